@@ -1,0 +1,55 @@
+"""Compiles the hot path from the same source that runs without a compiler.
+
+HEADGATE_REQUIRE_COMPILED=1  fail when it can't be compiled
+HEADGATE_DISABLE_COMPILED=1  do not compile, run the plain source
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+
+from setuptools import Extension, setup
+
+#: Every compiled module, as a path without its ending. `tests/house/test_compiled.py` holds this list to the files.
+COMPILED = (
+    "decision",
+    "clock",
+    "verbs",
+    "algorithms/limit",
+    "algorithms/claim",
+    "algorithms/all_of",
+    "algorithms/token_bucket",
+    "algorithms/leaky_bucket",
+    "algorithms/leaky_queue",
+    "algorithms/fixed_window",
+    "algorithms/sliding_log",
+    "algorithms/sliding_counter",
+    "stores/contract",
+    "stores/table",
+    "stores/memory",
+)
+REQUIRED = os.environ.get("HEADGATE_REQUIRE_COMPILED") == "1"
+DISABLED = os.environ.get("HEADGATE_DISABLE_COMPILED") == "1"
+
+
+def extensions() -> list[Extension]:
+    if REQUIRED and DISABLED:
+        raise SystemExit("HEADGATE_REQUIRE_COMPILED and HEADGATE_DISABLE_COMPILED can't both be set: unset one")
+    if DISABLED or (platform.python_implementation() != "CPython" and not REQUIRED):
+        return []
+    from Cython.Build import cythonize
+
+    found = []
+    for module in COMPILED:
+        source = f"src/headgate/{module}.pyx"
+        if not os.path.exists(source):
+            source = f"src/headgate/{module}.py"
+        name = "headgate." + module.replace("/", ".")
+        flags = [] if os.name == "nt" else ["-O3", "-fno-semantic-interposition", "-Wno-array-bounds"]
+        found.append(Extension(name, [source], extra_compile_args=flags, optional=not REQUIRED))
+    directives = {"language_level": 3, "cdivision": True, "boundscheck": False, "wraparound": False, "binding": True}
+    return list(cythonize(found, compiler_directives=directives, include_path=["src"], build_dir="build/cython"))
+
+
+setup(ext_modules=extensions())

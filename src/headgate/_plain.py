@@ -1,0 +1,29 @@
+"""What `cython` means where Cython is not installed: the source runs as it is, and every marker does nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+compiled = False
+longlong = ulonglong = Py_ssize_t = Py_hash_t = int
+void = None
+bint = bool
+p_longlong = Any
+
+
+def _as_it_is(thing: T) -> T:
+    return thing
+
+
+cfunc = ccall = cclass = final = nogil = inline = no_gc = _as_it_is
+
+
+def exceptval(*_args: object, **_options: object) -> Callable[[T], T]:
+    return _as_it_is
+
+
+def cast(_kind: object, value: T) -> T:
+    return value

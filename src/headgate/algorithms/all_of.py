@@ -1,0 +1,132 @@
+"""Several limits together: all are charged at one instant, or none is.
+
+One pass asks every rule for its own earliest start; the common start is the latest of them. When it is not now, a
+second pass charges every rule at it. A rule that fits at some moment fits at every later one (nothing else being
+charged), so the second pass can't fail. Everything is arithmetic: whoever holds the states loads them into the claims
+before, and stores what the claims hold after.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+try:
+    import cython
+except ModuleNotFoundError:  # pragma: no cover
+    from headgate import _plain as cython
+
+if cython.compiled:
+    from cython.cimports.headgate.algorithms.claim import Claim
+    from cython.cimports.headgate.algorithms.limit import Limit
+    from cython.cimports.headgate.algorithms.verdict import MAX_WAIT
+else:
+    from .claim import Claim
+    from .limit import Limit
+    from .verdict import MAX_WAIT
+
+from ..decision import Decision, Decisions
+
+
+@cython.cfunc
+@cython.exceptval(check=False)
+def ask(claim: Claim, now_us: cython.longlong, at_us: cython.longlong, max_wait_us: cython.longlong) -> cython.void:
+    """Asks one rule, between microseconds outside and its ticks inside; the answer is left in the claim."""
+    limit: Limit = claim.named.limit
+    tick: cython.longlong = limit.tick
+    now: cython.longlong = now_us // tick
+    patience: cython.longlong = (now_us + max_wait_us) // tick - now
+    answer = limit.rule(limit, claim.a, claim.b, claim.c, now, at_us // tick, claim.cost, patience)
+    claim.new_a = answer[0]
+    claim.new_b = answer[1]
+    claim.new_c = answer[2]
+    claim.start = answer[3]
+    claim.retry = answer[4] * tick if answer[4] > now else now_us
+    claim.remaining = answer[5]
+    claim.reset = answer[6] * tick if answer[6] > now else now_us
+    if claim.cost == 0:  # nothing asked for, nothing refused
+        claim.start = at_us
+        claim.retry = now_us
+    elif claim.start >= 0:
+        claim.start = claim.start * tick if claim.start > now else now_us
+
+
+@cython.cfunc
+@cython.exceptval(check=False)
+def look(claim: Claim, now_us: cython.longlong) -> cython.void:
+    """Leaves in the claim what is there now, nothing being taken."""
+    limit: Limit = claim.named.limit
+    tick: cython.longlong = limit.tick
+    now: cython.longlong = now_us // tick
+    answer = limit.rule(limit, claim.a, claim.b, claim.c, now, now, 0, 0)
+    claim.remaining = answer[5]
+    claim.reset = answer[6] * tick if answer[6] > now else now_us
+
+
+@cython.cfunc
+@cython.exceptval(check=False)
+def decide(claims: list, now_us: cython.longlong, max_wait_us: cython.longlong) -> cython.longlong:  # type: ignore[type-arg]
+    """The common start in microseconds, or REFUSED or NEVER. When granted, the claims hold the states to be stored."""
+    start_us: cython.longlong = now_us
+    worst: cython.longlong = 0
+    i: cython.Py_ssize_t
+    claim: Claim
+    for i in range(len(claims)):
+        claim = claims[i]
+        if not claim.named.limit.reserves:  # one that can't reserve makes all of them answer for now
+            max_wait_us = 0
+    for i in range(len(claims)):
+        claim = claims[i]
+        ask(claim, now_us, now_us, max_wait_us)
+        if claim.start < worst:
+            worst = claim.start
+        elif claim.start > start_us:
+            start_us = claim.start
+    if worst < 0:
+        return worst
+    if start_us > now_us:
+        for i in range(len(claims)):
+            claim = claims[i]
+            ask(claim, now_us, start_us, MAX_WAIT)
+    return start_us
+
+
+def alone(claim: Claim, now_us: cython.longlong) -> Decision:
+    """The answer of one limit."""
+    allowed = claim.start >= 0
+    retry: cython.longlong = 0 if allowed else (claim.retry - now_us if claim.start == -1 else -1)
+    wait: cython.longlong = claim.start - now_us if allowed else 0
+    limit: Limit = claim.named.limit
+    return Decision(
+        allowed, limit.capacity, claim.remaining, retry, claim.reset - now_us, wait, now_us + wait, claim.named.name
+    )
+
+
+def together(claims: list, now_us: cython.longlong, start_us: cython.longlong, stored: cython.bint) -> Decision:  # type: ignore[type-arg]
+    """One Decision for all: refused, the limit with the longest retry speaks; allowed, the one closest to its end."""
+    claim: Claim
+    if start_us < 0 or not stored:
+        for claim in claims:
+            look(claim, now_us)
+    parts = [alone(claim, now_us) for claim in claims]
+    if len(parts) == 1:
+        return parts[0]
+    allowed = start_us >= 0
+    speaker = parts[0]
+    for part in parts[1:]:
+        if allowed:
+            if part.remaining * speaker.limit < speaker.remaining * part.limit:
+                speaker = part
+        elif speaker.retry_us >= 0 and (part.retry_us < 0 or part.retry_us > speaker.retry_us):
+            speaker = part
+    wait: cython.longlong = start_us - now_us if allowed else 0
+    fields: Any = (
+        allowed,
+        speaker.limit,
+        speaker.remaining,
+        speaker.retry_us,
+        speaker.reset_us,
+        wait,
+        now_us + wait,
+        speaker.name,
+    )
+    return Decisions(parts, *fields)

@@ -1,0 +1,67 @@
+"""What goes in at the waist: a Claim is a limit under its name, a key, and a cost."""
+
+from __future__ import annotations
+
+from typing import Any
+
+try:
+    import cython
+except ModuleNotFoundError:  # pragma: no cover
+    from headgate import _plain as cython
+
+if cython.compiled:
+    from cython.cimports.headgate.algorithms.limit import Limit
+else:
+    from .limit import Limit
+
+
+@cython.cclass
+class NamedLimit:
+    """A limit under a name. State belongs to (limiter, name, algorithm) and a key; the rate may change under it."""
+
+    __slots__ = ("identity", "limit", "limiter", "name", "place")
+
+    def __init__(self, limiter: Any, name: Any, limit: Limit) -> None:
+        self.limiter = limiter
+        self.name = name
+        self.limit = limit
+        self.identity = (limiter, name, type(limit).kind)
+        self.place = None
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, NamedLimit):
+            return self.identity == other.identity and self.limit == other.limit
+        return NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(self.identity)
+
+    def __repr__(self) -> str:
+        return f"NamedLimit({self.limiter!r}, {self.name!r}, {self.limit!r})"
+
+    def __reduce__(self) -> Any:
+        return NamedLimit, (self.limiter, self.name, self.limit)
+
+
+@cython.cclass
+class Claim:
+    """`cost` of `limit` for `key`. `charged` is the whole charge when only a part of it is given back."""
+
+    # The rest is scratch for one decision: the state as it was read, as it is to be written, where; and the answer.
+    # fmt: off
+    __slots__ = ("a", "b", "c", "charged", "cost", "key", "named", "new_a", "new_b", "new_c", "remaining", "reset", "retry",
+                 "spot", "start")
+    # fmt: on
+
+    def __init__(self, limit: NamedLimit, key: Any, cost: int = 1, charged: int = -1) -> None:
+        self.named = limit
+        self.key = key
+        self.cost = cost
+        self.charged = cost if charged < 0 else charged
+
+    @property
+    def limit(self) -> NamedLimit:
+        return self.named
+
+    def __repr__(self) -> str:
+        return f"Claim({self.named!r}, {self.key!r}, {self.cost})"

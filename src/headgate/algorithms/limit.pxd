@@ -1,0 +1,15 @@
+# The C face of limit.py: a rule is two function pointers on a frozen set of integers.
+ctypedef (long long, long long, long long) State
+ctypedef (long long, long long, long long, long long, long long, long long, long long) Answer
+ctypedef Answer (*Decide)(Limit, long long, long long, long long, long long, long long, long long, long long) noexcept nogil
+ctypedef State (*GiveBack)(Limit, long long, long long, long long, long long, long long, long long, long long) noexcept nogil
+
+cdef class Limit:
+    cdef readonly long long count, period, capacity, tick, window, gain, unit, full, horizon, drained, initial, ramp
+    cdef readonly bint reserves, logs, refunds, aligned, bounded
+    cdef readonly str text
+    cdef readonly object rate
+    cdef Decide rule
+    cdef GiveBack undo
+    cdef State unseen(self, long long birth_us) noexcept nogil
+    cpdef tuple convert(self, Limit old, tuple state, long long now_us)

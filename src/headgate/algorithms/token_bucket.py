@@ -1,0 +1,183 @@
+"""Token bucket: an allowance that fills up at a steady rate and may be spent in bursts.
+
+    taken(now) = max(0, taken(at) − gain · (now − at))        lazy refill: computed when somebody asks, never by a timer
+    a cost fits when  taken + cost · unit ≤ full              unit: one token, full: burst tokens, gain: refill per tick
+
+State: (at, taken, gap). `taken` is what is missing from a full bucket; a reservation into the future makes it larger
+than full, and the debt is paid by time. `gap` is what the newest charge had to leave idle to stand at a later, common
+start; it comes back when that charge is cancelled. Refill first, then take. Worst case in any interval T: burst + rate · T.
+
+Rejected: counting tokens upwards with a float (fractions are lost or invented), and moving `at` into the future for a
+reservation (then a clock that went back looks like a reservation and locks the key out).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+try:
+    import cython
+except ModuleNotFoundError:  # pragma: no cover
+    from headgate import _plain as cython
+
+from ..errors import InvalidLimit
+from ..rate import Duration, whole
+
+if cython.compiled:
+    from cython.cimports.headgate.algorithms.limit import Answer, Limit, State
+    from cython.cimports.headgate.algorithms.verdict import NEVER, REFUSED, TOP
+else:
+    from .limit import Limit
+    from .verdict import NEVER, REFUSED, TOP
+
+    Answer = State = tuple
+
+from .limit import option, read, scale, seal
+
+
+@cython.cfunc
+@cython.nogil
+@cython.exceptval(check=False)
+def decide(
+    limit: Limit,
+    at: cython.longlong,
+    taken: cython.longlong,
+    gap: cython.longlong,
+    now: cython.longlong,
+    not_before: cython.longlong,
+    cost: cython.longlong,
+    max_wait: cython.longlong,
+) -> Answer:
+    level: cython.longlong = taken
+    elapsed: cython.longlong = now - at
+    if elapsed >= limit.drained:
+        level = 0
+    elif elapsed > 0:
+        level = taken - elapsed * limit.gain
+        if level < 0:
+            level = 0
+    verdict: cython.longlong = REFUSED
+    retry: cython.longlong = now
+    if cost > limit.capacity:
+        verdict = NEVER
+    else:
+        need: cython.longlong = cost * limit.unit
+        wait: cython.longlong = 0
+        if level + need > limit.full:
+            wait = (level + need - limit.full + limit.gain - 1) // limit.gain
+        if not_before - now > wait:
+            wait = not_before - now
+        if max_wait > limit.horizon:
+            max_wait = limit.horizon
+        if wait <= max_wait:
+            gap = 0
+            if wait > 0 and wait * limit.gain > level:  # at its start the bucket is full
+                gap = wait * limit.gain - level
+                level = wait * limit.gain
+            level += need
+            return (
+                now if elapsed > 0 else at,
+                level,
+                gap,
+                now + wait,
+                now,
+                (limit.full - level) // limit.unit if level < limit.full else 0,
+                now + (level + limit.gain - 1) // limit.gain,
+            )
+        retry = now + wait - max_wait
+    return (
+        at,
+        taken,
+        gap,
+        verdict,
+        retry,
+        (limit.full - level) // limit.unit if level < limit.full else 0,
+        now + (level + limit.gain - 1) // limit.gain,
+    )
+
+
+@cython.cfunc
+@cython.nogil
+@cython.exceptval(check=False)
+def give_back(
+    limit: Limit,
+    at: cython.longlong,
+    taken: cython.longlong,
+    gap: cython.longlong,
+    now: cython.longlong,
+    cost: cython.longlong,
+    charged: cython.longlong,
+    charged_at: cython.longlong,
+) -> State:
+    elapsed: cython.longlong = now - at
+    if elapsed >= limit.drained:
+        taken = 0
+    elif elapsed > 0:
+        taken -= elapsed * limit.gain
+        if taken < 0:
+            taken = 0
+    if elapsed > 0:
+        at = now
+    if cost < 0:  # settled above its estimate: into debt
+        if -cost > (TOP - taken) // limit.unit:
+            return (at, TOP - (TOP - taken) % limit.unit, gap)
+        return (at, taken - cost * limit.unit, gap)
+    if cost > limit.capacity:
+        cost = limit.capacity
+    back: cython.longlong = cost * limit.unit
+    ahead: cython.longlong = charged_at - now
+    if ahead < 0:
+        ahead = 0
+    if ahead <= limit.horizon:
+        # Go's CancelAt: what others reserved behind this charge stays where it is.
+        behind: cython.longlong = taken - ahead * limit.gain - limit.full
+        if behind > 0:
+            back = back - behind if back > behind else 0
+        elif ahead > 0 and cost == charged and taken - ahead * limit.gain == back:
+            back += gap
+    return (at, taken - back if taken > back else 0, 0 if back else gap)
+
+
+@cython.cclass
+class TokenBucket(Limit):
+    """`TokenBucket("5/s burst 10")`: up to `burst` at once, `rate` in the long run.
+
+    `initial` is what every key holds when the limiter is born; default: `burst`, which defaults to the rate's count.
+    """
+
+    __slots__ = ()
+    kind = "token bucket"
+
+    def __init__(self, rate: Any, burst: Any = None, initial: Any = None, *, per: Duration | None = None) -> None:
+        given = read(self, rate, per, ("burst", "initial"))
+        burst = option("burst", burst, given, rate)
+        self.capacity = whole(self.count if burst is None else burst, "burst", rate)
+        initial = option("initial", initial, given, rate)
+        self.initial = self.capacity if initial is None else whole(initial, "initial", rate, least=0)
+        if self.initial > self.capacity:
+            raise InvalidLimit(f"{rate!r}: initial {self.initial} is more than burst {self.capacity}; write at most the burst")
+        scale(self, self.capacity)
+        self.ramp = -((self.initial * self.unit - self.full) // self.gain) if self.initial < self.capacity else 0
+        self.rule = decide
+        self.undo = give_back
+        words = f"{self.kind} {self.rate} burst {self.capacity}"
+        seal(self, words if self.initial == self.capacity else f"{words} initial {self.initial}")
+
+    @property
+    def burst(self) -> int:
+        return self.capacity
+
+    @cython.ccall
+    def convert(self, old: Limit, state: tuple, now_us: cython.longlong) -> tuple:  # type: ignore[type-arg]
+        return convert_level(self, old, state, now_us)
+
+
+GCRA = TokenBucket
+
+
+def convert_level(new: Limit, old: Limit, state: Any, now_us: int) -> Any:
+    """The same tokens missing, in the new units; what was reserved ahead stays, what exceeds the new size is clamped."""
+    at, taken, gap = old.undo(old, state[0], state[1], state[2], now_us // old.tick, 0, 0, 0)
+    ahead = max(0, taken - old.full) * new.unit // old.unit
+    missing = -(-min(taken, old.full) * new.unit // old.unit)
+    return (at * old.tick // new.tick, min(TOP, min(missing, new.full) + ahead), 0)

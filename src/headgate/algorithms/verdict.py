@@ -1,0 +1,13 @@
+"""The two answers that are no start: REFUSED (not yet) and NEVER (not ever); and the edge of exact integers.
+
+`verdict.pxd` says the same to the C compiler; a test holds the two equal.
+"""
+
+REFUSED = -1
+NEVER = -2
+#: `charged_at` when a refund does not say when the charge was made.
+UNKNOWN = -1
+#: Every number of a rule stays at or below this, so that Lua's doubles agree bit for bit.
+TOP = 9007199254740991
+#: The longest wait that can be asked for, in microseconds: 142 years.
+MAX_WAIT = 4503599627370496

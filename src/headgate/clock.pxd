@@ -1,0 +1,2 @@
+cdef class SystemClock:
+    cdef readonly long long offset_us

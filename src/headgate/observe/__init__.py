@@ -1,0 +1,5 @@
+"""What happened: events, and those who listen."""
+
+from .events import Event, Publisher
+
+__all__ = ["Event", "Publisher"]

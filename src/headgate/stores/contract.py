@@ -1,0 +1,93 @@
+"""The store contract: where state lives, and who makes read, decide, write one step.
+
+A store takes claims and gives Decisions. It never contains a rule (it asks `claim.limit.limit`), it owns the clock, and it
+either charges every claim of a decision or none. Sync and async are two faces of one object: a store that answers
+without waiting (`local`) has its async face for free.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+try:
+    import cython
+except ModuleNotFoundError:  # pragma: no cover
+    from headgate import _plain as cython
+
+from ..algorithms.claim import Claim, NamedLimit
+from ..decision import Decision
+
+
+@cython.cclass
+class Store:
+    """The base of every store. `headgate.testing.StoreContract` holds any of them to the laws.
+
+    Times are integer microseconds. `max_wait_us` None means: wait without bound. `charged_at` is the `start_us` of the
+    Decision that made a charge, or −1 when nobody knows.
+    """
+
+    #: True when a decision never waits for anything outside this process.
+    local = False
+
+    @property
+    def clock(self) -> Any:
+        raise NotImplementedError
+
+    def decide(self, claims: Sequence[Claim], max_wait_us: int | None = 0, commit: bool | int = True) -> Decision:
+        """Charges all claims at their earliest common start if that is within `max_wait_us`, or none."""
+        raise NotImplementedError
+
+    def decide_many(self, asks: Sequence[Sequence[Claim]], max_wait_us: int | None = 0) -> list[Decision]:
+        """Several decisions at one moment, in order, each on its own."""
+        raise NotImplementedError
+
+    def give_back(self, claims: Sequence[Claim], charged_at: int = -1) -> None:
+        """Takes the claims' cost away from where it was charged; a negative cost charges more, whatever the level."""
+        raise NotImplementedError
+
+    def reset(self, claims: Sequence[Claim]) -> None:
+        """Forgets the claims' keys."""
+        raise NotImplementedError
+
+    def items(self, limit: NamedLimit) -> Iterable[tuple[str, Any]]:
+        """(key, state) of every key that a limit knows, for dashboards and hand-over."""
+        raise NotImplementedError
+
+    def load(self, limit: NamedLimit, items: Iterable[tuple[str, Any]]) -> None:
+        """Takes over what `items` gave."""
+        raise NotImplementedError
+
+    def can_reserve(self, limit: NamedLimit) -> bool:
+        """Whether a claim on this limit can be charged at a later start."""
+        return limit.limit.reserves
+
+    def close(self) -> None:
+        """Lets go of connections and memory; a closed store is not used again."""
+
+    async def adecide(self, claims: Sequence[Claim], max_wait_us: int | None = 0, commit: bool | int = True) -> Decision:
+        return self.decide(claims, max_wait_us, commit)
+
+    async def adecide_many(self, asks: Sequence[Sequence[Claim]], max_wait_us: int | None = 0) -> list[Decision]:
+        return self.decide_many(asks, max_wait_us)
+
+    async def agive_back(self, claims: Sequence[Claim], charged_at: int = -1) -> None:
+        self.give_back(claims, charged_at)
+
+    async def areset(self, claims: Sequence[Claim]) -> None:
+        self.reset(claims)
+
+    async def aclose(self) -> None:
+        self.close()
+
+    def __enter__(self) -> Any:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    async def __aenter__(self) -> Any:
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.aclose()

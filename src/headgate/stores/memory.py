@@ -1,0 +1,480 @@
+"""MemoryStore: the state in this process, exact, bounded, without a thread of its own.
+
+Atomic by construction. Compiled, a decision runs from reading the cell to writing it without allocating, calling Python
+or dropping a reference, so nothing can come in between under the interpreter's lock. Plain, a re-entrant lock keeps
+other threads out, and a stamp tells when a finaliser that ran meanwhile decided something itself; then it is done again.
+
+Memory is bounded without forgiving. A key whose state is what an unseen key would have is forgotten, a few keys looked
+at per call. When the store is full of active keys, a stranger is decided on one of 1024 shared cells, and goes on being
+decided there until that cell is as new: a flood of fresh keys can't wash an exhausted one out.
+
+Time never runs backwards in here: when a clock does, the store carries on from the last moment it saw.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+try:
+    import cython
+except ModuleNotFoundError:  # pragma: no cover
+    from headgate import _plain as cython
+
+if cython.compiled:
+    from cython.cimports.headgate.algorithms import all_of, sliding_log
+    from cython.cimports.headgate.algorithms.claim import Claim, NamedLimit
+    from cython.cimports.headgate.algorithms.limit import Limit
+    from cython.cimports.headgate.algorithms.verdict import MAX_WAIT
+    from cython.cimports.headgate.clock import SystemClock
+    from cython.cimports.headgate.decision import Decision
+    from cython.cimports.headgate.monotonic import monotonic_us
+    from cython.cimports.headgate.stores.contract import Store
+    from cython.cimports.headgate.stores.table import Room, Table
+else:
+    from ..algorithms import all_of, sliding_log
+    from ..algorithms.claim import Claim, NamedLimit
+    from ..algorithms.limit import Limit
+    from ..algorithms.verdict import MAX_WAIT
+    from ..clock import SystemClock, monotonic_us
+    from ..decision import Decision
+    from .contract import Store
+    from .table import Room, Table
+
+    CellPointer = Any
+
+from ..algorithms.all_of import together
+from ..clock import SYSTEM, Clock
+from ..errors import ConfigurationError
+
+_stores: Any = weakref.WeakSet()
+
+
+@cython.cclass
+class Place:
+    """Where one limit lives in this store: its table, and the number of its units there."""
+
+    __slots__ = ("limit", "name", "store", "table", "unit")
+
+    def __init__(self, store: MemoryStore, table: Table, named: NamedLimit) -> None:
+        self.store = store
+        self.table = table
+        self.limit = named.limit
+        self.unit = table.unit_of(named.limit)
+        self.name = named.name
+
+
+@cython.cclass
+class MemoryStore(Store):
+    """The default store. `max_keys` bounds it; `clock` is for tests."""
+
+    local = True
+
+    def __init__(self, max_keys: int = 1_000_000, clock: Clock | None = None) -> None:
+        if isinstance(max_keys, bool) or not isinstance(max_keys, int) or max_keys < 1:
+            raise ConfigurationError(f"max_keys must be a whole number of keys, at least 1, not {max_keys!r}")
+        self._clock = SYSTEM if clock is None else clock
+        self.system = self._clock if isinstance(self._clock, SystemClock) else None
+        self.room = Room(max_keys)
+        self.last_us = 0
+        self.shift_us = 0
+        self.calls = 0
+        self.stamp = 0
+        self._tables = {}
+        self._lock = threading.RLock()
+        if not cython.compiled:
+            _stores.add(self)
+
+    # Time ------------------------------------------------------------------------------------------------------
+
+    @property
+    def clock(self) -> Any:
+        return self._clock
+
+    @cython.cfunc
+    def now(self) -> cython.longlong:
+        """The clock, read once per decision; a clock that went back is carried on from where it was."""
+        if self.system is not None:
+            return monotonic_us() + self.system.offset_us
+        now_us: cython.longlong = self._clock.now_us() + self.shift_us
+        if now_us < self.last_us:
+            self.shift_us += self.last_us - now_us
+            now_us = self.last_us
+        self.last_us = now_us
+        return now_us
+
+    def now_us(self) -> int:
+        """This store's time."""
+        return self.now()
+
+    # Places ----------------------------------------------------------------------------------------------------
+
+    @cython.cfunc
+    def place_of(self, named: NamedLimit) -> Place:
+        place = named.place
+        if isinstance(place, Place) and place.store is self:
+            return place
+        place = self.place(named)
+        named.place = place
+        return place
+
+    def place(self, named: NamedLimit) -> Place:
+        """The place of a limit in this store, made when it is first named."""
+        with self._lock:
+            table = self._tables.get(named.identity)
+            if table is None:
+                table = Table(self.room, self.now(), named.limit.logs)
+                self._tables[named.identity] = table
+            return Place(self, table, named)
+
+    @cython.cfunc
+    def locate(self, place: Place, key: str, now_us: cython.longlong, needed: cython.longlong) -> CellPointer:
+        """The key's cell, in this limit's units; none when it would be a new one."""
+        while True:
+            cell = self.find(place, key, now_us, needed)
+            if not cell:
+                return cell
+            if cell.unit == place.unit:
+                if place.table.overflow and place.table.is_shared(cell):
+                    self.room.shared += 1
+                return cell
+            if place.table.logs:
+                cell.unit = place.unit
+                return cell
+            # Written under another rate of this name. Converting runs Python, so look again before writing.
+            unit = cell.unit
+            state = (cell.a, cell.b, cell.c)
+            fresh = place.limit.convert(place.table.units[unit - 1], state, now_us)
+            a: cython.longlong = fresh[0]
+            b: cython.longlong = fresh[1]
+            c: cython.longlong = fresh[2]
+            x: cython.longlong = state[0]
+            y: cython.longlong = state[1]
+            z: cython.longlong = state[2]
+            cell = self.find(place, key, now_us, needed)
+            if not cell:
+                continue
+            if cell.unit == unit and cell.a == x and cell.b == y and cell.c == z:
+                cell.a = a
+                cell.b = b
+                cell.c = c
+                cell.unit = place.unit
+                self.stamp += 1
+
+    @cython.cfunc
+    def find(self, place: Place, key: str, now_us: cython.longlong, needed: cython.longlong) -> CellPointer:
+        """The key's cell, or a shared one for a stranger to a full store, or none."""
+        table: Table = place.table
+        cell = table.find(key)
+        if cell:
+            return cell
+        if table.overflow:
+            cell = table.stranger(key)
+            if cell.unit and not table.is_new(cell, now_us):
+                return cell
+        if self.room.live + needed <= self.room.max_keys:
+            return table.find(key)
+        table.sweep(16, now_us)
+        if self.room.live + needed <= self.room.max_keys:
+            return table.find(key)
+        cell = table.stranger(key)
+        if not cell:
+            raise MemoryError
+        if cell.unit == 0 or table.is_new(cell, now_us):
+            first = place.limit.unseen(table.birth_us)
+            if not table.logs:
+                cell.a = first[0]
+                cell.b = first[1]
+                cell.c = first[2]
+            cell.unit = place.unit
+        return cell
+
+    @cython.cfunc
+    def put(self, place: Place, key: str, a: cython.longlong, b: cython.longlong, c: cython.longlong, now_us: cython.longlong) -> cython.int:
+        """Stores what a rule answered: three integers, or one more entry of a log."""
+        table: Table = place.table
+        cell = self.find(place, key, now_us, 1)
+        if not cell:
+            cell = table.insert(key, now_us)
+            if not cell:
+                raise MemoryError
+            cell.unit = place.unit
+        self.stamp += 1
+        if not table.logs:
+            cell.a = a
+            cell.b = b
+            cell.c = c
+        elif b > 0:
+            if not table.make_room(cell, now_us - place.limit.window):
+                raise MemoryError
+            if cython.compiled:
+                sliding_log.add(cython.cast(cython.p_longlong, cell.c), a, b)
+            else:
+                sliding_log.add(cell.c, a, b)
+        return 0
+
+    # Deciding --------------------------------------------------------------------------------------------------
+
+    @cython.cfunc
+    def decide_one(
+        self,
+        place: Place,
+        key: str,
+        cost: cython.longlong,
+        max_wait_us: cython.longlong,
+        commit: cython.bint,
+        now_us: cython.longlong,
+    ) -> Decision:
+        """One limit, one key: the hot path. Everything is allocated before the cell is found."""
+        decision: Decision = Decision.__new__(Decision)
+        limit: Limit = place.limit
+        table: Table = place.table
+        tick: cython.longlong = limit.tick
+        now: cython.longlong = now_us if tick == 1 else now_us // tick
+        patience: cython.longlong = 0
+        if max_wait_us > 0 and limit.reserves:
+            patience = (now_us + max_wait_us) // tick - now
+        while True:
+            if not cython.compiled:
+                stamp = self.stamp
+            cell = table.find(key)
+            if not cell or cell.unit != place.unit:
+                cell = self.locate(place, key, now_us, 1)
+            if cell:
+                answer = limit.rule(limit, cell.a, cell.b, cell.c, now, now, cost, patience)
+            else:
+                first = limit.unseen(table.birth_us)
+                answer = limit.rule(limit, first[0], first[1], first[2], now, now, cost, patience)
+            if cython.compiled or stamp == self.stamp:
+                break
+        if answer[3] >= 0 and commit and cost > 0:
+            if cell and not table.logs:
+                cell.a = answer[0]
+                cell.b = answer[1]
+                cell.c = answer[2]
+                if not cython.compiled:
+                    self.stamp += 1
+            else:
+                self.put(place, key, answer[0], answer[1], answer[2], now_us)
+        elif not commit or cost == 0:
+            return self.glance(place, key, cost, answer[3], answer[4], now_us)
+        decision.name = place.name
+        decision.limit = limit.capacity
+        decision.remaining = answer[5]
+        decision.reset_us = answer[6] * tick - now_us if answer[6] > now else 0
+        decision.retry_us = 0
+        decision.wait_us = 0
+        decision.start_us = now_us
+        decision.allowed = answer[3] >= 0
+        if answer[3] > now:
+            decision.start_us = answer[3] * tick
+            decision.wait_us = decision.start_us - now_us
+        elif answer[3] < 0:
+            decision.retry_us = answer[4] * tick - now_us if answer[3] == -1 else -1
+        self.calls += 1
+        if self.calls & 63 == 0:
+            table.sweep(16, now_us)
+        return decision
+
+    @cython.cfunc
+    def glance(
+        self, place: Place, key: str, cost: cython.longlong, start: cython.longlong, retry: cython.longlong, now_us: cython.longlong
+    ) -> Decision:
+        """The answer to a peek: the verdict on a hit, beside what is there now."""
+        limit: Limit = place.limit
+        now: cython.longlong = now_us // limit.tick
+        cell = self.locate(place, key, now_us, 1)
+        if cell:
+            answer = limit.rule(limit, cell.a, cell.b, cell.c, now, now, 0, 0)
+        else:
+            first = limit.unseen(place.table.birth_us)
+            answer = limit.rule(limit, first[0], first[1], first[2], now, now, 0, 0)
+        allowed = start >= 0 or cost == 0
+        start_us: cython.longlong = start * limit.tick if start > now else now_us
+        return Decision(
+            allowed,
+            limit.capacity,
+            answer[5],
+            0 if allowed else (retry * limit.tick - now_us if start == -1 else -1),
+            answer[6] * limit.tick - now_us if answer[6] > now else 0,
+            start_us - now_us,
+            start_us,
+            place.name,
+        )
+
+    @cython.cfunc
+    def decide_all(self, claims: list, max_wait_us: cython.longlong, commit: cython.bint, now_us: cython.longlong) -> Decision:  # type: ignore[type-arg]
+        """Several limits: load, decide, store; nothing comes in between."""
+        i: cython.Py_ssize_t
+        claim: Claim
+        n: cython.Py_ssize_t = len(claims)
+        while True:
+            if not cython.compiled:
+                stamp = self.stamp
+            for i in range(n):
+                claim = claims[i]
+                place: Place = self.place_of(claim.named)
+                cell = self.locate(place, claim.key, now_us, n)
+                if cell:
+                    claim.a = cell.a
+                    claim.b = cell.b
+                    claim.c = cell.c
+                else:
+                    first = place.limit.unseen(place.table.birth_us)
+                    claim.a = first[0]
+                    claim.b = first[1]
+                    claim.c = first[2]
+            start_us: cython.longlong = all_of.decide(claims, now_us, max_wait_us)
+            if cython.compiled or stamp == self.stamp:
+                break
+        if start_us >= 0 and commit:
+            for i in range(n):
+                claim = claims[i]
+                if claim.cost > 0:
+                    self.put(self.place_of(claim.named), claim.key, claim.new_a, claim.new_b, claim.new_c, now_us)
+        return together(claims, now_us, start_us, commit)
+
+    def decide(self, claims: Sequence[Claim], max_wait_us: int | None = 0, commit: bool | int = True) -> Decision:
+        wait: cython.longlong = patience_us(max_wait_us)
+        asked = checked(claims)
+        if cython.compiled:
+            return self.decide_all(asked, wait, commit, self.now())
+        with self._lock:
+            return self.decide_all(asked, wait, bool(commit), self.now())
+
+    def decide_many(self, asks: Sequence[Sequence[Claim]], max_wait_us: int | None = 0) -> list[Decision]:
+        wait: cython.longlong = patience_us(max_wait_us)
+        asked = [checked(claims) for claims in asks]
+        with self._lock:
+            now_us: cython.longlong = self.now()
+            return [self.decide_all(claims, wait, True, now_us) for claims in asked]
+
+    # Giving back -----------------------------------------------------------------------------------------------
+
+    @cython.cfunc
+    def return_all(self, claims: list, charged_at: cython.longlong, now_us: cython.longlong) -> cython.int:  # type: ignore[type-arg]
+        claim: Claim
+        for claim in claims:
+            self.return_one(claim, charged_at, now_us)
+        return 0
+
+    @cython.cfunc
+    def return_one(self, claim: Claim, charged_at: cython.longlong, now_us: cython.longlong) -> cython.int:
+        place: Place = self.place_of(claim.named)
+        limit: Limit = place.limit
+        tick: cython.longlong = limit.tick
+        at: cython.longlong = charged_at // tick if charged_at >= 0 else -1
+        while True:
+            if not cython.compiled:
+                stamp = self.stamp
+            cell = self.locate(place, claim.key, now_us, 1)
+            if cell:
+                state = limit.undo(limit, cell.a, cell.b, cell.c, now_us // tick, claim.cost, claim.charged, at)
+            elif claim.cost >= 0:
+                return 0
+            else:
+                first = limit.unseen(place.table.birth_us)
+                state = limit.undo(limit, first[0], first[1], first[2], now_us // tick, claim.cost, claim.charged, at)
+            if cython.compiled or stamp == self.stamp:
+                break
+        return self.put(place, claim.key, state[0], state[1], state[2], now_us)
+
+    def give_back(self, claims: Sequence[Claim], charged_at: int = -1) -> None:
+        asked = list(claims)
+        with self._lock:
+            self.return_all(asked, charged_at, self.now())
+
+    def rebook(self, turns: Sequence[Any]) -> list[Decision | None]:
+        """Some leave a line and the others move up, in one step: each turn is (claims, charged_at, deadline_us, stays), in
+        order. All whose start is still to come give back, from the last to the first; those who stay ask again, in order.
+        Answers with their new Decisions, None for a turn that stays as it is."""
+        with self._lock:
+            now_us: cython.longlong = self.now()
+            for claims, charged_at, _, stays in reversed(turns):
+                if not stays or charged_at > now_us:
+                    self.return_all(list(claims), charged_at, now_us)
+            found: list[Decision | None] = []
+            for claims, charged_at, deadline_us, stays in turns:
+                if not stays or charged_at <= now_us:
+                    found.append(None)
+                else:
+                    left = None if deadline_us is None else max(0, deadline_us - now_us)
+                    found.append(self.decide_all(list(claims), patience_us(left), True, now_us))
+            return found
+
+    # Keeping house ---------------------------------------------------------------------------------------------
+
+    def reset(self, claims: Sequence[Claim]) -> None:
+        with self._lock:
+            for claim in claims:
+                self.place_of(claim.named).table.discard(claim.key)
+                self.stamp += 1
+
+    def items(self, limit: NamedLimit) -> Iterable[tuple[str, Any]]:
+        with self._lock:
+            place = self.place(limit)
+            now_us = self.now()
+            found = []
+            for key, unit, state in place.table.items():
+                if unit != place.unit and not limit.limit.logs:
+                    state = limit.limit.convert(place.table.units[unit - 1], state, now_us)
+                found.append((key, state))
+            return found
+
+    def load(self, limit: NamedLimit, items: Iterable[tuple[str, Any]]) -> None:
+        pairs = list(items)
+        with self._lock:
+            place: Place = self.place(limit)
+            now_us: cython.longlong = self.now()
+            for key, state in pairs:
+                if not limit.limit.logs:
+                    self.put(place, key, state[0], state[1], state[2], now_us)
+                    continue
+                for moment, cost in state[0]:
+                    self.put(place, key, moment, cost, 0, now_us)
+
+    def sweep(self, budget: int = 1_000_000) -> None:
+        """Forgets idle keys now, rather than a few at a time as calls come in."""
+        with self._lock:
+            now_us = self.now()
+            for table in self._tables.values():
+                table.tidy(budget, now_us)
+
+    def __len__(self) -> int:
+        return self.room.live
+
+    def close(self) -> None:
+        with self._lock:
+            for table in self._tables.values():
+                table.clear()
+
+    def _renew_lock(self) -> None:
+        self._lock = threading.RLock()
+
+
+def patience_us(max_wait_us: Any) -> int:
+    """A wait in microseconds: None is without bound."""
+    if max_wait_us is None or max_wait_us > MAX_WAIT:
+        return MAX_WAIT
+    return int(max_wait_us)
+
+
+def checked(claims: Any) -> Any:
+    """The claims of one decision; a limit may be asked once for a key."""
+    asked = list(claims)
+    if len(asked) > 1 and len({(claim.limit.identity, claim.key) for claim in asked}) < len(asked):
+        raise ConfigurationError("one decision names the same limit and key twice; name it once, with the whole cost")
+    return asked
+
+
+def _after_fork() -> None:
+    """A child starts with locks that nobody holds."""
+    for store in list(_stores):
+        store._renew_lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)

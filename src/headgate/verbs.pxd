@@ -1,0 +1,23 @@
+# The C face of verbs.py.
+from headgate.decision cimport Decision
+from headgate.stores.memory cimport MemoryStore, Place
+
+cdef object ONE
+cdef bint off
+
+cpdef long long checked_cost(object cost)
+cpdef str checked_key(object key)
+
+cdef class Verbs:
+    cdef readonly object store
+    cdef readonly dict limits
+    cdef readonly str name
+    cdef readonly tuple names, named
+    cdef readonly bint reserves
+    cdef public object _publisher
+    cdef MemoryStore memory
+    cdef Place place
+    cdef long long allowed_calls, refused_calls
+    cdef object __weakref__
+    cdef Decision ask(self, object key, object cost, long long max_wait_us, bint commit)
+    cdef Decision one(self, str key, object cost, long long max_wait_us, bint commit)

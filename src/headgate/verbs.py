@@ -1,0 +1,259 @@
+"""The verbs that never wait: hit, peek, hit_many, refund, reset. A limiter is claims built once, plus these calls.
+
+With one limit in memory a hit is three steps in C: read the clock, find the cell, ask the rule. Anything else (several limits,
+another store, a key per limit) becomes a list of claims for the store. Counters are C integers in here, so that no layer
+above has to count.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+try:
+    import cython
+except ModuleNotFoundError:  # pragma: no cover
+    from headgate import _plain as cython
+
+if cython.compiled:
+    from cython.cimports.headgate.decision import Decision
+    from cython.cimports.headgate.stores.memory import MemoryStore, Place
+else:
+    from .decision import Decision
+    from .stores.memory import MemoryStore, Place
+
+from .algorithms.claim import Claim, NamedLimit
+from .algorithms.limit import Limit, refuse_refund
+from .algorithms.verdict import MAX_WAIT
+from .errors import ConfigurationError, InvalidCost
+from .observe.events import ALLOWED, REFUSED, SHARED_CELL, Publisher
+from .stores.contract import Store
+
+Key = str | Mapping[str, str | None]
+Cost = int | Mapping[str, int]
+
+#: Whether this build runs compiled.
+COMPILED: bool = bool(cython.compiled)
+ONE = 1
+off = False
+#: Larger than any capacity: as good as infinite, and it still fits a C integer.
+HUGE = 4_000_000_000_000_000_000
+
+
+def switch(turn_off: bool | int) -> None:
+    """Turns limiting off (and on again) in the whole process; see `headgate.testing.unlimited`."""
+    global off
+    off = bool(turn_off)
+
+
+@cython.ccall
+def checked_cost(cost: Any) -> cython.longlong:
+    """A cost is an int ≥ 0; what is larger than any capacity is as good as infinite."""
+    if isinstance(cost, bool) or not isinstance(cost, int):
+        raise InvalidCost(f"cost must be a whole number ≥ 0, not {cost!r}; round it first")
+    if cost < 0:
+        raise InvalidCost(f"cost must be ≥ 0, not {cost}; use refund() to give back")
+    return HUGE if cost > HUGE else int(cost)
+
+
+@cython.ccall
+def checked_key(key: Any) -> str:
+    """A key is a str, any str."""
+    if isinstance(key, str):
+        return key if type(key) is str else str.__str__(key)
+    raise TypeError(f"a key must be a str, not {type(key).__name__}: {key!r}; pass str(…), or a mapping of limit names to keys")
+
+
+@cython.cclass
+class Verbs:
+    """What Limiter and AsyncLimiter share."""
+
+    # fmt: off
+    __slots__ = ("__weakref__", "_publisher", "allowed_calls", "limits", "memory", "name", "named", "names", "place",
+                 "refused_calls", "reserves", "store")
+    # fmt: on
+
+    def __init__(self, limits: Mapping[str, Limit], store: Store, name: str | None) -> None:
+        self.limits = dict(limits)
+        self.name = name if name is not None else "; ".join(str(limit) for limit in limits.values())
+        self.names = tuple(limits)
+        self.named = tuple([NamedLimit(self.name, key, limit) for key, limit in limits.items()])
+        self.store = store
+        self.memory = store if isinstance(store, MemoryStore) else None
+        self.place = None
+        if self.memory is not None and len(self.named) == 1:
+            self.place = self.memory.place(self.named[0])
+        self.reserves = not [named for named in self.named if not store.can_reserve(named)]
+        self._publisher = None
+        self.allowed_calls = self.refused_calls = 0
+
+    @property
+    def events(self) -> Publisher:
+        """Where to listen: `limiter.events.on("refused", listener)`."""
+        if self._publisher is None:
+            self._publisher = Publisher()
+        publisher: Publisher = self._publisher
+        return publisher
+
+    # Claims ----------------------------------------------------------------------------------------------------
+
+    def claims(self, key: Any, cost: Any = 1) -> list[Claim]:
+        """The claims of one call: a plain key goes to every limit, a mapping names every limit (None skips one)."""
+        costs = self._costs(cost)
+        if not isinstance(key, Mapping):
+            plain = checked_key(key)
+            return [Claim(named, plain, one) for named, one in zip(self.named, costs, strict=True)]
+        if set(key) != set(self.names):
+            raise ConfigurationError(
+                f"the keys must name every limit of {self.name!r} ({', '.join(self.names)}), not {', '.join(map(str, key))}; "
+                "None skips one"
+            )
+        return [
+            Claim(named, checked_key(key[named.name]), one)
+            for named, one in zip(self.named, costs, strict=True)
+            if key[named.name] is not None
+        ]
+
+    def _costs(self, cost: Any) -> list[int]:
+        if not isinstance(cost, Mapping):
+            return [checked_cost(cost)] * len(self.named)
+        for name in cost:
+            if name not in self.limits:
+                raise ConfigurationError(f"cost names {name!r}, which is no limit of {self.name!r}; it has {', '.join(self.names)}")
+        return [checked_cost(cost.get(name, 1)) for name in self.names]
+
+    # Deciding --------------------------------------------------------------------------------------------------
+
+    @cython.cfunc
+    def one(self, key: str, cost: Any, max_wait_us: cython.longlong, commit: cython.bint) -> Decision:
+        """One limit in memory, a plain key."""
+        units: cython.longlong = 1
+        if cost is not ONE:
+            units = self._costs(cost)[0] if isinstance(cost, Mapping) else checked_cost(cost)
+        memory: MemoryStore = self.memory
+        if cython.compiled:
+            return memory.decide_one(self.place, key, units, max_wait_us, commit, memory.now())
+        with memory._lock:
+            return memory.decide_one(self.place, key, units, max_wait_us, commit, memory.now())
+
+    @cython.cfunc
+    def ask(self, key: Any, cost: Any, max_wait_us: cython.longlong, commit: cython.bint) -> Decision:
+        """Any store, any number of limits."""
+        if self.place is not None and isinstance(key, str) and not off:
+            return self.one(checked_key(key), cost, max_wait_us, commit)
+        claims = self.claims(key, cost)
+        if off or not claims:
+            return self.free()
+        return self.store.decide(claims, None if max_wait_us >= MAX_WAIT else max_wait_us, commit)  # type: ignore[no-any-return]
+
+    def free(self) -> Decision:
+        """The answer when nothing limits: every limit skipped, or limiting turned off."""
+        least = min(self.limits.values(), key=lambda limit: limit.capacity)
+        return Decision(True, least.capacity, least.capacity, 0, 0, 0, 0, self.names[0])
+
+    def decide(self, key: Key, cost: Cost = 1, max_wait_us: int = 0) -> Decision:
+        """A hit that may start later, within `max_wait_us`. Counted and told by whoever waits."""
+        return self.ask(key, cost, max_wait_us, True)
+
+    def count(self, decision: Decision, key: Any, cost: Any) -> Decision:
+        """Counts a decision, and tells it when somebody listens."""
+        if decision.allowed:
+            self.allowed_calls += 1
+        else:
+            self.refused_calls += 1
+        if self._publisher is not None:
+            self._publisher.publish(ALLOWED if decision.allowed else REFUSED, self.name, key, cost, decision)
+        return decision
+
+    def hit(self, key: Key, cost: Cost = 1) -> Decision:
+        """Takes `cost` now, or says when to come back. Never blocks."""
+        decision: Decision
+        if self._publisher is not None:
+            return self.hit_aloud(key, cost)
+        if self.place is not None and type(key) is str and not off:
+            decision = self.one(key, cost, 0, True)
+        else:
+            decision = self.ask(key, cost, 0, True)
+        if decision.allowed:
+            self.allowed_calls += 1
+        else:
+            self.refused_calls += 1
+        return decision
+
+    def hit_aloud(self, key: Key, cost: Cost) -> Decision:
+        """A hit that somebody listens to."""
+        shared = self.shared
+        decision: Decision = self.ask(key, cost, 0, True)
+        if self.shared != shared:
+            self.events.publish(SHARED_CELL, self.name, key, cost, decision)
+        return self.count(decision, key, cost)
+
+    def hit_many(self, keys: Iterable[Key], cost: int | Iterable[int] = 1) -> list[Decision]:
+        """One hit for each key, in order and at one moment; a key that comes twice sees its first hit."""
+        asked: list[Any] = list(keys)
+        costs: list[Any]
+        if isinstance(cost, int):
+            costs = [cost] * len(asked)
+        else:
+            costs = list(cost)
+            if len(costs) != len(asked):
+                raise InvalidCost(f"{len(asked)} keys but {len(costs)} costs; give one cost for all, or one for each key")
+        found: list[Decision]
+        if self.place is not None and not off and self.plain(asked):
+            units = [checked_cost(one) for one in costs] if not isinstance(cost, int) else [checked_cost(cost)] * len(asked)
+            found = self.many(asked, units)
+        else:
+            claims = [self.claims(key, one) for key, one in zip(asked, costs, strict=True)]
+            if off or not all(claims):
+                found = [self.free() if off or not some else self.store.decide(some, 0, True) for some in claims]
+            else:
+                found = self.store.decide_many(claims, 0)
+        if self._publisher is None:
+            self.allowed_calls += sum([1 for decision in found if decision.allowed])
+            self.refused_calls += sum([1 for decision in found if not decision.allowed])
+            return found
+        return [self.count(decision, key, one) for decision, key, one in zip(found, asked, costs, strict=True)]
+
+    def plain(self, keys: list[Any]) -> bool:
+        return not [key for key in keys if type(key) is not str]
+
+    def many(self, keys: list, costs: list) -> list:  # type: ignore[type-arg]
+        """One limit in memory, plain keys: the clock is read once."""
+        memory: MemoryStore = self.memory
+        place: Place = self.place
+        found: list = []  # type: ignore[type-arg]
+        i: cython.Py_ssize_t
+        now_us: cython.longlong
+        key: str
+        if cython.compiled:
+            now_us = memory.now()
+            for i in range(len(keys)):
+                key = keys[i]
+                found.append(memory.decide_one(place, key, costs[i], 0, True, now_us))
+            return found
+        with memory._lock:
+            now_us = memory.now()
+            return [memory.decide_one(place, key, cost, 0, True, now_us) for key, cost in zip(keys, costs, strict=True)]
+
+    def peek(self, key: Key, cost: Cost = 1) -> Decision:
+        """What a hit of that cost would be told now. Stores nothing, counts nothing."""
+        return self.ask(key, cost, 0, False)
+
+    # Giving back -----------------------------------------------------------------------------------------------
+
+    def refundable(self, key: Key, cost: Cost) -> list[Claim]:
+        """The claims of a refund; a queue can't take one."""
+        for limit in self.limits.values():
+            refuse_refund(limit)
+        return [] if off else self.claims(key, cost)
+
+    # Numbers ---------------------------------------------------------------------------------------------------
+
+    @property
+    def shared(self) -> int:
+        """Decisions made on shared cells, because the store was full."""
+        return self.memory.room.shared if self.memory is not None else 0
+
+    def counts(self) -> tuple[int, int]:
+        """(allowed, refused) since this limiter was made."""
+        return self.allowed_calls, self.refused_calls
