@@ -52,4 +52,4 @@ def extensions() -> list[Extension]:
     return list(cythonize(found, compiler_directives=directives, include_path=["src"], build_dir="build/cython"))
 
 
-setup(ext_modules=extensions())
+setup(ext_modules=extensions(), options={"build_ext": {"parallel": os.cpu_count() or 1}})

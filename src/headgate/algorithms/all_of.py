@@ -17,11 +17,11 @@ except ModuleNotFoundError:  # pragma: no cover
 
 if cython.compiled:
     from cython.cimports.headgate.algorithms.claim import Claim
-    from cython.cimports.headgate.algorithms.limit import Limit
+    from cython.cimports.headgate.algorithms.limit import Answer, Limit
     from cython.cimports.headgate.algorithms.verdict import MAX_WAIT
 else:
     from .claim import Claim
-    from .limit import Limit
+    from .limit import Answer, Limit
     from .verdict import MAX_WAIT
 
 from ..decision import Decision, Decisions
@@ -35,7 +35,7 @@ def ask(claim: Claim, now_us: cython.longlong, at_us: cython.longlong, max_wait_
     tick: cython.longlong = limit.tick
     now: cython.longlong = now_us // tick
     patience: cython.longlong = (now_us + max_wait_us) // tick - now
-    answer = limit.rule(limit, claim.a, claim.b, claim.c, now, at_us // tick, claim.cost, patience)
+    answer: Answer = limit.rule(limit, claim.a, claim.b, claim.c, now, at_us // tick, claim.cost, patience)
     claim.new_a = answer[0]
     claim.new_b = answer[1]
     claim.new_c = answer[2]
@@ -57,7 +57,7 @@ def look(claim: Claim, now_us: cython.longlong) -> cython.void:
     limit: Limit = claim.named.limit
     tick: cython.longlong = limit.tick
     now: cython.longlong = now_us // tick
-    answer = limit.rule(limit, claim.a, claim.b, claim.c, now, now, 0, 0)
+    answer: Answer = limit.rule(limit, claim.a, claim.b, claim.c, now, now, 0, 0)
     claim.remaining = answer[5]
     claim.reset = answer[6] * tick if answer[6] > now else now_us
 

@@ -25,10 +25,9 @@ if cython.compiled:
     from cython.cimports.headgate.algorithms.limit import Answer, Limit, State
     from cython.cimports.headgate.algorithms.verdict import NEVER, REFUSED, TOP
 else:
-    from .limit import Limit
+    from .limit import Answer, Limit, State
     from .verdict import NEVER, REFUSED, TOP
 
-    Answer = State = tuple
 
 from .limit import option, read, scale, seal
 from .token_bucket import convert_level

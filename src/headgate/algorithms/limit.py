@@ -33,6 +33,7 @@ from .verdict import TOP
 
 if not cython.compiled:
     State = tuple[int, int, int]
+    Answer = tuple[int, int, int, int, int, int, int]
 
 
 @cython.cclass

@@ -23,10 +23,9 @@ if cython.compiled:
     from cython.cimports.headgate.algorithms.limit import Answer, Limit, State
     from cython.cimports.headgate.algorithms.verdict import NEVER, REFUSED
 else:
-    from .limit import Limit
+    from .limit import Answer, Limit, State
     from .verdict import NEVER, REFUSED
 
-    Answer = State = tuple
 
 from .limit import does_not_fit, read, seal
 from .verdict import TOP

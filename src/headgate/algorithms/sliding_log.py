@@ -27,10 +27,9 @@ if cython.compiled:
     from cython.cimports.headgate.algorithms.verdict import NEVER, REFUSED
     from cython.cimports.libc.stdlib import free, malloc
 else:
-    from .limit import Limit
+    from .limit import Answer, Limit, State
     from .verdict import NEVER, REFUSED
 
-    Answer = State = tuple
 
 from .limit import read, seal
 

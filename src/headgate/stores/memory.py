@@ -27,7 +27,7 @@ except ModuleNotFoundError:  # pragma: no cover
 if cython.compiled:
     from cython.cimports.headgate.algorithms import all_of, sliding_log
     from cython.cimports.headgate.algorithms.claim import Claim, NamedLimit
-    from cython.cimports.headgate.algorithms.limit import Limit
+    from cython.cimports.headgate.algorithms.limit import Answer, Limit, State
     from cython.cimports.headgate.algorithms.verdict import MAX_WAIT
     from cython.cimports.headgate.clock import SystemClock
     from cython.cimports.headgate.decision import Decision
@@ -37,7 +37,7 @@ if cython.compiled:
 else:
     from ..algorithms import all_of, sliding_log
     from ..algorithms.claim import Claim, NamedLimit
-    from ..algorithms.limit import Limit
+    from ..algorithms.limit import Answer, Limit, State
     from ..algorithms.verdict import MAX_WAIT
     from ..clock import SystemClock, monotonic_us
     from ..decision import Decision
@@ -184,7 +184,7 @@ class MemoryStore(Store):
         if not cell:
             raise MemoryError
         if cell.unit == 0 or table.is_new(cell, now_us):
-            first = place.limit.unseen(table.birth_us)
+            first: State = place.limit.unseen(table.birth_us)
             if not table.logs:
                 cell.a = first[0]
                 cell.b = first[1]
@@ -229,6 +229,8 @@ class MemoryStore(Store):
         now_us: cython.longlong,
     ) -> Decision:
         """One limit, one key: the hot path. Everything is allocated before the cell is found."""
+        answer: Answer
+        first: State
         decision: Decision = Decision.__new__(Decision)
         limit: Limit = place.limit
         table: Table = place.table
@@ -284,6 +286,8 @@ class MemoryStore(Store):
         self, place: Place, key: str, cost: cython.longlong, start: cython.longlong, retry: cython.longlong, now_us: cython.longlong
     ) -> Decision:
         """The answer to a peek: the verdict on a hit, beside what is there now."""
+        answer: Answer
+        first: State
         limit: Limit = place.limit
         now: cython.longlong = now_us // limit.tick
         cell = self.locate(place, key, now_us, 1)
@@ -308,6 +312,7 @@ class MemoryStore(Store):
     @cython.cfunc
     def decide_all(self, claims: list, max_wait_us: cython.longlong, commit: cython.bint, now_us: cython.longlong) -> Decision:  # type: ignore[type-arg]
         """Several limits: load, decide, store; nothing comes in between."""
+        first: State
         i: cython.Py_ssize_t
         claim: Claim
         n: cython.Py_ssize_t = len(claims)
@@ -363,6 +368,8 @@ class MemoryStore(Store):
 
     @cython.cfunc
     def return_one(self, claim: Claim, charged_at: cython.longlong, now_us: cython.longlong) -> cython.int:
+        state: State
+        first: State
         place: Place = self.place_of(claim.named)
         limit: Limit = place.limit
         tick: cython.longlong = limit.tick
