@@ -1,8 +1,8 @@
 """headgate: rate limiting, one rule and one true answer at every scale.
 
-    limiter = Limiter(TokenBucket("5/s burst 10"))
-    if not limiter.hit("user:42"):
-        ...
+limiter = Limiter(TokenBucket("5/s burst 10"))
+if not limiter.hit("user:42"):
+    ...
 """
 
 from .algorithms import (

@@ -13,8 +13,8 @@ from typing import Protocol
 
 try:
     import cython
-except ModuleNotFoundError:  # pragma: no cover
-    from headgate import _plain as cython
+except ModuleNotFoundError:
+    from headgate import _plain as cython  # type: ignore[no-redef]
 
 if cython.compiled:
     from cython.cimports.headgate.monotonic import monotonic_us
@@ -58,7 +58,7 @@ class SystemClock:
             return
         try:
             await asyncio.wait_for(wake.wait(), seconds)
-        except asyncio.TimeoutError:
+        except TimeoutError:
             pass
 
 

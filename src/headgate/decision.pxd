@@ -1,7 +1,4 @@
 # The C face of decision.py: six integers and a name.
-cimport cython
-
-@cython.freelist(16)
 cdef class Decision:
     cdef readonly bint allowed
     cdef readonly long long limit, remaining
@@ -10,3 +7,18 @@ cdef class Decision:
 
 cdef class Decisions(Decision):
     cdef readonly tuple parts
+
+cdef Decision fresh(str name)
+
+cdef extern from *:
+    """
+    /* Whether nobody but the one reference that the caller keeps (and its own local one) knows the object. */
+    static inline int headgate_unshared(PyObject* object) {
+    #ifdef Py_GIL_DISABLED
+        return 0;
+    #else
+        return Py_REFCNT(object) == 2;
+    #endif
+    }
+    """
+    bint unshared "headgate_unshared"(Decision decision) noexcept nogil

@@ -11,8 +11,8 @@ from typing import Any
 
 try:
     import cython
-except ModuleNotFoundError:  # pragma: no cover
-    from headgate import _plain as cython
+except ModuleNotFoundError:
+    from headgate import _plain as cython  # type: ignore[no-redef]
 
 
 @cython.cclass
@@ -105,6 +105,14 @@ class Decision:
 
     def __reduce__(self) -> Any:
         return Decision, self._fields()
+
+
+@cython.cfunc
+def fresh(name: str) -> Decision:
+    """A Decision to be filled in by a store."""
+    decision: Decision = Decision.__new__(Decision)
+    decision.name = name
+    return decision
 
 
 @cython.cclass

@@ -44,6 +44,8 @@ class Stats(NamedTuple):
 class Waits(Verbs):
     """What both colours share: how to wait, how to leave, how to decorate."""
 
+    __slots__ = ("_line", "_loops", "_owns", "_turnstile")
+
     def __init__(self, limits: Limits, store: Store | str | None = None, name: str | None = None) -> None:
         if name is not None and (not isinstance(name, str) or not name):
             raise ConfigurationError(f"a limiter's name must be a text, not {name!r}")
@@ -60,7 +62,9 @@ class Waits(Verbs):
         self._loops: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Turnstile] = weakref.WeakKeyDictionary()
 
     def __repr__(self) -> str:
-        limits = ", ".join(f"{name!r}: {limit}" if name != str(limit) else repr(str(limit)) for name, limit in self.limits.items())
+        limits = ", ".join(
+            f"{name!r}: {limit}" if name != str(limit) else repr(str(limit)) for name, limit in self.limits.items()
+        )
         return f"<{type(self).__name__} {limits}>"
 
     def waiting(self, key: Key | None = None) -> int:
@@ -265,13 +269,15 @@ class Waits(Verbs):
         """
 
         def decorate(function: F) -> F:
-            return _decorated(self, function, key, cost, timeout)
+            return _decorated(self, function, key, cost, timeout)  # type: ignore[no-any-return]
 
         return decorate
 
 
 class Limiter(Waits):
     """`Limiter(TokenBucket("5/s burst 10"))`: rate limiting for threads and plain functions."""
+
+    __slots__ = ()
 
     def acquire(self, key: Key, cost: Cost = 1, timeout: Duration | None = None) -> Decision:
         """Waits its turn: one decision, one sleep. Raises `RateLimited` when that takes longer than `timeout`."""
@@ -306,6 +312,8 @@ class Limiter(Waits):
 
 class AsyncLimiter(Waits):
     """The same for asyncio. On a store in this process nothing is awaited but the waiting itself."""
+
+    __slots__ = ("_hit",)
 
     def __init__(self, limits: Limits, store: Store | str | None = None, name: str | None = None) -> None:
         super().__init__(limits, store, name)

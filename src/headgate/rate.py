@@ -45,7 +45,7 @@ WRITE = 'write it like "5/s", "100/min", "10 per 5 minutes" or "100/s burst 200"
 class Rate(NamedTuple):
     """`count` per `period` microseconds."""
 
-    count: int
+    count: int  # type: ignore[assignment]
     period: int
 
     def __str__(self) -> str:

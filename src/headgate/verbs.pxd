@@ -7,6 +7,7 @@ cdef bint off
 
 cpdef long long checked_cost(object cost)
 cpdef str checked_key(object key)
+cdef bint only_str(list keys)
 
 cdef class Verbs:
     cdef readonly object store
@@ -21,3 +22,5 @@ cdef class Verbs:
     cdef object __weakref__
     cdef Decision ask(self, object key, object cost, long long max_wait_us, bint commit)
     cdef Decision one(self, str key, object cost, long long max_wait_us, bint commit)
+    cdef list many(self, list keys, object costs, long long units)
+    cdef list many_now(self, list keys, object costs, long long units)

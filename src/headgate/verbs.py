@@ -1,3 +1,4 @@
+# cython: binding=False, embedsignature=True, embedsignature.format=clinic
 """The verbs that never wait: hit, peek, hit_many, refund, reset. A limiter is claims built once, plus these calls.
 
 With one limit in memory a hit is three steps in C: read the clock, find the cell, ask the rule. Anything else (several limits,
@@ -12,15 +13,17 @@ from typing import Any
 
 try:
     import cython
-except ModuleNotFoundError:  # pragma: no cover
-    from headgate import _plain as cython
+except ModuleNotFoundError:
+    from headgate import _plain as cython  # type: ignore[no-redef]
 
 if cython.compiled:
-    from cython.cimports.headgate.decision import Decision
-    from cython.cimports.headgate.stores.memory import MemoryStore, Place
+    from cython.cimports.headgate.decision import Decision, fresh
+    from cython.cimports.headgate.monotonic import monotonic_us
+    from cython.cimports.headgate.stores.memory import MemoryStore, Place, blank
 else:
-    from .decision import Decision
-    from .stores.memory import MemoryStore, Place
+    from .clock import monotonic_us
+    from .decision import Decision, fresh
+    from .stores.memory import MemoryStore, Place, blank
 
 from .algorithms.claim import Claim, NamedLimit
 from .algorithms.limit import Limit, refuse_refund
@@ -64,6 +67,16 @@ def checked_key(key: Any) -> str:
     raise TypeError(f"a key must be a str, not {type(key).__name__}: {key!r}; pass str(…), or a mapping of limit names to keys")
 
 
+@cython.cfunc
+def only_str(keys: list) -> cython.bint:  # type: ignore[type-arg]
+    """Whether all keys are plain strings."""
+    i: cython.Py_ssize_t
+    for i in range(len(keys)):
+        if type(keys[i]) is not str:
+            return False
+    return True
+
+
 @cython.cclass
 class Verbs:
     """What Limiter and AsyncLimiter share."""
@@ -79,12 +92,12 @@ class Verbs:
         self.names = tuple(limits)
         self.named = tuple([NamedLimit(self.name, key, limit) for key, limit in limits.items()])
         self.store = store
-        self.memory = store if isinstance(store, MemoryStore) else None
-        self.place = None
+        self.memory: Any = store if isinstance(store, MemoryStore) else None
+        self.place: Any = None
         if self.memory is not None and len(self.named) == 1:
             self.place = self.memory.place(self.named[0])
         self.reserves = not [named for named in self.named if not store.can_reserve(named)]
-        self._publisher = None
+        self._publisher: Publisher | None = None
         self.allowed_calls = self.refused_calls = 0
 
     @property
@@ -119,7 +132,9 @@ class Verbs:
             return [checked_cost(cost)] * len(self.named)
         for name in cost:
             if name not in self.limits:
-                raise ConfigurationError(f"cost names {name!r}, which is no limit of {self.name!r}; it has {', '.join(self.names)}")
+                raise ConfigurationError(
+                    f"cost names {name!r}, which is no limit of {self.name!r}; it has {', '.join(self.names)}"
+                )
         return [checked_cost(cost.get(name, 1)) for name in self.names]
 
     # Deciding --------------------------------------------------------------------------------------------------
@@ -132,9 +147,9 @@ class Verbs:
             units = self._costs(cost)[0] if isinstance(cost, Mapping) else checked_cost(cost)
         memory: MemoryStore = self.memory
         if cython.compiled:
-            return memory.decide_one(self.place, key, units, max_wait_us, commit, memory.now())
+            return memory.decide_one(blank(memory, self.place), self.place, key, units, max_wait_us, commit, memory.now())
         with memory._lock:
-            return memory.decide_one(self.place, key, units, max_wait_us, commit, memory.now())
+            return memory.decide_one(blank(memory, self.place), self.place, key, units, max_wait_us, commit, memory.now())
 
     @cython.cfunc
     def ask(self, key: Any, cost: Any, max_wait_us: cython.longlong, commit: cython.bint) -> Decision:
@@ -144,7 +159,7 @@ class Verbs:
         claims = self.claims(key, cost)
         if off or not claims:
             return self.free()
-        return self.store.decide(claims, None if max_wait_us >= MAX_WAIT else max_wait_us, commit)  # type: ignore[no-any-return]
+        return self.store.decide(claims, None if max_wait_us >= MAX_WAIT else max_wait_us, commit)
 
     def free(self) -> Decision:
         """The answer when nothing limits: every limit skipped, or limiting turned off."""
@@ -170,8 +185,14 @@ class Verbs:
         decision: Decision
         if self._publisher is not None:
             return self.hit_aloud(key, cost)
-        if self.place is not None and type(key) is str and not off:
-            decision = self.one(key, cost, 0, True)
+        if cython.compiled and self.place is not None and type(key) is str and cost is ONE and not off:
+            memory: MemoryStore = self.memory
+            now_us: cython.longlong
+            if memory.system is not None:
+                now_us = monotonic_us() + memory.system.offset_us
+            else:
+                now_us = memory.now()
+            decision = memory.decide_one(blank(memory, self.place), self.place, key, 1, 0, True, now_us)
         else:
             decision = self.ask(key, cost, 0, True)
         if decision.allowed:
@@ -190,50 +211,69 @@ class Verbs:
 
     def hit_many(self, keys: Iterable[Key], cost: int | Iterable[int] = 1) -> list[Decision]:
         """One hit for each key, in order and at one moment; a key that comes twice sees its first hit."""
-        asked: list[Any] = list(keys)
-        costs: list[Any]
+        asked: list[Any] = keys if type(keys) is list else list(keys)
+        costs: list[Any] | None = None
+        units: cython.longlong = 1
         if isinstance(cost, int):
-            costs = [cost] * len(asked)
+            units = checked_cost(cost)
         else:
-            costs = list(cost)
+            costs = [checked_cost(one) for one in cost]
             if len(costs) != len(asked):
                 raise InvalidCost(f"{len(asked)} keys but {len(costs)} costs; give one cost for all, or one for each key")
-        found: list[Decision]
-        if self.place is not None and not off and self.plain(asked):
-            units = [checked_cost(one) for one in costs] if not isinstance(cost, int) else [checked_cost(cost)] * len(asked)
-            found = self.many(asked, units)
+        if self.place is not None and not off and only_str(asked):
+            found = self.many(asked, costs, units)
         else:
-            claims = [self.claims(key, one) for key, one in zip(asked, costs, strict=True)]
-            if off or not all(claims):
-                found = [self.free() if off or not some else self.store.decide(some, 0, True) for some in claims]
-            else:
-                found = self.store.decide_many(claims, 0)
-        if self._publisher is None:
-            self.allowed_calls += sum([1 for decision in found if decision.allowed])
-            self.refused_calls += sum([1 for decision in found if not decision.allowed])
-            return found
-        return [self.count(decision, key, one) for decision, key, one in zip(found, asked, costs, strict=True)]
+            found = self.store_many(asked, [units] * len(asked) if costs is None else costs)
+        if self._publisher is not None:
+            for decision, key, one in zip(found, asked, costs or [units] * len(asked), strict=True):
+                self.events.publish(ALLOWED if decision.allowed else REFUSED, self.name, key, one, decision)
+        return found
 
-    def plain(self, keys: list[Any]) -> bool:
-        return not [key for key in keys if type(key) is not str]
-
-    def many(self, keys: list, costs: list) -> list:  # type: ignore[type-arg]
+    @cython.cfunc
+    def many(self, keys: list, costs: Any, units: cython.longlong) -> list:  # type: ignore[type-arg]
         """One limit in memory, plain keys: the clock is read once."""
+        if cython.compiled:
+            return self.many_now(keys, costs, units)
+        with self.memory._lock:
+            return self.many_now(keys, costs, units)
+
+    @cython.cfunc
+    def many_now(self, keys: list, costs: Any, units: cython.longlong) -> list:  # type: ignore[type-arg]
         memory: MemoryStore = self.memory
         place: Place = self.place
-        found: list = []  # type: ignore[type-arg]
+        now_us: cython.longlong = memory.now()
+        n: cython.Py_ssize_t = len(keys)
+        found: list = [None] * n  # type: ignore[type-arg]
+        allowed: cython.longlong = 0
         i: cython.Py_ssize_t
-        now_us: cython.longlong
-        key: str
-        if cython.compiled:
-            now_us = memory.now()
-            for i in range(len(keys)):
-                key = keys[i]
-                found.append(memory.decide_one(place, key, costs[i], 0, True, now_us))
-            return found
-        with memory._lock:
-            now_us = memory.now()
-            return [memory.decide_one(place, key, cost, 0, True, now_us) for key, cost in zip(keys, costs, strict=True)]
+        for i in range(n):
+            if costs is not None:
+                units = costs[i]
+            decision: Decision = memory.decide_one(fresh(place.name), place, keys[i], units, 0, True, now_us)
+            allowed += decision.allowed
+            found[i] = decision
+        self.allowed_calls += allowed
+        self.refused_calls += n - allowed
+        return found
+
+    def store_many(self, keys: list[Any], costs: list[int]) -> list[Decision]:
+        """Any store, any number of limits."""
+        claims = [self.claims(key, one) for key, one in zip(keys, costs, strict=True)]
+        found: list[Decision]
+        if off or not all(claims):
+            found = [self.free() if off or not some else self.store.decide(some, 0, True) for some in claims]
+        else:
+            found = self.store.decide_many(claims, 0)
+        self.add_up(found)
+        return found
+
+    def add_up(self, decisions: list[Decision]) -> None:
+        """Counts many decisions."""
+        for decision in decisions:
+            if decision.allowed:
+                self.allowed_calls += 1
+            else:
+                self.refused_calls += 1
 
     def peek(self, key: Key, cost: Cost = 1) -> Decision:
         """What a hit of that cost would be told now. Stores nothing, counts nothing."""

@@ -12,8 +12,8 @@ from typing import Any
 
 try:
     import cython
-except ModuleNotFoundError:  # pragma: no cover
-    from headgate import _plain as cython
+except ModuleNotFoundError:
+    from headgate import _plain as cython  # type: ignore[no-redef]
 
 if cython.compiled:
     from cython.cimports.headgate.algorithms.claim import Claim
@@ -96,9 +96,7 @@ def alone(claim: Claim, now_us: cython.longlong) -> Decision:
     retry: cython.longlong = 0 if allowed else (claim.retry - now_us if claim.start == -1 else -1)
     wait: cython.longlong = claim.start - now_us if allowed else 0
     limit: Limit = claim.named.limit
-    return Decision(
-        allowed, limit.capacity, claim.remaining, retry, claim.reset - now_us, wait, now_us + wait, claim.named.name
-    )
+    return Decision(allowed, limit.capacity, claim.remaining, retry, claim.reset - now_us, wait, now_us + wait, claim.named.name)
 
 
 def together(claims: list, now_us: cython.longlong, start_us: cython.longlong, stored: cython.bint) -> Decision:  # type: ignore[type-arg]

@@ -1,6 +1,4 @@
 # The C face of claim.py.
-cimport cython
-
 from headgate.algorithms.limit cimport Limit
 
 cdef class NamedLimit:
@@ -9,10 +7,9 @@ cdef class NamedLimit:
     cdef readonly tuple identity
     cdef readonly object place
 
-@cython.freelist(32)
 cdef class Claim:
     cdef readonly NamedLimit named
     cdef readonly str key
     cdef public long long cost, charged
-    cdef long long a, b, c, new_a, new_b, new_c, spot
+    cdef long long a, b, c, new_a, new_b, new_c
     cdef long long start, retry, remaining, reset

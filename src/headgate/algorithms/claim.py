@@ -6,8 +6,8 @@ from typing import Any
 
 try:
     import cython
-except ModuleNotFoundError:  # pragma: no cover
-    from headgate import _plain as cython
+except ModuleNotFoundError:
+    from headgate import _plain as cython  # type: ignore[no-redef]
 
 if cython.compiled:
     from cython.cimports.headgate.algorithms.limit import Limit
@@ -26,7 +26,7 @@ class NamedLimit:
         self.name = name
         self.limit = limit
         self.identity = (limiter, name, type(limit).kind)
-        self.place = None
+        self.place: Any = None
 
     def __eq__(self, other: object) -> bool:
         if isinstance(other, NamedLimit):
@@ -50,7 +50,7 @@ class Claim:
     # The rest is scratch for one decision: the state as it was read, as it is to be written, where; and the answer.
     # fmt: off
     __slots__ = ("a", "b", "c", "charged", "cost", "key", "named", "new_a", "new_b", "new_c", "remaining", "reset", "retry",
-                 "spot", "start")
+                 "start")
     # fmt: on
 
     def __init__(self, limit: NamedLimit, key: Any, cost: int = 1, charged: int = -1) -> None:
@@ -58,6 +58,10 @@ class Claim:
         self.key = key
         self.cost = cost
         self.charged = cost if charged < 0 else charged
+        if not cython.compiled:
+            self.a: Any = 0
+            self.b = self.new_a = self.new_b = self.start = self.retry = self.remaining = self.reset = 0
+            self.c = self.new_c = self.a
 
     @property
     def limit(self) -> NamedLimit:

@@ -14,8 +14,8 @@ from typing import Any
 
 try:
     import cython
-except ModuleNotFoundError:  # pragma: no cover
-    from headgate import _plain as cython
+except ModuleNotFoundError:
+    from headgate import _plain as cython  # type: ignore[no-redef]
 
 from ..errors import InvalidLimit
 from ..rate import Duration
@@ -28,7 +28,7 @@ else:
     from .verdict import NEVER, REFUSED, TOP
 
 
-from .limit import option, read, seal
+from .limit import option
 
 
 @cython.cfunc
@@ -147,7 +147,7 @@ class FixedWindow(Limit):
     kind = "fixed window"
 
     def __init__(self, rate: Any, align: Any = None, *, per: Duration | None = None) -> None:
-        given = read(self, rate, per, ("align",))
+        given = self._read(rate, per, ("align",))
         align = option("align", align, given, rate)
         if align not in (None, "clock", "first"):
             raise InvalidLimit(f"{rate!r}: align must be 'clock' or 'first', not {align!r}")
@@ -155,12 +155,12 @@ class FixedWindow(Limit):
         self.rule = decide
         self.undo = give_back
         words = f"{self.kind} {self.rate}"
-        seal(self, words if self.aligned else f"{words} align first")
+        self._seal(words if self.aligned else f"{words} align first")
 
     @cython.ccall
-    def convert(self, old: Limit, state: tuple, now_us: cython.longlong) -> tuple:  # type: ignore[type-arg]
+    def convert(self, old: Limit, state: Any, now_us: cython.longlong) -> Any:
         """What is used stays used, in the window that is running now."""
-        window, used, before = state
+        window, used, _ = state
         if now_us >= window + old.window:
             return (0, 0, 0)
         if old.window == self.window and old.aligned == self.aligned:

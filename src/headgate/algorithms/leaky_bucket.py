@@ -13,8 +13,8 @@ from typing import Any
 
 try:
     import cython
-except ModuleNotFoundError:  # pragma: no cover
-    from headgate import _plain as cython
+except ModuleNotFoundError:
+    from headgate import _plain as cython  # type: ignore[no-redef]
 
 from ..errors import InvalidLimit
 from ..rate import Duration, whole
@@ -24,7 +24,7 @@ if cython.compiled:
 else:
     from .limit import Limit
 
-from .limit import option, read, scale, seal
+from .limit import option
 from .token_bucket import TokenBucket, convert_level
 
 
@@ -36,17 +36,17 @@ class LeakyBucket(Limit):
     kind = "leaky bucket"
 
     def __init__(self, rate: Any, capacity: Any = None, *, per: Duration | None = None) -> None:
-        given = read(self, rate, per, ("capacity",))
+        given = self._read(rate, per, ("capacity",))
         capacity = option("capacity", capacity, given, rate)
         if capacity is None:
-            raise InvalidLimit(f"{rate!r}: a leaky bucket needs its capacity; write \"5/s capacity 10\" or capacity=10")
+            raise InvalidLimit(f'{rate!r}: a leaky bucket needs its capacity; write "5/s capacity 10" or capacity=10')
         self.capacity = self.initial = whole(capacity, "capacity", rate)
-        scale(self, self.capacity)
+        self._scale(self.capacity)
         twin: Limit = TokenBucket(self.rate, self.capacity)
         self.rule = twin.rule
         self.undo = twin.undo
-        seal(self, f"{self.kind} {self.rate} capacity {self.capacity}")
+        self._seal(f"{self.kind} {self.rate} capacity {self.capacity}")
 
     @cython.ccall
-    def convert(self, old: Limit, state: tuple, now_us: cython.longlong) -> tuple:  # type: ignore[type-arg]
+    def convert(self, old: Limit, state: Any, now_us: cython.longlong) -> Any:
         return convert_level(self, old, state, now_us)

@@ -16,8 +16,8 @@ from typing import Any
 
 try:
     import cython
-except ModuleNotFoundError:  # pragma: no cover
-    from headgate import _plain as cython
+except ModuleNotFoundError:
+    from headgate import _plain as cython  # type: ignore[no-redef]
 
 from ..rate import MAX_COUNT, Duration, whole
 
@@ -29,7 +29,7 @@ else:
     from .verdict import NEVER, REFUSED, TOP
 
 
-from .limit import option, read, scale, seal
+from .limit import option
 from .token_bucket import convert_level
 
 
@@ -60,7 +60,7 @@ def decide(
         verdict = NEVER
     else:
         need: cython.longlong = cost * limit.unit
-        wait: cython.longlong = (level + limit.gain - 1) // limit.gain
+        wait: cython.longlong = level if limit.even else (level + limit.gain - 1) // limit.gain
         late: cython.longlong = not_before - now
         if late > wait:
             wait = late
@@ -81,11 +81,19 @@ def decide(
                 now + wait,
                 now,
                 0 if level > 0 else limit.capacity,
-                now + (level + limit.gain - 1) // limit.gain,
+                now + (level if limit.even else (level + limit.gain - 1) // limit.gain),
             )
         if now + wait - max_wait > retry:
             retry = now + wait - max_wait
-    return (at, backlog, gap, verdict, retry, 0 if level > 0 else limit.capacity, now + (level + limit.gain - 1) // limit.gain)
+    return (
+        at,
+        backlog,
+        gap,
+        verdict,
+        retry,
+        0 if level > 0 else limit.capacity,
+        now + (level if limit.even else (level + limit.gain - 1) // limit.gain),
+    )
 
 
 @cython.cfunc
@@ -137,23 +145,23 @@ class LeakyBucketQueue(Limit):
     kind = "leaky bucket queue"
 
     def __init__(self, rate: Any, capacity: Any = None, *, per: Duration | None = None) -> None:
-        given = read(self, rate, per, ("capacity",))
+        given = self._read(rate, per, ("capacity",))
         capacity = option("capacity", capacity, given, rate)
         self.refunds = False
         if capacity is None:
-            scale(self, self.count)
+            self._scale(self.count)
             self.full = TOP // 2
             self.capacity = self.initial = min(MAX_COUNT, self.full // self.unit)
             self.horizon = (TOP - self.full - self.gain) // self.gain
         else:
             self.capacity = self.initial = whole(capacity, "capacity", rate)
-            scale(self, self.capacity)
+            self._scale(self.capacity)
         self.rule = decide
         self.undo = give_back
         self.bounded = capacity is not None
         words = f"{self.kind} {self.rate}"
-        seal(self, words if capacity is None else f"{words} capacity {self.capacity}")
+        self._seal(words if capacity is None else f"{words} capacity {self.capacity}")
 
     @cython.ccall
-    def convert(self, old: Limit, state: tuple, now_us: cython.longlong) -> tuple:  # type: ignore[type-arg]
+    def convert(self, old: Limit, state: Any, now_us: cython.longlong) -> Any:
         return convert_level(self, old, state, now_us)

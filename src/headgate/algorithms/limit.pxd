@@ -6,10 +6,10 @@ ctypedef State (*GiveBack)(Limit, long long, long long, long long, long long, lo
 
 cdef class Limit:
     cdef readonly long long count, period, capacity, tick, window, gain, unit, full, horizon, drained, initial, ramp
-    cdef readonly bint reserves, logs, refunds, aligned, bounded
+    cdef readonly bint reserves, logs, refunds, aligned, bounded, fine, even
     cdef readonly str text
     cdef readonly object rate
     cdef Decide rule
     cdef GiveBack undo
     cdef State unseen(self, long long birth_us) noexcept nogil
-    cpdef tuple convert(self, Limit old, tuple state, long long now_us)
+    cpdef object convert(self, Limit old, object state, long long now_us)

@@ -24,8 +24,8 @@ from typing import Any
 
 try:
     import cython
-except ModuleNotFoundError:  # pragma: no cover
-    from headgate import _plain as cython
+except ModuleNotFoundError:
+    from headgate import _plain as cython  # type: ignore[no-redef]
 
 from ..errors import ConfigurationError, InvalidLimit
 from ..rate import Duration, Rate, period_text, read_rate
@@ -41,12 +41,82 @@ class Limit:
     """The base of all limits: `TokenBucket`, `LeakyBucket`, `LeakyBucketQueue`, `FixedWindow`, `SlidingWindow…`."""
 
     # fmt: off
-    __slots__ = ("count", "period", "capacity", "tick", "window", "gain", "unit", "full", "horizon", "drained", "initial",
-                 "ramp", "reserves", "logs", "refunds", "aligned", "bounded", "text", "rate", "rule", "undo", "_sealed")
+    __slots__ = (
+        "_sealed",
+        "aligned",
+        "bounded",
+        "capacity",
+        "count",
+        "drained",
+        "even",
+        "fine",
+        "full",
+        "gain",
+        "horizon",
+        "initial",
+        "logs",
+        "period",
+        "ramp",
+        "rate",
+        "refunds",
+        "reserves",
+        "rule",
+        "text",
+        "tick",
+        "undo",
+        "unit",
+        "window",
+    )
     # fmt: on
 
     def __init__(self) -> None:
         raise TypeError("Limit is the base of the limits: use TokenBucket, FixedWindow, SlidingWindowLog, …")
+
+    def _read(self, rate: Any, per: Duration | None, options: tuple[str, ...] = ()) -> dict[str, int | str]:
+        """Reads the rate of a limit that is being made; returns the options found in its text."""
+        if isinstance(rate, str) and rate.strip().lower().startswith(self.kind + " "):
+            rate = rate.strip()[len(self.kind) :]
+        found, given = read_rate(rate, per, options)
+        self.rate = found
+        self.count, self.period = found.count, found.period
+        self.tick = 1
+        self.window = self.period
+        self.capacity = self.initial = self.count
+        self.gain = self.unit = self.full = self.horizon = self.drained = self.ramp = 0
+        self.reserves = self.refunds = True
+        self.logs = self.aligned = self.bounded = False
+        if not cython.compiled:
+            self.rule: Any = None
+            self.undo: Any = None
+        return given
+
+    def _scale(self, tokens: int) -> None:
+        """Sets tick, gain and unit so that this many tokens, scaled, stay below 2^52."""
+        size: int = int(tokens)
+        count: int = int(self.count)
+        period: int = int(self.period)
+        tick: int = 1
+        while True:
+            shared = gcd(count, period // tick)
+            unit = period // tick // shared
+            if size * unit <= TOP // 2:
+                break
+            tick *= 10
+            if period % tick:
+                raise InvalidLimit(does_not_fit(self, size, tick))
+        gain: int = count // shared
+        self.tick, self.gain, self.unit = tick, gain, unit
+        self.full = size * unit
+        self.drained = TOP // gain + 1
+        self.horizon = (TOP - size * unit - gain) // gain
+
+    def _seal(self, text: str) -> None:
+        """Finishes a limit. `fine` and `even` say tick == 1 and gain == 1: a C compiler that saw that would divide anyway."""
+        self.text = text
+        self.fine = self.tick == 1
+        self.even = self.gain == 1
+        if not cython.compiled:
+            self._sealed = True
 
     def decide(self, state: Any, now: int, cost: int = 1, max_wait: int = 0, not_before: int = 0) -> Any:
         """The rule itself, in ticks: for simulators and tests. `state` is three integers."""
@@ -71,7 +141,7 @@ class Limit:
         return (0, 0, 0)
 
     @cython.ccall
-    def convert(self, old: Limit, state: tuple, now_us: cython.longlong) -> tuple:  # type: ignore[type-arg]
+    def convert(self, old: Limit, state: Any, now_us: cython.longlong) -> Any:
         """A state written under another rate of the same name, read under this one and clamped."""
         return state
 
@@ -79,10 +149,6 @@ class Limit:
         if getattr(self, "_sealed", cython.compiled):
             raise AttributeError(f"{type(self).__name__} is frozen: make a new limit instead of changing {name!r}")
         object.__setattr__(self, name, value)
-
-    def _seal(self) -> None:
-        if not cython.compiled:
-            self._sealed = True
 
     def __eq__(self, other: object) -> bool:
         if isinstance(other, Limit):
@@ -111,49 +177,11 @@ class Limit:
     kind = ""
 
 
-def read(limit: Limit, rate: Any, per: Any, options: tuple) -> dict:  # type: ignore[type-arg]
-    """Reads rate and options of a limit that is being made; returns the options found in the text."""
-    text = rate
-    if isinstance(rate, str) and type(limit).kind and rate.strip().lower().startswith(type(limit).kind + " "):
-        text = rate.strip()[len(type(limit).kind) :]
-    limit.rate, given = read_rate(text, per, options)
-    limit.count, limit.period = limit.rate
-    limit.tick = 1
-    limit.window = limit.period
-    limit.gain = limit.unit = limit.full = limit.horizon = limit.drained = limit.initial = limit.ramp = 0
-    limit.capacity = limit.count
-    limit.reserves = limit.refunds = True
-    limit.logs = limit.aligned = limit.bounded = False
-    return given
-
-
 def option(name: str, argument: object, given: dict[str, int | str], text: object) -> Any:
     """An option said in the text or as an argument, never both."""
     if argument is not None and name in given:
         raise InvalidLimit(f"{text!r} with {name}={argument!r}: {name!r} is said twice; say it once")
     return given.get(name) if argument is None else argument
-
-
-def scale(limit: Limit, size: object) -> None:
-    """Sets tick, gain and unit so that `size` tokens, scaled, stay below 2^52."""
-    whole_size: int = int(size)  # type: ignore[call-overload]
-    count: int = limit.count
-    period: int = limit.period
-    tick: int = 1
-    while True:
-        ticks = period // tick
-        shared = gcd(count, ticks)
-        unit = ticks // shared
-        gain = count // shared
-        if whole_size * unit <= TOP // 2:
-            break
-        tick *= 10
-        if period % tick:
-            raise InvalidLimit(does_not_fit(limit, whole_size, tick))
-    limit.tick, limit.gain, limit.unit = tick, gain, unit
-    limit.full = whole_size * unit
-    limit.drained = TOP // gain + 1
-    limit.horizon = (TOP - whole_size * unit - gain) // gain
 
 
 def does_not_fit(limit: Limit, size: int, tick: int) -> str:
@@ -165,11 +193,6 @@ def does_not_fit(limit: Limit, size: int, tick: int) -> str:
         f"{limit.rate} with {size}: too fine to be counted exactly; the nearest that fits is {Rate(limit.count, near)} "
         f"(a period in whole {period_text(tick)})"
     )
-
-
-def seal(limit: Limit, text: str) -> None:
-    limit.text = text
-    limit._seal()
 
 
 def refuse_refund(limit: Limit) -> None:

@@ -13,8 +13,8 @@ from typing import Any
 
 try:
     import cython
-except ModuleNotFoundError:  # pragma: no cover
-    from headgate import _plain as cython
+except ModuleNotFoundError:
+    from headgate import _plain as cython  # type: ignore[no-redef]
 
 from ..errors import InvalidLimit
 from ..rate import Duration
@@ -27,7 +27,7 @@ else:
     from .verdict import NEVER, REFUSED
 
 
-from .limit import does_not_fit, read, seal
+from .limit import does_not_fit
 from .verdict import TOP
 
 
@@ -116,7 +116,7 @@ class SlidingWindowCounter(Limit):
     kind = "sliding window counter"
 
     def __init__(self, rate: Any, *, per: Duration | None = None) -> None:
-        read(self, rate, per, ())
+        self._read(rate, per)
         size: int = self.period
         tick = 1
         while self.count * (size // tick) > TOP // 4:
@@ -130,10 +130,10 @@ class SlidingWindowCounter(Limit):
         self.aligned = True
         self.rule = decide
         self.undo = give_back
-        seal(self, f"{self.kind} {self.rate}")
+        self._seal(f"{self.kind} {self.rate}")
 
     @cython.ccall
-    def convert(self, old: Limit, state: tuple, now_us: cython.longlong) -> tuple:  # type: ignore[type-arg]
+    def convert(self, old: Limit, state: Any, now_us: cython.longlong) -> Any:
         """Both counters stay when the windows are equally long; otherwise all of it counts as used now."""
         window, cur, prev = old.undo(old, state[0], state[1], state[2], now_us // old.tick, 0, 0, 0)
         if old.window * old.tick == self.window * self.tick:

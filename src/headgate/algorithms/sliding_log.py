@@ -13,28 +13,23 @@ refused call therefore writes nothing. Worst case in any interval of W: count, e
 
 from __future__ import annotations
 
+from array import array
 from typing import Any
 
 try:
     import cython
-except ModuleNotFoundError:  # pragma: no cover
-    from headgate import _plain as cython
+except ModuleNotFoundError:
+    from headgate import _plain as cython  # type: ignore[no-redef]
 
 from ..rate import Duration
 
 if cython.compiled:
     from cython.cimports.headgate.algorithms.limit import Answer, Limit, State
     from cython.cimports.headgate.algorithms.verdict import NEVER, REFUSED
-    from cython.cimports.libc.stdlib import free, malloc
+    from cython.cimports.cpython.array import array as c_array
 else:
     from .limit import Answer, Limit, State
     from .verdict import NEVER, REFUSED
-
-
-from .limit import read, seal
-
-#: Integers before the first entry.
-HEADER = 4
 
 
 @cython.cfunc
@@ -55,7 +50,7 @@ def slot(log: cython.p_longlong, i: cython.longlong) -> cython.longlong:
 @cython.exceptval(check=False)
 def total_before(log: cython.p_longlong, i: cython.longlong) -> cython.longlong:
     """The running total just before entry i."""
-    return log[3] if i == 0 else log[slot(log, i - 1) + 1]
+    return log[3] if i == 0 else log[slot(log, i - 1) + 1]  # type: ignore[no-any-return]
 
 
 @cython.cfunc
@@ -104,7 +99,7 @@ def decide(
     if cython.compiled:
         log = cython.cast(cython.p_longlong, state)
     else:
-        log = state
+        log: Any = state
     n: cython.longlong = log[1]
     live: cython.longlong = first_beyond(log, 0, now - limit.window, 0)
     end: cython.longlong = total_before(log, n)
@@ -142,7 +137,7 @@ def prune(log: cython.p_longlong, before: cython.longlong) -> cython.longlong:
     if log[1] == 0:
         log[0] = 0
         log[3] = 0
-    return log[1]
+    return log[1]  # type: ignore[no-any-return]
 
 
 @cython.cfunc
@@ -206,7 +201,7 @@ def give_back(
     if cython.compiled:
         log = cython.cast(cython.p_longlong, state)
     else:
-        log = state
+        log: Any = state
     i: cython.longlong
     part: cython.longlong
     if charged_at >= 0:
@@ -228,25 +223,47 @@ def give_back(
 
 
 def new_log(entries: Any, room: int = 0) -> Any:
-    """A log as a list of integers, from (moment, cost) pairs in order."""
+    """A log as an array of integers, from (moment, cost) pairs in order."""
     pairs = list(entries)
     room = max(room, len(pairs), 1)
-    log = [0, len(pairs), room, 0] + [0] * (2 * room)
+    log = array("q", [0, len(pairs), room, 0] + [0] * (2 * room))
     total = 0
     for i, (moment, cost) in enumerate(pairs):
         total += cost
-        log[4 + 2 * i : 6 + 2 * i] = (moment, total)
+        log[4 + 2 * i] = moment
+        log[5 + 2 * i] = total
     return log
 
 
 def read_log(log: Any) -> list[tuple[int, int]]:
-    """The (moment, cost) pairs of a log that is a list of integers."""
+    """The (moment, cost) pairs of a log."""
     entries, before = [], log[3]
     for i in range(log[1]):
         at = 4 + 2 * ((log[0] + i) % log[2])
         entries.append((log[at], log[at + 1] - before))
         before = log[at + 1]
     return entries
+
+
+@cython.cfunc
+def memory_of(log: Any) -> cython.longlong:
+    """What the rule is given of an array: its address when compiled, itself when not."""
+    if cython.compiled:
+        return cython.cast(cython.longlong, cython.cast(c_array, log).data.as_longlongs)
+    return log  # type: ignore[no-any-return]
+
+
+@cython.cfunc
+def write(
+    memory: cython.longlong, window: cython.longlong, now: cython.longlong, at: cython.longlong, cost: cython.longlong
+) -> cython.void:
+    """Prunes a log and adds an entry to it."""
+    if cython.compiled:
+        prune(cython.cast(cython.p_longlong, memory), now - window)
+        add(cython.cast(cython.p_longlong, memory), at, cost)
+    else:
+        prune(memory, now - window)
+        add(memory, at, cost)
 
 
 @cython.cclass
@@ -257,65 +274,31 @@ class SlidingWindowLog(Limit):
     kind = "sliding window log"
 
     def __init__(self, rate: Any, *, per: Duration | None = None) -> None:
-        read(self, rate, per, ())
+        self._read(rate, per)
         self.logs = True
         self.rule = decide
         self.undo = give_back
-        seal(self, f"{self.kind} {self.rate}")
+        self._seal(f"{self.kind} {self.rate}")
 
     def decide(self, state: Any, now: int, cost: int = 1, max_wait: int = 0, not_before: int = 0) -> Any:
-        """As every rule's, with the state a tuple of (moment, cost) pairs in the first place."""
+        """As every rule's; the state is a tuple of (moment, cost) pairs, and two zeros."""
         log = new_log(state[0], len(state[0]) + 1)
-        if cython.compiled:
-            answer, log = self._on_c_memory(log, now, cost, max_wait, not_before, -1, -1)
-            start, retry, remaining, reset = answer
-        else:
-            _, _, _, start, retry, remaining, reset = decide(self, 0, 0, log, now, max(now, not_before), cost, max_wait)
-            if start >= 0 and cost:
-                prune(log, now - self.window)
-                add(log, start, cost)
-        entries = tuple(read_log(log)) if start >= 0 else state[0]
-        return (entries, 0, 0, start, retry, remaining, reset)
+        answer = self.rule(self, 0, 0, memory_of(log), now, max(now, not_before), cost, max_wait)
+        if answer[3] >= 0 and cost:
+            write(memory_of(log), self.window, now, answer[0], answer[1])
+        return (tuple(read_log(log)) if answer[3] >= 0 else state[0], 0, 0, *answer[3:])
 
     def give_back(self, state: Any, now: int, cost: int, charged_at: int, charged: int = -1) -> Any:
         log = new_log(state[0], len(state[0]) + 1)
-        if cython.compiled:
-            _, log = self._on_c_memory(log, now, cost, 0, 0, charged_at, 1)
-        else:
-            moment, extra, _ = give_back(self, 0, 0, log, now, cost, cost, charged_at)
-            if extra:
-                add(log, moment, extra)
+        change = self.undo(self, 0, 0, memory_of(log), now, cost, cost, charged_at)
+        if change[1]:
+            write(memory_of(log), self.window, now, change[0], change[1])
         return (tuple(read_log(log)), 0, 0)
 
     def new(self, birth_us: int = 0) -> Any:
         return ((), 0, 0)
 
-    def _on_c_memory(self, log: Any, now: int, cost: int, max_wait: int, not_before: int, charged_at: int, back: int) -> Any:
-        """Runs the compiled rule on a copy of `log` in C memory (compiled build only)."""
-        if not cython.compiled:
-            raise AssertionError("for the compiled build")
-        size: cython.Py_ssize_t = len(log)
-        memory = cython.cast(cython.p_longlong, malloc(size * 8))
-        i: cython.Py_ssize_t
-        for i in range(size):
-            memory[i] = log[i]
-        address = cython.cast(cython.longlong, memory)
-        found = None
-        if back > 0:
-            state = give_back(self, 0, 0, address, now, cost, cost, charged_at)
-            if state[1] > 0:
-                add(memory, state[0], state[1])
-        else:
-            answer = decide(self, 0, 0, address, now, max(now, not_before), cost, max_wait)
-            found = (answer[3], answer[4], answer[5], answer[6])
-            if answer[3] >= 0 and answer[1] > 0:
-                prune(memory, now - self.window)
-                add(memory, answer[0], answer[1])
-        copy = [memory[i] for i in range(size)]
-        free(memory)
-        return found, copy
-
     @cython.ccall
-    def convert(self, old: Limit, state: tuple, now_us: cython.longlong) -> tuple:  # type: ignore[type-arg]
+    def convert(self, old: Limit, state: Any, now_us: cython.longlong) -> Any:
         """Entries are moments in microseconds: they mean the same under any rate."""
         return state

@@ -17,8 +17,8 @@ from typing import Any
 
 try:
     import cython
-except ModuleNotFoundError:  # pragma: no cover
-    from headgate import _plain as cython
+except ModuleNotFoundError:
+    from headgate import _plain as cython  # type: ignore[no-redef]
 
 from ..errors import InvalidLimit
 from ..rate import Duration, whole
@@ -31,7 +31,7 @@ else:
     from .verdict import NEVER, REFUSED, TOP
 
 
-from .limit import option, read, scale, seal
+from .limit import option
 
 
 @cython.cfunc
@@ -81,7 +81,7 @@ def decide(
                 now + wait,
                 now,
                 (limit.full - level) // limit.unit if level < limit.full else 0,
-                now + (level + limit.gain - 1) // limit.gain,
+                now + (level if limit.even else (level + limit.gain - 1) // limit.gain),
             )
         retry = now + wait - max_wait
     return (
@@ -91,7 +91,7 @@ def decide(
         verdict,
         retry,
         (limit.full - level) // limit.unit if level < limit.full else 0,
-        now + (level + limit.gain - 1) // limit.gain,
+        now + (level if limit.even else (level + limit.gain - 1) // limit.gain),
     )
 
 
@@ -148,26 +148,26 @@ class TokenBucket(Limit):
     kind = "token bucket"
 
     def __init__(self, rate: Any, burst: Any = None, initial: Any = None, *, per: Duration | None = None) -> None:
-        given = read(self, rate, per, ("burst", "initial"))
+        given = self._read(rate, per, ("burst", "initial"))
         burst = option("burst", burst, given, rate)
         self.capacity = whole(self.count if burst is None else burst, "burst", rate)
         initial = option("initial", initial, given, rate)
         self.initial = self.capacity if initial is None else whole(initial, "initial", rate, least=0)
         if self.initial > self.capacity:
             raise InvalidLimit(f"{rate!r}: initial {self.initial} is more than burst {self.capacity}; write at most the burst")
-        scale(self, self.capacity)
+        self._scale(self.capacity)
         self.ramp = -((self.initial * self.unit - self.full) // self.gain) if self.initial < self.capacity else 0
         self.rule = decide
         self.undo = give_back
         words = f"{self.kind} {self.rate} burst {self.capacity}"
-        seal(self, words if self.initial == self.capacity else f"{words} initial {self.initial}")
+        self._seal(words if self.initial == self.capacity else f"{words} initial {self.initial}")
 
     @property
     def burst(self) -> int:
         return self.capacity
 
     @cython.ccall
-    def convert(self, old: Limit, state: tuple, now_us: cython.longlong) -> tuple:  # type: ignore[type-arg]
+    def convert(self, old: Limit, state: Any, now_us: cython.longlong) -> Any:
         return convert_level(self, old, state, now_us)
 
 
@@ -176,7 +176,7 @@ GCRA = TokenBucket
 
 def convert_level(new: Limit, old: Limit, state: Any, now_us: int) -> Any:
     """The same tokens missing, in the new units; what was reserved ahead stays, what exceeds the new size is clamped."""
-    at, taken, gap = old.undo(old, state[0], state[1], state[2], now_us // old.tick, 0, 0, 0)
+    at, taken, _ = old.undo(old, state[0], state[1], state[2], now_us // old.tick, 0, 0, 0)
     ahead = max(0, taken - old.full) * new.unit // old.unit
     missing = -(-min(taken, old.full) * new.unit // old.unit)
     return (at * old.tick // new.tick, min(TOP, min(missing, new.full) + ahead), 0)

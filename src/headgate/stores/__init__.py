@@ -24,7 +24,7 @@ def store_from_url(url: str) -> Store:
     for name, value in options.items():
         if not value.isdigit():
             raise ConfigurationError(f"{url!r}: {name} must be a whole number, not {value!r}")
-    return MemoryStore(**{name: int(value) for name, value in options.items()})
+    return MemoryStore(int(options.get("max_keys", 1_000_000)))
 
 
 __all__ = ["Claim", "MemoryStore", "NamedLimit", "Store", "store_from_url"]

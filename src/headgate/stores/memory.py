@@ -21,8 +21,8 @@ from typing import Any
 
 try:
     import cython
-except ModuleNotFoundError:  # pragma: no cover
-    from headgate import _plain as cython
+except ModuleNotFoundError:
+    from headgate import _plain as cython  # type: ignore[no-redef]
 
 if cython.compiled:
     from cython.cimports.headgate.algorithms import all_of, sliding_log
@@ -30,7 +30,7 @@ if cython.compiled:
     from cython.cimports.headgate.algorithms.limit import Answer, Limit, State
     from cython.cimports.headgate.algorithms.verdict import MAX_WAIT
     from cython.cimports.headgate.clock import SystemClock
-    from cython.cimports.headgate.decision import Decision
+    from cython.cimports.headgate.decision import Decision, fresh
     from cython.cimports.headgate.monotonic import monotonic_us
     from cython.cimports.headgate.stores.contract import Store
     from cython.cimports.headgate.stores.table import Room, Table
@@ -40,11 +40,16 @@ else:
     from ..algorithms.limit import Answer, Limit, State
     from ..algorithms.verdict import MAX_WAIT
     from ..clock import SystemClock, monotonic_us
-    from ..decision import Decision
+    from ..decision import Decision, fresh
     from .contract import Store
     from .table import Room, Table
 
     CellPointer = Any
+
+    def blank(store: MemoryStore, place: Place) -> Decision:
+        """A Decision to be filled in."""
+        return fresh(place.name)
+
 
 from ..algorithms.all_of import together
 from ..clock import SYSTEM, Clock
@@ -83,7 +88,8 @@ class MemoryStore(Store):
         self.shift_us = 0
         self.calls = 0
         self.stamp = 0
-        self._tables = {}
+        self.spare = None
+        self._tables: dict[Any, Table] = {}
         self._lock = threading.RLock()
         if not cython.compiled:
             _stores.add(self)
@@ -193,7 +199,9 @@ class MemoryStore(Store):
         return cell
 
     @cython.cfunc
-    def put(self, place: Place, key: str, a: cython.longlong, b: cython.longlong, c: cython.longlong, now_us: cython.longlong) -> cython.int:
+    def put(
+        self, place: Place, key: str, a: cython.longlong, b: cython.longlong, c: cython.longlong, now_us: cython.longlong
+    ) -> cython.int:
         """Stores what a rule answered: three integers, or one more entry of a log."""
         table: Table = place.table
         cell = self.find(place, key, now_us, 1)
@@ -221,6 +229,7 @@ class MemoryStore(Store):
     @cython.cfunc
     def decide_one(
         self,
+        decision: Decision,
         place: Place,
         key: str,
         cost: cython.longlong,
@@ -228,14 +237,13 @@ class MemoryStore(Store):
         commit: cython.bint,
         now_us: cython.longlong,
     ) -> Decision:
-        """One limit, one key: the hot path. Everything is allocated before the cell is found."""
+        """One limit, one key: the hot path. The answer goes into `decision`, so nothing is allocated once the cell is found."""
         answer: Answer
         first: State
-        decision: Decision = Decision.__new__(Decision)
         limit: Limit = place.limit
         table: Table = place.table
         tick: cython.longlong = limit.tick
-        now: cython.longlong = now_us if tick == 1 else now_us // tick
+        now: cython.longlong = now_us if limit.fine else now_us // tick
         patience: cython.longlong = 0
         if max_wait_us > 0 and limit.reserves:
             patience = (now_us + max_wait_us) // tick - now
@@ -263,7 +271,6 @@ class MemoryStore(Store):
                 self.put(place, key, answer[0], answer[1], answer[2], now_us)
         elif not commit or cost == 0:
             return self.glance(place, key, cost, answer[3], answer[4], now_us)
-        decision.name = place.name
         decision.limit = limit.capacity
         decision.remaining = answer[5]
         decision.reset_us = answer[6] * tick - now_us if answer[6] > now else 0
@@ -283,7 +290,13 @@ class MemoryStore(Store):
 
     @cython.cfunc
     def glance(
-        self, place: Place, key: str, cost: cython.longlong, start: cython.longlong, retry: cython.longlong, now_us: cython.longlong
+        self,
+        place: Place,
+        key: str,
+        cost: cython.longlong,
+        start: cython.longlong,
+        retry: cython.longlong,
+        now_us: cython.longlong,
     ) -> Decision:
         """The answer to a peek: the verdict on a hit, beside what is there now."""
         answer: Answer

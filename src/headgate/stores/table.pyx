@@ -45,8 +45,6 @@ cdef extern from *:
     void release_part "headgate_release_part"(void* pages, size_t size) nogil
 
 cdef enum:
-    SEGMENT = 4096      # cells: 256 KiB
-    INLINE = 21         # bytes of a key that fit into its cell
     SMALLEST = 1024     # chain heads: one page
     PART = 16384        # heads given back at a time while the old index empties
     SHARED = 1024       # cells for strangers
@@ -59,14 +57,6 @@ cdef class Room:
         self.max_keys = max_keys
         self.live = 0
         self.shared = 0
-
-
-cdef inline bint same_key(Cell* cell, unsigned int size, int kind, const void* data) noexcept nogil:
-    if cell.size != size or cell.kind != kind:
-        return False
-    if size <= INLINE:
-        return memcmp(cell.key, data, size) == 0
-    return memcmp((<char**> cell.key)[0], data, size) == 0
 
 
 @cython.no_gc_clear
@@ -100,35 +90,6 @@ cdef class Table:
             free(self.overflow)
         if self.room is not None:
             self.room.live -= self.n
-
-    # Finding ---------------------------------------------------------------------------------------------------
-
-    cdef inline Cell* at(self, Py_ssize_t i) noexcept nogil:
-        return &self.segments[i // SEGMENT][i % SEGMENT]
-
-    cdef inline unsigned int* chain(self, unsigned long long hash) noexcept nogil:
-        """The head of the chain that holds, or would hold, this hash."""
-        if self.old != NULL and (hash & self.old_mask) >= self.moved:
-            return &self.old[hash & self.old_mask]
-        return &self.heads[hash & self.mask]
-
-    cdef inline unsigned long long hashed(self, str key) noexcept:
-        """The string's own hash, keyed once more: it can be fixed from outside, and its low bits chosen."""
-        cdef unsigned long long mixed = (<unsigned long long> hash(key) ^ self.secret) * <unsigned long long> 0x9E3779B97F4A7C15
-        return mixed ^ (mixed >> 32)
-
-    cdef Cell* find(self, str key) noexcept:
-        cdef unsigned long long hashed = self.hashed(key)
-        cdef unsigned int link = self.chain(hashed)[0]
-        cdef int kind = PyUnicode_KIND(key)
-        cdef unsigned int size = <unsigned int> (PyUnicode_GET_LENGTH(key) * kind)
-        cdef Cell* cell
-        while link:
-            cell = self.at(link - 1)
-            if cell.hash == hashed and same_key(cell, size, kind, PyUnicode_DATA(key)):
-                return cell
-            link = cell.next
-        return NULL
 
     # Adding ----------------------------------------------------------------------------------------------------
 
@@ -236,6 +197,8 @@ cdef class Table:
     cdef void sweep(self, Py_ssize_t budget, long long now_us) noexcept:
         """Looks at a few cells, each in its turn, and forgets those that are as new."""
         cdef Cell* cell
+        if budget > self.n:
+            budget = self.n
         while budget > 0 and self.n > 0:
             budget -= 1
             if self.cursor >= self.n:

@@ -1,4 +1,4 @@
-"""For tests: a clock that moves when told to, the contract that every store must pass, and a switch to limit nothing."""
+"""A clock for tests, which moves when told to, and the switch that limits nothing."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from .verbs import switch
+from ..verbs import switch
 
 
 class ManualClock:

@@ -1,0 +1,85 @@
+"""What happened to a RateLimiter, told under Resilience4j's names. Consumers can't change an answer, nor break a caller."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from enum import StrEnum
+from typing import Self
+
+from ..clock import Clock
+from ..observe.events import Event, Publisher
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+class EventType(StrEnum):
+    """The kinds of events."""
+
+    SUCCESSFUL_ACQUIRE = "SUCCESSFUL_ACQUIRE"
+    FAILED_ACQUIRE = "FAILED_ACQUIRE"
+    DRAINED = "DRAINED"
+
+
+@dataclass(frozen=True, slots=True)
+class RateLimiterEvent:
+    """One event; `number_of_permits` were asked for, or drained. `creation_time` is the store's clock, in UTC."""
+
+    event_type: EventType
+    rate_limiter_name: str
+    number_of_permits: int
+    creation_time: datetime
+
+
+Consumer = Callable[[RateLimiterEvent], object]
+
+
+@dataclass(frozen=True)
+class _Translator:
+    """Hands a consumer its event; equal for equal consumers, so that it can be taken away again."""
+
+    consumer: Consumer
+    clock: Clock
+
+    def __call__(self, event: Event) -> None:
+        created = _EPOCH + timedelta(microseconds=self.clock.now_us())
+        self.consumer(RateLimiterEvent(EventType(event.kind), event.limiter, event.cost, created))
+
+
+class EventPublisher:
+    """Where to listen: `publisher.on_success(count).on_failure(warn)`. A consumer that raises is logged, and counted."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._publisher = Publisher(tuple(EventType))
+
+    def on_success(self, consumer: Consumer) -> Self:
+        return self._on(EventType.SUCCESSFUL_ACQUIRE, consumer)
+
+    def on_failure(self, consumer: Consumer) -> Self:
+        return self._on(EventType.FAILED_ACQUIRE, consumer)
+
+    def on_drained(self, consumer: Consumer) -> Self:
+        return self._on(EventType.DRAINED, consumer)
+
+    def on_event(self, consumer: Consumer) -> Self:
+        """Every kind."""
+        return self._on("*", consumer)
+
+    def remove(self, consumer: Consumer) -> Self:
+        """Stops telling a consumer anything."""
+        self._publisher.off("*", _Translator(consumer, self._clock))
+        return self
+
+    @property
+    def failures(self) -> int:
+        """How often a consumer raised."""
+        return self._publisher.failures
+
+    def publish(self, kind: EventType, name: str, permits: int) -> None:
+        self._publisher.publish(kind, name, cost=permits)
+
+    def _on(self, kind: str, consumer: Consumer) -> Self:
+        self._publisher.on(kind, _Translator(consumer, self._clock))
+        return self

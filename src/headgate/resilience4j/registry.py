@@ -1,0 +1,120 @@
+"""RateLimiterRegistry: RateLimiters under names, made once from shared configurations, over one store."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import NoReturn, Self
+
+from ..errors import ConfigurationError
+from ..observe.events import ADDED, REMOVED, REPLACED
+from ..registry import Change, Entries
+from ..registry.entries import DEFAULT
+from ..stores import Store
+from .config import RateLimiterConfig
+from .rate_limiter import RateLimiter
+
+Consumer = Callable[[Change], object]
+Configs = RateLimiterConfig | Mapping[str, RateLimiterConfig]
+
+
+class RegistryEventPublisher:
+    """Where to listen to a registry. A consumer gets a Change: `limiter` (the name), `entry`, and `replaced`."""
+
+    def __init__(self, registry: RateLimiterRegistry) -> None:
+        self._events = registry.events
+
+    def on_entry_added(self, consumer: Consumer) -> Self:
+        return self._on(ADDED, consumer)
+
+    def on_entry_removed(self, consumer: Consumer) -> Self:
+        return self._on(REMOVED, consumer)
+
+    def on_entry_replaced(self, consumer: Consumer) -> Self:
+        return self._on(REPLACED, consumer)
+
+    def _on(self, kind: str, consumer: Consumer) -> Self:
+        self._events.on(kind, consumer)  # type: ignore[arg-type]  # a registry tells nothing but Changes
+        return self
+
+
+class RateLimiterRegistry(Entries[RateLimiter, RateLimiterConfig]):
+    """Named RateLimiters. `configs` is the default configuration, or a mapping of names to configurations.
+
+    `tags` are given to every RateLimiter; its own tags win. find, remove, replace, add_configuration and the rest are those of
+    every registry; only the name "default" is reserved here, as in Resilience4j.
+    """
+
+    def __init__(
+        self, configs: Configs | None = None, *, store: Store | str | None = None, tags: Mapping[str, str] | None = None
+    ) -> None:
+        given = dict(configs) if isinstance(configs, Mapping) else {} if configs is None else {DEFAULT: configs}
+        super().__init__({DEFAULT: RateLimiterConfig(), **given}, store)
+        self.tags = dict(tags or {})
+
+    @classmethod
+    def of(
+        cls, configs: Configs, *, store: Store | str | None = None, tags: Mapping[str, str] | None = None
+    ) -> RateLimiterRegistry:
+        return cls(configs, store=store, tags=tags)
+
+    @classmethod
+    def of_defaults(cls) -> RateLimiterRegistry:
+        return cls()
+
+    def rate_limiter(
+        self,
+        name: str,
+        config: RateLimiterConfig | str | Callable[[], RateLimiterConfig] | None = None,
+        tags: Mapping[str, str] | None = None,
+    ) -> RateLimiter:
+        """The RateLimiter of that name; made, if it is not there yet, by a configuration, the name of a shared one, or a
+        function that returns one."""
+
+        def make() -> RateLimiter:
+            return RateLimiter(name, self._config(config), store=self.store, tags={**self.tags, **(tags or {})})
+
+        return self.get_or_create(name, make)
+
+    def all_rate_limiters(self) -> list[RateLimiter]:
+        return list(self.items().values())
+
+    @property
+    def default_config(self) -> RateLimiterConfig:
+        return self.configuration(DEFAULT)
+
+    @property
+    def event_publisher(self) -> RegistryEventPublisher:
+        return RegistryEventPublisher(self)
+
+    def add_configuration(self, name: str, configuration: RateLimiterConfig) -> None:
+        """Shares a configuration under a name, from now on; "default" is taken."""
+        if name == DEFAULT:
+            _refuse_default()
+        super().add_configuration(name, configuration)
+
+    def remove_configuration(self, name: str) -> RateLimiterConfig | None:
+        """Takes a configuration away and returns it; None when there was none."""
+        if name == DEFAULT:
+            _refuse_default()
+        return super().remove_configuration(name)
+
+    def _config(self, config: RateLimiterConfig | str | Callable[[], RateLimiterConfig] | None) -> RateLimiterConfig:
+        if config is None or isinstance(config, str):
+            return self.configuration(DEFAULT if config is None else config)
+        return config() if callable(config) else config
+
+    def _checked_configuration(self, name: str, configuration: RateLimiterConfig) -> RateLimiterConfig:
+        if not isinstance(configuration, RateLimiterConfig):
+            raise ConfigurationError(f"{name!r}: {configuration!r} is no RateLimiterConfig")
+        return configuration
+
+    def _checked_entry(self, name: str, entry: RateLimiter) -> RateLimiter:
+        if not isinstance(entry, RateLimiter):
+            raise ConfigurationError(f"{name!r}: {entry!r} is no RateLimiter")
+        if entry.name != name:
+            raise ConfigurationError(f"this RateLimiter is called {entry.name!r}, not {name!r}; make it with that name")
+        return entry
+
+
+def _refuse_default() -> NoReturn:
+    raise ConfigurationError("'default' is the default configuration of this registry: give it when the registry is made")

@@ -1,0 +1,271 @@
+"""What can happen to a limiter, as data: awkward limits, and traces of steps that are played on any limiter.
+
+A trace is a list of small tuples, so that a failing one prints as something that can be pasted into a test. Times are
+integer microseconds. `Until` moves the clock to what the last decision promised, or one microsecond beside it: promises
+break at their edges.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from hypothesis import strategies as st
+
+from ..algorithms import ALGORITHMS, FixedWindow, LeakyBucket, LeakyBucketQueue, Limit, TokenBucket
+from ..errors import InvalidLimit, RateLimited
+
+HUGE = 10**30
+DAY_US = 86_400_000_000
+
+#: Rates that break arithmetic: fractions that never end, ticks coarser than a microsecond, the edges of the domain.
+RATES = (
+    "5/s",
+    "1/s",
+    "2/s",
+    "3/s",
+    "10/min",
+    "54/min",
+    "7 per 3 hours",
+    "10007/30d",
+    "1234567/d",
+    "1234567/s",
+    "1/400d",
+    "1000000000/ms",
+    "3 per 7us",
+    "2 per 1ms",
+)
+SIZES = (1, 2, 3, 10, 1000)
+
+
+class Wait(NamedTuple):
+    us: int
+
+
+class Until(NamedTuple):
+    """Moves to the last decision's `retry`, `reset` or `wait`, and `beside` microseconds more."""
+
+    what: str
+    beside: int
+
+
+class Hit(NamedTuple):
+    key: Any
+    cost: Any
+
+
+class Peek(NamedTuple):
+    key: Any
+    cost: Any
+
+
+class HitMany(NamedTuple):
+    keys: tuple[Any, ...]
+    cost: int
+
+
+class Acquire(NamedTuple):
+    key: Any
+    cost: Any
+    timeout_us: int | None
+
+
+class Reserve(NamedTuple):
+    key: Any
+    cost: Any
+    max_wait_us: int | None
+
+
+class Cancel(NamedTuple):
+    """Cancels one of the reservations made so far: the last is 0, the one before it 1, …"""
+
+    back: int
+
+
+class Settle(NamedTuple):
+    back: int
+    used: int
+
+
+class Refund(NamedTuple):
+    key: Any
+    cost: Any
+
+
+class Reset(NamedTuple):
+    key: Any
+
+
+Step = Wait | Until | Hit | Peek | HitMany | Acquire | Reserve | Cancel | Settle | Refund | Reset
+
+
+# Limits ----------------------------------------------------------------------------------------------------------------
+
+
+def made(algorithm: type[Limit], *arguments: Any, **options: Any) -> list[Limit]:
+    """The limit, or nothing where it can't be counted exactly."""
+    try:
+        return [algorithm(*arguments, **options)]  # type: ignore[call-arg]
+    except InvalidLimit:
+        return []
+
+
+def variants(algorithm: type[Limit], rate: str) -> list[Limit]:
+    """Every shape of one rule at one rate."""
+    if algorithm is TokenBucket:
+        starts = [made(algorithm, rate, burst=size, initial=initial) for size in SIZES for initial in (None, 0, 1)]
+        return sum(starts, made(algorithm, rate))
+    if algorithm is LeakyBucket:
+        return sum([made(algorithm, rate, capacity=size) for size in SIZES], [])
+    if algorithm is LeakyBucketQueue:
+        return sum([made(algorithm, rate, capacity=size) for size in SIZES], made(algorithm, rate))
+    if algorithm is FixedWindow:
+        return made(algorithm, rate) + made(algorithm, rate, align="first")
+    return made(algorithm, rate)
+
+
+#: Every rule, at every rate, in every shape.
+LIMITS: dict[type[Limit], list[Limit]] = {
+    algorithm: sum([variants(algorithm, rate) for rate in RATES], []) for algorithm in dict.fromkeys(ALGORITHMS.values())
+}
+EVERY_LIMIT = sum(LIMITS.values(), [])
+
+
+def limits(*algorithms: type[Limit]) -> st.SearchStrategy[Limit]:
+    """A limit of one of these rules (of any)."""
+    return st.sampled_from([limit for algorithm in algorithms or tuple(LIMITS) for limit in LIMITS[algorithm]])
+
+
+# Steps -----------------------------------------------------------------------------------------------------------------
+
+
+def moments(some: Sequence[Limit]) -> st.SearchStrategy[int]:
+    """Lengths of time that matter to these limits: a tick, an interval, a window, several of them, and one beside."""
+    marks = {1}
+    for limit in some:
+        marks |= {limit.tick, limit.period // limit.count, limit.period // 2, limit.period, 2 * limit.period}
+    near = st.builds(lambda mark, beside: max(0, mark + beside), st.sampled_from(sorted(marks)), st.sampled_from((-1, 0, 1)))
+    return near | st.integers(0, 30) | st.integers(0, 3 * max(marks))
+
+
+def costs(some: Sequence[Limit]) -> st.SearchStrategy[int]:
+    sizes = sorted({size for limit in some for size in (limit.capacity - 1, limit.capacity, limit.capacity + 1)})
+    return st.sampled_from((1, 1, 1, 2, 3, 0, *sizes, HUGE))
+
+
+def times(some: Sequence[Limit], backwards: bool) -> st.SearchStrategy[Step]:
+    leaps = st.sampled_from((1000 * DAY_US, -1, -1_000_000, -DAY_US) if backwards else (1000 * DAY_US,))
+    until = st.builds(Until, st.sampled_from(("retry", "retry", "wait", "reset")), st.sampled_from((-1, 0, 0, 1)))
+    return until | until | st.builds(Wait, moments(some)) | st.builds(Wait, moments(some)) | st.builds(Wait, leaps)
+
+
+def takings(some: Sequence[Limit], keys: st.SearchStrategy[Any], cost: st.SearchStrategy[Any]) -> st.SearchStrategy[Step]:
+    waits = st.none() | moments(some) | moments(some)
+    takes = [st.builds(Hit, keys, cost), st.builds(Hit, keys, cost), st.builds(Peek, keys, cost)]
+    takes += [st.builds(Reserve, keys, cost, waits), st.builds(Reserve, keys, cost, waits)]
+    takes += [st.builds(Acquire, keys, cost, waits), st.builds(HitMany, st.lists(keys, max_size=4).map(tuple), costs(some))]
+    return st.one_of(takes)
+
+
+def givings(some: Sequence[Limit], keys: st.SearchStrategy[Any], cost: st.SearchStrategy[Any]) -> st.SearchStrategy[Step]:
+    back = st.sampled_from((0, 0, 1, 2, 3))
+    gives = [st.builds(Cancel, back), st.builds(Cancel, back), st.builds(Settle, back, st.integers(0, 12))]
+    if all(limit.refunds for limit in some):
+        gives.append(st.builds(Refund, keys, cost))
+    return st.one_of(*gives, st.builds(Reset, keys))
+
+
+def traces(
+    some: Sequence[Limit], several_keys: bool = False, backwards: bool = False, gives: bool = True, max_size: int = 25
+) -> st.SearchStrategy[list[Step]]:
+    """Traces for a limiter of these limits. With several keys and limits, each limit may have its own key and cost."""
+    keys: st.SearchStrategy[Any] = st.sampled_from("ab") if several_keys else st.just("a")
+    cost: st.SearchStrategy[Any] = costs(some)
+    if len(some) > 1 and several_keys:
+        keys = keys | st.tuples(*[st.sampled_from(("a", "b", None)) for _ in some])
+        cost = cost | st.tuples(*[costs([limit]) for limit in some])
+    taking, passing = takings(some, keys, cost), times(some, backwards)
+    step = taking | taking | passing
+    return st.lists(step | givings(some, keys, cost) if gives else step, max_size=max_size)
+
+
+# Playing ---------------------------------------------------------------------------------------------------------------
+
+
+class Player:
+    """Plays steps on a limiter and notes what it answered: `to_dict()` of a decision, True or False of a settlement."""
+
+    def __init__(self, limiter: Any, clock: Any) -> None:
+        self.limiter = limiter
+        self.clock = clock
+        self.reservations: list[Any] = []
+        self.last: Any = None
+
+    def play(self, trace: Sequence[Step]) -> list[Any]:
+        return [self.step(step) for step in trace]
+
+    def step(self, step: Step) -> Any:
+        verb = getattr(self, type(step).__name__.lower())
+        return verb(*step)
+
+    def named(self, value: Any) -> Any:
+        """A tuple, one for each limit, as the mapping that limiters take."""
+        return dict(zip(self.limiter.limits, value, strict=True)) if isinstance(value, tuple) else value
+
+    def told(self, decision: Any) -> Any:
+        self.last = decision
+        return decision.to_dict()
+
+    def wait(self, us: int) -> None:
+        self.clock.advance(us / 1_000_000)
+
+    def until(self, what: str, beside: int) -> None:
+        if self.last is not None and (us := {"retry": self.last.retry_us, "reset": self.last.reset_us}.get(what, self.last.wait_us)) >= 0:
+            self.wait(us + beside)
+
+    def hit(self, key: Any, cost: Any) -> Any:
+        return self.told(self.limiter.hit(self.named(key), self.named(cost)))
+
+    def peek(self, key: Any, cost: Any) -> Any:
+        return self.told(self.limiter.peek(self.named(key), self.named(cost)))
+
+    def hitmany(self, keys: Sequence[Any], cost: int) -> Any:
+        return [self.told(decision) for decision in self.limiter.hit_many([self.named(key) for key in keys], cost)]
+
+    def acquire(self, key: Any, cost: Any, timeout_us: int | None) -> Any:
+        try:
+            return self.told(self.limiter.acquire(self.named(key), self.named(cost), seconds(timeout_us)))
+        except RateLimited as refused:
+            return self.told(refused.decision)
+
+    def reserve(self, key: Any, cost: Any, max_wait_us: int | None) -> Any:
+        reservation = self.limiter.reserve(self.named(key), self.named(cost), seconds(max_wait_us))
+        self.reservations.append(reservation)
+        return self.told(reservation.decision)
+
+    def chosen(self, back: int) -> Any:
+        return self.reservations[-1 - back] if back < len(self.reservations) else None
+
+    def cancel(self, back: int) -> Any:
+        reservation = self.chosen(back)
+        return reservation and reservation.cancel()
+
+    def settle(self, back: int, used: int) -> Any:
+        reservation = self.chosen(back)
+        return reservation and reservation.settle(dict.fromkeys(self.limiter.limits, used))
+
+    def refund(self, key: Any, cost: Any) -> None:
+        self.limiter.refund(self.named(key), self.named(cost))
+
+    def reset(self, key: Any) -> None:
+        self.limiter.reset(self.named(key))
+
+
+def seconds(us: int | None) -> float | None:
+    return None if us is None else us / 1_000_000
+
+
+def promised_us(decision: Any) -> int | None:
+    """When a refused call may come back, None for never."""
+    return None if decision.retry_after == math.inf else int(decision.retry_us)
