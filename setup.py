@@ -27,6 +27,7 @@ COMPILED = (
     "algorithms/sliding_counter",
     "stores/contract",
     "stores/table",
+    "stores/cells",
     "stores/memory",
 )
 REQUIRED = os.environ.get("HEADGATE_REQUIRE_COMPILED") == "1"

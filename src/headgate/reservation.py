@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, Any
 from .algorithms.claim import Claim
 from .decision import Decision
 from .errors import ConfigurationError, RateLimited, StoreError
+from .line import Turn
 from .observe.events import GIVE_BACK_FAILED
 from .verbs import checked_cost
-from .waiting import Turn
 
 if TYPE_CHECKING:
-    from .limiter import Waits
+    from .waiting import Waits
 
 log = logging.getLogger("headgate")
 
@@ -122,6 +122,7 @@ class Reservation(Charge):
             except BaseException:
                 self._decided = True
                 raise
+            self._decision, self._turn = self._turn.decision, None
         return self
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
@@ -165,6 +166,7 @@ class AsyncReservation(Charge):
             except BaseException:
                 self._decided = True
                 raise
+            self._decision, self._turn = self._turn.decision, None
         return self
 
     async def __aexit__(self, kind: object, error: object, trace: object) -> None:

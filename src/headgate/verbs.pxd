@@ -1,6 +1,7 @@
 # The C face of verbs.py.
 from headgate.decision cimport Decision
-from headgate.stores.memory cimport MemoryStore, Place
+from headgate.stores.cells cimport Place
+from headgate.stores.memory cimport MemoryStore
 
 cdef object ONE
 cdef bint off

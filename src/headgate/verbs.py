@@ -19,11 +19,13 @@ except ModuleNotFoundError:
 if cython.compiled:
     from cython.cimports.headgate.decision import Decision, fresh
     from cython.cimports.headgate.monotonic import monotonic_us
-    from cython.cimports.headgate.stores.memory import MemoryStore, Place, blank
+    from cython.cimports.headgate.stores.cells import Place
+    from cython.cimports.headgate.stores.memory import MemoryStore, blank
 else:
     from .clock import monotonic_us
     from .decision import Decision, fresh
-    from .stores.memory import MemoryStore, Place, blank
+    from .stores.cells import Place
+    from .stores.memory import MemoryStore, blank
 
 from .algorithms.claim import Claim, NamedLimit
 from .algorithms.limit import Limit, refuse_refund
@@ -92,7 +94,7 @@ class Verbs:
         self.names = tuple(limits)
         self.named = tuple([NamedLimit(self.name, key, limit) for key, limit in limits.items()])
         self.store = store
-        self.memory: Any = store if isinstance(store, MemoryStore) else None
+        self.memory: Any = store if type(store) is MemoryStore else None  # a subclass is asked as any other store
         self.place: Any = None
         if self.memory is not None and len(self.named) == 1:
             self.place = self.memory.place(self.named[0])

@@ -1,11 +1,7 @@
-"""Who waits, in which order, and who moves up when somebody leaves.
+"""How a limiter waits, in both colours: one decision, one sleep.
 
-A waiter made one decision and holds its start; it sleeps once. The line only remembers who holds a start that is still
-to come, so that, when one of them leaves, those behind it give back from the last to the first and ask again in order:
-everybody moves up and nobody is overtaken. One line per store, because limiters of one name share their state.
-
-The sliding counter can't reserve; its waiters stand in a turnstile, one per key: the first asks again when it was told
-to, the others wait until they are first.
+The decision charges at a start to come, the caller sleeps until then. Nobody polls, nobody is overtaken; a deadline shorter than
+the wait refuses at once, and who is cancelled gives its start back. Only what sleeps or talks to a store is written twice.
 """
 
 from __future__ import annotations
@@ -13,179 +9,272 @@ from __future__ import annotations
 import asyncio
 import threading
 import weakref
-from collections import deque
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
 
-from .algorithms.claim import Claim
+from .algorithms import Limit
+from .algorithms.text import named_limits
+from .algorithms.verdict import MAX_WAIT
 from .decision import Decision
-from .stores.contract import Store
+from .decorate import decorated
+from .errors import ConfigurationError, RateLimited
+from .line import Line, Turn, Turnstile, line_of
+from .observe.events import WAITED
+from .rate import Duration, duration_us
+from .stores import Store, store_from_url
+from .stores.memory import MemoryStore
+from .verbs import Cost, Key, Verbs
 
-Pair = tuple[Any, str]
-
-
-class Turn:
-    """A start that is still to come: what was charged, when, and whom to wake when it comes earlier."""
-
-    __slots__ = ("asleep", "claims", "deadline_us", "decision", "wake")
-
-    def __init__(self, claims: Sequence[Claim], decision: Decision, deadline_us: int | None) -> None:
-        self.claims = claims
-        self.decision = decision
-        self.deadline_us = deadline_us
-        self.asleep = False
-        self.wake: Callable[[], None] | None = None
-
-    def pairs(self) -> set[Pair]:
-        return {(claim.limit.identity, claim.key) for claim in self.claims}
+F = TypeVar("F", bound=Callable[..., Any])
+Limits = Limit | str | Mapping[str, Limit | str] | Sequence[Limit | str]
 
 
-class Line:
-    """Everybody in this process who holds a start to come in one store."""
+class Stats(NamedTuple):
+    """What a limiter counted: decisions, callers that sleep now, keys and shared decisions of its store."""
 
-    def __init__(self, store: Store) -> None:
-        self._store = weakref.ref(store)
-        self.lock = threading.RLock()
-        self._turns: dict[Pair, list[Turn]] = {}
-        self._leaving: list[Turn] = []
+    allowed: int
+    refused: int
+    waiting: int
+    keys: int
+    shared: int
 
-    def join(self, turn: Turn) -> None:
-        """Takes a place, in the order of starts; those whose start is over step out on the way."""
-        with self.lock:
-            for pair in turn.pairs():
-                line = self._turns.setdefault(pair, [])
-                now_us = turn.decision.start_us - turn.decision.wait_us
-                while line and not line[0].asleep and line[0].decision.start_us <= now_us:
-                    line.pop(0)
-                at = len(line)
-                while at and line[at - 1].decision.start_us > turn.decision.start_us:
-                    at -= 1
-                line.insert(at, turn)
 
-    def done(self, turn: Turn) -> None:
-        """The turn has come, or is settled otherwise."""
-        with self.lock:
-            for pair in turn.pairs():
-                line = self._turns.get(pair)
-                if line is not None and turn in line:
-                    line.remove(turn)
-                    if not line:
-                        del self._turns[pair]
+class Waits(Verbs):
+    """What both colours share: how to wait, how to leave, how to decorate."""
 
-    def leave(self, turns: Sequence[Turn]) -> None:
-        """Gives these turns back; in process, everybody behind them moves up."""
-        store = self._store()
+    __slots__ = ("_line", "_loops", "_owns", "_turnstile")
+
+    def __init__(self, limits: Limits, store: Store | str | None = None, name: str | None = None) -> None:
+        if name is not None and (not isinstance(name, str) or not name):
+            raise ConfigurationError(f"a limiter's name must be a text, not {name!r}")
+        self._owns = store is None or isinstance(store, str)
         if store is None:
-            return
-        with self.lock:
-            behind = self._behind(turns)
-            for turn in turns:
-                self.done(turn)
-            if not behind:
-                for turn in reversed(turns):
-                    store.give_back(turn.claims, turn.decision.start_us)
-                return
-            leaving = {id(turn) for turn in turns}
-            order = sorted([*turns, *behind], key=lambda turn: turn.decision.start_us)
-            asked = [(turn.claims, turn.decision.start_us, turn.deadline_us, id(turn) not in leaving) for turn in order]
-            for turn, decision in zip(order, store.rebook(asked), strict=True):  # type: ignore[attr-defined]
-                if decision is None:
-                    continue
-                moved = decision.start_us != turn.decision.start_us or not decision
-                turn.decision = decision
-                if moved and turn.wake is not None:
-                    turn.wake()
+            store = MemoryStore()
+        elif isinstance(store, str):
+            store = store_from_url(store)
+        elif not isinstance(store, Store):
+            raise ConfigurationError(f"store must be a store or a URL such as 'memory://', not {store!r}")
+        super().__init__(named_limits(limits, name), store, name)
+        self._line: Line = line_of(store)
+        self._turnstile = Turnstile()
+        self._loops: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Turnstile] = weakref.WeakKeyDictionary()
 
-    def _behind(self, turns: Sequence[Turn]) -> list[Turn]:
-        """Those with a later start that share a key with the leaving, or with somebody who does."""
-        store = self._store()
-        if store is None or not store.local:
-            return []
-        first = min(turn.decision.start_us for turn in turns)
-        shared: set[Pair] = set().union(*(turn.pairs() for turn in turns))
-        found: list[Turn] = []
-        seen = {id(turn) for turn in turns}
-        grown = True
-        while grown:
-            grown = False
-            for pair in tuple(shared):
-                for other in self._turns.get(pair, ()):
-                    if id(other) not in seen and other.decision.start_us >= first:
-                        seen.add(id(other))
-                        found.append(other)
-                        grown = grown or not other.pairs() <= shared
-                        shared |= other.pairs()
-        return found
+    def __repr__(self) -> str:
+        limits = ", ".join(
+            f"{name!r}: {limit}" if name != str(limit) else repr(str(limit)) for name, limit in self.limits.items()
+        )
+        return f"<{type(self).__name__} {limits}>"
 
-    def leave_soon(self, turn: Turn, loop: asyncio.AbstractEventLoop) -> None:
-        """As leave, for a task that was cancelled: all that are cancelled in this turn of the loop leave together."""
-        with self.lock:
-            self._leaving.append(turn)
-            if len(self._leaving) > 1:
-                return
-        loop.call_soon(self._leave_all)
+    def waiting(self, key: Key | None = None) -> int:
+        """How many callers of this process are waiting, for a key or for any."""
+        identities = {named.identity for named in self.named}
+        keys = None if key is None else {claim.key for claim in self.claims(key)}
+        standing = [self._turnstile, *self._loops.values()]
+        ticket = None if key is None else self._ticket(key)
+        return self._line.waiting(identities, keys) + sum(line.waiting(ticket) for line in standing)
 
-    def _leave_all(self) -> None:
-        with self.lock:
-            turns, self._leaving = self._leaving, []
-            if turns:
-                self.leave(turns)
+    def stats(self) -> Stats:
+        """Numbers since this limiter was made."""
+        keys = len(self.store) if isinstance(self.store, MemoryStore) else 0
+        return Stats(*self.counts(), self.waiting(), keys, self.shared)
 
-    def waiting(self, identities: set[Any], keys: set[str] | None = None) -> int:
-        """How many callers sleep for one of these limits (and keys)."""
-        with self.lock:
-            asleep = {
-                id(turn)
-                for (identity, key), line in self._turns.items()
-                if identity in identities and (keys is None or key in keys)
-                for turn in line
-                if turn.asleep
-            }
-            return len(asleep)
+    # Waiting ---------------------------------------------------------------------------------------------------
+
+    def _book(self, key: Key, cost: Cost, patience_us: int) -> tuple[Decision, Turn | None]:
+        """One decision; a start to come takes its place in the line in the same step."""
+        with self._line.lock:
+            decision = self.decide(key, cost, patience_us)
+            return decision, self._turn(key, cost, patience_us, decision)
+
+    async def _abook(self, key: Key, cost: Cost, patience_us: int) -> tuple[Decision, Turn | None]:
+        if self.store.local:
+            return self._book(key, cost, patience_us)
+        claims = self.claims(key, cost)
+        decision = await self.store.adecide(claims, None if patience_us >= MAX_WAIT else patience_us)
+        return decision, self._turn(key, cost, patience_us, decision)
+
+    def _turn(self, key: Key, cost: Cost, patience_us: int, decision: Decision) -> Turn | None:
+        if not decision.wait_us:
+            return None
+        deadline = None if patience_us >= MAX_WAIT else decision.start_us - decision.wait_us + patience_us
+        turn = Turn(self.claims(key, cost), decision, deadline)
+        self._line.join(turn)
+        return turn
+
+    def _sleep(self, turn: Turn, key: Key, cost: Cost) -> None:
+        """Sleeps until the turn has come, which may be earlier than promised."""
+        wake = threading.Event()
+        turn.asleep, turn.wake = True, wake.set
+        try:
+            while True:
+                wake.clear()
+                decision = turn.decision
+                if not decision:
+                    break
+                self.store.clock.sleep(decision.wait, wake)
+                if not wake.is_set():
+                    break
+        except BaseException:
+            self._line.leave([turn])
+            raise
+        self._come(turn, key, cost)
+
+    async def _asleep(self, turn: Turn, key: Key, cost: Cost) -> None:
+        loop = asyncio.get_running_loop()
+        wake = asyncio.Event()
+        turn.asleep, turn.wake = True, lambda: _wake(loop, wake)
+        try:
+            while True:
+                wake.clear()
+                decision = turn.decision
+                if not decision:
+                    break
+                await self.store.clock.asleep(decision.wait, wake)
+                if not wake.is_set():
+                    break
+        except BaseException:
+            if self.store.local:
+                self._line.leave_soon(turn, loop)
+            else:
+                await self._agive_up(turn, key, cost, turn.decision)
+            raise
+        self._come(turn, key, cost)
+
+    def _come(self, turn: Turn, key: Key, cost: Cost) -> None:
+        self._line.done(turn)
+        if not turn.decision:  # somebody from elsewhere took the place while the line moved up
+            raise RateLimited(self.count(turn.decision, key, cost))
+        if self._publisher is not None:
+            self.events.publish(WAITED, self.name, key, cost, turn.decision)
+
+    def _give_up(self, turn: Turn | None, key: Key, cost: Cost, decision: Decision) -> None:
+        if turn is not None:
+            self._line.leave([turn])
+        else:
+            self.store.give_back(self.claims(key, cost), decision.start_us)
+
+    async def _agive_up(self, turn: Turn | None, key: Key, cost: Cost, decision: Decision) -> None:
+        if turn is None:
+            await self.store.agive_back(self.claims(key, cost), decision.start_us)
+        elif self.store.local:
+            self._line.leave([turn])
+        else:
+            self._line.done(turn)
+            await self.store.agive_back(turn.claims, turn.decision.start_us)
+
+    # Acquiring -------------------------------------------------------------------------------------------------
+
+    def _acquire(self, key: Key, cost: Cost, timeout: Duration | None) -> Decision:
+        patience = MAX_WAIT if timeout is None else min(MAX_WAIT, duration_us(timeout))
+        if not self.reserves:
+            return self._stand(key, cost, timeout)
+        decision, turn = self._book(key, cost, patience)
+        if not self.count(decision, key, cost):
+            raise RateLimited(decision)
+        if turn is not None:
+            self._sleep(turn, key, cost)
+            return turn.decision
+        return decision
+
+    async def _aacquire(self, key: Key, cost: Cost, timeout: Duration | None) -> Decision:
+        patience = MAX_WAIT if timeout is None else min(MAX_WAIT, duration_us(timeout))
+        if not self.reserves:
+            return await self._astand(key, cost, timeout)
+        decision, turn = await self._abook(key, cost, patience)
+        if not self.count(decision, key, cost):
+            raise RateLimited(decision)
+        if turn is not None:
+            await self._asleep(turn, key, cost)
+            return turn.decision
+        return decision
+
+    def _ticket(self, key: Key) -> Any:
+        return tuple(sorted((k, v) for k, v in key.items() if v is not None)) if isinstance(key, Mapping) else key
+
+    def _stand(self, key: Key, cost: Cost, timeout: Duration | None) -> Decision:
+        """For limits that can't reserve: stand in line, and ask again when told to."""
+        clock, ticket = self.store.clock, self._ticket(key)
+        deadline = None if timeout is None else clock.now_us() + duration_us(timeout)
+        turn = threading.Event()
+        first = self._turnstile.enter(ticket, turn)
+        try:
+            if not first:
+                self._check_in_time(self.peek(key, cost), deadline, clock.now_us(), key, cost)
+                left = None if deadline is None else max(0, deadline - clock.now_us()) / 1e6
+                if not turn.wait(left):
+                    raise RateLimited(self.count(self.peek(key, cost), key, cost))
+            while True:
+                decision = self.decide(key, cost)
+                if decision:
+                    return self.count(decision, key, cost)
+                self._check_in_time(decision, deadline, clock.now_us(), key, cost)
+                clock.sleep(decision.retry_after)
+        finally:
+            following = self._turnstile.leave(ticket, turn)
+            if following is not None:
+                following.set()
+
+    async def _astand(self, key: Key, cost: Cost, timeout: Duration | None) -> Decision:
+        clock, ticket = self.store.clock, self._ticket(key)
+        deadline = None if timeout is None else clock.now_us() + duration_us(timeout)
+        turn = asyncio.Event()
+        turnstile = self._loops.setdefault(asyncio.get_running_loop(), Turnstile())
+        first = turnstile.enter(ticket, turn)
+        try:
+            if not first:
+                self._check_in_time(await self._ask(key, cost, commit=False), deadline, clock.now_us(), key, cost)
+                left = None if deadline is None else max(0, deadline - clock.now_us()) / 1e6
+                try:
+                    async with asyncio.timeout(left):
+                        await turn.wait()
+                except TimeoutError:
+                    refused = await self._ask(key, cost, commit=False)
+                    raise RateLimited(self.count(refused, key, cost)) from None
+            while True:
+                decision = await self._ask(key, cost)
+                if decision:
+                    return self.count(decision, key, cost)
+                self._check_in_time(decision, deadline, clock.now_us(), key, cost)
+                await clock.asleep(decision.retry_after)
+        finally:
+            following = turnstile.leave(ticket, turn)
+            if following is not None:
+                following.set()
+
+    async def _ask(self, key: Key, cost: Cost, commit: bool = True) -> Decision:
+        if self.store.local:
+            return self.decide(key, cost) if commit else Verbs.peek(self, key, cost)
+        return await self.store.adecide(self.claims(key, cost), 0, commit)
+
+    def _check_in_time(self, decision: Decision, deadline: int | None, now_us: int, key: Key, cost: Cost) -> None:
+        """A deadline before the promised moment refuses at once."""
+        never = decision.retry_us < 0
+        if not decision and (never or (deadline is not None and now_us + decision.retry_us > deadline)):
+            raise RateLimited(self.count(decision, key, cost))
+
+    def _patience(self, max_wait: Duration | None) -> int:
+        if not self.reserves:
+            return 0
+        return MAX_WAIT if max_wait is None else min(MAX_WAIT, duration_us(max_wait))
+
+    # Decorating ------------------------------------------------------------------------------------------------
+
+    def limit(self, key: Any, cost: Any = 1, timeout: Duration | None = 0) -> Callable[[F], F]:
+        """Limits every call of a function, method, coroutine or (async) generator.
+
+        `key` and `cost` are values, or functions of the call's own arguments. Refused calls raise `RateLimited`; with a
+        `timeout` they wait up to that long first.
+        """
+
+        def decorate(function: F) -> F:
+            return decorated(self, function, key, cost, timeout)  # type: ignore[no-any-return]
+
+        return decorate
 
 
-_lines: weakref.WeakKeyDictionary[Store, Line] = weakref.WeakKeyDictionary()
-_lines_lock = threading.Lock()
-
-
-def line_of(store: Store) -> Line:
-    """The line of a store."""
-    with _lines_lock:
-        line = _lines.get(store)
-        if line is None:
-            line = _lines[store] = Line(store)
-        return line
-
-
-class Turnstile:
-    """Waiters of one key in order of arrival; only the first may ask. `make` makes what the others wait on."""
-
-    def __init__(self) -> None:
-        self.lock = threading.Lock()
-        self._lines: dict[Any, deque[Any]] = {}
-
-    def enter(self, key: Any, ticket: Any) -> bool:
-        """Joins the line; True when first."""
-        with self.lock:
-            line = self._lines.setdefault(key, deque())
-            line.append(ticket)
-            return line[0] is ticket
-
-    def is_first(self, key: Any, ticket: Any) -> bool:
-        with self.lock:
-            return self._lines[key][0] is ticket
-
-    def leave(self, key: Any, ticket: Any) -> Any:
-        """Leaves the line; answers with the ticket that is first now, if that has changed."""
-        with self.lock:
-            line = self._lines[key]
-            first = line[0]
-            line.remove(ticket)
-            if not line:
-                del self._lines[key]
-                return None
-            return line[0] if line[0] is not first else None
-
-    def waiting(self, key: Any = None) -> int:
-        with self.lock:
-            return sum(len(line) for name, line in self._lines.items() if key is None or name == key)
+def _wake(loop: asyncio.AbstractEventLoop, event: asyncio.Event) -> None:
+    """Sets an event of a loop from wherever this is; a loop that is gone has nobody left to wake."""
+    try:
+        loop.call_soon_threadsafe(event.set)
+    except RuntimeError:
+        pass

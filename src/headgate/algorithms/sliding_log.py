@@ -24,9 +24,9 @@ except ModuleNotFoundError:
 from ..rate import Duration
 
 if cython.compiled:
+    from cython.cimports.cpython.array import array as c_array
     from cython.cimports.headgate.algorithms.limit import Answer, Limit, State
     from cython.cimports.headgate.algorithms.verdict import NEVER, REFUSED
-    from cython.cimports.cpython.array import array as c_array
 else:
     from .limit import Answer, Limit, State
     from .verdict import NEVER, REFUSED

@@ -52,11 +52,11 @@ class RateLimiterConfig:
     permit_capacity: int
     initial_permits: int
     drain_permissions_on_result: Predicate | None
-    _given: Mapping[str, Any] = field(repr=False, compare=False)
+    _given: Mapping[str, Any] = field(init=False, repr=False, compare=False)
     #: The same as a limit of headgate's.
-    limit: TokenBucket = field(repr=False, compare=False)
+    limit: TokenBucket = field(init=False, repr=False, compare=False)
     #: The longest wait, in whole microseconds.
-    timeout_us: int = field(repr=False, compare=False)
+    timeout_us: int = field(init=False, repr=False, compare=False)
 
     def __init__(
         self,

@@ -15,7 +15,7 @@ from .config import Outcome, RateLimiterConfig
 from .decorate import decorated
 from .events import EventPublisher
 from .metrics import Metrics
-from .permissions import Permissions, stand
+from .permissions import KEY, Permissions, stand
 
 log = logging.getLogger("headgate")
 F = TypeVar("F", bound=Callable[..., Any])
@@ -41,7 +41,7 @@ class RateLimiter(Permissions):
             raise ConfigurationError(f"{name!r}: {config!r} is no RateLimiterConfig")
         super().__init__(name, config, store)
         self.tags: Mapping[str, str] = MappingProxyType(dict(tags or {}))
-        self.close = self._standing.limiter.close
+        self._first = self._standing.limiter
 
     @classmethod
     def of(cls, name: str, config: RateLimiterConfig | Callable[[], RateLimiterConfig], **options: Any) -> RateLimiter:
@@ -68,6 +68,10 @@ class RateLimiter(Permissions):
     def event_publisher(self) -> EventPublisher:
         return self._publisher
 
+    def close(self) -> None:
+        """Closes the store, if this RateLimiter made it."""
+        self._first.close()
+
     def __repr__(self) -> str:
         return f"<RateLimiter {self.name!r} {self.config!r}>"
 
@@ -90,6 +94,7 @@ class RateLimiter(Permissions):
             full = old.initial_permits == old.permit_capacity
             initial = new.permit_capacity if full else min(old.initial_permits, new.permit_capacity)
             self._standing = stand(self.name, new.replace(initial_permits=initial), self.store)
+            self.limiter.peek(KEY)  # what was written at the old rate is read at the new one from this moment on
 
     # Results ---------------------------------------------------------------------------------------------------
 
@@ -133,9 +138,11 @@ class RateLimiter(Permissions):
         `permits` is a number, or a function of the call's own arguments. Refused calls raise RequestNotPermitted. Without a
         function it is a decorator: `@backend.decorate(permits=3)`.
         """
-        if function is None:
-            return lambda given: decorated(self, given, permits)
-        return decorated(self, function, permits)
+
+        def decorate(function: F) -> F:
+            return decorated(self, function, permits)  # type: ignore[no-any-return]
+
+        return decorate if function is None else decorate(function)
 
     def execute(self, function: Callable[..., Any], *args: Any, permits: Permits = 1, **kwargs: Any) -> Any:
         """Calls a function once it has permission; awaits nothing itself when that is a coroutine function."""

@@ -3,19 +3,10 @@
 Atomic by construction. Compiled, a decision runs from reading the cell to writing it without allocating, calling Python
 or dropping a reference, so nothing can come in between under the interpreter's lock. Plain, a re-entrant lock keeps
 other threads out, and a stamp tells when a finaliser that ran meanwhile decided something itself; then it is done again.
-
-Memory is bounded without forgiving. A key whose state is what an unseen key would have is forgotten, a few keys looked
-at per call. When the store is full of active keys, a stranger is decided on one of 1024 shared cells, and goes on being
-decided there until that cell is as new: a flood of fresh keys can't wash an exhausted one out.
-
-Time never runs backwards in here: when a clock does, the store carries on from the last moment it saw.
 """
 
 from __future__ import annotations
 
-import os
-import threading
-import weakref
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -25,26 +16,21 @@ except ModuleNotFoundError:
     from headgate import _plain as cython  # type: ignore[no-redef]
 
 if cython.compiled:
-    from cython.cimports.headgate.algorithms import all_of, sliding_log
+    from cython.cimports.headgate.algorithms import all_of
     from cython.cimports.headgate.algorithms.claim import Claim, NamedLimit
     from cython.cimports.headgate.algorithms.limit import Answer, Limit, State
     from cython.cimports.headgate.algorithms.verdict import MAX_WAIT
-    from cython.cimports.headgate.clock import SystemClock
-    from cython.cimports.headgate.decision import Decision, fresh
-    from cython.cimports.headgate.monotonic import monotonic_us
-    from cython.cimports.headgate.stores.contract import Store
-    from cython.cimports.headgate.stores.table import Room, Table
+    from cython.cimports.headgate.decision import Decision
+    from cython.cimports.headgate.stores.cells import Cells, Place
+    from cython.cimports.headgate.stores.table import Table
 else:
-    from ..algorithms import all_of, sliding_log
+    from ..algorithms import all_of
     from ..algorithms.claim import Claim, NamedLimit
     from ..algorithms.limit import Answer, Limit, State
     from ..algorithms.verdict import MAX_WAIT
-    from ..clock import SystemClock, monotonic_us
     from ..decision import Decision, fresh
-    from .contract import Store
-    from .table import Room, Table
-
-    CellPointer = Any
+    from .cells import Cells, Place
+    from .table import Table
 
     def blank(store: MemoryStore, place: Place) -> Decision:
         """A Decision to be filled in."""
@@ -52,177 +38,12 @@ else:
 
 
 from ..algorithms.all_of import together
-from ..clock import SYSTEM, Clock
 from ..errors import ConfigurationError
 
-_stores: Any = weakref.WeakSet()
-
 
 @cython.cclass
-class Place:
-    """Where one limit lives in this store: its table, and the number of its units there."""
-
-    __slots__ = ("limit", "name", "store", "table", "unit")
-
-    def __init__(self, store: MemoryStore, table: Table, named: NamedLimit) -> None:
-        self.store = store
-        self.table = table
-        self.limit = named.limit
-        self.unit = table.unit_of(named.limit)
-        self.name = named.name
-
-
-@cython.cclass
-class MemoryStore(Store):
+class MemoryStore(Cells):
     """The default store. `max_keys` bounds it; `clock` is for tests."""
-
-    local = True
-
-    def __init__(self, max_keys: int = 1_000_000, clock: Clock | None = None) -> None:
-        if isinstance(max_keys, bool) or not isinstance(max_keys, int) or max_keys < 1:
-            raise ConfigurationError(f"max_keys must be a whole number of keys, at least 1, not {max_keys!r}")
-        self._clock = SYSTEM if clock is None else clock
-        self.system = self._clock if isinstance(self._clock, SystemClock) else None
-        self.room = Room(max_keys)
-        self.last_us = 0
-        self.shift_us = 0
-        self.calls = 0
-        self.stamp = 0
-        self.spare = None
-        self._tables: dict[Any, Table] = {}
-        self._lock = threading.RLock()
-        if not cython.compiled:
-            _stores.add(self)
-
-    # Time ------------------------------------------------------------------------------------------------------
-
-    @property
-    def clock(self) -> Any:
-        return self._clock
-
-    @cython.cfunc
-    def now(self) -> cython.longlong:
-        """The clock, read once per decision; a clock that went back is carried on from where it was."""
-        if self.system is not None:
-            return monotonic_us() + self.system.offset_us
-        now_us: cython.longlong = self._clock.now_us() + self.shift_us
-        if now_us < self.last_us:
-            self.shift_us += self.last_us - now_us
-            now_us = self.last_us
-        self.last_us = now_us
-        return now_us
-
-    def now_us(self) -> int:
-        """This store's time."""
-        return self.now()
-
-    # Places ----------------------------------------------------------------------------------------------------
-
-    @cython.cfunc
-    def place_of(self, named: NamedLimit) -> Place:
-        place = named.place
-        if isinstance(place, Place) and place.store is self:
-            return place
-        place = self.place(named)
-        named.place = place
-        return place
-
-    def place(self, named: NamedLimit) -> Place:
-        """The place of a limit in this store, made when it is first named."""
-        with self._lock:
-            table = self._tables.get(named.identity)
-            if table is None:
-                table = Table(self.room, self.now(), named.limit.logs)
-                self._tables[named.identity] = table
-            return Place(self, table, named)
-
-    @cython.cfunc
-    def locate(self, place: Place, key: str, now_us: cython.longlong, needed: cython.longlong) -> CellPointer:
-        """The key's cell, in this limit's units; none when it would be a new one."""
-        while True:
-            cell = self.find(place, key, now_us, needed)
-            if not cell:
-                return cell
-            if cell.unit == place.unit:
-                if place.table.overflow and place.table.is_shared(cell):
-                    self.room.shared += 1
-                return cell
-            if place.table.logs:
-                cell.unit = place.unit
-                return cell
-            # Written under another rate of this name. Converting runs Python, so look again before writing.
-            unit = cell.unit
-            state = (cell.a, cell.b, cell.c)
-            fresh = place.limit.convert(place.table.units[unit - 1], state, now_us)
-            a: cython.longlong = fresh[0]
-            b: cython.longlong = fresh[1]
-            c: cython.longlong = fresh[2]
-            x: cython.longlong = state[0]
-            y: cython.longlong = state[1]
-            z: cython.longlong = state[2]
-            cell = self.find(place, key, now_us, needed)
-            if not cell:
-                continue
-            if cell.unit == unit and cell.a == x and cell.b == y and cell.c == z:
-                cell.a = a
-                cell.b = b
-                cell.c = c
-                cell.unit = place.unit
-                self.stamp += 1
-
-    @cython.cfunc
-    def find(self, place: Place, key: str, now_us: cython.longlong, needed: cython.longlong) -> CellPointer:
-        """The key's cell, or a shared one for a stranger to a full store, or none."""
-        table: Table = place.table
-        cell = table.find(key)
-        if cell:
-            return cell
-        if table.overflow:
-            cell = table.stranger(key)
-            if cell.unit and not table.is_new(cell, now_us):
-                return cell
-        if self.room.live + needed <= self.room.max_keys:
-            return table.find(key)
-        table.sweep(16, now_us)
-        if self.room.live + needed <= self.room.max_keys:
-            return table.find(key)
-        cell = table.stranger(key)
-        if not cell:
-            raise MemoryError
-        if cell.unit == 0 or table.is_new(cell, now_us):
-            first: State = place.limit.unseen(table.birth_us)
-            if not table.logs:
-                cell.a = first[0]
-                cell.b = first[1]
-                cell.c = first[2]
-            cell.unit = place.unit
-        return cell
-
-    @cython.cfunc
-    def put(
-        self, place: Place, key: str, a: cython.longlong, b: cython.longlong, c: cython.longlong, now_us: cython.longlong
-    ) -> cython.int:
-        """Stores what a rule answered: three integers, or one more entry of a log."""
-        table: Table = place.table
-        cell = self.find(place, key, now_us, 1)
-        if not cell:
-            cell = table.insert(key, now_us)
-            if not cell:
-                raise MemoryError
-            cell.unit = place.unit
-        self.stamp += 1
-        if not table.logs:
-            cell.a = a
-            cell.b = b
-            cell.c = c
-        elif b > 0:
-            if not table.make_room(cell, now_us - place.limit.window):
-                raise MemoryError
-            if cython.compiled:
-                sliding_log.add(cython.cast(cython.p_longlong, cell.c), a, b)
-            else:
-                sliding_log.add(cell.c, a, b)
-        return 0
 
     # Deciding --------------------------------------------------------------------------------------------------
 
@@ -325,26 +146,17 @@ class MemoryStore(Store):
     @cython.cfunc
     def decide_all(self, claims: list, max_wait_us: cython.longlong, commit: cython.bint, now_us: cython.longlong) -> Decision:  # type: ignore[type-arg]
         """Several limits: load, decide, store; nothing comes in between."""
-        first: State
         i: cython.Py_ssize_t
         claim: Claim
         n: cython.Py_ssize_t = len(claims)
         while True:
             if not cython.compiled:
                 stamp = self.stamp
-            for i in range(n):
+            for i in range(n):  # whatever has to be made or converted first may run Python
                 claim = claims[i]
-                place: Place = self.place_of(claim.named)
-                cell = self.locate(place, claim.key, now_us, n)
-                if cell:
-                    claim.a = cell.a
-                    claim.b = cell.b
-                    claim.c = cell.c
-                else:
-                    first = place.limit.unseen(place.table.birth_us)
-                    claim.a = first[0]
-                    claim.b = first[1]
-                    claim.c = first[2]
+                self.locate(self.place_of(claim.named), claim.key, now_us, n)
+            if not self.loaded(claims, now_us):
+                continue
             start_us: cython.longlong = all_of.decide(claims, now_us, max_wait_us)
             if cython.compiled or stamp == self.stamp:
                 break
@@ -354,6 +166,30 @@ class MemoryStore(Store):
                 if claim.cost > 0:
                     self.put(self.place_of(claim.named), claim.key, claim.new_a, claim.new_b, claim.new_c, now_us)
         return together(claims, now_us, start_us, commit)
+
+    @cython.cfunc
+    def loaded(self, claims: list, now_us: cython.longlong) -> cython.bint:  # type: ignore[type-arg]
+        """Loads the states of all claims into them; False when one is not in its limit's units (any more)."""
+        first: State
+        i: cython.Py_ssize_t
+        claim: Claim
+        n: cython.Py_ssize_t = len(claims)
+        for i in range(n):
+            claim = claims[i]
+            place: Place = claim.named.place
+            cell = self.find(place, claim.key, now_us, n)
+            if cell:
+                if cell.unit != place.unit:
+                    return False
+                claim.a = cell.a
+                claim.b = cell.b
+                claim.c = cell.c
+            else:
+                first = place.limit.unseen(place.table.birth_us)
+                claim.a = first[0]
+                claim.b = first[1]
+                claim.c = first[2]
+        return True
 
     def decide(self, claims: Sequence[Claim], max_wait_us: int | None = 0, commit: bool | int = True) -> Decision:
         wait: cython.longlong = patience_us(max_wait_us)
@@ -466,13 +302,13 @@ class MemoryStore(Store):
     def __len__(self) -> int:
         return self.room.live
 
+    def __bool__(self) -> bool:
+        return True
+
     def close(self) -> None:
         with self._lock:
             for table in self._tables.values():
                 table.clear()
-
-    def _renew_lock(self) -> None:
-        self._lock = threading.RLock()
 
 
 def patience_us(max_wait_us: Any) -> int:
@@ -488,13 +324,3 @@ def checked(claims: Any) -> Any:
     if len(asked) > 1 and len({(claim.limit.identity, claim.key) for claim in asked}) < len(asked):
         raise ConfigurationError("one decision names the same limit and key twice; name it once, with the whole cost")
     return asked
-
-
-def _after_fork() -> None:
-    """A child starts with locks that nobody holds."""
-    for store in list(_stores):
-        store._renew_lock()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)

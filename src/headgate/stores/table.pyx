@@ -6,12 +6,15 @@ keys). Removing a cell moves the last one into its place, and the segments behin
 `table.py` is the twin for the plain build: a dict, behind the same few functions.
 """
 
+import gc
 import os
 
 cimport cython
 from cpython.unicode cimport PyUnicode_DATA, PyUnicode_FromKindAndData, PyUnicode_GET_LENGTH, PyUnicode_KIND
 from libc.stdlib cimport calloc, free, malloc, realloc
 from libc.string cimport memcmp, memcpy, memset
+
+from headgate.algorithms.sliding_log import read_log
 
 from headgate.algorithms.limit cimport Limit
 from headgate.algorithms cimport sliding_log
@@ -281,7 +284,6 @@ cdef class Table:
             log = <long long*> cell.c
             if log == NULL:
                 return ((), 0, 0)
-            from headgate.algorithms.sliding_log import read_log
             return (tuple(read_log([log[i] for i in range(4 + 2 * log[2])])), 0, 0)
         return (cell.a, cell.b, cell.c)
 
@@ -300,11 +302,18 @@ cdef class Table:
 
     def items(self):
         """(key, unit, state) of every key; keys that come or go meanwhile may be missed."""
-        cdef Py_ssize_t i
+        cdef Py_ssize_t i = 0
         cdef list found = []
-        for i in range(self.n):
-            if self.at(i).unit:
-                found.append((self.key_of(self.at(i)), self.at(i).unit, self.state_of(self.at(i))))
+        collecting = gc.isenabled()
+        gc.disable()  # a finaliser could decide something, and move the cells under this walk
+        try:
+            while i < self.n:
+                if self.at(i).unit:
+                    found.append((self.key_of(self.at(i)), self.at(i).unit, self.state_of(self.at(i))))
+                i += 1
+        finally:
+            if collecting:
+                gc.enable()
         return found
 
     def tidy(self, Py_ssize_t budget, long long now_us):

@@ -1,0 +1,85 @@
+"""The decorator: every call of a function, method, coroutine or (async) generator asks first."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import AsyncIterator, Awaitable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from .decision import Decision
+from .rate import Duration
+from .verbs import Key
+
+if TYPE_CHECKING:
+    from .waiting import Waits
+
+
+def _called(value: Any, args: Any, kwargs: Any) -> Any:
+    return value(*args, **kwargs) if callable(value) else value
+
+
+def _key_of(key: Any, args: Any, kwargs: Any) -> Key:
+    """The key of a decorated call; ints pass through str()."""
+    found = _called(key, args, kwargs)
+    if isinstance(found, int) and not isinstance(found, bool):
+        return str(found)
+    if isinstance(found, Mapping):
+        return {name: _key_of(one, (), {}) if one is not None else None for name, one in found.items()}  # type: ignore[misc]
+    return found  # type: ignore[no-any-return]
+
+
+def decorated(limiter: Waits, function: Any, key: Any, cost: Any, timeout: Duration | None) -> Any:
+    if not callable(function):
+        raise TypeError(f"limit() decorates a function, not {function!r}; put it below @staticmethod and @classmethod")
+
+    def enter(args: Any, kwargs: Any) -> None:
+        limiter._acquire(_key_of(key, args, kwargs), _called(cost, args, kwargs), timeout)
+
+    def aenter(args: Any, kwargs: Any) -> Awaitable[Decision]:
+        return limiter._aacquire(_key_of(key, args, kwargs), _called(cost, args, kwargs), timeout)
+
+    if inspect.isasyncgenfunction(function):
+
+        @functools.wraps(function)
+        async def agenerate(*args: Any, **kwargs: Any) -> AsyncIterator[Any]:
+            await aenter(args, kwargs)
+            inner = function(*args, **kwargs)
+            try:
+                value = await anext(inner)
+                while True:
+                    try:
+                        sent = yield value
+                    except Exception as error:
+                        value = await inner.athrow(error)
+                    else:
+                        value = await inner.asend(sent)
+            except StopAsyncIteration:
+                return
+            finally:
+                await inner.aclose()
+
+        return agenerate
+    if inspect.iscoroutinefunction(function):
+
+        @functools.wraps(function)
+        async def acall(*args: Any, **kwargs: Any) -> Any:
+            await aenter(args, kwargs)
+            return await function(*args, **kwargs)
+
+        return acall
+    if inspect.isgeneratorfunction(function):
+
+        @functools.wraps(function)
+        def generate(*args: Any, **kwargs: Any) -> Any:
+            enter(args, kwargs)
+            return (yield from function(*args, **kwargs))
+
+        return generate
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        enter(args, kwargs)
+        return function(*args, **kwargs)
+
+    return call
