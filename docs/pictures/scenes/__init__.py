@@ -1,0 +1,17 @@
+"""Every picture of the docs by its name: adding one is a function and a line in this table."""
+
+from . import hourglass, ideas, resilience4j, rules
+
+PICTURES = {
+    "token-bucket": rules.token_bucket,
+    "leaky-bucket": rules.leaky_bucket,
+    "leaky-bucket-queue": rules.leaky_bucket_queue,
+    "fixed-window": rules.fixed_window,
+    "sliding-window-log": rules.sliding_window_log,
+    "sliding-window-counter": rules.sliding_window_counter,
+    "comparison": ideas.comparison,
+    "reservation": ideas.reservation,
+    "hourglass": hourglass.hourglass,
+    "resilience4j-permissions": resilience4j.permissions,
+    "resilience4j-internals": resilience4j.internals,
+}

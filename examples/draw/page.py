@@ -1,0 +1,111 @@
+"""The demo as one page: no script, nothing from outside; light or dark as the reader has it, and readable on a phone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from html import escape
+
+from .chart import Frame, mark
+from .lanes import GROUPS, draw_lane, heights, outcome, window_name
+from .svg import DARK, FONT, LIGHT, STYLE, Drawing
+from .traffic import PATTERNS, Pattern, Run
+
+WIDTH = 520.0
+
+
+def scheme(colours: dict[str, str]) -> str:
+    return " ".join(f"--{name}: {value};" for name, value in colours.items())
+
+
+PAGE_STYLE = f"""
+:root {{ color-scheme: light dark; {scheme(LIGHT)} }}
+@media (prefers-color-scheme: dark) {{ :root {{ {scheme(DARK)} }} }}
+body {{ margin: 0; background: var(--band); color: var(--ink); font: 16px/1.5 {FONT} }}
+main {{ max-width: 900px; margin: 0 auto; padding: 24px 16px 48px }}
+h1 {{ font-size: 1.7rem; margin: .4em 0 .2em }} h2 {{ font-size: 1.2rem; margin: 0 }}
+h3 {{ font-size: .85rem; margin: 20px 0 4px }}
+p {{ margin: .3em 0 }} h3, .soft-words {{ color: var(--soft) }}
+section {{ background: var(--card); border: 1px solid var(--grid); border-radius: 10px }}
+section {{ padding: 16px 20px 20px; margin-top: 20px }}
+.lane {{ display: grid; grid-template-columns: 270px 1fr; gap: 2px 16px; align-items: center; border-top: 1px solid var(--grid) }}
+.lane {{ padding: 8px 0 }}
+.lane b {{ font-weight: 600; font-size: .9rem; display: block }}
+.lane span {{ color: var(--soft); font-size: .8rem; display: block }}
+.legend {{ display: flex; flex-wrap: wrap; gap: 2px 20px; font-size: .85rem; color: var(--soft) }}
+.legend svg {{ width: 14px; height: 14px; vertical-align: -2px; margin-right: 6px }}
+svg {{ display: block; width: 100%; height: auto; overflow: visible }} .legend svg {{ display: inline-block }}
+@media (max-width: 640px) {{ .lane {{ grid-template-columns: 1fr }} section {{ padding: 12px 14px 16px }} }}
+"""
+
+
+def page(found: Iterable[Iterable[Run]]) -> str:
+    """The whole page, from the runs of every pattern."""
+    sections = "\n".join(section(pattern, list(lanes)) for pattern, lanes in zip(PATTERNS, found, strict=True))
+    return f"""<!DOCTYPE html>
+<html lang="en">
+<head>
+<meta charset="utf-8"/>
+<meta name="viewport" content="width=device-width, initial-scale=1"/>
+<title>headgate: the same arrivals through every rule</title>
+<style>{STYLE}{PAGE_STYLE}</style>
+</head>
+<body>
+<main>
+<h1>The same arrivals through every rule</h1>
+<p class="soft-words">What each limit of headgate admits, delays and refuses.
+Every mark is an answer of the library, on a clock set by hand.</p>
+{legend()}
+{sections}
+</main>
+</body>
+</html>
+"""
+
+
+def section(pattern: Pattern, found: list[Run]) -> str:
+    """One pattern: its story, then its lanes in two groups."""
+    parts = [f"<section>\n<h2>{escape(pattern.name)}</h2>\n<p>{escape(pattern.story)}</p>"]
+    for waits, words in GROUPS:
+        parts.append(f"<h3>{words}</h3>\n{row('', '', axis(pattern))}")
+        parts += [lane(pattern, run) for run in found if run.lane.waits == waits]
+    return "\n".join([*parts, "</section>"])
+
+
+def row(name: str, words: str, picture: str) -> str:
+    return f'<div class="lane"><div>{f"<b>{name}</b><span>{words}</span>" if name else ""}</div><div>{picture}</div></div>'
+
+
+def lane(pattern: Pattern, run: Run) -> str:
+    """A limit, what it answered, and its marks."""
+    words = " · ".join([*outcome(run.figures), f"most in {window_name(pattern.window)}: {run.figures.most_in_window}"])
+    above, below = heights(run)
+    drawing = Drawing(WIDTH, above + below, str(run.lane.limit), words)
+    draw_lane(drawing, strip(pattern, above + below), pattern, run)
+    return row(escape(str(run.lane.limit)), words, drawing.markup(style=False))
+
+
+def strip(pattern: Pattern, height: float) -> Frame:
+    """Where the marks stand: a little room on both sides for labels and bursts."""
+    return Frame(22, 0, WIDTH - 44, height, pattern.begin, pattern.end)
+
+
+def axis(pattern: Pattern) -> str:
+    """The time, above the lanes."""
+    drawing = Drawing(WIDTH, 18, "time", "the time axis of the lanes below")
+    ticks = pattern.ticks()
+    for moment, label in ticks[:: 1 if len(ticks) < 7 else 2]:
+        drawing.text(strip(pattern, 18).px(moment), 14, label, "soft big", "middle")
+    return drawing.markup(style=False)
+
+
+def legend() -> str:
+    """What the marks mean."""
+    parts = []
+    for kind, words in (("admitted", "admitted at once"), ("delayed", "delayed, drawn where it starts"), ("refused", "refused")):
+        drawing = Drawing(14, 14, kind, words)
+        mark(drawing, 7, 7, kind)
+        parts.append(f"<span>{drawing.markup(style=False)}{words}</span>")
+    drawing = Drawing(14, 14, "edge", "the edge of a fixed window")
+    drawing.line(7, 0, 7, 14, "violet-line thin dash")
+    parts.append(f"<span>{drawing.markup(style=False)}edge of a fixed window</span>")
+    return f'<p class="legend">{"".join(parts)}</p>'
