@@ -1,6 +1,7 @@
 """Named limiters with shared, named configurations."""
 
-from .entries import Change, Entries
+from .changes import Change
+from .entries import Entries
 from .limiters import Registry
 
 __all__ = ["Change", "Entries", "Registry"]

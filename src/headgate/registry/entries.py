@@ -12,39 +12,19 @@ from __future__ import annotations
 import os
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, ItemsView, Iterator, KeysView, Mapping, ValuesView
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any, Generic, Self, TypeVar
 
 from ..errors import ConfigurationError
-from ..observe.events import ADDED, REMOVED, REPLACED, Event, Publisher, log
+from ..observe.events import ADDED, REMOVED, REPLACED
 from ..stores import MemoryStore, Store, store_from_url
+from .changes import Change, Changes
 
 E = TypeVar("E")
 C = TypeVar("C")
 #: The configuration of whoever names none.
 DEFAULT = "default"
-
-
-@dataclass(frozen=True, slots=True)
-class Change(Event):
-    """Something happened to the name `limiter`: `entry` came (or, "removed", went), `replaced` stood there before."""
-
-    entry: Any = None
-    replaced: Any = None
-
-
-class Changes(Publisher):
-    """A publisher of a registry's changes."""
-
-    def tell(self, change: Change) -> None:
-        for listener in self._listeners.get(change.kind, ()):
-            try:
-                listener(change)
-            except Exception:
-                self.failures += 1
-                log.exception("a listener for %r of %r failed; the registry stands", change.kind, change.limiter)
 
 
 class _Door:
@@ -97,13 +77,24 @@ class Entries(Generic[E, C]):
 
     def __iter__(self) -> Iterator[str]:
         """The names, in the order in which they came; changes meanwhile do no harm."""
-        return iter(self.items().keys())
+        return iter(self._copy())
 
     def __len__(self) -> int:
         return len(self._entries)
 
-    def items(self) -> dict[str, E]:
-        """Every name and what stands there, as a copy."""
+    def keys(self) -> KeysView[str]:
+        """The names, of a copy."""
+        return self._copy().keys()
+
+    def values(self) -> ValuesView[E]:
+        """What stands under them, of a copy."""
+        return self._copy().values()
+
+    def items(self) -> ItemsView[str, E]:
+        """Both, of a copy."""
+        return self._copy().items()
+
+    def _copy(self) -> dict[str, E]:
         with self._lock:
             return dict(self._entries)
 

@@ -81,7 +81,7 @@ class Registry(Entries[AnyLimiter, Limits]):
                 "limits": {part: str(limit) for part, limit in limiter.limits.items()},
                 "stats": limiter.stats()._asdict(),
             }
-            for name, limiter in self.items().items()
+            for name, limiter in self.items()
         }
 
     def _made(self, name: str, entry: AnyLimiter | Configuration, kind: type[AnyLimiter]) -> AnyLimiter:

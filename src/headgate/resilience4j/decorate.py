@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 def decorated(rate_limiter: RateLimiter, function: Any, permits: Any) -> Any:
     """The same function behind a RateLimiter."""
-    if not callable(function):
+    if not callable(function) or isinstance(function, staticmethod):
         raise TypeError(f"decorate() takes a function, not {function!r}; put it below @staticmethod and @classmethod")
     if inspect.isasyncgenfunction(function):
         raise TypeError(f"{function!r} is an async generator function; use headgate.AsyncLimiter.limit for that")

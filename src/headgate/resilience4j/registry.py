@@ -58,8 +58,8 @@ class RateLimiterRegistry(Entries[RateLimiter, RateLimiterConfig]):
         return cls(configs, store=store, tags=tags)
 
     @classmethod
-    def of_defaults(cls) -> RateLimiterRegistry:
-        return cls()
+    def of_defaults(cls, *, store: Store | str | None = None, tags: Mapping[str, str] | None = None) -> RateLimiterRegistry:
+        return cls(store=store, tags=tags)
 
     def rate_limiter(
         self,
@@ -76,7 +76,7 @@ class RateLimiterRegistry(Entries[RateLimiter, RateLimiterConfig]):
         return self.get_or_create(name, make)
 
     def all_rate_limiters(self) -> list[RateLimiter]:
-        return list(self.items().values())
+        return list(self.values())
 
     @property
     def default_config(self) -> RateLimiterConfig:
