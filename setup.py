@@ -49,7 +49,7 @@ def extensions() -> list[Extension]:
         name = "headgate." + module.replace("/", ".")
         flags = [] if os.name == "nt" else ["-O3", "-fno-semantic-interposition", "-fno-tree-slp-vectorize", "-Wno-array-bounds"]
         found.append(Extension(name, [source], extra_compile_args=flags, optional=not REQUIRED))
-    directives = {"language_level": 3, "cdivision": True, "boundscheck": False, "wraparound": False, "binding": True}
+    directives = {"language_level": 3, "cdivision": True, "binding": True}
     return list(cythonize(found, compiler_directives=directives, include_path=["src"], build_dir="build/cython"))
 
 

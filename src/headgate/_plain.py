@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import builtins
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 T = TypeVar("T")
 
 compiled = False
-longlong = ulonglong = Py_ssize_t = Py_hash_t = int
+int = longlong = ulonglong = Py_ssize_t = builtins.int  # noqa: A001
 void = None
 bint = bool
 p_longlong = Any
@@ -18,10 +19,14 @@ def _as_it_is(thing: T) -> T:
     return thing
 
 
-cfunc = ccall = cclass = final = nogil = inline = no_gc = _as_it_is
+cfunc = ccall = cclass = nogil = inline = _as_it_is
 
 
 def exceptval(*_args: object, **_options: object) -> Callable[[T], T]:
+    return _as_it_is
+
+
+def annotation_typing(_on: bool) -> Callable[[T], T]:
     return _as_it_is
 
 

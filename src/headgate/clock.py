@@ -57,7 +57,8 @@ class SystemClock:
             await asyncio.sleep(seconds)
             return
         try:
-            await asyncio.wait_for(wake.wait(), seconds)
+            async with asyncio.timeout(seconds):
+                await wake.wait()
         except TimeoutError:
             pass
 

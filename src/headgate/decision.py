@@ -93,7 +93,7 @@ class Decision:
 
     def __eq__(self, other: object) -> bool:
         if isinstance(other, Decision):
-            return bool(self._fields()[:6] == other._fields()[:6] and self.name == other.name)
+            return type(self) is type(other) and bool(self._fields()[:6] == other._fields()[:6] and self.name == other.name)
         return NotImplemented
 
     def __hash__(self) -> int:

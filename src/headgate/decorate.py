@@ -30,7 +30,7 @@ def _key_of(key: Any, args: Any, kwargs: Any) -> Key:
 
 
 def decorated(limiter: Waits, function: Any, key: Any, cost: Any, timeout: Duration | None) -> Any:
-    if not callable(function):
+    if not callable(function) or isinstance(function, (staticmethod, classmethod)):
         raise TypeError(f"limit() decorates a function, not {function!r}; put it below @staticmethod and @classmethod")
 
     def enter(args: Any, kwargs: Any) -> None:
@@ -50,7 +50,9 @@ def decorated(limiter: Waits, function: Any, key: Any, cost: Any, timeout: Durat
                 while True:
                     try:
                         sent = yield value
-                    except Exception as error:
+                    except GeneratorExit:
+                        raise
+                    except BaseException as error:
                         value = await inner.athrow(error)
                     else:
                         value = await inner.asend(sent)

@@ -71,10 +71,12 @@ class AsyncLimiter(Waits):
         """One hit for each key, in order and at one moment."""
         if self.store.local:
             return super().hit_many(keys, cost)
-        asked = list(keys)
-        costs = [cost] * len(asked) if isinstance(cost, int) else list(cost)
-        found = await self.store.adecide_many([self.claims(key, one) for key, one in zip(asked, costs, strict=True)], 0)
-        return [self.count(decision, key, one) for decision, key, one in zip(found, asked, costs, strict=True)]
+        asked, costs = self.many_costs(keys, cost)
+        claims = self.many_claims(asked, costs)
+        some = [one for one in claims if one]
+        found = self.all_told(claims, await self.store.adecide_many(some, 0) if some else [])
+        self.tell_many(asked, costs, found, [])
+        return found
 
     async def acquire(self, key: Key, cost: Cost = 1, timeout: Duration | None = None) -> Decision:
         """Waits its turn: one decision, one sleep. Raises `RateLimited` when that takes longer than `timeout`."""

@@ -103,8 +103,7 @@ class Line:
 
     def _behind(self, turns: Sequence[Turn]) -> list[Turn]:
         """Those with a later start that share a key with the leaving, or with somebody who does."""
-        store = self._store()
-        if store is None or not store.local:
+        if not hasattr(self._store(), "rebook"):
             return []
         first = min(turn.decision.start_us for turn in turns)
         shared: set[Pair] = set().union(*(turn.pairs() for turn in turns))

@@ -10,7 +10,6 @@ event: it must not hide the caller's own exception.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Generator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -18,13 +17,10 @@ from .algorithms.claim import Claim
 from .decision import Decision
 from .errors import ConfigurationError, RateLimited, StoreError
 from .line import Turn
-from .observe.events import GIVE_BACK_FAILED
-from .verbs import checked_cost
+from .verbs import checked_cost, is_off
 
 if TYPE_CHECKING:
     from .waiting import Waits
-
-log = logging.getLogger("headgate")
 
 
 class Charge:
@@ -37,6 +33,7 @@ class Charge:
         self._turn = turn
         self._decision = decision
         self._decided = not decision
+        self._free = is_off()  # made while limiting was turned off: nothing was charged
 
     @property
     def decision(self) -> Decision:
@@ -81,10 +78,6 @@ class Charge:
         self._decided = True
         return True
 
-    def _failed(self, error: StoreError) -> None:
-        log.warning("giving back to %r failed: %s", self._limiter.name, error)
-        self._limiter.events.publish(GIVE_BACK_FAILED, self._limiter.name, self._key, self._cost, self.decision, error)
-
 
 class Reservation(Charge):
     """A place in time, reserved. Truthy when granted; entering waits for it."""
@@ -97,20 +90,18 @@ class Reservation(Charge):
         if self._turn is not None:
             self._limiter._line.done(self._turn)
         try:
-            if change:
+            if change and not self._free:
                 self._limiter.store.give_back(change, self.decision.start_us)
         except StoreError as error:
-            self._failed(error)
+            self._limiter._give_back_failed(self._key, self._cost, self.decision, error)
         return True
 
     def cancel(self) -> bool:
         """Gives everything back; whoever waits behind moves up. False when it was decided before."""
         if not self._first():
             return False
-        try:
+        if not self._free:
             self._limiter._give_up(self._turn, self._key, self._cost, self._decision)
-        except StoreError as error:
-            self._failed(error)
         return True
 
     def __enter__(self) -> Reservation:
@@ -142,19 +133,17 @@ class AsyncReservation(Charge):
         if self._turn is not None:
             self._limiter._line.done(self._turn)
         try:
-            if change:
+            if change and not self._free:
                 await self._limiter.store.agive_back(change, self.decision.start_us)
         except StoreError as error:
-            self._failed(error)
+            self._limiter._give_back_failed(self._key, self._cost, self.decision, error)
         return True
 
     async def cancel(self) -> bool:
         if not self._first():
             return False
-        try:
+        if not self._free:
             await self._limiter._agive_up(self._turn, self._key, self._cost, self._decision)
-        except StoreError as error:
-            self._failed(error)
         return True
 
     async def __aenter__(self) -> AsyncReservation:

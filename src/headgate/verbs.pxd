@@ -23,5 +23,5 @@ cdef class Verbs:
     cdef object __weakref__
     cdef Decision ask(self, object key, object cost, long long max_wait_us, bint commit)
     cdef Decision one(self, str key, object cost, long long max_wait_us, bint commit)
-    cdef list many(self, list keys, object costs, long long units)
-    cdef list many_now(self, list keys, object costs, long long units)
+    cdef list many(self, list keys, object costs, object strangers)
+    cdef list many_now(self, list keys, object costs, object strangers)

@@ -41,14 +41,21 @@ Cost = int | Mapping[str, int]
 COMPILED: bool = bool(cython.compiled)
 ONE = 1
 off = False
+_times_off = 0
 #: Larger than any capacity: as good as infinite, and it still fits a C integer.
 HUGE = 4_000_000_000_000_000_000
 
 
 def switch(turn_off: bool | int) -> None:
-    """Turns limiting off (and on again) in the whole process; see `headgate.testing.unlimited`."""
-    global off
-    off = bool(turn_off)
+    """Turns limiting off, and on again as often as it was turned off; see `headgate.testing.unlimited`."""
+    global off, _times_off
+    _times_off += 1 if turn_off else -1
+    off = _times_off > 0
+
+
+def is_off() -> bool:
+    """Whether limiting is turned off."""
+    return bool(off)
 
 
 @cython.ccall
@@ -96,8 +103,10 @@ class Verbs:
         self.store = store
         self.memory: Any = store if type(store) is MemoryStore else None  # a subclass is asked as any other store
         self.place: Any = None
+        for named in self.named:
+            store.know(named)
         if self.memory is not None and len(self.named) == 1:
-            self.place = self.memory.place(self.named[0])
+            self.place = self.named[0].place
         self.reserves = not [named for named in self.named if not store.can_reserve(named)]
         self._publisher: Publisher | None = None
         self.allowed_calls = self.refused_calls = 0
@@ -170,7 +179,13 @@ class Verbs:
 
     def decide(self, key: Key, cost: Cost = 1, max_wait_us: int = 0) -> Decision:
         """A hit that may start later, within `max_wait_us`. Counted and told by whoever waits."""
-        return self.ask(key, cost, max_wait_us, True)
+        if self._publisher is None:
+            return self.ask(key, cost, max_wait_us, True)
+        shared = self.shared
+        decision: Decision = self.ask(key, cost, max_wait_us, True)
+        if self.shared != shared:
+            self.events.publish(SHARED_CELL, self.name, key, cost, decision)
+        return decision
 
     def count(self, decision: Decision, key: Any, cost: Any) -> Decision:
         """Counts a decision, and tells it when somebody listens."""
@@ -186,7 +201,7 @@ class Verbs:
         """Takes `cost` now, or says when to come back. Never blocks."""
         decision: Decision
         if self._publisher is not None:
-            return self.hit_aloud(key, cost)
+            return self.count(self.decide(key, cost), key, cost)
         if cython.compiled and self.place is not None and type(key) is str and cost is ONE and not off:
             memory: MemoryStore = self.memory
             now_us: cython.longlong
@@ -203,56 +218,68 @@ class Verbs:
             self.refused_calls += 1
         return decision
 
-    def hit_aloud(self, key: Key, cost: Cost) -> Decision:
-        """A hit that somebody listens to."""
-        shared = self.shared
-        decision: Decision = self.ask(key, cost, 0, True)
-        if self.shared != shared:
-            self.events.publish(SHARED_CELL, self.name, key, cost, decision)
-        return self.count(decision, key, cost)
-
     def hit_many(self, keys: Iterable[Key], cost: int | Iterable[int] = 1) -> list[Decision]:
         """One hit for each key, in order and at one moment; a key that comes twice sees its first hit."""
-        asked: list[Any] = keys if type(keys) is list else list(keys)
-        costs: list[Any] | None = None
-        units: cython.longlong = 1
-        if isinstance(cost, int):
-            units = checked_cost(cost)
-        else:
-            costs = [checked_cost(one) for one in cost]
-            if len(costs) != len(asked):
-                raise InvalidCost(f"{len(asked)} keys but {len(costs)} costs; give one cost for all, or one for each key")
+        if cost is ONE and self._publisher is None and self.place is not None and not off:
+            quick: list[Any] = keys if type(keys) is list else list(keys)
+            if only_str(quick):
+                return self.many(quick, None, None)
+            keys = quick
+        asked, costs = self.many_costs(keys, cost)
+        strangers: list[int] = []
         if self.place is not None and not off and only_str(asked):
-            found = self.many(asked, costs, units)
+            found = self.many(asked, costs, strangers)
         else:
-            found = self.store_many(asked, [units] * len(asked) if costs is None else costs)
-        if self._publisher is not None:
-            for decision, key, one in zip(found, asked, costs or [units] * len(asked), strict=True):
-                self.events.publish(ALLOWED if decision.allowed else REFUSED, self.name, key, one, decision)
+            found = self.store_many(asked, costs)
+        self.tell_many(asked, costs, found, strangers)
         return found
 
-    @cython.cfunc
-    def many(self, keys: list, costs: Any, units: cython.longlong) -> list:  # type: ignore[type-arg]
-        """One limit in memory, plain keys: the clock is read once."""
-        if cython.compiled:
-            return self.many_now(keys, costs, units)
-        with self.memory._lock:
-            return self.many_now(keys, costs, units)
+    def many_costs(self, keys: Iterable[Key], cost: int | Iterable[int]) -> tuple[list[Any], list[int]]:
+        """The keys, and a checked cost for each of them."""
+        asked = list(keys)
+        if not isinstance(cost, Iterable):
+            return asked, [checked_cost(cost)] * len(asked)
+        costs = [checked_cost(one) for one in cost]
+        if len(costs) != len(asked):
+            raise InvalidCost(f"{len(asked)} keys but {len(costs)} costs; give one cost for all, or one for each key")
+        return asked, costs
+
+    def tell_many(self, keys: list[Any], costs: list[int], found: list[Decision], strangers: list[int]) -> None:
+        """Tells many decisions, when somebody listens; `strangers` are those that were decided on shared cells."""
+        if self._publisher is None:
+            return
+        for i in strangers:
+            self._publisher.publish(SHARED_CELL, self.name, keys[i], costs[i], found[i])
+        for decision, key, cost in zip(found, keys, costs, strict=True):
+            self._publisher.publish(ALLOWED if decision.allowed else REFUSED, self.name, key, cost, decision)
 
     @cython.cfunc
-    def many_now(self, keys: list, costs: Any, units: cython.longlong) -> list:  # type: ignore[type-arg]
+    def many(self, keys: list, costs: Any, strangers: Any) -> list:  # type: ignore[type-arg]
+        """One limit in memory, plain keys: the clock is read once. No costs: one each."""
+        if cython.compiled:
+            return self.many_now(keys, costs, strangers)
+        with self.memory._lock:
+            return self.many_now(keys, costs, strangers)
+
+    @cython.cfunc
+    def many_now(self, keys: list, costs: Any, strangers: Any) -> list:  # type: ignore[type-arg]
+        units: cython.longlong = 1
         memory: MemoryStore = self.memory
         place: Place = self.place
         now_us: cython.longlong = memory.now()
         n: cython.Py_ssize_t = len(keys)
         found: list = [None] * n  # type: ignore[type-arg]
         allowed: cython.longlong = 0
+        shared: cython.longlong = memory.room.shared
         i: cython.Py_ssize_t
         for i in range(n):
             if costs is not None:
                 units = costs[i]
             decision: Decision = memory.decide_one(fresh(place.name), place, keys[i], units, 0, True, now_us)
             allowed += decision.allowed
+            if strangers is not None and memory.room.shared != shared:
+                shared = memory.room.shared
+                strangers.append(i)
             found[i] = decision
         self.allowed_calls += allowed
         self.refused_calls += n - allowed
@@ -260,22 +287,25 @@ class Verbs:
 
     def store_many(self, keys: list[Any], costs: list[int]) -> list[Decision]:
         """Any store, any number of limits."""
-        claims = [self.claims(key, one) for key, one in zip(keys, costs, strict=True)]
-        found: list[Decision]
-        if off or not all(claims):
-            found = [self.free() if off or not some else self.store.decide(some, 0, True) for some in claims]
-        else:
-            found = self.store.decide_many(claims, 0)
-        self.add_up(found)
-        return found
+        claims = self.many_claims(keys, costs)
+        asked = [some for some in claims if some]
+        return self.all_told(claims, self.store.decide_many(asked, 0) if asked else [])
 
-    def add_up(self, decisions: list[Decision]) -> None:
-        """Counts many decisions."""
-        for decision in decisions:
+    def many_claims(self, keys: list[Any], costs: list[int]) -> list[list[Claim]]:
+        """The claims of each key; none where every limit is skipped or limiting is turned off."""
+        claims = [self.claims(key, one) for key, one in zip(keys, costs, strict=True)]
+        return [[] for _ in claims] if off else claims
+
+    def all_told(self, claims: list[list[Claim]], decided: list[Decision]) -> list[Decision]:
+        """The answers for all keys, those that nothing limits among them; counted."""
+        answers = iter(decided)
+        found = [next(answers) if some else self.free() for some in claims]
+        for decision in found:
             if decision.allowed:
                 self.allowed_calls += 1
             else:
                 self.refused_calls += 1
+        return found
 
     def peek(self, key: Key, cost: Cost = 1) -> Decision:
         """What a hit of that cost would be told now. Stores nothing, counts nothing."""

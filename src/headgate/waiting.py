@@ -7,6 +7,7 @@ the wait refuses at once, and who is cancelled gives its start back. Only what s
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -17,14 +18,15 @@ from .algorithms.text import named_limits
 from .algorithms.verdict import MAX_WAIT
 from .decision import Decision
 from .decorate import decorated
-from .errors import ConfigurationError, RateLimited
+from .errors import ConfigurationError, RateLimited, StoreError
 from .line import Line, Turn, Turnstile, line_of
-from .observe.events import WAITED
+from .observe.events import GIVE_BACK_FAILED, WAITED
 from .rate import Duration, duration_us
 from .stores import Store, store_from_url
 from .stores.memory import MemoryStore
-from .verbs import Cost, Key, Verbs
+from .verbs import Cost, Key, Verbs, is_off
 
+log = logging.getLogger("headgate")
 F = TypeVar("F", bound=Callable[..., Any])
 Limits = Limit | str | Mapping[str, Limit | str] | Sequence[Limit | str]
 
@@ -89,8 +91,7 @@ class Waits(Verbs):
     async def _abook(self, key: Key, cost: Cost, patience_us: int) -> tuple[Decision, Turn | None]:
         if self.store.local:
             return self._book(key, cost, patience_us)
-        claims = self.claims(key, cost)
-        decision = await self.store.adecide(claims, None if patience_us >= MAX_WAIT else patience_us)
+        decision = await self._ask(key, cost, patience_us)
         return decision, self._turn(key, cost, patience_us, decision)
 
     def _turn(self, key: Key, cost: Cost, patience_us: int, decision: Decision) -> Turn | None:
@@ -115,7 +116,7 @@ class Waits(Verbs):
                 if not wake.is_set():
                     break
         except BaseException:
-            self._line.leave([turn])
+            self._give_up(turn, key, cost, turn.decision)
             raise
         self._come(turn, key, cost)
 
@@ -133,7 +134,7 @@ class Waits(Verbs):
                 if not wake.is_set():
                     break
         except BaseException:
-            if self.store.local:
+            if hasattr(self.store, "rebook"):
                 self._line.leave_soon(turn, loop)
             else:
                 await self._agive_up(turn, key, cost, turn.decision)
@@ -148,19 +149,30 @@ class Waits(Verbs):
             self.events.publish(WAITED, self.name, key, cost, turn.decision)
 
     def _give_up(self, turn: Turn | None, key: Key, cost: Cost, decision: Decision) -> None:
-        if turn is not None:
-            self._line.leave([turn])
-        else:
-            self.store.give_back(self.claims(key, cost), decision.start_us)
+        """Gives a start back. A store that fails at it is told as an event: it must not hide why somebody gave up."""
+        try:
+            if turn is not None:
+                self._line.leave([turn])
+            else:
+                self.store.give_back(self.claims(key, cost), decision.start_us)
+        except StoreError as error:
+            self._give_back_failed(key, cost, decision, error)
 
     async def _agive_up(self, turn: Turn | None, key: Key, cost: Cost, decision: Decision) -> None:
-        if turn is None:
-            await self.store.agive_back(self.claims(key, cost), decision.start_us)
-        elif self.store.local:
-            self._line.leave([turn])
-        else:
-            self._line.done(turn)
-            await self.store.agive_back(turn.claims, turn.decision.start_us)
+        try:
+            if turn is None:
+                await self.store.agive_back(self.claims(key, cost), decision.start_us)
+            elif self.store.local:
+                self._line.leave([turn])
+            else:
+                self._line.done(turn)
+                await self.store.agive_back(turn.claims, turn.decision.start_us)
+        except StoreError as error:
+            self._give_back_failed(key, cost, decision, error)
+
+    def _give_back_failed(self, key: Key, cost: Cost, decision: Decision, error: StoreError) -> None:
+        log.warning("giving back to %r failed: %s", self.name, error)
+        self.events.publish(GIVE_BACK_FAILED, self.name, key, cost, decision, error)
 
     # Acquiring -------------------------------------------------------------------------------------------------
 
@@ -197,18 +209,23 @@ class Waits(Verbs):
         deadline = None if timeout is None else clock.now_us() + duration_us(timeout)
         turn = threading.Event()
         first = self._turnstile.enter(ticket, turn)
+        waited = not first
         try:
             if not first:
                 self._check_in_time(self.peek(key, cost), deadline, clock.now_us(), key, cost)
-                left = None if deadline is None else max(0, deadline - clock.now_us()) / 1e6
-                if not turn.wait(left):
+                if deadline is None:
+                    turn.wait()
+                else:
+                    clock.sleep(max(0, deadline - clock.now_us()) / 1e6, turn)
+                if not turn.is_set():
                     raise RateLimited(self.count(self.peek(key, cost), key, cost))
             while True:
                 decision = self.decide(key, cost)
                 if decision:
-                    return self.count(decision, key, cost)
+                    return self._counted(decision, key, cost, waited)
                 self._check_in_time(decision, deadline, clock.now_us(), key, cost)
                 clock.sleep(decision.retry_after)
+                waited = True
         finally:
             following = self._turnstile.leave(ticket, turn)
             if following is not None:
@@ -220,31 +237,41 @@ class Waits(Verbs):
         turn = asyncio.Event()
         turnstile = self._loops.setdefault(asyncio.get_running_loop(), Turnstile())
         first = turnstile.enter(ticket, turn)
+        waited = not first
         try:
             if not first:
                 self._check_in_time(await self._ask(key, cost, commit=False), deadline, clock.now_us(), key, cost)
-                left = None if deadline is None else max(0, deadline - clock.now_us()) / 1e6
-                try:
-                    async with asyncio.timeout(left):
-                        await turn.wait()
-                except TimeoutError:
-                    refused = await self._ask(key, cost, commit=False)
-                    raise RateLimited(self.count(refused, key, cost)) from None
+                if deadline is None:
+                    await turn.wait()
+                else:
+                    await clock.asleep(max(0, deadline - clock.now_us()) / 1e6, turn)
+                if not turn.is_set():
+                    raise RateLimited(self.count(await self._ask(key, cost, commit=False), key, cost))
             while True:
                 decision = await self._ask(key, cost)
                 if decision:
-                    return self.count(decision, key, cost)
+                    return self._counted(decision, key, cost, waited)
                 self._check_in_time(decision, deadline, clock.now_us(), key, cost)
                 await clock.asleep(decision.retry_after)
+                waited = True
         finally:
             following = turnstile.leave(ticket, turn)
             if following is not None:
                 following.set()
 
-    async def _ask(self, key: Key, cost: Cost, commit: bool = True) -> Decision:
+    async def _ask(self, key: Key, cost: Cost, patience_us: int = 0, commit: bool = True) -> Decision:
         if self.store.local:
-            return self.decide(key, cost) if commit else Verbs.peek(self, key, cost)
-        return await self.store.adecide(self.claims(key, cost), 0, commit)
+            return self.decide(key, cost, patience_us) if commit else Verbs.peek(self, key, cost)
+        claims = self.claims(key, cost)
+        if is_off() or not claims:
+            return self.free()
+        return await self.store.adecide(claims, None if patience_us >= MAX_WAIT else patience_us, commit)
+
+    def _counted(self, decision: Decision, key: Key, cost: Cost, waited: bool) -> Decision:
+        self.count(decision, key, cost)
+        if waited and self._publisher is not None:
+            self.events.publish(WAITED, self.name, key, cost, decision)
+        return decision
 
     def _check_in_time(self, decision: Decision, deadline: int | None, now_us: int, key: Key, cost: Cost) -> None:
         """A deadline before the promised moment refuses at once."""

@@ -22,6 +22,8 @@ class NamedLimit:
     __slots__ = ("identity", "limit", "limiter", "name", "place")
 
     def __init__(self, limiter: Any, name: Any, limit: Limit) -> None:
+        if not limit.text:
+            raise TypeError("a limit is made by calling its class, as in TokenBucket('5/s')")
         self.limiter = limiter
         self.name = name
         self.limit = limit
@@ -54,6 +56,8 @@ class Claim:
     # fmt: on
 
     def __init__(self, limit: NamedLimit, key: Any, cost: int = 1, charged: int = -1) -> None:
+        if limit is None or key is None:
+            raise TypeError("a claim needs a named limit and a key")
         self.named = limit
         self.key = key
         self.cost = cost

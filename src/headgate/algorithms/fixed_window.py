@@ -3,8 +3,9 @@
     a cost fits when  used + cost ≤ count                      windows of W on the Unix epoch, or from the first request
 
 State: (window, used, before): the start of the last window charged, what is used in it, and what was used in the
-window just before it (−1: not known). What does not fit goes *whole* into the next window, and whoever comes behind
-is refused until then, so nobody overtakes. `before` is what a cancelled reservation goes back to.
+window just before it (−1: not known, taken for full; −2: not known, and far behind). What does not fit goes *whole* into
+the next window, and whoever comes behind is refused until then, so nobody overtakes. `before` is what a cancelled
+reservation goes back to.
 Worst case in any interval of W: 2 × count (the double burst at the edge).
 """
 
@@ -73,8 +74,10 @@ def decide(
         if opened != window:
             if opened == window + size:
                 past = used
-            else:  # a gap: what is still going on in the old window is no longer known
-                past = 0 if window + size <= now or used == 0 else -1
+            elif window + size <= now or used == 0:
+                past = 0
+            else:  # a gap: what is in the old window is no longer known
+                past = -1 if window > now else -2
             filled = 0
         if filled + cost > limit.count:
             past = filled
@@ -131,9 +134,10 @@ def give_back(
     if charged_at >= window and charged_at < window + size and now < window + size:
         used = used - cost if used > cost else 0
         if used == 0 and window > now:  # the reservation ahead is gone: back to the window before it
-            if before < 0:
+            if before == -2:
                 return (now - now % size if limit.aligned else now, limit.count, 0)
-            return (window - size, before, 0)
+            window -= size
+            return (window, before if before >= 0 else limit.count, 0 if window <= now else -1)
     elif before > 0 and charged_at < window and charged_at >= window - size and now < window:
         before = before - cost if before > cost else 0
     return (window, used, before)

@@ -28,7 +28,7 @@ except ModuleNotFoundError:
     from headgate import _plain as cython  # type: ignore[no-redef]
 
 from ..errors import ConfigurationError, InvalidLimit
-from ..rate import Duration, Rate, period_text, read_rate
+from ..rate import Duration, Rate, read_rate
 from .verdict import TOP
 
 if not cython.compiled:
@@ -103,7 +103,7 @@ class Limit:
                 break
             tick *= 10
             if period % tick:
-                raise InvalidLimit(does_not_fit(self, size, tick))
+                raise InvalidLimit(does_not_fit(self, size, TOP // 2))
         gain: int = count // shared
         self.tick, self.gain, self.unit = tick, gain, unit
         self.full = size * unit
@@ -184,15 +184,14 @@ def option(name: str, argument: object, given: dict[str, int | str], text: objec
     return given.get(name) if argument is None else argument
 
 
-def does_not_fit(limit: Limit, size: int, tick: int) -> str:
-    """Names the nearest limit that does fit: the period rounded to a coarser tick."""
-    while size * (limit.period // tick) > TOP // 2:
+def does_not_fit(limit: Limit, size: int, most: int) -> str:
+    """Says so, and names the nearest limit that does fit: the period in whole, coarser ticks."""
+    tick: Any = 10
+    period: Any = int(limit.period)
+    while size * (period // tick) > most:
         tick *= 10
-    near = max(1, round(limit.period / tick)) * tick
-    return (
-        f"{limit.rate} with {size}: too fine to be counted exactly; the nearest that fits is {Rate(limit.count, near)} "
-        f"(a period in whole {period_text(tick)})"
-    )
+    near = Rate(int(limit.count), period // tick * tick)
+    return f"{limit.rate} with {size}: too fine to be counted exactly; the nearest that fits is {near}"
 
 
 def refuse_refund(limit: Limit) -> None:

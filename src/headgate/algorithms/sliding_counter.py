@@ -122,7 +122,7 @@ class SlidingWindowCounter(Limit):
         while self.count * (size // tick) > TOP // 4:
             tick *= 10
             if size % tick:
-                raise InvalidLimit(does_not_fit(self, self.count, tick))
+                raise InvalidLimit(does_not_fit(self, int(self.count), TOP // 4))
         self.tick = tick
         self.window = size // tick
         self.horizon = TOP // 4 // (size // tick)

@@ -26,10 +26,10 @@ from ..rate import Duration
 if cython.compiled:
     from cython.cimports.cpython.array import array as c_array
     from cython.cimports.headgate.algorithms.limit import Answer, Limit, State
-    from cython.cimports.headgate.algorithms.verdict import NEVER, REFUSED
+    from cython.cimports.headgate.algorithms.verdict import MAX_WAIT, NEVER, REFUSED
 else:
     from .limit import Answer, Limit, State
-    from .verdict import NEVER, REFUSED
+    from .verdict import MAX_WAIT, NEVER, REFUSED
 
 
 @cython.cfunc
@@ -195,7 +195,7 @@ def give_back(
     charged_at: cython.longlong,
 ) -> State:
     if cost < 0:  # settled above its estimate: an entry now, for the store to add
-        return (now, -cost, state)
+        return (now, -cost if -cost < MAX_WAIT else MAX_WAIT, state)
     if not state:
         return (0, 0, state)
     if cython.compiled:

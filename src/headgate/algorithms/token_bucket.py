@@ -156,7 +156,7 @@ class TokenBucket(Limit):
         if self.initial > self.capacity:
             raise InvalidLimit(f"{rate!r}: initial {self.initial} is more than burst {self.capacity}; write at most the burst")
         self._scale(self.capacity)
-        self.ramp = -((self.initial * self.unit - self.full) // self.gain) if self.initial < self.capacity else 0
+        self.ramp = (self.full - self.initial * self.unit + self.gain - 1) // self.gain
         self.rule = decide
         self.undo = give_back
         words = f"{self.kind} {self.rate} burst {self.capacity}"
@@ -177,6 +177,8 @@ GCRA = TokenBucket
 def convert_level(new: Limit, old: Limit, state: Any, now_us: int) -> Any:
     """The same tokens missing, in the new units; what was reserved ahead stays, what exceeds the new size is clamped."""
     at, taken, _ = old.undo(old, state[0], state[1], state[2], now_us // old.tick, 0, 0, 0)
-    ahead = max(0, taken - old.full) * new.unit // old.unit
-    missing = -(-min(taken, old.full) * new.unit // old.unit)
-    return (at * old.tick // new.tick, min(TOP, min(missing, new.full) + ahead), 0)
+    # Products of both units leave the 64 bits of C: these are Python's integers.
+    scale: Any = (int(new.unit), int(old.unit), int(new.tick), int(old.tick))
+    ahead = max(0, taken - old.full) * scale[0] // scale[1]
+    missing = -(-min(taken, old.full) * scale[0] // scale[1])
+    return (at * scale[3] // scale[2], min(TOP, min(missing, new.full) + ahead), 0)

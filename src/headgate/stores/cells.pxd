@@ -1,7 +1,7 @@
 # The C face of cells.py.
 cimport cython
 from headgate.algorithms.claim cimport NamedLimit
-from headgate.algorithms.limit cimport Limit
+from headgate.algorithms.limit cimport Limit, State
 from headgate.clock cimport SystemClock
 from headgate.decision cimport Decision
 from headgate.stores.contract cimport Store
@@ -15,6 +15,7 @@ cdef class Place:
     cdef readonly Table table
     cdef readonly Limit limit
     cdef readonly int unit
+    cdef readonly long long since_us
     cdef readonly str name
 
 cdef class Cells(Store):
@@ -27,6 +28,7 @@ cdef class Cells(Store):
     cdef object __weakref__
     cdef long long now(self)
     cdef Place place_of(self, NamedLimit named)
-    cdef CellPointer locate(self, Place place, str key, long long now_us, long long needed)
-    cdef CellPointer find(self, Place place, str key, long long now_us, long long needed)
-    cdef int put(self, Place place, str key, long long a, long long b, long long c, long long now_us)
+    cdef bint is_full(self, Table table, long long needed, long long now_us)
+    cdef CellPointer find(self, Place place, str key, long long now_us, bint full)
+    cdef State read(self, Place place, str key, long long now_us, bint full)
+    cdef int put(self, Place place, str key, long long a, long long b, long long c, long long now_us, bint full)

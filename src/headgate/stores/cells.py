@@ -48,13 +48,14 @@ _stores: Any = weakref.WeakSet()
 class Place:
     """Where one limit lives in this store: its table, and the number of its units there."""
 
-    __slots__ = ("limit", "name", "store", "table", "unit")
+    __slots__ = ("limit", "name", "since_us", "store", "table", "unit")
 
-    def __init__(self, store: Cells, table: Table, named: NamedLimit) -> None:
+    def __init__(self, store: Cells, table: Table, named: NamedLimit, now_us: cython.longlong) -> None:
         self.store = store
         self.table = table
         self.limit = named.limit
-        self.unit = table.unit_of(named.limit)
+        self.unit = table.unit_of(named.limit, now_us)
+        self.since_us = table.since[self.unit - 1]  # when this rate came to hold under its name
         self.name = named.name
 
 
@@ -64,6 +65,7 @@ class Cells(Store):
 
     local = True
 
+    @cython.annotation_typing(False)
     def __init__(self, max_keys: int = 1_000_000, clock: Clock | None = None) -> None:
         if isinstance(max_keys, bool) or not isinstance(max_keys, int) or max_keys < 1:
             raise ConfigurationError(f"max_keys must be a whole number of keys, at least 1, not {max_keys!r}")
@@ -115,48 +117,28 @@ class Cells(Store):
     def place(self, named: NamedLimit) -> Place:
         """The place of a limit in this store, made when it is first named."""
         with self._lock:
+            now_us = self.now()
             table = self._tables.get(named.identity)
             if table is None:
-                table = Table(self.room, self.now(), named.limit.logs)
+                table = Table(self.room, now_us, named.limit.logs)
                 self._tables[named.identity] = table
-            return Place(self, table, named)
+            return Place(self, table, named, now_us)
+
+    def know(self, limit: NamedLimit) -> None:
+        self.place_of(limit)
+
+    # Cells -----------------------------------------------------------------------------------------------------
 
     @cython.cfunc
-    def locate(self, place: Place, key: str, now_us: cython.longlong, needed: cython.longlong) -> CellPointer:
-        """The key's cell, in this limit's units; none when it would be a new one."""
-        while True:
-            cell = self.find(place, key, now_us, needed)
-            if not cell:
-                return cell
-            if cell.unit == place.unit:
-                if place.table.overflow and place.table.is_shared(cell):
-                    self.room.shared += 1
-                return cell
-            if place.table.logs:
-                cell.unit = place.unit
-                return cell
-            # Written under another rate of this name. Converting runs Python, so look again before writing.
-            unit = cell.unit
-            state = (cell.a, cell.b, cell.c)
-            fresh = place.limit.convert(place.table.units[unit - 1], state, now_us)
-            a: cython.longlong = fresh[0]
-            b: cython.longlong = fresh[1]
-            c: cython.longlong = fresh[2]
-            x: cython.longlong = state[0]
-            y: cython.longlong = state[1]
-            z: cython.longlong = state[2]
-            cell = self.find(place, key, now_us, needed)
-            if not cell:
-                continue
-            if cell.unit == unit and cell.a == x and cell.b == y and cell.c == z:
-                cell.a = a
-                cell.b = b
-                cell.c = c
-                cell.unit = place.unit
-                self.stamp += 1
+    def is_full(self, table: Table, needed: cython.longlong, now_us: cython.longlong) -> cython.bint:
+        """Whether there is no room for so many new keys, not even after looking for idle ones."""
+        if self.room.live + needed <= self.room.max_keys:
+            return False
+        table.sweep(16, now_us)
+        return self.room.live + needed > self.room.max_keys
 
     @cython.cfunc
-    def find(self, place: Place, key: str, now_us: cython.longlong, needed: cython.longlong) -> CellPointer:
+    def find(self, place: Place, key: str, now_us: cython.longlong, full: cython.bint) -> CellPointer:
         """The key's cell, or a shared one for a stranger to a full store, or none."""
         table: Table = place.table
         cell = table.find(key)
@@ -166,10 +148,7 @@ class Cells(Store):
             cell = table.stranger(key)
             if cell.unit and not table.is_new(cell, now_us):
                 return cell
-        if self.room.live + needed <= self.room.max_keys:
-            return table.find(key)
-        table.sweep(16, now_us)
-        if self.room.live + needed <= self.room.max_keys:
+        if not full:
             return table.find(key)
         cell = table.stranger(key)
         if not cell:
@@ -184,18 +163,53 @@ class Cells(Store):
         return cell
 
     @cython.cfunc
+    def read(self, place: Place, key: str, now_us: cython.longlong, full: cython.bint) -> State:
+        """The key's state in this limit's units; what an unseen key has when there is none. Nothing is written."""
+        table: Table = place.table
+        while True:
+            cell = self.find(place, key, now_us, full)
+            if not cell:
+                return place.limit.unseen(table.birth_us)
+            if table.overflow and table.is_shared(cell):
+                self.room.shared += 1
+            if cell.unit == place.unit or table.logs:
+                return (cell.a, cell.b, cell.c)
+            # Written under another rate of this name. Converting runs Python, so look again before believing it.
+            unit: cython.int = cell.unit
+            a: cython.longlong = cell.a
+            b: cython.longlong = cell.b
+            c: cython.longlong = cell.c
+            moment = now_us if now_us < place.since_us else place.since_us
+            state = place.limit.convert(table.units[unit - 1], (a, b, c), moment)
+            new_a: cython.longlong = state[0]
+            new_b: cython.longlong = state[1]
+            new_c: cython.longlong = state[2]
+            cell = self.find(place, key, now_us, full)
+            if not cell:
+                continue
+            if cell.unit == unit and cell.a == a and cell.b == b and cell.c == c:
+                return (new_a, new_b, new_c)
+
+    @cython.cfunc
     def put(
-        self, place: Place, key: str, a: cython.longlong, b: cython.longlong, c: cython.longlong, now_us: cython.longlong
+        self,
+        place: Place,
+        key: str,
+        a: cython.longlong,
+        b: cython.longlong,
+        c: cython.longlong,
+        now_us: cython.longlong,
+        full: cython.bint,
     ) -> cython.int:
         """Stores what a rule answered: three integers, or one more entry of a log."""
         table: Table = place.table
-        cell = self.find(place, key, now_us, 1)
+        cell = self.find(place, key, now_us, full)
         if not cell:
             cell = table.insert(key, now_us)
             if not cell:
                 raise MemoryError
-            cell.unit = place.unit
         self.stamp += 1
+        cell.unit = place.unit
         if not table.logs:
             cell.a = a
             cell.b = b

@@ -34,6 +34,9 @@ class Store:
     def clock(self) -> Any:
         raise NotImplementedError
 
+    def know(self, limit: NamedLimit) -> None:
+        """A limiter with this limit was made: its birth, for those that do not start full."""
+
     def decide(self, claims: Sequence[Claim], max_wait_us: int | None = 0, commit: bool | int = True) -> Decision:
         """Charges all claims at their earliest common start if that is within `max_wait_us`, or none."""
         raise NotImplementedError

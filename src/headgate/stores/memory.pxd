@@ -7,7 +7,6 @@ cdef class MemoryStore(Cells):
     cdef Decision decide_one(self, Decision decision, Place place, str key, long long cost, long long max_wait_us, bint commit, long long now_us)
     cdef Decision glance(self, Place place, str key, long long cost, long long start, long long retry, long long now_us)
     cdef Decision decide_all(self, list claims, long long max_wait_us, bint commit, long long now_us)
-    cdef bint loaded(self, list claims, long long now_us)
     cdef int return_all(self, list claims, long long charged_at, long long now_us)
     cdef int return_one(self, Claim claim, long long charged_at, long long now_us)
 

@@ -60,7 +60,7 @@ class MemoryStore(Cells):
     ) -> Decision:
         """One limit, one key: the hot path. The answer goes into `decision`, so nothing is allocated once the cell is found."""
         answer: Answer
-        first: State
+        state: State
         limit: Limit = place.limit
         table: Table = place.table
         tick: cython.longlong = limit.tick
@@ -68,28 +68,31 @@ class MemoryStore(Cells):
         patience: cython.longlong = 0
         if max_wait_us > 0 and limit.reserves:
             patience = (now_us + max_wait_us) // tick - now
+        full: cython.bint = False
         while True:
             if not cython.compiled:
                 stamp = self.stamp
             cell = table.find(key)
-            if not cell or cell.unit != place.unit:
-                cell = self.locate(place, key, now_us, 1)
+            known: cython.bint = False
             if cell:
+                known = cell.unit == place.unit
+            else:
+                full = self.is_full(table, 1, now_us)
+            if known:
                 answer = limit.rule(limit, cell.a, cell.b, cell.c, now, now, cost, patience)
             else:
-                first = limit.unseen(table.birth_us)
-                answer = limit.rule(limit, first[0], first[1], first[2], now, now, cost, patience)
+                state = self.read(place, key, now_us, full)
+                answer = limit.rule(limit, state[0], state[1], state[2], now, now, cost, patience)
             if cython.compiled or stamp == self.stamp:
                 break
         if answer[3] >= 0 and commit and cost > 0:
-            if cell and not table.logs:
+            if known and not table.logs:
                 cell.a = answer[0]
                 cell.b = answer[1]
                 cell.c = answer[2]
-                if not cython.compiled:
-                    self.stamp += 1
+                self.stamp += 1
             else:
-                self.put(place, key, answer[0], answer[1], answer[2], now_us)
+                self.put(place, key, answer[0], answer[1], answer[2], now_us, full)
         elif not commit or cost == 0:
             return self.glance(place, key, cost, answer[3], answer[4], now_us)
         decision.limit = limit.capacity
@@ -120,18 +123,12 @@ class MemoryStore(Cells):
         now_us: cython.longlong,
     ) -> Decision:
         """The answer to a peek: the verdict on a hit, beside what is there now."""
-        answer: Answer
-        first: State
         limit: Limit = place.limit
         now: cython.longlong = now_us // limit.tick
-        cell = self.locate(place, key, now_us, 1)
-        if cell:
-            answer = limit.rule(limit, cell.a, cell.b, cell.c, now, now, 0, 0)
-        else:
-            first = limit.unseen(place.table.birth_us)
-            answer = limit.rule(limit, first[0], first[1], first[2], now, now, 0, 0)
+        state: State = self.read(place, key, now_us, self.is_full(place.table, 1, now_us))
+        answer: Answer = limit.rule(limit, state[0], state[1], state[2], now, now, 0, 0)
         allowed = start >= 0 or cost == 0
-        start_us: cython.longlong = start * limit.tick if start > now else now_us
+        start_us: cython.longlong = start * limit.tick if start > now and cost > 0 else now_us
         return Decision(
             allowed,
             limit.capacity,
@@ -145,51 +142,31 @@ class MemoryStore(Cells):
 
     @cython.cfunc
     def decide_all(self, claims: list, max_wait_us: cython.longlong, commit: cython.bint, now_us: cython.longlong) -> Decision:  # type: ignore[type-arg]
-        """Several limits: load, decide, store; nothing comes in between."""
+        """Several limits: load, decide, store. When anything was decided in between, it is done again."""
         i: cython.Py_ssize_t
         claim: Claim
         n: cython.Py_ssize_t = len(claims)
         while True:
-            if not cython.compiled:
-                stamp = self.stamp
-            for i in range(n):  # whatever has to be made or converted first may run Python
+            full: cython.bint = False
+            for i in range(n):  # whatever has to be made first may run Python
                 claim = claims[i]
-                self.locate(self.place_of(claim.named), claim.key, now_us, n)
-            if not self.loaded(claims, now_us):
-                continue
+                full = full or self.is_full(self.place_of(claim.named).table, n, now_us)
+            stamp: cython.ulonglong = self.stamp
+            for i in range(n):
+                claim = claims[i]
+                state: State = self.read(claim.named.place, claim.key, now_us, full)
+                claim.a = state[0]
+                claim.b = state[1]
+                claim.c = state[2]
             start_us: cython.longlong = all_of.decide(claims, now_us, max_wait_us)
-            if cython.compiled or stamp == self.stamp:
+            if stamp == self.stamp:
                 break
         if start_us >= 0 and commit:
             for i in range(n):
                 claim = claims[i]
                 if claim.cost > 0:
-                    self.put(self.place_of(claim.named), claim.key, claim.new_a, claim.new_b, claim.new_c, now_us)
+                    self.put(claim.named.place, claim.key, claim.new_a, claim.new_b, claim.new_c, now_us, full)
         return together(claims, now_us, start_us, commit)
-
-    @cython.cfunc
-    def loaded(self, claims: list, now_us: cython.longlong) -> cython.bint:  # type: ignore[type-arg]
-        """Loads the states of all claims into them; False when one is not in its limit's units (any more)."""
-        first: State
-        i: cython.Py_ssize_t
-        claim: Claim
-        n: cython.Py_ssize_t = len(claims)
-        for i in range(n):
-            claim = claims[i]
-            place: Place = claim.named.place
-            cell = self.find(place, claim.key, now_us, n)
-            if cell:
-                if cell.unit != place.unit:
-                    return False
-                claim.a = cell.a
-                claim.b = cell.b
-                claim.c = cell.c
-            else:
-                first = place.limit.unseen(place.table.birth_us)
-                claim.a = first[0]
-                claim.b = first[1]
-                claim.c = first[2]
-        return True
 
     def decide(self, claims: Sequence[Claim], max_wait_us: int | None = 0, commit: bool | int = True) -> Decision:
         wait: cython.longlong = patience_us(max_wait_us)
@@ -217,29 +194,24 @@ class MemoryStore(Cells):
 
     @cython.cfunc
     def return_one(self, claim: Claim, charged_at: cython.longlong, now_us: cython.longlong) -> cython.int:
-        state: State
-        first: State
         place: Place = self.place_of(claim.named)
         limit: Limit = place.limit
         tick: cython.longlong = limit.tick
         at: cython.longlong = charged_at // tick if charged_at >= 0 else -1
+        full: cython.bint = self.is_full(place.table, 1, now_us)
         while True:
-            if not cython.compiled:
-                stamp = self.stamp
-            cell = self.locate(place, claim.key, now_us, 1)
-            if cell:
-                state = limit.undo(limit, cell.a, cell.b, cell.c, now_us // tick, claim.cost, claim.charged, at)
-            elif claim.cost >= 0:
+            stamp: cython.ulonglong = self.stamp
+            if claim.cost >= 0 and not self.find(place, claim.key, now_us, full):
                 return 0
-            else:
-                first = limit.unseen(place.table.birth_us)
-                state = limit.undo(limit, first[0], first[1], first[2], now_us // tick, claim.cost, claim.charged, at)
-            if cython.compiled or stamp == self.stamp:
+            state: State = self.read(place, claim.key, now_us, full)
+            back: State = limit.undo(limit, state[0], state[1], state[2], now_us // tick, claim.cost, claim.charged, at)
+            if stamp == self.stamp:
                 break
-        return self.put(place, claim.key, state[0], state[1], state[2], now_us)
+        return self.put(place, claim.key, back[0], back[1], back[2], now_us, full)
 
     def give_back(self, claims: Sequence[Claim], charged_at: int = -1) -> None:
         asked = list(claims)
+        only_claims(asked)
         with self._lock:
             self.return_all(asked, charged_at, self.now())
 
@@ -276,21 +248,26 @@ class MemoryStore(Cells):
             found = []
             for key, unit, state in place.table.items():
                 if unit != place.unit and not limit.limit.logs:
-                    state = limit.limit.convert(place.table.units[unit - 1], state, now_us)
+                    moment = min(now_us, place.since_us)
+                    state = limit.limit.convert(place.table.units[unit - 1], state, moment)
                 found.append((key, state))
             return found
 
     def load(self, limit: NamedLimit, items: Iterable[tuple[str, Any]]) -> None:
         pairs = list(items)
+        for key, _ in pairs:
+            if type(key) is not str:
+                raise TypeError(f"a key must be a str, not {type(key).__name__}: {key!r}")
         with self._lock:
             place: Place = self.place(limit)
             now_us: cython.longlong = self.now()
             for key, state in pairs:
                 if not limit.limit.logs:
-                    self.put(place, key, state[0], state[1], state[2], now_us)
+                    self.put(place, key, state[0], state[1], state[2], now_us, self.is_full(place.table, 1, now_us))
                     continue
+                place.table.discard(key)
                 for moment, cost in state[0]:
-                    self.put(place, key, moment, cost, 0, now_us)
+                    self.put(place, key, moment, cost, 0, now_us, self.is_full(place.table, 1, now_us))
 
     def sweep(self, budget: int = 1_000_000) -> None:
         """Forgets idle keys now, rather than a few at a time as calls come in."""
@@ -319,8 +296,18 @@ def patience_us(max_wait_us: Any) -> int:
 
 
 def checked(claims: Any) -> Any:
-    """The claims of one decision; a limit may be asked once for a key."""
+    """The claims of one decision: at least one, and a limit may be asked once for a key."""
     asked = list(claims)
+    if not asked:
+        raise ConfigurationError("a decision needs at least one claim")
+    only_claims(asked)
     if len(asked) > 1 and len({(claim.limit.identity, claim.key) for claim in asked}) < len(asked):
         raise ConfigurationError("one decision names the same limit and key twice; name it once, with the whole cost")
     return asked
+
+
+def only_claims(claims: Any) -> None:
+    """Nothing but claims may go below the waist: there, C takes them at their word."""
+    for claim in claims:
+        if not isinstance(claim, Claim):
+            raise TypeError(f"{claim!r} is no Claim")

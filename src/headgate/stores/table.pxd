@@ -75,14 +75,14 @@ cdef class Room:
 cdef class Table:
     cdef readonly Room room
     cdef readonly long long birth_us
-    cdef readonly list units
+    cdef readonly list units, since
     cdef bint logs
     cdef unsigned int* heads
     cdef unsigned long long mask
     cdef unsigned int* old
     cdef unsigned long long old_mask, moved
     cdef Cell** segments
-    cdef Py_ssize_t n, allocated, segment_room, cursor
+    cdef Py_ssize_t n, allocated, segment_room, cursor, loose
     cdef Cell* overflow
     cdef unsigned long long secret
     cdef Cell* insert(self, str key, long long now_us) noexcept
@@ -95,6 +95,7 @@ cdef class Table:
     cdef void resize(self, unsigned long long size) noexcept
     cdef void migrate(self, Py_ssize_t budget) noexcept
     cdef void remove(self, Py_ssize_t i) noexcept
+    cdef void give_up_loose(self) noexcept
     cdef bint is_new(self, Cell* cell, long long now_us) noexcept
     cdef tuple state_of(self, Cell* cell)
     cdef str key_of(self, Cell* cell)

@@ -44,6 +44,7 @@ class Table:
         self.birth_us = birth_us
         self.logs = logs
         self.units: list[Limit] = []
+        self.since: list[int] = []
         self.overflow: list[Cell] | None = None
         self._cells: OrderedDict[str, Cell] = OrderedDict()
         self._secret = os.urandom(8)
@@ -54,7 +55,8 @@ class Table:
     def __del__(self) -> None:
         self.room.live -= len(self._cells)
 
-    def find(self, key: str) -> Cell | None:
+    def find(self, key: str) -> Any:
+        """The key's cell, or None."""
         return self._cells.get(key)
 
     def insert(self, key: str, now_us: int) -> Cell:
@@ -120,8 +122,9 @@ class Table:
     def items(self) -> list[tuple[str, int, Any]]:
         return [(key, cell.unit, self.state_of(cell)) for key, cell in list(self._cells.items()) if cell.unit]
 
-    def unit_of(self, limit: Limit) -> int:
+    def unit_of(self, limit: Limit, now_us: int) -> int:
         """The number under which this table knows a limit's units; 0 is none."""
         if limit not in self.units:
+            self.since.append(now_us)
             self.units.append(limit)
         return self.units.index(limit) + 1

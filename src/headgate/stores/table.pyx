@@ -27,7 +27,6 @@ cdef extern from *:
     static void* headgate_pages(size_t size) { return calloc(1, size); }
     static void headgate_release(void* pages, size_t size) { free(pages); }
     static void headgate_release_part(void* pages, size_t size) { }
-    #define HEADGATE_PARTIAL 0
     #else
     #include <sys/mman.h>
     static void* headgate_pages(size_t size) {
@@ -40,17 +39,25 @@ cdef extern from *:
     }
     static void headgate_release(void* pages, size_t size) { munmap(pages, size); }
     static void headgate_release_part(void* pages, size_t size) { madvise(pages, size, MADV_DONTNEED); }
-    #define HEADGATE_PARTIAL 1
+    #endif
+    /* Long keys and logs come from malloc, which keeps what is freed unless it is told not to. */
+    #if defined(__GLIBC__)
+    #include <malloc.h>
+    static void headgate_trim(void) { malloc_trim(0); }
+    #else
+    static void headgate_trim(void) { }
     #endif
     """
     void* pages "headgate_pages"(size_t size) nogil
     void release "headgate_release"(void* pages, size_t size) nogil
     void release_part "headgate_release_part"(void* pages, size_t size) nogil
+    void trim "headgate_trim"() nogil
 
 cdef enum:
     SMALLEST = 1024     # chain heads: one page
     PART = 16384        # heads given back at a time while the old index empties
     SHARED = 1024       # cells for strangers
+    LOOSE = 67108864    # bytes of long keys and logs freed before malloc is asked to give them back
 
 
 cdef class Room:
@@ -69,6 +76,7 @@ cdef class Table:
         self.birth_us = birth_us
         self.logs = logs
         self.units = []
+        self.since = []
         self.secret = int.from_bytes(os.urandom(8), "little") | 1
         self.heads = <unsigned int*> pages(SMALLEST * sizeof(unsigned int))
         if self.heads == NULL:
@@ -223,6 +231,7 @@ cdef class Table:
         while link[0] != <unsigned int> (i + 1):
             link = &self.at(link[0] - 1).next
         link[0] = cell.next
+        self.loose += loose_bytes(cell, self.logs)
         forget(cell, self.logs)
         if i != last:
             link = self.chain(self.at(last).hash)
@@ -235,6 +244,12 @@ cdef class Table:
         if self.allocated - self.n >= 2 * SEGMENT:
             self.allocated -= SEGMENT
             release(self.segments[self.allocated // SEGMENT], SEGMENT * sizeof(Cell))
+            if self.loose > LOOSE:
+                self.give_up_loose()
+
+    cdef void give_up_loose(self) noexcept:
+        self.loose = 0
+        trim()
 
     cdef void discard(self, str key) noexcept:
         """Forgets one key."""
@@ -322,16 +337,27 @@ cdef class Table:
             self.sweep(64, now_us)
             budget -= 64
         self.migrate(<Py_ssize_t> self.old_mask + 1)
+        if self.loose > 0:
+            self.give_up_loose()
 
-    def unit_of(self, Limit limit):
+    def unit_of(self, Limit limit, long long now_us):
         """The number under which this table knows a limit's units; 0 is none."""
         for i, known in enumerate(self.units):
             if known is limit or known == limit:
                 return i + 1
         if len(self.units) >= 65535:
             raise OverflowError("more than 65535 different limits under one name")
+        self.since.append(now_us)
         self.units.append(limit)
         return len(self.units)
+
+
+cdef inline Py_ssize_t loose_bytes(Cell* cell, bint logs) noexcept nogil:
+    """What malloc gave for this cell."""
+    cdef Py_ssize_t found = cell.size if cell.size > INLINE else 0
+    if logs and cell.c:
+        found += 16 * (<long long*> cell.c)[2]
+    return found
 
 
 cdef inline void forget(Cell* cell, bint logs) noexcept nogil:

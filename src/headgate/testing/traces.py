@@ -89,8 +89,9 @@ class Settle(NamedTuple):
 
 
 class Refund(NamedTuple):
-    key: Any
-    cost: Any
+    """Refunds one of the hits allowed so far, counted as the reservations are."""
+
+    back: int
 
 
 class Reset(NamedTuple):
@@ -168,11 +169,11 @@ def takings(some: Sequence[Limit], keys: st.SearchStrategy[Any], cost: st.Search
     return st.one_of(takes)
 
 
-def givings(some: Sequence[Limit], keys: st.SearchStrategy[Any], cost: st.SearchStrategy[Any]) -> st.SearchStrategy[Step]:
+def givings(some: Sequence[Limit], keys: st.SearchStrategy[Any]) -> st.SearchStrategy[Step]:
     back = st.sampled_from((0, 0, 1, 2, 3))
     gives = [st.builds(Cancel, back), st.builds(Cancel, back), st.builds(Settle, back, st.integers(0, 12))]
     if all(limit.refunds for limit in some):
-        gives.append(st.builds(Refund, keys, cost))
+        gives.append(st.builds(Refund, back))
     return st.one_of(*gives, st.builds(Reset, keys))
 
 
@@ -187,7 +188,7 @@ def traces(
         cost = cost | st.tuples(*[costs([limit]) for limit in some])
     taking, passing = takings(some, keys, cost), times(some, backwards)
     step = taking | taking | passing
-    return st.lists(step | givings(some, keys, cost) if gives else step, max_size=max_size)
+    return st.lists(step | givings(some, keys) if gives else step, max_size=max_size)
 
 
 # Playing ---------------------------------------------------------------------------------------------------------------
@@ -200,6 +201,7 @@ class Player:
         self.limiter = limiter
         self.clock = clock
         self.reservations: list[Any] = []
+        self.hits: list[tuple[Any, Any]] = []
         self.last: Any = None
 
     def play(self, trace: Sequence[Step]) -> list[Any]:
@@ -221,11 +223,17 @@ class Player:
         self.clock.advance(us / 1_000_000)
 
     def until(self, what: str, beside: int) -> None:
-        if self.last is not None and (us := {"retry": self.last.retry_us, "reset": self.last.reset_us}.get(what, self.last.wait_us)) >= 0:
+        if (
+            self.last is not None
+            and (us := {"retry": self.last.retry_us, "reset": self.last.reset_us}.get(what, self.last.wait_us)) >= 0
+        ):
             self.wait(us + beside)
 
     def hit(self, key: Any, cost: Any) -> Any:
-        return self.told(self.limiter.hit(self.named(key), self.named(cost)))
+        decision = self.limiter.hit(self.named(key), self.named(cost))
+        if decision:
+            self.hits.append((self.named(key), self.named(cost)))
+        return self.told(decision)
 
     def peek(self, key: Any, cost: Any) -> Any:
         return self.told(self.limiter.peek(self.named(key), self.named(cost)))
@@ -244,19 +252,17 @@ class Player:
         self.reservations.append(reservation)
         return self.told(reservation.decision)
 
-    def chosen(self, back: int) -> Any:
-        return self.reservations[-1 - back] if back < len(self.reservations) else None
-
     def cancel(self, back: int) -> Any:
-        reservation = self.chosen(back)
-        return reservation and reservation.cancel()
+        return self.reservations[-1 - back].cancel() if back < len(self.reservations) else None
 
     def settle(self, back: int, used: int) -> Any:
-        reservation = self.chosen(back)
-        return reservation and reservation.settle(dict.fromkeys(self.limiter.limits, used))
+        if back >= len(self.reservations):
+            return None
+        return self.reservations[-1 - back].settle(dict.fromkeys(self.limiter.limits, used))
 
-    def refund(self, key: Any, cost: Any) -> None:
-        self.limiter.refund(self.named(key), self.named(cost))
+    def refund(self, back: int) -> None:
+        if back < len(self.hits):
+            self.limiter.refund(*self.hits.pop(-1 - back))
 
     def reset(self, key: Any) -> None:
         self.limiter.reset(self.named(key))

@@ -1,0 +1,189 @@
+"""The documentation is true: its Python runs, and what it points at is there.
+
+Every ```python block of README.md and docs/**/*.md is executed, page by page, from top to bottom in one namespace per page. A
+block with `<!-- not run -->` on the line before it is only compiled: it needs something that is not there, such as a server.
+"""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import unquote
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
+LINKED = sorted([*PAGES, *(path for path in ROOT.glob("*.md") if path not in PAGES)])
+
+FENCE = re.compile(r"^(?P<indent>[ \t]*)(?P<ticks>`{3,}|~{3,})[ \t]*(?P<words>[^\n`]*)$")
+LINK = re.compile(r"!?\[(?:[^\[\]]|\[[^\]]*\])*\]\(\s*<?([^)\s>]+)>?(?:\s+\"[^\"]*\")?\s*\)")
+REFERENCE = re.compile(r"^\s{0,3}\[[^\]]+\]:\s*<?(\S+?)>?(?:\s+\"[^\"]*\")?\s*$", re.M)
+IN_HTML = re.compile(r"<(?:a|img|source|link)\b[^>]*?\b(?:href|src|srcset)=[\"']([^\"'\s]+)[\"']", re.I)
+
+
+@dataclass(frozen=True)
+class Block:
+    """A fenced block: what it is, where its first line of code is, and whether it is to be run."""
+
+    language: str
+    code: str
+    line: int
+    run: bool
+
+
+def blocks(text: str) -> list[Block]:
+    """The fenced blocks of a page, in order."""
+    found: list[Block] = []
+    lines = text.splitlines()
+    number = 0
+    while number < len(lines):
+        opening = FENCE.match(lines[number])
+        number += 1
+        if opening is None:
+            continue
+        before = next((line.strip() for line in reversed(lines[: number - 1]) if line.strip()), "")
+        start = number
+        while number < len(lines) and not re.match(rf"\s*{opening['ticks']}\s*$", lines[number]):
+            number += 1
+        words = opening["words"].replace("{", " ").replace("}", " ").replace(".", "").split()
+        code = textwrap.dedent("\n".join(line.expandtabs() for line in lines[start:number])) + "\n"
+        found.append(Block(words[0].lower() if words else "", code, start + 1, before != "<!-- not run -->"))
+        number += 1
+    return found
+
+
+def prose(text: str) -> str:
+    """A page without its code, in which brackets mean other things."""
+    kept, fence = [], None
+    for line in text.splitlines():
+        found = FENCE.match(line)
+        if fence is None and found is not None:
+            fence = found["ticks"]
+        elif fence is not None:
+            if line.strip() == fence:
+                fence = None
+        else:
+            kept.append(re.sub(r"`[^`]*`", "", line))
+    return "\n".join(kept)
+
+
+def slug(heading: str) -> str:
+    """The anchor of a heading, as Markdown's table of contents makes it."""
+    plain = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading).replace("`", "").replace("*", "")
+    return re.sub(r"[-\s]+", "-", re.sub(r"[^\w\s-]", "", plain).strip().lower())
+
+
+def anchors(path: Path) -> set[str]:
+    """Every place in a page that a link may point at."""
+    text = path.read_text()
+    found: set[str] = set()
+    for heading in re.findall(r"^#{1,6}\s+(.+?)\s*#*\s*$", re.sub(r"(?ms)^\s*(```+|~~~+).*?^\s*\1\s*$", "", text), re.M):
+        explicit = re.search(r"\{[^}]*#([\w-]+)[^}]*\}\s*$", heading)
+        name = explicit[1] if explicit else slug(heading)
+        count, unique = 0, name
+        while unique in found:
+            count += 1
+            unique = f"{name}_{count}"
+        found |= {unique, unique.replace("_", "-")}
+    return found | set(re.findall(r"\b(?:id|name)=[\"']([\w-]+)[\"']", text))
+
+
+def links(path: Path) -> list[str]:
+    """Everything that a page points at."""
+    text = prose(path.read_text())
+    return [*LINK.findall(text), *REFERENCE.findall(text), *IN_HTML.findall(text)]
+
+
+def page_name(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+@pytest.mark.parametrize("path", PAGES, ids=page_name)
+def test_the_python_of_a_page_runs(path, tmp_path, monkeypatch):
+    """Every Python block of a page runs after those above it, with its own line numbers, in an empty folder."""
+    monkeypatch.chdir(tmp_path)
+    namespace = {"__name__": "__main__", "__file__": str(path)}
+    for block in blocks(path.read_text()):
+        if block.language in ("python", "py"):
+            code = compile("\n" * (block.line - 1) + block.code, page_name(path), "exec")
+            if block.run:
+                exec(code, namespace)
+
+
+@pytest.mark.parametrize("path", LINKED, ids=page_name)
+def test_what_a_page_points_at_is_there(path):
+    """Every link and picture inside the project exists, and so does the heading that a link names."""
+    broken = []
+    for target in links(path):
+        if re.match(r"[a-z][a-z0-9+.-]*:", target, re.I) or target.startswith("//"):
+            continue
+        name, _, anchor = unquote(target).partition("#")
+        there = path if not name else (path.parent / name)
+        if not there.exists() or (anchor and there.suffix == ".md" and anchor not in anchors(there)):
+            broken.append(target)
+    assert broken == []
+
+
+def test_pages_of_the_site_point_at_pages_of_the_site():
+    """The site is made of docs/ alone: its pages do not point at files outside by a path."""
+    outside = []
+    for path in (ROOT / "docs").rglob("*.md"):
+        for target in links(path):
+            if not re.match(r"[a-z][a-z0-9+.-]*:|#|//", target, re.I):
+                there = (path.parent / unquote(target).partition("#")[0]).resolve()
+                if not there.is_relative_to(ROOT / "docs"):
+                    outside.append(f"{page_name(path)}: {target}")
+    assert outside == []
+
+
+SAMPLE = """
+# A page with `code` and *stress*
+
+See [the end](#the-end) and ![a picture](pictures/one.png "title"), but not `[this](nowhere.md)`.
+
+```python
+first = 1
+```
+
+<!-- not run -->
+
+```python
+second = first / 0
+```
+
+- in a list
+
+    ```python
+    third = first + 2
+    ```
+
+```text
+[not a link](nowhere.md)
+# no heading
+```
+
+## The end
+"""
+
+
+def test_blocks_are_found_as_they_are_written():
+    """The reader of pages sees every block with its language, line and whether it is run."""
+    found = blocks(SAMPLE)
+    assert [(block.language, block.line, block.run) for block in found] == [
+        ("python", 7, True),
+        ("python", 13, False),
+        ("python", 19, True),
+        ("text", 23, True),
+    ]
+    assert found[2].code == "third = first + 2\n"
+
+
+def test_links_are_found_outside_of_code(tmp_path):
+    """The reader of links sees links and pictures, and nothing that is code."""
+    page = tmp_path / "page.md"
+    page.write_text(SAMPLE)
+    assert links(page) == ["#the-end", "pictures/one.png"]
+    assert anchors(page) == {"a-page-with-code-and-stress", "the-end"}

@@ -1,0 +1,226 @@
+"""Making limiters and stores: what is accepted, what is said otherwise, numbers, and closing."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from headgate import (
+    AsyncLimiter,
+    ConfigurationError,
+    FixedWindow,
+    InvalidLimit,
+    Limiter,
+    MemoryStore,
+    RateLimited,
+    TokenBucket,
+    store_from_url,
+)
+
+colours = pytest.mark.parametrize("colour", [Limiter, AsyncLimiter], ids=["Limiter", "AsyncLimiter"])
+
+
+@colours
+def test_a_limiter_without_a_store_has_its_own(colour):
+    """By default a limiter keeps its state in this process, apart from other limiters."""
+    one, two = colour("5/s"), colour("5/s")
+    assert isinstance(one.store, MemoryStore)
+    assert one.store is not two.store
+
+
+@colours
+def test_a_store_may_be_a_url(colour):
+    """`store=` takes a URL."""
+    assert isinstance(colour("5/s", store="memory://").store, MemoryStore)
+
+
+@colours
+@pytest.mark.parametrize("limits", [None, 5, 5.0, b"5/s", Ellipsis, TokenBucket, {"a": 5}, {"a": None}, [5]], ids=repr)
+def test_what_is_no_limit_is_a_configuration_error(colour, limits):
+    """A limiter of something that is no limit says what to write."""
+    with pytest.raises(ConfigurationError, match="is no limit"):
+        colour(limits)
+
+
+@colours
+@pytest.mark.parametrize("limits", [{}, [], ()], ids=repr)
+def test_a_limiter_needs_a_limit(colour, limits):
+    """A limiter of nothing is a ConfigurationError."""
+    with pytest.raises(ConfigurationError, match="at least one limit"):
+        colour(limits)
+
+
+@colours
+@pytest.mark.parametrize("limits", ["", {"a": ""}, [""], "5"], ids=repr)
+def test_an_unreadable_text_is_an_invalid_limit(colour, limits):
+    """A limit's text that can't be read is an InvalidLimit wherever it stands."""
+    with pytest.raises(InvalidLimit):
+        colour(limits)
+
+
+@colours
+@pytest.mark.parametrize("name", ["", 5, b"api", True], ids=repr)
+def test_a_name_must_be_a_text(colour, name):
+    """A limiter's name is a text that is not empty."""
+    with pytest.raises(ConfigurationError, match="name must be a text"):
+        colour("5/s", name=name)
+
+
+@colours
+@pytest.mark.parametrize("name", ["", 1, None], ids=repr)
+def test_a_limits_name_must_be_a_text(colour, name):
+    """The names of a mapping are texts that are not empty."""
+    with pytest.raises(ConfigurationError, match="name must be a text"):
+        colour({name: "5/s"})
+
+
+@colours
+@pytest.mark.parametrize("store", [5, Ellipsis, MemoryStore, {}], ids=repr)
+def test_a_store_must_be_a_store(colour, store):
+    """`store=` that is no store is a ConfigurationError that says what to give."""
+    with pytest.raises(ConfigurationError, match="memory://"):
+        colour("5/s", store=store)
+
+
+@colours
+def test_the_repr_names_the_limits(colour):
+    """The repr shows the kind of limiter and its limits."""
+    assert repr(colour("5/s")) == f"<{colour.__name__} 'token bucket 5/s burst 5'>"
+    assert repr(colour({"user": "5/s"})) == f"<{colour.__name__} 'user': token bucket 5/s burst 5>"
+
+
+@colours
+def test_limits_may_come_in_a_sequence(colour):
+    """A list or tuple of limits and texts is several limits."""
+    assert colour((TokenBucket("5/s"), "fixed window 9/min")).names == ("token bucket 5/s burst 5", "fixed window 9/min")
+
+
+# Stores from configuration
+
+
+def test_a_memory_store_from_its_url():
+    """memory:// is a MemoryStore, and may say how many keys it holds."""
+    assert store_from_url("memory://").room.max_keys == 1_000_000
+    assert store_from_url("memory://?max_keys=50").room.max_keys == 50
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "",
+        "memory",
+        "http://example.com",
+        "memory://host",
+        "memory:///path",
+        "memory://?max_keys=",
+        "memory://?max_keys=many",
+        "memory://?max_keys=-1",
+        "memory://?max_keys=0",
+        "memory://?size=5",
+        "memory://?max_keys=5&size=5",
+    ],
+)
+def test_a_url_that_is_none_shows_itself(url):
+    """A URL that names no store or a wrong option is a ConfigurationError that shows what is wrong."""
+    with pytest.raises(ConfigurationError) as caught:
+        store_from_url(url)
+    assert repr(url) in str(caught.value) or "max_keys" in str(caught.value)
+
+
+@pytest.mark.parametrize("url", [None, 5, b"memory://"], ids=repr)
+def test_a_url_must_be_a_text(url):
+    """A URL of another type is a ConfigurationError."""
+    with pytest.raises(ConfigurationError, match="must be a text"):
+        store_from_url(url)
+
+
+# Numbers
+
+
+def test_stats_count_decisions(make):
+    """stats() counts allowed and refused calls, callers that wait, keys, and decisions on shared cells."""
+    limiter = make("2/s")
+    for _ in range(3):
+        limiter.hit("a")
+    limiter.hit("b")
+    assert limiter.stats() == (3, 1, 0, 2, 0)
+    assert limiter.stats()._asdict() == {"allowed": 3, "refused": 1, "waiting": 0, "keys": 2, "shared": 0}
+
+
+def test_a_peek_is_not_counted(make):
+    """Looking counts as nothing."""
+    limiter = make("2/s")
+    limiter.peek("a")
+    limiter.peek("a", cost=9)
+    assert limiter.stats()[:2] == (0, 0)
+
+
+def test_giving_back_is_not_counted(make):
+    """refund, reset and settle are no decisions."""
+    limiter = make("2/s")
+    limiter.reserve("a", cost=2).settle(1)
+    limiter.refund("a")
+    limiter.reset("a")
+    assert limiter.stats()[:2] == (1, 0)
+
+
+def test_limiters_on_one_store_count_for_themselves(make):
+    """Decisions are the limiter's own numbers; keys are its store's."""
+    one, two = make("2/s"), make("2/s")
+    one.hit("a")
+    two.hit("b")
+    assert (one.stats()[:2], two.stats()[:2]) == ((1, 0), (1, 0))
+    assert one.stats().keys == 2
+
+
+# Closing
+
+
+def test_a_limiter_closes_a_store_that_it_made():
+    """Leaving the block of a limiter with its own store lets go of its keys."""
+    with Limiter("5/s") as limiter:
+        limiter.hit("a")
+        assert len(limiter.store) == 1
+    assert len(limiter.store) == 0
+
+
+def test_a_limiter_leaves_a_given_store_alone(store):
+    """A store that was given belongs to somebody else."""
+    with Limiter("5/s", store=store) as limiter:
+        limiter.hit("a")
+    assert len(store) == 1
+
+
+def test_an_async_limiter_closes_a_store_that_it_made():
+    """`async with` does the same."""
+
+    async def main():
+        async with AsyncLimiter("5/s", store="memory://") as limiter:
+            await limiter.hit("a")
+            assert len(limiter.store) == 1
+        return len(limiter.store)
+
+    assert asyncio.run(main()) == 0
+
+
+def test_a_store_is_a_context_manager_too(clock):
+    """A store's block lets go of its keys at its end, in both colours."""
+    with MemoryStore(clock=clock) as store:
+        Limiter("5/s", store=store).hit("a")
+    assert len(store) == 0
+
+    async def main():
+        async with MemoryStore(clock=clock) as store:
+            await AsyncLimiter("5/s", store=store).hit("a")
+        return len(store)
+
+    assert asyncio.run(main()) == 0
+
+
+def test_rate_limited_is_what_refused_waits_raise(make):
+    """RateLimited can be caught as the library's own error."""
+    limiter = make(FixedWindow("1/min"))
+    limiter.hit("a")
+    with pytest.raises(RateLimited):
+        limiter.acquire("a", timeout=0)

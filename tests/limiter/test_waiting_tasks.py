@@ -1,0 +1,402 @@
+"""Tasks that wait: in order, each key on its own, in any number of event loops; who is cancelled gives its place back."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from headgate import (
+    AsyncLimiter,
+    FixedWindow,
+    LeakyBucket,
+    LeakyBucketQueue,
+    Limiter,
+    MemoryStore,
+    RateLimited,
+    SlidingWindowCounter,
+    SlidingWindowLog,
+    TokenBucket,
+)
+
+ONE_A_SECOND = [
+    TokenBucket("1/s"),
+    LeakyBucket("1/s", 1),
+    LeakyBucketQueue("1/s"),
+    FixedWindow("1/s"),
+    FixedWindow("1/s", align="first"),
+    SlidingWindowLog("1/s"),
+]
+each = pytest.mark.parametrize("limit", ONE_A_SECOND, ids=str)
+
+
+async def turns(count=20):
+    """Lets the event loop go round a few times."""
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+async def crowd(limiter, names, **options):
+    """A task for each name that acquires "a", and the list in which they write their names when they are served."""
+    served = []
+
+    async def one(name):
+        await limiter.acquire("a", **options)
+        served.append(name)
+
+    tasks = {name: asyncio.create_task(one(name)) for name in names}
+    await turns()
+    return tasks, served
+
+
+async def gone(tasks):
+    """Ends what is left of a crowd."""
+    for task in tasks.values():
+        task.cancel()
+    return await asyncio.gather(*tasks.values(), return_exceptions=True)
+
+
+@each
+def test_tasks_are_served_in_order_of_arrival(limit, held):
+    """Three waiting tasks get one start each second, first come, first served."""
+
+    async def main():
+        limiter = AsyncLimiter(limit, store=MemoryStore(clock=held))
+        await limiter.acquire("a")
+        tasks, served = await crowd(limiter, ["first", "second", "third"])
+        counts = []
+        for _ in range(3):
+            counts.append((limiter.waiting("a"), len(served)))
+            held.advance(1)
+            await turns()
+        await gone(tasks)
+        assert counts == [(3, 0), (2, 1), (1, 2)]
+        assert served == ["first", "second", "third"]
+
+    asyncio.run(main())
+
+
+@each
+def test_a_cancelled_task_gives_its_place_back(limit, held):
+    """Cancellation propagates, and the key is as if the task had never asked."""
+
+    async def main():
+        limiter = AsyncLimiter(limit, store=MemoryStore(clock=held))
+        await limiter.acquire("a")
+        before = await limiter.peek("a")
+        tasks, _ = await crowd(limiter, ["first"])
+        tasks["first"].cancel()
+        await turns()
+        assert tasks["first"].cancelled()
+        assert await limiter.peek("a") == before
+        assert limiter.waiting() == 0
+
+    asyncio.run(main())
+
+
+@each
+@pytest.mark.parametrize("leaving", ["first", "second", "third"])
+def test_those_behind_a_cancelled_task_move_up(limit, leaving, held):
+    """Whichever of three leaves, the other two start after 1 and 2 seconds, in order, and the key is then as new."""
+
+    async def main():
+        limiter = AsyncLimiter(limit, store=MemoryStore(clock=held))
+        await limiter.acquire("a")
+        names = ["first", "second", "third"]
+        tasks, served = await crowd(limiter, names)
+        tasks[leaving].cancel()
+        await turns()
+        assert served == []
+        left = [name for name in names if name != leaving]
+        for count in (1, 2):
+            held.advance(0.999999)
+            await turns()
+            assert served == left[: count - 1]
+            held.advance(0.000001)
+            await turns()
+            assert served == left[:count]
+        assert (await limiter.hit("a")).retry_after == 1.0
+
+    asyncio.run(main())
+
+
+def test_a_place_given_back_can_be_taken_by_a_newcomer(held):
+    """After the last in line left, a newcomer gets its start."""
+
+    async def main():
+        limiter = AsyncLimiter("1/s", store=MemoryStore(clock=held))
+        await limiter.acquire("a")
+        tasks, _ = await crowd(limiter, ["first", "second"])
+        tasks["second"].cancel()
+        await turns()
+        assert (await limiter.reserve("a")).wait == 2.0
+        await gone(tasks)
+
+    asyncio.run(main())
+
+
+def test_costs_move_up_by_what_left(held):
+    """When a cost of 3 leaves, a cost of 2 behind it starts 3 intervals earlier."""
+
+    async def main():
+        limiter = AsyncLimiter("1/s burst 5", store=MemoryStore(clock=held))
+        await limiter.acquire("a", cost=5)
+        big, _ = await crowd(limiter, ["big"], cost=3)
+        small, served = await crowd(limiter, ["small"], cost=2)
+        big["big"].cancel()
+        await turns()
+        held.advance(2)
+        await turns()
+        assert served == ["small"]
+        await gone(small)
+
+    asyncio.run(main())
+
+
+def test_a_shorter_deadline_refuses_at_once(held):
+    """A task whose deadline is before its start is refused at once, and those behind it do not notice."""
+
+    async def main():
+        limiter = AsyncLimiter("1/s", store=MemoryStore(clock=held))
+        await limiter.acquire("a")
+        tasks, _ = await crowd(limiter, ["first"])
+        with pytest.raises(RateLimited):
+            await limiter.acquire("a", timeout=1.5)
+        assert (await limiter.reserve("a", max_wait=2)).wait == 2.0
+        await gone(tasks)
+
+    asyncio.run(main())
+
+
+def test_a_task_cancelled_by_a_timeout_of_its_own_gives_its_place_back(held):
+    """`asyncio.timeout` around an acquire is a cancellation as any other."""
+
+    async def main():
+        limiter = AsyncLimiter("1/h")
+        await limiter.acquire("a")
+        before = await limiter.peek("a", cost=1)
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.01):
+                await limiter.acquire("a")
+        await turns()
+        after = await limiter.peek("a")
+        assert after.retry_after <= before.retry_after
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("rounds", range(14))
+def test_a_cancelled_task_is_cancelled_even_while_it_moves_up(rounds):
+    """On the system clock too, a task cancelled at any moment of its moving up ends cancelled and leaves no trace."""
+
+    async def main():
+        limiter = AsyncLimiter("1/h")
+        await limiter.acquire("a")
+        tasks, _ = await crowd(limiter, ["first", "second"])
+        tasks["first"].cancel()
+        await turns(rounds)
+        tasks["second"].cancel()
+        await turns()
+        ended = tasks["second"].cancelled()
+        waiting = limiter.waiting()
+        await gone(tasks)
+        assert (ended, waiting) == (True, 0)
+
+    asyncio.run(main())
+
+
+def test_waiting_on_one_key_never_delays_another(held):
+    """While a hundred tasks wait on one key, another key is served at once."""
+
+    async def main():
+        limiter = AsyncLimiter("1/h", store=MemoryStore(clock=held))
+        await limiter.acquire("a")
+        tasks, _ = await crowd(limiter, range(100))
+        assert limiter.waiting() == 100
+        assert (await limiter.acquire("b", timeout=0)).wait == 0.0
+        await gone(tasks)
+
+    asyncio.run(main())
+
+
+def test_two_event_loops_one_after_the_other():
+    """A limiter outlives its event loop: what one loop took, the next one knows, and both can wait and cancel."""
+    limiter = AsyncLimiter("1/h burst 2")
+
+    async def wait_and_leave():
+        await limiter.hit("a")
+        tasks, _ = await crowd(limiter, ["first", "second"])
+        waiting = limiter.waiting()
+        ends = await gone(tasks)
+        await turns()
+        return waiting, [type(end) for end in ends], (await limiter.peek("a")).remaining
+
+    assert asyncio.run(wait_and_leave())[0] == 1
+    limiter_after = asyncio.run(wait_and_leave())
+    assert limiter_after == (2, [asyncio.CancelledError] * 2, 0)
+    assert limiter.waiting() == 0
+
+
+def test_tasks_left_over_when_a_loop_ends_give_their_places_back(held):
+    """Tasks that `asyncio.run` cancels at its end leave no place taken for the next loop."""
+    limiter = AsyncLimiter("1/s", store=MemoryStore(clock=held))
+
+    async def leave_tasks_behind():
+        await limiter.hit("a")
+        await crowd(limiter, range(5))
+
+    asyncio.run(leave_tasks_behind())
+    assert limiter.waiting() == 0
+    assert asyncio.run(limiter.hit("a")).retry_after == 1.0
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("rounds", range(6))
+def test_a_loop_closed_too_early_does_not_keep_others_from_leaving(rounds):
+    """A loop that is closed while a cancelled task leaves takes nobody else's leaving with it."""
+    limiter = AsyncLimiter("1/h")
+    loop = asyncio.new_event_loop()
+    loop.run_until_complete(limiter.hit("a"))
+    tasks, _ = loop.run_until_complete(crowd(limiter, ["first"]))
+    before = limiter.waiting()
+    tasks["first"].cancel()
+    loop.run_until_complete(turns(rounds))
+    loop.close()
+    left = limiter.waiting()
+
+    async def come_and_go():
+        tasks, _ = await crowd(limiter, ["second"])
+        await gone(tasks)
+        await turns()
+        return limiter.waiting()
+
+    assert (before, asyncio.run(come_and_go())) == (1, left)
+
+
+@pytest.mark.parametrize("every", [1, 2], ids=["all", "every second one"])
+def test_a_thousand_cancelled_at_once_leave_together(every):
+    """1000 tasks wait and are cancelled in one turn of the loop: all leave well within the time of quadratic work."""
+
+    async def main():
+        limiter = AsyncLimiter("1/h")
+        await limiter.acquire("a")
+        tasks, _ = await crowd(limiter, range(1000))
+        start = asyncio.get_running_loop().time()
+        for name in range(0, 1000, every):
+            tasks[name].cancel()
+        await turns()
+        spent = asyncio.get_running_loop().time() - start
+        left = limiter.waiting()
+        await gone(tasks)
+        return left, spent
+
+    left, spent = asyncio.run(main())
+    assert left == 1000 - 1000 // every
+    assert spent < 1
+
+
+def test_tasks_and_threads_share_a_line(held):
+    """A thread's limiter and a task's limiter of one name and store stand in one line."""
+    store = MemoryStore(clock=held)
+    limiter = Limiter("1/s", store=store)
+    limiter.acquire("a")
+
+    async def main():
+        tasks, _ = await crowd(AsyncLimiter("1/s", store=store), ["task"])
+        behind = limiter.reserve("a")
+        assert behind.wait == 2.0
+        tasks["task"].cancel()
+        await turns()
+        assert behind.wait == 1.0
+
+    asyncio.run(main())
+
+
+# The sliding counter can't reserve: its waiters stand in line and ask again.
+
+
+def test_counter_tasks_are_served_in_order_of_arrival(held):
+    """Tasks on a sliding counter are served first come, first served."""
+
+    async def main():
+        limiter = AsyncLimiter(SlidingWindowCounter("1/s"), store=MemoryStore(clock=held))
+        await limiter.acquire("a")
+        tasks, served = await crowd(limiter, ["first", "second", "third"])
+        assert limiter.waiting("a") == 3
+        for count in (1, 2, 3):
+            held.advance(2)
+            await turns()
+            assert served == ["first", "second", "third"][:count]
+        assert limiter.waiting() == 0
+        await gone(tasks)
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("leaving", ["first", "second"])
+def test_a_cancelled_counter_task_lets_the_others_move_up(leaving, held):
+    """Whoever of the line is cancelled, the others are served in order, one window earlier."""
+
+    async def main():
+        limiter = AsyncLimiter(SlidingWindowCounter("1/s"), store=MemoryStore(clock=held))
+        await limiter.acquire("a")
+        names = ["first", "second", "third"]
+        tasks, served = await crowd(limiter, names)
+        tasks[leaving].cancel()
+        await turns()
+        left = [name for name in names if name != leaving]
+        for count in (1, 2):
+            held.advance(2)
+            await turns()
+            assert served == left[:count]
+        assert tasks[leaving].cancelled()
+
+    asyncio.run(main())
+
+
+def test_a_counter_deadline_before_the_promise_refuses_a_task_at_once(held):
+    """A task on a sliding counter whose deadline is before the promised moment is refused at once."""
+
+    async def main():
+        limiter = AsyncLimiter(SlidingWindowCounter("1/s"), store=MemoryStore(clock=held))
+        await limiter.acquire("a")
+        tasks, _ = await crowd(limiter, ["first"])
+        with pytest.raises(RateLimited):
+            await limiter.acquire("a", timeout=1.9)
+        await gone(tasks)
+
+    asyncio.run(main())
+
+
+def test_a_task_in_line_is_refused_when_its_deadline_can_not_be_met_any_more(held):
+    """One that is first too late to be served in time is refused, and took nothing."""
+
+    async def main():
+        limiter = AsyncLimiter(SlidingWindowCounter("1/s"), store=MemoryStore(clock=held))
+        await limiter.acquire("a")
+        _, served = await crowd(limiter, ["first"])
+        late, _ = await crowd(limiter, ["late"], timeout=3)
+        held.advance(2)
+        await turns()
+        assert served == ["first"]
+        assert isinstance(late["late"].exception(), RateLimited)
+        assert (await limiter.peek("a")).retry_after == 2.0
+
+    asyncio.run(main())
+
+
+def test_counter_waiters_in_two_loops_one_after_the_other(held):
+    """A line on a sliding counter that ends with its loop is no line for the next loop."""
+    limiter = AsyncLimiter(SlidingWindowCounter("1/s"), store=MemoryStore(clock=held))
+
+    async def wait():
+        tasks, served = await crowd(limiter, ["first"])
+        held.advance(2)
+        await turns()
+        await gone(tasks)
+        return served
+
+    asyncio.run(limiter.acquire("a"))
+    assert asyncio.run(wait()) == ["first"]
+    assert asyncio.run(wait()) == ["first"]
+    assert limiter.waiting() == 0

@@ -1,0 +1,171 @@
+"""Malformed limits: each is an InvalidLimit that shows what was written and what to write instead."""
+
+from __future__ import annotations
+
+import re
+from datetime import timedelta
+
+import pytest
+
+from headgate import (
+    FixedWindow,
+    HeadgateError,
+    InvalidLimit,
+    LeakyBucket,
+    LeakyBucketQueue,
+    Limit,
+    Limiter,
+    SlidingWindowCounter,
+    SlidingWindowLog,
+    TokenBucket,
+)
+
+KINDS = [TokenBucket, LeakyBucketQueue, FixedWindow, SlidingWindowLog, SlidingWindowCounter]
+
+#: What was written -> words that must be in the answer.
+MALFORMED = {
+    "": "write it like",
+    " ": "write it like",
+    "5": "write it like",
+    "5/": "write it like",
+    "/s": "write it like",
+    "5 s": "write it like",
+    "5//s": "write it like",
+    "s/5": "write it like",
+    "0/s": "at least 1",
+    "00/s": "at least 1",
+    "-5/s": "write it like",
+    "+5/s": "write it like",
+    "5.5/s": "write it like",
+    "1e3/s": "write it like",
+    "five/s": "write it like",
+    "5/0s": "longer than nothing",
+    "5/-1s": "write it like",
+    "5 per": "write it like",
+    "1 per millenium": "unknown unit 'millenium'; use one of us, ms, s, min, h, d, week",
+    "1/ns": "unknown unit 'ns'; use one of",
+    "1/month": "write days",
+    "1/months": "write days",
+    "10 per 2 months": "write days",
+    "1/mo": "write days",
+    "1/year": "write days",
+    "1000000001/s": "at most 1000000000",
+    "1/401d": "such as 400d",
+    "1/58 weeks": "such as 400d",
+    "1/1.5us": "round it to 2us",
+    "5/s and more": "does not belong here",
+    "5/s, 10/min": "not understood",
+    "5/s\0": "not understood",
+    None: "write it like",
+    5: "give a number and per=",
+    5.5: "give a number and per=",
+    b"5/s": "write it like",
+}
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize(("text", "advice"), MALFORMED.items(), ids=map(repr, MALFORMED))
+def test_a_malformed_rate_shows_itself_and_what_to_write(kind, text, advice):
+    """Every malformed rate is an InvalidLimit with the text in it and what to write instead."""
+    with pytest.raises(InvalidLimit) as caught:
+        kind(text)
+    assert repr(text) in str(caught.value)
+    assert advice in str(caught.value)
+
+
+#: A whole limit that can't be made -> words that must be in the answer.
+WRONG = {
+    "5/s burst 10 burst 20": (TokenBucket, "'burst' is said twice; say it once"),
+    "5/s initial 1 initial 1": (TokenBucket, "'initial' is said twice; say it once"),
+    "5/s burst": (TokenBucket, "write it like"),
+    "5/s burst 0": (TokenBucket, "burst must be at least 1"),
+    "5/s burst ten": (TokenBucket, "burst must be a whole number"),
+    "5/s burst -1": (TokenBucket, "not understood"),
+    "5/s burst 1.5": (TokenBucket, "not understood"),
+    "5/s burst 1000000001": (TokenBucket, "at most 1000000000"),
+    "5/s burst 10 initial 11": (TokenBucket, "at most the burst"),
+    "5/s capacity 10": (TokenBucket, "has only burst and initial"),
+    "5/s": (LeakyBucket, "5/s capacity 10"),
+    "5/s capacity 0": (LeakyBucket, "capacity must be at least 1"),
+    "5/s burst 10": (LeakyBucket, "has only capacity"),
+    "5/s capacity 0 ": (LeakyBucketQueue, "capacity must be at least 1"),
+    "10/s burst 5": (FixedWindow, "'burst' does not belong here"),
+    "10/s align middle": (FixedWindow, "'clock' or 'first'"),
+    "10/s burst 6": (SlidingWindowLog, "'burst' does not belong here"),
+    "10/s burst 7": (SlidingWindowCounter, "'burst' does not belong here"),
+}
+
+
+@pytest.mark.parametrize(("text", "kind", "advice"), [(text, *rest) for text, rest in WRONG.items()], ids=WRONG)
+def test_a_wrong_option_shows_the_text_and_what_to_write(text, kind, advice):
+    """An option that is wrong, said twice or in the wrong place is an InvalidLimit that says so."""
+    with pytest.raises(InvalidLimit) as caught:
+        kind(text)
+    assert repr(text) in str(caught.value)
+    assert advice in str(caught.value)
+
+
+def test_an_option_in_the_text_and_as_an_argument_is_said_twice():
+    """`burst` in the text and as an argument is an error, even when both agree."""
+    with pytest.raises(InvalidLimit, match="'burst' is said twice"):
+        TokenBucket("5/s burst 10", burst=10)
+    with pytest.raises(InvalidLimit, match="'capacity' is said twice"):
+        LeakyBucket("5/s capacity 10", capacity=10)
+    with pytest.raises(InvalidLimit, match="'align' is said twice"):
+        FixedWindow("5/s align first", align="first")
+
+
+@pytest.mark.parametrize(
+    "per", [0, -1, -0.5, timedelta(0), timedelta(seconds=-1), float("nan"), float("inf"), "", "5", "month"], ids=repr
+)
+def test_a_period_that_is_none_is_refused(per):
+    """`per=` must be a positive, finite length of time with a fixed length."""
+    with pytest.raises(InvalidLimit, match=re.escape(repr(per))):
+        TokenBucket(5, per=per)
+
+
+@pytest.mark.parametrize("count", [0, -5, 5.0, True, None, 10**9 + 1, 10**30], ids=repr)
+def test_a_count_that_is_none_is_refused(count):
+    """With `per=` the count must be a whole number from 1 to 10^9."""
+    with pytest.raises(InvalidLimit, match=re.escape(str(count))):
+        TokenBucket(count, per=1)
+
+
+@pytest.mark.parametrize("burst", [0, -1, 1.5, True, "10", 10**9 + 1], ids=repr)
+def test_a_burst_that_is_none_is_refused(burst):
+    """`burst=` must be a whole number from 1 to 10^9."""
+    with pytest.raises(InvalidLimit, match=re.escape(str(burst))):
+        TokenBucket("5/s", burst=burst)
+
+
+def test_a_period_said_twice_is_refused():
+    """A text already has its period; `per=` beside it is an error."""
+    with pytest.raises(InvalidLimit, match="say the period once"):
+        TokenBucket("5/s", per=1)
+
+
+@pytest.mark.parametrize("text", ["bucket 7/s", "window 7/s", "token 7/s", "tokenbucket 7/s", "7/s; ", "; 7/s", "fixed window"])
+def test_a_text_that_names_no_rule_says_which_there_are(text):
+    """A limiter's text that can't be read is an InvalidLimit that shows the text and names what may be written."""
+    with pytest.raises(InvalidLimit, match="token bucket") as caught:
+        Limiter(text)
+    assert text.strip("; ") in str(caught.value)
+
+
+@pytest.mark.parametrize("duration", [-1, -0.001, "-1s", float("nan"), float("inf"), "soon", "", True, b"1s", [1]], ids=repr)
+def test_a_duration_that_is_none_is_refused(duration, store):
+    """A timeout must be a finite length of time, not below zero."""
+    with pytest.raises(InvalidLimit):
+        Limiter("5/s", store=store).acquire("a", timeout=duration)
+
+
+def test_an_invalid_limit_is_a_value_error():
+    """InvalidLimit is a HeadgateError and a ValueError."""
+    assert issubclass(InvalidLimit, HeadgateError)
+    assert issubclass(InvalidLimit, ValueError)
+
+
+def test_the_base_of_limits_is_no_limit():
+    """`Limit` itself can't be made; its error names the limits that can."""
+    with pytest.raises(TypeError, match="TokenBucket"):
+        Limit()

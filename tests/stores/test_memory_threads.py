@@ -1,0 +1,219 @@
+"""MemoryStore is at home in threads, under finalisers and after a fork."""
+
+from __future__ import annotations
+
+import gc
+import os
+import sys
+import threading
+from textwrap import dedent
+
+import pytest
+
+from headgate import (
+    FixedWindow,
+    LeakyBucket,
+    LeakyBucketQueue,
+    Limiter,
+    MemoryStore,
+    SlidingWindowCounter,
+    SlidingWindowLog,
+    TokenBucket,
+)
+
+KINDS = [
+    TokenBucket("10/h"),
+    LeakyBucket("10/h", 10),
+    LeakyBucketQueue("10/h"),
+    LeakyBucketQueue("10/h", 10),
+    FixedWindow("10/h"),
+    FixedWindow("10/h", align="first"),
+    SlidingWindowLog("10/h"),
+    SlidingWindowCounter("10/h"),
+]
+each = pytest.mark.parametrize("limit", KINDS, ids=str)
+
+
+@each
+def test_a_hundred_threads_admit_exactly_the_limit(limit, clock):
+    """100 threads on one key, switching every microsecond, are admitted exactly as often as one thread would be."""
+    limiter = Limiter(limit, store=MemoryStore(clock=clock))
+    alone = Limiter(limit, store=MemoryStore(clock=clock))
+    expected = sum(bool(alone.hit("a")) for _ in range(300))
+    admitted = []
+    start = threading.Barrier(100)
+
+    def run():
+        start.wait()
+        admitted.append(sum(bool(limiter.hit("a")) for _ in range(3)))
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        threads = [threading.Thread(target=run) for _ in range(100)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(interval)
+    assert sum(admitted) == expected
+    assert limiter.stats()[:2] == (expected, 300 - expected)
+
+
+def test_threads_on_many_keys_do_not_lose_any(clock):
+    """Threads that insert, hit and reset keys of their own leave exactly what they should."""
+    store = MemoryStore(clock=clock)
+    limiter = Limiter("5/h; sliding window log 5/h", store=store)
+
+    def run(name):
+        for number in range(200):
+            limiter.hit(f"{name} {number}", cost=2)
+            if number % 2:
+                limiter.reset(f"{name} {number}")
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        threads = [threading.Thread(target=run, args=(name,)) for name in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(interval)
+    assert len(store) == 8 * 100 * 2
+    assert {limiter.peek(f"{name} {number}").remaining for name in range(8) for number in range(0, 200, 2)} == {3}
+    assert {limiter.peek(f"{name} {number}").remaining for name in range(8) for number in range(1, 200, 2)} == {5}
+
+
+@each
+def test_finalisers_that_hit_during_a_decision_do_no_harm(limit, clock):
+    """Objects whose finaliser hits the same key, collected at every allocation, do not break the bound."""
+    limiter = Limiter(limit, store=MemoryStore(clock=clock))
+    alone = Limiter(limit, store=MemoryStore(clock=clock))
+    expected = sum(bool(alone.hit("a")) for _ in range(200))
+    admitted = []
+
+    class Knot:
+        def __init__(self):
+            self.me = self
+
+        def __del__(self):
+            admitted.append(bool(limiter.hit("a")))
+
+    threshold = gc.get_threshold()
+    gc.set_threshold(1, 1, 1)
+    try:
+        for _ in range(200):
+            Knot()
+            admitted.append(bool(limiter.hit("a")))
+    finally:
+        gc.set_threshold(*threshold)
+    gc.collect()
+    assert len(admitted) == 400
+    assert sum(admitted) == expected
+
+
+FORK = """
+    import os, signal, sys, threading
+    from headgate import Limiter, MemoryStore, TokenBucket
+    from headgate.testing import ManualClock
+
+    def in_child(work):
+        sys.stdout.flush()
+        child = os.fork()
+        if not child:
+            signal.alarm(10)
+            print(*work())
+            sys.stdout.flush()
+            os._exit(0)
+        return os.waitpid(child, 0)[1]
+"""
+forks = pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+
+
+@forks
+def test_a_forked_child_goes_on_with_a_state_of_its_own(python):
+    """A child starts with its parent's state; what it takes then is its own affair."""
+    done = python(
+        dedent(FORK)
+        + dedent(
+            """
+            limiter = Limiter("1/h burst 10")
+            limiter.hit("a", cost=4)
+            status = in_child(lambda: [limiter.hit("a", cost=5).remaining, limiter.acquire("b").remaining])
+            print(limiter.peek("a").remaining, limiter.peek("b").remaining, status)
+            """
+        )
+    )
+    assert done.stdout.split() == ["1", "9", "6", "10", "0"], done.stderr
+
+
+@forks
+@pytest.mark.parametrize("verb", ["hit", "acquire", "reserve", "hit_many", "give_back"])
+def test_a_fork_during_a_decision_leaves_no_lock_behind(verb, python):
+    """Forked while another thread is in the middle of a decision, a child can still use every verb."""
+    done = python(
+        dedent(FORK)
+        + dedent(
+            f"""
+            inside, go_on = threading.Event(), threading.Event()
+
+            class Slow(ManualClock):
+                def now_us(self):
+                    if threading.current_thread() is not threading.main_thread():
+                        inside.set()
+                        go_on.wait(20)
+                    return super().now_us()
+
+            limiter = Limiter(TokenBucket("5/s burst 10"), store=MemoryStore(clock=Slow(1000.0)))
+            calls = {{
+                "hit": lambda: limiter.hit("a"),
+                "acquire": lambda: limiter.acquire("a"),
+                "reserve": lambda: limiter.reserve("a").decision,
+                "hit_many": lambda: limiter.hit_many(["a"])[0],
+                "give_back": lambda: limiter.refund("a") or limiter.peek("a"),
+            }}
+            thread = threading.Thread(target=calls[{verb!r}])
+            thread.start()
+            inside.wait(10)
+            status = in_child(lambda: [bool(call()) for call in calls.values()])
+            go_on.set()
+            thread.join(10)
+            print(status)
+            """
+        )
+    )
+    assert done.stdout.split() == ["True"] * 5 + ["0"], done.stderr
+
+
+@forks
+def test_children_of_many_forks_under_load_all_live(python):
+    """Twenty forks while threads hit, acquire and cancel: every child decides and ends."""
+    done = python(
+        dedent(FORK)
+        + dedent(
+            """
+            limiter = Limiter("1000000/s")
+            stop = threading.Event()
+
+            def work():
+                while not stop.is_set():
+                    limiter.hit("a")
+                    limiter.acquire("b")
+                    limiter.reserve("c").cancel()
+                    limiter.hit_many(["d", "e"])
+
+            threads = [threading.Thread(target=work, daemon=True) for _ in range(3)]
+            for thread in threads:
+                thread.start()
+            found = [in_child(lambda: [bool(limiter.acquire("b")), limiter.reserve("c").cancel()]) for _ in range(20)]
+            stop.set()
+            for thread in threads:
+                thread.join()
+            print(found.count(0))
+            """
+        )
+    )
+    assert done.stdout.split() == ["True", "True"] * 20 + ["20"], done.stderr
