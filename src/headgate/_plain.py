@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import builtins
+import builtins as _builtins
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 T = TypeVar("T")
 
 compiled = False
-int = longlong = ulonglong = Py_ssize_t = builtins.int  # noqa: A001
+int = longlong = ulonglong = Py_ssize_t = _builtins.int  # noqa: A001
 void = None
 bint = bool
 p_longlong = Any

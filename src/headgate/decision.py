@@ -48,6 +48,14 @@ class Decision:
         self.start_us = start_us
         self.name = str(name)
 
+    def __setattr__(self, name: str, value: object) -> None:
+        if hasattr(self, name):
+            raise AttributeError(f"a Decision is what was decided: {name!r} can't be changed")
+        object.__setattr__(self, name, value)
+
+    def __delattr__(self, name: str) -> None:
+        raise AttributeError(f"a Decision is what was decided: {name!r} can't be deleted")
+
     @property
     def retry_after(self) -> float:
         return self.retry_us / 1_000_000.0 if self.retry_us >= 0 else inf
@@ -107,10 +115,23 @@ class Decision:
         return Decision, self._fields()
 
 
+if not cython.compiled:
+
+    class Blank(Decision):
+        """A Decision that is being filled in; then its class becomes Decision."""
+
+        __slots__ = ()
+        __setattr__ = object.__setattr__  # type: ignore[assignment]
+
+
 @cython.cfunc
 def fresh(name: str) -> Decision:
     """A Decision to be filled in by a store."""
-    decision: Decision = Decision.__new__(Decision)
+    decision: Decision
+    if cython.compiled:
+        decision = Decision.__new__(Decision)
+    else:
+        decision = Blank.__new__(Blank)
     decision.name = name
     return decision
 

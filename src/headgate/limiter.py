@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from .decision import Decision
+from .line import refunded
 from .rate import Duration
 from .reservation import AsyncReservation, PendingReservation, Reservation
 from .stores import Store
@@ -30,7 +31,7 @@ class Limiter(Waits):
         """Gives back what was not used after all; never more than was taken."""
         claims = self.refundable(key, cost)
         if claims:
-            self.store.give_back(claims)
+            self._line.leave([refunded(claims)])
 
     def reset(self, key: Key) -> None:
         """Forgets a key: it is as new."""
@@ -95,7 +96,7 @@ class AsyncLimiter(Waits):
         """Gives back what was not used after all; never more than was taken."""
         claims = self.refundable(key, cost)
         if claims:
-            await self.store.agive_back(claims)
+            await self._return_async(refunded(claims))
 
     async def reset(self, key: Key) -> None:
         """Forgets a key: it is as new."""

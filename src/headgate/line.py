@@ -41,6 +41,11 @@ class Turn:
         return {(claim.limit.identity, claim.key) for claim in self.claims}
 
 
+def refunded(claims: Sequence[Claim]) -> Turn:
+    """What a refund gives back: a charge whose moment nobody knows."""
+    return Turn(claims, Decision(True, start_us=-1), None)
+
+
 class Line:
     """Everybody in this process who holds a start to come in one store."""
 
@@ -78,12 +83,16 @@ class Line:
                         del self._turns[pair]
 
     def leave(self, turns: Sequence[Turn]) -> None:
-        """Gives these turns back; in process, everybody behind them moves up."""
+        """Gives these charges back, whole turns or parts of them; in process, everybody behind them moves up.
+
+        Without that the rule alone would decide, and it gives back only what nobody has reserved behind: under
+        constant demand, nothing.
+        """
         store = self._store()
         if store is None:
             return
         with self.lock:
-            behind = self._behind(turns)
+            behind = [] if any(claim.cost < 0 for turn in turns for claim in turn.claims) else self._behind(turns)
             for turn in turns:
                 self.done(turn)
             if not behind:

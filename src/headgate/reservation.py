@@ -91,7 +91,7 @@ class Reservation(Charge):
             self._limiter._line.done(self._turn)
         try:
             if change and not self._free:
-                self._limiter.store.give_back(change, self.decision.start_us)
+                self._limiter._line.leave([Turn(change, self.decision, None)])
         except StoreError as error:
             self._limiter._give_back_failed(self._key, self._cost, self.decision, error)
         return True
@@ -134,7 +134,7 @@ class AsyncReservation(Charge):
             self._limiter._line.done(self._turn)
         try:
             if change and not self._free:
-                await self._limiter.store.agive_back(change, self.decision.start_us)
+                await self._limiter._return_async(Turn(change, self.decision, None))
         except StoreError as error:
             self._limiter._give_back_failed(self._key, self._cost, self.decision, error)
         return True

@@ -108,11 +108,12 @@ class Waits(Verbs):
         turn.asleep, turn.wake = True, wake.set
         try:
             while True:
+                moved = wake.is_set()
                 wake.clear()
                 decision = turn.decision
                 if not decision:
                     break
-                self.store.clock.sleep(decision.wait, wake)
+                self.store.clock.sleep(self._left(decision) if moved else decision.wait, wake)
                 if not wake.is_set():
                     break
         except BaseException:
@@ -126,11 +127,12 @@ class Waits(Verbs):
         turn.asleep, turn.wake = True, lambda: _wake(loop, wake)
         try:
             while True:
+                moved = wake.is_set()
                 wake.clear()
                 decision = turn.decision
                 if not decision:
                     break
-                await self.store.clock.asleep(decision.wait, wake)
+                await self.store.clock.asleep(self._left(decision) if moved else decision.wait, wake)
                 if not wake.is_set():
                     break
         except BaseException:
@@ -141,6 +143,10 @@ class Waits(Verbs):
             raise
         self._come(turn, key, cost)
 
+    def _left(self, decision: Decision) -> float:
+        """Seconds until a start that has moved up while its waiter slept."""
+        return max(0, decision.start_us - self.store.now_us()) / 1e6
+
     def _come(self, turn: Turn, key: Key, cost: Cost) -> None:
         self._line.done(turn)
         if not turn.decision:  # somebody from elsewhere took the place while the line moved up
@@ -148,27 +154,27 @@ class Waits(Verbs):
         if self._publisher is not None:
             self.events.publish(WAITED, self.name, key, cost, turn.decision)
 
+    # Giving back -----------------------------------------------------------------------------------------------
+
     def _give_up(self, turn: Turn | None, key: Key, cost: Cost, decision: Decision) -> None:
         """Gives a start back. A store that fails at it is told as an event: it must not hide why somebody gave up."""
         try:
-            if turn is not None:
-                self._line.leave([turn])
-            else:
-                self.store.give_back(self.claims(key, cost), decision.start_us)
+            self._line.leave([turn or Turn(self.claims(key, cost), decision, None)])
         except StoreError as error:
             self._give_back_failed(key, cost, decision, error)
 
     async def _agive_up(self, turn: Turn | None, key: Key, cost: Cost, decision: Decision) -> None:
         try:
-            if turn is None:
-                await self.store.agive_back(self.claims(key, cost), decision.start_us)
-            elif self.store.local:
-                self._line.leave([turn])
-            else:
-                self._line.done(turn)
-                await self.store.agive_back(turn.claims, turn.decision.start_us)
+            await self._return_async(turn or Turn(self.claims(key, cost), decision, None))
         except StoreError as error:
             self._give_back_failed(key, cost, decision, error)
+
+    async def _return_async(self, turn: Turn) -> None:
+        if self.store.local:
+            self._line.leave([turn])
+        else:
+            self._line.done(turn)
+            await self.store.agive_back(turn.claims, turn.decision.start_us)
 
     def _give_back_failed(self, key: Key, cost: Cost, decision: Decision, error: StoreError) -> None:
         log.warning("giving back to %r failed: %s", self.name, error)

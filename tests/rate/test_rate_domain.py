@@ -103,3 +103,11 @@ def test_a_limit_is_accepted_or_its_nearest_is(kind, data):
         made(kind, f"{count}/{period}us", size)
     except InvalidLimit as error:
         made(kind, nearest(error), size)
+
+
+@pytest.mark.parametrize("rate", ["7/86399999999us", "7/86400000001us"])
+def test_the_nearest_is_really_near(rate):
+    """One microsecond beside a day, the nearest that fits is a day, on either side."""
+    with pytest.raises(InvalidLimit) as caught:
+        TokenBucket(rate, burst=BILLION)
+    assert nearest(caught.value) == "7/d"

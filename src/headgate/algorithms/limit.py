@@ -28,7 +28,7 @@ except ModuleNotFoundError:
     from headgate import _plain as cython  # type: ignore[no-redef]
 
 from ..errors import ConfigurationError, InvalidLimit
-from ..rate import Duration, Rate, read_rate
+from ..rate import Duration, Rate, period_text, read_rate
 from .verdict import TOP
 
 if not cython.compiled:
@@ -150,6 +150,9 @@ class Limit:
             raise AttributeError(f"{type(self).__name__} is frozen: make a new limit instead of changing {name!r}")
         object.__setattr__(self, name, value)
 
+    def __delattr__(self, name: str) -> None:
+        raise AttributeError(f"{type(self).__name__} is frozen: {name!r} can't be deleted")
+
     def __eq__(self, other: object) -> bool:
         if isinstance(other, Limit):
             return type(self) is type(other) and str(self) == str(other)
@@ -190,8 +193,14 @@ def does_not_fit(limit: Limit, size: int, most: int) -> str:
     period: Any = int(limit.period)
     while size * (period // tick) > most:
         tick *= 10
-    near = Rate(int(limit.count), period // tick * tick)
-    return f"{limit.rate} with {size}: too fine to be counted exactly; the nearest that fits is {near}"
+    ticks = max(1, (period + tick // 2) // tick)
+    if size * ticks > most:
+        ticks -= 1
+    near = Rate(int(limit.count), ticks * tick)
+    return (
+        f"{limit.rate} with {size}: too fine to be counted exactly; "
+        f"the nearest that fits is {near} (a period in whole {period_text(tick)})"
+    )
 
 
 def refuse_refund(limit: Limit) -> None:

@@ -26,7 +26,12 @@ def parse_limit(text: object) -> Limit:
 
 def parse_limits(text: str) -> list[Limit]:
     """Several limits, with ';' between them."""
-    return [parse_limit(part) for part in text.split(";")]
+    parts = text.split(";")
+    if len(parts) > 1 and not all(part.strip() for part in parts):
+        raise InvalidLimit(
+            f"{text!r}: nothing stands on one side of a ';'; write it like 'token bucket 5/s; fixed window 1000/min'"
+        )
+    return [parse_limit(part) for part in parts]
 
 
 def named_limits(limits: Any, name: str | None) -> dict[str, Limit]:

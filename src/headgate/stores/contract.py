@@ -34,6 +34,10 @@ class Store:
     def clock(self) -> Any:
         raise NotImplementedError
 
+    def now_us(self) -> int:
+        """This store's time."""
+        return int(self.clock.now_us())
+
     def know(self, limit: NamedLimit) -> None:
         """A limiter with this limit was made: its birth, for those that do not start full."""
 

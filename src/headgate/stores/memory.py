@@ -110,6 +110,8 @@ class MemoryStore(Cells):
         self.calls += 1
         if self.calls & 63 == 0:
             table.sweep(16, now_us)
+        if not cython.compiled:
+            decision.__class__ = Decision
         return decision
 
     @cython.cfunc

@@ -1,0 +1,98 @@
+"""`make bench`: measures what headgate says about itself, prints a table per group, and writes RESULTS.md.
+
+python benchmarks/run.py [--quick] [--only GROUP]      a quick or partial run prints, and leaves RESULTS.md as it is
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from report import Section, whole
+from timing import Effort
+
+HERE = Path(__file__).resolve().parent
+GROUPS = ("hot", "keys", "tasks", "many", "memory", "pauses", "log", "plain", "threads")
+
+
+def built_floors(folder: str) -> Any:
+    """The compiled floors, built anew against the installed Decision; None where they can't be."""
+    try:
+        from Cython.Build import cythonize
+        from setuptools import Distribution, Extension
+
+        import headgate
+
+        around = str(Path(headgate.__file__).parent.parent)
+        source = Path(folder, "floors.pyx")
+        source.write_text((HERE / "floors.pyx").read_text())
+        flags = [] if sys.platform == "win32" else ["-O3", "-fno-semantic-interposition"]
+        modules = cythonize(
+            [Extension("floors", [str(source)], extra_compile_args=flags)],
+            compiler_directives={"language_level": 3, "binding": True},
+            include_path=[around],
+            quiet=True,
+        )
+        command = Distribution({"ext_modules": modules}).get_command_obj("build_ext")
+        command.build_lib = command.build_temp = folder
+        command.ensure_finalized()
+        command.run()
+        sys.path.insert(0, folder)
+        return importlib.import_module("floors")
+    except (Exception, SystemExit) as error:
+        print(f"bench: no compiled floors ({type(error).__name__}: {error}); ratios to them are left out", flush=True)
+        return None
+
+
+def noted(group: str) -> Callable[[str], None]:
+    """Says what is being done, on one line where that is a terminal."""
+    begun = time.monotonic()
+
+    def note(text: str) -> None:
+        line = f"{group:>8}  {time.monotonic() - begun:5.1f} s  {text}"
+        if sys.stdout.isatty():
+            print(f"\r{line:<100}", end="", flush=True)
+        else:
+            print(line, flush=True)
+
+    return note
+
+
+def run_group(group: str, floors: Any, effort: Effort) -> Section:
+    note = noted(group)
+    note("begins")
+    try:
+        section: Section = importlib.import_module(group).run(floors, effort, note)
+    except Exception as error:  # the other groups still have something to say
+        section = Section(group, "This group could not be measured.", missed=1)
+        section.fail({group: f"{type(error).__name__}: {error}"})
+    note("done")
+    print("\n\n" + section.text(markdown=False) + "\n", flush=True)
+    return section
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Measures headgate beside its floors and its peers.")
+    parser.add_argument("--quick", action="store_true", help="fewer repeats and keys: a look, not a result")
+    parser.add_argument("--only", choices=GROUPS, action="append", help="one group (may be given several times)")
+    options = parser.parse_args()
+    begun = time.monotonic()
+    with tempfile.TemporaryDirectory() as folder:
+        floors = built_floors(folder)
+        sections = [run_group(group, floors, Effort(options.quick)) for group in options.only or GROUPS]
+    missed = sum(section.missed for section in sections)
+    print(f"bench: {missed} goals missed, {time.monotonic() - begun:.0f} s in all")
+    if not options.quick and not options.only:
+        (HERE / "RESULTS.md").write_text(whole(sections, time.monotonic() - begun))
+        print("bench: wrote benchmarks/RESULTS.md")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,29 @@
+"""A limiter and its exact model, played side by side: after every step both must have said the same."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from model.player import WorldPlayer
+
+from headgate import Limiter, MemoryStore
+from headgate.testing import ManualClock
+from headgate.testing.traces import Player
+
+#: 2023-11-14, on no round minute.
+BEGIN = 1_700_000_123.456789
+
+
+def lockstep(limits: dict[str, Any], trace: list[Any]) -> None:
+    clock = ManualClock(BEGIN)
+    store = MemoryStore(clock=clock)
+    limiter = Limiter(limits, store=store)
+    real, ideal = Player(limiter, clock), WorldPlayer(limits, clock.now_us())
+    for number, step in enumerate(trace):
+        if ideal.open_to_choice(step):
+            continue
+        told, expected = real.step(step), ideal.step(step)
+        assert store.now_us() == ideal.now_us, f"step {number}, {step}: the store's time is {store.now_us()}, not {ideal.now_us}"
+        assert told == expected, f"step {number}, {step}:\n  limiter {told}\n  model   {expected}"
+        starts = [r.decision.start_us if r.decision else None for r in real.reservations]
+        assert starts == [turn.start_us for turn in ideal.turns], f"step {number}, {step}: reservations start at other moments"

@@ -1,0 +1,119 @@
+"""Traces for the two pure functions of a rule, in ticks, and how a model and a rule play them side by side."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from hypothesis import strategies as st
+from model import model_of
+
+from headgate import Limit
+from headgate.testing.traces import HUGE, costs, moments
+
+#: A moment far from zero and on no round window, in microseconds.
+BEGIN_US = 1_700_000_123_456_789
+
+
+class Pass(NamedTuple):
+    """Time passes."""
+
+    ticks: int
+
+
+class Decide(NamedTuple):
+    """`late` is how far behind now `not_before` lies: what several limits ask for when they start together."""
+
+    cost: int
+    max_wait: int
+    late: int = 0
+
+
+class GiveBack(NamedTuple):
+    """`back`: which of the charges, the last is 0; `part`: how many of its units, None for all."""
+
+    back: int
+    part: int | None = None
+
+
+class Refund(NamedTuple):
+    """Gives a charge that has begun back without saying when it was made."""
+
+    back: int
+
+
+def steps(limit: Limit, late: bool = True, gives: bool = True) -> st.SearchStrategy[Any]:
+    ticks = moments([limit]).map(lambda us: us // limit.tick)
+    cost = costs([limit]).filter(lambda cost: 0 < cost < HUGE)
+    wait = st.just(0) | ticks | st.just(10**15)
+    not_before = st.just(0) | (ticks if late and limit.reserves else st.just(0))
+    made = [st.builds(Pass, ticks), st.builds(Decide, cost, wait, not_before), st.builds(Decide, cost, wait, not_before)]
+    if gives:
+        made.append(st.builds(GiveBack, st.integers(0, 3), st.none() | st.integers(-3, 3)))
+    if gives and limit.refunds:
+        made.append(st.builds(Refund, st.integers(0, 3)))
+    return st.one_of(made)
+
+
+def pure_traces(limit: Limit, max_size: int = 16, **kinds: bool) -> st.SearchStrategy[list[Any]]:
+    return st.lists(steps(limit, **kinds), min_size=1, max_size=max_size)
+
+
+class Rule:
+    """A rule played from its pure functions, with the same face as a model."""
+
+    def __init__(self, limit: Limit, birth: int = 0) -> None:
+        self.limit = limit
+        self.state = limit.new(birth * limit.tick)
+
+    def decide(self, now: int, cost: int, max_wait: int, not_before: int = 0) -> tuple[Any, ...]:
+        *self.state, start, retry, remaining, reset = self.limit.decide(tuple(self.state), now, cost, max_wait, not_before)
+        return (start if start >= 0 else None, None if start == -2 else retry, remaining, reset)
+
+    def give_back(self, now: int, cost: int, charged_at: int | None, charged: int) -> None:
+        at = -1 if charged_at is None else charged_at
+        self.state = self.limit.give_back(tuple(self.state), now, cost, at, charged)
+
+    def look(self, now: int) -> tuple[int, int]:
+        """Remaining and reset, nothing being taken."""
+        return tuple(self.limit.decide(tuple(self.state), now, 0, 0)[5:])  # type: ignore[return-value]
+
+
+class Played:
+    """A trace played on a rule and its model; `told` holds what both answered, `charges` what is still to be given back."""
+
+    def __init__(self, limit: Limit, trace: list[Any]) -> None:
+        self.now = BEGIN_US // limit.tick
+        self.rule, self.model = Rule(limit, self.now), model_of(limit, self.now)
+        self.charges: list[tuple[int, int]] = []
+        for step in trace:
+            self.step(step)
+
+    def step(self, step: Any) -> None:
+        if isinstance(step, Pass):
+            self.now += step.ticks
+        elif isinstance(step, Decide):
+            self.decide(step)
+        elif step.back < len(self.charges):
+            at, charged = self.charges[-1 - step.back]
+            if isinstance(step, GiveBack) or at <= self.now:
+                self.charges.pop(-1 - step.back)
+                self.give_back(step, at, charged)
+        told, expected = self.rule.look(self.now), tuple(self.model.decide(self.now, 0, 0)[2:])
+        assert told == expected, f"after {step}: the rule says {told} remaining and reset, the model {expected}"
+
+    def give_back(self, step: Any, at: int, charged: int) -> None:
+        cost = charged if isinstance(step, Refund) or step.part is None else min(step.part, charged)
+        known = None if isinstance(step, Refund) else at
+        self.rule.give_back(self.now, cost, known, charged)
+        self.model.give_back(self.now, cost, known, charged)
+        if hasattr(self.model, "settle_on"):
+            self.model.settle_on(self.rule.state, self.rule.limit.gain, self.now)
+
+    def decide(self, step: Decide) -> None:
+        wanted = self.now + step.late if step.late else 0
+        arguments = (self.now, step.cost, max(step.max_wait, step.late), wanted)
+        told, expected = self.rule.decide(*arguments), self.model.decide(*arguments)
+        seen = slice(4) if told[0] is None or expected[0] is None else slice(0, 4, 2)
+        assert told[seen] == expected[seen], f"decide{arguments}: the rule says {told}, the model {tuple(expected)}"
+        if told[0] is not None:
+            self.charges.append((told[0], step.cost))

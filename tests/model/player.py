@@ -1,0 +1,118 @@
+"""Plays the steps of a trace on a World, as `headgate.testing.traces.Player` plays them on a limiter."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from headgate.testing.traces import Cancel, Refund, Settle
+
+from .world import Ask, Turn, World
+
+
+class WorldPlayer:
+    def __init__(self, limits: Any, now_us: int) -> None:
+        self.world = World(limits, now_us)
+        self.now_us = now_us
+        self.clock_us = now_us
+        self.names = list(limits)
+        self.last: Any = None
+        self.turns: list[Turn] = []
+        self.hits: list[list[Ask]] = []
+
+    def asks(self, key: Any, cost: Any) -> list[Ask]:
+        keys = key if isinstance(key, tuple) else (key,) * len(self.names)
+        costs = cost if isinstance(cost, tuple) else (cost,) * len(self.names)
+        return [Ask(name, one, many) for name, one, many in zip(self.names, keys, costs, strict=True) if one is not None]
+
+    def told(self, answer: dict[str, Any]) -> dict[str, Any]:
+        self.last = answer
+        return answer
+
+    def step(self, step: Any) -> Any:
+        return getattr(self, type(step).__name__.lower())(*step)
+
+    def wait(self, us: int) -> None:
+        """Time in a store never goes back: a clock that does is carried on from where it was."""
+        self.now_us += max(0, us)
+
+    def until(self, what: str, beside: int) -> None:
+        if self.last is not None and (after := self.last.get(what + "_after", self.last["wait"])) != float("inf"):
+            self.wait(round(after * 1e6) + beside)
+
+    def hit(self, key: Any, cost: Any) -> Any:
+        asks = self.asks(key, cost)
+        answer, start_us = self.world.decide(asks, self.now_us)
+        if start_us is not None:
+            self.hits.append(asks)
+        return self.told(answer)
+
+    def peek(self, key: Any, cost: Any) -> Any:
+        return self.told(self.world.decide(self.asks(key, cost), self.now_us, commit=False)[0])
+
+    def hitmany(self, keys: Sequence[Any], cost: int) -> Any:
+        return [self.told(self.world.decide(self.asks(key, cost), self.now_us)[0]) for key in keys]
+
+    def acquire(self, key: Any, cost: Any, timeout_us: int | None) -> Any:
+        asks = self.asks(key, cost)
+        if all(self.world.limits[name].reserves for name in self.names):
+            answer, start_us = self.world.decide(asks, self.now_us, timeout_us)
+            self.now_us = start_us or self.now_us
+            return self.told(answer)
+        deadline = None if timeout_us is None else self.now_us + timeout_us
+        while True:  # stands in line and asks again when told to
+            answer, _ = self.world.decide(asks, self.now_us)
+            after = answer["retry_after"]
+            if answer["allowed"] or after == float("inf") or (deadline is not None and self.now_us + round(after * 1e6) > deadline):
+                return self.told(answer)
+            self.wait(round(after * 1e6))
+
+    def reserve(self, key: Any, cost: Any, max_wait_us: int | None) -> Any:
+        asks = self.asks(key, cost)
+        patience = max_wait_us if all(self.world.limits[name].reserves for name in self.names) else 0
+        answer, start_us = self.world.decide(asks, self.now_us, patience)
+        turn = Turn(asks, start_us, None if patience is None else self.now_us + patience, start_us is not None)
+        self.turns.append(turn)
+        self.world.turns.append(turn)
+        return self.told(answer)
+
+    def chosen(self, back: int) -> Turn | None:
+        return self.turns[-1 - back] if back < len(self.turns) and self.turns[-1 - back].start_us is not None else None
+
+    def cancel(self, back: int) -> Any:
+        turn = self.chosen(back)
+        if turn is None:
+            return False if back < len(self.turns) else None
+        if not turn.open:
+            return False
+        turn.open = False
+        self.world.cancel(turn, self.now_us)
+        return True
+
+    def settle(self, back: int, used: int) -> Any:
+        turn = self.chosen(back)
+        if turn is None:
+            return False if back < len(self.turns) else None
+        if not turn.open:
+            return False
+        turn.open = False
+        less = [ask._replace(cost=ask.cost - used) for ask in turn.asks]
+        self.world.give_back(less, self.now_us, turn.start_us, [ask.cost for ask in turn.asks])
+        return True
+
+    def refund(self, back: int) -> None:
+        if back < len(self.hits):
+            asks = self.hits.pop(-1 - back)
+            self.world.give_back(asks, self.now_us, None, [ask.cost for ask in asks])
+
+    def reset(self, key: Any) -> None:
+        for ask in self.asks(key, 1):
+            self.world.cells.pop(ask[:2], None)
+
+    def open_to_choice(self, step: Any) -> bool:
+        """Whether a rule may give back less than all: a settlement or refund while others are still to start."""
+        if not isinstance(step, Settle | Refund | Cancel):
+            return False
+        return any(turn.open and turn.start_us is not None and turn.start_us > self.now_us for turn in self.turns) and not isinstance(
+            step, Cancel
+        )

@@ -1,0 +1,180 @@
+"""A limiter and its store as they would be with all the time in the world: a model for every limit and key, copied
+before it is tried, and a line of waiters that is undone and booked again when somebody leaves.
+
+Outside it counts microseconds; each model counts in its limit's ticks: now is rounded down to one, a start is a whole one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass
+from fractions import Fraction
+from math import inf
+from typing import Any, NamedTuple
+
+from . import model_of
+from .answer import FOREVER
+
+
+class Ask(NamedTuple):
+    """`cost` of the limit called `name`, for `key`."""
+
+    name: str
+    key: str
+    cost: int
+
+
+@dataclass
+class Part:
+    """What one limit says. `retry_us` None is never; `start_us` None is refused."""
+
+    name: str
+    limit: int
+    start_us: int | None
+    retry_us: int | None
+    remaining: int = 0
+    reset_us: int = 0
+
+
+@dataclass
+class Turn:
+    """A reservation: what it asked, when it starts, until when it would wait, and whether it is still open."""
+
+    asks: list[Ask]
+    start_us: int | None
+    deadline_us: int | None
+    open: bool = True
+
+
+class World:
+    def __init__(self, limits: Mapping[str, Any], now_us: int) -> None:
+        self.limits = dict(limits)
+        self.birth_us = now_us
+        self.cells: dict[tuple[str, str], Any] = {}
+        self.turns: list[Turn] = []
+
+    def cell(self, ask: Ask) -> Any:
+        limit = self.limits[ask.name]
+        return self.cells.setdefault(ask[:2], model_of(limit, self.birth_us // limit.tick))
+
+    # Deciding ----------------------------------------------------------------------------------------------------------
+
+    def decide(self, asks: Sequence[Ask], now_us: int, max_wait_us: int | None = 0, commit: bool = True) -> tuple[Any, int | None]:
+        """What `Decision.to_dict()` should be, and the start in microseconds (None when refused)."""
+        if not asks:
+            return self.free(), now_us
+        patience = FOREVER if max_wait_us is None else max_wait_us
+        if not all(self.limits[ask.name].reserves for ask in asks):
+            patience = 0
+        parts = [self.alone(ask, now_us, patience) for ask in asks]
+        start_us = self.common_start(asks, parts, now_us)
+        if start_us is not None and commit:
+            for ask, part in zip(asks, parts, strict=True):
+                part.start_us = self.charge(ask, now_us, start_us) if ask.cost else start_us
+        for ask, part in zip(asks, parts, strict=True):
+            self.look(ask, part, now_us)
+        return told(parts, now_us, start_us), start_us
+
+    def alone(self, ask: Ask, now_us: int, patience_us: int) -> Part:
+        """What one limit says on its own; nothing is charged."""
+        limit = self.limits[ask.name]
+        now = now_us // limit.tick
+        patience = (now_us + patience_us) // limit.tick - now
+        start, *_ = deepcopy(self.cell(ask)).decide(now, ask.cost, patience)
+        part = Part(ask.name, limit.capacity, None, 0)
+        if ask.cost == 0:
+            part.start_us = now_us
+        elif start is not None:
+            part.start_us = start * limit.tick if start > now else now_us
+        else:
+            part.retry_us = self.retry_us(ask, now_us, patience_us)
+        return part
+
+    def retry_us(self, ask: Ask, now_us: int, patience_us: int) -> int | None:
+        """Patient without bound it may still have to wait for room; without patience it waits for its start."""
+        tick = self.limits[ask.name].tick
+        now = now_us // tick
+        room = deepcopy(self.cell(ask)).decide(now, ask.cost, FOREVER)
+        turn = deepcopy(self.cell(ask)).decide(now, ask.cost, 0)
+        if turn.retry_at is None:
+            return None
+        return max(room.retry_at * tick if room.start is None else 0, turn.retry_at * tick - patience_us) - now_us
+
+    def common_start(self, asks: Sequence[Ask], parts: list[Part], now_us: int) -> int | None:
+        """The latest of the starts; but no limit can be charged beyond its horizon."""
+        if any(part.start_us is None for part in parts):
+            return None
+        start_us = max(part.start_us or 0 for part in parts)
+        for ask, part in zip(asks, parts, strict=True):
+            limit, model = self.limits[ask.name], self.cell(ask)
+            if ask.cost and start_us // limit.tick - now_us // limit.tick > model.horizon:
+                part.start_us, part.retry_us = None, start_us - model.horizon * limit.tick - now_us
+        return None if any(part.start_us is None for part in parts) else start_us
+
+    def charge(self, ask: Ask, now_us: int, start_us: int) -> int:
+        tick = self.limits[ask.name].tick
+        start = self.cell(ask).decide(now_us // tick, ask.cost, FOREVER, start_us // tick).start
+        return int(start * tick if start > now_us // tick else now_us)
+
+    def look(self, ask: Ask, part: Part, now_us: int) -> None:
+        tick = self.limits[ask.name].tick
+        _, _, part.remaining, reset_at = self.cell(ask).decide(now_us // tick, 0, 0)
+        part.reset_us = reset_at * tick - now_us if reset_at > now_us // tick else 0
+
+    def free(self) -> dict[str, Any]:
+        least = min(limit.capacity for limit in self.limits.values())
+        return fields(Part(next(iter(self.limits)), least, 0, 0, least), 0)
+
+    # Giving back -------------------------------------------------------------------------------------------------------
+
+    def give_back(self, asks: Sequence[Ask], now_us: int, charged_at: int | None, charged: Sequence[int]) -> None:
+        for ask, whole in zip(asks, charged, strict=True):
+            tick = self.limits[ask.name].tick
+            if ask.cost:
+                at = None if charged_at is None else charged_at // tick
+                self.cell(ask).give_back(now_us // tick, ask.cost, at, whole)
+
+    def cancel(self, turn: Turn, now_us: int) -> None:
+        """Everybody behind is undone, from the last to the first; then they book again, in order: they move up."""
+        behind = [other for other in self.behind(turn) if other.start_us is not None and other.start_us > now_us]
+        for one in [*reversed(behind), turn]:
+            self.give_back(one.asks, now_us, one.start_us, [ask.cost for ask in one.asks])
+        for one in behind:
+            left = None if one.deadline_us is None else one.deadline_us - now_us
+            _, one.start_us = self.decide(one.asks, now_us, left)
+
+    def behind(self, turn: Turn) -> list[Turn]:
+        """Those with a start at or after this one's who share a key with it, or with somebody who does."""
+        found, shared = [], {ask[:2] for ask in turn.asks}
+        later = [one for one in self.turns if one.open and one is not turn and (one.start_us or 0) >= (turn.start_us or 0)]
+        while more := [one for one in later if one not in found and shared & {ask[:2] for ask in one.asks}]:
+            found += more
+            shared |= {ask[:2] for one in more for ask in one.asks}
+        return sorted(found, key=lambda one: (one.start_us or 0, self.turns.index(one)))
+
+
+def told(parts: list[Part], now_us: int, start_us: int | None) -> dict[str, Any]:
+    """One answer for all: refused, the limit with the longest retry speaks; allowed, the one closest to its end."""
+    every = [fields(part, now_us) for part in parts]
+    if len(every) == 1:
+        return every[0]
+    if start_us is None:
+        speaker = max(every, key=lambda part: part["retry_after"])
+    else:
+        speaker = min(every, key=lambda part: part["remaining"] * Fraction(1, part["limit"]))
+    wait = (start_us - now_us) / 1e6 if start_us is not None else 0.0
+    return {**speaker, "allowed": start_us is not None, "wait": wait, "decisions": every}
+
+
+def fields(part: Part, now_us: int) -> dict[str, Any]:
+    allowed = part.start_us is not None
+    return {
+        "allowed": allowed,
+        "limit": part.limit,
+        "remaining": part.remaining,
+        "retry_after": 0.0 if allowed else inf if part.retry_us is None else part.retry_us / 1e6,
+        "reset_after": part.reset_us / 1e6,
+        "wait": max(0, part.start_us - now_us) / 1e6 if part.start_us is not None else 0.0,
+        "name": part.name,
+    }
