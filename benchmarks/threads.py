@@ -100,7 +100,8 @@ def off_by(made: Callable[[int], Ask], trials: int) -> tuple[int, int, set[str]]
     errors: set[str] = set()
     with switching_often():
         for _ in range(trials):
-            ask, passed = made(LIMIT), []
+            ask = made(LIMIT)
+            passed: list[int] = []
 
             def work(ask: Ask = ask, passed: list[int] = passed) -> None:
                 try:

@@ -58,8 +58,10 @@ class Effort:
         return quick if self.quick else full
 
 
-def measure(cases: Iterable[Case], effort: Effort, note: Callable[[str], None]) -> tuple[dict[str, float], dict[str, str]]:
-    """Nanoseconds per call of every case, and what went wrong with those that failed."""
+def measure(
+    cases: Iterable[Case], effort: Effort, note: Callable[[str], None], most: int = 25
+) -> tuple[dict[str, float], dict[str, str]]:
+    """Nanoseconds per call of every case, and what went wrong with those that failed; `most` batches to a repeat."""
     failed: dict[str, str] = {}
     timers: list[tuple[Case, timeit.Timer]] = []
     for case in cases:
@@ -69,7 +71,7 @@ def measure(cases: Iterable[Case], effort: Effort, note: Callable[[str], None]) 
             timers.append((case, timer))
         except Exception as error:  # a peer that fails is reported, and stops nothing
             failed[case.name] = f"{type(error).__name__}: {error}"
-    repeats, batches = effort.pick(9, 3), effort.pick(25, 6)
+    repeats, batches = effort.pick(9, 3), effort.pick(most, min(most, 6))
     for repeat in range(repeats):
         note(f"repeat {repeat + 1} of {repeats}, {len(timers)} cases")
         smallest = {case.name: float("inf") for case, _ in timers}

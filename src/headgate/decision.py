@@ -49,7 +49,7 @@ class Decision:
         self.name = str(name)
 
     def __setattr__(self, name: str, value: object) -> None:
-        if hasattr(self, name):
+        if cython.compiled or hasattr(self, name):
             raise AttributeError(f"a Decision is what was decided: {name!r} can't be changed")
         object.__setattr__(self, name, value)
 
@@ -122,6 +122,7 @@ if not cython.compiled:
 
         __slots__ = ()
         __setattr__ = object.__setattr__  # type: ignore[assignment]
+        __delattr__ = object.__delattr__  # both, or filling one in takes the slow way
 
 
 @cython.cfunc

@@ -202,14 +202,18 @@ class Verbs:
         decision: Decision
         if self._publisher is not None:
             return self.count(self.decide(key, cost), key, cost)
-        if cython.compiled and self.place is not None and type(key) is str and cost is ONE and not off:
+        if self.place is not None and type(key) is str and cost is ONE and not off:
             memory: MemoryStore = self.memory
             now_us: cython.longlong
             if memory.system is not None:
                 now_us = monotonic_us() + memory.system.offset_us
             else:
                 now_us = memory.now()
-            decision = memory.decide_one(blank(memory, self.place), self.place, key, 1, 0, True, now_us)
+            if cython.compiled:
+                decision = memory.decide_one(blank(memory, self.place), self.place, key, 1, 0, True, now_us)
+            else:
+                with memory._lock:
+                    decision = memory.decide_one(fresh(self.place.name), self.place, key, 1, 0, True, now_us)
         else:
             decision = self.ask(key, cost, 0, True)
         if decision.allowed:

@@ -17,6 +17,10 @@ from . import model_of
 from .answer import FOREVER
 
 
+#: The longest wait there is, in microseconds: 142 years.
+WITHOUT_BOUND = 2**52
+
+
 class Ask(NamedTuple):
     """`cost` of the limit called `name`, for `key`."""
 
@@ -63,8 +67,8 @@ class World:
     def decide(self, asks: Sequence[Ask], now_us: int, max_wait_us: int | None = 0, commit: bool = True) -> tuple[Any, int | None]:
         """What `Decision.to_dict()` should be, and the start in microseconds (None when refused)."""
         if not asks:
-            return self.free(), now_us
-        patience = FOREVER if max_wait_us is None else max_wait_us
+            return self.free(), 0
+        patience = WITHOUT_BOUND if max_wait_us is None else max_wait_us
         if not all(self.limits[ask.name].reserves for ask in asks):
             patience = 0
         parts = [self.alone(ask, now_us, patience) for ask in asks]

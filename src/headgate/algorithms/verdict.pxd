@@ -1,5 +1,6 @@
 # The C side of verdict.py.
 cdef enum:
+    PLAIN = 0
     REFUSED = -1
     NEVER = -2
     UNKNOWN = -1

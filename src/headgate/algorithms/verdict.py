@@ -3,6 +3,8 @@
 `verdict.pxd` says the same to the C compiler; a test holds the two equal.
 """
 
+#: Whether this is the plain source running: for the hot path, where looking at `cython.compiled` would cost.
+PLAIN = 1
 REFUSED = -1
 NEVER = -2
 #: `charged_at` when a refund does not say when the charge was made.

@@ -19,7 +19,7 @@ if cython.compiled:
     from cython.cimports.headgate.algorithms import all_of
     from cython.cimports.headgate.algorithms.claim import Claim, NamedLimit
     from cython.cimports.headgate.algorithms.limit import Answer, Limit, State
-    from cython.cimports.headgate.algorithms.verdict import MAX_WAIT
+    from cython.cimports.headgate.algorithms.verdict import MAX_WAIT, PLAIN, REFUSED
     from cython.cimports.headgate.decision import Decision
     from cython.cimports.headgate.stores.cells import Cells, Place
     from cython.cimports.headgate.stores.table import Table
@@ -27,7 +27,7 @@ else:
     from ..algorithms import all_of
     from ..algorithms.claim import Claim, NamedLimit
     from ..algorithms.limit import Answer, Limit, State
-    from ..algorithms.verdict import MAX_WAIT
+    from ..algorithms.verdict import MAX_WAIT, PLAIN, REFUSED
     from ..decision import Decision, fresh
     from .cells import Cells, Place
     from .table import Table
@@ -59,8 +59,6 @@ class MemoryStore(Cells):
         now_us: cython.longlong,
     ) -> Decision:
         """One limit, one key: the hot path. The answer goes into `decision`, so nothing is allocated once the cell is found."""
-        answer: Answer
-        state: State
         limit: Limit = place.limit
         table: Table = place.table
         tick: cython.longlong = limit.tick
@@ -69,8 +67,17 @@ class MemoryStore(Cells):
         if max_wait_us > 0 and limit.reserves:
             patience = (now_us + max_wait_us) // tick - now
         full: cython.bint = False
+        answer: Answer
+        state: State
+        a: cython.longlong
+        b: cython.longlong
+        c: cython.longlong
+        start: cython.longlong
+        retry: cython.longlong
+        remaining: cython.longlong
+        reset: cython.longlong
         while True:
-            if not cython.compiled:
+            if PLAIN:
                 stamp = self.stamp
             cell = table.find(key)
             known: cython.bint = False
@@ -83,34 +90,35 @@ class MemoryStore(Cells):
             else:
                 state = self.read(place, key, now_us, full)
                 answer = limit.rule(limit, state[0], state[1], state[2], now, now, cost, patience)
-            if cython.compiled or stamp == self.stamp:
+            if not PLAIN or stamp == self.stamp:
                 break
-        if answer[3] >= 0 and commit and cost > 0:
+        a, b, c, start, retry, remaining, reset = answer
+        if start >= 0 and commit and cost > 0:
             if known and not table.logs:
-                cell.a = answer[0]
-                cell.b = answer[1]
-                cell.c = answer[2]
+                cell.a = a
+                cell.b = b
+                cell.c = c
                 self.stamp += 1
             else:
-                self.put(place, key, answer[0], answer[1], answer[2], now_us, full)
+                self.put(place, key, a, b, c, now_us, full)
         elif not commit or cost == 0:
-            return self.glance(place, key, cost, answer[3], answer[4], now_us)
+            return self.glance(place, key, cost, start, retry, now_us)
         decision.limit = limit.capacity
-        decision.remaining = answer[5]
-        decision.reset_us = answer[6] * tick - now_us if answer[6] > now else 0
+        decision.remaining = remaining
+        decision.reset_us = reset * tick - now_us if reset > now else 0
         decision.retry_us = 0
         decision.wait_us = 0
         decision.start_us = now_us
-        decision.allowed = answer[3] >= 0
-        if answer[3] > now:
-            decision.start_us = answer[3] * tick
-            decision.wait_us = decision.start_us - now_us
-        elif answer[3] < 0:
-            decision.retry_us = answer[4] * tick - now_us if answer[3] == -1 else -1
+        decision.allowed = start >= 0
+        if start > now:
+            decision.start_us = start * tick
+            decision.wait_us = start * tick - now_us
+        elif start < 0:
+            decision.retry_us = retry * tick - now_us if start == REFUSED else -1
         self.calls += 1
         if self.calls & 63 == 0:
             table.sweep(16, now_us)
-        if not cython.compiled:
+        if PLAIN:
             decision.__class__ = Decision
         return decision
 

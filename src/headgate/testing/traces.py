@@ -126,11 +126,16 @@ def variants(algorithm: type[Limit], rate: str) -> list[Limit]:
     return made(algorithm, rate)
 
 
+def within_a_life(limit: Limit) -> bool:
+    """Whether it fills up within some decades: beyond that, seconds as floats no longer hold whole microseconds."""
+    return limit.capacity * limit.period // limit.count < 20_000 * DAY_US or limit.capacity > 1000
+
+
 #: Every rule, at every rate, in every shape.
 LIMITS: dict[type[Limit], list[Limit]] = {
-    algorithm: sum([variants(algorithm, rate) for rate in RATES], []) for algorithm in dict.fromkeys(ALGORITHMS.values())
+    algorithm: [limit for rate in RATES for limit in variants(algorithm, rate) if within_a_life(limit)]
+    for algorithm in dict.fromkeys(ALGORITHMS.values())
 }
-EVERY_LIMIT = sum(LIMITS.values(), [])
 
 
 def limits(*algorithms: type[Limit]) -> st.SearchStrategy[Limit]:
