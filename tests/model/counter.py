@@ -23,7 +23,9 @@ class CounterModel(Terms):
         here = now - now % self.window
         start, retry_at = None, None
         if cost <= self.count:
-            retry_at = next(moment for moment in self.moments(now, cost) if self.estimate(moment) + cost <= self.count or not cost)
+            retry_at = next(
+                moment for moment in self.moments(now, cost) if self.estimate(moment) + cost <= self.count or not cost
+            )
             if retry_at == now:
                 start = now
                 self.used[here] += cost

@@ -63,7 +63,11 @@ class WorldPlayer:
         while True:  # stands in line and asks again when told to
             answer, _ = self.world.decide(asks, self.now_us)
             after = answer["retry_after"]
-            if answer["allowed"] or after == float("inf") or (deadline is not None and self.now_us + round(after * 1e6) > deadline):
+            if (
+                answer["allowed"]
+                or after == float("inf")
+                or (deadline is not None and self.now_us + round(after * 1e6) > deadline)
+            ):
                 return self.told(answer)
             self.wait(round(after * 1e6))
 
@@ -113,6 +117,6 @@ class WorldPlayer:
         """Whether a rule may give back less than all: a settlement or refund while others are still to start."""
         if not isinstance(step, Settle | Refund | Cancel):
             return False
-        return any(turn.open and turn.start_us is not None and turn.start_us > self.now_us for turn in self.turns) and not isinstance(
-            step, Cancel
-        )
+        return any(
+            turn.open and turn.start_us is not None and turn.start_us > self.now_us for turn in self.turns
+        ) and not isinstance(step, Cancel)

@@ -64,7 +64,9 @@ class World:
 
     # Deciding ----------------------------------------------------------------------------------------------------------
 
-    def decide(self, asks: Sequence[Ask], now_us: int, max_wait_us: int | None = 0, commit: bool = True) -> tuple[Any, int | None]:
+    def decide(
+        self, asks: Sequence[Ask], now_us: int, max_wait_us: int | None = 0, commit: bool = True
+    ) -> tuple[Any, int | None]:
         """What `Decision.to_dict()` should be, and the start in microseconds (None when refused)."""
         if not asks:
             return self.free(), 0

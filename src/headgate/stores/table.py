@@ -47,6 +47,8 @@ class Table:
         self.since: list[int] = []
         self.overflow: list[Cell] | None = None
         self._cells: OrderedDict[str, Cell] = OrderedDict()
+        #: The key's cell, or None. The dict's own method: a call around it would be a twentieth of a hit.
+        self.find: Any = self._cells.get
         self._secret = os.urandom(8)
 
     def __len__(self) -> int:
@@ -54,10 +56,6 @@ class Table:
 
     def __del__(self) -> None:
         self.room.live -= len(self._cells)
-
-    def find(self, key: str) -> Any:
-        """The key's cell, or None."""
-        return self._cells.get(key)
 
     def insert(self, key: str, now_us: int) -> Cell:
         self.sweep(2, now_us)
