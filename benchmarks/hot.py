@@ -116,6 +116,9 @@ def judge(section: Section, took: dict[str, float]) -> None:
     for name, value in ours.items():
         section.figure(f"{name} / floor A", floor_a and value / floor_a, 2.5, "×")
         section.figure(f"{name} / floor B", floor_b and value / floor_b, 1.35, "×")
+    kept, floor_kept = took["token bucket allow, answer kept until the next"], took.get("floor B, answer kept until the next")
+    section.figure("token bucket allow, answer kept / floor B, kept", floor_kept and kept / floor_kept, None, "×")
+    section.notes.append("a store may fill in its last Decision again once the caller has dropped it; floor B always makes one")
     for package, goal in (("limits", 25.0), ("throttled-py", 25.0), ("rust-py-rate-limit", 1.5)):
         for verdict in ("allow", "deny"):
             theirs = [value for name, value in took.items() if name.startswith(package) and name.endswith(verdict)]

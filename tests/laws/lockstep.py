@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from model.player import WorldPlayer
-
 from headgate import Limiter, MemoryStore
 from headgate.testing import ManualClock
 from headgate.testing.traces import Player
+from model.player import WorldPlayer
 
 #: 2023-11-14, on no round minute.
 BEGIN = 1_700_000_123.456789

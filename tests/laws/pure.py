@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from hypothesis import strategies as st
-from model import model_of
 
 from headgate import Limit
-from headgate.testing.traces import HUGE, costs, moments
+from headgate.testing.traces import HUGE, costs, limits, moments
+from model import model_of
 
 #: A moment far from zero and on no round window, in microseconds.
 BEGIN_US = 1_700_000_123_456_789
@@ -79,41 +79,77 @@ class Rule:
 
 
 class Played:
-    """A trace played on a rule and its model; `told` holds what both answered, `charges` what is still to be given back."""
+    """A trace played on a rule. `admitted` and `returned` are what law 3 is about; `charges` is what can be given back."""
 
     def __init__(self, limit: Limit, trace: list[Any]) -> None:
+        self.limit = limit
         self.now = BEGIN_US // limit.tick
-        self.rule, self.model = Rule(limit, self.now), model_of(limit, self.now)
+        self.rule = Rule(limit, self.now)
         self.charges: list[tuple[int, int]] = []
+        self.admitted: list[tuple[int, int]] = []
+        self.returned: list[tuple[int, int]] = []
+        self.begin()
         for step in trace:
             self.step(step)
+
+    def begin(self) -> None:
+        """For whoever plays along."""
 
     def step(self, step: Any) -> None:
         if isinstance(step, Pass):
             self.now += step.ticks
         elif isinstance(step, Decide):
-            self.decide(step)
+            wanted = self.now + step.late if step.late else 0
+            told = self.decide(self.now, step.cost, max(step.max_wait, step.late), wanted)
+            if told[0] is not None:
+                self.charges.append((told[0], step.cost))
+                self.admitted.append((told[0], step.cost))
         elif step.back < len(self.charges):
             at, charged = self.charges[-1 - step.back]
             if isinstance(step, GiveBack) or at <= self.now:
                 self.charges.pop(-1 - step.back)
-                self.give_back(step, at, charged)
+                self.take_back(step, at, charged)
+
+    def take_back(self, step: Any, at: int, charged: int) -> None:
+        part = charged if isinstance(step, Refund) or step.part is None else min(step.part, charged)
+        self.give_back(self.now, part, None if isinstance(step, Refund) else at, charged)
+        if at > self.now:  # what had not begun was never admitted
+            self.admitted.remove((at, charged))
+            self.admitted += [(at, charged - max(0, part))] if part < charged else []
+        else:
+            self.returned += [(self.now, part)] if part > 0 else []
+
+    def decide(self, *arguments: int) -> Any:
+        return self.rule.decide(*arguments)
+
+    def give_back(self, *arguments: Any) -> None:
+        self.rule.give_back(*arguments)
+
+
+class Compared(Played):
+    """A trace played on a rule and on its model: after every step both must have said the same."""
+
+    def begin(self) -> None:
+        self.model = model_of(self.limit, self.now)
+
+    def step(self, step: Any) -> None:
+        super().step(step)
         told, expected = self.rule.look(self.now), tuple(self.model.decide(self.now, 0, 0)[2:])
         assert told == expected, f"after {step}: the rule says {told} remaining and reset, the model {expected}"
 
-    def give_back(self, step: Any, at: int, charged: int) -> None:
-        cost = charged if isinstance(step, Refund) or step.part is None else min(step.part, charged)
-        known = None if isinstance(step, Refund) else at
-        self.rule.give_back(self.now, cost, known, charged)
-        self.model.give_back(self.now, cost, known, charged)
-        if hasattr(self.model, "settle_on"):
-            self.model.settle_on(self.rule.state, self.rule.limit.gain, self.now)
-
-    def decide(self, step: Decide) -> None:
-        wanted = self.now + step.late if step.late else 0
-        arguments = (self.now, step.cost, max(step.max_wait, step.late), wanted)
+    def decide(self, *arguments: int) -> Any:
         told, expected = self.rule.decide(*arguments), self.model.decide(*arguments)
         seen = slice(4) if told[0] is None or expected[0] is None else slice(0, 4, 2)
         assert told[seen] == expected[seen], f"decide{arguments}: the rule says {told}, the model {tuple(expected)}"
-        if told[0] is not None:
-            self.charges.append((told[0], step.cost))
+        return told
+
+    def give_back(self, *arguments: Any) -> None:
+        self.rule.give_back(*arguments)
+        self.model.give_back(*arguments)
+        if hasattr(self.model, "settle_on"):
+            self.model.settle_on(self.rule.state, self.limit.gain, self.now)
+
+
+def with_traces(*algorithms: type[Limit], max_size: int = 16, **kinds: bool) -> st.SearchStrategy[tuple[Limit, list[Any]]]:
+    """A limit of one of these rules, and a trace for it."""
+    return limits(*algorithms).flatmap(lambda limit: st.tuples(st.just(limit), pure_traces(limit, max_size, **kinds)))

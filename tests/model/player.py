@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from headgate.testing.traces import Cancel, Refund, Settle
+from headgate.testing.traces import Refund, Settle
 
 from .world import Ask, Turn, World
 
@@ -38,7 +38,7 @@ class WorldPlayer:
 
     def until(self, what: str, beside: int) -> None:
         if self.last is not None and (after := self.last.get(what + "_after", self.last["wait"])) != float("inf"):
-            self.wait(round(after * 1e6) + beside)
+            self.wait(max(0, round(after * 1e6) + beside))
 
     def hit(self, key: Any, cost: Any) -> Any:
         asks = self.asks(key, cost)
@@ -80,28 +80,21 @@ class WorldPlayer:
         self.world.turns.append(turn)
         return self.told(answer)
 
-    def chosen(self, back: int) -> Turn | None:
-        return self.turns[-1 - back] if back < len(self.turns) and self.turns[-1 - back].start_us is not None else None
+    def cancel(self, back: int) -> bool | None:
+        return self.decided(back, lambda ask: ask)
 
-    def cancel(self, back: int) -> Any:
-        turn = self.chosen(back)
-        if turn is None:
-            return False if back < len(self.turns) else None
-        if not turn.open:
+    def settle(self, back: int, used: int) -> bool | None:
+        return self.decided(back, lambda ask: ask._replace(cost=ask.cost - used))
+
+    def decided(self, back: int, part: Callable[[Ask], Ask]) -> bool | None:
+        """The first settle or cancel decides; a refused reservation has nothing to decide."""
+        if back >= len(self.turns):
+            return None
+        turn = self.turns[-1 - back]
+        if not turn.open or turn.start_us is None:
             return False
         turn.open = False
-        self.world.cancel(turn, self.now_us)
-        return True
-
-    def settle(self, back: int, used: int) -> Any:
-        turn = self.chosen(back)
-        if turn is None:
-            return False if back < len(self.turns) else None
-        if not turn.open:
-            return False
-        turn.open = False
-        less = [ask._replace(cost=ask.cost - used) for ask in turn.asks]
-        self.world.give_back(less, self.now_us, turn.start_us, [ask.cost for ask in turn.asks])
+        self.world.leave(turn, [part(ask) for ask in turn.asks], self.now_us)
         return True
 
     def refund(self, back: int) -> None:
@@ -114,9 +107,6 @@ class WorldPlayer:
             self.world.cells.pop(ask[:2], None)
 
     def open_to_choice(self, step: Any) -> bool:
-        """Whether a rule may give back less than all: a settlement or refund while others are still to start."""
-        if not isinstance(step, Settle | Refund | Cancel):
-            return False
-        return any(
-            turn.open and turn.start_us is not None and turn.start_us > self.now_us for turn in self.turns
-        ) and not isinstance(step, Cancel)
+        """Whether a rule may give back less than all that is free: a refund, or a part, while others are still to start."""
+        waiting = any(turn.open and turn.start_us is not None and turn.start_us > self.now_us for turn in self.turns)
+        return waiting and isinstance(step, Refund | Settle)

@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 from . import model_of
 from .answer import FOREVER
 
-
 #: The longest wait there is, in microseconds: 142 years.
 WITHOUT_BOUND = 2**52
 
@@ -141,11 +140,15 @@ class World:
                 at = None if charged_at is None else charged_at // tick
                 self.cell(ask).give_back(now_us // tick, ask.cost, at, whole)
 
-    def cancel(self, turn: Turn, now_us: int) -> None:
-        """Everybody behind is undone, from the last to the first; then they book again, in order: they move up."""
-        behind = [other for other in self.behind(turn) if other.start_us is not None and other.start_us > now_us]
-        for one in [*reversed(behind), turn]:
+    def leave(self, turn: Turn, parts: Sequence[Ask], now_us: int) -> None:
+        """Gives back `parts` of a turn, or all of it. Everybody behind is undone, from the last to the first; then they book
+        again, in order: they move up. Who settles above the estimate leaves nothing to move up to."""
+        behind = [one for one in self.behind(turn) if one.start_us is not None and one.start_us > now_us]
+        if any(part.cost < 0 for part in parts):
+            behind = []
+        for one in reversed(behind):
             self.give_back(one.asks, now_us, one.start_us, [ask.cost for ask in one.asks])
+        self.give_back(parts, now_us, turn.start_us, [ask.cost for ask in turn.asks])
         for one in behind:
             left = None if one.deadline_us is None else one.deadline_us - now_us
             _, one.start_us = self.decide(one.asks, now_us, left)

@@ -8,6 +8,7 @@ cdef class MemoryStore(Cells):
     cdef Decision glance(self, Place place, str key, long long cost, long long start, long long retry, long long now_us)
     cdef Decision decide_all(self, list claims, long long max_wait_us, bint commit, long long now_us)
     cdef int return_all(self, list claims, long long charged_at, long long now_us)
+    cdef int restore(self, Place place, str key, object state, long long now_us)
     cdef int return_one(self, Claim claim, long long charged_at, long long now_us)
 
 cdef inline Decision blank(MemoryStore store, Place place):

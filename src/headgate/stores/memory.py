@@ -7,6 +7,7 @@ other threads out, and a stamp tells when a finaliser that ran meanwhile decided
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -228,20 +229,71 @@ class MemoryStore(Cells):
     def rebook(self, turns: Sequence[Any]) -> list[Decision | None]:
         """Some leave a line and the others move up, in one step: each turn is (claims, charged_at, deadline_us, stays), in
         order. All whose start is still to come give back, from the last to the first; those who stay ask again, in order.
-        Answers with their new Decisions, None for a turn that stays as it is."""
-        with self._lock:
-            now_us: cython.longlong = self.now()
-            for claims, charged_at, _, stays in reversed(turns):
-                if not stays or charged_at > now_us:
-                    self.return_all(list(claims), charged_at, now_us)
-            found: list[Decision | None] = []
-            for claims, charged_at, deadline_us, stays in turns:
-                if not stays or charged_at <= now_us:
-                    found.append(None)
-                else:
-                    left = None if deadline_us is None else max(0, deadline_us - now_us)
-                    found.append(self.decide_all(list(claims), patience_us(left), True, now_us))
-            return found
+        Answers with their new Decisions, None for a turn that stays as it is.
+
+        Nobody may come off worse. That could happen where several limits left gaps between their charges, which can't be
+        given back one by one; then everything is put back, those who leave give back what the rules can take, and all
+        others stay where they are.
+        """
+        collecting = gc.isenabled()
+        gc.disable()  # a finaliser that decided something in between would be put back with the rest
+        try:
+            with self._lock:
+                return self.rebooked(list(turns), self.now())
+        finally:
+            if collecting:
+                gc.enable()
+
+    def rebooked(self, turns: list[Any], now_us: int) -> list[Decision | None]:
+        claims = {(claim.limit.identity, claim.key): claim for turn in turns for claim in turn[0]}
+        saved = [(claim, self.saved(self.place_of(claim.limit), claim.key, now_us)) for claim in claims.values()]
+        for asked, charged_at, _, stays in reversed(turns):
+            if not stays or charged_at > now_us:
+                self.return_all(list(asked), charged_at, now_us)
+        found: list[Decision | None] = []
+        for asked, charged_at, deadline_us, stays in turns:
+            if not stays or charged_at <= now_us:
+                found.append(None)
+                continue
+            left = None if deadline_us is None else max(0, deadline_us - now_us)
+            decision: Decision = self.decide_all(list(asked), patience_us(left), True, now_us)
+            if not decision.allowed or decision.start_us > charged_at:
+                return self.put_back(turns, saved, now_us)
+            found.append(decision)
+        return found
+
+    def saved(self, place: Place, key: str, now_us: int) -> Any:
+        """A key's state as plain data in its limit's units; None when there is none."""
+        unit, state = place.table.saved(key)
+        return state if state is None else self.in_units(place, unit, state, now_us)
+
+    def in_units(self, place: Place, unit: int, state: Any, now_us: int) -> Any:
+        """A state of another rate of the same name, converted."""
+        if unit == place.unit or place.limit.logs:
+            return state
+        return place.limit.convert(place.table.units[unit - 1], state, min(now_us, place.since_us))
+
+    def put_back(self, turns: list[Any], saved: list[Any], now_us: int) -> list[Decision | None]:
+        """Undoes a rebooking that would have hurt somebody; those who leave give back as if nobody could move."""
+        for claim, state in saved:
+            table = self.place_of(claim.limit).table
+            table.discard(claim.key)
+            if state is not None:
+                self.restore(self.place_of(claim.limit), claim.key, state, now_us)
+        for asked, charged_at, _, stays in reversed(turns):
+            if not stays:
+                self.return_all(list(asked), charged_at, now_us)
+        return [None] * len(turns)
+
+    @cython.cfunc
+    def restore(self, place: Place, key: str, state: Any, now_us: cython.longlong) -> cython.int:
+        """Stores a state given as plain data: three integers, or the entries of a log."""
+        full: cython.bint = self.is_full(place.table, 1, now_us)
+        if not place.table.logs:
+            return self.put(place, key, state[0], state[1], state[2], now_us, full)
+        for moment, cost in state[0]:
+            self.put(place, key, moment, cost, 0, now_us, full)
+        return 0
 
     # Keeping house ---------------------------------------------------------------------------------------------
 
@@ -255,13 +307,7 @@ class MemoryStore(Cells):
         with self._lock:
             place = self.place(limit)
             now_us = self.now()
-            found = []
-            for key, unit, state in place.table.items():
-                if unit != place.unit and not limit.limit.logs:
-                    moment = min(now_us, place.since_us)
-                    state = limit.limit.convert(place.table.units[unit - 1], state, moment)
-                found.append((key, state))
-            return found
+            return [(key, self.in_units(place, unit, state, now_us)) for key, unit, state in place.table.items()]
 
     def load(self, limit: NamedLimit, items: Iterable[tuple[str, Any]]) -> None:
         pairs = list(items)
@@ -272,12 +318,8 @@ class MemoryStore(Cells):
             place: Place = self.place(limit)
             now_us: cython.longlong = self.now()
             for key, state in pairs:
-                if not limit.limit.logs:
-                    self.put(place, key, state[0], state[1], state[2], now_us, self.is_full(place.table, 1, now_us))
-                    continue
                 place.table.discard(key)
-                for moment, cost in state[0]:
-                    self.put(place, key, moment, cost, 0, now_us, self.is_full(place.table, 1, now_us))
+                self.restore(place, key, state, now_us)
 
     def sweep(self, budget: int = 1_000_000) -> None:
         """Forgets idle keys now, rather than a few at a time as calls come in."""

@@ -113,6 +113,11 @@ class Table:
             return (tuple(read_log(cell.c)) if cell.c else (), 0, 0)
         return (cell.a, cell.b, cell.c)
 
+    def saved(self, key: str) -> Any:
+        """A key's unit and state as plain data; 0 and None when there is none."""
+        cell = self.find(key)
+        return (0, None) if cell is None else (cell.unit, self.state_of(cell))
+
     def clear(self) -> None:
         self.room.live -= len(self._cells)
         self._cells.clear()

@@ -307,6 +307,11 @@ cdef class Table:
             return PyUnicode_FromKindAndData(cell.kind, cell.key, cell.size // cell.kind)
         return PyUnicode_FromKindAndData(cell.kind, (<char**> cell.key)[0], cell.size // cell.kind)
 
+    def saved(self, str key):
+        """A key's unit and state as plain data; 0 and None when there is none."""
+        cdef Cell* cell = self.find(key)
+        return (0, None) if cell == NULL else (cell.unit, self.state_of(cell))
+
     def __len__(self):
         return self.n
 

@@ -8,7 +8,7 @@ break at their edges.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from hypothesis import strategies as st
@@ -104,26 +104,24 @@ Step = Wait | Until | Hit | Peek | HitMany | Acquire | Reserve | Cancel | Settle
 # Limits ----------------------------------------------------------------------------------------------------------------
 
 
-def made(algorithm: type[Limit], *arguments: Any, **options: Any) -> list[Limit]:
-    """The limit, or nothing where it can't be counted exactly."""
-    try:
-        return [algorithm(*arguments, **options)]  # type: ignore[call-arg]
-    except InvalidLimit:
-        return []
-
-
-def variants(algorithm: type[Limit], rate: str) -> list[Limit]:
-    """Every shape of one rule at one rate."""
+def shapes(algorithm: type[Limit]) -> list[dict[str, Any]]:
+    """The options that a rule is tried with."""
     if algorithm is TokenBucket:
-        starts = [made(algorithm, rate, burst=size, initial=initial) for size in SIZES for initial in (None, 0, 1)]
-        return sum(starts, made(algorithm, rate))
+        return [{}, *({"burst": size, "initial": initial} for size in SIZES for initial in (None, 0, 1))]
     if algorithm is LeakyBucket:
-        return sum([made(algorithm, rate, capacity=size) for size in SIZES], [])
+        return [{"capacity": size} for size in SIZES]
     if algorithm is LeakyBucketQueue:
-        return sum([made(algorithm, rate, capacity=size) for size in SIZES], made(algorithm, rate))
-    if algorithm is FixedWindow:
-        return made(algorithm, rate) + made(algorithm, rate, align="first")
-    return made(algorithm, rate)
+        return [{}, *({"capacity": size} for size in SIZES)]
+    return [{}, {"align": "first"}] if algorithm is FixedWindow else [{}]
+
+
+def made(algorithm: type[Limit], rate: str) -> Iterator[Limit]:
+    """Every shape of one rule at one rate, but for those that can't be counted exactly."""
+    for options in shapes(algorithm):
+        try:
+            yield algorithm(rate, **options)  # type: ignore[call-arg]
+        except InvalidLimit:
+            pass
 
 
 def within_a_life(limit: Limit) -> bool:
@@ -133,7 +131,7 @@ def within_a_life(limit: Limit) -> bool:
 
 #: Every rule, at every rate, in every shape.
 LIMITS: dict[type[Limit], list[Limit]] = {
-    algorithm: [limit for rate in RATES for limit in variants(algorithm, rate) if within_a_life(limit)]
+    algorithm: [limit for rate in RATES for limit in made(algorithm, rate) if within_a_life(limit)]
     for algorithm in dict.fromkeys(ALGORITHMS.values())
 }
 
@@ -228,11 +226,11 @@ class Player:
         self.clock.advance(us / 1_000_000)
 
     def until(self, what: str, beside: int) -> None:
-        if (
-            self.last is not None
-            and (us := {"retry": self.last.retry_us, "reset": self.last.reset_us}.get(what, self.last.wait_us)) >= 0
-        ):
-            self.wait(us + beside)
+        if self.last is None:
+            return
+        us = {"retry": self.last.retry_us, "reset": self.last.reset_us}.get(what, self.last.wait_us)
+        if us >= 0:
+            self.wait(max(0, us + beside))
 
     def hit(self, key: Any, cost: Any) -> Any:
         decision = self.limiter.hit(self.named(key), self.named(cost))

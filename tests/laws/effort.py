@@ -1,0 +1,25 @@
+"""How hard the laws are tried: some hundred examples each in every run, twenty times as many in a soak (HEADGATE_SOAK=1)."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from hypothesis import HealthCheck, settings
+
+TIMES = 20 if os.environ.get("HEADGATE_SOAK") == "1" else 1
+
+
+def effort(examples: int) -> Any:
+    """Settings for a law that is tried on so many examples."""
+    return settings(
+        max_examples=examples * TIMES,
+        deadline=None,
+        derandomize=False,
+        suppress_health_check=[
+            HealthCheck.too_slow,
+            HealthCheck.data_too_large,
+            HealthCheck.filter_too_much,
+            HealthCheck.large_base_example,
+        ],
+    )
