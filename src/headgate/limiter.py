@@ -9,8 +9,11 @@ from .line import refunded
 from .rate import Duration
 from .reservation import AsyncReservation, PendingReservation, Reservation
 from .stores import Store
-from .verbs import Cost, Key
+from .verbs import Cost, Key, Verbs
 from .waiting import Limits, Waits
+
+#: The compiled verb itself: bound to an instance it would cost a fifth of an awaited hit more.
+_hit = Verbs.hit
 
 
 class Limiter(Waits):
@@ -52,16 +55,16 @@ class Limiter(Waits):
 class AsyncLimiter(Waits):
     """The same for asyncio. On a store in this process nothing is awaited but the waiting itself."""
 
-    __slots__ = ("_hit",)
+    __slots__ = ("_local",)
 
     def __init__(self, limits: Limits, store: Store | str | None = None, name: str | None = None) -> None:
         super().__init__(limits, store, name)
-        self._hit = super().hit if self.store.local else None
+        self._local = bool(self.store.local)
 
     async def hit(self, key: Key, cost: Cost = 1) -> Decision:  # type: ignore[override]
         """Takes `cost` now, or says when to come back. Never waits for its turn."""
-        if self._hit is not None:
-            return self._hit(key, cost)
+        if self._local:
+            return _hit(self, key, cost)
         return self.count(await self._ask(key, cost), key, cost)
 
     async def peek(self, key: Key, cost: Cost = 1) -> Decision:  # type: ignore[override]

@@ -1,4 +1,3 @@
-# cython: binding=False, embedsignature=True, embedsignature.format=clinic
 """The verbs that never wait: hit, peek, hit_many, refund, reset. A limiter is claims built once, plus these calls.
 
 With one limit in memory a hit is three steps in C: read the clock, find the cell, ask the rule. Anything else (several limits,
@@ -203,17 +202,16 @@ class Verbs:
         if self._publisher is not None:
             return self.count(self.decide(key, cost), key, cost)
         if self.place is not None and type(key) is str and cost is ONE and not off:
-            memory: MemoryStore = self.memory
             now_us: cython.longlong
-            if memory.system is not None:
-                now_us = monotonic_us() + memory.system.offset_us
+            if self.memory.system is not None:
+                now_us = monotonic_us() + self.memory.system.offset_us
             else:
-                now_us = memory.now()
+                now_us = self.memory.now()
             if cython.compiled:
-                decision = memory.decide_one(blank(memory, self.place), self.place, key, 1, 0, True, now_us)
+                decision = self.memory.decide_one(blank(self.memory, self.place), self.place, key, 1, 0, True, now_us)
             else:
-                with memory._lock:
-                    decision = memory.decide_one(fresh(self.place.name), self.place, key, 1, 0, True, now_us)
+                with self.memory._lock:
+                    decision = self.memory.decide_one(fresh(self.place.name), self.place, key, 1, 0, True, now_us)
         else:
             decision = self.ask(key, cost, 0, True)
         if decision.allowed:

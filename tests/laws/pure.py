@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any, NamedTuple
 
 from hypothesis import strategies as st
@@ -54,6 +55,7 @@ def steps(limit: Limit, late: bool = True, gives: bool = True) -> st.SearchStrat
     return st.one_of(made)
 
 
+@cache
 def pure_traces(limit: Limit, max_size: int = 16, **kinds: bool) -> st.SearchStrategy[list[Any]]:
     return st.lists(steps(limit, **kinds), min_size=1, max_size=max_size)
 
@@ -124,6 +126,15 @@ class Played:
 
     def give_back(self, *arguments: Any) -> None:
         self.rule.give_back(*arguments)
+
+    def saturate(self, cost: int, calls: int = 12) -> None:
+        """Takes all that can be had, each as early as it can be had."""
+        for _ in range(calls):
+            start, retry_at, *_ = self.decide(self.now, cost, 0)
+            if start is not None:
+                self.admitted.append((start, cost))
+            elif retry_at is not None:
+                self.now = retry_at
 
 
 class Compared(Played):

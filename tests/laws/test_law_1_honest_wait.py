@@ -68,7 +68,7 @@ def test_an_empty_bucket_fills_from_the_birth_of_its_limiter() -> None:
         clock = ManualClock(1_700_000_123.456789)
         limiter = Limiter({"slow": TokenBucket("2/s", burst=10, initial=0), **others}, store=MemoryStore(clock=clock))
         clock.advance(3.0)
-        assert [part.remaining for part in limiter.peek("a").decisions][0] == 6
+        assert limiter.peek("a").decisions[0].remaining == 6
         refused = limiter.hit("a", 8)
         assert refused.retry_after == 1.0
         clock.advance(1.0)

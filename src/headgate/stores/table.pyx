@@ -174,12 +174,15 @@ cdef class Table:
         self.heads, self.mask = fresh, size - 1
 
     cdef void migrate(self, Py_ssize_t budget) noexcept:
-        """Moves a few chains of the old index into the new one."""
+        """Moves a few chains of the old index into the new one; sixteen empty ones count as one."""
+        budget *= 16
         cdef unsigned int link, following
+        cdef bint occupied
         cdef unsigned int* head
         cdef Cell* cell
         while self.old != NULL and budget > 0:
             link = self.old[self.moved]
+            occupied = link != 0
             while link:
                 cell = self.at(link - 1)
                 following = cell.next
@@ -188,7 +191,7 @@ cdef class Table:
                 head[0] = link
                 link = following
             self.moved += 1
-            budget -= 1
+            budget -= 16 if occupied else 1
             if self.moved % PART == 0:
                 release_part(self.old + self.moved - PART, PART * sizeof(unsigned int))
             if self.moved > self.old_mask:
@@ -269,7 +272,7 @@ cdef class Table:
         """Sees to it that the cell's log can take one more entry: prunes, then doubles; shrinks what is mostly empty."""
         cdef long long* log = <long long*> cell.c
         cdef long long* fresh
-        cdef long long n = 0, room = 4, i, j
+        cdef long long n = 0, room = 4, first
         if log != NULL:
             n = sliding_log.prune(log, before)
             room = log[2]
@@ -282,10 +285,9 @@ cdef class Table:
         fresh[0], fresh[1], fresh[2], fresh[3] = 0, n, room, 0
         if log != NULL:
             fresh[3] = log[3]
-            for i in range(n):
-                j = (log[0] + i) % log[2]
-                fresh[4 + 2 * i] = log[4 + 2 * j]
-                fresh[5 + 2 * i] = log[5 + 2 * j]
+            first = log[2] - log[0] if log[0] + n > log[2] else n  # entries before the ring starts again
+            memcpy(fresh + 4, log + 4 + 2 * log[0], first * 16)
+            memcpy(fresh + 4 + 2 * first, log + 4, (n - first) * 16)
             free(log)
         cell.c = <long long> fresh
         return True

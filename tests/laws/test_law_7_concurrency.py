@@ -1,0 +1,110 @@
+"""Law 7: threads, and finalisers that run in the middle of a decision, leave the totals exact. (More in `StoreContract`.)"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from headgate import Decision, Limiter, MemoryStore
+from headgate.testing import ManualClock
+from headgate.testing.contract_waiting import FIFTY, at_once, eager_threads
+
+every_kind = pytest.mark.parametrize("kind", list(FIFTY))
+
+
+@contextmanager
+def eager_collector() -> Iterator[None]:
+    """The garbage collector runs at almost every allocation."""
+    threshold = gc.get_threshold()
+    gc.set_threshold(1, 1, 1)
+    try:
+        yield
+    finally:
+        gc.set_threshold(*threshold)
+
+
+class Litter:
+    """Garbage in a reference cycle, whose finaliser asks a limiter."""
+
+    def __init__(self, ask: Any, told: list[Decision]) -> None:
+        self.me = self
+        self.ask = ask
+        self.told = told
+
+    def __del__(self) -> None:
+        self.told.append(self.ask())
+
+
+def asks(limiter: Limiter) -> list[Any]:
+    """The verbs in the middle of which a finaliser may run; each takes one unit of "a" or none."""
+    return [
+        lambda: [limiter.hit("a")],
+        lambda: limiter.hit_many(["a", "b", "a"])[::2],
+        lambda: [limiter.reserve("a", 1, 0).decision],
+        lambda: [limiter.hit("fresh key")] and [],
+        lambda: [limiter.peek("a")] and [],
+    ]
+
+
+@every_kind
+@pytest.mark.parametrize("several", [False, True], ids=["one limit", "two limits"])
+def test_finalisers_that_hit_do_no_harm(kind: str, several: bool) -> None:
+    """Whatever a finaliser takes during a decision is counted once, and the decision that it interrupted too."""
+    limits = {"limit": FIFTY[kind], **({"other": FIFTY["token bucket"]} if several else {})}
+    limiter = Limiter(limits, store=MemoryStore(clock=ManualClock(1_700_000_123.456789)))
+    told: list[Decision] = []
+    verbs = asks(limiter)
+    with eager_collector():
+        for round_ in range(120):
+            Litter(lambda: limiter.hit("a"), told)
+            told += verbs[round_ % len(verbs)]()
+    gc.collect()
+    assert sum(decision.allowed for decision in told) == 50
+    assert limiter.peek("a").remaining == 0
+
+
+@every_kind
+def test_threads_and_finalisers_together_are_exact(kind: str) -> None:
+    """A hundred threads that litter and hit: what passes is the limit, to the unit."""
+    limiter = Limiter(FIFTY[kind], store=MemoryStore(clock=ManualClock(1_700_000_123.456789)))
+    told: list[Decision] = []
+
+    def work(i: int) -> None:
+        Litter(lambda: limiter.hit("a"), told)
+        told.append(limiter.hit("a"))
+
+    with eager_collector():
+        at_once(100, work)
+    gc.collect()
+    assert len(told) == 200
+    assert sum(decision.allowed for decision in told) == 50
+
+
+@every_kind
+def test_a_decision_never_changes_once_it_is_told(kind: str) -> None:
+    """Kept or let go of in any order, by any thread: what a Decision says stays what it said."""
+    limiter = Limiter(FIFTY[kind], store=MemoryStore(clock=ManualClock(1_700_000_123.456789)))
+
+    def work(i: int) -> bool:
+        kept = []
+        for n in range(40):
+            decision = limiter.hit(f"key {n % 3}")
+            if n % 2:
+                kept.append((decision, decision.to_dict()))
+        return all(decision.to_dict() == said for decision, said in kept)
+
+    assert all(at_once(20, work))
+
+
+def test_many_keys_at_once_keep_their_own_counts() -> None:
+    """Threads that make new keys while the table grows and is swept: every key has its own fifty."""
+    limiter = Limiter(FIFTY["token bucket"], store=MemoryStore(clock=ManualClock(1_700_000_123.456789)))
+    keys = [f"key {n}" for n in range(300)]
+    with eager_threads():
+        told = at_once(20, lambda i: [[limiter.hit(key).allowed for key in keys] for _ in range(3)])
+    totals = [sum(rounds[turn][n] for rounds in told for turn in range(3)) for n in range(len(keys))]
+    assert totals == [50] * len(keys)

@@ -1,0 +1,158 @@
+"""Law 8: waiters are served in order of arrival, and whoever leaves holds nobody up. (More in `StoreContract`.)"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from typing import Any
+
+import pytest
+from effort import effort
+from hypothesis import given
+from hypothesis import strategies as st
+from pure import Played, with_traces
+
+from headgate import AsyncLimiter, LeakyBucketQueue, Limit, Limiter, MemoryStore, RateLimited, SlidingWindowCounter, TokenBucket
+from headgate.testing import ManualClock
+from headgate.testing.traces import LIMITS, limits
+
+LINES = [rule for rule in LIMITS if LIMITS[rule][0].reserves]
+
+
+@pytest.mark.parametrize("rule", LINES, ids=lambda rule: rule.kind)
+def test_a_charge_given_back_at_once_was_never_made(rule: type[Limit]) -> None:
+    """From any state, at any later common start: after it every call is answered as before it."""
+
+    @effort(150)
+    @given(with_traces(rule, max_size=8), st.data())
+    def law(drawn: tuple[Limit, list[Any]], data: Any) -> None:
+        limit, trace = drawn
+        played = Played(limit, trace)
+        before, now = tuple(played.rule.state), played.now
+        cost = data.draw(st.integers(1, 3), label="cost")
+        late = data.draw(st.sampled_from((0, 1, limit.period // limit.tick, 2 * limit.period // limit.tick + 1)), label="late")
+        *after, start, _, _, _ = limit.decide(before, now, cost, 10**12, now + late)
+        if start < 0:
+            return
+        after = limit.give_back(tuple(after), now, cost, start)
+        for probe in (1, 2, limit.capacity):
+            assert limit.decide(after, now, probe, 0)[3:] == limit.decide(before, now, probe, 0)[3:], f"a hit of {probe}"
+
+    law()
+
+
+@effort(150)
+@given(
+    st.lists(limits(*LINES), min_size=2, max_size=3, unique_by=str),
+    st.lists(st.integers(1, 2), min_size=2, max_size=6),
+    st.integers(0, 5),
+)
+def test_nobody_behind_a_cancelled_reservation_comes_off_worse(some: list[Limit], costs: list[int], leaver: int) -> None:
+    """With several limits too: a waiter's start never moves away, it stays granted, and the order stays."""
+    limiter = Limiter({str(limit): limit for limit in some}, store=MemoryStore(clock=ManualClock(1_700_000_123.456789)))
+    line = [one for cost in costs if (one := limiter.reserve("a", cost))]
+    if not line:
+        return
+    promised = [one.wait for one in line]
+    line[leaver % len(line)].cancel()
+    waits = [one.wait for one in line]
+    assert all(now <= then for now, then in zip(waits, promised, strict=True))
+    assert all(line)
+    stayed = [wait for number, wait in enumerate(waits) if number != leaver % len(line)]
+    assert stayed == sorted(stayed)
+
+
+def test_several_limits_move_up_to_where_they_would_have_been() -> None:
+    """A wide bucket and a slow queue: when the first waiter leaves, the others get its start and the ones behind it."""
+    for wide in (TokenBucket("1/s", burst=1), TokenBucket("1/s", burst=10)):
+        limiter = Limiter({"wide": wide, "slow": LeakyBucketQueue("1/10s")}, store=MemoryStore(clock=ManualClock()))
+        line = [limiter.reserve("a") for _ in range(4)]
+        assert [one.wait for one in line] == [0.0, 10.0, 20.0, 30.0]
+        line[1].cancel()
+        assert [one.wait for one in (line[0], *line[2:])] == [0.0, 10.0, 20.0]
+
+
+def test_tasks_are_served_in_order_of_arrival() -> None:
+    """Twenty tasks at a queue of 200/s come through in the order in which they asked, one every 5 ms."""
+
+    async def main() -> list[tuple[int, float]]:
+        limiter, done = AsyncLimiter(LeakyBucketQueue("200/s")), []
+
+        async def work(number: int) -> None:
+            await limiter.acquire("a")
+            done.append((number, time.monotonic()))
+
+        await asyncio.gather(*(work(number) for number in range(20)))
+        return done
+
+    done = asyncio.run(main())
+    assert [number for number, _ in done] == list(range(20))
+    assert done[-1][1] - done[0][1] >= 0.090
+
+
+def test_a_cancelled_task_gives_its_turn_to_those_behind() -> None:
+    """The first of three waiters is cancelled: the second gets its turn, the third the second's."""
+
+    async def main() -> float:
+        limiter = AsyncLimiter(LeakyBucketQueue("10/s"))
+        await limiter.acquire("a")
+        begin = time.monotonic()
+        tasks = [asyncio.create_task(limiter.acquire("a")) for _ in range(3)]
+        await asyncio.sleep(0)
+        tasks[0].cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        return time.monotonic() - begin
+
+    assert 0.19 <= asyncio.run(main()) < 0.29
+
+
+def test_a_task_that_times_out_never_took_a_turn() -> None:
+    """A deadline shorter than the wait refuses at once, and the next in line gets the turn that it would have had."""
+
+    async def main() -> tuple[float, float]:
+        limiter = AsyncLimiter(LeakyBucketQueue("10/s"))
+        await limiter.acquire("a")
+        begin = time.monotonic()
+        with pytest.raises(RateLimited):
+            await limiter.acquire("a", timeout=0.05)
+        refused = time.monotonic() - begin
+        await limiter.acquire("a")
+        return refused, time.monotonic() - begin
+
+    refused, served = asyncio.run(main())
+    assert refused < 0.03
+    assert served < 0.19
+
+
+@pytest.mark.parametrize(
+    "limit", [LeakyBucketQueue("100/s"), TokenBucket("100/s", burst=1), SlidingWindowCounter("1/10ms")], ids=str
+)
+def test_threads_are_served_in_order_of_arrival(limit: Limit) -> None:
+    """Threads that ask one after the other come through in that order, also where a rule can't reserve."""
+    limiter, done = Limiter(limit), []
+    limiter.acquire("a")
+    threads = []
+    for number in range(6):
+        thread = threading.Thread(target=lambda number=number: (limiter.acquire("a"), done.append(number)))
+        thread.start()
+        threads.append(thread)
+        while limiter.waiting("a") < number + 1 and thread.is_alive() and len(done) <= number:
+            time.sleep(0.0002)
+    for thread in threads:
+        thread.join(5)
+    assert done == sorted(done)
+    assert len(done) == 6
+
+
+def test_what_can_never_fit_is_refused_at_once() -> None:
+    """Nobody sleeps for a cost above the capacity, and nobody is charged."""
+    for rule in LIMITS:
+        limit = LIMITS[rule][0]
+        clock = ManualClock()
+        limiter = Limiter(limit, store=MemoryStore(clock=clock))
+        with pytest.raises(RateLimited) as refused:
+            limiter.acquire("a", limit.capacity + 1)
+        assert refused.value.decision.retry_after == float("inf")
+        assert clock.now_us() == 0
+        assert limiter.peek("a").reset_after == 0.0
