@@ -6,14 +6,15 @@ from typing import Any
 
 from headgate import Limiter, MemoryStore
 from headgate.testing import ManualClock
-from headgate.testing.traces import Player
+from headgate.testing.player import Player
 from model.player import WorldPlayer
 
 #: 2023-11-14, on no round minute.
 BEGIN = 1_700_000_123.456789
 
 
-def lockstep(limits: dict[str, Any], trace: list[Any]) -> None:
+def lockstep(limits: dict[str, Any], trace: list[Any], sweeping: bool = False) -> None:
+    """`sweeping`: idle keys are forgotten between any two steps."""
     clock = ManualClock(BEGIN)
     store = MemoryStore(clock=clock)
     limiter = Limiter(limits, store=store)
@@ -21,6 +22,8 @@ def lockstep(limits: dict[str, Any], trace: list[Any]) -> None:
     for number, step in enumerate(trace):
         if ideal.open_to_choice(step):
             continue
+        if sweeping:
+            store.sweep()
         told, expected = real.step(step), ideal.step(step)
         assert store.now_us() == ideal.now_us, f"step {number}, {step}: the store's time is {store.now_us()}, not {ideal.now_us}"
         assert told == expected, f"step {number}, {step}:\n  limiter {told}\n  model   {expected}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fractions import Fraction
+from itertools import pairwise
 from math import ceil
 from typing import Any
 
@@ -54,7 +55,7 @@ def test_a_bucket_of_one_loses_less_than_a_tick_a_unit(rate: str) -> None:
     limit = TokenBucket(rate, burst=1)
     interval = Fraction(limit.period, limit.tick * limit.count)
     admitted = saturate(limit, 3000)
-    assert {later - earlier for earlier, later in zip(admitted, admitted[1:], strict=False)} == {ceil(interval)}
+    assert {later - earlier for earlier, later in pairwise(admitted)} == {ceil(interval)}
 
 
 @every_rate

@@ -1,4 +1,4 @@
-"""Plays the steps of a trace on a World, as `headgate.testing.traces.Player` plays them on a limiter."""
+"""Plays the steps of a trace on a World, as `headgate.testing.player.Player` plays them on a limiter."""
 
 from __future__ import annotations
 

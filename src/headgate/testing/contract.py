@@ -20,21 +20,16 @@ from hypothesis import strategies as st
 
 from ..algorithms import Limit, TokenBucket
 from ..stores.contract import Store
-from ..stores.memory import MemoryStore
 from .bounds import check_bound
 from .clock import ManualClock
+from .contract_state import BEGIN, Named, StateLaws, named, played
 from .contract_waiting import WaitingLaws
 from .faces import COLOURS, face
-from .traces import HUGE, LIMITS, Hit, Peek, Player, Reserve, Step, limits, moments, promised_us, seconds, traces
-
-#: 2023-11-14, on no round minute.
-BEGIN = 1_700_000_123.456789
-ODD_KEYS = ("", "\0", "a\0", "\ud800", "é", "e\u0301", "k" * 10_000, "k" * 9_999 + "l", "1", "01")
+from .player import Player, promised_us
+from .traces import HUGE, LIMITS, Hit, Peek, Reserve, Step, limits, moments
 
 every_colour = pytest.mark.parametrize("colour", COLOURS)
 every_algorithm = pytest.mark.parametrize("algorithm", list(LIMITS), ids=lambda algorithm: algorithm.kind)
-
-Named = dict[str, Limit]
 
 
 class CountingClock(ManualClock):
@@ -47,17 +42,7 @@ class CountingClock(ManualClock):
         return super().now_us()
 
 
-def played(most: int = 5, **kinds: Any) -> st.SearchStrategy[tuple[Named, list[Step]]]:
-    """One to `most` limits of any kind, and a trace for a limiter of them."""
-    some = st.lists(limits(), min_size=1, max_size=most, unique_by=str)
-    return some.flatmap(lambda chosen: st.tuples(st.just(named(chosen)), traces(chosen, **kinds)))
-
-
-def named(chosen: list[Limit]) -> Named:
-    return {f"limit {number}": limit for number, limit in enumerate(chosen)}
-
-
-class StoreContract(WaitingLaws):
+class StoreContract(StateLaws, WaitingLaws):
     """What every store must hold. Subclass it and give it `make_store`."""
 
     examples = 25
@@ -253,17 +238,11 @@ class StoreContract(WaitingLaws):
         some = {str(size): TokenBucket("10/s", burst=size) for size in (10, 20, 30, 40, 50)}
         with self.make_store(clock) as store:
             limiter = face(colour, some, store)
-            limiter.hit("warm")
-            for call in (
-                lambda: limiter.hit("a"),
-                lambda: limiter.peek("a"),
-                lambda: limiter.reserve("a", 10),
-                lambda: limiter.acquire("b", 1),
-                lambda: limiter.hit_many(["a", "b", "c", "a"]),
-            ):
+            calls = [("hit", "a"), ("peek", "a"), ("reserve", "a", 10), ("acquire", "b"), ("hit_many", ["a", "b", "c", "a"])]
+            for verb, *arguments in calls:
                 clock.reads = 0
-                call()
-                assert clock.reads == 1
+                getattr(limiter, str(verb))(*arguments)
+                assert clock.reads == 1, verb
 
     def test_keys_of_one_call_see_each_other_in_order(self) -> None:
         """`hit_many` decides a key that comes twice twice, at one moment, in order."""
@@ -272,62 +251,6 @@ class StoreContract(WaitingLaws):
             assert [bool(one) for one in told] == [True, True, True, False, False]
             assert [one.remaining for one in told] == [1, 0, 0, 0, 0]
 
-    # 9 and 10. What is kept ------------------------------------------------------------------------------------------------
-
-    @every_colour
-    def test_answers_are_those_of_the_memory_store(self, colour: str) -> None:
-        """Law 10: on every trace this store says what a MemoryStore says, compared with ==."""
-
-        def law(drawn: tuple[Named, list[Step]]) -> None:
-            some, trace = drawn
-            clock = ManualClock(BEGIN)
-            model = Player(face("sync", some, MemoryStore(clock=clock)), clock)
-            with self.player(colour, some) as player:
-                assert player.play(trace) == model.play(trace)
-
-        self.holds(law, played(several_keys=True, backwards=True), examples=2 * self.examples)
-
-    def test_every_key_has_its_own_state(self) -> None:
-        """Empty, NUL, lone surrogates, 10 kB: any text is a key, and no two of them meet."""
-        with self.player("sync", TokenBucket("1/h", burst=1)) as player:
-            for expected in (True, False):
-                for key in ODD_KEYS:
-                    assert player.hit(key, 1)["allowed"] is expected
-            assert sorted(key for key, _ in player.limiter.store.items(player.limiter.named[0])) == sorted(ODD_KEYS)
-
-    @every_colour
-    def test_a_reset_key_is_as_new(self, colour: str) -> None:
-        """`reset` forgets a key, and no other."""
-
-        def law(limit: Limit) -> None:
-            with self.player(colour, limit) as player:
-                fresh = player.peek("a", 1)
-                player.hit("a", 1)
-                used = player.hit("b", 1)
-                player.reset("a")
-                assert player.peek("a", 1) == fresh
-                assert player.peek("b", 1)["reset_after"] == used["reset_after"]
-
-        self.holds(law, limits())
-
-    def test_state_can_be_handed_over(self) -> None:
-        """What `items` gives, `load` takes over: the other store goes on as this one would have."""
-
-        def law(limit: Limit, data: Any) -> None:
-            trace, later = (data.draw(traces([limit], gives=False, max_size=10), label) for label in ("trace", "later"))
-            with self.player("sync", limit) as old, self.player("sync", limit) as new:
-                old.play(trace)
-                new.wait(old.clock.now_us() - new.clock.now_us())
-                store, one = new.limiter.store, new.limiter.named[0]
-                store.load(one, list(old.limiter.store.items(old.limiter.named[0])))
-                old.last = new.last = None
-                assert new.play(later) == old.play(later)
-
-        self.holds(law, limits().filter(lambda limit: limit.ramp == 0), st.data())
-
 
 def cost_of(call: Any) -> int:
     return int(call.cost)
-
-
-__all__ = ["StoreContract", "seconds"]

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from ..algorithms import FixedWindow, LeakyBucket, LeakyBucketQueue, Limit, SlidingWindowCounter, SlidingWindowLog, TokenBucket
 from .faces import COLOURS
-from .traces import LIMITS, Player, limits
+from .player import Player
+from .traces import LIMITS, limits
 
 #: A limit of every rule that lets exactly fifty through at one moment.
 FIFTY: dict[str, Limit] = {

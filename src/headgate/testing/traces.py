@@ -1,4 +1,4 @@
-"""What can happen to a limiter, as data: awkward limits, and traces of steps that are played on any limiter.
+"""What can happen to a limiter, as data: awkward limits, and traces of steps for `headgate.testing.player` to play.
 
 A trace is a list of small tuples, so that a failing one prints as something that can be pasted into a test. Times are
 integer microseconds. `Until` moves the clock to what the last decision promised, or one microsecond beside it: promises
@@ -7,14 +7,13 @@ break at their edges.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from hypothesis import strategies as st
 
 from ..algorithms import ALGORITHMS, FixedWindow, LeakyBucket, LeakyBucketQueue, Limit, TokenBucket
-from ..errors import InvalidLimit, RateLimited
+from ..errors import InvalidLimit
 
 HUGE = 10**30
 DAY_US = 86_400_000_000
@@ -166,7 +165,7 @@ def times(some: Sequence[Limit], backwards: bool) -> st.SearchStrategy[Step]:
 
 def takings(some: Sequence[Limit], keys: st.SearchStrategy[Any], cost: st.SearchStrategy[Any]) -> st.SearchStrategy[Step]:
     waits = st.none() | moments(some) | moments(some)
-    takes = [st.builds(Hit, keys, cost), st.builds(Hit, keys, cost), st.builds(Peek, keys, cost)]
+    takes: list[st.SearchStrategy[Step]] = [st.builds(Hit, keys, cost), st.builds(Hit, keys, cost), st.builds(Peek, keys, cost)]
     takes += [st.builds(Reserve, keys, cost, waits), st.builds(Reserve, keys, cost, waits)]
     takes += [st.builds(Acquire, keys, cost, waits), st.builds(HitMany, st.lists(keys, max_size=4).map(tuple), costs(some))]
     return st.one_of(takes)
@@ -174,7 +173,11 @@ def takings(some: Sequence[Limit], keys: st.SearchStrategy[Any], cost: st.Search
 
 def givings(some: Sequence[Limit], keys: st.SearchStrategy[Any]) -> st.SearchStrategy[Step]:
     back = st.sampled_from((0, 0, 1, 2, 3))
-    gives = [st.builds(Cancel, back), st.builds(Cancel, back), st.builds(Settle, back, st.integers(0, 12))]
+    gives: list[st.SearchStrategy[Step]] = [
+        st.builds(Cancel, back),
+        st.builds(Cancel, back),
+        st.builds(Settle, back, st.integers(0, 12)),
+    ]
     if all(limit.refunds for limit in some):
         gives.append(st.builds(Refund, back))
     return st.one_of(*gives, st.builds(Reset, keys))
@@ -192,89 +195,3 @@ def traces(
     taking, passing = takings(some, keys, cost), times(some, backwards)
     step = taking | taking | passing
     return st.lists(step | givings(some, keys) if gives else step, max_size=max_size)
-
-
-# Playing ---------------------------------------------------------------------------------------------------------------
-
-
-class Player:
-    """Plays steps on a limiter and notes what it answered: `to_dict()` of a decision, True or False of a settlement."""
-
-    def __init__(self, limiter: Any, clock: Any) -> None:
-        self.limiter = limiter
-        self.clock = clock
-        self.reservations: list[Any] = []
-        self.hits: list[tuple[Any, Any]] = []
-        self.last: Any = None
-
-    def play(self, trace: Sequence[Step]) -> list[Any]:
-        return [self.step(step) for step in trace]
-
-    def step(self, step: Step) -> Any:
-        verb = getattr(self, type(step).__name__.lower())
-        return verb(*step)
-
-    def named(self, value: Any) -> Any:
-        """A tuple, one for each limit, as the mapping that limiters take."""
-        return dict(zip(self.limiter.limits, value, strict=True)) if isinstance(value, tuple) else value
-
-    def told(self, decision: Any) -> Any:
-        self.last = decision
-        return decision.to_dict()
-
-    def wait(self, us: int) -> None:
-        self.clock.advance(us / 1_000_000)
-
-    def until(self, what: str, beside: int) -> None:
-        if self.last is None:
-            return
-        us = {"retry": self.last.retry_us, "reset": self.last.reset_us}.get(what, self.last.wait_us)
-        if us >= 0:
-            self.wait(max(0, us + beside))
-
-    def hit(self, key: Any, cost: Any) -> Any:
-        decision = self.limiter.hit(self.named(key), self.named(cost))
-        if decision:
-            self.hits.append((self.named(key), self.named(cost)))
-        return self.told(decision)
-
-    def peek(self, key: Any, cost: Any) -> Any:
-        return self.told(self.limiter.peek(self.named(key), self.named(cost)))
-
-    def hitmany(self, keys: Sequence[Any], cost: int) -> Any:
-        return [self.told(decision) for decision in self.limiter.hit_many([self.named(key) for key in keys], cost)]
-
-    def acquire(self, key: Any, cost: Any, timeout_us: int | None) -> Any:
-        try:
-            return self.told(self.limiter.acquire(self.named(key), self.named(cost), seconds(timeout_us)))
-        except RateLimited as refused:
-            return self.told(refused.decision)
-
-    def reserve(self, key: Any, cost: Any, max_wait_us: int | None) -> Any:
-        reservation = self.limiter.reserve(self.named(key), self.named(cost), seconds(max_wait_us))
-        self.reservations.append(reservation)
-        return self.told(reservation.decision)
-
-    def cancel(self, back: int) -> Any:
-        return self.reservations[-1 - back].cancel() if back < len(self.reservations) else None
-
-    def settle(self, back: int, used: int) -> Any:
-        if back >= len(self.reservations):
-            return None
-        return self.reservations[-1 - back].settle(dict.fromkeys(self.limiter.limits, used))
-
-    def refund(self, back: int) -> None:
-        if back < len(self.hits):
-            self.limiter.refund(*self.hits.pop(-1 - back))
-
-    def reset(self, key: Any) -> None:
-        self.limiter.reset(self.named(key))
-
-
-def seconds(us: int | None) -> float | None:
-    return None if us is None else us / 1_000_000
-
-
-def promised_us(decision: Any) -> int | None:
-    """When a refused call may come back, None for never."""
-    return None if decision.retry_after == math.inf else int(decision.retry_us)
