@@ -11,6 +11,7 @@ to, the others wait until they are first.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import threading
 import weakref
@@ -23,14 +24,16 @@ from .decision import Decision
 from .stores.contract import Store
 
 Pair = tuple[Any, str]
+_arrivals = itertools.count()
 
 
 class Turn:
     """A start that is still to come: what was charged, when, and whom to wake when it comes earlier."""
 
-    __slots__ = ("asleep", "claims", "deadline_us", "decision", "wake")
+    __slots__ = ("arrival", "asleep", "claims", "deadline_us", "decision", "wake")
 
     def __init__(self, claims: Sequence[Claim], decision: Decision, deadline_us: int | None) -> None:
+        self.arrival = next(_arrivals)
         self.claims = claims
         self.decision = decision
         self.deadline_us = deadline_us
@@ -100,7 +103,7 @@ class Line:
                     store.give_back(turn.claims, turn.decision.start_us)
                 return
             leaving = {id(turn) for turn in turns}
-            order = sorted([*turns, *behind], key=lambda turn: turn.decision.start_us)
+            order = sorted([*turns, *behind], key=lambda turn: (turn.decision.start_us, turn.arrival))
             asked = [(turn.claims, turn.decision.start_us, turn.deadline_us, id(turn) not in leaving) for turn in order]
             for turn, decision in zip(order, store.rebook(asked), strict=True):  # type: ignore[attr-defined]
                 if decision is None:

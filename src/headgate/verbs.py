@@ -176,6 +176,16 @@ class Verbs:
         least = min(self.limits.values(), key=lambda limit: limit.capacity)
         return Decision(True, least.capacity, least.capacity, 0, 0, 0, 0, self.names[0])
 
+    def decide_claims(self, claims: list[Claim], key: Key, cost: Cost, max_wait_us: int) -> Decision:
+        """As `decide`, with the claims in hand: they remember what was charged, so that it can be undone exactly."""
+        if off or not claims:
+            return self.free()
+        shared = self.shared
+        decision: Decision = self.store.decide(claims, None if max_wait_us >= MAX_WAIT else max_wait_us, True)
+        if self._publisher is not None and self.shared != shared:
+            self.events.publish(SHARED_CELL, self.name, key, cost, decision)
+        return decision
+
     def decide(self, key: Key, cost: Cost = 1, max_wait_us: int = 0) -> Decision:
         """A hit that may start later, within `max_wait_us`. Counted and told by whoever waits."""
         if self._publisher is None:

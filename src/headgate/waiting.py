@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 from .algorithms import Limit
+from .algorithms.claim import Claim
 from .algorithms.text import named_limits
 from .algorithms.verdict import MAX_WAIT
 from .decision import Decision
@@ -84,21 +85,24 @@ class Waits(Verbs):
 
     def _book(self, key: Key, cost: Cost, patience_us: int) -> tuple[Decision, Turn | None]:
         """One decision; a start to come takes its place in the line in the same step."""
+        if patience_us == 0:
+            return self.decide(key, cost), None
         with self._line.lock:
-            decision = self.decide(key, cost, patience_us)
-            return decision, self._turn(key, cost, patience_us, decision)
+            claims = self.claims(key, cost)
+            decision = self.decide_claims(claims, key, cost, patience_us)
+            return decision, self._turn(claims, patience_us, decision)
 
     async def _abook(self, key: Key, cost: Cost, patience_us: int) -> tuple[Decision, Turn | None]:
         if self.store.local:
             return self._book(key, cost, patience_us)
         decision = await self._ask(key, cost, patience_us)
-        return decision, self._turn(key, cost, patience_us, decision)
+        return decision, self._turn(self.claims(key, cost), patience_us, decision)
 
-    def _turn(self, key: Key, cost: Cost, patience_us: int, decision: Decision) -> Turn | None:
+    def _turn(self, claims: list[Claim], patience_us: int, decision: Decision) -> Turn | None:
         if not decision.wait_us:
             return None
         deadline = None if patience_us >= MAX_WAIT else decision.start_us - decision.wait_us + patience_us
-        turn = Turn(self.claims(key, cost), decision, deadline)
+        turn = Turn(claims, decision, deadline)
         self._line.join(turn)
         return turn
 

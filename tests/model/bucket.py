@@ -92,8 +92,11 @@ class BucketModel(Terms):
 
     def settle_on(self, state: tuple[int, int, int], gain: int, now: int) -> None:
         """A rule that keeps three numbers can't know as much as this list. It may give back less than all that is free, but
-        nothing that others have paid for, and no less than Go's rule. From there on, the model goes by that."""
+        nothing that others have paid for, and no less than Go's rule (but for the rounding of a start, and what its third
+        number holds back for starts that were still to come). From there on, the model goes by that."""
         low, high = self.walls
         found = max(state[0] + Fraction(state[1], gain), Fraction(now))
-        assert low <= found <= high, f"gives back {'too much' if found < low else 'too little'}: {found} not in {low}…{high}"
+        assert low <= found <= max(high + 1, state[2]), (
+            f"gives back {'too much' if found < low else 'too little'}: {found} not in {low}…{high}"
+        )
         self.full_at = found

@@ -18,11 +18,11 @@ except ModuleNotFoundError:
 if cython.compiled:
     from cython.cimports.headgate.algorithms.claim import Claim
     from cython.cimports.headgate.algorithms.limit import Answer, Limit
-    from cython.cimports.headgate.algorithms.verdict import MAX_WAIT
+    from cython.cimports.headgate.algorithms.verdict import MAX_WAIT, REFUSED
 else:
     from .claim import Claim
     from .limit import Answer, Limit
-    from .verdict import MAX_WAIT
+    from .verdict import MAX_WAIT, REFUSED
 
 from ..decision import Decision, Decisions
 
@@ -35,7 +35,8 @@ def ask(claim: Claim, now_us: cython.longlong, at_us: cython.longlong, max_wait_
     tick: cython.longlong = limit.tick
     now: cython.longlong = now_us // tick
     patience: cython.longlong = (now_us + max_wait_us) // tick - now
-    answer: Answer = limit.rule(limit, claim.a, claim.b, claim.c, now, at_us // tick, claim.cost, patience)
+    at: cython.longlong = at_us // tick if claim.cost > 0 else now
+    answer: Answer = limit.rule(limit, claim.a, claim.b, claim.c, now, at, claim.cost, patience)
     claim.new_a = answer[0]
     claim.new_b = answer[1]
     claim.new_c = answer[2]
@@ -43,11 +44,37 @@ def ask(claim: Claim, now_us: cython.longlong, at_us: cython.longlong, max_wait_
     claim.retry = answer[4] * tick if answer[4] > now else now_us
     claim.remaining = answer[5]
     claim.reset = answer[6] * tick if answer[6] > now else now_us
+    if claim.start == REFUSED and tick > 1 and max_wait_us > 0:
+        claim.retry = retry_us(limit, claim.a, claim.b, claim.c, now_us, claim.cost, max_wait_us, claim.retry)
     if claim.cost == 0:  # nothing asked for, nothing refused
         claim.start = at_us
         claim.retry = now_us
     elif claim.start >= 0:
         claim.start = claim.start * tick if claim.start > now else now_us
+
+
+@cython.cfunc
+@cython.exceptval(check=False)
+def retry_us(
+    limit: Limit,
+    a: cython.longlong,
+    b: cython.longlong,
+    c: cython.longlong,
+    now_us: cython.longlong,
+    cost: cython.longlong,
+    max_wait_us: cython.longlong,
+    found_us: cython.longlong,
+) -> cython.longlong:
+    """When to come back, to the microsecond: patience is no whole number of coarse ticks, and reaches further at their end."""
+    now: cython.longlong = now_us // limit.tick
+    answer: Answer = limit.rule(limit, a, b, c, now, now, cost, limit.horizon)
+    start_us: cython.longlong
+    if answer[3] >= 0:
+        start_us = answer[3] * limit.tick - max_wait_us
+        return start_us if start_us > now_us else now_us
+    # No room whatever the patience: neither before there is room nor before the start is near enough.
+    start_us = found_us + ((now_us + max_wait_us) // limit.tick - now) * limit.tick - max_wait_us
+    return start_us if start_us > found_us else found_us
 
 
 @cython.cfunc
@@ -81,13 +108,27 @@ def decide(claims: list, now_us: cython.longlong, max_wait_us: cython.longlong) 
             worst = claim.start
         elif claim.start > start_us:
             start_us = claim.start
+    if worst == 0 and start_us > now_us:
+        for i in range(len(claims)):
+            claim = claims[i]
+            if beyond(claim.named.limit, now_us, start_us) and claim.cost > 0:
+                claim.start = worst = REFUSED
+                claim.retry = start_us - claim.named.limit.horizon * claim.named.limit.tick
     if worst < 0:
         return worst
     if start_us > now_us:
         for i in range(len(claims)):
             claim = claims[i]
-            ask(claim, now_us, start_us, MAX_WAIT)
+            if claim.start < start_us:  # whose own start it is was charged there already, its fraction kept
+                ask(claim, now_us, start_us, MAX_WAIT)
     return start_us
+
+
+@cython.cfunc
+@cython.exceptval(check=False)
+def beyond(limit: Limit, now_us: cython.longlong, start_us: cython.longlong) -> cython.bint:
+    """Whether a common start is further away than this limit can count."""
+    return limit.gain > 0 and start_us // limit.tick - now_us // limit.tick > limit.horizon
 
 
 def alone(claim: Claim, now_us: cython.longlong) -> Decision:

@@ -13,3 +13,4 @@ cdef class Claim:
     cdef public long long cost, charged
     cdef long long a, b, c, new_a, new_b, new_c
     cdef long long start, retry, remaining, reset
+    cdef bint undoable

@@ -52,7 +52,7 @@ class Claim:
     # The rest is scratch for one decision: the state as it was read, as it is to be written, where; and the answer.
     # fmt: off
     __slots__ = ("a", "b", "c", "charged", "cost", "key", "named", "new_a", "new_b", "new_c", "remaining", "reset", "retry",
-                 "start")
+                 "start", "undoable")
     # fmt: on
 
     def __init__(self, limit: NamedLimit, key: Any, cost: int = 1, charged: int = -1) -> None:
@@ -62,6 +62,7 @@ class Claim:
         self.key = key
         self.cost = cost
         self.charged = cost if charged < 0 else charged
+        self.undoable = False  # whether the states before and after are those of a charge that was stored
         if not cython.compiled:
             self.a: Any = 0
             self.b = self.new_a = self.new_b = self.start = self.retry = self.remaining = self.reset = 0

@@ -3,9 +3,9 @@
     a cost fits when  used + cost ≤ count                      windows of W on the Unix epoch, or from the first request
 
 State: (window, used, before): the start of the last window charged, what is used in it, and what was used in the
-window just before it (−1: not known, taken for full; −2: not known, and far behind). What does not fit goes *whole* into
-the next window, and whoever comes behind is refused until then, so nobody overtakes. `before` is what a cancelled
-reservation goes back to.
+window just before it (−1: not known, taken for full; −2: not known, and far behind; −3: nothing). What does not fit goes
+*whole* into the next window, and whoever comes behind is refused until then, so nobody overtakes. `before` is what a
+cancelled reservation goes back to.
 Worst case in any interval of W: 2 × count (the double burst at the edge).
 """
 
@@ -59,7 +59,6 @@ def decide(
     max_wait: cython.longlong,
 ) -> Answer:
     size: cython.longlong = limit.window
-    here: cython.longlong = window_of(limit, window, used, now)
     verdict: cython.longlong = REFUSED
     retry: cython.longlong = now
     if cost > limit.count:
@@ -75,7 +74,7 @@ def decide(
             if opened == window + size:
                 past = used
             elif window + size <= now or used == 0:
-                past = 0
+                past = -3
             else:  # a gap: what is in the old window is no longer known
                 past = -1 if window > now else -2
             filled = 0
@@ -101,7 +100,7 @@ def decide(
     if used > 0 and now < window + size:
         reset = window + size
         left = limit.count - used if used < limit.count else 0
-        if here < window:
+        if now < window:
             left = 0
     return (window, used, before, verdict, retry, left, reset)
 
@@ -126,7 +125,9 @@ def give_back(
             cost = -(TOP // 4)
         if now >= window + size or used == 0:
             return (here, -cost, 0)
-        if window > now and window - size <= now and before >= 0:
+        if window > now and window - size <= now and before != -1 and before != -2:
+            if before < 0:
+                before = 0
             return (window, used, before - cost if before < TOP // 2 else before)
         return (window, used - cost if used < TOP // 2 else used, before)
     if charged_at < 0:
@@ -134,6 +135,8 @@ def give_back(
     if charged_at >= window and charged_at < window + size and now < window + size:
         used = used - cost if used > cost else 0
         if used == 0 and window > now:  # the reservation ahead is gone: back to the window before it
+            if before == -3:
+                return (0, 0, 0)
             if before == -2:
                 return (now - now % size if limit.aligned else now, limit.count, 0)
             window -= size

@@ -64,6 +64,8 @@ def decide(
         late: cython.longlong = not_before - now
         if late > wait:
             wait = late
+        else:
+            late = 0  # its own start, rounded up to a tick: the fraction stays in the line
         if max_wait > limit.horizon:
             max_wait = limit.horizon
         if level + need > limit.full:  # no room: it must drain first, whatever the patience

@@ -210,8 +210,8 @@ def give_back(
             part = log[slot(log, i) + 1] - total_before(log, i)
             take(log, i, cost if cost < part else part)
         return (0, 0, state)
-    while cost > 0 and log[1] > 0:  # a refund: from the newest entries that still count
-        i = log[1] - 1
+    i = first_beyond(log, 0, now, 0) - 1
+    while cost > 0 and i >= 0:  # a refund: from the newest entries that still count, not from what is still to come
         if log[slot(log, i)] <= now - limit.window:
             break
         part = log[slot(log, i) + 1] - total_before(log, i)
@@ -219,6 +219,7 @@ def give_back(
             part = cost
         take(log, i, part)
         cost -= part
+        i -= 1
     return (0, 0, state)
 
 

@@ -3,9 +3,10 @@
     taken(now) = max(0, taken(at) − gain · (now − at))        lazy refill: computed when somebody asks, never by a timer
     a cost fits when  taken + cost · unit ≤ full              unit: one token, full: burst tokens, gain: refill per tick
 
-State: (at, taken, gap). `taken` is what is missing from a full bucket; a reservation into the future makes it larger
-than full, and the debt is paid by time. `gap` is what the newest charge had to leave idle to stand at a later, common
-start; it comes back when that charge is cancelled. Refill first, then take. Worst case in any interval T: burst + rate · T.
+State: (at, taken, until). `taken` is what is missing from a full bucket; a reservation into the future makes it larger
+than full, and the debt is paid by time. `until` is the moment at which what is charged at starts to come will have been
+paid: giving back an earlier charge must leave enough for it. Refill first, then take. Worst case in any interval T:
+burst + rate · T.
 
 Rejected: counting tokens upwards with a float (fractions are lost or invented), and moving `at` into the future for a
 reservation (then a clock that went back looks like a reservation and locks the key out).
@@ -41,7 +42,7 @@ def decide(
     limit: Limit,
     at: cython.longlong,
     taken: cython.longlong,
-    gap: cython.longlong,
+    until: cython.longlong,
     now: cython.longlong,
     not_before: cython.longlong,
     cost: cython.longlong,
@@ -69,15 +70,18 @@ def decide(
         if max_wait > limit.horizon:
             max_wait = limit.horizon
         if wait <= max_wait:
-            gap = 0
-            if wait > 0 and wait * limit.gain > level:  # at its start the bucket is full
-                gap = wait * limit.gain - level
-                level = wait * limit.gain
+            if wait > 0:
+                lead: cython.longlong = wait * limit.gain
+                if lead > level:  # at its start the bucket is full
+                    level = lead
+                if until > now and (until - now) * limit.gain > lead:
+                    lead = (until - now) * limit.gain
+                until = now + (lead + need + limit.gain - 1) // limit.gain
             level += need
             return (
                 now if elapsed > 0 else at,
                 level,
-                gap,
+                until if until > now else 0,
                 now + wait,
                 now,
                 (limit.full - level) // limit.unit if level < limit.full else 0,
@@ -87,7 +91,7 @@ def decide(
     return (
         at,
         taken,
-        gap,
+        until,
         verdict,
         retry,
         (limit.full - level) // limit.unit if level < limit.full else 0,
@@ -102,7 +106,7 @@ def give_back(
     limit: Limit,
     at: cython.longlong,
     taken: cython.longlong,
-    gap: cython.longlong,
+    until: cython.longlong,
     now: cython.longlong,
     cost: cython.longlong,
     charged: cython.longlong,
@@ -117,24 +121,30 @@ def give_back(
             taken = 0
     if elapsed > 0:
         at = now
+    if until <= now:
+        until = 0
     if cost < 0:  # settled above its estimate: into debt
         if -cost > (TOP - taken) // limit.unit:
-            return (at, TOP - (TOP - taken) % limit.unit, gap)
-        return (at, taken - cost * limit.unit, gap)
+            return (at, TOP - (TOP - taken) % limit.unit, until)
+        return (at, taken - cost * limit.unit, until)
     if cost > limit.capacity:
         cost = limit.capacity
     back: cython.longlong = cost * limit.unit
     ahead: cython.longlong = charged_at - now
-    if ahead < 0:
+    if charged_at < 0:
         ahead = 0
-    if ahead <= limit.horizon:
-        # Go's CancelAt: what others reserved behind this charge stays where it is.
+    if taken > limit.full:
+        # Go's CancelAt: what others reserved behind this charge stays where it is. A refund can't tell what is behind it.
+        if charged_at < 0 or ahead > limit.horizon or -ahead > limit.horizon:
+            return (at, taken, until)
         behind: cython.longlong = taken - ahead * limit.gain - limit.full
         if behind > 0:
             back = back - behind if back > behind else 0
-        elif ahead > 0 and cost == charged and taken - ahead * limit.gain == back:
-            back += gap
-    return (at, taken - back if taken > back else 0, 0 if back else gap)
+    if charged_at >= 0 and until <= charged_at + (charged * limit.unit + limit.gain - 1) // limit.gain:
+        until = charged_at  # the last start to come was this one
+    floor: cython.longlong = (until - now) * limit.gain if until > now else 0
+    taken = taken - back if taken > back else 0
+    return (at, taken if taken > floor else floor, until)
 
 
 @cython.cclass
@@ -181,4 +191,4 @@ def convert_level(new: Limit, old: Limit, state: Any, now_us: int) -> Any:
     scale: Any = (int(new.unit), int(old.unit), int(new.tick), int(old.tick))
     ahead = max(0, taken - old.full) * scale[0] // scale[1]
     missing = -(-min(taken, old.full) * scale[0] // scale[1])
-    return (at * scale[3] // scale[2], min(TOP, min(missing, new.full) + ahead), 0)
+    return (-(-at * scale[3] // scale[2]), min(TOP, min(missing, new.full) + ahead), 0)

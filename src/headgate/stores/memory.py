@@ -116,6 +116,10 @@ class MemoryStore(Cells):
             decision.wait_us = start * tick - now_us
         elif start < 0:
             decision.retry_us = retry * tick - now_us if start == REFUSED else -1
+            if not limit.fine and patience_given(limit, max_wait_us) and start == REFUSED:
+                state = self.read(place, key, now_us, full)
+                retry = all_of.retry_us(limit, state[0], state[1], state[2], now_us, cost, max_wait_us, retry * tick)
+                decision.retry_us = retry - now_us
         self.calls += 1
         if self.calls & 63 == 0:
             table.sweep(16, now_us)
@@ -177,6 +181,7 @@ class MemoryStore(Cells):
                 claim = claims[i]
                 if claim.cost > 0:
                     self.put(claim.named.place, claim.key, claim.new_a, claim.new_b, claim.new_c, now_us, full)
+                    claim.undoable = True
         return together(claims, now_us, start_us, commit)
 
     def decide(self, claims: Sequence[Claim], max_wait_us: int | None = 0, commit: bool | int = True) -> Decision:
@@ -215,6 +220,10 @@ class MemoryStore(Cells):
             if claim.cost >= 0 and not self.find(place, claim.key, now_us, full):
                 return 0
             state: State = self.read(place, claim.key, now_us, full)
+            untouched = state[0] == claim.new_a and state[1] == claim.new_b and state[2] == claim.new_c
+            if untouched and claim.undoable and not place.table.logs and claim.cost == claim.charged:
+                claim.undoable = False  # nothing has happened since: as if it had never been charged
+                return self.put(place, claim.key, claim.a, claim.b, claim.c, now_us, full)
             back: State = limit.undo(limit, state[0], state[1], state[2], now_us // tick, claim.cost, claim.charged, at)
             if stamp == self.stamp:
                 break
@@ -338,6 +347,12 @@ class MemoryStore(Cells):
         with self._lock:
             for table in self._tables.values():
                 table.clear()
+
+
+@cython.cfunc
+@cython.exceptval(check=False)
+def patience_given(limit: Limit, max_wait_us: cython.longlong) -> cython.bint:
+    return max_wait_us > 0 and limit.reserves
 
 
 def patience_us(max_wait_us: Any) -> int:
