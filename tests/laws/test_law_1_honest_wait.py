@@ -54,7 +54,7 @@ def test_an_acquisition_keeps_its_promise(rule: type[Limit]) -> None:
         for _ in range(data.draw(st.integers(1, 4), label="taken")):
             limiter.reserve("a", max(1, limit.capacity // 2))
         refused = limiter.reserve("a", 1, timeout / 1e6).decision
-        if refused:
+        if refused or refused.retry_us > 2**50:  # after 35 years, seconds in a float are no longer exact microseconds
             return
         clock.advance(refused.retry_after)
         assert limiter.acquire("a", 1, timeout / 1e6)

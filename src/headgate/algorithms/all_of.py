@@ -34,7 +34,7 @@ def ask(claim: Claim, now_us: cython.longlong, at_us: cython.longlong, max_wait_
     limit: Limit = claim.named.limit
     tick: cython.longlong = limit.tick
     now: cython.longlong = now_us // tick
-    patience: cython.longlong = (now_us + max_wait_us) // tick - now
+    patience: cython.longlong = (now_us + max_wait_us) // tick - now if claim.cost > 0 else 0
     at: cython.longlong = at_us // tick if claim.cost > 0 else now
     answer: Answer = limit.rule(limit, claim.a, claim.b, claim.c, now, at, claim.cost, patience)
     claim.new_a = answer[0]
