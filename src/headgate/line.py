@@ -108,7 +108,7 @@ class Line:
             for turn, decision in zip(order, store.rebook(asked), strict=True):  # type: ignore[attr-defined]
                 if decision is None:
                     continue
-                moved = decision.start_us != turn.decision.start_us or not decision
+                moved = decision.start_us != turn.decision.start_us
                 turn.decision = decision
                 if moved and turn.wake is not None:
                     turn.wake()

@@ -115,8 +115,6 @@ class Waits(Verbs):
                 moved = wake.is_set()
                 wake.clear()
                 decision = turn.decision
-                if not decision:
-                    break
                 self.store.clock.sleep(self._left(decision) if moved else decision.wait, wake)
                 if not wake.is_set():
                     break
@@ -134,8 +132,6 @@ class Waits(Verbs):
                 moved = wake.is_set()
                 wake.clear()
                 decision = turn.decision
-                if not decision:
-                    break
                 await self.store.clock.asleep(self._left(decision) if moved else decision.wait, wake)
                 if not wake.is_set():
                     break
@@ -153,8 +149,6 @@ class Waits(Verbs):
 
     def _come(self, turn: Turn, key: Key, cost: Cost) -> None:
         self._line.done(turn)
-        if not turn.decision:  # somebody from elsewhere took the place while the line moved up
-            raise RateLimited(self.count(turn.decision, key, cost))
         if self._publisher is not None:
             self.events.publish(WAITED, self.name, key, cost, turn.decision)
 

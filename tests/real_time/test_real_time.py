@@ -133,7 +133,9 @@ def test_the_system_clock_is_utc_and_does_not_step_back():
 def interrupted(code: str) -> tuple[str, int]:
     """Runs code, presses Ctrl-C when it says that it waits, and answers with what it says then and how long it took."""
     environment = {**os.environ, "PYTHONPATH": HERE, "PYTHONUNBUFFERED": "1"}
-    child = subprocess.Popen([sys.executable, "-c", dedent(code)], env=environment, stdout=subprocess.PIPE, text=True)
+    # A process started in the background inherits that Ctrl-C is ignored, and so would its child.
+    heeding = "import signal\nsignal.signal(signal.SIGINT, signal.default_int_handler)\n" + dedent(code)
+    child = subprocess.Popen([sys.executable, "-c", heeding], env=environment, stdout=subprocess.PIPE, text=True)
     assert child.stdout is not None
     assert child.stdout.readline() == "waiting\n"
     time.sleep(0.3)

@@ -21,7 +21,7 @@ cdef class Place:
 cdef class Cells(Store):
     cdef readonly Room room
     cdef SystemClock system
-    cdef Decision spare
+    cdef Decision spare, other
     cdef object _clock, _tables, _lock
     cdef long long last_us, shift_us
     cdef unsigned long long calls, stamp

@@ -76,7 +76,7 @@ class Cells(Store):
         self.shift_us = 0
         self.calls = 0
         self.stamp = 0
-        self.spare = None
+        self.spare = self.other = None
         self._tables: dict[Any, Table] = {}
         self._lock = threading.RLock()
         _stores.add(self)

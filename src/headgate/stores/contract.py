@@ -23,6 +23,9 @@ from ..decision import Decision
 class Store:
     """The base of every store. `headgate.testing.StoreContract` holds any of them to the laws.
 
+    A store whose waiters are all in this process may also offer `rebook(turns)`, with which a line moves up when somebody
+    leaves it (see `MemoryStore.rebook`); without it, those behind keep the starts they were given.
+
     Times are integer microseconds. `max_wait_us` None means: wait without bound. `charged_at` is the `start_us` of the
     Decision that made a charge, or −1 when nobody knows.
     """

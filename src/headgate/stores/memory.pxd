@@ -12,12 +12,16 @@ cdef class MemoryStore(Cells):
     cdef int return_one(self, Claim claim, long long charged_at, long long now_us)
 
 cdef inline Decision blank(MemoryStore store, Place place):
-    """A Decision to be filled in: the last one, when its caller has let go of it (allocating and freeing one would be a
-    fifth of a hit), or a new one."""
+    """A Decision to be filled in: one of the last two, when its caller has let go of it (allocating and freeing one would
+    be a quarter of a hit; two, because many keep an answer until they have the next), or a new one."""
     cdef Decision decision = store.spare
     if decision is None or not unshared(decision):
-        decision = fresh(place.name)
-        store.spare = decision
-    elif decision.name is not place.name:
+        decision = store.other
+        if decision is None or not unshared(decision):
+            decision = fresh(place.name)
+            store.other = store.spare
+            store.spare = decision
+            return decision
+    if decision.name is not place.name:
         decision.name = place.name
     return decision
