@@ -45,7 +45,7 @@ def ask(claim: Claim, now_us: cython.longlong, at_us: cython.longlong, max_wait_
     claim.remaining = answer[5]
     claim.reset = answer[6] * tick if answer[6] > now else now_us
     if claim.start == REFUSED and tick > 1 and max_wait_us > 0:
-        claim.retry = retry_us(limit, claim.a, claim.b, claim.c, now_us, claim.cost, max_wait_us, claim.retry)
+        claim.retry = retry_us(limit, claim.a, claim.b, claim.c, now_us, claim.cost, max_wait_us)
     if claim.cost == 0:  # nothing asked for, nothing refused
         claim.start = at_us
         claim.retry = now_us
@@ -63,7 +63,6 @@ def retry_us(
     now_us: cython.longlong,
     cost: cython.longlong,
     max_wait_us: cython.longlong,
-    found_us: cython.longlong,
 ) -> cython.longlong:
     """When to come back, to the microsecond: patience is no whole number of coarse ticks, and reaches further at their end."""
     now: cython.longlong = now_us // limit.tick
@@ -72,9 +71,10 @@ def retry_us(
     if answer[3] >= 0:
         start_us = answer[3] * limit.tick - max_wait_us
         return start_us if start_us > now_us else now_us
-    # No room whatever the patience: neither before there is room nor before the start is near enough.
-    start_us = found_us + ((now_us + max_wait_us) // limit.tick - now) * limit.tick - max_wait_us
-    return start_us if start_us > found_us else found_us
+    # A queue without room, whatever the patience: not before there is room, nor before its end (when it is as new) is near.
+    room_us: cython.longlong = answer[4] * limit.tick
+    start_us = answer[6] * limit.tick - max_wait_us
+    return start_us if start_us > room_us and not limit.refunds else room_us
 
 
 @cython.cfunc

@@ -118,7 +118,7 @@ class MemoryStore(Cells):
             decision.retry_us = retry * tick - now_us if start == REFUSED else -1
             if not limit.fine and patience_given(limit, max_wait_us) and start == REFUSED:
                 state = self.read(place, key, now_us, full)
-                retry = all_of.retry_us(limit, state[0], state[1], state[2], now_us, cost, max_wait_us, retry * tick)
+                retry = all_of.retry_us(limit, state[0], state[1], state[2], now_us, cost, max_wait_us)
                 decision.retry_us = retry - now_us
         self.calls += 1
         if self.calls & 63 == 0:
