@@ -15,11 +15,17 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
+from hypothesis import settings
 
 import headgate
 from headgate import AsyncLimiter, Decision, Limiter, MemoryStore, StoreUnavailable
 from headgate.stores import Store
 from headgate.testing import ManualClock
+
+# `make test` tries the same examples every time, so that it fails for what was changed; a soak looks for new ones.
+settings.register_profile("steady", derandomize=True, database=None)
+settings.register_profile("soak", derandomize=False)
+settings.load_profile("soak" if os.environ.get("HEADGATE_SOAK") == "1" else "steady")
 
 #: 12:00:00 UTC of some day: a round minute, hour and day half.
 NOON = datetime(2026, 1, 10, 12, tzinfo=UTC).timestamp()

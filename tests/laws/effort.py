@@ -12,4 +12,4 @@ TIMES = 20 if os.environ.get("HEADGATE_SOAK") == "1" else 1
 
 def effort(examples: int) -> Any:
     """Settings for a law that is tried on so many examples."""
-    return settings(max_examples=examples * TIMES, deadline=None, derandomize=False, suppress_health_check=list(HealthCheck))
+    return settings(max_examples=examples * TIMES, deadline=None, suppress_health_check=list(HealthCheck))

@@ -57,7 +57,6 @@ class StoreContract(StateLaws, WaitingLaws):
         effort = settings(
             max_examples=examples or self.examples,
             deadline=None,
-            derandomize=False,
             phases=[Phase.explicit, Phase.reuse, Phase.generate, Phase.target, Phase.shrink],
             suppress_health_check=list(HealthCheck),
         )
