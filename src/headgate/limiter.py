@@ -9,7 +9,7 @@ from .line import refunded
 from .rate import Duration
 from .reservation import AsyncReservation, PendingReservation, Reservation
 from .stores import Store
-from .verbs import Cost, Key, Verbs
+from .verbs import Cost, Key, Verbs, checked_cost, is_off
 from .waiting import Limits, Waits
 
 #: The compiled verb itself: bound to an instance it would cost a fifth of an awaited hit more.
@@ -65,6 +65,10 @@ class AsyncLimiter(Waits):
         """Takes `cost` now, or says when to come back. Never waits for its turn."""
         if self._local:
             return _hit(self, key, cost)
+        if self.only is not None and type(key) is str and not is_off():
+            decision = self.store.at_once(self.only, key, checked_cost(cost) if isinstance(cost, int) else self._costs(cost)[0])
+            if decision is not None:
+                return self.count(decision, key, cost)
         return self.count(await self._ask(key, cost), key, cost)
 
     async def peek(self, key: Key, cost: Cost = 1) -> Decision:  # type: ignore[override]

@@ -1,6 +1,8 @@
 # The C face of verbs.py.
+from headgate.algorithms.claim cimport NamedLimit
 from headgate.decision cimport Decision
 from headgate.stores.cells cimport Place
+from headgate.stores.contract cimport Store
 from headgate.stores.memory cimport MemoryStore
 
 cdef object ONE
@@ -11,7 +13,7 @@ cpdef str checked_key(object key)
 cdef bint only_str(list keys)
 
 cdef class Verbs:
-    cdef readonly object store
+    cdef readonly Store store
     cdef readonly dict limits
     cdef readonly str name
     cdef readonly tuple names, named
@@ -19,6 +21,7 @@ cdef class Verbs:
     cdef public object _publisher
     cdef MemoryStore memory
     cdef Place place
+    cdef readonly NamedLimit only
     cdef long long allowed_calls, refused_calls
     cdef object __weakref__
     cdef Decision ask(self, object key, object cost, long long max_wait_us, bint commit)

@@ -90,8 +90,8 @@ class Verbs:
     """What Limiter and AsyncLimiter share."""
 
     # fmt: off
-    __slots__ = ("__weakref__", "_publisher", "allowed_calls", "limits", "memory", "name", "named", "names", "place",
-                 "refused_calls", "reserves", "store")
+    __slots__ = ("__weakref__", "_publisher", "allowed_calls", "limits", "memory", "name", "named", "names", "only",
+                 "place", "refused_calls", "reserves", "store")
     # fmt: on
 
     def __init__(self, limits: Mapping[str, Limit], store: Store, name: str | None) -> None:
@@ -106,6 +106,7 @@ class Verbs:
             store.know(named)
         if self.memory is not None and len(self.named) == 1:
             self.place = self.named[0].place
+        self.only: Any = self.named[0] if len(self.named) == 1 and self.place is None else None  # one limit, another store
         self.reserves = not [named for named in self.named if not store.can_reserve(named)]
         self._publisher: Publisher | None = None
         self.allowed_calls = self.refused_calls = 0
@@ -166,6 +167,8 @@ class Verbs:
         """Any store, any number of limits."""
         if self.place is not None and isinstance(key, str) and not off:
             return self.one(checked_key(key), cost, max_wait_us, commit)
+        if self.only is not None and isinstance(key, str) and not off:
+            return self.store.one(self.only, checked_key(key), self._costs(cost)[0], max_wait_us, commit)
         claims = self.claims(key, cost)
         if off or not claims:
             return self.free()
@@ -222,6 +225,8 @@ class Verbs:
             else:
                 with self.memory._lock:
                     decision = self.memory.decide_one(fresh(self.place.name), self.place, key, 1, 0, True, now_us)
+        elif self.only is not None and type(key) is str and cost is ONE and not off:
+            decision = self.store.one(self.only, key, 1, 0, True)
         else:
             decision = self.ask(key, cost, 0, True)
         if decision.allowed:
@@ -336,7 +341,7 @@ class Verbs:
     @property
     def shared(self) -> int:
         """Decisions made on shared cells, because the store was full."""
-        return self.memory.room.shared if self.memory is not None else 0
+        return self.memory.room.shared if self.memory is not None else self.store.strangers
 
     def counts(self) -> tuple[int, int]:
         """(allowed, refused) since this limiter was made."""

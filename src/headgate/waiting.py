@@ -87,16 +87,20 @@ class Waits(Verbs):
         """One decision; a start to come takes its place in the line in the same step."""
         if patience_us == 0:
             return self.decide(key, cost), None
+        claims = self.claims(key, cost)
+        if not self.store.local:  # far away: nobody waits for somebody else's answer
+            decision = self.decide_claims(claims, key, cost, patience_us)
+            return decision, self._turn(claims, patience_us, decision)
         with self._line.lock:
-            claims = self.claims(key, cost)
             decision = self.decide_claims(claims, key, cost, patience_us)
             return decision, self._turn(claims, patience_us, decision)
 
     async def _abook(self, key: Key, cost: Cost, patience_us: int) -> tuple[Decision, Turn | None]:
         if self.store.local:
             return self._book(key, cost, patience_us)
-        decision = await self._ask(key, cost, patience_us)
-        return decision, self._turn(self.claims(key, cost), patience_us, decision)
+        claims = self.claims(key, cost)
+        decision = await self._ask_claims(claims, patience_us)
+        return decision, self._turn(claims, patience_us, decision)
 
     def _turn(self, claims: list[Claim], patience_us: int, decision: Decision) -> Turn | None:
         if not decision.wait_us:
@@ -266,7 +270,9 @@ class Waits(Verbs):
     async def _ask(self, key: Key, cost: Cost, patience_us: int = 0, commit: bool = True) -> Decision:
         if self.store.local:
             return self.decide(key, cost, patience_us) if commit else Verbs.peek(self, key, cost)
-        claims = self.claims(key, cost)
+        return await self._ask_claims(self.claims(key, cost), patience_us, commit)
+
+    async def _ask_claims(self, claims: list[Claim], patience_us: int, commit: bool = True) -> Decision:
         if is_off() or not claims:
             return self.free()
         return await self.store.adecide(claims, None if patience_us >= MAX_WAIT else patience_us, commit)

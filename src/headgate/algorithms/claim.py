@@ -72,5 +72,17 @@ class Claim:
     def limit(self) -> NamedLimit:
         return self.named
 
+    def remember(self, before: Any, after: Any) -> None:
+        """Keeps the states before and after a charge that was stored elsewhere, for whoever undoes it."""
+        self.a, self.b, self.c = before
+        self.new_a, self.new_b, self.new_c = after
+        self.undoable = True
+
+    def remembered(self) -> Any:
+        """(before, after) of a charge that can be undone as if it had never been made; None when nobody knows."""
+        if not self.undoable:
+            return None
+        return (self.a, self.b, self.c), (self.new_a, self.new_b, self.new_c)
+
     def __repr__(self) -> str:
         return f"Claim({self.named!r}, {self.key!r}, {self.cost})"

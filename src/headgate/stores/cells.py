@@ -103,6 +103,10 @@ class Cells(Store):
         """This store's time."""
         return self.now()
 
+    @property
+    def strangers(self) -> int:
+        return int(self.room.shared)
+
     # Places ----------------------------------------------------------------------------------------------------
 
     @cython.cfunc

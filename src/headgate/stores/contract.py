@@ -15,8 +15,14 @@ try:
 except ModuleNotFoundError:
     from headgate import _plain as cython  # type: ignore[no-redef]
 
-from ..algorithms.claim import Claim, NamedLimit
-from ..decision import Decision
+if cython.compiled:
+    from cython.cimports.headgate.algorithms.claim import Claim, NamedLimit
+    from cython.cimports.headgate.algorithms.verdict import MAX_WAIT
+    from cython.cimports.headgate.decision import Decision
+else:
+    from ..algorithms.claim import Claim, NamedLimit
+    from ..algorithms.verdict import MAX_WAIT
+    from ..decision import Decision
 
 
 @cython.cclass
@@ -51,6 +57,28 @@ class Store:
     def decide_many(self, asks: Sequence[Sequence[Claim]], max_wait_us: int | None = 0) -> list[Decision]:
         """Several decisions at one moment, in order, each on its own."""
         raise NotImplementedError
+
+    @cython.ccall
+    def one(
+        self, named: NamedLimit, key: str, cost: cython.longlong, max_wait_us: cython.longlong, commit: cython.bint
+    ) -> Decision:
+        """One limit, one plain key: the way of most calls, so that a store can be quick about it. `max_wait_us` is at most
+        MAX_WAIT, which is without bound."""
+        return self.decide([Claim(named, key, cost)], None if max_wait_us >= MAX_WAIT else max_wait_us, commit)
+
+    @cython.ccall
+    def at_once(self, named: NamedLimit, key: str, cost: cython.longlong) -> Decision | None:
+        """A hit, when it can be answered without waiting for anybody outside this process; otherwise None, nothing done."""
+        return None
+
+    def answers_within(self, budget_us: int) -> bool:
+        """Asks the store to answer or fail (`StoreTimeout`) within this time, always. False: it can't promise that."""
+        return self.local
+
+    @property
+    def strangers(self) -> int:
+        """How many decisions were made on shared cells, because the store was full."""
+        return 0
 
     def give_back(self, claims: Sequence[Claim], charged_at: int = -1) -> None:
         """Takes the claims' cost away from where it was charged; a negative cost charges more, whatever the level."""
