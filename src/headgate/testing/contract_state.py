@@ -37,7 +37,7 @@ class Bare(MemoryStore):
     """A MemoryStore in whose lines nobody moves up: the model of stores that do not offer that."""
 
     @property
-    def rebook(self) -> Any:  # type: ignore[override]
+    def rebook(self) -> Any:
         raise AttributeError("rebook")
 
 
