@@ -31,6 +31,8 @@ COMPILED = (
     "stores/table",
     "stores/cells",
     "stores/memory",
+    "stores/lease",
+    "stores/leased",
 )
 REQUIRED = os.environ.get("HEADGATE_REQUIRE_COMPILED") == "1"
 DISABLED = os.environ.get("HEADGATE_DISABLE_COMPILED") == "1"
