@@ -25,7 +25,16 @@ def guarded(behind, clock):
     """Makes guards that open at the second failure and are probed by hand."""
 
     def build(on_failure="open", share=None, inner=behind, **more):
-        told = {"failures": 2, "ramp": 1, "backoff": 1, "clock": clock, "rng": Random(7), "background": False, "budget": 10, **more}
+        told = {
+            "failures": 2,
+            "ramp": 1,
+            "backoff": 1,
+            "clock": clock,
+            "rng": Random(7),
+            "background": False,
+            "budget": 10,
+            **more,
+        }
         return GuardedStore(inner, on_failure=on_failure, share=share, **told)
 
     return build

@@ -77,7 +77,7 @@ class Watch:
             opens = self.breaker.failed(now_us)
             self.opened += opens
         if opens:
-            log.warning("%s fails, and is asked no more until a probe is answered: %s", self.name, error)
+            log.warning("%s fails, and is asked no more until a probe is answered: %s", self.name, str(error))
             self._tell(OPENED, error)
             if self._background:
                 self._post()
