@@ -14,9 +14,10 @@ from .urls import store_from_url
 
 if TYPE_CHECKING:
     from .guarded import GuardedStore
+    from .shared import SharedStore
 
 #: Where each of the others is.
-LATER = {
+_LATER = {
     "GuardedStore": "guarded",
     "LeasedStore": "leased",
     "RedisStore": "redis",
@@ -26,15 +27,15 @@ LATER = {
 
 
 def __getattr__(name: str) -> Any:
-    if name not in LATER:
+    if name not in _LATER:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module
 
-    return getattr(import_module(f".{LATER[name]}", __name__), name)
+    return getattr(import_module(f".{_LATER[name]}", __name__), name)
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *LATER])
+    return sorted([*globals(), *_LATER])
 
 
-__all__ = ["Claim", "GuardedStore", "MemoryStore", "NamedLimit", "Store", "store_from_url"]
+__all__ = ["Claim", "GuardedStore", "MemoryStore", "NamedLimit", "SharedStore", "Store", "store_from_url"]

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable
 from difflib import get_close_matches
 from importlib import import_module
 from typing import Any
-from urllib.parse import parse_qsl, unquote, urlencode, urlsplit, urlunsplit
+from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
 
 from ..errors import ConfigurationError, InvalidLimit
 from ..rate import duration_us
@@ -87,7 +87,9 @@ def memory(url: str, parts: Any, options: Options) -> Store:
 
 def shared(url: str, parts: Any, options: Options) -> Store:
     if parts.netloc or len(parts.path) < 2:
-        raise ConfigurationError(f"{masked(url)}: write the file's whole path after three slashes, as in shared:///run/app/limits")
+        raise ConfigurationError(
+            f"{masked(url)}: write the file's whole path after three slashes, as in shared:///run/app/limits"
+        )
     only(options, ("max_keys", "log_entries"), url)
     kind = brought("shared", "SharedStore", url)
     return kind(unquote(parts.path), **{name: number(name, value, url) for name, value in options.items()})  # type: ignore[no-any-return]
@@ -99,7 +101,8 @@ def redis(url: str, parts: Any, options: Options) -> Store:
         if meant is not None:
             raise ConfigurationError(f"{masked(url)}: no option is called {name!r}; did you mean {meant}=?")
     kind = brought("redis", "RedisStore", url)
-    return kind(urlunsplit(parts._replace(query=urlencode(options))))  # type: ignore[no-any-return]
+    said = f"{parts.scheme}://{parts.netloc}{parts.path}"
+    return kind(f"{said}?{urlencode(options)}" if options else said)  # type: ignore[no-any-return]
 
 
 def sharded(url: str, parts: Any, options: Options) -> Store:
