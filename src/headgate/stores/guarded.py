@@ -282,18 +282,29 @@ class GuardedStore(Store):
 
     @property
     def rebook(self) -> Any:
-        """Offered when the store behind offers it."""
-        behind = self.inner.rebook  # type: ignore[attr-defined]
+        """Offered when the store behind offers it, and keeps to the budget."""
+        behind = self._store.rebook  # type: ignore[attr-defined]
 
         def rebook(turns: Sequence[Any]) -> list[Decision | None]:
-            if self._breaker.closed and not any(made_here(turn[1]) for turn in turns):
-                return behind(turns)  # type: ignore[no-any-return]
-            for claims, charged_at, _, stays in reversed(turns):
-                if not stays:
-                    self.give_back(claims, charged_at)
-            return [None] * len(turns)
+            return self._rebooked(behind, turns)
 
         return rebook
+
+    def _rebooked(self, behind: Any, turns: Sequence[Any]) -> list[Decision | None]:
+        """Where the store can't move a line up, those who leave give back and the others stay."""
+        if self._breaker.closed and not any(made_here(turn[1]) for turn in turns):
+            try:
+                return behind(turns)  # type: ignore[no-any-return]
+            except StoreError as error:
+                self._watch.failed(error, turns[0][0])
+                for claims, charged_at, _, stays in turns:
+                    if not stays:
+                        self._undelivered(claims, charged_at, error)
+                return [None] * len(turns)
+        for claims, charged_at, _, stays in reversed(turns):
+            if not stays:
+                self.give_back(claims, charged_at)
+        return [None] * len(turns)
 
     # What only the store can do: its failures count, and are the caller's to know ----------------------------------
 
