@@ -185,8 +185,11 @@ class GuardedStore(Store):
 
     def at_once(self, named: NamedLimit, key: str, cost: int) -> Decision | None:
         if self._breaker.closed:
-            return self._store.at_once(named, key, cost)
-        if self._breaker.state != OPEN or self._watch.may_ask():
+            try:
+                return self._store.at_once(named, key, cost)
+            except StoreError as error:
+                self._watch.failed(error, [Claim(named, key, 1)])
+        elif self._breaker.state != OPEN or self._watch.may_ask():
             return None
         self._degraded += 1
         return self._fallback.one(named, key, cost, 0, True)
