@@ -45,7 +45,7 @@ else:
 from ..algorithms.text import parse_limit
 from ..clock import SYSTEM, Clock
 from ..errors import ConfigurationError, StoreError, StoreTimeout
-from .owner import is_alive, word_of
+from .owner import has_proc, is_alive, word_of
 
 log = logging.getLogger("headgate")
 
