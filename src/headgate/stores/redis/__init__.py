@@ -1,0 +1,1 @@
+"""Redis and Valkey: one truth for many machines, decided by one script call."""
