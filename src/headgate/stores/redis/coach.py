@@ -95,11 +95,11 @@ class Coach:
             if type(reply) is bytes:
                 parcel.take([reply])
             whole = whole and type(reply) is bytes
-        return whole and not any(ask.stale for parcel in parcels for ask in parcel.asks)
+        return whole and not any(ask.stale is not None for parcel in parcels for ask in parcel.asks)
 
     def _take_the_long_way(self, asks: list[Ask], callers: list[asyncio.Future[None]], deadline: float) -> None:
         """Those that are not answered yet: what the plan for the topology says."""
-        left = [at for at, ask in enumerate(asks) if ask.answer is None]
+        left = [at for at, ask in enumerate(asks) if ask.answer is None or ask.stale is not None]
         task = self.loop.create_task(self._journey(asks, callers, left, deadline))
         self._journeys.add(task)
         task.add_done_callback(self._journeys.discard)

@@ -191,6 +191,31 @@ class Links:
         else:
             link.close()
 
+    def call(self, place: Place, login: Login, data: bytes, deadline_us: int, gone: Callable[[Place], None]) -> Any:
+        """One command, one reply: the way of most calls. None: certainly nothing was done, and a plan may try."""
+        try:
+            link = self.take(place, login, deadline_us)
+        except StoreError:
+            gone(place)
+            return None
+        try:
+            try:
+                link.send(data, deadline_us)
+            except OSError as error:
+                if login.tls is not None:
+                    raise lost(place, error) from None
+                link.close()
+                return None
+            reply = link.receive(deadline_us)
+        except BaseException as error:
+            link.close()
+            gone(place)
+            if isinstance(error, OSError | ProtocolError):
+                raise lost(place, error) from None
+            raise
+        self.give(link, login)
+        return reply
+
     def exchange(self, trips: Sequence[Trip], deadline_us: int) -> list[Outcome]:
         """All trips at once: everything is written before anything is read."""
         begun = [self._begin(trip, deadline_us) for trip in trips]
