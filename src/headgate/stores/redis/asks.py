@@ -17,64 +17,16 @@ from typing import Any
 from ...algorithms.claim import Claim, NamedLimit
 from ...algorithms.verdict import MAX_WAIT
 from ...decision import Decision, Decisions
-from .names import LONGEST, Names, is_hashed, key_bytes, tag
-from .packed import Place, fingerprint, place_of, read_value
+from .ask import CLOCK, NOW, ONE, TWO, Ask, pack_claims, parts_of
+from .known import in_units, item, knowing, loading
+from .names import LONGEST, Names, key_bytes, tag
+from .packed import Place, place_of
 from .script import VERBS, Script, script_of
 
-_ONE = struct.Struct("<q")
-_TWO = struct.Struct("<2q")
 _FOUR = struct.Struct("<4q")
 _SIX = struct.Struct("<6q")
-_LENGTH = struct.Struct("<I")
-_NOW = struct.Struct("<d")
-_CLAIM = struct.Struct("<BB7d")
-_STATE = struct.Struct("<3d")
-_STATES = struct.Struct("<6d")
 _DECIDE = struct.Struct("<BBBdd")
 _GIVE_BACK = struct.Struct("<BBd")
-_CHARGED = struct.Struct("<dB")
-
-
-class Ask:
-    """One operation. `rules` is what its script must hold; after `read`, `answer` is its answer, or `stale` is not None."""
-
-    __slots__ = ("answer", "body", "keys", "now_us", "rules", "stale")
-
-    rules: frozenset[str]
-    keys: list[bytes]
-    body: bytes
-    answer: Any
-    #: For each claim the bytes of a state that must be converted first, b"" where there is none.
-    stale: list[bytes] | None
-    #: The time that travels with the ask; None: the server's.
-    now_us: int | None
-
-    def read(self, reply: bytes, at: int) -> int:
-        """Takes this ask's part of a reply, and says where the next one's begins."""
-        raise NotImplementedError
-
-    def places(self) -> list[Place]:
-        """The limits that are asked, in order."""
-        raise NotImplementedError
-
-    def again(self, instead: list[Any]) -> Ask:
-        """The same, with converted states to be taken instead of stale ones."""
-        raise NotImplementedError
-
-    def registries(self) -> list[bytes]:
-        """The hashes to be read (HGETALL) for `converted`: those of the limits whose states are stale."""
-        return [place.registry for place, raw in zip(self.places(), self.stale or (), strict=False) if raw]
-
-    def _read_stale(self, reply: bytes, at: int, n: int) -> int:
-        self.answer = _TWO.unpack_from(reply, at)[1]  # the server's now: when the state was found
-        at += _TWO.size
-        self.stale = []
-        for _ in range(n):
-            (size,) = _LENGTH.unpack_from(reply, at)
-            at += _LENGTH.size
-            self.stale.append(reply[at : at + size])
-            at += size
-        return at
 
 
 class Hit(Ask):
@@ -117,11 +69,11 @@ class Deciding(Ask):
         self.claims, self.max_wait_us, self.commit, self.now_us = claims, max_wait_us, commit, now_us
         self.stale = self.answer = None
         self.spots = [place_of(names, claim.limit) for claim in claims]
-        self.rules = _parts("decide", self.spots, now_us)
+        self.rules = parts_of("decide", self.spots, now_us)
         parts = [_DECIDE.pack(VERBS["decide"][0], len(claims), bool(commit), max_wait_us, not_before_us)]
         if now_us is not None:
-            parts.append(_NOW.pack(now_us))
-        self.keys = _claims(parts, self.spots, claims, instead)
+            parts.append(NOW.pack(now_us))
+        self.keys = pack_claims(parts, self.spots, claims, instead)
         self.body = b"".join(parts)
 
     def places(self) -> list[Place]:
@@ -131,7 +83,7 @@ class Deciding(Ask):
         return Deciding(*self._again, instead)
 
     def read(self, reply: bytes, at: int) -> int:
-        now_us, start_us = _TWO.unpack_from(reply, at)
+        now_us, start_us = TWO.unpack_from(reply, at)
         if now_us < 0:
             return self._read_stale(reply, at, len(self.claims))
         at += 16
@@ -162,11 +114,11 @@ class GivingBack(Ask):
         self.now_us = now_us
         self.stale = self.answer = None
         self.spots = [place_of(names, claim.limit) for claim in claims]
-        self.rules = _parts("give_back", self.spots, now_us)
+        self.rules = parts_of("give_back", self.spots, now_us)
         parts = [_GIVE_BACK.pack(VERBS["give_back"][0], len(claims), charged_at)]
         if now_us is not None:
-            parts.append(_NOW.pack(now_us))
-        self.keys = _claims(parts, self.spots, claims, instead, gives=True)
+            parts.append(NOW.pack(now_us))
+        self.keys = pack_claims(parts, self.spots, claims, instead, gives=True)
         self.body = b"".join(parts)
 
     def places(self) -> list[Place]:
@@ -176,9 +128,10 @@ class GivingBack(Ask):
         return GivingBack(*self._again, instead)
 
     def read(self, reply: bytes, at: int) -> int:
-        (now_us,) = _ONE.unpack_from(reply, at)
+        (now_us,) = ONE.unpack_from(reply, at)
         if now_us < 0:
             return self._read_stale(reply, at, len(self.spots))
+        self.answer = True
         return at + 8
 
 
@@ -200,8 +153,8 @@ def hitting(names: Names, named: NamedLimit, key: str, cost: int = 1, now_us: in
     ask.body = place.hit if cost == 1 else place.hit_body(cost)
     ask.rules = place.plain
     if now_us is not None:
-        ask.body += _NOW.pack(now_us)
-        ask.rules |= _CLOCK
+        ask.body += NOW.pack(now_us)
+        ask.rules |= CLOCK
     return ask
 
 
@@ -221,7 +174,7 @@ def deciding(
 
 
 def giving_back(names: Names, claims: Sequence[Claim], charged_at: int = -1, now_us: int | None = None) -> Ask:
-    """Takes the claims' cost away from where it was charged; no answer."""
+    """Takes the claims' cost away from where it was charged; answers True."""
     return GivingBack(names, list(claims), charged_at, now_us)
 
 
@@ -248,73 +201,11 @@ def converted(ask: Ask, texts: Mapping[bytes, Mapping[bytes, bytes]]) -> Ask:
     instead: list[Any] = []
     for place, raw in zip(ask.places(), ask.stale or (), strict=True):
         fields = texts.get(place.registry, {})
-        instead.append((raw, _in_units(place, raw, fields, int(ask.answer))) if raw else None)
+        instead.append((raw, in_units(place, raw, fields, ask.found_us)) if raw else None)
     return ask.again(instead)
 
 
-def _in_units(place: Place, raw: bytes, fields: Mapping[bytes, bytes], now_us: int) -> Any:
-    """A state in its limit's units. Of a rate that nobody remembers, all is taken for used: nothing is forgiven."""
-    from ...algorithms.text import parse_limit
-
-    stored = read_value(place.limit, raw)
-    if stored.fingerprint == place.fingerprint or place.limit.logs:
-        return stored.state
-    since_us = _since(fields.get(b"%x" % place.fingerprint))
-    old = fields.get(b"%x" % stored.fingerprint)
-    if old is None:
-        limit = place.limit
-        return limit.give_back(limit.new(now_us), now_us // limit.tick, -limit.capacity, -1)
-    moment = now_us if since_us is None else min(now_us, since_us)
-    return place.limit.convert(parse_limit(old.partition(b" ")[2].decode()), stored.state, moment)
-
-
-def _since(field: bytes | None) -> int | None:
-    return None if field is None else int(field.partition(b" ")[0])
-
-
 # Putting together, and taking apart ------------------------------------------------------------------------------------------
-
-_CLOCK = frozenset(("clock",))
-
-
-def _parts(verb: str, spots: Sequence[Place], now_us: int | None) -> frozenset[str]:
-    parts = frozenset((verb, *[place.rule.file for place in spots]))
-    return parts if now_us is None else parts | _CLOCK
-
-
-def _claims(
-    parts: list[bytes], spots: Sequence[Place], claims: Sequence[Claim], instead: Sequence[Any], gives: bool = False
-) -> list[bytes]:
-    """Packs claims behind what is there already; answers with their keys."""
-    keys = []
-    for i, (place, claim) in enumerate(zip(spots, claims, strict=True)):
-        data = key_bytes(claim.key)
-        keys.append(place.head + tag(data) + b"}")
-        more, extras = [], 0
-        if place.limit.ramp > 0:
-            first, ramp_us = place.unseen()
-            extras |= 1
-            more.append(_STATE.pack(first[0], first[1], ramp_us))
-        if is_hashed(data):
-            extras |= 2
-            more += [_LENGTH.pack(len(data)), data]
-        if instead and instead[i] is not None:
-            raw, state = instead[i]
-            extras |= 4
-            more += [_LENGTH.pack(len(raw)), raw, _STATE.pack(*(state if not place.limit.logs else (0, 0, 0)))]
-        parts.append(_CLAIM.pack(place.rule.code, extras, place.fingerprint, claim.cost, *place.numbers))
-        parts += more
-        if gives:
-            parts.append(_charge(claim))
-    return keys
-
-
-def _charge(claim: Claim) -> bytes:
-    """The whole charge that a part is given back of, and the states around it where they are remembered."""
-    around = claim.remembered() if claim.cost == claim.charged else None
-    if around is None or claim.limit.limit.logs:
-        return _CHARGED.pack(claim.charged, 0)
-    return _CHARGED.pack(claim.charged, 1) + _STATES.pack(*around[0], *around[1])
 
 
 def _part(place: Place, now_us: int, start: int, retry_us: int, left: int, reset_us: int) -> Decision:
@@ -325,7 +216,7 @@ def _part(place: Place, now_us: int, start: int, retry_us: int, left: int, reset
 
 
 def spoken(parts: list[Decision], now_us: int, start_us: int) -> Decision:
-    """One Decision for all, as `all_of.together` gives it: refused, the longest retry speaks; allowed, who is closest to its end."""
+    """For all, as `all_of.together` gives it: refused, the longest retry speaks; allowed, the one closest to its end."""
     allowed = start_us >= 0
     speaker = parts[0]
     for part in parts[1:]:
@@ -339,4 +230,4 @@ def spoken(parts: list[Decision], now_us: int, start_us: int) -> Decision:
     return Decisions(parts, allowed, *fields)
 
 
-__all__ = ["Ask", "call_of", "converted", "deciding", "fingerprint", "giving_back", "hitting", "read_all"]
+__all__ = ["Ask", "call_of", "converted", "deciding", "giving_back", "hitting", "item", "knowing", "loading", "read_all"]

@@ -18,7 +18,12 @@ from typing import NamedTuple
 from .packed import RULES
 
 #: Verbs of the long way: the first byte of an ask -> the function that reads it.
-VERBS: dict[str, tuple[int, str]] = {"decide": (16, "decide_ask"), "give_back": (17, "give_back_ask")}
+VERBS: dict[str, tuple[int, str]] = {
+    "decide": (16, "decide_ask"),
+    "give_back": (17, "give_back_ask"),
+    "know": (18, "know_ask"),
+    "load": (19, "load_ask"),
+}
 #: Rules that the straight way can take.
 FILES: dict[str, int] = {rule.file: rule.code for rule in RULES.values()}
 
@@ -68,7 +73,7 @@ def _long(rules: list[str], verbs: list[str], hits: bool, lines: dict[str, str])
     for rule in rules:
         found = sections(rule)
         names = ["decide", "redate", *(["give_back"] if "give_back" in verbs else [])]
-        parts += [found[name] for name in ("shared", "logs", *names) if name in found]
+        parts += [found[name] for name in ("logs", *names) if name in found]
     parts.append("local rules = {" + ", ".join(_entry(rule, "give_back" in verbs) for rule in rules) + "}")
     parts += [_filled(name, lines) for name in ("frame", *verbs)]
     table = [f"[{VERBS[verb][0]}] = {VERBS[verb][1]}" for verb in verbs]
