@@ -80,7 +80,9 @@ def test_several_limits_answer_as_in_memory(client: Any) -> None:
 @settings(STEADY, max_examples=40)
 @given(
     st.lists(limits(), min_size=1, max_size=5, unique_by=str),
-    st.lists(st.tuples(st.integers(0, 4), st.sampled_from("abc"), st.integers(0, 3), st.sampled_from((0, 10**6, None))), max_size=30),
+    st.lists(
+        st.tuples(st.integers(0, 4), st.sampled_from("abc"), st.integers(0, 3), st.sampled_from((0, 10**6, None))), max_size=30
+    ),
 )
 def test_many_asks_in_one_call_are_as_many_calls(valkey: Valkey, some: list[Limit], drawn: list[Any]) -> None:
     """Asks of every kind put one behind the other answer as if each had travelled alone."""

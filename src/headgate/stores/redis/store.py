@@ -35,9 +35,9 @@ from .link import Links, now_us
 from .loops import Loops
 from .names import Names
 from .packed import Place, place_of
-from .parcel import Parcel
-from .resp import pack
+from .resp import call_bytes
 from .route import Route
+from .script import script_of
 from .sentinel import Sentinels
 from .spanning import Span, groups_of
 from .stream import Streams
@@ -77,6 +77,7 @@ class RedisStore(Store):
         self.route: Route = Through(server) if address is None else ROUTES[address.kind](address)
         self.address = self.route.address
         self.links = BorrowedLinks(server) if address is None else Links()
+        self._near: tuple[Any, list[Any]] = (None, [])  # the place where everything is, and the connections at hand to it
         self.loops = Loops(self)
         self._clock = clock
         self._clock_lock = threading.Lock()
@@ -160,10 +161,19 @@ class RedisStore(Store):
         deadline = now_us() + self.timeout_us
         place = self.route.direct
         if place is not None and len(asks) == 1:
-            reply = self.links.call(place, self.route.login, pack(Parcel(asks).commands()), deadline, self.route.gone)
+            ask = asks[0]
+            near = self._near
+            if near[0] is not place:
+                near = self._near = (place, self.links.idle(place, self.route.login))
+            script = script_of(ask.rules)
+            try:
+                reply = self.links.call(near[1], call_bytes(script.sha, ask.keys, ask.body), deadline)
+            except StoreError:
+                self.route.gone(place)
+                raise
             if type(reply) is bytes:
-                asks[0].read(reply, 0)
-                if asks[0].stale is None:
+                ask.read(reply, 0)
+                if ask.stale is None:
                     return
         answers.raise_first(self.links.run(self.answered(asks), deadline))
 
@@ -183,8 +193,8 @@ class RedisStore(Store):
         place: Place | None = self.names.places.get(named)
         if max_wait_us or not commit or place is None or place.since_us is None:
             return self.decide([Claim(named, key, cost)], None if max_wait_us >= MAX_WAIT else max_wait_us, commit)
-        ask = hitting(self.names, named, key, cost, self._given_us())
-        self._ask([ask])
+        ask = hitting(self.names, named, key, cost, None if self._clock is None else self._given_us())
+        self._ask((ask,))
         return self._told(ask.answer)
 
     def decide(self, claims: Sequence[Claim], max_wait_us: int | None = 0, commit: bool | int = True) -> Decision:
