@@ -26,7 +26,7 @@ from ..contract import Store
 from ..memory import checked, patience_us
 from . import answers, keeping
 from .address import Address, read_url
-from .asks import Ask, deciding, giving_back, hitting
+from .asks import Ask, deciding, giving_back, hitting, rebooking
 from .borrowed import BorrowedLinks, BorrowedStreams, Through
 from .client import is_client, read_client
 from .cluster import Cluster
@@ -241,6 +241,23 @@ class RedisStore(Store):
         errors = yield from self.answered([giving_back(self.names, group, charged_at, given_us) for group in groups])
         answers.raise_first(errors)
 
+    def rebook(self, turns: Sequence[Any]) -> list[Decision | None]:
+        """Some leave a line and the others move up, in one script call: see `MemoryStore.rebook`."""
+        return self._run(self._rebooked(list(turns)))
+
+    def _rebooked(self, turns: Sequence[Any]) -> Plan[list[Decision | None]]:
+        """Where turns span slots of a cluster, those who leave give back and nobody moves."""
+        claims = [claim for turn in turns for claim in turn[0]]
+        if self._spans(claims):
+            for asked, charged_at, _, stays in reversed(turns):
+                if not stays:
+                    yield from self._returned(asked, charged_at)
+            return [None] * len(turns)
+        ask = rebooking(self.names, turns, self._given_us())
+        answers.raise_first((yield from self.answered([ask])))
+        found: list[Decision | None] = ask.answer
+        return found
+
     def reset(self, claims: Sequence[Claim]) -> None:
         self._run(keeping.forgotten(self.route, self.names, claims))
 
@@ -289,6 +306,9 @@ class RedisStore(Store):
 
     async def agive_back(self, claims: Sequence[Claim], charged_at: int = -1) -> None:
         await self._arun(self._returned(list(claims), charged_at))
+
+    async def arebook(self, turns: Sequence[Any]) -> list[Decision | None]:
+        return await self._arun(self._rebooked(list(turns)))
 
     async def areset(self, claims: Sequence[Claim]) -> None:
         await self._arun(keeping.forgotten(self.route, self.names, claims))
