@@ -64,7 +64,10 @@ def test_a_new_shard_gets_its_keys_with_their_counters(sharded, new):
     assert 0.15 < len(moved) / len(KEYS) < 0.35
     kept = {key for key in moved if KEYS.index(key) % 6}
     for named in limiter.named:
-        at = {name: {key for key, _ in store.items(sharded.at(named, sharded._shards[name]))} for name, store in sharded.shards.items()}
+        at = {
+            name: {key for key, _ in store.items(sharded.at(named, sharded._shards[name]))}
+            for name, store in sharded.shards.items()
+        }
         assert at["d"] == kept
         assert not any(at[name] & kept for name in "abc")
 
