@@ -351,8 +351,8 @@ class ShardedStore(Membership):
             await store.aclose()
 
     def _stores(self) -> list[Store]:
-        shards = [*self._shards.values()]
-        return [*[shard.leasing.store for shard in shards if shard.leasing is not None], *[shard.store for shard in shards]]
+        """What is to be closed: who leases from a shard closes it."""
+        return [(shard.leasing or shard).store for shard in self._shards.values()]
 
 
 def some_claims(claims: Sequence[Claim]) -> list[Claim]:
