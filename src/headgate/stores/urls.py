@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable
-from difflib import get_close_matches
 from importlib import import_module
 from typing import Any
 from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
@@ -175,6 +174,8 @@ def only(options: Options, known: tuple[str, ...], url: str) -> None:
 
 
 def nearest(word: str, known: Iterable[str], likeness: float = 0.6) -> str | None:
+    from difflib import get_close_matches
+
     found = get_close_matches(word.lower(), list(known), 1, likeness)
     return found[0] if found else None
 
