@@ -121,8 +121,8 @@ def brought(module: str, name: str, url: str) -> Any:
     try:
         return getattr(import_module(f".{module}", __package__), name)
     except ImportError as error:
-        remedy = "pip install 'headgate[redis]'" if module == "redis" else "install a version of headgate that has it"
-        raise ConfigurationError(f"{masked(url)}: {name} can't be used here ({error}); {remedy}") from error
+        remedy = "" if "pip install" in str(error) else "; pip install 'headgate[redis]'" if module == "redis" else ""
+        raise ConfigurationError(f"{masked(url)}: {name} can't be used here: {error}{remedy}") from error
 
 
 # What is wrapped around it -----------------------------------------------------------------------------------------
