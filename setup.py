@@ -35,6 +35,10 @@ COMPILED = (
     "stores/table",
     "stores/cells",
     "stores/memory",
+    "stores/heavy",
+    "stores/routing",
+    "stores/lease",
+    "stores/leased",
 )
 REQUIRED = os.environ.get("HEADGATE_REQUIRE_COMPILED") == "1"
 DISABLED = os.environ.get("HEADGATE_DISABLE_COMPILED") == "1"
