@@ -120,7 +120,7 @@ class Line:
                     await store.agive_back(turn.claims, turn.decision.start_us)
 
     def _parting(self, turns: Sequence[Turn]) -> tuple[list[Turn], list[Any]]:
-        """Those who leave step out. Everybody concerned in order, and what a store is asked to rebook: nothing when nobody is behind."""
+        """Those who leave step out. Answers with all concerned, in order, and what to rebook: nothing when nobody is behind."""
         behind = [] if any(claim.cost < 0 for turn in turns for claim in turn.claims) else self._behind(turns)
         for turn in turns:
             self.done(turn)
