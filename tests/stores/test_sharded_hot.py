@@ -1,4 +1,4 @@
-"""The viral user: a key with all the traffic is leased from its home, within its leases' bound, and its neighbours are left alone."""
+"""The viral user: a key with all the traffic is leased from its home, within its leases' bound, and nobody else is harmed."""
 
 from __future__ import annotations
 
