@@ -80,13 +80,6 @@ class TestAdaptiveLeases(StoreContract):
             told = player.limiter.hit("a")
             assert len({part.start_us for part in told.decisions}) == 1
 
-
-class TestLeasesOfFifty(TestAdaptiveLeases):
-    """Fixed leases of fifty."""
-
-    def make_store(self, clock: ManualClock) -> LeasedStore:
-        return LeasedStore(MemoryStore(clock=clock), lease=50)
-
     @every_colour
     def test_answers_are_those_of_the_memory_store(self, colour: str) -> None:
         """Weaker: a lone node that gave everything back refuses what the parent refuses, and allows what it allows."""
@@ -103,6 +96,13 @@ class TestLeasesOfFifty(TestAdaptiveLeases):
                     assert here.allowed <= parent.allowed or here.remaining == 0
 
         self.holds(law, played(1, several_keys=True))
+
+
+class TestLeasesOfFifty(TestAdaptiveLeases):
+    """Fixed leases of fifty."""
+
+    def make_store(self, clock: ManualClock) -> LeasedStore:
+        return LeasedStore(MemoryStore(clock=clock), lease=50)
 
     @every_colour
     @every_line

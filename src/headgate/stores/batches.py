@@ -76,9 +76,10 @@ def filling(store: LeasedStore, lease: Lease, cost: int, wanted: int) -> Plan:
     if lease.dry:
         size, ahead = max(cost, min(wanted, int(lease.share))), patience
     for _ in range(4):
-        sent_us, turns = store.moment_us(), lease.turns
+        sent_us, turns, used = store.moment_us(), lease.turns, lease.used
         decision = yield Claim(terms.theirs, lease.key, size), ahead
         now_us = store.heard(decision, sent_us)
+        lease.was_held_up(sent_us, now_us, used)
         lease.reset_us, lease.spare = now_us + decision.reset_us, decision.remaining
         if turns != lease.turns:  # reset meanwhile: whether this was charged before or after, nobody knows
             return
@@ -117,7 +118,7 @@ def granted(store: LeasedStore, lease: Lease, size: int, wanted: int, sent_us: i
     if wait_us:
         lease.dry = True
         lease.deny(1, size, start_us, start_us)
-    elif not lease.dry and size < wanted // 2:
+    elif not lease.dry and size < (wanted if terms.paced else wanted // 2):
         lease.dry = not terms.walled
     elif terms.paced or decision.remaining >= size:
         lease.dry = False

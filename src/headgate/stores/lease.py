@@ -4,8 +4,9 @@ A batch of `size` tokens was charged at the parent at `charged_at`; they may be 
 one lease life after they were asked for. A second batch waits behind the first, so that the next is there before the
 first runs out. A refusal is kept too: until `denied_until_us` a cost between `denied_least` and `denied_most` is refused here.
 
-    demand   rate ← rate + (used / elapsed − rate) · elapsed / (elapsed + 2 · life)             tokens per µs
-    size     ¾ · rate · life, at least 1, at most a quarter of the capacity; or fixed, as long as it is spent within its life
+    demand   rate ← rate + (used / elapsed − rate) · elapsed / min(age, 2 · life)               tokens per µs
+    size     ¾ · rate · life, at least 1, at most a quarter of the capacity or what comes in half a life, whichever is more; or
+             fixed, as long as it is spent within its life
     low      what is used during two round trips, at least 1, at most a quarter of the batch: below it, the next is fetched
 
 Batches last ¾ of a life, so that a steady key spends them all before they expire. Held at once: a batch and a quarter.
@@ -52,10 +53,11 @@ class Terms(Place):
         self.paced = limit.gain > 0  # tokens come one by one, not all at once when a window ends
         self.walled = isinstance(limit, FixedWindow)  # what is not spent when the window ends is worth nothing
         self.life_us = life_us
-        self.most = max(1, limit.capacity // 4) if fixed == 0 else min(fixed, limit.capacity)
-        self.fixed = 0 if fixed == 0 else self.most
         self.tokens_us = float(limit.count) / float(limit.period)
-        self.fair = max(1, min(self.most, int(self.tokens_us * life_us / 2)))  # where there is not enough for all
+        half = int(self.tokens_us * life_us / 2)
+        self.most = max(1, limit.capacity // 4, min(limit.capacity, half)) if fixed == 0 else min(fixed, limit.capacity)
+        self.fixed = 0 if fixed == 0 else self.most
+        self.fair = max(1, min(self.most, half))  # where there is not enough for all
 
 
 @cython.cclass
@@ -63,10 +65,10 @@ class Lease:
     """What is in hand for one key."""
 
     # fmt: off
-    __slots__ = ("charged_at", "denials", "denied_least", "denied_left", "denied_most", "denied_until_us", "dry", "end_us",
-                 "flight", "key", "left", "low", "mark_us", "next_charged_at", "next_end_us", "next_left", "next_since_us",
-                 "next_size", "next_start_us", "queued", "rate", "reset_us", "seen_us", "share", "since_us", "size", "spare",
-                 "start_us", "terms", "thrifty", "trusted_until_us", "turns", "used", "watch_us")
+    __slots__ = ("age_us", "charged_at", "denials", "denied_least", "denied_left", "denied_most", "denied_until_us", "dry",
+                 "end_us", "flight", "key", "left", "low", "mark_us", "next_charged_at", "next_end_us", "next_left",
+                 "next_since_us", "next_size", "next_start_us", "queued", "rate", "reset_us", "seen_us", "share", "since_us",
+                 "size", "spare", "start_us", "terms", "thrifty", "trusted_until_us", "turns", "used", "watch_us")
     # fmt: on
 
     def __init__(self, terms: Terms, key: str, now_us: cython.longlong) -> None:
@@ -75,11 +77,14 @@ class Lease:
         self.seen_us = self.mark_us = now_us
         self.share = terms.fair
         self.low = -1
+        self.size = 1
         if not cython.compiled:
-            self.left = self.size = self.start_us = self.end_us = self.charged_at = self.since_us = 0
+            self.left = self.start_us = self.end_us = self.charged_at = self.since_us = 0
             self.next_left = self.next_size = self.next_start_us = self.next_end_us = self.next_charged_at = 0
             self.next_since_us = self.denied_least = self.denied_most = self.denied_until_us = self.denied_left = 0
-            self.reset_us = self.used = self.denials = self.watch_us = self.spare = self.turns = self.trusted_until_us = 0
+            self.reset_us = self.used = self.age_us = self.denials = self.watch_us = self.spare = self.turns = (
+                self.trusted_until_us
+            ) = 0
             self.rate = 0.0
             self.dry = self.queued = self.thrifty = False
             self.flight: Any = None
@@ -167,6 +172,8 @@ class Lease:
 
     def has_room(self) -> bool:
         """Whether another batch may be fetched: one behind the one that is being spent, when that runs low or is scarce."""
+        if self.left == 0 and self.next_left > 0:
+            self.move_up()
         return bool(self.next_left == 0 and (self.dry or self.left <= max(0, self.low)))
 
     def hurries(self, trip_us: int) -> bool:
@@ -229,17 +236,27 @@ class Lease:
 
     # Demand ----------------------------------------------------------------------------------------------------
 
-    def wanted(self, now_us: int, cost: int) -> int:
-        """The size of the next batch."""
-        terms: Terms = self.terms
+    def measure(self, now_us: int) -> None:
+        """Brings the rate of demand up to date: a plain mean at first, then one that forgets over two lives."""
         elapsed = now_us - self.mark_us
         if elapsed > 0:
-            self.rate += (float(self.used) / elapsed - self.rate) * elapsed / (elapsed + 2 * terms.life_us)
+            self.age_us = min(self.age_us + elapsed, 2 * self.terms.life_us)
+            self.rate += (float(self.used) / elapsed - self.rate) * min(1.0, elapsed / float(self.age_us))
             self.used = 0
             self.mark_us = now_us
+
+    def wanted(self, now_us: int, cost: int) -> int:
+        """The size of the next batch. It grows at most fourfold from one to the next: a first guess may be far off."""
+        self.measure(now_us)
+        terms: Terms = self.terms
         if terms.fixed and not self.thrifty:
             return max(cost, int(terms.fixed))
-        return max(cost, 1, min(int(terms.most), int(self.rate * terms.life_us * 0.75)))
+        return max(cost, 1, min(int(terms.most), 4 * int(self.size), int(self.rate * terms.life_us * 0.75)))
+
+    def was_held_up(self, sent_us: int, now_us: int, used: int) -> None:
+        """Nobody else came while a caller waited for the parent: that time says nothing about demand."""
+        if self.used == used and self.mark_us <= sent_us:
+            self.mark_us += now_us - sent_us
 
     def stand_in_line(self, size: int, wait_us: int) -> None:
         """The size to ask for next where nodes stand in line: half of what fits into a life behind those ahead of us."""

@@ -63,8 +63,13 @@ def tidy(store: LeasedStore, now_us: int, budget: int) -> None:
         if idle_us >= store.life_us and lease.trusted_until_us <= now_us and lease.flight is None:
             forget(store, lease)
             continue
-        if lease.hurries(store.trip_us) and lease.left and not lease.queued and lease.has_room():
-            store.ring(lease)
+        with store.lock:
+            room = lease.has_room()
+        if lease.hurries(store.trip_us) and not lease.queued:
+            if room and lease.left and now_us >= lease.start_us - 2 * store.trip_us:
+                store.ring(lease)
+            elif lease.left:
+                watch(store, lease, max(now_us + store.trip_us // 4, lease.start_us - 2 * store.trip_us) + 1)
         ends = [end for end in (lease.end_us * bool(lease.left), lease.next_end_us) if end > now_us]
         watch(store, lease, min([*ends, now_us + max(1, store.life_us // 2)]))
 

@@ -120,13 +120,13 @@ def peeking(store: LeasedStore, terms: Terms, lease: Lease | None, key: str, cos
 
 def cold(store: LeasedStore, terms: Terms, lease: Lease | None, key: str, cost: int) -> Plan:
     """The call itself, less what is in hand; the parent's answer."""
-    held = turns = 0
+    held = turns = used = 0
     if lease is not None:
-        turns = lease.turns
+        turns, used = lease.turns, lease.used
         now_us = store.moment_us()
         with store.lock:
             held = lease.withdraw(now_us, cost)
-    sent_us = store.moment_us() if not store.controlled else 0
+    sent_us = 0 if store.controlled else store.moment_us()
     try:
         decision = yield "decide", ([Claim(terms.theirs, key, cost - held)], 0, True)
     except BaseException:
@@ -140,6 +140,7 @@ def cold(store: LeasedStore, terms: Terms, lease: Lease | None, key: str, cost: 
             return with_hand(terms, decision, 0)
         lease = remembered(store, terms, key, cost, now_us)
     if lease is not None:
+        lease.was_held_up(sent_us or now_us, now_us, used)
         lease.reset_us = now_us + decision.reset_us
         if decision.allowed:
             lease.denials = 0
