@@ -14,6 +14,7 @@ import pytest
 from conftest import driven
 from headgate import AsyncLimiter, Limiter, StoreError, StoreTimeout, StoreUnavailable, TokenBucket
 from headgate.stores.redis import RedisStore
+from headgate.stores.redis.link import now_us
 from servers.valkey import Valkey, free_port
 
 HUNDRED = TokenBucket("1/h", burst=100)
@@ -218,6 +219,20 @@ def test_a_server_without_memory_says_so(server: Valkey, store: RedisStore) -> N
     assert limiter.hit("k").remaining == 98
 
 
+def test_a_budget_that_is_over_is_no_reason_to_wait_for_ever(store: RedisStore, server: Valkey) -> None:
+    """A caller that was kept from running until its budget was over asks for no time at all, rather than for all of it."""
+    Limiter(HUNDRED, store=store).hit("k")
+    (link,) = store.links.idle(store.route.direct, store.route.login)  # type: ignore[arg-type]
+    server.freeze()
+    try:
+        with pytest.raises(StoreTimeout):
+            link.ask(b"*1\r\n$4\r\nPING\r\n", now_us() - 1000)
+        with pytest.raises(StoreTimeout):
+            link.receive(now_us() - 1000)
+    finally:
+        server.thaw()
+
+
 class Impostor:
     """Something that listens and is no Redis: it sends `answer` a byte at a time, with pauses, and nothing else."""
 
@@ -262,8 +277,14 @@ class Impostor:
 
 @pytest.mark.parametrize(
     ("answer", "error"),
-    [(b"$1000\r\n" + b"x" * 1000, StoreTimeout), (b"HTTP/1.1 400 Bad Request\r\n", StoreUnavailable), (b"$5\r\nab", StoreError)],
-    ids=["trickles", "is no Redis", "hangs up"],
+    [
+        (b"$1000\r\n" + b"x" * 1000, StoreTimeout),
+        (b"HTTP/1.1 400 Bad Request\r\n", StoreUnavailable),
+        (b"$5\r\nab", StoreError),
+        (b"+OK\r\n", StoreUnavailable),
+        (b"$3\r\nabc\r\n", StoreUnavailable),
+    ],
+    ids=["trickles", "is no Redis", "hangs up", "says yes to everything", "talks nonsense"],
 )
 def test_no_answer_is_worth_more_than_the_budget(answer: bytes, error: type[StoreError]) -> None:
     """A server that trickles, speaks another language or hangs up in the middle: an error of ours, in time, in both colours."""
@@ -295,6 +316,7 @@ def test_ctrl_c_in_the_middle_of_a_call_spoils_nothing(store: RedisStore, server
         import signal, threading
         from headgate import Limiter, TokenBucket
         from headgate.stores.redis import RedisStore
+from headgate.stores.redis.link import now_us
         with RedisStore({server.url!r}, timeout=5) as store:
             limiter = Limiter(TokenBucket("1/h", burst=100), store=store)
             limiter.hit("k")
