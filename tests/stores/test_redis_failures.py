@@ -149,6 +149,19 @@ def test_flushed_scripts_are_sent_again(hit: Callable[..., Any], server: Valkey)
             assert hit("k").remaining == left
 
 
+def test_a_server_that_lost_everything_is_told_its_limits_again(
+    hit: Callable[..., Any], store: RedisStore, server: Valkey
+) -> None:
+    """After a restart the registry of a limit is written anew, so that a later change of its rate can be understood."""
+    hit("k"), hit("k")
+    (place,) = store.names.places.values()
+    server.kill()
+    server.start()
+    hit("k"), hit("k")
+    with server.client() as client:
+        assert client.exists(place.registry)
+
+
 def test_connections_that_the_server_ends_are_made_anew(hit: Callable[..., Any], server: Valkey) -> None:
     """CLIENT KILL of everybody: the next call works, and is decided once."""
     hit("k")
@@ -316,7 +329,6 @@ def test_ctrl_c_in_the_middle_of_a_call_spoils_nothing(store: RedisStore, server
         import signal, threading
         from headgate import Limiter, TokenBucket
         from headgate.stores.redis import RedisStore
-from headgate.stores.redis.link import now_us
         with RedisStore({server.url!r}, timeout=5) as store:
             limiter = Limiter(TokenBucket("1/h", burst=100), store=store)
             limiter.hit("k")
