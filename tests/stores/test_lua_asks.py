@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -19,6 +20,8 @@ from headgate.testing.player import Player
 from headgate.testing.traces import LIMITS, limits, traces
 from servers.valkey import Valkey
 
+#: A soak looks longer.
+TIMES = 10 if os.environ.get("HEADGATE_SOAK") == "1" else 1
 STEADY = settings(deadline=None, suppress_health_check=list(HealthCheck))
 few = st.lists(limits(), min_size=1, max_size=3, unique_by=str)
 several = st.lists(limits(), min_size=2, max_size=4, unique_by=str)
@@ -60,7 +63,7 @@ class Both:
 def test_one_limit_answers_as_in_memory(client: Any, algorithm: type[Limit]) -> None:
     """Hits, peeks, waits, reservations, refunds, settlements: Lua says what MemoryStore says, and holds what it holds."""
 
-    @settings(STEADY, max_examples=40)
+    @settings(STEADY, max_examples=40 * TIMES)
     @given(limits(algorithm).flatmap(lambda limit: st.tuples(st.just(limit), traces([limit], several_keys=True, backwards=True))))
     def check(drawn: tuple[Limit, list[Any]]) -> None:
         Both(client, [drawn[0]]).play(drawn[1])
@@ -71,7 +74,7 @@ def test_one_limit_answers_as_in_memory(client: Any, algorithm: type[Limit]) -> 
 def test_several_limits_answer_as_in_memory(client: Any) -> None:
     """Several limits of any kinds decide together as in memory, each with its own key and cost."""
 
-    @settings(STEADY, max_examples=100)
+    @settings(STEADY, max_examples=100 * TIMES)
     @given(several.flatmap(lambda some: st.tuples(st.just(some), traces(some, several_keys=True, backwards=True))))
     def check(drawn: tuple[list[Limit], list[Any]]) -> None:
         Both(client, drawn[0]).play(drawn[1])
@@ -82,7 +85,7 @@ def test_several_limits_answer_as_in_memory(client: Any) -> None:
 def test_a_line_moves_up_as_in_memory(client: Any) -> None:
     """When somebody leaves a line, those behind are booked anew in one call: to the same starts as in memory."""
 
-    @settings(STEADY, max_examples=100)
+    @settings(STEADY, max_examples=100 * TIMES)
     @given(few.flatmap(lambda some: st.tuples(st.just(some), traces(some, several_keys=len(some) > 1))))
     def check(drawn: tuple[list[Limit], list[Any]]) -> None:
         Both(client, drawn[0], moving=True).play(drawn[1])
@@ -90,7 +93,7 @@ def test_a_line_moves_up_as_in_memory(client: Any) -> None:
     check()
 
 
-@settings(STEADY, max_examples=40)
+@settings(STEADY, max_examples=40 * TIMES)
 @given(
     st.lists(limits(), min_size=1, max_size=5, unique_by=str),
     st.lists(
