@@ -163,3 +163,12 @@ def test_what_was_charged_last_is_undone_exactly(client: Any) -> None:
     assert decision.wait > 0
     store.give_back([claim], decision.start_us)
     assert dict(store.items(named)) == before
+
+
+def test_a_decision_may_have_hundreds_of_limits(client: Any) -> None:
+    """300 limits are decided together, all or none, and the last one is charged as the first."""
+    store = LuaStore(client, ManualClock(NOON))
+    some = [NamedLimit("wide", f"limit {n}", TokenBucket("1/h burst 2")) for n in range(300)]
+    assert store.decide([Claim(one, "a", 1) for one in some], 10).remaining == 1
+    assert not store.decide([Claim(one, "a", 1 if n < 299 else 2) for n, one in enumerate(some)])
+    assert store.decide([Claim(one, "a", 1) for one in some]).remaining == 0

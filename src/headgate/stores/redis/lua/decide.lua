@@ -106,7 +106,7 @@ end
 
 local function decide_ask()
   local n, commit, max_wait_us, not_before_us
-  n, commit, max_wait_us, not_before_us, at = unpack('<BBdd', body, at + 1)
+  n, commit, max_wait_us, not_before_us, at = unpack('<I2Bdd', body, at + 1)
   --@now
   local claims = { next_claim() }
   for i = 2, n do claims[i] = next_claim() end

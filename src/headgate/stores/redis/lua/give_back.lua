@@ -30,7 +30,7 @@ end
 
 local function give_back_ask()
   local n, charged_at_us
-  n, charged_at_us, at = unpack('<Bd', body, at + 1)
+  n, charged_at_us, at = unpack('<I2d', body, at + 1)
   --@now
   local claims, seen = {}, {}
   for i = 1, n do claims[i] = next_charge() end
