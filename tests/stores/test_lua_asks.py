@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from lua_store import LuaStore, MovingStore
 
 from conftest import NOON, WrappedStore
-from headgate import Limit, Limiter, MemoryStore, TokenBucket
+from headgate import FixedWindow, Limit, Limiter, MemoryStore, TokenBucket
 from headgate.algorithms.claim import Claim, NamedLimit
 from headgate.stores.redis import asks
 from headgate.testing import ManualClock
@@ -55,8 +55,14 @@ class Both:
         for named in self.lua.named:
             states = dict(self.memory.store.items(named))
             for key, state in self.lua.store.items(named):
-                assert state == states.pop(key, state)
+                assert self.that_counts(named.limit, state) == self.that_counts(named.limit, states.pop(key, state))
             assert not states, "a key that is not as new was forgotten"
+
+    def that_counts(self, limit: Limit, state: Any) -> Any:
+        """A state without what no longer matters: what was in the window before one that has begun. Memory may have forgotten
+        that together with a key that was as new, where Redis still holds it for a second."""
+        over = isinstance(limit, FixedWindow) and state[0] <= self.lua.store.last_us
+        return state[:2] if over else state
 
 
 @pytest.mark.parametrize("algorithm", LIMITS, ids=lambda algorithm: algorithm.__name__)
