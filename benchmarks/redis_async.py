@@ -97,11 +97,7 @@ async def measured(server: Valkey, slices: int) -> list[dict[str, Any]]:
             "server CPU µs": round(median(one[2] for one in found), 2),
             "× redis-py": times_as_many(found, first),
         }
-        | (
-            {}
-            if GLIDE not in told
-            else {"× valkey-glide": round(median(a[0] / b[0] for a, b in zip(found, told[GLIDE], strict=True)), 2)}
-        )
+        | ({"× valkey-glide": times_as_many(found, told[GLIDE])} if GLIDE in told else {})
         for name, found in told.items()
     ]
 
