@@ -26,9 +26,19 @@ COMPILED = (
     "algorithms/sliding_log",
     "algorithms/sliding_counter",
     "stores/contract",
+    "stores/near",
+    "stores/returns",
+    "stores/journal",
+    "stores/sheet",
+    "stores/held",
+    "stores/shared",
     "stores/table",
     "stores/cells",
     "stores/memory",
+    "stores/heavy",
+    "stores/routing",
+    "stores/lease",
+    "stores/leased",
 )
 REQUIRED = os.environ.get("HEADGATE_REQUIRE_COMPILED") == "1"
 DISABLED = os.environ.get("HEADGATE_DISABLE_COMPILED") == "1"

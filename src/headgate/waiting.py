@@ -10,7 +10,7 @@ import asyncio
 import logging
 import threading
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Sized
 from typing import Any, NamedTuple, TypeVar
 
 from .algorithms import Limit
@@ -24,7 +24,7 @@ from .line import Line, Turn, Turnstile, line_of
 from .observe.events import GIVE_BACK_FAILED, WAITED
 from .rate import Duration, duration_us
 from .stores import Store, store_from_url
-from .stores.memory import MemoryStore
+from .stores.workers import memory_store
 from .verbs import Cost, Key, Verbs, is_off
 
 log = logging.getLogger("headgate")
@@ -52,7 +52,7 @@ class Waits(Verbs):
             raise ConfigurationError(f"a limiter's name must be a text, not {name!r}")
         self._owns = store is None or isinstance(store, str)
         if store is None:
-            store = MemoryStore()
+            store = memory_store()
         elif isinstance(store, str):
             store = store_from_url(store)
         elif not isinstance(store, Store):
@@ -78,7 +78,7 @@ class Waits(Verbs):
 
     def stats(self) -> Stats:
         """Numbers since this limiter was made."""
-        keys = len(self.store) if isinstance(self.store, MemoryStore) else 0
+        keys = len(self.store) if isinstance(self.store, Sized) else 0
         return Stats(*self.counts(), self.waiting(), keys, self.shared)
 
     # Waiting ---------------------------------------------------------------------------------------------------
@@ -140,7 +140,7 @@ class Waits(Verbs):
                 if not wake.is_set():
                     break
         except BaseException:
-            if hasattr(self.store, "rebook"):
+            if self.store.local and hasattr(self.store, "rebook"):
                 self._line.leave_soon(turn, loop)
             else:
                 await self._agive_up(turn, key, cost, turn.decision)
@@ -175,8 +175,7 @@ class Waits(Verbs):
         if self.store.local:
             self._line.leave([turn])
         else:
-            self._line.done(turn)
-            await self.store.agive_back(turn.claims, turn.decision.start_us)
+            await self._line.aleave([turn])
 
     def _give_back_failed(self, key: Key, cost: Cost, decision: Decision, error: StoreError) -> None:
         log.warning("giving back to %r failed: %s", self.name, error)

@@ -11,7 +11,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from lua_store import LuaStore, MovingStore
 
-from conftest import NOON, WrappedStore
 from headgate import FixedWindow, Limit, Limiter, MemoryStore, TokenBucket
 from headgate.algorithms.claim import Claim, NamedLimit
 from headgate.stores.redis import asks
@@ -19,6 +18,7 @@ from headgate.testing import ManualClock
 from headgate.testing.player import Player
 from headgate.testing.traces import LIMITS, limits, traces
 from servers.valkey import Valkey
+from stand_ins import NOON, WrappedStore
 
 #: A soak looks longer.
 TIMES = 10 if os.environ.get("HEADGATE_SOAK") == "1" else 1

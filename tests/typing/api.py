@@ -12,16 +12,22 @@ from headgate import (
     ConfigurationError,
     Decision,
     FixedWindow,
+    GuardedStore,
     HeadgateError,
     InvalidCost,
     InvalidLimit,
     LeakyBucket,
     LeakyBucketQueue,
+    LeasedStore,
     Limit,
     Limiter,
     MemoryStore,
     RateLimited,
+    RedisStore,
     Reservation,
+    SeveralWorkers,
+    ShardedStore,
+    SharedStore,
     SlidingWindowCounter,
     SlidingWindowLog,
     StoreError,
@@ -73,6 +79,13 @@ def stores() -> None:
         store.sweep()
         Limiter("5/s", store=store)
     Limiter("5/s", store="memory://?max_keys=10", name="search")
+    far = ShardedStore([LeasedStore(RedisStore("redis://one"), lease=50), RedisStore("redis://two", prefix="app")])
+    Limiter("5/s", store=far)
+    guarded = GuardedStore(SharedStore("/run/limits"), budget="20ms", on_failure="local", share="1/4")
+    assert_type(guarded.state, str)
+    assert_type(guarded.stats().degraded, int)
+    assert_type(guarded.events, Publisher)
+    assert_type(guarded.answered_here(Limiter("5/s", store=guarded).hit("a")), bool)
     assert_type(compiled, bool)
 
 
@@ -215,4 +228,5 @@ def failing() -> None:
         assert_type(refused.retry_after, float)
     kinds: list[type[HeadgateError]] = [ConfigurationError, InvalidCost, InvalidLimit, StoreError, StoreTimeout, StoreUnavailable]
     wrong: list[type[ValueError]] = [InvalidCost, InvalidLimit]
-    print(kinds, wrong)
+    warned: list[type[UserWarning]] = [SeveralWorkers]
+    print(kinds, wrong, warned)

@@ -65,7 +65,7 @@ class Deciding(Ask):
         names: Names,
         claims: Sequence[Claim],
         max_wait_us: int,
-        commit: bool,
+        commit: int,
         now_us: int | None,
         not_before_us: int,
         instead: Sequence[Any] = (),
@@ -75,7 +75,7 @@ class Deciding(Ask):
         self.stale = self.answer = None
         self.spots = [place_of(names, claim.limit) for claim in claims]
         self.rules = parts_of("decide", self.spots, now_us)
-        parts = [_DECIDE.pack(VERBS["decide"][0], len(claims), bool(commit), max_wait_us, not_before_us)]
+        parts = [_DECIDE.pack(VERBS["decide"][0], len(claims), int(commit), max_wait_us, not_before_us)]
         if now_us is not None:
             parts.append(NOW.pack(now_us))
         self.keys = pack_claims(parts, self.spots, claims, instead)
@@ -91,7 +91,7 @@ class Deciding(Ask):
         now_us, start_us = TWO.unpack_from(reply, at)
         if now_us < 0:
             return self._read_stale(reply, at, len(self.claims))
-        undoable = self.commit and start_us >= 0 and self.max_wait_us > 0
+        undoable = self.commit > 0 and start_us >= 0 and (self.max_wait_us > 0 or self.commit > 1)
         self.answer, at = _decision(reply, at + 8, self.spots, self.claims, now_us, undoable)
         return at
 
@@ -200,11 +200,12 @@ def deciding(
     now_us: int | None = None,
     not_before_us: int = 0,
 ) -> Ask:
-    """A decision on claims; its answer is a Decision. `not_before_us`: none of them starts earlier than that."""
+    """A decision on claims; its answer is a Decision. `not_before_us`: none of them starts earlier than that. `commit` 2: charge,
+    and remember the states around the charge even without patience (for whoever may have to undo it)."""
     patience = MAX_WAIT if max_wait_us is None or max_wait_us > MAX_WAIT else int(max_wait_us)
-    if len(claims) == 1 and not patience and commit and not not_before_us:
+    if len(claims) == 1 and not patience and commit == 1 and not not_before_us:
         return hitting(names, claims[0].limit, claims[0].key, claims[0].cost, now_us)
-    return Deciding(names, claims, patience, bool(commit), now_us, not_before_us)
+    return Deciding(names, claims, patience, int(commit), now_us, not_before_us)
 
 
 def giving_back(names: Names, claims: Sequence[Claim], charged_at: int = -1, now_us: int | None = None) -> Ask:

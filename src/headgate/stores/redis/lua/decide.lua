@@ -113,5 +113,5 @@ local function decide_ask()
   if not load_all(claims) then return end
   local start_us = decide_all(claims, not_before_us, max_wait_us)
   asked = asked + 1
-  said[asked] = pack('<i8', now_us) .. concluded(claims, start_us, commit > 0, max_wait_us > 0)
+  said[asked] = pack('<i8', now_us) .. concluded(claims, start_us, commit > 0, max_wait_us > 0 or commit > 1)
 end

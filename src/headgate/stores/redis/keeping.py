@@ -1,0 +1,77 @@
+"""Keeping house in Redis: reading all keys of a limit, writing them, forgetting them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from ...algorithms.claim import Claim, NamedLimit
+from .address import Place
+from .answers import answered, raise_first, registries
+from .asks import item, loading
+from .names import Names
+from .parcel import Errand
+from .route import Route
+from .trips import Plan
+
+#: So many keys are looked for, read or written in one go.
+MANY = 500
+
+
+def sent(route: Route, errands: Sequence[Errand]) -> Plan[list[Any]]:
+    """The replies of plain errands, or the first error."""
+    yield from route.carried(errands)
+    raise_first(errand.error for errand in errands)
+    return [reply for errand in errands for reply in errand.replies]
+
+
+def server_time(route: Route) -> Plan[int]:
+    """The server's time in microseconds."""
+    told = yield from sent(route, [Errand([["TIME"]])])
+    return int(told[0][0]) * 1_000_000 + int(told[0][1])
+
+
+def forgotten(route: Route, names: Names, claims: Sequence[Claim]) -> Plan[None]:
+    """Forgets the claims' keys."""
+    keys = dict.fromkeys(names.key(claim.named, claim.key) for claim in claims)
+    yield from sent(route, [Errand([["UNLINK", key]], key) for key in keys])
+
+
+def kept(route: Route, names: Names, named: NamedLimit, now_us: int | None) -> Plan[list[tuple[str, Any]]]:
+    """(key, state) of every key of a limit, states of other rates converted."""
+    moment = now_us if now_us is not None else (yield from server_time(route))
+    registry = names.registry(named)
+    fields = yield from registries(route, [registry])
+    found: dict[str, Any] = {}
+    servers = yield from route.everywhere()
+    for server in servers:
+        keys = yield from _scanned(route, names.pattern(named), server)
+        for at in range(0, len(keys), MANY):
+            some = keys[at : at + MANY]
+            values = yield from sent(route, [Errand([["GET", key]], key) for key in some])
+            pairs = zip(some, values, strict=True)
+            found.update(item(names, named, key, value, fields[registry], moment) for key, value in pairs if value is not None)
+    return list(found.items())
+
+
+def _scanned(route: Route, pattern: bytes, server: Place) -> Plan[list[bytes]]:
+    """The keys of one server under a pattern."""
+    keys: dict[bytes, None] = {}
+    cursor = b"0"
+    while True:
+        errand = Errand([["SCAN", cursor, "MATCH", pattern, "COUNT", MANY]], place=server)
+        ((cursor, some),) = yield from sent(route, [errand])
+        keys.update(dict.fromkeys(some))
+        if cursor == b"0":
+            return list(keys)
+
+
+def taken_over(route: Route, names: Names, named: NamedLimit, items: Iterable[tuple[str, Any]], now_us: int | None) -> Plan[None]:
+    """Writes what `kept` gave, here or elsewhere."""
+    asks = []
+    for key, state in items:
+        if type(key) is not str:
+            raise TypeError(f"a key must be a str, not {type(key).__name__}: {key!r}")
+        asks.append(loading(names, named, key, state, now_us))
+    for at in range(0, len(asks), MANY):
+        raise_first((yield from answered(route, asks[at : at + MANY])))

@@ -1,0 +1,198 @@
+"""A process is killed at any instant: no lock stays held, no state is torn, and what is counted is what was admitted."""
+
+from __future__ import annotations
+
+import fcntl
+import mmap
+import os
+import random
+import signal
+import time
+from contextlib import contextmanager
+
+import pytest
+from shared_file import Picture
+
+from headgate import FixedWindow, Limiter, SlidingWindowLog, StoreTimeout, TokenBucket, compiled
+from headgate.stores import layout
+from headgate.stores.owner import word_of
+from headgate.stores.shared import SharedStore
+
+PLENTY = 10**9
+
+
+@pytest.fixture
+def path(tmp_path):
+    """A file in memory where there is such a place, so that tests do not wait for a disk."""
+    folder = "/dev/shm" if os.path.isdir("/dev/shm") else str(tmp_path)
+    found = os.path.join(folder, f"headgate-test-{os.getpid()}-{random.getrandbits(40):x}")
+    yield found
+    for name in (found, found + ".lock"):
+        if os.path.exists(name):
+            os.unlink(name)
+
+
+class Tally:
+    """Numbers that survive whoever counts: each writer has its own place in shared memory."""
+
+    def __init__(self, places: int) -> None:
+        self.words = memoryview(mmap.mmap(-1, 16 * places)).cast("q")  # a word is written whole; struct.pack_into is not
+
+    def totals(self) -> tuple[int, int]:
+        return sum(self.words[::2].tolist()), sum(self.words[1::2].tolist())
+
+
+def writer(store: SharedStore, tally: Tally, place: int, seed: int) -> None:
+    """Hits until it is killed; counts a hit when it has been answered."""
+    one = Limiter(FixedWindow(f"{PLENTY}/400d"), store=store, name="one")
+    pair = Limiter({"bucket": FixedWindow(f"{PLENTY}/400d"), "log": SlidingWindowLog(f"{PLENTY}/h")}, store=store, name="pair")
+    churn = Limiter(TokenBucket("1000/ms burst 1"), store=store, name="churn")
+    draw = random.Random(seed)
+    hits = pairs = 0
+    while True:
+        for _ in range(40):
+            hits += bool(one.hit("key", cost=1))
+            tally.words[2 * place] = hits
+        key = draw.choice(("short", "a key that does not fit into its cell" * draw.randrange(1, 6)))
+        churn.hit(f"{key}{draw.randrange(500)}")  # keys come and go: cells, blocks and chains change all the time
+        if pairs < 50:
+            pairs += bool(pair.hit("key"))
+            tally.words[2 * place + 1] = pairs
+
+
+def fork(work) -> int:
+    pid = os.fork()
+    if pid == 0:
+        try:
+            work()
+        finally:
+            os._exit(1)
+    return pid
+
+
+@pytest.mark.parametrize("kills", [int(os.environ.get("HEADGATE_KILLS", "1000" if compiled else "150"))])
+def test_a_thousand_killed_writers_leave_an_exact_count(path, kills):
+    """Writers are killed -9 at random instants; what the survivors find is what was admitted, up to the calls in flight."""
+    store = SharedStore(path, max_keys=400, log_entries=4096)
+    tally = Tally(kills + 2)
+    draw = random.Random(20260110)
+    alive: list[int] = []
+    begun = 0
+    try:
+        while begun < kills:
+            while len(alive) < 2:
+                place = begun
+                alive.append(fork(lambda place=place: writer(store, tally, place, place)))
+                begun += 1
+            time.sleep(draw.random() * 0.004)
+            victim = alive.pop(draw.randrange(len(alive)))
+            os.kill(victim, signal.SIGKILL)
+            os.waitpid(victim, 0)
+    finally:
+        for pid in alive:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+    one = Limiter(FixedWindow(f"{PLENTY}/400d"), store=store, name="one")
+    used = PLENTY - one.peek("key").remaining
+    picture = Picture(path)
+    log = Limiter({"bucket": FixedWindow(f"{PLENTY}/400d"), "log": SlidingWindowLog(f"{PLENTY}/h")}, store=store, name="pair")
+    parts = [PLENTY - part.remaining for part in log.peek("key").decisions]
+    hits, pairs = tally.totals()
+    store.close()
+    assert picture.problems == []
+    assert hits > 0
+    assert hits <= used <= hits + begun
+    assert parts[0] == parts[1], "of two limits one was charged and the other was not"
+    assert pairs <= parts[0] <= pairs + begun
+
+
+@contextmanager
+def holder(path):
+    """A process that holds the lock and does nothing: its word stands in the file, or (plain) it has the lock file."""
+    ready, gate = os.pipe()
+
+    def hold():
+        file = os.open(path + ".lock", os.O_RDWR | os.O_CREAT)
+        fcntl.flock(file, fcntl.LOCK_EX)
+        os.write(gate, b"!")
+        time.sleep(60)
+
+    pid = fork((lambda: (os.write(gate, b"!"), time.sleep(60))) if compiled else hold)
+    os.read(ready, 1)
+    if compiled:
+        write_word(path, layout.LOCK, word_of(pid))
+    try:
+        yield pid
+    finally:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        os.close(ready)
+        os.close(gate)
+
+
+def write_word(path, at, value):
+    with open(path, "r+b") as file:
+        file.seek(8 * at)
+        file.write(value.to_bytes(8, "little", signed=True))
+
+
+def test_the_lock_of_a_dead_process_is_taken_over(path):
+    """Whoever dies holding the lock delays others by a moment, and its unfinished change is taken back."""
+    store = SharedStore(path)
+    limiter = Limiter("5/h burst 10", store=store)
+    limiter.hit("a", cost=4)
+    plan = layout.regions(100_000, 256)
+    state = plan.cells + layout.STATE + 1
+    with open(path, "rb") as file:
+        file.seek(8 * state)
+        taken = int.from_bytes(file.read(8), "little")
+    with holder(path):
+        write_word(path, plan.journal, state)  # the dead had noted what was taken, and then begun to change it
+        write_word(path, plan.journal + 1, taken)
+        write_word(path, layout.JOURNAL, 1)
+        write_word(path, state, 7)
+    before = time.monotonic()
+    assert limiter.peek("a").remaining == 6
+    assert time.monotonic() - before < 1
+    assert store.stats()["takeovers"] == 1
+    store.close()
+    assert Picture(path).problems == []
+
+
+def test_a_live_process_that_holds_the_lock_is_waited_for_until_the_timeout(path):
+    """A holder that is alive (stopped, say) is not robbed: others fail with StoreTimeout, and go on when it is gone."""
+    store = SharedStore(path, timeout=0.1)
+    one, several = Limiter("1000000/h", store=store), Limiter({"a": "100/h", "b": "5/h"}, store=store)
+    one.hit("a")
+    with holder(path) as pid:
+        before = time.monotonic()
+        for call in (one.hit, one.peek, several.hit, one.refund, one.reset):
+            with pytest.raises(StoreTimeout, match=str(pid) if compiled else "stopped"):
+                call("a")
+        assert time.monotonic() - before < 3
+    assert one.hit("a")
+    assert several.hit("a")
+    store.close()
+    assert Picture(path).problems == []
+
+
+def test_a_zombie_is_dead(path):
+    """A killed process that nobody has waited for yet holds nothing."""
+    store = SharedStore(path)
+    limiter = Limiter("1000/h", store=store)
+    limiter.hit("a")
+    with holder(path) as pid:
+        os.kill(pid, signal.SIGKILL)
+        assert limiter.hit("a")
+    store.close()
+
+
+def test_a_number_that_was_used_again_is_another_process(path):
+    """A lock whose process number belongs to a younger process now is the lock of a dead one."""
+    store = SharedStore(path)
+    limiter = Limiter("1000/h", store=store)
+    limiter.hit("a")
+    if compiled:
+        write_word(path, layout.LOCK, word_of(os.getppid()) ^ 1)
+    assert limiter.hit("a")
+    store.close()
