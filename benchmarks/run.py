@@ -22,20 +22,6 @@ GROUPS = (
     *("hot", "keys", "tasks", "many", "memory", "pauses", "log", "plain", "threads"),
     *("shared", "central", "sharded", "guarded"),
 )
-    "hot",
-    "keys",
-    "tasks",
-    "many",
-    "memory",
-    "pauses",
-    "log",
-    "plain",
-    "threads",
-    "shared",
-    "central",
-    "sharded",
-    "guarded",
-)
 
 
 def built_floors(folder: str) -> Any:
