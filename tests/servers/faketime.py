@@ -1,7 +1,7 @@
-"""Clocks that are wrong: a Valkey whose time is stepped back and forth while it runs, and an environment for a client that is off.
+"""Clocks that are wrong: a Valkey whose time is stepped back and forth while it runs, and an environment for clients that are off.
 
-libfaketime comes with a wheel. It reads the offset from a file at every look at the clock, so rewriting the file steps the time of a
-running process. The monotonic clock is left alone: a server whose wall clock jumps still has timers that run.
+libfaketime comes with a wheel. It reads the offset from a file at every look at the clock, so rewriting the file steps the time of
+a running process. The monotonic clock is left alone: a server whose wall clock jumps still has timers that run.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Skew:
 
 
 class FaketimeValkey(Valkey):
-    """A server whose clock is stepped: `server.step(-3600)` puts it an hour back. Its process looks a moment later, so this waits."""
+    """A server whose clock is stepped: `server.step(-3600)` puts it an hour back. Its process sees that later, so we wait."""
 
     def __init__(self, *options: str, **more: Any) -> None:
         self.skew = Skew()

@@ -9,8 +9,8 @@
         network.refuse()            # nobody is let in; those who are inside stay
         network.heal()              # all of that is over
 
-Bytes are never lost or reordered: what is held back comes late, as on a real network. Rejected: a qdisc of the kernel, which wants
-root and a module that many machines do not have.
+Bytes are never lost or reordered: what is held back comes late, as on a real network. Rejected: a qdisc of the kernel, which
+wants root and a module that many machines do not have.
 """
 
 from __future__ import annotations
