@@ -1,7 +1,7 @@
-"""Clocks that are wrong: a Valkey whose time is stepped back and forth while it runs, and an environment for clients that are off.
+"""Clocks that are wrong: a Valkey whose time is stepped back and forth while it runs, and clients that are off by some seconds.
 
-libfaketime comes with a wheel. It reads the offset from a file at every look at the clock, so rewriting the file steps the time of
-a running process. The monotonic clock is left alone: a server whose wall clock jumps still has timers that run.
+libfaketime comes with a wheel. It reads the offset from a file at every look at the clock, so rewriting the file steps the time
+of a running process. The monotonic clock is left alone: a server whose wall clock jumps still has timers that run.
 """
 
 from __future__ import annotations
