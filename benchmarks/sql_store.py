@@ -28,7 +28,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
-from servers.valkey import Valkey, free_port  # noqa: E402
+from servers.valkey import Valkey, free_port
 
 NOBODY = 65534
 KEYS = 2000
@@ -197,8 +197,7 @@ def redis_rows(seconds: float) -> Iterator[Row]:
             caller = lambda key, rate=rate, burst=burst: client.evalsha(sha, 1, key, rate, burst)  # noqa: E731
             yield measured(f"Valkey, a minimal script through redis-py{name}", pid, [caller], on, seconds)
         try:
-            from headgate import Limiter, TokenBucket
-            from headgate.stores.redis import RedisStore
+            from headgate import Limiter, RedisStore, TokenBucket
         except ImportError as error:
             print(f"RedisStore is not measured: {error}")
             return
@@ -214,9 +213,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=2.0)
     parser.add_argument("--bin", default="/usr/lib/postgresql/15/bin", help="where initdb and postgres are")
     options = parser.parse_args()
-    rows = []
-    for row in (*redis_rows(options.seconds), *sql_rows(options.bin, options.seconds)):
-        rows.append(row)
+    rows = [*redis_rows(options.seconds), *sql_rows(options.bin, options.seconds)]
     print("\n| one decision at a time | decisions/s | server CPU, µs each | log bytes each |\n|---|---|---|---|")
     for row in rows:
         print("| " + " | ".join(row.cells()) + " |", flush=True)

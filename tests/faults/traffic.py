@@ -1,0 +1,199 @@
+"""Callers that hit one store again and again, in threads and in tasks, and write down what they were told.
+
+    traffic = Traffic(store, LIMITS, "round-1")
+    traffic.start(); …; tally = traffic.stop()
+
+A tally counts what was admitted by limit and key, errors by class, and the longest call. An error that is not headgate's own is
+`strange`. A call that does not come back is `hung`. A witness that only sleeps says how late this machine wakes a thread at the
+moment, so that a busy machine is not taken for a slow store.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+import traceback
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+from headgate import AsyncLimiter, FixedWindow, HeadgateError, Limiter, TokenBucket
+from headgate.algorithms import Limit
+
+#: What callers are limited by: a bucket that refills while they watch, and a window that does not end.
+LIMITS: dict[str, Limit] = {"bucket": TokenBucket("50/s burst 40"), "window": FixedWindow("60/400d")}
+KEYS = ("ann", "bob", "zoë")
+NAP = 0.005
+
+
+@dataclass
+class Tally:
+    """What callers saw."""
+
+    calls: int = 0
+    admitted: Counter[str] = field(default_factory=Counter)
+    errors: Counter[str] = field(default_factory=Counter)
+    strange: list[str] = field(default_factory=list)
+    longest: float = 0.0
+    late: float = 0.0
+    hung: int = 0
+    seconds: float = 0.0
+    last_error: float = 0.0
+    last_answer: float = 0.0
+    moments: list[float] = field(default_factory=list)
+
+    def answered(self, limit: str, key: str, allowed: bool, begun: float) -> None:
+        self.calls += 1
+        self.last_answer = time.monotonic()
+        self.longest = max(self.longest, self.last_answer - begun)
+        if allowed:
+            self.admitted[f"{limit} {key}"] += 1
+            if limit == "bucket":
+                self.moments.append(self.last_answer)
+
+    def failed(self, error: BaseException, begun: float) -> None:
+        self.calls += 1
+        self.last_error = time.monotonic()
+        self.longest = max(self.longest, self.last_error - begun)
+        self.errors[type(error).__name__] += 1
+        if not isinstance(error, HeadgateError) and len(self.strange) < 5:
+            self.strange.append("".join(traceback.format_exception(error))[-1500:])
+
+    def add(self, other: Tally) -> None:
+        self.calls += other.calls
+        self.admitted += other.admitted
+        self.errors += other.errors
+        self.strange += other.strange
+        self.moments += other.moments
+        self.hung += other.hung
+        for name in ("longest", "late", "seconds", "last_error", "last_answer"):
+            setattr(self, name, max(getattr(self, name), getattr(other, name)))
+
+
+class Witness(threading.Thread):
+    """Sleeps for a moment again and again, and remembers how late it woke at the latest."""
+
+    def __init__(self) -> None:
+        super().__init__(name="witness", daemon=True)
+        self.late = 0.0
+        self.ended = threading.Event()
+
+    def run(self) -> None:
+        while not self.ended.is_set():
+            begun = time.monotonic()
+            time.sleep(NAP)
+            self.late = max(self.late, time.monotonic() - begun - NAP)
+
+
+class Traffic:
+    """`threads` callers and `tasks` callers in one loop, all on one store, each going through every limit and key."""
+
+    def __init__(
+        self,
+        store: Any,
+        limits: dict[str, Limit] = LIMITS,
+        name: str = "traffic",
+        keys: tuple[str, ...] = KEYS,
+        threads: int = 4,
+        tasks: int = 4,
+        pause: float = 0.004,
+    ) -> None:
+        self.keys, self.pause = keys, pause
+        self.near = {limit: Limiter(rule, store=store, name=f"{name} {limit}") for limit, rule in limits.items()}
+        self.far = {limit: AsyncLimiter(rule, store=store, name=f"{name} {limit}") for limit, rule in limits.items()}
+        self.tallies = [Tally() for _ in range(threads + tasks)]
+        self.inside = [0.0] * (threads + tasks)
+        self.ended = threading.Event()
+        self.witness = Witness()
+        self.begun = time.monotonic()
+        self.threads = [threading.Thread(target=self._call, args=(number,), daemon=True) for number in range(threads)]
+        if tasks:
+            self.threads.append(threading.Thread(target=self._loop, args=(range(threads, threads + tasks),), daemon=True))
+
+    def start(self) -> Traffic:
+        self.begun = time.monotonic()
+        for thread in (self.witness, *self.threads):
+            thread.start()
+        return self
+
+    def stop(self, patience: float = 5.0) -> Tally:
+        """Ends the callers; those that are still in a call after `patience` seconds are counted as hung."""
+        self.ended.set()
+        end = time.monotonic() + patience
+        for thread in self.threads:
+            thread.join(max(0.0, end - time.monotonic()))
+        total = Tally()
+        for tally in self.tallies:
+            total.add(tally)
+        total.hung = sum(thread.is_alive() for thread in self.threads)
+        total.seconds = time.monotonic() - self.begun
+        self.witness.ended.set()
+        self.witness.join()
+        total.late = self.witness.late
+        return total
+
+    def so_far(self) -> Tally:
+        """What has been seen up to now, while they go on."""
+        total = Tally()
+        for tally in self.tallies:
+            total.calls += tally.calls
+            total.last_answer = max(total.last_answer, tally.last_answer)
+            total.last_error = max(total.last_error, tally.last_error)
+        return total
+
+    def stuck(self) -> float:
+        """For how long the call that has been under way longest has been so."""
+        now = time.monotonic()
+        return max((now - begun for begun in self.inside if begun), default=0.0)
+
+    def _call(self, number: int) -> None:
+        tally, turn = self.tallies[number], number
+        while not self.ended.is_set():
+            turn += 1
+            key = self.keys[turn % len(self.keys)]
+            for limit, limiter in self.near.items():
+                begun = self.inside[number] = time.monotonic()
+                try:
+                    tally.answered(limit, key, bool(limiter.hit(key)), begun)
+                except Exception as error:
+                    tally.failed(error, begun)
+                self.inside[number] = 0.0
+            time.sleep(self.pause)
+
+    async def _acall(self, number: int) -> None:
+        tally, turn = self.tallies[number], number
+        while not self.ended.is_set():
+            turn += 1
+            key = self.keys[turn % len(self.keys)]
+            for limit, limiter in self.far.items():
+                begun = self.inside[number] = time.monotonic()
+                try:
+                    tally.answered(limit, key, bool(await limiter.hit(key)), begun)
+                except Exception as error:
+                    tally.failed(error, begun)
+                self.inside[number] = 0.0
+            await asyncio.sleep(self.pause)
+
+    def _loop(self, numbers: range) -> None:
+        async def all_of_them() -> None:
+            await asyncio.gather(*(self._acall(number) for number in numbers))
+
+        asyncio.run(all_of_them())
+
+
+def most(limit: Limit, seconds: float, forgotten: int = 0, jumps: int = 0) -> float:
+    """The most that one key may be admitted: a full limit, another for each time that state was lost, another at most for each
+    jump of the clock ahead, and what a bucket gains in that time."""
+    gained = limit.count * seconds * 1e6 / limit.period if isinstance(limit, TokenBucket) else 0.0
+    return limit.capacity * (1 + forgotten + jumps) + gained
+
+
+def over(tally: Tally, limits: dict[str, Limit], forgotten: int = 0, jumps: int = 0, extra: float = 0.0) -> dict[str, float]:
+    """By limit and key: how many more than the bound were admitted, where it was more."""
+    found = {}
+    for name, admitted in tally.admitted.items():
+        excess = admitted - most(limits[name.split()[0]], tally.seconds, forgotten, jumps) - extra
+        if excess > 0:
+            found[name] = excess
+    return found
