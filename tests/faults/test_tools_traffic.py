@@ -5,10 +5,10 @@ from __future__ import annotations
 import time
 
 import pytest
-from laboratory import FAULTS, Laboratory
-from traffic import KEYS, LIMITS, Tally, Traffic, most, over
 
 from headgate import MemoryStore, StoreUnavailable
+from laboratory.faults import FAULTS, Laboratory
+from laboratory.traffic import KEYS, LIMITS, Tally, Traffic, most, over
 
 
 def test_a_true_store_keeps_the_bound_exactly():

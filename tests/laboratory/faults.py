@@ -30,6 +30,14 @@ class Laboratory:
         self.server: Any = FaketimeValkey(*options) if faketime_library() else Valkey(*options)
         self.network = Proxy(self.server.port)
         self._busy: Any = None
+        #: In a soak: the clock of every other worker, and the workers.
+        self.skew: Any = None
+        self.crew: list[Any] = []
+
+    @property
+    def places(self) -> dict[str, Any]:
+        """Where stores find their servers."""
+        return {"server": self.url}
 
     @property
     def url(self) -> str:
@@ -75,6 +83,7 @@ class Fault:
     jumps: int = 0
     cuts: bool = False
     fakes_time: bool = False
+    place: str = "server"
 
     def __str__(self) -> str:
         return self.name
@@ -103,14 +112,20 @@ FAULTS = (
     Fault("connections refused", to_nobody, lambda lab: lab.network.heal(), cuts=True),
     Fault("network silent", lambda lab: setattr(lab.network, "silent", True), lambda lab: lab.network.heal(), cuts=True),
     Fault("40 ms each way", lambda lab: setattr(lab.network, "latency", 0.04), lambda lab: lab.network.heal()),
-    Fault("replies trickle", lambda lab: setattr(lab.network, "trickle", 400), lambda lab: lab.network.heal()),
+    Fault("replies trickle", lambda lab: setattr(lab.network, "trickle", 2000), lambda lab: lab.network.heal()),
     Fault("server busy with a script", lambda lab: lab.begin_busy(), lambda lab: lab.end_busy(), cuts=True),
     Fault(
         "server out of memory",
         lambda lab: lab.ask("CONFIG", "SET", "maxmemory", 1),
         lambda lab: lab.ask("CONFIG", "SET", "maxmemory", 0),
+        cuts=True,
     ),
-    Fault("server read-only", lambda lab: lab.ask("REPLICAOF", "127.0.0.1", 1), lambda lab: lab.ask("REPLICAOF", "NO", "ONE")),
+    Fault(
+        "server read-only",
+        lambda lab: lab.ask("REPLICAOF", "127.0.0.1", 1),
+        lambda lab: lab.ask("REPLICAOF", "NO", "ONE"),
+        cuts=True,
+    ),
     Fault("server wants a password", lambda lab: locked(lab), lambda lab: unlocked(lab), cuts=True),
     Fault(
         "server clock an hour ahead",

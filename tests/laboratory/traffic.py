@@ -39,36 +39,54 @@ class Tally:
     late: float = 0.0
     hung: int = 0
     seconds: float = 0.0
-    last_error: float = 0.0
-    last_answer: float = 0.0
-    moments: list[float] = field(default_factory=list)
+    #: By tenths of a second of the monotonic clock: answers, errors, and what the bucket admitted.
+    answers_at: Counter[int] = field(default_factory=Counter)
+    errors_at: Counter[int] = field(default_factory=Counter)
+    bucket_at: Counter[int] = field(default_factory=Counter)
 
     def answered(self, limit: str, key: str, allowed: bool, begun: float) -> None:
+        now = time.monotonic()
         self.calls += 1
-        self.last_answer = time.monotonic()
-        self.longest = max(self.longest, self.last_answer - begun)
+        self.answers_at[tenth(now)] += 1
+        self.longest = max(self.longest, now - begun)
         if allowed:
             self.admitted[f"{limit} {key}"] += 1
             if limit == "bucket":
-                self.moments.append(self.last_answer)
+                self.bucket_at[tenth(now)] += 1
 
     def failed(self, error: BaseException, begun: float) -> None:
+        now = time.monotonic()
         self.calls += 1
-        self.last_error = time.monotonic()
-        self.longest = max(self.longest, self.last_error - begun)
+        self.errors_at[tenth(now)] += 1
+        self.longest = max(self.longest, now - begun)
         self.errors[type(error).__name__] += 1
         if not isinstance(error, HeadgateError) and len(self.strange) < 5:
             self.strange.append("".join(traceback.format_exception(error))[-1500:])
 
     def add(self, other: Tally) -> None:
         self.calls += other.calls
-        self.admitted += other.admitted
-        self.errors += other.errors
         self.strange += other.strange
-        self.moments += other.moments
         self.hung += other.hung
-        for name in ("longest", "late", "seconds", "last_error", "last_answer"):
+        for name in ("admitted", "errors", "answers_at", "errors_at", "bucket_at"):
+            getattr(self, name).update(getattr(other, name))
+        for name in ("longest", "late", "seconds"):
             setattr(self, name, max(getattr(self, name), getattr(other, name)))
+
+    def unwell(self, since: float) -> str:
+        """What is wrong with the answers since that moment: too many errors (a busy machine may cause one in fifty), or none at all."""
+        fine, failed = between(self.answers_at, since), between(self.errors_at, since)
+        if failed > max(2, (fine + failed) // 50):
+            return f"{failed} of {fine + failed} calls failed"
+        return "" if fine else "no call was answered"
+
+
+def tenth(moment: float) -> int:
+    return int(moment * 10)
+
+
+def between(counts: Counter[int], first: float, last: float = 1e12) -> int:
+    """How many there were in the whole tenths of a second after the first moment and before the last."""
+    return sum(count for moment, count in list(counts.items()) if first < moment / 10 and (moment + 1) / 10 <= last)
 
 
 class Witness(threading.Thread):
@@ -103,7 +121,6 @@ class Traffic:
         self.near = {limit: Limiter(rule, store=store, name=f"{name} {limit}") for limit, rule in limits.items()}
         self.far = {limit: AsyncLimiter(rule, store=store, name=f"{name} {limit}") for limit, rule in limits.items()}
         self.tallies = [Tally() for _ in range(threads + tasks)]
-        self.inside = [0.0] * (threads + tasks)
         self.ended = threading.Event()
         self.witness = Witness()
         self.begun = time.monotonic()
@@ -133,32 +150,17 @@ class Traffic:
         total.late = self.witness.late
         return total
 
-    def so_far(self) -> Tally:
-        """What has been seen up to now, while they go on."""
-        total = Tally()
-        for tally in self.tallies:
-            total.calls += tally.calls
-            total.last_answer = max(total.last_answer, tally.last_answer)
-            total.last_error = max(total.last_error, tally.last_error)
-        return total
-
-    def stuck(self) -> float:
-        """For how long the call that has been under way longest has been so."""
-        now = time.monotonic()
-        return max((now - begun for begun in self.inside if begun), default=0.0)
-
     def _call(self, number: int) -> None:
         tally, turn = self.tallies[number], number
         while not self.ended.is_set():
             turn += 1
             key = self.keys[turn % len(self.keys)]
             for limit, limiter in self.near.items():
-                begun = self.inside[number] = time.monotonic()
+                begun = time.monotonic()
                 try:
                     tally.answered(limit, key, bool(limiter.hit(key)), begun)
                 except Exception as error:
                     tally.failed(error, begun)
-                self.inside[number] = 0.0
             time.sleep(self.pause)
 
     async def _acall(self, number: int) -> None:
@@ -167,12 +169,11 @@ class Traffic:
             turn += 1
             key = self.keys[turn % len(self.keys)]
             for limit, limiter in self.far.items():
-                begun = self.inside[number] = time.monotonic()
+                begun = time.monotonic()
                 try:
                     tally.answered(limit, key, bool(await limiter.hit(key)), begun)
                 except Exception as error:
                     tally.failed(error, begun)
-                self.inside[number] = 0.0
             await asyncio.sleep(self.pause)
 
     def _loop(self, numbers: range) -> None:
