@@ -50,8 +50,8 @@ class Worker:
         try:
             self.process.stdin.write(line + "\n")
             self.process.stdin.flush()
-        except BrokenPipeError:
-            pass  # it was killed; what it said last is known
+        except (BrokenPipeError, ValueError):
+            pass  # it was killed, and its pipe is closed; what it said last is known
 
     def wait_for(self, kind: str, name: str, seconds: float) -> bool:
         """Whether it said this within so many seconds; a dead one says nothing more."""

@@ -73,7 +73,7 @@ class Tally:
             setattr(self, name, max(getattr(self, name), getattr(other, name)))
 
     def unwell(self, since: float) -> str:
-        """What is wrong with the answers since that moment: too many errors (a busy machine may cause one in fifty), or none at all."""
+        """What is wrong with the answers since then: too many errors (a busy machine may cause one in fifty), or none at all."""
         fine, failed = between(self.answers_at, since), between(self.errors_at, since)
         if failed > max(2, (fine + failed) // 50):
             return f"{failed} of {fine + failed} calls failed"
