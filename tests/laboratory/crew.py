@@ -14,7 +14,7 @@ from typing import Any
 from servers.faketime import Skew
 
 from .modes import Mode
-from .traffic import Tally
+from .traffic import COUNTED, Tally
 
 TESTS = Path(__file__).resolve().parents[1]
 
@@ -65,9 +65,9 @@ class Worker:
         if said.pop("round", None) != name:
             return Tally()
         said.pop("kind")
-        for field in ("answers_at", "errors_at", "bucket_at"):
-            said[field] = Counter({int(moment): count for moment, count in said[field].items()})
-        return Tally(**{**said, "admitted": Counter(said["admitted"]), "errors": Counter(said["errors"])})
+        for field in COUNTED:
+            said[field] = Counter({int(name) if field.endswith("_at") else name: count for name, count in said[field].items()})
+        return Tally(**said)
 
     def kill(self) -> None:
         """kill -9, in the middle of whatever it does."""

@@ -15,6 +15,7 @@ import threading
 import time
 import traceback
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,6 +24,7 @@ from headgate.algorithms import Limit
 
 #: What callers are limited by: a bucket that refills while they watch, and a window that does not end.
 LIMITS: dict[str, Limit] = {"bucket": TokenBucket("50/s burst 40"), "window": FixedWindow("60/400d")}
+COUNTED = ("admitted", "alone", "errors", "answers_at", "errors_at", "bucket_at", "alone_at")
 KEYS = ("ann", "bob", "zoë")
 NAP = 0.005
 
@@ -32,7 +34,9 @@ class Tally:
     """What callers saw."""
 
     calls: int = 0
+    #: By limit and key: admitted by the store; and admitted by a guard alone, while the store was away.
     admitted: Counter[str] = field(default_factory=Counter)
+    alone: Counter[str] = field(default_factory=Counter)
     errors: Counter[str] = field(default_factory=Counter)
     strange: list[str] = field(default_factory=list)
     longest: float = 0.0
@@ -43,14 +47,17 @@ class Tally:
     answers_at: Counter[int] = field(default_factory=Counter)
     errors_at: Counter[int] = field(default_factory=Counter)
     bucket_at: Counter[int] = field(default_factory=Counter)
+    alone_at: Counter[int] = field(default_factory=Counter)
 
-    def answered(self, limit: str, key: str, allowed: bool, begun: float) -> None:
+    def answered(self, limit: str, key: str, allowed: bool, begun: float, alone: bool = False) -> None:
         now = time.monotonic()
         self.calls += 1
         self.answers_at[tenth(now)] += 1
         self.longest = max(self.longest, now - begun)
+        if alone:
+            self.alone_at[tenth(now)] += 1
         if allowed:
-            self.admitted[f"{limit} {key}"] += 1
+            (self.alone if alone else self.admitted)[f"{limit} {key}"] += 1
             if limit == "bucket":
                 self.bucket_at[tenth(now)] += 1
 
@@ -67,7 +74,7 @@ class Tally:
         self.calls += other.calls
         self.strange += other.strange
         self.hung += other.hung
-        for name in ("admitted", "errors", "answers_at", "errors_at", "bucket_at"):
+        for name in COUNTED:
             getattr(self, name).update(getattr(other, name))
         for name in ("longest", "late", "seconds"):
             setattr(self, name, max(getattr(self, name), getattr(other, name)))
@@ -118,6 +125,8 @@ class Traffic:
         pause: float = 0.004,
     ) -> None:
         self.keys, self.pause = keys, pause
+        #: Whether a decision was made by a guard alone.
+        self.alone: Callable[[Any], bool] = getattr(store, "answered_here", lambda decision: False)
         self.near = {limit: Limiter(rule, store=store, name=f"{name} {limit}") for limit, rule in limits.items()}
         self.far = {limit: AsyncLimiter(rule, store=store, name=f"{name} {limit}") for limit, rule in limits.items()}
         self.tallies = [Tally() for _ in range(threads + tasks)]
@@ -158,7 +167,8 @@ class Traffic:
             for limit, limiter in self.near.items():
                 begun = time.monotonic()
                 try:
-                    tally.answered(limit, key, bool(limiter.hit(key)), begun)
+                    decision = limiter.hit(key)
+                    tally.answered(limit, key, bool(decision), begun, self.alone(decision))
                 except Exception as error:
                     tally.failed(error, begun)
             time.sleep(self.pause)
@@ -171,7 +181,8 @@ class Traffic:
             for limit, limiter in self.far.items():
                 begun = time.monotonic()
                 try:
-                    tally.answered(limit, key, bool(await limiter.hit(key)), begun)
+                    decision = await limiter.hit(key)
+                    tally.answered(limit, key, bool(decision), begun, self.alone(decision))
                 except Exception as error:
                     tally.failed(error, begun)
             await asyncio.sleep(self.pause)
