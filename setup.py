@@ -26,6 +26,8 @@ COMPILED = (
     "algorithms/sliding_log",
     "algorithms/sliding_counter",
     "stores/contract",
+    "stores/near",
+    "stores/returns",
     "stores/table",
     "stores/cells",
     "stores/memory",

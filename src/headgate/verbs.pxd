@@ -1,7 +1,7 @@
 # The C face of verbs.py.
 from headgate.algorithms.claim cimport NamedLimit
 from headgate.decision cimport Decision
-from headgate.stores.cells cimport Place
+from headgate.stores.cells cimport Spot
 from headgate.stores.contract cimport Store
 from headgate.stores.memory cimport MemoryStore
 
@@ -20,7 +20,7 @@ cdef class Verbs:
     cdef readonly bint reserves
     cdef public object _publisher
     cdef MemoryStore memory
-    cdef Place place
+    cdef Spot place
     cdef readonly NamedLimit only
     cdef long long allowed_calls, refused_calls
     cdef object __weakref__

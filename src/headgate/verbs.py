@@ -18,13 +18,15 @@ except ModuleNotFoundError:
 if cython.compiled:
     from cython.cimports.headgate.decision import Decision, fresh
     from cython.cimports.headgate.monotonic import monotonic_us
-    from cython.cimports.headgate.stores.cells import Place
-    from cython.cimports.headgate.stores.memory import MemoryStore, blank
+    from cython.cimports.headgate.stores.cells import Spot
+    from cython.cimports.headgate.stores.memory import MemoryStore
+    from cython.cimports.headgate.stores.near import blank
 else:
     from .clock import monotonic_us
     from .decision import Decision, fresh
-    from .stores.cells import Place
-    from .stores.memory import MemoryStore, blank
+    from .stores.cells import Spot
+    from .stores.memory import MemoryStore
+    from .stores.near import blank
 
 from .algorithms.claim import Claim, NamedLimit
 from .algorithms.limit import Limit, refuse_refund
@@ -158,9 +160,9 @@ class Verbs:
             units = self._costs(cost)[0] if isinstance(cost, Mapping) else checked_cost(cost)
         memory: MemoryStore = self.memory
         if cython.compiled:
-            return memory.decide_one(blank(memory, self.place), self.place, key, units, max_wait_us, commit, memory.now())
+            return memory.decide_quickly(blank(memory, self.place), self.place, key, units, max_wait_us, commit, memory.now())
         with memory._lock:
-            return memory.decide_one(blank(memory, self.place), self.place, key, units, max_wait_us, commit, memory.now())
+            return memory.decide_quickly(blank(memory, self.place), self.place, key, units, max_wait_us, commit, memory.now())
 
     @cython.cfunc
     def ask(self, key: Any, cost: Any, max_wait_us: cython.longlong, commit: cython.bint) -> Decision:
@@ -217,14 +219,14 @@ class Verbs:
         if self.place is not None and type(key) is str and cost is ONE and not off:
             now_us: cython.longlong
             if self.memory.system is not None:
-                now_us = monotonic_us() + self.memory.system.offset_us
+                now_us = monotonic_us() + self.memory.offset_us
             else:
                 now_us = self.memory.now()
             if cython.compiled:
-                decision = self.memory.decide_one(blank(self.memory, self.place), self.place, key, 1, 0, True, now_us)
+                decision = self.memory.decide_quickly(blank(self.memory, self.place), self.place, key, 1, 0, True, now_us)
             else:
                 with self.memory._lock:
-                    decision = self.memory.decide_one(fresh(self.place.name), self.place, key, 1, 0, True, now_us)
+                    decision = self.memory.decide_quickly(fresh(self.place.name), self.place, key, 1, 0, True, now_us)
         elif self.only is not None and type(key) is str and cost is ONE and not off:
             decision = self.store.one(self.only, key, 1, 0, True)
         else:
@@ -282,7 +284,7 @@ class Verbs:
     def many_now(self, keys: list, costs: Any, strangers: Any) -> list:  # type: ignore[type-arg]
         units: cython.longlong = 1
         memory: MemoryStore = self.memory
-        place: Place = self.place
+        place: Spot = self.place
         now_us: cython.longlong = memory.now()
         n: cython.Py_ssize_t = len(keys)
         found: list = [None] * n  # type: ignore[type-arg]
@@ -292,7 +294,7 @@ class Verbs:
         for i in range(n):
             if costs is not None:
                 units = costs[i]
-            decision: Decision = memory.decide_one(fresh(place.name), place, keys[i], units, 0, True, now_us)
+            decision: Decision = memory.decide_quickly(fresh(place.name), place, keys[i], units, 0, True, now_us)
             allowed += decision.allowed
             if strangers is not None and memory.room.shared != shared:
                 shared = memory.room.shared

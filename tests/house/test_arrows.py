@@ -120,7 +120,7 @@ def test_there_is_no_round_trip():
 
 def test_the_reader_of_imports_sees_all_kinds():
     """The arrows are read from relative imports, absolute ones and cimports alike."""
-    memory = imports(SRC / "stores" / "memory.py")
+    memory = imports(SRC / "stores" / "near.py")
     assert ("algorithms", "all_of") in memory
     assert ("errors",) in memory
     assert ("algorithms", "limit") in imports(SRC / "stores" / "table.pyx")

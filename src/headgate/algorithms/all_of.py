@@ -140,12 +140,10 @@ def alone(claim: Claim, now_us: cython.longlong) -> Decision:
     return Decision(allowed, limit.capacity, claim.remaining, retry, claim.reset - now_us, wait, now_us + wait, claim.named.name)
 
 
-def together(claims: list, now_us: cython.longlong, start_us: cython.longlong, stored: cython.bint) -> Decision:  # type: ignore[type-arg]
-    """One Decision for all: refused, the limit with the longest retry speaks; allowed, the one closest to its end."""
-    claim: Claim
-    if start_us < 0 or not stored:
-        for claim in claims:
-            look(claim, now_us)
+def together(claims: list, now_us: cython.longlong, start_us: cython.longlong) -> Decision:  # type: ignore[type-arg]
+    """One Decision for all: refused, the limit with the longest retry speaks; allowed, the one closest to its end.
+
+    What was not stored has been looked at (`look`) before, while the states were at hand."""
     parts = [alone(claim, now_us) for claim in claims]
     if len(parts) == 1:
         return parts[0]

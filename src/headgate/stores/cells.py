@@ -5,14 +5,11 @@ at per call. When the store is full of active keys, a stranger is decided on one
 decided there until that cell is as new: a flood of fresh keys can't wash an exhausted one out.
 
 A cell knows in whose units its state is. When another limit of the same name reads it (a plan, an override, a new rate), it is
-converted first. Time never runs backwards in here: when a clock does, the store carries on from the last moment it saw.
+converted first.
 """
 
 from __future__ import annotations
 
-import os
-import threading
-import weakref
 from typing import Any
 
 try:
@@ -23,85 +20,54 @@ except ModuleNotFoundError:
 if cython.compiled:
     from cython.cimports.headgate.algorithms import sliding_log
     from cython.cimports.headgate.algorithms.claim import NamedLimit
-    from cython.cimports.headgate.algorithms.limit import State
-    from cython.cimports.headgate.clock import SystemClock
-    from cython.cimports.headgate.monotonic import monotonic_us
-    from cython.cimports.headgate.stores.contract import Store
+    from cython.cimports.headgate.algorithms.limit import Limit, State
+    from cython.cimports.headgate.stores.near import Place
+    from cython.cimports.headgate.stores.returns import Returns
     from cython.cimports.headgate.stores.table import Room, Table
 else:
     from ..algorithms import sliding_log
     from ..algorithms.claim import NamedLimit
-    from ..algorithms.limit import State
-    from ..clock import SystemClock, monotonic_us
-    from .contract import Store
+    from ..algorithms.limit import Limit, State
+    from .near import Place
+    from .returns import Returns
     from .table import Room, Table
 
     CellPointer = Any
 
-from ..clock import SYSTEM, Clock
+    def table_of(place: Place) -> Any:
+        """A place's table."""
+        return place.table  # type: ignore[attr-defined]
+
+
+from ..clock import Clock
 from ..errors import ConfigurationError
 
-_stores: Any = weakref.WeakSet()
-
 
 @cython.cclass
-class Place:
-    """Where one limit lives in this store: its table, and the number of its units there."""
+class Spot(Place):
+    """A place in this process: its table."""
 
-    __slots__ = ("limit", "name", "since_us", "store", "table", "unit")
+    __slots__ = ("table",)
 
     def __init__(self, store: Cells, table: Table, named: NamedLimit, now_us: cython.longlong) -> None:
-        self.store = store
+        unit: cython.int = table.unit_of(named.limit, now_us)
+        super().__init__(store, named, unit, table.since[unit - 1])
         self.table = table
-        self.limit = named.limit
-        self.unit = table.unit_of(named.limit, now_us)
-        self.since_us = table.since[self.unit - 1]  # when this rate came to hold under its name
-        self.name = named.name
 
 
 @cython.cclass
-class Cells(Store):
-    """What an in-process store is made of, before it decides anything."""
-
-    local = True
+class Cells(Returns):
+    """Cells in tables of this process, before anything is decided."""
 
     @cython.annotation_typing(False)
     def __init__(self, max_keys: int = 1_000_000, clock: Clock | None = None) -> None:
         if isinstance(max_keys, bool) or not isinstance(max_keys, int) or max_keys < 1:
             raise ConfigurationError(f"max_keys must be a whole number of keys, at least 1, not {max_keys!r}")
-        self._clock = SYSTEM if clock is None else clock
-        self.system = self._clock if isinstance(self._clock, SystemClock) else None
+        super().__init__(clock)
         self.room = Room(max_keys)
-        self.last_us = 0
-        self.shift_us = 0
         self.calls = 0
-        self.stamp = 0
         self.spare = self.other = None
         self._tables: dict[Any, Table] = {}
-        self._lock = threading.RLock()
-        _stores.add(self)
-
-    # Time ------------------------------------------------------------------------------------------------------
-
-    @property
-    def clock(self) -> Any:
-        return self._clock
-
-    @cython.cfunc
-    def now(self) -> cython.longlong:
-        """The clock, read once per decision; a clock that went back is carried on from where it was."""
-        if self.system is not None:
-            return monotonic_us() + self.system.offset_us
-        now_us: cython.longlong = self._clock.now_us() + self.shift_us
-        if now_us < self.last_us:
-            self.shift_us += self.last_us - now_us
-            now_us = self.last_us
-        self.last_us = now_us
-        return now_us
-
-    def now_us(self) -> int:
-        """This store's time."""
-        return self.now()
 
     @property
     def strangers(self) -> int:
@@ -109,42 +75,46 @@ class Cells(Store):
 
     # Places ----------------------------------------------------------------------------------------------------
 
-    @cython.cfunc
-    def place_of(self, named: NamedLimit) -> Place:
-        place = named.place
-        if isinstance(place, Place) and place.store is self:
-            return place
-        place = self.place(named)
-        named.place = place
-        return place
-
     def place(self, named: NamedLimit) -> Place:
-        """The place of a limit in this store, made when it is first named."""
         with self._lock:
             now_us = self.now()
             table = self._tables.get(named.identity)
             if table is None:
                 table = Table(self.room, now_us, named.limit.logs)
                 self._tables[named.identity] = table
-            return Place(self, table, named, now_us)
+            return Spot(self, table, named, now_us)
 
-    def know(self, limit: NamedLimit) -> None:
-        self.place_of(limit)
+    def limit_of(self, place: Place, unit: int) -> Limit:
+        return table_of(place).units[unit - 1]  # type: ignore[no-any-return]
+
+    def discard(self, place: Place, key: str) -> None:
+        table_of(place).discard(key)
+
+    def pairs(self, place: Place) -> list[tuple[str, int, Any]]:
+        with self._lock:
+            return table_of(place).items()  # type: ignore[no-any-return]
+
+    def saved(self, place: Place, key: str, now_us: int) -> Any:
+        unit, state = table_of(place).saved(key)
+        return state if state is None else self.in_units(place, unit, state, now_us)
 
     # Cells -----------------------------------------------------------------------------------------------------
 
     @cython.cfunc
-    def is_full(self, table: Table, needed: cython.longlong, now_us: cython.longlong) -> cython.bint:
-        """Whether there is no room for so many new keys, not even after looking for idle ones."""
+    def is_full(self, place: Place, needed: cython.longlong, now_us: cython.longlong) -> cython.bint:
         if self.room.live + needed <= self.room.max_keys:
             return False
-        table.sweep(16, now_us)
+        table_of(place).sweep(16, now_us)
         return self.room.live + needed > self.room.max_keys
+
+    @cython.cfunc
+    def known(self, place: Place, key: str, now_us: cython.longlong, full: cython.bint) -> cython.bint:
+        return True if self.find(place, key, now_us, full) else False  # noqa: SIM210 - a pointer when compiled
 
     @cython.cfunc
     def find(self, place: Place, key: str, now_us: cython.longlong, full: cython.bint) -> CellPointer:
         """The key's cell, or a shared one for a stranger to a full store, or none."""
-        table: Table = place.table
+        table: Table = table_of(place)
         cell = table.find(key)
         if cell:
             return cell
@@ -168,8 +138,7 @@ class Cells(Store):
 
     @cython.cfunc
     def read(self, place: Place, key: str, now_us: cython.longlong, full: cython.bint) -> State:
-        """The key's state in this limit's units; what an unseen key has when there is none. Nothing is written."""
-        table: Table = place.table
+        table: Table = table_of(place)
         while True:
             cell = self.find(place, key, now_us, full)
             if not cell:
@@ -205,8 +174,7 @@ class Cells(Store):
         now_us: cython.longlong,
         full: cython.bint,
     ) -> cython.int:
-        """Stores what a rule answered: three integers, or one more entry of a log."""
-        table: Table = place.table
+        table: Table = table_of(place)
         cell = self.find(place, key, now_us, full)
         if not cell:
             cell = table.insert(key, now_us)
@@ -226,16 +194,3 @@ class Cells(Store):
             else:
                 sliding_log.add(cell.c, a, b)
         return 0
-
-    def _renew_lock(self) -> None:
-        self._lock = threading.RLock()
-
-
-def _after_fork() -> None:
-    """A child starts with locks that nobody holds."""
-    for store in list(_stores):
-        store._renew_lock()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)
