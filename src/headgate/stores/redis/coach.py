@@ -1,0 +1,128 @@
+"""The coach: decisions that are asked for in the same turn of an event loop travel together.
+
+The first one calls the coach (`loop.call_soon`), the others get in, and when the loop comes to it everything leaves as one script call over
+one connection (in a cluster, one write for each node); beyond `parcel.MOST` asks, as several calls in one write. Each caller waits on a
+future of its own. Who is cancelled before the coach leaves has asked nothing; who is cancelled later has been decided:
+what was charged stays charged. One deadline for each coach, none for each caller.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from ...errors import StoreError, StoreUnavailable
+from .address import Login, Place
+from .asks import Ask
+from .parcel import Parcel, parcelled
+from .resp import pack
+from .route import Route
+from .stream import Streams
+from .trips import Plan
+
+
+class Stagecoach(Protocol):
+    """What a coach needs of its store."""
+
+    route: Route
+    timeout_us: int
+
+    def answered(self, asks: Sequence[Ask]) -> Plan[list[StoreError | None]]: ...
+
+
+class Coach:
+    """Of one loop and one store."""
+
+    def __init__(self, store: Stagecoach, streams: Streams) -> None:
+        self.store = store
+        self.streams = streams
+        self.loop = streams.loop
+        self._asks: list[Ask] = []
+        self._callers: list[asyncio.Future[None]] = []
+        self._journeys: set[asyncio.Task[None]] = set()
+
+    def board(self, ask: Ask) -> asyncio.Future[None]:
+        """A seat for an ask: the future is done when the ask is answered."""
+        caller: asyncio.Future[None] = self.loop.create_future()
+        if not self._asks:
+            self.loop.call_soon(self._depart)
+        self._asks.append(ask)
+        self._callers.append(caller)
+        return caller
+
+    def _depart(self) -> None:
+        asks, callers = self._asks, self._callers
+        self._asks, self._callers = [], []
+        for at in range(len(callers) - 1, -1, -1):
+            if callers[at].done():  # cancelled meanwhile
+                del asks[at], callers[at]
+        if not asks:
+            return
+        try:
+            place = self.store.route.direct
+            if place is None:
+                self._take_the_long_way(asks, callers, self.loop.time() + self.store.timeout_us / 1e6)
+            else:
+                self._drive(place, self.store.route.login, asks, callers)
+        except BaseException as error:  # nobody may wait for a coach that broke down
+            _tell(callers, error)
+            raise
+
+    def _drive(self, place: Place, login: Login, asks: list[Ask], callers: list[asyncio.Future[None]]) -> None:
+        """The straight way, to a place that is known."""
+        patience = self.store.timeout_us / 1e6
+        deadline = self.loop.time() + patience
+        parcels = parcelled(asks)
+        stream = self.streams.stream(place, login, patience)
+
+        def arrived(replies: list[Any], error: StoreError | None, unsent: bool) -> None:
+            if error is not None:
+                self.store.route.gone(place)
+            if (error is not None and not unsent) or self.loop.is_closed():
+                _tell(callers, error)
+            elif error is None and self._read(parcels, replies):
+                _tell(callers, None)
+            else:
+                self._take_the_long_way(asks, callers, deadline)
+
+        stream.write(pack([command for parcel in parcels for command in parcel.commands()]), len(parcels), deadline, arrived)
+
+    def _read(self, parcels: list[Parcel], replies: list[Any]) -> bool:
+        """Whether all is answered; otherwise all those that are not go the long way."""
+        whole = True
+        for parcel, reply in zip(parcels, replies, strict=True):
+            if type(reply) is bytes:
+                parcel.take([reply])
+            whole = whole and type(reply) is bytes
+        return whole and not any(ask.stale is not None for parcel in parcels for ask in parcel.asks)
+
+    def _take_the_long_way(self, asks: list[Ask], callers: list[asyncio.Future[None]], deadline: float) -> None:
+        """Those that are not answered yet: what the plan for the topology says."""
+        left = [at for at, ask in enumerate(asks) if ask.answer is None or ask.stale is not None]
+        task = self.loop.create_task(self._journey(asks, callers, left, deadline))
+        self._journeys.add(task)
+        task.add_done_callback(self._journeys.discard)
+
+    async def _journey(self, asks: list[Ask], callers: list[asyncio.Future[None]], left: list[int], deadline: float) -> None:
+        errors: list[StoreError | None] = []
+        try:
+            errors = await self.streams.run(self.store.answered([asks[at] for at in left]), deadline)
+        except StoreError as error:
+            errors = [error] * len(left)
+        except BaseException as error:
+            _tell(callers, StoreUnavailable(f"{self.store.route.address}: {error!r}"))
+            raise
+        for at, error in zip(left, errors, strict=True):
+            if error is not None:
+                _tell([callers[at]], error)
+        _tell(callers, None)
+
+
+def _tell(callers: Sequence[asyncio.Future[None]], error: BaseException | None) -> None:
+    for caller in callers:
+        if not caller.done():
+            if error is None:
+                caller.set_result(None)
+            else:
+                caller.set_exception(type(error)(*error.args))  # each raises its own

@@ -1,0 +1,125 @@
+-- Several limits together, or one with patience: the mirror of algorithms/all_of.py.
+
+-- Asks one rule; the answer is left in the claim. Starts are moments in microseconds, retry and reset distances from now.
+local function ask(claim, at_us, max_wait_us)
+  local tick, cost = claim.tick, claim.cost
+  local now = in_ticks(claim, now_us)
+  local patience = cost > 0 and in_ticks(claim, now_us + max_wait_us) - now or 0
+  local from = cost > 0 and in_ticks(claim, at_us) or now
+  local decide, p, q, r, s = claim.rule.decide, claim.p, claim.q, claim.r, claim.s
+  local wait, retry, reset
+  claim.new_a, claim.new_b, claim.new_c, wait, retry, claim.left, reset =
+    decide(p, q, r, s, claim.a, claim.b, claim.c, now, from, cost, patience)
+  claim.retry = retry > 0 and (now + retry) * tick - now_us or 0
+  claim.reset = reset > 0 and (now + reset) * tick - now_us or 0
+  if wait == -1 and tick > 1 and max_wait_us > 0 then
+    -- When to come back, to the microsecond: patience is no whole number of coarse ticks.
+    local _, far, room, whole
+    _, _, _, far, room, _, whole =
+      decide(p, q, r, s, claim.a, claim.b, claim.c, now, now, cost, horizon(claim))
+    if far >= 0 then
+      retry = (now + far) * tick - max_wait_us - now_us
+      claim.retry = retry > 0 and retry or 0
+    else
+      claim.retry = (now + room) * tick - now_us
+      retry = (now + whole) * tick - max_wait_us - now_us
+      if retry > claim.retry and claim.rule.queues then claim.retry = retry end
+    end
+  end
+  if cost == 0 then -- nothing asked for, nothing refused
+    claim.start = at_us
+    claim.retry = 0
+  elseif wait >= 0 then
+    claim.start = wait > 0 and (now + wait) * tick or now_us
+  else
+    claim.start = wait
+  end
+end
+
+-- Finds the common start, and charges all claims at it; -1 or -2 when one of them can't.
+local function decide_all(claims, not_before_us, max_wait_us)
+  local start_us, worst, at_us = now_us, 0, now_us
+  if not_before_us > now_us then
+    start_us = not_before_us
+    at_us = not_before_us
+  end
+  for i = 1, #claims do
+    if not claims[i].rule.reserves then max_wait_us = 0 end -- one that can't reserve makes all of them answer for now
+  end
+  for i = 1, #claims do
+    local claim = claims[i]
+    ask(claim, at_us, max_wait_us)
+    if claim.start < worst then
+      worst = claim.start
+    elseif claim.start > start_us then
+      start_us = claim.start
+    end
+  end
+  if worst == 0 and start_us > now_us then
+    for i = 1, #claims do
+      local claim = claims[i]
+      if claim.rule.paces and claim.cost > 0 and in_ticks(claim, start_us) - in_ticks(claim, now_us) > horizon(claim) then
+        claim.start = -1
+        worst = -1
+        claim.retry = start_us - horizon(claim) * claim.tick - now_us
+      end
+    end
+  end
+  if worst < 0 then return worst end
+  if start_us > now_us then
+    for i = 1, #claims do
+      if claims[i].start < start_us then ask(claims[i], start_us, 4503599627370496) end
+    end
+  end
+  return start_us
+end
+
+-- Reply: now, the common start; for each claim its start, retry, remaining, reset; after a patient charge the states around it.
+local function answer(claims, commit, not_before_us, max_wait_us)
+  if not load_all(claims) then return end
+  local start_us = decide_all(claims, not_before_us, max_wait_us)
+  local stored = start_us >= 0 and commit
+  local reply = { pack('<i8i8', now_us, start_us) }
+  for i = 1, #claims do
+    local claim = claims[i]
+    if stored and claim.cost > 0 then
+      local c = claim.new_c
+      if claim.rule.logs then c = claim.rule.add(claim.p, c, now_us, claim.new_a, claim.new_b) end
+      store(claim, claim.new_a, claim.new_b, c, claim.reset)
+    else
+      if not stored then claim.left, claim.reset = look(claim, claim.a, claim.b, claim.c) end
+      if claim.moved and commit then store(claim, claim.a, claim.b, claim.c, claim.reset) end
+    end
+    reply[#reply + 1] = pack('<i8i8i8i8', claim.start, claim.retry, claim.left, claim.reset)
+    if stored and max_wait_us > 0 and not claim.rule.logs then
+      reply[#reply + 1] = pack('<i8i8i8i8i8i8', claim.a, claim.b, claim.c, claim.new_a, claim.new_b, claim.new_c)
+    end
+  end
+  asked = asked + 1
+  said[asked] = table.concat(reply)
+end
+
+local function decide_ask()
+  local n, commit, max_wait_us, not_before_us
+  n, commit, max_wait_us, not_before_us, at = unpack('<BBdd', body, at + 1)
+  --@now
+  local claims = {}
+  for i = 1, n do claims[i] = next_claim() end
+  answer(claims, commit > 0, not_before_us, max_wait_us)
+end
+
+-- A hit that has come along with others: as hit.lua answers it.
+local function hit_ask()
+  local claim = next_hit()
+  --@now
+  if not load(claim) or claim.moved then
+    asked = asked + 1
+    said[asked] = pack('<i8i8I4', -1, now_us, #claim.raw) .. claim.raw
+    return
+  end
+  ask(claim, now_us, 0)
+  if claim.start >= 0 then store(claim, claim.new_a, claim.new_b, claim.new_c, claim.reset) end
+  if claim.start >= 0 then claim.retry = 0 elseif claim.start == -2 then claim.retry = -1 end
+  asked = asked + 1
+  said[asked] = pack('<i8i8i8i8', now_us, claim.left, claim.retry, claim.reset)
+end

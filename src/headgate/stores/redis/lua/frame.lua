@@ -1,0 +1,118 @@
+-- What stands around the rules: reading claims off the body and states off their keys, asking a rule between microseconds
+-- outside and its ticks inside, writing, and the clock. The verbs stand on this.
+--
+-- A claim in the body: rule, extras, fingerprint, cost, tick, four numbers of the rule's own; then, as extras say,
+--   1: what an unseen key has (a, b), and until when that is less than all     2: the whole key, behind a state under its hash
+--   4: a state that was converted: the bytes that it was read from, and what they mean in this limit's units
+local call, unpack, pack, body, keys = redis.call, struct.unpack, struct.pack, ARGV[1], KEYS
+local said, asked, at, last_key, now_us = {}, 0, 1, 0, 0
+--@time
+
+local function next_claim()
+  local claim, extras = {}, 0
+  local rule
+  rule, extras, claim.fingerprint, claim.cost, claim.tick, claim.p, claim.q, claim.r, claim.s, at =
+    unpack('<BBddddddd', body, at)
+  if extras % 2 >= 1 then claim.first_a, claim.first_b, claim.ramp_us, at = unpack('<ddd', body, at) end
+  if extras % 4 >= 2 then claim.tail, at = unpack('<I4c0', body, at) end
+  if extras % 8 >= 4 then claim.was, claim.is_a, claim.is_b, claim.is_c, at = unpack('<I4c0ddd', body, at) end
+  claim.rule = rules[rule]
+  last_key = last_key + 1
+  claim.key = keys[last_key]
+  return claim
+end
+
+-- A hit has one claim, without extras.
+local function next_hit()
+  local claim = {}
+  local rule
+  rule, claim.fingerprint, claim.cost, claim.tick, claim.p, claim.q, claim.r, claim.s, at = unpack('<Bddddddd', body, at)
+  claim.rule = rules[rule]
+  last_key = last_key + 1
+  claim.key = keys[last_key]
+  return claim
+end
+
+local function in_ticks(claim, moment_us)
+  return (moment_us - moment_us % claim.tick) / claim.tick
+end
+
+-- How far ahead a rule that paces can count, in ticks.
+local function horizon(claim)
+  local gain, full = claim.p, claim.r
+  local most = 9007199254740991 - full - gain
+  return (most - most % gain) / gain
+end
+
+-- Loads a claim's state. False: it was written under another rate of this name, and somebody with long integers must convert it.
+local function load(claim)
+  local raw = call('GET', claim.key)
+  local rule = claim.rule
+  claim.raw, claim.moved = raw, false
+  if not raw then
+    claim.a, claim.b, claim.c = claim.first_a or 0, claim.first_b or 0, 0
+    if rule.logs then claim.c = false end
+    return true
+  end
+  local written, last
+  if rule.logs then
+    written, last, claim.a, claim.b, claim.c = rule.open(raw)
+  else
+    written, last, claim.a, claim.b, claim.c = unpack('<ddddd', raw)
+    if written ~= claim.fingerprint then
+      if raw ~= claim.was then return false end
+      claim.a, claim.b, claim.c = claim.is_a, claim.is_b, claim.is_c
+    end
+  end
+  if last > now_us then -- the clock went back: so do the dates, and what lies ahead keeps its distance
+    claim.moved = true
+    claim.a, claim.b, claim.c = rule.redate(
+      claim.p, claim.q, claim.r, claim.s, claim.a, claim.b, claim.c, in_ticks(claim, now_us), in_ticks(claim, last))
+  end
+  return true
+end
+
+-- Writes a state that will be as new in `reset_us`: a second longer it is kept, or until an unseen key would be as full.
+local function store(claim, a, b, c, reset_us)
+  if claim.ramp_us and claim.ramp_us - now_us > reset_us then reset_us = claim.ramp_us - now_us end
+  if reset_us > 1e18 then reset_us = 1e18 end
+  local reset = reset_us
+  local value
+  if claim.rule.logs then
+    value = claim.rule.close(claim.fingerprint, now_us, c)
+  else
+    value = pack('<ddddd', claim.fingerprint, now_us, a, b, c)
+  end
+  if claim.tail then value = value .. claim.tail end
+  --@ttl
+  call('SET', claim.key, value, 'PX', ttl)
+end
+
+-- What is there now, nothing being taken: remaining, and microseconds until the state is as new.
+local function look(claim, a, b, c)
+  local now = in_ticks(claim, now_us)
+  local _, left, reset
+  _, _, _, _, _, left, reset = claim.rule.decide(claim.p, claim.q, claim.r, claim.s, a, b, c, now, now, 0, 0)
+  if reset > 0 then reset = (now + reset) * claim.tick - now_us end
+  return left, reset
+end
+
+-- All claims of an ask; answers "stale" for the whole of it when one of them is.
+local function load_all(claims)
+  local stale = false
+  for i = 1, #claims do
+    if not load(claims[i]) then
+      stale = true
+      claims[i].stale = true
+    end
+  end
+  if not stale then return true end
+  local reply = { pack('<i8i8', -1, now_us) }
+  for i = 1, #claims do
+    local raw = claims[i].stale and claims[i].raw or ''
+    reply[i + 1] = pack('<I4', #raw) .. raw
+  end
+  asked = asked + 1
+  said[asked] = table.concat(reply)
+  return false
+end

@@ -1,0 +1,43 @@
+-- Giving back: the mirror of MemoryStore.return_one. A claim is followed by its whole charge and, where they are known, the
+-- states before and after it; when nothing has happened since, it is as if it had never been charged. Reply: now.
+local function return_one(claim, charged_at_us)
+  if claim.cost >= 0 and not claim.raw then return end
+  local now = in_ticks(claim, now_us)
+  local charged_at = charged_at_us >= 0 and in_ticks(claim, charged_at_us) or -1
+  local a, b, c = claim.a, claim.b, claim.c
+  if claim.undoable and not claim.moved and a == claim.after_a and b == claim.after_b and c == claim.after_c then
+    a, b, c = claim.before_a, claim.before_b, claim.before_c
+  else
+    a, b, c = claim.rule.give_back(claim.p, claim.q, claim.r, claim.s, a, b, c, now, claim.cost, claim.charged, charged_at)
+    if claim.rule.logs and b > 0 then c = claim.rule.add(claim.p, c, now_us, a, b) end
+  end
+  local _, reset = look(claim, a, b, c)
+  store(claim, a, b, c, reset)
+end
+
+local function give_back_ask()
+  local n, charged_at_us
+  n, charged_at_us, at = unpack('<Bd', body, at + 1)
+  --@now
+  local claims, seen = {}, {}
+  for i = 1, n do
+    local claim = next_claim()
+    local known
+    claim.charged, known, at = unpack('<dB', body, at)
+    if known > 0 then
+      claim.undoable = true
+      claim.before_a, claim.before_b, claim.before_c, claim.after_a, claim.after_b, claim.after_c, at =
+        unpack('<dddddd', body, at)
+    end
+    claims[i] = claim
+  end
+  if not load_all(claims) then return end
+  for i = 1, n do
+    local claim = claims[i]
+    if seen[claim.key] then load(claim) end
+    seen[claim.key] = true
+    return_one(claim, charged_at_us)
+  end
+  asked = asked + 1
+  said[asked] = pack('<i8', now_us)
+end

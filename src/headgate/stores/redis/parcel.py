@@ -1,0 +1,75 @@
+"""Parcels: what shares one call to one place.
+
+A `Parcel` of asks is one script call; an `Errand` is plain commands on the keys of one slot. Both know how they are written, what a
+reply means to them, and why they failed if they did.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ...errors import StoreError
+from .address import Place
+from .asks import Ask, call_of, read_all
+from .resp import Command
+
+#: So many asks travel in one script call at most: a larger batch would keep the server, and the callers behind it, waiting.
+MOST = 64
+
+
+class Errand:
+    """Commands for the place that keeps `key`; without a key, for any."""
+
+    __slots__ = ("_commands", "asking", "error", "key", "place", "replies")
+
+    def __init__(self, commands: Sequence[Command], key: bytes | None = None, place: Place | None = None) -> None:
+        self._commands = list(commands)
+        self.key = key
+        self.place = place
+        self.asking = False
+        self.error: StoreError | None = None
+        self.replies: list[Any] = []
+
+    def commands(self) -> list[Command]:
+        if not self.asking:
+            return self._commands
+        return [one for command in self._commands for one in (["ASKING"], command)]
+
+    @property
+    def size(self) -> int:
+        """How many replies there will be."""
+        return len(self._commands) * (2 if self.asking else 1)
+
+    def take(self, replies: list[Any]) -> None:
+        """Keeps the replies."""
+        self.replies = replies
+
+
+class Parcel(Errand):
+    """Asks that share one script call."""
+
+    __slots__ = ("asks", "whole")
+
+    def __init__(self, asks: Sequence[Ask]) -> None:
+        super().__init__((), asks[0].keys[0])
+        self.asks = asks
+        self.whole = False  # whether the script travels itself: the server does not know it yet
+
+    def commands(self) -> list[Command]:
+        script, keys, body = call_of(self.asks)
+        name, text = ("EVAL", script.source) if self.whole else ("EVALSHA", script.sha)
+        call: Command = [name, text, len(keys), *keys, body]
+        return [["ASKING"], call] if self.asking else [call]
+
+    @property
+    def size(self) -> int:
+        return 2 if self.asking else 1
+
+    def take(self, replies: list[Any]) -> None:
+        read_all(self.asks, replies[0])
+
+
+def parcelled(asks: Sequence[Ask]) -> list[Parcel]:
+    """Asks of one slot (or of a single server), in order, so many to a call."""
+    return [Parcel(asks[at : at + MOST]) for at in range(0, len(asks), MOST)]

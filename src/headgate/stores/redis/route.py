@@ -1,0 +1,120 @@
+"""Routes: which place a call goes to, and what to do when it was the wrong one. This one leads to a single server.
+
+The plan is the same for every topology: find the places, write everything in one go to each, and look at the replies. What a reply
+says was not done (see `resp.UNDONE`) may be asked again, at the place that the topology then says; what was perhaps
+done is never sent again. `tries` bounds it, and the budget of the call ends it in any case.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ...errors import StoreError
+from .address import Address, Place
+from .asks import Ask
+from .parcel import Errand, Parcel, parcelled
+from .resp import ReplyError, unavailable, word
+from .trips import Outcome, Pause, Plan, Trip
+
+AGAIN, LATER, FAILED = "again", "later", "failed"
+#: Between two tries at something that takes a moment, in seconds.
+MOMENT = 0.01
+
+
+class Route:
+    """The way to a single server."""
+
+    tries = 3
+
+    def __init__(self, address: Address) -> None:
+        self.address = address
+        self.login = address.login
+        #: The one place where everything is, when there is one and it is known.
+        self.direct: Place | None = address.places[0]
+
+    # What topologies differ in -------------------------------------------------------------------------------------------
+
+    def parcels(self, asks: Sequence[Ask]) -> list[Parcel]:
+        """What may travel in one script call."""
+        return parcelled(asks)
+
+    def find(self, errands: Sequence[Errand]) -> Plan[None]:
+        """Says for each errand where it goes."""
+        for errand in errands:
+            errand.place = self.direct
+        return
+        yield []
+
+    def everywhere(self) -> Plan[list[Place]]:
+        """All places that keep keys."""
+        assert self.direct is not None
+        return [self.direct]
+        yield []
+
+    def wrong(self, errand: Errand, error: Any) -> str:
+        """What to do about an error reply: ask again, ask again after a moment, or give up."""
+        return FAILED
+
+    def gone(self, place: Place | None) -> None:
+        """A place could not be reached."""
+
+    # What they share -----------------------------------------------------------------------------------------------------
+
+    def carried(self, errands: Sequence[Errand]) -> Plan[None]:
+        """Brings every errand where it belongs. Afterwards each has taken its replies, or holds its error."""
+        waiting = list(errands)
+        for _ in range(self.tries):
+            try:
+                yield from self.find(waiting)
+            except StoreError as error:
+                for errand in waiting:
+                    errand.error = error
+                return
+            loads = self._loads(waiting)
+            outcomes = yield [Trip(place, self.login, [one for errand in load for one in errand.commands()]) for place, load in loads]
+            waiting, pause = [], False
+            for (place, load), outcome in zip(loads, outcomes, strict=True):
+                for errand, verdict in zip(load, self._verdicts(place, load, outcome), strict=True):
+                    if verdict is not None and verdict != FAILED:
+                        waiting.append(errand)
+                        pause = pause or verdict == LATER
+            if not waiting:
+                return
+            if pause:
+                yield Pause(MOMENT)
+
+    def _loads(self, errands: Sequence[Errand]) -> list[tuple[Place, list[Errand]]]:
+        """Errands by their place: one write each."""
+        loads: dict[Place, list[Errand]] = {}
+        for errand in errands:
+            assert errand.place is not None
+            loads.setdefault(errand.place, []).append(errand)
+        return list(loads.items())
+
+    def _verdicts(self, place: Place, load: list[Errand], outcome: Outcome) -> list[str | None]:
+        if outcome.error is not None:
+            self.gone(place)
+            for errand in load:
+                errand.error = outcome.error
+            return [AGAIN if outcome.unsent else FAILED] * len(load)
+        found: list[str | None] = []
+        at = 0
+        for errand in load:
+            replies = outcome.replies[at : at + errand.size]
+            at += errand.size
+            found.append(self._verdict(errand, replies[1::2] if errand.asking else replies))
+        return found
+
+    def _verdict(self, errand: Errand, replies: list[Any]) -> str | None:
+        errors = [reply for reply in replies if isinstance(reply, ReplyError)]
+        errand.asking = False
+        if not errors:
+            errand.error = None
+            errand.take(replies)
+            return None
+        errand.error = unavailable(errors[0], errand.place)
+        if word(errors[0]) == "NOSCRIPT" and isinstance(errand, Parcel):
+            errand.whole = True
+            return AGAIN
+        return self.wrong(errand, errors[0])

@@ -1,0 +1,89 @@
+"""Three primaries that are a cluster, without any command line tool: slots are handed out, epochs set, and they meet."""
+
+from __future__ import annotations
+
+import socket
+import time
+from typing import Any
+
+from servers.valkey import Valkey, free_port
+
+SLOTS = 16384
+
+
+def free_pair() -> int:
+    """A free port whose bus port, 10000 above, is free too."""
+    while True:
+        port = free_port()
+        if port + 10_000 > 65_535:
+            continue
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", port + 10_000))
+                return port
+            except OSError:
+                continue
+
+
+class Cluster:
+    """`nodes` primaries on loopback, each with its share of the slots."""
+
+    def __init__(self, nodes: int = 3) -> None:
+        options = ("--cluster-enabled", "yes", "--cluster-node-timeout", "1000", "--cluster-require-full-coverage", "no")
+        self.nodes = [Valkey(*options, port=free_pair()) for _ in range(nodes)]
+        try:
+            self._form()
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def url(self) -> str:
+        return "redis+cluster://" + ",".join(f"127.0.0.1:{node.port}" for node in self.nodes)
+
+    def _form(self) -> None:
+        share = SLOTS // len(self.nodes)
+        for number, node in enumerate(self.nodes):
+            last = SLOTS - 1 if number == len(self.nodes) - 1 else share * (number + 1) - 1
+            with node.client() as client:
+                client.execute_command("CLUSTER", "ADDSLOTSRANGE", share * number, last)
+                client.execute_command("CLUSTER", "SET-CONFIG-EPOCH", number + 1)
+        with self.nodes[0].client() as client:
+            for node in self.nodes[1:]:
+                client.execute_command("CLUSTER", "MEET", "127.0.0.1", node.port)
+        self.settle()
+
+    def settle(self) -> None:
+        """Waits until every node says that all is well, and knows all slots."""
+        end = time.monotonic() + 20
+        while not all(self._is_well(node) for node in self.nodes):
+            if time.monotonic() > end:
+                raise RuntimeError("the cluster did not come together")
+            time.sleep(0.05)
+
+    def _is_well(self, node: Valkey) -> bool:
+        with node.client() as client:
+            told: Any = client.execute_command("CLUSTER", "INFO")
+        text = told.decode() if isinstance(told, bytes) else str(told)
+        return ("cluster_state:ok" in text or "'cluster_state': 'ok'" in text) and (
+            f"cluster_slots_ok:{SLOTS}" in text or f"'cluster_slots_ok': '{SLOTS}'" in text
+        )
+
+    def node_id(self, number: int) -> str:
+        with self.nodes[number].client() as client:
+            told = client.execute_command("CLUSTER", "MYID")
+        return told.decode() if isinstance(told, bytes) else str(told)
+
+    def keeper(self, slot: int) -> int:
+        """Which node a slot was given to at the start."""
+        return min(slot // (SLOTS // len(self.nodes)), len(self.nodes) - 1)
+
+    def close(self) -> None:
+        for node in self.nodes:
+            node.close()
+
+    def __enter__(self) -> Cluster:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()

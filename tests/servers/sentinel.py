@@ -1,0 +1,97 @@
+"""A primary, a replica, and three sentinels that watch them: a failover takes a second or two."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+
+import redis
+from servers.valkey import Valkey, free_port, server_binary
+
+
+class Sentinel(Valkey):
+    """One sentinel; its configuration is a file that it rewrites itself."""
+
+    def __init__(self, primary: int, quorum: int, service: str, extra: str = "") -> None:
+        super().__init__(start=False)
+        self.config = os.path.join(self.folder, "sentinel.conf")
+        with open(self.config, "w") as file:
+            file.write(
+                f"port {self.port}\nbind 127.0.0.1\ndir {self.folder}\n"
+                f"sentinel monitor {service} 127.0.0.1 {primary} {quorum}\n"
+                f"sentinel down-after-milliseconds {service} 500\n"
+                f"sentinel failover-timeout {service} 2000\n{extra}"
+            )
+        self.start()
+
+    def start(self, *more: str) -> None:
+        with open(os.path.join(self.folder, "log"), "ab") as log:
+            self.process = subprocess.Popen([server_binary(), self.config, "--sentinel"], stdout=log, stderr=log)
+        end = time.monotonic() + 10
+        while True:
+            try:
+                with self.client() as client:
+                    client.ping()
+                return
+            except redis.RedisError:
+                if time.monotonic() > end:
+                    raise
+                time.sleep(0.02)
+
+
+class Watched:
+    """The whole house. `failover()` asks a sentinel for one; `kill_primary()` makes one necessary."""
+
+    def __init__(self, service: str = "mymaster", sentinels: int = 3, password: str = "") -> None:
+        self.service = service
+        lock = ("--requirepass", password, "--masterauth", password) if password else ()
+        self.password = password
+        self.servers = [Valkey(*lock)]
+        self.sentinels: list[Sentinel] = []
+        try:
+            self._build(lock, sentinels)
+        except BaseException:
+            self.close()
+            raise
+
+    def _build(self, lock: tuple[str, ...], sentinels: int) -> None:
+        primary = self.servers[0].port
+        self.servers.append(Valkey("--replicaof", "127.0.0.1", str(primary), *lock, port=free_port()))
+        extra = f"sentinel auth-pass {self.service} {self.password}\n" if self.password else ""
+        self.sentinels = [Sentinel(primary, sentinels // 2 + 1, self.service, extra) for _ in range(sentinels)]
+        end = time.monotonic() + 20
+        while not all(self._knows_all(sentinel) for sentinel in self.sentinels):
+            if time.monotonic() > end:
+                raise RuntimeError("the sentinels did not find one another")
+            time.sleep(0.05)
+
+    def _knows_all(self, sentinel: Sentinel) -> bool:
+        with sentinel.client(decode_responses=True) as client:
+            told = client.sentinel_master(self.service)
+        return int(told["num-slaves"]) == 1 and int(told["num-other-sentinels"]) == len(self.sentinels) - 1
+
+    @property
+    def url(self) -> str:
+        hosts = ",".join(f"127.0.0.1:{sentinel.port}" for sentinel in self.sentinels)
+        return f"redis+sentinel://{f':{self.password}@' if self.password else ''}{hosts}/{self.service}"
+
+    def primary(self) -> Valkey:
+        """The server that the sentinels say is the primary."""
+        with self.sentinels[0].client() as client:
+            _, port = client.sentinel_get_master_addr_by_name(self.service)
+        return next(server for server in self.servers if server.port == int(port))
+
+    def failover(self) -> None:
+        with self.sentinels[0].client() as client:
+            client.execute_command("SENTINEL", "FAILOVER", self.service)
+
+    def close(self) -> None:
+        for server in (*self.sentinels, *self.servers):
+            server.close()
+
+    def __enter__(self) -> Watched:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
