@@ -197,7 +197,8 @@ def redis_rows(seconds: float) -> Iterator[Row]:
             caller = lambda key, rate=rate, burst=burst: client.evalsha(sha, 1, key, rate, burst)  # noqa: E731
             yield measured(f"Valkey, a minimal script through redis-py{name}", pid, [caller], on, seconds)
         try:
-            from headgate import Limiter, RedisStore, TokenBucket
+            from headgate import Limiter, TokenBucket
+            from headgate.stores.redis import RedisStore
         except ImportError as error:
             print(f"RedisStore is not measured: {error}")
             return

@@ -8,7 +8,8 @@ import sys
 import time
 
 import headgate
-from headgate import FixedWindow, Limiter, RedisStore, TokenBucket
+from headgate import FixedWindow, Limiter, TokenBucket
+from headgate.stores.redis import RedisStore
 from servers.valkey import Valkey
 
 CALLS = 40
@@ -17,7 +18,8 @@ LIMIT = 1000
 CLIENT = f"""
 import sys, threading
 from headgate import Limiter, store_from_url
-store = store_from_url(sys.argv[1])
+from headgate.stores.redis import RedisStore
+store = RedisStore(sys.argv[1]) if sys.argv[1].startswith("redis") else store_from_url(sys.argv[1])
 limiter = Limiter("fixed window {LIMIT}/400d", store=store, name=sys.argv[2])
 admitted = []
 sys.stdin.readline()

@@ -9,8 +9,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import headgate
 from headgate.algorithms import Limit
+from headgate.stores.redis import RedisStore
 
 BUDGET = 0.15
 
@@ -31,7 +31,7 @@ class Mode:
 
 
 def redis_store(url: str) -> Any:
-    store = headgate.RedisStore(url)
+    store = RedisStore(url)
     store.answers_within(round(BUDGET * 1e6))
     return store
 

@@ -7,6 +7,7 @@ import subprocess
 import time
 
 import redis
+
 from servers.valkey import Valkey, free_port, server_binary
 
 
