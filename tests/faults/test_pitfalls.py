@@ -65,12 +65,12 @@ def test_keys_that_are_used_once_vanish():
         limiter = Limiter(FixedWindow("5/s"), store=store)
         for first in range(0, 100_000, 2000):
             assert all(limiter.hit_many([f"visitor:{number}" for number in range(first, first + 2000)]))
-        left = client.dbsize()
-        assert left > 10_000
+        assert client.dbsize() > 10_000
         end = time.monotonic() + 2 + 1.5  # two windows, and what the server takes to sweep
-        while client.dbsize() > 0 and time.monotonic() < end:
+        while client.dbsize() > 1 and time.monotonic() < end:
             time.sleep(0.02)
-        assert client.dbsize() == 0
+        assert not any(b"visitor" in name for name in client.scan_iter(count=1000))
+        assert client.dbsize() == 1, "the note that the server keeps of the limit itself"
 
 
 def test_a_token_bucket_key_is_small(valkey):
@@ -78,6 +78,6 @@ def test_a_token_bucket_key_is_small(valkey):
     with RedisStore(valkey.url) as store, valkey.client() as client:
         client.flushall()
         Limiter(TokenBucket("5/s burst 10"), store=store).hit("user:42")
-        sizes = {name: client.memory_usage(name) for name in client.scan_iter()}
+        sizes = {name: client.memory_usage(name) for name in client.scan_iter() if b"user:42" in name}
         assert len(sizes) == 1
         assert all(0 < size <= 120 for size in sizes.values()), sizes

@@ -1,4 +1,4 @@
-"""Houses of several servers, and how they fail over: a primary that sentinels watch, and a cluster whose first node has a replica."""
+"""Houses of several servers, and how they fail over: a primary that sentinels watch, and a cluster with a replica of one node."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def no_delay(servers: list[Valkey]) -> None:
 
 
 class WatchedHouse(Watched):
-    """`fail_over` kills the primary, and waits until the sentinels have made another; `mend` brings the old one back as a replica."""
+    """`fail_over` kills the primary, and waits until the sentinels have made another; `mend` brings the old one back."""
 
     def __init__(self) -> None:
         super().__init__()
