@@ -28,6 +28,8 @@ COMPILED = (
     "stores/contract",
     "stores/near",
     "stores/returns",
+    "stores/sheet",
+    "stores/shared",
     "stores/table",
     "stores/cells",
     "stores/memory",

@@ -13,6 +13,7 @@ int = longlong = ulonglong = Py_ssize_t = _builtins.int  # noqa: A001
 void = None
 bint = bool
 p_longlong = Any
+NULL = None
 
 
 def _as_it_is(thing: T) -> T:

@@ -10,7 +10,7 @@ import asyncio
 import logging
 import threading
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Sized
 from typing import Any, NamedTuple, TypeVar
 
 from .algorithms import Limit
@@ -78,7 +78,7 @@ class Waits(Verbs):
 
     def stats(self) -> Stats:
         """Numbers since this limiter was made."""
-        keys = len(self.store) if isinstance(self.store, MemoryStore) else 0
+        keys = len(self.store) if isinstance(self.store, Sized) else 0
         return Stats(*self.counts(), self.waiting(), keys, self.shared)
 
     # Waiting ---------------------------------------------------------------------------------------------------

@@ -26,6 +26,7 @@ cdef class Near(Store):
     cdef State read(self, Place place, str key, long long now_us, bint full)
     cdef int put(self, Place place, str key, long long a, long long b, long long c, long long now_us, bint full)
     cdef long long crowded_until(self, Place place, str key, long long at, long long now_us)
+    cdef int expose(self, Place place, str key, long long now_us, bint full)
     cdef int begin(self)
     cdef int end(self)
     cdef long long decide_one(self, Decision decision, Place place, str key, long long cost, long long max_wait_us, bint commit, long long now_us)

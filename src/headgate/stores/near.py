@@ -152,6 +152,11 @@ class Near(Store):
         """When a log that may only be so long has room for one more entry, dated `at`; 0: it has now."""
         return 0
 
+    @cython.cfunc
+    def expose(self, place: Place, key: str, now_us: cython.longlong, full: cython.bint) -> cython.int:
+        """A rule is about to change this key's log in place."""
+        return 0
+
     def discard(self, place: Place, key: str) -> None:
         """Forgets one key."""
         raise NotImplementedError

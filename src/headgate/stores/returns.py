@@ -53,6 +53,8 @@ class Returns(Near):
             if untouched and claim.undoable and not place.limit.logs and claim.cost == claim.charged:
                 claim.undoable = False  # nothing has happened since: as if it had never been charged
                 return self.put(place, claim.key, claim.a, claim.b, claim.c, now_us, full)
+            if limit.logs:
+                self.expose(place, claim.key, now_us, full)
             back: State = limit.undo(limit, state[0], state[1], state[2], now_us // tick, claim.cost, claim.charged, at)
             if stamp == self.stamp:
                 break

@@ -1,0 +1,30 @@
+"""SharedStore held to the contract."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+
+import pytest
+
+from headgate.stores.shared import SharedStore
+from headgate.testing import ManualClock, StoreContract
+
+
+class TestSharedStore(StoreContract):
+    """SharedStore, sync and async, each store on a file of its own."""
+
+    examples = 500 if os.environ.get("HEADGATE_SOAK") == "1" else 15
+    threads = 50
+
+    @pytest.fixture(autouse=True)
+    def _folder(self):
+        self.folder = tempfile.mkdtemp(prefix="headgate-shared-", dir="/dev/shm" if os.path.isdir("/dev/shm") else None)
+        self.number = 0
+        yield
+        shutil.rmtree(self.folder)
+
+    def make_store(self, clock: ManualClock) -> SharedStore:
+        self.number += 1
+        return SharedStore(f"{self.folder}/{self.number}", max_keys=1000, clock=clock)
