@@ -23,7 +23,7 @@ from ...errors import ConfigurationError, StoreError
 from ...rate import Duration, duration_us
 from ..contract import Store
 from ..memory import checked, patience_us
-from . import keeping, registry
+from . import answers, keeping
 from .address import Address, read_url
 from .asks import Ask, deciding, giving_back, hitting
 from .client import is_client, read_client
@@ -121,24 +121,25 @@ class RedisStore(Store):
     # Knowing limits --------------------------------------------------------------------------------------------
 
     def know(self, limit: NamedLimit) -> None:
-        """Notes since when this limit is known here. The server hears of it at its first use: it may be away now."""
-        if limit not in self._known_since:
-            place_of(self.names, limit)
-            self._known_since[limit] = self._given_us() or now_us()
+        """The server hears of a limit at its first use: it may be away now."""
+        place_of(self.names, limit)
+        given_us = self._given_us()
+        if given_us is not None:
+            self._known_since.setdefault(limit, given_us)
 
     def _strangers(self, claims: Iterable[Claim]) -> list[NamedLimit]:
         """The limits of which the server has not heard yet."""
         return [named for named in dict.fromkeys(claim.named for claim in claims) if place_of(self.names, named).since_us is None]
 
     def _introduced(self, strangers: Sequence[NamedLimit], given_us: int | None) -> Plan[None]:
-        now = now_us() if given_us is None else given_us
-        ages = [(named, max(0, now - self._known_since.get(named, now))) for named in strangers]
-        return registry.introduced(self.route, self.names, ages, given_us)
+        """Under a clock of one's own, a limit is as old as its limiter; by the server's time, as its first use."""
+        since = [(named, given_us if given_us is None else self._known_since.get(named, given_us)) for named in strangers]
+        return answers.introduced(self.route, self.names, since)
 
     # Asking ----------------------------------------------------------------------------------------------------
 
     def answered(self, asks: Sequence[Ask]) -> Plan[list[StoreError | None]]:
-        return registry.answered(self.route, asks)
+        return answers.answered(self.route, asks)
 
     def _run(self, plan: Plan[T]) -> T:
         return self.links.run(plan, now_us() + self.timeout_us)
@@ -153,9 +154,7 @@ class RedisStore(Store):
                 asks[0].read(reply, 0)
                 if asks[0].stale is None:
                     return
-        for error in self.links.run(self.answered(asks), deadline):
-            if error is not None:
-                raise error
+        answers.raise_first(self.links.run(self.answered(asks), deadline))
 
     def _spans(self, claims: Sequence[Claim]) -> bool:
         return len(claims) > 1 and isinstance(self.route, Cluster) and len(groups_of(self.names, claims)) > 1
@@ -199,16 +198,14 @@ class RedisStore(Store):
             yield from self._introduced(strangers, given_us)
         whole = [deciding(self.names, claims, wait_us, True, given_us) for claims in asked if not self._spans(claims)]
         errors = yield from self.answered(whole)
-        for error in errors:
-            if error is not None:
-                raise error
-        answers = iter(whole)
+        answers.raise_first(errors)
+        told = iter(whole)
         found: list[Decision] = []
         for claims in asked:
             if self._spans(claims):
                 found.append((yield from self._span(claims, wait_us, True, given_us)))
             else:
-                found.append(next(answers).answer)
+                found.append(next(told).answer)
         return found
 
     def give_back(self, claims: Sequence[Claim], charged_at: int = -1) -> None:
@@ -221,9 +218,7 @@ class RedisStore(Store):
             yield from self._introduced(strangers, given_us)
         groups = [group.claims for group in groups_of(self.names, claims)] if isinstance(self.route, Cluster) else [claims]
         errors = yield from self.answered([giving_back(self.names, group, charged_at, given_us) for group in groups])
-        for error in errors:
-            if error is not None:
-                raise error
+        answers.raise_first(errors)
 
     def reset(self, claims: Sequence[Claim]) -> None:
         self._run(keeping.forgotten(self.route, self.names, claims))

@@ -1,0 +1,31 @@
+"""RedisStore on a real server, held to the contract in both colours."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Iterator
+
+import pytest
+from servers.valkey import Valkey
+
+from headgate.stores.redis import RedisStore
+from headgate.testing import ManualClock, StoreContract
+
+_fresh = itertools.count()
+
+
+class TestRedisStore(StoreContract):
+    """A single server; its time is the test's, sent along."""
+
+    examples = 200 if os.environ.get("HEADGATE_SOAK") == "1" else 8
+
+    @pytest.fixture(autouse=True)
+    def _server(self, valkey: Valkey) -> Iterator[None]:
+        self.url = valkey.url
+        yield
+        with valkey.client() as client:
+            client.flushall()
+
+    def make_store(self, clock: ManualClock) -> RedisStore:
+        return RedisStore(self.url, prefix=f"contract-{next(_fresh)}", timeout="5s", clock=clock)

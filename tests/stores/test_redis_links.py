@@ -1,0 +1,321 @@
+"""How a RedisStore comes to its server: logins, UNIX sockets, TLS, ready clients, URLs; threads, forks, and one key for all."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import textwrap
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+import redis.asyncio
+from conftest import driven
+from servers.valkey import Valkey, free_port
+
+import headgate
+from headgate import AsyncLimiter, ConfigurationError, Limiter, StoreUnavailable, TokenBucket
+from headgate.stores.redis import RedisStore
+from headgate.stores.redis.address import read_url
+
+TEN = TokenBucket("1/h", burst=10)
+
+
+def works(store: RedisStore) -> None:
+    """Ten hits pass in both colours together, and no more."""
+    with store:
+        sync, tasks = Limiter(TEN, store=store), AsyncLimiter(TEN, store=store)
+        assert [bool(sync.hit("k")) for _ in range(5)] == [True] * 5
+        assert [bool(driven(tasks.hit("k"))) for _ in range(6)] == [True] * 5 + [False]
+        assert not sync.hit("k")
+
+
+# Logins
+
+
+@pytest.fixture(scope="module")
+def locked() -> Iterator[Valkey]:
+    with Valkey("--requirepass", "s3cret/:@") as server:
+        with server.client(password="s3cret/:@") as client:
+            client.execute_command("ACL", "SETUSER", "ann", "on", ">pässword", "~*", "+@all")
+        yield server
+
+
+@pytest.mark.parametrize("login", [":s3cret%2F%3A%40@", "default:s3cret%2F%3A%40@", "ann:p%C3%A4ssword@"])
+def test_a_password_opens(locked: Valkey, login: str) -> None:
+    """A password, or a user and a password, escaped in the URL as URLs are."""
+    works(RedisStore(f"redis://{login}127.0.0.1:{locked.port}", prefix=f"login {login[:4]}"))
+
+
+@pytest.mark.parametrize(("login", "remedy"), [("", "asks for a password"), (":wrong@", "does not know this user or password")])
+def test_a_wrong_password_is_told_with_its_remedy(locked: Valkey, login: str, remedy: str) -> None:
+    """Both colours say what to write, and never the password."""
+    with RedisStore(f"redis://{login}127.0.0.1:{locked.port}") as store:
+        for call in (lambda: Limiter(TEN, store=store).hit("k"), lambda: driven(AsyncLimiter(TEN, store=store).hit("k"))):
+            with pytest.raises(StoreUnavailable, match=remedy) as told:
+                call()
+            assert "wrong" not in str(told.value).replace("WRONGPASS", "")
+
+
+def test_a_needless_password_is_told(valkey: Valkey) -> None:
+    """A server without a password says so, and so do we."""
+    with RedisStore(f"redis://:needless@127.0.0.1:{valkey.port}") as store, pytest.raises(StoreUnavailable, match="leave it out"):
+        Limiter(TEN, store=store).hit("k")
+
+
+def test_databases_are_apart(valkey: Valkey) -> None:
+    """`/1` is another database than `/0`, in both colours."""
+    for number in (0, 1):
+        works(RedisStore(f"{valkey.url}/{number}", prefix="database"))
+        with valkey.client(db=number) as client:
+            assert client.exists(*client.keys("database:*")) >= 1
+    with RedisStore(f"{valkey.url}/99") as store, pytest.raises(StoreUnavailable, match="no such database"):
+        Limiter(TEN, store=store).hit("k")
+
+
+# UNIX sockets, TLS
+
+
+@pytest.mark.parametrize("scheme", ["unix", "redis+unix"])
+def test_a_unix_socket_is_as_good_as_a_port(scheme: str) -> None:
+    """`unix:///path` and `redis+unix:///path`."""
+    folder = tempfile.mkdtemp()
+    path = os.path.join(folder, "s")
+    try:
+        with Valkey("--unixsocket", path, "--unixsocketperm", "700"):
+            works(RedisStore(f"{scheme}://{path}?db=2"))
+            with redis.Redis(unix_socket_path=path, db=2) as client:
+                works(RedisStore(client, prefix="client"))
+    finally:
+        shutil.rmtree(folder)
+
+
+@pytest.fixture(scope="module")
+def certificates() -> Iterator[Path]:
+    """An authority of our own, and what it signed: made by openssl."""
+    if shutil.which("openssl") is None:
+        pytest.skip("openssl is not there to make certificates with")
+    folder = Path(tempfile.mkdtemp())
+    plain = {"check": True, "capture_output": True, "cwd": folder}
+    new = ["openssl", "req", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-batch"]
+    basic = "basicConstraints=critical,CA:TRUE"
+    subprocess.run([*new, "-x509", "-days", "2", "-subj", "/CN=ca", "-keyout", "ca.key", "-out", "ca.pem", "-addext", basic], **plain)
+    subprocess.run([*new, "-subj", "/CN=127.0.0.1", "-keyout", "server.key", "-out", "server.csr"], **plain)
+    (folder / "names").write_text("subjectAltName=IP:127.0.0.1")
+    sign = ["openssl", "x509", "-req", "-in", "server.csr", "-CA", "ca.pem", "-CAkey", "ca.key", "-CAcreateserial", "-days", "2"]
+    subprocess.run([*sign, "-extfile", "names", "-out", "server.pem"], **plain)
+    yield folder
+    shutil.rmtree(folder)
+
+
+@pytest.fixture(scope="module")
+def tls_port(certificates: Path) -> Iterator[int]:
+    port = free_port()
+    files = {"cert": "server.pem", "key": "server.key", "ca-cert": "ca.pem"}
+    options = [word for name, file in files.items() for word in (f"--tls-{name}-file", str(certificates / file))]
+    try:
+        server = Valkey("--tls-port", str(port), "--tls-auth-clients", "optional", *options)
+    except RuntimeError as error:
+        pytest.skip(f"this server was built without TLS: {error}")
+    with server:
+        yield port
+
+
+def test_tls(tls_port: int, certificates: Path) -> None:
+    """`rediss://` makes sure of the server with the authority that it is given, and shows a certificate when it has one."""
+    ca = f"ssl_ca_certs={certificates}/ca.pem"
+    works(RedisStore(f"rediss://127.0.0.1:{tls_port}?{ca}", prefix="tls"))
+    shown = f"ssl_certfile={certificates}/server.pem&ssl_keyfile={certificates}/server.key"
+    works(RedisStore(f"rediss://127.0.0.1:{tls_port}?{ca}&{shown}", prefix="mutual"))
+    works(RedisStore(f"rediss://127.0.0.1:{tls_port}?ssl_cert_reqs=none", prefix="trusting"))
+    with redis.Redis(port=tls_port, host="127.0.0.1", ssl=True, ssl_ca_certs=str(certificates / "ca.pem")) as client:
+        works(RedisStore(client, prefix="tls client"))
+
+
+def test_a_server_that_nobody_vouches_for_is_refused(tls_port: int) -> None:
+    """Without its authority a certificate is worth nothing."""
+    with RedisStore(f"rediss://127.0.0.1:{tls_port}") as store:
+        for call in (lambda: Limiter(TEN, store=store).hit("k"), lambda: driven(AsyncLimiter(TEN, store=store).hit("k"))):
+            with pytest.raises(StoreUnavailable, match=r"(?i)certificate"):
+                call()
+
+
+# Ready clients
+
+
+def test_a_ready_client_serves_both_colours(valkey: Valkey) -> None:
+    """The settings of a redis-py client, sync or asyncio, are used for connections of our own."""
+    with valkey.client() as client:
+        works(RedisStore(client, prefix="ready sync"))
+
+    async def with_async_client() -> None:
+        async with redis.asyncio.Redis(port=valkey.port) as other:
+            async with RedisStore(other, prefix="ready async") as store:
+                found = [bool(await AsyncLimiter(TEN, store=store).hit("k")) for _ in range(11)]
+                assert found == [True] * 10 + [False]
+
+    driven(with_async_client())
+
+
+class MyConnection(redis.Connection):
+    """A connection class of somebody's own."""
+
+
+class MyAsyncConnection(redis.asyncio.Connection):
+    """The same for asyncio."""
+
+
+def test_a_client_of_somebodys_own_kind_is_called_through(valkey: Valkey) -> None:
+    """Where the settings can't be read, the client itself is called, in its own colour; the other says what is missing."""
+    pool = redis.ConnectionPool(connection_class=MyConnection, port=valkey.port, decode_responses=True)
+    with redis.Redis(connection_pool=pool) as client, RedisStore(client, prefix="through") as store:
+        limiter = Limiter(TEN, store=store)
+        assert [bool(limiter.hit("k")) for _ in range(11)] == [True] * 10 + [False]
+        client.script_flush()
+        assert not limiter.hit("k")
+        assert not store.answers_within(20_000)
+        with pytest.raises(ConfigurationError, match=r"sync client.*asyncio"):
+            driven(AsyncLimiter(TEN, store=store).hit("k"))
+    pool.disconnect()
+
+
+def test_an_async_client_of_somebodys_own_kind_is_called_through(valkey: Valkey) -> None:
+    """The same for asyncio."""
+
+    async def run() -> None:
+        pool = redis.asyncio.ConnectionPool(connection_class=MyAsyncConnection, port=valkey.port)
+        async with redis.asyncio.Redis(connection_pool=pool) as client:
+            store = RedisStore(client, prefix="through async")
+            limiter = AsyncLimiter(TEN, store=store)
+            assert [bool(await limiter.hit("k")) for _ in range(11)] == [True] * 10 + [False]
+            with pytest.raises(ConfigurationError, match=r"asyncio client.*sync"):
+                Limiter(TEN, store=store).hit("k")
+            await store.aclose()
+        await pool.disconnect()
+
+    driven(run())
+
+
+def test_what_is_no_server_is_refused() -> None:
+    """Anything but a URL or a client is an error that says what to write."""
+    with pytest.raises(ConfigurationError, match="redis://localhost"):
+        RedisStore(7)
+
+
+# URLs
+
+
+@pytest.mark.parametrize(
+    ("url", "words"),
+    [
+        ("http://x", "no scheme"),
+        ("redis://h?speed=9", "'speed'"),
+        ("redis://h/zero", "must be a number"),
+        ("redis://h:port", "is no port"),
+        ("redis://a,b", r"redis\+cluster"),
+        ("redis://h?ssl_ca_certs=x", "rediss://"),
+        ("redis+sentinel://h", "name the service"),
+        ("redis+cluster://h/3", "database 0 only"),
+        ("unix://run/x", "three slashes"),
+        ("rediss://h?ssl_cert_reqs=maybe", "required, optional or none"),
+    ],
+)
+def test_a_wrong_url_says_what_to_write(url: str, words: str) -> None:
+    """What can't be meant is told when the store is made."""
+    with pytest.raises(ConfigurationError, match=words):
+        RedisStore(url)
+
+
+def test_an_error_never_shows_a_password() -> None:
+    """Neither the URL in an error nor the repr of a store has it."""
+    with pytest.raises(ConfigurationError) as told:
+        RedisStore("redis://ann:hunter2@h/x")
+    assert "hunter2" not in str(told.value)
+    with RedisStore("redis://ann:hunter2@h") as store:
+        assert "hunter2" not in repr(store) + repr(store.address)
+
+
+def test_urls_are_read() -> None:
+    """Hosts, ports, IPv6, several hosts, services and databases."""
+    assert [str(place) for place in read_url("redis+cluster://a:1,[::1]:2,c").places] == ["a:1", "::1:2", "c:6379"]
+    watched = read_url("redis+sentinel://:pw@a,b:9/main?db=3&sentinel_password=sp")
+    assert (watched.service, watched.login.db, watched.login.password, watched.sentinels.password) == ("main", 3, "pw", "sp")
+    assert [place.port for place in watched.places] == [26379, 9]
+
+
+def test_the_url_may_say_budget_and_prefix(valkey: Valkey) -> None:
+    """`?timeout=250ms&prefix=app` are the store's own options."""
+    with RedisStore(f"{valkey.url}?timeout=250ms&prefix=app") as store:
+        assert (store.timeout_us, store.names.prefix) == (250_000, "app")
+
+
+# Threads and processes
+
+
+def test_threads_share_what_there_is(valkey: Valkey) -> None:
+    """Eight threads admit exactly the limit, on no more connections than threads."""
+    with RedisStore(valkey.url, prefix="threads") as store, valkey.client() as client:
+        before = client.info("clients")["connected_clients"]
+        limiter = Limiter(TokenBucket("1/h", burst=100), store=store)
+        admitted: list[int] = []
+        threads = [threading.Thread(target=lambda: admitted.append(sum(map(bool, (limiter.hit("k") for _ in range(40)))))) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert sum(admitted) == 100
+        assert client.info("clients")["connected_clients"] - before <= 8
+
+
+def test_four_processes_of_eight_threads_admit_exactly_the_limit(valkey: Valkey) -> None:
+    """Law 7 across processes: 4 × 8 callers on one key take what there is, and not one more."""
+    code = """
+        import sys, threading
+        from headgate import Limiter, TokenBucket
+        from headgate.stores.redis import RedisStore
+        with RedisStore(sys.argv[1], prefix="processes", timeout="20s") as store:
+            limiter = Limiter(TokenBucket("1/h", burst=1000), store=store)
+            admitted = []
+            def work():
+                admitted.append(sum(bool(limiter.hit("k")) for _ in range(50)))
+            threads = [threading.Thread(target=work) for _ in range(8)]
+            for thread in threads: thread.start()
+            for thread in threads: thread.join()
+            print(sum(admitted))
+    """
+    environment = {**os.environ, "PYTHONPATH": os.path.dirname(headgate.__path__[0])}
+    command = [sys.executable, "-W", "error", "-c", textwrap.dedent(code), valkey.url]
+    started = [subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) for _ in range(4)]
+    assert sum(int(process.communicate(timeout=60)[0]) for process in started) == 1000
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
+def test_a_child_never_uses_its_parents_connections(valkey: Valkey, python: Any) -> None:
+    """After a fork both go on, each on connections of its own, in both colours."""
+    done = python(f"""
+        import asyncio, os, sys
+        from headgate import AsyncLimiter, Limiter, TokenBucket
+        from headgate.stores.redis import RedisStore
+        store = RedisStore({valkey.url!r}, prefix="fork")
+        limiter, tasks = (kind(TokenBucket("1/h", burst=1000), store=store) for kind in (Limiter, AsyncLimiter))
+        limiter.hit("k"), asyncio.run(tasks.hit("k"))
+        mine = store.links.idle(store.route.direct, store.route.login)[0]._sock.getsockname()
+        child = os.fork()
+        for _ in range(200):
+            assert limiter.hit("k")
+        assert asyncio.run(tasks.hit("k"))
+        there = store.links.idle(store.route.direct, store.route.login)[0]._sock.getsockname()
+        assert (there == mine) is (child != 0)
+        store.close()
+        if child:
+            assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+            print(limiter.peek("k").remaining)
+            store.close()
+    """)
+    assert (done.stdout.strip(), done.stderr) == (str(1000 - 2 - 2 * 201), "")
