@@ -21,6 +21,13 @@ DRAINED = "drained"
 SHARED_CELL = "shared cell"
 GIVE_BACK_FAILED = "give back failed"
 LISTENER_KINDS = (ALLOWED, REFUSED, WAITED, DRAINED, SHARED_CELL, GIVE_BACK_FAILED)
+#: Kinds of a guarded store's events; `limiter` is then the store's name.
+OPENED = "opened"
+HALF_OPENED = "half open"
+BREAKER_CLOSED = "closed"
+PROBE_FAILED = "probe failed"
+GIVE_BACK_DROPPED = "give back dropped"
+STORE_KINDS = (OPENED, HALF_OPENED, BREAKER_CLOSED, PROBE_FAILED, GIVE_BACK_DROPPED)
 #: Kinds of a registry's events.
 ADDED = "added"
 REPLACED = "replaced"

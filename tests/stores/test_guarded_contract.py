@@ -1,0 +1,78 @@
+"""A guard in good times is not there: the contract on guarded stores, prompt ones and others, and every verb compared with ==."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+from conftest import WrappedStore
+
+from headgate import Limiter, MemoryStore
+from headgate.stores.guarded import GuardedStore
+from headgate.stores.prompt import PromptStore
+from headgate.testing import ManualClock, StoreContract
+
+SOAK = os.environ.get("HEADGATE_SOAK") == "1"
+
+
+class TestGuardedMemory(StoreContract):
+    """A guard around a store that answers at once, with `rebook`."""
+
+    examples = 500 if SOAK else 10
+    threads = 20
+
+    def make_store(self, clock: ManualClock) -> GuardedStore:
+        return GuardedStore(MemoryStore(clock=clock), on_failure="local", share=4, clock=clock, background=False)
+
+
+class FarStore(WrappedStore):
+    """As somebody else would write one, with the birth of limits told on."""
+
+    def know(self, limit):
+        self.inner.know(limit)
+
+
+class TestGuardedFarStore(StoreContract):
+    """A guard around somebody else's store, which promises nothing: every call is made by another thread."""
+
+    examples = 100 if SOAK else 4
+    threads = 20
+
+    def make_store(self, clock: ManualClock) -> GuardedStore:
+        far = FarStore(MemoryStore(clock=clock), local=False)
+        return GuardedStore(far, budget="10s", on_failure="closed", clock=clock, background=False)
+
+
+def test_a_store_that_promises_to_be_prompt_is_asked_itself(store):
+    """A store near by is called as it is; one far away that promises nothing is called by others."""
+    assert GuardedStore(store)._store is store
+    assert isinstance(GuardedStore(WrappedStore(store))._store, PromptStore)
+
+
+@pytest.mark.parametrize("near", [True, False], ids=["near", "far"])
+def test_a_guard_is_as_near_as_its_store(store, near):
+    """`local` is that of the store behind."""
+    assert GuardedStore(WrappedStore(store, local=near)).local is near
+
+
+def test_rebook_is_offered_when_the_store_behind_offers_it(store):
+    """A line moves up behind a guard exactly where it does without one."""
+    assert hasattr(GuardedStore(store), "rebook")
+    assert not hasattr(GuardedStore(WrappedStore(store)), "rebook")
+
+
+def test_a_guard_keeps_its_word_to_a_guard_around_it(store):
+    """Asked for less time, a guard passes that on; asked for more, it keeps to its own."""
+    guard = GuardedStore(WrappedStore(store), budget="20ms")
+    assert guard.answers_within(5_000) is True
+    assert (guard.budget_us, guard._store.budget_us) == (5_000, 5_000)
+    assert guard.answers_within(50_000) is True
+    assert guard.budget_us == 5_000
+
+
+def test_guards_compose(store):
+    """A guard in a guard answers as the store itself."""
+    limiter = Limiter("5/s burst 10", store=GuardedStore(GuardedStore(store)))
+    assert limiter.hit("a", cost=4).remaining == 6
+    assert limiter.reserve("a", cost=6).settle(1) is True
+    assert limiter.peek("a").remaining == 5

@@ -1,0 +1,403 @@
+"""A store that hangs, really: the budget, what becomes of late answers, and who looks whether it is back."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import threading
+import time
+from random import Random
+
+import pytest
+from conftest import WrappedStore
+
+from headgate import AsyncLimiter, Decision, FixedWindow, Limiter, MemoryStore, StoreTimeout, StoreUnavailable
+from headgate.stores.guarded import GuardedStore
+from headgate.stores.prompt import PromptStore
+
+#: What a machine that is busy with other things may take on top of a budget.
+NOISE = 0.25
+
+
+class HangingStore(WrappedStore):
+    """Somebody else's store, whose calls hang until they are let go."""
+
+    def __init__(self, inner: MemoryStore) -> None:
+        super().__init__(inner)
+        self.gate = threading.Event()
+        self.hangs = True
+        self.returned: list[tuple[str, int]] = []
+
+    def _noted(self, verb: str) -> MemoryStore:
+        inner = super()._noted(verb)
+        if self.hangs and verb != "give_back":
+            self.gate.wait(20)
+        return inner
+
+    def give_back(self, claims, charged_at=-1):
+        self.returned += [(claim.key, claim.cost) for claim in claims]
+        super().give_back(claims, charged_at)
+
+
+class HangingTasks(HangingStore):
+    """The same with an async face of its own."""
+
+    async def adecide(self, claims, max_wait_us=0, commit=True) -> Decision:
+        self.calls.append("adecide")
+        if "decide" in self.failing:
+            raise StoreUnavailable("adecide: nobody answers")
+        while self.hangs and not self.gate.is_set():
+            await asyncio.sleep(0.001)
+        return self.inner.decide(claims, max_wait_us, commit)
+
+    async def adecide_many(self, asks, max_wait_us=0):
+        while self.hangs and not self.gate.is_set():
+            await asyncio.sleep(0.001)
+        return self.inner.decide_many(asks, max_wait_us)
+
+    async def agive_back(self, claims, charged_at=-1):
+        self.give_back(claims, charged_at)
+
+
+@pytest.fixture(params=[HangingStore, HangingTasks], ids=["one face", "two faces"])
+def hanging(request, store):
+    made = request.param(store)
+    yield made
+    made.gate.set()
+
+
+def took(call) -> float:
+    begun = time.perf_counter()
+    call()
+    return time.perf_counter() - begun
+
+
+# Threads
+
+
+def test_a_hung_store_costs_the_budget_and_then_nothing(store):
+    """Each decision takes the budget until the breaker opens; after that a hundred take less than one budget together."""
+    hanging = HangingStore(store)
+    with GuardedStore(hanging, budget="30ms", failures=3, background=False) as guard:
+        limiter = Limiter("5/s", store=guard)
+        for _ in range(3):
+            assert 0.03 <= took(lambda: limiter.hit("a")) < 0.03 + NOISE
+        assert guard.state == "open"
+        assert took(lambda: [limiter.hit("a") for _ in range(100)]) < 0.03
+        assert guard.stats()[2:4] == (3, 3)
+        assert guard.stats().abandoned == 3
+        hanging.gate.set()
+
+
+def test_a_late_charge_is_given_back(store, eventually):
+    """What an abandoned call charged when it came through after all goes back to the store."""
+    hanging = HangingStore(store)
+    guard = GuardedStore(hanging, budget="5ms", failures=100, background=False)
+    limiter = Limiter(FixedWindow("10/400d"), store=guard)
+    assert guard.answered_here(limiter.hit("a", cost=3))
+    assert guard.answered_here(limiter.reserve("a", cost=2).decision)
+    guard.decide_many([limiter.claims("a", 1), limiter.claims("b", 4)])
+    assert guard.answered_here(limiter.peek("a", cost=5))
+    hanging.gate.set()
+    eventually(lambda: len(hanging.returned) == 4)
+    assert sorted(hanging.returned) == [("a", 1), ("a", 2), ("a", 3), ("b", 4)]
+    eventually(lambda: guard.stats().abandoned == 0)
+    hanging.hangs = False
+    eventually(lambda: limiter.peek("a").remaining == 10)
+
+
+def test_a_refused_late_answer_gives_nothing_back(store, eventually):
+    """A call that was refused too late charged nothing."""
+    hanging = HangingStore(store)
+    guard = GuardedStore(hanging, budget="5ms", failures=100, background=False)
+    limiter = Limiter(FixedWindow("2/400d"), store=guard)
+    limiter.hit("a", cost=3)
+    hanging.gate.set()
+    eventually(lambda: guard.stats().abandoned == 0)
+    assert hanging.returned == []
+
+
+def test_abandoned_calls_are_bounded(store):
+    """However many callers there are, no more than so many calls hang; the others are told at once."""
+    hanging = HangingStore(store)
+    prompt = PromptStore(hanging, 2_000)
+    limiter = Limiter("1000/s", store=prompt)
+    before = threading.active_count()
+
+    def call(i):
+        for _ in range(4):
+            with pytest.raises(StoreTimeout):
+                limiter.hit(f"key {i}")
+
+    threads = [threading.Thread(target=call, args=(i,)) for i in range(20)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert prompt.errands.abandoned == prompt.errands.most == 32
+    assert threading.active_count() - before <= 32
+    assert len(hanging.calls) == 32
+    with pytest.raises(StoreTimeout, match="nobody is left"):
+        limiter.hit("a")
+    hanging.gate.set()
+
+
+def test_a_call_that_nobody_has_begun_is_not_made(store, eventually):
+    """When all who could ask are busy, a caller whose time is up leaves nothing behind."""
+    hanging = HangingStore(store)
+    prompt = PromptStore(hanging, 50_000)
+    prompt.errands.most = 1
+    limiter = Limiter(FixedWindow("10/400d"), store=prompt)
+    first = threading.Thread(target=lambda: pytest.raises(StoreTimeout, limiter.hit, "a"))
+    first.start()
+    eventually(lambda: hanging.calls == ["decide"])
+    with pytest.raises(StoreTimeout):
+        limiter.hit("b")
+    first.join()
+    hanging.gate.set()
+    eventually(lambda: prompt.errands.abandoned == 0)
+    hanging.hangs = False
+    assert limiter.hit("a")
+    assert ("b", 1) not in hanging.returned
+    assert [key for key, _ in store.items(limiter.named[0])] == ["a"]
+
+
+def test_threads_in_their_budget_are_all_answered(store):
+    """More callers than threads: each is asked for in its turn, and none is lost."""
+    prompt = PromptStore(WrappedStore(store), 10_000_000)
+    prompt.errands.most = 3
+    limiter = Limiter(FixedWindow("1000/400d"), store=prompt)
+    threads = [threading.Thread(target=lambda: [limiter.hit("a") for _ in range(25)]) for _ in range(12)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert limiter.peek("a").remaining == 1000 - 300
+    assert prompt.errands.threads <= 3
+
+
+def test_idle_threads_end_when_the_guard_is_closed(store, eventually):
+    """close() lets the waiting threads go."""
+    before = set(threading.enumerate())
+    guard = GuardedStore(WrappedStore(store), budget=5)
+    Limiter("5/s", store=guard).hit("a")
+    (asking,) = set(threading.enumerate()) - before
+    eventually(lambda: guard._store.errands.free == 1)
+    guard.close()
+    asking.join(2)
+    assert not asking.is_alive()
+
+
+# Tasks
+
+
+def test_a_hung_store_costs_a_task_the_budget_and_then_nothing(hanging):
+    """The same for asyncio, and the loop goes on meanwhile."""
+
+    async def main():
+        guard = GuardedStore(hanging, budget="30ms", failures=3, background=False)
+        limiter = AsyncLimiter("5/s", store=guard)
+        ticks = []
+
+        async def tick():
+            while True:
+                ticks.append(1)
+                await asyncio.sleep(0.002)
+
+        ticking = asyncio.create_task(tick())
+        await asyncio.sleep(0)
+        for _ in range(3):
+            begun = time.perf_counter()
+            assert guard.answered_here(await limiter.hit("a"))
+            assert 0.029 <= time.perf_counter() - begun < 0.03 + NOISE
+        assert guard.state == "open"
+        assert len(ticks) > 5
+        begun = time.perf_counter()
+        for _ in range(100):
+            await limiter.hit("a")
+        assert time.perf_counter() - begun < 0.03
+        assert guard.stats().abandoned == 3
+        ticking.cancel()
+        hanging.gate.set()
+        await asyncio.sleep(0.05)
+        return guard.stats().abandoned
+
+    assert asyncio.run(main()) == 0
+
+
+def test_a_late_charge_of_a_task_is_given_back(hanging):
+    """An abandoned task goes on by itself, and what it charged goes back."""
+
+    async def main():
+        guard = GuardedStore(hanging, budget="5ms", failures=100, background=False)
+        limiter = AsyncLimiter(FixedWindow("10/400d"), store=guard)
+        await limiter.hit("a", cost=3)
+        await limiter.reserve("b", cost=2)
+        await limiter.hit_many(["c", "d"])
+        hanging.gate.set()
+        for _ in range(200):
+            await asyncio.sleep(0.005)
+            if len(hanging.returned) == 4:
+                break
+        return sorted(hanging.returned)
+
+    assert asyncio.run(main()) == [("a", 3), ("b", 2), ("c", 1), ("d", 1)]
+
+
+def test_a_cancelled_caller_leaves_no_charge_behind(hanging):
+    """A caller that is cancelled while it is asked for gives back what is charged after that."""
+
+    async def main():
+        guard = GuardedStore(hanging, budget="5s", background=False)
+        limiter = AsyncLimiter(FixedWindow("10/400d"), store=guard)
+        task = asyncio.create_task(limiter.hit("a", cost=3))
+        await asyncio.sleep(0.02)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        hanging.gate.set()
+        for _ in range(200):
+            await asyncio.sleep(0.005)
+            if hanging.returned:
+                break
+        return hanging.returned, guard.stats().failures
+
+    assert asyncio.run(main()) == ([("a", 3)], 0)
+
+
+def test_a_loop_may_end_while_calls_hang(hanging):
+    """asyncio.run ends although a call hangs, and a second one works on the same guard."""
+    guard = GuardedStore(hanging, budget="5ms", failures=2)
+
+    async def main():
+        limiter = AsyncLimiter("5/s", store=guard)
+        return [guard.answered_here(await limiter.hit("a")) for _ in range(4)]
+
+    assert asyncio.run(main()) == [True] * 4
+    assert asyncio.run(main()) == [True] * 4
+    guard.close()
+
+
+# Who looks whether it is back
+
+
+def test_a_thread_looks_in_the_background(store, eventually):
+    """Nobody has to ask: the guard probes by itself, and its thread ends when the store is well again."""
+    behind = WrappedStore(store, local=True)
+    guard = GuardedStore(behind, failures=1, backoff="2ms", max_backoff="10ms", ramp="10ms")
+    limiter = Limiter("1000/s", store=guard)
+    behind.failing.add("decide")
+    limiter.hit("a")
+    assert guard.state == "open"
+    eventually(lambda: guard.stats().probes >= 3)
+    assert guard.state == "open"
+    behind.failing.clear()
+    eventually(lambda: guard.state == "closed")
+    eventually(lambda: not [one for one in threading.enumerate() if one.name == "headgate lookout"])
+    assert not guard.answered_here(limiter.hit("a"))
+
+
+def test_closing_ends_the_lookout(store, eventually):
+    """close() ends the thread at once, however long the next probe is away."""
+    behind = WrappedStore(store, local=True)
+    guard = GuardedStore(behind, failures=1, backoff=600, max_backoff=600, rng=Random(3))
+    behind.failing.add("decide")
+    Limiter("5/s", store=guard).hit("a")
+    assert guard._watch.lookout.alive
+    guard.close()
+    eventually(lambda: not [one for one in threading.enumerate() if one.name == "headgate lookout"])
+
+
+def test_a_forgotten_guard_ends_its_lookout(store, eventually):
+    """A guard that nobody holds is not held by its own thread."""
+    behind = WrappedStore(store, local=True)
+    guard = GuardedStore(behind, failures=1, backoff="20ms", max_backoff="20ms")
+    behind.failing.add("decide")
+    Limiter("5/s", store=guard).hit("a")
+    del guard
+    gc.collect()
+    eventually(lambda: not [one for one in threading.enumerate() if one.name == "headgate lookout"])
+
+
+def test_a_task_looks_in_the_background(store):
+    """In an event loop the lookout is a task, and the store's async face is asked."""
+    behind = HangingTasks(store)
+    behind.hangs = False
+
+    async def main():
+        guard = GuardedStore(behind, budget=5, failures=1, backoff="2ms", max_backoff="10ms", ramp="10ms")
+        limiter = AsyncLimiter("1000/s", store=guard)
+        behind.failing.add("decide")
+        await limiter.hit("a")
+        assert guard.state == "open"
+        assert guard._watch.lookout.task is not None
+        while guard.stats().probes < 3:
+            await asyncio.sleep(0.002)
+        behind.failing.clear()
+        while guard.state != "closed":
+            await asyncio.sleep(0.002)
+        assert not guard.answered_here(await limiter.hit("a"))
+        assert set(behind.calls) == {"adecide"}
+        await guard.aclose()
+
+    asyncio.run(asyncio.wait_for(main(), 10))
+
+
+def test_when_a_loop_ends_the_next_caller_posts_a_new_lookout(store, eventually):
+    """A guard that opened in one event loop recovers although that loop is gone."""
+    behind = HangingTasks(store)
+    behind.hangs = False
+    guard = GuardedStore(behind, budget=5, failures=1, backoff="2ms", max_backoff="10ms", ramp="10ms")
+    behind.failing.add("decide")
+
+    async def main():
+        return await AsyncLimiter("1000/s", store=guard).hit("a")
+
+    assert guard.answered_here(asyncio.run(main()))
+    behind.failing.clear()
+    assert guard.answered_here(asyncio.run(main()))
+    Limiter("1000/s", store=guard).hit("a")
+    eventually(lambda: guard.state == "closed")
+    guard.close()
+
+
+def test_a_guard_survives_a_fork(python):
+    """A child has nobody in the background of its parent: it probes by itself, with a chance of its own."""
+    done = python(
+        """
+        import os, sys, time
+        sys.path.insert(0, "tests")
+        from headgate import Limiter, MemoryStore, StoreUnavailable
+        from headgate.stores.guarded import GuardedStore
+
+        class Failing(MemoryStore):
+            fails = True
+            def decide(self, claims, max_wait_us=0, commit=True):
+                if self.fails:
+                    raise StoreUnavailable("gone")
+                return MemoryStore.decide(self, claims, max_wait_us, commit)
+
+        store = Failing()
+        guard = GuardedStore(store, failures=1, backoff="1ms", max_backoff="2ms", ramp="1ms")
+        limiter = Limiter("1000/s", store=guard)
+        limiter.hit("a")
+        assert guard.state == "open"
+        read, write = os.pipe()
+        pids = []
+        for _ in range(2):
+            pid = os.fork()
+            if not pid:
+                store.fails = False
+                os.write(write, b"%.12f\\n" % guard._breaker.rng.random())
+                end = time.monotonic() + 5
+                while guard.state != "closed" and time.monotonic() < end:
+                    limiter.hit("a")
+                    time.sleep(0.001)
+                os._exit(0 if guard.state == "closed" else 1)
+            pids.append(pid)
+        codes = [os.waitpid(pid, 0)[1] for pid in pids]
+        drawn = os.read(read, 100).split()
+        print(codes, len(set(drawn)))
+        """
+    )
+    assert done.stdout.strip() == "[0, 0] 2", done.stderr
