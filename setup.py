@@ -33,6 +33,8 @@ COMPILED = (
     "stores/table",
     "stores/cells",
     "stores/memory",
+    "stores/heavy",
+    "stores/routing",
 )
 REQUIRED = os.environ.get("HEADGATE_REQUIRE_COMPILED") == "1"
 DISABLED = os.environ.get("HEADGATE_DISABLE_COMPILED") == "1"

@@ -1,0 +1,42 @@
+# The C face of routing.py.
+from headgate.algorithms.claim cimport Claim, NamedLimit
+from headgate.decision cimport Decision
+from headgate.stores.contract cimport Store
+from headgate.stores.heavy cimport Heavy
+from headgate.stores.memory cimport MemoryStore
+
+cdef class Shard:
+    cdef readonly int number
+    cdef readonly str name
+    cdef readonly double weight
+    cdef readonly Store store
+    cdef readonly MemoryStore memory
+    cdef readonly Heavy heavy
+    cdef public Store leased
+    cdef public object gate
+    cdef readonly NamedLimit pacer
+    cdef readonly bint open
+
+cdef class Spread:
+    cdef object owner
+    cdef NamedLimit named
+    cdef list parts
+    cdef NamedLimit at(self, Shard shard)
+
+cdef class Routed(Store):
+    cdef public list table
+    cdef readonly int side
+    cdef long long inside_0, inside_1
+    cdef object _count
+    cdef object __weakref__
+    cpdef int step_in(self)
+    cpdef int step_out(self, int side)
+    cpdef Shard home(self, str key)
+    cdef Spread spread(self, NamedLimit named)
+    cpdef NamedLimit at(self, NamedLimit named, Shard shard)
+    cpdef Shard only(self, list claims)
+    cpdef list sent(self, list claims, Shard shard)
+    cpdef int kept(self, list claims, list copies)
+    cdef Decision asked(self, Shard shard, NamedLimit named, str key, long long cost, long long max_wait_us, bint commit)
+
+cdef int remember(Claim into, Claim of)

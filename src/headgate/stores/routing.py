@@ -1,0 +1,310 @@
+"""The way of one decision to its shard: a slot, a look at a table, the shard's own answer.
+
+`table[slot]` is the shard that a slot lives on, so a route costs a CRC and an index; there is nothing to cache and nothing to
+go stale. A slot that is on its way to another shard has a closed door in the table: who meets it leaves, waits for the move to
+end, and asks again.
+
+A move has to know that nobody who read the table before is still deciding. So everybody steps in before reading it and steps
+out after deciding, on one of two counters; the move closes its doors, sends newcomers to the other counter, and waits until
+the first is empty. Rejected: a lock around every decision (far shards would be asked one at a time).
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from typing import Any
+
+try:
+    import cython
+except ModuleNotFoundError:
+    from headgate import _plain as cython  # type: ignore[no-redef]
+
+if cython.compiled:
+    from cython.cimports.headgate.algorithms.claim import Claim, NamedLimit
+    from cython.cimports.headgate.decision import Decision
+    from cython.cimports.headgate.stores.cells import Place
+    from cython.cimports.headgate.stores.contract import Store
+    from cython.cimports.headgate.stores.heavy import Heavy
+    from cython.cimports.headgate.stores.memory import MemoryStore, blank
+else:
+    from ..algorithms.claim import Claim, NamedLimit
+    from ..decision import Decision
+    from .cells import Place
+    from .contract import Store
+    from .heavy import Heavy
+    from .memory import MemoryStore, blank
+
+from zlib import crc32
+
+from ..algorithms import TokenBucket
+from ..algorithms.claim import Claim as Asked
+from ..algorithms.claim import NamedLimit as Named
+from ..errors import StoreUnavailable
+from .memory import MemoryStore as Memory
+
+#: What holds a shard back until a common start (see span.py): a token every microsecond.
+PACE = TokenBucket("1 per 1us burst 1")
+_routed: Any = weakref.WeakSet()
+
+
+@cython.cclass
+class Shard:
+    """One store under its name. A door that is closed (`open` False) stands in the table for a slot that is being moved."""
+
+    __slots__ = ("gate", "heavy", "leased", "memory", "name", "number", "open", "pacer", "store", "weight")
+
+    def __init__(self, number: int, name: str, weight: float, store: Any, heavy: Any = None, leased: Any = None) -> None:
+        self.number = number
+        self.name = name
+        self.weight = weight
+        self.store = store
+        self.memory: Any = store if type(store) is Memory else None
+        self.heavy: Any = heavy
+        self.leased: Any = leased
+        self.gate: Any = None
+        self.pacer: Any = Named("headgate", "pacer", PACE)
+        self.open = store is not None
+
+    def __repr__(self) -> str:
+        return f"<shard {self.name!r}>"
+
+
+@cython.cclass
+class Spread:
+    """A limit as each shard knows it: a NamedLimit of its own for every shard, in which that store may keep its place."""
+
+    __slots__ = ("named", "owner", "parts")
+
+    def __init__(self, owner: Any, named: Any) -> None:
+        self.owner = owner
+        self.named = named
+        self.parts: list[Any] = []
+
+    @cython.cfunc
+    def at(self, shard: Shard) -> NamedLimit:
+        if shard.number >= len(self.parts):
+            self.grow(shard.number)
+        return self.parts[shard.number]  # type: ignore[no-any-return]
+
+    def grow(self, number: int) -> None:
+        named = self.named
+        self.parts = self.parts + [Named(named.limiter, named.name, named.limit) for _ in range(len(self.parts), number + 1)]
+
+
+@cython.cclass
+class Routed(Store):
+    """What of a ShardedStore is on the way of every decision."""
+
+    def __init__(self) -> None:
+        self.table: list[Any] = []
+        self.side = 0
+        self.inside_0 = self.inside_1 = 0
+        self._count = threading.Lock()
+        _routed.add(self)
+
+    def renew(self) -> None:
+        """For the child of a fork, in which nobody else is under way."""
+        self._count = threading.Lock()
+        self.inside_0 = self.inside_1 = 0
+
+    # Steps -----------------------------------------------------------------------------------------------------
+
+    @cython.ccall
+    def step_in(self) -> cython.int:
+        """Before the table is read; the answer is for stepping out."""
+        if cython.compiled:
+            side: cython.int = self.side
+            if side:
+                self.inside_1 += 1
+            else:
+                self.inside_0 += 1
+            return side
+        with self._count:
+            if self.side:
+                self.inside_1 += 1
+            else:
+                self.inside_0 += 1
+            return self.side
+
+    @cython.ccall
+    def step_out(self, side: cython.int) -> cython.int:
+        """After deciding."""
+        if cython.compiled:
+            if side:
+                self.inside_1 -= 1
+            else:
+                self.inside_0 -= 1
+            return 0
+        with self._count:
+            if side:
+                self.inside_1 -= 1
+            else:
+                self.inside_0 -= 1
+            return 0
+
+    def turn_side(self) -> int:
+        """Sends newcomers to the other counter; answers with the one that is to become empty."""
+        with self._count:
+            old = int(self.side)
+            self.side = 1 - old
+            return old
+
+    def within(self, side: int) -> int:
+        """How many are between their steps on this counter."""
+        return int(self.inside_1 if side else self.inside_0)
+
+    # Routes ----------------------------------------------------------------------------------------------------
+
+    @cython.ccall
+    def home(self, key: str) -> Shard:
+        """The shard of a key, or a closed door."""
+        crc: cython.ulonglong = crc32(key.encode("utf-8", "surrogatepass"))
+        return self.table[((crc * 0x9E3779B1) >> 18) & 16_383]  # type: ignore[no-any-return]
+
+    @cython.cfunc
+    def spread(self, named: NamedLimit) -> Spread:
+        spread: Spread
+        if isinstance(named.place, Spread):
+            spread = named.place
+            if spread.owner is self:
+                return spread
+        spread = Spread(self, named)
+        named.place = spread
+        return spread
+
+    @cython.ccall
+    def at(self, named: NamedLimit, shard: Shard) -> NamedLimit:
+        """A limit as this shard knows it."""
+        return self.spread(named).at(shard)
+
+    @cython.ccall
+    def sent(self, claims: list, shard: Shard) -> list:  # type: ignore[type-arg]
+        """The claims as this shard knows them, with what they remember."""
+        found: list = []  # type: ignore[type-arg]
+        claim: Claim
+        copy: Claim
+        for claim in claims:
+            copy = Asked(self.spread(claim.named).at(shard), claim.key, claim.cost, claim.charged)
+            remember(copy, claim)
+            found.append(copy)
+        return found
+
+    @cython.ccall
+    def kept(self, claims: list, copies: list) -> cython.int:  # type: ignore[type-arg]
+        """What the copies remember of a charge goes back into the claims they were made of."""
+        i: cython.Py_ssize_t
+        for i in range(len(claims)):
+            remember(claims[i], copies[i])
+        return 0
+
+    @cython.ccall
+    def only(self, claims: list) -> Shard | None:  # type: ignore[type-arg]
+        """The shard on which all claims live (or the closed door that all of them meet); None when they live on several."""
+        claim: Claim = claims[0]
+        first: str = claim.key
+        shard: Shard = self.home(first)
+        i: cython.Py_ssize_t
+        for i in range(1, len(claims)):
+            claim = claims[i]
+            if claim.key is not first and claim.key != first and self.home(claim.key) is not shard:
+                return None
+        return shard
+
+    # One limit, one key ----------------------------------------------------------------------------------------
+
+    @cython.ccall
+    def one(
+        self, named: NamedLimit, key: str, cost: cython.longlong, max_wait_us: cython.longlong, commit: cython.bint
+    ) -> Decision:
+        shard: Shard
+        side: cython.int = self.step_in()
+        try:
+            shard = self.home(key)
+            if shard.open:
+                return self.asked(shard, named, key, cost, max_wait_us, commit)
+        except StoreUnavailable as error:
+            lost: Any = error
+        else:
+            lost = None
+        finally:
+            self.step_out(side)
+        self.elsewhere(shard, lost)
+        return self.one(named, key, cost, max_wait_us, commit)
+
+    @cython.cfunc
+    def asked(
+        self,
+        shard: Shard,
+        named: NamedLimit,
+        key: str,
+        cost: cython.longlong,
+        max_wait_us: cython.longlong,
+        commit: cython.bint,
+    ) -> Decision:
+        """A shard's own answer; that of its leases for a hot key."""
+        known: NamedLimit = self.spread(named).at(shard)
+        decision: Decision
+        if shard.memory is not None:
+            memory: MemoryStore = shard.memory
+            place: Place = memory.place_of(known)
+            if cython.compiled:
+                return memory.decide_one(blank(memory, place), place, key, cost, max_wait_us, commit, memory.now())
+            with memory._lock:
+                return memory.decide_one(blank(memory, place), place, key, cost, max_wait_us, commit, memory.now())
+        heavy: Heavy = shard.heavy
+        if heavy is None:
+            return shard.store.one(known, key, cost, max_wait_us, commit)
+        if heavy.hot and key in heavy.hot and shard.leased is not None:
+            decision = shard.leased.one(known, key, cost, max_wait_us, commit)
+        else:
+            decision = shard.store.one(known, key, cost, max_wait_us, commit)
+        heavy.hit(key, decision.start_us - decision.wait_us)
+        return decision
+
+    @cython.ccall
+    def at_once(self, named: NamedLimit, key: str, cost: cython.longlong) -> Decision | None:
+        side: cython.int = self.step_in()
+        try:
+            shard: Shard = self.home(key)
+            if not shard.open:
+                return None
+            if shard.memory is not None:
+                return self.asked(shard, named, key, cost, 0, True)
+            heavy: Heavy = shard.heavy
+            known: NamedLimit = self.spread(named).at(shard)
+            if heavy is None or not heavy.hot or key not in heavy.hot or shard.leased is None:
+                return shard.store.at_once(known, key, cost)  # type: ignore[no-any-return]
+            decision: Decision = shard.leased.at_once(known, key, cost)
+            if decision is not None:
+                heavy.hit(key, decision.start_us - decision.wait_us)
+            return decision
+        finally:
+            self.step_out(side)
+
+    def elsewhere(self, shard: Any, lost: Any) -> None:
+        """The shard could not be asked: its door is closed, or it is lost. Returns when it is time to ask again, or raises."""
+        raise NotImplementedError
+
+
+@cython.cfunc
+def remember(into: Claim, of: Claim) -> cython.int:
+    """Copies what a claim remembers of its charge."""
+    into.undoable = of.undoable
+    into.a = of.a
+    into.b = of.b
+    into.c = of.c
+    into.new_a = of.new_a
+    into.new_b = of.new_b
+    into.new_c = of.new_c
+    return 0
+
+
+def _after_fork() -> None:
+    for store in list(_routed):
+        store.renew()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
