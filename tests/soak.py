@@ -21,7 +21,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from laboratory.crew import Worker
-from laboratory.faults import FAULTS, Fault, Laboratory
+from laboratory.faults import FAULTS, MORE_FAULTS, Fault, Laboratory
 from laboratory.modes import MODES
 from laboratory.traffic import Tally
 from laboratory.verdict import Record, as_data, judged, markdown, plain, table
@@ -40,21 +40,23 @@ class Soak:
         self.by_fault: dict[str, Record] = defaultdict(Record)
         self.by_mode: dict[str, Record] = defaultdict(Record)
         self.stack = ExitStack()
-        self.lab = self.stack.enter_context(Laboratory())
+        self.lab = self.stack.enter_context(Laboratory(houses=True))
         self.skew = Skew() if faketime_library() else None
         self.lab.skew = self.skew
         self.crew: list[Worker] = []
+        OUT.mkdir(exist_ok=True)
+        self.log = self.stack.enter_context((OUT / "soak.log").open("w"))
 
     def order(self) -> Iterator[Fault]:
         """Every fault once in random order, and again, and again."""
-        known = [fault for fault in FAULTS if not fault.fakes_time or faketime_library()]
+        known = [fault for fault in (*FAULTS, *MORE_FAULTS) if not fault.fakes_time or faketime_library()]
         while True:
             yield from self.dice.sample(known, len(known))
 
     def gather(self) -> None:
         for mode in MODES.values():
             for number in range(WORKERS):
-                self.crew.append(Worker(mode, self.lab.places, self.skew if number else None))
+                self.crew.append(Worker(mode, self.lab.places, self.skew if number else None, self.log))
         self.lab.crew = self.crew
 
     def round(self, number: int, fault: Fault) -> list[str]:
@@ -70,7 +72,7 @@ class Soak:
         finally:
             fault.heal(self.lab)
         healed = time.monotonic()
-        time.sleep(max(mode.recovery for mode in MODES.values()) + 0.5)
+        time.sleep(max(mode.recovery for mode in MODES.values()) + 1)
         for worker in names:
             worker.tell("stop")
         return self.judge(fault, names, begun, healed)
@@ -118,7 +120,6 @@ class Soak:
         words = f"{rounds} faults survived" if not broken else f"{rounds} faults, {len(broken)} promises BROKEN"
         summary = f"{words}, {total:,} decisions made, seed {self.seed}"
         print(f"\nsoak: {summary}")
-        OUT.mkdir(exist_ok=True)
         text = "\n\n".join(["# The last soak", summary, *(markdown(rows) for rows in tables), *broken])
         (OUT / "soak.md").write_text(text + "\n")
         data = {

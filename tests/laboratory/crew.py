@@ -20,17 +20,18 @@ TESTS = Path(__file__).resolve().parents[1]
 
 
 class Worker:
-    """A process that makes traffic in one mode. `skew` is the clock that it lives by."""
+    """A process that makes traffic in one mode. `skew` is the clock that it lives by, `log` where it complains."""
 
-    def __init__(self, mode: Mode, places: dict[str, Any], skew: Skew | None) -> None:
-        self.mode, self.places, self.skew = mode, places, skew
+    def __init__(self, mode: Mode, places: dict[str, Any], skew: Skew | None, log: Any = None) -> None:
+        self.mode, self.places, self.skew, self.log = mode, places, skew, log
         self.start()
 
     def start(self) -> None:
         command = [sys.executable, "-m", "laboratory.worker", self.mode.name, json.dumps(self.places)]
         paths = os.pathsep.join([str(TESTS), *filter(None, [os.environ.get("PYTHONPATH")])])
         env = {**os.environ, **(self.skew.env if self.skew is not None else {}), "PYTHONPATH": paths}
-        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env, text=True)
+        pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": self.log or None}
+        self.process = subprocess.Popen(command, **pipes, env=env, text=True)
         self.said: dict[str, Any] = {}
         self.heard = threading.Condition()
         self.listening = threading.Thread(target=self._listen, args=(self.process,), daemon=True)

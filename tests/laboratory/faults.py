@@ -8,8 +8,11 @@ answered while it lasts.
 from __future__ import annotations
 
 import contextlib
+import signal
+import tempfile
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,21 +26,32 @@ HOUR = 3600
 
 
 class Laboratory:
-    """`url` is the way through the network; `server` and `network` are what is broken."""
+    """`url` is the way through the network; `server` and `network` are what is broken.
 
-    def __init__(self) -> None:
+    With `houses`, as in a soak, there is also a second server that stays well, a house with sentinels, a cluster, and a folder.
+    """
+
+    def __init__(self, houses: bool = False) -> None:
+        self.stack = ExitStack()
         options = ("--busy-reply-threshold", "20")
-        self.server: Any = FaketimeValkey(*options) if faketime_library() else Valkey(*options)
-        self.network = Proxy(self.server.port)
+        self.server: Any = self.stack.enter_context(FaketimeValkey(*options) if faketime_library() else Valkey(*options))
+        self.network = self.stack.enter_context(Proxy(self.server.port))
         self._busy: Any = None
+        self.places: dict[str, str] = {"server": self.url}
         #: In a soak: the clock of every other worker, and the workers.
         self.skew: Any = None
         self.crew: list[Any] = []
+        if houses:
+            self._build()
 
-    @property
-    def places(self) -> dict[str, Any]:
-        """Where stores find their servers."""
-        return {"server": self.url}
+    def _build(self) -> None:
+        from .houses import ReplicatedCluster, WatchedHouse
+
+        second = self.stack.enter_context(Valkey())
+        self.watched = self.stack.enter_context(WatchedHouse())
+        self.cluster = self.stack.enter_context(ReplicatedCluster())
+        folder = self.stack.enter_context(tempfile.TemporaryDirectory(prefix="headgate-soak-"))
+        self.places |= {"second": second.url, "sentinel": self.watched.url, "cluster": self.cluster.url, "folder": folder}
 
     @property
     def url(self) -> str:
@@ -61,9 +75,18 @@ class Laboratory:
             self._busy.disconnect()
             self._busy = None
 
+    def killed(self) -> None:
+        """kill -9 to the last worker of every mode."""
+        for worker in {worker.mode.name: worker for worker in self.crew}.values():
+            worker.kill()
+
+    def told(self, number: int) -> None:
+        """SIGSTOP or SIGCONT to the last worker of every mode."""
+        for worker in {worker.mode.name: worker for worker in self.crew}.values():
+            worker.process.send_signal(number)
+
     def close(self) -> None:
-        self.network.close()
-        self.server.close()
+        self.stack.close()
 
     def __enter__(self) -> Laboratory:
         return self
@@ -142,6 +165,16 @@ FAULTS = (
         fakes_time=True,
     ),
     Fault("server clock back and forth", lambda lab: to_and_fro(lab), jumps=4, fakes_time=True),
+)
+
+#: What goes wrong with clients, and with houses of several servers: these are for a soak, which has them.
+MORE_FAULTS = (
+    Fault("client killed (kill -9)", lambda lab: lab.killed(), place="client"),
+    Fault("client stopped (SIGSTOP)", lambda lab: lab.told(signal.SIGSTOP), lambda lab: lab.told(signal.SIGCONT), place="client"),
+    Fault("client clock 5 s ahead", lambda lab: lab.skew.set(5), lambda lab: lab.skew.set(0), fakes_time=True, place="client"),
+    Fault("client clock 5 s back", lambda lab: lab.skew.set(-5), lambda lab: lab.skew.set(0), fakes_time=True, place="client"),
+    Fault("primary killed (sentinel)", lambda lab: lab.watched.fail_over(), lambda lab: lab.watched.mend(), 1, place="sentinel"),
+    Fault("node killed (cluster)", lambda lab: lab.cluster.fail_over(), lambda lab: lab.cluster.mend(), 1, place="cluster"),
 )
 
 

@@ -39,8 +39,10 @@ class Tally:
     alone: Counter[str] = field(default_factory=Counter)
     errors: Counter[str] = field(default_factory=Counter)
     strange: list[str] = field(default_factory=list)
+    #: The longest call, how late a sleeper was woken at the latest, and the longest call without that; in seconds.
     longest: float = 0.0
     late: float = 0.0
+    slow: float = 0.0
     hung: int = 0
     seconds: float = 0.0
     #: By tenths of a second of the monotonic clock: answers, errors, and what the bucket admitted.
@@ -75,8 +77,8 @@ class Tally:
         self.strange += other.strange
         self.hung += other.hung
         for name in COUNTED:
-            getattr(self, name).update(getattr(other, name))
-        for name in ("longest", "late", "seconds"):
+            getattr(self, name).update(dict(getattr(other, name)))  # a copy in one step: its owner may be counting
+        for name in ("longest", "late", "slow", "seconds"):
             setattr(self, name, max(getattr(self, name), getattr(other, name)))
 
     def unwell(self, since: float) -> str:
@@ -157,6 +159,7 @@ class Traffic:
         self.witness.ended.set()
         self.witness.join()
         total.late = self.witness.late
+        total.slow = total.longest - total.late
         return total
 
     def _call(self, number: int) -> None:

@@ -8,10 +8,11 @@ from typing import Any
 
 from .faults import Fault
 from .modes import Mode
-from .traffic import LIMITS, Tally, most
+from .traffic import KEYS, LIMITS, Tally, between, most
 
 #: On top of a call's budget: turns of loops and threads. How late the machine woke a sleeper comes on top of that.
 SLACK = 0.25
+LIMIT_KEYS = [f"{limit} {key}" for limit in LIMITS for key in KEYS]
 
 
 @dataclass
@@ -48,22 +49,26 @@ def judged(mode: Mode, fault: Fault, tally: Tally, seconds: float, nodes: int, h
     record = Record(1, tally.calls, Counter(tally.errors), tally.longest)
     touched = fault.place == mode.place
     forgotten, jumps = (fault.forgets, fault.jumps) if touched else (0, 0)
-    for name, admitted in tally.admitted.items():
+    for name in LIMIT_KEYS:
         limit = LIMITS[name.split()[0]]
         bound = most(limit, seconds, forgotten, jumps) + mode.extra(limit, seconds, nodes)
-        record.beyond = max(record.beyond, admitted - most(limit, seconds))
-        if mode.promises or not touched:
-            record.fullest = max(record.fullest, admitted / bound)
-            if admitted > bound:
-                record.broken.append(f"{name}: {admitted} admitted, at most {bound:.1f}")
+        alone = mode.alone(limit, seconds, nodes)
+        record.beyond = max(record.beyond, tally.admitted[name] + tally.alone[name] - most(limit, seconds))
+        for who, admitted, allowed in (("the store", tally.admitted[name], bound), ("guards alone", tally.alone[name], alone)):
+            record.fullest = max(record.fullest, admitted / allowed if allowed else 0.0)
+            if admitted > allowed:
+                record.broken.append(f"{name}: {admitted} admitted by {who}, at most {allowed:.1f}")
     if tally.hung:
         record.broken.append(f"{tally.hung} callers never came back")
-    if tally.longest > mode.budget + SLACK + tally.late:
-        record.broken.append(f"one call took {tally.longest:.3f} s (threads woke up to {tally.late:.3f} s late)")
+    if tally.slow > mode.budget + SLACK:
+        record.broken.append(f"one call took {tally.slow:.3f} s and what the machine was late, {tally.late:.3f} s")
     if tally.strange:
         record.broken.append(f"an error of somebody else: {tally.strange[0]}")
-    if unwell := tally.unwell(healed + mode.recovery + tally.late):
+    well_at = healed + mode.recovery + min(tally.late, 0.5)
+    if unwell := tally.unwell(well_at):
         record.broken.append(f"not recovered: {unwell} later than {mode.recovery} s after the fault was over")
+    if still := between(tally.alone_at, well_at):
+        record.broken.append(f"not recovered: guards alone decided {still} times later than {mode.recovery} s after it was over")
     return record
 
 

@@ -31,7 +31,7 @@ def report(traffic: Traffic, round_name: str, ended: threading.Event) -> None:
 
 
 def one_round(store: Any, name: str) -> None:
-    traffic = Traffic(store, LIMITS, name, threads=2, tasks=2, pause=0.02).start()
+    traffic = Traffic(store, LIMITS, name, threads=2, tasks=2, pause=0.03).start()
     ended = threading.Event()
     reporting = threading.Thread(target=report, args=(traffic, name, ended), daemon=True)
     reporting.start()

@@ -26,6 +26,8 @@ from .valkey import free_port
 
 CHUNK = 65536
 ONE_TICK = 0.002
+#: A trickle comes in pieces, so many seconds apart; a slow one byte by byte.
+TRICKLED = 0.005
 
 
 class Line:
@@ -185,8 +187,12 @@ class Proxy:
                 await asyncio.sleep(ONE_TICK)
             if not data:
                 return
-            for piece in [data] if self.trickle is None or not replies else [data[i : i + 1] for i in range(len(data))]:
-                if self.trickle is not None and replies:
-                    await asyncio.sleep(1 / self.trickle)
-                writer.write(piece)
-            await writer.drain()
+            await self._write(data, writer, self.trickle if replies else None)
+
+    async def _write(self, data: bytes, writer: asyncio.StreamWriter, trickle: float | None) -> None:
+        size = len(data) if trickle is None else max(1, round(trickle * TRICKLED))
+        for first in range(0, len(data), size):
+            if trickle is not None:
+                await asyncio.sleep(size / trickle)
+            writer.write(data[first : first + size])
+        await writer.drain()
