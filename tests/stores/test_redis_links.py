@@ -17,7 +17,8 @@ import pytest
 import redis
 import redis.asyncio
 from conftest import driven
-from servers.valkey import Valkey, free_port
+from servers.tls import TlsFront
+from servers.valkey import Valkey
 
 import headgate
 from headgate import AsyncLimiter, ConfigurationError, Limiter, StoreUnavailable, TokenBucket
@@ -115,35 +116,41 @@ def certificates() -> Iterator[Path]:
 
 
 @pytest.fixture(scope="module")
-def tls_port(certificates: Path) -> Iterator[int]:
-    port = free_port()
-    files = {"cert": "server.pem", "key": "server.key", "ca-cert": "ca.pem"}
-    options = [word for name, file in files.items() for word in (f"--tls-{name}-file", str(certificates / file))]
-    try:
-        server = Valkey("--tls-port", str(port), "--tls-auth-clients", "optional", *options)
-    except RuntimeError as error:
-        pytest.skip(f"this server was built without TLS: {error}")
-    with server:
-        yield port
+def tls(certificates: Path, valkey: Valkey) -> Iterator[TlsFront]:
+    with TlsFront(valkey.port, certificates) as front:
+        yield front
 
 
-def test_tls(tls_port: int, certificates: Path) -> None:
+def test_tls(tls: TlsFront, certificates: Path) -> None:
     """`rediss://` makes sure of the server with the authority that it is given, and shows a certificate when it has one."""
     ca = f"ssl_ca_certs={certificates}/ca.pem"
-    works(RedisStore(f"rediss://127.0.0.1:{tls_port}?{ca}", prefix="tls"))
-    shown = f"ssl_certfile={certificates}/server.pem&ssl_keyfile={certificates}/server.key"
-    works(RedisStore(f"rediss://127.0.0.1:{tls_port}?{ca}&{shown}", prefix="mutual"))
-    works(RedisStore(f"rediss://127.0.0.1:{tls_port}?ssl_cert_reqs=none", prefix="trusting"))
-    with redis.Redis(port=tls_port, host="127.0.0.1", ssl=True, ssl_ca_certs=str(certificates / "ca.pem")) as client:
+    works(RedisStore(f"rediss://127.0.0.1:{tls.port}?{ca}", prefix="tls"))
+    works(RedisStore(f"rediss://127.0.0.1:{tls.port}/1?ssl_cert_reqs=none", prefix="trusting"))
+    with redis.Redis(port=tls.port, host="127.0.0.1", ssl=True, ssl_ca_certs=str(certificates / "ca.pem")) as client:
         works(RedisStore(client, prefix="tls client"))
+    assert tls.shown == []
+    shown = f"ssl_certfile={certificates}/server.pem&ssl_keyfile={certificates}/server.key"
+    works(RedisStore(f"rediss://127.0.0.1:{tls.port}?{ca}&{shown}", prefix="mutual"))
+    assert set(tls.shown) == {"127.0.0.1"}
 
 
-def test_a_server_that_nobody_vouches_for_is_refused(tls_port: int) -> None:
-    """Without its authority a certificate is worth nothing."""
-    with RedisStore(f"rediss://127.0.0.1:{tls_port}") as store:
-        for call in (lambda: Limiter(TEN, store=store).hit("k"), lambda: driven(AsyncLimiter(TEN, store=store).hit("k"))):
-            with pytest.raises(StoreUnavailable, match=r"(?i)certificate"):
-                call()
+def test_a_long_answer_over_tls(tls: TlsFront, certificates: Path) -> None:
+    """More than one record of TLS, on the way there and back."""
+    with RedisStore(f"rediss://127.0.0.1:{tls.port}?ssl_ca_certs={certificates}/ca.pem", prefix="long") as store:
+        limiter = Limiter(TEN, store=store)
+        keys = [f"{number:0100d}" for number in range(1000)]
+        assert all(limiter.hit_many(keys))
+        assert len(list(store.items(limiter.named[0]))) == 1000
+        assert all(driven(AsyncLimiter(TEN, store=store).hit_many(keys)))
+
+
+def test_a_server_that_nobody_vouches_for_is_refused(tls: TlsFront, certificates: Path) -> None:
+    """Without its authority a certificate is worth nothing, and one for another name is worth nothing here."""
+    for url in (f"rediss://127.0.0.1:{tls.port}", f"rediss://localhost:{tls.port}?ssl_ca_certs={certificates}/ca.pem"):
+        with RedisStore(url) as store:
+            for call in (lambda: Limiter(TEN, store=store).hit("k"), lambda: driven(AsyncLimiter(TEN, store=store).hit("k"))):
+                with pytest.raises(StoreUnavailable, match=r"(?i)certificate"):
+                    call()
 
 
 # Ready clients

@@ -60,7 +60,7 @@ class Deciding(Ask):
         names: Names,
         claims: Sequence[Claim],
         max_wait_us: int,
-        commit: bool,
+        commit: int,
         now_us: int | None,
         not_before_us: int,
         instead: Sequence[Any] = (),
@@ -70,7 +70,7 @@ class Deciding(Ask):
         self.stale = self.answer = None
         self.spots = [place_of(names, claim.limit) for claim in claims]
         self.rules = parts_of("decide", self.spots, now_us)
-        parts = [_DECIDE.pack(VERBS["decide"][0], len(claims), bool(commit), max_wait_us, not_before_us)]
+        parts = [_DECIDE.pack(VERBS["decide"][0], len(claims), int(commit), max_wait_us, not_before_us)]
         if now_us is not None:
             parts.append(NOW.pack(now_us))
         self.keys = pack_claims(parts, self.spots, claims, instead)
@@ -93,7 +93,7 @@ class Deciding(Ask):
             start, retry_us, left, reset_us = _FOUR.unpack_from(reply, at)
             at += 32
             parts.append(_part(place, now_us, start, retry_us, left, reset_us))
-            if stored and self.max_wait_us > 0 and not place.limit.logs:
+            if stored and (self.max_wait_us > 0 or self.commit > 1) and not place.limit.logs:
                 around = _SIX.unpack_from(reply, at)
                 at += 48
                 if claim.cost > 0:
@@ -168,9 +168,9 @@ def deciding(
 ) -> Ask:
     """A decision on claims; its answer is a Decision. `not_before_us`: none of them starts earlier than that."""
     patience = MAX_WAIT if max_wait_us is None or max_wait_us > MAX_WAIT else int(max_wait_us)
-    if len(claims) == 1 and not patience and commit and not not_before_us:
+    if len(claims) == 1 and not patience and commit == 1 and not not_before_us:
         return hitting(names, claims[0].limit, claims[0].key, claims[0].cost, now_us)
-    return Deciding(names, claims, patience, bool(commit), now_us, not_before_us)
+    return Deciding(names, claims, patience, int(commit), now_us, not_before_us)
 
 
 def giving_back(names: Names, claims: Sequence[Claim], charged_at: int = -1, now_us: int | None = None) -> Ask:

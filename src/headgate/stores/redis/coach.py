@@ -12,7 +12,7 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from ...errors import StoreError, StoreUnavailable
+from ...errors import ConfigurationError, StoreError, StoreUnavailable
 from .address import Login, Place
 from .asks import Ask
 from .parcel import Parcel, parcelled
@@ -27,6 +27,8 @@ class Stagecoach(Protocol):
 
     route: Route
     timeout_us: int
+
+    def streams(self, loop: asyncio.AbstractEventLoop) -> Streams: ...
 
     def answered(self, asks: Sequence[Ask]) -> Plan[list[StoreError | None]]: ...
 
@@ -105,10 +107,10 @@ class Coach:
         task.add_done_callback(self._journeys.discard)
 
     async def _journey(self, asks: list[Ask], callers: list[asyncio.Future[None]], left: list[int], deadline: float) -> None:
-        errors: list[StoreError | None] = []
+        errors: Sequence[Exception | None] = []
         try:
             errors = await self.streams.run(self.store.answered([asks[at] for at in left]), deadline)
-        except StoreError as error:
+        except (StoreError, ConfigurationError) as error:
             errors = [error] * len(left)
         except BaseException as error:
             _tell(callers, StoreUnavailable(f"{self.store.route.address}: {error!r}"))

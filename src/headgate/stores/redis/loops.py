@@ -8,7 +8,6 @@ import weakref
 from typing import Any
 
 from .coach import Coach, Stagecoach
-from .stream import Streams
 
 _inherited: list[Any] = []
 
@@ -33,7 +32,7 @@ class Loops:
             self._tidy()
             store = self._store()
             assert store is not None
-            found = self._coaches[loop] = Coach(store, Streams(loop))
+            found = self._coaches[loop] = Coach(store, store.streams(loop))
         self._last = found
         return found
 

@@ -65,6 +65,6 @@ def unavailable(error: Any, where: object) -> StoreUnavailable:
     remedy = REMEDIES.get(kind)
     if remedy is None and "without any password" in text:
         remedy = "it has no password set: leave it out of the URL"
-    elif remedy is None and "invalid DB index" in text.lower():
+    elif remedy is None and "DB index" in text:
         remedy = "it has no such database"
     return StoreUnavailable(f"{where} answered {text!r}" + (f"; {remedy}" if remedy else ""))

@@ -67,7 +67,8 @@ class Span:
         self.groups = groups_of(names, claims)
 
     def ask(self, group: Group, commit: bool, not_before_us: int = 0) -> Ask:
-        return deciding(self.names, group.claims, self.wait_us, commit, self.now_us, not_before_us)
+        """A charge remembers the states around it: given back before anybody else came, it leaves no trace."""
+        return deciding(self.names, group.claims, self.wait_us, 2 if commit else 0, self.now_us, not_before_us)
 
     def back(self, group: Group) -> Ask:
         return giving_back(self.names, group.claims, group.decision.start_us, self.now_us)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Coroutine, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from ...algorithms.claim import Claim, NamedLimit
@@ -26,6 +26,7 @@ from ..memory import checked, patience_us
 from . import answers, keeping
 from .address import Address, read_url
 from .asks import Ask, deciding, giving_back, hitting
+from .borrowed import BorrowedLinks, BorrowedStreams, Through
 from .client import is_client, read_client
 from .cluster import Cluster
 from .coach import Coach
@@ -38,6 +39,7 @@ from .resp import pack
 from .route import Route
 from .sentinel import Sentinels
 from .spanning import Span, groups_of
+from .stream import Streams
 from .trips import Plan, T
 
 ROUTES = {"single": Route, "sentinel": Sentinels, "cluster": Cluster}
@@ -62,14 +64,17 @@ class RedisStore(Store):
     """
 
     def __init__(self, server: Any, *, prefix: str | None = None, timeout: Duration | None = None, clock: Any = None) -> None:
-        self.address = _address(server)
-        options = self.address.options
+        self._client = server if not isinstance(server, str) else None
+        address = _address(server)
+        options = {} if address is None else address.options
         self.names = Names(prefix or options.get("prefix", "headgate"), marked=clock is not None)
         self.timeout_us = duration_us(timeout if timeout is not None else options.get("timeout", "1s"))
         if self.timeout_us <= 0:
             raise ConfigurationError(f"timeout={timeout!r}: the budget of a call must be more than nothing")
-        self.route: Route = ROUTES[self.address.kind](self.address)
-        self.links = Links()
+        self.borrowed = address is None
+        self.route: Route = Through(server) if address is None else ROUTES[address.kind](address)
+        self.address = self.route.address
+        self.links = BorrowedLinks(server) if address is None else Links()
         self.loops = Loops(self)
         self._clock = clock
         self._clock_lock = threading.Lock()
@@ -116,7 +121,11 @@ class RedisStore(Store):
 
     def answers_within(self, budget_us: int) -> bool:
         self.timeout_us = min(self.timeout_us, max(1000, budget_us))
-        return True
+        return not self.borrowed
+
+    def streams(self, loop: asyncio.AbstractEventLoop) -> Streams:
+        """The connections for a loop."""
+        return BorrowedStreams(loop, self._client) if self.borrowed else Streams(loop)
 
     # Knowing limits --------------------------------------------------------------------------------------------
 
@@ -277,12 +286,10 @@ class RedisStore(Store):
         await self.loops.aclose()
 
 
-def _address(server: Any) -> Address:
+def _address(server: Any) -> Address | None:
+    """Where the servers are; None for a client that can only be called through."""
     if isinstance(server, str):
         return read_url(server)
     if not is_client(server):
         raise ConfigurationError(f"RedisStore takes a URL such as 'redis://localhost:6379/0' or a redis-py client, not {server!r}")
-    found = read_client(server)
-    if found is None:
-        raise ConfigurationError(f"the settings of {server!r} can't be read; pass a URL instead")
-    return found
+    return read_client(server)

@@ -75,7 +75,7 @@ local function decide_all(claims, not_before_us, max_wait_us)
 end
 
 -- Reply: now, the common start; for each claim its start, retry, remaining, reset; after a patient charge the states around it.
-local function answer(claims, commit, not_before_us, max_wait_us)
+local function answer(claims, commit, not_before_us, max_wait_us, remember)
   if not load_all(claims) then return end
   local start_us = decide_all(claims, not_before_us, max_wait_us)
   local stored = start_us >= 0 and commit
@@ -91,7 +91,7 @@ local function answer(claims, commit, not_before_us, max_wait_us)
       if claim.moved and commit then store(claim, claim.a, claim.b, claim.c, claim.reset) end
     end
     reply[#reply + 1] = pack('<i8i8i8i8', claim.start, claim.retry, claim.left, claim.reset)
-    if stored and max_wait_us > 0 and not claim.rule.logs then
+    if stored and (max_wait_us > 0 or remember) and not claim.rule.logs then
       reply[#reply + 1] = pack('<i8i8i8i8i8i8', claim.a, claim.b, claim.c, claim.new_a, claim.new_b, claim.new_c)
     end
   end
@@ -105,7 +105,7 @@ local function decide_ask()
   --@now
   local claims = {}
   for i = 1, n do claims[i] = next_claim() end
-  answer(claims, commit > 0, not_before_us, max_wait_us)
+  answer(claims, commit > 0, not_before_us, max_wait_us, commit > 1) -- 2: the states around the charge are wanted
 end
 
 -- A hit that has come along with others: as hit.lua answers it.

@@ -1,0 +1,315 @@
+"""The asyncio colour of RedisStore: what travels together, who waits for whom, and what is left when a loop ends."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import threading
+import warnings
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+from servers.valkey import Valkey
+
+from headgate import AsyncLimiter, FixedWindow, Limiter, StoreTimeout, StoreUnavailable, TokenBucket
+from headgate.stores.redis import RedisStore
+
+HUNDRED = TokenBucket("1/h", burst=100)
+
+
+def calls(server: Valkey) -> dict[str, int]:
+    """How often each command was called by clients so far: those inside scripts are counted too, so only scripts are looked at."""
+    with server.client() as client:
+        told: Any = client.info("commandstats")
+    return {name.removeprefix("cmdstat_"): int(stat["calls"]) for name, stat in told.items()}
+
+
+def scripts(server: Valkey) -> int:
+    counted = calls(server)
+    return counted.get("evalsha", 0) + counted.get("eval", 0)
+
+
+def run(work: Callable[[], Awaitable[Any]]) -> Any:
+    async def main() -> Any:
+        return await work()
+
+    return asyncio.run(main())
+
+
+async def warm(limiter: AsyncLimiter) -> AsyncLimiter:
+    """The limit is known, the script loaded, the connection open."""
+    await limiter.hit("warm")
+    return limiter
+
+
+def test_decisions_of_one_turn_travel_as_one_script_call(valkey: Valkey) -> None:
+    """Sixty tasks, one call: and each gets its own answer, in the order in which they asked."""
+
+    async def work() -> None:
+        async with RedisStore(valkey.url, prefix="turn") as store:
+            limiter = await warm(AsyncLimiter(TokenBucket("1/h", burst=40), store=store))
+            before = scripts(valkey)
+            found = await asyncio.gather(*[limiter.hit("k") for _ in range(60)])
+            assert scripts(valkey) - before == 1
+            assert [bool(one) for one in found] == [True] * 40 + [False] * 20
+            assert [one.remaining for one in found[:40]] == list(range(39, -1, -1))
+
+    run(work)
+
+
+def test_a_large_turn_is_several_calls_in_one_write(valkey: Valkey) -> None:
+    """200 tasks are four calls of at most 64, read by the server at once."""
+
+    async def work() -> None:
+        async with RedisStore(valkey.url, prefix="large") as store:
+            limiter = await warm(AsyncLimiter(HUNDRED, store=store))
+            with valkey.client() as client:
+                before, reads = scripts(valkey), client.info("stats")["total_reads_processed"]
+                found = await asyncio.gather(*[limiter.hit(f"k{i % 2}") for i in range(200)])
+                assert scripts(valkey) - before == 4
+                assert client.info("stats")["total_reads_processed"] - reads <= 6 + 3  # three are this test's own
+            assert sum(map(bool, found)) == 200
+
+    run(work)
+
+
+@pytest.mark.parametrize("limits", [1, 5])
+def test_a_decision_is_one_round_trip_whatever_the_number_of_limits(valkey: Valkey, limits: int) -> None:
+    """One limit or five, hit or reservation or many keys, in both colours: one script call."""
+    some = {f"limit {size}": TokenBucket("1/h", burst=size) for size in range(100, 100 + limits)}
+
+    async def work() -> None:
+        async with RedisStore(valkey.url, prefix=f"trips {limits}") as store:
+            tasks, sync = await warm(AsyncLimiter(some, store=store)), Limiter(some, store=store)
+            await tasks.reserve("warm"), await tasks.peek("warm")
+            verbs: list[Callable[[], Any]] = [
+                lambda: sync.hit("k"),
+                lambda: sync.hit_many(["a", "b", "a"]),
+                lambda: sync.reserve("k", max_wait=1),
+                lambda: sync.peek("k"),
+            ]
+            for verb in verbs:
+                verb()
+                before = scripts(valkey)
+                verb()
+                assert scripts(valkey) - before == 1
+            for ask in (tasks.hit("k"), tasks.hit_many(["a", "b"]), tasks.reserve("k"), tasks.peek("k")):
+                before = scripts(valkey)
+                await ask
+                assert scripts(valkey) - before == 1
+
+    run(work)
+
+
+def test_different_rules_and_verbs_travel_together(valkey: Valkey) -> None:
+    """A batch of hits, peeks and reservations on several rules is still one call."""
+
+    async def work() -> None:
+        async with RedisStore(valkey.url, prefix="mixed") as store:
+            bucket, window = AsyncLimiter(HUNDRED, store=store), AsyncLimiter(FixedWindow("5/h"), store=store)
+            for warming in ("w", "x"):
+                await asyncio.gather(*[one.hit(warming) for one in (bucket, window)], bucket.acquire(warming, timeout=1))
+            before = scripts(valkey)
+            found = await asyncio.gather(bucket.hit("b"), window.hit("b"), bucket.peek("b"), bucket.acquire("b", timeout=1))
+            assert scripts(valkey) - before <= 2  # the second where this very mixture is new to the server
+            assert [one.remaining for one in found] == [99, 4, 99, 98]
+
+    run(work)
+
+
+# Cancelling
+
+
+def test_who_is_cancelled_before_the_coach_leaves_has_asked_nothing(valkey: Valkey) -> None:
+    """A task cancelled in the turn in which it asked takes nothing; the others are answered."""
+
+    async def work() -> None:
+        async with RedisStore(valkey.url, prefix="early") as store:
+            limiter = await warm(AsyncLimiter(HUNDRED, store=store))
+            tasks = [asyncio.ensure_future(limiter.hit("k")) for _ in range(10)]
+            await asyncio.sleep(0)
+            for task in tasks[::2]:
+                task.cancel()
+            found = await asyncio.gather(*tasks, return_exceptions=True)
+            assert [isinstance(one, asyncio.CancelledError) for one in found] == [True, False] * 5
+            assert (await limiter.peek("k")).remaining == 95
+
+    run(work)
+
+
+def test_who_is_cancelled_on_the_way_disturbs_nobody(valkey: Valkey) -> None:
+    """Replies go to those who still wait; what was decided for the cancelled stays charged."""
+
+    async def work() -> None:
+        async with RedisStore(valkey.url, prefix="late", timeout="3s") as store:
+            limiter = await warm(AsyncLimiter(HUNDRED, store=store))
+            valkey.freeze()
+            try:
+                tasks = [asyncio.ensure_future(limiter.hit("k")) for _ in range(10)]
+                await asyncio.sleep(0.05)
+                for task in tasks[::2]:
+                    task.cancel()
+                await asyncio.sleep(0.05)
+            finally:
+                valkey.thaw()
+            found = await asyncio.gather(*tasks, return_exceptions=True)
+            assert [one.remaining for one in found[1::2]] == [98, 96, 94, 92, 90]  # type: ignore[union-attr]
+            assert (await limiter.hit("k")).remaining == 89
+
+    run(work)
+
+
+# Budgets
+
+
+def test_a_late_answer_is_no_longer_waited_for_and_spoils_nothing(valkey: Valkey) -> None:
+    """The budget ends the wait; when the server goes on, the next call is answered by its own reply."""
+
+    async def work() -> None:
+        async with RedisStore(valkey.url, prefix="slow", timeout="150ms") as store:
+            limiter, loop = await warm(AsyncLimiter(HUNDRED, store=store)), asyncio.get_running_loop()
+            valkey.freeze()
+            try:
+                begun = loop.time()
+                told = await asyncio.gather(*[limiter.hit("k") for _ in range(70)], return_exceptions=True)
+                took = loop.time() - begun
+            finally:
+                valkey.thaw()
+            assert {type(one) for one in told} == {StoreTimeout}
+            assert 0.14 < took < 0.5
+            assert len({id(one) for one in told}) == 70  # each raises its own
+            assert (await limiter.hit("other")).remaining == 99
+            assert (await limiter.peek("k")).remaining <= 100
+
+    run(work)
+
+
+def test_a_silent_connection_is_left(valkey: Valkey) -> None:
+    """After a second without a word newcomers get another connection."""
+
+    async def work() -> None:
+        async with RedisStore(valkey.url, prefix="silent", timeout="1s") as store:
+            limiter = await warm(AsyncLimiter(HUNDRED, store=store))
+            (stream,) = store.loops.coach().streams._open.values()
+            valkey.freeze()
+            try:
+                with pytest.raises(StoreTimeout):
+                    await limiter.hit("k")
+            finally:
+                valkey.thaw()
+            assert await limiter.hit("k")
+            (other,) = store.loops.coach().streams._open.values()
+            assert stream is not other
+
+    run(work)
+
+
+def test_answers_within_lowers_the_budget(valkey: Valkey) -> None:
+    """A store that was asked to answer within 30 ms does, or says that it can't."""
+
+    async def work() -> None:
+        async with RedisStore(valkey.url, prefix="within") as store:
+            limiter, loop = await warm(AsyncLimiter(HUNDRED, store=store)), asyncio.get_running_loop()
+            sync = Limiter(HUNDRED, store=store)
+            sync.hit("warm")
+            assert store.answers_within(30_000)
+            valkey.freeze()
+            try:
+                for call in (lambda: limiter.hit("k"), lambda: asyncio.to_thread(sync.hit, "k")):
+                    begun = loop.time()
+                    with pytest.raises(StoreTimeout):
+                        await call()
+                    assert loop.time() - begun < 0.3
+            finally:
+                valkey.thaw()
+
+    run(work)
+
+
+# Loops
+
+
+def test_two_successive_runs_work_and_leave_nothing_open(valkey: Valkey) -> None:
+    """Connections end with their loop: the next asyncio.run has its own, and no warning is heard."""
+    with warnings.catch_warnings(record=True) as heard:
+        warnings.simplefilter("always")
+        with RedisStore(valkey.url, prefix="runs") as store, valkey.client() as client:
+            limiter = AsyncLimiter(HUNDRED, store=store)
+            before = client.info("clients")["connected_clients"]
+            for turn in range(3):
+                assert run(lambda: limiter.hit("k")).remaining == 99 - turn
+            gc.collect()
+            assert client.info("clients")["connected_clients"] == before
+        gc.collect()
+    assert [str(one.message) for one in heard] == []
+
+
+def test_a_loop_that_was_closed_without_manners_costs_nothing(valkey: Valkey) -> None:
+    """`loop.close()` alone: the connection is closed when the store next looks."""
+    with warnings.catch_warnings(record=True) as heard:
+        warnings.simplefilter("always")
+        with RedisStore(valkey.url, prefix="manners") as store:
+            limiter = AsyncLimiter(HUNDRED, store=store)
+            for turn in range(2):
+                loop = asyncio.new_event_loop()
+                assert loop.run_until_complete(limiter.hit("k")).remaining == 99 - turn
+                loop.close()
+        del loop
+        gc.collect()
+    assert [str(one.message) for one in heard] == []
+
+
+def test_loops_in_several_threads_each_have_their_own(valkey: Valkey) -> None:
+    """Four threads with a loop each admit exactly the limit, and the store may be closed from outside."""
+    with RedisStore(valkey.url, prefix="loops", timeout="10s") as store:
+        limiter = AsyncLimiter(HUNDRED, store=store)
+        admitted: list[int] = []
+
+        async def work() -> int:
+            return sum(map(bool, await asyncio.gather(*[limiter.hit("k") for _ in range(60)])))
+
+        threads = [threading.Thread(target=lambda: admitted.append(asyncio.run(work()))) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert sum(admitted) == 100
+
+
+def test_closing_tells_those_who_wait(valkey: Valkey) -> None:
+    """Who still waits when the store is closed is told, and does not hang."""
+
+    async def work() -> None:
+        store = RedisStore(valkey.url, prefix="closing", timeout="5s")
+        limiter = await warm(AsyncLimiter(HUNDRED, store=store))
+        valkey.freeze()
+        try:
+            waiting = asyncio.ensure_future(limiter.hit("k"))
+            await asyncio.sleep(0.05)
+            await store.aclose()
+            with pytest.raises(StoreUnavailable, match="closed"):
+                await waiting
+        finally:
+            valkey.thaw()
+
+    run(work)
+
+
+def test_sixty_four_tasks_share_one_connection(valkey: Valkey) -> None:
+    """However many tasks there are, a loop has one connection, and many fewer calls than decisions."""
+
+    async def work() -> None:
+        async with RedisStore(valkey.url, prefix="tasks") as store:
+            limiter = await warm(AsyncLimiter(TokenBucket("1/h", burst=1000), store=store))
+            with valkey.client() as client:
+                before, connected = scripts(valkey), client.info("clients")["connected_clients"]
+
+                async def caller() -> int:
+                    return sum([bool(await limiter.hit("k")) for _ in range(20)])
+
+                assert sum(await asyncio.gather(*[caller() for _ in range(64)])) == 1000
+                assert scripts(valkey) - before <= 64
+                assert client.info("clients")["connected_clients"] == connected
+
+    run(work)

@@ -1,0 +1,302 @@
+"""A cluster of three primaries: the contract, decisions that span slots, moved slots, lost nodes."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import redis
+from conftest import driven
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from servers.cluster import Cluster
+from servers.valkey import Valkey
+
+from headgate import AsyncLimiter, FixedWindow, Limiter, SlidingWindowLog, StoreError, TokenBucket
+from headgate.stores.redis import RedisStore
+from headgate.stores.redis.cluster import slot_of
+from headgate.stores.redis.link import now_us
+from headgate.testing import ManualClock, StoreContract
+from headgate.testing.contract_state import Bare
+
+_fresh = itertools.count()
+HUNDRED = TokenBucket("1/h", burst=100)
+BOTH = {"user": TokenBucket("1/s", burst=5), "tenant": TokenBucket("2/s", burst=8)}
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    with Cluster() as started:
+        yield started
+
+
+def fresh(cluster: Cluster, **options: Any) -> RedisStore:
+    return RedisStore(cluster.url, prefix=f"cluster-{next(_fresh)}", **{"timeout": "5s", **options})
+
+
+def apart(cluster: Cluster, count: int = 3) -> list[str]:
+    """Keys that lie on different nodes."""
+    found: dict[int, str] = {}
+    for number in itertools.count():
+        found.setdefault(cluster.keeper(slot_of(f"k{number}".encode())), f"k{number}")
+        if len(found) == count:
+            return list(found.values())
+    raise AssertionError
+
+
+class TestRedisCluster(StoreContract):
+    """A plain key goes to every limit and lies in one slot; mappings of keys span slots."""
+
+    examples = 100 if os.environ.get("HEADGATE_SOAK") == "1" else 4
+    threads = 20
+
+    @pytest.fixture(autouse=True)
+    def _cluster(self, cluster: Cluster) -> None:
+        self.cluster = cluster
+
+    def make_store(self, clock: ManualClock) -> RedisStore:
+        return fresh(self.cluster, clock=clock)
+
+
+def test_slots_are_those_of_the_server(cluster: Cluster) -> None:
+    """Our slots are what CLUSTER KEYSLOT says, hash tags and all."""
+    with cluster.nodes[0].client() as client:
+        for key in ("", "a", "headgate:abc:{user:42}", "{}x", "{a}{b}", "a{b", "x{y}z", "é", "{" * 3 + "}"):
+            assert slot_of(key.encode()) == client.execute_command("CLUSTER", "KEYSLOT", key)
+
+
+def test_a_decision_over_limits_of_one_key_is_one_call(cluster: Cluster) -> None:
+    """All limits on one key lie in one slot: one script call on one node, nothing elsewhere."""
+    with fresh(cluster) as store:
+        limiter = Limiter(BOTH, store=store)
+        limiter.hit("k")
+        before = [scripts(node) for node in cluster.nodes]
+        limiter.hit("k")
+        assert sorted(after - was for after, was in zip(map(scripts, cluster.nodes), before, strict=True)) == [0, 0, 1]
+
+
+def scripts(node: Valkey) -> int:
+    with node.client() as client:
+        told: Any = client.info("commandstats")
+    return sum(told.get(f"cmdstat_{name}", {"calls": 0})["calls"] for name in ("eval", "evalsha"))
+
+
+def test_a_batch_is_one_write_for_each_node(cluster: Cluster) -> None:
+    """Sixty tasks on sixty keys: every node reads once (or little more), however many slots there are."""
+
+    async def work() -> None:
+        async with fresh(cluster) as store:
+            limiter = AsyncLimiter(HUNDRED, store=store)
+            await asyncio.gather(*[limiter.hit(f"k{number}") for number in range(60)])
+            clients = [node.client() for node in cluster.nodes]
+            before = [client.info("stats")["total_reads_processed"] for client in clients]
+            found = await asyncio.gather(*[limiter.hit(f"k{number}") for number in range(60)])
+            after = [client.info("stats")["total_reads_processed"] for client in clients]
+            for client in clients:
+                client.close()
+            assert [one.remaining for one in found] == [98] * 60
+            assert all(now - was <= 10 for now, was in zip(after, before, strict=True))  # cluster bus and INFO included
+
+    asyncio.run(work())
+
+
+# Spanning slots
+
+
+@pytest.mark.parametrize("colour", ["sync", "async"])
+def test_a_decision_over_several_slots_is_all_or_nothing(cluster: Cluster, colour: str) -> None:
+    """Where the tenant refuses, the user is not charged; and the other way round."""
+    clock = ManualClock(1000)
+    one, other, _ = apart(cluster)
+    with fresh(cluster, clock=clock) as store:
+        limiter = Limiter(BOTH, store=store)
+        tasks = AsyncLimiter(BOTH, store=store)
+
+        def hit(key: Any, cost: Any = 1) -> Any:
+            return limiter.hit(key, cost) if colour == "sync" else driven(tasks.hit(key, cost))
+
+        assert hit({"user": one, "tenant": other}, {"user": 2, "tenant": 8}).remaining == 0
+        before = [sorted(store.items(named)) for named in limiter.named]
+        refused = hit({"user": one, "tenant": other})
+        assert (refused.allowed, refused.name, refused.retry_after) == (False, "tenant", 0.5)
+        assert [sorted(store.items(named)) for named in limiter.named] == before
+        assert hit({"user": one, "tenant": "elsewhere"}, {"user": 3, "tenant": 1})
+        assert not hit({"user": one, "tenant": "elsewhere"})
+        assert limiter.peek({"user": "new", "tenant": "elsewhere"}).decisions[1].remaining == 7
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+@given(st.data())
+def test_spanning_decisions_are_those_of_memory(cluster: Cluster, data: st.DataObject) -> None:
+    """Hits, peeks, reservations and cancellations over different keys say what MemoryStore says, on every trace without rivals."""
+    some = {"user": TokenBucket("1/s", burst=3), "tenant": FixedWindow("4/3s"), "all": SlidingWindowLog("5/4s")}
+    clock = ManualClock(1_700_000_000)
+    keys = st.sampled_from(("a", "b", "c", None))
+    with fresh(cluster, clock=clock) as store:
+        here, there = Limiter(some, store=Bare(clock=clock)), Limiter(some, store=store)
+        held: list[tuple[Any, Any]] = []
+        for _ in range(data.draw(st.integers(1, 10), "steps")):
+            clock.advance(data.draw(st.sampled_from((0, 0, 0.3, 1, 2.5)), "pass"))
+            key = {name: data.draw(keys, name) for name in some}
+            verb = data.draw(st.sampled_from(("hit", "peek", "reserve", "reserve", "cancel")), "verb")
+            if verb == "cancel" and held:
+                mine, theirs = held.pop(data.draw(st.integers(0, len(held) - 1), "which"))
+                assert mine.cancel() == theirs.cancel()
+            elif verb == "reserve":
+                patience = data.draw(st.sampled_from((None, 1, 3)), "patience")
+                mine, theirs = here.reserve(key, max_wait=patience), there.reserve(key, max_wait=patience)
+                assert whole(theirs.decision) == whole(mine.decision)
+                held.append((mine, theirs))
+            elif verb != "cancel":
+                assert whole(getattr(there, verb)(key)) == whole(getattr(here, verb)(key))
+
+
+def whole(decision: Any) -> Any:
+    """What a caller goes by; parts of a refused decision may be told a common start where memory tells each its own."""
+    return {name: value for name, value in decision.to_dict().items() if name != "decisions"}
+
+
+def test_two_callers_who_want_the_same_keys_never_get_more_than_there_is(cluster: Cluster) -> None:
+    """Eight threads over two slots: what is admitted is within both limits, and what was refused gave all of it back."""
+    one, other, _ = apart(cluster)
+    with fresh(cluster) as store:
+        limiter = Limiter({"user": TokenBucket("1/h", burst=60), "tenant": TokenBucket("1/h", burst=40)}, store=store)
+        admitted: list[int] = []
+        key = {"user": one, "tenant": other}
+        threads = [threading.Thread(target=lambda: admitted.append(sum(bool(limiter.hit(key)) for _ in range(12)))) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert sum(admitted) <= 40
+        told = limiter.peek(key)
+        assert [part.remaining for part in told.decisions] == [60 - sum(admitted), 40 - sum(admitted)]
+        while limiter.hit(key):
+            admitted.append(1)
+        assert sum(admitted) == 40
+
+
+def test_a_common_start_over_several_slots(cluster: Cluster) -> None:
+    """Reservations whose keys are free at different times start when the last of them is, in all slots."""
+    clock = ManualClock(1000)
+    one, other, third = apart(cluster)
+    with fresh(cluster, clock=clock) as store:
+        limiter = Limiter({"user": TokenBucket("1/s", burst=1), "tenant": TokenBucket("1 per 5s", burst=1)}, store=store)
+        limiter.hit({"user": one, "tenant": other})
+        later = limiter.reserve({"user": one, "tenant": other}, max_wait=10)
+        assert (later.wait, [part.wait for part in later.decision.decisions]) == (5.0, [5.0, 5.0])
+        assert not limiter.reserve({"user": third, "tenant": other}, max_wait=7)
+        assert limiter.hit({"user": third, "tenant": None}, 1)
+        assert later.cancel()
+        assert limiter.reserve({"user": one, "tenant": other}, max_wait=10).wait == 5.0
+
+
+def test_a_caller_that_dies_between_the_steps_leaves_at_most_one_decision_charged(cluster: Cluster) -> None:
+    """The stated bound: its costs stay in the slots that had allowed it. Too strict by one decision, never too lax."""
+    one, other, _ = apart(cluster)
+    with fresh(cluster) as store:
+        limiter = Limiter({"user": TokenBucket("1/h", burst=3), "tenant": TokenBucket("1/h", burst=1)}, store=store)
+        key = {"user": one, "tenant": other}
+        assert limiter.hit(key)
+        plan = store._span(limiter.claims(key), 0, True, None)
+        sent = next(plan)
+        replies = store.links.exchange(sent, now_us() + 5_000_000)
+        withdrawal = plan.send(replies)  # it dies before this travels
+        assert withdrawal
+        plan.close()
+        told = limiter.peek(key)
+        assert [part.remaining for part in told.decisions] == [1, 0]
+
+
+# Slots that move, nodes that die
+
+
+@pytest.fixture
+def moving() -> Iterator[Cluster]:
+    with Cluster() as started:
+        yield started
+
+
+def move(cluster: Cluster, slot: int, source: int, target: int, finish: bool = True) -> None:
+    """Moves a slot with its keys; not finished, both nodes are in the middle of it."""
+    ids = [cluster.node_id(number) for number in range(len(cluster.nodes))]
+    with cluster.nodes[source].client() as old, cluster.nodes[target].client() as new:
+        new.execute_command("CLUSTER", "SETSLOT", slot, "IMPORTING", ids[source])
+        old.execute_command("CLUSTER", "SETSLOT", slot, "MIGRATING", ids[target])
+        keys = old.execute_command("CLUSTER", "GETKEYSINSLOT", slot, 100)
+        if keys:
+            old.execute_command("MIGRATE", "127.0.0.1", cluster.nodes[target].port, "", 0, 5000, "KEYS", *keys)
+        if finish:
+            new.execute_command("CLUSTER", "SETSLOT", slot, "NODE", ids[target])
+            old.execute_command("CLUSTER", "SETSLOT", slot, "NODE", ids[target])
+
+
+@pytest.mark.parametrize("colour", ["sync", "async"])
+def test_moved_and_moving_slots_are_followed(moving: Cluster, colour: str) -> None:
+    """ASK while a slot moves, MOVED when it has: the decision is made once, where the key is."""
+    with RedisStore(moving.url, timeout="5s") as store:
+        limiter, tasks = Limiter(HUNDRED, store=store), AsyncLimiter(HUNDRED, store=store)
+
+        def hit() -> int:
+            return (limiter.hit("k") if colour == "sync" else driven(tasks.hit("k"))).remaining
+
+        slot = slot_of(store.names.key(limiter.named[0], "k"))
+        source = moving.keeper(slot)
+        target = (source + 1) % 3
+        assert hit() == 99
+        move(moving, slot, source, target, finish=False)
+        assert [hit(), hit()] == [98, 97]
+        move(moving, slot, source, target)
+        assert [hit(), hit()] == [96, 95]
+
+
+def test_a_node_that_dies_takes_only_its_own_slots_with_it(moving: Cluster) -> None:
+    """The others go on; its keys are StoreUnavailable within the budget; when it is back, so are they."""
+    keys = apart(moving)
+    with RedisStore(moving.url, timeout="500ms") as store:
+        limiter, tasks = Limiter(HUNDRED, store=store), AsyncLimiter(HUNDRED, store=store)
+        for key in keys:
+            limiter.hit(key)
+        lost = moving.nodes[moving.keeper(slot_of(store.names.key(limiter.named[0], keys[0])))]
+        lost.kill()
+        for call in (lambda key: limiter.hit(key), lambda key: driven(tasks.hit(key))):
+            begun = time.monotonic()
+            with pytest.raises(StoreError):
+                call(keys[0])
+            assert time.monotonic() - begun < 0.8
+            assert [bool(call(key)) for key in keys[1:]] == [True, True]
+
+        async def together() -> list[Any]:
+            return await asyncio.gather(*[tasks.hit(key) for key in keys], return_exceptions=True)
+
+        told = driven(together())
+        assert [isinstance(one, StoreError) for one in told] == [True, False, False]
+        lost.start()
+        moving.settle()
+        assert limiter.hit(keys[0])
+
+
+def test_ready_cluster_clients(cluster: Cluster) -> None:
+    """A RedisCluster's settings lead to the same cluster."""
+    with redis.RedisCluster(port=cluster.nodes[0].port, host="127.0.0.1") as client:
+        with RedisStore(client, prefix="ready", timeout="5s") as store:
+            limiter = Limiter(HUNDRED, store=store)
+            assert [limiter.hit(key).remaining for key in apart(cluster)] == [99, 99, 99]
+            assert len(list(store.items(limiter.named[0]))) == 3
+
+
+def test_one_tag_in_the_prefix_keeps_everything_in_one_slot(cluster: Cluster) -> None:
+    """`prefix="{app}"`: a decision over different keys is one call, on one node."""
+    with RedisStore(cluster.url, prefix="{app}", timeout="5s") as store:
+        limiter = Limiter(BOTH, store=store)
+        key = {"user": "a", "tenant": "b"}
+        limiter.hit(key)
+        before = sum(map(scripts, cluster.nodes))
+        assert limiter.hit(key)
+        assert sum(map(scripts, cluster.nodes)) - before == 1

@@ -1,0 +1,301 @@
+"""What happens when a server dies, hangs, comes back or forgets: an answer or a StoreError within the budget, and then it works again."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from conftest import driven
+from servers.valkey import Valkey, free_port
+
+from headgate import AsyncLimiter, Limiter, StoreError, StoreTimeout, StoreUnavailable, TokenBucket
+from headgate.stores.redis import RedisStore
+
+HUNDRED = TokenBucket("1/h", burst=100)
+BUDGET = 0.3
+Both = list[Callable[[], Any]]
+
+
+@pytest.fixture
+def server() -> Iterator[Valkey]:
+    with Valkey() as started:
+        yield started
+
+
+@pytest.fixture
+def store(server: Valkey) -> Iterator[RedisStore]:
+    with RedisStore(server.url, timeout=BUDGET) as made:
+        yield made
+
+
+class Loop:
+    """A loop in a thread of its own, so that an async limiter keeps its connection from call to call."""
+
+    def __init__(self) -> None:
+        self.loop = asyncio.new_event_loop()
+        self.thread = threading.Thread(target=self.loop.run_forever)
+        self.thread.start()
+
+    def call(self, coroutine: Any) -> Any:
+        return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result(10)
+
+    def close(self) -> None:
+        self.call(self.loop.shutdown_asyncgens())
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self.thread.join()
+        self.loop.close()
+
+
+@pytest.fixture(params=["sync", "async"])
+def hit(request: pytest.FixtureRequest, store: RedisStore) -> Iterator[Callable[..., Any]]:
+    """`hit(key)` in either colour, on connections that stay."""
+    if request.param == "sync":
+        yield Limiter(HUNDRED, store=store).hit
+        return
+    loop, limiter = Loop(), AsyncLimiter(HUNDRED, store=store)
+    yield lambda *arguments: loop.call(limiter.hit(*arguments))
+    loop.close()
+
+
+def timed(call: Callable[[], Any]) -> tuple[Any, float]:
+    """What a call answered or raised, and how long it took."""
+    begun = time.monotonic()
+    try:
+        return call(), time.monotonic() - begun
+    except StoreError as error:
+        return error, time.monotonic() - begun
+
+
+def test_a_limiter_can_be_made_while_the_server_is_away() -> None:
+    """The server is needed by the first decision, which says so at once; and when it has come, it is asked."""
+    port = free_port()
+    with RedisStore(f"redis://127.0.0.1:{port}", timeout=BUDGET) as store:
+        limiter, tasks = Limiter(TokenBucket("1/h", burst=2, initial=0), store=store), AsyncLimiter(HUNDRED, store=store)
+        for call in (lambda: limiter.hit("k"), lambda: driven(tasks.hit("k"))):
+            told, took = timed(call)
+            assert isinstance(told, StoreUnavailable)
+            assert f"127.0.0.1:{port}" in str(told)
+            assert took < BUDGET
+        with Valkey(port=port):
+            assert not limiter.hit("k")
+            assert driven(tasks.hit("k"))
+
+
+def test_a_killed_server_is_told_at_once_and_found_again(hit: Callable[..., Any], server: Valkey) -> None:
+    """Killed: StoreUnavailable well within the budget. Back, and empty: the next call works, scripts and all."""
+    assert hit("k").remaining == 99
+    server.kill()
+    for _ in range(3):
+        told, took = timed(lambda: hit("k"))
+        assert isinstance(told, StoreUnavailable)
+        assert took < BUDGET
+    server.start()
+    assert hit("k").remaining == 99
+
+
+def test_a_restart_between_two_calls_is_not_even_noticed(hit: Callable[..., Any], server: Valkey) -> None:
+    """A connection that the server had closed is found so before anything is sent, and made anew."""
+    for _ in range(3):
+        assert hit("k").remaining == 99
+        server.kill()
+        server.start()
+    assert hit("k").remaining == 99
+
+
+def test_a_frozen_server_costs_the_budget_and_no_more(hit: Callable[..., Any], server: Valkey) -> None:
+    """Hung, not dead: StoreTimeout after the budget, each time; then it goes on."""
+    hit("k")
+    server.freeze()
+    try:
+        for _ in range(2):
+            told, took = timed(lambda: hit("k"))
+            assert isinstance(told, StoreTimeout)
+            assert BUDGET * 0.9 < took < BUDGET + 0.25
+    finally:
+        server.thaw()
+    assert hit("other").remaining == 99
+    time.sleep(0.05)
+    assert 94 <= hit("k").remaining <= 98  # what was sent before was decided after all, at most once each
+
+
+def test_a_frozen_server_takes_no_new_callers_either(server: Valkey) -> None:
+    """Connecting counts against the same budget."""
+    with RedisStore(f"redis://:x@127.0.0.1:{server.port}", timeout=BUDGET) as store:
+        server.freeze()
+        try:
+            for call in (lambda: Limiter(HUNDRED, store=store).hit("k"), lambda: driven(AsyncLimiter(HUNDRED, store=store).hit("k"))):
+                told, took = timed(call)
+                assert isinstance(told, StoreTimeout)
+                assert took < BUDGET + 0.25
+        finally:
+            server.thaw()
+
+
+def test_flushed_scripts_are_sent_again(hit: Callable[..., Any], server: Valkey) -> None:
+    """SCRIPT FLUSH: the script travels once more, and the decision is made once."""
+    hit("k")
+    with server.client() as client:
+        for left in (98, 97):
+            client.script_flush()
+            assert hit("k").remaining == left
+
+
+def test_connections_that_the_server_ends_are_made_anew(hit: Callable[..., Any], server: Valkey) -> None:
+    """CLIENT KILL of everybody: the next call works, and is decided once."""
+    hit("k")
+    with server.client() as client:
+        for left in (98, 97, 96):
+            client.execute_command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+            assert hit("k").remaining == left
+
+
+def test_an_idle_timeout_of_the_server_is_not_noticed(hit: Callable[..., Any], server: Valkey) -> None:
+    """`timeout 1` in the server's configuration closes idle connections; callers never hear of it."""
+    with server.client() as client:
+        client.config_set("timeout", 1)
+    hit("k")
+    time.sleep(2.3)
+    assert hit("k").remaining == 98
+
+
+def test_a_server_that_loads_says_so(server: Valkey, store: RedisStore) -> None:
+    """LOADING is StoreUnavailable at once, and over when it is over."""
+    with server.client() as client:
+        client.execute_command("DEBUG", "POPULATE", 200_000, "x", 100)
+        client.config_set("key-load-delay", 20)
+        client.config_set("loading-process-events-interval-bytes", 1024)
+        client.save()
+
+        def reload() -> None:
+            with server.client(socket_timeout=60) as other:
+                other.execute_command("DEBUG", "RELOAD", "NOSAVE")
+
+        reloading = threading.Thread(target=reload)
+        limiter = Limiter(HUNDRED, store=store)
+        reloading.start()
+        told: list[StoreError] = []
+        while reloading.is_alive() and not any("LOADING" in str(one) for one in told):
+            answer, took = timed(lambda: limiter.hit("k"))
+            assert took < BUDGET + 0.25
+            if isinstance(answer, StoreError):
+                told.append(answer)
+        client.config_set("key-load-delay", 0)
+        reloading.join()
+        assert any("still loading" in str(one) for one in told)
+        assert limiter.hit("k")
+
+
+def test_a_replica_says_where_to_go(server: Valkey) -> None:
+    """READONLY on a single server is StoreUnavailable, with the remedy."""
+    with Valkey("--replicaof", "127.0.0.1", str(server.port)) as replica, RedisStore(replica.url) as store:
+        told, _ = timed(lambda: Limiter(HUNDRED, store=store).hit("k"))
+        assert isinstance(told, StoreUnavailable)
+        assert "sentinel" in str(told) or "loading" in str(told).lower()
+
+
+def test_a_server_without_memory_says_so(server: Valkey, store: RedisStore) -> None:
+    """OOM is StoreUnavailable with the remedy, and over when there is room."""
+    limiter = Limiter(HUNDRED, store=store)
+    limiter.hit("k")
+    with server.client() as client:
+        client.config_set("maxmemory", 1)
+        told, _ = timed(lambda: limiter.hit("k"))
+        assert isinstance(told, StoreUnavailable)
+        assert "maxmemory" in str(told)
+        client.config_set("maxmemory", 0)
+    assert limiter.hit("k").remaining == 98
+
+
+class Impostor:
+    """Something that listens and is no Redis: it sends `answer`, a byte at a time with pauses between, and never anything else."""
+
+    def __init__(self, answer: bytes, pause: float = 0.02) -> None:
+        self.answer, self.pause = answer, pause
+        self.listener = socket.create_server(("127.0.0.1", 0))
+        self.port = self.listener.getsockname()[1]
+        self.ended = False
+        self.threads = [threading.Thread(target=self._listen)]
+        self.threads[0].start()
+
+    def _listen(self) -> None:
+        self.listener.settimeout(0.05)
+        while not self.ended:
+            try:
+                caller, _ = self.listener.accept()
+            except TimeoutError:
+                continue
+            self.threads.append(threading.Thread(target=self._talk, args=(caller,)))
+            self.threads[-1].start()
+
+    def _talk(self, caller: socket.socket) -> None:
+        with caller:
+            caller.settimeout(1)
+            try:
+                if not caller.recv(65536):
+                    return
+                for at in range(len(self.answer)):
+                    caller.sendall(self.answer[at : at + 1])
+                    time.sleep(self.pause)
+                    if self.ended:
+                        return
+            except OSError:
+                return
+
+    def close(self) -> None:
+        self.ended = True
+        for thread in self.threads:
+            thread.join()
+        self.listener.close()
+
+
+@pytest.mark.parametrize(
+    ("answer", "error"),
+    [(b"$1000\r\n" + b"x" * 1000, StoreTimeout), (b"HTTP/1.1 400 Bad Request\r\n", StoreUnavailable), (b"$5\r\nab", StoreError)],
+    ids=["trickles", "is no Redis", "hangs up"],
+)
+def test_no_answer_is_worth_more_than_the_budget(answer: bytes, error: type[StoreError]) -> None:
+    """A server that trickles, speaks another language or hangs up in the middle: an error of ours, in time, in both colours."""
+    impostor = Impostor(answer)
+    try:
+        with RedisStore(f"redis://127.0.0.1:{impostor.port}", timeout=BUDGET) as store:
+            for call in (lambda: Limiter(HUNDRED, store=store).hit("k"), lambda: driven(AsyncLimiter(HUNDRED, store=store).hit("k"))):
+                told, took = timed(call)
+                assert isinstance(told, error)
+                assert took < BUDGET + 0.25
+    finally:
+        impostor.close()
+
+
+def test_a_name_that_nobody_knows_is_unavailable() -> None:
+    """A host that can't be found is StoreUnavailable."""
+    with RedisStore("redis://no-such-host.invalid", timeout="5s") as store:
+        for call in (lambda: Limiter(HUNDRED, store=store).hit("k"), lambda: driven(AsyncLimiter(HUNDRED, store=store).hit("k"))):
+            told, _ = timed(call)
+            assert isinstance(told, StoreUnavailable | StoreTimeout)
+
+
+def test_ctrl_c_in_the_middle_of_a_call_spoils_nothing(store: RedisStore, server: Valkey, python: Any) -> None:
+    """An interrupted caller drops its connection: the reply that it did not wait for goes to nobody else."""
+    done = python(f"""
+        import signal, threading
+        from headgate import Limiter, TokenBucket
+        from headgate.stores.redis import RedisStore
+        with RedisStore({server.url!r}, timeout=5) as store:
+            limiter = Limiter(TokenBucket("1/h", burst=100), store=store)
+            limiter.hit("k")
+            import os
+            os.kill({server.process.pid if server.process else 0}, signal.SIGSTOP)
+            threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
+            try:
+                limiter.hit("k")
+            except KeyboardInterrupt:
+                print("interrupted")
+            os.kill({server.process.pid if server.process else 0}, signal.SIGCONT)
+            print(limiter.hit("other").remaining)
+    """)
+    assert (done.stdout.split(), done.stderr) == (["interrupted", "99"], "")
