@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import time
+from urllib.parse import quote
 
 import redis
 
@@ -22,7 +23,7 @@ class Sentinel(Valkey):
                 f"port {self.port}\nbind 127.0.0.1\ndir {self.folder}\n"
                 f"sentinel monitor {service} 127.0.0.1 {primary} {quorum}\n"
                 f"sentinel down-after-milliseconds {service} 500\n"
-                f"sentinel failover-timeout {service} 2000\n{extra}"
+                f"sentinel failover-timeout {service} 1000\n{extra}"
             )
         self.start()
 
@@ -46,7 +47,7 @@ class Watched:
 
     def __init__(self, service: str = "mymaster", sentinels: int = 3, password: str = "") -> None:
         self.service = service
-        lock = ("--requirepass", password, "--masterauth", password) if password else ()
+        lock = ("--repl-diskless-sync-delay", "0", *(("--requirepass", password, "--masterauth", password) if password else ()))
         self.password = password
         self.servers = [Valkey(*lock)]
         self.sentinels: list[Sentinel] = []
@@ -59,10 +60,10 @@ class Watched:
     def _build(self, lock: tuple[str, ...], sentinels: int) -> None:
         primary = self.servers[0].port
         self.servers.append(Valkey("--replicaof", "127.0.0.1", str(primary), *lock, port=free_port()))
-        extra = f"sentinel auth-pass {self.service} {self.password}\n" if self.password else ""
+        extra = f'sentinel auth-pass {self.service} "{self.password}"\n' if self.password else ""
         self.sentinels = [Sentinel(primary, sentinels // 2 + 1, self.service, extra) for _ in range(sentinels)]
         end = time.monotonic() + 20
-        while not all(self._knows_all(sentinel) for sentinel in self.sentinels):
+        while not (self.in_step() and all(self._knows_all(sentinel) for sentinel in self.sentinels)):
             if time.monotonic() > end:
                 raise RuntimeError("the sentinels did not find one another")
             time.sleep(0.05)
@@ -72,10 +73,19 @@ class Watched:
             told = client.sentinel_master(self.service)
         return int(told["num-slaves"]) == 1 and int(told["num-other-sentinels"]) == len(self.sentinels) - 1
 
+    def in_step(self) -> bool:
+        """Whether every replica has all that its primary has, and follows."""
+        for server in self.servers:
+            with server.client(password=self.password or None) as client:
+                told = client.info("replication")
+            if told["role"] == "slave" and told["master_link_status"] != "up":
+                return False
+        return True
+
     @property
     def url(self) -> str:
         hosts = ",".join(f"127.0.0.1:{sentinel.port}" for sentinel in self.sentinels)
-        return f"redis+sentinel://{f':{self.password}@' if self.password else ''}{hosts}/{self.service}"
+        return f"redis+sentinel://{f':{quote(self.password)}@' if self.password else ''}{hosts}/{self.service}"
 
     def primary(self) -> Valkey:
         """The server that the sentinels say is the primary."""

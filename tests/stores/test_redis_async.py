@@ -10,16 +10,16 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
-from servers.valkey import Valkey
 
 from headgate import AsyncLimiter, FixedWindow, Limiter, StoreTimeout, StoreUnavailable, TokenBucket
 from headgate.stores.redis import RedisStore
+from servers.valkey import Valkey
 
 HUNDRED = TokenBucket("1/h", burst=100)
 
 
 def calls(server: Valkey) -> dict[str, int]:
-    """How often each command was called by clients so far: those inside scripts are counted too, so only scripts are looked at."""
+    """How often each command was called so far; those that scripts call are counted too, so only scripts are looked at."""
     with server.client() as client:
         told: Any = client.info("commandstats")
     return {name.removeprefix("cmdstat_"): int(stat["calls"]) for name, stat in told.items()}

@@ -12,18 +12,18 @@ from typing import Any
 
 import pytest
 import redis
-from conftest import driven
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from servers.cluster import Cluster
-from servers.valkey import Valkey
 
+from conftest import driven
 from headgate import AsyncLimiter, FixedWindow, Limiter, SlidingWindowLog, StoreError, TokenBucket
 from headgate.stores.redis import RedisStore
 from headgate.stores.redis.cluster import slot_of
 from headgate.stores.redis.link import now_us
 from headgate.testing import ManualClock, StoreContract
 from headgate.testing.contract_state import Bare
+from servers.cluster import Cluster
+from servers.valkey import Valkey
 
 _fresh = itertools.count()
 HUNDRED = TokenBucket("1/h", burst=100)
@@ -134,7 +134,7 @@ def test_a_decision_over_several_slots_is_all_or_nothing(cluster: Cluster, colou
 @settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.data())
 def test_spanning_decisions_are_those_of_memory(cluster: Cluster, data: st.DataObject) -> None:
-    """Hits, peeks, reservations and cancellations over different keys say what MemoryStore says, on every trace without rivals."""
+    """Hits, peeks, reservations and cancellations over different keys say what MemoryStore says."""
     some = {"user": TokenBucket("1/s", burst=3), "tenant": FixedWindow("4/3s"), "all": SlidingWindowLog("5/4s")}
     clock = ManualClock(1_700_000_000)
     keys = st.sampled_from(("a", "b", "c", None))
@@ -169,7 +169,9 @@ def test_two_callers_who_want_the_same_keys_never_get_more_than_there_is(cluster
         limiter = Limiter({"user": TokenBucket("1/h", burst=60), "tenant": TokenBucket("1/h", burst=40)}, store=store)
         admitted: list[int] = []
         key = {"user": one, "tenant": other}
-        threads = [threading.Thread(target=lambda: admitted.append(sum(bool(limiter.hit(key)) for _ in range(12)))) for _ in range(8)]
+        threads = [
+            threading.Thread(target=lambda: admitted.append(sum(bool(limiter.hit(key)) for _ in range(12)))) for _ in range(8)
+        ]
         for thread in threads:
             thread.start()
         for thread in threads:
@@ -284,11 +286,11 @@ def test_a_node_that_dies_takes_only_its_own_slots_with_it(moving: Cluster) -> N
 
 def test_ready_cluster_clients(cluster: Cluster) -> None:
     """A RedisCluster's settings lead to the same cluster."""
-    with redis.RedisCluster(port=cluster.nodes[0].port, host="127.0.0.1") as client:
-        with RedisStore(client, prefix="ready", timeout="5s") as store:
-            limiter = Limiter(HUNDRED, store=store)
-            assert [limiter.hit(key).remaining for key in apart(cluster)] == [99, 99, 99]
-            assert len(list(store.items(limiter.named[0]))) == 3
+    client = redis.RedisCluster(port=cluster.nodes[0].port, host="127.0.0.1")
+    with client, RedisStore(client, prefix="ready", timeout="5s") as store:
+        limiter = Limiter(HUNDRED, store=store)
+        assert [limiter.hit(key).remaining for key in apart(cluster)] == [99, 99, 99]
+        assert len(list(store.items(limiter.named[0]))) == 3
 
 
 def test_one_tag_in_the_prefix_keeps_everything_in_one_slot(cluster: Cluster) -> None:

@@ -7,10 +7,10 @@ import os
 from collections.abc import Iterator
 
 import pytest
-from servers.valkey import Valkey
 
 from headgate.stores.redis import RedisStore
 from headgate.testing import ManualClock, StoreContract
+from servers.valkey import Valkey
 
 _fresh = itertools.count()
 

@@ -1,4 +1,4 @@
-"""What happens when a server dies, hangs, comes back or forgets: an answer or a StoreError within the budget, and then it works again."""
+"""When a server dies, hangs, comes back or forgets: an answer or a StoreError within the budget, and then it works again."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from conftest import driven
-from servers.valkey import Valkey, free_port
 
+from conftest import driven
 from headgate import AsyncLimiter, Limiter, StoreError, StoreTimeout, StoreUnavailable, TokenBucket
 from headgate.stores.redis import RedisStore
+from servers.valkey import Valkey, free_port
 
 HUNDRED = TokenBucket("1/h", burst=100)
 BUDGET = 0.3
@@ -128,7 +128,10 @@ def test_a_frozen_server_takes_no_new_callers_either(server: Valkey) -> None:
     with RedisStore(f"redis://:x@127.0.0.1:{server.port}", timeout=BUDGET) as store:
         server.freeze()
         try:
-            for call in (lambda: Limiter(HUNDRED, store=store).hit("k"), lambda: driven(AsyncLimiter(HUNDRED, store=store).hit("k"))):
+            for call in (
+                lambda: Limiter(HUNDRED, store=store).hit("k"),
+                lambda: driven(AsyncLimiter(HUNDRED, store=store).hit("k")),
+            ):
                 told, took = timed(call)
                 assert isinstance(told, StoreTimeout)
                 assert took < BUDGET + 0.25
@@ -212,7 +215,7 @@ def test_a_server_without_memory_says_so(server: Valkey, store: RedisStore) -> N
 
 
 class Impostor:
-    """Something that listens and is no Redis: it sends `answer`, a byte at a time with pauses between, and never anything else."""
+    """Something that listens and is no Redis: it sends `answer` a byte at a time, with pauses, and nothing else."""
 
     def __init__(self, answer: bytes, pause: float = 0.02) -> None:
         self.answer, self.pause = answer, pause
@@ -263,7 +266,10 @@ def test_no_answer_is_worth_more_than_the_budget(answer: bytes, error: type[Stor
     impostor = Impostor(answer)
     try:
         with RedisStore(f"redis://127.0.0.1:{impostor.port}", timeout=BUDGET) as store:
-            for call in (lambda: Limiter(HUNDRED, store=store).hit("k"), lambda: driven(AsyncLimiter(HUNDRED, store=store).hit("k"))):
+            for call in (
+                lambda: Limiter(HUNDRED, store=store).hit("k"),
+                lambda: driven(AsyncLimiter(HUNDRED, store=store).hit("k")),
+            ):
                 told, took = timed(call)
                 assert isinstance(told, error)
                 assert took < BUDGET + 0.25

@@ -16,14 +16,14 @@ from typing import Any
 import pytest
 import redis
 import redis.asyncio
-from conftest import driven
-from servers.tls import TlsFront
-from servers.valkey import Valkey
 
 import headgate
+from conftest import driven
 from headgate import AsyncLimiter, ConfigurationError, Limiter, StoreUnavailable, TokenBucket
 from headgate.stores.redis import RedisStore
 from headgate.stores.redis.address import read_url
+from servers.tls import TlsFront
+from servers.valkey import Valkey
 
 TEN = TokenBucket("1/h", burst=10)
 
@@ -106,7 +106,9 @@ def certificates() -> Iterator[Path]:
     plain = {"check": True, "capture_output": True, "cwd": folder}
     new = ["openssl", "req", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-batch"]
     basic = "basicConstraints=critical,CA:TRUE"
-    subprocess.run([*new, "-x509", "-days", "2", "-subj", "/CN=ca", "-keyout", "ca.key", "-out", "ca.pem", "-addext", basic], **plain)
+    subprocess.run(
+        [*new, "-x509", "-days", "2", "-subj", "/CN=ca", "-keyout", "ca.key", "-out", "ca.pem", "-addext", basic], **plain
+    )
     subprocess.run([*new, "-subj", "/CN=127.0.0.1", "-keyout", "server.key", "-out", "server.csr"], **plain)
     (folder / "names").write_text("subjectAltName=IP:127.0.0.1")
     sign = ["openssl", "x509", "-req", "-in", "server.csr", "-CA", "ca.pem", "-CAkey", "ca.key", "-CAcreateserial", "-days", "2"]
@@ -162,10 +164,9 @@ def test_a_ready_client_serves_both_colours(valkey: Valkey) -> None:
         works(RedisStore(client, prefix="ready sync"))
 
     async def with_async_client() -> None:
-        async with redis.asyncio.Redis(port=valkey.port) as other:
-            async with RedisStore(other, prefix="ready async") as store:
-                found = [bool(await AsyncLimiter(TEN, store=store).hit("k")) for _ in range(11)]
-                assert found == [True] * 10 + [False]
+        async with redis.asyncio.Redis(port=valkey.port) as other, RedisStore(other, prefix="ready async") as store:
+            found = [bool(await AsyncLimiter(TEN, store=store).hit("k")) for _ in range(11)]
+            assert found == [True] * 10 + [False]
 
     driven(with_async_client())
 
@@ -271,7 +272,10 @@ def test_threads_share_what_there_is(valkey: Valkey) -> None:
         before = client.info("clients")["connected_clients"]
         limiter = Limiter(TokenBucket("1/h", burst=100), store=store)
         admitted: list[int] = []
-        threads = [threading.Thread(target=lambda: admitted.append(sum(map(bool, (limiter.hit("k") for _ in range(40)))))) for _ in range(8)]
+        threads = [
+            threading.Thread(target=lambda: admitted.append(sum(map(bool, (limiter.hit("k") for _ in range(40))))))
+            for _ in range(8)
+        ]
         for thread in threads:
             thread.start()
         for thread in threads:

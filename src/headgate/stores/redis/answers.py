@@ -1,7 +1,7 @@
 """From asks to answers: brought where they belong, and once more where a state of another rate was found.
 
-A limit is made known to the server before its first use (`known.py`), in a call of its own: a limiter can be made while the server
-is away.
+A limit is made known to the server before its first use (`known.py`), in a call of its own: a limiter can be made while the
+server is away.
 """
 
 from __future__ import annotations

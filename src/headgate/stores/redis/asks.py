@@ -33,6 +33,9 @@ class Hit(Ask):
     """One limit, one short key, no patience: the straight way."""
 
     __slots__ = ("cost", "key", "place")
+    place: Place
+    key: str
+    cost: int
 
     def read(self, reply: bytes, at: int) -> int:
         now_us, left, retry_us, reset_us = _FOUR.unpack_from(reply, at)

@@ -1,7 +1,7 @@
 """A client that can only be called through: its connections are of somebody's own kind (see `client.py`).
 
-Commands go through its `execute_command`, one after the other, in its own colour. Its own timeouts and retries apply, so no budget can
-be promised. Its errors are told by the names of their classes; redis-py itself is not imported.
+Commands go through its `execute_command`, one after the other, in its own colour. Its own timeouts and retries apply, so no
+budget can be promised. Its errors are told by the names of their classes; redis-py itself is not imported.
 """
 
 from __future__ import annotations

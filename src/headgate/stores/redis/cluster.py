@@ -1,7 +1,7 @@
 """A cluster: 16384 slots, each kept by one primary. Keys of one slot travel in one call; the calls for one node in one write.
 
-The map of slots is read with CLUSTER SLOTS from whoever answers first, and read again when a node is lost or says MOVED. MOVED, ASK,
-TRYAGAIN and CLUSTERDOWN all say that nothing was done, so the call goes on to where it was sent, within its budget.
+The map of slots is read with CLUSTER SLOTS from whoever answers first, and read again when a node is lost or says MOVED. MOVED,
+ASK, TRYAGAIN and CLUSTERDOWN all say that nothing was done, so the call goes on to where it was sent, within its budget.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """The coach: decisions that are asked for in the same turn of an event loop travel together.
 
-The first one calls the coach (`loop.call_soon`), the others get in, and when the loop comes to it everything leaves as one script call over
-one connection (in a cluster, one write for each node); beyond `parcel.MOST` asks, as several calls in one write. Each caller waits on a
-future of its own. Who is cancelled before the coach leaves has asked nothing; who is cancelled later has been decided:
-what was charged stays charged. One deadline for each coach, none for each caller.
+The first one calls the coach (`loop.call_soon`), the others get in, and when the loop comes to it everything leaves as one
+script call over one connection (in a cluster, one write for each node); beyond `parcel.MOST` asks, as several calls in one
+write. Each caller waits on a future of its own. Who is cancelled before the coach leaves has asked nothing; who is cancelled
+later has been decided: what was charged stays charged. One deadline for each coach, none for each caller.
 """
 
 from __future__ import annotations

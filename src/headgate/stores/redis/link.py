@@ -1,9 +1,9 @@
 """The sync colour: connections of our own, one per thread at a time, reused last in first out.
 
-A socket is never blocking: it is polled, with what is left of the budget of the whole call, so a server that trickles
-its answer byte by byte can't exceed it. Before a command is written the socket is polled once: one that the server has closed
-meanwhile (or on which something waits that nobody asked for) is thrown away, nothing having been sent. That, and a connection that
-was refused, are the only cases in which a call is sent again: after a timeout or a break nobody knows what was done.
+A socket is never blocking: it is polled, with what is left of the budget of the whole call, so a server that trickles its
+answer byte by byte can't exceed it. Before a command is written the socket is polled once: one that the server has closed
+meanwhile (or on which something waits that nobody asked for) is thrown away, nothing having been sent. That, and a connection
+that was refused, are the only cases in which a call is sent again: after a timeout or a break nobody knows what was done.
 Rejected: SO_RCVTIMEO, which saves a system call (8 % of the CPU) and rounds a budget of 5 ms up to 8.
 """
 
@@ -219,7 +219,9 @@ class Links:
     def exchange(self, trips: Sequence[Trip], deadline_us: int) -> list[Outcome]:
         """All trips at once: everything is written before anything is read."""
         begun = [self._begin(trip, deadline_us) for trip in trips]
-        return [one if isinstance(one, Outcome) else self._end(trip, one, deadline_us) for trip, one in zip(trips, begun, strict=True)]
+        return [
+            one if isinstance(one, Outcome) else self._end(trip, one, deadline_us) for trip, one in zip(trips, begun, strict=True)
+        ]
 
     def _begin(self, trip: Trip, deadline_us: int) -> Link | Outcome:
         data = pack(trip.commands)

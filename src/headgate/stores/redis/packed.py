@@ -62,8 +62,10 @@ def fingerprint(text: str) -> int:
 class Place:
     """What is known of one limit under one set of names: everything that does not change from call to call."""
 
-    __slots__ = ("birth_us", "capacity", "fingerprint", "head", "hit", "limit", "name", "named", "names", "numbers", "plain")
-    __slots__ += ("registry", "rule", "since_us", "straight")
+    # fmt: off
+    __slots__ = ("birth_us", "capacity", "fingerprint", "head", "hit", "limit", "name", "named", "names", "numbers", "plain",
+                 "registry", "rule", "since_us", "straight")
+    # fmt: on
 
     def __init__(self, names: Names, named: NamedLimit) -> None:
         limit = named.limit
@@ -98,10 +100,10 @@ class Place:
 
 def place_of(names: Names, named: NamedLimit) -> Place:
     """The place of a limit, made when it is first named."""
-    place = names.places.get(named)
+    place: Place | None = names.places.get(named)
     if place is None:
         place = names.places[named] = Place(names, named)
-    return place  # type: ignore[no-any-return]
+    return place
 
 
 class Stored(NamedTuple):

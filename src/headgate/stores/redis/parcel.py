@@ -1,7 +1,7 @@
 """Parcels: what shares one call to one place.
 
-A `Parcel` of asks is one script call; an `Errand` is plain commands on the keys of one slot. Both know how they are written, what a
-reply means to them, and why they failed if they did.
+A `Parcel` of asks is one script call; an `Errand` is plain commands on the keys of one slot. Both know how they are written,
+what a reply means to them, and why they failed if they did.
 """
 
 from __future__ import annotations

@@ -23,7 +23,19 @@ Command = Sequence[bytes | str | int]
 
 #: What these replies say was not done: it may be asked again, here or elsewhere, without being done twice.
 UNDONE = frozenset(
-    ("ASK", "BUSY", "CLUSTERDOWN", "LOADING", "MASTERDOWN", "MOVED", "NOSCRIPT", "READONLY", "TRYAGAIN", "NOREPLICAS", "CROSSSLOT")
+    (
+        "ASK",
+        "BUSY",
+        "CLUSTERDOWN",
+        "LOADING",
+        "MASTERDOWN",
+        "MOVED",
+        "NOSCRIPT",
+        "READONLY",
+        "TRYAGAIN",
+        "NOREPLICAS",
+        "CROSSSLOT",
+    )
 )
 REMEDIES = {
     "NOAUTH": "it asks for a password: write redis://:password@host or redis://user:password@host",

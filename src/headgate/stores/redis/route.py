@@ -1,8 +1,8 @@
 """Routes: which place a call goes to, and what to do when it was the wrong one. This one leads to a single server.
 
-The plan is the same for every topology: find the places, write everything in one go to each, and look at the replies. What a reply
-says was not done (see `resp.UNDONE`) may be asked again, at the place that the topology then says; what was perhaps
-done is never sent again. `tries` bounds it, and the budget of the call ends it in any case.
+The plan is the same for every topology: find the places, write everything in one go to each, and look at the replies. What a
+reply says was not done (see `resp.UNDONE`) may be asked again, at the place that the topology then says; what was perhaps done
+is never sent again. `tries` bounds it, and the budget of the call ends it in any case.
 """
 
 from __future__ import annotations
@@ -72,7 +72,9 @@ class Route:
                     errand.error = error
                 return
             loads = self._loads(waiting)
-            outcomes = yield [Trip(place, self.login, [one for errand in load for one in errand.commands()]) for place, load in loads]
+            outcomes = yield [
+                Trip(place, self.login, [one for errand in load for one in errand.commands()]) for place, load in loads
+            ]
             waiting, pause = [], False
             for (place, load), outcome in zip(loads, outcomes, strict=True):
                 for errand, verdict in zip(load, self._verdicts(place, load, outcome), strict=True):

@@ -1,4 +1,4 @@
-"""Sentinels know which server is the primary. They are asked one after the other, and the primary itself is asked whether it is one.
+"""Sentinels know which server is the primary. They are asked one after the other, and the primary is asked whether it is one.
 
 Whatever says that the primary has changed (READONLY, a connection that is refused or lost, a timeout) makes the next call ask
 again; a READONLY reply says that nothing was done, so that call itself is brought to the new primary. Replication is

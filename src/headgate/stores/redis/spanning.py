@@ -7,8 +7,8 @@ No script may touch two slots, so a decision over, say, a user and a tenant take
    give back and ask again, in one script call, for the latest start of all; that is repeated until all have the same.
 
 Between the two steps others may see the charge and be refused for its sake, never admitted for it. A caller that dies in
-between leaves at most the costs of this one decision charged, in the slots that had allowed it: too strict, never too lax. Times are
-compared as waits, since every node has a clock of its own.
+between leaves at most the costs of this one decision charged, in the slots that had allowed it: too strict, never too lax.
+Times are compared as waits, since every node has a clock of its own.
 """
 
 from __future__ import annotations
@@ -61,7 +61,9 @@ def groups_of(names: Names, claims: Sequence[Claim]) -> list[Group]:
 class Span:
     """One decision over several slots. `answer` is a plan: it asks through `answered`, which tells an error for each ask."""
 
-    def __init__(self, names: Names, answered: Any, claims: Sequence[Claim], wait_us: int, commit: bool, now_us: int | None) -> None:
+    def __init__(
+        self, names: Names, answered: Any, claims: Sequence[Claim], wait_us: int, commit: bool, now_us: int | None
+    ) -> None:
         self.names, self.answered, self.claims, self.commit, self.now_us = names, answered, claims, commit, now_us
         self.wait_us = wait_us if all(claim.named.limit.reserves for claim in claims) else 0
         self.groups = groups_of(names, claims)

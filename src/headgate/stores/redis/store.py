@@ -2,10 +2,11 @@
 
     RedisStore("redis://localhost:6379/0")      RedisStore("redis+cluster://a:7000,b:7000", timeout="50ms")
 
-One object serves both colours. Sync callers take a connection each and give it back (`link.py`); the tasks of a loop share
-one, and what they ask for in the same turn of the loop travels as one script call (`coach.py`). A call has one budget, `timeout`, whatever
-happens on its way: it answers, or raises `StoreTimeout` (nobody knows what was decided) or `StoreUnavailable`. Nothing that may have been done
-is ever sent again. What a topology has to say is a plan that both colours follow (`route.py`, `sentinel.py`, `cluster.py`, `spanning.py`).
+One object serves both colours. Sync callers take a connection each and give it back (`link.py`); the tasks of a loop share one,
+and what they ask for in the same turn of the loop travels as one script call (`coach.py`). A call has one budget, `timeout`,
+whatever happens on its way: it answers, or raises `StoreTimeout` (nobody knows what was decided) or `StoreUnavailable`. Nothing
+that may have been done is ever sent again. What a topology has to say is a plan that both colours follow (`route.py`,
+`sentinel.py`, `cluster.py`, `spanning.py`).
 """
 
 from __future__ import annotations
@@ -59,8 +60,9 @@ class ServerClock:
 class RedisStore(Store):
     """State in Redis ≥ 6.2 or Valkey ≥ 8: a single server, one behind Sentinels, or a Cluster.
 
-    `server` is a URL (see `address.py`) or a redis-py client, whose settings are used. `prefix` stands before every key. `timeout`
-    is the budget of one call. `clock` is for tests: then its time is sent along, and keys are marked and live for an hour.
+    `server` is a URL (see `address.py`) or a redis-py client, whose settings are used. `prefix` stands before every key.
+    `timeout` is the budget of one call. `clock` is for tests: then its time is sent along, and keys are marked and live for an
+    hour.
     """
 
     def __init__(self, server: Any, *, prefix: str | None = None, timeout: Duration | None = None, clock: Any = None) -> None:
@@ -291,5 +293,7 @@ def _address(server: Any) -> Address | None:
     if isinstance(server, str):
         return read_url(server)
     if not is_client(server):
-        raise ConfigurationError(f"RedisStore takes a URL such as 'redis://localhost:6379/0' or a redis-py client, not {server!r}")
+        raise ConfigurationError(
+            f"RedisStore takes a URL such as 'redis://localhost:6379/0' or a redis-py client, not {server!r}"
+        )
     return read_client(server)

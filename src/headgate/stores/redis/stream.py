@@ -4,8 +4,8 @@ Replies come in the order of the commands, so a deque of those who wait is all t
 however many callers share it; when it passes, they are told, and the late reply is thrown away when it comes. A connection
 that has been silent for a second (or for a longer budget) is left to those who still wait on it; newcomers get another.
 
-Connections end with their loop: an async generator that was begun in it is closed by `loop.shutdown_asyncgens()`, which `asyncio.run`
-calls. So two successive `asyncio.run` work, and nothing is left open.
+Connections end with their loop: an async generator that was begun in it is closed by `loop.shutdown_asyncgens()`, which
+`asyncio.run` calls. So two successive `asyncio.run` work, and nothing is left open.
 """
 
 from __future__ import annotations

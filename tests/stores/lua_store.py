@@ -1,0 +1,88 @@
+"""The scripts behind the contract, with nothing between but a plain redis-py client: what the twin tests play on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import redis
+
+from headgate import Decision
+from headgate.algorithms.claim import Claim, NamedLimit
+from headgate.stores import Store
+from headgate.stores.memory import checked
+from headgate.stores.redis import asks
+from headgate.stores.redis.names import Names
+
+
+class LuaStore(Store):
+    """`clock` None: the server's time. Counts the round trips that it makes."""
+
+    def __init__(self, client: redis.Redis, clock: Any = None, prefix: str = "headgate") -> None:
+        self.client = client
+        self._clock = clock
+        self.names = Names(prefix, marked=clock is not None)
+        self.trips = 0
+        self.last_us = self.shift_us = 0
+
+    @property
+    def clock(self) -> Any:
+        return self._clock
+
+    def moment(self) -> int | None:
+        """The time that travels, from a clock that never goes back."""
+        if self._clock is None:
+            return None
+        now_us = self._clock.now_us() + self.shift_us
+        if now_us < self.last_us:
+            self.shift_us += self.last_us - now_us
+            now_us = self.last_us
+        self.last_us = now_us
+        return int(now_us)
+
+    def send(self, *sent: asks.Ask) -> list[Any]:
+        """One call for all of them; those that are stale are converted and sent again."""
+        script, keys, body = asks.call_of(sent)
+        self.trips += 1
+        try:
+            reply = self.client.evalsha(script.sha.decode(), len(keys), *keys, body)
+        except redis.exceptions.NoScriptError:
+            reply = self.client.eval(script.source, len(keys), *keys, body)
+        asks.read_all(sent, reply)
+        return [self.send(self.again(ask))[0] if ask.stale else ask.answer for ask in sent]
+
+    def again(self, ask: asks.Ask) -> asks.Ask:
+        return asks.converted(ask, {name: self.client.hgetall(name) for name in ask.registries()})
+
+    def know(self, limit: NamedLimit) -> None:
+        self.send(asks.knowing(self.names, limit, self.moment()))
+
+    def decide(self, claims: Sequence[Claim], max_wait_us: int | None = 0, commit: bool | int = True) -> Decision:
+        return self.send(asks.deciding(self.names, checked(claims), max_wait_us, commit, self.moment()))[0]
+
+    def decide_many(self, many: Sequence[Sequence[Claim]], max_wait_us: int | None = 0) -> list[Decision]:
+        now_us = self.moment()
+        made = [asks.deciding(self.names, checked(claims), max_wait_us, True, now_us) for claims in many]
+        return self.send(*made) if made else []
+
+    def give_back(self, claims: Sequence[Claim], charged_at: int = -1) -> None:
+        self.send(asks.giving_back(self.names, claims, charged_at, self.moment()))
+
+    def reset(self, claims: Sequence[Claim]) -> None:
+        self.client.delete(*[self.names.key(claim.limit, claim.key) for claim in claims])
+
+    def items(self, limit: NamedLimit) -> Iterable[tuple[str, Any]]:
+        fields = self.client.hgetall(self.names.registry(limit))
+        now_us = self.moment() or self.server_us()
+        return [
+            asks.item(self.names, limit, name, self.client.get(name), fields, now_us)
+            for name in self.client.scan_iter(match=self.names.pattern(limit))
+        ]
+
+    def load(self, limit: NamedLimit, items: Iterable[tuple[str, Any]]) -> None:
+        for key, state in items:
+            self.send(asks.loading(self.names, limit, key, state, self.moment()))
+
+    def server_us(self) -> int:
+        seconds, us = self.client.time()
+        return seconds * 1_000_000 + us

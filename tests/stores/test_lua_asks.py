@@ -1,0 +1,147 @@
+"""Whole asks against MemoryStore: the same traces, at the same made-up times, and every answer and every state the same."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from conftest import NOON, WrappedStore
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from lua_store import LuaStore
+
+from headgate import Limit, Limiter, MemoryStore, TokenBucket
+from headgate.algorithms.claim import Claim, NamedLimit
+from headgate.stores.redis import asks
+from headgate.testing import ManualClock
+from headgate.testing.player import Player
+from headgate.testing.traces import LIMITS, limits, traces
+from servers.valkey import Valkey
+
+STEADY = settings(deadline=None, suppress_health_check=list(HealthCheck))
+several = st.lists(limits(), min_size=2, max_size=4, unique_by=str)
+
+
+@pytest.fixture
+def client(valkey: Valkey) -> Iterator[Any]:
+    with valkey.client() as client:
+        client.flushall()
+        yield client
+
+
+class Both:
+    """One trace on two stores, each on a clock of its own that shows the same."""
+
+    def __init__(self, client: Any, some: list[Limit]) -> None:
+        client.flushall()
+        self.lua_clock, self.clock = ManualClock(NOON), ManualClock(NOON)
+        named = {f"limit {number}": limit for number, limit in enumerate(some)}
+        self.lua = Limiter(named, store=LuaStore(client, self.lua_clock), name="twins")
+        self.memory = Limiter(named, store=WrappedStore(MemoryStore(clock=self.clock)), name="twins")
+        for one in self.memory.named:
+            self.memory.store.inner.know(one)  # type: ignore[attr-defined]
+
+    def play(self, trace: list[Any]) -> None:
+        lua, memory = Player(self.lua, self.lua_clock), Player(self.memory, self.clock)
+        for step in trace:
+            told, expected = lua.step(step), memory.step(step)
+            assert told == expected, step
+        for named in self.lua.named:
+            states = dict(self.memory.store.items(named))
+            for key, state in self.lua.store.items(named):
+                assert state == states.pop(key, state)
+            assert not states, "a key that is not as new was forgotten"
+
+
+@pytest.mark.parametrize("algorithm", LIMITS, ids=lambda algorithm: algorithm.__name__)
+def test_one_limit_answers_as_in_memory(client: Any, algorithm: type[Limit]) -> None:
+    """Hits, peeks, waits, reservations, refunds, settlements: Lua says what MemoryStore says, and holds what it holds."""
+
+    @settings(STEADY, max_examples=40)
+    @given(limits(algorithm).flatmap(lambda limit: st.tuples(st.just(limit), traces([limit], several_keys=True, backwards=True))))
+    def check(drawn: tuple[Limit, list[Any]]) -> None:
+        Both(client, [drawn[0]]).play(drawn[1])
+
+    check()
+
+
+def test_several_limits_answer_as_in_memory(client: Any) -> None:
+    """Several limits of any kinds decide together as in memory, each with its own key and cost."""
+
+    @settings(STEADY, max_examples=100)
+    @given(several.flatmap(lambda some: st.tuples(st.just(some), traces(some, several_keys=True, backwards=True))))
+    def check(drawn: tuple[list[Limit], list[Any]]) -> None:
+        Both(client, drawn[0]).play(drawn[1])
+
+    check()
+
+
+@settings(STEADY, max_examples=40)
+@given(
+    st.lists(limits(), min_size=1, max_size=5, unique_by=str),
+    st.lists(st.tuples(st.integers(0, 4), st.sampled_from("abc"), st.integers(0, 3), st.sampled_from((0, 10**6, None))), max_size=30),
+)
+def test_many_asks_in_one_call_are_as_many_calls(valkey: Valkey, some: list[Limit], drawn: list[Any]) -> None:
+    """Asks of every kind put one behind the other answer as if each had travelled alone."""
+    with valkey.client() as client:
+        client.flushall()
+        stores = [LuaStore(client, ManualClock(NOON), prefix=prefix) for prefix in ("together", "alone")]
+        named = [NamedLimit("many", str(limit), limit) for limit in some]
+        for store in stores:
+            for one in named:
+                store.know(one)
+        made = [[ask_of(store, named, *each) for each in drawn] for store in stores]
+        together = stores[0].send(*made[0]) if drawn else []
+        assert together == [stores[1].send(ask)[0] for ask in made[1]]
+
+
+def ask_of(store: LuaStore, named: list[NamedLimit], which: int, key: str, cost: int, patience: int | None) -> asks.Ask:
+    limit = named[which % len(named)]
+    if which == 4 and limit.limit.refunds:
+        return asks.giving_back(store.names, [Claim(limit, key, cost)], -1, store.moment())
+    claims = [Claim(limit, key, cost)] if which < 3 else [Claim(one, key, cost) for one in named]
+    return asks.deciding(store.names, claims, patience, which != 2, store.moment())
+
+
+@pytest.mark.parametrize("count", [1, 5])
+def test_a_decision_is_one_round_trip(client: Any, count: int) -> None:
+    """Whatever the number of limits, a decision is one call of one script."""
+    store = LuaStore(client)
+    limiter = Limiter({f"limit {n}": TokenBucket(f"{n + 1}/s burst 10") for n in range(count)}, store=store)
+    limiter.hit("warm")
+    store.trips = 0
+    before = client.info("commandstats").get("cmdstat_evalsha", {}).get("calls", 0)
+    limiter.hit("user:42")
+    assert store.trips == 1
+    assert client.info("commandstats")["cmdstat_evalsha"]["calls"] == before + 1
+
+
+def test_none_starts_before_it_may(client: Any) -> None:
+    """With `not_before_us` a claim is charged at that start, as the second pass over several limits does it."""
+    clock = ManualClock(NOON)
+    store = LuaStore(client, clock)
+    named = NamedLimit("late", "late", TokenBucket("1/s burst 2"))
+    claim, now_us = Claim(named, "a", 2), clock.now_us()
+    decision = store.send(asks.deciding(store.names, [claim], None, True, now_us, now_us + 5_000_000))[0]
+    expected = named.limit.decide((0, 0, 0), now_us, 2, 10**15, now_us + 5_000_000)
+    assert (decision.wait, decision.start_us) == (5.0, expected[3])
+    assert dict(store.items(named)) == {"a": expected[:3]}
+    assert claim.remembered() == ((0, 0, 0), expected[:3])
+
+
+def test_what_was_charged_last_is_undone_exactly(client: Any) -> None:
+    """A patient charge that nothing has come behind goes back to the very state that was there."""
+    clock = ManualClock(NOON)
+    store = LuaStore(client, clock)
+    named = NamedLimit("undo", "undo", TokenBucket("3/s burst 2"))
+    for _ in range(2):
+        store.decide([Claim(named, "a", 1)], None)
+        clock.advance(0.1)
+    before = dict(store.items(named))
+    claim = Claim(named, "a", 2)
+    decision = store.decide([claim], None)
+    clock.advance(0.1)
+    assert decision.wait > 0
+    store.give_back([claim], decision.start_us)
+    assert dict(store.items(named)) == before
