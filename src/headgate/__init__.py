@@ -5,6 +5,9 @@ if not limiter.hit("user:42"):
     ...
 """
 
+from typing import TYPE_CHECKING as _TYPE_CHECKING
+from typing import Any as _Any
+
 from .algorithms import (
     GCRA,
     FixedWindow,
@@ -22,6 +25,7 @@ from .errors import (
     InvalidCost,
     InvalidLimit,
     RateLimited,
+    SeveralWorkers,
     StoreError,
     StoreTimeout,
     StoreUnavailable,
@@ -31,7 +35,26 @@ from .reservation import Reservation
 from .stores import MemoryStore, store_from_url
 from .verbs import COMPILED as compiled
 
+if _TYPE_CHECKING:
+    from .stores import GuardedStore, SharedStore
+
 __version__ = "0.1.0"
+
+#: Stores that are imported when somebody names them.
+_LATER = ("GuardedStore", "SharedStore")
+
+
+def __getattr__(name: str) -> _Any:
+    if name not in _LATER:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from . import stores
+
+    return getattr(stores, name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_LATER])
+
 
 __all__ = [
     "GCRA",
@@ -39,6 +62,7 @@ __all__ = [
     "ConfigurationError",
     "Decision",
     "FixedWindow",
+    "GuardedStore",
     "HeadgateError",
     "InvalidCost",
     "InvalidLimit",
@@ -49,6 +73,8 @@ __all__ = [
     "MemoryStore",
     "RateLimited",
     "Reservation",
+    "SeveralWorkers",
+    "SharedStore",
     "SlidingWindowCounter",
     "SlidingWindowLog",
     "StoreError",

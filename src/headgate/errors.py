@@ -5,6 +5,7 @@
     ├── InvalidLimit          also a ValueError: the text or numbers of a limit
     ├── InvalidCost           also a ValueError: a cost that is no whole number ≥ 0
     ├── ConfigurationError    things that do not go together
+    ├── SeveralWorkers        also a UserWarning, and only ever warned of: several workers count for themselves
     └── StoreError            the place that keeps the state failed
         ├── StoreUnavailable  it could not be reached
         └── StoreTimeout      it did not answer in time
@@ -52,6 +53,10 @@ class InvalidCost(HeadgateError, ValueError):
 
 class ConfigurationError(HeadgateError):
     """Parts that do not go together, or a name that nobody knows."""
+
+
+class SeveralWorkers(HeadgateError, UserWarning):
+    """A warning: this process is one of several workers, and each keeps its limits in its own memory."""
 
 
 class StoreError(HeadgateError):

@@ -24,7 +24,7 @@ from .line import Line, Turn, Turnstile, line_of
 from .observe.events import GIVE_BACK_FAILED, WAITED
 from .rate import Duration, duration_us
 from .stores import Store, store_from_url
-from .stores.memory import MemoryStore
+from .stores.workers import memory_store
 from .verbs import Cost, Key, Verbs, is_off
 
 log = logging.getLogger("headgate")
@@ -52,7 +52,7 @@ class Waits(Verbs):
             raise ConfigurationError(f"a limiter's name must be a text, not {name!r}")
         self._owns = store is None or isinstance(store, str)
         if store is None:
-            store = MemoryStore()
+            store = memory_store()
         elif isinstance(store, str):
             store = store_from_url(store)
         elif not isinstance(store, Store):

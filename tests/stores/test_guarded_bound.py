@@ -7,7 +7,7 @@ from fractions import Fraction
 from random import Random
 
 import pytest
-from conftest import WrappedStore
+from failing import FailingStore
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -31,7 +31,7 @@ class Fleet:
     def __init__(self, limit: Limit, nodes: int = NODES, seed: int = 1) -> None:
         self.clock = ManualClock(BEGIN)
         self.central = MemoryStore(clock=self.clock)
-        self.links = [WrappedStore(self.central, local=True) for _ in range(nodes)]
+        self.links = [FailingStore(self.central, local=True) for _ in range(nodes)]
         self.guards = [
             GuardedStore(
                 link,
@@ -43,7 +43,7 @@ class Fleet:
                 clock=self.clock,
                 rng=Random(seed + number),
                 background=False,
-            )  # fmt: skip
+            )
             for number, link in enumerate(self.links)
         ]
         self.limit = limit

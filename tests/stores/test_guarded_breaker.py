@@ -177,5 +177,5 @@ def test_it_is_always_in_one_of_its_states_and_asks_only_when_it_may(steps, seed
 @pytest.mark.parametrize(("failures", "ratio"), [(0, 0.5), (True, 0.5), (1.5, 0.5), (5, 0), (5, 1.5), (5, -1)])
 def test_a_breaker_that_makes_no_sense_says_so(failures, ratio):
     """Failures are counted in whole numbers from one, a ratio lies between 0 and 1."""
-    with pytest.raises(ConfigurationError, match="failures|ratio"):
+    with pytest.raises(ConfigurationError, match=r"failures|ratio"):
         made(failures=failures, ratio=ratio)

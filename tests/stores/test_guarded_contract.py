@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 import pytest
-from conftest import WrappedStore
+from failing import FailingStore
 
 from headgate import Limiter, MemoryStore
 from headgate.stores.guarded import GuardedStore
@@ -25,13 +25,6 @@ class TestGuardedMemory(StoreContract):
         return GuardedStore(MemoryStore(clock=clock), on_failure="local", share=4, clock=clock, background=False)
 
 
-class FarStore(WrappedStore):
-    """As somebody else would write one, with the birth of limits told on."""
-
-    def know(self, limit):
-        self.inner.know(limit)
-
-
 class TestGuardedFarStore(StoreContract):
     """A guard around somebody else's store, which promises nothing: every call is made by another thread."""
 
@@ -39,31 +32,31 @@ class TestGuardedFarStore(StoreContract):
     threads = 20
 
     def make_store(self, clock: ManualClock) -> GuardedStore:
-        far = FarStore(MemoryStore(clock=clock), local=False)
+        far = FailingStore(MemoryStore(clock=clock), local=False)
         return GuardedStore(far, budget="10s", on_failure="closed", clock=clock, background=False)
 
 
 def test_a_store_that_promises_to_be_prompt_is_asked_itself(store):
     """A store near by is called as it is; one far away that promises nothing is called by others."""
     assert GuardedStore(store)._store is store
-    assert isinstance(GuardedStore(WrappedStore(store))._store, PromptStore)
+    assert isinstance(GuardedStore(FailingStore(store))._store, PromptStore)
 
 
 @pytest.mark.parametrize("near", [True, False], ids=["near", "far"])
 def test_a_guard_is_as_near_as_its_store(store, near):
     """`local` is that of the store behind."""
-    assert GuardedStore(WrappedStore(store, local=near)).local is near
+    assert GuardedStore(FailingStore(store, local=near)).local is near
 
 
 def test_rebook_is_offered_when_the_store_behind_offers_it(store):
     """A line moves up behind a guard exactly where it does without one."""
     assert hasattr(GuardedStore(store), "rebook")
-    assert not hasattr(GuardedStore(WrappedStore(store)), "rebook")
+    assert not hasattr(GuardedStore(FailingStore(store)), "rebook")
 
 
 def test_a_guard_keeps_its_word_to_a_guard_around_it(store):
     """Asked for less time, a guard passes that on; asked for more, it keeps to its own."""
-    guard = GuardedStore(WrappedStore(store), budget="20ms")
+    guard = GuardedStore(FailingStore(store), budget="20ms")
     assert guard.answers_within(5_000) is True
     assert (guard.budget_us, guard._store.budget_us) == (5_000, 5_000)
     assert guard.answers_within(50_000) is True

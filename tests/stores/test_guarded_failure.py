@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+from itertools import pairwise
 from random import Random
 
 import pytest
-from conftest import WrappedStore
+from failing import ALL, FailingStore
 
 from headgate import ConfigurationError, FixedWindow, Limiter, StoreError, StoreUnavailable, TokenBucket
 from headgate.stores.guarded import GuardedStore
-
-ALL = {"decide", "decide_many", "give_back", "reset", "items", "load"}
 
 
 @pytest.fixture(params=[True, False], ids=["near", "far"])
 def behind(request, store):
     """The store behind the guard, which fails on demand: one that is prompt, and one that others have to ask."""
-    return WrappedStore(store, local=request.param)
+    return FailingStore(store, local=request.param)
 
 
 @pytest.fixture
@@ -231,7 +230,7 @@ def test_recovery_is_gradual(behind, guarded, clock):
         clock.advance(0.1)
     assert asked[0] == 0
     assert asked[-1] == 100
-    assert sum(a < b for a, b in zip(asked, asked[1:], strict=False)) >= 8
+    assert sum(a < b for a, b in pairwise(asked)) >= 8
     assert guard.state == "closed"
 
 
@@ -251,20 +250,15 @@ def test_one_failure_while_half_open_costs_one_call(behind, guarded, clock):
     assert (guard.state, guard.stats().opened) == ("open", 2)
 
 
-def test_a_limiter_can_be_made_while_the_store_is_down(behind, guarded, clock, monkeypatch):
+def test_a_limiter_can_be_made_while_the_store_is_down(behind, guarded, store, monkeypatch):
     """A limit whose birth can't be told is told when the store is back."""
-    known = []
-
-    def know(limit):
-        behind._noted("know")
-        known.append(limit.name)
-
-    monkeypatch.setattr(behind, "know", know)
     behind.failing |= {*ALL, "know"}
     guard = guarded("local", share=2)
     limiter = Limiter({"slow": TokenBucket("1/h burst 10 initial 0")}, store=guard)
     assert not limiter.hit("a")
     broken(behind, guard, limiter)
+    known = []
+    monkeypatch.setattr(behind, "know", lambda limit: known.append(limit.name))
     behind.failing.clear()
     guard.probe()
     assert known == ["slow"]

@@ -9,54 +9,14 @@ import time
 from random import Random
 
 import pytest
-from conftest import WrappedStore
+from failing import FailingStore, HangingStore, HangingTasks
 
-from headgate import AsyncLimiter, Decision, FixedWindow, Limiter, MemoryStore, StoreTimeout, StoreUnavailable
+from headgate import AsyncLimiter, FixedWindow, Limiter, StoreTimeout
 from headgate.stores.guarded import GuardedStore
 from headgate.stores.prompt import PromptStore
 
 #: What a machine that is busy with other things may take on top of a budget.
 NOISE = 0.25
-
-
-class HangingStore(WrappedStore):
-    """Somebody else's store, whose calls hang until they are let go."""
-
-    def __init__(self, inner: MemoryStore) -> None:
-        super().__init__(inner)
-        self.gate = threading.Event()
-        self.hangs = True
-        self.returned: list[tuple[str, int]] = []
-
-    def _noted(self, verb: str) -> MemoryStore:
-        inner = super()._noted(verb)
-        if self.hangs and verb != "give_back":
-            self.gate.wait(20)
-        return inner
-
-    def give_back(self, claims, charged_at=-1):
-        self.returned += [(claim.key, claim.cost) for claim in claims]
-        super().give_back(claims, charged_at)
-
-
-class HangingTasks(HangingStore):
-    """The same with an async face of its own."""
-
-    async def adecide(self, claims, max_wait_us=0, commit=True) -> Decision:
-        self.calls.append("adecide")
-        if "decide" in self.failing:
-            raise StoreUnavailable("adecide: nobody answers")
-        while self.hangs and not self.gate.is_set():
-            await asyncio.sleep(0.001)
-        return self.inner.decide(claims, max_wait_us, commit)
-
-    async def adecide_many(self, asks, max_wait_us=0):
-        while self.hangs and not self.gate.is_set():
-            await asyncio.sleep(0.001)
-        return self.inner.decide_many(asks, max_wait_us)
-
-    async def agive_back(self, claims, charged_at=-1):
-        self.give_back(claims, charged_at)
 
 
 @pytest.fixture(params=[HangingStore, HangingTasks], ids=["one face", "two faces"])
@@ -148,11 +108,15 @@ def test_a_call_that_nobody_has_begun_is_not_made(store, eventually):
     prompt = PromptStore(hanging, 50_000)
     prompt.errands.most = 1
     limiter = Limiter(FixedWindow("10/400d"), store=prompt)
-    first = threading.Thread(target=lambda: pytest.raises(StoreTimeout, limiter.hit, "a"))
+
+    def in_vain(key):
+        with pytest.raises(StoreTimeout):
+            limiter.hit(key)
+
+    first = threading.Thread(target=in_vain, args=("a",))
     first.start()
     eventually(lambda: hanging.calls == ["decide"])
-    with pytest.raises(StoreTimeout):
-        limiter.hit("b")
+    in_vain("b")
     first.join()
     hanging.gate.set()
     eventually(lambda: prompt.errands.abandoned == 0)
@@ -164,7 +128,7 @@ def test_a_call_that_nobody_has_begun_is_not_made(store, eventually):
 
 def test_threads_in_their_budget_are_all_answered(store):
     """More callers than threads: each is asked for in its turn, and none is lost."""
-    prompt = PromptStore(WrappedStore(store), 10_000_000)
+    prompt = PromptStore(FailingStore(store), 10_000_000)
     prompt.errands.most = 3
     limiter = Limiter(FixedWindow("1000/400d"), store=prompt)
     threads = [threading.Thread(target=lambda: [limiter.hit("a") for _ in range(25)]) for _ in range(12)]
@@ -179,7 +143,7 @@ def test_threads_in_their_budget_are_all_answered(store):
 def test_idle_threads_end_when_the_guard_is_closed(store, eventually):
     """close() lets the waiting threads go."""
     before = set(threading.enumerate())
-    guard = GuardedStore(WrappedStore(store), budget=5)
+    guard = GuardedStore(FailingStore(store), budget=5)
     Limiter("5/s", store=guard).hit("a")
     (asking,) = set(threading.enumerate()) - before
     eventually(lambda: guard._store.errands.free == 1)
@@ -283,7 +247,7 @@ def test_a_loop_may_end_while_calls_hang(hanging):
 
 def test_a_thread_looks_in_the_background(store, eventually):
     """Nobody has to ask: the guard probes by itself, and its thread ends when the store is well again."""
-    behind = WrappedStore(store, local=True)
+    behind = FailingStore(store, local=True)
     guard = GuardedStore(behind, failures=1, backoff="2ms", max_backoff="10ms", ramp="10ms")
     limiter = Limiter("1000/s", store=guard)
     behind.failing.add("decide")
@@ -299,7 +263,7 @@ def test_a_thread_looks_in_the_background(store, eventually):
 
 def test_closing_ends_the_lookout(store, eventually):
     """close() ends the thread at once, however long the next probe is away."""
-    behind = WrappedStore(store, local=True)
+    behind = FailingStore(store, local=True)
     guard = GuardedStore(behind, failures=1, backoff=600, max_backoff=600, rng=Random(3))
     behind.failing.add("decide")
     Limiter("5/s", store=guard).hit("a")
@@ -310,7 +274,7 @@ def test_closing_ends_the_lookout(store, eventually):
 
 def test_a_forgotten_guard_ends_its_lookout(store, eventually):
     """A guard that nobody holds is not held by its own thread."""
-    behind = WrappedStore(store, local=True)
+    behind = FailingStore(store, local=True)
     guard = GuardedStore(behind, failures=1, backoff="20ms", max_backoff="20ms")
     behind.failing.add("decide")
     Limiter("5/s", store=guard).hit("a")

@@ -12,6 +12,7 @@ from headgate import (
     ConfigurationError,
     Decision,
     FixedWindow,
+    GuardedStore,
     HeadgateError,
     InvalidCost,
     InvalidLimit,
@@ -22,6 +23,8 @@ from headgate import (
     MemoryStore,
     RateLimited,
     Reservation,
+    SeveralWorkers,
+    SharedStore,
     SlidingWindowCounter,
     SlidingWindowLog,
     StoreError,
@@ -73,6 +76,11 @@ def stores() -> None:
         store.sweep()
         Limiter("5/s", store=store)
     Limiter("5/s", store="memory://?max_keys=10", name="search")
+    guarded = GuardedStore(SharedStore("/run/limits"), budget="20ms", on_failure="local", share="1/4")
+    assert_type(guarded.state, str)
+    assert_type(guarded.stats().degraded, int)
+    assert_type(guarded.events, Publisher)
+    assert_type(guarded.answered_here(Limiter("5/s", store=guarded).hit("a")), bool)
     assert_type(compiled, bool)
 
 
@@ -215,4 +223,5 @@ def failing() -> None:
         assert_type(refused.retry_after, float)
     kinds: list[type[HeadgateError]] = [ConfigurationError, InvalidCost, InvalidLimit, StoreError, StoreTimeout, StoreUnavailable]
     wrong: list[type[ValueError]] = [InvalidCost, InvalidLimit]
-    print(kinds, wrong)
+    warned: list[type[UserWarning]] = [SeveralWorkers]
+    print(kinds, wrong, warned)

@@ -1,30 +1,41 @@
-"""Where state lives, and who makes read, decide, write one step."""
+"""Where state lives, and who makes read, decide, write one step.
+
+Stores beyond this process are imported when somebody first names them, so that nobody pays for what is not used.
+"""
 
 from __future__ import annotations
 
-from urllib.parse import parse_qsl, urlsplit
+from typing import TYPE_CHECKING, Any
 
 from ..algorithms.claim import Claim, NamedLimit
-from ..errors import ConfigurationError
 from .contract import Store
 from .memory import MemoryStore
+from .urls import store_from_url
+
+if TYPE_CHECKING:
+    from .guarded import GuardedStore
+    from .shared import SharedStore
+
+#: Where each of the others is.
+_LATER = {
+    "GuardedStore": "guarded",
+    "LeasedStore": "leased",
+    "RedisStore": "redis",
+    "ShardedStore": "sharded",
+    "SharedStore": "shared",
+}
 
 
-def store_from_url(url: str) -> Store:
-    """A store from configuration: "memory://", or "memory://?max_keys=50000"."""
-    if not isinstance(url, str):
-        raise ConfigurationError(f"a store's URL must be a text such as 'memory://', not {url!r}")
-    parts = urlsplit(url)
-    if parts.scheme != "memory":
-        raise ConfigurationError(f"{url!r}: no store is called {parts.scheme!r}; there is memory://")
-    options = dict(parse_qsl(parts.query, keep_blank_values=True))
-    known = {"max_keys"}
-    if parts.netloc or parts.path.strip("/") or not set(options) <= known:
-        raise ConfigurationError(f"{url!r}: memory:// takes only ?max_keys=…")
-    for name, value in options.items():
-        if not value.isdigit():
-            raise ConfigurationError(f"{url!r}: {name} must be a whole number, not {value!r}")
-    return MemoryStore(int(options.get("max_keys", 1_000_000)))
+def __getattr__(name: str) -> Any:
+    if name not in _LATER:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(f".{_LATER[name]}", __name__), name)
 
 
-__all__ = ["Claim", "MemoryStore", "NamedLimit", "Store", "store_from_url"]
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_LATER])
+
+
+__all__ = ["Claim", "GuardedStore", "MemoryStore", "NamedLimit", "SharedStore", "Store", "store_from_url"]

@@ -71,9 +71,7 @@ class Near(Store):
     local = True
 
     def __init__(self, clock: Clock | None = None) -> None:
-        self._clock = SYSTEM if clock is None else clock
-        self.system = self._clock if isinstance(self._clock, SystemClock) else None
-        self.offset_us = 0 if self.system is None else self.system.offset_us
+        self.go_by(SYSTEM if clock is None else clock)
         self.last_us = 0
         self.shift_us = 0
         self.stamp = 0
@@ -81,6 +79,12 @@ class Near(Store):
         _stores.add(self)
 
     # Time ------------------------------------------------------------------------------------------------------
+
+    def go_by(self, clock: Clock) -> None:
+        """Reads this clock from here on."""
+        self._clock = clock
+        self.system = self._clock if isinstance(self._clock, SystemClock) else None
+        self.offset_us = 0 if self.system is None else self.system.offset_us
 
     @property
     def clock(self) -> Any:
