@@ -29,14 +29,18 @@ cdef class Routed(Store):
     cdef long long inside_0, inside_1
     cdef object _count
     cdef object __weakref__
-    cpdef int step_in(self)
-    cpdef int step_out(self, int side)
-    cpdef Shard home(self, str key)
+    cdef int enter(self)
+    cdef int leave(self, int side)
+    cdef Shard find(self, str key)
     cdef Spread spread(self, NamedLimit named)
     cpdef NamedLimit at(self, NamedLimit named, Shard shard)
-    cpdef Shard only(self, list claims)
-    cpdef list sent(self, list claims, Shard shard)
-    cpdef int kept(self, list claims, list copies)
+    cdef Shard together(self, list claims)
+    cdef list copies(self, list claims, Shard shard)
+    cdef int keep(self, list claims, list copies)
+    cpdef Decision straight(self, list claims, object max_wait_us, object commit)
+    cdef Store way(self, Shard shard, list claims)
+    cdef int count(self, Shard shard, list claims, Decision decision)
     cdef Decision asked(self, Shard shard, NamedLimit named, str key, long long cost, long long max_wait_us, bint commit)
 
+cdef Claim another(Claim claim, NamedLimit named)
 cdef int remember(Claim into, Claim of)

@@ -39,7 +39,6 @@ else:
 from zlib import crc32
 
 from ..algorithms import TokenBucket
-from ..algorithms.claim import Claim as Asked
 from ..algorithms.claim import NamedLimit as Named
 from ..errors import StoreUnavailable
 from .memory import MemoryStore as Memory
@@ -111,9 +110,16 @@ class Routed(Store):
 
     # Steps -----------------------------------------------------------------------------------------------------
 
-    @cython.ccall
-    def step_in(self) -> cython.int:
+    def step_in(self) -> int:
         """Before the table is read; the answer is for stepping out."""
+        return self.enter()
+
+    def step_out(self, side: int) -> None:
+        """After deciding."""
+        self.leave(side)
+
+    @cython.cfunc
+    def enter(self) -> cython.int:
         if cython.compiled:
             side: cython.int = self.side
             if side:
@@ -128,9 +134,8 @@ class Routed(Store):
                 self.inside_0 += 1
             return self.side
 
-    @cython.ccall
-    def step_out(self, side: cython.int) -> cython.int:
-        """After deciding."""
+    @cython.cfunc
+    def leave(self, side: cython.int) -> cython.int:
         if cython.compiled:
             if side:
                 self.inside_1 -= 1
@@ -157,9 +162,12 @@ class Routed(Store):
 
     # Routes ----------------------------------------------------------------------------------------------------
 
-    @cython.ccall
     def home(self, key: str) -> Shard:
         """The shard of a key, or a closed door."""
+        return self.find(key)
+
+    @cython.cfunc
+    def find(self, key: str) -> Shard:
         crc: cython.ulonglong = crc32(key.encode("utf-8", "surrogatepass"))
         return self.table[((crc * 0x9E3779B1) >> 18) & 16_383]  # type: ignore[no-any-return]
 
@@ -179,36 +187,44 @@ class Routed(Store):
         """A limit as this shard knows it."""
         return self.spread(named).at(shard)
 
-    @cython.ccall
-    def sent(self, claims: list, shard: Shard) -> list:  # type: ignore[type-arg]
+    def sent(self, claims: list[Claim], shard: Shard) -> list[Claim]:
         """The claims as this shard knows them, with what they remember."""
+        return self.copies(claims, shard)
+
+    @cython.cfunc
+    def copies(self, claims: list, shard: Shard) -> list:  # type: ignore[type-arg]
         found: list = []  # type: ignore[type-arg]
         claim: Claim
         copy: Claim
         for claim in claims:
-            copy = Asked(self.spread(claim.named).at(shard), claim.key, claim.cost, claim.charged)
-            remember(copy, claim)
+            copy = another(claim, self.spread(claim.named).at(shard))
             found.append(copy)
         return found
 
-    @cython.ccall
-    def kept(self, claims: list, copies: list) -> cython.int:  # type: ignore[type-arg]
+    def kept(self, claims: list[Claim], copies: list[Claim]) -> int:
         """What the copies remember of a charge goes back into the claims they were made of."""
+        return self.keep(claims, copies)
+
+    @cython.cfunc
+    def keep(self, claims: list, copies: list) -> cython.int:  # type: ignore[type-arg]
         i: cython.Py_ssize_t
         for i in range(len(claims)):
             remember(claims[i], copies[i])
         return 0
 
-    @cython.ccall
-    def only(self, claims: list) -> Shard | None:  # type: ignore[type-arg]
+    def only(self, claims: list[Claim]) -> Shard | None:
         """The shard on which all claims live (or the closed door that all of them meet); None when they live on several."""
+        return self.together(claims)
+
+    @cython.cfunc
+    def together(self, claims: list) -> Shard | None:  # type: ignore[type-arg]
         claim: Claim = claims[0]
         first: str = claim.key
-        shard: Shard = self.home(first)
+        shard: Shard = self.find(first)
         i: cython.Py_ssize_t
         for i in range(1, len(claims)):
             claim = claims[i]
-            if claim.key is not first and claim.key != first and self.home(claim.key) is not shard:
+            if claim.key is not first and claim.key != first and self.find(claim.key) is not shard:
                 return None
         return shard
 
@@ -219,9 +235,9 @@ class Routed(Store):
         self, named: NamedLimit, key: str, cost: cython.longlong, max_wait_us: cython.longlong, commit: cython.bint
     ) -> Decision:
         shard: Shard
-        side: cython.int = self.step_in()
+        side: cython.int = self.enter()
         try:
-            shard = self.home(key)
+            shard = self.find(key)
             if shard.open:
                 return self.asked(shard, named, key, cost, max_wait_us, commit)
         except StoreUnavailable as error:
@@ -229,7 +245,7 @@ class Routed(Store):
         else:
             lost = None
         finally:
-            self.step_out(side)
+            self.leave(side)
         self.elsewhere(shard, lost)
         return self.one(named, key, cost, max_wait_us, commit)
 
@@ -264,10 +280,62 @@ class Routed(Store):
         return decision
 
     @cython.ccall
-    def at_once(self, named: NamedLimit, key: str, cost: cython.longlong) -> Decision | None:
-        side: cython.int = self.step_in()
+    def straight(self, claims: list, max_wait_us: Any, commit: Any) -> Decision | None:  # type: ignore[type-arg]
+        """The answer to claims that all live on one shard; None when that can't be had straight away, and nothing is done."""
+        lost: Any = None
+        shard: Shard = None  # type: ignore[assignment]
+        side: cython.int = self.enter()
         try:
-            shard: Shard = self.home(key)
+            shard = self.together(claims)  # type: ignore[assignment]
+            if shard is None or not shard.open:
+                return None
+            sent: list = self.copies(claims, shard)  # type: ignore[type-arg]
+            decision: Decision = self.way(shard, claims).decide(sent, max_wait_us, commit)
+            self.keep(claims, sent)
+            if shard.heavy is not None:
+                self.count(shard, claims, decision)
+            return decision
+        except StoreUnavailable as error:
+            lost = error
+        finally:
+            self.leave(side)
+        self.elsewhere(shard, lost)
+        return None
+
+    def store_for(self, shard: Shard, claims: list[Claim]) -> Store:
+        """The leases of a shard, when all claims are of one hot key; otherwise its store."""
+        return self.way(shard, claims)
+
+    @cython.cfunc
+    def way(self, shard: Shard, claims: list) -> Store:  # type: ignore[type-arg]
+        heavy: Heavy = shard.heavy
+        if heavy is None or shard.leased is None or not heavy.hot:
+            return shard.store  # type: ignore[no-any-return]
+        claim: Claim = claims[0]
+        first: str = claim.key
+        if first not in heavy.hot:
+            return shard.store  # type: ignore[no-any-return]
+        for claim in claims:
+            if claim.key != first:
+                return shard.store  # type: ignore[no-any-return]
+        return shard.leased  # type: ignore[no-any-return]
+
+    def counted(self, shard: Shard, claims: list[Claim], decision: Decision) -> int:
+        """Counts a decision for its first key."""
+        return self.count(shard, claims, decision)
+
+    @cython.cfunc
+    def count(self, shard: Shard, claims: list, decision: Decision) -> cython.int:  # type: ignore[type-arg]
+        heavy: Heavy = shard.heavy
+        claim: Claim = claims[0]
+        heavy.hit(claim.key, decision.start_us - decision.wait_us)
+        return 0
+
+    @cython.ccall
+    def at_once(self, named: NamedLimit, key: str, cost: cython.longlong) -> Decision | None:
+        side: cython.int = self.enter()
+        try:
+            shard: Shard = self.find(key)
             if not shard.open:
                 return None
             if shard.memory is not None:
@@ -281,11 +349,27 @@ class Routed(Store):
                 heavy.hit(key, decision.start_us - decision.wait_us)
             return decision
         finally:
-            self.step_out(side)
+            self.leave(side)
 
     def elsewhere(self, shard: Any, lost: Any) -> None:
         """The shard could not be asked: its door is closed, or it is lost. Returns when it is time to ask again, or raises."""
         raise NotImplementedError
+
+
+@cython.cfunc
+def another(claim: Claim, named: NamedLimit) -> Claim:
+    """The same claim on a shard's own name for its limit."""
+    copy: Claim
+    if cython.compiled:
+        copy = Claim.__new__(Claim)  # as Claim(…), without building its arguments: a third of what a route costs
+        copy.named = named
+        copy.key = claim.key
+        copy.cost = claim.cost
+        copy.charged = claim.charged
+    else:
+        copy = Claim(named, claim.key, claim.cost, claim.charged)
+    remember(copy, claim)
+    return copy
 
 
 @cython.cfunc

@@ -105,8 +105,12 @@ class ShardedStore(Membership):
     # Deciding ------------------------------------------------------------------------------------------------------
 
     def decide(self, claims: Sequence[Claim], max_wait_us: int | None = 0, commit: bool | int = True) -> Decision:
-        asked = checked(claims)
-        return self._drive(lambda: self._deciding(asked, max_wait_us, bool(commit)))  # type: ignore[no-any-return]
+        asked = list(claims) or checked(claims)
+        decision = self.straight(asked, max_wait_us, commit)
+        if decision is None:
+            checked(asked)
+            decision = self._drive(lambda: self._deciding(asked, max_wait_us, bool(commit)))
+        return decision
 
     def decide_many(self, asks: Sequence[Sequence[Claim]], max_wait_us: int | None = 0) -> list[Decision]:
         asked = [checked(claims) for claims in asks]
@@ -123,10 +127,25 @@ class ShardedStore(Membership):
         self._drive(lambda: self._resetting(asked))
 
     async def adecide(self, claims: Sequence[Claim], max_wait_us: int | None = 0, commit: bool | int = True) -> Decision:
-        asked = checked(claims)
-        work = self._adrive(lambda: self._deciding(asked, max_wait_us, bool(commit)))
-        if self.only(asked) is not None:
-            return await work  # type: ignore[no-any-return]
+        asked = list(claims) or checked(claims)
+        lost: Any = None
+        side = self.step_in()
+        try:
+            shard = self.only(asked)
+            if shard is not None and shard.open:
+                sent = self.sent(asked, shard)
+                decision = await self.store_for(shard, asked).adecide(sent, max_wait_us, commit)
+                self.kept(asked, sent)
+                if shard.heavy is not None:
+                    self.counted(shard, asked, decision)
+                return decision
+        except StoreUnavailable as error:
+            lost = error
+        finally:
+            self.step_out(side)
+        if lost is not None:
+            await self._aelsewhere(shard, lost)
+        work = self._adrive(lambda: self._deciding(checked(asked), max_wait_us, bool(commit)))
         return await self._to_the_end(work, asked)
 
     async def adecide_many(self, asks: Sequence[Sequence[Claim]], max_wait_us: int | None = 0) -> list[Decision]:
@@ -155,9 +174,11 @@ class ShardedStore(Membership):
                 self._remember(joined.decision.start_us, start_us, group.claims)
             return joined.decision
         sent = self.sent(asked, opened(shard))
-        answers = yield Step([Call(shard, "decide", (sent, max_wait_us, commit), leases(shard, asked))])
+        answers = fine((yield Step([Call(shard, "decide", (sent, max_wait_us, commit), self.store_for(shard, asked))])))
         self.kept(asked, sent)
-        return fine(answers)[0]
+        if shard.heavy is not None:
+            self.counted(shard, asked, answers[0])
+        return answers[0]
 
     def _deciding_many(self, asks: list[list[Claim]], max_wait_us: int | None, found: list[Any]) -> Steps:
         """One call per shard; an ask that spans shards waits for those before it. What is answered is not asked again."""
@@ -194,15 +215,14 @@ class ShardedStore(Membership):
             for claim in group.claims:
                 at = self._starts.get((charged_at, claim.limit.identity, claim.key), charged_at)
                 starts.setdefault(at, []).append(claim)
-            leased = leases(group.shard, group.claims)
-            calls += [Call(group.shard, "give_back", (some, at), leased) for at, some in starts.items()]
+            store = self.store_for(group.shard, group.claims)
+            calls += [Call(group.shard, "give_back", (some, at), store) for at, some in starts.items()]
         answers = yield Step(calls)
         fine(answers)
 
     def _resetting(self, asked: list[Claim]) -> Steps:
-        calls = [Call(group.shard, "reset", (group.claims,), leases(group.shard, group.claims)) for group in self._groups(asked)]
-        answers = yield Step(calls)
-        fine(answers)
+        groups = self._groups(asked)
+        fine((yield Step([Call(g.shard, "reset", (g.claims,), self.store_for(g.shard, g.claims)) for g in groups])))
 
     def _groups(self, asked: list[Claim]) -> list[Group]:
         """The claims by the shards they live on, in the order in which these are first named."""
@@ -323,13 +343,6 @@ class ShardedStore(Membership):
 
     def _stores(self) -> list[Store]:
         return [store for shard in self._shards.values() for store in (shard.leased or shard.store,)]
-
-
-def leases(shard: Shard, claims: Sequence[Claim]) -> bool:
-    """Whether these claims are all of one hot key, which is leased from its home."""
-    if shard.leased is None or not shard.heavy.hot or claims[0].key not in shard.heavy.hot:
-        return False
-    return all(claim.key == claims[0].key for claim in claims)
 
 
 def some_claims(claims: Sequence[Claim]) -> list[Claim]:

@@ -17,16 +17,16 @@ from .routing import Shard
 
 
 class Call(NamedTuple):
-    """One call of a shard: of its store, or of its leases."""
+    """One call of a shard: of its store, if no other is named (the one that leases from it)."""
 
     shard: Any
     verb: str
     arguments: tuple[Any, ...]
-    leased: bool = False
+    other: Any = None
 
     @property
     def store(self) -> Any:
-        return self.shard.leased if self.leased else self.shard.store
+        return self.shard.store if self.other is None else self.other
 
 
 class Step(NamedTuple):

@@ -1,0 +1,59 @@
+"""What the tests of ShardedStore share: shards that count what they are asked and fail when told to, and keys by their homes."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+from headgate import Decision, MemoryStore, StoreTimeout, StoreUnavailable
+from headgate.stores.sharded import ShardedStore
+
+
+class FarShard(MemoryStore):
+    """A MemoryStore as a server far away: awaited, counted, and out of reach while `down`; `meanwhile` runs before each call."""
+
+    local = False
+
+    def __init__(self, clock: Any) -> None:
+        super().__init__(clock=clock)
+        self.calls: list[str] = []
+        self.down: Any = None
+        self.failing: set[str] = set()
+        self.meanwhile: Any = None
+
+    def noted(self, verb: str) -> None:
+        self.calls.append(verb)
+        if self.meanwhile is not None:
+            self.meanwhile(verb)
+        if self.down or verb in self.failing:
+            raise StoreTimeout("no answer in time") if self.down == "slow" else StoreUnavailable("nobody answers")
+
+    def decide(self, claims: Any, max_wait_us: int | None = 0, commit: bool | int = True) -> Decision:
+        self.noted("decide" if commit else "peek")
+        return super().decide(claims, max_wait_us, commit)
+
+    def decide_many(self, asks: Any, max_wait_us: int | None = 0) -> list[Decision]:
+        self.noted("decide_many")
+        return super().decide_many(asks, max_wait_us)
+
+    def give_back(self, claims: Any, charged_at: int = -1) -> None:
+        self.noted("give_back")
+        super().give_back(claims, charged_at)
+
+    def reset(self, claims: Any) -> None:
+        self.noted("reset")
+        super().reset(claims)
+
+    def items(self, limit: Any) -> Any:
+        self.noted("items")
+        return super().items(limit)
+
+    def load(self, limit: Any, items: Any) -> None:
+        self.noted("load")
+        super().load(limit, items)
+
+
+def key_on(store: ShardedStore, shard: str, number: int = 0) -> str:
+    """The n-th key that lives on a shard."""
+    found = (f"user:{i}" for i in itertools.count() if store.home_of(f"user:{i}") == shard)
+    return next(itertools.islice(found, number, None))

@@ -1,0 +1,342 @@
+"""Planned changes: state moves along, a key is decided in one home at any moment, and whoever asks meanwhile waits at the door."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import threading
+
+import pytest
+from shards import FarShard, key_on
+
+from headgate import (
+    AsyncLimiter,
+    ConfigurationError,
+    FixedWindow,
+    Limiter,
+    MemoryStore,
+    SlidingWindowLog,
+    StoreTimeout,
+    StoreUnavailable,
+    TokenBucket,
+)
+from headgate.stores.sharded import ShardedStore
+
+KEYS = [f"user:{i}" for i in range(600)]
+RULES = {
+    "bucket": TokenBucket("5/h"),
+    "window": FixedWindow("5/h"),
+    "log": SlidingWindowLog("5/h"),
+}
+
+
+@pytest.fixture(params=["near", "far"])
+def new(request, clock):
+    """Makes a shard, near or far."""
+    return lambda: MemoryStore(clock=clock) if request.param == "near" else FarShard(clock)
+
+
+@pytest.fixture
+def sharded(new):
+    return ShardedStore({"a": new(), "b": new(), "c": new()}, hot=False)
+
+
+def used(limiter):
+    return [limiter.peek(key).to_dict() for key in KEYS]
+
+
+def spend(limiter):
+    for i, key in enumerate(KEYS):
+        for _ in range(i % 6):
+            limiter.hit(key)
+
+
+def test_a_new_shard_gets_its_keys_with_their_counters(sharded, new):
+    """After a shard is added every key answers as before; a quarter of them live on the new shard, and nowhere else."""
+    limiter = Limiter(RULES, store=sharded)
+    spend(limiter)
+    before, homes = used(limiter), {key: sharded.home_of(key) for key in KEYS}
+    added = new()
+    sharded.add("d", added)
+    assert used(limiter) == before
+    moved = [key for key in KEYS if sharded.home_of(key) != homes[key]]
+    assert {sharded.home_of(key) for key in moved} == {"d"}
+    assert 0.15 < len(moved) / len(KEYS) < 0.35
+    kept = {key for key in moved if KEYS.index(key) % 6}
+    for named in limiter.named:
+        at = {name: {key for key, _ in store.items(sharded.at(named, sharded._shards[name]))} for name, store in sharded.shards.items()}
+        assert at["d"] == kept
+        assert not any(at[name] & kept for name in "abc")
+
+
+def test_a_shard_that_goes_leaves_its_counters_to_the_others(sharded):
+    """After a shard is removed every key answers as before, and its store is handed to the caller, empty."""
+    limiter = Limiter(RULES, store=sharded)
+    spend(limiter)
+    before = used(limiter)
+    b = sharded.shards["b"]
+    assert sharded.remove("b") is b
+    assert used(limiter) == before
+    assert sorted(sharded.shards) == ["a", "c"]
+    assert len(b) == 0
+
+
+def test_there_and_back_again(sharded, new):
+    """A shard that is added and removed again leaves everything as it was."""
+    limiter = Limiter(RULES, store=sharded)
+    spend(limiter)
+    before, homes = used(limiter), [sharded.home_of(key) for key in KEYS]
+    sharded.add("d", new(), weight=2)
+    sharded.remove("d")
+    assert used(limiter) == before
+    assert [sharded.home_of(key) for key in KEYS] == homes
+
+
+def test_without_handoff_what_moves_starts_anew(sharded, new):
+    """handoff=False is quick and forgets: keys that move are as new, all others are not."""
+    limiter = Limiter("fixed window 5/h", store=sharded)
+    for key in KEYS:
+        limiter.hit(key, cost=5)
+    homes = {key: sharded.home_of(key) for key in KEYS}
+    sharded.add("d", new(), handoff=False)
+    for key in KEYS:
+        assert limiter.peek(key).remaining == (0 if sharded.home_of(key) == homes[key] else 5)
+
+
+def test_progress_is_told(sharded, new):
+    """A long move says how far it has come: keys of each shard that hands over, and slots in all."""
+    limiter = Limiter("5/h", store=sharded)
+    spend(limiter)
+    told = []
+    sharded.add("d", new(), progress=told.append)
+    assert {one.shard for one in told} == {"a", "b", "c"}
+    assert told[-1].slots == told[-1].of > 3000
+    assert sum(max(one.keys for one in told if one.shard == name) for name in "abc") == len(
+        [key for i, key in enumerate(KEYS) if i % 6 and sharded.home_of(key) == "d"]
+    )
+
+
+@pytest.mark.parametrize("colour", ["threads", "tasks"])
+def test_no_more_is_admitted_while_shards_come_and_go(new, colour):
+    """Callers that never stop asking are admitted exactly the limit of every key, while keys move under them."""
+    sharded = ShardedStore({"a": new(), "b": new()}, hot=False)
+    keys = KEYS[:40]
+    admitted = dict.fromkeys(keys, 0)
+    count = threading.Lock()
+    done = threading.Event()
+
+    def note(key, decision):
+        with count:
+            admitted[key] += bool(decision)
+
+    def work(limiter):
+        while not done.is_set():
+            for key in keys:
+                note(key, limiter.hit(key))
+
+    def change():
+        for i in range(4):
+            sharded.add(f"new {i}", new())
+            if i % 2:
+                sharded.remove(f"new {i - 1}")
+
+    async def ask(limiter):
+        while not done.is_set():
+            for key in keys:
+                note(key, await limiter.hit(key))
+                await asyncio.sleep(0)
+
+    async def tasks():
+        limiter = AsyncLimiter("fixed window 500/400d", store=sharded)
+        asking = [asyncio.create_task(ask(limiter)) for _ in range(4)]
+        for i in range(4):
+            await sharded.aadd(f"new {i}", new())
+            if i % 2:
+                await sharded.aremove(f"new {i - 1}")
+        done.set()
+        await asyncio.gather(*asking)
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        if colour == "tasks":
+            asyncio.run(tasks())
+        else:
+            limiter = Limiter("fixed window 500/400d", store=sharded)
+            threads = [threading.Thread(target=work, args=(limiter,)) for _ in range(4)]
+            for thread in threads:
+                thread.start()
+            change()
+            done.set()
+            for thread in threads:
+                thread.join()
+    finally:
+        done.set()
+        sys.setswitchinterval(interval)
+    limiter = Limiter("fixed window 500/400d", store=sharded)
+    left = {key: limiter.peek(key).remaining for key in keys}
+    assert {key: admitted[key] + left[key] for key in keys} == dict.fromkeys(keys, 500)
+
+
+@pytest.mark.parametrize("failing", ["items", "load"])
+def test_a_move_that_fails_leaves_keys_where_they_were(clock, failing):
+    """When a shard fails half-way, nothing is lost or decided twice; rebalance() carries on when it is back."""
+    shards = {name: FarShard(clock) for name in "abc"}
+    sharded = ShardedStore(shards, hot=False)
+    limiter = Limiter("5/h", store=sharded)
+    spend(limiter)
+    before = used(limiter)
+    added = FarShard(clock)
+    broken = shards["b"] if failing == "items" else added
+    told = []
+
+    def progress(one):
+        told.append(one)
+        if one.slots and failing == "load":
+            broken.failing.add("load")
+
+    if failing == "items":
+        broken.failing.add("items")
+    with pytest.raises(StoreUnavailable):
+        sharded.add("d", added, progress=progress)
+    assert used(limiter) == before
+    broken.failing.clear()
+    sharded.rebalance()
+    assert used(limiter) == before
+    assert {sharded.home_of(key) for key in KEYS} == set("abcd")
+    assert sum(sharded.home_of(key) == "d" for key in KEYS) > 60
+
+
+def test_a_removal_that_fails_can_be_done_again(clock):
+    """A shard that could not hand everything over stays; removing it again finishes the job."""
+    shards = {name: FarShard(clock) for name in "abc"}
+    sharded = ShardedStore(shards, hot=False)
+    limiter = Limiter("5/h", store=sharded)
+    spend(limiter)
+    before = used(limiter)
+    shards["a"].failing.add("load")
+    with pytest.raises(StoreUnavailable):
+        sharded.remove("b")
+    assert used(limiter) == before
+    assert "b" in sharded.shards
+    shards["a"].failing.clear()
+    sharded.remove("b")
+    assert used(limiter) == before
+
+
+@pytest.fixture
+def moving(clock):
+    """A move that has closed its doors and is held there; keys that move, and one that does not."""
+    shards = {name: FarShard(clock) for name in "abc"}
+    sharded = ShardedStore(shards, hot=False, pause="50ms")
+    limiter = Limiter("5/h", store=sharded)
+    limiter.hit_many(KEYS)
+    old = {key: sharded.home_of(key) for key in KEYS}
+    closed, go_on = threading.Event(), threading.Event()
+
+    def hold(verb):
+        if verb == "items":
+            closed.set()
+            assert go_on.wait(5)
+
+    shards["a"].meanwhile = hold
+    thread = threading.Thread(target=sharded.add, args=("d", FarShard(clock)))
+    thread.start()
+    assert closed.wait(5)
+    final = ShardedStore({name: MemoryStore(clock=clock) for name in "abcd"})
+    going = next(key for key in KEYS if old[key] == "a" and final.home_of(key) == "d")
+    staying = next(key for key in KEYS if old[key] == "a" and final.home_of(key) == "a")
+    yield sharded, limiter, going, staying, go_on
+    go_on.set()
+    thread.join(5)
+
+
+def test_a_key_on_its_way_is_waited_for_and_no_longer_than_the_pause(moving):
+    """Whoever asks for a key that is being moved is told StoreTimeout after the pause; every other key is answered at once."""
+    _, limiter, going, staying, _ = moving
+    assert limiter.hit(staying)
+    with pytest.raises(StoreTimeout, match="handing keys over"):
+        limiter.hit(going)
+    with pytest.raises(StoreTimeout, match="pause="):
+        limiter.hit_many([staying, going])
+
+
+def test_an_awaited_key_on_its_way_is_waited_for_too(moving):
+    """In async code the wait at the door is awaited: the loop goes on, and the answer comes when the key has arrived."""
+    sharded, _, going, staying, go_on = moving
+    sharded._pause_us = 5_000_000
+
+    async def main():
+        limiter = AsyncLimiter("5/h", store=sharded)
+        waiting = asyncio.create_task(limiter.hit(going))
+        assert (await limiter.hit(staying)).remaining == 3
+        assert not waiting.done()
+        go_on.set()
+        return await waiting
+
+    assert asyncio.run(main()).remaining == 3
+    assert sharded.home_of(going) == "d"
+
+
+def test_threads_at_the_door_are_answered_by_the_new_home(moving):
+    """A thread that waits at the door is answered, with the counter that moved, as soon as the door opens."""
+    sharded, limiter, going, _, go_on = moving
+    sharded._pause_us = 5_000_000
+    told = []
+    threads = [threading.Thread(target=lambda: told.append(limiter.hit(going).remaining)) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    go_on.set()
+    for thread in threads:
+        thread.join(5)
+    assert sorted(told) == [1, 2, 3]
+
+
+def test_a_decision_under_way_is_waited_for_before_its_key_moves(clock):
+    """A hit that began at the old home is part of what moves: it is neither lost nor made twice."""
+    shards = {name: FarShard(clock) for name in "ab"}
+    sharded = ShardedStore(shards, hot=False)
+    final = ShardedStore({name: MemoryStore(clock=clock) for name in "abc"})
+    going = next(key for key in KEYS if sharded.home_of(key) == "a" and final.home_of(key) == "c")
+    limiter = Limiter("5/h", store=sharded)
+    begun, go_on = threading.Event(), threading.Event()
+
+    def hold(verb):
+        if verb == "decide" and not begun.is_set():
+            begun.set()
+            assert go_on.wait(5)
+
+    shards["a"].meanwhile = hold
+    hit = threading.Thread(target=limiter.hit, args=(going,))
+    hit.start()
+    assert begun.wait(5)
+    move = threading.Thread(target=sharded.add, args=("c", FarShard(clock)))
+    move.start()
+    move.join(0.05)
+    assert move.is_alive()
+    assert "items" not in shards["a"].calls
+    go_on.set()
+    hit.join(5)
+    move.join(5)
+    assert sharded.home_of(going) == "c"
+    assert limiter.peek(going).remaining == 4
+
+
+def test_changes_that_make_no_sense_say_so(sharded, new, clock):
+    """Names that are taken or unknown, the last shard, a far shard among near ones: each is told what to do instead."""
+    with pytest.raises(ConfigurationError, match="already"):
+        sharded.add("a", new())
+    with pytest.raises(ConfigurationError, match="there are a, b, c"):
+        sharded.remove("z")
+    with pytest.raises(ConfigurationError, match="weight"):
+        sharded.add("d", new(), weight=0)
+    with pytest.raises(ConfigurationError, match="not lost"):
+        sharded.restore("a")
+    sharded.remove("a")
+    sharded.remove("b")
+    with pytest.raises(ConfigurationError, match="last shard"):
+        sharded.remove("c")
+    if sharded.local:
+        with pytest.raises(ConfigurationError, match="far away"):
+            sharded.add("far", FarShard(clock))
+    assert key_on(sharded, "c") == "user:0"

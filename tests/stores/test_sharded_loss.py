@@ -1,0 +1,161 @@
+"""A shard that is lost without a plan: its keys fail, or start anew on the next shard, and nobody else notices."""
+
+from __future__ import annotations
+
+import pytest
+from shards import FarShard, key_on
+
+from headgate import ConfigurationError, Limiter, StoreTimeout, StoreUnavailable
+from headgate.stores.sharded import ShardedStore
+
+KEYS = [f"user:{i}" for i in range(300)]
+
+
+@pytest.fixture
+def shards(clock):
+    return {name: FarShard(clock) for name in "abcd"}
+
+
+def lives_on(sharded, name):
+    return [key for key in KEYS if sharded.home_of(key) == name]
+
+
+def test_the_keys_of_a_lost_shard_fail_and_no_others(make, shards):
+    """By default a key whose shard can't be reached is told StoreUnavailable, which names the shard; all others are answered."""
+    sharded = ShardedStore(shards, hot=False)
+    limiter = make("5/h", store=sharded)
+    lost = lives_on(sharded, "b")
+    shards["b"].down = True
+    for key in KEYS:
+        if key in lost:
+            with pytest.raises(StoreUnavailable, match=r"shard 'b': nobody answers .*rehash"):
+                limiter.hit(key)
+        else:
+            assert limiter.hit(key)
+    with pytest.raises(StoreUnavailable):
+        limiter.hit_many(lost[:3])
+    shards["b"].down = None
+    assert all(limiter.hit(key).remaining == 4 for key in lost)
+
+
+@pytest.mark.parametrize("verb", ["hit", "peek", "acquire", "reset", "refund", "hit_many"])
+def test_every_verb_says_which_shard_is_lost(make, shards, verb):
+    """Whatever was asked for, the error is headgate's own and names the shard."""
+    sharded = ShardedStore(shards, hot=False)
+    limiter = make("5/h", store=sharded)
+    shards["c"].down = True
+    key = key_on(sharded, "c")
+    with pytest.raises(StoreUnavailable, match="shard 'c'"):
+        getattr(limiter, verb)([key] if verb == "hit_many" else key)
+
+
+def test_with_rehash_lost_keys_start_anew_on_the_next_shard(make, shards):
+    """on_loss="rehash": each key of a lost shard gets one more burst, once, on the next shards; all other keys stay."""
+    sharded = ShardedStore(shards, on_loss="rehash", hot=False)
+    limiter = make("fixed window 5/400d", store=sharded)
+    homes = {key: sharded.home_of(key) for key in KEYS}
+    assert all(limiter.hit(key, cost=5) for key in KEYS)
+    shards["b"].down = True
+    again = {key: sum(bool(limiter.hit(key)) for _ in range(7)) for key in KEYS}
+    assert again == {key: 5 if homes[key] == "b" else 0 for key in KEYS}
+    assert sharded.lost == ["b"]
+    assert {sharded.home_of(key) for key in lives_on_before(homes, "b")} == {"a", "c", "d"}
+    assert all(sharded.home_of(key) == homes[key] for key in KEYS if homes[key] != "b")
+
+
+def lives_on_before(homes, name):
+    return [key for key, home in homes.items() if home == name]
+
+
+def test_a_lost_shard_is_asked_no_more(make, shards):
+    """Once lost, a shard costs nobody any time until it is restored."""
+    sharded = ShardedStore(shards, on_loss="rehash", hot=False)
+    limiter = make("5/h", store=sharded)
+    shards["b"].down = True
+    for key in KEYS:
+        limiter.hit(key)
+    assert len(shards["b"].calls) == 1
+
+
+def test_two_losses_are_two_bursts_at_most(make, shards):
+    """The bound is per loss: a key whose next shard is lost too starts anew once more, and no key more often than that."""
+    sharded = ShardedStore(shards, on_loss="rehash", hot=False)
+    limiter = make("fixed window 5/400d", store=sharded)
+    admitted = {key: sum(bool(limiter.hit(key)) for _ in range(7)) for key in KEYS[:80]}
+    for name in "bc":
+        shards[name].down = True
+        for key in admitted:
+            admitted[key] += sum(bool(limiter.hit(key)) for _ in range(7))
+    assert {*admitted.values()} == {5, 10, 15}
+    assert max(admitted.values()) == 15
+
+
+def test_a_restored_shard_gets_its_keys_back_with_what_they_used_elsewhere(make, shards):
+    """restore() hands over from the shards that stood in: coming back is no second burst."""
+    sharded = ShardedStore(shards, on_loss="rehash", hot=False)
+    limiter = make("fixed window 5/400d", store=sharded)
+    key = key_on(sharded, "b")
+    shards["b"].down = True
+    assert limiter.hit(key, cost=4)
+    shards["b"].down = None
+    sharded.restore("b")
+    assert (sharded.home_of(key), sharded.lost) == ("b", [])
+    assert [bool(limiter.hit(key)) for _ in range(2)] == [True, False]
+
+
+def test_decisions_on_several_shards_survive_a_loss(make, shards):
+    """A decision of which one shard is lost is made again on those that are left, all or nothing."""
+    sharded = ShardedStore(shards, on_loss="rehash", hot=False)
+    limiter = make({"user": "5/h", "tenant": "5/h"}, store=sharded)
+    keys = {"user": key_on(sharded, "a"), "tenant": key_on(sharded, "b")}
+    shards["b"].down = True
+    assert limiter.hit(keys)
+    assert [part.remaining for part in limiter.peek(keys).decisions] == [4, 4]
+    assert all(limiter.hit_many([{"user": key, "tenant": key} for key in KEYS]))
+
+
+def test_many_keys_with_a_loss_are_asked_once_each(make, shards):
+    """hit_many over a lost shard: what the others have answered is not charged a second time."""
+    sharded = ShardedStore(shards, on_loss="rehash", hot=False)
+    limiter = make("5/h", store=sharded)
+    shards["b"].down = True
+    assert {one.remaining for one in limiter.hit_many(KEYS)} == {4}
+    assert {limiter.peek(key).remaining for key in KEYS} == {4}
+
+
+def test_when_all_are_lost_it_says_so(make, shards):
+    """The last shard lost is the end: StoreUnavailable, not a loop."""
+    sharded = ShardedStore(shards, on_loss="rehash", hot=False)
+    limiter = make("5/h", store=sharded)
+    for shard in shards.values():
+        shard.down = True
+    with pytest.raises(StoreUnavailable, match="every shard is lost"):
+        limiter.hit("user:1")
+
+
+def test_a_slow_shard_is_not_lost(make, shards):
+    """StoreTimeout is the caller's to see: a shard that is late may have charged, and its keys stay."""
+    sharded = ShardedStore(shards, on_loss="rehash", hot=False)
+    limiter = make("5/h", store=sharded)
+    key = key_on(sharded, "b")
+    shards["b"].down = "slow"
+    with pytest.raises(StoreTimeout):
+        limiter.hit(key)
+    assert (sharded.lost, sharded.home_of(key)) == ([], "b")
+
+
+def test_a_lost_shard_can_be_removed_for_good(shards, clock):
+    """A shard that will not come back is removed without being asked for anything."""
+    sharded = ShardedStore(shards, on_loss="rehash", hot=False)
+    limiter = Limiter("5/h", store=sharded)
+    shards["b"].down = True
+    limiter.hit_many(KEYS)
+    asked = len(shards["b"].calls)
+    sharded.remove("b")
+    assert (sharded.lost, sorted(sharded.shards), len(shards["b"].calls)) == ([], ["a", "c", "d"], asked)
+
+
+def test_on_loss_has_two_words(shards):
+    """What to do about a loss is one of two words."""
+    with pytest.raises(ConfigurationError, match="'fail' or 'rehash'"):
+        ShardedStore(shards, on_loss="open")

@@ -1,0 +1,196 @@
+"""Decisions whose keys live on several shards: all or nothing in two steps, at one common start, whatever fails on the way."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import threading
+
+import pytest
+from shards import FarShard, key_on
+
+from headgate import AsyncLimiter, FixedWindow, Limiter, LeakyBucketQueue, SlidingWindowLog, StoreTimeout, StoreUnavailable
+from headgate.stores.sharded import ShardedStore
+from headgate.testing import ManualClock
+
+BEGIN = 1_700_000_123.456789
+
+
+@pytest.fixture
+def shards(clock):
+    return {name: FarShard(clock) for name in ("left", "right")}
+
+
+@pytest.fixture
+def sharded(shards):
+    return ShardedStore(shards, hot=False)
+
+
+@pytest.fixture
+def keys(sharded):
+    """A user on the one shard, a tenant on the other."""
+    return {"user": key_on(sharded, "left"), "tenant": key_on(sharded, "right")}
+
+
+def remaining(limiter, keys):
+    return [part.remaining for part in limiter.peek(keys).decisions]
+
+
+def test_what_all_grant_costs_one_call_each(make, sharded, shards, keys):
+    """Granted at once, a decision on two shards is one call of each."""
+    limiter = make({"user": "5/s", "tenant": "10/s"}, store=sharded)
+    assert limiter.hit(keys, cost={"tenant": 3})
+    assert [shard.calls for shard in shards.values()] == [["decide"], ["decide"]]
+    assert remaining(limiter, keys) == [4, 7]
+
+
+@pytest.mark.parametrize("narrow", ["user", "tenant"])
+def test_what_one_refuses_none_has_charged(make, sharded, shards, keys, narrow):
+    """Refused by one shard, the decision leaves every shard as it was; the limit with the longest retry speaks."""
+    limits = {"user": FixedWindow("5/h"), "tenant": FixedWindow("5/h"), narrow: FixedWindow("1/h")}
+    limiter = make(limits, store=sharded)
+    assert limiter.hit(keys)
+    before = [sorted(sharded.items(one)) for one in limiter.named]
+    refused = limiter.hit(keys)
+    assert (bool(refused), refused.name) == (False, narrow)
+    assert [bool(part) for part in refused.decisions] == [name != narrow for name in limits]
+    assert [sorted(sharded.items(one)) for one in limiter.named] == before
+
+
+def test_the_longest_retry_speaks(make, sharded, keys):
+    """Both refuse: the one with the longest retry decides, wherever it lives."""
+    limiter = make({"user": "1/h", "tenant": "1/d"}, store=sharded)
+    limiter.hit(keys)
+    refused = limiter.hit(keys)
+    assert refused.name == "tenant"
+    assert refused.retry_after == 86400.0
+    assert make({"user": "1/h", "tenant": "1/d"}, store=sharded).hit(keys, cost=2).retry_after == float("inf")
+
+
+def test_those_who_can_start_earlier_are_charged_at_the_common_start(make, sharded, keys, clock):
+    """With patience all are charged at the latest start: a bucket that could have started at once pays then, not now."""
+    limiter = make({"user": "1/s burst 2", "tenant": LeakyBucketQueue("1 per 10s")}, store=sharded)
+    limiter.hit(keys)
+    later = limiter.reserve(keys)
+    assert later.wait == 10.0
+    clock.advance(10)
+    assert remaining(limiter, keys)[0] == 1
+
+
+def test_shards_may_have_clocks_of_their_own(keys, sharded):
+    """Starts are compared as waits: two shards whose clocks differ by a day wait and give back as two that agree."""
+    clocks = [ManualClock(BEGIN), ManualClock(BEGIN + 86_400)]
+    apart = ShardedStore({name: FarShard(clock) for name, clock in zip(("left", "right"), clocks, strict=True)}, hot=False)
+    limiter = Limiter({"user": SlidingWindowLog("2/min"), "tenant": SlidingWindowLog("1/min")}, store=apart)
+    first = limiter.reserve(keys)
+    second = limiter.reserve(keys)
+    assert (first.wait, second.wait) == (0.0, 60.0)
+    second.cancel()
+    first.cancel()
+    assert remaining(limiter, keys) == [2, 1]
+
+
+def test_somebody_in_between_moves_the_common_start(make, sharded, shards, keys):
+    """When another takes the start between looking and charging, all move to the next one together."""
+    limits = {"user": "1/s", "tenant": LeakyBucketQueue("1 per 10s")}
+    limiter, other = make(limits, store=sharded), Limiter(limits, store=sharded)
+    limiter.hit(keys)
+    came = []
+
+    def meanwhile(verb):
+        if verb == "load" and not came:
+            came.append(other.reserve({"user": None, "tenant": keys["tenant"]}).wait)
+
+    shards["left"].meanwhile = meanwhile
+    assert limiter.reserve(keys).wait == 20.0
+    assert came == [10.0]
+    shards["left"].meanwhile = None
+    assert limiter.reserve(keys).wait == 30.0
+
+
+@pytest.mark.parametrize("error", [True, "slow"])
+def test_a_shard_that_fails_leaves_the_other_uncharged(make, sharded, shards, keys, error):
+    """One shard grants and the next can't be reached: the first gets its charge back, and the error is the caller's."""
+    limiter = make({"user": "5/h", "tenant": "5/h"}, store=sharded)
+    shards["right"].down = error
+    with pytest.raises(StoreTimeout if error == "slow" else StoreUnavailable):
+        limiter.hit(keys)
+    shards["right"].down = None
+    assert remaining(limiter, keys) == [5, 5]
+
+
+def test_what_can_not_be_given_back_is_lost_and_never_admitted(make, sharded, shards, keys):
+    """The bound of a failure in between: one decision's cost stays charged, and no more is ever admitted."""
+    limiter = make({"user": "5/h", "tenant": "2/h"}, store=sharded)
+    limiter.hit(keys, cost=2)
+    shards["left"].failing.add("give_back")
+    assert not limiter.hit(keys)
+    shards["left"].failing.clear()
+    assert remaining(limiter, keys) == [2, 0]
+
+
+def test_threads_never_get_more_than_the_limits(sharded, keys):
+    """However many decide at once on two shards, no limit is exceeded, and what is left fits what was admitted."""
+    limiter = Limiter({"user": "60/h", "tenant": FixedWindow("50/h")}, store=sharded)
+    admitted = []
+    interval = sys.getswitchinterval()
+
+    def work():
+        admitted.append(sum(bool(limiter.hit(keys)) for _ in range(8)))
+
+    threads = [threading.Thread(target=work) for _ in range(16)]
+    sys.setswitchinterval(1e-6)
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(interval)
+    total = sum(admitted)
+    assert total <= 50
+    assert remaining(limiter, keys) == [60 - total, 50 - total]
+    while limiter.hit(keys):
+        total += 1
+    assert total == 50
+
+
+def test_a_cancelled_task_gives_back_what_several_shards_charged(sharded, shards, keys):
+    """A task that is cancelled while it decides on two shards leaves both as they were."""
+
+    async def main():
+        limiter = AsyncLimiter({"user": "5/h", "tenant": "5/h"}, store=sharded)
+        task = asyncio.ensure_future(limiter.hit(keys))
+        shards["right"].meanwhile = lambda verb: task.cancel() if verb == "decide" else None
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        shards["right"].meanwhile = None
+        for _ in range(20):
+            await asyncio.sleep(0)
+        return [part.remaining for part in (await limiter.peek(keys)).decisions]
+
+    assert asyncio.run(main()) == [5, 5]
+
+
+def test_settling_a_decision_on_several_shards(make, sharded, keys):
+    """What was not used goes back to each shard; what was used above the estimate is charged on each."""
+    limiter = make({"user": "100/h", "tenant": "100/h"}, store=sharded)
+    limiter.reserve(keys, cost=50).settle({"user": 20, "tenant": 60})
+    assert remaining(limiter, keys) == [80, 40]
+
+
+def test_many_keys_are_one_call_per_shard(make, sharded, shards):
+    """hit_many asks every shard once, in order, whatever the mixture of keys."""
+    limiter = make("2/h", store=sharded)
+    left, right = (key_on(sharded, name) for name in ("left", "right"))
+    told = limiter.hit_many([left, right, left, left, right, right])
+    assert [bool(one) for one in told] == [True, True, True, False, True, False]
+    assert [shard.calls for shard in shards.values()] == [["decide_many"], ["decide_many"]]
+
+
+def test_many_decisions_keep_their_order_around_one_that_spans(make, sharded, keys):
+    """A decision on several shards among many sees those before it, and is seen by those after it."""
+    limiter = make({"user": "2/h", "tenant": "2/h"}, store=sharded)
+    alone = {**keys, "tenant": None}
+    assert [bool(one) for one in limiter.hit_many([alone, keys, alone, keys])] == [True, True, False, False]
+    assert remaining(limiter, keys) == [0, 1]
