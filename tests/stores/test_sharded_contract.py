@@ -77,7 +77,8 @@ class FarStore(MemoryStore):
 class TestFarShards(StoreContract):
     """Three shards that have to be awaited."""
 
-    examples = EXAMPLES
+    examples = EXAMPLES * 2 // 5
+    threads = 30
 
     def make_store(self, clock: ManualClock) -> ShardedStore:
         steady = SteadyClock(clock)

@@ -24,17 +24,19 @@ except ModuleNotFoundError:
 if cython.compiled:
     from cython.cimports.headgate.algorithms.claim import Claim, NamedLimit
     from cython.cimports.headgate.decision import Decision
-    from cython.cimports.headgate.stores.cells import Place
+    from cython.cimports.headgate.stores.cells import Spot
     from cython.cimports.headgate.stores.contract import Store
     from cython.cimports.headgate.stores.heavy import Heavy
-    from cython.cimports.headgate.stores.memory import MemoryStore, blank
+    from cython.cimports.headgate.stores.memory import MemoryStore
+    from cython.cimports.headgate.stores.near import blank
 else:
     from ..algorithms.claim import Claim, NamedLimit
     from ..decision import Decision
-    from .cells import Place
+    from .cells import Spot
     from .contract import Store
     from .heavy import Heavy
-    from .memory import MemoryStore, blank
+    from .memory import MemoryStore
+    from .near import blank
 
 from zlib import crc32
 
@@ -264,11 +266,11 @@ class Routed(Store):
         decision: Decision
         if shard.memory is not None:
             memory: MemoryStore = shard.memory
-            place: Place = memory.place_of(known)
+            place: Spot = memory.place_of(known)  # type: ignore[assignment]
             if cython.compiled:
-                return memory.decide_one(blank(memory, place), place, key, cost, max_wait_us, commit, memory.now())
+                return memory.decide_quickly(blank(memory, place), place, key, cost, max_wait_us, commit, memory.now())
             with memory._lock:
-                return memory.decide_one(blank(memory, place), place, key, cost, max_wait_us, commit, memory.now())
+                return memory.decide_quickly(blank(memory, place), place, key, cost, max_wait_us, commit, memory.now())
         heavy: Heavy = shard.heavy
         if heavy is None:
             return shard.store.one(known, key, cost, max_wait_us, commit)

@@ -15,7 +15,7 @@ import asyncio
 import itertools
 import logging
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 from typing import Any
 
 from ..algorithms.claim import Claim, NamedLimit
@@ -25,7 +25,7 @@ from ..rate import Duration, duration_us
 from . import span
 from .contract import Store
 from .membership import Membership
-from .memory import checked, only_claims
+from .near import checked, only_claims
 from .routing import Shard
 from .span import Group
 from .steps import Call, Closed, Run, Step, Steps, fine, opened
@@ -86,6 +86,13 @@ class ShardedStore(Membership):
     @property
     def strangers(self) -> int:
         return sum(shard.store.strangers for shard in self._shards.values())
+
+    def __len__(self) -> int:
+        """How many keys the shards hold, as far as they say so."""
+        return sum(len(shard.store) for shard in self._shards.values() if isinstance(shard.store, Sized))
+
+    def __bool__(self) -> bool:
+        return True
 
     def know(self, limit: NamedLimit) -> None:
         self._known[limit.identity] = limit
