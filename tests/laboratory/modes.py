@@ -15,6 +15,7 @@ from typing import Any
 from headgate.algorithms import Limit, TokenBucket
 from headgate.stores.guarded import GuardedStore
 from headgate.stores.redis import RedisStore
+from headgate.stores.sharded import ShardedStore
 from headgate.stores.share import shared_limit
 from headgate.stores.shared import SharedStore
 
@@ -62,6 +63,10 @@ def guarded(store: Any, on_failure: str) -> GuardedStore:
     return GuardedStore(store, BUDGET, on_failure, share, max_backoff="400ms", ramp="200ms")
 
 
+def sharded(places: dict[str, Any]) -> ShardedStore:
+    return ShardedStore({"one": redis_store(places["server"]), "two": redis_store(places["second"])})
+
+
 MODES = {
     mode.name: mode
     for mode in (
@@ -71,6 +76,7 @@ MODES = {
         Mode("guarded, closed", lambda places: guarded(redis_store(places["server"]), "closed"), recovery=1.0),
         Mode("guarded, open", lambda places: guarded(redis_store(places["server"]), "open"), alone=without_bound, recovery=1.0),
         Mode("guarded, local", lambda places: guarded(redis_store(places["server"]), "local"), alone=shares, recovery=1.0),
+        Mode("sharded", sharded),
         Mode("shared file", lambda places: SharedStore(places["folder"] + "/limits", timeout=0.5), place="file", budget=0.5),
     )
 }
