@@ -30,7 +30,7 @@ def lab() -> Iterator[Laboratory]:
 
 
 def struck(
-    lab: Laboratory, fault: Fault, before: float = 0.2, during: float = 0.35, after: float = 0.65
+    lab: Laboratory, fault: Fault, before: float = 0.15, during: float = 0.35, after: float = 0.6
 ) -> tuple[Tally, float, float]:
     """Traffic before, while and after a fault: what callers saw, when it struck, and when it was over."""
     with RedisStore(lab.url) as store:

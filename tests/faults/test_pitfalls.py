@@ -7,6 +7,8 @@ import subprocess
 import sys
 import time
 
+import pytest
+
 import headgate
 from headgate import FixedWindow, Limiter, TokenBucket
 from headgate.stores.redis import RedisStore
@@ -19,7 +21,9 @@ CLIENT = f"""
 import sys, threading
 from headgate import Limiter, store_from_url
 from headgate.stores.redis import RedisStore
-store = RedisStore(sys.argv[1]) if sys.argv[1].startswith("redis") else store_from_url(sys.argv[1])
+from headgate.stores.shared import SharedStore
+kinds = {{"redis": RedisStore, "memory": store_from_url, "shared": lambda url: SharedStore(url.removeprefix("shared://"))}}
+store = kinds[sys.argv[1].partition(":")[0]](sys.argv[1])
 limiter = Limiter("fixed window {LIMIT}/400d", store=store, name=sys.argv[2])
 admitted = []
 sys.stdin.readline()
@@ -47,9 +51,10 @@ def processes(url: str, name: str, count: int = 4) -> list[int]:
     return [int(process.communicate(timeout=60)[0]) for process in started]
 
 
-def test_four_processes_with_eight_threads_share_one_limit(valkey):
-    """4 × 8 × 40 calls on one key through one server: exactly the limit of 1000 is admitted, not one more or less."""
-    admitted = processes(valkey.url, f"exact {time.time_ns()}")
+@pytest.mark.parametrize("kind", ["redis", "shared"])
+def test_four_processes_with_eight_threads_share_one_limit(kind, valkey, tmp_path):
+    """4 × 8 × 40 calls on one key through one server or one file: exactly the limit of 1000 is admitted, not one more or less."""
+    admitted = processes(valkey.url if kind == "redis" else f"shared://{tmp_path}/limits", f"exact {time.time_ns()}")
     assert sum(admitted) == LIMIT
     assert all(one > 0 for one in admitted)
 
