@@ -12,7 +12,7 @@ import pytest
 import headgate
 from headgate import FixedWindow, Limiter, TokenBucket
 from headgate.stores.redis import RedisStore
-from servers.valkey import Valkey
+from servers.valkey import Valkey, version_of
 
 CALLS = 40
 LIMIT = 1000
@@ -85,4 +85,5 @@ def test_a_token_bucket_key_is_small(valkey):
         Limiter(TokenBucket("5/s burst 10"), store=store).hit("user:42")
         sizes = {name: client.memory_usage(name) for name in client.scan_iter() if b"user:42" in name}
         assert len(sizes) == 1
-        assert all(0 < size <= 120 for size in sizes.values()), sizes
+        most = 128 if version_of(valkey.program).startswith("6.") else 120  # Redis 6.2 adds 18 bytes of its own to any key
+        assert all(0 < size <= most for size in sizes.values()), sizes

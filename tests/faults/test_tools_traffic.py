@@ -54,7 +54,7 @@ def test_every_fault_heals():
     import redis
 
     with Laboratory() as lab:
-        for fault in FAULTS:
+        for fault in [fault for fault in FAULTS if lab.fakes_time or not fault.fakes_time]:
             fault.strike(lab)
             fault.heal(lab)
             with redis.Redis(port=lab.network.port, socket_timeout=2) as client:
