@@ -12,7 +12,7 @@ compiled = False
 int = longlong = ulonglong = Py_ssize_t = _builtins.int  # noqa: A001
 void = None
 bint = bool
-p_longlong = Any
+p_longlong = uchar = Any
 NULL = None
 
 
@@ -29,6 +29,10 @@ def exceptval(*_args: object, **_options: object) -> Callable[[T], T]:
 
 def annotation_typing(_on: bool) -> Callable[[T], T]:
     return _as_it_is
+
+
+def address(thing: T) -> T:
+    return thing
 
 
 def cast(_kind: object, value: T) -> T:

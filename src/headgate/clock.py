@@ -24,6 +24,16 @@ else:
         return time.monotonic_ns() // 1000
 
 
+def steady_us() -> int:
+    """The machine's own time, which never goes back and is the same for all its processes."""
+    return monotonic_us()
+
+
+def utc_us() -> int:
+    """The wall clock, which may step: only for where a clock begins."""
+    return time.time_ns() // 1000
+
+
 class Clock(Protocol):
     """What a store needs of a clock. A sleep ends early when `wake` is set (a waiter has moved up)."""
 
@@ -41,7 +51,7 @@ class SystemClock:
     __slots__ = ("offset_us",)
 
     def __init__(self) -> None:
-        self.offset_us = time.time_ns() // 1000 - monotonic_us()
+        self.offset_us = utc_us() - monotonic_us()
 
     def now_us(self) -> int:
         return monotonic_us() + self.offset_us

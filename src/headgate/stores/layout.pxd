@@ -35,7 +35,7 @@ cdef enum:
     RESERVE = 16384
     SHARED = 1024
     HASH = 0
-    A = 1
+    STATE = 1
     LINK = 4
     TAG = 5
     KEY = 6

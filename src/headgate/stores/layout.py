@@ -55,7 +55,7 @@ SHARED = 1024  # cells for strangers per limit
 
 # Words of a cell.
 HASH = 0
-A = 1
+STATE = 1
 LINK = 4  # next cell of the chain + 1, and the key's size in bytes << 32
 TAG = 5  # table, unit << 16, kind << 32
 KEY = 6

@@ -1,9 +1,9 @@
 """The file behind a SharedStore: made, opened, checked, and taken over when nobody else has it.
 
-Everybody who has the file open holds a shared lock on it (`flock`). Who gets the exclusive lock is alone: it may make the file, take a
-dead process's change back, or bring the file over a restart of the machine. Everybody else only checks that the file is what
-it expects. Pages may reach the disk in any order before a crash of the whole machine, so after a restart cells are taken over one by one, each
-checked, into a fresh file.
+Everybody who has the file open holds a shared lock on it (`flock`). Who gets the exclusive lock is alone: it may make the
+file, take a dead process's change back, or bring the file over a restart of the machine. Everybody else only checks that the
+file is what it expects. Pages may reach the disk in any order before a crash of the whole machine, so after a restart cells
+are taken over one by one, each checked, into a fresh file.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from __future__ import annotations
 import fcntl
 import mmap
 import os
-import time
 from typing import Any
 
+from ..clock import steady_us, utc_us
 from ..errors import ConfigurationError, StoreUnavailable
 from . import layout as at
 from .layout import Regions, regions
@@ -98,7 +98,7 @@ class Mapped:
         """This boot, this space of process numbers, and this machine's offset to UTC; time never goes back."""
         words[at.BOOT], words[at.BOOT + 1] = boot()
         words[at.NAMESPACE] = namespace()
-        words[at.OFFSET] = max(time.time_ns() // 1000, last_us) - time.monotonic_ns() // 1000
+        words[at.OFFSET] = max(utc_us(), last_us) - steady_us()
 
     # Opening ---------------------------------------------------------------------------------------------------
 
@@ -122,7 +122,8 @@ class Mapped:
             raise self._differs("has been cut short or is of another size")
         if not self.alone and words[at.NAMESPACE] != namespace():
             raise self._differs(
-                "is in use in another container, where process numbers mean something else; use one file per container, or a RedisStore"
+                "is in use in another container, where process numbers mean something else; "
+                "use one file per container, or a RedisStore"
             )
 
     def _differs(self, what: str) -> ConfigurationError:

@@ -1,7 +1,8 @@
 """Who holds a lock, and whether it still lives: a process is its number and the moment it was started.
 
-A number alone is used again sooner or later; with the start time beside it, a lock whose owner was killed can be told from one whose
-owner is slow. A zombie is dead. All of it is read from /proc; where there is none, the kernel's file locks are used instead.
+A number alone is used again sooner or later; with the start time beside it, a lock whose owner was killed can be told from
+one whose owner is slow. A zombie is dead. All of it is read from /proc; where there is
+none, the kernel's file locks are used instead.
 """
 
 from __future__ import annotations

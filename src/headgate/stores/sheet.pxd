@@ -1,14 +1,9 @@
 # The C face of sheet.py.
-cdef class Sheet:
-    cdef object memory
-    cdef long long* words
-    cdef long long journal, heads, cells, blocks, logs, mask, log_words, blocks_room, max_keys, secret, other
+from headgate.stores.journal cimport Journal
+
+cdef class Sheet(Journal):
+    cdef long long heads, cells, blocks, logs, mask, log_words, blocks_room, max_keys, secret, other
     cdef readonly list units, births
-    cdef int note(self, long long at)
-    cdef int note_state(self, long long at)
-    cdef int change(self, long long at, long long value)
-    cdef int commit(self)
-    cdef long long roll_back(self)
     cdef long long find(self, long long table, str key, long long hash)
     cdef bint holds(self, long long cell, str key)
     cdef long long stranger(self, long long table, long long hash)

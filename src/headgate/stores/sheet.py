@@ -1,15 +1,8 @@
-"""Cells in words of a mapped file, found by key; every change is written down before it is made.
+"""Cells in words of a mapped file, found by key: chains of cells, blocks for long keys, rings for logs.
 
-    note(word)      journal ← (word, old value), then its length      before a word that matters is changed
-    commit          journal's length ← 0                               the change is whole
-    roll_back       old values back, the last first                    whoever finds a journal with somebody else's change in it
-
-A process may be killed between any two instructions; what it leaves is either the change or its journal. Words that nothing points to
-yet (a fresh cell, a fresh block) need no note: taking back the pointer takes them back. The lock is one for the file: a decision
-holds it for about a tenth of a microsecond, so a million decisions a second keep it busy for a tenth of the time; stripes
-would make a decision on several limits hold several locks, and its undoing a protocol between journals.
-
-Compiled, `words` is a pointer into the file; plain, a memoryview on it. The same source reads and writes both.
+A cell is eight words: hash, three of state, the next of its chain and the key's size, whose it is, and sixteen bytes of key
+or the first of the blocks that hold it. What is free is linked through the same words. Strangers to a full file share cells that
+are chained like any other, under a hash of their own.
 """
 
 from __future__ import annotations
@@ -24,63 +17,15 @@ except ModuleNotFoundError:
 if cython.compiled:
     from cython.cimports.headgate.algorithms import sliding_log
     from cython.cimports.headgate.algorithms.limit import Answer, Limit
+    from cython.cimports.headgate.stores import layout as lay
     from cython.cimports.headgate.stores import words as w
-    from cython.cimports.headgate.stores.layout import (
-        BLOCK,
-        BLOCKS_FREE,
-        BLOCKS_HIGH,
-        CELL,
-        CROWDED,
-        CURSOR,
-        FREE,
-        HASH,
-        HIGH,
-        INLINE,
-        JOURNAL,
-        JOURNAL_ROOM,
-        KEY,
-        LINK,
-        LIVE,
-        LOGS_FREE,
-        LOGS_HIGH,
-        PAYLOAD,
-        RESERVE,
-        SHARED,
-        STRANGE,
-        STRANGER,
-        TAG,
-        A,
-    )
+    from cython.cimports.headgate.stores.journal import Journal
 else:
     from ..algorithms import sliding_log
     from ..algorithms.limit import Answer, Limit
+    from . import layout as lay
     from . import words as w
-    from .layout import (
-        BLOCK,
-        BLOCKS_FREE,
-        BLOCKS_HIGH,
-        CELL,
-        CROWDED,
-        CURSOR,
-        FREE,
-        HASH,
-        HIGH,
-        INLINE,
-        JOURNAL,
-        JOURNAL_ROOM,
-        KEY,
-        LINK,
-        LIVE,
-        LOGS_FREE,
-        LOGS_HIGH,
-        PAYLOAD,
-        RESERVE,
-        SHARED,
-        STRANGE,
-        STRANGER,
-        TAG,
-        A,
-    )
+    from .journal import Journal
 
 from ..algorithms.sliding_log import read_log
 from ..errors import StoreError
@@ -88,73 +33,18 @@ from .layout import Regions
 
 
 @cython.cclass
-class Sheet:
+class Sheet(Journal):
     """The cells of one file. Whoever calls holds the file's lock."""
 
     def __init__(self, memory: Any, plan: Regions, max_keys: int, secret: int, other: int) -> None:
-        self.memory = memory
-        if cython.compiled:
-            view: cython.uchar[::1] = memory
-            self.words = cython.cast(cython.p_longlong, cython.address(view[0]))
-        else:
-            self.words: Any = memoryview(memory).cast("q")
-        self.journal, self.heads, self.cells = plan.journal, plan.heads, plan.cells
+        super().__init__(memory, plan.journal)
+        self.heads, self.cells = plan.heads, plan.cells
         self.blocks, self.logs = plan.blocks, plan.logs
         self.mask, self.log_words, self.blocks_room = plan.mask, plan.log_words, plan.blocks_room
         self.max_keys = max_keys
         self.secret, self.other = secret, other
-        self.units: list[Limit | None] = []
+        self.units: list[Limit] = []
         self.births: list[int] = []
-
-    # The journal -----------------------------------------------------------------------------------------------
-
-    @cython.cfunc
-    def note(self, at: cython.longlong) -> cython.int:
-        """Writes a word's value down, before it is changed."""
-        n: cython.longlong = self.words[JOURNAL]
-        if n >= JOURNAL_ROOM:
-            raise StoreError("one change of a shared file is larger than its journal; use shorter keys, or fewer limits at once")
-        self.words[self.journal + 2 * n] = at
-        self.words[self.journal + 2 * n + 1] = self.words[at]
-        w.publish(self.words, JOURNAL, n + 1)
-        return 0
-
-    @cython.cfunc
-    def note_state(self, at: cython.longlong) -> cython.int:
-        """As note, for the three words of a state, at the price of one."""
-        n: cython.longlong = self.words[JOURNAL]
-        if n >= JOURNAL_ROOM - 3:
-            return self.note(self.journal + 2 * JOURNAL_ROOM)
-        i: cython.longlong
-        for i in range(3):
-            self.words[self.journal + 2 * (n + i)] = at + i
-            self.words[self.journal + 2 * (n + i) + 1] = self.words[at + i]
-        w.publish(self.words, JOURNAL, n + 3)
-        return 0
-
-    @cython.cfunc
-    def change(self, at: cython.longlong, value: cython.longlong) -> cython.int:
-        """Changes a word that matters."""
-        self.note(at)
-        self.words[at] = value
-        return 0
-
-    @cython.cfunc
-    def commit(self) -> cython.int:
-        """The change is whole."""
-        w.publish(self.words, JOURNAL, 0)
-        return 0
-
-    @cython.cfunc
-    def roll_back(self) -> cython.longlong:
-        """Takes an unfinished change back; answers how many words it had changed."""
-        n: cython.longlong = self.words[JOURNAL]
-        i: cython.longlong = n
-        while i > 0:
-            i -= 1
-            self.words[self.words[self.journal + 2 * i]] = self.words[self.journal + 2 * i + 1]
-        w.publish(self.words, JOURNAL, 0)
-        return n
 
     # Finding ---------------------------------------------------------------------------------------------------
 
@@ -163,25 +53,25 @@ class Sheet:
         """The word at which the key's cell begins; 0 when there is none."""
         link: cython.longlong = self.words[self.heads + (hash & self.mask)]
         while link:
-            cell: cython.longlong = self.cells + (link - 1) * CELL
-            if self.words[cell + HASH] == hash and self.words[cell + TAG] & 0xFFFF == table and self.holds(cell, key):
+            cell: cython.longlong = self.cells + (link - 1) * lay.CELL
+            if self.words[cell + lay.HASH] == hash and self.words[cell + lay.TAG] & 0xFFFF == table and self.holds(cell, key):
                 return cell
-            link = self.words[cell + LINK] & 0xFFFFFFFF
+            link = self.words[cell + lay.LINK] & 0xFFFFFFFF
         return 0
 
     @cython.cfunc
     def holds(self, cell: cython.longlong, key: str) -> cython.bint:
         """Whether this is the key's cell."""
         size: cython.longlong = w.size_of(key)
-        if self.words[cell + LINK] >> 32 != size or self.words[cell + TAG] >> 32 != w.kind_of(key):
+        if self.words[cell + lay.LINK] >> 32 != size or self.words[cell + lay.TAG] >> 32 != w.kind_of(key):
             return False
-        if size <= INLINE:
-            return w.same_at(self.words, cell + KEY, key, 0, size)
+        if size <= lay.INLINE:
+            return w.same_at(self.words, cell + lay.KEY, key, 0, size)
         offset: cython.longlong = 0
-        block: cython.longlong = self.words[cell + KEY]
+        block: cython.longlong = self.words[cell + lay.KEY]
         while offset < size:
-            at: cython.longlong = self.blocks + (block - 1) * BLOCK
-            part: cython.longlong = size - offset if size - offset < PAYLOAD else PAYLOAD
+            at: cython.longlong = self.blocks + (block - 1) * lay.BLOCK
+            part: cython.longlong = size - offset if size - offset < lay.PAYLOAD else lay.PAYLOAD
             if not w.same_at(self.words, at + 1, key, offset, part):
                 return False
             offset += part
@@ -191,23 +81,23 @@ class Sheet:
     @cython.cfunc
     def stranger(self, table: cython.longlong, hash: cython.longlong) -> cython.longlong:
         """The cell that a key shares with other strangers to a full file; 0 when nobody has used it yet."""
-        number: cython.longlong = (hash >> 20) & (SHARED - 1)
+        number: cython.longlong = (hash >> 20) & (lay.SHARED - 1)
         shared: cython.longlong = shared_hash(table, number)
         link: cython.longlong = self.words[self.heads + (shared & self.mask)]
         while link:
-            cell: cython.longlong = self.cells + (link - 1) * CELL
+            cell: cython.longlong = self.cells + (link - 1) * lay.CELL
             if (
-                self.words[cell + TAG] >> 32 == STRANGER
-                and self.words[cell + TAG] & 0xFFFF == table
-                and self.words[cell + KEY] == number
+                self.words[cell + lay.TAG] >> 32 == lay.STRANGER
+                and self.words[cell + lay.TAG] & 0xFFFF == table
+                and self.words[cell + lay.KEY] == number
             ):
                 return cell
-            link = self.words[cell + LINK] & 0xFFFFFFFF
+            link = self.words[cell + lay.LINK] & 0xFFFFFFFF
         return 0
 
     @cython.cfunc
     def is_shared(self, cell: cython.longlong) -> cython.bint:
-        return self.words[cell + TAG] >> 32 == STRANGER
+        return bool(self.words[cell + lay.TAG] >> 32 == lay.STRANGER)
 
     # Adding ----------------------------------------------------------------------------------------------------
 
@@ -215,33 +105,33 @@ class Sheet:
     def insert(self, table: cython.longlong, unit: cython.longlong, key: str, hash: cython.longlong) -> cython.longlong:
         """A new cell for a key that is not there, with an empty state; 0 without room for it."""
         size: cython.longlong = w.size_of(key)
-        if self.words[LIVE] >= self.max_keys or (size > INLINE and not self.has_blocks(size)):
+        if self.words[lay.LIVE] >= self.max_keys or (size > lay.INLINE and not self.has_blocks(size)):
             return 0
-        cell: cython.longlong = self.fresh_cell(self.max_keys + RESERVE)
+        cell: cython.longlong = self.fresh_cell(self.max_keys + lay.RESERVE)
         if not cell:
             return 0
-        if size <= INLINE:
-            self.words[cell + KEY] = 0
-            self.words[cell + KEY + 1] = 0
-            w.copy_in(self.words, cell + KEY, key, 0, size)
+        if size <= lay.INLINE:
+            self.words[cell + lay.KEY] = 0
+            self.words[cell + lay.KEY + 1] = 0
+            w.copy_in(self.words, cell + lay.KEY, key, 0, size)
         else:
-            self.words[cell + KEY] = self.store_long(key, size)
-        self.change(LIVE, self.words[LIVE] + 1)
+            self.words[cell + lay.KEY] = self.store_long(key, size)
+        self.change(lay.LIVE, self.words[lay.LIVE] + 1)
         self.place(cell, hash, size, table | (unit << 16) | (w.kind_of(key) << 32))
         return cell
 
     @cython.cfunc
     def insert_stranger(self, table: cython.longlong, unit: cython.longlong, hash: cython.longlong) -> cython.longlong:
         """The cell that a key shares with other strangers, made."""
-        cell: cython.longlong = self.fresh_cell(self.max_keys + RESERVE)
+        cell: cython.longlong = self.fresh_cell(self.max_keys + lay.RESERVE)
         if not cell:
             raise StoreError(
                 "a shared file is full, its reserve too: too many limits share it; raise max_keys, or use several files"
             )
-        number: cython.longlong = (hash >> 20) & (SHARED - 1)
-        self.words[cell + KEY] = number
-        self.change(STRANGE, self.words[STRANGE] + 1)
-        kind: cython.longlong = STRANGER
+        number: cython.longlong = (hash >> 20) & (lay.SHARED - 1)
+        self.words[cell + lay.KEY] = number
+        self.change(lay.STRANGE, self.words[lay.STRANGE] + 1)
+        kind: cython.longlong = lay.STRANGER
         self.place(cell, shared_hash(table, number), 0, table | (unit << 16) | (kind << 32))
         return cell
 
@@ -249,58 +139,58 @@ class Sheet:
     def fresh_cell(self, room: cython.longlong) -> cython.longlong:
         """A cell that nobody uses; 0 when there is none."""
         cell: cython.longlong
-        if self.words[FREE]:
-            cell = self.cells + (self.words[FREE] - 1) * CELL
-            self.change(FREE, self.words[cell + LINK])
+        if self.words[lay.FREE]:
+            cell = self.cells + (self.words[lay.FREE] - 1) * lay.CELL
+            self.change(lay.FREE, self.words[cell + lay.LINK])
             return cell
-        if self.words[HIGH] >= room:
+        if self.words[lay.HIGH] >= room:
             return 0
-        cell = self.cells + self.words[HIGH] * CELL
-        self.change(HIGH, self.words[HIGH] + 1)
+        cell = self.cells + self.words[lay.HIGH] * lay.CELL
+        self.change(lay.HIGH, self.words[lay.HIGH] + 1)
         return cell
 
     @cython.cfunc
     def place(self, cell: cython.longlong, hash: cython.longlong, size: cython.longlong, tag: cython.longlong) -> cython.int:
         """Puts a fresh cell into its chain."""
         head: cython.longlong = self.heads + (hash & self.mask)
-        self.note(cell + LINK)
-        self.note(cell + TAG)
-        self.words[cell + HASH] = hash
-        self.words[cell + A] = self.words[cell + A + 1] = self.words[cell + A + 2] = 0
-        self.words[cell + LINK] = self.words[head] | (size << 32)
-        self.words[cell + TAG] = tag
-        return self.change(head, (cell - self.cells) // CELL + 1)
+        self.note(cell + lay.LINK)
+        self.note(cell + lay.TAG)
+        self.words[cell + lay.HASH] = hash
+        self.words[cell + lay.STATE] = self.words[cell + lay.STATE + 1] = self.words[cell + lay.STATE + 2] = 0
+        self.words[cell + lay.LINK] = self.words[head] | (size << 32)
+        self.words[cell + lay.TAG] = tag
+        return self.change(head, (cell - self.cells) // lay.CELL + 1)
 
     @cython.cfunc
     def has_blocks(self, size: cython.longlong) -> cython.bint:
-        """Whether there is surely room for a key of this size: freed blocks are counted only by walking, so a few are looked at."""
-        needed: cython.longlong = (size + PAYLOAD - 1) // PAYLOAD
-        block: cython.longlong = self.words[BLOCKS_FREE]
-        needed -= self.blocks_room - self.words[BLOCKS_HIGH]
+        """Whether there is room for a key of this size, in blocks never used and in those that are free again."""
+        needed: cython.longlong = (size + lay.PAYLOAD - 1) // lay.PAYLOAD
+        block: cython.longlong = self.words[lay.BLOCKS_FREE]
+        needed -= self.blocks_room - self.words[lay.BLOCKS_HIGH]
         while needed > 0 and block:
             needed -= 1
-            block = self.words[self.blocks + (block - 1) * BLOCK]
+            block = self.words[self.blocks + (block - 1) * lay.BLOCK]
         return needed <= 0
 
     @cython.cfunc
     def store_long(self, key: str, size: cython.longlong) -> cython.longlong:
         """Writes a long key into blocks, the last one first; answers with the first."""
         following: cython.longlong = 0
-        offset: cython.longlong = (size - 1) // PAYLOAD * PAYLOAD
+        offset: cython.longlong = (size - 1) // lay.PAYLOAD * lay.PAYLOAD
         while offset >= 0:
-            block: cython.longlong = self.words[BLOCKS_FREE]
-            at: cython.longlong = self.blocks + (block - 1) * BLOCK
+            block: cython.longlong = self.words[lay.BLOCKS_FREE]
+            at: cython.longlong = self.blocks + (block - 1) * lay.BLOCK
             if block:
-                self.change(BLOCKS_FREE, self.words[at])
+                self.change(lay.BLOCKS_FREE, self.words[at])
                 self.note(at)
             else:
-                block = self.words[BLOCKS_HIGH] + 1
-                at = self.blocks + (block - 1) * BLOCK
-                self.change(BLOCKS_HIGH, block)
+                block = self.words[lay.BLOCKS_HIGH] + 1
+                at = self.blocks + (block - 1) * lay.BLOCK
+                self.change(lay.BLOCKS_HIGH, block)
             self.words[at] = following
-            w.copy_in(self.words, at + 1, key, offset, size - offset if size - offset < PAYLOAD else PAYLOAD)
+            w.copy_in(self.words, at + 1, key, offset, size - offset if size - offset < lay.PAYLOAD else lay.PAYLOAD)
             following = block
-            offset -= PAYLOAD
+            offset -= lay.PAYLOAD
         return following
 
     # Forgetting ------------------------------------------------------------------------------------------------
@@ -308,39 +198,39 @@ class Sheet:
     @cython.cfunc
     def remove(self, cell: cython.longlong, logs: cython.bint) -> cython.int:
         """Takes a cell out of its chain; its blocks and its log are free again."""
-        mine: cython.longlong = (cell - self.cells) // CELL + 1
-        at: cython.longlong = self.heads + (self.words[cell + HASH] & self.mask)
+        mine: cython.longlong = (cell - self.cells) // lay.CELL + 1
+        at: cython.longlong = self.heads + (self.words[cell + lay.HASH] & self.mask)
         while self.words[at] & 0xFFFFFFFF != mine:
-            at = self.cells + ((self.words[at] & 0xFFFFFFFF) - 1) * CELL + LINK
-        size: cython.longlong = self.words[cell + LINK] >> 32
-        self.change(at, (self.words[at] >> 32 << 32) | (self.words[cell + LINK] & 0xFFFFFFFF))
-        if logs and self.words[cell + A + 2]:
-            self.free_log(self.words[cell + A + 2])
+            at = self.cells + ((self.words[at] & 0xFFFFFFFF) - 1) * lay.CELL + lay.LINK
+        size: cython.longlong = self.words[cell + lay.LINK] >> 32
+        self.change(at, (self.words[at] >> 32 << 32) | (self.words[cell + lay.LINK] & 0xFFFFFFFF))
+        if logs and self.words[cell + lay.STATE + 2]:
+            self.free_log(self.words[cell + lay.STATE + 2])
         if self.is_shared(cell):
-            self.change(STRANGE, self.words[STRANGE] - 1)
+            self.change(lay.STRANGE, self.words[lay.STRANGE] - 1)
         else:
-            self.change(LIVE, self.words[LIVE] - 1)
-            if size > INLINE:
-                self.free_long(self.words[cell + KEY])
-        self.change(cell + TAG, 0)
-        self.change(cell + LINK, self.words[FREE])
-        return self.change(FREE, mine)
+            self.change(lay.LIVE, self.words[lay.LIVE] - 1)
+            if size > lay.INLINE:
+                self.free_long(self.words[cell + lay.KEY])
+        self.change(cell + lay.TAG, 0)
+        self.change(cell + lay.LINK, self.words[lay.FREE])
+        return self.change(lay.FREE, mine)
 
     @cython.cfunc
     def free_long(self, first: cython.longlong) -> cython.int:
         """Puts the blocks of a key before those that are free."""
-        last: cython.longlong = self.blocks + (first - 1) * BLOCK
+        last: cython.longlong = self.blocks + (first - 1) * lay.BLOCK
         while self.words[last]:
-            last = self.blocks + (self.words[last] - 1) * BLOCK
-        self.change(last, self.words[BLOCKS_FREE])
-        return self.change(BLOCKS_FREE, first)
+            last = self.blocks + (self.words[last] - 1) * lay.BLOCK
+        self.change(last, self.words[lay.BLOCKS_FREE])
+        return self.change(lay.BLOCKS_FREE, first)
 
     @cython.cfunc
     def is_new(self, cell: cython.longlong, now_us: cython.longlong) -> cython.bint:
         """Whether the cell holds just what an unseen key would have; not, when its limit has not been read yet."""
-        tag: cython.longlong = self.words[cell + TAG]
+        tag: cython.longlong = self.words[cell + lay.TAG]
         unit: cython.longlong = (tag >> 16) & 0xFFFF
-        if unit == 0 or unit > len(self.units) or self.units[unit - 1] is None:
+        if unit == 0 or unit > len(self.units):
             return False
         limit: Limit = self.units[unit - 1]
         now: cython.longlong = now_us // limit.tick
@@ -348,30 +238,30 @@ class Sheet:
             birth: cython.longlong = self.births[(tag & 0xFFFF) - 1]
             if now < birth // limit.tick + limit.ramp:
                 return False
-        c: cython.longlong = self.words[cell + A + 2]
+        c: cython.longlong = self.words[cell + lay.STATE + 2]
         if limit.logs:
             c = self.log_at(c)
-        answer: Answer = limit.rule(limit, self.words[cell + A], self.words[cell + A + 1], c, now, now, 0, 0)
+        answer: Answer = limit.rule(limit, self.words[cell + lay.STATE], self.words[cell + lay.STATE + 1], c, now, now, 0, 0)
         return answer[6] <= now
 
     @cython.cfunc
     def sweep(self, budget: cython.longlong, now_us: cython.longlong) -> cython.int:
         """Looks at a few cells, each in its turn, and forgets those that are as new."""
-        high: cython.longlong = self.words[HIGH]
+        high: cython.longlong = self.words[lay.HIGH]
         if budget > high:
             budget = high
-        at: cython.longlong = self.words[CURSOR]
+        at: cython.longlong = self.words[lay.CURSOR]
         while budget > 0:
             budget -= 1
             if at >= high:
                 at = 0
-            cell: cython.longlong = self.cells + at * CELL
-            if self.words[cell + TAG] and self.is_new(cell, now_us):
-                limit: Limit = self.units[((self.words[cell + TAG] >> 16) & 0xFFFF) - 1]
+            cell: cython.longlong = self.cells + at * lay.CELL
+            if self.words[cell + lay.TAG] and self.is_new(cell, now_us):
+                limit: Limit = self.units[((self.words[cell + lay.TAG] >> 16) & 0xFFFF) - 1]
                 self.remove(cell, limit.logs)
                 self.commit()
             at += 1
-        self.words[CURSOR] = at
+        self.words[lay.CURSOR] = at
         return 0
 
     # Logs ------------------------------------------------------------------------------------------------------
@@ -389,29 +279,29 @@ class Sheet:
     @cython.cfunc
     def open_log(self, cell: cython.longlong) -> cython.longlong:
         """The number of the cell's log, made when there is none."""
-        number: cython.longlong = self.words[cell + A + 2]
+        number: cython.longlong = self.words[cell + lay.STATE + 2]
         if number:
             return number
-        number = self.words[LOGS_FREE]
+        number = self.words[lay.LOGS_FREE]
         at: cython.longlong
         if number:
             at = self.logs + (number - 1) * self.log_words
-            self.change(LOGS_FREE, self.words[at])
+            self.change(lay.LOGS_FREE, self.words[at])
             self.note(at)
         else:
-            number = self.words[LOGS_HIGH] + 1
+            number = self.words[lay.LOGS_HIGH] + 1
             at = self.logs + (number - 1) * self.log_words
-            self.change(LOGS_HIGH, number)
+            self.change(lay.LOGS_HIGH, number)
         self.words[at] = self.words[at + 1] = self.words[at + 3] = 0
         self.words[at + 2] = (self.log_words - 4) // 2
-        self.change(cell + A + 2, number)
+        self.change(cell + lay.STATE + 2, number)
         return number
 
     @cython.cfunc
     def free_log(self, number: cython.longlong) -> cython.int:
         at: cython.longlong = self.logs + (number - 1) * self.log_words
-        self.change(at, self.words[LOGS_FREE])
-        return self.change(LOGS_FREE, number)
+        self.change(at, self.words[lay.LOGS_FREE])
+        return self.change(lay.LOGS_FREE, number)
 
     @cython.cfunc
     def note_log(self, number: cython.longlong) -> cython.int:
@@ -427,7 +317,7 @@ class Sheet:
         self, cell: cython.longlong, moment: cython.longlong, window: cython.longlong, now: cython.longlong
     ) -> cython.longlong:
         """When this log, which has just so many places, can take an entry of that moment; 0: now."""
-        number: cython.longlong = self.words[cell + A + 2]
+        number: cython.longlong = self.words[cell + lay.STATE + 2]
         if not number:
             return 0
         at: cython.longlong = self.logs + (number - 1) * self.log_words
@@ -443,7 +333,7 @@ class Sheet:
         for i in range(n):
             if self.words[at + 4 + 2 * ((head + i) % room)] == moment:  # calls of one moment share an entry
                 return 0
-        self.words[CROWDED] += 1
+        self.words[lay.CROWDED] += 1
         return first + window
 
     @cython.cfunc
@@ -479,56 +369,53 @@ class Sheet:
             sliding_log.add(log, moment, cost)
         return 0
 
+    def adopt(self, table: cython.longlong, unit: cython.longlong, key: str, state: Any) -> None:
+        """Takes over a key with its state, if it is not there."""
+        hashed: cython.longlong = w.hashed(key, self.secret, self.other, table)
+        if self.find(table, key, hashed):
+            return
+        cell: cython.longlong = self.insert(table, unit, key, hashed)
+        if cell and isinstance(state[0], tuple):
+            for moment, cost in state[0]:
+                self.add(cell, moment, cost, 0)
+        elif cell:
+            self.words[cell + lay.STATE], self.words[cell + lay.STATE + 1], self.words[cell + lay.STATE + 2] = state
+        self.commit()
+
     # Looking ---------------------------------------------------------------------------------------------------
 
     def key_of(self, cell: cython.longlong) -> str:
-        size: cython.longlong = self.words[cell + LINK] >> 32
-        kind: cython.longlong = self.words[cell + TAG] >> 32
-        if size <= INLINE:
-            return w.text_of(kind, w.copy_out(self.words, cell + KEY, size))
+        size: cython.longlong = self.words[cell + lay.LINK] >> 32
+        kind: cython.longlong = self.words[cell + lay.TAG] >> 32
+        if size <= lay.INLINE:
+            return w.text_of(kind, w.copy_out(self.words, cell + lay.KEY, size))
         parts = []
-        block: cython.longlong = self.words[cell + KEY]
+        block: cython.longlong = self.words[cell + lay.KEY]
         while size > 0:
             if not 0 < block <= self.blocks_room:
                 raise StoreError("a key's blocks lead nowhere")
-            at: cython.longlong = self.blocks + (block - 1) * BLOCK
-            parts.append(w.copy_out(self.words, at + 1, size if size < PAYLOAD else PAYLOAD))
-            size -= PAYLOAD
+            at: cython.longlong = self.blocks + (block - 1) * lay.BLOCK
+            parts.append(w.copy_out(self.words, at + 1, size if size < lay.PAYLOAD else lay.PAYLOAD))
+            size -= lay.PAYLOAD
             block = self.words[at]
         return w.text_of(kind, b"".join(parts))
+
+    def is_whole(self, cell: cython.longlong) -> bool:
+        """Whether the cell's hash is that of its key."""
+        table: cython.longlong = self.words[cell + lay.TAG] & 0xFFFF
+        return bool(w.hashed(self.key_of(cell), self.secret, self.other, table) == self.words[cell + lay.HASH])
 
     def state_of(self, cell: cython.longlong, logs: bool) -> Any:
         """The state as plain data: three integers, or the entries of a log."""
         if not logs:
-            return (self.words[cell + A], self.words[cell + A + 1], self.words[cell + A + 2])
-        number: cython.longlong = self.words[cell + A + 2]
+            return (self.words[cell + lay.STATE], self.words[cell + lay.STATE + 1], self.words[cell + lay.STATE + 2])
+        number: cython.longlong = self.words[cell + lay.STATE + 2]
         if not number:
             return ((), 0, 0)
         at: cython.longlong = self.logs + (number - 1) * self.log_words
-        if not 0 < number <= self.max_keys + RESERVE or self.words[at + 2] != (self.log_words - 4) // 2:
+        if not 0 < number <= self.max_keys + lay.RESERVE or self.words[at + 2] != (self.log_words - 4) // 2:
             raise StoreError("a key's log leads nowhere")
         return (tuple(read_log([self.words[at + i] for i in range(self.log_words)])), 0, 0)
-
-    def mend(self, end: int) -> None:
-        """Rolls back what a machine that stopped left behind, if it makes sense."""
-        n: cython.longlong = self.words[JOURNAL]
-        if 0 < n <= JOURNAL_ROOM and all(0 < self.words[self.journal + 2 * i] < end for i in range(n)):
-            self.roll_back()
-
-    def get(self, at: cython.longlong) -> int:
-        return self.words[at] if self.words else 0  # type: ignore[no-any-return]
-
-    def set(self, at: cython.longlong, value: cython.longlong) -> None:
-        w.publish(self.words, at, value)
-
-    def close(self) -> None:
-        """Lets go of the memory."""
-        if cython.compiled:
-            self.words = cython.NULL
-        else:
-            self.words.release()
-            self.words = None
-        self.memory = None
 
 
 @cython.cfunc

@@ -1,0 +1,77 @@
+"""What lies in a shared file, read from outside: for tests that want to know whether it is whole."""
+
+from __future__ import annotations
+
+import mmap
+from typing import Any
+
+from headgate.stores import layout as at
+
+
+class Picture:
+    """A shared file as it is now, walked in every direction; `problems` says what does not fit together."""
+
+    def __init__(self, path: str) -> None:
+        with open(path, "r+b") as file, mmap.mmap(file.fileno(), 0) as memory, memoryview(memory).cast("q") as words:
+            self.plan = at.regions(words[at.MAX_KEYS], words[at.LOG_ENTRIES])
+            self.problems: list[str] = []
+            self.chained = self._chains(words)
+            self.free = self._free(words, at.FREE, self.plan.cells, at.CELL, at.LINK)
+            self._cells(words)
+            self._blocks(words)
+            self._logs(words)
+            self.header = {name: words[getattr(at, name)] for name in ("LOCK", "JOURNAL", "LIVE", "STRANGE", "TAKEOVERS")}
+
+    def _chains(self, words: Any) -> list[int]:
+        found: list[int] = []
+        for head in range(self.plan.heads, self.plan.cells):
+            link = words[head]
+            while link:
+                found.append(link)
+                cell = self.plan.cells + (link - 1) * at.CELL
+                if words[cell + at.HASH] & self.plan.mask != head - self.plan.heads:
+                    self.problems.append(f"cell {link} hangs in a chain that is not its own")
+                if len(found) > words[at.HIGH]:
+                    self.problems.append("a chain goes in circles")
+                    return found
+                link = words[cell + at.LINK] & 0xFFFFFFFF
+        return found
+
+    def _free(self, words: Any, first: int, base: int, size: int, link: int) -> list[int]:
+        found: list[int] = []
+        number = words[first]
+        while number:
+            found.append(number)
+            if len(found) > 10_000_000:
+                self.problems.append("a list of what is free goes in circles")
+                break
+            number = words[base + (number - 1) * size + link]
+        return found
+
+    def _cells(self, words: Any) -> None:
+        used = [n for n in range(1, words[at.HIGH] + 1) if words[self.plan.cells + (n - 1) * at.CELL + at.TAG]]
+        if sorted(self.chained) != used:
+            self.problems.append("the cells in chains are not those in use")
+        if sorted([*self.chained, *self.free]) != list(range(1, words[at.HIGH] + 1)):
+            self.problems.append("some cells are neither in use nor free, or both")
+        shared = sum(words[self.plan.cells + (n - 1) * at.CELL + at.TAG] >> 32 == at.STRANGER for n in used)
+        if words[at.STRANGE] != shared or words[at.LIVE] != len(used) - shared:
+            self.problems.append("the number of keys is wrong")
+
+    def _blocks(self, words: Any) -> None:
+        taken: list[int] = []
+        for number in self.chained:
+            cell = self.plan.cells + (number - 1) * at.CELL
+            size = words[cell + at.LINK] >> 32
+            block = words[cell + at.KEY] if size > at.INLINE else 0
+            while block:
+                taken.append(block)
+                block = words[self.plan.blocks + (block - 1) * at.BLOCK]
+        free = self._free(words, at.BLOCKS_FREE, self.plan.blocks, at.BLOCK, 0)
+        if sorted([*taken, *free]) != list(range(1, words[at.BLOCKS_HIGH] + 1)):
+            self.problems.append("some blocks are neither in use nor free, or both")
+
+    def _logs(self, words: Any) -> None:
+        free = self._free(words, at.LOGS_FREE, self.plan.logs, self.plan.log_words, 0)
+        if len(set(free)) != len(free) or len(free) > words[at.LOGS_HIGH]:
+            self.problems.append("a log is free twice")

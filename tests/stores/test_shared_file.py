@@ -1,0 +1,379 @@
+"""A shared file: how it is made, opened and refused; what happens when it fills up, and when the machine starts anew."""
+
+from __future__ import annotations
+
+import os
+import stat
+import threading
+
+import pytest
+from shared_file import Picture
+
+import headgate
+from headgate import (
+    ConfigurationError,
+    FixedWindow,
+    Limiter,
+    SlidingWindowCounter,
+    SlidingWindowLog,
+    StoreError,
+    StoreUnavailable,
+    TokenBucket,
+)
+from headgate.stores import layout, mapped
+from headgate.stores.shared import SharedStore
+from headgate.testing import ManualClock
+
+
+@pytest.fixture
+def path(tmp_path):
+    return str(tmp_path / "limits")
+
+
+# Making and opening
+
+
+def test_a_file_is_private_and_takes_only_the_room_it_uses(path):
+    """Mode 0600, and sparse: 100 000 keys are planned, a few pages are written."""
+    with SharedStore(path) as store:
+        Limiter("5/s", store=store).hit("a")
+        found = os.stat(path)
+    assert stat.S_IMODE(found.st_mode) == 0o600
+    assert found.st_size > 100_000 * 64
+    assert found.st_blocks * 512 < 2**20
+
+
+def test_two_stores_on_one_file_are_one(path):
+    """What one of them charges, the other has seen; the file outlives both."""
+    with SharedStore(path) as one, SharedStore(path) as two:
+        assert Limiter("5/h", store=one).hit("a", cost=3).remaining == 2
+        assert Limiter("5/h", store=two).hit("a", cost=1).remaining == 1
+    with SharedStore(path) as later:
+        assert Limiter("5/h", store=later).peek("a").remaining == 1
+
+
+@pytest.mark.parametrize(("option", "value"), [("max_keys", 50), ("log_entries", 8)])
+def test_other_parameters_are_refused_with_their_names(path, option, value):
+    """A file is opened with the parameters it was made with, or not at all."""
+    SharedStore(path, max_keys=100, log_entries=16).close()
+    with pytest.raises(ConfigurationError, match=f"{option}=.*asks for {value}.*delete the file"):
+        SharedStore(path, **{"max_keys": 100, "log_entries": 16, option: value})
+
+
+def test_the_other_protocol_is_refused(path, monkeypatch):
+    """A file of the compiled build is not opened by the plain one, nor the other way round."""
+    SharedStore(path).close()
+    other = layout.LOCK_FILE if headgate.compiled else layout.ATOMIC
+    with open(path, "r+b") as file:
+        file.seek(8 * layout.PROTOCOL)
+        file.write(other.to_bytes(8, "little"))
+    with pytest.raises(ConfigurationError, match="same build of headgate"):
+        SharedStore(path)
+
+
+@pytest.mark.parametrize("content", [b"hello", b"\0" * 5000, b"headgate" + b"\xff" * 5000])
+def test_somebody_elses_file_is_left_alone(path, content):
+    """What is no shared file is neither opened nor touched."""
+    with open(path, "wb") as file:
+        file.write(content)
+    with pytest.raises(ConfigurationError):
+        SharedStore(path)
+    with open(path, "rb") as file:
+        assert file.read() == content
+
+
+def test_a_file_that_was_cut_short_is_refused(path):
+    """A file of another size than its parameters say is not mapped: reading beyond its end would kill the process."""
+    SharedStore(path).close()
+    os.truncate(path, 100_000)
+    with pytest.raises(ConfigurationError, match="cut short"):
+        SharedStore(path)
+
+
+@pytest.mark.parametrize("bad", ["/no/such/folder/limits", "/"])
+def test_a_path_that_can_not_be_written_to_says_so(bad):
+    """The error names the path and what to do."""
+    with pytest.raises(StoreUnavailable, match="folder that can be written to"):
+        SharedStore(bad)
+
+
+@pytest.mark.parametrize(
+    "options", [{"max_keys": 0}, {"max_keys": True}, {"max_keys": "9"}, {"log_entries": 0}, {"log_entries": 5000}]
+)
+def test_senseless_sizes_are_refused(path, options):
+    """Wrong types and sizes are errors before any file is made."""
+    with pytest.raises(ConfigurationError, match=next(iter(options))):
+        SharedStore(path, **options)
+    assert not os.path.exists(path)
+
+
+@pytest.mark.parametrize("bad", [None, "", 7])
+def test_a_store_needs_a_path(bad):
+    """Without a path there is no store."""
+    with pytest.raises(ConfigurationError, match="path of a file"):
+        SharedStore(bad)
+
+
+def test_a_closed_store_says_so(path):
+    """A call on a closed store is an error of its own, whatever the verb."""
+    store = SharedStore(path)
+    limiter = Limiter({"a": "5/s", "b": "5/min"}, store=store)
+    limiter.hit("a")
+    store.close()
+    store.close()
+    for verb in (limiter.hit, limiter.peek, limiter.refund, limiter.reset):
+        with pytest.raises(StoreError, match="closed"):
+            verb("a")
+    assert len(store) == 0
+
+
+def test_a_container_does_not_share_a_file_that_another_one_uses(path, monkeypatch):
+    """Process numbers of another namespace mean nothing here; alone, the file is adopted."""
+    with SharedStore(path):
+        monkeypatch.setattr(mapped, "namespace", lambda: 4711)
+        with pytest.raises(ConfigurationError, match="another container"):
+            SharedStore(path)
+    SharedStore(path).close()
+
+
+# Limits of one file
+
+
+def test_names_and_limits_do_not_meet(path):
+    """Equal keys of different limiters, limits and algorithms have states of their own."""
+    with SharedStore(path) as store:
+        limiters = [Limiter("2/h", store=store, name=name) for name in ("a", "b", "a|b", "ä", "\ud800")] + [
+            Limiter(limit, store=store, name="a")
+            for limit in (FixedWindow("2/h"), SlidingWindowLog("2/h"), SlidingWindowCounter("2/h"))
+        ]
+        for limiter in limiters:
+            assert limiter.hit("k", cost=2)
+            assert not limiter.hit("k")
+
+
+def test_a_changed_rate_under_one_name_keeps_what_was_used(path):
+    """Under the same name and another rate the state is read in new units, also by who has never seen the old limit."""
+    clock = ManualClock(1000)
+    with SharedStore(path, clock=clock) as one, SharedStore(path, clock=clock) as two:
+        old, new = Limiter("10/h", store=one, name="plan"), Limiter("100/h", store=two, name="plan")
+        old.hit("a", cost=4)
+        assert new.peek("a").remaining == 96
+        new.hit("a", cost=90)
+        assert old.peek("a").remaining == 0
+        third = Limiter("7 per 3 hours", store=one, name="plan")
+        third.hit("b", cost=2)
+        assert new.peek("b").remaining == 98
+        assert dict(two.items(new.named[0])).keys() == {"a", "b"}
+
+
+@pytest.mark.parametrize(
+    "key", ["", "\0", "a" * 16, "a" * 17, "é" * 16, "😀" * 30, "\ud83d\ude00", "😀", "k" * 16384, "k" * 40_000]
+)
+def test_any_text_is_a_key(path, key):
+    """Short, long, wide, lone surrogates: each key is found again, and no other is."""
+    with SharedStore(path) as store:
+        limiter = Limiter("3/h", store=store)
+        limiter.hit(key, cost=2)
+        assert limiter.peek(key).remaining == 1
+        assert limiter.peek(key + "x").remaining == 3
+        if len(key) <= 16384:
+            assert [found for found, _ in store.items(limiter.named[0])] == [key]
+        limiter.reset(key)
+        assert limiter.peek(key).remaining == 3
+        assert len(store) == 0
+    assert Picture(path).problems == []
+
+
+# Full
+
+
+def test_a_full_file_forgets_nobody_and_forgives_no_stranger(path):
+    """Keys that came when all places were taken share cells: known keys keep their state, strangers are limited."""
+    clock = ManualClock(1000)
+    with SharedStore(path, max_keys=10, clock=clock) as store:
+        limiter = Limiter("2/h", store=store)
+        for i in range(10):
+            limiter.hit(f"known {i}", cost=2)
+        admitted = sum(bool(limiter.hit(f"stranger {i}")) for i in range(10_000))
+        assert admitted <= 2 * 1024
+        assert not any(limiter.hit(f"known {i}") for i in range(10))
+        assert store.strangers > 0
+        assert len(store) == 10
+        clock.advance(10_000)
+        assert all(limiter.hit(f"later {i}", cost=2) for i in range(10))
+    assert Picture(path).problems == []
+
+
+def test_keys_that_are_as_new_make_room(path):
+    """Idle keys are forgotten, long ones with their blocks, logs with their entries."""
+    clock = ManualClock(1000)
+    with SharedStore(path, max_keys=300, log_entries=8, clock=clock) as store:
+        bucket, log = Limiter("5/s", store=store), Limiter(SlidingWindowLog("5/s"), store=store)
+        for turn in range(30):
+            for i in range(100):
+                assert bucket.hit(f"{turn} {i} " + "long" * 50)
+                assert log.hit(f"{turn} {i}")
+            clock.advance(5)
+        store.sweep()
+        assert len(store) == 0
+    picture = Picture(path)
+    assert picture.problems == []
+
+
+def test_keys_too_long_for_what_is_left_are_decided_on_shared_cells(path):
+    """When the room for long keys is used up, further ones are strangers: limited, and nobody is forgotten."""
+    with SharedStore(path, max_keys=10) as store:
+        limiter = Limiter("1/h", store=store)
+        answers = [bool(limiter.hit("x" * 16_000 + str(i))) for i in range(40)]
+        assert not any(bool(limiter.hit("x" * 16_000 + str(i))) for i in range(40))
+        assert sum(answers) <= 40
+        assert Picture(path).problems == []
+
+
+def test_a_log_without_a_place_refuses_until_the_oldest_entry_expires(path):
+    """A sliding log keeps `log_entries` entries: what does not fit is refused with the moment at which it will, and counted."""
+    clock = ManualClock(1000)
+    with SharedStore(path, log_entries=4, clock=clock) as store:
+        limiter = Limiter(SlidingWindowLog("100/min"), store=store)
+        pair = Limiter({"log": SlidingWindowLog("100/min"), "bucket": TokenBucket("9/min")}, store=store)
+        for _ in range(4):
+            assert limiter.hit("a")
+            assert pair.hit("b")
+            clock.advance(1)
+        assert limiter.peek("a").retry_after == 56
+        refused = limiter.hit("a")
+        assert (refused.allowed, refused.retry_after, refused.remaining) == (False, 56, 96)
+        assert not limiter.reserve("a", max_wait=50)
+        both = pair.hit("b")
+        assert (both.allowed, both.name, both.retry_after) == (False, "log", 56)
+        assert pair.peek("b").decisions[1].remaining == 5
+        assert store.stats()["crowded"] > 0
+        clock.advance(56)
+        assert limiter.hit("a")
+        assert pair.hit("b")
+
+
+def test_a_log_longer_than_its_places_is_warned_of(path, caplog):
+    """A limiter whose log can't be kept whole is told so when it is made."""
+    with SharedStore(path, log_entries=4) as store:
+        Limiter(SlidingWindowLog("100/min"), store=store)
+    assert "keeps at most 4 entries" in caplog.text
+
+
+# A restart of the machine
+
+
+def test_state_survives_a_restart_of_the_machine(path, monkeypatch):
+    """After a restart the cells are brought over into a fresh file; a lock that was held and a change half made are not."""
+    with SharedStore(path, log_entries=16) as store:
+        bucket = Limiter("10/h", store=store)
+        log = Limiter(SlidingWindowLog("10/h"), store=store)
+        for limiter in (bucket, log):
+            limiter.hit("a", cost=4)
+            limiter.hit("a much longer key than sixteen bytes", cost=5)
+        inode = os.stat(path).st_ino
+    with open(path, "r+b") as file:
+        file.seek(8 * layout.LOCK)
+        file.write((1 << 32 | 7).to_bytes(8, "little"))
+    monkeypatch.setattr(mapped, "boot", lambda: (1, 2))
+    with SharedStore(path, log_entries=16) as store:
+        for kind in ("10/h", SlidingWindowLog("10/h")):
+            limiter = Limiter(kind, store=store)
+            assert limiter.peek("a").remaining == 6
+            assert limiter.peek("a much longer key than sixteen bytes").remaining == 5
+        assert os.stat(path).st_ino != inode
+        assert len(store) == 4
+        with SharedStore(path, log_entries=16) as other:
+            assert Limiter("10/h", store=other).peek("a").remaining == 6
+    assert Picture(path).problems == []
+    assert os.listdir(os.path.dirname(path)) == (["limits"] if headgate.compiled else sorted(["limits", "limits.lock"]))
+
+
+def test_cells_that_do_not_check_out_after_a_restart_are_left_behind(path, monkeypatch):
+    """Pages that never reached the disk cost the keys in them, and nothing else."""
+    with SharedStore(path) as store:
+        limiter = Limiter("10/h", store=store)
+        for i in range(20):
+            limiter.hit(f"key {i} " + "long" * 10, cost=3)
+        plan = layout.regions(100_000, 256)
+    with open(path, "r+b") as file:
+        file.seek(8 * (plan.cells + 3 * layout.CELL + layout.KEY))
+        file.write(b"\x7f" * 8)
+        file.seek(8 * (plan.blocks + 7 * layout.BLOCK))
+        file.write(b"\xff" * 64)
+    monkeypatch.setattr(mapped, "boot", lambda: (1, 2))
+    with SharedStore(path) as store:
+        left = [Limiter("10/h", store=store).peek(f"key {i} " + "long" * 10).remaining for i in range(20)]
+    assert sorted(left) == [7] * 18 + [10] * 2
+
+
+def test_time_does_not_go_back_over_a_restart(path, monkeypatch):
+    """When the wall clock is behind after a restart, the file's time goes on from where it was."""
+    with SharedStore(path) as store:
+        limiter = Limiter("10/h", store=store)
+        for _ in range(64):
+            limiter.hit("a")
+        seen = store.now_us()
+    monkeypatch.setattr(mapped, "boot", lambda: (1, 2))
+    monkeypatch.setattr(mapped, "utc_us", lambda: 10**15)
+    with SharedStore(path) as store:
+        assert store.now_us() >= seen - 1_000_000
+
+
+# Processes and threads
+
+
+def test_a_child_goes_on_with_its_parents_store(path):
+    """A store made before a fork works in parent and child, as one limit."""
+    with SharedStore(path) as store:
+        limiter = Limiter("100/h", store=store)
+        limiter.hit("a")
+        children = []
+        for _ in range(4):
+            pid = os.fork()
+            if pid == 0:
+                answers = [bool(limiter.hit("a")) for _ in range(20)]
+                os._exit(0 if all(answers) else 1)
+            children.append(pid)
+        assert [os.waitpid(pid, 0)[1] for pid in children] == [0] * 4
+        assert limiter.peek("a").remaining == 19
+
+
+@pytest.mark.parametrize(
+    "limit", ["token bucket 500/400d", "fixed window 500/400d", "sliding window log 500/d", "sliding window counter 500/d"]
+)
+def test_processes_and_threads_on_one_key_are_admitted_exactly(path, limit):
+    """4 processes of 8 threads ask for more than there is: exactly the limit is admitted."""
+    with SharedStore(path, log_entries=1000) as store:
+        limiter = Limiter(limit, store=store)
+        pipes = [counted_in_a_child(lambda: hits_of_threads(limiter, 8, 40)) for _ in range(4)]
+        total = 0
+        for pid, reader in pipes:
+            with os.fdopen(reader) as answers:
+                total += int(answers.read())
+            assert os.waitpid(pid, 0)[1] == 0
+    assert total == 500
+
+
+def hits_of_threads(limiter, number, each):
+    """How many hits of so many threads were admitted."""
+    counts = []
+    threads = [
+        threading.Thread(target=lambda: counts.append(sum(bool(limiter.hit("a")) for _ in range(each)))) for _ in range(number)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return sum(counts)
+
+
+def counted_in_a_child(work):
+    """A child process that does this and writes what it counted."""
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.write(writer, str(work()).encode())
+        os._exit(0)
+    os.close(writer)
+    return pid, reader
