@@ -86,3 +86,10 @@ class LuaStore(Store):
     def server_us(self) -> int:
         seconds, us = self.client.time()
         return seconds * 1_000_000 + us
+
+
+class MovingStore(LuaStore):
+    """One whose waiters move up when somebody leaves."""
+
+    def rebook(self, turns: Sequence[Any]) -> list[Decision | None]:
+        return self.send(asks.rebooking(self.names, turns, self.moment()))[0]

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from conftest import NOON, WrappedStore
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from lua_store import LuaStore
+from lua_store import LuaStore, MovingStore
 
+from conftest import NOON, WrappedStore
 from headgate import Limit, Limiter, MemoryStore, TokenBucket
 from headgate.algorithms.claim import Claim, NamedLimit
 from headgate.stores.redis import asks
@@ -20,6 +20,7 @@ from headgate.testing.traces import LIMITS, limits, traces
 from servers.valkey import Valkey
 
 STEADY = settings(deadline=None, suppress_health_check=list(HealthCheck))
+few = st.lists(limits(), min_size=1, max_size=3, unique_by=str)
 several = st.lists(limits(), min_size=2, max_size=4, unique_by=str)
 
 
@@ -33,14 +34,15 @@ def client(valkey: Valkey) -> Iterator[Any]:
 class Both:
     """One trace on two stores, each on a clock of its own that shows the same."""
 
-    def __init__(self, client: Any, some: list[Limit]) -> None:
+    def __init__(self, client: Any, some: list[Limit], moving: bool = False) -> None:
         client.flushall()
         self.lua_clock, self.clock = ManualClock(NOON), ManualClock(NOON)
         named = {f"limit {number}": limit for number, limit in enumerate(some)}
-        self.lua = Limiter(named, store=LuaStore(client, self.lua_clock), name="twins")
-        self.memory = Limiter(named, store=WrappedStore(MemoryStore(clock=self.clock)), name="twins")
+        memory = MemoryStore(clock=self.clock)
+        self.lua = Limiter(named, store=(MovingStore if moving else LuaStore)(client, self.lua_clock), name="twins")
+        self.memory = Limiter(named, store=memory if moving else WrappedStore(memory), name="twins")
         for one in self.memory.named:
-            self.memory.store.inner.know(one)  # type: ignore[attr-defined]
+            memory.know(one)
 
     def play(self, trace: list[Any]) -> None:
         lua, memory = Player(self.lua, self.lua_clock), Player(self.memory, self.clock)
@@ -77,10 +79,23 @@ def test_several_limits_answer_as_in_memory(client: Any) -> None:
     check()
 
 
+def test_a_line_moves_up_as_in_memory(client: Any) -> None:
+    """When somebody leaves a line, those behind are booked anew in one call: to the same starts as in memory."""
+
+    @settings(STEADY, max_examples=100)
+    @given(few.flatmap(lambda some: st.tuples(st.just(some), traces(some, several_keys=len(some) > 1))))
+    def check(drawn: tuple[list[Limit], list[Any]]) -> None:
+        Both(client, drawn[0], moving=True).play(drawn[1])
+
+    check()
+
+
 @settings(STEADY, max_examples=40)
 @given(
     st.lists(limits(), min_size=1, max_size=5, unique_by=str),
-    st.lists(st.tuples(st.integers(0, 4), st.sampled_from("abc"), st.integers(0, 3), st.sampled_from((0, 10**6, None))), max_size=30),
+    st.lists(
+        st.tuples(st.integers(0, 4), st.sampled_from("abc"), st.integers(0, 3), st.sampled_from((0, 10**6, None))), max_size=30
+    ),
 )
 def test_many_asks_in_one_call_are_as_many_calls(valkey: Valkey, some: list[Limit], drawn: list[Any]) -> None:
     """Asks of every kind put one behind the other answer as if each had travelled alone."""

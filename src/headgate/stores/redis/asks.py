@@ -27,6 +27,8 @@ _FOUR = struct.Struct("<4q")
 _SIX = struct.Struct("<6q")
 _DECIDE = struct.Struct("<BBBdd")
 _GIVE_BACK = struct.Struct("<BBd")
+_REBOOK = struct.Struct("<BI")
+_TURN = struct.Struct("<BBdd")
 
 
 class Hit(Ask):
@@ -89,19 +91,8 @@ class Deciding(Ask):
         now_us, start_us = TWO.unpack_from(reply, at)
         if now_us < 0:
             return self._read_stale(reply, at, len(self.claims))
-        at += 16
-        stored = self.commit and start_us >= 0
-        parts = []
-        for place, claim in zip(self.spots, self.claims, strict=True):
-            start, retry_us, left, reset_us = _FOUR.unpack_from(reply, at)
-            at += 32
-            parts.append(_part(place, now_us, start, retry_us, left, reset_us))
-            if stored and (self.max_wait_us > 0 or self.commit > 1) and not place.limit.logs:
-                around = _SIX.unpack_from(reply, at)
-                at += 48
-                if claim.cost > 0:
-                    claim.remember(around[:3], around[3:])
-        self.answer = parts[0] if len(parts) == 1 else spoken(parts, now_us, start_us)
+        undoable = self.commit and start_us >= 0 and (self.max_wait_us > 0 or self.commit > 1)
+        self.answer, at = _decision(reply, at + 8, self.spots, self.claims, now_us, undoable)
         return at
 
 
@@ -136,6 +127,46 @@ class GivingBack(Ask):
             return self._read_stale(reply, at, len(self.spots))
         self.answer = True
         return at + 8
+
+
+class Rebooking(Ask):
+    """Some leave a line and the others move up: `MemoryStore.rebook` in one call."""
+
+    __slots__ = ("_again", "spots", "turns")
+
+    def __init__(self, names: Names, turns: Sequence[Any], now_us: int | None, instead: Sequence[Any] = ()) -> None:
+        self._again = (names, turns, now_us)
+        self.turns, self.now_us = turns, now_us
+        self.stale = self.answer = None
+        self.spots = [[place_of(names, claim.limit) for claim in claims] for claims, _, _, _ in turns]
+        self.rules = parts_of("rebook", self.places(), now_us)
+        parts, self.keys = [_REBOOK.pack(VERBS["rebook"][0], len(turns))], []
+        if now_us is not None:
+            parts.append(NOW.pack(now_us))
+        for spots, (claims, charged_at, deadline_us, stays) in zip(self.spots, turns, strict=True):
+            parts.append(_TURN.pack(len(claims), stays, charged_at, -1 if deadline_us is None else deadline_us))
+            at = len(self.keys)
+            self.keys += pack_claims(parts, spots, claims, instead[at : at + len(claims)], gives=True)
+        self.body = b"".join(parts)
+
+    def places(self) -> list[Place]:
+        return [place for spots in self.spots for place in spots]
+
+    def again(self, instead: list[Any]) -> Ask:
+        return Rebooking(*self._again, instead)
+
+    def read(self, reply: bytes, at: int) -> int:
+        (now_us,) = ONE.unpack_from(reply, at)
+        if now_us < 0:
+            return self._read_stale(reply, at, len(self.keys))
+        at += 8
+        answer: list[Decision | None] = []
+        for spots, (claims, *_) in zip(self.spots, self.turns, strict=True):
+            moved = reply[at]
+            decision, at = _decision(reply, at + 1, spots, claims, now_us, True) if moved else (None, at + 1)
+            answer.append(decision)
+        self.answer = answer
+        return at
 
 
 # Making asks ---------------------------------------------------------------------------------------------------------------
@@ -181,6 +212,12 @@ def giving_back(names: Names, claims: Sequence[Claim], charged_at: int = -1, now
     return GivingBack(names, list(claims), charged_at, now_us)
 
 
+def rebooking(names: Names, turns: Sequence[Any], now_us: int | None = None) -> Ask:
+    """Each turn is (claims, charged_at, deadline_us, stays); the answer is a list of their new Decisions, None for one that
+    stays as it is."""
+    return Rebooking(names, turns, now_us)
+
+
 def call_of(asks: Sequence[Ask]) -> tuple[Script, list[bytes], bytes]:
     """One script call for all of these: EVALSHA script.sha, the keys, the body."""
     if len(asks) == 1:
@@ -211,6 +248,25 @@ def converted(ask: Ask, texts: Mapping[bytes, Mapping[bytes, bytes]]) -> Ask:
 # Putting together, and taking apart ------------------------------------------------------------------------------------------
 
 
+def _decision(
+    reply: bytes, at: int, spots: Sequence[Place], claims: Sequence[Claim], now_us: int, undoable: bool
+) -> tuple[Decision, int]:
+    """The Decision at a place in a reply, and where it ends; claims remember the states around an undoable charge."""
+    (start_us,) = ONE.unpack_from(reply, at)
+    at += 8
+    parts = []
+    for place, claim in zip(spots, claims, strict=True):
+        start, retry_us, left, reset_us = _FOUR.unpack_from(reply, at)
+        at += 32
+        parts.append(_part(place, now_us, start, retry_us, left, reset_us))
+        if undoable and not place.limit.logs:
+            around = _SIX.unpack_from(reply, at)
+            at += 48
+            if claim.cost > 0:
+                claim.remember(around[:3], around[3:])
+    return (parts[0] if len(parts) == 1 else spoken(parts, now_us, start_us)), at
+
+
 def _part(place: Place, now_us: int, start: int, retry_us: int, left: int, reset_us: int) -> Decision:
     """The answer of one limit, as `all_of.alone` gives it."""
     if start >= 0:
@@ -233,4 +289,16 @@ def spoken(parts: list[Decision], now_us: int, start_us: int) -> Decision:
     return Decisions(parts, allowed, *fields)
 
 
-__all__ = ["Ask", "call_of", "converted", "deciding", "giving_back", "hitting", "item", "knowing", "loading", "read_all"]
+__all__ = [
+    "Ask",
+    "call_of",
+    "converted",
+    "deciding",
+    "giving_back",
+    "hitting",
+    "item",
+    "knowing",
+    "loading",
+    "read_all",
+    "rebooking",
+]

@@ -53,7 +53,7 @@ class Knowing(Ask):
         birth, rate, whose = found
         if whose != identity(self.place.named):
             raise ConfigurationError(
-                f"{self.place.named.identity} and {key_text(whose)} meet under {self.place.registry!r}; rename one of them"
+                f"{self.place.named.identity} and {key_text(whose)!r} meet under {self.place.registry!r}; rename one of them"
             )
         self.answer = self.place.birth_us = int(birth)
         self.place.since_us = since(rate)

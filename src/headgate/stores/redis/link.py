@@ -52,14 +52,14 @@ def lost(place: object, error: object) -> StoreUnavailable:
 class Link:
     """One connection, used by one thread at a time."""
 
-    __slots__ = ("_poll", "_reader", "_recv", "_secure", "_send", "_sock", "generation", "place")
+    __slots__ = ("_poll", "_reader", "_recv", "_send", "_sock", "generation", "place", "secure")
 
     def __init__(self, sock: socket.socket, place: Place, generation: int) -> None:
         self._sock = sock
         self._poll = poll_of(sock)
         self._send: Callable[[bytes], int] = sock.send
         self._recv: Callable[[int], bytes] = sock.recv
-        self._secure = isinstance(sock, ssl.SSLSocket)
+        self.secure = isinstance(sock, ssl.SSLSocket)
         self._reader = reader()
         self.place = place
         self.generation = generation
@@ -67,6 +67,23 @@ class Link:
     def fresh(self) -> bool:
         """Whether it can be written on: nothing has come, not even its end."""
         return not self._poll(0)
+
+    def ask(self, data: bytes, deadline_us: int) -> Any:
+        """One command, one reply, with as few steps as there are. OSError: nothing at all was taken."""
+        sent = self._send(data)
+        try:
+            if sent != len(data):
+                self.send(data[sent:], deadline_us)
+            if not self._poll((deadline_us - now_us()) / 1000):
+                raise too_late(self.place)
+            some = self._recv(CHUNK)
+            if not some:
+                raise lost(self.place, None)
+            self._reader.feed(some)
+            reply = self._reader.gets()
+            return self.receive(deadline_us) if reply is False else reply
+        except OSError as error:
+            raise lost(self.place, error) from None
 
     def send(self, data: bytes, deadline_us: int) -> None:
         """Writes all of it; what does not go at once waits for room. OSError: nothing at all was taken."""
@@ -88,7 +105,7 @@ class Link:
         """The next reply, within the budget."""
         reply = self._reader.gets()
         while reply is False:
-            if not (self._secure and self._sock.pending()):  # type: ignore[attr-defined]
+            if not (self.secure and self._sock.pending()):  # type: ignore[attr-defined]
                 self._wait(self._poll, deadline_us)
             try:
                 some = self._recv(CHUNK)
@@ -191,30 +208,26 @@ class Links:
         else:
             link.close()
 
-    def call(self, place: Place, login: Login, data: bytes, deadline_us: int, gone: Callable[[Place], None]) -> Any:
-        """One command, one reply: the way of most calls. None: certainly nothing was done, and a plan may try."""
+    def call(self, idle: list[Link], data: bytes, deadline_us: int) -> Any:
+        """One command, one reply, on a connection that is at hand: the way of most calls. None: nothing was sent, or there is no
+        such connection; a plan may try."""
         try:
-            link = self.take(place, login, deadline_us)
-        except StoreError:
-            gone(place)
+            link = idle.pop()
+        except IndexError:
             return None
         try:
-            try:
-                link.send(data, deadline_us)
-            except OSError as error:
-                if login.tls is not None:
-                    raise lost(place, error) from None
-                link.close()
-                return None
-            reply = link.receive(deadline_us)
-        except BaseException as error:
+            reply = None if link.secure or link._poll(0) else link.ask(data, deadline_us)
+            idle.append(link)
+            return reply
+        except OSError:
             link.close()
-            gone(place)
-            if isinstance(error, OSError | ProtocolError):
-                raise lost(place, error) from None
+            return None
+        except ProtocolError as error:
+            link.close()
+            raise lost(link.place, error) from None
+        except BaseException:
+            link.close()
             raise
-        self.give(link, login)
-        return reply
 
     def exchange(self, trips: Sequence[Trip], deadline_us: int) -> list[Outcome]:
         """All trips at once: everything is written before anything is read."""

@@ -61,6 +61,11 @@ def pack(commands: Sequence[Command]) -> bytes:
     return b"".join([hiredis.pack_command(tuple(command)) for command in commands])
 
 
+def call_bytes(sha: bytes, keys: list[bytes], body: bytes) -> bytes:
+    """EVALSHA as it travels."""
+    return bytes(hiredis.pack_command((b"EVALSHA", sha, len(keys), *keys, body)))
+
+
 def reader() -> Any:
     """A parser: `feed` it bytes, `gets` gives a reply or False. Error replies come as `ReplyError` values."""
     return hiredis.Reader()

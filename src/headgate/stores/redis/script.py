@@ -23,6 +23,7 @@ VERBS: dict[str, tuple[int, str]] = {
     "give_back": (17, "give_back_ask"),
     "know": (18, "know_ask"),
     "load": (19, "load_ask"),
+    "rebook": (20, "rebook_ask"),
 }
 #: Rules that the straight way can take.
 FILES: dict[str, int] = {rule.file: rule.code for rule in RULES.values()}
@@ -66,9 +67,10 @@ def _straight(rules: list[str], lines: dict[str, str]) -> str:
 
 
 def _long(rules: list[str], verbs: list[str], hits: bool, lines: dict[str, str]) -> str:
-    """Any verbs, any number of limits; where hits come along, they need the first of the verbs."""
-    if hits and "decide" not in verbs:
-        verbs = ["decide", *verbs]
+    """Any verbs, any number of limits, and what those stand on in turn."""
+    needed = {"decide"} if hits else set()
+    needed |= {"decide", "give_back"} if "rebook" in verbs else set()
+    verbs = [verb for verb in VERBS if verb in needed or verb in verbs]
     parts = []
     for rule in rules:
         found = sections(rule)

@@ -26,7 +26,7 @@ from ..contract import Store
 from ..memory import checked, patience_us
 from . import answers, keeping
 from .address import Address, read_url
-from .asks import Ask, deciding, giving_back, hitting
+from .asks import Ask, deciding, giving_back, hitting, rebooking
 from .borrowed import BorrowedLinks, BorrowedStreams, Through
 from .client import is_client, read_client
 from .cluster import Cluster
@@ -35,9 +35,9 @@ from .link import Links, now_us
 from .loops import Loops
 from .names import Names
 from .packed import Place, place_of
-from .parcel import Parcel
-from .resp import pack
+from .resp import call_bytes
 from .route import Route
+from .script import script_of
 from .sentinel import Sentinels
 from .spanning import Span, groups_of
 from .stream import Streams
@@ -77,6 +77,7 @@ class RedisStore(Store):
         self.route: Route = Through(server) if address is None else ROUTES[address.kind](address)
         self.address = self.route.address
         self.links = BorrowedLinks(server) if address is None else Links()
+        self._near: tuple[Any, list[Any]] = (None, [])  # the place where everything is, and the connections at hand to it
         self.loops = Loops(self)
         self._clock = clock
         self._clock_lock = threading.Lock()
@@ -160,10 +161,19 @@ class RedisStore(Store):
         deadline = now_us() + self.timeout_us
         place = self.route.direct
         if place is not None and len(asks) == 1:
-            reply = self.links.call(place, self.route.login, pack(Parcel(asks).commands()), deadline, self.route.gone)
+            ask = asks[0]
+            near = self._near
+            if near[0] is not place:
+                near = self._near = (place, self.links.idle(place, self.route.login))
+            script = script_of(ask.rules)
+            try:
+                reply = self.links.call(near[1], call_bytes(script.sha, ask.keys, ask.body), deadline)
+            except StoreError:
+                self.route.gone(place)
+                raise
             if type(reply) is bytes:
-                asks[0].read(reply, 0)
-                if asks[0].stale is None:
+                ask.read(reply, 0)
+                if ask.stale is None:
                     return
         answers.raise_first(self.links.run(self.answered(asks), deadline))
 
@@ -183,8 +193,8 @@ class RedisStore(Store):
         place: Place | None = self.names.places.get(named)
         if max_wait_us or not commit or place is None or place.since_us is None:
             return self.decide([Claim(named, key, cost)], None if max_wait_us >= MAX_WAIT else max_wait_us, commit)
-        ask = hitting(self.names, named, key, cost, self._given_us())
-        self._ask([ask])
+        ask = hitting(self.names, named, key, cost, None if self._clock is None else self._given_us())
+        self._ask((ask,))
         return self._told(ask.answer)
 
     def decide(self, claims: Sequence[Claim], max_wait_us: int | None = 0, commit: bool | int = True) -> Decision:
@@ -230,6 +240,23 @@ class RedisStore(Store):
         groups = [group.claims for group in groups_of(self.names, claims)] if isinstance(self.route, Cluster) else [claims]
         errors = yield from self.answered([giving_back(self.names, group, charged_at, given_us) for group in groups])
         answers.raise_first(errors)
+
+    def rebook(self, turns: Sequence[Any]) -> list[Decision | None]:
+        """Some leave a line and the others move up, in one script call: see `MemoryStore.rebook`."""
+        return self._run(self._rebooked(list(turns)))
+
+    def _rebooked(self, turns: Sequence[Any]) -> Plan[list[Decision | None]]:
+        """Where turns span slots of a cluster, those who leave give back and nobody moves."""
+        claims = [claim for turn in turns for claim in turn[0]]
+        if self._spans(claims):
+            for asked, charged_at, _, stays in reversed(turns):
+                if not stays:
+                    yield from self._returned(asked, charged_at)
+            return [None] * len(turns)
+        ask = rebooking(self.names, turns, self._given_us())
+        answers.raise_first((yield from self.answered([ask])))
+        found: list[Decision | None] = ask.answer
+        return found
 
     def reset(self, claims: Sequence[Claim]) -> None:
         self._run(keeping.forgotten(self.route, self.names, claims))
@@ -279,6 +306,9 @@ class RedisStore(Store):
 
     async def agive_back(self, claims: Sequence[Claim], charged_at: int = -1) -> None:
         await self._arun(self._returned(list(claims), charged_at))
+
+    async def arebook(self, turns: Sequence[Any]) -> list[Decision | None]:
+        return await self._arun(self._rebooked(list(turns)))
 
     async def areset(self, claims: Sequence[Claim]) -> None:
         await self._arun(keeping.forgotten(self.route, self.names, claims))

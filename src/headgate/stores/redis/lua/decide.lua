@@ -74,12 +74,11 @@ local function decide_all(claims, not_before_us, max_wait_us)
   return start_us
 end
 
--- Reply: now, the common start; for each claim its start, retry, remaining, reset; after a patient charge the states around it.
-local function answer(claims, commit, not_before_us, max_wait_us, remember)
-  if not load_all(claims) then return end
-  local start_us = decide_all(claims, not_before_us, max_wait_us)
+-- Stores what was charged, and answers: the common start; for each claim its start, retry, remaining, reset; where a charge
+-- may be undone (`patient`) the states around it.
+local function concluded(claims, start_us, commit, patient)
   local stored = start_us >= 0 and commit
-  local reply = { pack('<i8i8', now_us, start_us) }
+  local reply = { pack('<i8', start_us) }
   for i = 1, #claims do
     local claim = claims[i]
     if stored and claim.cost > 0 then
@@ -91,12 +90,11 @@ local function answer(claims, commit, not_before_us, max_wait_us, remember)
       if claim.moved and commit then store(claim, claim.a, claim.b, claim.c, claim.reset) end
     end
     reply[#reply + 1] = pack('<i8i8i8i8', claim.start, claim.retry, claim.left, claim.reset)
-    if stored and (max_wait_us > 0 or remember) and not claim.rule.logs then
+    if stored and patient and not claim.rule.logs then
       reply[#reply + 1] = pack('<i8i8i8i8i8i8', claim.a, claim.b, claim.c, claim.new_a, claim.new_b, claim.new_c)
     end
   end
-  asked = asked + 1
-  said[asked] = table.concat(reply)
+  return table.concat(reply)
 end
 
 local function decide_ask()
@@ -105,7 +103,10 @@ local function decide_ask()
   --@now
   local claims = {}
   for i = 1, n do claims[i] = next_claim() end
-  answer(claims, commit > 0, not_before_us, max_wait_us, commit > 1) -- 2: the states around the charge are wanted
+  if not load_all(claims) then return end
+  local start_us = decide_all(claims, not_before_us, max_wait_us)
+  asked = asked + 1
+  said[asked] = pack('<i8', now_us) .. concluded(claims, start_us, commit > 0, max_wait_us > 0 or commit > 1)
 end
 
 -- A hit that has come along with others: as hit.lua answers it.

@@ -6,6 +6,7 @@ local function return_one(claim, charged_at_us)
   local charged_at = charged_at_us >= 0 and in_ticks(claim, charged_at_us) or -1
   local a, b, c = claim.a, claim.b, claim.c
   if claim.undoable and not claim.moved and a == claim.after_a and b == claim.after_b and c == claim.after_c then
+    claim.undoable = false
     a, b, c = claim.before_a, claim.before_b, claim.before_c
   else
     a, b, c = claim.rule.give_back(claim.p, claim.q, claim.r, claim.s, a, b, c, now, claim.cost, claim.charged, charged_at)
@@ -15,22 +16,25 @@ local function return_one(claim, charged_at_us)
   store(claim, a, b, c, reset)
 end
 
+-- A claim and its charge off the body.
+local function next_charge()
+  local claim = next_claim()
+  local known
+  claim.charged, known, at = unpack('<dB', body, at)
+  if known > 0 then
+    claim.undoable = true
+    claim.before_a, claim.before_b, claim.before_c, claim.after_a, claim.after_b, claim.after_c, at =
+      unpack('<dddddd', body, at)
+  end
+  return claim
+end
+
 local function give_back_ask()
   local n, charged_at_us
   n, charged_at_us, at = unpack('<Bd', body, at + 1)
   --@now
   local claims, seen = {}, {}
-  for i = 1, n do
-    local claim = next_claim()
-    local known
-    claim.charged, known, at = unpack('<dB', body, at)
-    if known > 0 then
-      claim.undoable = true
-      claim.before_a, claim.before_b, claim.before_c, claim.after_a, claim.after_b, claim.after_c, at =
-        unpack('<dddddd', body, at)
-    end
-    claims[i] = claim
-  end
+  for i = 1, n do claims[i] = next_charge() end
   if not load_all(claims) then return end
   for i = 1, n do
     local claim = claims[i]

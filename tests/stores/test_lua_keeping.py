@@ -1,0 +1,387 @@
+"""What stays in Redis, for how long, and in whose units: times to live, nothing written on refusal, rates that changed, clocks
+that went back."""
+
+from __future__ import annotations
+
+import struct
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import libfaketime
+import pytest
+from lua_store import LuaStore
+
+from conftest import NOON
+from headgate import (
+    ConfigurationError,
+    FixedWindow,
+    LeakyBucket,
+    LeakyBucketQueue,
+    Limit,
+    Limiter,
+    MemoryStore,
+    SlidingWindowCounter,
+    SlidingWindowLog,
+    TokenBucket,
+)
+from headgate.algorithms.claim import Claim, NamedLimit
+from headgate.stores.redis import asks
+from headgate.stores.redis.packed import place_of
+from headgate.testing import ManualClock
+from servers.valkey import Valkey
+
+ALL = [
+    TokenBucket("3/min burst 3"),
+    LeakyBucket("3/min", 3),
+    LeakyBucketQueue("3/min", 3),
+    FixedWindow("3/h"),
+    FixedWindow("3/min", align="first"),
+    SlidingWindowCounter("3/h"),
+    SlidingWindowLog("3/min"),
+]
+every_rule = pytest.mark.parametrize("limit", ALL, ids=str)
+
+
+@pytest.fixture
+def client(valkey: Valkey) -> Iterator[Any]:
+    with valkey.client() as client:
+        client.flushall()
+        yield client
+
+
+def dumped(client: Any) -> dict[bytes, Any]:
+    """Everything that the server holds, as bytes."""
+    return {name: client.dump(name) for name in client.scan_iter()}
+
+
+def named(limit: Limit, name: str = "kept") -> NamedLimit:
+    return NamedLimit(name, name, limit)
+
+
+# Time to live ------------------------------------------------------------------------------------------------------------
+
+
+@every_rule
+def test_a_state_lives_until_it_is_as_new_and_a_second_more(client: Any, limit: Limit) -> None:
+    """After every charge, patient or not, and after giving back, a key's time to live is its reset plus a second."""
+    store, one = LuaStore(client), named(limit)
+    store.know(one)
+    for step in range(3):
+        if step == 2:
+            store.give_back([Claim(one, "a", 1)], store.server_us())
+        else:
+            assert store.decide([Claim(one, "a", 1)], 0 if step == 0 else None) or not limit.reserves
+        reset_ms = store.decide([Claim(one, "a", 0)], 0, False).reset_us // 1000
+        left_ms = client.pttl(store.names.key(one, "a"))
+        assert reset_ms + 900 <= left_ms <= reset_ms + 1500, (step, reset_ms, left_ms)
+
+
+@every_rule
+def test_nothing_is_left_without_a_time_to_live(client: Any, limit: Limit) -> None:
+    """Whatever was asked, every key that it left goes away by itself; so does what is remembered of a limit, much later."""
+    store = LuaStore(client)
+    one, ramp = named(limit), named(TokenBucket("5/s burst 10 initial 1"), "ramp")
+    for each in (one, ramp):
+        store.know(each)
+        for key in ("a", "b" * 500):
+            store.decide([Claim(each, key, 2)], None)
+            store.give_back([Claim(each, key, 1)], store.server_us())
+            store.give_back([Claim(each, key, -5)], store.server_us())
+        store.load(each, store.items(each))
+    assert client.dbsize() == 6
+    assert all(client.pttl(name) > 0 for name in client.scan_iter())
+
+
+def test_a_key_outlives_the_ramp_of_its_limit(client: Any) -> None:
+    """While an unseen key would hold less than a full bucket, a key that was seen is not forgotten."""
+    store, one = LuaStore(client), named(TokenBucket("1/s burst 100 initial 90"))
+    store.know(one)
+    assert store.decide([Claim(one, "a", 1)])
+    assert 10_000 < client.pttl(store.names.key(one, "a")) <= 12_000
+
+
+def test_made_up_times_are_kept_for_an_hour(client: Any) -> None:
+    """On a clock of one's own a state can't tell when it will be as new, so it lives for an hour."""
+    store, one = LuaStore(client, ManualClock(NOON)), named(TokenBucket("5/s"))
+    store.know(one)
+    store.decide([Claim(one, "a", 1)])
+    store.decide([Claim(one, "a", 1)], None)
+    assert all(3_590_000 < client.pttl(name) <= 3_600_000 for name in client.scan_iter())
+
+
+def test_no_decision_depends_on_a_key_having_expired(client: Any) -> None:
+    """A state that is still there long after it is as new says what an unseen key says."""
+    for limit in ALL:
+        clock = ManualClock(NOON)
+        store, one = LuaStore(client, clock), named(limit, str(limit))
+        store.know(one)
+        store.decide([Claim(one, "old", 3)], None)
+        clock.advance(10 * 3600)
+        assert store.decide([Claim(one, "old", 2)], None) == store.decide([Claim(one, "new", 2)], None)
+
+
+@pytest.mark.parametrize("name", ["x", None])
+def test_a_token_bucket_takes_at_most_120_bytes(client: Any, name: str | None) -> None:
+    """Name, state and time to live of a key such as user:42, under a short name and under the text of the rule."""
+    store = LuaStore(client)
+    limiter = Limiter(TokenBucket("1234567 per 86399 s", burst=7654321), store=store, name=name)
+    assert limiter.hit("user:42")
+    assert client.memory_usage(store.names.key(limiter.named[0], "user:42")) <= 120
+
+
+# Writing -----------------------------------------------------------------------------------------------------------------
+
+
+@every_rule
+def test_refused_and_peeked_write_nothing(client: Any, limit: Limit) -> None:
+    """Refused, refused for ever, peeked, a cost of nothing, and given back where nothing is: not a byte changes."""
+    store, one, other = LuaStore(client), named(limit), named(TokenBucket("1000/s"), "other")
+    for each in (one, other):
+        store.know(each)
+        store.decide([Claim(each, "a", 1)])
+    while store.decide([Claim(one, "a", 1)]):
+        pass
+    before = dumped(client)
+    for max_wait_us in (0, 1):
+        assert not store.decide([Claim(one, "a", 3)], max_wait_us)
+        assert not store.decide([Claim(one, "a", 10**18)], max_wait_us)
+        assert not store.decide([Claim(other, "a", 1), Claim(one, "a", 2)], max_wait_us)
+        assert not store.decide([Claim(other, "b", 1), Claim(one, "a", 2)], max_wait_us)
+        assert store.decide([Claim(one, "a", 0)], max_wait_us)
+        store.decide([Claim(one, "c", 1)], max_wait_us, False)
+    store.give_back([Claim(one, "never seen", 1)])
+    assert dumped(client) == before
+
+
+# Whose units -------------------------------------------------------------------------------------------------------------
+
+CHANGES = [
+    (TokenBucket("5/s burst 10"), TokenBucket("7/min burst 4")),
+    (TokenBucket("7 per 3 hours burst 1000"), TokenBucket("1234567/d")),
+    (LeakyBucket("5/s", 10), LeakyBucket("1/s", 10)),
+    (LeakyBucketQueue("5/s"), LeakyBucketQueue("3/s", 4)),
+    (FixedWindow("5/min"), FixedWindow("9/min")),
+    (FixedWindow("5/min"), FixedWindow("9/h")),
+    (FixedWindow("5/min"), FixedWindow("9/min", align="first")),
+    (SlidingWindowCounter("5/min"), SlidingWindowCounter("9/min")),
+    (SlidingWindowCounter("5/min"), SlidingWindowCounter("9/h")),
+    (SlidingWindowLog("5/min"), SlidingWindowLog("2/h")),
+]
+
+
+@pytest.mark.parametrize(("old", "new"), CHANGES, ids=str)
+def test_a_changed_rate_reads_the_old_state_as_memory_does(client: Any, old: Limit, new: Limit) -> None:
+    """Under one name the rate changes, and back: every answer and every state on the way is MemoryStore's."""
+    clocks = [ManualClock(NOON), ManualClock(NOON)]
+    stores: list[Any] = [LuaStore(client, clocks[0]), MemoryStore(clock=clocks[1])]
+    told: list[list[Any]] = [[], []]
+    for store, clock, said in zip(stores, clocks, told, strict=True):
+        for step, limit in enumerate((old, new, old, new)):
+            one = NamedLimit("changing", "rate", limit)
+            store.know(one)
+            for cost, max_wait_us, commit in ((1, 0, False), (2, 0, True), (1, 10**7, True), (1, 0, True)):
+                said.append(store.decide([Claim(one, "a", cost)], max_wait_us, commit))
+                clock.advance(0.37 + step)
+            said.append(store.items(one))
+    assert told[0] == told[1]
+
+
+def test_several_stale_limits_are_converted_together(client: Any) -> None:
+    """One decision whose limits have all changed is still one decision, and a batch of them keeps its order."""
+    clock = ManualClock(NOON)
+    store, memory = LuaStore(client, clock), MemoryStore(clock=clock)
+    told: list[list[Any]] = [[], []]
+    for limits in (ALL[:2], [TokenBucket("1/min burst 9"), LeakyBucket("2/min", 7)]):
+        named_limits = [NamedLimit("several", type(limit).kind, limit) for limit in limits]
+        for each, said in zip((store, memory), told, strict=True):
+            for one in named_limits:
+                each.know(one)
+            said += each.decide_many([[Claim(one, "a") for one in named_limits]] * 5)
+            each.give_back([Claim(one, "a") for one in named_limits])
+            said.append(each.decide([Claim(one, "a") for one in named_limits], 10**6))
+    assert told[0] == told[1]
+
+
+def test_giving_back_converts_first(client: Any) -> None:
+    """What is given back under a new rate is given back to the state as that rate reads it."""
+    clock = ManualClock(NOON)
+    states = []
+    for store in (LuaStore(client, clock), MemoryStore(clock=clock)):
+        for limit in (TokenBucket("5/s burst 10"), TokenBucket("7/min burst 9")):
+            one = NamedLimit("x", "x", limit)
+            store.know(one)
+            store.decide([Claim(one, "a", 4)])
+            store.give_back([Claim(one, "a", 1)])
+        states.append(list(store.items(one)))
+    assert states[0] == states[1]
+
+
+def test_a_state_of_a_rate_that_nobody_remembers_is_taken_for_used_up(client: Any) -> None:
+    """When the registry is gone, an old state is not forgiven: the key starts empty, and fills up as the new rate says."""
+    store = LuaStore(client)
+    old, new = named(TokenBucket("5/s burst 10")), named(TokenBucket("1/h burst 3"))
+    store.know(old)
+    assert store.decide([Claim(old, "a", 1)])
+    client.delete(store.names.registry(old))
+    assert store.decide([Claim(new, "a", 1)]).remaining == 0
+    assert store.decide([Claim(new, "b", 1)]).remaining == 2
+
+
+def test_a_state_that_changed_meanwhile_is_not_overwritten(client: Any) -> None:
+    """A conversion holds for the bytes that it was made of: when somebody else came first, theirs is decided on."""
+    clock = ManualClock(NOON)
+    store = LuaStore(client, clock)
+    old, new = named(TokenBucket("1/h burst 10")), named(TokenBucket("2/h burst 10"))
+    for one in (old, new):
+        store.know(one)
+    store.decide([Claim(old, "a", 3)])
+    ask = asks.deciding(store.names, [Claim(new, "a", 1)], now_us=store.moment())
+    asks.read_all([ask], client.eval(asks.call_of([ask])[0].source, 1, *ask.keys, ask.body))
+    assert ask.stale
+    assert store.decide([Claim(new, "a", 2)]).remaining == 5
+    assert store.send(store.again(ask))[0].remaining == 4
+
+
+# Remembering limits ------------------------------------------------------------------------------------------------------
+
+
+def test_a_birth_is_written_once(client: Any) -> None:
+    """Whoever makes the limiter later, on whatever machine, is told the same birth, and unseen keys fill up from it."""
+    clock = ManualClock(NOON)
+    one = named(TokenBucket("1/s burst 10 initial 0"))
+    LuaStore(client, clock).know(one)
+    clock.advance(4)
+    later = LuaStore(client, clock)
+    with pytest.raises(ConfigurationError, match="birth"):
+        later.decide([Claim(one, "a", 1)])
+    later.know(one)
+    assert later.decide([Claim(one, "a", 4)]).remaining == 0
+    clock.advance(3)
+    assert later.decide([Claim(one, "b", 1)]).remaining == 6
+
+
+def test_two_limits_that_meet_in_one_digest_are_told_apart(client: Any) -> None:
+    """Should 72 bits ever not be enough, the second limit is refused by name instead of sharing the first one's state."""
+    store = LuaStore(client)
+    first, second = named(TokenBucket("5/s"), "first"), named(TokenBucket("5/s"), "second")
+    store.know(first)
+    place_of(store.names, second).registry = store.names.registry(first)
+    with pytest.raises(ConfigurationError, match=r"second.*first.*rename"):
+        store.know(second)
+
+
+@every_rule
+def test_items_come_back_whole_and_load_takes_them(client: Any, limit: Limit) -> None:
+    """Every key, long ones and strange ones too, with its state; loaded elsewhere, it answers the same."""
+    clock = ManualClock(NOON)
+    store, other, one = LuaStore(client, clock), LuaStore(client, clock, prefix="other"), named(limit)
+    keys = ["", "a", "}{", "\ud800\0", "x" * 10_000, "y" * 129]
+    for each in (store, other):
+        each.know(one)
+    for cost, key in enumerate(keys):
+        store.decide([Claim(one, key, 1 + cost % 3)], None)
+    found = dict(store.items(one))
+    assert sorted(found) == sorted(keys)
+    other.load(one, found.items())
+    assert dict(other.items(one)) == found
+    for key in keys:
+        assert other.decide([Claim(one, key, 1)], 10**6) == store.decide([Claim(one, key, 1)], 10**6)
+
+
+# Clocks that go back -----------------------------------------------------------------------------------------------------
+
+
+@every_rule
+@pytest.mark.parametrize("back", [0.000001, 1.0, 59.0, 3601.0, 86_400 * 30.0])
+def test_a_clock_that_went_back_grants_nothing_and_locks_nobody_out(client: Any, limit: Limit, back: float) -> None:
+    """After a step back nothing extra is there, and a lone caller waits no longer than it was told before the step."""
+    clock = ManualClock(NOON)
+    store, one = LuaStore(client, clock), named(limit)
+    store.know(one)
+    while store.decide([Claim(one, "a", 1)]):
+        pass
+    told = store.decide([Claim(one, "a", 1)])
+    clock.advance(-back)
+    store.last_us = store.shift_us = 0  # nobody guards: as the server's own time is
+    after = store.decide([Claim(one, "a", 1)])
+    window_us = limit.period if limit.gain == 0 else 0  # on the clock, windows end when the clock says so
+    assert not after
+    assert after.remaining == told.remaining == 0
+    assert after.retry_us <= told.retry_us + window_us
+    before = dumped(client)
+    again = store.decide([Claim(one, "a", 1)])
+    assert again == after
+    assert dumped(client) == before, "once the dates are right, a refusal writes nothing"
+    clock.advance(after.retry_after)
+    assert store.decide([Claim(one, "a", 1)])
+
+
+@every_rule
+def test_a_peek_after_a_step_back_writes_nothing(client: Any, limit: Limit) -> None:
+    """Only a call that was meant to charge moves the dates; a peek sees them moved and leaves them."""
+    clock = ManualClock(NOON)
+    store, one = LuaStore(client, clock), named(limit)
+    store.know(one)
+    store.decide([Claim(one, "a", 1)])
+    clock.advance(-100)
+    store.last_us = store.shift_us = 0
+    before = dumped(client)
+    peeked = store.decide([Claim(one, "a", 1)], 0, False)
+    assert dumped(client) == before
+    assert peeked.allowed == store.decide([Claim(one, "a", 1)]).allowed
+
+
+def test_reservations_keep_their_distance_when_the_clock_goes_back(client: Any) -> None:
+    """What was reserved ahead stays as far ahead as it was."""
+    clock = ManualClock(NOON)
+    store = LuaStore(client, clock)
+    for limit in (
+        TokenBucket("1/s burst 1"),
+        LeakyBucketQueue("1/s"),
+        SlidingWindowLog("1/s"),
+        FixedWindow("1/s", align="first"),
+    ):
+        one = named(limit, str(limit))
+        store.know(one)
+        assert [store.decide([Claim(one, "a", 1)], None).wait for _ in range(3)] == [0.0, 1.0, 2.0]
+        clock.advance(-3600)
+        store.last_us = store.shift_us = 0
+        assert store.decide([Claim(one, "a", 1)], None).wait == 3.0
+
+
+class ServersClock:
+    """The clock of a server under libfaketime, moved by what a file says; it is believed when the server shows it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.file = folder / "offset"
+        self.file.write_text("+0")
+        library = sorted(Path(libfaketime.__file__).parent.rglob("libfaketime*.so*"))[0]
+        self.env = {"LD_PRELOAD": str(library), "FAKETIME_TIMESTAMP_FILE": str(self.file), "FAKETIME_NO_CACHE": "1"}
+
+    def move(self, store: LuaStore, seconds: int, eventually: Callable[..., None]) -> None:
+        written = self.file.with_suffix(".new")
+        written.write_text(f"{seconds:+d}")
+        written.replace(self.file)
+        eventually(lambda: abs(store.server_us() - time.time_ns() // 1000 - seconds * 1_000_000) < 5_000_000)
+
+
+def test_the_servers_clock_goes_back(tmp_path: Path, eventually: Callable[..., None]) -> None:
+    """A real server whose clock is set back an hour: nothing extra, and the callers go on as if it had not been."""
+    clock = ServersClock(tmp_path)
+    with Valkey(env=clock.env) as server, server.client() as client:
+        store, one = LuaStore(client), named(TokenBucket("1/min burst 3"))
+        store.know(one)
+        started = store.server_us()
+        assert [bool(store.decide([Claim(one, "a", 1)])) for _ in range(4)] == [True, True, True, False]
+        clock.move(store, -3600, eventually)
+        refused = store.decide([Claim(one, "a", 1)])
+        assert not refused
+        assert 55 < refused.retry_after <= 60
+        value = client.get(store.names.key(one, "a"))
+        assert struct.unpack_from("<d", value, 8)[0] < started - 3_000_000_000, "written at the time that it is now"
+        assert 175_000 < client.pttl(store.names.key(one, "a")) <= 182_000
+        clock.move(store, 3600, eventually)
+        assert store.decide([Claim(one, "a", 3)]), "an hour later all of it is there again"
+        assert not store.decide([Claim(one, "a", 1)]), "and no more"
