@@ -410,6 +410,25 @@ def test_those_behind_a_leaver_stay_when_the_store_cannot_move_them(store, guard
     assert guard.stats().dropped == 1
 
 
+def test_a_line_that_cannot_be_moved_because_the_store_fails_stays(store, guarded, monkeypatch):
+    """When the store fails at moving a line up, nobody hears of it but who listens: the leaver's charge is dropped."""
+
+    class Failing(type(store)):
+        def rebook(self, turns):
+            raise StoreUnavailable("gone")
+
+    guard = guarded("local", share=2, inner=Failing(clock=store.clock))
+    told = []
+    guard.events.on("give back dropped", told.append)
+    limiter = Limiter("2/s burst 2", store=guard)
+    limiter.hit("a", cost=2)
+    first, second = limiter.reserve("a"), limiter.reserve("a")
+    assert first.cancel() is True
+    assert second.wait == 1.0
+    assert [event.key for event in told] == ["a"]
+    assert guard.stats().failures == 1
+
+
 # What is told
 
 

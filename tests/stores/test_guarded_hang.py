@@ -102,6 +102,24 @@ def test_abandoned_calls_are_bounded(store):
     hanging.gate.set()
 
 
+def test_a_probe_gets_through_although_all_others_hang_for_ever(store, eventually):
+    """Calls that never come back do not keep a guard from finding out that the store is back."""
+    hanging = HangingStore(store)
+    guard = GuardedStore(hanging, budget="5ms", failures=40, background=False, clock=store.clock)
+    guard._store.errands.most = 4
+    limiter = Limiter("1000/s", store=guard)
+    while guard.state != "open":
+        limiter.hit("a")
+    assert (guard.stats().abandoned, len(hanging.calls)) == (4, 4)
+    assert guard.probe() is False
+    hanging.hangs = False  # the server is back; what was asked before stays unanswered
+    guard._store.budget_us = 5_000_000
+    assert guard.probe() is True
+    assert guard.stats().abandoned == 5
+    hanging.gate.set()
+    eventually(lambda: guard.stats().abandoned == 0)
+
+
 def test_a_call_that_nobody_has_begun_is_not_made(store, eventually):
     """When all who could ask are busy, a caller whose time is up leaves nothing behind."""
     hanging = HangingStore(store)

@@ -4,7 +4,8 @@ A store that can't promise to answer in time is asked by one of a few daemon thr
 the caller's time is up, the call is abandoned: its caller goes on, and when the answer comes after all, `late` is told it, so
 that what was charged can be given back. A call that nobody has begun yet is simply not made.
 
-There are at most `most` calls under way. When all of them hang there is nobody left to ask, and a new caller is told so at once.
+There are at most `most` calls under way. When all of them hang there is nobody left to ask, and a new caller is told so at once;
+as many again are kept for those who look whether the store is back.
 Rejected: concurrent.futures (its threads are waited for when the interpreter ends, so a hung store would hang the exit), and
 cancelling what hangs (a client cancelled between writing and reading has no good state).
 """
@@ -69,12 +70,12 @@ class Errands:
 
     # Threads ---------------------------------------------------------------------------------------------------
 
-    def run(self, call: Callable[[], Any], late: Callable[[Any], object] | None, budget_us: int) -> Any:
+    def run(self, call: Callable[[], Any], late: Callable[[Any], object] | None, budget_us: int, looks: bool = False) -> Any:
         """The answer of `call`, or StoreTimeout when it takes longer; then `late` hears the answer."""
         latch = threading.Lock()
         latch.acquire()
         errand = Errand(call, late, latch.release)
-        self._hand_over(errand)
+        self._hand_over(errand, self.most * (1 + looks))
         try:
             in_time = latch.acquire(timeout=budget_us / 1e6)
         except BaseException:
@@ -84,12 +85,14 @@ class Errands:
             raise too_late(budget_us)
         return errand.end()
 
-    async def run_async(self, call: Callable[[], Any], late: Callable[[Any], object] | None, budget_us: int) -> Any:
+    async def run_async(
+        self, call: Callable[[], Any], late: Callable[[Any], object] | None, budget_us: int, looks: bool = False
+    ) -> Any:
         """The same, awaited: for a store whose async face is its sync one."""
         loop = asyncio.get_running_loop()
         over = asyncio.Event()
         errand = Errand(call, late, lambda: loop.call_soon_threadsafe(over.set))
-        self._hand_over(errand)
+        self._hand_over(errand, self.most * (1 + looks))
         try:
             async with asyncio.timeout(budget_us / 1e6):
                 await over.wait()
@@ -101,11 +104,11 @@ class Errands:
             raise
         return errand.end()
 
-    def _hand_over(self, errand: Errand) -> None:
+    def _hand_over(self, errand: Errand, most: int) -> None:
         with self.lock:
-            if self.hanging >= self.most:
+            if self.hanging >= most:
                 raise StoreTimeout(f"{self.hanging} calls to the store hang; nobody is left to ask it")
-            fresh = not self.free and self.threads < self.most
+            fresh = not self.free and self.threads < most
             if fresh:
                 self.threads += 1
             elif self.free:
@@ -180,10 +183,14 @@ class Errands:
     # Tasks -----------------------------------------------------------------------------------------------------
 
     async def arun(
-        self, call: Callable[[], Awaitable[Any]], late: Callable[[Any], Awaitable[object]] | None, budget_us: int
+        self,
+        call: Callable[[], Awaitable[Any]],
+        late: Callable[[Any], Awaitable[object]] | None,
+        budget_us: int,
+        looks: bool = False,
     ) -> Any:
         """The same for a coroutine: it becomes a task, which goes on by itself when the caller's time is up."""
-        if self.abandoned >= self.most:
+        if self.abandoned >= self.most * (1 + looks):
             raise StoreTimeout(f"{self.abandoned} calls to the store hang; nobody is left to ask it")
         errand = Errand(nothing, None, nothing)
         task = asyncio.ensure_future(self._acarry_out(errand, call, late))

@@ -92,7 +92,7 @@ class GuardedStore(Store):
         self._fallback: Fallback = without_a_store(on_failure, share, max_keys, own_clock, self._watch.until_probe_us)
         self._store: Store = store if store.answers_within(self.budget_us) else PromptStore(store, self.budget_us)
         self._untold: list[NamedLimit] = []
-        self._degraded = self._dropped = 0
+        self._degraded = self._dropped = 0  # added to without a lock: between reading and writing there is no call
         _guards.add(self)
 
     def _renew(self) -> None:
@@ -180,7 +180,7 @@ class GuardedStore(Store):
             else:
                 self._breaker.streak += 1
                 return decision
-        self._count()
+        self._degraded += 1
         return self._fallback.one(named, key, cost, max_wait_us, commit)
 
     def at_once(self, named: NamedLimit, key: str, cost: int) -> Decision | None:
@@ -188,7 +188,7 @@ class GuardedStore(Store):
             return self._store.at_once(named, key, cost)
         if self._breaker.state != OPEN or self._watch.may_ask():
             return None
-        self._count()
+        self._degraded += 1
         return self._fallback.one(named, key, cost, 0, True)
 
     def decide(self, claims: Sequence[Claim], max_wait_us: int | None = 0, commit: bool | int = True) -> Decision:
@@ -200,7 +200,7 @@ class GuardedStore(Store):
             else:
                 self._breaker.streak += 1
                 return decision
-        self._count()
+        self._degraded += 1
         return self._fallback.decide(claims, max_wait_us, commit)
 
     async def adecide(self, claims: Sequence[Claim], max_wait_us: int | None = 0, commit: bool | int = True) -> Decision:
@@ -212,7 +212,7 @@ class GuardedStore(Store):
             else:
                 self._breaker.streak += 1
                 return decision
-        self._count()
+        self._degraded += 1
         return self._fallback.decide(claims, max_wait_us, commit)
 
     def decide_many(self, asks: Sequence[Sequence[Claim]], max_wait_us: int | None = 0) -> list[Decision]:
@@ -224,7 +224,7 @@ class GuardedStore(Store):
             else:
                 self._breaker.streak += 1
                 return found
-        self._count(len(asks))
+        self._degraded += len(asks)
         return self._fallback.decide_many(asks, max_wait_us)
 
     async def adecide_many(self, asks: Sequence[Sequence[Claim]], max_wait_us: int | None = 0) -> list[Decision]:
@@ -236,12 +236,8 @@ class GuardedStore(Store):
             else:
                 self._breaker.streak += 1
                 return found
-        self._count(len(asks))
+        self._degraded += len(asks)
         return self._fallback.decide_many(asks, max_wait_us)
-
-    def _count(self, decisions: int = 1) -> None:
-        with self._watch.lock:
-            self._degraded += decisions
 
     # Giving back -----------------------------------------------------------------------------------------------
 
@@ -286,18 +282,29 @@ class GuardedStore(Store):
 
     @property
     def rebook(self) -> Any:
-        """Offered when the store behind offers it."""
-        behind = self.inner.rebook  # type: ignore[attr-defined]
+        """Offered when the store behind offers it, and keeps to the budget."""
+        behind = self._store.rebook  # type: ignore[attr-defined]
 
         def rebook(turns: Sequence[Any]) -> list[Decision | None]:
-            if self._breaker.closed and not any(made_here(turn[1]) for turn in turns):
-                return behind(turns)  # type: ignore[no-any-return]
-            for claims, charged_at, _, stays in reversed(turns):
-                if not stays:
-                    self.give_back(claims, charged_at)
-            return [None] * len(turns)
+            return self._rebooked(behind, turns)
 
         return rebook
+
+    def _rebooked(self, behind: Any, turns: Sequence[Any]) -> list[Decision | None]:
+        """Where the store can't move a line up, those who leave give back and the others stay."""
+        if self._breaker.closed and not any(made_here(turn[1]) for turn in turns):
+            try:
+                return behind(turns)  # type: ignore[no-any-return]
+            except StoreError as error:
+                self._watch.failed(error, turns[0][0])
+                for claims, charged_at, _, stays in turns:
+                    if not stays:
+                        self._undelivered(claims, charged_at, error)
+                return [None] * len(turns)
+        for claims, charged_at, _, stays in reversed(turns):
+            if not stays:
+                self.give_back(claims, charged_at)
+        return [None] * len(turns)
 
     # What only the store can do: its failures count, and are the caller's to know ----------------------------------
 
@@ -345,11 +352,17 @@ class GuardedStore(Store):
 
     def ask_again(self, claims: Sequence[Claim]) -> None:
         """What a probe does."""
-        self._store.decide(claims, 0, False)
+        if isinstance(self._store, PromptStore):
+            self._store.look(claims)
+        else:
+            self._store.decide(claims, 0, False)
         self._introduce()
 
     async def aask_again(self, claims: Sequence[Claim]) -> None:
-        await self._store.adecide(claims, 0, False)
+        if isinstance(self._store, PromptStore):
+            await self._store.alook(claims)
+        else:
+            await self._store.adecide(claims, 0, False)
         self._introduce()
 
     def _introduce(self) -> None:

@@ -18,10 +18,11 @@ if TYPE_CHECKING:
 class Lookout:
     """One at a time for each watch."""
 
-    __slots__ = ("stop", "task", "thread", "wake", "watch")
+    __slots__ = ("over", "stop", "task", "thread", "wake", "watch")
 
     def __init__(self, watch: Watch) -> None:
         self.watch = weakref.ref(watch)
+        self.over = False  # it has ended by itself
         self.stop = threading.Event()
         self.task: asyncio.Task[None] | None = None
         self.thread: threading.Thread | None = None
@@ -38,6 +39,7 @@ class Lookout:
 
     @property
     def alive(self) -> bool:
+        """The whole truth, which takes longer to find out: an event loop may have been closed around it."""
         if self.task is not None:
             return not self.task.done() and not self.task.get_loop().is_closed()
         return self.thread is not None and self.thread.is_alive()
@@ -52,24 +54,30 @@ class Lookout:
                 pass
 
     def _look(self) -> None:
-        while (found := self._due()) is not None:
-            clock, pause = found
-            clock.sleep(pause, self.stop)
-            watch = self.watch()
-            if watch is None or self.stop.is_set():
-                break
-            watch.look()
-            del watch
+        try:
+            while (found := self._due()) is not None:
+                clock, pause = found
+                clock.sleep(pause, self.stop)
+                watch = self.watch()
+                if watch is None or self.stop.is_set():
+                    break
+                watch.look()
+                del watch
+        finally:
+            self.over = True
 
     async def _alook(self) -> None:
-        while (found := self._due()) is not None:
-            clock, pause = found
-            await clock.asleep(pause, self.wake)
-            watch = self.watch()
-            if watch is None or self.stop.is_set():
-                break
-            await watch.alook()
-            del watch
+        try:
+            while (found := self._due()) is not None:
+                clock, pause = found
+                await clock.asleep(pause, self.wake)
+                watch = self.watch()
+                if watch is None or self.stop.is_set():
+                    break
+                await watch.alook()
+                del watch
+        finally:
+            self.over = True
 
     def _due(self) -> tuple[Any, float] | None:
         """The clock to sleep on, and for how many seconds; None when there is nothing more to look for."""

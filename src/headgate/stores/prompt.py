@@ -84,6 +84,17 @@ class PromptStore(Store):
 
         return give_back
 
+    # Looking whether it is back: by those who are kept for that, also when all others hang ---------------------------
+
+    def look(self, claims: Sequence[Claim]) -> None:
+        self.errands.run(lambda: self.inner.decide(claims, 0, False), None, self.budget_us, looks=True)
+
+    async def alook(self, claims: Sequence[Claim]) -> None:
+        if self.two_faced:
+            await self.errands.arun(lambda: self.inner.adecide(claims, 0, False), None, self.budget_us, looks=True)
+        else:
+            await self.errands.run_async(lambda: self.inner.decide(claims, 0, False), None, self.budget_us, looks=True)
+
     # Verbs -----------------------------------------------------------------------------------------------------
 
     def one(self, named: NamedLimit, key: str, cost: int, max_wait_us: int, commit: bool) -> Decision:

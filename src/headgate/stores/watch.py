@@ -42,7 +42,7 @@ class Watch:
         self._guard = weakref.ref(guard)
         self._background = background
         self._asked: Sequence[Claim] = ()
-        self.failures = self.timeouts = self.opened = self.probes = 0
+        self.failures = self.timeouts = self.opened = self.probes = self.turned_away = 0
         self.renew(None)
 
     def renew(self, rng: Random | None) -> None:
@@ -57,6 +57,12 @@ class Watch:
 
     def may_ask(self) -> bool:
         """Whether a caller may ask the store, when the breaker is not closed."""
+        if self.breaker.state is OPEN:
+            self.turned_away += 1  # no call and no jump back inside: threads do not lose a count here
+            lookout = self.lookout
+            if self._background and (lookout is None or lookout.over or (not self.turned_away & 255 and not lookout.alive)):
+                self._post()
+            return False
         now_us = self.clock.now_us()
         with self.lock:
             recovered = self.breaker.recovered(now_us)
