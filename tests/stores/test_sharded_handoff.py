@@ -1,4 +1,4 @@
-"""Planned changes: state moves along, a key is decided in one home at any moment, and whoever asks meanwhile waits at the door."""
+"""Planned changes: state moves along, a key is decided in one home at any moment, and who asks meanwhile waits at the door."""
 
 from __future__ import annotations
 
@@ -64,7 +64,8 @@ def test_a_new_shard_gets_its_keys_with_their_counters(sharded, new):
     assert 0.15 < len(moved) / len(KEYS) < 0.35
     kept = {key for key in moved if KEYS.index(key) % 6}
     for named in limiter.named:
-        at = {name: {key for key, _ in store.items(sharded.at(named, sharded._shards[name]))} for name, store in sharded.shards.items()}
+        shards = sharded._shards.items()
+        at = {name: {key for key, _ in shard.store.items(sharded.at(named, shard))} for name, shard in shards}
         assert at["d"] == kept
         assert not any(at[name] & kept for name in "abc")
 

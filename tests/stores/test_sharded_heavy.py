@@ -51,7 +51,7 @@ def test_few_hits_are_never_hot():
 
 
 def test_keys_that_take_turns_are_counted_alike():
-    """Hits are looked at in uneven distances: eight keys that take turns are all found, though one in about eight is looked at."""
+    """Hits are looked at in uneven distances: eight keys that take turns are all found, though one in eight is looked at."""
     heavy = Heavy(rate=1000)
     feed(heavy, [f"user:{i % EVERY}" for i in range(16 * 2000)], 1)
     assert len(heavy.hot) == EVERY

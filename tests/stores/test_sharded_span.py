@@ -9,7 +9,7 @@ import threading
 import pytest
 from shards import FarShard, key_on
 
-from headgate import AsyncLimiter, FixedWindow, Limiter, LeakyBucketQueue, SlidingWindowLog, StoreTimeout, StoreUnavailable
+from headgate import AsyncLimiter, FixedWindow, LeakyBucketQueue, Limiter, SlidingWindowLog, StoreTimeout, StoreUnavailable
 from headgate.stores.sharded import ShardedStore
 from headgate.testing import ManualClock
 

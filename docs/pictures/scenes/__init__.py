@@ -1,6 +1,6 @@
 """Every picture of the docs by its name: adding one is a function and a line in this table."""
 
-from . import hourglass, ideas, resilience4j, rules
+from . import hourglass, ideas, resilience4j, rules, sharding
 
 PICTURES = {
     "token-bucket": rules.token_bucket,
@@ -12,6 +12,7 @@ PICTURES = {
     "comparison": ideas.comparison,
     "reservation": ideas.reservation,
     "hourglass": hourglass.hourglass,
+    "sharding": sharding.sharding,
     "resilience4j-permissions": resilience4j.permissions,
     "resilience4j-internals": resilience4j.internals,
 }

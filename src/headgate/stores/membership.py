@@ -50,8 +50,18 @@ class Membership(Routed):
         if isinstance(weight, bool) or not isinstance(weight, (int, float)) or not weight > 0:
             raise ConfigurationError(f"shard {name!r}: a weight must be a number above 0, not {weight!r}")
         far = self._hot_rate > 0 and not store.local
-        heavy = Heavy(self._hot_rate) if far else None
-        return Shard(next(self._numbers), name, float(weight), store, heavy, self._leased(store) if far else None)
+        shard = Shard(next(self._numbers), name, float(weight), store, Heavy(self._hot_rate) if far else None)
+        leased = self._leased(store) if far else None
+        if leased is not None:
+            shard.leasing = Shard(next(self._numbers), name, float(weight), leased)
+            shard.leasing.base = shard
+        return shard
+
+    def _tell(self, limit: NamedLimit, shard: Shard) -> None:
+        """Lets a shard know a limit, and whoever leases from it."""
+        shard.store.know(self.at(limit, shard))
+        if shard.leasing is not None:
+            shard.leasing.store.know(self.at(limit, shard.leasing))
 
     def _leased(self, store: Store) -> Store | None:
         """What hot keys of a shard go through."""
@@ -137,7 +147,7 @@ class Membership(Routed):
                 raise ConfigurationError(f"shard {name!r} is far away and all others are near; make a new ShardedStore of them")
             shard = self._shard(name, store, weight)
             for limit in tuple(self._known.values()):
-                store.know(self.at(limit, shard))
+                self._tell(limit, shard)
             self._shards = {**self._shards, name: shard}
             self.rebalance(handoff=handoff, progress=progress)
 
@@ -166,7 +176,7 @@ class Membership(Routed):
                 raise ConfigurationError(f"shard {name!r} is not lost; lost are: {', '.join(self._lost) or 'none'}")
             shard = self._lost.pop(name)
             for limit in tuple(self._known.values()):
-                shard.store.know(self.at(limit, shard))
+                self._tell(limit, shard)
             self.rebalance(handoff=handoff, progress=progress)
 
     def rebalance(self, *, handoff: bool = True, progress: Listener | None = None) -> None:
@@ -258,9 +268,8 @@ def listed(shards: Any) -> Sequence[Any]:
 
 def give_leases_back(shard: Shard) -> None:
     """What hot keys still hold of a shard goes back before its state is handed over."""
-    give = getattr(shard.leased, "give_leases_back", None)
-    if give is not None:
-        give()
+    if shard.leasing is not None:
+        shard.leasing.store.return_all()
 
 
 class Told:

@@ -12,7 +12,7 @@ cdef class Shard:
     cdef readonly Store store
     cdef readonly MemoryStore memory
     cdef readonly Heavy heavy
-    cdef public Store leased
+    cdef public Shard leasing, base
     cdef public object gate
     cdef readonly NamedLimit pacer
     cdef readonly bint open
@@ -38,7 +38,7 @@ cdef class Routed(Store):
     cdef list copies(self, list claims, Shard shard)
     cdef int keep(self, list claims, list copies)
     cpdef Decision straight(self, list claims, object max_wait_us, object commit)
-    cdef Store way(self, Shard shard, list claims)
+    cdef Shard through(self, Shard shard, list claims)
     cdef int count(self, Shard shard, list claims, Decision decision)
     cdef Decision asked(self, Shard shard, NamedLimit named, str key, long long cost, long long max_wait_us, bint commit)
 

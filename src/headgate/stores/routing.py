@@ -52,18 +52,23 @@ _routed: Any = weakref.WeakSet()
 
 @cython.cclass
 class Shard:
-    """One store under its name. A door that is closed (`open` False) stands in the table for a slot that is being moved."""
+    """One store under its name. A door that is closed (`open` False) stands in the table for a slot that is being moved.
 
-    __slots__ = ("gate", "heavy", "leased", "memory", "name", "number", "open", "pacer", "store", "weight")
+    `leasing` is the same shard through a store that leases from it, for keys that `heavy` has found to be hot; `base` leads
+    back from there.
+    """
 
-    def __init__(self, number: int, name: str, weight: float, store: Any, heavy: Any = None, leased: Any = None) -> None:
+    __slots__ = ("base", "gate", "heavy", "leasing", "memory", "name", "number", "open", "pacer", "store", "weight")
+
+    def __init__(self, number: int, name: str, weight: float, store: Any, heavy: Any = None) -> None:
         self.number = number
         self.name = name
         self.weight = weight
         self.store = store
         self.memory: Any = store if type(store) is Memory else None
         self.heavy: Any = heavy
-        self.leased: Any = leased
+        self.leasing: Any = None
+        self.base: Any = None
         self.gate: Any = None
         self.pacer: Any = Named("headgate", "pacer", PACE)
         self.open = store is not None
@@ -262,8 +267,11 @@ class Routed(Store):
         commit: cython.bint,
     ) -> Decision:
         """A shard's own answer; that of its leases for a hot key."""
-        known: NamedLimit = self.spread(named).at(shard)
         decision: Decision
+        heavy: Heavy = shard.heavy
+        if heavy is not None and heavy.hot and key in heavy.hot and shard.leasing is not None:
+            shard = shard.leasing
+        known: NamedLimit = self.spread(named).at(shard)
         if shard.memory is not None:
             memory: MemoryStore = shard.memory
             place: Spot = memory.place_of(known)  # type: ignore[assignment]
@@ -271,14 +279,9 @@ class Routed(Store):
                 return memory.decide_quickly(blank(memory, place), place, key, cost, max_wait_us, commit, memory.now())
             with memory._lock:
                 return memory.decide_quickly(blank(memory, place), place, key, cost, max_wait_us, commit, memory.now())
-        heavy: Heavy = shard.heavy
-        if heavy is None:
-            return shard.store.one(known, key, cost, max_wait_us, commit)
-        if heavy.hot and key in heavy.hot and shard.leased is not None:
-            decision = shard.leased.one(known, key, cost, max_wait_us, commit)
-        else:
-            decision = shard.store.one(known, key, cost, max_wait_us, commit)
-        heavy.hit(key, decision.start_us - decision.wait_us)
+        decision = shard.store.one(known, key, cost, max_wait_us, commit)
+        if heavy is not None:
+            heavy.hit(key, decision.start_us - decision.wait_us)
         return decision
 
     @cython.ccall
@@ -291,8 +294,9 @@ class Routed(Store):
             shard = self.together(claims)  # type: ignore[assignment]
             if shard is None or not shard.open:
                 return None
-            sent: list = self.copies(claims, shard)  # type: ignore[type-arg]
-            decision: Decision = self.way(shard, claims).decide(sent, max_wait_us, commit)
+            way: Shard = self.through(shard, claims)
+            sent: list = self.copies(claims, way)  # type: ignore[type-arg]
+            decision: Decision = way.store.decide(sent, max_wait_us, commit)
             self.keep(claims, sent)
             if shard.heavy is not None:
                 self.count(shard, claims, decision)
@@ -304,23 +308,23 @@ class Routed(Store):
         self.elsewhere(shard, lost)
         return None
 
-    def store_for(self, shard: Shard, claims: list[Claim]) -> Store:
-        """The leases of a shard, when all claims are of one hot key; otherwise its store."""
-        return self.way(shard, claims)
+    def way(self, shard: Shard, claims: list[Claim]) -> Shard:
+        """A shard through its leases, when all claims are of one hot key; otherwise itself."""
+        return self.through(shard, claims)
 
     @cython.cfunc
-    def way(self, shard: Shard, claims: list) -> Store:  # type: ignore[type-arg]
+    def through(self, shard: Shard, claims: list) -> Shard:  # type: ignore[type-arg]
         heavy: Heavy = shard.heavy
-        if heavy is None or shard.leased is None or not heavy.hot:
-            return shard.store  # type: ignore[no-any-return]
+        if heavy is None or shard.leasing is None or not heavy.hot:
+            return shard
         claim: Claim = claims[0]
         first: str = claim.key
         if first not in heavy.hot:
-            return shard.store  # type: ignore[no-any-return]
+            return shard
         for claim in claims:
             if claim.key != first:
-                return shard.store  # type: ignore[no-any-return]
-        return shard.leased  # type: ignore[no-any-return]
+                return shard
+        return shard.leasing  # type: ignore[no-any-return]
 
     def counted(self, shard: Shard, claims: list[Claim], decision: Decision) -> int:
         """Counts a decision for its first key."""
@@ -343,11 +347,10 @@ class Routed(Store):
             if shard.memory is not None:
                 return self.asked(shard, named, key, cost, 0, True)
             heavy: Heavy = shard.heavy
-            known: NamedLimit = self.spread(named).at(shard)
-            if heavy is None or not heavy.hot or key not in heavy.hot or shard.leased is None:
-                return shard.store.at_once(known, key, cost)  # type: ignore[no-any-return]
-            decision: Decision = shard.leased.at_once(known, key, cost)
-            if decision is not None:
+            if heavy is not None and heavy.hot and key in heavy.hot and shard.leasing is not None:
+                shard = shard.leasing
+            decision: Decision = shard.store.at_once(self.spread(named).at(shard), key, cost)
+            if decision is not None and heavy is not None:
                 heavy.hit(key, decision.start_us - decision.wait_us)
             return decision
         finally:

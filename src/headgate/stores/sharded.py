@@ -97,7 +97,7 @@ class ShardedStore(Membership):
     def know(self, limit: NamedLimit) -> None:
         self._known[limit.identity] = limit
         for shard in self._shards.values():
-            shard.store.know(self.at(limit, shard))
+            self._tell(limit, shard)
 
     def can_reserve(self, limit: NamedLimit) -> bool:
         return all(shard.store.can_reserve(limit) for shard in self._shards.values())
@@ -140,8 +140,9 @@ class ShardedStore(Membership):
         try:
             shard = self.only(asked)
             if shard is not None and shard.open:
-                sent = self.sent(asked, shard)
-                decision = await self.store_for(shard, asked).adecide(sent, max_wait_us, commit)
+                way = self.way(shard, asked)
+                sent = self.sent(asked, way)
+                decision = await way.store.adecide(sent, max_wait_us, commit)
                 self.kept(asked, sent)
                 if shard.heavy is not None:
                     self.counted(shard, asked, decision)
@@ -180,8 +181,9 @@ class ShardedStore(Membership):
                 self.kept([asked[place] for place in group.places], group.claims)
                 self._remember(joined.decision.start_us, start_us, group.claims)
             return joined.decision
-        sent = self.sent(asked, opened(shard))
-        answers = fine((yield Step([Call(shard, "decide", (sent, max_wait_us, commit), self.store_for(shard, asked))])))
+        way = self.way(opened(shard), asked)
+        sent = self.sent(asked, way)
+        answers = fine((yield Step([Call(way, "decide", (sent, max_wait_us, commit))])))
         self.kept(asked, sent)
         if shard.heavy is not None:
             self.counted(shard, asked, answers[0])
@@ -217,25 +219,25 @@ class ShardedStore(Membership):
 
     def _returning(self, asked: list[Claim], charged_at: int) -> Steps:
         calls = []
-        for group in self._groups(asked):
+        for group in self._groups(asked, leased=True):
             starts: dict[int, list[Claim]] = {}
             for claim in group.claims:
                 at = self._starts.get((charged_at, claim.limit.identity, claim.key), charged_at)
                 starts.setdefault(at, []).append(claim)
-            store = self.store_for(group.shard, group.claims)
-            calls += [Call(group.shard, "give_back", (some, at), store) for at, some in starts.items()]
+            calls += [Call(group.shard, "give_back", (some, at)) for at, some in starts.items()]
         answers = yield Step(calls)
         fine(answers)
 
     def _resetting(self, asked: list[Claim]) -> Steps:
-        groups = self._groups(asked)
-        fine((yield Step([Call(g.shard, "reset", (g.claims,), self.store_for(g.shard, g.claims)) for g in groups])))
+        groups = self._groups(asked, leased=True)
+        fine((yield Step([Call(group.shard, "reset", (group.claims,)) for group in groups])))
 
-    def _groups(self, asked: list[Claim]) -> list[Group]:
-        """The claims by the shards they live on, in the order in which these are first named."""
+    def _groups(self, asked: list[Claim], leased: bool = False) -> list[Group]:
+        """The claims by the shards they live on, in the order in which these are first named; hot ones through their leases."""
         places: dict[Shard, list[int]] = {}
         for i, claim in enumerate(asked):
-            places.setdefault(opened(self.home(claim.key)), []).append(i)
+            shard = opened(self.home(claim.key))
+            places.setdefault(self.way(shard, [claim]) if leased else shard, []).append(i)
         return [Group(shard, self.sent([asked[i] for i in some], shard), some) for shard, some in places.items()]
 
     def _remember(self, told_us: int, start_us: int, claims: list[Claim]) -> None:
@@ -349,7 +351,8 @@ class ShardedStore(Membership):
             await store.aclose()
 
     def _stores(self) -> list[Store]:
-        return [store for shard in self._shards.values() for store in (shard.leased or shard.store,)]
+        """What is to be closed: who leases from a shard closes it."""
+        return [(shard.leasing or shard).store for shard in self._shards.values()]
 
 
 def some_claims(claims: Sequence[Claim]) -> list[Claim]:

@@ -17,16 +17,11 @@ from .routing import Shard
 
 
 class Call(NamedTuple):
-    """One call of a shard: of its store, if no other is named (the one that leases from it)."""
+    """One call of a shard."""
 
     shard: Any
     verb: str
     arguments: tuple[Any, ...]
-    other: Any = None
-
-    @property
-    def store(self) -> Any:
-        return self.shard.store if self.other is None else self.other
 
 
 class Step(NamedTuple):
@@ -81,7 +76,7 @@ class Run:
         if over is not None:
             return over
         try:
-            return getattr(call.store, call.verb)(*call.arguments)
+            return getattr(call.shard.store, call.verb)(*call.arguments)
         except StoreError as error:
             return self._noted(call, error)
 
@@ -89,7 +84,7 @@ class Run:
         over = self._over()
         if over is not None:
             return over
-        store = call.store
+        store = call.shard.store
         try:
             if call.verb != "load":
                 return await getattr(store, "a" + call.verb)(*call.arguments)
@@ -101,7 +96,7 @@ class Run:
 
     def _noted(self, call: Call, error: StoreError) -> StoreError:
         if isinstance(error, StoreUnavailable):
-            self._lost = call.shard
+            self._lost = call.shard.base or call.shard
         return error
 
     def blocked(self, error: Exception) -> tuple[Shard, Any]:
