@@ -37,6 +37,8 @@ COMPILED = (
     "stores/memory",
     "stores/heavy",
     "stores/routing",
+    "stores/lease",
+    "stores/leased",
 )
 REQUIRED = os.environ.get("HEADGATE_REQUIRE_COMPILED") == "1"
 DISABLED = os.environ.get("HEADGATE_DISABLE_COMPILED") == "1"
