@@ -14,6 +14,7 @@ from typing import Any
 
 from headgate.algorithms import Limit, TokenBucket
 from headgate.stores.guarded import GuardedStore
+from headgate.stores.leased import LeasedStore
 from headgate.stores.redis import RedisStore
 from headgate.stores.sharded import ShardedStore
 from headgate.stores.share import shared_limit
@@ -67,6 +68,10 @@ def sharded(places: dict[str, Any]) -> ShardedStore:
     return ShardedStore({"one": redis_store(places["server"]), "two": redis_store(places["second"])})
 
 
+def leased(places: dict[str, Any]) -> LeasedStore:
+    return LeasedStore(redis_store(places["server"]))
+
+
 MODES = {
     mode.name: mode
     for mode in (
@@ -76,6 +81,8 @@ MODES = {
         Mode("guarded, closed", lambda places: guarded(redis_store(places["server"]), "closed"), recovery=1.0),
         Mode("guarded, open", lambda places: guarded(redis_store(places["server"]), "open"), alone=without_bound, recovery=1.0),
         Mode("guarded, local", lambda places: guarded(redis_store(places["server"]), "local"), alone=shares, recovery=1.0),
+        Mode("leased", leased),
+        Mode("leased, guarded, local", lambda places: guarded(leased(places), "local"), alone=shares, recovery=1.0),
         Mode("sharded", sharded),
         Mode("shared file", lambda places: SharedStore(places["folder"] + "/limits", timeout=0.5), place="file", budget=0.5),
     )
