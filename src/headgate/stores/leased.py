@@ -99,6 +99,7 @@ class LeasedStore(Near):
         self.backoff_us = self.quiet_until_us = 0
         self.due: deque[Lease] = deque()
         self.watched: deque[Any] = deque()
+        self.spoiled: deque[Any] = deque()
         self.attendant: Any = None if self.controlled else Attendant(self)
 
     def _renew_lock(self) -> None:
