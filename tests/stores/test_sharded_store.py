@@ -209,7 +209,6 @@ def test_a_child_process_starts_with_nobody_under_way(python):
     done = python(
         """
         import os
-import time
         from headgate import Limiter, MemoryStore
         from headgate.stores.sharded import ShardedStore
 

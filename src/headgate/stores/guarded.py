@@ -55,8 +55,8 @@ class GuardedStore(Store):
 
     `share` is this node's part while it decides alone: a number of nodes, or a fraction. The breaker opens after `failures` in
     a row, or when `ratio` of the recent calls failed; probes come after `backoff`, doubled up to `max_backoff`, times chance;
-    when one is answered, callers are let through bit by bit over `ramp`. `clock`, `rng` and `background=False` (then call
-    `probe()` yourself) are for tests.
+    when one is answered, callers are let through bit by bit over `ramp`. `clock` and `rng` are for tests: on a clock of your
+    own nobody probes in the `background`, so call `probe()` yourself.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class GuardedStore(Store):
         max_keys: int = 1_000_000,
         clock: Clock | None = None,
         rng: Random | None = None,
-        background: bool = True,
+        background: bool | None = None,
         name: str | None = None,
     ) -> None:
         if not isinstance(store, Store):
@@ -85,6 +85,7 @@ class GuardedStore(Store):
         self.inner = store
         self.on_failure = on_failure
         own_clock: Any = SYSTEM if clock is None else clock
+        background = clock is None if background is None else background
         self._own_rng = rng is None
         times = (duration_us(backoff), duration_us(max_backoff), duration_us(ramp))
         self._breaker = Breaker(Random() if rng is None else rng, failures, ratio, *times)
@@ -185,8 +186,11 @@ class GuardedStore(Store):
 
     def at_once(self, named: NamedLimit, key: str, cost: int) -> Decision | None:
         if self._breaker.closed:
-            return self._store.at_once(named, key, cost)
-        if self._breaker.state != OPEN or self._watch.may_ask():
+            try:
+                return self._store.at_once(named, key, cost)
+            except StoreError as error:
+                self._watch.failed(error, [Claim(named, key, 1)])
+        elif self._breaker.state != OPEN or self._watch.may_ask():
             return None
         self._degraded += 1
         return self._fallback.one(named, key, cost, 0, True)

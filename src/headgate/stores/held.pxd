@@ -12,6 +12,7 @@ cdef class Held(Returns):
     cdef object _mapped, _tables, _units, _since, _known
     cdef int _lock_fd, depth
     cdef bint atomic
-    cdef long long me, timeout_us
+    cdef long long me, timeout_us, seen_table, seen_cell
+    cdef object seen
     cdef int take(self)
     cdef int leave(self)

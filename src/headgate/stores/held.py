@@ -81,6 +81,8 @@ class Held(Returns):
         self.spare = self.other = None
         self.atomic = cython.compiled and atomics() and has_proc()
         self._mapped: Any = None
+        self.seen: str | None = None
+        self.seen_table = self.seen_cell = 0
 
     def _open_sheet(self, mapped: Any, max_keys: int) -> None:
         """Begins to use a file, which nobody else can come into yet if this process found it alone."""
@@ -118,6 +120,7 @@ class Held(Returns):
             except BaseException:
                 self._lock.release()
                 raise
+            self.seen = None
         self.depth += 1
         return 0
 

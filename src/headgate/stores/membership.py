@@ -18,6 +18,7 @@ from ..errors import ConfigurationError, StoreTimeout, StoreUnavailable
 from .contract import Store
 from .handoff import Copy, Gate, Listener, Progress, drain
 from .heavy import Heavy
+from .leased import LeasedStore
 from .routing import Routed, Shard
 from .slots import Members, homes
 
@@ -51,9 +52,8 @@ class Membership(Routed):
             raise ConfigurationError(f"shard {name!r}: a weight must be a number above 0, not {weight!r}")
         far = self._hot_rate > 0 and not store.local
         shard = Shard(next(self._numbers), name, float(weight), store, Heavy(self._hot_rate) if far else None)
-        leased = self._leased(store) if far else None
-        if leased is not None:
-            shard.leasing = Shard(next(self._numbers), name, float(weight), leased)
+        if far:
+            shard.leasing = Shard(next(self._numbers), name, float(weight), LeasedStore(store, **self._leases))
             shard.leasing.base = shard
         return shard
 
@@ -62,14 +62,6 @@ class Membership(Routed):
         shard.store.know(self.at(limit, shard))
         if shard.leasing is not None:
             shard.leasing.store.know(self.at(limit, shard.leasing))
-
-    def _leased(self, store: Store) -> Store | None:
-        """What hot keys of a shard go through."""
-        try:
-            from .leased import LeasedStore  # type: ignore[import-not-found, unused-ignore]
-        except ModuleNotFoundError:
-            return None
-        return LeasedStore(store, **self._leases)  # type: ignore[no-any-return, unused-ignore]
 
     def _members(self) -> Members:
         return tuple((name, shard.weight) for name, shard in self._shards.items() if name not in self._lost)

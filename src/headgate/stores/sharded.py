@@ -142,7 +142,7 @@ class ShardedStore(Membership):
             if shard is not None and shard.open:
                 way = self.way(shard, asked)
                 sent = self.sent(asked, way)
-                decision = await way.store.adecide(sent, max_wait_us, commit)
+                decision: Decision = await way.store.adecide(sent, max_wait_us, commit)
                 self.kept(asked, sent)
                 if shard.heavy is not None:
                     self.counted(shard, asked, decision)

@@ -108,6 +108,7 @@ class SharedStore(Held):
         if cython.compiled:  # noqa: SIM102 - the plain build must not look inside
             if self.atomic and self._mapped is not None and w.swap_word(self.sheet.words + lay.LOCK, 0, self.me):
                 try:
+                    self.seen = None
                     if self.system is not None:
                         now_us = monotonic_us() + self.offset_us
                     if self.decide_one(decision, place, key, cost, max_wait_us, commit, now_us) >= 0 and commit:
@@ -135,6 +136,7 @@ class SharedStore(Held):
         self.sheet.words[lay.LAST] = now_us
         self.sheet.words[lay.CALLS] += 1
         if self.sheet.words[lay.CALLS] & 63 == 0:
+            self.seen = None
             self.sheet.sweep(16, now_us)
         return 0
 
@@ -164,6 +166,7 @@ class SharedStore(Held):
         sheet: Sheet = self.sheet
         if sheet.words[lay.LIVE] + needed <= sheet.max_keys:
             return False
+        self.seen = None
         sheet.sweep(16, now_us)
         return bool(sheet.words[lay.LIVE] + needed > sheet.max_keys)
 
@@ -172,8 +175,14 @@ class SharedStore(Held):
         """The word at which the key's cell begins: its own, one that strangers share, or 0 for none."""
         sheet: Sheet = self.sheet
         table: cython.longlong = row(place).table
+        if self.seen is key and self.seen_table == table:  # found a moment ago, and the lock is still held
+            return self.seen_cell
         self.hash = w.hashed(key, sheet.secret, sheet.other, table)
         cell: cython.longlong = sheet.find(table, key, self.hash)
+        if cell:
+            self.seen = key
+            self.seen_table = table
+            self.seen_cell = cell
         if cell or (sheet.words[lay.STRANGE] == 0 and not full):
             return cell
         cell = sheet.stranger(table, self.hash)
@@ -276,6 +285,7 @@ class SharedStore(Held):
         text: str = shortened(key)
         cell: cython.longlong = sheet.find(table, text, w.hashed(text, sheet.secret, sheet.other, table))
         if cell:
+            self.seen = None
             sheet.remove(cell, place.limit.logs)
             sheet.commit()
 
@@ -311,6 +321,7 @@ class SharedStore(Held):
         self.begin()
         try:
             self.learn()
+            self.seen = None
             self.sheet.sweep(budget, self.now())
         finally:
             self.end()
