@@ -20,7 +20,7 @@ from headgate.stores.sharded import ShardedStore
 from headgate.stores.share import shared_limit
 from headgate.stores.shared import SharedStore
 
-BUDGET = 0.15
+BUDGET = 0.25
 NODES = 2
 Bound = Callable[[Limit, float, int], float]
 

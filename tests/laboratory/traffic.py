@@ -39,7 +39,7 @@ class Tally:
     alone: Counter[str] = field(default_factory=Counter)
     errors: Counter[str] = field(default_factory=Counter)
     strange: list[str] = field(default_factory=list)
-    #: The longest call, how late a sleeper was woken at the latest, and the longest call without that; in seconds.
+    #: The longest call, how late a sleeper was woken at the latest, and the first less twice the second; in seconds.
     longest: float = 0.0
     late: float = 0.0
     slow: float = 0.0
@@ -159,7 +159,7 @@ class Traffic:
         self.witness.ended.set()
         self.witness.join()
         total.late = self.witness.late
-        total.slow = total.longest - total.late
+        total.slow = total.longest - 2 * total.late  # a call sleeps and is woken at least twice
         return total
 
     def _call(self, number: int) -> None:

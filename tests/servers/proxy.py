@@ -16,6 +16,7 @@ wants root and a module that many machines do not have.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 import struct
 import threading
@@ -43,6 +44,12 @@ class Line:
             if raw is not None and raw.fileno() >= 0:
                 raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             side.transport.abort()
+
+    def end_replies(self) -> None:
+        """Says that no more replies will come; one that has just gone does not hear it."""
+        if not self.near.is_closing():
+            with contextlib.suppress(OSError):
+                self.near.write_eof()
 
 
 class Proxy:
@@ -80,7 +87,7 @@ class Proxy:
 
     def half_close(self) -> None:
         """Tells every client that no more will come, and goes on listening to it."""
-        self._do(self._each(lambda line: line.near.write_eof() if not line.near.is_closing() else None))
+        self._do(self._each(Line.end_replies))
 
     def refuse(self) -> None:
         """Nobody is let in any more: connecting is refused."""
