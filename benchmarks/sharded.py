@@ -86,8 +86,8 @@ def longest_pause(keys: int) -> float:
 def run(floors: Any, effort: Effort, note: Callable[[str], None]) -> Section:
     section = Section(
         "Sharding",
-        "A hit through a ShardedStore of 4 beside one of the shard itself; a fifth shard joining; and `examples/sharding.py`: one "
-        "key with all the traffic, and its neighbours on simulated servers of 50 000 calls a second.",
+        "A hit through a ShardedStore of 4 beside one of the shard itself; a fifth shard joining; and `examples/sharding.py`: "
+        "one key with all the traffic, and its neighbours on simulated servers of 50 000 calls a second.",
     )
     took, failed = routes(effort, note)
     section.fail(failed)

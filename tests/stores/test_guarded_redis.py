@@ -147,3 +147,21 @@ def test_configuration_alone_can_say_it(server):
         assert limiter.hit("a").remaining == 39
         assert guard.inner.timeout_us == 200_000
         assert any(b"fromurl" in key for key in server.client().scan_iter())
+
+
+def test_leaving_a_line_of_a_dead_server_breaks_nobody(server):
+    """Tasks behind a cancelled reservation keep their starts when the server that should move them up is gone."""
+
+    async def main():
+        async with guarded(server) as guard:
+            told = []
+            guard.events.on("give back dropped", told.append)
+            limiter = AsyncLimiter("1/s burst 1", store=guard)
+            await limiter.hit("a")
+            first, second = await limiter.reserve("a"), await limiter.reserve("a")
+            server.kill()
+            assert await first.cancel() is True
+            assert second.wait == pytest.approx(2, abs=0.2)
+            assert [event.key for event in told] == ["a"]
+
+    asyncio.run(main())

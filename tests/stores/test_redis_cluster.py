@@ -15,7 +15,6 @@ import redis
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from conftest import driven
 from headgate import AsyncLimiter, FixedWindow, Limiter, SlidingWindowLog, StoreError, TokenBucket
 from headgate.stores.redis import RedisStore
 from headgate.stores.redis.cluster import slot_of
@@ -24,6 +23,7 @@ from headgate.testing import ManualClock, StoreContract
 from headgate.testing.contract_state import Bare
 from servers.cluster import Cluster
 from servers.valkey import Valkey
+from stand_ins import driven
 
 _fresh = itertools.count()
 HUNDRED = TokenBucket("1/h", burst=100)

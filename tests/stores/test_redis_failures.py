@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from conftest import driven
 from headgate import AsyncLimiter, Limiter, StoreError, StoreTimeout, StoreUnavailable, TokenBucket
 from headgate.stores.redis import RedisStore
 from servers.valkey import Valkey, free_port
+from stand_ins import driven
 
 HUNDRED = TokenBucket("1/h", burst=100)
 BUDGET = 0.3

@@ -38,6 +38,7 @@ class Membership(Routed):
         self._hot_rate = hot_rate
         self._leases = leases
         self._pause_us = pause_us
+        self._budget_us = 0
         self._known: dict[Any, NamedLimit] = {}
         self._numbers = itertools.count()
         self._changing = threading.RLock()
@@ -56,6 +57,10 @@ class Membership(Routed):
             shard.leasing = Shard(next(self._numbers), name, float(weight), LeasedStore(store, **self._leases))
             shard.leasing.base = shard
         return shard
+
+    def _hurry(self, shard: Shard) -> bool:
+        """Asks a shard for a quarter of the budget; whoever leases from it asks it for less."""
+        return bool((shard.leasing or shard).store.answers_within(self._budget_us // 4))
 
     def _tell(self, limit: NamedLimit, shard: Shard) -> None:
         """Lets a shard know a limit, and whoever leases from it."""
@@ -138,6 +143,8 @@ class Membership(Routed):
             if self.local and not store.local:
                 raise ConfigurationError(f"shard {name!r} is far away and all others are near; make a new ShardedStore of them")
             shard = self._shard(name, store, weight)
+            if self._budget_us:
+                self._hurry(shard)
             for limit in tuple(self._known.values()):
                 self._tell(limit, shard)
             self._shards = {**self._shards, name: shard}

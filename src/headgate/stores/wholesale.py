@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..algorithms.claim import Claim
 from ..algorithms.verdict import MAX_WAIT
-from ..decision import Decision, Decisions
+from ..decision import Decision
 from ..errors import StoreError
 from .lease import Lease, Terms
 
@@ -133,7 +133,7 @@ def deciding(store: LeasedStore, claims: list[Claim], wait_us: int, commit: bool
         return (yield from through(store, claims, wait_us, commit))
     claim = claims[0]
     terms = store.agreed(claim.limit)
-    if not terms.leased or store.exact and wait_us:
+    if not terms.leased or (store.exact and wait_us):
         return (yield from through(store, claims, wait_us, commit))
     return (yield from asking(store, terms, claim.key, claim.cost, wait_us, commit))
 
@@ -311,7 +311,7 @@ def filling(store: LeasedStore, lease: Lease, cost: int, wanted: int) -> Plan:
         if not lease.dry and size > cost and decision.remaining >= cost:  # a part of it is there
             size = min(size - 1, decision.remaining)
             continue
-        if terms.walled or ahead == patience and (size == cost or not ahead and decision.retry_us <= terms.life_us):
+        if terms.walled or (ahead == patience and (size == cost or (not ahead and decision.retry_us <= terms.life_us))):
             break
         if lease.dry:
             lease.share = max(1, lease.share * 3 // 4)
