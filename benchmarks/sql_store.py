@@ -201,8 +201,7 @@ def sql_cases(programs: str, stack: ExitStack) -> Iterator[Case]:
 def redis_cases(stack: ExitStack) -> Iterator[Case]:
     import redis
 
-    from headgate import Limiter, TokenBucket
-    from headgate.stores.redis import RedisStore
+    from headgate import Limiter, RedisStore, TokenBucket
 
     server = stack.enter_context(Valkey())
     client = stack.enter_context(redis.Redis(port=server.port))

@@ -43,7 +43,7 @@ def test_a_clients_clock_decides_nothing(valkey, needs_faketime):
     assert {total.admitted[f"window {key}"] for key in KEYS} == {LIMITS["window"].capacity}
     assert over(total, LIMITS) == {}
     assert total.strange == []
-    assert all(tally.bucket_at.total() > 5 for tally in each), "one of them was kept out by its clock"
+    assert all(tally.bucket_at.total() > 3 for tally in each), "one of them was kept out by its clock"
 
 
 def test_a_client_that_is_killed_takes_nothing_from_the_others(valkey):

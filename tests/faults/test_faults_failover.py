@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from headgate.stores.redis import RedisStore
+from headgate import RedisStore
 from laboratory.houses import ReplicatedCluster, WatchedHouse
 from laboratory.traffic import LIMITS, Tally, Traffic, between, over
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from headgate.stores.redis import RedisStore
+from headgate import RedisStore
 from laboratory.faults import FAULTS, Fault, Laboratory
 from laboratory.traffic import KEYS, LIMITS, Tally, Traffic, between, over
 

@@ -10,8 +10,7 @@ import time
 import pytest
 
 import headgate
-from headgate import FixedWindow, Limiter, TokenBucket
-from headgate.stores.redis import RedisStore
+from headgate import FixedWindow, Limiter, RedisStore, TokenBucket
 from servers.valkey import Valkey, version_of
 
 CALLS = 40

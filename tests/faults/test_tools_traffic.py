@@ -36,7 +36,7 @@ def test_callers_who_do_not_share_are_over_the_bound():
 def test_the_bound_counts_what_a_fault_is_worth(forgotten, jumps, allowed):
     """Each loss of state and each jump of the clock is worth one full limit, no more; time is worth nothing to a window."""
     assert most(LIMITS["window"], 100.0, forgotten, jumps) == allowed
-    assert most(LIMITS["bucket"], 2.0, forgotten, jumps) == 40 * (1 + forgotten + jumps) + 100
+    assert most(LIMITS["bucket"], 2.0, forgotten, jumps) == 40 * (1 + forgotten + jumps) + 40
 
 
 def test_errors_are_told_apart():

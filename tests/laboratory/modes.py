@@ -12,13 +12,9 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
-from headgate.algorithms import Limit, TokenBucket
-from headgate.stores.guarded import GuardedStore
-from headgate.stores.leased import LeasedStore
-from headgate.stores.redis import RedisStore
-from headgate.stores.sharded import ShardedStore
+from headgate import GuardedStore, LeasedStore, RedisStore, ShardedStore, SharedStore, TokenBucket
+from headgate.algorithms import Limit
 from headgate.stores.share import shared_limit
-from headgate.stores.shared import SharedStore
 
 BUDGET = 0.25
 NODES = 2

@@ -23,7 +23,7 @@ from headgate import AsyncLimiter, FixedWindow, HeadgateError, Limiter, TokenBuc
 from headgate.algorithms import Limit
 
 #: What callers are limited by: a bucket that refills while they watch, and a window that does not end.
-LIMITS: dict[str, Limit] = {"bucket": TokenBucket("50/s burst 40"), "window": FixedWindow("60/400d")}
+LIMITS: dict[str, Limit] = {"bucket": TokenBucket("20/s burst 40"), "window": FixedWindow("60/400d")}
 COUNTED = ("admitted", "alone", "errors", "answers_at", "errors_at", "bucket_at", "alone_at")
 KEYS = ("ann", "bob", "zoë")
 NAP = 0.005

@@ -1,7 +1,7 @@
 """One process of a soak: makes traffic on one store, round after round, and says what it saw.
 
 It reads lines: `round NAME` begins a round with limiters of that name, `stop` ends it, and the end of input ends the process. It
-writes lines of JSON: a progress every tenth of a second, so that what a killed worker had been admitted is known, and a total.
+writes lines of JSON: a progress every fifth of a second, so that what a killed worker had been admitted is known, and a total.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def say(kind: str, round_name: str, tally: Tally) -> None:
 
 
 def report(traffic: Traffic, round_name: str, ended: threading.Event) -> None:
-    while not ended.wait(0.1):
+    while not ended.wait(0.2):
         total = Tally()
         for tally in traffic.tallies:
             total.add(tally)
@@ -31,7 +31,7 @@ def report(traffic: Traffic, round_name: str, ended: threading.Event) -> None:
 
 
 def one_round(store: Any, name: str) -> None:
-    traffic = Traffic(store, LIMITS, name, threads=2, tasks=2, pause=0.03).start()
+    traffic = Traffic(store, LIMITS, name, threads=2, tasks=2, pause=0.06).start()
     ended = threading.Event()
     reporting = threading.Thread(target=report, args=(traffic, name, ended), daemon=True)
     reporting.start()
