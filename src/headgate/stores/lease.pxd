@@ -7,7 +7,7 @@ cdef class Terms(Place):
     cdef readonly NamedLimit named, theirs
     cdef readonly dict leases
     cdef readonly bint leased, paced, walled
-    cdef readonly long long fixed, most, life_us
+    cdef readonly long long fair, fixed, most, life_us
     cdef readonly double tokens_us
 
 cdef class Lease:

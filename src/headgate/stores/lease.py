@@ -38,9 +38,11 @@ from ..algorithms.fixed_window import FixedWindow
 class Terms(Place):
     """How one limit is leased: whether at all, in what sizes, and under which limit the parent knows it."""
 
-    __slots__ = ("fixed", "leased", "leases", "life_us", "most", "named", "paced", "theirs", "tokens_us", "walled")
+    __slots__ = ("fair", "fixed", "leased", "leases", "life_us", "most", "named", "paced", "theirs", "tokens_us", "walled")
 
-    def __init__(self, store: Near, named: NamedLimit, theirs: NamedLimit, fixed: cython.longlong, life_us: cython.longlong) -> None:
+    def __init__(
+        self, store: Near, named: NamedLimit, theirs: NamedLimit, fixed: cython.longlong, life_us: cython.longlong
+    ) -> None:
         limit: Limit = theirs.limit
         super().__init__(store, named, 1, 0)
         self.named = named
@@ -53,6 +55,7 @@ class Terms(Place):
         self.most = max(1, limit.capacity // 4) if fixed == 0 else min(fixed, limit.capacity)
         self.fixed = 0 if fixed == 0 else self.most
         self.tokens_us = float(limit.count) / float(limit.period)
+        self.fair = max(1, min(self.most, int(self.tokens_us * life_us / 2)))  # where there is not enough for all
 
 
 @cython.cclass
@@ -70,7 +73,7 @@ class Lease:
         self.terms = terms
         self.key = key
         self.seen_us = self.mark_us = now_us
-        self.share = max(1, min(terms.most, int(terms.tokens_us * terms.life_us / 2)))
+        self.share = terms.fair
         self.low = -1
         if not cython.compiled:
             self.left = self.size = self.start_us = self.end_us = self.charged_at = self.since_us = 0
