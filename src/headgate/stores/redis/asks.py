@@ -25,10 +25,10 @@ from .script import VERBS, Script, script_of
 
 _FOUR = struct.Struct("<4q")
 _SIX = struct.Struct("<6q")
-_DECIDE = struct.Struct("<BBBdd")
-_GIVE_BACK = struct.Struct("<BBd")
+_DECIDE = struct.Struct("<BHBdd")
+_GIVE_BACK = struct.Struct("<BHd")
 _REBOOK = struct.Struct("<BI")
-_TURN = struct.Struct("<BBdd")
+_TURN = struct.Struct("<HBdd")
 
 
 class Hit(Ask):
