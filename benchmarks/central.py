@@ -11,13 +11,12 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 
-import redis
 import redis_async
+import redis_server
 import redis_sync
 from report import Section, Table, number, spaced
 from timing import Effort
@@ -26,41 +25,6 @@ from headgate import Limiter, RedisStore, TokenBucket
 from servers.valkey import Valkey
 
 KEY = "user:123456"
-BATCH = 50
-
-
-def server_cpu(client: redis.Redis) -> float:
-    """Microseconds of CPU that the server has spent."""
-    told = client.info("cpu")
-    return 1e6 * (float(told["used_cpu_user"]) + float(told["used_cpu_sys"]))
-
-
-def server_costs(slices: int, calls: int) -> dict[str, list[float]]:
-    """The server's CPU for one decision, in µs, slice by slice."""
-    with Valkey() as server, RedisStore(server.url) as store, server.client() as client, server.client() as watching:
-        redis_sync.keep_together(server)
-        sha = client.script_load(redis_sync.MINIMAL)
-        limiter = Limiter(TokenBucket("1000000/s"), store=store)
-        refused = Limiter(TokenBucket("1/h"), store=store)
-        refused.hit(KEY)
-        keys = [f"user:{i}" for i in range(BATCH)]
-        cases: dict[str, tuple[Callable[[], Any], int]] = {
-            "minimal script": (lambda: client.evalsha(sha, 1, KEY, "1", "1000000"), 1),
-            "headgate, allow": (lambda: limiter.hit(KEY), 1),
-            "headgate, deny": (lambda: refused.hit(KEY), 1),
-            f"headgate, batches of {BATCH}": (lambda: limiter.hit_many(keys), BATCH),
-        }
-        found: dict[str, list[float]] = {name: [] for name in cases}
-        for call, _ in cases.values():
-            call()
-        for _ in range(slices):
-            for name, (call, decisions) in cases.items():
-                turns = max(1, calls // decisions)
-                before = server_cpu(watching)
-                for _ in range(turns):
-                    call()
-                found[name].append((server_cpu(watching) - before) / turns / decisions)
-        return found
 
 
 def round_trips(limits: int) -> float:
@@ -85,10 +49,6 @@ def bytes_of_a_key() -> int:
         return int(max(sizes))
 
 
-def ratio(found: dict[str, list[float]], name: str, base: str) -> float:
-    return median(mine / theirs for mine, theirs in zip(found[name], found[base], strict=True))
-
-
 def run(floors: Any, effort: Effort, note: Callable[[str], None]) -> Section:
     section = Section("Redis", __doc__.split("\n\n")[1].replace("\n", " "))
     cores = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else None
@@ -96,7 +56,7 @@ def run(floors: Any, effort: Effort, note: Callable[[str], None]) -> Section:
         note("sync, one connection")
         sync = redis_sync.rows(effort.pick(40, 6))
         note("the server's CPU")
-        costs = server_costs(effort.pick(40, 6), effort.pick(500, 200))
+        costs = redis_server.rows(effort.pick(25, 4))
     finally:
         if cores is not None:
             os.sched_setaffinity(0, cores)
@@ -114,8 +74,10 @@ def run(floors: Any, effort: Effort, note: Callable[[str], None]) -> Section:
                 section.figure(f"asyncio, 64 tasks: {row['case']} / valkey-glide", row["× valkey-glide"], 1.5, "×", at_least=True)
     section.figure("round trips per decision, 1 limit", round_trips(1), 1, "")
     section.figure("round trips per decision, 5 limits", round_trips(5), 1, "")
-    for name, goal in (("headgate, allow", 1.15), ("headgate, deny", 1.15), (f"headgate, batches of {BATCH}", 0.6)):
-        section.figure(f"server CPU: {name} / minimal script", ratio(costs, name, "minimal script"), goal, "×")
+    goals = {"headgate, allow": 1.15, "headgate, deny": 1.15, "headgate, batches of 50": 0.6}
+    for row in costs:
+        if row["case"].startswith("headgate"):
+            section.figure(f"server CPU: {row['case']} / minimal script", row["× minimal"], goals.get(row["case"]), "×")
     section.figure("bytes of a token bucket's key", bytes_of_a_key(), 120, "")
     client = Table(("sync, one connection", "client CPU, µs", "decisions/s"))
     client.rows = [(row["case"], number(row["client CPU µs"], ""), spaced(row["decisions/s"])) for row in sync]
@@ -125,7 +87,7 @@ def run(floors: Any, effort: Effort, note: Callable[[str], None]) -> Section:
         for row in tasks
     ]
     server = Table(("server", "CPU per decision, µs"))
-    server.rows = [(name, number(median(found), "")) for name, found in costs.items()]
+    server.rows = [(row["case"], number(row["server CPU µs"], "")) for row in costs]
     section.details = [client, together, server]
     if not any("valkey-glide" in row["case"] for row in tasks):
         section.notes.append("not measured: valkey-glide (not installed)")
