@@ -1,7 +1,7 @@
 """Sixty-four tasks on one loop, each deciding one thing after the other: beside redis-py's asyncio client doing one EVALSHA each.
 
-The cases take turns in slices of a tenth of a second or so; a figure is the median over the slices, a ratio the median of the ratios of
-neighbouring slices. The server has the other core, as in life. Its CPU is what it says itself (INFO cpu).
+The cases take turns in slices of a tenth of a second or so; a figure is the median over the slices, a ratio the median of the
+ratios of neighbouring slices. The server has the other core, as in life. Its CPU is what it says itself (INFO cpu).
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 import redis
 import redis.asyncio
 from redis_sync import KEY, MINIMAL
-from servers.valkey import Valkey
 
 from headgate import AsyncLimiter, TokenBucket
 from headgate.stores.redis import RedisStore
+from servers.valkey import Valkey
 
 TASKS = 64
 Decide = Callable[[], Awaitable[Any]]

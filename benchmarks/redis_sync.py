@@ -1,7 +1,8 @@
 """One decision through Redis, one connection, beside one EVALSHA of the smallest token-bucket script through redis-py.
 
-Client CPU is what this process spends (user and system); a wall clock on loopback measures the server and the scheduler. The cases take
-turns in short slices, a figure is the median over the slices, and a ratio the median of the ratios of neighbouring slices.
+Client CPU is what this process spends (user and system); a wall clock on loopback measures the server and the scheduler. The
+cases take turns in short slices, a figure is the median over the slices, and a ratio the median of the ratios of neighbouring
+slices.
 """
 
 from __future__ import annotations
@@ -17,10 +18,10 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 
 import redis
-from servers.valkey import Valkey
 
 from headgate import Limiter, TokenBucket
 from headgate.stores.redis import RedisStore
+from servers.valkey import Valkey
 
 #: GCRA in six lines: what a limiter on Redis can't do without.
 MINIMAL = """

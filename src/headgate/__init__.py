@@ -36,12 +36,12 @@ from .stores import MemoryStore, store_from_url
 from .verbs import COMPILED as compiled
 
 if _TYPE_CHECKING:
-    from .stores import GuardedStore, SharedStore
+    from .stores import GuardedStore, LeasedStore, RedisStore, ShardedStore, SharedStore
 
 __version__ = "0.1.0"
 
 #: Stores that are imported when somebody names them.
-_LATER = ("GuardedStore", "SharedStore")
+_LATER = ("GuardedStore", "LeasedStore", "RedisStore", "ShardedStore", "SharedStore")
 
 
 def __getattr__(name: str) -> _Any:
@@ -68,12 +68,15 @@ __all__ = [
     "InvalidLimit",
     "LeakyBucket",
     "LeakyBucketQueue",
+    "LeasedStore",
     "Limit",
     "Limiter",
     "MemoryStore",
     "RateLimited",
+    "RedisStore",
     "Reservation",
     "SeveralWorkers",
+    "ShardedStore",
     "SharedStore",
     "SlidingWindowCounter",
     "SlidingWindowLog",

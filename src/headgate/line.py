@@ -61,6 +61,7 @@ class Line:
         self.lock = threading.RLock()
         self._turns: dict[Pair, list[Turn]] = {}
         self._leaving: list[Turn] = []
+        self._moving: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock] = weakref.WeakKeyDictionary()
 
     def join(self, turn: Turn) -> None:
         """Takes a place, in the order of starts; those whose start is over step out on the way."""
@@ -95,23 +96,48 @@ class Line:
         if store is None:
             return
         with self.lock:
-            behind = [] if any(claim.cost < 0 for turn in turns for claim in turn.claims) else self._behind(turns)
-            for turn in turns:
-                self.done(turn)
-            if not behind:
+            order, asked = self._parting(turns)
+            if asked:
+                self._move_up(order, store.rebook(asked))  # type: ignore[attr-defined]
+            else:
                 for turn in reversed(turns):
                     store.give_back(turn.claims, turn.decision.start_us)
-                return
-            leaving = {id(turn) for turn in turns}
-            order = sorted([*turns, *behind], key=lambda turn: (turn.decision.start_us, turn.arrival))
-            asked = [(turn.claims, turn.decision.start_us, turn.deadline_us, id(turn) not in leaving) for turn in order]
-            for turn, decision in zip(order, store.rebook(asked), strict=True):  # type: ignore[attr-defined]
-                if decision is None:
-                    continue
-                moved = decision.start_us != turn.decision.start_us
-                turn.decision = decision
-                if moved and turn.wake is not None:
-                    turn.wake()
+
+    async def aleave(self, turns: Sequence[Turn]) -> None:
+        """As leave, where the store is far away: awaited, one after the other in each loop, and no lock is held meanwhile."""
+        store = self._store()
+        if store is None:
+            return
+        async with self._moving.setdefault(asyncio.get_running_loop(), asyncio.Lock()):
+            with self.lock:
+                order, asked = self._parting(turns)
+            if asked and hasattr(store, "arebook"):
+                decisions = await store.arebook(asked)
+                with self.lock:
+                    self._move_up(order, decisions)
+            else:
+                for turn in reversed(turns):
+                    await store.agive_back(turn.claims, turn.decision.start_us)
+
+    def _parting(self, turns: Sequence[Turn]) -> tuple[list[Turn], list[Any]]:
+        """Those who leave step out. Answers with all concerned, in order, and what to rebook: nothing when nobody is behind."""
+        behind = [] if any(claim.cost < 0 for turn in turns for claim in turn.claims) else self._behind(turns)
+        for turn in turns:
+            self.done(turn)
+        if not behind:
+            return [], []
+        leaving = {id(turn) for turn in turns}
+        order = sorted([*turns, *behind], key=lambda turn: (turn.decision.start_us, turn.arrival))
+        return order, [(turn.claims, turn.decision.start_us, turn.deadline_us, id(turn) not in leaving) for turn in order]
+
+    def _move_up(self, order: Sequence[Turn], decisions: Sequence[Decision | None]) -> None:
+        for turn, decision in zip(order, decisions, strict=True):
+            if decision is None:
+                continue
+            moved = decision.start_us != turn.decision.start_us
+            turn.decision = decision
+            if moved and turn.wake is not None:
+                turn.wake()
 
     def _behind(self, turns: Sequence[Turn]) -> list[Turn]:
         """Those with a later start that share a key with the leaving, or with somebody who does."""

@@ -140,7 +140,7 @@ class Waits(Verbs):
                 if not wake.is_set():
                     break
         except BaseException:
-            if hasattr(self.store, "rebook"):
+            if self.store.local and hasattr(self.store, "rebook"):
                 self._line.leave_soon(turn, loop)
             else:
                 await self._agive_up(turn, key, cost, turn.decision)
@@ -175,8 +175,7 @@ class Waits(Verbs):
         if self.store.local:
             self._line.leave([turn])
         else:
-            self._line.done(turn)
-            await self.store.agive_back(turn.claims, turn.decision.start_us)
+            await self._line.aleave([turn])
 
     def _give_back_failed(self, key: Key, cost: Cost, decision: Decision, error: StoreError) -> None:
         log.warning("giving back to %r failed: %s", self.name, error)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 import pytest
-from failing import FailingStore
+from failing import FailingStore, HangingTasks
 
 from headgate import Limiter, MemoryStore
 from headgate.stores.guarded import GuardedStore
@@ -34,6 +34,18 @@ class TestGuardedFarStore(StoreContract):
     def make_store(self, clock: ManualClock) -> GuardedStore:
         far = FailingStore(MemoryStore(clock=clock), local=False)
         return GuardedStore(far, budget="10s", on_failure="closed", clock=clock, background=False)
+
+
+class TestGuardedTwoFacedStore(StoreContract):
+    """A guard around somebody else's store with an async face of its own: tasks ask it there."""
+
+    examples = 100 if SOAK else 2
+    threads = 20
+
+    def make_store(self, clock: ManualClock) -> GuardedStore:
+        far = HangingTasks(MemoryStore(clock=clock))
+        far.hangs = False
+        return GuardedStore(far, budget="10s", clock=clock)
 
 
 def test_a_store_that_promises_to_be_prompt_is_asked_itself(store):

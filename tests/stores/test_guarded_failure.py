@@ -234,6 +234,31 @@ def test_recovery_is_gradual(behind, guarded, clock):
     assert guard.state == "closed"
 
 
+def test_a_fleet_comes_back_without_a_stampede(store, clock):
+    """Forty nodes that lost a server together come back to it over a second: its load never jumps by more than a quarter."""
+    links = [FailingStore(store, local=True) for _ in range(40)]
+    guards = [
+        GuardedStore(link, failures=1, backoff="100ms", max_backoff=1, ramp=1, clock=clock, rng=Random(n))
+        for n, link in enumerate(links)
+    ]
+    limiters = [Limiter("1000000/s", store=guard) for guard in guards]
+    loads = []
+    for step in range(160):  # of 20 ms
+        for link in links:
+            link.failing = set(ALL) if step < 50 else set()
+            link.calls.clear()
+        for guard, limiter in zip(guards, limiters, strict=True):
+            if guard.state == "open" and guard._breaker.probe_at_us <= clock.now_us():
+                guard.probe()
+            limiter.hit("a")
+        loads.append(sum(len(link.calls) for link in links))
+        clock.advance(0.02)
+    assert max(loads[1:50]) <= 15  # probes of servers that are away, spread by chance
+    assert loads[-1] == 40
+    assert max(after - before for before, after in pairwise(loads[50:])) <= 10
+    assert sum(loads[50:75]) < 25 * 40 / 2
+
+
 def test_one_failure_while_half_open_costs_one_call(behind, guarded, clock):
     """A store that fails its first caller again is left alone at once."""
     guard = guarded()

@@ -263,6 +263,16 @@ def test_a_loop_may_end_while_calls_hang(hanging):
 # Who looks whether it is back
 
 
+def test_on_a_clock_of_its_own_nobody_looks(store, clock):
+    """With a manual clock nothing happens in the background, unless that is asked for."""
+    behind = FailingStore(store, local=True)
+    behind.failing.add("decide")
+    guard = GuardedStore(behind, failures=1, clock=clock)
+    Limiter("5/s", store=guard).hit("a")
+    assert guard.state == "open"
+    assert guard._watch.lookout is None
+
+
 def test_a_thread_looks_in_the_background(store, eventually):
     """Nobody has to ask: the guard probes by itself, and its thread ends when the store is well again."""
     behind = FailingStore(store, local=True)

@@ -10,7 +10,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from lua_store import LuaStore, MovingStore
 
-from conftest import NOON, WrappedStore
 from headgate import Limit, Limiter, MemoryStore, TokenBucket
 from headgate.algorithms.claim import Claim, NamedLimit
 from headgate.stores.redis import asks
@@ -18,6 +17,7 @@ from headgate.testing import ManualClock
 from headgate.testing.player import Player
 from headgate.testing.traces import LIMITS, limits, traces
 from servers.valkey import Valkey
+from stand_ins import NOON, WrappedStore
 
 STEADY = settings(deadline=None, suppress_health_check=list(HealthCheck))
 few = st.lists(limits(), min_size=1, max_size=3, unique_by=str)

@@ -13,7 +13,6 @@ import libfaketime
 import pytest
 from lua_store import LuaStore
 
-from conftest import NOON
 from headgate import (
     ConfigurationError,
     FixedWindow,
@@ -31,6 +30,7 @@ from headgate.stores.redis import asks
 from headgate.stores.redis.packed import place_of
 from headgate.testing import ManualClock
 from servers.valkey import Valkey
+from stand_ins import NOON
 
 ALL = [
     TokenBucket("3/min burst 3"),

@@ -160,6 +160,25 @@ def test_who_is_cancelled_on_the_way_disturbs_nobody(valkey: Valkey) -> None:
     run(work)
 
 
+def test_those_behind_a_cancelled_waiter_move_up(valkey: Valkey) -> None:
+    """Law 8 on a store far away: five tasks wait in line, the third leaves, and those behind it start one turn earlier."""
+
+    async def work() -> None:
+        async with RedisStore(valkey.url, prefix="line") as store:
+            limiter, loop = await warm(AsyncLimiter(TokenBucket("5/s", burst=1), store=store)), asyncio.get_running_loop()
+            await limiter.hit("k")
+            begun = loop.time()
+            tasks = [asyncio.ensure_future(limiter.acquire("k")) for _ in range(5)]
+            await asyncio.sleep(0.05)
+            tasks[2].cancel()
+            found = await asyncio.gather(*tasks, return_exceptions=True)
+            assert isinstance(found.pop(2), asyncio.CancelledError)
+            assert 0.75 < loop.time() - begun < 0.95  # 0.2 s each for four of them, not for five
+            assert (await limiter.peek("k")).retry_after > 0.1
+
+    run(work)
+
+
 # Budgets
 
 

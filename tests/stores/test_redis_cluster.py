@@ -15,7 +15,6 @@ import redis
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from conftest import driven
 from headgate import AsyncLimiter, FixedWindow, Limiter, SlidingWindowLog, StoreError, TokenBucket
 from headgate.stores.redis import RedisStore
 from headgate.stores.redis.cluster import slot_of
@@ -24,6 +23,7 @@ from headgate.testing import ManualClock, StoreContract
 from headgate.testing.contract_state import Bare
 from servers.cluster import Cluster
 from servers.valkey import Valkey
+from stand_ins import driven
 
 _fresh = itertools.count()
 HUNDRED = TokenBucket("1/h", burst=100)
@@ -219,8 +219,9 @@ def test_a_caller_that_dies_between_the_steps_leaves_at_most_one_decision_charge
 # Slots that move, nodes that die
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def moving() -> Iterator[Cluster]:
+    """A cluster to be disturbed; the tests that do so come last, and the one that kills a node is the last of them."""
     with Cluster() as started:
         yield started
 
@@ -242,13 +243,14 @@ def move(cluster: Cluster, slot: int, source: int, target: int, finish: bool = T
 @pytest.mark.parametrize("colour", ["sync", "async"])
 def test_moved_and_moving_slots_are_followed(moving: Cluster, colour: str) -> None:
     """ASK while a slot moves, MOVED when it has: the decision is made once, where the key is."""
+    key = f"{colour} mover"
     with RedisStore(moving.url, timeout="5s") as store:
         limiter, tasks = Limiter(HUNDRED, store=store), AsyncLimiter(HUNDRED, store=store)
 
         def hit() -> int:
-            return (limiter.hit("k") if colour == "sync" else driven(tasks.hit("k"))).remaining
+            return (limiter.hit(key) if colour == "sync" else driven(tasks.hit(key))).remaining
 
-        slot = slot_of(store.names.key(limiter.named[0], "k"))
+        slot = slot_of(store.names.key(limiter.named[0], key))
         source = moving.keeper(slot)
         target = (source + 1) % 3
         assert hit() == 99

@@ -18,7 +18,7 @@ _fresh = itertools.count()
 class TestRedisStore(StoreContract):
     """A single server; its time is the test's, sent along."""
 
-    examples = 200 if os.environ.get("HEADGATE_SOAK") == "1" else 8
+    examples = 200 if os.environ.get("HEADGATE_SOAK") == "1" else 6
 
     @pytest.fixture(autouse=True)
     def _server(self, valkey: Valkey) -> Iterator[None]:

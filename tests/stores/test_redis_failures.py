@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from conftest import driven
 from headgate import AsyncLimiter, Limiter, StoreError, StoreTimeout, StoreUnavailable, TokenBucket
 from headgate.stores.redis import RedisStore
 from servers.valkey import Valkey, free_port
+from stand_ins import driven
 
 HUNDRED = TokenBucket("1/h", burst=100)
 BUDGET = 0.3
@@ -157,13 +157,17 @@ def test_connections_that_the_server_ends_are_made_anew(hit: Callable[..., Any],
             assert hit("k").remaining == left
 
 
-def test_an_idle_timeout_of_the_server_is_not_noticed(hit: Callable[..., Any], server: Valkey) -> None:
-    """`timeout 1` in the server's configuration closes idle connections; callers never hear of it."""
+def test_an_idle_timeout_of_the_server_is_not_noticed(store: RedisStore, server: Valkey) -> None:
+    """`timeout 1` in the server's configuration closes idle connections; callers of neither colour hear of it."""
+    loop, limiter, tasks = Loop(), Limiter(HUNDRED, store=store), AsyncLimiter(HUNDRED, store=store)
     with server.client() as client:
         client.config_set("timeout", 1)
-    hit("k")
-    time.sleep(2.3)
-    assert hit("k").remaining == 98
+    try:
+        assert (limiter.hit("k").remaining, loop.call(tasks.hit("k")).remaining) == (99, 98)
+        time.sleep(2.2)
+        assert (limiter.hit("k").remaining, loop.call(tasks.hit("k")).remaining) == (97, 96)
+    finally:
+        loop.close()
 
 
 def test_a_server_that_loads_says_so(server: Valkey, store: RedisStore) -> None:

@@ -18,12 +18,12 @@ import redis
 import redis.asyncio
 
 import headgate
-from conftest import driven
 from headgate import AsyncLimiter, ConfigurationError, Limiter, StoreUnavailable, TokenBucket
 from headgate.stores.redis import RedisStore
 from headgate.stores.redis.address import read_url
 from servers.tls import TlsFront
 from servers.valkey import Valkey
+from stand_ins import driven
 
 TEN = TokenBucket("1/h", burst=10)
 

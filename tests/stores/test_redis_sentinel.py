@@ -10,11 +10,11 @@ from collections.abc import Iterator
 import pytest
 import redis
 
-from conftest import driven
 from headgate import AsyncLimiter, Limiter, StoreError, StoreUnavailable, TokenBucket
 from headgate.stores.redis import RedisStore
 from servers.sentinel import Watched
 from servers.valkey import free_port
+from stand_ins import driven
 
 PASSWORD = "open sesame"
 MANY = TokenBucket("1/h", burst=1_000_000)

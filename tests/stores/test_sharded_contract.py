@@ -87,3 +87,18 @@ class TestFarShards(StoreContract):
     @pytest.mark.skip(reason="the clock is read once per shard: see TestShardedStore")
     def test_a_decision_reads_the_clock_once(self) -> None:
         """Said above."""
+
+
+class TestHotShards(StoreContract):
+    """Every key is hot from its first hit on, and leased one by one: as exact as asking its home."""
+
+    examples = EXAMPLES * 2 // 5
+    threads = 30
+
+    def make_store(self, clock: ManualClock) -> ShardedStore:
+        steady = SteadyClock(clock)
+        return ShardedStore({name: FarStore(clock=steady) for name in "abc"}, hot=1, lease=1)
+
+    @pytest.mark.skip(reason="the clock is read once per shard: see TestShardedStore")
+    def test_a_decision_reads_the_clock_once(self) -> None:
+        """Said above."""

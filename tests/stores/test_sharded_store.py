@@ -151,8 +151,11 @@ def test_a_budget_is_passed_on_to_every_shard(clock):
             return True
 
     first, second = Promising(clock), Promising(clock)
-    assert ShardedStore([first, second]).answers_within(20_000) is True
-    assert (first.asked, second.asked) == (5000, 5000)
+    sharded = ShardedStore([first, second], hot=False)
+    assert sharded.answers_within(20_000) is True
+    later = Promising(clock)
+    sharded.add("later", later)
+    assert (first.asked, second.asked, later.asked) == (5000, 5000, 5000)
     assert ShardedStore([Promising(clock), FarShard(clock)]).answers_within(20_000) is False
     assert ShardedStore([MemoryStore(clock=clock)]).answers_within(20_000) is True
 

@@ -18,12 +18,15 @@ from headgate import (
     InvalidLimit,
     LeakyBucket,
     LeakyBucketQueue,
+    LeasedStore,
     Limit,
     Limiter,
     MemoryStore,
     RateLimited,
+    RedisStore,
     Reservation,
     SeveralWorkers,
+    ShardedStore,
     SharedStore,
     SlidingWindowCounter,
     SlidingWindowLog,
@@ -76,6 +79,8 @@ def stores() -> None:
         store.sweep()
         Limiter("5/s", store=store)
     Limiter("5/s", store="memory://?max_keys=10", name="search")
+    far = ShardedStore([LeasedStore(RedisStore("redis://one"), lease=50), RedisStore("redis://two", prefix="app")])
+    Limiter("5/s", store=far)
     guarded = GuardedStore(SharedStore("/run/limits"), budget="20ms", on_failure="local", share="1/4")
     assert_type(guarded.state, str)
     assert_type(guarded.stats().degraded, int)

@@ -14,6 +14,9 @@ from .urls import store_from_url
 
 if TYPE_CHECKING:
     from .guarded import GuardedStore
+    from .leased import LeasedStore
+    from .redis import RedisStore
+    from .sharded import ShardedStore
     from .shared import SharedStore
 
 #: Where each of the others is.
@@ -38,4 +41,15 @@ def __dir__() -> list[str]:
     return sorted([*globals(), *_LATER])
 
 
-__all__ = ["Claim", "GuardedStore", "MemoryStore", "NamedLimit", "SharedStore", "Store", "store_from_url"]
+__all__ = [
+    "Claim",
+    "GuardedStore",
+    "LeasedStore",
+    "MemoryStore",
+    "NamedLimit",
+    "RedisStore",
+    "ShardedStore",
+    "SharedStore",
+    "Store",
+    "store_from_url",
+]

@@ -18,6 +18,7 @@ import threading
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+from ..clock import SYSTEM
 from ..errors import StoreTimeout
 
 #: Seconds after which an idle thread ends.
@@ -72,12 +73,12 @@ class Errands:
 
     def run(self, call: Callable[[], Any], late: Callable[[Any], object] | None, budget_us: int, looks: bool = False) -> Any:
         """The answer of `call`, or StoreTimeout when it takes longer; then `late` hears the answer."""
-        latch = threading.Lock()
+        latch, end_us = threading.Lock(), SYSTEM.now_us() + budget_us
         latch.acquire()
         errand = Errand(call, late, latch.release)
         self._hand_over(errand, self.most * (1 + looks))
         try:
-            in_time = latch.acquire(timeout=budget_us / 1e6)
+            in_time = latch.acquire(timeout=max(0, end_us - SYSTEM.now_us()) / 1e6)  # a thread's start is in the budget too
         except BaseException:
             self._abandon(errand)
             raise

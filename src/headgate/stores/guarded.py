@@ -55,8 +55,8 @@ class GuardedStore(Store):
 
     `share` is this node's part while it decides alone: a number of nodes, or a fraction. The breaker opens after `failures` in
     a row, or when `ratio` of the recent calls failed; probes come after `backoff`, doubled up to `max_backoff`, times chance;
-    when one is answered, callers are let through bit by bit over `ramp`. `clock`, `rng` and `background=False` (then call
-    `probe()` yourself) are for tests.
+    when one is answered, callers are let through bit by bit over `ramp`. `clock` and `rng` are for tests: on a clock of your
+    own nobody probes in the `background`, so call `probe()` yourself.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class GuardedStore(Store):
         max_keys: int = 1_000_000,
         clock: Clock | None = None,
         rng: Random | None = None,
-        background: bool = True,
+        background: bool | None = None,
         name: str | None = None,
     ) -> None:
         if not isinstance(store, Store):
@@ -85,6 +85,7 @@ class GuardedStore(Store):
         self.inner = store
         self.on_failure = on_failure
         own_clock: Any = SYSTEM if clock is None else clock
+        background = clock is None if background is None else background
         self._own_rng = rng is None
         times = (duration_us(backoff), duration_us(max_backoff), duration_us(ramp))
         self._breaker = Breaker(Random() if rng is None else rng, failures, ratio, *times)
@@ -185,8 +186,11 @@ class GuardedStore(Store):
 
     def at_once(self, named: NamedLimit, key: str, cost: int) -> Decision | None:
         if self._breaker.closed:
-            return self._store.at_once(named, key, cost)
-        if self._breaker.state != OPEN or self._watch.may_ask():
+            try:
+                return self._store.at_once(named, key, cost)
+            except StoreError as error:
+                self._watch.failed(error, [Claim(named, key, 1)])
+        elif self._breaker.state != OPEN or self._watch.may_ask():
             return None
         self._degraded += 1
         return self._fallback.one(named, key, cost, 0, True)
@@ -280,30 +284,48 @@ class GuardedStore(Store):
                 self._dropped += 1
             self.events.publish(GIVE_BACK_DROPPED, claim.limit.limiter, claim.key, claim.cost, None, error)
 
+    # Moving up: offered when the store behind offers it, and keeps to the budget ---------------------------------------
+
     @property
     def rebook(self) -> Any:
-        """Offered when the store behind offers it, and keeps to the budget."""
         behind = self._store.rebook  # type: ignore[attr-defined]
 
         def rebook(turns: Sequence[Any]) -> list[Decision | None]:
-            return self._rebooked(behind, turns)
+            if self._all_there(turns):
+                try:
+                    return behind(turns)  # type: ignore[no-any-return]
+                except StoreError as error:
+                    return self._stayed(turns, error)
+            for claims, charged_at in left(turns):
+                self.give_back(claims, charged_at)
+            return [None] * len(turns)
 
         return rebook
 
-    def _rebooked(self, behind: Any, turns: Sequence[Any]) -> list[Decision | None]:
-        """Where the store can't move a line up, those who leave give back and the others stay."""
-        if self._breaker.closed and not any(made_here(turn[1]) for turn in turns):
-            try:
-                return behind(turns)  # type: ignore[no-any-return]
-            except StoreError as error:
-                self._watch.failed(error, turns[0][0])
-                for claims, charged_at, _, stays in turns:
-                    if not stays:
-                        self._undelivered(claims, charged_at, error)
-                return [None] * len(turns)
-        for claims, charged_at, _, stays in reversed(turns):
-            if not stays:
-                self.give_back(claims, charged_at)
+    @property
+    def arebook(self) -> Any:
+        behind = self._store.arebook  # type: ignore[attr-defined]
+
+        async def arebook(turns: Sequence[Any]) -> list[Decision | None]:
+            if self._all_there(turns):
+                try:
+                    return await behind(turns)  # type: ignore[no-any-return]
+                except StoreError as error:
+                    return self._stayed(turns, error)
+            for claims, charged_at in left(turns):
+                await self.agive_back(claims, charged_at)
+            return [None] * len(turns)
+
+        return arebook
+
+    def _all_there(self, turns: Sequence[Any]) -> bool:
+        """Whether the store is well, and all of these were charged by it; otherwise who leaves gives back and nobody moves."""
+        return self._breaker.closed and not any(made_here(turn[1]) for turn in turns)
+
+    def _stayed(self, turns: Sequence[Any], error: StoreError) -> list[Decision | None]:
+        self._watch.failed(error, turns[0][0])
+        for claims, charged_at in left(turns):
+            self._undelivered(claims, charged_at, error)
         return [None] * len(turns)
 
     # What only the store can do: its failures count, and are the caller's to know ----------------------------------
@@ -380,6 +402,11 @@ class GuardedStore(Store):
         self._watch.end()
         self._fallback.close()
         await self._store.aclose()
+
+
+def left(turns: Sequence[Any]) -> list[tuple[Sequence[Claim], int]]:
+    """The charges of those who leave a line, the last first."""
+    return [(claims, charged_at) for claims, charged_at, _, stays in reversed(turns) if not stays]
 
 
 def _after_fork() -> None:

@@ -5,7 +5,7 @@ one lease life after they were asked for. A second batch waits behind the first,
 first runs out. A refusal is kept too: until `denied_until_us` a cost between `denied_least` and `denied_most` is refused here.
 
     demand   rate ← rate + (used / elapsed − rate) · elapsed / (elapsed + 2 · life)             tokens per µs
-    size     ¾ · rate · life, at least 1, at most a quarter of the capacity; or fixed
+    size     ¾ · rate · life, at least 1, at most a quarter of the capacity; or fixed, as long as it is spent within its life
     low      what is used during two round trips, at least 1, at most a quarter of the batch: below it, the next is fetched
 
 Batches last ¾ of a life, so that a steady key spends them all before they expire. Held at once: a batch and a quarter.
@@ -62,8 +62,8 @@ class Lease:
     # fmt: off
     __slots__ = ("charged_at", "denied_least", "denied_left", "denied_most", "denied_until_us", "dry", "end_us", "flight", "key",
                  "left", "low", "mark_us", "next_charged_at", "next_end_us", "next_left", "next_since_us", "next_size",
-                 "next_start_us", "queued", "rate", "reset_us", "seen_us", "share", "since_us", "size", "start_us", "terms",
-                 "trusted_until_us", "turns", "used", "watched")
+                 "next_start_us", "queued", "rate", "reset_us", "seen_us", "share", "since_us", "size", "spare", "start_us",
+                 "terms", "thrifty", "trusted_until_us", "turns", "used", "watched")
     # fmt: on
 
     def __init__(self, terms: Terms, key: str, now_us: cython.longlong) -> None:
@@ -76,9 +76,9 @@ class Lease:
             self.left = self.size = self.start_us = self.end_us = self.charged_at = self.since_us = 0
             self.next_left = self.next_size = self.next_start_us = self.next_end_us = self.next_charged_at = 0
             self.next_since_us = self.denied_least = self.denied_most = self.denied_until_us = self.denied_left = 0
-            self.reset_us = self.used = self.turns = self.trusted_until_us = 0
+            self.reset_us = self.used = self.spare = self.turns = self.trusted_until_us = 0
             self.rate = 0.0
-            self.dry = self.queued = self.watched = False
+            self.dry = self.queued = self.thrifty = self.watched = False
             self.flight: Any = None
 
     # Spending --------------------------------------------------------------------------------------------------
@@ -216,8 +216,14 @@ class Lease:
             self.rate += (float(self.used) / elapsed - self.rate) * elapsed / (elapsed + 2 * terms.life_us)
             self.used = 0
             self.mark_us = now_us
-        size = terms.fixed if terms.fixed else min(int(terms.most), int(self.rate * terms.life_us * 0.75))
-        return max(cost, size, 1)
+        if terms.fixed and not self.thrifty:
+            return max(cost, int(terms.fixed))
+        return max(cost, 1, min(int(terms.most), int(self.rate * terms.life_us * 0.75)))
+
+    def refills_by_itself(self, left: int) -> bool:
+        """Whether giving so much back is not worth a call: the parent has plenty, and gains as much within a lease life."""
+        terms: Terms = self.terms
+        return bool(terms.paced and left <= terms.tokens_us * terms.life_us and 2 * self.spare >= terms.limit.capacity)
 
     def watch_low(self, trip_us: int) -> None:
         """Sets the level below which the next batch is fetched; single tokens are fetched when somebody comes."""

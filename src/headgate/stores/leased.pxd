@@ -11,7 +11,7 @@ cdef class LeasedStore(Near):
     cdef readonly bint strict, controlled, exact
     cdef readonly long long lease, life_us, max_keys
     cdef public long long trip_us, apart_us, keys, asked, failures, backoff_us, quiet_until_us
-    cdef public object due, watched, attendant
+    cdef public object due, watched, spoiled, attendant
     cdef public dict terms
     cdef Terms last
     cdef NamedLimit last_named

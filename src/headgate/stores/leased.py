@@ -28,7 +28,7 @@ except ModuleNotFoundError:
 
 if cython.compiled:
     from cython.cimports.headgate.algorithms.claim import Claim, NamedLimit
-    from cython.cimports.headgate.algorithms.verdict import MAX_WAIT, PLAIN
+    from cython.cimports.headgate.algorithms.verdict import PLAIN
     from cython.cimports.headgate.decision import Decision
     from cython.cimports.headgate.monotonic import monotonic_us
     from cython.cimports.headgate.stores.contract import Store
@@ -36,7 +36,7 @@ if cython.compiled:
     from cython.cimports.headgate.stores.near import Near, blank
 else:
     from ..algorithms.claim import Claim, NamedLimit
-    from ..algorithms.verdict import MAX_WAIT, PLAIN
+    from ..algorithms.verdict import PLAIN
     from ..clock import monotonic_us
     from ..decision import Decision
     from .contract import Store
@@ -99,6 +99,7 @@ class LeasedStore(Near):
         self.backoff_us = self.quiet_until_us = 0
         self.due: deque[Lease] = deque()
         self.watched: deque[Any] = deque()
+        self.spoiled: deque[Any] = deque()
         self.attendant: Any = None if self.controlled else Attendant(self)
 
     def _renew_lock(self) -> None:

@@ -18,6 +18,7 @@ from ..errors import ConfigurationError, StoreTimeout, StoreUnavailable
 from .contract import Store
 from .handoff import Copy, Gate, Listener, Progress, drain
 from .heavy import Heavy
+from .leased import LeasedStore
 from .routing import Routed, Shard
 from .slots import Members, homes
 
@@ -37,6 +38,7 @@ class Membership(Routed):
         self._hot_rate = hot_rate
         self._leases = leases
         self._pause_us = pause_us
+        self._budget_us = 0
         self._known: dict[Any, NamedLimit] = {}
         self._numbers = itertools.count()
         self._changing = threading.RLock()
@@ -51,25 +53,20 @@ class Membership(Routed):
             raise ConfigurationError(f"shard {name!r}: a weight must be a number above 0, not {weight!r}")
         far = self._hot_rate > 0 and not store.local
         shard = Shard(next(self._numbers), name, float(weight), store, Heavy(self._hot_rate) if far else None)
-        leased = self._leased(store) if far else None
-        if leased is not None:
-            shard.leasing = Shard(next(self._numbers), name, float(weight), leased)
+        if far:
+            shard.leasing = Shard(next(self._numbers), name, float(weight), LeasedStore(store, **self._leases))
             shard.leasing.base = shard
         return shard
+
+    def _hurry(self, shard: Shard) -> bool:
+        """Asks a shard for a quarter of the budget; whoever leases from it asks it for less."""
+        return bool((shard.leasing or shard).store.answers_within(self._budget_us // 4))
 
     def _tell(self, limit: NamedLimit, shard: Shard) -> None:
         """Lets a shard know a limit, and whoever leases from it."""
         shard.store.know(self.at(limit, shard))
         if shard.leasing is not None:
             shard.leasing.store.know(self.at(limit, shard.leasing))
-
-    def _leased(self, store: Store) -> Store | None:
-        """What hot keys of a shard go through."""
-        try:
-            from .leased import LeasedStore  # type: ignore[import-not-found, unused-ignore]
-        except ModuleNotFoundError:
-            return None
-        return LeasedStore(store, **self._leases)  # type: ignore[no-any-return, unused-ignore]
 
     def _members(self) -> Members:
         return tuple((name, shard.weight) for name, shard in self._shards.items() if name not in self._lost)
@@ -146,6 +143,8 @@ class Membership(Routed):
             if self.local and not store.local:
                 raise ConfigurationError(f"shard {name!r} is far away and all others are near; make a new ShardedStore of them")
             shard = self._shard(name, store, weight)
+            if self._budget_us:
+                self._hurry(shard)
             for limit in tuple(self._known.values()):
                 self._tell(limit, shard)
             self._shards = {**self._shards, name: shard}

@@ -329,10 +329,9 @@ class Near(Store):
         self.begin()
         try:
             now_us: cython.longlong = self.now()
-            starts = [self.charge(claims, wait, True, now_us) for claims in asked]
+            return [together(claims, now_us, self.charge(claims, wait, True, now_us)) for claims in asked]
         finally:
             self.end()
-        return [together(claims, now_us, start_us) for claims, start_us in zip(asked, starts, strict=True)]
 
     def know(self, limit: NamedLimit) -> None:
         self.place_of(limit)

@@ -65,7 +65,6 @@ class ShardedStore(Membership):
         rate = HOT if hot is True else int(hot)
         leases = {name: value for name, value in (("lease", lease), ("life", life)) if value is not None}
         super().__init__(shards, weights, on_loss == "rehash", rate, leases, duration_us(pause))
-        self._budget_us = 0
         self._starts: dict[Any, int] = {}
         self._tag = f"{os.getpid()}:{next(_tags)}:"
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -106,7 +105,7 @@ class ShardedStore(Membership):
         """A quarter of the budget for every call of a shard, and for a key on its way: two steps make several calls."""
         self._budget_us = budget_us
         self._pause_us = min(self._pause_us, budget_us // 4)
-        promises = [shard.store.answers_within(budget_us // 4) for shard in self._shards.values()]  # all of them are asked
+        promises = [self._hurry(shard) for shard in self._shards.values()]  # all of them are asked
         return all(promises)
 
     # Deciding ------------------------------------------------------------------------------------------------------
@@ -142,7 +141,7 @@ class ShardedStore(Membership):
             if shard is not None and shard.open:
                 way = self.way(shard, asked)
                 sent = self.sent(asked, way)
-                decision = await way.store.adecide(sent, max_wait_us, commit)
+                decision: Decision = await way.store.adecide(sent, max_wait_us, commit)
                 self.kept(asked, sent)
                 if shard.heavy is not None:
                     self.counted(shard, asked, decision)

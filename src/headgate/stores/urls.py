@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable
-from difflib import get_close_matches
 from importlib import import_module
 from typing import Any
 from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
@@ -122,8 +121,8 @@ def brought(module: str, name: str, url: str) -> Any:
     try:
         return getattr(import_module(f".{module}", __package__), name)
     except ImportError as error:
-        remedy = "pip install 'headgate[redis]'" if module == "redis" else "install a version of headgate that has it"
-        raise ConfigurationError(f"{masked(url)}: {name} can't be used here ({error}); {remedy}") from error
+        remedy = "" if "pip install" in str(error) else "; pip install 'headgate[redis]'" if module == "redis" else ""
+        raise ConfigurationError(f"{masked(url)}: {name} can't be used here: {error}{remedy}") from error
 
 
 # What is wrapped around it -----------------------------------------------------------------------------------------
@@ -175,6 +174,8 @@ def only(options: Options, known: tuple[str, ...], url: str) -> None:
 
 
 def nearest(word: str, known: Iterable[str], likeness: float = 0.6) -> str | None:
+    from difflib import get_close_matches
+
     found = get_close_matches(word.lower(), list(known), 1, likeness)
     return found[0] if found else None
 

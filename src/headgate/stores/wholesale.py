@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..algorithms.claim import Claim
 from ..algorithms.verdict import MAX_WAIT
-from ..decision import Decision, Decisions
+from ..decision import Decision
 from ..errors import StoreError
 from .lease import Lease, Terms
 
@@ -133,7 +133,7 @@ def deciding(store: LeasedStore, claims: list[Claim], wait_us: int, commit: bool
         return (yield from through(store, claims, wait_us, commit))
     claim = claims[0]
     terms = store.agreed(claim.limit)
-    if not terms.leased or store.exact and wait_us:
+    if not terms.leased or (store.exact and wait_us):
         return (yield from through(store, claims, wait_us, commit))
     return (yield from asking(store, terms, claim.key, claim.cost, wait_us, commit))
 
@@ -222,17 +222,22 @@ def cold(store: LeasedStore, terms: Terms, lease: Lease | None, key: str, cost: 
     if lease is not None:
         lease.reset_us = now_us + decision.reset_us
         if not decision.allowed and decision.retry_us > 0 and turns == lease.turns:
-            refuse(store, lease, cost, now_us, decision)
+            refuse(store, lease, cost, cost, now_us, decision)
     hand = 0 if lease is None else lease.in_hand(now_us)
     return with_hand(terms, decision, hand)
 
 
-def refuse(store: LeasedStore, lease: Lease, cost: int, now_us: int, decision: Decision, ahead_us: int = 0) -> None:
-    """Nothing of this cost before the parent's moment. With lease=1 only what stays exactly true until then is kept."""
+def refuse(store: LeasedStore, lease: Lease, cost: int, most: int, now_us: int, decision: Decision, ahead_us: int = 0) -> None:
+    """Nothing of such costs before the parent's moment. With lease=1 only what stays exactly true until then is kept."""
     if store.exact and decision.remaining < cost - 1:
         return
     until_us = now_us + decision.retry_us + ahead_us
-    lease.deny(cost, cost, until_us, now_us + TRUST_US, decision.remaining if store.exact else 0)
+    least = cost
+    if lease.terms.walled and not store.exact:
+        most = lease.terms.limit.capacity
+    elif most > cost:
+        least = 1
+    lease.deny(least, most, until_us, now_us + TRUST_US, decision.remaining if store.exact else 0)
 
 
 def with_hand(terms: Terms, decision: Decision, hand: int) -> Decision:
@@ -287,13 +292,15 @@ def leading(store: LeasedStore, terms: Terms, lease: Lease, cost: int, wanted: i
 def filling(store: LeasedStore, lease: Lease, cost: int, wanted: int) -> Plan:
     """Asks for a batch until something is granted or nothing is there: yields (claim, how late it may begin), is sent Decisions."""
     terms = lease.terms
-    ahead = terms.life_us if lease.dry else 0
-    size = max(cost, min(wanted, int(lease.share))) if ahead else wanted
+    patience = terms.life_us if terms.paced else 0
+    size, ahead = wanted, 0
+    if lease.dry:
+        size, ahead = max(cost, min(wanted, int(lease.share))), patience
     for _ in range(4):
         sent_us, turns = store.moment_us(), lease.turns
         decision = yield Claim(terms.theirs, lease.key, size), ahead
         now_us = store.heard(decision, sent_us)
-        lease.reset_us = now_us + decision.reset_us
+        lease.reset_us, lease.spare = now_us + decision.reset_us, decision.remaining
         if turns != lease.turns:  # reset meanwhile: whether this was charged before or after, nobody knows
             return
         if decision.allowed:
@@ -301,19 +308,17 @@ def filling(store: LeasedStore, lease: Lease, cost: int, wanted: int) -> Plan:
             return
         if decision.retry_us < 0:
             return
-        if not ahead and size > cost and decision.remaining >= cost:
+        if not lease.dry and size > cost and decision.remaining >= cost:  # a part of it is there
             size = min(size - 1, decision.remaining)
-        elif terms.paced and not ahead:
-            lease.dry = True
-            ahead = terms.life_us
-            size = max(cost, min(wanted, int(lease.share)))
-        elif size > cost:
-            lease.share = max(1, lease.share // 2)
-            size = max(cost, int(lease.share)) if terms.paced else cost
-        else:
+            continue
+        if terms.walled or (ahead == patience and (size == cost or (not ahead and decision.retry_us <= terms.life_us))):
             break
-    if size == cost:
-        refuse(store, lease, cost, now_us, decision, ahead)
+        if lease.dry:
+            lease.share = max(1, lease.share * 3 // 4)
+            size = cost if not terms.paced else size
+        lease.dry = lease.thrifty = True
+        size, ahead = max(cost, min(size, int(lease.share))), patience
+    refuse(store, lease, cost, size, now_us, decision, ahead)
 
 
 def granted(store: LeasedStore, lease: Lease, size: int, sent_us: int, now_us: int, decision: Decision) -> None:
@@ -324,11 +329,15 @@ def granted(store: LeasedStore, lease: Lease, size: int, sent_us: int, now_us: i
         end_us = min(end_us, sent_us + decision.reset_us)
     start_us = now_us + wait_us if wait_us else sent_us
     lease.put(size, start_us, end_us, decision.start_us, sent_us)
-    lease.dry = wait_us > 0
     if wait_us:
+        lease.dry = True
         lease.deny(1, size, start_us, start_us)
-        if wait_us <= terms.life_us // 2:
-            lease.share = min(terms.most, lease.share + max(1, lease.share // 4))
+        if 4 * wait_us > 3 * terms.life_us:
+            lease.share = max(1, lease.share - 1)
+        elif 2 * wait_us < terms.life_us:
+            lease.share = min(terms.most, lease.share + 1 + lease.share // 8)
+    elif terms.paced or decision.remaining >= size:
+        lease.dry = False
     lease.watch_low(store.trip_us)
     watch(store, lease, now_us)
     if store.attendant is not None:
@@ -389,23 +398,23 @@ def watch(store: LeasedStore, lease: Lease, now_us: int) -> None:
         store.watched.append((at, lease))
 
 
-def tidy(store: LeasedStore, now_us: int, budget: int) -> list[Any]:
+def tidy(store: LeasedStore, now_us: int, budget: int) -> None:
     """Looks at leases that may have ended: what they still have is to go back, those that are idle are forgotten."""
-    spoiled: list[Any] = []
     while store.watched and budget > 0 and store.watched[0][0] <= now_us:
         budget -= 1
         lease = store.watched.popleft()[1]
         lease.watched = False
         idle = now_us - lease.seen_us >= store.life_us
-        if budget >= 0:
-            spoiled += [(lease, *part) for part in lease.spoiled(now_us, idle)]
+        for part in lease.spoiled(now_us, idle):
+            lease.thrifty = True
+            if not lease.refills_by_itself(part[0]):
+                store.spoiled.append((lease, *part))
         if idle and lease.trusted_until_us <= now_us and lease.flight is None:
             with store.lock:
                 if lease.terms.leases.pop(lease.key, None) is not None:
                     store.keys -= 1
         else:
             watch(store, lease, now_us)
-    return spoiled
 
 
 def everything(store: LeasedStore) -> list[Any]:
@@ -427,7 +436,10 @@ def returning(store: LeasedStore, spoiled: Iterable[Any]) -> Plan:
 def tending(store: LeasedStore) -> Plan:
     """One round of the background."""
     now_us = store.moment_us()
-    yield from returning(store, tidy(store, now_us, 1_000_000))
+    tidy(store, now_us, 1_000_000)
+    spoiled = list(store.spoiled)
+    store.spoiled.clear()
+    yield from returning(store, spoiled)
     while store.due:
         lease = store.due.popleft()
         lease.queued = False

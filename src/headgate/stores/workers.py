@@ -18,16 +18,14 @@ the hot path has nothing to look at. Children tell each other in a page of share
 from __future__ import annotations
 
 import asyncio
-import mmap
 import os
-import shlex
 import sys
 import threading
 import warnings
 import weakref
 from collections.abc import Mapping, Sequence
 from pathlib import PurePath
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..clock import SYSTEM
 from ..errors import SeveralWorkers
@@ -46,6 +44,9 @@ SERVERS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "granian": (("--workers",), ("GRANIAN_WORKERS",)),
 }
 PAGE = 16_384
+
+if TYPE_CHECKING:
+    import mmap
 
 _made: weakref.WeakKeyDictionary[MemoryStore, int] = weakref.WeakKeyDictionary()
 _numbers = iter(range(1, 1 << 30))
@@ -86,6 +87,8 @@ def several_workers(argv: Sequence[str], environment: Mapping[str, str], modules
     flags, variables = SERVERS[server]
     said = list(argv[1:])
     if server == "gunicorn":
+        import shlex
+
         said = [*shlex.split(environment.get("GUNICORN_CMD_ARGS", "")), *said]
     count = flagged(said, flags)
     for variable in variables:
@@ -162,6 +165,8 @@ def _before_fork() -> None:
     """A page of its own for the children of this process, when there is something that they could have in common."""
     global _page, _page_of
     if _made and _page_of != os.getpid():
+        import mmap
+
         _page, _page_of = mmap.mmap(-1, PAGE), os.getpid()
 
 

@@ -7,7 +7,8 @@ break at their edges.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache, wraps
 from typing import Any, NamedTuple
 
 from hypothesis import strategies as st
@@ -143,6 +144,18 @@ def limits(*algorithms: type[Limit]) -> st.SearchStrategy[Limit]:
 # Steps -----------------------------------------------------------------------------------------------------------------
 
 
+def kept(make: Callable[..., st.SearchStrategy[Any]]) -> Callable[..., Any]:
+    """One strategy per limits, made once: hypothesis takes a strategy that is made anew for each example for a flaky one."""
+    made_once = lru_cache(maxsize=None)(make)
+
+    @wraps(make)
+    def find(some: Sequence[Limit], *args: Any, **kwargs: Any) -> st.SearchStrategy[Any]:
+        return made_once(tuple(some), *args, **kwargs)
+
+    return find
+
+
+@kept
 def moments(some: Sequence[Limit]) -> st.SearchStrategy[int]:
     """Lengths of time that matter to these limits: a tick, an interval, a window, several of them, and one beside."""
     marks = {1}
@@ -152,6 +165,7 @@ def moments(some: Sequence[Limit]) -> st.SearchStrategy[int]:
     return near | st.integers(0, 30) | st.integers(0, 3 * max(marks))
 
 
+@kept
 def costs(some: Sequence[Limit]) -> st.SearchStrategy[int]:
     sizes = sorted({size for limit in some for size in (limit.capacity - 1, limit.capacity, limit.capacity + 1)})
     return st.sampled_from((1, 1, 1, 2, 3, 0, *sizes, HUGE))
@@ -183,6 +197,7 @@ def givings(some: Sequence[Limit], keys: st.SearchStrategy[Any]) -> st.SearchStr
     return st.one_of(*gives, st.builds(Reset, keys))
 
 
+@kept
 def traces(
     some: Sequence[Limit], several_keys: bool = False, backwards: bool = False, gives: bool = True, max_size: int = 25
 ) -> st.SearchStrategy[list[Step]]:

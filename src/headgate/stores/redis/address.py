@@ -145,13 +145,12 @@ def read_url(url: str) -> Address:
     if kind == "single" and len(places) > 1:
         raise ConfigurationError(f"{_shown(url)}: several hosts are a redis+sentinel:// or redis+cluster:// URL")
     if kind == "sentinel":
-        service, _, db = path.strip("/").partition("/")
+        service, _, number = path.strip("/").partition("/")
         if not service:
             raise ConfigurationError(f"{_shown(url)}: name the service, as in redis+sentinel://host:26379/mymaster")
         sentinels = Login(options.get("sentinel_username"), options.get("sentinel_password"), tls=tls)
-        return Address(kind, places, replace(login, db=_db(options.get("db", db or "0"), url)), service, sentinels, options)
-    db_text = options.get("db", path.strip("/") or "0")
-    db = _db(db_text, url)
+        return Address(kind, places, replace(login, db=_db(options.get("db", number or "0"), url)), service, sentinels, options)
+    db = _db(options.get("db", path.strip("/") or "0"), url)
     if kind == "cluster" and db:
         raise ConfigurationError(f"{_shown(url)}: a cluster has database 0 only")
     return Address(kind, places, replace(login, db=db), options=options)

@@ -91,7 +91,7 @@ class Deciding(Ask):
         now_us, start_us = TWO.unpack_from(reply, at)
         if now_us < 0:
             return self._read_stale(reply, at, len(self.claims))
-        undoable = self.commit and start_us >= 0 and (self.max_wait_us > 0 or self.commit > 1)
+        undoable = self.commit > 0 and start_us >= 0 and (self.max_wait_us > 0 or self.commit > 1)
         self.answer, at = _decision(reply, at + 8, self.spots, self.claims, now_us, undoable)
         return at
 

@@ -115,9 +115,9 @@ class Coach:
         except BaseException as error:
             _tell(callers, StoreUnavailable(f"{self.store.route.address}: {error!r}"))
             raise
-        for at, error in zip(left, errors, strict=True):
-            if error is not None:
-                _tell([callers[at]], error)
+        for at, failed in zip(left, errors, strict=True):
+            if failed is not None:
+                _tell([callers[at]], failed)
         _tell(callers, None)
 
 

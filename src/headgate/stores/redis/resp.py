@@ -7,7 +7,7 @@ hiredis (poll, send, poll, receive, parse), and a decision is nothing but such c
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 try:
@@ -54,16 +54,19 @@ REMEDIES = {
 }
 
 
+_packed: Callable[[tuple[Any, ...]], bytes] = hiredis.pack_command
+
+
 def pack(commands: Sequence[Command]) -> bytes:
     """Commands as they travel."""
     if len(commands) == 1:
-        return bytes(hiredis.pack_command(tuple(commands[0])))
-    return b"".join([hiredis.pack_command(tuple(command)) for command in commands])
+        return _packed(tuple(commands[0]))
+    return b"".join([_packed(tuple(command)) for command in commands])
 
 
 def call_bytes(sha: bytes, keys: list[bytes], body: bytes) -> bytes:
     """EVALSHA as it travels."""
-    return bytes(hiredis.pack_command((b"EVALSHA", sha, len(keys), *keys, body)))
+    return _packed((b"EVALSHA", sha, len(keys), *keys, body))
 
 
 def reader() -> Any:

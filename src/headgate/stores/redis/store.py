@@ -23,7 +23,7 @@ from ...decision import Decision
 from ...errors import ConfigurationError, StoreError
 from ...rate import Duration, duration_us
 from ..contract import Store
-from ..memory import checked, patience_us
+from ..near import checked, patience_us
 from . import answers, keeping
 from .address import Address, read_url
 from .asks import Ask, deciding, giving_back, hitting, rebooking

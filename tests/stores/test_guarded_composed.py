@@ -1,0 +1,147 @@
+"""Guards among other wrappers: one guard around all shards, a guard for each of them, a guard around leases."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from failing import ALL, FailingStore
+
+from headgate import AsyncLimiter, FixedWindow, GuardedStore, Limiter, MemoryStore, StoreUnavailable, TokenBucket
+
+
+class AtOnce(FailingStore):
+    """Answers some hits from what it has at hand."""
+
+    at_hand = 3
+
+    def at_once(self, named, key, cost):
+        if "at_once" in self.failing:
+            raise StoreUnavailable("at_once: nobody answers")
+        if not self.at_hand:
+            return None
+        self.at_hand -= 1
+        return self.inner.one(named, key, cost, 0, True)
+
+
+def guard_of(behind, clock, **more) -> GuardedStore:
+    return GuardedStore(behind, budget=5, on_failure="local", share=2, failures=1, clock=clock, background=False, **more)
+
+
+def test_what_the_store_has_at_hand_is_answered_at_once(store, clock):
+    """In asyncio, hits that the store behind can answer without waiting are not awaited; open, the share answers as quickly."""
+    behind = AtOnce(store)
+    guard = guard_of(behind, clock)
+
+    async def main():
+        limiter = AsyncLimiter(FixedWindow("100/h"), store=guard)
+        for _ in range(5):
+            await limiter.hit("a")
+        assert behind.calls == ["decide", "decide"]
+        behind.failing |= ALL
+        told = [await limiter.hit("a") for _ in range(5)]
+        assert all(guard.answered_here(one) for one in told)
+        assert behind.calls == ["decide", "decide", "decide"]
+        return guard.at_once(limiter.named[0], "a", 1)
+
+    assert guard.answered_here(asyncio.run(main()))
+
+
+def test_failing_at_what_is_at_hand_is_a_failure(store, clock):
+    """A store that fails there too is answered for."""
+    behind = AtOnce(store)
+    behind.failing |= {"at_once"}
+    guard = guard_of(behind, clock)
+    limiter = Limiter(FixedWindow("100/h"), store=guard)
+    assert guard.answered_here(guard.at_once(limiter.named[0], "a", 1))
+    assert guard.state == "open"
+
+
+def test_half_open_nothing_is_answered_at_once(store, clock):
+    """While it is half open, who is let through is decided when it is asked, not before."""
+    behind = AtOnce(store)
+    guard = guard_of(behind, clock)
+    limiter = Limiter(FixedWindow("100/h"), store=guard)
+    behind.failing |= ALL
+    limiter.hit("a")
+    behind.failing.clear()
+    guard.probe()
+    assert guard.at_once(limiter.named[0], "a", 1) is None
+
+
+# Shards
+
+
+@pytest.fixture
+def shards(clock):
+    return {name: FailingStore(MemoryStore(clock=clock), local=True) for name in ("one", "two", "three")}
+
+
+@pytest.fixture
+def sharded():
+    return pytest.importorskip("headgate.stores.sharded", reason="ShardedStore is not there").ShardedStore
+
+
+def test_a_guard_for_each_shard_keeps_the_others_going(sharded, shards, clock):
+    """With one shard dead, its keys are decided on the share, and all other keys by their shards."""
+    guards = {name: guard_of(shard, clock) for name, shard in shards.items()}
+    limiter = Limiter(FixedWindow("10/h"), store=sharded(guards, hot=False))
+    shards["two"].failing |= ALL
+    here = {n: GuardedStore.answered_here(limiter.hit(f"user {n}")) for n in range(60)}
+    assert [guard.state for guard in guards.values()] == ["closed", "open", "closed"]
+    assert 5 <= sum(here.values()) <= 40
+    for n, alone in here.items():
+        assert sum(bool(limiter.hit(f"user {n}")) for _ in range(12)) == (4 if alone else 9)
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_charge_over_a_dead_shard_and_a_living_one_goes_back_to_both(sharded, shards, clock, when):
+    """A reservation on two shards, one of them answered for by its guard, gives back to each where it was charged."""
+    guards = {name: guard_of(shard, clock) for name, shard in shards.items()}
+    store = sharded(guards, hot=False)
+    limiter = Limiter({"user": FixedWindow("10/h"), "tenant": FixedWindow("10/h")}, store=store)
+    homes = {n: store.home(f"key {n}").name for n in range(50)}
+    user = next(f"key {n}" for n, home in homes.items() if home == "one")
+    tenant = next(f"key {n}" for n, home in homes.items() if home == "two")
+    both = {"user": user, "tenant": tenant}
+    shards["two"].failing |= ALL
+    reservation = limiter.reserve(both, cost=3)
+    assert [part.remaining for part in limiter.peek(both).decisions] == [7, 2]
+    if when == "after":
+        shards["two"].failing.clear()
+        guards["two"].probe()
+        clock.advance(1)
+    assert reservation.cancel() is True
+    expected = [10, 5] if when == "before" else [10, 10]
+    assert [part.remaining for part in limiter.peek(both).decisions] == expected
+
+
+def test_one_guard_around_all_shards(sharded, shards, clock):
+    """A guard outside answers for all keys when a shard fails, and comes back when that shard does."""
+    guard = guard_of(sharded(shards, hot=False), clock)
+    limiter = Limiter(TokenBucket("10/h"), store=guard)
+    shards["two"].failing |= ALL
+    for n in range(60):
+        assert limiter.hit(f"user {n}")
+    assert guard.state == "open"
+    assert guard.probe() is False  # it asks the shard that failed, not any other
+    shards["two"].failing.clear()
+    assert guard.probe() is True
+
+
+# Leases
+
+
+def test_a_guard_around_leases(clock):
+    """Hits from a lease go on while the parent is away; when it is used up, the share decides."""
+    leased = pytest.importorskip("headgate.stores.leased", reason="LeasedStore is not there").LeasedStore
+    parent = FailingStore(MemoryStore(clock=clock))
+    guard = guard_of(leased(parent, lease=5), clock)
+    limiter = Limiter(TokenBucket("4/h burst 100"), store=guard)
+    assert not guard.answered_here(limiter.hit("a"))
+    parent.failing |= ALL
+    told = [limiter.hit("a") for _ in range(80)]
+    here = [guard.answered_here(one) for one in told]
+    assert here.index(True) >= 1  # what was leased was served first
+    assert sum(map(bool, (one for one in told if guard.answered_here(one)))) == 50
+    guard.close()

@@ -1,0 +1,167 @@
+"""A guard around a real server: killed, frozen and back again, in both colours."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+
+import pytest
+
+from headgate import AsyncLimiter, FixedWindow, GuardedStore, Limiter, TokenBucket, store_from_url
+from headgate.testing import ManualClock, StoreContract
+from servers.valkey import Valkey
+
+RedisStore = pytest.importorskip("headgate.stores.redis", reason="RedisStore is not there").RedisStore
+
+#: What a machine that is busy with other things may take on top of a budget.
+NOISE = 0.25
+_prefixes = itertools.count()
+
+
+@pytest.fixture
+def server():
+    with Valkey() as one:
+        yield one
+
+
+def guarded(server: Valkey, on_failure: str = "local", **more) -> GuardedStore:
+    told = {"budget": "50ms", "failures": 2, "backoff": "10ms", "max_backoff": "50ms", "ramp": "20ms", **more}
+    return GuardedStore(RedisStore(server.url), on_failure=on_failure, share=4 if on_failure == "local" else None, **told)
+
+
+class TestGuardedRedis(StoreContract):
+    """The contract with a guard around a real server."""
+
+    examples = 3
+    threads = 20
+
+    @pytest.fixture(autouse=True)
+    def _server(self, valkey):
+        self.url = valkey.url
+
+    def make_store(self, clock: ManualClock) -> GuardedStore:
+        behind = RedisStore(self.url, prefix=f"guarded{next(_prefixes)}:", clock=clock)
+        return GuardedStore(behind, budget="10s", on_failure="local", share=4, clock=clock, background=False)
+
+
+def test_a_killed_server_is_survived(server, eventually):
+    """The server is killed: the share decides; it is started again: the server does, without anybody's help."""
+    with guarded(server) as guard:
+        heard = []
+        guard.events.on("*", lambda event: heard.append(event.kind))
+        limiter = Limiter(TokenBucket("4/h burst 40"), store=guard)
+        assert limiter.hit("a").remaining == 39
+        server.kill()
+        told = [limiter.hit("a") for _ in range(20)]
+        assert guard.state == "open"
+        assert sum(map(bool, told)) == 10
+        assert all(guard.answered_here(one) for one in told)
+        server.start()
+        eventually(lambda: guard.state == "closed")
+        assert limiter.hit("a").limit == 40
+        assert heard[0] == "opened"
+        assert heard[-2:] == ["half open", "closed"]
+
+
+def test_a_frozen_server_costs_the_budget_and_then_nothing(server, eventually):
+    """The server hangs with its connections open: no decision takes longer than the budget, and soon none takes any time."""
+    with guarded(server) as guard:
+        limiter = Limiter(FixedWindow("1000/400d"), store=guard)
+        limiter.hit("a")
+        server.freeze()
+        try:
+            while guard.state != "open":
+                begun = time.perf_counter()
+                limiter.hit("a")
+                assert time.perf_counter() - begun < 0.05 + NOISE
+            begun = time.perf_counter()
+            for _ in range(100):
+                limiter.hit("a")
+            assert time.perf_counter() - begun < 0.05
+        finally:
+            server.thaw()
+        eventually(lambda: guard.state == "closed")
+        assert not guard.answered_here(limiter.hit("a"))
+
+
+def test_a_frozen_server_costs_a_task_no_more(server):
+    """The same in asyncio, where the lookout is a task; many tasks at once are all answered within the budget."""
+
+    async def main():
+        async with guarded(server) as guard:
+            limiter = AsyncLimiter(FixedWindow("1000/400d"), store=guard)
+            await limiter.hit("a")
+            server.freeze()
+            try:
+                begun = time.perf_counter()
+                told = await asyncio.gather(*(limiter.hit(f"user {n}") for n in range(50)))
+                assert time.perf_counter() - begun < 0.05 + NOISE
+                assert all(guard.answered_here(one) for one in told)
+                assert guard.state == "open"
+            finally:
+                server.thaw()
+            async with asyncio.timeout(5):
+                while guard.state != "closed":
+                    await asyncio.sleep(0.005)
+            assert not guard.answered_here(await limiter.hit("a"))
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("on_failure", ["open", "closed"])
+def test_a_server_that_was_never_there(on_failure):
+    """A service starts and answers while its server is still away."""
+    with Valkey(start=False) as server, guarded(server, on_failure) as guard:
+        limiter = Limiter("5/s", store=guard)
+        assert [bool(limiter.hit("a")) for _ in range(10)] == [on_failure == "open"] * 10
+
+
+def test_an_outage_admits_at_most_the_share_of_every_node(server, eventually):
+    """Four nodes on one server that is killed and comes back empty: beside what it admits, a quarter of the limit each."""
+    guards = [guarded(server) for _ in range(4)]
+    limiters = [Limiter(FixedWindow("40/400d"), store=guard) for guard in guards]
+    admitted = {True: 0, False: 0}
+    for _ in range(30):
+        for limiter, guard in zip(limiters, guards, strict=True):
+            decision = limiter.hit("a")
+            admitted[guard.answered_here(decision)] += bool(decision)
+    assert admitted == {True: 0, False: 40}
+    server.kill()
+    for _ in range(30):
+        for limiter, guard in zip(limiters, guards, strict=True):
+            decision = limiter.hit("a")
+            admitted[guard.answered_here(decision)] += bool(decision)
+    assert admitted == {True: 40, False: 40}
+    server.start()
+    for guard in guards:
+        eventually(lambda guard=guard: guard.state == "closed")
+        guard.close()
+
+
+def test_configuration_alone_can_say_it(server):
+    """A URL makes a guarded store on a real server; its prefix and budget are told on."""
+    url = f"{server.url}/0?prefix=fromurl&guard=local&share=1/4&budget=200ms"
+    with store_from_url(url) as guard:
+        limiter = Limiter(TokenBucket("4/h burst 40"), store=guard)
+        assert limiter.hit("a").remaining == 39
+        assert guard.inner.timeout_us == 200_000
+        assert any(b"fromurl" in key for key in server.client().scan_iter())
+
+
+def test_leaving_a_line_of_a_dead_server_breaks_nobody(server):
+    """Tasks behind a cancelled reservation keep their starts when the server that should move them up is gone."""
+
+    async def main():
+        async with guarded(server) as guard:
+            told = []
+            guard.events.on("give back dropped", told.append)
+            limiter = AsyncLimiter("1/s burst 1", store=guard)
+            await limiter.hit("a")
+            first, second = await limiter.reserve("a"), await limiter.reserve("a")
+            server.kill()
+            assert await first.cancel() is True
+            assert second.wait == pytest.approx(2, abs=0.2)
+            assert [event.key for event in told] == ["a"]
+
+    asyncio.run(main())
