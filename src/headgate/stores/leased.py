@@ -102,7 +102,7 @@ class LeasedStore(Near):
         self.keys = 0
         self.backoff_us = self.quiet_until_us = 0
         self.due: deque[Lease] = deque()
-        self.watched: deque[Any] = deque()
+        self.watched: list[Any] = []
         self.spoiled: deque[Any] = deque(maxlen=self.max_keys)
         self.attendant: Any = None if self.controlled else Attendant(self)
 
@@ -138,7 +138,8 @@ class LeasedStore(Near):
             return told_us
         now_us: cython.longlong = self.now()
         self.trip_us += (now_us - sent_us - self.trip_us) // 4
-        self.apart_us = told_us - (now_us + sent_us) // 2
+        if not isinstance(self.store.clock, SystemClock):
+            self.apart_us = told_us - (now_us + sent_us) // 2
         return now_us
 
     def moment_us(self) -> int:
@@ -261,7 +262,7 @@ class LeasedStore(Near):
             with self._lock:
                 decision = self.from_hand(named, key, cost, max_wait_us, commit)
         if decision is None:
-            decision = wholesale.run(self, wholesale.asking(self, self.terms_of(named), key, cost, max_wait_us, commit))
+            decision = wholesale.run(self, wholesale.deciding(self, [Claim(named, key, cost)], max_wait_us, commit))
         return decision
 
     @cython.ccall

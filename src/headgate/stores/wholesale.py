@@ -14,6 +14,8 @@ A plan is a generator. It yields a call for the parent, `(verb, arguments)`, or 
 from __future__ import annotations
 
 import asyncio
+import heapq
+import itertools
 import threading
 from collections.abc import Generator, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
     from .leased import LeasedStore
 
 Plan = Generator[Any, Any, Any]
+_turns = itertools.count()
 #: A refusal is believed for so long; then the parent is asked again, since others may have given back.
 TRUST_US = 1_000_000
 #: So many keys go back in one call.
@@ -124,17 +127,23 @@ async def arun(store: LeasedStore, plan: Plan) -> Any:
 
 def deciding(store: LeasedStore, claims: list[Claim], wait_us: int, commit: bool) -> Plan:
     """One decision that RAM could not make."""
-    if len(claims) > 1 and (wait_us or store.exact):
-        if not store.exact and commit:
-            yield from returning(store, all_in_hand(store, claims))
+    patient = wait_us > 0 and not any(not claim.limit.limit.reserves for claim in claims)
+    if store.exact and len(claims) > 1:
+        return (yield from through(store, claims, wait_us, commit))
+    if patient and commit:
+        return (yield from waiting(store, claims, wait_us))
+    if patient:
         return (yield from through(store, claims, wait_us, commit))
     if len(claims) > 1:
         return (yield from several(store, claims, commit))
     claim = claims[0]
-    terms = store.agreed(claim.limit)
-    if not terms.leased or (store.exact and wait_us):
-        return (yield from through(store, claims, wait_us, commit))
-    return (yield from asking(store, terms, claim.key, claim.cost, wait_us, commit))
+    return (yield from asking(store, store.agreed(claim.limit), claim.key, claim.cost, commit))
+
+
+def waiting(store: LeasedStore, claims: list[Claim], wait_us: int) -> Plan:
+    """What may wait stands in the parent's line, with nothing of this node ahead of it."""
+    yield from returning(store, all_in_hand(store, claims))
+    return (yield from through(store, claims, wait_us, True))
 
 
 def through(store: LeasedStore, claims: Sequence[Claim], wait_us: int, commit: bool) -> Plan:
@@ -145,15 +154,13 @@ def through(store: LeasedStore, claims: Sequence[Claim], wait_us: int, commit: b
     return (yield "decide", (theirs, None if wait_us >= MAX_WAIT else wait_us, commit))
 
 
-def asking(store: LeasedStore, terms: Terms, key: str, cost: int, wait_us: int, commit: bool) -> Plan:
-    """One limit, one key."""
+def asking(store: LeasedStore, terms: Terms, key: str, cost: int, commit: bool) -> Plan:
+    """One limit, one key, now."""
     if not terms.leased or cost <= 0:
-        return (yield from through(store, [Claim(terms.named, key, cost)], wait_us, commit))
+        return (yield from through(store, [Claim(terms.named, key, cost)], 0, commit))
     lease: Lease | None = terms.leases.get(key)
     if not commit:
-        return (yield from peeking(store, terms, lease, key, cost, wait_us))
-    if wait_us and terms.limit.reserves:
-        return (yield from waiting(store, terms, key, cost, wait_us))
+        return (yield from peeking(store, terms, lease, key, cost))
     for _ in range(3):
         if lease is None and (store.exact or not terms.fixed):
             break
@@ -174,25 +181,17 @@ def asking(store: LeasedStore, terms: Terms, key: str, cost: int, wait_us: int, 
         yield flight
         if flight.error is not None:
             raise flight.error
-        found = store.told(terms, lease, store.moment_us(), cost, 0)
+        found = store.told(terms, lease, store.moment_us(), cost)
         if found is not None:
             return found
     return (yield from cold(store, terms, lease, key, cost))
 
 
-def peeking(store: LeasedStore, terms: Terms, lease: Lease | None, key: str, cost: int, wait_us: int) -> Plan:
+def peeking(store: LeasedStore, terms: Terms, lease: Lease | None, key: str, cost: int) -> Plan:
     """What a hit would be told: what is in hand counts, the parent is asked about the rest."""
     hand = 0 if lease is None else lease.in_hand(store.moment_us())
-    claim = Claim(terms.theirs, key, max(0, cost - hand))
-    decision = yield "decide", ([claim], None if wait_us >= MAX_WAIT else wait_us, False)
+    decision = yield "decide", ([Claim(terms.theirs, key, max(0, cost - hand))], 0, False)
     return with_hand(terms, decision, hand)
-
-
-def waiting(store: LeasedStore, terms: Terms, key: str, cost: int, wait_us: int) -> Plan:
-    """What may wait stands in the parent's line, with nothing of this node ahead of it."""
-    claims = [Claim(terms.named, key, cost)]
-    yield from returning(store, all_in_hand(store, claims))
-    return (yield from through(store, claims, wait_us, True))
 
 
 def cold(store: LeasedStore, terms: Terms, lease: Lease | None, key: str, cost: int) -> Plan:
@@ -201,18 +200,17 @@ def cold(store: LeasedStore, terms: Terms, lease: Lease | None, key: str, cost: 
     if lease is not None:
         turns = lease.turns
         now_us = store.moment_us()
-        held = lease.in_hand(now_us)
-        lease.spend(now_us, held)
+        with store.lock:
+            held = lease.withdraw(now_us, cost)
     sent_us = store.moment_us() if not store.controlled else 0
     try:
         decision = yield "decide", ([Claim(terms.theirs, key, cost - held)], 0, True)
     except BaseException:
-        if lease is not None and held:
-            lease.put_back(store.moment_us(), MAX_WAIT, held)
+        put_back(store, lease, held)
         raise
     now_us = store.heard(decision, sent_us)
-    if not decision.allowed and held and lease is not None:
-        lease.put_back(now_us, MAX_WAIT, held)
+    if not decision.allowed:
+        put_back(store, lease, held)
     if lease is None:
         if store.exact and (decision.allowed or decision.retry_us < 0):
             return with_hand(terms, decision, 0)
@@ -257,7 +255,7 @@ def remembered(store: LeasedStore, terms: Terms, key: str, cost: int, now_us: in
             terms.leases[key] = lease
             lease.used = cost
             store.keys += 1
-            watch(store, lease, now_us)
+            watch(store, lease, now_us + store.life_us)
         return lease
 
 
@@ -341,7 +339,9 @@ def granted(store: LeasedStore, lease: Lease, size: int, wanted: int, sent_us: i
     if terms.walled:
         end_us = min(end_us, sent_us + decision.reset_us)
     start_us = now_us + wait_us if wait_us else sent_us
-    lease.put(size, start_us, end_us, decision.start_us, sent_us)
+    retire(store, lease, now_us)
+    with store.lock:
+        lease.put(size, start_us, end_us, decision.start_us, sent_us)
     if wait_us:
         lease.dry = True
         lease.deny(1, size, start_us, start_us)
@@ -354,7 +354,7 @@ def granted(store: LeasedStore, lease: Lease, size: int, wanted: int, sent_us: i
     elif lease.dry and 4 * wait_us < 3 * terms.life_us:
         lease.share = min(terms.fair, lease.share + 1 + lease.share // 8)
     lease.watch_low(store.trip_us)
-    watch(store, lease, now_us)
+    watch(store, lease, end_us if not lease.hurries(store.trip_us) else max(now_us + 1, start_us - 2 * store.trip_us))
     if store.attendant is not None:
         store.attendant.ring()
 
@@ -364,19 +364,20 @@ def granted(store: LeasedStore, lease: Lease, size: int, wanted: int, sent_us: i
 
 def several(store: LeasedStore, claims: list[Claim], commit: bool) -> Plan:
     """Several limits: what is in hand counts, the parent decides about the rest of all of them together."""
-    now_us = store.moment_us()
-    held = hold(store, claims, now_us, commit)
+    held = hold(store, claims, store.moment_us(), commit)
     asked = claims if not any(held) else [less(claim, part) for claim, part in zip(claims, held, strict=True)]
+    decision = None
     try:
         decision = yield from through(store, asked, 0, commit)
-    except BaseException:
-        put_back(store, claims, held if commit else [])
-        raise
-    if commit and not decision.allowed:
-        put_back(store, claims, held)
+    finally:
+        if commit and (decision is None or not decision.allowed):
+            for claim, part in zip(claims, held, strict=True):
+                put_back(store, store.agreed(claim.limit).leases.get(claim.key), part)
     if commit:
         notice(store, claims, decision)
-    return decision if not any(held) else beside(claims, decision, [0] * len(claims) if commit and decision.allowed else held)
+    if not any(held) or (commit and decision.allowed):
+        return decision
+    return beside(decision, held)
 
 
 def hold(store: LeasedStore, claims: Sequence[Claim], now_us: int, commit: bool) -> list[int]:
@@ -384,18 +385,18 @@ def hold(store: LeasedStore, claims: Sequence[Claim], now_us: int, commit: bool)
     found = []
     for claim in claims:
         lease = store.agreed(claim.limit).leases.get(claim.key)
-        part = 0 if lease is None else min(lease.in_hand(now_us), claim.cost)
-        if commit and part and lease is not None:
-            lease.spend(now_us, part)
+        part = 0
+        if lease is not None and claim.cost > 0:
+            with store.lock:
+                part = lease.withdraw(now_us, claim.cost) if commit else min(lease.in_hand(now_us), claim.cost)
         found.append(part)
     return found
 
 
-def put_back(store: LeasedStore, claims: Sequence[Claim], held: Sequence[int]) -> None:
+def put_back(store: LeasedStore, lease: Lease | None, part: int) -> None:
     """What was held, and is not spent after all."""
-    for claim, part in zip(claims, held, strict=False):
-        lease = store.agreed(claim.limit).leases.get(claim.key)
-        if part and lease is not None:
+    if lease is not None and part:
+        with store.lock:
             lease.put_back(store.moment_us(), MAX_WAIT, part)
 
 
@@ -415,11 +416,11 @@ def notice(store: LeasedStore, claims: Sequence[Claim], decision: Decision) -> N
             continue
         if not part.allowed and part.retry_us > 0:
             refuse(store, lease, claim.cost, claim.cost, now_us, part)
-        elif not lease.queued and lease.flight is None and lease.has_room(now_us) and lease.wanted(now_us, 1) > 1:
+        elif not lease.queued and lease.flight is None and lease.has_room() and lease.wanted(now_us, 1) > 1:
             store.ring(lease)
 
 
-def beside(claims: Sequence[Claim], decision: Decision, hands: Sequence[int]) -> Decision:
+def beside(decision: Decision, hands: Sequence[int]) -> Decision:
     """A decision about several limits with what is in hand beside it."""
     parts = [more(part, hand) for part, hand in zip(decision.decisions, hands, strict=True)]
     at = [part.name for part in decision.decisions].index(decision.name)
@@ -462,12 +463,11 @@ def giving_back(store: LeasedStore, claims: list[Claim], charged_at: int) -> Pla
     for claim in claims:
         lease = store.agreed(claim.limit).leases.get(claim.key)
         cost = claim.cost
-        if lease is not None and cost < 0:
-            paid = min(lease.in_hand(now_us), -cost)
-            lease.spend(now_us, paid)
-            cost += paid
-        elif lease is not None and charged_at >= 0:
-            cost -= lease.put_back(now_us, charged_at - store.apart_us, cost)
+        with store.lock:
+            if lease is not None and cost < 0:
+                cost += lease.withdraw(now_us, -cost)
+            elif lease is not None and charged_at >= 0:
+                cost -= lease.put_back(now_us, charged_at - store.apart_us, cost)
         if cost == claim.cost:
             yield "give_back", (store.theirs([claim]), charged_at)
         elif cost:
@@ -477,31 +477,47 @@ def giving_back(store: LeasedStore, claims: list[Claim], charged_at: int) -> Pla
 # In the background ---------------------------------------------------------------------------------------------------------
 
 
-def watch(store: LeasedStore, lease: Lease, now_us: int) -> None:
-    """Has a lease looked at when it ends."""
-    if not lease.watched:
-        lease.watched = True
-        at = max(now_us + 1, min(lease.end_us, now_us + store.life_us)) if lease.left else now_us + store.life_us
-        store.watched.append((at, lease))
+def watch(store: LeasedStore, lease: Lease, at_us: int) -> None:
+    """Has a lease looked at by then."""
+    if not lease.watch_us or at_us < lease.watch_us:
+        lease.watch_us = at_us
+        heapq.heappush(store.watched, (at_us, next(_turns), lease))
 
 
 def tidy(store: LeasedStore, now_us: int, budget: int) -> None:
     """Looks at leases that may have ended: what they still have is to go back, those that are idle are forgotten."""
     while store.watched and budget > 0 and store.watched[0][0] <= now_us:
         budget -= 1
-        lease = store.watched.popleft()[1]
-        lease.watched = False
+        at_us, _, lease = heapq.heappop(store.watched)
+        if at_us != lease.watch_us:  # it was looked at before
+            continue
+        lease.watch_us = 0
         idle = now_us - lease.seen_us >= store.life_us
-        for part in lease.spoiled(now_us, idle):
-            lease.thrifty = True
-            if not lease.refills_by_itself(part[0]):
-                store.spoiled.append((lease, *part))
+        retire(store, lease, now_us, idle)
         if idle and lease.trusted_until_us <= now_us and lease.flight is None:
-            with store.lock:
-                if lease.terms.leases.pop(lease.key, None) is not None:
-                    store.keys -= 1
-        else:
-            watch(store, lease, now_us)
+            forget(store, lease)
+            continue
+        if lease.dry and not lease.queued and lease.has_room():
+            store.ring(lease)
+        ends = [end for end in (lease.end_us * bool(lease.left), lease.next_end_us) if end > now_us]
+        watch(store, lease, min([*ends, now_us + store.life_us]))
+
+
+def retire(store: LeasedStore, lease: Lease, now_us: int, all_of_it: bool = False) -> None:
+    """What may no longer be spent goes back, unless that is not worth a call."""
+    with store.lock:
+        parts = lease.spoiled(now_us, all_of_it)
+    for part in parts:
+        lease.thrifty = True
+        if not lease.refills_by_itself(part[0]):
+            store.spoiled.append((lease, *part))
+
+
+def forget(store: LeasedStore, lease: Lease) -> None:
+    with store.lock:
+        if lease.terms.leases.get(lease.key) is lease:
+            del lease.terms.leases[lease.key]
+            store.keys -= 1
 
 
 def everything(store: LeasedStore) -> list[Any]:
@@ -509,14 +525,16 @@ def everything(store: LeasedStore) -> list[Any]:
     found: list[Any] = [store.spoiled.popleft() for _ in range(len(store.spoiled))]
     for terms in list(store.terms.values()):
         for lease in list(terms.leases.values()):
-            found += [(lease, *part) for part in lease.spoiled(0, True)]
+            with store.lock:
+                found += [(lease, *part) for part in lease.spoiled(0, True)]
     return found
 
 
 def all_in_hand(store: LeasedStore, claims: Sequence[Claim]) -> list[Any]:
     """Everything in hand for these keys, taken out."""
     leases = [store.agreed(claim.limit).leases.get(claim.key) for claim in claims]
-    return [(lease, *part) for lease in leases if lease is not None for part in lease.spoiled(0, True)]
+    with store.lock:
+        return [(lease, *part) for lease in leases if lease is not None for part in lease.spoiled(0, True)]
 
 
 def returning(store: LeasedStore, spoiled: Iterable[Any]) -> Plan:
@@ -540,11 +558,11 @@ def tending(store: LeasedStore) -> Plan:
     spoiled = [store.spoiled.popleft() for _ in range(len(store.spoiled))]
     yield from returning(store, spoiled)
     while store.due:
-        wants = []
+        wants: list[tuple[Lease, int, int]] = []
         while store.due and len(wants) < FETCHES:
             lease = store.due.popleft()
             lease.queued = False
-            if lease.flight is None and lease.has_room(now_us):
+            if lease.flight is None and lease.has_room():
                 wants.append((lease, 1, lease.wanted(now_us, 1)))
         if wants:
             yield from fetching(store, wants)
