@@ -74,6 +74,28 @@ def test_a_large_turn_is_several_calls_in_one_write(valkey: Valkey) -> None:
     run(work)
 
 
+def test_the_first_use_of_a_limit_is_shared(valkey: Valkey) -> None:
+    """Sixty tasks that use a limit for the first time make it known once, and are decided together."""
+
+    async def work() -> None:
+        async with RedisStore(valkey.url, prefix="first") as store:
+            limiter, before = AsyncLimiter(HUNDRED, store=store), scripts(valkey)
+            assert sum(map(bool, await asyncio.gather(*[limiter.hit("k") for _ in range(60)]))) == 60
+            assert scripts(valkey) - before <= 4  # two calls, each perhaps with its script
+
+    run(work)
+
+
+def test_many_keys_at_one_moment_are_one_call(valkey: Valkey) -> None:
+    """`hit_many` of a thousand keys is one script call: they are decided at one moment."""
+    with RedisStore(valkey.url, prefix="thousand", timeout="5s") as store:
+        limiter = Limiter(HUNDRED, store=store)
+        limiter.hit_many(["w", "x"])
+        before = scripts(valkey)
+        assert len({one.start_us for one in limiter.hit_many([f"k{number}" for number in range(1000)])}) == 1
+        assert scripts(valkey) - before == 1
+
+
 @pytest.mark.parametrize("limits", [1, 5])
 def test_a_decision_is_one_round_trip_whatever_the_number_of_limits(valkey: Valkey, limits: int) -> None:
     """One limit or five, hit or reservation or many keys, in both colours: one script call."""

@@ -7,7 +7,7 @@ cdef class Terms(Place):
     cdef readonly NamedLimit named, theirs
     cdef readonly dict leases
     cdef readonly bint leased, paced, walled
-    cdef readonly long long fixed, most, life_us
+    cdef readonly long long fair, fixed, most, life_us
     cdef readonly double tokens_us
 
 cdef class Lease:
@@ -16,9 +16,9 @@ cdef class Lease:
     cdef public long long left, size, start_us, end_us, charged_at, since_us
     cdef public long long next_left, next_size, next_start_us, next_end_us, next_charged_at, next_since_us
     cdef public long long denied_least, denied_most, denied_until_us, denied_left, trusted_until_us, reset_us
-    cdef public long long low, used, seen_us, mark_us, share, spare, turns
+    cdef public long long low, used, seen_us, mark_us, share, spare, turns, watch_us
     cdef public double rate
-    cdef public bint dry, queued, thrifty, watched
+    cdef public bint dry, queued, thrifty
     cdef public object flight
     cdef long long hand(self, long long now_us) noexcept nogil
     cdef bint take(self, long long now_us, long long cost) noexcept nogil

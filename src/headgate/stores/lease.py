@@ -38,9 +38,11 @@ from ..algorithms.fixed_window import FixedWindow
 class Terms(Place):
     """How one limit is leased: whether at all, in what sizes, and under which limit the parent knows it."""
 
-    __slots__ = ("fixed", "leased", "leases", "life_us", "most", "named", "paced", "theirs", "tokens_us", "walled")
+    __slots__ = ("fair", "fixed", "leased", "leases", "life_us", "most", "named", "paced", "theirs", "tokens_us", "walled")
 
-    def __init__(self, store: Near, named: NamedLimit, theirs: NamedLimit, fixed: cython.longlong, life_us: cython.longlong) -> None:
+    def __init__(
+        self, store: Near, named: NamedLimit, theirs: NamedLimit, fixed: cython.longlong, life_us: cython.longlong
+    ) -> None:
         limit: Limit = theirs.limit
         super().__init__(store, named, 1, 0)
         self.named = named
@@ -53,6 +55,7 @@ class Terms(Place):
         self.most = max(1, limit.capacity // 4) if fixed == 0 else min(fixed, limit.capacity)
         self.fixed = 0 if fixed == 0 else self.most
         self.tokens_us = float(limit.count) / float(limit.period)
+        self.fair = max(1, min(self.most, int(self.tokens_us * life_us / 2)))  # where there is not enough for all
 
 
 @cython.cclass
@@ -63,22 +66,22 @@ class Lease:
     __slots__ = ("charged_at", "denied_least", "denied_left", "denied_most", "denied_until_us", "dry", "end_us", "flight", "key",
                  "left", "low", "mark_us", "next_charged_at", "next_end_us", "next_left", "next_since_us", "next_size",
                  "next_start_us", "queued", "rate", "reset_us", "seen_us", "share", "since_us", "size", "spare", "start_us",
-                 "terms", "thrifty", "trusted_until_us", "turns", "used", "watched")
+                 "terms", "thrifty", "trusted_until_us", "turns", "used", "watch_us")
     # fmt: on
 
     def __init__(self, terms: Terms, key: str, now_us: cython.longlong) -> None:
         self.terms = terms
         self.key = key
         self.seen_us = self.mark_us = now_us
-        self.share = max(1, min(terms.most, int(terms.tokens_us * terms.life_us / 2)))
+        self.share = terms.fair
         self.low = -1
         if not cython.compiled:
             self.left = self.size = self.start_us = self.end_us = self.charged_at = self.since_us = 0
             self.next_left = self.next_size = self.next_start_us = self.next_end_us = self.next_charged_at = 0
             self.next_since_us = self.denied_least = self.denied_most = self.denied_until_us = self.denied_left = 0
-            self.reset_us = self.used = self.spare = self.turns = self.trusted_until_us = 0
+            self.reset_us = self.used = self.watch_us = self.spare = self.turns = self.trusted_until_us = 0
             self.rate = 0.0
-            self.dry = self.queued = self.thrifty = self.watched = False
+            self.dry = self.queued = self.thrifty = False
             self.flight: Any = None
 
     # Spending --------------------------------------------------------------------------------------------------
@@ -148,8 +151,13 @@ class Lease:
     def in_hand(self, now_us: int) -> int:
         return self.hand(now_us)
 
-    def spend(self, now_us: int, cost: int) -> bool:
-        return bool(self.take(now_us, cost))
+    def withdraw(self, now_us: cython.longlong, most: cython.longlong) -> int:
+        """Takes out as much as is in hand, up to `most`; how much that was."""
+        found: cython.longlong = self.hand(now_us)
+        if found > most:
+            found = most
+        self.take(now_us, found)
+        return found
 
     def refused_us(self, now_us: int, cost: int) -> int:
         return self.retry_us(now_us, cost)
@@ -157,32 +165,45 @@ class Lease:
     def is_empty(self) -> bool:
         return bool(self.left == 0 and self.next_left == 0)
 
-    def has_room(self, now_us: int) -> bool:
-        """Whether another batch may be fetched: never more than one behind the one that is being spent."""
-        return bool(self.next_left == 0 and (self.left == 0 or now_us < self.end_us))
+    def has_room(self) -> bool:
+        """Whether another batch may be fetched: one behind the one that is being spent, when that runs low or is scarce."""
+        return bool(self.next_left == 0 and (self.dry or self.left <= max(0, self.low)))
 
-    def put(self, size: int, start_us: int, end_us: int, charged_at: int, since_us: int) -> None:
+    def hurries(self, trip_us: int) -> bool:
+        """Whether a scarce batch is gone before an answer comes, so that the next has to be asked for as it begins."""
+        return bool(self.dry and self.rate * 8 * trip_us > self.size)
+
+    def put(
+        self,
+        size: cython.longlong,
+        start_us: cython.longlong,
+        end_us: cython.longlong,
+        charged_at: cython.longlong,
+        since_us: cython.longlong,
+    ) -> None:
         """A batch that the parent granted."""
+        self.next_left = self.next_size = size
+        self.next_start_us = start_us
+        self.next_end_us = end_us
+        self.next_charged_at = charged_at
+        self.next_since_us = since_us
         if self.left == 0:
-            self.left = self.size = size
-            self.start_us, self.end_us, self.charged_at, self.since_us = start_us, end_us, charged_at, since_us
-        else:
-            self.next_left = self.next_size = size
-            self.next_start_us, self.next_end_us, self.next_charged_at = start_us, end_us, charged_at
-            self.next_since_us = since_us
+            self.move_up()
 
-    def spoiled(self, now_us: int, all_of_it: bool = False) -> list[tuple[int, int, int]]:
+    def spoiled(self, now_us: cython.longlong, all_of_it: cython.bint = False) -> list[tuple[int, int, int]]:
         """Takes out what may no longer be spent (or everything), as (left, size, charged_at) of each batch."""
-        found = []
-        if self.next_left and (all_of_it or now_us >= self.next_end_us):
-            found.append((int(self.next_left), int(self.next_size), int(self.next_charged_at)))
-            self.next_left = self.next_size = 0
-        if self.left and (all_of_it or now_us >= self.end_us):
-            found.append((int(self.left), int(self.size), int(self.charged_at)))
+        later: cython.longlong = 0
+        first: cython.longlong = 0
+        if all_of_it or now_us >= self.next_end_us:
+            later = self.next_left
+            self.next_left = 0
+        if all_of_it or now_us >= self.end_us:
+            first = self.left
             self.left = self.end_us = 0
-            if self.next_left:
-                self.move_up()
-        return found
+        parts = [(later, int(self.next_size), int(self.next_charged_at)), (first, int(self.size), int(self.charged_at))]
+        if first and self.left == 0 and self.next_left:
+            self.move_up()
+        return [part for part in parts if part[0]]
 
     def deny(self, least: int, most: int, until_us: int, trusted_until_us: int, remaining: int = 0) -> None:
         """Nothing between these costs before a moment; the parent is asked again after a while, others may have given back."""
@@ -199,7 +220,7 @@ class Lease:
         self.left = self.next_left = 0
         self.forgive()
 
-    def put_back(self, now_us: int, spent_us: int, cost: int) -> int:
+    def put_back(self, now_us: cython.longlong, spent_us: cython.longlong, cost: cython.longlong) -> int:
         """Takes back what was spent at `spent_us`, if the batch it came from may still be spent; how much that was."""
         if self.since_us <= spent_us and now_us < self.end_us and self.left + cost <= self.size:
             self.left += cost

@@ -19,4 +19,5 @@ cdef class LeasedStore(Near):
     cdef Terms terms_of(self, NamedLimit named)
     cdef Decision from_hand(self, NamedLimit named, str key, long long cost, long long max_wait_us, bint commit)
     cdef Decision spent(self, Terms terms, Lease lease, long long now_us, long long more)
-    cdef Decision refused(self, Terms terms, Lease lease, long long now_us, long long retry_us)
+    cdef Decision refused(self, Terms terms, Lease lease, long long now_us)
+    cdef Decision from_hands(self, list claims, bint commit)

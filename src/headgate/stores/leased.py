@@ -28,7 +28,7 @@ except ModuleNotFoundError:
 
 if cython.compiled:
     from cython.cimports.headgate.algorithms.claim import Claim, NamedLimit
-    from cython.cimports.headgate.algorithms.verdict import PLAIN
+    from cython.cimports.headgate.algorithms.verdict import PLAIN, REFUSED
     from cython.cimports.headgate.decision import Decision
     from cython.cimports.headgate.monotonic import monotonic_us
     from cython.cimports.headgate.stores.contract import Store
@@ -36,23 +36,26 @@ if cython.compiled:
     from cython.cimports.headgate.stores.near import Near, blank
 else:
     from ..algorithms.claim import Claim, NamedLimit
-    from ..algorithms.verdict import PLAIN
+    from ..algorithms.verdict import PLAIN, REFUSED
     from ..clock import monotonic_us
     from ..decision import Decision
     from .contract import Store
     from .lease import Lease, Terms
     from .near import Near, blank
 
+from ..algorithms.all_of import together
 from ..algorithms.leaky_bucket import LeakyBucket
 from ..algorithms.token_bucket import TokenBucket
 from ..clock import SystemClock
-from ..errors import ConfigurationError, InvalidLimit
+from ..errors import ConfigurationError, InvalidLimit, StoreError
 from ..rate import Duration, Rate, duration_us
 from . import wholesale
 from .attendant import Attendant
 from .near import checked, only_claims, patience_us
 
 log = logging.getLogger("headgate")
+#: The longest that the background waits after failures.
+MOST_BACKOFF_US = 5_000_000
 
 
 @cython.cclass
@@ -94,12 +97,13 @@ class LeasedStore(Near):
         """Nothing in hand: at first, and in the child of a fork, whose leases are its parent's."""
         for terms in self.terms.values():
             terms.leases.clear()
-        self.last = self.last_named = None
+        self.last: Any = None
+        self.last_named: Any = None
         self.keys = 0
         self.backoff_us = self.quiet_until_us = 0
         self.due: deque[Lease] = deque()
-        self.watched: deque[Any] = deque()
-        self.spoiled: deque[Any] = deque()
+        self.watched: list[Any] = []
+        self.spoiled: deque[Any] = deque(maxlen=self.max_keys)
         self.attendant: Any = None if self.controlled else Attendant(self)
 
     def _renew_lock(self) -> None:
@@ -115,7 +119,7 @@ class LeasedStore(Near):
     @cython.cfunc
     def now(self) -> cython.longlong:
         if self.controlled:
-            return self.store.now_us()  # type: ignore[no-any-return]
+            return self.store.now_us()
         return monotonic_us() + self.offset_us
 
     @property
@@ -134,7 +138,8 @@ class LeasedStore(Near):
             return told_us
         now_us: cython.longlong = self.now()
         self.trip_us += (now_us - sent_us - self.trip_us) // 4
-        self.apart_us = told_us - (now_us + sent_us) // 2
+        if not isinstance(self.store.clock, SystemClock):
+            self.apart_us = told_us - (now_us + sent_us) // 2
         return now_us
 
     def moment_us(self) -> int:
@@ -207,7 +212,7 @@ class LeasedStore(Near):
                 return self.spent(terms, lease, now_us, 0)
         retry: cython.longlong = lease.retry_us(now_us, cost)
         if retry > 0 and max_wait_us <= 0:
-            return self.refused(terms, lease, now_us, retry)
+            return self.refused(terms, lease, now_us)
         return None
 
     @cython.cfunc
@@ -225,7 +230,7 @@ class LeasedStore(Near):
         return decision
 
     @cython.cfunc
-    def refused(self, terms: Terms, lease: Lease, now_us: cython.longlong, retry_us: cython.longlong) -> Decision:
+    def refused(self, terms: Terms, lease: Lease, now_us: cython.longlong) -> Decision:
         decision: Decision = blank(self, terms)
         decision.allowed = False
         decision.limit = terms.limit.capacity
@@ -238,12 +243,13 @@ class LeasedStore(Near):
             decision.__class__ = Decision
         return decision
 
-    def told(self, terms: Terms, lease: Lease, now_us: int, cost: int, more: int) -> Decision | None:
+    def told(self, terms: Terms, lease: Lease, now_us: int, cost: int) -> Decision | None:
         """What a call is told after the parent was asked for a batch."""
-        if lease.take(now_us, cost):
-            return self.spent(terms, lease, now_us, more)
-        retry: cython.longlong = lease.retry_us(now_us, cost)
-        return self.refused(terms, lease, now_us, retry) if retry > 0 else None
+        with self._lock:
+            if lease.take(now_us, cost):
+                return self.spent(terms, lease, now_us, lease.spare)
+            retry: cython.longlong = lease.retry_us(now_us, cost)
+            return self.refused(terms, lease, now_us) if retry > 0 else None
 
     @cython.ccall
     def one(
@@ -256,7 +262,7 @@ class LeasedStore(Near):
             with self._lock:
                 decision = self.from_hand(named, key, cost, max_wait_us, commit)
         if decision is None:
-            decision = wholesale.run(self, wholesale.asking(self, self.terms_of(named), key, cost, max_wait_us, commit))
+            decision = wholesale.run(self, wholesale.deciding(self, [Claim(named, key, cost)], max_wait_us, commit))
         return decision
 
     @cython.ccall
@@ -266,18 +272,56 @@ class LeasedStore(Near):
         with self._lock:
             return self.from_hand(named, key, cost, 0, True)
 
-    def several_from_hand(self, claims: list[Claim]) -> Decision | None:
-        """Several limits from their leases: all of them, or nothing."""
-        return None
+    @cython.cfunc
+    def from_hands(self, claims: list, commit: cython.bint) -> Decision | None:  # type: ignore[type-arg]
+        """Several limits: the answer when all of them are in hand, or when one of them is known to refuse; otherwise None."""
+        i: cython.Py_ssize_t
+        claim: Claim
+        lease: Lease
+        leases: list = []  # type: ignore[type-arg]
+        for claim in claims:
+            leases.append(self.terms_of(claim.named).leases.get(claim.key))
+            if leases[-1] is None or claim.cost <= 0:
+                return None
+        now_us: cython.longlong = self.now()
+        start_us: cython.longlong = now_us
+        missing: cython.bint = False
+        for i in range(len(claims)):  # from here to the end of taking, nothing comes in between
+            claim = claims[i]
+            lease = leases[i]
+            missing = missing or lease.hand(now_us) < claim.cost
+        for i in range(len(claims)):
+            claim = claims[i]
+            lease = leases[i]
+            if commit:
+                lease.used += claim.cost
+                lease.seen_us = now_us
+            if commit and not missing:
+                lease.take(now_us, claim.cost)
+            claim.start = now_us + self.apart_us
+            claim.remaining = lease.hand(now_us)
+            claim.reset = (lease.reset_us if lease.reset_us > now_us else now_us) + self.apart_us
+            if missing and claim.remaining < claim.cost and lease.retry_us(now_us, claim.cost) > 0:
+                claim.start = start_us = REFUSED
+                claim.retry = lease.denied_until_us + self.apart_us
+        if missing and start_us >= 0:
+            return None
+        if not missing and commit:
+            for lease in leases:
+                if lease.left <= lease.low and not lease.queued and lease.next_left == 0:
+                    self.ring(lease)
+        return together(claims, now_us + self.apart_us, start_us if start_us < 0 else now_us + self.apart_us)
 
     # Deciding --------------------------------------------------------------------------------------------------
 
     def ram(self, claims: Sequence[Claim], wait_us: int, commit: bool) -> Any:
         """(the claims, and the answer if RAM has it)."""
         asked = checked(claims)
-        if len(asked) > 1:
+        if len(asked) > 1 and (wait_us or self.exact):
             return asked, None
         with self._lock:
+            if len(asked) > 1:
+                return asked, self.from_hands(asked, commit)
             return asked, self.from_hand(asked[0].named, asked[0].key, asked[0].cost, wait_us, commit)
 
     def decide(self, claims: Sequence[Claim], max_wait_us: int | None = 0, commit: bool | int = True) -> Decision:
@@ -384,6 +428,21 @@ class LeasedStore(Near):
         if self.attendant is not None:
             self.attendant.ring()
 
+    def pause_s(self) -> float | None:
+        """Seconds until the background has something to do; None: until somebody rings."""
+        now_us: cython.longlong = self.now()
+        at: Any = self.watched[0][0] if self.watched else None
+        if self.due or self.spoiled:
+            at = self.quiet_until_us
+        return None if at is None else max(0, at - now_us) / 1e6
+
+    def failed(self, error: Exception) -> None:
+        """The background could not reach the parent: it is counted, and left in peace for a while, longer each time."""
+        self.failures += 1
+        self.backoff_us = min(MOST_BACKOFF_US, max(self.life_us, 2 * self.backoff_us))
+        self.quiet_until_us = self.now() + self.backoff_us
+        log.warning("leases of %r: %s; asking again in %.1f s", self.store, error, self.backoff_us / 1e6)
+
     def tend(self) -> None:
         """What the background does, in one step: gives back what expired, fetches what runs low, forgets what is idle."""
         wholesale.run(self, wholesale.tending(self))
@@ -402,18 +461,24 @@ class LeasedStore(Near):
         """Gives everything in hand back, ends the background, and closes the parent."""
         if self.attendant is not None:
             self.attendant.close()
-        self.return_all()
+        try:
+            self.return_all()
+        except StoreError as error:
+            log.warning("leases of %r could not be given back: %s", self.store, error)
         self.store.close()
 
     async def aclose(self) -> None:
         if self.attendant is not None:
             self.attendant.close()
-        await self.areturn_all()
+        try:
+            await self.areturn_all()
+        except StoreError as error:
+            log.warning("leases of %r could not be given back: %s", self.store, error)
         await self.store.aclose()
 
 
 def stretched(limit: Any, life_us: int) -> Any:
-    """The same limit with its count in a period that is longer by one lease life, or by a little more if that can't be counted."""
+    """The same limit with its count in a period longer by one lease life, or by a little more where that can't be counted."""
     step = 1
     while step <= limit.period + life_us:
         period = -(-(limit.period + life_us) // step) * step

@@ -1,7 +1,7 @@
 """What is asked of a lease's parent, told apart from how: plans that both colours follow.
 
-A plan is a generator. It yields a call for the parent, `(verb, arguments)`, or a `Flight` to wait for, and is sent the answer. `run`
-drives it with the parent's sync face, `arun` with its async one.
+A plan is a generator. It yields a call for the parent, `(verb, arguments)`, or a `Flight` to wait for, and is sent the answer.
+`run` drives it with the parent's sync face, `arun` with its async one.
 
     cold      a key without demand: the call itself goes to the parent, and its answer comes back as it is
     filling   a batch. When the whole batch is not there, what is there; when nothing is and tokens come one by one, a batch that
@@ -14,24 +14,30 @@ drives it with the parent's sync face, `arun` with its async one.
 from __future__ import annotations
 
 import asyncio
+import heapq
+import itertools
 import threading
 from collections.abc import Generator, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..algorithms.claim import Claim
 from ..algorithms.verdict import MAX_WAIT
-from ..decision import Decision
+from ..decision import Decision, Decisions
 from ..errors import StoreError
+from .attendant import running_loop
 from .lease import Lease, Terms
 
 if TYPE_CHECKING:
     from .leased import LeasedStore
 
 Plan = Generator[Any, Any, Any]
+_turns = itertools.count()
 #: A refusal is believed for so long; then the parent is asked again, since others may have given back.
 TRUST_US = 1_000_000
 #: So many keys go back in one call.
 GROUP = 256
+#: So many keys are fetched in one call.
+FETCHES = 64
 #: Fewer than this go back one by one, each to the moment at which it was charged.
 FEW = 8
 
@@ -86,7 +92,7 @@ def run(store: LeasedStore, plan: Plan) -> Any:
         while True:
             try:
                 if isinstance(step, Flight):
-                    answer = step.wait()
+                    step.wait()
                 else:
                     answer = getattr(store.store, step[0])(*step[1])
             except BaseException as error:
@@ -105,7 +111,7 @@ async def arun(store: LeasedStore, plan: Plan) -> Any:
         while True:
             try:
                 if isinstance(step, Flight):
-                    answer = await step.await_it()
+                    await step.await_it()
                 else:
                     answer = await getattr(store.store, "a" + step[0])(*step[1])
             except BaseException as error:
@@ -116,26 +122,28 @@ async def arun(store: LeasedStore, plan: Plan) -> Any:
         return end.value
 
 
-def running_loop() -> Any:
-    """The loop whose turn this is, if any."""
-    try:
-        return asyncio.get_running_loop()
-    except RuntimeError:
-        return None
-
-
 # One limit -------------------------------------------------------------------------------------------------------------
 
 
 def deciding(store: LeasedStore, claims: list[Claim], wait_us: int, commit: bool) -> Plan:
     """One decision that RAM could not make."""
+    patient = wait_us > 0 and not any(not claim.limit.limit.reserves for claim in claims)
+    if store.exact and len(claims) > 1:
+        return (yield from through(store, claims, wait_us, commit))
+    if patient and commit:
+        return (yield from waiting(store, claims, wait_us))
+    if patient:
+        return (yield from through(store, claims, wait_us, commit))
     if len(claims) > 1:
-        return (yield from through(store, claims, wait_us, commit))
+        return (yield from several(store, claims, commit))
     claim = claims[0]
-    terms = store.agreed(claim.limit)
-    if not terms.leased or (store.exact and wait_us):
-        return (yield from through(store, claims, wait_us, commit))
-    return (yield from asking(store, terms, claim.key, claim.cost, wait_us, commit))
+    return (yield from asking(store, store.agreed(claim.limit), claim.key, claim.cost, commit))
+
+
+def waiting(store: LeasedStore, claims: list[Claim], wait_us: int) -> Plan:
+    """What may wait stands in the parent's line, with nothing of this node ahead of it."""
+    yield from returning(store, all_in_hand(store, claims))
+    return (yield from through(store, claims, wait_us, True))
 
 
 def through(store: LeasedStore, claims: Sequence[Claim], wait_us: int, commit: bool) -> Plan:
@@ -146,15 +154,13 @@ def through(store: LeasedStore, claims: Sequence[Claim], wait_us: int, commit: b
     return (yield "decide", (theirs, None if wait_us >= MAX_WAIT else wait_us, commit))
 
 
-def asking(store: LeasedStore, terms: Terms, key: str, cost: int, wait_us: int, commit: bool) -> Plan:
-    """One limit, one key."""
+def asking(store: LeasedStore, terms: Terms, key: str, cost: int, commit: bool) -> Plan:
+    """One limit, one key, now."""
     if not terms.leased or cost <= 0:
-        return (yield from through(store, [Claim(terms.named, key, cost)], wait_us, commit))
+        return (yield from through(store, [Claim(terms.named, key, cost)], 0, commit))
     lease: Lease | None = terms.leases.get(key)
     if not commit:
-        return (yield from peeking(store, terms, lease, key, cost, wait_us))
-    if wait_us and terms.limit.reserves:
-        return (yield from waiting(store, terms, lease, key, cost, wait_us))
+        return (yield from peeking(store, terms, lease, key, cost))
     for _ in range(3):
         if lease is None and (store.exact or not terms.fixed):
             break
@@ -175,26 +181,17 @@ def asking(store: LeasedStore, terms: Terms, key: str, cost: int, wait_us: int, 
         yield flight
         if flight.error is not None:
             raise flight.error
-        found = store.told(terms, lease, store.moment_us(), cost, 0)
+        found = store.told(terms, lease, store.moment_us(), cost)
         if found is not None:
             return found
     return (yield from cold(store, terms, lease, key, cost))
 
 
-def peeking(store: LeasedStore, terms: Terms, lease: Lease | None, key: str, cost: int, wait_us: int) -> Plan:
+def peeking(store: LeasedStore, terms: Terms, lease: Lease | None, key: str, cost: int) -> Plan:
     """What a hit would be told: what is in hand counts, the parent is asked about the rest."""
     hand = 0 if lease is None else lease.in_hand(store.moment_us())
-    claim = Claim(terms.theirs, key, max(0, cost - hand))
-    decision = yield "decide", ([claim], None if wait_us >= MAX_WAIT else wait_us, False)
+    decision = yield "decide", ([Claim(terms.theirs, key, max(0, cost - hand))], 0, False)
     return with_hand(terms, decision, hand)
-
-
-def waiting(store: LeasedStore, terms: Terms, lease: Lease | None, key: str, cost: int, wait_us: int) -> Plan:
-    """What may wait stands in the parent's line, with nothing of this node ahead of it."""
-    if lease is not None:
-        now_us = store.moment_us()
-        yield from returning(store, [(lease, *part) for part in lease.spoiled(now_us, True)])
-    return (yield from through(store, [Claim(terms.named, key, cost)], wait_us, True))
 
 
 def cold(store: LeasedStore, terms: Terms, lease: Lease | None, key: str, cost: int) -> Plan:
@@ -203,18 +200,17 @@ def cold(store: LeasedStore, terms: Terms, lease: Lease | None, key: str, cost: 
     if lease is not None:
         turns = lease.turns
         now_us = store.moment_us()
-        held = lease.in_hand(now_us)
-        lease.spend(now_us, held)
+        with store.lock:
+            held = lease.withdraw(now_us, cost)
     sent_us = store.moment_us() if not store.controlled else 0
     try:
         decision = yield "decide", ([Claim(terms.theirs, key, cost - held)], 0, True)
     except BaseException:
-        if lease is not None and held:
-            lease.put_back(store.moment_us(), MAX_WAIT, held)
+        put_back(store, lease, held)
         raise
     now_us = store.heard(decision, sent_us)
-    if not decision.allowed and held and lease is not None:
-        lease.put_back(now_us, MAX_WAIT, held)
+    if not decision.allowed:
+        put_back(store, lease, held)
     if lease is None:
         if store.exact and (decision.allowed or decision.retry_us < 0):
             return with_hand(terms, decision, 0)
@@ -259,7 +255,7 @@ def remembered(store: LeasedStore, terms: Terms, key: str, cost: int, now_us: in
             terms.leases[key] = lease
             lease.used = cost
             store.keys += 1
-            watch(store, lease, now_us)
+            watch(store, lease, now_us + store.life_us)
         return lease
 
 
@@ -268,29 +264,43 @@ def remembered(store: LeasedStore, terms: Terms, key: str, cost: int, now_us: in
 
 def leading(store: LeasedStore, terms: Terms, lease: Lease, cost: int, wanted: int) -> Plan:
     """Fetches a batch for everybody who needs it, and answers its own call from it."""
-    flight = lease.flight = Flight(running_loop())
-    decision = None
-    try:
-        plan = filling(store, lease, cost, wanted)
-        ask = next(plan)
-        while True:
-            decision = yield "decide", ([ask[0]], ask[1], True)
-            ask = plan.send(decision)
-    except StopIteration:
-        pass
-    except StoreError as error:
-        flight.error = error
-        raise
-    finally:
-        lease.flight = None
-        flight.land()
-    more = decision.remaining if decision is not None and decision.allowed else 0
-    found = store.told(terms, lease, store.moment_us(), cost, more)
+    yield from fetching(store, [(lease, cost, wanted)])
+    found = store.told(terms, lease, store.moment_us(), cost)
     return found if found is not None else (yield from cold(store, terms, lease, lease.key, cost))
 
 
+def fetching(store: LeasedStore, wants: Iterable[tuple[Lease, int, int]]) -> Plan:
+    """Batches for some leases, those that are asked for in the same way in one call."""
+    flights = [(lease, Flight(running_loop())) for lease, _, _ in wants]
+    for lease, flight in flights:
+        lease.flight = flight
+    try:
+        asks = [(plan, plan.send(None)) for plan in (filling(store, *want) for want in wants)]
+        while asks:
+            late = asks[0][1][1]
+            now = [ask for ask in asks if ask[1][1] == late]
+            asks = [ask for ask in asks if ask[1][1] != late]
+            if len(now) == 1:
+                answers = [(yield "decide", ([now[0][1][0]], late, True))]
+            else:
+                answers = yield "decide_many", ([[ask[1][0]] for ask in now], late)
+            for (plan, _), answer in zip(now, answers, strict=True):
+                try:
+                    asks.append((plan, plan.send(answer)))
+                except StopIteration:
+                    pass
+    except StoreError as error:
+        for _, flight in flights:
+            flight.error = error
+        raise
+    finally:
+        for lease, flight in flights:
+            lease.flight = None
+            flight.land()
+
+
 def filling(store: LeasedStore, lease: Lease, cost: int, wanted: int) -> Plan:
-    """Asks for a batch until something is granted or nothing is there: yields (claim, how late it may begin), is sent Decisions."""
+    """Asks for a batch until something is granted or nothing is there: yields (claim, how late it may begin), is sent answers."""
     terms = lease.terms
     patience = terms.life_us if terms.paced else 0
     size, ahead = wanted, 0
@@ -304,14 +314,15 @@ def filling(store: LeasedStore, lease: Lease, cost: int, wanted: int) -> Plan:
         if turns != lease.turns:  # reset meanwhile: whether this was charged before or after, nobody knows
             return
         if decision.allowed:
-            granted(store, lease, size, sent_us, now_us, decision)
+            granted(store, lease, size, wanted, sent_us, now_us, decision)
             return
         if decision.retry_us < 0:
             return
         if not lease.dry and size > cost and decision.remaining >= cost:  # a part of it is there
             size = min(size - 1, decision.remaining)
             continue
-        if terms.walled or (ahead == patience and (size == cost or (not ahead and decision.retry_us <= terms.life_us))):
+        soon = ahead == 0 and decision.retry_us <= terms.life_us
+        if terms.walled or (ahead == patience and (size == cost or soon)):
             break
         if lease.dry:
             lease.share = max(1, lease.share * 3 // 4)
@@ -321,25 +332,29 @@ def filling(store: LeasedStore, lease: Lease, cost: int, wanted: int) -> Plan:
     refuse(store, lease, cost, size, now_us, decision, ahead)
 
 
-def granted(store: LeasedStore, lease: Lease, size: int, sent_us: int, now_us: int, decision: Decision) -> None:
+def granted(store: LeasedStore, lease: Lease, size: int, wanted: int, sent_us: int, now_us: int, decision: Decision) -> None:
     """A batch is in hand, now or from a moment to come."""
     terms, wait_us = lease.terms, decision.wait_us
     end_us = sent_us + wait_us + terms.life_us
     if terms.walled:
         end_us = min(end_us, sent_us + decision.reset_us)
     start_us = now_us + wait_us if wait_us else sent_us
-    lease.put(size, start_us, end_us, decision.start_us, sent_us)
+    retire(store, lease, now_us)
+    with store.lock:
+        lease.put(size, start_us, end_us, decision.start_us, sent_us)
     if wait_us:
         lease.dry = True
         lease.deny(1, size, start_us, start_us)
-        if 4 * wait_us > 3 * terms.life_us:
-            lease.share = max(1, lease.share - 1)
-        elif 2 * wait_us < terms.life_us:
-            lease.share = min(terms.most, lease.share + 1 + lease.share // 8)
+    elif not lease.dry and size < wanted // 2:
+        lease.dry = not terms.walled
     elif terms.paced or decision.remaining >= size:
         lease.dry = False
+    if lease.dry and 16 * wait_us > 15 * terms.life_us:
+        lease.share = max(1, lease.share - 1)
+    elif lease.dry and 4 * wait_us < 3 * terms.life_us:
+        lease.share = min(terms.fair, lease.share + 1 + lease.share // 8)
     lease.watch_low(store.trip_us)
-    watch(store, lease, now_us)
+    watch(store, lease, end_us if not lease.hurries(store.trip_us) else max(now_us + 1, start_us - 2 * store.trip_us))
     if store.attendant is not None:
         store.attendant.ring()
 
@@ -347,21 +362,94 @@ def granted(store: LeasedStore, lease: Lease, size: int, sent_us: int, now_us: i
 # Several limits, several decisions -----------------------------------------------------------------------------------------
 
 
+def several(store: LeasedStore, claims: list[Claim], commit: bool) -> Plan:
+    """Several limits: what is in hand counts, the parent decides about the rest of all of them together."""
+    held = hold(store, claims, store.moment_us(), commit)
+    asked = claims if not any(held) else [less(claim, part) for claim, part in zip(claims, held, strict=True)]
+    decision = None
+    try:
+        decision = yield from through(store, asked, 0, commit)
+    finally:
+        if commit and (decision is None or not decision.allowed):
+            for claim, part in zip(claims, held, strict=True):
+                put_back(store, store.agreed(claim.limit).leases.get(claim.key), part)
+    if commit:
+        notice(store, claims, decision)
+    if not any(held) or (commit and decision.allowed):
+        return decision
+    return beside(decision, held)
+
+
+def hold(store: LeasedStore, claims: Sequence[Claim], now_us: int, commit: bool) -> list[int]:
+    """How much of each claim is in hand; taken out of it, to be spent or put back."""
+    found = []
+    for claim in claims:
+        lease = store.agreed(claim.limit).leases.get(claim.key)
+        part = 0
+        if lease is not None and claim.cost > 0:
+            with store.lock:
+                part = lease.withdraw(now_us, claim.cost) if commit else min(lease.in_hand(now_us), claim.cost)
+        found.append(part)
+    return found
+
+
+def put_back(store: LeasedStore, lease: Lease | None, part: int) -> None:
+    """What was held, and is not spent after all."""
+    if lease is not None and part:
+        with store.lock:
+            lease.put_back(store.moment_us(), MAX_WAIT, part)
+
+
+def less(claim: Claim, part: int) -> Claim:
+    return Claim(claim.limit, claim.key, claim.cost - part)
+
+
+def notice(store: LeasedStore, claims: Sequence[Claim], decision: Decision) -> None:
+    """These keys are in demand: from now on they have leases, and what was refused is known."""
+    now_us = store.moment_us()
+    for claim, part in zip(claims, decision.decisions, strict=True):
+        terms = store.agreed(claim.limit)
+        if not terms.leased or claim.cost <= 0:
+            continue
+        lease = terms.leases.get(claim.key) or remembered(store, terms, claim.key, claim.cost, now_us)
+        if lease is None:
+            continue
+        if not part.allowed and part.retry_us > 0:
+            refuse(store, lease, claim.cost, claim.cost, now_us, part)
+        elif not lease.queued and lease.flight is None and lease.has_room() and lease.wanted(now_us, 1) > 1:
+            store.ring(lease)
+
+
+def beside(decision: Decision, hands: Sequence[int]) -> Decision:
+    """A decision about several limits with what is in hand beside it."""
+    parts = [more(part, hand) for part, hand in zip(decision.decisions, hands, strict=True)]
+    at = [part.name for part in decision.decisions].index(decision.name)
+    speaker = more(decision, hands[at])
+    fields = (speaker.allowed, speaker.limit, speaker.remaining, speaker.retry_us, speaker.reset_us, speaker.wait_us)
+    return Decisions(parts, *fields, speaker.start_us, speaker.name)
+
+
+def more(decision: Decision, hand: int) -> Decision:
+    times = (decision.retry_us, decision.reset_us, decision.wait_us, decision.start_us)
+    return Decision(decision.allowed, decision.limit, decision.remaining + hand, *times, decision.name)
+
+
 def deciding_many(store: LeasedStore, asks: list[list[Claim]], wait_us: int) -> Plan:
     """Each from RAM where that can be; the others go to the parent together."""
     found: list[Any] = [None] * len(asks)
     if not store.exact:
         for i, claims in enumerate(asks):
-            if len(claims) == 1:
-                found[i] = store.ram(claims, wait_us, True)[1]
+            found[i] = store.ram(claims, wait_us, True)[1]
     left = [i for i, decision in enumerate(found) if decision is None]
-    if left:
-        for i in left:
-            store.touch(asks[i])
-        theirs = [store.theirs(asks[i]) for i in left]
-        answers = yield "decide_many", (theirs, None if wait_us >= MAX_WAIT else wait_us)
-        for i, decision in zip(left, answers, strict=True):
-            found[i] = decision
+    if not left:
+        return found
+    for i in left:
+        store.touch(asks[i])
+    answers = yield "decide_many", ([store.theirs(asks[i]) for i in left], None if wait_us >= MAX_WAIT else wait_us)
+    for i, decision in zip(left, answers, strict=True):
+        found[i] = decision
+        if not store.exact and not wait_us:
+            notice(store, asks[i], decision)
     return found
 
 
@@ -375,12 +463,11 @@ def giving_back(store: LeasedStore, claims: list[Claim], charged_at: int) -> Pla
     for claim in claims:
         lease = store.agreed(claim.limit).leases.get(claim.key)
         cost = claim.cost
-        if lease is not None and cost < 0:
-            paid = min(lease.in_hand(now_us), -cost)
-            lease.spend(now_us, paid)
-            cost += paid
-        elif lease is not None and charged_at >= 0:
-            cost -= lease.put_back(now_us, charged_at - store.apart_us, cost)
+        with store.lock:
+            if lease is not None and cost < 0:
+                cost += lease.withdraw(now_us, -cost)
+            elif lease is not None and charged_at >= 0:
+                cost -= lease.put_back(now_us, charged_at - store.apart_us, cost)
         if cost == claim.cost:
             yield "give_back", (store.theirs([claim]), charged_at)
         elif cost:
@@ -390,70 +477,93 @@ def giving_back(store: LeasedStore, claims: list[Claim], charged_at: int) -> Pla
 # In the background ---------------------------------------------------------------------------------------------------------
 
 
-def watch(store: LeasedStore, lease: Lease, now_us: int) -> None:
-    """Has a lease looked at when it ends."""
-    if not lease.watched:
-        lease.watched = True
-        at = max(now_us + 1, min(lease.end_us, now_us + store.life_us)) if lease.left else now_us + store.life_us
-        store.watched.append((at, lease))
+def watch(store: LeasedStore, lease: Lease, at_us: int) -> None:
+    """Has a lease looked at by then."""
+    if not lease.watch_us or at_us < lease.watch_us:
+        lease.watch_us = at_us
+        heapq.heappush(store.watched, (at_us, next(_turns), lease))
 
 
 def tidy(store: LeasedStore, now_us: int, budget: int) -> None:
     """Looks at leases that may have ended: what they still have is to go back, those that are idle are forgotten."""
     while store.watched and budget > 0 and store.watched[0][0] <= now_us:
         budget -= 1
-        lease = store.watched.popleft()[1]
-        lease.watched = False
+        at_us, _, lease = heapq.heappop(store.watched)
+        if at_us != lease.watch_us:  # it was looked at before
+            continue
+        lease.watch_us = 0
         idle = now_us - lease.seen_us >= store.life_us
-        for part in lease.spoiled(now_us, idle):
-            lease.thrifty = True
-            if not lease.refills_by_itself(part[0]):
-                store.spoiled.append((lease, *part))
+        retire(store, lease, now_us, idle)
         if idle and lease.trusted_until_us <= now_us and lease.flight is None:
-            with store.lock:
-                if lease.terms.leases.pop(lease.key, None) is not None:
-                    store.keys -= 1
-        else:
-            watch(store, lease, now_us)
+            forget(store, lease)
+            continue
+        if lease.dry and not lease.queued and lease.has_room():
+            store.ring(lease)
+        ends = [end for end in (lease.end_us * bool(lease.left), lease.next_end_us) if end > now_us]
+        watch(store, lease, min([*ends, now_us + store.life_us]))
+
+
+def retire(store: LeasedStore, lease: Lease, now_us: int, all_of_it: bool = False) -> None:
+    """What may no longer be spent goes back, unless that is not worth a call."""
+    with store.lock:
+        parts = lease.spoiled(now_us, all_of_it)
+    for part in parts:
+        lease.thrifty = True
+        if not lease.refills_by_itself(part[0]):
+            store.spoiled.append((lease, *part))
+
+
+def forget(store: LeasedStore, lease: Lease) -> None:
+    with store.lock:
+        if lease.terms.leases.get(lease.key) is lease:
+            del lease.terms.leases[lease.key]
+            store.keys -= 1
 
 
 def everything(store: LeasedStore) -> list[Any]:
     """All that is in hand."""
-    found: list[Any] = []
+    found: list[Any] = [store.spoiled.popleft() for _ in range(len(store.spoiled))]
     for terms in list(store.terms.values()):
         for lease in list(terms.leases.values()):
-            found += [(lease, *part) for part in lease.spoiled(0, True)]
+            with store.lock:
+                found += [(lease, *part) for part in lease.spoiled(0, True)]
     return found
 
 
+def all_in_hand(store: LeasedStore, claims: Sequence[Claim]) -> list[Any]:
+    """Everything in hand for these keys, taken out."""
+    leases = [store.agreed(claim.limit).leases.get(claim.key) for claim in claims]
+    with store.lock:
+        return [(lease, *part) for lease in leases if lease is not None for part in lease.spoiled(0, True)]
+
+
 def returning(store: LeasedStore, spoiled: Iterable[Any]) -> Plan:
-    """Gives batches back that were not spent."""
-    for lease, left, size, charged_at in spoiled:
-        claim = Claim(lease.terms.theirs, lease.key, left, size)
-        yield "give_back", ([claim], charged_at)
+    """Gives batches back that were not spent: a few each to the moment it was charged at, many of them together."""
+    parts = list(spoiled)
+    alone = [part for part in parts if len(parts) <= FEW or not (part[0].terms.paced or part[0].terms.walled)]
+    for lease, left, size, charged_at in alone:
+        yield "give_back", ([Claim(lease.terms.theirs, lease.key, left, size)], charged_at)
+    grouped = [] if len(alone) == len(parts) else [part for part in parts if part[0].terms.paced or part[0].terms.walled]
+    for i in range(0, len(grouped), GROUP):
+        claims = [Claim(lease.terms.theirs, lease.key, left, size) for lease, left, size, _ in grouped[i : i + GROUP]]
+        yield "give_back", (claims, -1)
 
 
 def tending(store: LeasedStore) -> Plan:
     """One round of the background."""
     now_us = store.moment_us()
     tidy(store, now_us, 1_000_000)
-    spoiled = list(store.spoiled)
-    store.spoiled.clear()
+    if now_us < store.quiet_until_us:
+        return
+    spoiled = [store.spoiled.popleft() for _ in range(len(store.spoiled))]
     yield from returning(store, spoiled)
     while store.due:
-        lease = store.due.popleft()
-        lease.queued = False
-        if lease.flight is None and lease.has_room(now_us):
-            wanted = lease.wanted(now_us, 1)
-            lease.flight = Flight(running_loop())
-            try:
-                plan = filling(store, lease, 1, wanted)
-                ask = next(plan)
-                while True:
-                    decision = yield "decide", ([ask[0]], ask[1], True)
-                    ask = plan.send(decision)
-            except StopIteration:
-                pass
-            finally:
-                flight, lease.flight = lease.flight, None
-                flight.land()
+        wants: list[tuple[Lease, int, int]] = []
+        while store.due and len(wants) < FETCHES:
+            lease = store.due.popleft()
+            lease.queued = False
+            if lease.flight is None and lease.has_room():
+                wants.append((lease, 1, lease.wanted(now_us, 1)))
+        if wants:
+            yield from fetching(store, wants)
+    store.backoff_us = 0
