@@ -38,6 +38,7 @@ COMPILED = (
     "stores/heavy",
     "stores/routing",
     "stores/lease",
+    "stores/hands",
     "stores/leased",
 )
 REQUIRED = os.environ.get("HEADGATE_REQUIRE_COMPILED") == "1"

@@ -22,12 +22,12 @@ TESTS = Path(__file__).resolve().parents[1]
 class Worker:
     """A process that makes traffic in one mode. `skew` is the clock that it lives by, `log` where it complains."""
 
-    def __init__(self, mode: Mode, places: dict[str, Any], skew: Skew | None, log: Any = None) -> None:
-        self.mode, self.places, self.skew, self.log = mode, places, skew, log
+    def __init__(self, mode: Mode, places: dict[str, Any], skew: Skew | None, log: Any = None, pause: float = 0.06) -> None:
+        self.mode, self.places, self.skew, self.log, self.pause = mode, places, skew, log, pause
         self.start()
 
     def start(self) -> None:
-        command = [sys.executable, "-m", "laboratory.worker", self.mode.name, json.dumps(self.places)]
+        command = [sys.executable, "-m", "laboratory.worker", self.mode.name, json.dumps(self.places), str(self.pause)]
         paths = os.pathsep.join([str(TESTS), *filter(None, [os.environ.get("PYTHONPATH")])])
         env = {**os.environ, **(self.skew.env if self.skew is not None else {}), "PYTHONPATH": paths}
         pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": self.log or None}

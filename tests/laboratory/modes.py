@@ -48,6 +48,8 @@ class Mode:
     #: Seconds after a fault within which everything is as before.
     recovery: float = 0.5
     budget: float = BUDGET
+    #: How long it waits for one answer of the server before it takes it for lost.
+    patience: float = BUDGET
 
 
 def redis_store(url: str) -> RedisStore:
@@ -68,6 +70,10 @@ def leased(places: dict[str, Any]) -> LeasedStore:
     return LeasedStore(redis_store(places["server"]))
 
 
+def leased_and_guarded(places: dict[str, Any]) -> GuardedStore:
+    return guarded(leased(places), "local")
+
+
 MODES = {
     mode.name: mode
     for mode in (
@@ -78,7 +84,7 @@ MODES = {
         Mode("guarded, open", lambda places: guarded(redis_store(places["server"]), "open"), alone=without_bound, recovery=1.0),
         Mode("guarded, local", lambda places: guarded(redis_store(places["server"]), "local"), alone=shares, recovery=1.0),
         Mode("leased", leased),
-        Mode("leased, guarded, local", lambda places: guarded(leased(places), "local"), alone=shares, recovery=1.0),
+        Mode("leased, guarded, local", leased_and_guarded, alone=shares, recovery=1.0, patience=BUDGET / 3),
         Mode("sharded", sharded),
         Mode("shared file", lambda places: SharedStore(places["folder"] + "/limits", timeout=0.5), place="file", budget=0.5),
     )

@@ -68,7 +68,7 @@ def judged(mode: Mode, fault: Fault, tally: Tally, seconds: float, nodes: int, h
         record.broken.append(f"one call took {tally.longest:.3f} s, and the machine was only {tally.late:.3f} s late")
     if tally.strange:
         record.broken.append(f"an error of somebody else: {tally.strange[0]}")
-    if tally.late > mode.budget / 2:  # calls then time out by themselves
+    if tally.late > mode.patience / 2:  # calls then time out by themselves
         record.restless = 1
     else:
         record.broken += unrecovered(mode, tally, healed + mode.recovery + tally.late)

@@ -30,8 +30,8 @@ def report(traffic: Traffic, round_name: str, ended: threading.Event) -> None:
         say("progress", round_name, total)
 
 
-def one_round(store: Any, name: str) -> None:
-    traffic = Traffic(store, LIMITS, name, threads=2, tasks=2, pause=0.06).start()
+def one_round(store: Any, name: str, pause: float) -> None:
+    traffic = Traffic(store, LIMITS, name, threads=2, tasks=2, pause=pause).start()
     ended = threading.Event()
     reporting = threading.Thread(target=report, args=(traffic, name, ended), daemon=True)
     reporting.start()
@@ -42,11 +42,11 @@ def one_round(store: Any, name: str) -> None:
 
 
 def main() -> None:
-    mode, places = MODES[sys.argv[1]], json.loads(sys.argv[2])
+    mode, places, pause = MODES[sys.argv[1]], json.loads(sys.argv[2]), float(sys.argv[3])
     store = mode.make(places)
     say("ready", "", Tally())
     while line := sys.stdin.readline():
-        one_round(store, line.split(maxsplit=1)[1].strip())
+        one_round(store, line.split(maxsplit=1)[1].strip(), pause)
     store.close()
 
 

@@ -17,7 +17,6 @@ demand of an interval, whatever the limit).
 from __future__ import annotations
 
 import logging
-from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -28,30 +27,24 @@ except ModuleNotFoundError:
 
 if cython.compiled:
     from cython.cimports.headgate.algorithms.claim import Claim, NamedLimit
-    from cython.cimports.headgate.algorithms.verdict import PLAIN, REFUSED
     from cython.cimports.headgate.decision import Decision
-    from cython.cimports.headgate.monotonic import monotonic_us
     from cython.cimports.headgate.stores.contract import Store
+    from cython.cimports.headgate.stores.hands import Hands
     from cython.cimports.headgate.stores.lease import Lease, Terms
-    from cython.cimports.headgate.stores.near import Near, blank
 else:
     from ..algorithms.claim import Claim, NamedLimit
-    from ..algorithms.verdict import PLAIN, REFUSED
-    from ..clock import monotonic_us
     from ..decision import Decision
     from .contract import Store
+    from .hands import Hands
     from .lease import Lease, Terms
-    from .near import Near, blank
 
-from ..algorithms.all_of import together
-from ..algorithms.leaky_bucket import LeakyBucket
-from ..algorithms.token_bucket import TokenBucket
-from ..clock import SystemClock
-from ..errors import ConfigurationError, InvalidLimit, StoreError
-from ..rate import Duration, Rate, duration_us
-from . import wholesale
-from .attendant import Attendant
+from ..algorithms.fixed_window import FixedWindow
+from ..errors import ConfigurationError, StoreError
+from ..rate import Duration, duration_us
+from . import batches, ledger, wholesale
+from .flight import arun, run
 from .near import checked, only_claims, patience_us
+from .strict import stretched
 
 log = logging.getLogger("headgate")
 #: The longest that the background waits after failures.
@@ -59,7 +52,7 @@ MOST_BACKOFF_US = 5_000_000
 
 
 @cython.cclass
-class LeasedStore(Near):
+class LeasedStore(Hands):
     """Batches from `store`, spent in RAM. `life` is how long a batch may be spent; `max_keys` bounds the keys with a lease."""
 
     @cython.annotation_typing(False)
@@ -77,101 +70,17 @@ class LeasedStore(Near):
             raise ConfigurationError(f"lease must be None (it follows demand) or a whole number ≥ 1, not {lease!r}")
         if isinstance(max_keys, bool) or not isinstance(max_keys, int) or max_keys < 1:
             raise ConfigurationError(f"max_keys must be a whole number of keys, at least 1, not {max_keys!r}")
-        self.store = store
-        super().__init__()
-        self.lease = lease or 0
-        self.exact = lease == 1
-        self.life_us = duration_us(life)
-        if self.life_us < 1:
+        life_us = duration_us(life)
+        if life_us < 1:
             raise ConfigurationError(f"life={life!r}: a lease must live longer than nothing; write life='100ms'")
         self.strict = bool(strict)
-        self.max_keys = max_keys
-        self.controlled = not isinstance(store.clock, SystemClock) and hasattr(store.clock, "advance")
         self.prices: dict[str, float] = {}
-        self.terms: dict[NamedLimit, Terms] = {}
-        self.trip_us = 1000
-        self.apart_us = self.asked = self.failures = 0
-        self.begin_again()
+        super().__init__(store, lease or 0, life_us, max_keys)
 
-    def begin_again(self) -> None:
-        """Nothing in hand: at first, and in the child of a fork, whose leases are its parent's."""
-        for terms in self.terms.values():
-            terms.leases.clear()
-        self.last: Any = None
-        self.last_named: Any = None
-        self.keys = 0
-        self.backoff_us = self.quiet_until_us = 0
-        self.due: deque[Lease] = deque()
-        self.watched: list[Any] = []
-        self.spoiled: deque[Any] = deque(maxlen=self.max_keys)
-        self.attendant: Any = None if self.controlled else Attendant(self)
-
-    def _renew_lock(self) -> None:
-        super()._renew_lock()
-        self.begin_again()
-
-    # Time: the parent's where a test holds it, otherwise this machine's monotonic clock ------------------------------
-
-    @property
-    def clock(self) -> Any:
-        return self.store.clock
-
-    @cython.cfunc
-    def now(self) -> cython.longlong:
-        if self.controlled:
-            return self.store.now_us()
-        return monotonic_us() + self.offset_us
-
-    @property
-    def lock(self) -> Any:
-        return self._lock
-
-    def agreed(self, named: NamedLimit) -> Terms:
-        """How a limit is leased."""
-        return self.terms_of(named)
-
-    def heard(self, decision: Decision, sent_us: int) -> int:
-        """The parent has answered: how long that took, how far its clock is from ours; what time it is here."""
-        self.asked += 1
-        told_us: cython.longlong = decision.start_us - decision.wait_us
-        if self.controlled:
-            return told_us
-        now_us: cython.longlong = self.now()
-        self.trip_us += (now_us - sent_us - self.trip_us) // 4
-        if not isinstance(self.store.clock, SystemClock):
-            self.apart_us = told_us - (now_us + sent_us) // 2
-        return now_us
-
-    def moment_us(self) -> int:
-        """The time by which leases begin and end."""
-        return self.now()
-
-    def now_us(self) -> int:
-        return self.store.now_us()
-
-    @property
-    def local(self) -> bool:  # type: ignore[override]
-        return bool(self.store.local)
-
-    # Terms -----------------------------------------------------------------------------------------------------
-
-    @cython.cfunc
-    def terms_of(self, named: NamedLimit) -> Terms:
-        """How a limit is leased; the last one asked for is remembered."""
-        found: Terms | None = self.terms.get(named)
-        if found is None:
-            with self._lock:
-                found = self.terms.get(named) or Terms(self, named, self.stretched(named), self.lease, self.life_us)
-                self.terms[named] = found
-        self.last_named = None  # never the one with the terms of the other
-        self.last = found
-        self.last_named = named
-        return found
-
-    def stretched(self, named: NamedLimit) -> NamedLimit:
+    def parents(self, named: NamedLimit) -> NamedLimit:
         """The limit that the parent is told: in strict mode the same count in a longer time."""
         limit = named.limit
-        if not self.strict or not limit.refunds or limit.kind == "fixed window":
+        if not self.strict or not limit.refunds or isinstance(limit, FixedWindow):
             return named
         slower = stretched(limit, self.life_us)
         price = 1 - limit.period / slower.period
@@ -187,170 +96,38 @@ class LeasedStore(Near):
         held = nodes * (terms.most + max(1, terms.most // 4))
         return float(min(held, terms.tokens_us * self.life_us)) if terms.paced else float(min(held, limit.capacity))
 
-    # From RAM --------------------------------------------------------------------------------------------------
-
-    @cython.cfunc
-    def from_hand(
-        self, named: NamedLimit, key: str, cost: cython.longlong, max_wait_us: cython.longlong, commit: cython.bint
-    ) -> Decision | None:
-        """The answer, when what is in hand or was refused before gives it; otherwise None."""
-        terms: Terms = self.last if self.last_named is named else self.terms_of(named)
-        found = terms.leases.get(key)
-        if found is None or cost <= 0:
-            return None
-        lease: Lease = found
-        now_us: cython.longlong = self.now()
-        if not commit:
-            if lease.hand(now_us) >= cost:
-                return self.spent(terms, lease, now_us, 0)
-        else:
-            lease.used += cost
-            lease.seen_us = now_us
-            if lease.take(now_us, cost):
-                if lease.left <= lease.low and not lease.queued and lease.next_left == 0:
-                    self.ring(lease)
-                return self.spent(terms, lease, now_us, 0)
-        retry: cython.longlong = lease.retry_us(now_us, cost)
-        if retry > 0 and max_wait_us <= 0:
-            return self.refused(terms, lease, now_us)
-        return None
-
-    @cython.cfunc
-    def spent(self, terms: Terms, lease: Lease, now_us: cython.longlong, more: cython.longlong) -> Decision:
-        decision: Decision = blank(self, terms)
-        decision.allowed = True
-        decision.limit = terms.limit.capacity
-        decision.remaining = lease.hand(now_us) + more
-        decision.retry_us = 0
-        decision.wait_us = 0
-        decision.reset_us = lease.reset_us - now_us if lease.reset_us > now_us else 0
-        decision.start_us = now_us + self.apart_us
-        if PLAIN:
-            decision.__class__ = Decision
-        return decision
-
-    @cython.cfunc
-    def refused(self, terms: Terms, lease: Lease, now_us: cython.longlong) -> Decision:
-        decision: Decision = blank(self, terms)
-        decision.allowed = False
-        decision.limit = terms.limit.capacity
-        decision.remaining = lease.hand(now_us) + lease.denied_left
-        decision.retry_us = lease.denied_until_us - now_us
-        decision.wait_us = 0
-        decision.reset_us = lease.reset_us - now_us if lease.reset_us > now_us else 0
-        decision.start_us = now_us + self.apart_us
-        if PLAIN:
-            decision.__class__ = Decision
-        return decision
-
-    def told(self, terms: Terms, lease: Lease, now_us: int, cost: int) -> Decision | None:
-        """What a call is told after the parent was asked for a batch."""
-        with self._lock:
-            if lease.take(now_us, cost):
-                return self.spent(terms, lease, now_us, lease.spare)
-            retry: cython.longlong = lease.retry_us(now_us, cost)
-            return self.refused(terms, lease, now_us) if retry > 0 else None
-
-    @cython.ccall
-    def one(
-        self, named: NamedLimit, key: str, cost: cython.longlong, max_wait_us: cython.longlong, commit: cython.bint
-    ) -> Decision:
-        decision: Decision | None = None
-        if cython.compiled:
-            decision = self.from_hand(named, key, cost, max_wait_us, commit)
-        else:
-            with self._lock:
-                decision = self.from_hand(named, key, cost, max_wait_us, commit)
-        if decision is None:
-            decision = wholesale.run(self, wholesale.deciding(self, [Claim(named, key, cost)], max_wait_us, commit))
-        return decision
-
-    @cython.ccall
-    def at_once(self, named: NamedLimit, key: str, cost: cython.longlong) -> Decision | None:
-        if cython.compiled:
-            return self.from_hand(named, key, cost, 0, True)
-        with self._lock:
-            return self.from_hand(named, key, cost, 0, True)
-
-    @cython.cfunc
-    def from_hands(self, claims: list, commit: cython.bint) -> Decision | None:  # type: ignore[type-arg]
-        """Several limits: the answer when all of them are in hand, or when one of them is known to refuse; otherwise None."""
-        i: cython.Py_ssize_t
-        claim: Claim
-        lease: Lease
-        leases: list = []  # type: ignore[type-arg]
-        for claim in claims:
-            leases.append(self.terms_of(claim.named).leases.get(claim.key))
-            if leases[-1] is None or claim.cost <= 0:
-                return None
-        now_us: cython.longlong = self.now()
-        start_us: cython.longlong = now_us
-        missing: cython.bint = False
-        for i in range(len(claims)):  # from here to the end of taking, nothing comes in between
-            claim = claims[i]
-            lease = leases[i]
-            missing = missing or lease.hand(now_us) < claim.cost
-        for i in range(len(claims)):
-            claim = claims[i]
-            lease = leases[i]
-            if commit:
-                lease.used += claim.cost
-                lease.seen_us = now_us
-            if commit and not missing:
-                lease.take(now_us, claim.cost)
-            claim.start = now_us + self.apart_us
-            claim.remaining = lease.hand(now_us)
-            claim.reset = (lease.reset_us if lease.reset_us > now_us else now_us) + self.apart_us
-            if missing and claim.remaining < claim.cost and lease.retry_us(now_us, claim.cost) > 0:
-                claim.start = start_us = REFUSED
-                claim.retry = lease.denied_until_us + self.apart_us
-        if missing and start_us >= 0:
-            return None
-        if not missing and commit:
-            for lease in leases:
-                if lease.left <= lease.low and not lease.queued and lease.next_left == 0:
-                    self.ring(lease)
-        return together(claims, now_us + self.apart_us, start_us if start_us < 0 else now_us + self.apart_us)
-
     # Deciding --------------------------------------------------------------------------------------------------
 
-    def ram(self, claims: Sequence[Claim], wait_us: int, commit: bool) -> Any:
-        """(the claims, and the answer if RAM has it)."""
-        asked = checked(claims)
-        if len(asked) > 1 and (wait_us or self.exact):
-            return asked, None
-        with self._lock:
-            if len(asked) > 1:
-                return asked, self.from_hands(asked, commit)
-            return asked, self.from_hand(asked[0].named, asked[0].key, asked[0].cost, wait_us, commit)
+    def decided(self, claims: list[Claim], max_wait_us: int, commit: bool | int) -> Decision:
+        return run(self.store, wholesale.deciding(self, claims, max_wait_us, bool(commit)))  # type: ignore[no-any-return]
 
     def decide(self, claims: Sequence[Claim], max_wait_us: int | None = 0, commit: bool | int = True) -> Decision:
         wait_us = patience_us(max_wait_us)
         asked, decision = self.ram(claims, wait_us, bool(commit))
         if decision is not None:
             return decision  # type: ignore[no-any-return]
-        return wholesale.run(self, wholesale.deciding(self, asked, wait_us, bool(commit)))  # type: ignore[no-any-return]
+        return run(self.store, wholesale.deciding(self, asked, wait_us, bool(commit)))  # type: ignore[no-any-return]
 
     async def adecide(self, claims: Sequence[Claim], max_wait_us: int | None = 0, commit: bool | int = True) -> Decision:
         wait_us = patience_us(max_wait_us)
         asked, decision = self.ram(claims, wait_us, bool(commit))
         if decision is not None:
             return decision  # type: ignore[no-any-return]
-        return await wholesale.arun(self, wholesale.deciding(self, asked, wait_us, bool(commit)))  # type: ignore[no-any-return]
+        return await arun(self.store, wholesale.deciding(self, asked, wait_us, bool(commit)))  # type: ignore[no-any-return]
 
     def decide_many(self, asks: Sequence[Sequence[Claim]], max_wait_us: int | None = 0) -> list[Decision]:
         plan = wholesale.deciding_many(self, [checked(claims) for claims in asks], patience_us(max_wait_us))
-        return wholesale.run(self, plan)  # type: ignore[no-any-return]
+        return run(self.store, plan)  # type: ignore[no-any-return]
 
     async def adecide_many(self, asks: Sequence[Sequence[Claim]], max_wait_us: int | None = 0) -> list[Decision]:
         plan = wholesale.deciding_many(self, [checked(claims) for claims in asks], patience_us(max_wait_us))
-        return await wholesale.arun(self, plan)  # type: ignore[no-any-return]
+        return await arun(self.store, plan)  # type: ignore[no-any-return]
 
     def give_back(self, claims: Sequence[Claim], charged_at: int = -1) -> None:
-        wholesale.run(self, wholesale.giving_back(self, list(claims), charged_at))
+        run(self.store, wholesale.giving_back(self, list(claims), charged_at))
 
     async def agive_back(self, claims: Sequence[Claim], charged_at: int = -1) -> None:
-        await wholesale.arun(self, wholesale.giving_back(self, list(claims), charged_at))
+        await arun(self.store, wholesale.giving_back(self, list(claims), charged_at))
 
     @property
     def rebook(self) -> Any:
@@ -421,13 +198,6 @@ class LeasedStore(Near):
 
     # In the background -----------------------------------------------------------------------------------------
 
-    def ring(self, lease: Lease) -> None:
-        """Has the next batch of a lease fetched."""
-        lease.queued = True
-        self.due.append(lease)
-        if self.attendant is not None:
-            self.attendant.ring()
-
     def pause_s(self) -> float | None:
         """Seconds until the background has something to do; None: until somebody rings."""
         now_us: cython.longlong = self.now()
@@ -445,17 +215,17 @@ class LeasedStore(Near):
 
     def tend(self) -> None:
         """What the background does, in one step: gives back what expired, fetches what runs low, forgets what is idle."""
-        wholesale.run(self, wholesale.tending(self))
+        run(self.store, batches.tending(self))
 
     async def atend(self) -> None:
-        await wholesale.arun(self, wholesale.tending(self))
+        await arun(self.store, batches.tending(self))
 
     def return_all(self) -> None:
         """Gives everything in hand back."""
-        wholesale.run(self, wholesale.returning(self, wholesale.everything(self)))
+        run(self.store, batches.returning(self, ledger.everything(self)))
 
     async def areturn_all(self) -> None:
-        await wholesale.arun(self, wholesale.returning(self, wholesale.everything(self)))
+        await arun(self.store, batches.returning(self, ledger.everything(self)))
 
     def close(self) -> None:
         """Gives everything in hand back, ends the background, and closes the parent."""
@@ -475,22 +245,3 @@ class LeasedStore(Near):
         except StoreError as error:
             log.warning("leases of %r could not be given back: %s", self.store, error)
         await self.store.aclose()
-
-
-def stretched(limit: Any, life_us: int) -> Any:
-    """The same limit with its count in a period longer by one lease life, or by a little more where that can't be counted."""
-    step = 1
-    while step <= limit.period + life_us:
-        period = -(-(limit.period + life_us) // step) * step
-        try:
-            return remade(limit, Rate(int(limit.count), period))
-        except InvalidLimit:
-            step *= 10
-    raise ConfigurationError(f"{limit} can't be leased strictly with a life of {life_us} µs; choose a life in round milliseconds")
-
-
-def remade(limit: Any, rate: Rate) -> Any:
-    """The same kind of limit at another rate."""
-    if isinstance(limit, TokenBucket):
-        return TokenBucket(rate, limit.capacity, limit.initial)
-    return type(limit)(rate, limit.capacity) if isinstance(limit, LeakyBucket) else type(limit)(rate)
