@@ -13,7 +13,7 @@ from draw.traffic import NOON
 from headgate import LeasedStore, Limiter, MemoryStore, TokenBucket
 from headgate.testing import ManualClock
 
-from .sheet import panel, sheet
+from .sheet import LEFT, RIGHT, panel, sheet
 
 MS = 1000
 
@@ -98,13 +98,12 @@ def regions() -> Drawing:
     nodes = [Node(far, limit, life="1s") for _ in range(2)]
     end = NOON + 8 * SECOND
     played(nodes, clock, (lambda s: 40, lambda s: 0 if s < 2 else 40), end, 5 * MS)
+    time_axis(drawing, Frame(LEFT, 100, RIGHT - LEFT, 348, NOON, end), [(NOON + s * SECOND, f"{s} s") for s in range(9)])
     for i, (node, name) in enumerate(zip(nodes, ("region 1", "region 2"), strict=True)):
         frame = panel(100 + i * 190, 110, NOON, end, 0, 34)
         in_hand(drawing, frame, node, f"{name}: tokens in hand")
         said = f"{node.passed} of {node.hits} requests admitted, {len(node.asked)} trips"
         drawing.text(frame.right, frame.y - 10, said, "soft small", "end")
-    whole = Frame(panel(100, 0, NOON, end).x, 100, panel(100, 0, NOON, end).width, 348, NOON, end)
-    time_axis(drawing, whole, [(NOON + s * SECOND, f"{s} s") for s in range(9)])
     key_to_strokes(drawing, 56, 498)
     return drawing
 
@@ -121,11 +120,11 @@ def leases() -> Drawing:
     end = NOON + 1 * SECOND
     played([node], clock, (lambda s: 400,), end, 2500)
     frame = panel(100, 150, NOON, end, 0, 44)
+    ticks = [(NOON + tenth * SECOND // 10, f"{tenth / 10:g} s") for tenth in range(11)]
+    time_axis(drawing, Frame(frame.x, 100, frame.width, 166, NOON, end), ticks)
     in_hand(drawing, frame, node, "tokens in hand")
     said = f"{node.passed} of {node.hits} requests admitted, {len(node.asked)} trips"
     drawing.text(frame.right, frame.y - 10, said, "soft small", "end")
-    whole = Frame(frame.x, 100, frame.width, 166, NOON, end)
-    time_axis(drawing, whole, [(NOON + tenth * SECOND // 10, f"{tenth / 10:g} s") for tenth in range(11)])
     key_to_strokes(drawing, 56, 312)
     return drawing
 

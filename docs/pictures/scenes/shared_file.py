@@ -39,12 +39,12 @@ def shared_file() -> Drawing:
     drawing = sheet(
         "A shared file, and a change in it",
         f"SharedStore(path): room for {KEYS:,} keys. Sparse: what nobody has touched takes no room on the disk.",
-        512,
+        500,
     )
     plan = regions(KEYS, ENTRIES)
     file_bar(drawing, 92, plan)
-    cell(drawing, 232, plan)
-    change(drawing, 352)
+    cell(drawing, 222, plan)
+    change(drawing, 344)
     return drawing
 
 
@@ -55,7 +55,9 @@ def sizes(plan: Regions) -> list[int]:
 
 
 def told(size: int) -> str:
-    return f"{size >> 20} MiB" if size >= 10 << 20 else f"{size >> 10} KiB" if size < 1 << 20 else f"{size / (1 << 20):.1f} MiB"
+    if size < 1 << 20:
+        return f"{size >> 10} KiB"
+    return f"{size / (1 << 20):.0f} MiB" if size >= 10 << 20 else f"{size / (1 << 20):.1f} MiB"
 
 
 def file_bar(drawing: Drawing, y: float, plan: Regions) -> None:
@@ -70,7 +72,7 @@ def file_bar(drawing: Drawing, y: float, plan: Regions) -> None:
     drawing.text(RIGHT, y - 10, f"{told(plan.end * 8)} in all, not to scale", "soft small", "end")
     before = LEFT + sum(width for _, width, *_ in PARTS[:4])
     for side, end in ((before, LEFT), (before + PARTS[4][1] - 3, RIGHT)):
-        drawing.line(side, y + 80, end, y + 130, "soft-line thin dash")
+        drawing.line(side, y + 80, end, y + 126, "soft-line thin dash")
 
 
 def words_of_a_cell(plan: Regions) -> tuple[list[int], bytes]:
@@ -88,12 +90,11 @@ def words_of_a_cell(plan: Regions) -> tuple[list[int], bytes]:
 def cell(drawing: Drawing, y: float, plan: Regions) -> None:
     words, key = words_of_a_cell(plan)
     state = words[layout.STATE : layout.STATE + 3]
-    drawing.text(LEFT, y - 16, 'the cell of "user:42", after hit("user:42", cost=3) at noon', "strong small")
     x = float(LEFT)
     shown = (
-        ("hash", "keyed by a secret", 108, "blue"),
-        ("state", f"{state[0]}", 128, "blue"),
-        ("state", f"{state[1]}", 74, "blue"),
+        ("hash", "keyed", 84, "blue"),
+        ("state", f"{state[0]}", 136, "blue"),
+        ("state", f"{state[1]}", 90, "blue"),
         ("state", f"{state[2]}", 52, "blue"),
         ("next", "chain, size", 84, "blue"),
         ("tag", "limit, rate", 84, "blue"),
@@ -104,7 +105,7 @@ def cell(drawing: Drawing, y: float, plan: Regions) -> None:
         drawing.text(x + (width - 3) / 2, y + 16, name, "soft small", "middle")
         drawing.text(x + (width - 3) / 2, y + 33, value, "code" if value[0].isdigit() or name == "key" else "small", "middle")
         x += width
-    drawing.text(LEFT, y + 62, "the moment in µs, and what is missing then: 3 tokens of 200 000 each", "soft small")
+    drawing.text(LEFT, y + 62, 'a cell, after hit("user:42", cost=3) at noon: the moment in µs, and what is missing then, 3 × 200 000', "soft small")
 
 
 def change(drawing: Drawing, y: float) -> None:
