@@ -14,7 +14,7 @@ from typing import Any
 
 from headgate import GuardedStore, LeasedStore, RedisStore, ShardedStore, SharedStore, TokenBucket
 from headgate.algorithms import Limit
-from headgate.stores.share import shared_limit
+from headgate.stores.guarded.share import shared_limit
 
 BUDGET = 0.25
 NODES = 2

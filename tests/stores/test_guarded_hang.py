@@ -13,7 +13,7 @@ from failing import FailingStore, HangingStore, HangingTasks
 
 from headgate import AsyncLimiter, FixedWindow, Limiter, StoreTimeout
 from headgate.stores.guarded import GuardedStore
-from headgate.stores.prompt import PromptStore
+from headgate.stores.guarded.prompt import PromptStore
 
 #: What a machine that is busy with other things may take on top of a budget.
 NOISE = 0.25

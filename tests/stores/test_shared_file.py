@@ -20,8 +20,7 @@ from headgate import (
     StoreUnavailable,
     TokenBucket,
 )
-from headgate.stores import layout, mapped
-from headgate.stores.shared import SharedStore
+from headgate.stores.shared import SharedStore, layout, mapped
 from headgate.testing import ManualClock
 
 

@@ -10,8 +10,8 @@ from draw.svg import Drawing
 from draw.traffic import NOON
 
 from headgate import Limiter, SharedStore, TokenBucket
-from headgate.stores import layout
-from headgate.stores.layout import Regions, regions
+from headgate.stores.shared import layout
+from headgate.stores.shared.layout import Regions, regions
 from headgate.testing import ManualClock
 
 from .sheet import LEFT, RIGHT, sheet
@@ -105,7 +105,12 @@ def cell(drawing: Drawing, y: float, plan: Regions) -> None:
         drawing.text(x + (width - 3) / 2, y + 16, name, "soft small", "middle")
         drawing.text(x + (width - 3) / 2, y + 33, value, "code" if value[0].isdigit() or name == "key" else "small", "middle")
         x += width
-    drawing.text(LEFT, y + 62, 'a cell, after hit("user:42", cost=3) at noon: the moment in µs, and what is missing then, 3 × 200 000', "soft small")
+    drawing.text(
+        LEFT,
+        y + 62,
+        'a cell, after hit("user:42", cost=3) at noon: the moment in µs, and what is missing then, 3 × 200 000',
+        "soft small",
+    )
 
 
 def change(drawing: Drawing, y: float) -> None:
