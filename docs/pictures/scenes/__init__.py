@@ -1,6 +1,6 @@
 """Every picture of the docs by its name: adding one is a function and a line in this table."""
 
-from . import hourglass, ideas, leases, resilience4j, rules, shared_file, sharding, stores
+from . import hourglass, ideas, leases, resilience4j, rules, sharding, shared_file, stores
 
 PICTURES = {
     "token-bucket": rules.token_bucket,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+from itertools import pairwise
 
 from draw.runs import SECOND
 from draw.svg import Drawing
@@ -51,7 +52,7 @@ def shared_file() -> Drawing:
 def sizes(plan: Regions) -> list[int]:
     """Bytes of each part, in the order in which they lie."""
     starts = (0, plan.journal, plan.directory, plan.heads, plan.cells, plan.blocks, plan.logs, plan.end)
-    return [(after - before) * 8 for before, after in zip(starts, starts[1:], strict=False)]
+    return [(after - before) * 8 for before, after in pairwise(starts)]
 
 
 def told(size: int) -> str:
@@ -105,7 +106,12 @@ def cell(drawing: Drawing, y: float, plan: Regions) -> None:
         drawing.text(x + (width - 3) / 2, y + 16, name, "soft small", "middle")
         drawing.text(x + (width - 3) / 2, y + 33, value, "code" if value[0].isdigit() or name == "key" else "small", "middle")
         x += width
-    drawing.text(LEFT, y + 62, 'a cell, after hit("user:42", cost=3) at noon: the moment in µs, and what is missing then, 3 × 200 000', "soft small")
+    drawing.text(
+        LEFT,
+        y + 62,
+        'a cell, after hit("user:42", cost=3) at noon: the moment in µs, and what is missing then, 3 × 200 000',
+        "soft small",
+    )
 
 
 def change(drawing: Drawing, y: float) -> None:

@@ -26,13 +26,18 @@ def one_store() -> Drawing:
         380,
     )
     frame = panel(96, 216, NOON, NOON + 8 * SECOND, 0, 170)
-    each, together = admitted([Stage(TokenBucket(LIMIT), NOON) for _ in range(WORKERS)]), admitted([Stage(TokenBucket(LIMIT), NOON)])
+    each, together = (
+        admitted([Stage(TokenBucket(LIMIT), NOON) for _ in range(WORKERS)]),
+        admitted([Stage(TokenBucket(LIMIT), NOON)]),
+    )
     time_axis(drawing, frame, seconds(frame.begin, frame.end))
     level_axis(drawing, frame, (0, 50, 100, 150), "admitted")
     level_line(drawing, frame, each, "red")
     level_line(drawing, frame, together, "blue")
     drawing.line(frame.px(NOON), frame.py(10), frame.px(frame.end), frame.py(10 + 5 * 8), "soft-line fine dash")
-    drawing.text(frame.px(NOON + 5_200_000), frame.py(132), f"ten stores: {each[-1][1]:.0f} in 8 s, none refused", "red small", "end")
+    drawing.text(
+        frame.px(NOON + 5_200_000), frame.py(132), f"ten stores: {each[-1][1]:.0f} in 8 s, none refused", "red small", "end"
+    )
     drawing.text(frame.px(NOON + 7_900_000), frame.py(24), f"one store: {together[-1][1]:.0f} in 8 s", "blue small", "end")
     drawing.line(56, 356, 76, 356, "soft-line fine dash")
     drawing.text(84, 360, "what the limit allows: burst + rate × T", "soft small")
@@ -76,7 +81,9 @@ def central() -> Drawing:
     level_line(drawing, frame, line)
     for i, (name, some) in enumerate(marks.items()):
         lane(drawing, Frame(frame.x, 252 + i * 72, frame.width, 64, frame.begin, frame.end), name, some)
-    time_axis(drawing, Frame(frame.x, 252, frame.width, 200, frame.begin, frame.end), seconds(frame.begin, frame.end), top=frame.y)
+    time_axis(
+        drawing, Frame(frame.x, 252, frame.width, 200, frame.begin, frame.end), seconds(frame.begin, frame.end), top=frame.y
+    )
     every = [mark for some in marks.values() for mark in some]
     legend(drawing, frame.x, 496, kinds(every))
     said = f"{sum(mark.start is not None for mark in every)} of {len(every)} admitted, by all together"
@@ -90,6 +97,3 @@ def lane(drawing: Drawing, frame: Frame, name: str, marks: Sequence[Mark]) -> No
     drawing.line(frame.x, base, frame.right, base, "grid-line thin")
     drawing.text(frame.x + 4, frame.y + 16, name, "strong soft small")
     arrival_marks(drawing, frame, base, marks, stack=4)
-
-
-
