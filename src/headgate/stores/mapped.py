@@ -11,6 +11,7 @@ from __future__ import annotations
 import fcntl
 import mmap
 import os
+import stat
 from typing import Any
 
 from ..clock import steady_us, utc_us
@@ -49,10 +50,13 @@ class Mapped:
         while True:
             try:
                 fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            except OSError as error:
+            except (OSError, ValueError) as error:
                 raise StoreUnavailable(
-                    f"shared file {self.path!r}: {error.strerror}; give a path in a folder that can be written to"
+                    f"shared file {self.path!r}: {error}; give a path in a folder that can be written to"
                 ) from error
+            if not stat.S_ISREG(os.fstat(fd).st_mode):
+                os.close(fd)
+                raise ConfigurationError(f"{self.path!r} is no file; give the path of one, which is made if it is not there")
             alone = True
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)

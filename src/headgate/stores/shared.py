@@ -57,6 +57,7 @@ from .mapped import Mapped
 
 #: Characters of a key that are kept as they are; of a longer one, its beginning and a digest.
 LONGEST = 16384
+LONGEST_US = 86_400_000_000
 
 
 @cython.cclass
@@ -79,7 +80,10 @@ class SharedStore(Held):
                 raise ConfigurationError(f"{name} must be a whole number from 1 to {most}, not {value!r}")
         if not isinstance(path, str | os.PathLike) or not os.fspath(path):
             raise ConfigurationError(f"a SharedStore needs the path of a file, such as '/dev/shm/limits', not {path!r}")
-        super().__init__(os.path.abspath(os.fspath(path)), duration_us(timeout), clock)
+        timeout_us = duration_us(timeout)
+        if timeout_us > LONGEST_US:
+            raise ConfigurationError(f"timeout={timeout!r}: write at most a day")
+        super().__init__(os.path.abspath(os.fspath(path)), timeout_us, clock)
         self.holding = False
         self.hash = 0
         mapped = Mapped(self.path, max_keys, log_entries, lay.ATOMIC if self.atomic else lay.LOCK_FILE)

@@ -44,6 +44,7 @@ from .spanning import Span, groups_of
 from .stream import Streams
 from .trips import Plan, T
 
+LONGEST_US = 86_400_000_000
 ROUTES = {"single": Route, "sentinel": Sentinels, "cluster": Cluster}
 
 
@@ -70,10 +71,10 @@ class RedisStore(Store):
         self._client = server if not isinstance(server, str) else None
         address = _address(server)
         options = {} if address is None else address.options
-        self.names = Names(prefix or options.get("prefix", "headgate"), marked=clock is not None)
+        self.names = Names(options.get("prefix", "headgate") if prefix is None else prefix, marked=clock is not None)
         self.timeout_us = duration_us(timeout if timeout is not None else options.get("timeout", "1s"))
-        if self.timeout_us <= 0:
-            raise ConfigurationError(f"timeout={timeout!r}: the budget of a call must be more than nothing")
+        if not 0 < self.timeout_us <= LONGEST_US:
+            raise ConfigurationError(f"timeout={timeout!r}: the budget of a call must be more than nothing and at most a day")
         self.borrowed = address is None
         self.route: Route = Through(server) if address is None else ROUTES[address.kind](address)
         self.route.forgotten = self.forget
