@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+from itertools import pairwise
 
 from draw.runs import SECOND
 from draw.svg import Drawing
@@ -51,7 +52,7 @@ def shared_file() -> Drawing:
 def sizes(plan: Regions) -> list[int]:
     """Bytes of each part, in the order in which they lie."""
     starts = (0, plan.journal, plan.directory, plan.heads, plan.cells, plan.blocks, plan.logs, plan.end)
-    return [(after - before) * 8 for before, after in zip(starts, starts[1:], strict=False)]
+    return [(after - before) * 8 for before, after in pairwise(starts)]
 
 
 def told(size: int) -> str:
