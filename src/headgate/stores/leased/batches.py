@@ -8,7 +8,8 @@ When the whole batch is not there, what is there is taken. When nothing is there
     log, counter         the batch's own retry is the moment until which everything is refused here
     fixed window         the window says itself when it begins again
 
-Under scarcity each node adapts the size it asks for: less when its batch would begin late, more when it begins soon.
+Under scarcity each node asks for half of what fits into a lease life behind those ahead of it, so n nodes come to equal parts of
+rate × life / (n + 1), whatever each had before.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from .ledger import retire, tidy, watch
 if TYPE_CHECKING:
     from .store import LeasedStore
 
-#: A refusal is believed for so long; then the parent is asked again, since others may have given back.
+#: A refusal is believed for ¾ of a lease life (then idle nodes have given back what they had), then for twice that, up to this.
 TRUST_US = 1_000_000
 #: So many keys are fetched in one call.
 FETCHES = 64
@@ -92,9 +93,11 @@ def filling(store: LeasedStore, lease: Lease, cost: int, wanted: int) -> Plan:
         soon = ahead == 0 and decision.retry_us <= terms.life_us
         if terms.walled or (ahead == patience and (size == cost or soon)):
             break
-        if lease.dry:
+        if lease.dry and terms.paced:
+            lease.stand_in_line(size, ahead + decision.retry_us)
+        elif lease.dry:
             lease.share = max(1, lease.share * 3 // 4)
-            size = cost if not terms.paced else size
+            size = cost
         lease.dry = lease.thrifty = True
         size, ahead = max(cost, min(size, int(lease.share))), patience
     refuse(store, lease, cost, size, now_us, decision, ahead)
@@ -108,6 +111,7 @@ def granted(store: LeasedStore, lease: Lease, size: int, wanted: int, sent_us: i
         end_us = min(end_us, sent_us + decision.reset_us)
     start_us = now_us + wait_us if wait_us else sent_us
     retire(store, lease, now_us)
+    lease.denials = 0
     with store.lock:
         lease.put(size, start_us, end_us, decision.start_us, sent_us)
     if wait_us:
@@ -117,12 +121,14 @@ def granted(store: LeasedStore, lease: Lease, size: int, wanted: int, sent_us: i
         lease.dry = not terms.walled
     elif terms.paced or decision.remaining >= size:
         lease.dry = False
-    if lease.dry and 16 * wait_us > 15 * terms.life_us:
-        lease.share = max(1, lease.share - 1)
-    elif lease.dry and 4 * wait_us < 3 * terms.life_us:
-        lease.share = min(terms.fair, lease.share + 1 + lease.share // 8)
+    if wait_us:
+        lease.stand_in_line(size, wait_us)
+    elif lease.dry:
+        lease.share = min(terms.fair, lease.share + 1)
     lease.watch_low(store.trip_us)
-    watch(store, lease, end_us if not lease.hurries(store.trip_us) else max(now_us + 1, start_us - 2 * store.trip_us))
+    watch(store, lease, end_us)
+    if lease.hurries(store.trip_us):
+        watch(store, lease, max(now_us + 1, start_us - 2 * store.trip_us))
     if store.attendant is not None:
         store.attendant.ring()
 
@@ -137,7 +143,9 @@ def refuse(store: LeasedStore, lease: Lease, cost: int, most: int, now_us: int, 
         most = lease.terms.limit.capacity
     elif most > cost:
         least = 1
-    lease.deny(least, most, until_us, now_us + TRUST_US, decision.remaining if store.exact else 0)
+    trust_us = min(TRUST_US, 3 * store.life_us // 4 << min(20, lease.denials))
+    lease.denials += 1
+    lease.deny(least, most, until_us, now_us + trust_us, decision.remaining if store.exact else 0)
 
 
 def returning(store: LeasedStore, spoiled: Iterable[Any]) -> Plan:

@@ -19,4 +19,5 @@ cdef class Hands(Near):
     cdef Decision from_hand(self, NamedLimit named, str key, long long cost, long long max_wait_us, bint commit)
     cdef Decision spent(self, Terms terms, Lease lease, long long now_us, long long more)
     cdef Decision refused(self, Terms terms, Lease lease, long long now_us)
+    cdef bint believes(self, Lease lease, long long now_us)
     cdef Decision from_hands(self, list claims, bint commit)

@@ -158,10 +158,18 @@ class Hands(Near):
                 if lease.left <= lease.low and not lease.queued and lease.next_left == 0:
                     self.ring(lease)
                 return self.spent(terms, lease, now_us, 0)
-        retry: cython.longlong = lease.retry_us(now_us, cost)
-        if retry > 0 and max_wait_us <= 0:
-            return self.refused(terms, lease, now_us)
-        return None
+        if max_wait_us > 0 or lease.retry_us(now_us, cost) == 0 or not self.believes(lease, now_us):
+            return None
+        return self.refused(terms, lease, now_us)
+
+    @cython.cfunc
+    def believes(self, lease: Lease, now_us: cython.longlong) -> cython.bint:
+        """Whether a refusal still stands. After a while the background asks again, since others may have given back."""
+        if now_us < lease.trusted_until_us:
+            return True
+        if not self.exact and not lease.queued:
+            self.ring(lease)
+        return not self.exact
 
     @cython.cfunc
     def spent(self, terms: Terms, lease: Lease, now_us: cython.longlong, more: cython.longlong) -> Decision:
@@ -238,6 +246,7 @@ class Hands(Near):
         now_us: cython.longlong = self.now()
         start_us: cython.longlong = now_us
         missing: cython.bint = False
+        doubted: cython.bint = False
         for i in range(len(claims)):  # from here to the end of taking, nothing comes in between
             claim = claims[i]
             lease = leases[i]
@@ -254,10 +263,14 @@ class Hands(Near):
             claim.remaining = lease.hand(now_us)
             claim.reset = (lease.reset_us if lease.reset_us > now_us else now_us) + self.apart_us
             if missing and claim.remaining < claim.cost and lease.retry_us(now_us, claim.cost) > 0:
+                doubted = doubted or now_us >= lease.trusted_until_us
                 claim.start = start_us = REFUSED
                 claim.retry = lease.denied_until_us + self.apart_us
-        if missing and start_us >= 0:
+        if missing and (start_us >= 0 or not commit):
             return None
+        if doubted:
+            for lease in leases:
+                self.believes(lease, now_us)
         if not missing and commit:
             for lease in leases:
                 if lease.left <= lease.low and not lease.queued and lease.next_left == 0:

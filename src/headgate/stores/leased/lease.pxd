@@ -15,7 +15,7 @@ cdef class Lease:
     cdef readonly str key
     cdef public long long left, size, start_us, end_us, charged_at, since_us
     cdef public long long next_left, next_size, next_start_us, next_end_us, next_charged_at, next_since_us
-    cdef public long long denied_least, denied_most, denied_until_us, denied_left, trusted_until_us, reset_us
+    cdef public long long denied_least, denied_most, denied_until_us, denied_left, denials, trusted_until_us, reset_us
     cdef public long long low, used, seen_us, mark_us, share, spare, turns, watch_us
     cdef public double rate
     cdef public bint dry, queued, thrifty

@@ -63,10 +63,10 @@ class Lease:
     """What is in hand for one key."""
 
     # fmt: off
-    __slots__ = ("charged_at", "denied_least", "denied_left", "denied_most", "denied_until_us", "dry", "end_us", "flight", "key",
-                 "left", "low", "mark_us", "next_charged_at", "next_end_us", "next_left", "next_since_us", "next_size",
-                 "next_start_us", "queued", "rate", "reset_us", "seen_us", "share", "since_us", "size", "spare", "start_us",
-                 "terms", "thrifty", "trusted_until_us", "turns", "used", "watch_us")
+    __slots__ = ("charged_at", "denials", "denied_least", "denied_left", "denied_most", "denied_until_us", "dry", "end_us",
+                 "flight", "key", "left", "low", "mark_us", "next_charged_at", "next_end_us", "next_left", "next_since_us",
+                 "next_size", "next_start_us", "queued", "rate", "reset_us", "seen_us", "share", "since_us", "size", "spare",
+                 "start_us", "terms", "thrifty", "trusted_until_us", "turns", "used", "watch_us")
     # fmt: on
 
     def __init__(self, terms: Terms, key: str, now_us: cython.longlong) -> None:
@@ -79,7 +79,7 @@ class Lease:
             self.left = self.size = self.start_us = self.end_us = self.charged_at = self.since_us = 0
             self.next_left = self.next_size = self.next_start_us = self.next_end_us = self.next_charged_at = 0
             self.next_since_us = self.denied_least = self.denied_most = self.denied_until_us = self.denied_left = 0
-            self.reset_us = self.used = self.watch_us = self.spare = self.turns = self.trusted_until_us = 0
+            self.reset_us = self.used = self.denials = self.watch_us = self.spare = self.turns = self.trusted_until_us = 0
             self.rate = 0.0
             self.dry = self.queued = self.thrifty = False
             self.flight: Any = None
@@ -142,7 +142,7 @@ class Lease:
     @cython.exceptval(check=False)
     def retry_us(self, now_us: cython.longlong, cost: cython.longlong) -> cython.longlong:
         """How long a cost is refused without asking anybody; 0: it is not."""
-        if now_us < self.trusted_until_us and cost >= self.denied_least and cost <= self.denied_most:
+        if now_us < self.denied_until_us and cost >= self.denied_least and cost <= self.denied_most:
             return self.denied_until_us - now_us
         return 0
 
@@ -212,7 +212,7 @@ class Lease:
 
     def forgive(self) -> None:
         """Something was given back, or charged elsewhere: what was refused is asked for again."""
-        self.trusted_until_us = 0
+        self.denied_until_us = self.trusted_until_us = 0
         self.turns += 1
 
     def drop(self) -> None:
@@ -240,6 +240,12 @@ class Lease:
         if terms.fixed and not self.thrifty:
             return max(cost, int(terms.fixed))
         return max(cost, 1, min(int(terms.most), int(self.rate * terms.life_us * 0.75)))
+
+    def stand_in_line(self, size: int, wait_us: int) -> None:
+        """The size to ask for next where nodes stand in line: half of what fits into a life behind those ahead of us."""
+        terms: Terms = self.terms
+        ahead = wait_us * terms.tokens_us - size
+        self.share = max(1, min(int(terms.fair), int((terms.life_us * terms.tokens_us - ahead) / 2)))
 
     def refills_by_itself(self, left: int) -> bool:
         """Whether giving so much back is not worth a call: the parent has plenty, and gains as much within a lease life."""

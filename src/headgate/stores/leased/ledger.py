@@ -1,7 +1,8 @@
 """Which keys have a lease, when each is looked at again, and what of it has to go back.
 
-A lease is looked at when a batch of it ends, or after a lease life: what may no longer be spent is put aside for its parent, a
-key that nobody asked for is forgotten. New keys do a little of that on their way in, so that a flood of keys needs no thread.
+A lease is looked at when a batch of it ends, and every half of a lease life: what may no longer be spent, or was not asked for
+that long, is put aside for its parent; after a whole life without demand a key is forgotten. New keys do a little of that on
+their way in, so that a flood of keys needs no thread.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ def remembered(store: LeasedStore, terms: Terms, key: str, cost: int, now_us: in
             terms.leases[key] = lease
             lease.used = cost
             store.keys += 1
-            watch(store, lease, now_us + store.life_us)
+            watch(store, lease, now_us + max(1, store.life_us // 2))
         return lease
 
 
@@ -57,15 +58,15 @@ def tidy(store: LeasedStore, now_us: int, budget: int) -> None:
         if at_us != lease.watch_us:  # it was looked at before
             continue
         lease.watch_us = 0
-        idle = now_us - lease.seen_us >= store.life_us
-        retire(store, lease, now_us, idle)
-        if idle and lease.trusted_until_us <= now_us and lease.flight is None:
+        idle_us = now_us - lease.seen_us
+        retire(store, lease, now_us, 2 * idle_us >= store.life_us)
+        if idle_us >= store.life_us and lease.trusted_until_us <= now_us and lease.flight is None:
             forget(store, lease)
             continue
-        if lease.dry and not lease.queued and lease.has_room():
+        if lease.hurries(store.trip_us) and lease.left and not lease.queued and lease.has_room():
             store.ring(lease)
         ends = [end for end in (lease.end_us * bool(lease.left), lease.next_end_us) if end > now_us]
-        watch(store, lease, min([*ends, now_us + store.life_us]))
+        watch(store, lease, min([*ends, now_us + max(1, store.life_us // 2)]))
 
 
 def retire(store: LeasedStore, lease: Lease, now_us: int, all_of_it: bool = False) -> None:

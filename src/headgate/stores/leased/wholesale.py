@@ -34,7 +34,8 @@ def deciding(store: LeasedStore, claims: list[Claim], wait_us: int, commit: bool
     if store.exact and len(claims) > 1:
         return (yield from through(store, claims, wait_us, commit))
     if patient and commit:
-        return (yield from waiting(store, claims, wait_us))
+        decision = None if len(claims) > 1 else (yield from in_demand(store, claims[0]))
+        return decision if decision else (yield from waiting(store, claims, wait_us))
     if patient:
         return (yield from through(store, claims, wait_us, commit))
     if len(claims) > 1:
@@ -49,6 +50,19 @@ def waiting(store: LeasedStore, claims: list[Claim], wait_us: int) -> Plan:
     return (yield from through(store, claims, wait_us, True))
 
 
+def in_demand(store: LeasedStore, claim: Claim) -> Plan:
+    """A key in demand is leased for those who may wait as well; None when that has no answer without waiting."""
+    terms = store.agreed(claim.limit)
+    if store.exact or not terms.leased or claim.cost <= 0:
+        return None
+    lease, now_us = terms.leases.get(claim.key), store.moment_us()
+    if lease is None:
+        remembered(store, terms, claim.key, claim.cost, now_us)
+    elif not lease.dry and not lease.refused_us(now_us, claim.cost) and lease.wanted(now_us, claim.cost) > claim.cost:
+        return (yield from asking(store, terms, claim.key, claim.cost, True))
+    return None
+
+
 def through(store: LeasedStore, claims: Sequence[Claim], wait_us: int, commit: bool) -> Plan:
     """The parent's own answer to the claims as they are."""
     if commit:
@@ -59,7 +73,7 @@ def through(store: LeasedStore, claims: Sequence[Claim], wait_us: int, commit: b
 
 def asking(store: LeasedStore, terms: Terms, key: str, cost: int, commit: bool) -> Plan:
     """One limit, one key, now."""
-    if not terms.leased or cost <= 0:
+    if not terms.leased or cost <= 0 or cost > terms.limit.capacity:
         return (yield from through(store, [Claim(terms.named, key, cost)], 0, commit))
     lease: Lease | None = terms.leases.get(key)
     if not commit:
@@ -127,7 +141,9 @@ def cold(store: LeasedStore, terms: Terms, lease: Lease | None, key: str, cost: 
         lease = remembered(store, terms, key, cost, now_us)
     if lease is not None:
         lease.reset_us = now_us + decision.reset_us
-        if not decision.allowed and decision.retry_us > 0 and turns == lease.turns:
+        if decision.allowed:
+            lease.denials = 0
+        elif decision.retry_us > 0 and turns == lease.turns:
             refuse(store, lease, cost, cost, now_us, decision)
     hand = 0 if lease is None else lease.in_hand(now_us)
     return with_hand(terms, decision, hand)
@@ -175,7 +191,7 @@ def hold(store: LeasedStore, claims: Sequence[Claim], now_us: int, commit: bool)
     for claim in claims:
         lease = store.agreed(claim.limit).leases.get(claim.key)
         part = 0
-        if lease is not None and claim.cost > 0:
+        if lease is not None and 0 < claim.cost <= claim.limit.limit.capacity:
             with store.lock:
                 part = lease.withdraw(now_us, claim.cost) if commit else min(lease.in_hand(now_us), claim.cost)
         found.append(part)

@@ -1,0 +1,177 @@
+"""Leases on a virtual clock: 1, 4 and 16 nodes against an adversary, a crash, an idle node, and loads below and above the limit.
+
+Every bound is the one that `over_admission` states. The adversary hoards (asks until its leases are as large as they get, then
+stops while the parent fills up) and spends everything, and all that still comes, at the edge of a window.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from leased_fleet import BEGIN, Fleet, Report, poisson
+
+from headgate import (
+    FixedWindow,
+    LeakyBucket,
+    LeasedStore,
+    Limiter,
+    MemoryStore,
+    SlidingWindowCounter,
+    SlidingWindowLog,
+    TokenBucket,
+)
+from headgate.testing import ManualClock
+
+SECOND = 1_000_000
+BUCKET = TokenBucket("1000/s burst 100")
+RULES = [BUCKET, LeakyBucket("1000/s", capacity=100), FixedWindow("1000/s"), SlidingWindowLog("1000/s")]
+RULES += [SlidingWindowCounter("1000/s")]
+every_rule = pytest.mark.parametrize("limit", RULES, ids=lambda limit: limit.kind)
+every_size = pytest.mark.parametrize("nodes", [1, 4, 16])
+
+
+def own_bound(limit) -> int:
+    """The most that the rule itself admits in any window of its period."""
+    if limit.gain:
+        return int(limit.capacity + limit.count)
+    return int(limit.count if limit.logs else 2 * limit.count)
+
+
+def hoard_and_spend(fleet: Fleet, hammer: float = 1.3) -> Report:
+    """The adversary; two rounds of it."""
+    for _ in range(2):
+        for step in range(200):
+            fleet.to(fleet.clock.now_us() + 250)
+            node = step % len(fleet.stores)
+            if step < 40 or fleet.stores[node].leased(fleet.limiters[node].named[0], fleet.key) <= 1:
+                fleet.hit(node)
+        fleet.to(fleet.clock.now_us() + int(fleet.life_us * 0.9))
+        end = fleet.clock.now_us() + int(hammer * SECOND)
+        while fleet.clock.now_us() < end:
+            for node in range(len(fleet.stores)):
+                while fleet.hit(node) and fleet.stores[node].leased(fleet.limiters[node].named[0], fleet.key):
+                    pass
+            fleet.to(fleet.clock.now_us() + 1000)
+    return fleet.report
+
+
+def central(limit, arrivals) -> int:
+    """What the parent alone would have admitted."""
+    clock = ManualClock(BEGIN)
+    limiter, begin, admitted = Limiter(limit, store=MemoryStore(clock=clock)), clock.now_us(), 0
+    for moment, _ in arrivals:
+        clock.advance((begin + moment - clock.now_us()) / 1e6)
+        admitted += bool(limiter.hit("k"))
+    return admitted
+
+
+@every_size
+@pytest.mark.parametrize("lease", [None, 5, 50])
+@every_rule
+def test_over_admission_is_within_the_stated_bound(limit, lease, nodes):
+    """Against an adversary no window holds more than the rule's own worst case and min(nodes × held, rate × life)."""
+    fleet = Fleet(limit, nodes, lease=lease)
+    report = hoard_and_spend(fleet)
+    assert report.most_in(SECOND) <= own_bound(limit) + fleet.stores[0].over_admission(limit, nodes)
+    if isinstance(limit, FixedWindow):
+        assert max(Counter(moment // SECOND for moment, _ in report.admitted).values()) <= 1000
+
+
+@every_size
+@every_rule
+def test_strict_never_exceeds_the_limit_in_any_window(limit, nodes):
+    """In strict mode no window of the period holds more than the rule itself allows, hoarded or not."""
+    report = hoard_and_spend(Fleet(limit, nodes, lease=20, strict=True))
+    assert report.most_in(SECOND) <= own_bound(limit)
+
+
+@every_size
+def test_strict_costs_its_price_and_no_more(nodes):
+    """Under saturation a strict bucket admits its lowered rate: 1 − life / (period + life), within a hundredth."""
+    limit = TokenBucket("1000/s burst 10")
+    fleet = Fleet(limit, nodes, strict=True, life="50ms")
+    report = fleet.play(poisson([4000 / nodes] * nodes, 4.0))
+    price = fleet.stores[0].prices[str(limit)]
+    assert price == pytest.approx(0.05 / 1.05)
+    assert len(report.admitted) / 4000 == pytest.approx(1 - price, abs=0.02)
+
+
+@pytest.mark.parametrize(("nodes", "life"), [(1, "100ms"), (4, "400ms"), (16, "1600ms")])
+def test_at_half_load_a_batch_is_one_operation(nodes, life):
+    """At 0.5 × load the parent hears one operation for each batch of 20, and one for each node's last."""
+    fleet = Fleet(TokenBucket("1000/s burst 1000"), nodes, lease=20, life=life)
+    report = fleet.play(poisson([500 / nodes] * nodes, 4.0))
+    assert len(report.admitted) == report.offered
+    assert report.operations <= report.offered / 20 + 2 * nodes
+
+
+@pytest.mark.parametrize(("load", "most"), [(2, 0.1), (10, 0.02)])
+@pytest.mark.parametrize(("nodes", "life"), [(1, "100ms"), (4, "100ms"), (16, "250ms")])
+@pytest.mark.parametrize("lease", [None, 20])
+@pytest.mark.parametrize("limit", [BUCKET, FixedWindow("1000/s")], ids=lambda limit: limit.kind)
+def test_overload_costs_the_parent_almost_nothing(limit, lease, nodes, life, load, most):
+    """At 2 × load at most 0.1 operations a decision, at 10 × at most 0.02: what is refused is refused in RAM."""
+    report = Fleet(limit, nodes, lease=lease, life=life).play(poisson([1000 * load / nodes] * nodes, 8.0 / load**0.6))
+    assert report.per_decision <= most
+
+
+@every_size
+@every_rule
+def test_leases_lose_no_utilisation(limit, nodes):
+    """At 0.8 × load at least 0.99 of what the parent alone admits gets through."""
+    arrivals = list(poisson([800 / nodes] * nodes, 3.0))
+    report = Fleet(limit, nodes).play(arrivals)
+    assert len(report.admitted) >= 0.99 * central(limit, arrivals)
+
+
+@every_size
+def test_a_saturated_bucket_is_used_up(nodes):
+    """At 2 × load the nodes together admit the rate, but for what is in hand or reserved at the end: rate × life at most."""
+    report = Fleet(BUCKET, nodes).play(poisson([2000 / nodes] * nodes, 4.0))
+    later = [moment for moment, _ in report.admitted if moment - report.begin_us > SECOND]
+    assert len(later) + 1000 * 0.1 >= 0.995 * 3000
+
+
+@pytest.mark.parametrize("nodes", [4, 16])
+def test_nodes_share_a_scarce_limit_evenly(nodes):
+    """Under overload every node gets its part: the fairness of what each was admitted (Jain) is at least 0.95."""
+    report = Fleet(BUCKET, nodes).play(poisson([5000 / nodes] * nodes, 3.0))
+    parts = [len(report.of(node)) for node in range(nodes)]
+    assert sum(parts) ** 2 / (nodes * sum(part * part for part in parts)) >= 0.95
+
+
+def test_an_idle_node_keeps_nobody_out_for_longer_than_the_lease_life():
+    """A node that took everything and fell idle gives it back after one life; an active one then has it."""
+    fleet = Fleet(TokenBucket("60/h burst 50"), 2, lease=50, life="100ms")
+    assert fleet.hit(0)
+    begin = fleet.clock.now_us()
+    while not fleet.hit(1):
+        fleet.to(fleet.clock.now_us() + 1000)
+        assert fleet.clock.now_us() - begin <= fleet.life_us
+
+
+def test_an_idle_reservation_of_a_scarce_batch_is_given_back():
+    """A node that reserved a batch ahead and fell idle does not hold the line up for longer than a life."""
+    fleet = Fleet(TokenBucket("100/s burst 10"), 2, lease=10, life="100ms")
+    for _ in range(30):
+        fleet.hit(0)
+    fleet.to(fleet.clock.now_us() + 2 * fleet.life_us)
+    assert sum(fleet.hit(1) for _ in range(10)) == 10
+
+
+def test_a_crash_loses_at_most_the_lease():
+    """A node that dies with a batch takes that batch with it; the other has all the rest, and nobody gets more."""
+    fleet = Fleet(TokenBucket("60/h burst 100"), 2, lease=50)
+    assert fleet.hit(0)
+    fleet.down.add(0)
+    fleet.to(fleet.clock.now_us() + 10 * fleet.life_us)
+    assert sum(fleet.hit(1) for _ in range(100)) == 50
+
+
+def test_a_lone_node_admits_all_that_there_is():
+    """Without other nodes leases lose nothing: a burst of 100 is 100, whatever the lease."""
+    for lease in (None, 1, 7, 50, 1000):
+        clock = ManualClock(BEGIN)
+        limiter = Limiter("100/h", store=LeasedStore(MemoryStore(clock=clock), lease=lease))
+        assert sum(bool(limiter.hit("a")) for _ in range(150)) == 100

@@ -1,0 +1,344 @@
+"""What a leased store answers from RAM, when it asks its parent, and what goes back: on a clock that is held."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from leased_fleet import Tally
+
+from headgate import (
+    ConfigurationError,
+    FixedWindow,
+    LeakyBucketQueue,
+    LeasedStore,
+    Limiter,
+    MemoryStore,
+    SlidingWindowLog,
+    StoreUnavailable,
+    TokenBucket,
+)
+
+
+@pytest.fixture
+def tally(clock):
+    return Tally(MemoryStore(clock=clock))
+
+
+def test_fifty_hits_cost_one_operation_of_fifty(tally):
+    """With lease=50 the first hit takes 50 from the parent, and hits 2 to 50 touch it not once."""
+    limiter = Limiter("1000/s", store=LeasedStore(tally, lease=50))
+    for number in range(50):
+        assert limiter.hit("a")
+        assert tally.calls == [("decide", 50)], number
+
+
+def test_the_next_batch_is_there_before_the_first_runs_out(tally):
+    """The background fetches while there is still something in hand, so hit 51 touches nothing either."""
+    store = LeasedStore(tally, lease=50)
+    limiter = Limiter("1000/s", store=store)
+    for _ in range(49):
+        limiter.hit("a")
+    assert store.due
+    store.tend()
+    assert tally.calls == [("decide", 50)] * 2
+    for _ in range(50):
+        assert limiter.hit("a")
+    assert len(tally.calls) == 2
+
+
+def test_a_key_that_comes_once_costs_one_operation_and_leaves_nothing(tally, clock):
+    """A flood of keys that come once costs one operation each, nothing in hand, and is forgotten after a lease life."""
+    store = LeasedStore(tally, max_keys=1000)
+    limiter = Limiter("10/s", store=store)
+    for number in range(5000):
+        limiter.hit(f"key {number}")
+        if number % 100 == 99:
+            clock.advance(0.1)
+    assert tally.calls == [("decide", 1)] * 5000
+    assert len(store) <= 300
+    store.tend()
+    assert len(tally.calls) == 5000
+
+
+def test_fixed_leases_of_many_keys_go_back_together(tally, clock):
+    """Even with fixed leases a flood of keys costs little more than an operation each: they go back in calls of 256."""
+    store = LeasedStore(tally, lease=5)
+    limiter = Limiter("10/h", store=store)
+    for number in range(1000):
+        limiter.hit(f"key {number}")
+    clock.advance(0.2)
+    store.tend()
+    assert [call for call in tally.calls if call[0] == "give_back"] == [("give_back", 1024)] * 3 + [("give_back", 928)]
+    assert len(store) == 0
+    assert limiter.peek("key 1").remaining == 9
+
+
+def test_the_number_of_leased_keys_is_bounded(tally):
+    """Beyond `max_keys` a key is decided by the parent, and nobody who has a lease loses it."""
+    store = LeasedStore(tally, lease=5, max_keys=3)
+    limiter = Limiter("10/h", store=store)
+    for key in "abcdef":
+        assert limiter.hit(key)
+    assert len(store) == 3
+    assert [cost for _, cost in tally.calls] == [5, 5, 5, 1, 1, 1]
+
+
+def test_an_idle_lease_goes_back_when_it_ends(tally, clock):
+    """What is not spent within the lease life goes back to where it was charged, and may not be spent any more."""
+    store = LeasedStore(tally, lease=50, life="100ms")
+    limiter = Limiter("100/h", store=store)
+    limiter.hit("a")
+    clock.advance(0.1)
+    store.tend()
+    assert tally.calls == [("decide", 50), ("give_back", 49)]
+    assert tally.inner.decide([*limiter.claims("a")], 0, False).remaining == 99
+
+
+def test_an_expired_batch_is_not_spent(tally, clock):
+    """A batch that nobody tended is still not spent after its end."""
+    store = LeasedStore(tally, lease=50, life="100ms")
+    limiter = Limiter("100/h", store=store)
+    limiter.hit("a")
+    clock.advance(0.1)
+    limiter.hit("a")
+    assert tally.calls == [("decide", 50), ("decide", 50)]
+
+
+def test_closing_gives_everything_back(clock):
+    """close() gives back what is in hand, and closes the parent."""
+    parent = Tally(MemoryStore(clock=clock))
+    with LeasedStore(parent, lease=20) as store:
+        limiter = Limiter("100/h", store=store)
+        limiter.hit("a")
+        limiter.hit("b")
+    assert parent.calls[2:] == [("give_back", 19), ("give_back", 19)]
+
+
+def test_a_refusal_is_answered_here_until_its_moment(tally, clock):
+    """The parent said "nothing before t": until t it hears nothing, and everybody is told t; at t the same call passes."""
+    store = LeasedStore(tally)
+    limiter = Limiter("1/s", store=store)
+    limiter.hit("a")
+    told = limiter.hit("a")
+    asked = len(tally.calls)
+    for _ in range(9):
+        clock.advance(0.1)
+        again = limiter.hit("a")
+        assert not again
+        assert again.retry_us == told.retry_us - (clock.now_us() - told.start_us)
+    assert len(tally.calls) == asked
+    clock.advance(0.1)
+    assert limiter.hit("a")
+
+
+def test_the_background_asks_about_a_refusal_again(tally, clock):
+    """Others may give back: the background asks after ¾ of a life, then after twice as long each time, up to a second."""
+    store = LeasedStore(tally, life="100ms")
+    limiter, other = Limiter("1/h", store=store), Limiter("1/h", store=tally.inner)
+    limiter.hit("a")
+    assert not limiter.hit("a")
+    asked = []
+    for _ in range(1000):
+        clock.advance(0.01)
+        before = len(tally.calls)
+        assert not limiter.hit("a")
+        assert len(tally.calls) == before
+        store.tend()
+        asked += [clock.now_us()] * (len(tally.calls) - before)
+    assert len(asked) <= 2 * 13
+    other.reset("a")
+    for _ in range(101):
+        clock.advance(0.01)
+        limiter.hit("a")
+        store.tend()
+    assert limiter.peek("a").remaining == 0
+    assert sum(store.leased(limiter.named[0], key) for key in "a") == 0
+
+
+def test_part_of_a_batch_is_taken_when_the_whole_is_not_there(tally):
+    """When the parent has 30 of 50, the lease takes 30."""
+    store = LeasedStore(tally, lease=50)
+    limiter = Limiter("80/h", store=store)
+    assert sum(bool(limiter.hit("a")) for _ in range(100)) == 80
+    assert tally.calls[:3] == [("decide", 50), ("decide", 50), ("decide", 30)]
+
+
+def test_a_cost_above_what_is_in_hand_takes_the_rest_from_the_parent(tally):
+    """With 3 in hand a cost of 10 asks the parent for 7: what both have together can be spent."""
+    store = LeasedStore(tally, lease=5)
+    limiter = Limiter("12/h", store=store)
+    assert limiter.hit("a", cost=2)
+    assert limiter.hit("a", cost=10)
+    assert [cost for _, cost in tally.calls] == [5, 7]
+    assert not limiter.hit("a")
+
+
+def test_a_cost_above_the_limit_is_never(tally):
+    """More than the limit can ever hold is refused for ever, whatever is in hand."""
+    limiter = Limiter("10/h", store=LeasedStore(tally, lease=5))
+    limiter.hit("a")
+    assert limiter.hit("a", cost=11).retry_after == math.inf
+    assert limiter.hit("a")
+
+
+def test_several_limits_come_from_their_hands_or_from_the_parent_together(tally):
+    """All limits from RAM when all are in hand; otherwise one call for all of them, and none is charged alone."""
+    store = LeasedStore(tally)
+    limiter = Limiter({"user": TokenBucket("100/s"), "tenant": FixedWindow("3/h")}, store=store)
+    told = [limiter.hit({"user": "u", "tenant": "t"}) for _ in range(5)]
+    assert [bool(one) for one in told] == [True, True, True, False, False]
+    assert told[-1].name == "tenant"
+    assert len(tally.calls) == 4
+    store.return_all()
+    assert [part.remaining for part in limiter.peek({"user": "u", "tenant": "t"}).decisions] == [97, 0]
+
+
+def test_several_limits_in_hand_cost_nothing(tally, clock):
+    """Two hot limits with batches in hand are decided in RAM, all or nothing."""
+    store = LeasedStore(tally)
+    limiter = Limiter({"user": TokenBucket("1000/s"), "tenant": TokenBucket("2000/s")}, store=store)
+    asked = []
+    for _ in range(2000):
+        clock.advance(0.002)
+        assert limiter.hit({"user": "u", "tenant": "t"})
+        store.tend()
+        asked.append(len(tally.calls))
+    assert asked[-1] - asked[1000] <= 1000 / 15
+
+
+def test_what_may_wait_goes_to_the_parent_with_nothing_ahead_of_it(tally):
+    """A reservation that waits stands in the parent's line; what was in hand went back first, so no later hit overtakes it."""
+    store = LeasedStore(tally, lease=50)
+    limiter = Limiter("1/s burst 10", store=store)
+    assert limiter.hit("a")
+    assert limiter.reserve("a", cost=10).wait == 1.0
+    assert not limiter.hit("a")
+    assert [verb for verb, _ in tally.calls][:3] == ["decide", "give_back", "decide"]
+
+
+def test_a_cancelled_hit_goes_back_into_the_hand_it_came_from(tally):
+    """Cancelling what was spent from a batch in hand costs no operation; the token is there again."""
+    store = LeasedStore(tally, lease=5)
+    limiter = Limiter("5/h", store=store)
+    reservation = limiter.reserve("a", cost=2, max_wait=0)
+    assert reservation.cancel()
+    assert [bool(limiter.hit("a")) for _ in range(6)] == [True] * 5 + [False]
+    assert [verb for verb, _ in tally.calls].count("give_back") == 0
+
+
+def test_those_who_may_wait_are_served_from_a_lease_as_well(tally, clock):
+    """A key in demand is leased for acquire too; only who really has to wait stands in the parent's line."""
+    store = LeasedStore(tally)
+    limiter = Limiter("1000/s", store=store)
+    for _ in range(1000):
+        clock.advance(0.002)
+        assert limiter.acquire("a", timeout=1).wait == 0
+        store.tend()
+    assert len(tally.calls) < 100
+
+
+def test_a_refund_goes_to_the_parent(tally):
+    """A refund does not say when it was charged: the parent's rule decides, and a refusal is forgotten."""
+    limiter = Limiter("5/h", store=LeasedStore(tally, lease=5))
+    for _ in range(6):
+        limiter.hit("a")
+    limiter.refund("a", 2)
+    assert [bool(limiter.hit("a")) for _ in range(3)] == [True, True, False]
+
+
+def test_settling_above_the_estimate_is_paid_from_the_hand_first(tally):
+    """What was used beyond the estimate comes out of the batch in hand, then out of the parent."""
+    limiter = Limiter("10/h", store=LeasedStore(tally, lease=5))
+    reservation = limiter.reserve("a")
+    assert reservation.settle(8)
+    assert [bool(limiter.hit("a")) for _ in range(3)] == [True, True, False]
+
+
+def test_a_reset_key_is_as_new_and_has_nothing_in_hand(tally):
+    """What is in hand was charged to a state that is forgotten: it is dropped with it."""
+    store = LeasedStore(tally, lease=5)
+    limiter = Limiter("10/h", store=store)
+    limiter.hit("a")
+    limiter.reset("a")
+    assert sum(bool(limiter.hit("a")) for _ in range(20)) == 10
+
+
+def test_a_queue_is_passed_through(tally):
+    """A queue paces every start; there is nothing to lease, and the parent decides each call."""
+    limiter = Limiter(LeakyBucketQueue("5/s", capacity=10), store=LeasedStore(tally, lease=50))
+    assert limiter.hit("a")
+    assert limiter.reserve("a").wait == pytest.approx(0.2)
+    assert tally.calls == [("decide", 1), ("decide", 1)]
+
+
+def test_a_fixed_window_is_never_left_with_a_batch_of_the_last(tally, clock):
+    """A batch of a fixed window ends with it, even when its life is longer: the next window has its own."""
+    limiter = Limiter(FixedWindow("100/s"), store=LeasedStore(tally, lease=50, life="10s"))
+    clock.advance(0.999)
+    assert limiter.hit("a")
+    clock.advance(0.002)
+    assert sum(bool(limiter.hit("a")) for _ in range(200)) == 100
+
+
+def test_remaining_is_never_more_than_hand_and_parent_have(tally):
+    """`remaining` of an answer from RAM is what is in hand, whatever other nodes took from the parent meanwhile."""
+    here, there = Limiter("100/h", store=LeasedStore(tally, lease=20)), Limiter("100/h", store=tally.inner)
+    assert here.hit("a").remaining == 99
+    there.hit("a", cost=80)
+    assert here.hit("a").remaining == 18
+    assert here.hit("a").limit == 100
+
+
+def test_a_failing_parent_is_heard_only_when_ram_has_no_answer(tally):
+    """With tokens in hand nobody notices; without, the caller gets the StoreError."""
+    store = LeasedStore(tally, lease=5)
+    limiter = Limiter("10/h", store=store)
+    limiter.hit("a")
+    tally.failing["decide"] = StoreUnavailable("nobody answers")
+    assert [bool(limiter.hit("a")) for _ in range(4)] == [True] * 4
+    with pytest.raises(StoreUnavailable):
+        limiter.hit("a")
+    tally.failing.clear()
+    assert limiter.hit("a")
+
+
+def test_strict_tells_its_price(tally, caplog):
+    """Strict mode lowers the rate by life / (period + life), logs it and keeps it as an attribute."""
+    store = LeasedStore(tally, life="100ms", strict=True)
+    with caplog.at_level("INFO", logger="headgate"):
+        Limiter(SlidingWindowLog("1000/s"), store=store)
+        Limiter(FixedWindow("1000/s"), store=store)
+    assert store.prices == {"sliding window log 1000/s": pytest.approx(0.1 / 1.1)}
+    assert "9.09 %" in caplog.text
+    assert store.over_admission(TokenBucket("1000/s"), nodes=16) == 0
+
+
+def test_the_bound_is_stated(tally):
+    """over_admission is min(nodes × held, rate × life); nothing for fixed windows, for lease=1 and for queues."""
+    store = LeasedStore(tally, lease=20)
+    assert store.over_admission(TokenBucket("1000/s"), nodes=1) == 25
+    assert store.over_admission(TokenBucket("1000/s"), nodes=16) == 100
+    assert store.over_admission(FixedWindow("1000/s"), nodes=16) == 0
+    assert LeasedStore(tally, lease=1).over_admission(TokenBucket("1000/s"), nodes=16) == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"lease": 0}, "lease must be None"),
+        ({"lease": True}, "lease must be None"),
+        ({"life": 0}, "must live longer"),
+        ({"max_keys": 0}, "max_keys must be"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(tally, options, says):
+    """Options that make no sense are errors that say what to write."""
+    with pytest.raises(ConfigurationError, match=says):
+        LeasedStore(tally, **options)
+
+
+def test_it_wraps_a_store():
+    """Anything else is an error that names what to pass."""
+    with pytest.raises(ConfigurationError, match="RedisStore"):
+        LeasedStore("redis://localhost")
