@@ -36,7 +36,7 @@ from .loops import Loops
 from .names import Names
 from .packed import Place, place_of
 from .parcel import MANY, understood
-from .resp import call_bytes
+from .resp import call_bytes, required
 from .route import Route
 from .script import script_of
 from .sentinel import Sentinels
@@ -68,6 +68,7 @@ class RedisStore(Store):
     """
 
     def __init__(self, server: Any, *, prefix: str | None = None, timeout: Duration | None = None, clock: Any = None) -> None:
+        required()
         self._client = server if not isinstance(server, str) else None
         address = _address(server)
         options = {} if address is None else address.options

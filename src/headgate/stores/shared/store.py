@@ -203,6 +203,8 @@ class SharedStore(Held):
         sheet: Sheet = self.sheet
         cell: cython.longlong = self.find(place, shortened(key), now_us, full)
         if not cell:
+            if full:
+                sheet.words[lay.STRANGERS] += 1
             return self.first(place)
         if sheet.is_shared(cell):
             sheet.words[lay.STRANGERS] += 1
@@ -329,6 +331,11 @@ class SharedStore(Held):
             self.sheet.sweep(budget, self.now())
         finally:
             self.end()
+
+    def answers_within(self, budget_us: int) -> bool:
+        """Nobody is waited for longer than that, not even a process that was stopped while it held the lock."""
+        self.timeout_us = min(self.timeout_us, max(1000, budget_us))
+        return True
 
     @property
     def strangers(self) -> int:
