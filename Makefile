@@ -63,6 +63,7 @@ serve: setup
 
 soak: setup
 	HEADGATE_SOAK=1 $(PYTEST) -n 2 tests/laws
+	$(BIN)/python tests/soak.py
 
 clean:
 	rm -rf build site out .venv src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

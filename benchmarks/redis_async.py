@@ -25,7 +25,13 @@ from headgate import AsyncLimiter, TokenBucket
 from headgate.stores.redis import RedisStore
 from servers.valkey import Valkey
 
+try:
+    from glide import GlideClient, GlideClientConfiguration, NodeAddress, Script
+except ImportError:  # one of the peers
+    GlideClient = None  # type: ignore[assignment,misc]
+
 TASKS = 64
+GLIDE = "valkey-glide, the same script"
 Decide = Callable[[], Awaitable[Any]]
 
 
@@ -46,6 +52,18 @@ def server_cpu(client: redis.Redis) -> float:
     return float(told["used_cpu_user"]) + float(told["used_cpu_sys"])
 
 
+def times_as_many(mine: list[Any], theirs: list[Any]) -> float:
+    """The median of the ratios of neighbouring slices."""
+    return round(median(one[0] / other[0] for one, other in zip(mine, theirs, strict=True)), 2)
+
+
+async def glide_client(server: Valkey) -> Any:
+    """The other client library for asyncio; None where it is not installed."""
+    if GlideClient is None:
+        return None
+    return await GlideClient.create(GlideClientConfiguration([NodeAddress("127.0.0.1", server.port)]))
+
+
 async def measured(server: Valkey, slices: int) -> list[dict[str, Any]]:
     with server.client() as watching:
         sha = watching.script_load(MINIMAL)
@@ -56,6 +74,10 @@ async def measured(server: Valkey, slices: int) -> list[dict[str, Any]]:
                 "headgate, allow": (lambda: allow.hit(KEY), 90),
                 "headgate, deny": (lambda: deny.hit(KEY), 90),
             }
+            glide = await glide_client(server)
+            if glide is not None:
+                minimal = Script(MINIMAL)
+                some[GLIDE] = (lambda: glide.invoke_script(minimal, keys=[KEY], args=["1", "1000000"]), 15)
             told: dict[str, list[tuple[float, float, float]]] = {name: [] for name in some}
             for decide, each in some.values():
                 await slice_of(decide, each)
@@ -64,6 +86,8 @@ async def measured(server: Valkey, slices: int) -> list[dict[str, Any]]:
                     before = server_cpu(watching)
                     rate, cpu = await slice_of(decide, each)
                     told[name].append((rate, cpu, (server_cpu(watching) - before) / TASKS / each * 1e6))
+            if glide is not None:
+                await glide.close()
     first = next(iter(told.values()))
     return [
         {
@@ -71,8 +95,9 @@ async def measured(server: Valkey, slices: int) -> list[dict[str, Any]]:
             "decisions/s": round(median(one[0] for one in found)),
             "client CPU µs": round(median(one[1] for one in found), 2),
             "server CPU µs": round(median(one[2] for one in found), 2),
-            "× redis-py": round(median(mine[0] / theirs[0] for mine, theirs in zip(found, first, strict=True)), 2),
+            "× redis-py": times_as_many(found, first),
         }
+        | ({"× valkey-glide": times_as_many(found, told[GLIDE])} if GLIDE in told else {})
         for name, found in told.items()
     ]
 

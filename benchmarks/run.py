@@ -18,7 +18,10 @@ from report import Section, whole
 from timing import Effort
 
 HERE = Path(__file__).resolve().parent
-GROUPS = ("hot", "keys", "tasks", "many", "memory", "pauses", "log", "plain", "threads", "shared", "guarded")
+GROUPS = (
+    *("hot", "keys", "tasks", "many", "memory", "pauses", "log", "plain", "threads"),
+    *("shared", "central", "sharded", "guarded"),
+)
 
 
 def built_floors(folder: str) -> Any:

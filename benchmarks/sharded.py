@@ -15,7 +15,7 @@ from timing import Case, Effort, measure, one_core
 
 from headgate import Limiter, MemoryStore, TokenBucket
 from headgate.stores.sharded import ShardedStore
-from headgate.stores.slots import SLOTS, homes, slot_of
+from headgate.stores.sharded.slots import SLOTS, homes, slot_of
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "examples"))
 import sharding

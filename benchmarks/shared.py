@@ -56,8 +56,8 @@ def together(path: str, processes: int, seconds: float) -> tuple[int, int]:
 def run(floors: Any, effort: Effort, note: Callable[[str], None]) -> Section:
     section = Section(
         "Shared file",
-        "`limiter.hit(key)` on a SharedStore in /dev/shm, one process, beside the same on a MemoryStore; then processes that hit one "
-        "key as fast as they can, and whether the file counted what they were answered.",
+        "`limiter.hit(key)` on a SharedStore in /dev/shm, one process, beside the same on a MemoryStore; then processes "
+        "that hit one key as fast as they can, and whether the file counted what they were answered.",
     )
     with shared_file() as path, SharedStore(path) as store:
         cases = []

@@ -5,7 +5,9 @@ It lives in a temporary folder, saves nothing, and is stopped by the process tha
 
 from __future__ import annotations
 
+import functools
 import os
+import re
 import shutil
 import signal
 import socket
@@ -33,11 +35,30 @@ def server_binary() -> str:
     return str(get_binary_path())
 
 
-class Valkey:
-    """One server process. `options` are its command line's: `Valkey("--requirepass", "secret")`."""
+@functools.cache
+def version_of(program: str) -> str:
+    """`7.0.15`, as the server says itself; empty when it does not run."""
+    try:
+        said = subprocess.run([program, "--version"], capture_output=True, text=True, timeout=10).stdout
+    except OSError:
+        return ""
+    found = re.search(r"\bv=(\d+\.\d+\.\d+)", said)
+    return found[1] if found else ""
 
-    def __init__(self, *options: str, port: int | None = None, env: dict[str, str] | None = None, start: bool = True) -> None:
+
+class Valkey:
+    """One server process. `options` are its command line's: `Valkey("--requirepass", "secret")`; `program` another server."""
+
+    def __init__(
+        self,
+        *options: str,
+        port: int | None = None,
+        env: dict[str, str] | None = None,
+        start: bool = True,
+        program: str | None = None,
+    ) -> None:
         self.port = free_port() if port is None else port
+        self.program = program or server_binary()
         self.options = options
         self.env = env
         self.folder = tempfile.mkdtemp(prefix="headgate-valkey-")
@@ -55,8 +76,11 @@ class Valkey:
 
     def start(self, *more: str) -> None:
         """Starts the server, and waits until it takes connections."""
-        command = [server_binary(), "--port", str(self.port), "--bind", "127.0.0.1", "--dir", self.folder]
-        command += ["--save", "", "--appendonly", "no", "--enable-debug-command", "local", *self.options, *more]
+        command = [self.program, "--port", str(self.port), "--bind", "127.0.0.1", "--dir", self.folder]
+        command += ["--save", "", "--appendonly", "no"]
+        if not version_of(self.program).startswith("6."):  # there, debugging is never forbidden and the option unknown
+            command += ["--enable-debug-command", "local"]
+        command += [*self.options, *more]
         with open(os.path.join(self.folder, "log"), "ab") as log:
             self.process = subprocess.Popen(command, stdout=log, stderr=log, env={**os.environ, **(self.env or {})})
         end = time.monotonic() + 10

@@ -69,7 +69,8 @@ class LuaStore(Store):
         self.send(asks.giving_back(self.names, claims, charged_at, self.moment()))
 
     def reset(self, claims: Sequence[Claim]) -> None:
-        self.client.delete(*[self.names.key(claim.limit, claim.key) for claim in claims])
+        if claims:
+            self.client.delete(*[self.names.key(claim.limit, claim.key) for claim in claims])
 
     def items(self, limit: NamedLimit) -> Iterable[tuple[str, Any]]:
         fields = self.client.hgetall(self.names.registry(limit))

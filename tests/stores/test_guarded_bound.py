@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from headgate import Limiter, MemoryStore, TokenBucket
 from headgate.algorithms import Limit
-from headgate.stores.fallback import HERE
 from headgate.stores.guarded import GuardedStore
-from headgate.stores.share import shared_limit
+from headgate.stores.guarded.fallback import HERE
+from headgate.stores.guarded.share import shared_limit
 from headgate.testing import ManualClock
 from headgate.testing.bounds import check_bound
 from headgate.testing.traces import LIMITS, limits

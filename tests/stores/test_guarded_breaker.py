@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headgate import ConfigurationError
-from headgate.stores.breaker import CLOSED, HALF_OPEN, LEAST_US, OPEN, Breaker
+from headgate.stores.guarded.breaker import CLOSED, HALF_OPEN, LEAST_US, OPEN, Breaker
 
 
 class Always(Random):

@@ -9,7 +9,7 @@ from failing import FailingStore, HangingTasks
 
 from headgate import Limiter, MemoryStore
 from headgate.stores.guarded import GuardedStore
-from headgate.stores.prompt import PromptStore
+from headgate.stores.guarded.prompt import PromptStore
 from headgate.testing import ManualClock, StoreContract
 
 SOAK = os.environ.get("HEADGATE_SOAK") == "1"

@@ -78,7 +78,7 @@ def test_a_frozen_server_costs_the_budget_and_then_nothing(server, eventually):
             begun = time.perf_counter()
             for _ in range(100):
                 limiter.hit("a")
-            assert time.perf_counter() - begun < 0.05
+            assert time.perf_counter() - begun < 1  # a budget each would be five seconds
         finally:
             server.thaw()
         eventually(lambda: guard.state == "closed")

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from headgate import ConfigurationError
 from headgate.algorithms.text import named_limits
-from headgate.stores.share import share_of_nodes, shared_limit
+from headgate.stores.guarded.share import share_of_nodes, shared_limit
 from headgate.testing.traces import limits
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from lua_store import LuaStore, MovingStore
 
-from headgate import Limit, Limiter, MemoryStore, TokenBucket
+from headgate import FixedWindow, Limit, Limiter, MemoryStore, TokenBucket
 from headgate.algorithms.claim import Claim, NamedLimit
 from headgate.stores.redis import asks
 from headgate.testing import ManualClock
@@ -19,6 +20,8 @@ from headgate.testing.traces import LIMITS, limits, traces
 from servers.valkey import Valkey
 from stand_ins import NOON, WrappedStore
 
+#: A soak looks longer.
+TIMES = 10 if os.environ.get("HEADGATE_SOAK") == "1" else 1
 STEADY = settings(deadline=None, suppress_health_check=list(HealthCheck))
 few = st.lists(limits(), min_size=1, max_size=3, unique_by=str)
 several = st.lists(limits(), min_size=2, max_size=4, unique_by=str)
@@ -52,15 +55,21 @@ class Both:
         for named in self.lua.named:
             states = dict(self.memory.store.items(named))
             for key, state in self.lua.store.items(named):
-                assert state == states.pop(key, state)
+                assert self.that_counts(named.limit, state) == self.that_counts(named.limit, states.pop(key, state))
             assert not states, "a key that is not as new was forgotten"
+
+    def that_counts(self, limit: Limit, state: Any) -> Any:
+        """A state without what no longer matters: what was in the window before one that has begun. Memory may have forgotten
+        that together with a key that was as new, where Redis still holds it for a second."""
+        over = isinstance(limit, FixedWindow) and state[0] <= self.lua.store.last_us
+        return state[:2] if over else state
 
 
 @pytest.mark.parametrize("algorithm", LIMITS, ids=lambda algorithm: algorithm.__name__)
 def test_one_limit_answers_as_in_memory(client: Any, algorithm: type[Limit]) -> None:
     """Hits, peeks, waits, reservations, refunds, settlements: Lua says what MemoryStore says, and holds what it holds."""
 
-    @settings(STEADY, max_examples=40)
+    @settings(STEADY, max_examples=40 * TIMES)
     @given(limits(algorithm).flatmap(lambda limit: st.tuples(st.just(limit), traces([limit], several_keys=True, backwards=True))))
     def check(drawn: tuple[Limit, list[Any]]) -> None:
         Both(client, [drawn[0]]).play(drawn[1])
@@ -71,7 +80,7 @@ def test_one_limit_answers_as_in_memory(client: Any, algorithm: type[Limit]) -> 
 def test_several_limits_answer_as_in_memory(client: Any) -> None:
     """Several limits of any kinds decide together as in memory, each with its own key and cost."""
 
-    @settings(STEADY, max_examples=100)
+    @settings(STEADY, max_examples=100 * TIMES)
     @given(several.flatmap(lambda some: st.tuples(st.just(some), traces(some, several_keys=True, backwards=True))))
     def check(drawn: tuple[list[Limit], list[Any]]) -> None:
         Both(client, drawn[0]).play(drawn[1])
@@ -82,7 +91,7 @@ def test_several_limits_answer_as_in_memory(client: Any) -> None:
 def test_a_line_moves_up_as_in_memory(client: Any) -> None:
     """When somebody leaves a line, those behind are booked anew in one call: to the same starts as in memory."""
 
-    @settings(STEADY, max_examples=100)
+    @settings(STEADY, max_examples=100 * TIMES)
     @given(few.flatmap(lambda some: st.tuples(st.just(some), traces(some, several_keys=len(some) > 1))))
     def check(drawn: tuple[list[Limit], list[Any]]) -> None:
         Both(client, drawn[0], moving=True).play(drawn[1])
@@ -90,7 +99,7 @@ def test_a_line_moves_up_as_in_memory(client: Any) -> None:
     check()
 
 
-@settings(STEADY, max_examples=40)
+@settings(STEADY, max_examples=40 * TIMES)
 @given(
     st.lists(limits(), min_size=1, max_size=5, unique_by=str),
     st.lists(
@@ -160,3 +169,12 @@ def test_what_was_charged_last_is_undone_exactly(client: Any) -> None:
     assert decision.wait > 0
     store.give_back([claim], decision.start_us)
     assert dict(store.items(named)) == before
+
+
+def test_a_decision_may_have_hundreds_of_limits(client: Any) -> None:
+    """300 limits are decided together, all or none, and the last one is charged as the first."""
+    store = LuaStore(client, ManualClock(NOON))
+    some = [NamedLimit("wide", f"limit {n}", TokenBucket("1/h burst 2")) for n in range(300)]
+    assert store.decide([Claim(one, "a", 1) for one in some], 10).remaining == 1
+    assert not store.decide([Claim(one, "a", 1 if n < 299 else 2) for n, one in enumerate(some)])
+    assert store.decide([Claim(one, "a", 1) for one in some]).remaining == 0

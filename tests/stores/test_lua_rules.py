@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import struct
 from collections.abc import Callable, Sequence
 from random import Random
@@ -20,7 +21,9 @@ from servers.valkey import Valkey
 
 NOW_US = 1_700_000_123_456_789
 PACED = (TokenBucket, LeakyBucket, LeakyBucketQueue)
-EXAMPLES = settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+#: A soak looks longer.
+TIMES = 10 if os.environ.get("HEADGATE_SOAK") == "1" else 1
+EXAMPLES = settings(max_examples=60 * TIMES, deadline=None, suppress_health_check=list(HealthCheck))
 
 
 @pytest.fixture(scope="module")

@@ -273,7 +273,7 @@ def test_a_node_that_dies_takes_only_its_own_slots_with_it(moving: Cluster) -> N
             begun = time.monotonic()
             with pytest.raises(StoreError):
                 call(keys[0])
-            assert time.monotonic() - begun < 0.8
+            assert time.monotonic() - begun < 0.5 + 2
             assert [bool(call(key)) for key in keys[1:]] == [True, True]
 
         async def together() -> list[Any]:

@@ -330,3 +330,19 @@ def test_a_child_never_uses_its_parents_connections(valkey: Valkey, python: Any)
             store.close()
     """)
     assert (done.stdout.strip(), done.stderr) == (str(1000 - 2 - 2 * 201), "")
+
+
+def test_without_hiredis_the_name_can_be_imported_and_the_extra_is_named(python) -> None:
+    """`from headgate import *` works where hiredis is not installed; making a RedisStore says what to install."""
+    done = python(
+        """
+        import sys
+        sys.modules["hiredis"] = None
+        from headgate import *
+        try:
+            RedisStore("redis://localhost")
+        except ModuleNotFoundError as error:
+            print(error)
+        """
+    )
+    assert done.stdout == "RedisStore needs hiredis: pip install 'headgate[redis]'\n", done.stderr

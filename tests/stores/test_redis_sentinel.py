@@ -125,7 +125,7 @@ def test_a_failover_during_traffic(watched: Watched) -> None:
             thread.join(10)
             assert not thread.is_alive()
         assert watched.primary() is not old
-        assert max(took for _, took, _ in answers) < budget + 0.35
+        assert max(took for _, took, _ in answers) < budget + 2
         before = [told for begun, _, told in answers if isinstance(told, int) and begun < died]
         after = [told for begun, _, told in answers if isinstance(told, int) and begun > died + 0.1]
         assert before

@@ -14,7 +14,7 @@ from headgate.testing.contract import CountingClock, every_colour
 from headgate.testing.contract_state import BEGIN
 from headgate.testing.faces import face
 
-EXAMPLES = 500 if os.environ.get("HEADGATE_SOAK") == "1" else 25
+EXAMPLES = 500 if os.environ.get("HEADGATE_SOAK") == "1" else 15
 
 
 class SteadyClock:

@@ -14,9 +14,8 @@ import pytest
 from shared_file import Picture
 
 from headgate import FixedWindow, Limiter, SlidingWindowLog, StoreTimeout, TokenBucket, compiled
-from headgate.stores import layout
-from headgate.stores.owner import word_of
-from headgate.stores.shared import SharedStore
+from headgate.stores.shared import SharedStore, layout
+from headgate.stores.shared.owner import word_of
 
 PLENTY = 10**9
 

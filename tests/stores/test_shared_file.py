@@ -20,8 +20,7 @@ from headgate import (
     StoreUnavailable,
     TokenBucket,
 )
-from headgate.stores import layout, mapped
-from headgate.stores.shared import SharedStore
+from headgate.stores.shared import SharedStore, layout, mapped
 from headgate.testing import ManualClock
 
 
@@ -377,3 +376,16 @@ def counted_in_a_child(work):
         os._exit(0)
     os.close(writer)
     return pid, reader
+
+
+@pytest.mark.parametrize("bad", ["/dev/null", "/dev/zero"])
+def test_what_is_no_file_is_refused(bad):
+    """A device is not taken for a file."""
+    with pytest.raises(ConfigurationError, match="is no file"):
+        SharedStore(bad)
+
+
+def test_a_path_with_a_nul_is_refused():
+    """What no system takes for a path is an error of the store's own."""
+    with pytest.raises(StoreUnavailable, match="null"):
+        SharedStore("/tmp/a\0b")

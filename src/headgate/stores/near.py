@@ -276,7 +276,7 @@ class Near(Store):
             stamp: cython.ulonglong = self.stamp
             for i in range(n):
                 claim = claims[i]
-                state: State = self.read(claim.named.place, claim.key, now_us, full)
+                state: State = self.read(self.place_of(claim.named), claim.key, now_us, full)
                 claim.a = state[0]
                 claim.b = state[1]
                 claim.c = state[2]
@@ -289,7 +289,7 @@ class Near(Store):
             for i in range(n):
                 claim = claims[i]
                 if claim.cost > 0:
-                    self.put(claim.named.place, claim.key, claim.new_a, claim.new_b, claim.new_c, now_us, full)
+                    self.put(self.place_of(claim.named), claim.key, claim.new_a, claim.new_b, claim.new_c, now_us, full)
                     claim.undoable = True
         else:
             for i in range(n):
@@ -305,7 +305,7 @@ class Near(Store):
         for i in range(len(claims)):
             claim = claims[i]
             if claim.named.limit.logs and claim.cost > 0:
-                until: cython.longlong = self.crowded_until(claim.named.place, claim.key, claim.new_a, now_us)
+                until: cython.longlong = self.crowded_until(self.place_of(claim.named), claim.key, claim.new_a, now_us)
                 if until > 0:
                     claim.start = REFUSED
                     claim.retry = until

@@ -175,8 +175,8 @@ def _credentials(netloc: str) -> tuple[str | None, str | None, str]:
 
 def _place(text: str, port: int, url: str) -> Place:
     host, _, number = text.rpartition(":") if not text.endswith("]") and ":" in text else (text, "", "")
-    if number and not number.isdigit():
-        raise ConfigurationError(f"{_shown(url)}: {number!r} is no port")
+    if number and not (number.isascii() and number.isdigit() and 0 < int(number) < 65536):
+        raise ConfigurationError(f"{_shown(url)}: {number!r} is no port; write a number from 1 to 65535")
     return Place(unquote(host.strip("[]")) or "localhost", int(number) if number else port)
 
 

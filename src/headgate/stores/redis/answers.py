@@ -12,7 +12,7 @@ from ...algorithms.claim import NamedLimit
 from ...errors import StoreError
 from .asks import Ask, converted, knowing
 from .names import Names
-from .parcel import Errand
+from .parcel import MOST, Errand
 from .route import Route
 from .trips import Plan
 
@@ -32,12 +32,13 @@ def raise_first(errors: Iterable[StoreError | None]) -> None:
             raise error
 
 
-def answered(route: Route, asks: Sequence[Ask]) -> Plan[list[StoreError | None]]:
-    """Has asks answered; says for each what went wrong. Those that found a state of another rate go again, with it converted."""
+def answered(route: Route, asks: Sequence[Ask], most: int = MOST) -> Plan[list[StoreError | None]]:
+    """Has asks answered, at most so many in a call; says for each what went wrong. Those that found a state of another rate go
+    again, with it converted."""
     errors: list[StoreError | None] = [None] * len(asks)
     pending = list(enumerate(asks))
     for _ in range(LOOKS):
-        parcels = route.parcels([ask for _, ask in pending])
+        parcels = route.parcels([ask for _, ask in pending], most)
         yield from route.carried(parcels)
         failed = {id(ask): parcel.error for parcel in parcels if parcel.error is not None for ask in parcel.asks}
         stale = []

@@ -25,10 +25,10 @@ from .script import VERBS, Script, script_of
 
 _FOUR = struct.Struct("<4q")
 _SIX = struct.Struct("<6q")
-_DECIDE = struct.Struct("<BBBdd")
-_GIVE_BACK = struct.Struct("<BBd")
+_DECIDE = struct.Struct("<BHBdd")
+_GIVE_BACK = struct.Struct("<BHd")
 _REBOOK = struct.Struct("<BI")
-_TURN = struct.Struct("<BBdd")
+_TURN = struct.Struct("<HBdd")
 
 
 class Hit(Ask):
@@ -200,7 +200,8 @@ def deciding(
     now_us: int | None = None,
     not_before_us: int = 0,
 ) -> Ask:
-    """A decision on claims; its answer is a Decision. `not_before_us`: none of them starts earlier than that."""
+    """A decision on claims; its answer is a Decision. `not_before_us`: none of them starts earlier than that. `commit` 2: charge,
+    and remember the states around the charge even without patience (for whoever may have to undo it)."""
     patience = MAX_WAIT if max_wait_us is None or max_wait_us > MAX_WAIT else int(max_wait_us)
     if len(claims) == 1 and not patience and commit == 1 and not not_before_us:
         return hitting(names, claims[0].limit, claims[0].key, claims[0].cost, now_us)

@@ -42,11 +42,11 @@ class Cluster(Route):
         self._slots: list[Place | None] = []
         self._known: list[Place] = list(address.places)
 
-    def parcels(self, asks: Sequence[Ask]) -> list[Parcel]:
+    def parcels(self, asks: Sequence[Ask], most: int) -> list[Parcel]:
         by_slot: dict[int, list[Ask]] = {}
         for ask in asks:
             by_slot.setdefault(slot_of(ask.keys[0]), []).append(ask)
-        return [parcel for some in by_slot.values() for parcel in parcelled(some)]
+        return [parcel for some in by_slot.values() for parcel in parcelled(some, most)]
 
     def find(self, errands: Sequence[Errand]) -> Plan[None]:
         if not self._slots:

@@ -9,7 +9,7 @@ later has been decided: what was charged stays charged. One deadline for each co
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from ...errors import ConfigurationError, StoreError, StoreUnavailable
@@ -43,40 +43,61 @@ class Coach:
         self._asks: list[Ask] = []
         self._callers: list[asyncio.Future[None]] = []
         self._journeys: set[asyncio.Task[None]] = set()
+        self._until: float | None = None
+        self._meetings: dict[Any, asyncio.Task[None]] = {}
 
-    def board(self, ask: Ask) -> asyncio.Future[None]:
-        """A seat for an ask: the future is done when the ask is answered."""
+    def board(self, ask: Ask, deadline: float | None = None) -> asyncio.Future[None]:
+        """A seat for an ask: the future is done when the ask is answered. A deadline is for those who spent time before."""
         caller: asyncio.Future[None] = self.loop.create_future()
         if not self._asks:
             self.loop.call_soon(self._depart)
+        if deadline is not None:
+            self._until = deadline if self._until is None else min(self._until, deadline)
         self._asks.append(ask)
         self._callers.append(caller)
         return caller
 
+    async def meet(self, whom: Any, plan: Callable[[], Plan[None]], deadline: float) -> None:
+        """Follows a plan once for all tasks that want the same at the same time: limits to be made known to the server."""
+        meeting = self._meetings.get(whom)
+        if meeting is None:
+            meeting = self._meetings[whom] = self.loop.create_task(self.streams.run(plan(), deadline))
+            meeting.add_done_callback(lambda done: self._met(whom, done))
+        try:
+            await asyncio.shield(meeting)
+        except (StoreError, ConfigurationError) as error:
+            raise type(error)(*error.args) from None
+
+    def _met(self, whom: Any, meeting: asyncio.Task[None]) -> None:
+        del self._meetings[whom]
+        if not meeting.cancelled():
+            meeting.exception()  # whoever waited for it was told
+
     def _depart(self) -> None:
         asks, callers = self._asks, self._callers
-        self._asks, self._callers = [], []
+        until, self._asks, self._callers, self._until = self._until, [], [], None
         for at in range(len(callers) - 1, -1, -1):
             if callers[at].done():  # cancelled meanwhile
                 del asks[at], callers[at]
         if not asks:
             return
+        deadline = self.loop.time() + self.store.timeout_us / 1e6
+        if until is not None:
+            deadline = min(deadline, until)
         try:
             place = self.store.route.direct
             if place is None:
-                self._take_the_long_way(asks, callers, self.loop.time() + self.store.timeout_us / 1e6)
+                self._take_the_long_way(asks, callers, deadline)
             else:
-                self._drive(place, self.store.route.login, asks, callers)
+                self._drive(place, self.store.route.login, asks, callers, deadline)
         except BaseException as error:  # nobody may wait for a coach that broke down
             _tell(callers, error)
             raise
 
-    def _drive(self, place: Place, login: Login, asks: list[Ask], callers: list[asyncio.Future[None]]) -> None:
+    def _drive(self, place: Place, login: Login, asks: list[Ask], callers: list[asyncio.Future[None]], deadline: float) -> None:
         """The straight way, to a place that is known."""
-        patience = self.store.timeout_us / 1e6
-        deadline = self.loop.time() + patience
         parcels = parcelled(asks)
-        stream = self.streams.stream(place, login, patience)
+        stream = self.streams.stream(place, login, max(0.001, deadline - self.loop.time()))
 
         def arrived(replies: list[Any], error: StoreError | None, unsent: bool) -> None:
             if error is not None:
@@ -94,9 +115,7 @@ class Coach:
         """Whether all is answered; otherwise all those that are not go the long way."""
         whole = True
         for parcel, reply in zip(parcels, replies, strict=True):
-            if type(reply) is bytes:
-                parcel.take([reply])
-            whole = whole and type(reply) is bytes
+            whole = type(reply) is bytes and parcel.take([reply]) and whole
         return whole and not any(ask.stale is not None for parcel in parcels for ask in parcel.asks)
 
     def _take_the_long_way(self, asks: list[Ask], callers: list[asyncio.Future[None]], deadline: float) -> None:

@@ -74,7 +74,7 @@ class Link:
         try:
             if sent != len(data):
                 self.send(data[sent:], deadline_us)
-            if not self._poll((deadline_us - now_us()) / 1000):
+            if not self._poll(max(0, deadline_us - now_us()) / 1000):  # below zero would be for ever
                 raise too_late(self.place)
             some = self._recv(CHUNK)
             if not some:
@@ -217,7 +217,10 @@ class Links:
             return None
         try:
             reply = None if link.secure or link._poll(0) else link.ask(data, deadline_us)
-            idle.append(link)
+            if link.generation == self.generation:
+                idle.append(link)
+            else:
+                link.close()
             return reply
         except OSError:
             link.close()
@@ -271,8 +274,8 @@ class Links:
         self.give(link, trip.login)
         return Outcome(replies)
 
-    def run(self, plan: Plan[T], deadline_us: int) -> T:
-        """Follows a plan to its end."""
+    def run(self, plan: Plan[T], deadline_us: int, each_us: int = 0) -> T:
+        """Follows a plan to its end. With `each_us`, every step has that time."""
         try:
             step = next(plan)
             while True:
@@ -280,7 +283,7 @@ class Links:
                     SYSTEM.sleep(min(step.seconds, max(0.0, (deadline_us - now_us()) / 1e6)))
                     step = plan.send([])
                 else:
-                    step = plan.send(self.exchange(step, deadline_us))
+                    step = plan.send(self.exchange(step, now_us() + each_us if each_us else deadline_us))
         except StopIteration as end:
             found: T = end.value
             return found

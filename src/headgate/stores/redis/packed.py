@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from ...algorithms.claim import NamedLimit
 from ...algorithms.limit import Limit
 from ...errors import ConfigurationError
-from .names import Names, key_bytes, key_text, tag
+from .names import Names, key_text
 
 
 class Rule(NamedTuple):
@@ -86,9 +86,6 @@ class Place:
 
     def hit_body(self, cost: int) -> bytes:
         return bytes((self.rule.code,)) + _HIT.pack(self.fingerprint, cost, *self.numbers)
-
-    def key(self, key: str) -> bytes:
-        return self.head + tag(key_bytes(key)) + b"}"
 
     def unseen(self) -> tuple[Any, int]:
         """What a key that nobody has seen holds, and until when (µs) that is less than all."""

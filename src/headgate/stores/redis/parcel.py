@@ -6,6 +6,7 @@ what a reply means to them, and why they failed if they did.
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,18 +17,21 @@ from .resp import Command
 
 #: So many asks travel in one script call at most: a larger batch would keep the server, and the callers behind it, waiting.
 MOST = 64
+#: Of asks that somebody wants decided at one moment, so many: some milliseconds of the server.
+MANY = 1000
 
 
 class Errand:
     """Commands for the place that keeps `key`; without a key, for any."""
 
-    __slots__ = ("_commands", "asking", "error", "key", "place", "replies")
+    __slots__ = ("_commands", "asking", "begun", "error", "key", "place", "replies")
 
     def __init__(self, commands: Sequence[Command], key: bytes | None = None, place: Place | None = None) -> None:
         self._commands = list(commands)
         self.key = key
         self.place = place
         self.asking = False
+        self.begun = 0  # how many lessons had been given when it was sent, see `Route._teach`
         self.error: StoreError | None = None
         self.replies: list[Any] = []
 
@@ -41,9 +45,10 @@ class Errand:
         """How many replies there will be."""
         return len(self._commands) * (2 if self.asking else 1)
 
-    def take(self, replies: list[Any]) -> None:
-        """Keeps the replies."""
+    def take(self, replies: list[Any]) -> bool:
+        """Keeps the replies; whether they make sense."""
         self.replies = replies
+        return True
 
 
 class Parcel(Errand):
@@ -66,10 +71,23 @@ class Parcel(Errand):
     def size(self) -> int:
         return 2 if self.asking else 1
 
-    def take(self, replies: list[Any]) -> None:
-        read_all(self.asks, replies[0])
+    @property
+    def sha(self) -> bytes:
+        return call_of(self.asks)[0].sha
+
+    def take(self, replies: list[Any]) -> bool:
+        return understood(self.asks, replies[0])
 
 
-def parcelled(asks: Sequence[Ask]) -> list[Parcel]:
+def understood(asks: Sequence[Ask], reply: Any) -> bool:
+    """Hands each ask its part of a reply. False: no script of ours said that; whoever answered is no Redis, or a broken one."""
+    try:
+        read_all(asks, reply)
+    except (struct.error, TypeError, ValueError, IndexError):
+        return False
+    return True
+
+
+def parcelled(asks: Sequence[Ask], most: int = MOST) -> list[Parcel]:
     """Asks of one slot (or of a single server), in order, so many to a call."""
-    return [Parcel(asks[at : at + MOST]) for at in range(0, len(asks), MOST)]
+    return [Parcel(asks[at : at + most]) for at in range(0, len(asks), most)]

@@ -12,13 +12,13 @@ from typing import Any
 
 try:
     import hiredis
-except ModuleNotFoundError as missing:  # pragma: no cover
-    raise ModuleNotFoundError("RedisStore needs hiredis: pip install 'headgate[redis]'", name=missing.name) from None
+except ModuleNotFoundError:  # told to whoever makes a RedisStore, not to whoever imports its name
+    hiredis = None  # type: ignore[assignment]
 
 from ...errors import StoreUnavailable
 
-ReplyError = hiredis.ReplyError
-ProtocolError = hiredis.ProtocolError
+ReplyError: Any = Exception if hiredis is None else hiredis.ReplyError
+ProtocolError: Any = Exception if hiredis is None else hiredis.ProtocolError
 Command = Sequence[bytes | str | int]
 
 #: What these replies say was not done: it may be asked again, here or elsewhere, without being done twice.
@@ -40,7 +40,7 @@ UNDONE = frozenset(
 REMEDIES = {
     "NOAUTH": "it asks for a password: write redis://:password@host or redis://user:password@host",
     "WRONGPASS": "it does not know this user or password: correct those of the URL",
-    "NOPERM": "this user may not do that: allow it EVAL, EVALSHA, GET, SET, UNLINK, SCAN and TIME on the prefix's keys",
+    "NOPERM": "this user may not do that: allow it +@scripting +@read +@write +@connection +time on the prefix's keys",
     "READONLY": "it is a replica: connect to the primary, or use redis+sentinel:// to be led there",
     "LOADING": "it is still loading its data",
     "BUSY": "another script is running for too long",
@@ -54,7 +54,13 @@ REMEDIES = {
 }
 
 
-_packed: Callable[[tuple[Any, ...]], bytes] = hiredis.pack_command
+def required() -> None:
+    """Says what to install, where it is not."""
+    if hiredis is None:
+        raise ModuleNotFoundError("RedisStore needs hiredis: pip install 'headgate[redis]'", name="hiredis")
+
+
+_packed: Callable[[tuple[Any, ...]], bytes] = getattr(hiredis, "pack_command", lambda command: b"")
 
 
 def pack(commands: Sequence[Command]) -> bytes:

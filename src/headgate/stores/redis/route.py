@@ -7,10 +7,10 @@ is never sent again. `tries` bounds it, and the budget of the call ends it in an
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from ...errors import StoreError
+from ...errors import StoreError, StoreUnavailable
 from .address import Address, Place
 from .asks import Ask
 from .parcel import Errand, Parcel, parcelled
@@ -32,12 +32,16 @@ class Route:
         self.login = address.login
         #: The one place where everything is, when there is one and it is known.
         self.direct: Place | None = address.places[0]
+        #: Called when a server turns out to have lost what it knew (restarted, flushed, another took its place).
+        self.forgotten: Callable[[], None] = _nothing
+        self._taught: dict[tuple[Place | None, bytes], int] = {}  # scripts that a place has learnt from us, and when
+        self._lessons = 0
 
     # What topologies differ in -------------------------------------------------------------------------------------------
 
-    def parcels(self, asks: Sequence[Ask]) -> list[Parcel]:
-        """What may travel in one script call."""
-        return parcelled(asks)
+    def parcels(self, asks: Sequence[Ask], most: int) -> list[Parcel]:
+        """What may travel in one script call: at most so many asks."""
+        return parcelled(asks, most)
 
     def find(self, errands: Sequence[Errand]) -> Plan[None]:
         """Says for each errand where it goes."""
@@ -71,6 +75,8 @@ class Route:
                 for errand in waiting:
                     errand.error = error
                 return
+            for errand in waiting:
+                errand.begun = self._lessons
             loads = self._loads(waiting)
             outcomes = yield [
                 Trip(place, self.login, [one for errand in load for one in errand.commands()]) for place, load in loads
@@ -112,11 +118,30 @@ class Route:
         errors = [reply for reply in replies if isinstance(reply, ReplyError)]
         errand.asking = False
         if not errors:
-            errand.error = None
-            errand.take(replies)
-            return None
+            return self._taken(errand, replies)
         errand.error = unavailable(errors[0], errand.place)
         if word(errors[0]) == "NOSCRIPT" and isinstance(errand, Parcel):
-            errand.whole = True
+            self._teach(errand)
             return AGAIN
         return self.wrong(errand, errors[0])
+
+    def _teach(self, parcel: Parcel) -> None:
+        """The script itself is to travel. A place that had learnt it before this was sent has lost it, and perhaps all else."""
+        parcel.whole = True
+        if self._taught.get((parcel.place, parcel.sha), parcel.begun + 1) <= parcel.begun:
+            self._taught = {lesson: when for lesson, when in self._taught.items() if lesson[0] != parcel.place}
+            self.forgotten()
+
+    def _taken(self, errand: Errand, replies: list[Any]) -> str | None:
+        if not errand.take(replies):
+            errand.error = StoreUnavailable(f"{errand.place} answered what no Redis would: {replies!r}")
+            return FAILED
+        errand.error = None
+        if isinstance(errand, Parcel) and errand.whole:
+            self._lessons += 1
+            self._taught[errand.place, errand.sha] = self._lessons
+        return None
+
+
+def _nothing() -> None:
+    """Nobody wants to know."""

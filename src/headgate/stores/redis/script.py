@@ -77,7 +77,7 @@ def _long(rules: list[str], verbs: list[str], hits: bool, lines: dict[str, str])
         names = ["decide", "redate", *(["give_back"] if "give_back" in verbs else [])]
         parts += [found[name] for name in ("logs", *names) if name in found]
     parts.append("local rules = {" + ", ".join(_entry(rule, "give_back" in verbs) for rule in rules) + "}")
-    parts += [_filled(name, lines) for name in ("frame", *verbs)]
+    parts += [_filled(name, lines) for name in ("frame", *verbs, *(["hits"] if hits else []))]
     table = [f"[{VERBS[verb][0]}] = {VERBS[verb][1]}" for verb in verbs]
     if hits:
         table += [f"[{FILES[rule]}] = hit_ask" for rule in rules]

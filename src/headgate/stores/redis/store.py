@@ -35,7 +35,8 @@ from .link import Links, now_us
 from .loops import Loops
 from .names import Names
 from .packed import Place, place_of
-from .resp import call_bytes
+from .parcel import MANY, understood
+from .resp import call_bytes, required
 from .route import Route
 from .script import script_of
 from .sentinel import Sentinels
@@ -43,6 +44,7 @@ from .spanning import Span, groups_of
 from .stream import Streams
 from .trips import Plan, T
 
+LONGEST_US = 86_400_000_000
 ROUTES = {"single": Route, "sentinel": Sentinels, "cluster": Cluster}
 
 
@@ -66,15 +68,17 @@ class RedisStore(Store):
     """
 
     def __init__(self, server: Any, *, prefix: str | None = None, timeout: Duration | None = None, clock: Any = None) -> None:
+        required()
         self._client = server if not isinstance(server, str) else None
         address = _address(server)
         options = {} if address is None else address.options
-        self.names = Names(prefix or options.get("prefix", "headgate"), marked=clock is not None)
+        self.names = Names(options.get("prefix", "headgate") if prefix is None else prefix, marked=clock is not None)
         self.timeout_us = duration_us(timeout if timeout is not None else options.get("timeout", "1s"))
-        if self.timeout_us <= 0:
-            raise ConfigurationError(f"timeout={timeout!r}: the budget of a call must be more than nothing")
+        if not 0 < self.timeout_us <= LONGEST_US:
+            raise ConfigurationError(f"timeout={timeout!r}: the budget of a call must be more than nothing and at most a day")
         self.borrowed = address is None
         self.route: Route = Through(server) if address is None else ROUTES[address.kind](address)
+        self.route.forgotten = self.forget
         self.address = self.route.address
         self.links = BorrowedLinks(server) if address is None else Links()
         self._near: tuple[Any, list[Any]] = (None, [])  # the place where everything is, and the connections at hand to it
@@ -153,29 +157,31 @@ class RedisStore(Store):
     def answered(self, asks: Sequence[Ask]) -> Plan[list[StoreError | None]]:
         return answers.answered(self.route, asks)
 
-    def _run(self, plan: Plan[T]) -> T:
-        return self.links.run(plan, now_us() + self.timeout_us)
+    def forget(self) -> None:
+        """The server has lost what it knew: limits are made known to it again before their next use."""
+        for place in self.names.places.values():
+            place.since_us = None
 
-    def _ask(self, asks: Sequence[Ask]) -> None:
-        """Has asks answered, or raises what went wrong. A single call to a known place goes the straight way."""
-        deadline = now_us() + self.timeout_us
+    def _run(self, plan: Plan[T], long: bool = False) -> T:
+        """Follows a plan within the budget; a `long` one has it for each of its steps."""
+        return self.links.run(plan, now_us() + self.timeout_us, self.timeout_us if long else 0)
+
+    def _ask(self, ask: Ask, deadline: int) -> Decision:
+        """The answer to an ask. A call to a known place, on a connection at hand, goes the straight way."""
         place = self.route.direct
-        if place is not None and len(asks) == 1:
-            ask = asks[0]
+        if place is not None:
             near = self._near
             if near[0] is not place:
                 near = self._near = (place, self.links.idle(place, self.route.login))
-            script = script_of(ask.rules)
             try:
-                reply = self.links.call(near[1], call_bytes(script.sha, ask.keys, ask.body), deadline)
+                reply = self.links.call(near[1], call_bytes(script_of(ask.rules).sha, ask.keys, ask.body), deadline)
             except StoreError:
                 self.route.gone(place)
                 raise
-            if type(reply) is bytes:
-                ask.read(reply, 0)
-                if ask.stale is None:
-                    return
-        answers.raise_first(self.links.run(self.answered(asks), deadline))
+            if type(reply) is bytes and understood((ask,), reply) and ask.stale is None:
+                return self._told(ask.answer)
+        answers.raise_first(self.links.run(self.answered([ask]), deadline))
+        return self._told(ask.answer)
 
     def _spans(self, claims: Sequence[Claim]) -> bool:
         return len(claims) > 1 and isinstance(self.route, Cluster) and len(groups_of(self.names, claims)) > 1
@@ -194,32 +200,41 @@ class RedisStore(Store):
         if max_wait_us or not commit or place is None or place.since_us is None:
             return self.decide([Claim(named, key, cost)], None if max_wait_us >= MAX_WAIT else max_wait_us, commit)
         ask = hitting(self.names, named, key, cost, None if self._clock is None else self._given_us())
-        self._ask((ask,))
-        return self._told(ask.answer)
+        return self._ask(ask, now_us() + self.timeout_us)
 
     def decide(self, claims: Sequence[Claim], max_wait_us: int | None = 0, commit: bool | int = True) -> Decision:
         asked, wait_us, given_us = checked(claims), patience_us(max_wait_us), self._given_us()
+        deadline = now_us() + self.timeout_us
         strangers = self._strangers(asked)
+        if strangers or self._spans(asked):
+            return self._told(self.links.run(self._first(strangers, asked, wait_us, bool(commit), given_us), deadline))
+        return self._ask(deciding(self.names, asked, wait_us, bool(commit), given_us), deadline)
+
+    def _first(
+        self, strangers: Sequence[NamedLimit], claims: Sequence[Claim], wait_us: int, commit: bool, given_us: int | None
+    ) -> Plan[Decision]:
+        """A decision that takes more than one trip: on limits of which the server has to hear first, or over several slots."""
         if strangers:
-            self._run(self._introduced(strangers, given_us))
-        if self._spans(asked):
-            return self._told(self._run(self._span(asked, wait_us, bool(commit), given_us)))
-        ask = deciding(self.names, asked, wait_us, commit, given_us)
-        self._ask([ask])
-        return self._told(ask.answer)
+            yield from self._introduced(strangers, given_us)
+        if self._spans(claims):
+            return (yield from self._span(claims, wait_us, commit, given_us))
+        ask = deciding(self.names, claims, wait_us, commit, given_us)
+        answers.raise_first((yield from self.answered([ask])))
+        decision: Decision = ask.answer
+        return decision
 
     def decide_many(self, asks: Sequence[Sequence[Claim]], max_wait_us: int | None = 0) -> list[Decision]:
         return self._run(self._many(asks, max_wait_us))
 
     def _many(self, asks: Sequence[Sequence[Claim]], max_wait_us: int | None) -> Plan[list[Decision]]:
-        """Several decisions in one go; in a cluster, those that span slots follow one after the other."""
+        """Several decisions at one moment, in one script call up to `MANY`, beyond that in several of one write; in a cluster,
+        those that span slots follow one after the other."""
         asked, wait_us, given_us = [checked(claims) for claims in asks], patience_us(max_wait_us), self._given_us()
         strangers = self._strangers(claim for claims in asked for claim in claims)
         if strangers:
             yield from self._introduced(strangers, given_us)
         whole = [deciding(self.names, claims, wait_us, True, given_us) for claims in asked if not self._spans(claims)]
-        errors = yield from self.answered(whole)
-        answers.raise_first(errors)
+        answers.raise_first((yield from answers.answered(self.route, whole, MANY)))
         told = iter(whole)
         found: list[Decision] = []
         for claims in asked:
@@ -262,14 +277,14 @@ class RedisStore(Store):
         self._run(keeping.forgotten(self.route, self.names, claims))
 
     def items(self, limit: NamedLimit) -> Iterable[tuple[str, Any]]:
-        return self._run(self._kept(limit))
+        return self._run(self._kept(limit), long=True)
 
     def _kept(self, limit: NamedLimit) -> Plan[list[tuple[str, Any]]]:
         given_us = self._given_us()
         return (yield from keeping.kept(self.route, self.names, limit, given_us))
 
     def load(self, limit: NamedLimit, items: Iterable[tuple[str, Any]]) -> None:
-        self._run(self._loaded(limit, list(items)))
+        self._run(self._loaded(limit, list(items)), long=True)
 
     def _loaded(self, limit: NamedLimit, items: Sequence[tuple[str, Any]]) -> Plan[None]:
         given_us = self._given_us()
@@ -286,19 +301,21 @@ class RedisStore(Store):
     def _coach(self) -> Coach:
         return self.loops.coach()
 
-    async def _arun(self, plan: Plan[T]) -> T:
+    async def _arun(self, plan: Plan[T], deadline: float | None = None) -> T:
         coach = self._coach()
-        return await coach.streams.run(plan, coach.loop.time() + self.timeout_us / 1e6)
+        return await coach.streams.run(plan, deadline or coach.loop.time() + self.timeout_us / 1e6)
 
     async def adecide(self, claims: Sequence[Claim], max_wait_us: int | None = 0, commit: bool | int = True) -> Decision:
         asked, wait_us, given_us = checked(claims), patience_us(max_wait_us), self._given_us()
+        coach, deadline = self._coach(), None
         strangers = self._strangers(asked)
         if strangers:
-            await self._arun(self._introduced(strangers, given_us))
+            deadline = coach.loop.time() + self.timeout_us / 1e6
+            await coach.meet(tuple(strangers), lambda: self._introduced(strangers, given_us), deadline)
         if self._spans(asked):
-            return self._told(await self._arun(self._span(asked, wait_us, bool(commit), given_us)))
-        ask = deciding(self.names, asked, wait_us, commit, given_us)
-        await self._coach().board(ask)
+            return self._told(await self._arun(self._span(asked, wait_us, bool(commit), given_us), deadline))
+        ask = deciding(self.names, asked, wait_us, bool(commit), given_us)
+        await coach.board(ask, deadline)
         return self._told(ask.answer)
 
     async def adecide_many(self, asks: Sequence[Sequence[Claim]], max_wait_us: int | None = 0) -> list[Decision]:

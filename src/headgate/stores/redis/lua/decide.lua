@@ -3,9 +3,12 @@
 -- Asks one rule; the answer is left in the claim. Starts are moments in microseconds, retry and reset distances from now.
 local function ask(claim, at_us, max_wait_us)
   local tick, cost = claim.tick, claim.cost
-  local now = in_ticks(claim, now_us)
-  local patience = cost > 0 and in_ticks(claim, now_us + max_wait_us) - now or 0
-  local from = cost > 0 and in_ticks(claim, at_us) or now
+  local now = claim.now
+  local patience, from = 0, now
+  if cost > 0 then
+    if max_wait_us > 0 then patience = in_ticks(claim, now_us + max_wait_us) - now end
+    if at_us > now_us then from = in_ticks(claim, at_us) end
+  end
   local decide, p, q, r, s = claim.rule.decide, claim.p, claim.q, claim.r, claim.s
   local wait, retry, reset
   claim.new_a, claim.new_b, claim.new_c, wait, retry, claim.left, reset =
@@ -58,7 +61,7 @@ local function decide_all(claims, not_before_us, max_wait_us)
   if worst == 0 and start_us > now_us then
     for i = 1, #claims do
       local claim = claims[i]
-      if claim.rule.paces and claim.cost > 0 and in_ticks(claim, start_us) - in_ticks(claim, now_us) > horizon(claim) then
+      if claim.rule.paces and claim.cost > 0 and in_ticks(claim, start_us) - claim.now > horizon(claim) then
         claim.start = -1
         worst = -1
         claim.retry = start_us - horizon(claim) * claim.tick - now_us
@@ -78,8 +81,9 @@ end
 -- may be undone (`patient`) the states around it.
 local function concluded(claims, start_us, commit, patient)
   local stored = start_us >= 0 and commit
+  local n = #claims
   local reply = { pack('<i8', start_us) }
-  for i = 1, #claims do
+  for i = 1, n do
     local claim = claims[i]
     if stored and claim.cost > 0 then
       local c = claim.new_c
@@ -89,9 +93,12 @@ local function concluded(claims, start_us, commit, patient)
       if not stored then claim.left, claim.reset = look(claim, claim.a, claim.b, claim.c) end
       if claim.moved and commit then store(claim, claim.a, claim.b, claim.c, claim.reset) end
     end
-    reply[#reply + 1] = pack('<i8i8i8i8', claim.start, claim.retry, claim.left, claim.reset)
+    local start, retry, left, reset = claim.start, claim.retry, claim.left, claim.reset
     if stored and patient and not claim.rule.logs then
-      reply[#reply + 1] = pack('<i8i8i8i8i8i8', claim.a, claim.b, claim.c, claim.new_a, claim.new_b, claim.new_c)
+      reply[i + 1] = pack('<i8i8i8i8i8i8i8i8i8i8', start, retry, left, reset,
+        claim.a, claim.b, claim.c, claim.new_a, claim.new_b, claim.new_c)
+    else
+      reply[i + 1] = pack('<i8i8i8i8', start, retry, left, reset)
     end
   end
   return table.concat(reply)
@@ -99,28 +106,12 @@ end
 
 local function decide_ask()
   local n, commit, max_wait_us, not_before_us
-  n, commit, max_wait_us, not_before_us, at = unpack('<BBdd', body, at + 1)
+  n, commit, max_wait_us, not_before_us, at = unpack('<I2Bdd', body, at + 1)
   --@now
-  local claims = {}
-  for i = 1, n do claims[i] = next_claim() end
+  local claims = { next_claim() }
+  for i = 2, n do claims[i] = next_claim() end
   if not load_all(claims) then return end
   local start_us = decide_all(claims, not_before_us, max_wait_us)
   asked = asked + 1
   said[asked] = pack('<i8', now_us) .. concluded(claims, start_us, commit > 0, max_wait_us > 0 or commit > 1)
-end
-
--- A hit that has come along with others: as hit.lua answers it.
-local function hit_ask()
-  local claim = next_hit()
-  --@now
-  if not load(claim) or claim.moved then
-    asked = asked + 1
-    said[asked] = pack('<i8i8I4', -1, now_us, #claim.raw) .. claim.raw
-    return
-  end
-  ask(claim, now_us, 0)
-  if claim.start >= 0 then store(claim, claim.new_a, claim.new_b, claim.new_c, claim.reset) end
-  if claim.start >= 0 then claim.retry = 0 elseif claim.start == -2 then claim.retry = -1 end
-  asked = asked + 1
-  said[asked] = pack('<i8i8i8i8', now_us, claim.left, claim.retry, claim.reset)
 end

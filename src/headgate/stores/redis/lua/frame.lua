@@ -8,28 +8,25 @@ local call, unpack, pack, body, keys = redis.call, struct.unpack, struct.pack, A
 local said, asked, at, last_key, now_us = {}, 0, 1, 0, 0
 --@time
 
-local function next_claim()
-  local claim, extras = {}, 0
-  local rule
-  rule, extras, claim.fingerprint, claim.cost, claim.tick, claim.p, claim.q, claim.r, claim.s, at =
-    unpack('<BBddddddd', body, at)
-  if extras % 2 >= 1 then claim.first_a, claim.first_b, claim.ramp_us, at = unpack('<ddd', body, at) end
-  if extras % 4 >= 2 then claim.tail, at = unpack('<I4c0', body, at) end
-  if extras % 8 >= 4 then claim.was, claim.is_a, claim.is_b, claim.is_c, at = unpack('<I4c0ddd', body, at) end
-  claim.rule = rules[rule]
+-- A claim with room for all that it will hold: a table that grows field by field is made anew half a dozen times.
+local function new_claim(rule, fingerprint, cost, tick, p, q, r, s)
   last_key = last_key + 1
-  claim.key = keys[last_key]
-  return claim
+  return {
+    rule = rules[rule], key = keys[last_key], fingerprint = fingerprint, cost = cost, tick = tick, p = p, q = q, r = r, s = s,
+    now = (now_us - now_us % tick) / tick, raw = false, moved = false, a = 0, b = 0, c = 0, new_a = 0, new_b = 0, new_c = 0,
+    start = 0, retry = 0, left = 0, reset = 0,
+  }
 end
 
--- A hit has one claim, without extras.
-local function next_hit()
-  local claim = {}
-  local rule
-  rule, claim.fingerprint, claim.cost, claim.tick, claim.p, claim.q, claim.r, claim.s, at = unpack('<Bddddddd', body, at)
-  claim.rule = rules[rule]
-  last_key = last_key + 1
-  claim.key = keys[last_key]
+local function next_claim()
+  local rule, extras, fingerprint, cost, tick, p, q, r, s
+  rule, extras, fingerprint, cost, tick, p, q, r, s, at = unpack('<BBddddddd', body, at)
+  local claim = new_claim(rule, fingerprint, cost, tick, p, q, r, s)
+  if extras > 0 then
+    if extras % 2 >= 1 then claim.first_a, claim.first_b, claim.ramp_us, at = unpack('<ddd', body, at) end
+    if extras % 4 >= 2 then claim.tail, at = unpack('<I4c0', body, at) end
+    if extras % 8 >= 4 then claim.was, claim.is_a, claim.is_b, claim.is_c, at = unpack('<I4c0ddd', body, at) end
+  end
   return claim
 end
 
@@ -48,7 +45,8 @@ end
 local function load(claim)
   local raw = call('GET', claim.key)
   local rule = claim.rule
-  claim.raw, claim.moved = raw, false
+  claim.raw = raw
+  claim.moved = false
   if not raw then
     claim.a, claim.b, claim.c = claim.first_a or 0, claim.first_b or 0, 0
     if rule.logs then claim.c = false end
@@ -67,7 +65,7 @@ local function load(claim)
   if last > now_us then -- the clock went back: so do the dates, and what lies ahead keeps its distance
     claim.moved = true
     claim.a, claim.b, claim.c = rule.redate(
-      claim.p, claim.q, claim.r, claim.s, claim.a, claim.b, claim.c, in_ticks(claim, now_us), in_ticks(claim, last))
+      claim.p, claim.q, claim.r, claim.s, claim.a, claim.b, claim.c, claim.now, in_ticks(claim, last))
   end
   return true
 end
@@ -90,7 +88,7 @@ end
 
 -- What is there now, nothing being taken: remaining, and microseconds until the state is as new.
 local function look(claim, a, b, c)
-  local now = in_ticks(claim, now_us)
+  local now = claim.now
   local _, left, reset
   _, _, _, _, _, left, reset = claim.rule.decide(claim.p, claim.q, claim.r, claim.s, a, b, c, now, now, 0, 0)
   if reset > 0 then reset = (now + reset) * claim.tick - now_us end
@@ -107,7 +105,7 @@ local function load_all(claims)
     end
   end
   if not stale then return true end
-  local reply = { pack('<i8i8', -1, now_us) }
+  local reply = { pack('<i8i8', -1, now_us) } -- the whole ask comes back, each state that is to be converted with it
   for i = 1, #claims do
     local raw = claims[i].stale and claims[i].raw or ''
     reply[i + 1] = pack('<I4', #raw) .. raw

@@ -2,14 +2,13 @@
 -- states before and after it; when nothing has happened since, it is as if it had never been charged. Reply: now.
 local function return_one(claim, charged_at_us)
   if claim.cost >= 0 and not claim.raw then return end
-  local now = in_ticks(claim, now_us)
   local charged_at = charged_at_us >= 0 and in_ticks(claim, charged_at_us) or -1
   local a, b, c = claim.a, claim.b, claim.c
   if claim.undoable and not claim.moved and a == claim.after_a and b == claim.after_b and c == claim.after_c then
     claim.undoable = false
     a, b, c = claim.before_a, claim.before_b, claim.before_c
   else
-    a, b, c = claim.rule.give_back(claim.p, claim.q, claim.r, claim.s, a, b, c, now, claim.cost, claim.charged, charged_at)
+    a, b, c = claim.rule.give_back(claim.p, claim.q, claim.r, claim.s, a, b, c, claim.now, claim.cost, claim.charged, charged_at)
     if claim.rule.logs and b > 0 then c = claim.rule.add(claim.p, c, now_us, a, b) end
   end
   local _, reset = look(claim, a, b, c)
@@ -31,7 +30,7 @@ end
 
 local function give_back_ask()
   local n, charged_at_us
-  n, charged_at_us, at = unpack('<Bd', body, at + 1)
+  n, charged_at_us, at = unpack('<I2d', body, at + 1)
   --@now
   local claims, seen = {}, {}
   for i = 1, n do claims[i] = next_charge() end

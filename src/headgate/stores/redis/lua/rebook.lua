@@ -64,7 +64,7 @@ local function rebook_ask()
   local turns, claims = {}, {}
   for i = 1, n do
     local turn = {}
-    size, stays, turn.charged_at_us, turn.deadline_us, at = unpack('<BBdd', body, at)
+    size, stays, turn.charged_at_us, turn.deadline_us, at = unpack('<I2Bdd', body, at)
     turn.stays = stays > 0
     for j = 1, size do
       turn[j] = next_charge()

@@ -1,0 +1,110 @@
+"""What a decision costs the server, beside the smallest token-bucket script that one bare connection sends in the same way.
+
+Server CPU is what the kernel says that the server's process spent (schedstat, in nanoseconds; Linux only). Commands are made
+ready before, so that nothing else is in the slices; the cases take turns, and a figure is the median over the slices.
+"""
+
+from __future__ import annotations
+
+import socket
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
+
+import hiredis
+from redis_sync import MINIMAL
+
+from headgate import Limit, SlidingWindowLog, TokenBucket
+from headgate.algorithms.claim import Claim, NamedLimit
+from headgate.stores.redis.asks import Ask, call_of, deciding, hitting
+from headgate.stores.redis.names import Names
+from servers.valkey import Valkey
+
+KEYS = [f"user:{n}" for n in range(1000)]
+NAMES = Names()
+
+
+class Bare:
+    """One connection: bytes out, one reply in."""
+
+    def __init__(self, server: Valkey) -> None:
+        self.socket = socket.create_connection(("127.0.0.1", server.port))
+        self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.reader = hiredis.Reader()
+
+    def send(self, command: bytes) -> None:
+        self.socket.sendall(command)
+        while (reply := self.reader.gets()) is False:
+            self.reader.feed(self.socket.recv(65536))
+        if isinstance(reply, Exception):
+            raise reply
+
+
+def evalsha(sha: bytes, keys: Sequence[bytes], *arguments: bytes) -> bytes:
+    return hiredis.pack_command(("EVALSHA", sha, len(keys), *keys, *arguments))  # type: ignore[no-any-return]
+
+
+def named(limit: Limit, name: str = "bench") -> NamedLimit:
+    return NamedLimit(name, str(limit), limit)
+
+
+def cases(client: Any) -> dict[str, tuple[list[bytes], int]]:
+    """Commands, and how many decisions each of them is."""
+
+    def sent(asks: Sequence[Ask]) -> bytes:
+        script, keys, body = call_of(asks)
+        client.script_load(script.source)
+        return evalsha(script.sha, keys, body)
+
+    sha = client.script_load(MINIMAL).encode()
+    allow, deny, log = named(TokenBucket("100000/s")), named(TokenBucket("1/h")), named(SlidingWindowLog("100/s"))
+    five = [named(TokenBucket("100000/s", burst=size)) for size in range(10**5, 10**5 + 5)]
+    hits = [hitting(NAMES, allow, key) for key in KEYS]
+    return {
+        "minimal script": ([evalsha(sha, [b"minimal:" + key.encode()], b"10", b"1000000") for key in KEYS], 1),
+        "minimal script, deny": ([evalsha(sha, [b"deny:" + key.encode()], b"3600000000", b"3600000000") for key in KEYS], 1),
+        "headgate, allow": ([sent([hit]) for hit in hits], 1),
+        "headgate, deny": ([sent([hitting(NAMES, deny, key)]) for key in KEYS], 1),
+        "headgate, batches of 50": ([sent(hits[at : at + 50]) for at in range(0, len(hits), 50)], 50),
+        "headgate, allow, with patience": ([sent([deciding(NAMES, [Claim(allow, key)], 10**6)]) for key in KEYS], 1),
+        "headgate, five limits": ([sent([deciding(NAMES, [Claim(one, key) for one in five])]) for key in KEYS], 1),
+        "headgate, log of 100": ([sent([hitting(NAMES, log, key)]) for key in KEYS], 1),
+    }
+
+
+def spent_us(server: Valkey) -> float:
+    assert server.process is not None
+    return int(Path(f"/proc/{server.process.pid}/schedstat").read_text().split()[0]) / 1000
+
+
+def rows(slices: int = 15) -> list[dict[str, Any]]:
+    """For each case: server CPU in µs a decision, and how many times that of the minimal script."""
+    with Valkey() as server, server.client() as client:
+        some = cases(client)
+        link = Bare(server)
+        cpu: dict[str, list[float]] = {name: [] for name in some}
+        for _ in range(slices):
+            for name, (commands, each) in some.items():
+                before = spent_us(server)
+                for command in commands:
+                    link.send(command)
+                cpu[name].append((spent_us(server) - before) / len(commands) / each)
+        link.socket.close()
+        base = cpu["minimal script"]
+        return [
+            {
+                "case": name,
+                "server CPU µs": round(median(found), 2),
+                "× minimal": round(median(a / b for a, b in zip(found, base, strict=True)), 2),
+            }
+            for name, found in cpu.items()
+        ]
+
+
+if __name__ == "__main__":
+    for row in rows():
+        print(row)

@@ -1,0 +1,70 @@
+"""Stores over stores while a real server fails: guards that answer meanwhile, and shards of which one is lost."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from headgate import RedisStore, ShardedStore
+from laboratory.faults import FAULTS, Laboratory
+from laboratory.modes import MODES
+from laboratory.traffic import LIMITS, Traffic, between, over
+from laboratory.verdict import judged
+from servers.valkey import Valkey
+
+CUTS = {fault.name: fault for fault in FAULTS if fault.name in ("server killed, restarted empty", "server stopped (SIGSTOP)")}
+GUARDED = [mode for mode in MODES.values() if mode.name.startswith("guarded")]
+
+
+@pytest.mark.parametrize("fault", CUTS.values(), ids=str)
+def test_a_guard_answers_whatever_happens(fault):
+    """Open, closed or local: no caller sees an error, every call keeps its budget, every mode its bound, and all recover."""
+    with Laboratory() as lab:
+        stores = {mode: mode.make(lab.places) for mode in GUARDED}
+        traffics = {mode: Traffic(store, name=mode.name, threads=2, tasks=2).start() for mode, store in stores.items()}
+        begun = time.monotonic()
+        time.sleep(0.2)
+        strikes = time.monotonic()
+        fault.strike(lab)
+        time.sleep(0.7)
+        fault.heal(lab)
+        healed = time.monotonic()
+        time.sleep(1.4)
+        tallies = {mode: traffic.stop() for mode, traffic in traffics.items()}
+        seconds = time.monotonic() - begun
+        for store in stores.values():
+            store.close()
+    for mode, tally in tallies.items():
+        assert tally.errors.total() == 0, mode.name
+        assert judged(mode, fault, tally, seconds, 1, healed).broken == [], mode.name
+        assert between(tally.alone_at, strikes) > 0, f"{mode.name}: the fault was not felt"
+    assert tallies[MODES["guarded, closed"]].alone.total() == 0
+    assert tallies[MODES["guarded, open"]].alone.total() > 0
+    assert tallies[MODES["guarded, local"]].alone.total() > 0
+
+
+def test_a_lost_shard_takes_only_its_own_keys_with_it(valkey):
+    """Of two shards one is killed: keys at home on the other are decided exactly and without an error; the rest come back."""
+    names, mark = [f"user:{number}" for number in range(40)], time.time_ns()
+    with Valkey() as mortal, RedisStore(valkey.url, timeout=0.15) as safe, RedisStore(mortal.url, timeout=0.15) as lost:
+        store = ShardedStore({"safe": safe, "lost": lost}, hot=False)
+        keys = {home: tuple(name for name in names if store.home_of(name) == home)[:3] for home in ("safe", "lost")}
+        traffics = {
+            home: Traffic(store, name=f"shards {mark}", keys=own, threads=2, tasks=2).start() for home, own in keys.items()
+        }
+        time.sleep(0.3)
+        mortal.kill()
+        time.sleep(0.4)
+        mortal.start()
+        healed = time.monotonic()
+        time.sleep(0.8)
+        tallies = {home: traffic.stop() for home, traffic in traffics.items()}
+    assert [tally.strange for tally in tallies.values()] == [[], []]
+    assert [tally.hung for tally in tallies.values()] == [0, 0]
+    assert tallies["safe"].unwell(0.0) == ""
+    assert {tallies["safe"].admitted[f"window {key}"] for key in keys["safe"]} == {LIMITS["window"].capacity}
+    assert over(tallies["safe"], LIMITS) == {}
+    assert tallies["lost"].errors.total() > 0
+    assert tallies["lost"].unwell(healed + 0.4) == ""
+    assert over(tallies["lost"], LIMITS, forgotten=1) == {}

@@ -1,0 +1,88 @@
+"""The pitfalls of limits that many share, on a real server: being exact over processes, keys that stay behind, keys too big."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+
+import headgate
+from headgate import FixedWindow, Limiter, RedisStore, TokenBucket
+from servers.valkey import Valkey, version_of
+
+CALLS = 40
+LIMIT = 1000
+
+CLIENT = f"""
+import sys, threading
+from headgate import Limiter, store_from_url
+from headgate.stores.redis import RedisStore
+from headgate.stores.shared import SharedStore
+kinds = {{"redis": RedisStore, "memory": store_from_url, "shared": lambda url: SharedStore(url.removeprefix("shared://"))}}
+store = kinds[sys.argv[1].partition(":")[0]](sys.argv[1])
+limiter = Limiter("fixed window {LIMIT}/400d", store=store, name=sys.argv[2])
+admitted = []
+sys.stdin.readline()
+
+def work():
+    admitted.append(sum(bool(limiter.hit("everybody")) for _ in range({CALLS})))
+
+threads = [threading.Thread(target=work) for _ in range(8)]
+[thread.start() for thread in threads]
+[thread.join() for thread in threads]
+print(sum(admitted))
+store.close()
+"""
+
+
+def processes(url: str, name: str, count: int = 4) -> list[int]:
+    """What each of so many processes with eight threads was admitted; all begin together."""
+    env = {**os.environ, "PYTHONPATH": os.path.dirname(headgate.__path__[0])}
+    command = [sys.executable, "-c", CLIENT, url, name]
+    started = [subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env, text=True) for _ in range(count)]
+    for process in started:
+        assert process.stdin is not None
+        process.stdin.write("go\n")
+        process.stdin.flush()
+    return [int(process.communicate(timeout=60)[0]) for process in started]
+
+
+@pytest.mark.parametrize("kind", ["redis", "shared"])
+def test_four_processes_with_eight_threads_share_one_limit(kind, valkey, tmp_path):
+    """4 × 8 × 40 calls on one key through one server or one file: exactly the limit of 1000 is admitted, not one more or less."""
+    admitted = processes(valkey.url if kind == "redis" else f"shared://{tmp_path}/limits", f"exact {time.time_ns()}")
+    assert sum(admitted) == LIMIT
+    assert all(one > 0 for one in admitted)
+
+
+def test_processes_that_share_nothing_multiply_the_limit():
+    """The seed's pitfall: with a memory store each, every process admits all that it asks for."""
+    assert processes("memory://", "pitfall", 2) == [8 * CALLS] * 2
+
+
+def test_keys_that_are_used_once_vanish():
+    """100 000 keys that were each seen once are gone from the server after two idle windows."""
+    with Valkey() as server, server.client() as client, RedisStore(server.url) as store:
+        limiter = Limiter(FixedWindow("5/s"), store=store)
+        for first in range(0, 100_000, 2000):
+            assert all(limiter.hit_many([f"visitor:{number}" for number in range(first, first + 2000)]))
+        assert client.dbsize() > 10_000
+        end = time.monotonic() + 2 + 1.5  # two windows, and what the server takes to sweep
+        while client.dbsize() > 1 and time.monotonic() < end:
+            time.sleep(0.02)
+        assert not any(b"visitor" in name for name in client.scan_iter(count=1000))
+        assert client.dbsize() == 1, "the note that the server keeps of the limit itself"
+
+
+def test_a_token_bucket_key_is_small(valkey):
+    """A key of a token bucket takes at most 120 bytes of the server, its name included."""
+    with RedisStore(valkey.url) as store, valkey.client() as client:
+        client.flushall()
+        Limiter(TokenBucket("5/s burst 10"), store=store).hit("user:42")
+        sizes = {name: client.memory_usage(name) for name in client.scan_iter() if b"user:42" in name}
+        assert len(sizes) == 1
+        most = 128 if version_of(valkey.program).startswith("6.") else 120  # Redis 6.2 adds 18 bytes of its own to any key
+        assert all(0 < size <= most for size in sizes.values()), sizes

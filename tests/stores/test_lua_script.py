@@ -1,0 +1,89 @@
+"""The script of a call: what is in it, and what is not."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from pathlib import Path
+
+import pytest
+
+import headgate.stores.redis
+from headgate import ConfigurationError, Limit, TokenBucket
+from headgate.algorithms import ALGORITHMS
+from headgate.stores.redis.packed import RULES, fingerprint, rule_of
+from headgate.stores.redis.script import FILES, VERBS, script_of, sections
+from headgate.testing.traces import LIMITS
+from servers.valkey import Valkey
+
+LUA = Path(headgate.stores.redis.__path__[0]) / "lua"
+FRAME = {"frame", "hit", "hits", "loop", *VERBS}
+
+
+def test_every_rule_has_a_mirror() -> None:
+    """A rule that can be named in text can be decided in Redis; a Lua file is a rule's or the frame's."""
+    assert {algorithm.kind for algorithm in ALGORITHMS.values()} == set(RULES)
+    assert {path.stem for path in LUA.glob("*.lua")} == {rule.file for rule in RULES.values()} | FRAME
+
+
+def test_a_rule_without_a_mirror_is_refused_by_name() -> None:
+    """A limit of somebody's own kind can't be decided in Redis, and the error says which can."""
+
+    class Own(TokenBucket):
+        kind = "my own"
+
+    with pytest.raises(ConfigurationError, match=r"no Lua mirror.*token bucket"):
+        rule_of(Own("5/s"))
+
+
+@pytest.mark.parametrize("verb", ["hit", *VERBS])
+@pytest.mark.parametrize("file", FILES)
+def test_a_script_holds_only_the_rules_in_use(file: str, verb: str) -> None:
+    """No other rule's function is sent, and a call that only hits has nothing of the long way."""
+    source = script_of(frozenset((verb, file))).source.decode()
+    found = {other for other in FILES if re.search(rf"\bfunction {other}\b", source)}
+    assert found == {file}
+    assert ("function next_claim" in source) == (verb != "hit")
+    assert (f"function {file}_back" in source) == (verb in ("give_back", "rebook"))
+    assert ("HSETNX" in source) == (verb == "know")
+
+
+@pytest.mark.parametrize("clock", [(), ("clock",)], ids=["server's time", "own clock"])
+def test_every_script_compiles_under_its_name(valkey: Valkey, clock: tuple[str, ...]) -> None:
+    """Any rules with any verbs make a script that the server takes, and its name is the one that we call it by."""
+    verbs = ["hit", *VERBS]
+    sets = [frozenset(some) for n in range(1, len(verbs) + 1) for some in itertools.combinations(verbs, n)]
+    with valkey.client() as client:
+        for some in sets:
+            for files in (*[(file,) for file in FILES if file != "sliding_log"], tuple(FILES)):
+                script = script_of(some | frozenset(files) | frozenset(clock))
+                assert client.script_load(script.source).encode() == script.sha
+
+
+def test_time_is_the_servers_or_the_asks_never_both() -> None:
+    """With times that come along, the server's clock is not looked at."""
+    parts = frozenset(("hit", "decide", "token_bucket"))
+    assert b"TIME" in script_of(parts).source
+    assert b"TIME" not in script_of(parts | {"clock"}).source
+
+
+def test_no_number_is_made_text_by_lua() -> None:
+    """`tostring` and `..` of a number keep 14 digits; none of the files does that."""
+    for path in LUA.glob("*.lua"):
+        code = "\n".join(line.partition("--")[0] for line in path.read_text().splitlines())
+        assert "tostring" not in code
+        assert not re.search(r"\.\.\s*(now|now_us|reset|retry|ttl|[abc])\b", code), path.name
+
+
+def test_a_rule_has_all_its_sections() -> None:
+    """What is true of it, both halves, and how its dates move."""
+    for file in FILES:
+        assert {"traits", "decide", "give_back", "redate"} <= set(sections(file)), file
+
+
+def test_fingerprints_differ_and_fit_a_double() -> None:
+    """Every limit that is tried anywhere has a fingerprint of its own, which a double holds."""
+    texts: set[str] = {str(limit) for some in LIMITS.values() for limit in some if isinstance(limit, Limit)}
+    prints = {fingerprint(text) for text in texts}
+    assert len(prints) == len(texts)
+    assert all(0 <= one < 2**52 for one in prints)
