@@ -5,8 +5,8 @@ one lease life after they were asked for. A second batch waits behind the first,
 first runs out. A refusal is kept too: until `denied_until_us` a cost between `denied_least` and `denied_most` is refused here.
 
     demand   rate ← rate + (used / elapsed − rate) · elapsed / min(age, 2 · life)               tokens per µs
-    size     ¾ · rate · life, at least 1, at most a quarter of the capacity or what comes in half a life, whichever is more; or
-             fixed, as long as it is spent within its life
+    size     ¾ · rate · life, at least 1, at most a quarter of the capacity (or what comes in an eighth of a life, if that is
+             more); or fixed, as long as it is spent within its life
     low      what is used during two round trips, at least 1, at most a quarter of the batch: below it, the next is fetched
 
 Batches last ¾ of a life, so that a steady key spends them all before they expire. Held at once: a batch and a quarter.
@@ -54,10 +54,11 @@ class Terms(Place):
         self.walled = isinstance(limit, FixedWindow)  # what is not spent when the window ends is worth nothing
         self.life_us = life_us
         self.tokens_us = float(limit.count) / float(limit.period)
-        half = int(self.tokens_us * life_us / 2)
-        self.most = max(1, limit.capacity // 4, min(limit.capacity, half)) if fixed == 0 else min(fixed, limit.capacity)
+        comes = self.tokens_us * life_us
+        most = max(1, limit.capacity // 4, min(limit.capacity, int(comes / 8)))
+        self.most = most if fixed == 0 else min(fixed, limit.capacity)
         self.fixed = 0 if fixed == 0 else self.most
-        self.fair = max(1, min(self.most, half))  # where there is not enough for all
+        self.fair = max(1, min(self.most, int(comes / 2)))  # where there is not enough for all
 
 
 @cython.cclass
