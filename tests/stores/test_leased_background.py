@@ -83,6 +83,7 @@ def test_overload_of_a_far_parent_is_refused_at_once():
     """Ten times the limit against a far parent: refusals are told from RAM, and the limit is used up."""
     parent = FarStore()
     with LeasedStore(parent, life="500ms") as store:
+        Limiter("100/s burst 50", store=parent.inner).hit("a", cost=50)  # the burst is gone
         limiter = Limiter("100/s burst 50", store=store)
         slow, told, end = 0, [], time.monotonic() + 2.5
         while time.monotonic() < end:

@@ -96,7 +96,7 @@ def filling(store: LeasedStore, lease: Lease, cost: int, wanted: int) -> Plan:
         if terms.walled or (ahead == patience and (size == cost or soon)):
             break
         if lease.dry and terms.paced:
-            lease.stand_in_line(size, ahead + decision.retry_us)
+            lease.stand_in_line(size, ahead + decision.retry_us, store.trip_us)
         elif lease.dry:
             lease.share = max(1, lease.share * 3 // 4)
             size = cost
@@ -117,22 +117,31 @@ def granted(store: LeasedStore, lease: Lease, size: int, wanted: int, sent_us: i
     with store.lock:
         lease.put(size, start_us, end_us, decision.start_us, sent_us)
     if wait_us:
-        lease.dry = True
         lease.deny(1, size, start_us, start_us)
-    elif not lease.dry and size < (wanted if terms.paced else wanted // 2):
-        lease.dry = not terms.walled
-    elif terms.paced or decision.remaining >= size:
-        lease.dry = False
-    if wait_us:
-        lease.stand_in_line(size, wait_us)
-    elif lease.dry:
-        lease.share = min(terms.fair, lease.share + 1)
+    adapt(lease, size, wanted, decision, store.trip_us)
     lease.watch_low(store.trip_us)
     watch(store, lease, end_us)
     if lease.hurries(store.trip_us):
         watch(store, lease, max(now_us + 1, start_us - 2 * store.trip_us))
     if store.attendant is not None:
         store.attendant.ring()
+
+
+def adapt(lease: Lease, size: int, wanted: int, decision: Decision, trip_us: int) -> None:
+    """Whether there is enough for all; if not, what to ask for next."""
+    terms, was_dry = lease.terms, lease.dry
+    if decision.wait_us:
+        lease.dry = True
+        lease.stand_in_line(size, decision.wait_us, trip_us)
+    elif terms.paced:
+        lease.dry = size < wanted
+        if lease.dry and was_dry:  # it came at once: there is more than was thought
+            lease.share = min(terms.ceiling(trip_us), 2 * lease.share)
+    elif was_dry:
+        lease.dry = decision.remaining < size
+        lease.share = min(terms.fair, lease.share + 1)
+    else:
+        lease.dry = size < wanted // 2 and not terms.walled
 
 
 def refuse(store: LeasedStore, lease: Lease, cost: int, most: int, now_us: int, decision: Decision, ahead_us: int = 0) -> None:
@@ -176,7 +185,7 @@ def tending(store: LeasedStore) -> Plan:
             lease = store.due.popleft()
             lease.queued = False
             if lease.flight is None and lease.has_room():
-                wants.append((lease, 1, lease.wanted(now_us, 1)))
+                wants.append((lease, 1, lease.wanted(now_us, 1, store.trip_us)))
         if wants:
             yield from fetching(store, wants)
     store.backoff_us = 0

@@ -5,8 +5,8 @@ one lease life after they were asked for. A second batch waits behind the first,
 first runs out. A refusal is kept too: until `denied_until_us` a cost between `denied_least` and `denied_most` is refused here.
 
     demand   rate ← rate + (used / elapsed − rate) · elapsed / min(age, 2 · life)               tokens per µs
-    size     ¾ · rate · life, at least 1, at most a quarter of the capacity or what comes in half a life, whichever is more; or
-             fixed, as long as it is spent within its life
+    size     ¾ · rate · life, at least 1, at most a quarter of the capacity (or what comes in an eighth of a life or in four
+             round trips, if that is more); or fixed, as long as it is spent within its life
     low      what is used during two round trips, at least 1, at most a quarter of the batch: below it, the next is fetched
 
 Batches last ¾ of a life, so that a steady key spends them all before they expire. Held at once: a batch and a quarter.
@@ -54,10 +54,17 @@ class Terms(Place):
         self.walled = isinstance(limit, FixedWindow)  # what is not spent when the window ends is worth nothing
         self.life_us = life_us
         self.tokens_us = float(limit.count) / float(limit.period)
-        half = int(self.tokens_us * life_us / 2)
-        self.most = max(1, limit.capacity // 4, min(limit.capacity, half)) if fixed == 0 else min(fixed, limit.capacity)
+        comes = self.tokens_us * life_us
+        most = max(1, limit.capacity // 4, min(limit.capacity, int(comes / 8)))
+        self.most = most if fixed == 0 else min(fixed, limit.capacity)
         self.fixed = 0 if fixed == 0 else self.most
-        self.fair = max(1, min(self.most, half))  # where there is not enough for all
+        self.fair = max(1, min(self.most, int(comes / 2)))  # where there is not enough for all
+
+    def ceiling(self, trip_us: int) -> int:
+        """The largest batch: a far parent's is at least what comes in during four round trips."""
+        if self.fixed:
+            return int(self.fixed)
+        return max(int(self.most), min(int(self.limit.capacity), int(4 * self.tokens_us * trip_us)))
 
 
 @cython.cclass
@@ -245,24 +252,24 @@ class Lease:
             self.used = 0
             self.mark_us = now_us
 
-    def wanted(self, now_us: int, cost: int) -> int:
+    def wanted(self, now_us: int, cost: int, trip_us: int) -> int:
         """The size of the next batch. It grows at most fourfold from one to the next: a first guess may be far off."""
         self.measure(now_us)
         terms: Terms = self.terms
         if terms.fixed and not self.thrifty:
             return max(cost, int(terms.fixed))
-        return max(cost, 1, min(int(terms.most), 4 * int(self.size), int(self.rate * terms.life_us * 0.75)))
+        return max(cost, 1, min(terms.ceiling(trip_us), 4 * int(self.size), int(self.rate * terms.life_us * 0.75)))
 
     def was_held_up(self, sent_us: int, now_us: int, used: int) -> None:
         """Nobody else came while a caller waited for the parent: that time says nothing about demand."""
         if self.used == used and self.mark_us <= sent_us:
             self.mark_us += now_us - sent_us
 
-    def stand_in_line(self, size: int, wait_us: int) -> None:
+    def stand_in_line(self, size: int, wait_us: int, trip_us: int) -> None:
         """The size to ask for next where nodes stand in line: half of what fits into a life behind those ahead of us."""
         terms: Terms = self.terms
         ahead = wait_us * terms.tokens_us - size
-        self.share = max(1, min(int(terms.fair), int((terms.life_us * terms.tokens_us - ahead) / 2)))
+        self.share = max(1, min(terms.ceiling(trip_us), int((terms.life_us * terms.tokens_us - ahead) / 2)))
 
     def refills_by_itself(self, left: int) -> bool:
         """Whether giving so much back is not worth a call: the parent has plenty, and gains as much within a lease life."""

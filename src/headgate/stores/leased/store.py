@@ -93,7 +93,8 @@ class LeasedStore(Hands):
         terms = Terms(self, NamedLimit("", "", limit), NamedLimit("", "", limit), self.lease, self.life_us)
         if self.strict or self.exact or terms.walled or not terms.leased:
             return 0.0
-        held = nodes * (terms.most + max(1, terms.most // 4))
+        batch = terms.ceiling(self.trip_us)
+        held = nodes * (batch + max(1, batch // 4))
         return float(min(held, terms.tokens_us * self.life_us)) if terms.paced else float(min(held, limit.capacity))
 
     # Deciding --------------------------------------------------------------------------------------------------

@@ -58,7 +58,11 @@ def in_demand(store: LeasedStore, claim: Claim) -> Plan:
     lease, now_us = terms.leases.get(claim.key), store.moment_us()
     if lease is None:
         remembered(store, terms, claim.key, claim.cost, now_us)
-    elif not lease.dry and not lease.refused_us(now_us, claim.cost) and lease.wanted(now_us, claim.cost) > claim.cost:
+    elif (
+        not lease.dry
+        and not lease.refused_us(now_us, claim.cost)
+        and lease.wanted(now_us, claim.cost, store.trip_us) > claim.cost
+    ):
         return (yield from asking(store, terms, claim.key, claim.cost, True))
     return None
 
@@ -86,7 +90,7 @@ def asking(store: LeasedStore, terms: Terms, key: str, cost: int, commit: bool) 
         if lease is None:
             break
         now_us = store.moment_us()
-        wanted = lease.wanted(now_us, cost)
+        wanted = lease.wanted(now_us, cost, store.trip_us)
         if store.exact or wanted <= cost or lease.in_hand(now_us):
             break
         flight = lease.flight  # read once: another thread's may land meanwhile
@@ -215,7 +219,7 @@ def notice(store: LeasedStore, claims: Sequence[Claim], decision: Decision) -> N
             continue
         if not part.allowed and part.retry_us > 0:
             refuse(store, lease, claim.cost, claim.cost, now_us, part)
-        elif not lease.queued and lease.flight is None and lease.has_room() and lease.wanted(now_us, 1) > 1:
+        elif not lease.queued and lease.flight is None and lease.has_room() and lease.wanted(now_us, 1, store.trip_us) > 1:
             store.ring(lease)
 
 
