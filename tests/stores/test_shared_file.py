@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import stat
 import threading
 
@@ -389,3 +390,12 @@ def test_a_path_with_a_nul_is_refused():
     """What no system takes for a path is an error of the store's own."""
     with pytest.raises(StoreUnavailable, match="null"):
         SharedStore("/tmp/a\0b")
+
+
+def test_c_and_python_agree_on_what_lies_where():
+    """Every number of layout.pxd is that of layout.py, and none is missing."""
+    folder = os.path.dirname(headgate.__file__).replace(os.path.join("build", "plain"), "src")
+    with open(os.path.join(folder, "stores", "shared", "layout.pxd")) as file:
+        told = dict(re.findall(r"^    (\w+) = (\d+)$", file.read(), re.M))
+    ours = {name: str(value) for name, value in vars(layout).items() if isinstance(value, int) and name.isupper()}
+    assert told == ours

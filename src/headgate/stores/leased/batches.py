@@ -64,7 +64,8 @@ def fetching(store: LeasedStore, wants: Iterable[tuple[Lease, int, int]]) -> Pla
         raise
     finally:
         for lease, flight in flights:
-            lease.flight = None
+            if lease.flight is flight:
+                lease.flight = None
             flight.land()
 
 

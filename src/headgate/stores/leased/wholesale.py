@@ -93,12 +93,12 @@ def asking(store: LeasedStore, terms: Terms, key: str, cost: int, commit: bool) 
         wanted = lease.wanted(now_us, cost, store.trip_us)
         if store.exact or wanted <= cost or lease.in_hand(now_us):
             break
-        if lease.flight is None:
+        flight = lease.flight  # read once: another thread's may land meanwhile
+        if flight is None:
             return (yield from leading(store, terms, lease, cost, wanted))
         loop = running_loop()
-        if not lease.flight.can_be_awaited(loop):
+        if not flight.can_be_awaited(loop):
             break
-        flight = lease.flight
         yield flight
         if flight.error is not None:
             raise flight.error
