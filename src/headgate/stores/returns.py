@@ -112,13 +112,17 @@ class Returns(Near):
     def put_back(self, turns: list[Any], saved: list[Any], now_us: int) -> list[Decision | None]:
         """Undoes a rebooking that would have hurt somebody; those who leave give back as if nobody could move."""
         for claim, state in saved:
-            self.discard(self.place_of(claim.limit), claim.key)
-            if state is not None:
-                self.restore(self.place_of(claim.limit), claim.key, state, now_us)
+            self.replace(self.place_of(claim.limit), claim.key, state, now_us)
         for asked, charged_at, _, stays in reversed(turns):
             if not stays:
                 self.return_all(list(asked), charged_at, now_us)
         return [None] * len(turns)
+
+    def replace(self, place: Place, key: str, state: Any, now_us: int) -> None:
+        """Puts a state given as plain data in the place of whatever a key has; None: nothing."""
+        self.discard(place, key)
+        if state is not None:
+            self.restore(place, key, state, now_us)
 
     @cython.cfunc
     def restore(self, place: Place, key: str, state: Any, now_us: cython.longlong) -> cython.int:
@@ -154,11 +158,11 @@ class Returns(Near):
             if type(key) is not str:
                 raise TypeError(f"a key must be a str, not {type(key).__name__}: {key!r}")
         place: Place = self.place(limit)
-        self.begin()
-        try:
-            now_us: cython.longlong = self.now()
-            for key, state in pairs:
-                self.discard(place, key)
-                self.restore(place, key, state, now_us)
-        finally:
-            self.end()
+        for start in range(0, len(pairs), 500):  # some at a time: others wait meanwhile
+            self.begin()
+            try:
+                now_us: cython.longlong = self.now()
+                for key, state in pairs[start : start + 500]:
+                    self.replace(place, key, state, now_us)
+            finally:
+                self.end()

@@ -11,8 +11,8 @@ cdef class Held(Returns):
     cdef readonly str path
     cdef object _mapped, _tables, _units, _since, _known
     cdef int _lock_fd, depth
-    cdef bint atomic
-    cdef long long me, timeout_us, seen_table, seen_cell
+    cdef bint atomic, closing
+    cdef long long me, timeout_us, seen_table, seen_cell, dead, undone
     cdef object seen
     cdef int take(self)
     cdef int leave(self)

@@ -44,7 +44,7 @@ else:
 
 from ...algorithms.text import parse_limit
 from ...clock import SYSTEM, Clock
-from ...errors import ConfigurationError, StoreError, StoreTimeout
+from ...errors import ConfigurationError, StoreError, StoreTimeout, StoreUnavailable
 from .owner import has_proc, is_alive, word_of
 
 log = logging.getLogger("headgate")
@@ -76,18 +76,19 @@ class Held(Returns):
 
     @cython.annotation_typing(False)
     def __init__(self, path: str, timeout_us: int, clock: Clock | None) -> None:
+        self._mapped: Any = None
         super().__init__(clock)
         self.path, self.timeout_us = path, timeout_us
         self.spare = self.other = None
         self.atomic = cython.compiled and atomics() and has_proc()
-        self._mapped: Any = None
+        self.closing = False
+        self.dead = self.undone = 0
         self.seen: str | None = None
         self.seen_table = self.seen_cell = 0
 
     def _open_sheet(self, mapped: Any, max_keys: int) -> None:
         """Begins to use a file, which nobody else can come into yet if this process found it alone."""
         words = mapped.words
-        self._mapped = mapped
         self._lock_fd = -1
         self.me = self.depth = 0
         self._known = 0
@@ -97,6 +98,7 @@ class Held(Returns):
         self.sheet = Sheet(mapped.memory, mapped.plan, max_keys, words[lay.SECRET], words[lay.SECRET + 1])
         if self.system is not None:
             self.offset_us = words[lay.OFFSET]
+        self._mapped = mapped
         self._introduce()
 
     def _introduce(self) -> None:
@@ -107,7 +109,11 @@ class Held(Returns):
         else:
             if self._lock_fd >= 0:
                 os.close(self._lock_fd)
-            self._lock_fd = os.open(self.path + ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            try:
+                self._lock_fd = os.open(self.path + ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            except OSError as error:
+                self._lock_fd = -1
+                raise StoreUnavailable(f"lock file {self.path + '.lock'!r}: {error}; it must be writable") from error
 
     # The lock --------------------------------------------------------------------------------------------------
 
@@ -127,20 +133,29 @@ class Held(Returns):
     @cython.cfunc
     def end(self) -> cython.int:
         self.depth -= 1
+        owner: cython.longlong = 0
+        undone: cython.longlong = 0
+        closing: cython.bint = False
         try:
             if self.depth == 0:
                 if self.sheet.words[lay.JOURNAL]:  # an exception came in between
                     self.sheet.roll_back()
                 self.leave()
+                owner, undone, closing = self.dead, self.undone, self.closing
+                self.dead = 0
         finally:
             self._lock.release()
+        if owner:  # told only now: whoever listens may want the lock
+            log.info("%s: took over the lock of process %d, which died; %d words put back", self.path, owner >> 32, undone)
+        if closing:
+            self.close()
         return 0
 
     @cython.cfunc
     def take(self) -> cython.int:
         """Waits for the lock; a dead holder's is taken over."""
         if self._mapped is None:
-            raise StoreError(f"the SharedStore on {self.path!r} is closed")
+            raise self._is_closed()
         if not self.atomic:
             return self.take_file()
         deadline_us: cython.longlong = monotonic_us() + self.timeout_us
@@ -157,10 +172,7 @@ class Held(Returns):
                 owner: cython.longlong = w.load_word(word)
                 if turns > 0 and owner and not is_alive(owner) and w.swap_word(word, owner, me):
                     self.sheet.words[lay.TAKEOVERS] += 1
-                    changed = self.sheet.roll_back()
-                    log.info(
-                        "%s: took over the lock of process %d, which died; %d words put back", self.path, owner >> 32, changed
-                    )
+                    self.dead, self.undone = owner, self.sheet.roll_back()
                     return 0
             if monotonic_us() > deadline_us:
                 raise StoreTimeout(
@@ -169,6 +181,17 @@ class Held(Returns):
                 )
             SYSTEM.sleep(0.00005 if turns < 20 else 0.001)
             turns += 1
+
+    def _is_closed(self) -> StoreError:
+        return StoreError(f"the SharedStore on {self.path!r} is closed")
+
+    def _wait_for_threads(self) -> None:
+        """Waits while another thread is on the quick way, which holds nothing but the file's lock."""
+        deadline_us = monotonic_us() + self.timeout_us
+        while self.me and self.sheet.get(lay.LOCK) == self.me:
+            if monotonic_us() > deadline_us:
+                raise StoreError(f"the SharedStore on {self.path!r} can't be closed in the middle of a decision")
+            SYSTEM.sleep(0.00005)
 
     def take_file(self) -> int:
         """The kernel's lock on a second file: let go of when its holder dies, however it dies."""
@@ -202,11 +225,13 @@ class Held(Returns):
     # The directory ---------------------------------------------------------------------------------------------
 
     def place(self, named: NamedLimit) -> Place:
-        limit = named.limit
-        if limit.logs and limit.count > self._mapped.log_entries:
+        limit, mapped = named.limit, self._mapped
+        if mapped is None:
+            raise self._is_closed()
+        if limit.logs and limit.count > mapped.log_entries:
             log.warning(
                 "%s: %s keeps at most %d entries of %s at a time, and refuses what does not fit; log_entries=%d keeps more",
-                self.path, named.limiter, self._mapped.log_entries, limit, min(limit.count, 4096),
+                self.path, named.limiter, mapped.log_entries, limit, min(limit.count, 4096),
             )  # fmt: skip
         identity = json.dumps(named.identity)
         self.begin()
@@ -222,6 +247,8 @@ class Held(Returns):
     def _enter(self, kind: int, table: int, now_us: int, text: str) -> int:
         """Appends an entry to the directory: a table (1), or the units of a limit (2)."""
         data = text.encode()
+        if kind == 2:
+            parse_limit(text)  # what nobody can read must not get in
         used, base = self.sheet.get(lay.DIRECTORY), self._mapped.plan.directory
         size = 4 + (len(data) + 7) // 8
         if used + size > lay.DIRECTORY_ROOM or len(self.sheet.units) >= 0xFFFF:
@@ -239,15 +266,16 @@ class Held(Returns):
     def learn(self) -> None:
         """Reads what was appended to the directory since."""
         end = self.sheet.get(lay.DIRECTORY)
-        for kind, table, moment, text in entries(self._mapped, self._known, end):
-            if kind == 1:
+        for kind, table, moment, text, following in entries(self._mapped, self._known, end):
+            limit = parse_limit(text) if kind == 2 else None  # may be interrupted; what follows is done once, or not at all
+            if limit is None:
                 self.sheet.births.append(moment)
                 self._tables[text] = len(self.sheet.births)
             else:
-                self.sheet.units.append(parse_limit(text))
+                self.sheet.units.append(limit)
                 self._since.append(moment)
                 self._units[table, text] = len(self.sheet.units)
-        self._known = end
+            self._known = following
 
     def limit_of(self, place: Place, unit: int) -> Limit:
         if unit > len(self.sheet.units):
@@ -259,7 +287,7 @@ class Held(Returns):
         sheet: Sheet = Sheet(old.memory, old.plan, max_keys, old.words[lay.SECRET], old.words[lay.SECRET + 1])
         try:
             sheet.mend(old.plan.end)
-            for kind, table, moment, text in entries(old, 0, old.words[lay.DIRECTORY]):
+            for kind, table, moment, text, _ in entries(old, 0, old.words[lay.DIRECTORY]):
                 self._enter(kind, table, moment, text)
             for i in range(min(sheet.get(lay.HIGH), max_keys + lay.RESERVE)):
                 self._bring_cell(sheet, old.plan.cells + i * lay.CELL)
@@ -274,17 +302,18 @@ class Held(Returns):
         try:
             if old.is_whole(cell):
                 self.sheet.adopt(table, unit, old.key_of(cell), old.state_of(cell, self.sheet.units[unit - 1].logs))
-        except (StoreError, ValueError):
-            return
+        except (StoreError, ValueError, SystemError):
+            self.sheet.roll_back()
 
     def _renew_lock(self) -> None:
         Returns._renew_lock(self)
+        self.closing = False
         if self._mapped is not None:
             self._introduce()
 
 
-def entries(mapped: Any, start: int, end: int) -> Iterator[tuple[int, int, int, str]]:
-    """What stands in a file's directory: (kind, table, moment, text). What can't be read ends it."""
+def entries(mapped: Any, start: int, end: int) -> Iterator[tuple[int, int, int, str, int]]:
+    """What stands in a file's directory: (kind, table, moment, text, where the next begins). What can't be read ends it."""
     base = mapped.plan.directory
     while start < min(end, lay.DIRECTORY_ROOM):
         kind, table, moment, size = mapped.words[base + start : base + start + 4].tolist()
@@ -292,7 +321,7 @@ def entries(mapped: Any, start: int, end: int) -> Iterator[tuple[int, int, int, 
         data = mapped.words[base + start + 4 : base + start + 4 + count].tobytes()[:size]
         start += 4 + count
         try:
-            yield kind, table, moment, data.decode()
+            yield kind, table, moment, data.decode(), start
         except UnicodeDecodeError:
             return
 

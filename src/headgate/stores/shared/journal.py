@@ -30,6 +30,8 @@ else:
 
 from ...errors import StoreError
 
+TOO_LARGE = "one change of a shared file is larger than its journal; use shorter keys, or fewer limits at once"
+
 
 @cython.cclass
 class Journal:
@@ -49,7 +51,7 @@ class Journal:
         """Writes a word's value down, before it is changed."""
         n: cython.longlong = self.words[lay.JOURNAL]
         if n >= lay.JOURNAL_ROOM:
-            raise StoreError("one change of a shared file is larger than its journal; use shorter keys, or fewer limits at once")
+            raise StoreError(TOO_LARGE)
         self.words[self.journal + 2 * n] = at
         self.words[self.journal + 2 * n + 1] = self.words[at]
         w.publish(self.words, lay.JOURNAL, n + 1)
@@ -59,8 +61,8 @@ class Journal:
     def note_state(self, at: cython.longlong) -> cython.int:
         """As note, for the three words of a state, at the price of one."""
         n: cython.longlong = self.words[lay.JOURNAL]
-        if n >= lay.JOURNAL_ROOM - 3:
-            return self.note(self.journal + 2 * lay.JOURNAL_ROOM)
+        if n > lay.JOURNAL_ROOM - 3:
+            raise StoreError(TOO_LARGE)
         i: cython.longlong
         for i in range(3):
             self.words[self.journal + 2 * (n + i)] = at + i

@@ -34,7 +34,7 @@ class Mapped:
         try:
             self.words: Any = None
             self.old: Mapped | None = None
-            if os.fstat(self.fd).st_size == 0 and self.alone:
+            if self.alone and self._is_unmade():
                 self._make()
             self._check()
             self.memory = self._map(self.plan.end * 8)
@@ -76,8 +76,15 @@ class Mapped:
 
     # Making ----------------------------------------------------------------------------------------------------
 
+    def _is_unmade(self) -> bool:
+        """Whether the file is empty, or whoever began to make it died before it was ready."""
+        found = os.pread(self.fd, at.HEADER * 8, 0)
+        if not found:
+            return True
+        return found[:8] == at.MAGIC_TEXT and found[at.READY * 8 :][:8] == bytes(8)
+
     def _make(self) -> None:
-        """A fresh file: sparse, only its header written."""
+        """A fresh file: sparse, only its header written; it says whose it is before it has its size, and READY behind that."""
         space = os.statvfs(self.path)
         needed = (self.plan.blocks - self.plan.heads) * 8
         if space.f_bavail * space.f_frsize < needed:
@@ -85,18 +92,16 @@ class Mapped:
                 f"shared file {self.path!r}: {needed >> 20} MiB are needed for {self.max_keys} keys, "
                 f"{space.f_bavail * space.f_frsize >> 20} MiB are free; lower max_keys, or give another path"
             )
-        os.ftruncate(self.fd, self.plan.end * 8)
-        memory = self._map(at.HEADER * 8)
-        words = memoryview(memory).cast("q")
+        words = memoryview(bytearray(at.HEADER * 8)).cast("q")
         words[at.LAYOUT], words[at.PROTOCOL] = at.VERSION, self.protocol
         words[at.MAX_KEYS], words[at.LOG_ENTRIES], words[at.SIZE] = self.max_keys, self.log_entries, self.plan.end
         for word in (at.SECRET, at.SECRET + 1):
             words[word] = int.from_bytes(os.urandom(8), "little", signed=True)
         self._stamp(words, 0)
         words[at.MAGIC] = int.from_bytes(at.MAGIC_TEXT, "little")
-        words[at.READY] = 1
-        words.release()
-        memory.close()
+        os.pwrite(self.fd, words, 0)
+        os.ftruncate(self.fd, self.plan.end * 8)
+        os.pwrite(self.fd, (1).to_bytes(8, "little"), at.READY * 8)
 
     def _stamp(self, words: Any, last_us: int) -> None:
         """This boot, this space of process numbers, and this machine's offset to UTC; time never goes back."""

@@ -24,5 +24,7 @@ cdef class Sheet(Journal):
     cdef int note_log(self, long long number)
     cdef long long crowded_until(self, long long cell, long long moment, long long window, long long now)
     cdef int add(self, long long cell, long long moment, long long cost, long long before)
+    cdef int squeeze(self, long long number, long long moment, long long cost)
+    cdef int fill(self, long long cell, object entries)
 
 cdef long long shared_hash(long long table, long long number) noexcept

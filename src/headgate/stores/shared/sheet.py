@@ -290,6 +290,8 @@ class Sheet(Journal):
             self.note(at)
         else:
             number = self.words[lay.LOGS_HIGH] + 1
+            if number > self.max_keys + lay.RESERVE:
+                raise StoreError("a shared file has no room for another log; raise max_keys, or use several files")
             at = self.logs + (number - 1) * self.log_words
             self.change(lay.LOGS_HIGH, number)
         self.words[at] = self.words[at + 1] = self.words[at + 3] = 0
@@ -343,6 +345,8 @@ class Sheet(Journal):
         at: cython.longlong = self.logs + (number - 1) * self.log_words
         n: cython.longlong = self.words[at + 1]
         room: cython.longlong = self.words[at + 2]
+        if n >= room and self.words[at + 4 + 2 * self.words[at]] > before:
+            return self.squeeze(number, moment, cost)
         last: cython.longlong = at + 4 + 2 * ((self.words[at] + n + room - 1) % room)
         i: cython.longlong
         if n > 0 and self.words[last] > moment:  # entries dated later move up
@@ -369,6 +373,47 @@ class Sheet(Journal):
             sliding_log.add(log, moment, cost)
         return 0
 
+    @cython.cfunc
+    def squeeze(self, number: cython.longlong, moment: cython.longlong, cost: cython.longlong) -> cython.int:
+        """Adds to a log without a free place what must be added (debt, say): it joins the next later entry, or the last one,
+        which is dated later then. Either counts longer than it would have, never shorter."""
+        at: cython.longlong = self.logs + (number - 1) * self.log_words
+        n: cython.longlong = self.words[at + 1]
+        i: cython.longlong = n - 1
+        self.note_log(number)
+        entry: cython.longlong = at + 4 + 2 * ((self.words[at] + i) % n)
+        if self.words[entry] < moment:
+            self.words[entry] = moment
+        while i >= 0 and self.words[entry] >= moment:
+            self.words[entry + 1] += cost
+            i -= 1
+            entry = at + 4 + 2 * ((self.words[at] + i) % n)
+        return 0
+
+    @cython.cfunc
+    def fill(self, cell: cython.longlong, entries: Any) -> cython.int:
+        """Gives a cell a log of just these (moment, cost) pairs; those that are too many count as long as the latest of them.
+        Nothing points to a new log yet, so nothing of it is noted but the way to it."""
+        room: cython.longlong = (self.log_words - 4) // 2
+        pairs = sorted(entries)
+        extra: cython.longlong = len(pairs) - room
+        if extra > 0:
+            pairs = [(pairs[extra][0], sum(cost for _, cost in pairs[: extra + 1])), *pairs[extra + 1 :]]
+        if self.words[cell + lay.STATE + 2]:
+            self.note_log(self.words[cell + lay.STATE + 2])
+        number: cython.longlong = self.open_log(cell)
+        at: cython.longlong = self.logs + (number - 1) * self.log_words
+        self.words[at] = self.words[at + 3] = 0
+        total: cython.longlong = 0
+        n: cython.longlong = 0
+        for moment, cost in pairs:
+            total += cost
+            self.words[at + 4 + 2 * n] = moment
+            self.words[at + 5 + 2 * n] = total
+            n += 1
+        self.words[at + 1] = n
+        return 0
+
     def adopt(self, table: cython.longlong, unit: cython.longlong, key: str, state: Any) -> None:
         """Takes over a key with its state, if it is not there."""
         hashed: cython.longlong = w.hashed(key, self.secret, self.other, table)
@@ -376,8 +421,7 @@ class Sheet(Journal):
             return
         cell: cython.longlong = self.insert(table, unit, key, hashed)
         if cell and isinstance(state[0], tuple):
-            for moment, cost in state[0]:
-                self.add(cell, moment, cost, 0)
+            self.fill(cell, state[0])
         elif cell:
             self.words[cell + lay.STATE], self.words[cell + lay.STATE + 1], self.words[cell + lay.STATE + 2] = state
         self.commit()

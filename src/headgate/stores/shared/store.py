@@ -58,6 +58,8 @@ from .mapped import Mapped
 #: Characters of a key that are kept as they are; of a longer one, its beginning and a digest.
 LONGEST = 16384
 LONGEST_US = 86_400_000_000
+#: Cells that are read in one go when all of them are: about a millisecond.
+AT_A_TIME = 2048
 
 
 @cython.cclass
@@ -87,15 +89,15 @@ class SharedStore(Held):
         self.holding = False
         self.hash = 0
         mapped = Mapped(self.path, max_keys, log_entries, lay.ATOMIC if self.atomic else lay.LOCK_FILE)
-        self._open_sheet(mapped, max_keys)
         try:
+            self._open_sheet(mapped, max_keys)
             if mapped.alone:
                 self.sheet.roll_back()
                 if mapped.old is not None:
                     self._bring_over(mapped.old, max_keys)
             mapped.settle()
         except BaseException:
-            self.close()
+            mapped.close() if self._mapped is None else self.close()
             raise
 
     # Deciding --------------------------------------------------------------------------------------------------
@@ -282,7 +284,7 @@ class SharedStore(Held):
 
     @cython.cfunc
     def crowded_until(self, place: Place, key: str, at: cython.longlong, now_us: cython.longlong) -> cython.longlong:
-        cell: cython.longlong = self.find(place, shortened(key), now_us, self.is_full(place, 1, now_us))
+        cell: cython.longlong = self.find(place, shortened(key), now_us, self.sheet.words[lay.LIVE] >= self.sheet.max_keys)
         return self.sheet.crowded_until(cell, at, place.limit.window, now_us) if cell else 0
 
     def discard(self, place: Place, key: str) -> None:
@@ -295,23 +297,53 @@ class SharedStore(Held):
             sheet.remove(cell, place.limit.logs)
             sheet.commit()
 
+    def replace(self, place: Place, key: str, state: Any, now_us: int) -> None:
+        """Written over what is there, as one change: nobody who dies in between leaves a key without a state. (What is
+        forgotten and used again within one change could not be taken back.)"""
+        if state is None:
+            self.discard(place, key)
+        else:
+            self.restore(place, key, state, now_us)
+
+    @cython.cfunc
+    def restore(self, place: Place, key: str, state: Any, now_us: cython.longlong) -> cython.int:
+        if not place.limit.logs:
+            return Held.restore(self, place, key, state, now_us)
+        sheet: Sheet = self.sheet
+        text: str = shortened(key)
+        full: cython.bint = self.is_full(place, 1, now_us)
+        cell: cython.longlong = self.find(place, text, now_us, full)
+        if not cell and not full:
+            cell = sheet.insert(row(place).table, place.unit, text, self.hash)
+        if not cell or sheet.is_shared(cell):  # onto what strangers share, an entry at a time
+            return Held.restore(self, place, key, state, now_us)
+        unit: cython.longlong = place.unit
+        tag: cython.longlong = sheet.words[cell + lay.TAG]
+        sheet.change(cell + lay.TAG, (tag & 0xFFFF) | (unit << 16) | (tag >> 32 << 32))
+        sheet.fill(cell, state[0])
+        self.stamp += 1
+        return sheet.commit()
+
     def pairs(self, place: Place) -> list[tuple[str, int, Any]]:
         sheet: Sheet = self.sheet
-        found = []
-        self.begin()
-        collecting = gc.isenabled()
-        gc.disable()
-        try:
-            for i in range(sheet.get(lay.HIGH)):
-                cell = sheet.cells + i * lay.CELL
-                tag = sheet.get(cell + lay.TAG)
-                if tag and tag & 0xFFFF == row(place).table and tag >> 32 != lay.STRANGER:
-                    found.append((sheet.key_of(cell), (tag >> 16) & 0xFFFF, sheet.state_of(cell, place.limit.logs)))
-        finally:
-            if collecting:
-                gc.enable()
-            self.end()
-        return found
+        found: dict[str, tuple[int, Any]] = {}
+        start = 0
+        while start < sheet.get(lay.HIGH):  # a part at a time: others wait for the lock meanwhile
+            self.begin()
+            collecting = gc.isenabled()
+            gc.disable()
+            try:
+                for i in range(start, min(start + AT_A_TIME, sheet.get(lay.HIGH))):
+                    cell = sheet.cells + i * lay.CELL
+                    tag = sheet.get(cell + lay.TAG)
+                    if tag and tag & 0xFFFF == row(place).table and tag >> 32 != lay.STRANGER:
+                        found[sheet.key_of(cell)] = ((tag >> 16) & 0xFFFF, sheet.state_of(cell, place.limit.logs))
+            finally:
+                if collecting:
+                    gc.enable()
+                self.end()
+            start += AT_A_TIME
+        return [(key, unit, state) for key, (unit, state) in found.items()]
 
     def saved(self, place: Place, key: str, now_us: int) -> Any:
         sheet: Sheet = self.sheet
@@ -332,6 +364,10 @@ class SharedStore(Held):
         finally:
             self.end()
 
+    def _renew_lock(self) -> None:
+        Held._renew_lock(self)
+        self.holding = False
+
     def answers_within(self, budget_us: int) -> bool:
         """Nobody is waited for longer than that, not even a process that was stopped while it held the lock."""
         self.timeout_us = min(self.timeout_us, max(1000, budget_us))
@@ -343,13 +379,10 @@ class SharedStore(Held):
 
     def stats(self) -> dict[str, int]:
         """What the file has seen: keys now, decisions on shared cells, locks of the dead taken over, entries without a place."""
-        words = self._mapped.words
-        return {
-            "keys": words[lay.LIVE],
-            "strangers": words[lay.STRANGERS],
-            "takeovers": words[lay.TAKEOVERS],
-            "crowded": words[lay.CROWDED],
-        }
+        if self._mapped is None:
+            raise self._is_closed()
+        words = {"keys": lay.LIVE, "strangers": lay.STRANGERS, "takeovers": lay.TAKEOVERS, "crowded": lay.CROWDED}
+        return {name: self.sheet.get(word) for name, word in words.items()}
 
     def __len__(self) -> int:
         return self.sheet.get(lay.LIVE)
@@ -357,9 +390,13 @@ class SharedStore(Held):
     def close(self) -> None:
         """Lets go of the file, which stays: other processes go on, and so does whoever opens it next."""
         with self._lock:
-            mapped, self._mapped = self._mapped, None
-            if mapped is None:
+            if self._mapped is None:
                 return
+            if self.depth > 0:  # a signal's handler, say, in the middle of a call of this very thread: right behind it
+                self.closing = True
+                return
+            self._wait_for_threads()
+            mapped, self._mapped = self._mapped, None
             self.sheet.close()
             mapped.close()
             if self._lock_fd >= 0:

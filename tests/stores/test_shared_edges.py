@@ -1,0 +1,384 @@
+"""A shared file at its edges: logs without a place, changes as large as the journal, a maker that dies, a close in the middle."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import random
+import signal
+import threading
+import time
+from contextlib import suppress
+
+import pytest
+from shared_file import Picture
+
+from headgate import Limiter, SlidingWindowLog, StoreError, TokenBucket, compiled
+from headgate.algorithms.claim import Claim, NamedLimit
+from headgate.stores.memory import MemoryStore
+from headgate.stores.shared import SharedStore, held, layout, mapped
+from headgate.stores.shared import store as shared_store
+from headgate.testing import ManualClock
+
+
+@pytest.fixture
+def path(tmp_path):
+    return str(tmp_path / "limits")
+
+
+def named(limiter: Limiter) -> NamedLimit:
+    return limiter.claims("a")[0].limit
+
+
+# Logs
+
+
+def test_debt_on_a_log_without_a_place_is_kept_and_stays_in_its_log(path):
+    """Settled above their estimates, calls owe more than a full log has places for; it is all counted, and nobody else's."""
+    clock = ManualClock()
+    with SharedStore(path, max_keys=8, log_entries=4, clock=clock) as store:
+        limiter = Limiter(SlidingWindowLog("100/h"), store=store)
+        limiter.hit("neighbour before", cost=7)
+        held = []
+        for _ in range(4):
+            clock.advance(1)
+            held.append(limiter.reserve("full"))
+        limiter.hit("neighbour behind", cost=9)
+        for reservation in held:
+            clock.advance(1)
+            assert reservation.settle(6)
+        assert [limiter.peek(key).remaining for key in ("neighbour before", "full", "neighbour behind")] == [93, 76, 91]
+        entries = dict(store.items(named(limiter)))["full"][0]
+        assert len(entries) == 4
+        assert sum(cost for _, cost in entries) == 24
+        clock.advance(3590)
+        assert limiter.peek("full").remaining < 100, "debt was forgotten too early"
+        clock.advance(20)
+        assert limiter.peek("full").remaining == 100
+    assert Picture(path).problems == []
+
+
+def test_a_log_longer_than_its_places_is_taken_over_whole(path):
+    """Handed over from a store whose logs grow, every cost still counts at least as long as it did."""
+    clock = ManualClock()
+    memory = Limiter(SlidingWindowLog("100/h"), store=MemoryStore(clock=clock), name="n")
+    for _ in range(20):
+        clock.advance(1)
+        memory.hit("a", cost=2)
+    with SharedStore(path, max_keys=8, log_entries=4, clock=clock) as store:
+        limiter = Limiter(SlidingWindowLog("100/h"), store=store, name="n")
+        store.load(named(limiter), memory.store.items(named(memory)))
+        limiter.hit("b", cost=5)
+        store.load(named(limiter), memory.store.items(named(memory)))
+        assert limiter.peek("a").remaining == memory.peek("a").remaining == 60
+        assert limiter.peek("b").remaining == 95
+        for _ in range(25):
+            clock.advance(3580 / 20)
+            assert limiter.peek("a").remaining <= memory.peek("a").remaining
+    assert Picture(path).problems == []
+
+
+def test_a_peek_at_a_full_file_does_not_look_at_a_log_that_was_forgotten_meanwhile(path):
+    """Keys that are as new are looked for before a log is read, never between reading it and answering."""
+    clock = ManualClock()
+    with SharedStore(path, max_keys=40, log_entries=4, clock=clock) as store:
+        limiter = Limiter(SlidingWindowLog("4/s"), store=store)
+        draw = random.Random(1)
+        for _ in range(300):
+            for i in range(40):
+                limiter.hit(f"k{i}", cost=3)
+            clock.advance(0.6)
+            idle = draw.sample(range(40), 3)
+            for i in range(40):
+                if i not in idle:
+                    limiter.reset(f"k{i}")
+                    limiter.hit(f"k{i}", cost=3)
+            clock.advance(0.6)
+            for i in idle:
+                seen = limiter.peek(f"k{i}")
+                assert (seen.allowed, seen.remaining, seen.reset_after) == (True, 4, 0)
+    assert Picture(path).problems == []
+
+
+@pytest.mark.parametrize("long", [False, True])
+def test_long_logs_come_over_a_restart_of_the_machine(path, monkeypatch, long):
+    """A log with thousands of entries is taken over like any other, and the change is whole."""
+    clock = ManualClock()
+    store = SharedStore(path, max_keys=8, log_entries=4096, clock=clock)
+    limiter = Limiter(SlidingWindowLog("5000/d"), store=store, name="n")
+    for _ in range(4000 if long else 10):
+        clock.advance(0.001)
+        limiter.hit("a")
+    before = limiter.peek("a").remaining
+    limiter.hit("b")
+    store.close()
+    monkeypatch.setattr(mapped, "boot", lambda: (1, 2))
+    with SharedStore(path, max_keys=8, log_entries=4096, clock=clock) as store:
+        limiter = Limiter(SlidingWindowLog("5000/d"), store=store, name="n")
+        assert Picture(path).header["JOURNAL"] == 0
+        assert limiter.peek("a").remaining == before
+        assert limiter.peek("b").remaining == 4999
+    assert Picture(path).problems == []
+
+
+# The journal
+
+
+@pytest.mark.parametrize("blocks", range(145, 165))
+def test_a_change_that_just_does_not_fit_into_the_journal_is_taken_back(path, blocks):
+    """Whatever is left of the journal, a decision is noted whole or refused with nothing changed."""
+    with SharedStore(path, max_keys=20_000) as store:
+        limits = [named(Limiter(TokenBucket("50/h"), store=store, name=f"n{i}")) for i in range(18)]
+        short = [Claim(limit, "short", 1) for limit in limits[-3:]]
+        store.decide(short)
+        long = [Claim(limit, "\U0001f600" * 14 * 1150, 1) for limit in limits[:14]]  # 56 bytes and one note a block
+        last = Claim(limits[14], "\U0001f600" * 14 * blocks, 1)
+        try:
+            fits = store.decide([*long, last, *short]).allowed
+        except StoreError as error:
+            fits = "journal" not in str(error)
+        remaining = [store.decide([claim], commit=False).remaining for claim in short]
+        assert remaining == ([48] * 3 if fits else [49] * 3)
+        assert len(store) == (18 if fits else 3)
+        assert fits == (blocks <= 155)
+    assert Picture(path).problems == []
+
+
+# Making, opening, closing
+
+
+@pytest.mark.parametrize("step", ["pwrite", "ftruncate"])
+def test_a_maker_that_dies_leaves_a_file_that_can_be_made(path, monkeypatch, step):
+    """Whatever step of making a file its maker did not survive, whoever comes next makes it."""
+
+    def dies(real, survived):
+        left = iter(range(survived))
+
+        def call(*args):
+            if next(left, None) is None:
+                raise SystemExit
+            return real(*args)
+
+        return call
+
+    for survived in range(3):
+        with monkeypatch.context() as patch:
+            patch.setattr(mapped.os, step, dies(getattr(os, step), survived))
+            with suppress(SystemExit):
+                SharedStore(path).close()
+        with SharedStore(path) as store:
+            assert Limiter("5/s", store=store).hit("a")
+        os.unlink(path)
+
+
+def test_makers_killed_while_they_make_a_file_leave_one_that_opens(path):
+    """Processes that open, use and close one file are killed -9 at any instant; it can always be opened."""
+    for i in range(60):
+        pid = os.fork()
+        if pid == 0:
+            try:
+                while True:
+                    with SharedStore(path, max_keys=10) as store:
+                        Limiter("5/s", store=store, name=f"n{i % 7}").hit("a")
+                    os.unlink(path)
+            finally:
+                os._exit(1)
+        time.sleep(0.001 * (i % 9))
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        with SharedStore(path, max_keys=10) as store:
+            assert Limiter("5/h", store=store, name=f"after{i}").hit("a")
+        assert Picture(path).problems == []
+
+
+def test_a_store_that_fails_to_open_lets_go_of_its_file(path, monkeypatch):
+    """Nobody waits for a file whose opener failed."""
+    with monkeypatch.context() as patch:
+        patch.setattr(held, "word_of" if compiled else "Sheet", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            SharedStore(path)
+    taken = threading.Thread(target=lambda: SharedStore(path).close(), daemon=True)
+    taken.start()
+    taken.join(5)
+    assert not taken.is_alive(), "the file is still locked"
+
+
+def test_a_close_in_the_middle_of_a_call_comes_right_behind_it(path):
+    """A signal's handler may close the store while its own thread is inside a call: the call ends well, the next is refused."""
+
+    class Closing(ManualClock):
+        armed = False
+
+        def now_us(self):
+            if self.armed:
+                store.close()
+            return super().now_us()
+
+    clock = Closing()
+    store = SharedStore(path, clock=clock)
+    limiter = Limiter({"a": "5/h", "b": "7/h"}, store=store)
+    limiter.hit("a")
+    clock.armed = True
+    assert limiter.hit("a").remaining == 3
+    clock.armed = False
+    with pytest.raises(StoreError, match="closed"):
+        limiter.hit("a")
+    with pytest.raises(StoreError, match="closed"):
+        store.stats()
+    with pytest.raises(StoreError, match="closed"):
+        Limiter(SlidingWindowLog("1000/h"), store=store)
+    assert Picture(path).header["LOCK"] == 0
+
+
+def test_threads_that_use_a_store_while_it_is_closed_get_an_error(path):
+    """Never a crash: a hit is answered, or says that the store is closed."""
+    for _ in range(20):
+        store = SharedStore(path)
+        limiter, pair = Limiter("1000000/s", store=store), Limiter({"a": "500000/s", "b": "7000000/h"}, store=store)
+        found = []
+
+        def work(limiter=limiter, pair=pair, found=found):
+            try:
+                while True:
+                    limiter.hit("a")
+                    pair.hit("b")
+            except StoreError as error:
+                found.append(str(error))
+
+        threads = [threading.Thread(target=work) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        time.sleep(0.005)
+        store.close()
+        for thread in threads:
+            thread.join()
+        assert len(found) == 4
+        assert all("closed" in text for text in found)
+    assert Picture(path).problems == []
+
+
+# Interruptions
+
+
+@pytest.mark.skipif(not compiled, reason="the kernel frees a dead process's lock file, nobody is told")
+@pytest.mark.parametrize("wants", ["to stop", "the lock"])
+def test_whoever_hears_of_a_takeover_may_fail_or_use_the_store(path, caplog, wants):
+    """The lock of a dead process is told of when nobody holds it any more: a listener may raise, or hit."""
+    store = SharedStore(path, timeout=0.2)
+    limiter = Limiter("100/h", store=store)
+    limiter.hit("a")
+    pid = os.fork()
+    if pid == 0:
+        os._exit(0)
+    word = held.word_of(pid)
+    os.waitpid(pid, 0)
+    with open(path, "r+b") as file:
+        file.seek(8 * layout.LOCK)
+        file.write(word.to_bytes(8, "little"))
+
+    class Listener(logging.Handler):
+        def emit(self, record):
+            if wants == "to stop":
+                raise KeyboardInterrupt
+            assert limiter.hit("a")
+
+    listener = Listener()
+    caplog.set_level(logging.INFO, "headgate")
+    logging.getLogger("headgate").addHandler(listener)
+    try:
+        limiter.hit("a")
+    except KeyboardInterrupt:
+        pass
+    finally:
+        logging.getLogger("headgate").removeHandler(listener)
+    assert store.stats()["takeovers"] == 1
+    assert limiter.hit("a").remaining == (97 if wants == "to stop" else 96)
+    store.close()
+
+
+def test_an_interrupted_reading_of_the_directory_goes_on_where_it_was(path, monkeypatch):
+    """Ctrl-C while a process learns of others' limits does not give them other numbers."""
+    with SharedStore(path) as one, SharedStore(path) as two:
+        for i in range(5):
+            Limiter("5/h", store=one, name=f"n{i}").hit("a", cost=i)
+        real, calls = held.parse_limit, [0]
+
+        def interrupted(text):
+            calls[0] += 1
+            if calls[0] == 3:
+                raise KeyboardInterrupt
+            return real(text)
+
+        monkeypatch.setattr(held, "parse_limit", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            Limiter("5/h", store=two, name="n0")
+        for i in range(5):
+            assert Limiter("5/h", store=two, name=f"n{i}").peek("a").remaining == 5 - i
+        late = Limiter("9/h", store=two, name="late")
+        late.hit("a", cost=4)
+        assert Limiter("9/h", store=one, name="late").peek("a").remaining == 5
+
+
+def test_a_hand_over_that_fails_leaves_a_key_what_it_had(path):
+    """A state that makes no sense is refused; the key keeps its own."""
+    with SharedStore(path) as store:
+        for limit in (TokenBucket("5/h"), SlidingWindowLog("5/h")):
+            limiter = Limiter(limit, store=store)
+            limiter.hit("a", cost=2)
+            for state in (("x", 0, 0), (((1, "x"),), 0, 0), ()):
+                with pytest.raises((TypeError, ValueError, IndexError, StoreError)):
+                    store.load(named(limiter), [("a", state)])
+                assert limiter.peek("a").remaining == 3
+    assert Picture(path).problems == []
+
+
+def test_a_child_forked_in_the_middle_of_a_decision_counts(path, monkeypatch):
+    """Whatever another thread was in the middle of, the child's own hits are kept."""
+    gate, go = threading.Event(), threading.Event()
+    with SharedStore(path, timeout=5) as store:
+        quick = Limiter("100/h", store=store, name="quick")
+        quick.hit("a")
+        other = MemoryStore()
+        pair = Limiter({"a": SlidingWindowLog("1000/h"), "b": "7/h"}, store=other)
+
+        class Slow(logging.Handler):
+            def emit(self, record):
+                gate.set()
+                go.wait(5)
+
+        slow = Slow()
+        logging.getLogger("headgate").addHandler(slow)
+        thread = threading.Thread(target=store.decide, args=([Claim(c.limit, "a", 1) for c in pair.claims("a")],))
+        thread.start()
+        gate.wait(5)
+        ready, answer = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            try:
+                os.write(answer, json.dumps([quick.hit("a").remaining for _ in range(3)]).encode())
+            finally:
+                os._exit(0)
+        time.sleep(0.05)
+        go.set()
+        thread.join()
+        logging.getLogger("headgate").removeHandler(slow)
+        os.waitpid(pid, 0)
+        assert json.loads(os.read(ready, 100)) == [98, 97, 96]
+        os.close(ready)
+        os.close(answer)
+
+
+def test_items_are_read_a_part_at_a_time(path, monkeypatch):
+    """All keys are found, however many turns it takes."""
+    if not compiled:
+        monkeypatch.setattr(shared_store, "AT_A_TIME", 7)
+    with SharedStore(path, max_keys=6000) as store:
+        limiter = Limiter("5/h", store=store)
+        count = 5000 if compiled else 100
+        for i in range(count):
+            limiter.hit(f"k{i}")
+        found = dict(store.items(named(limiter)))
+        assert len(found) == count
+        store.load(named(limiter), found.items())
+        assert dict(store.items(named(limiter))) == found
