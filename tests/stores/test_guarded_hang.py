@@ -80,7 +80,7 @@ def test_a_refused_late_answer_gives_nothing_back(store, eventually):
 def test_abandoned_calls_are_bounded(store):
     """However many callers there are, no more than so many calls hang; the others are told at once."""
     hanging = HangingStore(store)
-    prompt = PromptStore(hanging, 2_000)
+    prompt = PromptStore(hanging, 100_000)
     limiter = Limiter("1000/s", store=prompt)
     before = threading.active_count()
 
