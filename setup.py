@@ -29,6 +29,7 @@ COMPILED = (
     "stores/near",
     "stores/returns",
     "stores/shared/journal",
+    "stores/shared/rings",
     "stores/shared/sheet",
     "stores/shared/held",
     "stores/shared/store",

@@ -73,5 +73,26 @@ class Picture:
 
     def _logs(self, words: Any) -> None:
         free = self._free(words, at.LOGS_FREE, self.plan.logs, self.plan.log_words, 0)
-        if len(set(free)) != len(free) or len(free) > words[at.LOGS_HIGH]:
-            self.problems.append("a log is free twice")
+        taken = []
+        units = self._units(words)
+        for number in self.chained:
+            cell = self.plan.cells + (number - 1) * at.CELL
+            log = words[cell + at.STATE + 2]
+            if "log" in units[(words[cell + at.TAG] >> 16) & 0xFFFF] and log:
+                taken.append(log)
+                if not 0 <= words[self.plan.logs + (log - 1) * self.plan.log_words + 1] <= words[at.LOG_ENTRIES]:
+                    self.problems.append(f"log {log} has more entries than places")
+        if sorted([*taken, *free]) != list(range(1, words[at.LOGS_HIGH] + 1)):
+            self.problems.append("some logs are neither in use nor free, or both")
+
+    def _units(self, words: Any) -> dict[int, str]:
+        """The limits of the directory by the numbers of their units."""
+        found: dict[int, str] = {}
+        start, base = 0, self.plan.directory
+        while start < words[at.DIRECTORY]:
+            kind, _, _, size = words[base + start : base + start + 4].tolist()
+            count = (size + 7) // 8
+            if kind == 2:
+                found[len(found) + 1] = words[base + start + 4 : base + start + 4 + count].tobytes()[:size].decode()
+            start += 4 + count
+        return found

@@ -1,8 +1,8 @@
 # The C face of sheet.py.
-from headgate.stores.shared.journal cimport Journal
+from headgate.stores.shared.rings cimport Rings
 
-cdef class Sheet(Journal):
-    cdef long long heads, cells, blocks, logs, mask, log_words, blocks_room, max_keys, secret, other
+cdef class Sheet(Rings):
+    cdef long long heads, cells, blocks, mask, blocks_room, secret, other
     cdef readonly list units, births
     cdef long long find(self, long long table, str key, long long hash)
     cdef bint holds(self, long long cell, str key)
@@ -18,13 +18,5 @@ cdef class Sheet(Journal):
     cdef int free_long(self, long long first)
     cdef bint is_new(self, long long cell, long long now_us)
     cdef int sweep(self, long long budget, long long now_us)
-    cdef long long log_at(self, long long number)
-    cdef long long open_log(self, long long cell)
-    cdef int free_log(self, long long number)
-    cdef int note_log(self, long long number)
-    cdef long long crowded_until(self, long long cell, long long moment, long long window, long long now)
-    cdef int add(self, long long cell, long long moment, long long cost, long long before)
-    cdef int squeeze(self, long long number, long long moment, long long cost)
-    cdef int fill(self, long long cell, object entries)
 
 cdef long long shared_hash(long long table, long long number) noexcept

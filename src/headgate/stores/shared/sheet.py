@@ -1,4 +1,4 @@
-"""Cells in words of a mapped file, found by key: chains of cells, blocks for long keys, rings for logs.
+"""Cells in words of a mapped file, found by key: chains of cells, and blocks for long keys.
 
 A cell is eight words: hash, three of state, the next of its chain and the key's size, whose it is, and sixteen bytes of key
 or the first of the blocks that hold it. What is free is linked through the same words. Strangers to a full file share cells that
@@ -15,17 +15,15 @@ except ModuleNotFoundError:
     from headgate import _plain as cython  # type: ignore[no-redef]
 
 if cython.compiled:
-    from cython.cimports.headgate.algorithms import sliding_log
     from cython.cimports.headgate.algorithms.limit import Answer, Limit
     from cython.cimports.headgate.stores.shared import layout as lay
     from cython.cimports.headgate.stores.shared import words as w
-    from cython.cimports.headgate.stores.shared.journal import Journal
+    from cython.cimports.headgate.stores.shared.rings import Rings
 else:
-    from ...algorithms import sliding_log
     from ...algorithms.limit import Answer, Limit
     from . import layout as lay
     from . import words as w
-    from .journal import Journal
+    from .rings import Rings
 
 from ...algorithms.sliding_log import read_log
 from ...errors import StoreError
@@ -33,15 +31,13 @@ from .layout import Regions
 
 
 @cython.cclass
-class Sheet(Journal):
+class Sheet(Rings):
     """The cells of one file. Whoever calls holds the file's lock."""
 
     def __init__(self, memory: Any, plan: Regions, max_keys: int, secret: int, other: int) -> None:
-        super().__init__(memory, plan.journal)
+        super().__init__(memory, plan, max_keys)
         self.heads, self.cells = plan.heads, plan.cells
-        self.blocks, self.logs = plan.blocks, plan.logs
-        self.mask, self.log_words, self.blocks_room = plan.mask, plan.log_words, plan.blocks_room
-        self.max_keys = max_keys
+        self.blocks, self.blocks_room, self.mask = plan.blocks, plan.blocks_room, plan.mask
         self.secret, self.other = secret, other
         self.units: list[Limit] = []
         self.births: list[int] = []
@@ -264,155 +260,7 @@ class Sheet(Journal):
         self.words[lay.CURSOR] = at
         return 0
 
-    # Logs ------------------------------------------------------------------------------------------------------
-
-    @cython.cfunc
-    def log_at(self, number: cython.longlong) -> cython.longlong:
-        """What the rule is given of a log: its address when compiled, a view on it when not; 0 when there is none."""
-        if not number:
-            return 0
-        at: cython.longlong = self.logs + (number - 1) * self.log_words
-        if cython.compiled:
-            return cython.cast(cython.longlong, self.words + at)
-        return self.words[at : at + self.log_words]  # type: ignore[no-any-return]
-
-    @cython.cfunc
-    def open_log(self, cell: cython.longlong) -> cython.longlong:
-        """The number of the cell's log, made when there is none."""
-        number: cython.longlong = self.words[cell + lay.STATE + 2]
-        if number:
-            return number
-        number = self.words[lay.LOGS_FREE]
-        at: cython.longlong
-        if number:
-            at = self.logs + (number - 1) * self.log_words
-            self.change(lay.LOGS_FREE, self.words[at])
-            self.note(at)
-        else:
-            number = self.words[lay.LOGS_HIGH] + 1
-            if number > self.max_keys + lay.RESERVE:
-                raise StoreError("a shared file has no room for another log; raise max_keys, or use several files")
-            at = self.logs + (number - 1) * self.log_words
-            self.change(lay.LOGS_HIGH, number)
-        self.words[at] = self.words[at + 1] = self.words[at + 3] = 0
-        self.words[at + 2] = (self.log_words - 4) // 2
-        self.change(cell + lay.STATE + 2, number)
-        return number
-
-    @cython.cfunc
-    def free_log(self, number: cython.longlong) -> cython.int:
-        at: cython.longlong = self.logs + (number - 1) * self.log_words
-        self.change(at, self.words[lay.LOGS_FREE])
-        return self.change(lay.LOGS_FREE, number)
-
-    @cython.cfunc
-    def note_log(self, number: cython.longlong) -> cython.int:
-        """Writes a whole log down, before a rule changes it in place."""
-        at: cython.longlong = self.logs + (number - 1) * self.log_words
-        i: cython.longlong
-        for i in range(self.log_words):
-            self.note(at + i)
-        return 0
-
-    @cython.cfunc
-    def crowded_until(
-        self, cell: cython.longlong, moment: cython.longlong, window: cython.longlong, now: cython.longlong
-    ) -> cython.longlong:
-        """When this log, which has just so many places, can take an entry of that moment; 0: now."""
-        number: cython.longlong = self.words[cell + lay.STATE + 2]
-        if not number:
-            return 0
-        at: cython.longlong = self.logs + (number - 1) * self.log_words
-        n: cython.longlong = self.words[at + 1]
-        room: cython.longlong = self.words[at + 2]
-        if n < room:
-            return 0
-        head: cython.longlong = self.words[at]
-        first: cython.longlong = self.words[at + 4 + 2 * head]
-        if first <= now - window:  # adding prunes first
-            return 0
-        i: cython.longlong
-        for i in range(n):
-            if self.words[at + 4 + 2 * ((head + i) % room)] == moment:  # calls of one moment share an entry
-                return 0
-        self.words[lay.CROWDED] += 1
-        return first + window
-
-    @cython.cfunc
-    def add(self, cell: cython.longlong, moment: cython.longlong, cost: cython.longlong, before: cython.longlong) -> cython.int:
-        """Prunes the cell's log and adds an entry."""
-        number: cython.longlong = self.open_log(cell)
-        at: cython.longlong = self.logs + (number - 1) * self.log_words
-        n: cython.longlong = self.words[at + 1]
-        room: cython.longlong = self.words[at + 2]
-        if n >= room and self.words[at + 4 + 2 * self.words[at]] > before:
-            return self.squeeze(number, moment, cost)
-        last: cython.longlong = at + 4 + 2 * ((self.words[at] + n + room - 1) % room)
-        i: cython.longlong
-        if n > 0 and self.words[last] > moment:  # entries dated later move up
-            self.note_log(number)
-        else:
-            for i in range(4):
-                self.note(at + i)
-            self.note(last + 1)
-            following: cython.longlong = at + 4 + 2 * ((self.words[at] + n) % room)
-            self.note(following)
-            self.note(following + 1)
-        if cython.compiled:
-            sliding_log.prune(self.words + at, before)
-            if self.words[at + 1] == 0:  # begins anew at its first place
-                self.note(at + 4)
-                self.note(at + 5)
-            sliding_log.add(self.words + at, moment, cost)
-        else:
-            log: Any = self.log_at(number)
-            sliding_log.prune(log, before)
-            if self.words[at + 1] == 0:
-                self.note(at + 4)
-                self.note(at + 5)
-            sliding_log.add(log, moment, cost)
-        return 0
-
-    @cython.cfunc
-    def squeeze(self, number: cython.longlong, moment: cython.longlong, cost: cython.longlong) -> cython.int:
-        """Adds to a log without a free place what must be added (debt, say): it joins the next later entry, or the last one,
-        which is dated later then. Either counts longer than it would have, never shorter."""
-        at: cython.longlong = self.logs + (number - 1) * self.log_words
-        n: cython.longlong = self.words[at + 1]
-        i: cython.longlong = n - 1
-        self.note_log(number)
-        entry: cython.longlong = at + 4 + 2 * ((self.words[at] + i) % n)
-        if self.words[entry] < moment:
-            self.words[entry] = moment
-        while i >= 0 and self.words[entry] >= moment:
-            self.words[entry + 1] += cost
-            i -= 1
-            entry = at + 4 + 2 * ((self.words[at] + i) % n)
-        return 0
-
-    @cython.cfunc
-    def fill(self, cell: cython.longlong, entries: Any) -> cython.int:
-        """Gives a cell a log of just these (moment, cost) pairs; those that are too many count as long as the latest of them.
-        Nothing points to a new log yet, so nothing of it is noted but the way to it."""
-        room: cython.longlong = (self.log_words - 4) // 2
-        pairs = sorted(entries)
-        extra: cython.longlong = len(pairs) - room
-        if extra > 0:
-            pairs = [(pairs[extra][0], sum(cost for _, cost in pairs[: extra + 1])), *pairs[extra + 1 :]]
-        if self.words[cell + lay.STATE + 2]:
-            self.note_log(self.words[cell + lay.STATE + 2])
-        number: cython.longlong = self.open_log(cell)
-        at: cython.longlong = self.logs + (number - 1) * self.log_words
-        self.words[at] = self.words[at + 3] = 0
-        total: cython.longlong = 0
-        n: cython.longlong = 0
-        for moment, cost in pairs:
-            total += cost
-            self.words[at + 4 + 2 * n] = moment
-            self.words[at + 5 + 2 * n] = total
-            n += 1
-        self.words[at + 1] = n
-        return 0
+    # Taking over ----------------------------------------------------------------------------------------------
 
     def adopt(self, table: cython.longlong, unit: cython.longlong, key: str, state: Any) -> None:
         """Takes over a key with its state, if it is not there."""
