@@ -44,31 +44,29 @@ async def warm(limiter: AsyncLimiter) -> AsyncLimiter:
 
 
 def test_decisions_of_one_turn_travel_as_one_script_call(valkey: Valkey) -> None:
-    """Sixty tasks, one call: and each gets its own answer, in the order in which they asked."""
+    """Thirty tasks, one call: and each gets its own answer, in the order in which they asked."""
 
     async def work() -> None:
         async with RedisStore(valkey.url, prefix="turn") as store:
-            limiter = await warm(AsyncLimiter(TokenBucket("1/h", burst=40), store=store))
+            limiter = await warm(AsyncLimiter(TokenBucket("1/h", burst=20), store=store))
             before = scripts(valkey)
-            found = await asyncio.gather(*[limiter.hit("k") for _ in range(60)])
+            found = await asyncio.gather(*[limiter.hit("k") for _ in range(30)])
             assert scripts(valkey) - before == 1
-            assert [bool(one) for one in found] == [True] * 40 + [False] * 20
-            assert [one.remaining for one in found[:40]] == list(range(39, -1, -1))
+            assert [bool(one) for one in found] == [True] * 20 + [False] * 10
+            assert [one.remaining for one in found[:20]] == list(range(19, -1, -1))
 
     run(work)
 
 
-def test_a_large_turn_is_several_calls_in_one_write(valkey: Valkey) -> None:
-    """200 tasks are four calls of at most 64, read by the server at once."""
+def test_a_large_turn_is_several_calls(valkey: Valkey) -> None:
+    """200 tasks are seven calls of at most 32, so that the server works while the next is made ready."""
 
     async def work() -> None:
         async with RedisStore(valkey.url, prefix="large") as store:
             limiter = await warm(AsyncLimiter(HUNDRED, store=store))
-            with valkey.client() as client:
-                before, reads = scripts(valkey), client.info("stats")["total_reads_processed"]
-                found = await asyncio.gather(*[limiter.hit(f"k{i % 2}") for i in range(200)])
-                assert scripts(valkey) - before == 4
-                assert client.info("stats")["total_reads_processed"] - reads <= 6 + 3  # three are this test's own
+            before = scripts(valkey)
+            found = await asyncio.gather(*[limiter.hit(f"k{i % 2}") for i in range(200)])
+            assert scripts(valkey) - before == 7
             assert sum(map(bool, found)) == 200
 
     run(work)
