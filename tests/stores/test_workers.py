@@ -76,6 +76,16 @@ def test_ten_processes_with_their_own_memory_admit_ten_times_the_limit(forks):
     assert sum(admitted for admitted, _ in told) == 50
 
 
+def test_ten_processes_on_one_shared_file_admit_the_limit(forks, tmp_path):
+    """The same ten workers with one SharedStore: five get through, whoever they are."""
+    path = str(tmp_path / "limits")
+    told = forks(
+        f"from headgate import SharedStore\nprint(children(10, lambda i: hits(Limiter('5/h', store=SharedStore({path!r})))))"
+    )
+    assert sum(admitted for admitted, _ in told) == 5
+    assert not any(warned for _, warned in told)
+
+
 # A store made before a fork
 
 
