@@ -280,7 +280,7 @@ def test_two_successive_runs_work_and_leave_nothing_open(valkey: Valkey) -> None
             for turn in range(3):
                 assert run(lambda: limiter.hit("k")).remaining == 99 - turn
             gc.collect()
-            assert client.info("clients")["connected_clients"] == before
+            assert client.info("clients")["connected_clients"] <= before  # others of earlier tests may have gone meanwhile
         gc.collect()
     assert [str(one.message) for one in heard] == []
 

@@ -329,6 +329,7 @@ def test_ctrl_c_in_the_middle_of_a_call_spoils_nothing(store: RedisStore, server
         import signal, threading
         from headgate import Limiter, TokenBucket
         from headgate.stores.redis import RedisStore
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # what runs in the background ignores it
         with RedisStore({server.url!r}, timeout=5) as store:
             limiter = Limiter(TokenBucket("1/h", burst=100), store=store)
             limiter.hit("k")
