@@ -350,6 +350,6 @@ def test_sixty_four_tasks_share_one_connection(valkey: Valkey) -> None:
 
                 assert sum(await asyncio.gather(*[caller() for _ in range(64)])) == 1000
                 assert scripts(valkey) - before <= 64
-                assert client.info("clients")["connected_clients"] == connected
+                assert client.info("clients")["connected_clients"] <= connected
 
     run(work)
