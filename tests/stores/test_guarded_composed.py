@@ -7,7 +7,17 @@ import asyncio
 import pytest
 from failing import ALL, FailingStore
 
-from headgate import AsyncLimiter, FixedWindow, GuardedStore, Limiter, MemoryStore, StoreUnavailable, TokenBucket
+from headgate import (
+    AsyncLimiter,
+    FixedWindow,
+    GuardedStore,
+    Limiter,
+    MemoryStore,
+    SharedStore,
+    StoreError,
+    StoreUnavailable,
+    TokenBucket,
+)
 
 
 class AtOnce(FailingStore):
@@ -145,3 +155,15 @@ def test_a_guard_around_leases(clock):
     assert here.index(True) >= 1  # what was leased was served first
     assert sum(map(bool, (one for one in told if guard.answered_here(one)))) == 50
     guard.close()
+
+
+@pytest.mark.parametrize("on_failure", ["open", "closed"])
+def test_a_closed_store_is_no_store_that_fails(tmp_path, on_failure):
+    """After close() a guard answers for nobody: a call is an error, whatever is answered on failure."""
+    guard = GuardedStore(SharedStore(tmp_path / "limits"), on_failure=on_failure)
+    one, several = Limiter("50/h", store=guard), Limiter({"a": "5/s", "b": "5/min"}, store=guard)
+    assert one.hit("a")
+    guard.close()
+    for limiter in (one, several):
+        with pytest.raises(StoreError, match="closed"):
+            limiter.hit("a")

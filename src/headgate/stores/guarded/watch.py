@@ -43,6 +43,7 @@ class Watch:
         self._background = background
         self._asked: Sequence[Claim] = ()
         self.failures = self.timeouts = self.opened = self.probes = self.turned_away = 0
+        self.over = False  # a store that was closed is no store that fails
         self.renew(None)
 
     def renew(self, rng: Random | None) -> None:
@@ -57,6 +58,8 @@ class Watch:
 
     def may_ask(self) -> bool:
         """Whether a caller may ask the store, when the breaker is not closed."""
+        if self.over:
+            return True
         if self.breaker.state is OPEN:
             self.turned_away += 1  # no call and no jump back inside: threads do not lose a count here
             lookout = self.lookout
@@ -75,6 +78,8 @@ class Watch:
 
     def failed(self, error: StoreError, claims: Sequence[Claim]) -> None:
         """A caller's call failed."""
+        if self.over:
+            raise error
         now_us = self.clock.now_us()
         with self.lock:
             self.failures += 1
@@ -194,7 +199,7 @@ class Watch:
     def end(self) -> None:
         """Ends whoever looks."""
         with self.lock:
-            self._background = False
+            self._background, self.over = False, True
             lookout, self.lookout = self.lookout, None
         if lookout is not None:
             lookout.end()
