@@ -118,7 +118,7 @@ def test_many_tasks_that_come_at_once_share_one_batch():
 
     async def main() -> int:
         parent = FarStore()
-        async with LeasedStore(parent, lease=100) as store:
+        async with LeasedStore(parent, lease=100, life="10s") as store:
             limiter = AsyncLimiter(PLENTY, store=store)
             assert all(await asyncio.gather(*(limiter.hit("a") for _ in range(64))))
             return parent.operations
