@@ -1,0 +1,84 @@
+"""What a policy may ask about one request. Each framework answers in its own way; nothing is read before somebody asks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+
+class Facts:
+    """The base of every framework's facts, and a whole set of them for tests and `explain`.
+
+    method   upper case ("POST"); "MESSAGE" is one message of a websocket or a stream
+    path     the whole path as the server decoded it, mount points included; the matcher tidies it up
+    raw      the framework's own request (ASGI scope, WSGI environ, HttpRequest, ServicerContext), for callables
+    found    what identities answered so far, by name; filled by the gate
+    captured the path's parts that a rule's template named
+    """
+
+    __slots__ = ("captured", "found", "method", "path", "raw")
+
+    def __init__(self, method: str, path: str, raw: Any = None) -> None:
+        self.method = method
+        self.path = path
+        self.raw = raw
+        self.found: dict[str, str | None] = {}
+        self.captured: dict[str, str] = {}
+
+    def header(self, name: str) -> str | None:
+        """A header's value (`name` in lower case); several lines are joined with ", ". None: not there."""
+        return None
+
+    def query(self, name: str) -> str | None:
+        """The first value of a query parameter."""
+        return None
+
+    def host(self) -> str:
+        """The host that was asked for, without a port, in lower case; "" when nobody said."""
+        from .hosts import host_of
+
+        return host_of(self.header("host"))
+
+    def peer(self) -> str | None:
+        """The address of whoever holds the other end of the connection; None for a UNIX socket."""
+        return None
+
+    def certificate(self) -> Mapping[str, Any] | None:
+        """The verified client certificate: {"subject": "CN=billing", "san": ["spiffe://…"]}; None: there is none."""
+        return None
+
+
+class WrittenFacts(Facts):
+    """Facts that were written down: for `headgate policy explain`, for tests, for batch jobs."""
+
+    __slots__ = ("_certificate", "_headers", "_peer", "_query")
+
+    def __init__(
+        self,
+        method: str = "GET",
+        path: str = "/",
+        *,
+        headers: Mapping[str, str] | None = None,
+        query: Mapping[str, str] | None = None,
+        peer: str | None = "127.0.0.1",
+        certificate: Mapping[str, Any] | None = None,
+        identities: Mapping[str, str | None] | None = None,
+    ) -> None:
+        super().__init__(method.upper(), path)
+        self._headers = {name.lower(): value for name, value in (headers or {}).items()}
+        self._query = dict(query or {})
+        self._peer = peer
+        self._certificate = certificate
+        self.found.update(identities or {})  # said outright: no identity is asked again
+
+    def header(self, name: str) -> str | None:
+        return self._headers.get(name)
+
+    def query(self, name: str) -> str | None:
+        return self._query.get(name)
+
+    def peer(self) -> str | None:
+        return self._peer
+
+    def certificate(self) -> Mapping[str, Any] | None:
+        return self._certificate

@@ -1,0 +1,1 @@
+"""A policy in front of a web application: ASGI, WSGI, FastAPI, Flask, Django, gRPC, thin over one gate."""
