@@ -23,12 +23,13 @@ else:
     from .facts import Facts
 
 from ..errors import ConfigurationError
+from .addresses import Networks
 from .clause import condition
-from .client_ip import ClientIp, Networks
+from .client_ip import ClientIp
 from .match import Matcher, host_is_meant
 from .model import DEGRADE, Exemption, Policy, Rule
 from .paths import tidy
-from .words import resolved
+from .reference import resolved
 
 METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS", "MESSAGE")
 #: How many paths an edition remembers, and how long they may be.
@@ -39,7 +40,7 @@ PATHS, LONGEST = 4096, 256
 class Pardon:
     """An exemption at work."""
 
-    __slots__ = ("headers", "networks", "rules", "whole", "when")
+    __slots__ = ("headers", "networks", "rules", "when", "whole")
 
     def __init__(self, exemption: Exemption) -> None:
         self.networks: Any = Networks(exemption.networks) if exemption.networks else None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -91,8 +91,8 @@ class Passage:
         self.facts: Any = None
         self.allowed = True
         self.decision: Decision | None = None
-        self.entries: Sequence[Entry] = ()
-        self.keys: Sequence[str] = ()
+        self.entries: list[Entry] = []
+        self.keys: list[str] = []
         self.refusal: Refusal | None = None
         self.shadows: tuple[str, ...] = ()
         self.wait_us = 0

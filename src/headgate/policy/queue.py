@@ -46,7 +46,7 @@ class Patient(Waits):
 
     def __init__(self, store: Store, reserves: bool) -> None:
         super().__init__(NOBODY, store, "headgate queue")
-        self._reserves(reserves)
+        self.reserves = reserves
 
     def claims(self, key: Any, cost: Any = 1) -> list[Claim]:
         claims: list[Claim] = key.claims

@@ -36,7 +36,7 @@ def changes(passage: Passage, status: int, size: int) -> list[Claim]:
                 clause.given_back += 1
             found.append(claim)
         elif rule.cost.source == "response":
-            change = claim.cost + -(-size // rule.cost.per) * -1
+            change = claim.cost - -(-size // rule.cost.per)
             if change:
                 found.append(Claim(claim.limit, claim.key, change, claim.cost))
     return found
