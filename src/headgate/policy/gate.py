@@ -159,6 +159,7 @@ class Gate(Asking):
 
     def tally(self) -> Tally:
         """Everything that was counted since the gate was made."""
+        offered, offenders = self.offenders.look(10)
         return Tally(
             self.policy.name,
             rules=tuple([clause.tally() for clause in self.edition.clauses]),
@@ -172,7 +173,8 @@ class Gate(Asking):
             decisions=Histogram(DECISION_BOUNDS_US, tuple(self.latency), float(self.latency_sum)),
             reloads=self.reloads,
             reloads_refused=self.reloads_refused,
-            offenders=tuple(self.offenders.top(10)),
+            offenders=tuple(offenders),
+            offered=offered,
             store=self.store.stats() if isinstance(self.store, GuardedStore) else None,
         )
 

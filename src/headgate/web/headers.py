@@ -288,7 +288,7 @@ def several_limits(
     passage: Any,
     headers: Any,
     decision: Decision,
-    entries: tuple,  # type: ignore[type-arg]
+    entries: list,  # type: ignore[type-arg]
 ) -> cython.void:
     parts: tuple = decision.decisions  # type: ignore[type-arg]
     shown: list = closest(parts) if len(entries) > MOST else list(range(len(entries)))  # type: ignore[type-arg]
