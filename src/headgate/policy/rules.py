@@ -13,7 +13,7 @@ from .model import SHARE, SKIP, Answer, Charge, Cost, Key, Limits, Once, OnFailu
 from .nodes import Node, Scalar, Several
 from .overrides import CalledOverrides
 from .page import Page, Wrong
-from .shapes import BAD, Anything, Choice, Json, Kinds, Listing, Made, Number, Ready, Shape, Span, Truth, Words
+from .shapes import BAD, Anything, Choice, Json, Kinds, Listing, Made, Number, Ready, Shape, Span, Truth, Url, Words
 
 # Limits ------------------------------------------------------------------------------------------------------------------
 
@@ -106,7 +106,7 @@ OVERRIDES_TABLE = Fields(
         "call": Word(CALL, "A callable that takes the key and answers a limit, a text or None."),
         "keep": Word(Span("0s", "1d"), "How long its answer is kept; default 10s."),
         "redis_hash": Word(Words("the name of a hash", words.bounded, "shop:limits"), "A Redis hash of key → limit."),
-        "url": Word(Words("a URL", str, "redis://localhost:6379"), "The server of the hash; default: the policy's store."),
+        "url": Word(Url("a URL", words.redis_url, "redis://localhost:6379"), "Its server; default: the policy's store."),
         "refresh": Word(Span("100ms", "1d"), "How often the hash is read; default 5s."),
     },
     _overrides,

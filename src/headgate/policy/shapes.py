@@ -106,6 +106,19 @@ class Words(Shape):
         return said | ({"pattern": self.pattern} if self.pattern else {})
 
 
+class Url(Words):
+    """A URL; its login and password are never shown."""
+
+    login = re.compile(r"(?<=://)[^/]*(?=@)|(?<=password=)[^&#]*")
+
+    def read(self, node: Node, page: Page) -> Any:
+        if isinstance(node, Scalar) and isinstance(node.value, str):
+            for found in self.login.finditer(node.text):
+                page.hide(node, found.start(), len(found[0]))
+                page.secrets.update(part for part in found[0].split(":") if len(part) > 2)
+        return super().read(node, page)
+
+
 class Number(Shape):
     """A whole number within bounds."""
 

@@ -440,6 +440,13 @@ def store_url(text: str) -> str:
     return text
 
 
+def redis_url(text: str) -> str:
+    """The URL of a server that has hashes."""
+    if not text.startswith(("redis", "valkey", "unix")):
+        raise Wrong(f"{masked(text)[1:-1]!r} is no Redis server", "write it like redis://localhost:6379")
+    return store_url(text)
+
+
 def _options_hold(parts: Any, options: dict[str, str], text: str) -> None:
     for wrapper, more in WRAPPERS.items():
         alone = next((name for name in more if name in options and wrapper not in options), None)
@@ -456,7 +463,12 @@ def _options_hold(parts: Any, options: dict[str, str], text: str) -> None:
                 "a shared store has no path; write the file's whole path after three slashes: shared:///run/app/limits"
             )
         only(rest, ("max_keys", "log_entries"), text)
-    elif "unix" not in parts.scheme and not parts.netloc:
+    else:
+        for name in rest:
+            meant = nearest(name, WRAPPING, 0.75)
+            if meant is not None:
+                raise ConfigurationError(f"no option is called {name!r}; did you mean {meant}=?")
+    if parts.scheme not in ("memory", "shared") and "unix" not in parts.scheme and not parts.netloc:
         raise ConfigurationError(f"{parts.scheme}:// has no host; write it like redis://localhost:6379")
     if parts.netloc:
         _ = parts.hostname, parts.port if "," not in parts.netloc else None
