@@ -308,18 +308,18 @@ def test_a_file_may_begin_with_a_byte_order_mark(tmp_path):
 
 
 def test_a_huge_file_is_refused_at_once(tmp_path):
-    """A file of more than a megabyte is not even parsed."""
+    """A file of more than half a megabyte is not even parsed."""
     path = tmp_path / "a.yaml"
     path.write_bytes(b"#" * (LARGEST + 1))
-    with pytest.raises(PolicyError, match="1,000,001 bytes; a policy has at most 1,000,000"):
+    with pytest.raises(PolicyError, match="500,001 bytes; a policy has at most 500,000"):
         Policy.load(path)
 
 
 @pytest.mark.parametrize("part", ["[", "{", "- ", "? ", "{a: ", "[{a: ["], ids=repr)
-def test_a_megabyte_of_nesting_is_refused(part):
+def test_half_a_megabyte_of_nesting_is_refused(part):
     """However deep something is nested, reading ends at the first level that no policy has."""
     with pytest.raises(PolicyError, match="lie in each other|no YAML|can't be a word"):
-        Policy.read("limits: " * (part[0] in "[{") + part * (999_000 // len(part)))
+        Policy.read("limits: " * (part[0] in "[{") + part * (499_000 // len(part)))
 
 
 def test_a_large_policy_loads():

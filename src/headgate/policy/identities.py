@@ -170,8 +170,7 @@ class Identities:
             if found is not BAD and found is not None:
                 self.made[name] = found
         self.made = {
-            name: self.made[name]
-            for name in sorted(self.made, key=lambda one: list(self.drafts).index(one) if one in self.drafts else -1)
+            name: self.made[name] for name in ("ip" if "ip" not in self.drafts else "", *self.drafts) if name in self.made
         }
 
     def _keyless(self, name: str) -> bool:

@@ -83,13 +83,13 @@ OVERRIDE_ENTRY = Fields(
         ),
         "limit": Word(LIMITS, "The limit of this one key.", required=True),
     },
-    lambda said, page: (said.get("key", BAD), said.get("limit", BAD), said) if said.whole("key", "limit") else BAD,
+    lambda said, page: (said.get("key"), said.get("limit"), said) if "key" in said.values and "limit" in said.values else BAD,
     example="{key: [acme, 42], limit: 100/s}",
 )
 OVERRIDE = Kinds(
     "limits of single keys",
     table=Pairs("limits of single keys", LIMITS, str, "{acme-corp: token bucket 500/s burst 1000}"),
-    several=Listing(OVERRIDE_ENTRY, "a list of overrides", alone=False),
+    several=Listing(OVERRIDE_ENTRY, "a list of overrides", alone=False, most=10_000),
 )
 
 

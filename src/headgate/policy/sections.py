@@ -189,7 +189,7 @@ POLICY = Fields(
             Listing(EXEMPTION, "a list of exemptions", least=0, alone=False, sound=True), "Requests that are not limited."
         ),
         "shut_out": Word(SHUT_OUT, "Who is refused too often is refused without asking the store."),
-        "limits": Word(Listing(RULE, "a list of rules", least=0, alone=False, sound=True), "Who is limited by what."),
+        "limits": Word(Listing(RULE, "a list of rules", least=0, alone=False, sound=True, most=5000), "Who is limited by what."),
     },
     lambda said, page: Loaded(said),
     example="a table with limits: and what belongs to it",
