@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 from pathlib import Path
 from typing import Any
@@ -27,13 +28,15 @@ def only_clear_errors(make: Any) -> Policy | None:
     """The policy, or None after an error that can be rendered and that names at least one mistake."""
     try:
         policy = make()
-    except PolicyError as error:
-        assert error.errors
-        assert all(str(mistake) and mistake.message for mistake in error.mistakes)
-        assert "has " in str(error)
-        return None
-    assert isinstance(policy, Policy)
-    return policy
+    except PolicyError as caught:
+        error = caught
+    else:
+        assert isinstance(policy, Policy)
+        return policy
+    assert error.errors
+    assert all(str(mistake) and mistake.message for mistake in error.mistakes)
+    assert "has " in str(error)
+    return None
 
 
 @settings(max_examples=150, deadline=None)
@@ -83,7 +86,7 @@ KEYS = st.one_of(st.sampled_from(WORDS), st.text(max_size=5), st.integers(), st.
 TREE = st.recursive(LEAF, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(KEYS, inner, max_size=6), max_leaves=30)
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(said=st.dictionaries(st.sampled_from(list(schema()["properties"])), TREE, max_size=6))
 def test_any_tree_is_a_policy_or_a_clear_error(said):
     """Arbitrary values from Python under the words of a policy never raise anything but PolicyError."""
@@ -101,7 +104,7 @@ def places(node: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
     return found
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(data=st.data(), value=TREE)
 def test_a_good_policy_with_one_part_changed(data, value):
     """A full policy in which any one part is replaced by anything never raises anything but PolicyError."""
@@ -117,7 +120,7 @@ def test_a_good_policy_with_one_part_changed(data, value):
     only_clear_errors(lambda: Policy.of(**said))
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(seed=st.integers(0, 2**32), source=st.sampled_from([SHOP, EVERYTHING]))
 def test_a_good_file_with_a_few_characters_changed(seed, source):
     """A sample in which characters are lost, doubled, swapped or replaced never raises anything but PolicyError."""
@@ -157,13 +160,11 @@ def test_the_samples_of_the_fuzz_are_good():
 def test_any_line_is_a_request_or_a_clear_error(line):
     """A request in one line is read, or refused with a ConfigurationError."""
     policy = Policy.of(identify={"user": {"header": "U"}}, limits=[{"name": "a", "limit": "5/s"}])
-    try:
+    with contextlib.suppress(ConfigurationError):
         read_request(line, policy).facts().header("a")
-    except ConfigurationError as error:
-        assert str(error)
 
 
-# Time ----------------------------------------------------------------------------------------------------------------------------
+# Time --------------------------------------------------------------------------------------------------------------
 
 HOSTILE = {
     "many unknown words": "".join(f"w{i}: {i}\n" for i in range(30_000)),

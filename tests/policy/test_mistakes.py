@@ -1,4 +1,4 @@
-"""Every mistake has a file that makes it, and the message that it brings, beside it; the schema for editors sees what has a form."""
+"""Every mistake has a file that makes it, with its message beside it; the schema for editors sees what has a form."""
 
 from __future__ import annotations
 

@@ -169,9 +169,8 @@ class Identities:
             found = self._identity(name, draft) if isinstance(draft, Draft) else draft
             if found is not BAD and found is not None:
                 self.made[name] = found
-        self.made = {
-            name: self.made[name] for name in ("ip" if "ip" not in self.drafts else "", *self.drafts) if name in self.made
-        }
+        order = [*self.drafts] if "ip" in self.drafts else ["ip", *self.drafts]
+        self.made = {name: self.made[name] for name in order if name in self.made}
 
     def _keyless(self, name: str) -> bool:
         draft = self.drafts[name]

@@ -207,7 +207,7 @@ class Listing(Shape):
     """A list of one shape; one thing alone is a list of one. Where `sound`, what could not be read is left out of it."""
 
     def __init__(
-        self, item: Shape, what: str = "", least: int = 1, alone: bool = True, sound: bool = False, most: int = 1000
+        self, item: Shape, what: str = "", least: int = 1, most: int = 1000, *, alone: bool = True, sound: bool = False
     ) -> None:
         self.item = item
         self.what = what or f"a list of {item.what}"
