@@ -238,7 +238,7 @@ def test_the_tally_adds_up():
     assert user.responses.count == 8
     assert user.statuses == {"2xx": 8}
     assert t.decisions.count == 11
-    assert [(o.rule, o.count) for o in t.offenders][0] == ("user", 2)
+    assert (t.offenders[0].rule, t.offenders[0].count) == ("user", 2)
     assert all(o.key not in "ab" for o in t.offenders)
 
 
