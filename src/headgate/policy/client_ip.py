@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from ..errors import ConfigurationError
 from .addresses import MOST_KEPT, Address, Networks, address_text, network_text, read_address
 from .facts import Facts
-from .keeping import kept
+from .keeping import LONGEST, kept, remember
 
 #: In `trusted_proxies`: whoever comes over a UNIX socket.
 UNIX = "unix"
@@ -46,7 +46,7 @@ class ClientIp:
     ipv4_prefix: int = 32
     trusted: Networks = field(init=False, repr=False, compare=False)
     _name: str = field(init=False, repr=False, compare=False)
-    _direct: dict[str | None, str] = field(init=False, repr=False, compare=False)
+    _direct: dict[str, str] = field(init=False, repr=False, compare=False)
     _keys: dict[str, str] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -63,7 +63,7 @@ class ClientIp:
     def of(self, facts: Facts) -> str | None:
         """The client's key: its address, or its network where prefixes say so. None: a UNIX socket, and nobody told."""
         peer = facts.peer()
-        key = self._direct.get(peer)  # peers that are no proxy: nothing else needs to be looked at
+        key = self._direct.get(peer)  # type: ignore[arg-type]  # peers that are no proxy: nothing else needs to be looked at
         return key if key is not None else self._found(facts, peer)
 
     def address(self, facts: Facts) -> str | None:
@@ -89,11 +89,7 @@ class ClientIp:
 
     def _remembered(self, keys: dict[str, str], address: str) -> str:
         key = self._key(address)
-        if len(keys) >= MOST_KEPT:
-            keys.clear()
-        if len(address) <= 256:
-            keys[address] = key
-        return key
+        return remember(keys, address, key, MOST_KEPT) if len(address) <= LONGEST else key
 
     def _key(self, text: str) -> str:
         address = read_address(text)

@@ -20,13 +20,19 @@ from typing import Any
 from ..clock import utc_us
 from ..errors import ConfigurationError
 from .facts import Facts
-from .keeping import kept
+from .keeping import kept, remember
 
 #: A longer header is not looked at.
 LONGEST = 8_192
 #: How many tokens are remembered: those that hold, and those that do not.
 MOST_HELD, MOST_REFUSED = 4_096, 256
-FAMILIES = {"HS": "a shared secret", "RS": "an RSA key", "PS": "an RSA key", "ES": "an elliptic curve key", "Ed": "an Ed25519 key"}
+FAMILIES = {
+    "HS": "a shared secret",
+    "RS": "an RSA key",
+    "PS": "an RSA key",
+    "ES": "an elliptic curve key",
+    "Ed": "an Ed25519 key",
+}
 SECRET_BYTES = {"HS256": 32, "HS384": 48, "HS512": 64}
 _CHECKS = {"verify_exp": False, "verify_nbf": False, "verify_iat": False, "verify_sub": False, "verify_jti": False}
 _END = 1 << 62
@@ -94,10 +100,8 @@ class Verifier:
             return None
         held = self._look(token)
         if held is None:
-            _keep(self._refused, token, None, MOST_REFUSED)
-        else:
-            _keep(self._held, token, held, MOST_HELD)
-        return held
+            return remember(self._refused, token, None, MOST_REFUSED)
+        return remember(self._held, token, held, MOST_HELD)
 
     def _look(self, token: str) -> Held | None:
         options = {**_CHECKS, "verify_aud": self.audience is not None}
@@ -120,23 +124,15 @@ def _moment(value: Any, default: int) -> int:
     return min(int(value * 1_000_000), _END)
 
 
-def _keep(table: dict[str, Any], token: str, value: Any, most: int) -> None:
-    """Without a lock, which a fork could leave locked: the worst that a race does is to keep one more or less."""
-    try:
-        while len(table) >= most:
-            table.pop(next(iter(table)), None)
-    except (RuntimeError, StopIteration):
-        pass
-    table[token] = value
-
-
 def prepared(key: str | bytes, algorithms: tuple[str, ...]) -> Any:
     """The key as PyJWT takes it, read once; ConfigurationError for anything that could be mistaken for something else."""
     if not algorithms:
         raise ConfigurationError("algorithms: say which a token may be signed with, such as [RS256]")
     for name in algorithms:
         if str(name).lower() == "none":
-            raise ConfigurationError("algorithms: 'none' means that anybody can write a token; write how yours are signed: [RS256]")
+            raise ConfigurationError(
+                "algorithms: 'none' means that anybody can write a token; write how yours are signed: [RS256]"
+            )
     families = {FAMILIES.get(str(name)[:2], "") for name in algorithms}
     if len(families) > 1 and "" not in families:
         raise ConfigurationError(

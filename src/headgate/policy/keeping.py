@@ -3,11 +3,18 @@
 A key lives in the store for as long as its limit remembers it, and whoever sends requests chooses the text. So a value of more
 than 256 characters (a header bomb, a whole token) is kept as its SHA-256: 71 characters, still one key per value. A shorter text
 that looks like such a hash is hashed too: two values never share a key. Any character may stand in a key; keys are never echoed.
+
+`remember` keeps answers about such values in a dict that can't grow without bound either.
 """
 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Hashable
+from typing import TypeVar
+
+K = TypeVar("K", bound=Hashable)
+V = TypeVar("V")
 
 LONGEST = 256
 HASHED = "sha256:"
@@ -20,3 +27,15 @@ def kept(value: str) -> str:
     if length <= LONGEST and (length != _HASHED_LENGTH or not value.startswith(HASHED)):
         return value
     return HASHED + hashlib.sha256(value.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def remember(table: dict[K, V], key: K, value: V, most: int) -> V:
+    """Puts an answer into a table of at most so many; the oldest goes. No lock, which a fork could leave locked: the worst that
+    a race does is to keep one more or less."""
+    try:
+        while len(table) >= most:
+            table.pop(next(iter(table)), None)
+    except (RuntimeError, StopIteration):
+        pass
+    table[key] = value
+    return value
