@@ -193,7 +193,7 @@ class Reader:
         except Exception as error:
             self.complaints.tell("limits of single keys can't be read (%s); those known stay", error)
             return
-        misread = {}
+        misread: dict[tuple[bytes, bytes], Exception] = {}
         found: dict[str, Limits] = {}
         for field, text in fields.items():
             try:

@@ -18,8 +18,8 @@ import re
 from urllib.parse import unquote_to_bytes
 
 #: Rounds of decoding. Nested encodings (%252525…) are undone within one; what still hides after these was made to.
-ROUNDS = 5
-_CLEAN = re.compile(r"(?:/[a-z0-9_~@$!*'()+,=:&-][a-z0-9_~@$!*'()+,=:&.-]*)+")
+ROUNDS = 3
+_clean = re.compile(r"(?:/[a-z0-9_~@$!*'()+,=:&-][a-z0-9_~@$!*'()+,=:&.-]*)+").fullmatch
 _NESTED = re.compile(rb"%(?:25)+(?=[0-9a-fA-F]{2})")
 _ESCAPE = re.compile("%[0-9a-fA-F]{2}")
 _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f]+")
@@ -29,14 +29,14 @@ _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/]*", re.I)
 
 def tidy(path: str) -> str:
     """The one spelling of a path: `/`, or segments with a slash before each."""
-    if _CLEAN.fullmatch(path) is not None:
+    if _clean(path) is not None:
         return path
     return _joined(_resolved(_segments(_plain(path))))
 
 
 def readings(path: str) -> tuple[str, ...]:
     """All that a server may take a path for: tidied, tidied but for its dots, and as it came. Most have one."""
-    if _CLEAN.fullmatch(path) is not None:
+    if _clean(path) is not None:
         return (path,)
     segments = _segments(_plain(path))
     found = (_joined(_resolved(segments)), _joined(segments), path.casefold().rstrip("/") or "/")

@@ -116,7 +116,9 @@ class Watch:
         contents = self._read()
         known, self._contents = self._contents, {**self._contents, **contents}
         self._stamps = None if _recent(stamps) else stamps
-        return self.path in contents and (asked or any(known.get(path) != content for path, content in contents.items()))
+        if self.path not in contents:
+            return False
+        return asked or self.path not in known or any(known.get(path, content) != content for path, content in contents.items())
 
     def _tell_gone(self, gone: bool) -> None:
         if gone and not self._gone:
