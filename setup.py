@@ -41,6 +41,7 @@ COMPILED = (
     "stores/leased/lease",
     "stores/leased/hands",
     "stores/leased/store",
+    "web/wire",
     "web/headers",
 )
 REQUIRED = os.environ.get("HEADGATE_REQUIRE_COMPILED") == "1"

@@ -1,7 +1,7 @@
 """The body of a refusal: short JSON that says when to come back, or problem details, or what the policy wrote.
 
-Texts of a policy may hold {retry_after} {limit} {remaining} {rule} {message}. They are looked up in a table and put in place, never
-formatted, so that a text can't reach into anything. A key is in none of them.
+Texts of a policy may hold {retry_after} {limit} {remaining} {rule} {message}. They are looked up in a table and put in place,
+never formatted, so that a text can't reach into anything. A key is in none of them.
 """
 
 from __future__ import annotations
