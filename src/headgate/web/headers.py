@@ -1,7 +1,8 @@
 """Header fields of an answer: what is left, and when to come back.
 
 `fields(passage)` are the fields of one response as bytes, in lower case as ASGI wants them; `text_fields` the same as text for
-WSGI, Django and Flask; `merge` puts them to those that a response has already. Bytes of one limit are `wire.py`'s. No clock, no I/O.
+WSGI, Django and Flask; `merge` puts them to those that a response has already. Bytes of one limit are of `wire.py`.
+No clock, no I/O.
 """
 
 from __future__ import annotations
