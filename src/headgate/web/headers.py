@@ -52,8 +52,8 @@ def posted(entry: Any, headers: Any) -> Posting:
 def fields(passage: Any) -> Fields:
     """What a response tells, allowed or refused. Nothing where nothing limits, or on a success where the policy says so."""
     decision: Decision = passage.decision
-    entries: tuple = passage.entries  # type: ignore[type-arg]
-    headers = passage.gate.policy.headers
+    entries = passage.entries
+    headers = passage.edition.policy.headers
     if decision is None or not entries:
         return [] if passage.allowed else refused_fields(passage, [], style_of(headers).expose_retry)
     posting: Posting = posted(entries[0], headers)
@@ -63,14 +63,13 @@ def fields(passage: Any) -> Fields:
     found: list = []  # type: ignore[type-arg]
     if len(entries) > 1:
         several_limits(found, passage, headers, decision, entries)
-    elif not posting.hidden:
+    else:
         one_limit(found, passage, posting, decision)
     if style.reset != "off":
         found.append((b"x-ratelimit-reset", reset_of(style, decision)))
     if not passage.allowed:
         return refused_fields(passage, found, style.expose_refused)
-    if found:
-        found.extend(style.expose)
+    found.extend(style.expose)
     return found
 
 
@@ -110,7 +109,7 @@ def several_limits(
     passage: Any,
     headers: Any,
     decision: Decision,
-    entries: tuple,  # type: ignore[type-arg]
+    entries: Any,
 ) -> cython.int:
     parts: tuple = decision.decisions  # type: ignore[type-arg]
     policies: list = []  # type: ignore[type-arg]
@@ -125,8 +124,6 @@ def several_limits(
     for i in closest(parts) if len(parts) > MOST else range(len(parts)):
         posting = posted(entries[i], headers)
         part = parts[i]
-        if posting.hidden:
-            continue
         if part.name == decision.name:
             speaker = posting
             spoken = part

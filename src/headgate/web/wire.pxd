@@ -9,7 +9,7 @@ cdef class Style:
     cdef readonly tuple expose, expose_refused, expose_retry
 
 cdef class Posting:
-    cdef readonly bint bucket, hidden, wide
+    cdef readonly bint bucket, wide
     cdef readonly long long quota, window, per, gain, rest_us
     cdef readonly bytes policy, begins, older
     cdef readonly tuple alone, limit

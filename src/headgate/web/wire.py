@@ -29,8 +29,6 @@ if cython.compiled:
 else:
     from ..decision import Decision
 
-from ..policy.model import SHADOW
-
 #: A policy name is cut to this many characters.
 LONGEST = 120
 #: The largest integer of a structured field.
@@ -101,7 +99,7 @@ class Posting:
     """
 
     # fmt: off
-    __slots__ = ("alone", "begins", "bucket", "gain", "hidden", "limit", "older", "per", "policy", "quota", "rest_us", "style",
+    __slots__ = ("alone", "begins", "bucket", "gain", "limit", "older", "per", "policy", "quota", "rest_us", "style",
                  "wide", "window")
     # fmt: on
 
@@ -109,7 +107,6 @@ class Posting:
         limit: Any = entry.named.limit
         kind: Any = type(limit).kind
         self.style = style
-        self.hidden = entry.rule is not None and entry.rule.on_refusal.action == SHADOW
         self.bucket = kind in BUCKETS
         count: Any = int(limit.count)
         period: Any = int(limit.period)
