@@ -14,14 +14,14 @@ from typing import Any
 from ..algorithms.claim import Claim
 from ..decision import Decision
 from ..errors import StoreError
+from ..observe.events import STORE_FAILED
 from ..stores.guarded import GuardedStore
-from ..stores.guarded.fallback import LocalShare
+from ..stores.guarded.fallback import LocalShare, spoken
 from ..stores.guarded.share import share_of_nodes
-from .model import CLOSED, LOCAL, OnFailure
+from .model import CLOSED, LOCAL
 from .passage import STORE, Passage, Refusal
 from .refusing import MESSAGES, refused, seconds
 
-STORE_FAILED = "store failed"
 #: How soon to come back when nobody knows better.
 SOON_US = 1_000_000
 
@@ -48,7 +48,6 @@ class Failing:
         passage.special = passage.owes = False
         passage.claims = None
         gate.tell(STORE_FAILED, passage, failure if isinstance(failure, StoreError) else None)
-        said: OnFailure
         for entry in passage.entries:
             if entry.rule.on_failure.action == CLOSED:
                 entry.clause.failed_closed += 1
@@ -57,9 +56,9 @@ class Failing:
         for i, entry in enumerate(passage.entries):
             if i not in local:
                 entry.clause.failed_open += 1
-        passage.entries, passage.keys, passage.costs = (
-            [every[i] for i in local] for every in (passage.entries, passage.keys, passage.costs)
-        )
+        passage.entries = [passage.entries[i] for i in local]
+        passage.keys = [passage.keys[i] for i in local]
+        passage.costs = [passage.costs[i] for i in local]
         if not local:
             return gate.let_pass(passage, None)  # type: ignore[no-any-return]
         return self.local(gate, passage)
@@ -80,8 +79,6 @@ class Failing:
                 passage.entries, passage.keys, passage.costs = [entry], [key], [cost]
                 return refused(gate, passage, told)
             charged.append((share, claims, told))
-        from ..stores.guarded.fallback import spoken
-
         return gate.let_pass(passage, spoken(parts))  # type: ignore[no-any-return]
 
     def closed(self, gate: Any, passage: Passage, entry: Any, failure: Decision | StoreError) -> Passage:

@@ -26,7 +26,13 @@ from .keeping import kept
 LONGEST = 8_192
 #: How many tokens are remembered: those that hold, and those that do not.
 MOST_HELD, MOST_REFUSED = 4_096, 256
-FAMILIES = {"HS": "a shared secret", "RS": "an RSA key", "PS": "an RSA key", "ES": "an elliptic curve key", "Ed": "an Ed25519 key"}
+FAMILIES = {
+    "HS": "a shared secret",
+    "RS": "an RSA key",
+    "PS": "an RSA key",
+    "ES": "an elliptic curve key",
+    "Ed": "an Ed25519 key",
+}
 SECRET_BYTES = {"HS256": 32, "HS384": 48, "HS512": 64}
 _CHECKS = {"verify_exp": False, "verify_nbf": False, "verify_iat": False, "verify_sub": False, "verify_jti": False}
 _END = 1 << 62
@@ -136,7 +142,9 @@ def prepared(key: str | bytes, algorithms: tuple[str, ...]) -> Any:
         raise ConfigurationError("algorithms: say which a token may be signed with, such as [RS256]")
     for name in algorithms:
         if str(name).lower() == "none":
-            raise ConfigurationError("algorithms: 'none' means that anybody can write a token; write how yours are signed: [RS256]")
+            raise ConfigurationError(
+                "algorithms: 'none' means that anybody can write a token; write how yours are signed: [RS256]"
+            )
     families = {FAMILIES.get(str(name)[:2], "") for name in algorithms}
     if len(families) > 1 and "" not in families:
         raise ConfigurationError(

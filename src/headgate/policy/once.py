@@ -52,8 +52,8 @@ def taken(passage: Passage, asked: list[list[Claim]], answers: list[Decision]) -
         if answer.allowed:
             marks.append((clause, claims[0], answer))
         for entry in limits:
-            passage.entries.append(entry)  # type: ignore[attr-defined]
-            passage.keys.append(key)  # type: ignore[attr-defined]
+            passage.entries.append(entry)
+            passage.keys.append(key)
             passage.costs.append(cost)
         if clause.owes:
             passage.owes = True

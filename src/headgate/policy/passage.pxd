@@ -12,6 +12,6 @@ cdef class Passage:
     cdef public object gate, edition, facts, refusal
     cdef public bint allowed, owes, special
     cdef public Decision decision
-    cdef public object entries, keys
-    cdef public object shadows, costs, claims, shadow, onces
+    cdef public list entries, keys
+    cdef public object shadows, costs, claims, shadow, onces, reason
     cdef public long long wait_us, began_us

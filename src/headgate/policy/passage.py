@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -82,7 +82,7 @@ class Passage:
 
     # fmt: off
     __slots__ = ("allowed", "began_us", "claims", "costs", "decision", "edition", "entries", "facts", "gate", "keys", "onces",
-                 "owes", "refusal", "shadow", "shadows", "special", "wait_us")
+                 "owes", "reason", "refusal", "shadow", "shadows", "special", "wait_us")
     # fmt: on
 
     def __init__(self, gate: Any, edition: Any) -> None:
@@ -91,8 +91,8 @@ class Passage:
         self.facts: Any = None
         self.allowed = True
         self.decision: Decision | None = None
-        self.entries: Sequence[Entry] = ()
-        self.keys: Sequence[str] = ()
+        self.entries: list[Entry] = []
+        self.keys: list[str] = []
         self.refusal: Refusal | None = None
         self.shadows: tuple[str, ...] = ()
         self.wait_us = 0
@@ -104,6 +104,7 @@ class Passage:
         self.shadow: Any = None
         self.onces: Any = None
         self.special = False
+        self.reason = QUOTA
 
     def __bool__(self) -> bool:
         return self.allowed

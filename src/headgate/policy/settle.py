@@ -1,7 +1,7 @@
 """What is settled when the response is known: outcomes that do not count, and costs by the size of the response.
 
-Everything was charged when the request came, so that many at once can't pass on the same allowance. An outcome that does not count
-takes its charge back; a response that was smaller than estimated gives the difference back, a larger one is charged on top.
+Everything was charged when the request came, so that many at once can't pass on the same allowance. An outcome that does not
+count takes its charge back; a response that was smaller than estimated gives the difference back, a larger one is charged on top.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def changes(passage: Passage, status: int, size: int) -> list[Claim]:
                 clause.given_back += 1
             found.append(claim)
         elif rule.cost.source == "response":
-            change = claim.cost + -(-size // rule.cost.per) * -1
+            change = claim.cost - -(-size // rule.cost.per)
             if change:
                 found.append(Claim(claim.limit, claim.key, change, claim.cost))
     return found

@@ -17,9 +17,11 @@ except ModuleNotFoundError:
 
 if cython.compiled:
     from cython.cimports.headgate.decision import Decision
+    from cython.cimports.headgate.policy.passage import Entry, Passage
     from cython.cimports.headgate.web.wire import Posting, Style, digits, item, left
 else:
     from ..decision import Decision
+    from ..policy.passage import Entry, Passage
     from .wire import Posting, Style, digits, item, left
 
 from .answers import body
@@ -37,7 +39,7 @@ def style_of(headers: Any) -> Style:
 
 
 @cython.cfunc
-def posted(entry: Any, headers: Any) -> Posting:
+def posted(entry: Entry, headers: Any) -> Posting:
     """What is written down about a limit; anew when the policy's headers are others than then."""
     posting = entry.posting
     if isinstance(posting, Posting):
@@ -49,7 +51,7 @@ def posted(entry: Any, headers: Any) -> Posting:
     return posting
 
 
-def fields(passage: Any) -> Fields:
+def fields(passage: Passage) -> Fields:
     """What a response tells, allowed or refused. Nothing where nothing limits, or on a success where the policy says so."""
     decision: Decision = passage.decision
     entries = passage.entries
@@ -73,7 +75,7 @@ def fields(passage: Any) -> Fields:
     return found
 
 
-def refused_fields(passage: Any, found: Fields, expose: Any) -> Fields:
+def refused_fields(passage: Passage, found: Fields, expose: Any) -> Fields:
     """Adds when to come back, and that nobody keeps this answer. Where a handler answers instead, its answer is no refusal."""
     if passage.degrade is None:
         if passage.refusal.retry_after is not None:
@@ -84,7 +86,7 @@ def refused_fields(passage: Any, found: Fields, expose: Any) -> Fields:
 
 
 @cython.cfunc
-def one_limit(found: list, passage: Any, posting: Posting, part: Decision) -> cython.int:  # type: ignore[type-arg]
+def one_limit(found: list, passage: Passage, posting: Posting, part: Decision) -> cython.int:  # type: ignore[type-arg]
     style: Style = posting.style
     if style.wire == ELEVEN:
         if style.partition:
@@ -106,7 +108,7 @@ def one_limit(found: list, passage: Any, posting: Posting, part: Decision) -> cy
 @cython.cfunc
 def several_limits(
     found: list,  # type: ignore[type-arg]
-    passage: Any,
+    passage: Passage,
     headers: Any,
     decision: Decision,
     entries: Any,
@@ -157,7 +159,7 @@ FAMILIES |= {name: 1 if name.startswith(b"r") else 2 for name in SPELT if name n
 FAMILY: dict[Any, int] = {**FAMILIES, **{name.decode(): family for name, family in FAMILIES.items()}}
 
 
-def text_fields(passage: Any) -> list[tuple[str, str]]:
+def text_fields(passage: Passage) -> list[tuple[str, str]]:
     """The same fields as text, names as people write them."""
     return [(SPELT[name], value.decode("ascii")) for name, value in fields(passage)]
 
