@@ -46,6 +46,7 @@ COMPILED = (
     "policy/clause",
     "policy/edition",
     "policy/asking",
+    "web/wire",
     "web/headers",
 )
 REQUIRED = os.environ.get("HEADGATE_REQUIRE_COMPILED") == "1"
