@@ -62,7 +62,7 @@ class Gate(Asking):
         self.failing = Failing(self.clock)
         self.queue = Queue(self.store)
         self.shutter = None if policy.shut_out is None else Shutter(policy, self.clock)
-        self.offenders = Offenders(show_keys=show_keys, secret=self.secret)
+        self.offenders = Offenders(show_keys=show_keys, secret=self.secret, clock=self.clock)
         self.marks: dict[str, NamedLimit] = {}
         self.reloads = self.reloads_refused = 0
         self._watch: Any = None
@@ -159,6 +159,7 @@ class Gate(Asking):
 
     def tally(self) -> Tally:
         """Everything that was counted since the gate was made."""
+        offered, offenders = self.offenders.look(10)
         return Tally(
             self.policy.name,
             rules=tuple([clause.tally() for clause in self.edition.clauses]),
@@ -172,7 +173,8 @@ class Gate(Asking):
             decisions=Histogram(DECISION_BOUNDS_US, tuple(self.latency), float(self.latency_sum)),
             reloads=self.reloads,
             reloads_refused=self.reloads_refused,
-            offenders=tuple(self.offenders.top(10)),
+            offenders=tuple(offenders),
+            offered=offered,
             store=self.store.stats() if isinstance(self.store, GuardedStore) else None,
         )
 
