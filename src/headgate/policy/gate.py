@@ -63,7 +63,7 @@ class Gate(Asking):
         self.failing = Failing(self.clock)
         self.queue = Queue(self.store)
         self.shutter = None if policy.shut_out is None else Shutter(policy, self.clock)
-        self.offenders = Offenders(show_keys=show_keys, secret=self.secret)
+        self.offenders = Offenders(show_keys=show_keys, secret=self.secret, clock=self.clock)
         self.marks: dict[str, NamedLimit] = {}
         self.reloads = self.reloads_refused = 0
         self._watch: Any = None
