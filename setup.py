@@ -41,6 +41,7 @@ COMPILED = (
     "stores/leased/lease",
     "stores/leased/hands",
     "stores/leased/store",
+    "web/headers",
 )
 REQUIRED = os.environ.get("HEADGATE_REQUIRE_COMPILED") == "1"
 DISABLED = os.environ.get("HEADGATE_DISABLE_COMPILED") == "1"

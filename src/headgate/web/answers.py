@@ -1,0 +1,146 @@
+"""The body of a refusal: short JSON that says when to come back, or problem details, or what the policy wrote.
+
+Texts of a policy may hold {retry_after} {limit} {remaining} {rule} {message}. They are looked up in a table and put in place, never
+formatted, so that a text can't reach into anything. A key is in none of them.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from ..policy.passage import QUEUE_FULL, QUOTA, SHUT_OUT, STORE, Passage, Refusal
+
+JSON, PROBLEM, TEXT = b"application/json", b"application/problem+json", b"text/plain; charset=utf-8"
+CODE = "RATE_LIMITED"
+TYPES = "https://iana.org/assignments/http-problem-types#"
+EXCEEDED = ("quota-exceeded", "Request cannot be satisfied as assigned quota has been exceeded")
+REDUCED = ("temporary-reduced-capacity", "Request cannot be satisfied due to temporary server capacity constraints")
+ABNORMAL = ("abnormal-usage-detected", "Request cannot be satisfied due to detection of abnormal request pattern")
+PROBLEMS = {QUOTA: EXCEEDED, QUEUE_FULL: REDUCED, STORE: REDUCED, SHUT_OUT: ABNORMAL}
+
+#: (when it is known when to come back, when it is not)
+MESSAGES = {
+    QUOTA: (
+        "Too many requests. Retry after {retry_after}s.",
+        "This request costs more than the limit allows: it would be refused at any time. Ask for less at once.",
+    ),
+    QUEUE_FULL: (
+        "Too many requests are waiting already. Retry after {retry_after}s.",
+        "Too many requests are waiting already. Retry later.",
+    ),
+    SHUT_OUT: (
+        "Too many refused requests: no more are taken for now. Retry after {retry_after}s.",
+        "Too many refused requests: no more are taken for now. Retry later.",
+    ),
+    STORE: (
+        "The service can't count requests at the moment and takes none. Retry after {retry_after}s.",
+        "The service can't count requests at the moment and takes none. Retry later.",
+    ),
+}
+PLACES = re.compile(r"\{(retry_after|limit|remaining|rule|message)\}")
+#: Nobody needs a longer Accept.
+LONGEST = 1000
+
+
+def body(passage: Passage, accept: str | None = None) -> tuple[bytes, bytes]:
+    """(content type, body) of a refused passage. `accept` is the client's Accept field."""
+    refusal = passage.refusal
+    if refusal is None:
+        raise ValueError("only a refusal has a body: this passage is allowed")
+    words = words_of(refusal)
+    own = refusal.rule.answer.body if refusal.rule is not None else None
+    if told(passage, refusal) or (own is None and accept is not None and prefers_problem(accept)):
+        return PROBLEM, written(
+            {**problem(refusal, words["message"]), **(filled(own, words) if isinstance(own, Mapping) else {})}
+        )
+    if own is None:
+        return JSON, written({"code": CODE, "message": words["message"]})
+    if isinstance(own, str):
+        return TEXT, encoded(put(own, words))
+    return JSON, written(filled(own, words))
+
+
+def message(refusal: Refusal) -> str:
+    """What a refusal says to people: the policy's words, or ours for the reason."""
+    return words_of(refusal)["message"]
+
+
+def told(passage: Passage, refusal: Refusal) -> bool:
+    """Whether the rule, or else the policy, wants problem details."""
+    said = refusal.rule.answer.problem if refusal.rule is not None else None
+    return bool(passage.gate.policy.problem if said is None else said)
+
+
+def words_of(refusal: Refusal) -> dict[str, str]:
+    """What the places in texts stand for."""
+    words = {
+        "retry_after": "" if refusal.retry_after is None else str(refusal.retry_after),
+        "limit": str(refusal.limit),
+        "remaining": str(refusal.remaining),
+        "rule": refusal.rule.name if refusal.rule is not None else "",
+        "message": "",
+    }
+    text = refusal.message or (refusal.rule.answer.message if refusal.rule is not None else None)
+    known, unknown = MESSAGES.get(refusal.reason, MESSAGES[QUOTA])
+    if not text or (refusal.retry_after is None and "{retry_after}" in text):
+        text = unknown if refusal.retry_after is None else known
+    words["message"] = put(text, words)
+    return words
+
+
+def put(text: str, words: Mapping[str, str]) -> str:
+    return PLACES.sub(lambda place: words[place[1]], text)
+
+
+def filled(shape: Any, words: Mapping[str, str]) -> Any:
+    """A body of the policy with its places filled in, however deep."""
+    if isinstance(shape, str):
+        return put(shape, words)
+    if isinstance(shape, Mapping):
+        return {put(str(name), words): filled(value, words) for name, value in shape.items()}
+    if isinstance(shape, (list, tuple)):
+        return [filled(value, words) for value in shape]
+    return shape
+
+
+def problem(refusal: Refusal, detail: str) -> dict[str, Any]:
+    """Problem details (RFC 9457) of the types that the RateLimit draft registers."""
+    kind, title = PROBLEMS.get(refusal.reason, EXCEEDED)
+    if refusal.reason == QUOTA and refusal.status == 503:  # the service's own capacity was all used, not a client's quota
+        kind, title = REDUCED
+    said: dict[str, Any] = {"type": TYPES + kind, "title": title, "status": refusal.status, "detail": detail}
+    if refusal.violated:
+        said["violated-policies"] = list(refusal.violated)
+    return said
+
+
+def written(value: Any) -> bytes:
+    return encoded(json.dumps(value, separators=(",", ":"), ensure_ascii=False))
+
+
+def encoded(text: str) -> bytes:
+    return text.encode("utf-8", "replace")  # a lone surrogate has no bytes
+
+
+def prefers_problem(accept: str) -> bool:
+    """Whether problem details are named, and before plain JSON: by weight, then by order. A wildcard names nobody."""
+    weights = [weighed(part) for part in accept[:LONGEST].lower().split(",")]
+    named = [
+        (weight, -place, kind)
+        for place, (kind, weight) in enumerate(weights)
+        if kind in ("application/problem+json", "application/json")
+    ]
+    best = max(named, default=(0.0, 0, ""))
+    return best[0] > 0 and best[2] == "application/problem+json"
+
+
+def weighed(part: str) -> tuple[str, float]:
+    """(media type, weight) of one member of Accept; a weight that is no number is 0."""
+    kind, *parameters = (piece.strip() for piece in part.split(";"))
+    for parameter in parameters:
+        if parameter.startswith("q="):
+            return kind, float(parameter[2:]) if re.fullmatch(r"[01](\.\d{0,3})?", parameter[2:]) else 0.0
+    return kind, 1.0
