@@ -9,7 +9,7 @@ counts) the body is wrapped, to count its bytes and to hear of its end. A refusa
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any
@@ -17,8 +17,9 @@ from typing import Any
 from ..policy.gate import Gate, gate_of
 from ..policy.model import Policy
 from ..policy.passage import Passage
+from .bodies import FAILED, Account, Body
 from .environ import WsgiFacts
-from .headers import body, merge_text, text_fields
+from .headers import body, merge, text_fields
 
 Environ = dict[str, Any]
 StartResponse = Callable[..., Callable[[bytes], object]]
@@ -26,7 +27,6 @@ Application = Callable[[Environ, StartResponse], Iterable[bytes]]
 
 #: Where the application finds what was decided.
 PASSAGE = "headgate.passage"
-FAILED = 500
 
 
 class RateLimitMiddleware:
@@ -37,6 +37,7 @@ class RateLimitMiddleware:
     ) -> None:
         self.app = app
         self.gate = gate_of(policy, handlers=handlers)
+        self._owns = self.gate is not policy
         self._ask = self.gate.ask
 
     def __call__(self, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
@@ -45,10 +46,12 @@ class RateLimitMiddleware:
             return self.refuse(passage, environ, start_response)
         if passage.owes:
             return owing(self.app, passage, environ, start_response)
+        start = Start(start_response, passage)
         try:
-            return self.app(environ, Start(start_response, passage))
+            return self.app(environ, start)
         except BaseException:
-            passage.responded(FAILED)
+            if not start.status:
+                passage.responded(FAILED)
             raise
 
     def refuse(self, passage: Passage, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
@@ -59,8 +62,9 @@ class RateLimitMiddleware:
         return refusal(passage, environ, start_response)
 
     def close(self) -> None:
-        """Closes the gate, and the store that it made."""
-        self.gate.close()
+        """Closes the gate, unless it was given one."""
+        if self._owns:
+            self.gate.close()
 
 
 def status_line(status: int) -> str:
@@ -91,103 +95,60 @@ class Start:
 
     def __call__(self, status: str, headers: list[tuple[str, str]], exc_info: Any = None) -> Callable[[bytes], object]:
         passage = self.passage
+        code = int(status[:3])
         if not self.status and passage.allowed:
-            passage.responded(int(status[:3]))
-        self.status = int(status[:3])
-        told = merge_text(headers, text_fields(passage))
+            passage.responded(code)
+        self.status = code
+        told = merge(headers, text_fields(passage))
         if exc_info is None:
             return self.start_response(status, told)
         return self.start_response(status, told, exc_info)
 
 
+class CountedStart(Start):
+    """The same, where bytes count: those that go through `write`, and the length that the application announced."""
+
+    __slots__ = ("account", "length")
+
+    def __init__(self, start_response: StartResponse, passage: Passage) -> None:
+        super().__init__(start_response, passage)
+        self.account = Account(passage)
+        self.length: int | None = None
+
+    def __call__(self, status: str, headers: list[tuple[str, str]], exc_info: Any = None) -> Callable[[bytes], object]:
+        write = super().__call__(status, headers, exc_info)
+        self.account.status = self.status
+        lengths = [value for name, value in headers if name.lower() == "content-length"]
+        self.length = int(lengths[0]) if lengths and lengths[0].isdecimal() else None
+
+        def counted(data: bytes) -> object:
+            self.account.size += len(data)
+            return write(data)
+
+        return counted
+
+
 def owing(app: Application, passage: Passage, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
-    """The same for a passage that is settled when its response has gone, whatever way it goes."""
-    start = Counted(start_response, passage)
+    """Calls the application for a passage that is settled when its response has gone, whatever way it goes."""
+    start = CountedStart(start_response, passage)
+    account = start.account
     try:
         chunks = app(environ, start)
     except BaseException:
-        start.settle(failed=True)
+        if not start.status:
+            passage.responded(FAILED)
+        account.settle(failed=True)
         raise
     if isinstance(chunks, (list, tuple)):  # all there is: known before a byte has gone
-        start.size += sum(map(len, chunks))
-        start.settle()
-        return chunks
-    if start.length is not None and is_file(chunks, environ):
-        start.size = start.length
-        start.settle()
-        return chunks  # the server may send the file in its own way
-    return Body(chunks, start)
+        account.size += sum(map(len, chunks))
+    elif start.length is not None and is_file(chunks, environ):  # the server sends it in its own way
+        account.size = start.length
+    else:
+        return Body(chunks, account)
+    account.settle()
+    return chunks
 
 
 def is_file(chunks: object, environ: Environ) -> bool:
     wrapper = environ.get("wsgi.file_wrapper")
     return isinstance(wrapper, type) and isinstance(chunks, wrapper) and environ["REQUEST_METHOD"] != "HEAD"
-
-
-class Counted(Start):
-    """A start that knows how many bytes went, and settles once."""
-
-    __slots__ = ("length", "settled", "size")
-
-    def __init__(self, start_response: StartResponse, passage: Passage) -> None:
-        super().__init__(start_response, passage)
-        self.length: int | None = None
-        self.size = 0
-        self.settled = False
-
-    def __call__(self, status: str, headers: list[tuple[str, str]], exc_info: Any = None) -> Callable[[bytes], object]:
-        write = super().__call__(status, headers, exc_info)
-        lengths = [value for name, value in headers if name.lower() == "content-length"]
-        self.length = int(lengths[0]) if lengths and lengths[0].isdecimal() else None
-
-        def counted(data: bytes) -> object:
-            self.size += len(data)
-            return write(data)
-
-        return counted
-
-    def settle(self, failed: bool = False) -> None:
-        if self.settled:
-            return
-        self.settled = True
-        if failed and not self.status:
-            self.passage.responded(FAILED)
-        self.passage.done(FAILED if failed or not self.status else self.status, self.size)
-
-
-class Body:
-    """An application's chunks, one by one as they come, and their end: settled when closed, exhausted or broken."""
-
-    __slots__ = ("_chunks", "_close", "_next", "_start")
-
-    def __init__(self, chunks: Iterable[bytes], start: Counted) -> None:
-        self._chunks = chunks
-        self._start = start
-        self._next: Callable[[], bytes] | None = None
-        self._close: Callable[[], object] | None = getattr(chunks, "close", None)
-
-    def __iter__(self) -> Iterator[bytes]:
-        return self
-
-    def __next__(self) -> bytes:
-        try:
-            if self._next is None:
-                self._next = iter(self._chunks).__next__
-            chunk = self._next()
-        except StopIteration:
-            self._start.settle()
-            raise
-        except BaseException:
-            self._start.settle(failed=True)
-            raise
-        self._start.size += len(chunk)
-        return chunk
-
-    def close(self) -> None:
-        """Closes the application's own iterable, once, and settles whatever that does."""
-        close, self._close = self._close, None
-        try:
-            if close is not None:
-                close()
-        finally:
-            self._start.settle()
