@@ -41,6 +41,11 @@ COMPILED = (
     "stores/leased/lease",
     "stores/leased/hands",
     "stores/leased/store",
+    "policy/facts",
+    "policy/passage",
+    "policy/clause",
+    "policy/edition",
+    "policy/asking",
     "web/headers",
 )
 REQUIRED = os.environ.get("HEADGATE_REQUIRE_COMPILED") == "1"

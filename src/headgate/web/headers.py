@@ -196,7 +196,7 @@ def within(posting: Posting, part: Decision, r: cython.longlong) -> cython.longl
     if posting.shape == BUCKET:
         if r > 0:
             t = at_the_rate(posting, r) if posting.wide else (r * posting.per + posting.gain - 1) // posting.gain
-            return -1 if 0 < part.retry_us and t > seconds(part.retry_us) else t
+            return -1 if part.retry_us > 0 and t > seconds(part.retry_us) else t
         us -= posting.rest_us
     if 0 < part.retry_us < us:
         us = part.retry_us
@@ -228,8 +228,8 @@ def posted(entry: Any, headers: Any) -> Posting:
 def fields(passage: Any) -> list[tuple[bytes, bytes]]:
     """What a response tells, allowed or refused. None of it on a success where the policy says so, or where nothing limits."""
     decision: Decision = passage.decision
-    entries: tuple = passage.entries  # type: ignore[type-arg]
-    headers = passage.gate.policy.headers
+    entries: list = passage.entries  # type: ignore[type-arg]
+    headers = passage.policy.headers
     if decision is None or not entries:
         return [] if passage.allowed else refused_fields(passage, [], Style(headers).expose_retry)
     posting: Posting = posted(entries[0], headers)
@@ -288,7 +288,7 @@ def several_limits(
     passage: Any,
     headers: Any,
     decision: Decision,
-    entries: tuple,  # type: ignore[type-arg]
+    entries: list,  # type: ignore[type-arg]
 ) -> cython.void:
     parts: tuple = decision.decisions  # type: ignore[type-arg]
     shown: list = closest(parts) if len(entries) > MOST else list(range(len(entries)))  # type: ignore[type-arg]
