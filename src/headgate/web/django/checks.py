@@ -1,14 +1,14 @@
 """What `manage.py check` says about a site's limits, before its first request does.
 
-    headgate.E001   the setting is not what it should be
-    headgate.E002   the policy's file is not there
-    headgate.E003   a mistake in the policy, with its line (one message each)
-    headgate.W001   a mistake that lets the policy pass (one message each)
-    headgate.W002   there is a policy, but the middleware is not in MIDDLEWARE
-    headgate.W003   an identity reads the user or the session, but the middleware stands above what brings them
-    headgate.W004   a cache stands above the middleware and would keep one client's fields for others
-    headgate.W005   CORS headers are added below the middleware: scripts could not read a refusal
-    headgate.W006   limits in the memory of each of several workers
+headgate.E001   the setting is not what it should be
+headgate.E002   the policy's file is not there
+headgate.E003   a mistake in the policy, with its line (one message each)
+headgate.W001   a mistake that lets the policy pass (one message each)
+headgate.W002   there is a policy, but the middleware is not in MIDDLEWARE
+headgate.W003   an identity reads the user or the session, but the middleware stands above what brings them
+headgate.W004   a cache stands above the middleware and would keep one client's fields for others
+headgate.W005   CORS headers are added below the middleware: scripts could not read a refusal
+headgate.W006   limits in the memory of each of several workers
 """
 
 from __future__ import annotations
