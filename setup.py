@@ -41,6 +41,13 @@ COMPILED = (
     "stores/leased/lease",
     "stores/leased/hands",
     "stores/leased/store",
+    "policy/facts",
+    "policy/passage",
+    "policy/clause",
+    "policy/edition",
+    "policy/asking",
+    "web/wire",
+    "web/headers",
 )
 REQUIRED = os.environ.get("HEADGATE_REQUIRE_COMPILED") == "1"
 DISABLED = os.environ.get("HEADGATE_DISABLE_COMPILED") == "1"

@@ -17,7 +17,7 @@ cdef class Verbs:
     cdef readonly dict limits
     cdef readonly str name
     cdef readonly tuple names, named
-    cdef readonly bint reserves
+    cdef public bint reserves
     cdef public object _publisher
     cdef MemoryStore memory
     cdef Spot place

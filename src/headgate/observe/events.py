@@ -28,6 +28,14 @@ BREAKER_CLOSED = "closed"
 PROBE_FAILED = "probe failed"
 GIVE_BACK_DROPPED = "give back dropped"
 STORE_KINDS = (OPENED, HALF_OPENED, BREAKER_CLOSED, PROBE_FAILED, GIVE_BACK_DROPPED)
+#: Kinds of a policy gate's events; `limiter` is then the policy's name, `decision` the Passage where there is one.
+SHADOW = "shadow"
+ALERT = "alert"
+SHUT_OUT = "shut out"
+RELOADED = "reloaded"
+RELOAD_REFUSED = "reload refused"
+STORE_FAILED = "store failed"
+GATE_KINDS = (REFUSED, SHADOW, ALERT, SHUT_OUT, RELOADED, RELOAD_REFUSED, STORE_FAILED)
 #: Kinds of a registry's events.
 ADDED = "added"
 REPLACED = "replaced"

@@ -80,7 +80,9 @@ class Offender:
 
 @dataclass(frozen=True, slots=True)
 class Tally:
-    """Everything a gate counted. `store` is the guarded store's state and counters (`GuardStats`), None without a guard."""
+    """Everything a gate counted. `store` is the guarded store's state and counters (`GuardStats`), None without a guard.
+
+    `offenders` are the heaviest among the `offered` refusals that were looked at lately (`Offenders.top()`, `.offered`)."""
 
     policy: str
     rules: tuple[RuleTally, ...] = ()
@@ -95,6 +97,7 @@ class Tally:
     reloads: int = 0
     reloads_refused: int = 0
     offenders: tuple[Offender, ...] = ()
+    offered: int = 0
     store: Any = None
 
 

@@ -1,6 +1,8 @@
 """Policies: who is limited by what, in a file or in Python, and the gate that enforces one."""
 
 from .facts import Facts, WrittenFacts
+from .gate import Gate
 from .model import Policy
+from .passage import Passage, Refusal
 
-__all__ = ["Facts", "Policy", "WrittenFacts"]
+__all__ = ["Facts", "Gate", "Passage", "Policy", "Refusal", "WrittenFacts"]

@@ -5,9 +5,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+try:
+    import cython
+except ModuleNotFoundError:
+    from headgate import _plain as cython  # type: ignore[no-redef]
 
+from .hosts import host_of
+
+#: Nothing was captured; shared by all requests, never written to.
+NOTHING: dict[str, str] = {}
+
+
+@cython.cclass
 class Facts:
-    """The base of every framework's facts, and a whole set of them for tests and `explain`.
+    """The base of every framework's facts.
 
     method   upper case ("POST"); "MESSAGE" is one message of a websocket or a stream
     path     the whole path as the server decoded it, mount points included; the matcher tidies it up
@@ -23,7 +34,7 @@ class Facts:
         self.path = path
         self.raw = raw
         self.found: dict[str, str | None] = {}
-        self.captured: dict[str, str] = {}
+        self.captured: Mapping[str, str] = NOTHING
 
     def header(self, name: str) -> str | None:
         """A header's value (`name` in lower case); several lines are joined with ", ". None: not there."""
@@ -35,8 +46,6 @@ class Facts:
 
     def host(self) -> str:
         """The host that was asked for, without a port, in lower case; "" when nobody said."""
-        from .hosts import host_of
-
         return host_of(self.header("host"))
 
     def peer(self) -> str | None:

@@ -6,27 +6,43 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from ..algorithms.claim import NamedLimit
-from ..decision import Decision
-from .model import DEGRADE, Rule
+try:
+    import cython
+except ModuleNotFoundError:
+    from headgate import _plain as cython  # type: ignore[no-redef]
+
+if cython.compiled:
+    from cython.cimports.headgate.algorithms.claim import NamedLimit
+    from cython.cimports.headgate.decision import Decision
+else:
+    from ..algorithms.claim import NamedLimit
+    from ..decision import Decision
+
+from .model import DEGRADE, Policy, Rule
 
 #: Why somebody was refused.
 QUOTA, QUEUE_FULL, SHUT_OUT, STORE = "quota", "queue full", "shut out", "store"
 
 
+@cython.cclass
 class Entry:
     """One limit of one rule, as it is asked: `named` is the store's, `label` the policy name that header fields show.
 
-    `posting` is free for the web room: what can be written down once (bytes of `"label";q=…;w=…`) is kept there.
+    `clause` is the rule as the gate runs it. `posting` is free for the web room: what can be written down once (the bytes of
+    `"label";q=…;w=…`) is kept there.
     """
 
-    __slots__ = ("label", "named", "posting", "rule")
+    __slots__ = ("clause", "label", "named", "posting", "rule")
 
-    def __init__(self, rule: Rule, named: NamedLimit, label: str) -> None:
+    def __init__(self, rule: Rule, named: NamedLimit, label: str, clause: Any = None) -> None:
         self.rule = rule
         self.named = named
         self.label = label
+        self.clause = clause
         self.posting: Any = None
+
+    def __repr__(self) -> str:
+        return f"<Entry {self.label}: {self.named.limit}>"
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +50,8 @@ class Refusal:
     """Why, and when to come back. `retry_after` is whole seconds, rounded up; None: never (or nobody knows).
 
     `rule` is the refusing rule of the highest priority (ties: who takes longest), which gives status, message and body;
-    `violated` are the labels of all entries that refused. `rule` is None for a shut-out.
+    `violated` are the labels of all entries that refused. `rule` is None for a shut-out. `retry_us` is `retry_after` to the
+    microsecond, for those who can be told more exactly than whole seconds.
     """
 
     reason: str
@@ -45,8 +62,10 @@ class Refusal:
     violated: tuple[str, ...] = ()
     limit: int = 0
     remaining: int = 0
+    retry_us: int = 0
 
 
+@cython.cclass
 class Passage:
     """One request's answer.
 
@@ -54,29 +73,46 @@ class Passage:
     decision   of all limits together; None when nothing limits this request (exempt, no rule meant, shut out, store failed open)
     entries    the limits that were asked, in the order of `decision.decisions`
     keys       their keys, in the same order
+    policy     the version of the policy that this request saw
     refusal    when not allowed
     shadows    names of the rules that would have refused, had they not been in shadow
     wait_us    how long it waited
     owes       True: `done` (or `adone`) must be called when the response is known
     """
 
-    __slots__ = ("allowed", "began_us", "decision", "entries", "gate", "keys", "owes", "refusal", "shadows", "tab", "wait_us")
+    # fmt: off
+    __slots__ = ("allowed", "began_us", "claims", "costs", "decision", "edition", "entries", "facts", "gate", "keys", "onces",
+                 "owes", "reason", "refusal", "shadow", "shadows", "special", "wait_us")
+    # fmt: on
 
-    def __init__(self, gate: Any, allowed: bool) -> None:
+    def __init__(self, gate: Any, edition: Any) -> None:
         self.gate = gate
-        self.allowed = allowed
+        self.edition = edition
+        self.facts: Any = None
+        self.allowed = True
         self.decision: Decision | None = None
-        self.entries: tuple[Entry, ...] = ()
-        self.keys: tuple[str, ...] = ()
+        self.entries: list[Entry] = []
+        self.keys: list[str] = []
         self.refusal: Refusal | None = None
         self.shadows: tuple[str, ...] = ()
         self.wait_us = 0
         self.began_us = 0
         self.owes = False
-        self.tab: Any = None
+        # What the gate keeps while it decides: costs in the entries' order, claims, what is asked in shadow or once.
+        self.costs: Any = None
+        self.claims: Any = None
+        self.shadow: Any = None
+        self.onces: Any = None
+        self.special = False
+        self.reason = QUOTA
 
     def __bool__(self) -> bool:
         return self.allowed
+
+    @property
+    def policy(self) -> Policy:
+        policy: Policy = self.edition.policy
+        return policy
 
     @property
     def degrade(self) -> Callable[..., Any] | None:
@@ -84,7 +120,7 @@ class Passage:
         refusal = self.refusal
         if refusal is None or refusal.rule is None or refusal.rule.on_refusal.action != DEGRADE:
             return None
-        handler: Callable[..., Any] = refusal.rule.on_refusal.handler
+        handler: Callable[..., Any] = self.edition.handler(refusal.rule)
         return handler
 
     def responded(self, status: int) -> None:

@@ -24,18 +24,14 @@ except ModuleNotFoundError:
 if cython.compiled:
     from cython.cimports.headgate.algorithms.claim import Claim, NamedLimit
     from cython.cimports.headgate.decision import Decision
-    from cython.cimports.headgate.stores.cells import Spot
     from cython.cimports.headgate.stores.contract import Store
     from cython.cimports.headgate.stores.memory import MemoryStore
-    from cython.cimports.headgate.stores.near import blank
     from cython.cimports.headgate.stores.sharded.heavy import Heavy
 else:
     from ...algorithms.claim import Claim, NamedLimit
     from ...decision import Decision
-    from ..cells import Spot
     from ..contract import Store
     from ..memory import MemoryStore
-    from ..near import blank
     from .heavy import Heavy
 
 from zlib import crc32
@@ -274,11 +270,7 @@ class Routed(Store):
         known: NamedLimit = self.spread(named).at(shard)
         if shard.memory is not None:
             memory: MemoryStore = shard.memory
-            place: Spot = memory.place_of(known)  # type: ignore[assignment]
-            if cython.compiled:
-                return memory.decide_quickly(blank(memory, place), place, key, cost, max_wait_us, commit, memory.now())
-            with memory._lock:
-                return memory.decide_quickly(blank(memory, place), place, key, cost, max_wait_us, commit, memory.now())
+            return memory.one(known, key, cost, max_wait_us, commit)
         decision = shard.store.one(known, key, cost, max_wait_us, commit)
         if heavy is not None:
             heavy.hit(key, decision.start_us - decision.wait_us)

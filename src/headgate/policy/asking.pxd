@@ -1,0 +1,28 @@
+# The C face of asking.py.
+from headgate.decision cimport Decision
+from headgate.policy.clause cimport Clause
+from headgate.policy.edition cimport Edition
+from headgate.policy.facts cimport Facts
+from headgate.policy.passage cimport Entry, Passage
+from headgate.stores.contract cimport Store
+
+cdef Py_ssize_t BOUNDS, RESPONSE_BOUNDS
+
+cdef class Asking:
+    cdef public Edition edition
+    cdef public Store store
+    cdef public bint far
+    cdef public object failing, queue, shutter, offenders, _publisher
+    cdef public long long requests, allowed_requests, refused_requests, exempt_requests, unlimited_requests
+    cdef public list latency
+    cdef public long long latency_sum
+    cdef object __weakref__
+    cdef Passage prepare(self, Facts facts)
+    cdef int add(self, Passage passage, Clause clause, Facts facts, str key)
+    cdef list claims(self, Passage passage)
+    cdef Decision decide(self, Passage passage)
+    cdef Passage passed(self, Passage passage, Decision decision)
+    cdef int count_one(self, Passage passage, Entry entry, Decision part, Py_ssize_t i)
+    cdef int timed(self, Passage passage)
+    cdef Passage free(self, Passage passage)
+    cdef Passage quick_far(self, Passage passage)

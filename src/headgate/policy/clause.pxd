@@ -1,0 +1,25 @@
+# The C face of clause.py.
+from headgate.policy.facts cimport Facts
+from headgate.policy.passage cimport Entry
+
+cpdef object identity_of(dict identities, Facts facts, str name)
+cpdef object first_present(dict identities, Facts facts, tuple names)
+cpdef object key_of(dict identities, Facts facts, tuple key)
+cpdef bint holds(dict identities, Facts facts, tuple when)
+
+cdef class Clause:
+    cdef readonly str limiter, name
+    cdef readonly object rule, overrides, by, otherwise, overridden, lone
+    cdef readonly tuple key, when
+    cdef readonly dict identities, made, tiers
+    cdef readonly bint share, owes, shadow, waits
+    cdef readonly long long constant
+    cdef readonly double alert
+    cdef public long long passed, refused, waited, queue_full, degraded, shadow_refused, near, alerts, given_back, replayed
+    cdef public long long failed_open, failed_closed, failed_local, waiting
+    cdef public list times, statuses
+    cdef public double sum_ms
+    cpdef object key_for(self, Facts facts)
+    cpdef tuple limits_for(self, Facts facts, str key)
+    cpdef long long cost_for(self, Facts facts)
+    cpdef bint meant(self, Facts facts)

@@ -1,0 +1,243 @@
+"""A rule as a gate runs it: whether a request is meant, its key, its limits, its cost, and what was counted."""
+
+from __future__ import annotations
+
+from typing import Any
+
+try:
+    import cython
+except ModuleNotFoundError:
+    from headgate import _plain as cython  # type: ignore[no-redef]
+
+if cython.compiled:
+    from cython.cimports.headgate.policy.facts import Facts
+    from cython.cimports.headgate.policy.passage import Entry
+else:
+    from .facts import Facts
+    from .passage import Entry
+
+from ..algorithms.claim import NamedLimit
+from ..observe.tally import RESPONSE_BOUNDS_MS, Histogram, RuleTally
+from .model import SHADOW, SHARE, WAIT, Key, Limits, Rule, Tiers, When
+
+_absent: Any = object()
+#: The key of everybody, and of all who could not be told apart under `unidentified: share`.
+EVERYONE, UNIDENTIFIED = "*", "-"
+
+
+@cython.ccall
+def identity_of(identities: dict, facts: Facts, name: str) -> object:  # type: ignore[type-arg]
+    """What an identity says of a request; asked once."""
+    value = facts.found.get(name, _absent)
+    if value is _absent:
+        value = identities[name].of(facts)
+        facts.found[name] = value
+    return value
+
+
+@cython.ccall
+def first_present(identities: dict, facts: Facts, names: tuple) -> object:  # type: ignore[type-arg]
+    """The first of these identities that is there."""
+    for name in names:
+        value = identity_of(identities, facts, name)
+        if value is not None:
+            return value
+    return None
+
+
+def escaped(value: object) -> str:
+    """A part of a joined key: no two different lists of parts make the same key."""
+    if value is None:
+        return "-"
+    text = str(value)
+    return "%2D" if text == "-" else text.replace("%", "%25").replace("|", "%7C")
+
+
+def joined(parts: list[Any]) -> str:
+    """A joined key; an absent part counts as such."""
+    return "|".join([escaped(part) for part in parts])
+
+
+@cython.ccall
+def key_of(identities: dict, facts: Facts, key: tuple) -> object:  # type: ignore[type-arg]
+    """The key of a request; None when no part of it is there."""
+    if not key:
+        return EVERYONE
+    if len(key) == 1:
+        return first_present(identities, facts, key[0])
+    parts = [first_present(identities, facts, names) for names in key]
+    for part in parts:
+        if part is not None:
+            return joined(parts)
+    return None
+
+
+@cython.ccall
+def holds(identities: dict, facts: Facts, when: tuple) -> cython.bint:  # type: ignore[type-arg]
+    """Whether a condition (present, absent, equals) holds."""
+    for name in when[0]:
+        if identity_of(identities, facts, name) is None:
+            return False
+    for name in when[1]:
+        if identity_of(identities, facts, name) is not None:
+            return False
+    for name, values in when[2]:
+        if identity_of(identities, facts, name) not in values:
+            return False
+    return True
+
+
+def condition(when: When) -> Any:
+    """A condition prepared for `holds`; None when there is none."""
+    if not (when.present or when.absent or when.equals):
+        return None
+    return (when.present, when.absent, tuple((name, frozenset(values)) for name, values in when.equals))
+
+
+@cython.cclass
+class Clause:
+    """One rule at work. Counters are plain integers; a reload hands them on to the rule of the same name."""
+
+    # fmt: off
+    __slots__ = ("alert", "alerts", "by", "constant", "degraded", "failed_closed", "failed_local", "failed_open", "given_back",
+                 "identities", "key", "limiter", "lone", "made", "name", "near", "otherwise", "overridden", "overrides", "owes",
+                 "passed", "queue_full", "refused", "replayed", "rule", "shadow", "shadow_refused", "share", "statuses", "sum_ms",
+                 "tiers", "times", "waited", "waiting", "waits", "when")
+    # fmt: on
+
+    def __init__(self, limiter: str, rule: Rule, identities: dict[str, Any]) -> None:
+        self.limiter = limiter
+        self.rule = rule
+        self.name = rule.name
+        self.identities = identities
+        self.when: Any = condition(rule.when)
+        self.key: Key = rule.key
+        self.lone: Any = rule.key[0][0] if len(rule.key) == 1 and len(rule.key[0]) == 1 else None
+        self.share = rule.unidentified == SHARE
+        self.made: dict[Limits, tuple[Entry, ...]] = {}
+        self.by: Any = None
+        self.tiers: dict[str, Any] = {}
+        if isinstance(rule.limit, Tiers):
+            self.by = rule.limit.by
+            self.tiers = {value: self.entries_of(limits) for value, limits in rule.limit.limits}
+            self.otherwise: Any = self.entries_of(rule.limit.otherwise)
+        else:
+            self.otherwise = self.entries_of(rule.limit)
+        self.overridden: Any = {key: self.entries_of(limits) for key, limits in rule.override}
+        self.overrides: Any = rule.overrides
+        cost = rule.cost
+        self.constant = cost.units if cost.source in ("constant", "response") else -1
+        self.owes = cost.source == "response" or bool(rule.charge.statuses) or rule.charge.call is not None
+        self.shadow = rule.on_refusal.action == SHADOW
+        self.waits = rule.on_refusal.action == WAIT
+        self.alert = -1.0 if rule.alert is None else rule.alert
+        self.passed = self.refused = self.waited = self.queue_full = self.degraded = self.shadow_refused = self.near = 0
+        self.alerts = self.given_back = self.replayed = self.failed_open = self.failed_closed = self.failed_local = 0
+        self.waiting = 0
+        self.times: list[int] = [0] * (len(RESPONSE_BOUNDS_MS) + 1)
+        self.statuses: list[int] = [0] * 6
+        self.sum_ms = 0.0
+
+    def entries_of(self, limits: Limits) -> tuple[Entry, ...]:
+        """The entries of these limits: made once, so that a store finds their place at once."""
+        found = self.made.get(limits)
+        if found is None:
+            if len(self.made) >= 10_000:  # somebody makes up a limit for every key: states live in the store
+                self.made.clear()
+            labels = [self.name if i == 0 else f"{self.name}.{i + 1}" for i in range(len(limits))]
+            found = tuple(
+                Entry(self.rule, NamedLimit(self.limiter, label, limit), label, self)
+                for label, limit in zip(labels, limits, strict=True)
+            )
+            self.made[limits] = found
+        return found
+
+    # What a request is told by ---------------------------------------------------------------------------------
+
+    @cython.ccall
+    def key_for(self, facts: Facts) -> object:
+        """The key of this rule; None: not meant."""
+        if self.lone is not None:
+            value = identity_of(self.identities, facts, self.lone)
+        else:
+            value = key_of(self.identities, facts, self.key)
+        if value is None and self.share:
+            return UNIDENTIFIED
+        return value
+
+    @cython.ccall
+    def limits_for(self, facts: Facts, key: str) -> tuple:  # type: ignore[type-arg]
+        """The limits that hold for a key: its own, those of its tier, or the rule's."""
+        if self.overridden:
+            found = self.overridden.get(key)
+            if found is not None:
+                return found  # type: ignore[no-any-return]
+        if self.overrides is not None:
+            limits = self.overrides.get(key)
+            if limits is not None:
+                return self.entries_of(tuple(limits))
+        if self.by is None:
+            return self.otherwise  # type: ignore[no-any-return]
+        tier: Any = identity_of(self.identities, facts, self.by)
+        return self.tiers.get(tier, self.otherwise)  # type: ignore[no-any-return]
+
+    @cython.ccall
+    def cost_for(self, facts: Facts) -> cython.longlong:
+        """What this request costs."""
+        if self.constant >= 0:
+            return self.constant
+        return told_cost(self.rule, facts)
+
+    @cython.ccall
+    def meant(self, facts: Facts) -> cython.bint:
+        """Whether the rule's condition holds."""
+        if self.when is None:
+            return True
+        return holds(self.identities, facts, self.when)
+
+    # Numbers ---------------------------------------------------------------------------------------------------
+
+    def inherit(self, before: Clause) -> None:
+        """Takes over what the rule of the same name counted in the version before."""
+        # fmt: off
+        for name in ("passed", "refused", "waited", "queue_full", "degraded", "shadow_refused", "near", "alerts", "given_back",
+                     "replayed", "failed_open", "failed_closed", "failed_local", "times", "statuses", "sum_ms"):
+            setattr(self, name, getattr(before, name))
+        # fmt: on
+
+    def tally(self) -> RuleTally:
+        return RuleTally(
+            self.name,
+            passed=self.passed,
+            refused=self.refused,
+            waited=self.waited,
+            queue_full=self.queue_full,
+            degraded=self.degraded,
+            shadow_refused=self.shadow_refused,
+            near=self.near,
+            alerts=self.alerts,
+            given_back=self.given_back,
+            replayed=self.replayed,
+            failed_open=self.failed_open,
+            failed_closed=self.failed_closed,
+            failed_local=self.failed_local,
+            waiting=self.waiting,
+            responses=Histogram(RESPONSE_BOUNDS_MS, tuple(self.times), self.sum_ms),
+            statuses={f"{i}xx": n for i, n in enumerate(self.statuses) if n},
+        )
+
+
+def told_cost(rule: Rule, facts: Any) -> int:
+    """A cost that the request itself tells, kept between 0 and the rule's most; what is no whole number costs the default."""
+    cost = rule.cost
+    if cost.source == "call":
+        assert cost.call is not None
+        told: Any = cost.call(facts)
+        if isinstance(told, bool) or not isinstance(told, int):
+            return cost.units
+    else:
+        text = facts.header(cost.name) if cost.source == "header" else facts.query(cost.name)
+        if text is None or not text.isascii() or not text.isdigit():
+            return cost.units
+        told = int(text) if len(text) <= 18 else cost.most
+    return max(0, min(int(told), cost.most))

@@ -1,0 +1,21 @@
+# The C face of edition.py.
+from headgate.policy.clause cimport Clause
+from headgate.policy.facts cimport Facts
+
+cdef class Pardon:
+    cdef readonly object networks, headers, when, rules
+    cdef readonly bint whole
+    cpdef bint applies(self, dict identities, Facts facts, object address)
+
+cdef class Plan:
+    cdef readonly list clauses, pardons
+    cdef readonly object hosts, captured
+    cdef readonly bint exempt
+
+cdef class Edition:
+    cdef readonly object policy, address, shut_key, matcher, handlers
+    cdef readonly dict identities, known
+    cdef readonly list clauses, pardons
+    cdef public long long remembered
+    cpdef Plan plan(self, Facts facts)
+    cpdef object pardoned(self, Plan plan, Facts facts)

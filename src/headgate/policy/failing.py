@@ -1,0 +1,94 @@
+"""When the store fails: every rule answers as it says itself.
+
+    open     lets the request pass, uncounted
+    closed   refuses it (503), until the store is asked again
+    local    decides on a declared share, in the memory of this process
+
+One closed rule is enough to refuse. The shares of all local rules are charged together, or not at all.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..algorithms.claim import Claim
+from ..decision import Decision
+from ..errors import StoreError
+from ..observe.events import STORE_FAILED
+from ..stores.guarded import GuardedStore
+from ..stores.guarded.fallback import LocalShare, spoken
+from ..stores.guarded.share import share_of_nodes
+from .model import CLOSED, LOCAL
+from .passage import STORE, Passage, Refusal
+from .refusing import MESSAGES, refused, seconds
+
+#: How soon to come back when nobody knows better.
+SOON_US = 1_000_000
+
+
+class Failing:
+    """Answers without a store."""
+
+    def __init__(self, clock: Any) -> None:
+        self.clock = clock
+        self._shares: dict[str, LocalShare] = {}
+
+    def has_failed(self, decision: Decision) -> bool:
+        """Whether a decision was made by the guard, because its store could not be asked."""
+        return GuardedStore.answered_here(decision)
+
+    def share(self, text: str) -> LocalShare:
+        found = self._shares.get(text)
+        if found is None:
+            found = self._shares[text] = LocalShare(self.clock, lambda: SOON_US, share_of_nodes(text), 1_000_000)
+        return found
+
+    def answer(self, gate: Any, passage: Passage, failure: Decision | StoreError) -> Passage:
+        """The passage of a request that the store did not answer."""
+        passage.special = passage.owes = False
+        passage.claims = None
+        gate.tell(STORE_FAILED, passage, failure if isinstance(failure, StoreError) else None)
+        for entry in passage.entries:
+            if entry.rule.on_failure.action == CLOSED:
+                entry.clause.failed_closed += 1
+                return self.closed(gate, passage, entry, failure)
+        local = [i for i, entry in enumerate(passage.entries) if entry.rule.on_failure.action == LOCAL]
+        for i, entry in enumerate(passage.entries):
+            if i not in local:
+                entry.clause.failed_open += 1
+        passage.entries = [passage.entries[i] for i in local]
+        passage.keys = [passage.keys[i] for i in local]
+        passage.costs = [passage.costs[i] for i in local]
+        if not local:
+            return gate.let_pass(passage, None)  # type: ignore[no-any-return]
+        return self.local(gate, passage)
+
+    def local(self, gate: Any, passage: Passage) -> Passage:
+        """On the declared shares. Rules with different shares are asked one after the other: a refusal gives back the rest."""
+        charged: list[tuple[LocalShare, list[Claim], Decision]] = []
+        parts: list[Decision] = []
+        for entry, key, cost in zip(passage.entries, passage.keys, passage.costs, strict=True):
+            entry.clause.failed_local += 1
+            share = self.share(entry.rule.on_failure.share)
+            claims = [Claim(entry.named, key, cost)]
+            told = share.decide(claims, 0, True)
+            parts.append(told)
+            if not told.allowed:
+                for other, back, decision in charged:
+                    other.give_back(back, decision.start_us)
+                passage.entries, passage.keys, passage.costs = [entry], [key], [cost]
+                return refused(gate, passage, told)
+            charged.append((share, claims, told))
+        return gate.let_pass(passage, spoken(parts))  # type: ignore[no-any-return]
+
+    def closed(self, gate: Any, passage: Passage, entry: Any, failure: Decision | StoreError) -> Passage:
+        retry_us = failure.retry_us if isinstance(failure, Decision) and failure.retry_us > 0 else SOON_US
+        rule = entry.rule
+        status = rule.answer.status if rule.answer.status in (500, 502, 503, 504) else 503
+        message = MESSAGES[STORE](seconds(retry_us))
+        passage.allowed = False
+        passage.decision = None
+        passage.refusal = Refusal(STORE, status, seconds(retry_us), message, rule, (entry.label,), retry_us=retry_us)
+        entry.clause.refused += 1
+        gate.refused_one(passage)
+        return passage

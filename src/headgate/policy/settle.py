@@ -1,0 +1,78 @@
+"""What is settled when the response is known: outcomes that do not count, and costs by the size of the response.
+
+Everything was charged when the request came, so that many at once can't pass on the same allowance. An outcome that does not
+count takes its charge back; a response that was smaller than estimated gives the difference back, a larger one is charged on top.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from ..algorithms.claim import Claim
+from ..decision import Decision
+from ..errors import StoreError
+from ..line import Turn, line_of
+from .model import Charge
+from .passage import Passage
+
+log = logging.getLogger("headgate")
+
+
+def counts(charge: Charge, status: int, facts: Any) -> bool:
+    """Whether an outcome counts."""
+    if charge.call is not None:
+        return bool(charge.call(status, facts))
+    return not charge.statuses or any(low <= status <= high for low, high in charge.statuses)
+
+
+def changes(passage: Passage, status: int, size: int) -> list[Claim]:
+    """What goes back, claim by claim; a negative cost is charged on top."""
+    found = []
+    for claim, entry in zip(passage.claims, passage.entries, strict=True):
+        rule, clause = entry.rule, entry.clause
+        if not counts(rule.charge, status, passage.facts):
+            if entry.label == rule.name:
+                clause.given_back += 1
+            found.append(claim)
+        elif rule.cost.source == "response":
+            change = claim.cost - -(-size // rule.cost.per)
+            if change:
+                found.append(Claim(claim.limit, claim.key, change, claim.cost))
+    return found
+
+
+def turn_of(gate: Any, passage: Passage, status: int, size: int) -> Turn | None:
+    """What leaves the line, once; None when nothing does."""
+    passage.owes = False
+    if not passage.allowed or passage.claims is None or passage.decision is None:
+        return None
+    found = changes(passage, status, size)
+    decision: Decision = passage.decision
+    return Turn(found, decision, None) if found else None
+
+
+def settled(gate: Any, passage: Passage, status: int, size: int) -> None:
+    turn = turn_of(gate, passage, status, size)
+    if turn is not None:
+        try:
+            line_of(gate.store).leave([turn])
+        except StoreError as error:
+            not_delivered(gate, error)
+
+
+async def asettled(gate: Any, passage: Passage, status: int, size: int) -> None:
+    turn = turn_of(gate, passage, status, size)
+    if turn is not None:
+        try:
+            if gate.store.local:
+                line_of(gate.store).leave([turn])
+            else:
+                await line_of(gate.store).aleave([turn])
+        except StoreError as error:
+            not_delivered(gate, error)
+
+
+def not_delivered(gate: Any, error: StoreError) -> None:
+    """A store that fails now has charged more than was used: the strict side."""
+    log.warning("settling with the store of %r failed: %s", gate.policy.name, error)

@@ -1,0 +1,74 @@
+"""Who is refused too often is shut out for a while: a client in a retry loop costs one look into a dictionary, and no question
+to the store.
+
+Refusals are counted in this process, in a memory of their own that is bounded like any other store's. Being refused while shut
+out does not make it longer.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..algorithms.claim import NamedLimit
+from ..stores.memory import MemoryStore
+from .clause import key_of
+from .model import Policy
+from .passage import SHUT_OUT, Passage, Refusal
+from .refusing import MESSAGES, seconds
+
+#: How many clients are remembered as shut out, and how many refusals are counted at a time.
+MOST = 100_000
+
+
+class Shutter:
+    """The clients that are shut out, and until when."""
+
+    def __init__(self, policy: Policy, clock: Any) -> None:
+        assert policy.shut_out is not None
+        self.said = policy.shut_out
+        self.clock = clock
+        self.refused = 0
+        self._until: dict[str, int] = {}
+        self._store = MemoryStore(MOST, clock)
+        self._limit = NamedLimit(policy.name, "shut out", policy.shut_out.limit)
+
+    def __len__(self) -> int:
+        now_us = self.clock.now_us()
+        return sum(1 for until in list(self._until.values()) if until > now_us)
+
+    def shut(self, gate: Any, facts: Any) -> Passage | None:
+        """The refusal of somebody who is shut out; None for everybody else. Exempt requests are never shut out."""
+        if not self._until:
+            return None
+        edition = gate.edition
+        key: Any = key_of(edition.identities, facts, self.said.key)
+        until = self._until.get(key)
+        if until is None:
+            return None
+        left_us = until - self.clock.now_us()
+        if left_us <= 0:
+            self._until.pop(key, None)
+            return None
+        plan = edition.plan(facts)
+        if plan.exempt or (plan.pardons and edition.pardoned(plan, facts) is True):
+            return None
+        self.refused += 1
+        gate.requests += 1
+        gate.refused_requests += 1
+        passage = Passage(gate, edition)
+        passage.facts = facts
+        passage.allowed = False
+        passage.refusal = Refusal(SHUT_OUT, 429, seconds(left_us), MESSAGES[SHUT_OUT](seconds(left_us)), retry_us=left_us)
+        return passage
+
+    def note(self, gate: Any, passage: Passage) -> bool:
+        """Counts a refusal; True when it was one too many."""
+        key: Any = key_of(passage.edition.identities, passage.facts, self.said.key)
+        if key is None or self._store.one(self._limit, key, 1, 0, True).allowed:
+            return False
+        now_us = self.clock.now_us()
+        if len(self._until) >= MOST:
+            self._until = {one: until for one, until in self._until.items() if until > now_us}
+        if len(self._until) < MOST:
+            self._until[key] = now_us + self.said.for_us
+        return True
