@@ -8,13 +8,13 @@ import logging
 import threading
 
 import pytest
+from traffic import asked, failing_gate, gate_on
 
 from headgate import ConfigurationError, InvalidLimit, Limiter, MemoryStore
 from headgate.observe.logs import JsonFormatter, log_refusals
 from headgate.observe.veil import Veil
 from headgate.testing import ManualClock
 from stand_ins import NOON
-from traffic import asked, failing_gate, gate_on
 
 
 class Kept(logging.Handler):
@@ -38,6 +38,7 @@ def kept():
     handler = Kept()
     logger = logging.getLogger("headgate.refusals.tested")
     logger.propagate = False
+    logger.setLevel(logging.DEBUG)
     logger.addHandler(handler)
     handler.logger = logger  # type: ignore[attr-defined]
     yield handler

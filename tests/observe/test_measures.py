@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import fields
 
+from traffic import busy_gate, failing_gate, gate_on
+
 from headgate.observe.measures import COUNTER, GAUGE, HISTOGRAM, MEASURES, offender_measure
 from headgate.observe.tally import Histogram, Offender, RuleTally, Tally
 from headgate.testing import ManualClock
-from traffic import busy_gate, failing_gate, gate_on
 
 NAMED = {measure.name: measure for measure in MEASURES}
 

@@ -12,13 +12,13 @@ from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from traffic import asked, busy_gate, failing_gate, gate_on
 
 from headgate import ConfigurationError
 from headgate.observe.measures import COUNTER, HISTOGRAM, MEASURES
 from headgate.observe.opentelemetry import annotate, instrument
 from headgate.policy import WrittenFacts
 from headgate.testing import ManualClock
-from traffic import asked, busy_gate, failing_gate, gate_on
 
 
 def collected(*gates: object) -> tuple[dict[str, dict[tuple[tuple[str, str], ...], float]], dict[str, object]]:

@@ -11,13 +11,13 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.openmetrics.exposition import generate_latest as open_metrics
 from prometheus_client.parser import text_string_to_metric_families
+from traffic import asked, busy_gate, failing_gate, gate_on
 
 from headgate import ConfigurationError
 from headgate.observe.measures import HISTOGRAM, MEASURES
 from headgate.observe.prometheus import HeadgateCollector
 from headgate.observe.tally import DECISION_BOUNDS_US, RESPONSE_BOUNDS_MS, Histogram, RuleTally, Tally
 from headgate.testing import ManualClock
-from traffic import asked, busy_gate, failing_gate, gate_on
 
 
 class Counted:
@@ -111,7 +111,7 @@ def test_offenders_are_shown_only_when_asked_for():
     """Without being told, no series has a key; told to, there are at most as many as asked for, hashed."""
     text, _ = scraped(busy_gate())
     assert "key=" not in text
-    text, registry = scraped(busy_gate(), offenders=1)
+    text, _ = scraped(busy_gate(), offenders=1)
     shown = [line for line in text.splitlines() if "key=" in line]
     assert len(shown) == 1
     assert "eve" not in shown[0]
