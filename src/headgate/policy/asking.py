@@ -5,8 +5,8 @@
     decision   all of them together in one question to the store: all are charged, or none
     passage    counted, told to listeners, and handed to whoever writes the answer
 
-`quick` answers on the spot whatever this process can answer alone; `ask` and `aask` are the two colours of the rest. What is not on
-the way of every request has a file of its own: waiting (queue.py), charging once (once.py), a store that fails (failing.py),
+`quick` answers on the spot whatever this process can answer alone; `ask` and `aask` are the two colours of the rest. What is not
+on the way of every request has a file of its own: waiting (queue.py), charging once (once.py), a store that fails (failing.py),
 what is settled when the response is known (settle.py), who is shut out (shut_out.py), how a refusal is told (refusing.py).
 
 Compiled: added to a request, one rule costs about as much as three calls of Python.
@@ -30,10 +30,12 @@ if cython.compiled:
     from cython.cimports.headgate.policy.edition import Edition, Plan
     from cython.cimports.headgate.policy.facts import Facts
     from cython.cimports.headgate.policy.passage import Entry, Passage
+    from cython.cimports.headgate.stores.contract import Store
 else:
     from ..algorithms.claim import Claim
     from ..clock import monotonic_us
     from ..decision import Decision
+    from ..stores.contract import Store
     from .clause import Clause
     from .edition import Edition, Plan
     from .facts import Facts
@@ -62,7 +64,7 @@ class Asking:
 
     def __init__(self) -> None:
         self.edition: Any = None
-        self.store: Any = None
+        self.store: Store = None  # type: ignore[assignment]
         self.far = False
         self.failing: Any = None
         self.queue: Any = None
@@ -93,7 +95,7 @@ class Asking:
         passage.costs = []
         i: cython.Py_ssize_t
         clause: Clause
-        hosts: object = plan.hosts
+        hosts: Any = plan.hosts
         for i in range(len(plan.clauses)):
             clause = plan.clauses[i]
             if hosts is not None and hosts[i] and not host_is_meant(hosts[i], facts.host()):
@@ -165,7 +167,6 @@ class Asking:
         passage.allowed = True
         i: cython.Py_ssize_t
         entry: Entry
-        clause: Clause
         n: cython.Py_ssize_t = len(passage.entries)
         if n == 1:
             entry = passage.entries[0]
@@ -269,7 +270,7 @@ class Asking:
             return self.passed(passage, decision)
         if refusing.may_wait(passage, decision):
             return None
-        return refusing.refused(self, passage, decision)  # type: ignore[no-any-return]
+        return refusing.refused(self, passage, decision)
 
     @cython.cfunc
     def quick_far(self, passage: Passage) -> Passage:
@@ -291,7 +292,7 @@ class Asking:
             return self.passed(passage, decision)
         if refusing.may_wait(passage, decision):
             return None  # type: ignore[return-value]
-        return refusing.refused(self, passage, decision)  # type: ignore[no-any-return]
+        return refusing.refused(self, passage, decision)
 
     def quick_special(self, passage: Passage) -> Passage | None:
         """Rules in shadow and charges made once, on a store in this process."""
@@ -304,7 +305,7 @@ class Asking:
                 once.unmarked(self, passage)
                 if refusing.may_wait(passage, decision):
                     return None
-                return refusing.refused(self, passage, decision)  # type: ignore[no-any-return]
+                return refusing.refused(self, passage, decision)
         except StoreError as error:
             return self.failing.answer(self, passage, error)  # type: ignore[no-any-return]
         return self.shadowed(self.passed(passage, decision))
@@ -330,7 +331,7 @@ class Asking:
                     decision = self.queue.wait(self, passage, decision)
                 if not decision.allowed:
                     once.unmarked(self, passage)
-                    return refusing.refused(self, passage, decision)  # type: ignore[no-any-return]
+                    return refusing.refused(self, passage, decision)
         except StoreError as error:
             return self.failing.answer(self, passage, error)  # type: ignore[no-any-return]
         return self.shadowed(self.passed(passage, decision))
@@ -359,7 +360,7 @@ class Asking:
                     decision = await self.queue.await_(self, passage, decision)
                 if not decision.allowed:
                     await once.aunmarked(self, passage)
-                    return refusing.refused(self, passage, decision)  # type: ignore[no-any-return]
+                    return refusing.refused(self, passage, decision)
         except StoreError as error:
             return self.failing.answer(self, passage, error)  # type: ignore[no-any-return]
         return await self.ashadowed(self.passed(passage, decision))

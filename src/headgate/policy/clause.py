@@ -100,8 +100,8 @@ class Clause:
 
     # fmt: off
     __slots__ = ("alert", "alerts", "by", "constant", "degraded", "failed_closed", "failed_local", "failed_open", "given_back",
-                 "identities", "key", "limiter", "lone", "made", "name", "near", "otherwise", "overridden", "overrides", "owes", "passed",
-                 "queue_full", "refused", "replayed", "rule", "shadow", "shadow_refused", "share", "statuses", "sum_ms",
+                 "identities", "key", "limiter", "lone", "made", "name", "near", "otherwise", "overridden", "overrides", "owes",
+                 "passed", "queue_full", "refused", "replayed", "rule", "shadow", "shadow_refused", "share", "statuses", "sum_ms",
                  "tiers", "times", "waited", "waiting", "waits", "when")
     # fmt: on
 
@@ -178,7 +178,8 @@ class Clause:
                 return self.entries_of(tuple(limits))
         if self.by is None:
             return self.otherwise  # type: ignore[no-any-return]
-        return self.tiers.get(identity_of(self.identities, facts, self.by), self.otherwise)  # type: ignore[no-any-return]
+        tier: Any = identity_of(self.identities, facts, self.by)
+        return self.tiers.get(tier, self.otherwise)  # type: ignore[no-any-return]
 
     @cython.ccall
     def cost_for(self, facts: Facts) -> cython.longlong:
@@ -239,4 +240,4 @@ def told_cost(rule: Rule, facts: Any) -> int:
         if text is None or not text.isascii() or not text.isdigit():
             return cost.units
         told = int(text) if len(text) <= 18 else cost.most
-    return max(0, min(told, cost.most))
+    return max(0, min(int(told), cost.most))

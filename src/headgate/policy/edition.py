@@ -87,7 +87,8 @@ class Edition:
     """A policy made ready. `handlers` are the degrade handlers by name, for those the policy does not import itself."""
 
     # fmt: off
-    __slots__ = ("address", "clauses", "handlers", "identities", "known", "matcher", "pardons", "policy", "remembered", "shut_key")
+    __slots__ = ("address", "clauses", "handlers", "identities", "known", "matcher", "pardons", "policy", "remembered",
+                 "shut_key")
     # fmt: on
 
     def __init__(self, policy: Policy, handlers: Mapping[str, Callable[..., Any]] | None = None) -> None:
@@ -105,15 +106,15 @@ class Edition:
         self.remembered = 0
 
     def handler(self, rule: Rule) -> Callable[..., Any]:
-        return self.handlers[rule.name]  # type: ignore[no-any-return]
+        return self.handlers[rule.name]
 
     @cython.ccall
     def plan(self, facts: Facts) -> Plan:
         """What a request's path is meant by, and what its templates captured."""
-        paths: dict = self.known.get(facts.method)  # type: ignore[type-arg,assignment]
-        plan: Plan
+        paths: Any = self.known.get(facts.method)
+        plan: Any
         if paths is not None:
-            plan = paths.get(facts.path)  # type: ignore[assignment]
+            plan = paths.get(facts.path)
             if plan is None:
                 plan = self.find(facts.method, facts.path)
                 self.remember(paths, facts.path, plan)
@@ -121,7 +122,7 @@ class Edition:
             plan = self.find(facts.method, facts.path)
         if plan.captured is not None:
             facts.captured = plan.captured
-        return plan
+        return plan  # type: ignore[no-any-return]
 
     def find(self, method: str, path: str) -> Plan:
         hits, captured = self.matcher.find(method, tidy(path))
@@ -175,6 +176,6 @@ def handler_of(rule: Rule, handlers: Mapping[str, Callable[..., Any]]) -> Callab
         return handlers[handler]
     if ":" not in str(handler):
         raise ConfigurationError(
-            f"rule {rule.name!r}: no handler is called {handler!r}; give handlers={{{handler!r}: …}}, or write package.module:name"
+            f"rule {rule.name!r}: no handler is called {handler!r}; give handlers={{{handler!r}: …}}, or write module:name"
         )
     return resolved(str(handler))  # type: ignore[no-any-return]

@@ -56,9 +56,9 @@ class Failing:
         for i, entry in enumerate(passage.entries):
             if i not in local:
                 entry.clause.failed_open += 1
-        passage.entries, passage.keys, passage.costs = (
-            [every[i] for i in local] for every in (passage.entries, passage.keys, passage.costs)
-        )
+        passage.entries = [passage.entries[i] for i in local]
+        passage.keys = [passage.keys[i] for i in local]
+        passage.costs = [passage.costs[i] for i in local]
         if not local:
             return gate.let_pass(passage, None)  # type: ignore[no-any-return]
         return self.local(gate, passage)

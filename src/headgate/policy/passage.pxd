@@ -13,5 +13,5 @@ cdef class Passage:
     cdef public bint allowed, owes, special
     cdef public Decision decision
     cdef public list entries, keys
-    cdef public object shadows, costs, claims, shadow, onces
+    cdef public object shadows, costs, claims, shadow, onces, reason
     cdef public long long wait_us, began_us

@@ -82,7 +82,7 @@ class Passage:
 
     # fmt: off
     __slots__ = ("allowed", "began_us", "claims", "costs", "decision", "edition", "entries", "facts", "gate", "keys", "onces",
-                 "owes", "refusal", "shadow", "shadows", "special", "wait_us")
+                 "owes", "reason", "refusal", "shadow", "shadows", "special", "wait_us")
     # fmt: on
 
     def __init__(self, gate: Any, edition: Any) -> None:
@@ -104,6 +104,7 @@ class Passage:
         self.shadow: Any = None
         self.onces: Any = None
         self.special = False
+        self.reason = QUOTA
 
     def __bool__(self) -> bool:
         return self.allowed

@@ -1,7 +1,7 @@
 """Waiting at a gate: rules that say `wait up to 200ms` hold a request back rather than refuse it.
 
-A request waits only when every rule that refuses it is willing to wait, and no longer than the least patient of them. It makes one
-decision that charges at a start to come, and sleeps until then: first come, first served, those behind move up when a client
+A request waits only when every rule that refuses it is willing to wait, and no longer than the least patient of them. It makes
+one decision that charges at a start to come, and sleeps until then: first come, first served, those behind move up when a client
 goes away. How many may wait is bounded by the rule; whoever finds the queue full is refused at once (503).
 
 The waiting itself is a limiter's: `Queue` is one whose keys are the claims themselves.
@@ -123,7 +123,7 @@ def leave(waiting: list[Any]) -> None:
 
 def full(passage: Passage, refused: Decision) -> Decision:
     """Refused because too many wait already."""
-    passage.refusal = QUEUE_FULL  # the reason; refusing.py makes the refusal of it
+    passage.reason = QUEUE_FULL
     return refused
 
 

@@ -34,7 +34,7 @@ def seconds(microseconds: int) -> int:
 
 def may_wait(passage: Passage, decision: Decision) -> bool:
     """Whether every rule that refuses would rather wait, and it can pass at all."""
-    if decision.retry_us < 0 or passage.refusal is not None:
+    if decision.retry_us < 0:
         return False
     for entry, part in zip(passage.entries, decision.decisions, strict=True):
         if not part.allowed and not entry.clause.waits:
@@ -79,10 +79,9 @@ def refusal_of(passage: Passage, decision: Decision, reason: str) -> Refusal:
 
 def refused(gate: Any, passage: Passage, decision: Decision) -> Passage:
     """Counts a refused request and says why."""
-    reason = passage.refusal if passage.refusal is not None else QUOTA
     passage.decision = decision
     passage.allowed = passage.owes = False
-    refusal = passage.refusal = refusal_of(passage, decision, reason)
+    refusal = passage.refusal = refusal_of(passage, decision, passage.reason)
     for entry, key, part in zip(passage.entries, passage.keys, decision.decisions, strict=True):
         if not part.allowed:
             entry.clause.refused += 1

@@ -1,7 +1,7 @@
 """What is settled when the response is known: outcomes that do not count, and costs by the size of the response.
 
-Everything was charged when the request came, so that many at once can't pass on the same allowance. An outcome that does not count
-takes its charge back; a response that was smaller than estimated gives the difference back, a larger one is charged on top.
+Everything was charged when the request came, so that many at once can't pass on the same allowance. An outcome that does not
+count takes its charge back; a response that was smaller than estimated gives the difference back, a larger one is charged on top.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Who is refused too often is shut out for a while: a client in a retry loop costs one look into a dictionary, and no question
 to the store.
 
-Refusals are counted in this process, in a memory of their own that is bounded like any other store's. Being refused while shut out
-does not make it longer.
+Refusals are counted in this process, in a memory of their own that is bounded like any other store's. Being refused while shut
+out does not make it longer.
 """
 
 from __future__ import annotations
