@@ -1,4 +1,4 @@
-"""What a Django view or middleware makes of a passage: facts of its request, fields on its response, the response of a refusal."""
+"""What a Django view or middleware makes of a passage: facts of its request, fields on its response, the answer of a refusal."""
 
 from __future__ import annotations
 
