@@ -44,7 +44,7 @@ def views(noted: Noted) -> list[Any]:
         noted(request)
         return JsonResponse({"path": request.path, "remaining": remaining(request.scope)})  # type: ignore[attr-defined]
 
-    found = [
+    return [
         path("status/<int:code>", csrf_exempt(status)),
         path("stream", stream),
         path("big", big),
@@ -52,7 +52,6 @@ def views(noted: Noted) -> list[Any]:
         path("body", csrf_exempt(body)),
         re_path(r"^.*$", csrf_exempt(anything)),
     ]
-    return found
 
 
 class Urls:
