@@ -48,6 +48,8 @@ COMPILED = (
     "policy/asking",
     "web/wire",
     "web/headers",
+    "web/wire",
+    "web/asgi_wire",
 )
 REQUIRED = os.environ.get("HEADGATE_REQUIRE_COMPILED") == "1"
 DISABLED = os.environ.get("HEADGATE_DISABLE_COMPILED") == "1"

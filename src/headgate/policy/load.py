@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +31,8 @@ def read(text: str) -> Policy:
     return _told(_of_text(text, page, None), page)
 
 
-def of(said: Mapping[str, Any]) -> Policy:
-    """Reads a policy that was said in Python."""
+def of(**said: Any) -> Policy:
+    """Reads a policy that was said in Python: the words of the file as keyword arguments, texts or values."""
     page = Page()
     try:
         tree = from_python(said)
@@ -97,3 +96,8 @@ def _told(policy: Policy | None, page: Page) -> Policy:
     for mistake in page.mistakes():
         log.warning("%s: %s", mistake.place, mistake.said)
     return policy
+
+
+Policy.load = staticmethod(load)
+Policy.read = staticmethod(read)
+Policy.of = staticmethod(of)

@@ -9,7 +9,7 @@ from flask import request
 from werkzeug.exceptions import HTTPException, default_exceptions
 
 from ...policy.passage import Passage
-from ..headers import body
+from ..answers import body
 
 
 class Refused(HTTPException):
