@@ -8,6 +8,7 @@ from typing import Any
 
 import waitress
 from servers_asgi import Wire
+from waitress import wasyncore
 
 
 class Waitress(Wire):
@@ -25,7 +26,6 @@ class Waitress(Wire):
     def close(self) -> None:
         self.hang_up()
         self.server.task_dispatcher.shutdown()
-        self.server.close()
-        self.server.trigger.pull_trigger() if hasattr(self.server, "trigger") else None
+        self.server.trigger.pull_trigger(lambda: wasyncore.close_all(self.server._map))  # its loop ends with its last socket
         self.thread.join(10)
         assert not self.thread.is_alive()
