@@ -47,6 +47,7 @@ COMPILED = (
     "policy/edition",
     "policy/asking",
     "web/headers",
+    "web/asgi_wire",
 )
 REQUIRED = os.environ.get("HEADGATE_REQUIRE_COMPILED") == "1"
 DISABLED = os.environ.get("HEADGATE_DISABLE_COMPILED") == "1"

@@ -215,6 +215,8 @@ class Policy:
     safe_concurrency: int | None = None
     problem: bool = False
     source: Path | None = field(default=None, compare=False)
+    #: Other files that were read for it (keys): watched together with `source`.
+    files: tuple[Path, ...] = field(default=(), compare=False)
 
     @staticmethod
     def load(path: str | Path) -> Policy:

@@ -1,0 +1,111 @@
+"""Websockets behind a policy: asked at the handshake, which counts as a GET, and for each message where a rule names MESSAGE.
+
+A refused handshake is answered like any request where the server can (`websocket.http.response`), otherwise it is closed before
+it was accepted, which servers tell as 403. A message that is refused closes the connection with 1013, "try again later"; one that
+has to wait is not handed on before its turn, so whoever sends too fast is slowed down by the connection itself. What the client
+said about itself in the handshake holds for all its messages.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..policy.gate import Gate
+from ..policy.model import Policy
+from ..policy.passage import Passage
+from .asgi_wire import AsgiFacts
+from .headers import body, fields, merge
+
+#: RFC 6455's registry: "Try Again Later".
+TRY_LATER = 1013
+#: A close frame holds so many bytes besides its code.
+REASON = 123
+MESSAGE = "MESSAGE"
+
+
+async def refuse_socket(passage: Passage, facts: AsgiFacts, scope: Any, receive: Any, send: Any) -> None:
+    """Answers a handshake that does not pass."""
+    assert passage.refusal is not None
+    await receive()  # websocket.connect: nothing may be sent before it
+    if "websocket.http.response" not in (scope.get("extensions") or {}):
+        await send({"type": "websocket.close", "code": TRY_LATER, "reason": reason(passage)})
+        return
+    kind, content = body(passage, facts.header("accept"))
+    headers = [*fields(passage), (b"content-type", kind), (b"content-length", b"%d" % len(content))]
+    await send({"type": "websocket.http.response.start", "status": passage.refusal.status, "headers": headers})
+    await send({"type": "websocket.http.response.body", "body": content})
+
+
+def reason(passage: Passage) -> str:
+    """Why, in what fits into a close frame."""
+    assert passage.refusal is not None
+    return passage.refusal.message.encode()[:REASON].decode(errors="ignore")
+
+
+def counts_messages(policy: Policy) -> bool:
+    return any(MESSAGE in match.methods for rule in policy.rules for match in rule.match)
+
+
+class Socket:
+    """One open connection: its `receive` asks the gate for every message, its `send` says nothing more once it was closed."""
+
+    def __init__(self, gate: Gate, passage: Passage, scope: Any, receive: Any, send: Any) -> None:
+        self.gate = gate
+        self.passage = passage
+        self.scope = scope
+        self._receive = receive
+        self._send = send
+        self._policy: Policy | None = None
+        self._counts = False
+        self.accepted = False
+        self.closed = False
+        self.size = 0
+
+    async def run(self, app: Any) -> None:
+        try:
+            await app(self.scope, self.receive, self.send)
+        finally:
+            if self.passage.owes:
+                await self.passage.adone(101 if self.accepted else 403, self.size)
+
+    async def receive(self) -> Any:
+        message = await self._receive()
+        if message["type"] != "websocket.receive" or not self.counts():
+            return message
+        if self.closed:
+            return {"type": "websocket.disconnect", "code": TRY_LATER, "reason": ""}
+        facts = AsgiFacts(self.scope, MESSAGE)
+        passage = self.gate.quick(facts)
+        if passage is None:
+            passage = await self.gate.aask(facts)
+        if passage.owes:
+            await passage.adone(200)
+        return message if passage.allowed else await self.close(passage)
+
+    def counts(self) -> bool:
+        """Whether any rule means messages; looked up again when the policy was reloaded."""
+        policy = self.gate.policy
+        if policy is not self._policy:
+            self._policy, self._counts = policy, counts_messages(policy)
+        return self._counts
+
+    async def close(self, passage: Passage) -> Any:
+        """Ends the connection, and tells the app that it has ended."""
+        said = reason(passage)
+        self.closed = True
+        await self._send({"type": "websocket.close", "code": TRY_LATER, "reason": said})
+        return {"type": "websocket.disconnect", "code": TRY_LATER, "reason": said}
+
+    async def send(self, message: Any) -> None:
+        kind = message["type"]
+        if self.closed:
+            return
+        if kind == "websocket.accept" and not self.accepted:
+            self.accepted = True
+            self.passage.responded(101)
+            message = {**message, "headers": merge(list(message.get("headers") or ()), fields(self.passage))}
+        elif kind == "websocket.send":
+            self.size += len(message.get("bytes") or message.get("text") or "")
+        elif kind in ("websocket.close", "websocket.http.response.start") and not self.accepted:
+            self.passage.responded(message.get("status", 403))
+        await self._send(message)

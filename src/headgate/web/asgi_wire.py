@@ -1,0 +1,133 @@
+"""What of ASGI is on the way of every request: a scope as facts, and the `send` that puts the fields on a response.
+
+Nothing of a scope is read before a policy asks for it. `Sending` is called where a server's `send` would be and hands out that
+one's awaitable, so that a message costs no coroutine of its own. Messages and header lists belong to the app (some send the same
+ones every time), so the start of a response is copied, never changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import parse_qsl
+
+try:
+    import cython
+except ModuleNotFoundError:
+    from headgate import _plain as cython  # type: ignore[no-redef]
+
+if cython.compiled:
+    from cython.cimports.headgate.policy.facts import Facts
+else:
+    from ..policy.facts import Facts
+
+from ..policy.facts import NOTHING
+from .headers import fields, merge
+
+START = "http.response.start"
+#: A query may have so many parameters; what comes behind is not looked at.
+PARAMETERS = 1000
+
+
+@cython.cclass
+class AsgiFacts(Facts):
+    """What a policy may ask about an ASGI scope, of a request, of a websocket's handshake or (MESSAGE) of one of its messages."""
+
+    __slots__ = ("_query", "scope")
+
+    def __init__(self, scope: dict[str, Any], method: str | None = None) -> None:
+        path = scope["path"]
+        root = scope.get("root_path")
+        if root and not below(path, root):
+            path = root + path
+        self.method = scope.get("method", "GET") if method is None else method
+        self.path = path
+        self.raw = scope
+        self.scope = scope
+        self.found = {}
+        self.captured = NOTHING
+        self._query: Any = None
+
+    def header(self, name: str) -> str | None:
+        wanted = name.encode("latin-1")
+        first: Any = None
+        more: Any = None
+        for field in self.scope["headers"]:
+            if field[0] == wanted:
+                if first is None:
+                    first = field[1]
+                else:
+                    more = [first, field[1]] if more is None else [*more, field[1]]
+        if more is not None:
+            first = (b"; " if wanted == b"cookie" else b", ").join(more)
+        return None if first is None else first.decode("latin-1")  # type: ignore[no-any-return]
+
+    def query(self, name: str) -> str | None:
+        if self._query is None:
+            self._query = parsed(self.scope.get("query_string", b""))
+        return self._query.get(name)  # type: ignore[no-any-return]
+
+    def peer(self) -> str | None:
+        client = self.scope.get("client")
+        return (client[0] or None) if client else None
+
+    def certificate(self) -> Mapping[str, Any] | None:
+        told = (self.scope.get("extensions") or {}).get("tls")
+        if not told or told.get("client_cert_error") or not told.get("client_cert_name"):
+            return None
+        return {"subject": told["client_cert_name"], "san": list(told.get("client_cert_san") or ())}
+
+
+def below(path: str, root: str) -> bool:
+    """Whether a path has its mount point in front already; servers and frameworks differ in that."""
+    root = root.rstrip("/")
+    return path.startswith(root) and path[len(root) : len(root) + 1] in ("", "/")
+
+
+def parsed(query: bytes) -> dict[str, str]:
+    """The first value of every parameter."""
+    text = query.decode("latin-1")
+    if text.count("&") >= PARAMETERS:
+        text = "&".join(text.split("&", PARAMETERS)[:PARAMETERS])
+    found: dict[str, str] = {}
+    for name, value in parse_qsl(text, keep_blank_values=True):
+        found.setdefault(name, value)
+    return found
+
+
+@cython.cclass
+class Sending:
+    """A `send` that adds a passage's fields to the start of the response, and tells the gate of it; once."""
+
+    __slots__ = ("_passage", "_send")
+
+    def __init__(self, passage: Any, send: Any) -> None:
+        self._passage = passage
+        self._send = send
+
+    def __call__(self, message: Any) -> Any:
+        if self._passage is not None and message["type"] == START:
+            passage = self._passage
+            self._passage = None
+            message = begun(passage, message)
+        return self._send(message)
+
+    def failed(self) -> None:
+        """The handler raised: unless its response had begun, the client sees a 500."""
+        if self._passage is not None:
+            passage = self._passage
+            self._passage = None
+            if passage.allowed:
+                passage.responded(500)
+
+
+def begun(passage: Any, message: Any) -> Any:
+    """The start of a response, with the fields of its passage."""
+    if passage.allowed:
+        passage.responded(message["status"])
+    added = fields(passage)
+    if added:
+        message = dict(message)
+        own = message.get("headers")
+        message["headers"] = merge(own if type(own) is list else list(own or ()), added)
+    return message
