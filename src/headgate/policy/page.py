@@ -23,6 +23,17 @@ class Wrong(Exception):
         self.part = part
 
 
+#: Longer texts are no limits, keys or matches.
+LONGEST = 400
+
+
+def bounded(text: str) -> str:
+    """A text that is not longer than anything that makes sense."""
+    if len(text) > LONGEST:
+        raise Wrong(f"{short(text)!r} has {len(text)} characters; nothing here is that long")
+    return text
+
+
 class Enough(Exception):
     """There are more mistakes than anybody wants to read."""
 

@@ -6,13 +6,13 @@ import os
 from typing import Any
 
 from ..algorithms.limit import Limit
-from . import words
+from . import limit_words, store_words, words
 from .conditions import KEY, MATCHES, PATHS, WHEN
 from .fields import Fields, Pairs, Said, Word
 from .identities import IDENTIFY, NETWORKS
 from .model import Exemption, Headers, Match, ShutOut, When
 from .nodes import Node, Place, Scalar
-from .page import Page
+from .page import Page, bounded
 from .rules import ON_FAILURE, PROBLEM, RULE, SAFE_CONCURRENCY
 from .shapes import BAD, Choice, Kinds, Listing, Shape, Span, Truth, Url, Words
 
@@ -31,7 +31,7 @@ class EnvironmentDraft:
 
 FROM_ENVIRONMENT = Fields(
     "a value from the environment",
-    {"env": Word(Words("the name of a variable", words.bounded, "PROBE_TOKEN"), "The variable that holds it.", required=True)},
+    {"env": Word(Words("the name of a variable", bounded, "PROBE_TOKEN"), "The variable that holds it.", required=True)},
     lambda said, page: EnvironmentDraft(said),
     example="{env: PROBE_TOKEN}",
 )
@@ -138,7 +138,7 @@ class HeadersShape(Shape):
 
 AFTER = Words(
     "how many refusals are too many",
-    lambda text: words.limit(words.bounded(text)),
+    lambda text: limit_words.limit(bounded(text)),
     "100/min",
     ready=lambda value: isinstance(value, Limit),
 )
@@ -170,7 +170,7 @@ class Loaded:
         return self.said.word(word)
 
 
-STORE = Url("the URL of a store", words.store_url, "redis://localhost:6379 or memory://")
+STORE = Url("the URL of a store", store_words.store_url, "redis://localhost:6379 or memory://")
 POLICY = Fields(
     "a policy",
     {
