@@ -136,6 +136,11 @@ CASES = {
         [{of("headgate_alerts_total"): "1x60"}],
         (20, 23),
     ),
+    "HeadgateClientsShutOut": (
+        {of("headgate_shut_out_clients", "", SHOP): "3x60"},
+        [{of("headgate_shut_out_clients", "", SHOP): "0x60"}],
+        (10, 12),
+    ),
     "HeadgateStoreDegraded": (
         {of("headgate_store_state", 'state="open"', SHOP): "0x10 1x60"},
         [
