@@ -134,7 +134,10 @@ class Builder:
             raise self.refused[0]
 
     def refuse_marks(self, event: Any) -> None:
-        place, mark = place_of(event), event.anchor
+        mark = event.anchor
+        if mark is None and getattr(event, "tag", None) is None:
+            return
+        place = place_of(event)
         if isinstance(event, self.yaml.AliasEvent):
             if mark in self.marks:
                 return
