@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PLAIN := build/plain
-SOURCES := $(shell find src -name '*.py' -o -name '*.pyx' -o -name '*.pxd' -o -name '*.lua')
+SOURCES := $(shell find src -name '*.py' -o -name '*.pyx' -o -name '*.pxd' -o -name '*.lua' -o -name '*.yml' -o -name '*.json')
 PYTEST := $(BIN)/python -m pytest -q -p no:cacheprovider
 PIP := $(BIN)/python -m pip install -q --disable-pip-version-check
 
@@ -24,7 +24,7 @@ $(VENV)/.ready: $(VENV)/.made pyproject.toml setup.py $(SOURCES)
 # The same source without the compiled core, for the tests of the plain build.
 $(PLAIN)/.ready: $(SOURCES)
 	rm -rf $(PLAIN) && mkdir -p $(PLAIN)
-	cd src && find headgate -name '*.py' -o -name '*.lua' -o -name py.typed | tar cf - -T - | tar xf - -C ../$(PLAIN)
+	cd src && find headgate -name '*.py' -o -name '*.lua' -o -name '*.yml' -o -name '*.json' -o -name py.typed | tar cf - -T - | tar xf - -C ../$(PLAIN)
 	touch $@
 
 test: test-compiled test-plain
