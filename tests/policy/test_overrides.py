@@ -246,6 +246,19 @@ def test_a_reloaded_policy_goes_on_with_what_is_known(hashed):
     assert len(readers()) == before + 1
 
 
+def test_who_reads_a_hash_again_begins_with_what_was_known(caplog):
+    """Closed and made anew, as when a policy is loaded again: no request misses the overrides, though the server is away."""
+    with Valkey() as server:
+        with server.client() as client:
+            client.hset("limits", "acme", TEXT)
+        old, new = HashOverrides(server.url, "limits", 20_000), HashOverrides(server.url, "limits", 30_000)
+        assert old.ready(5)
+        old.close()
+        server.kill()
+        assert new.get("acme") == (BUCKET,)
+        new.close()
+
+
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 @pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
 def test_a_child_process_reads_for_itself(hashed):
