@@ -201,8 +201,11 @@ def test_what_the_server_calls_a_peer_is_taken():
         "1" * 1_000_000,
         "," * 1_000_000,
         "203.0.113.9, " * 80_000,
+        ("for=203.0.113.9" + " " * 1_000 + "x,") * 900,
+        ('for="' + "\\\\" * 500 + ",") * 900,
+        ("for=1;" * 160 + ",") * 900,
     ],
-    ids=["10 000 proxies", "1 MB of blanks", "1 MB of digits", "1 MB of commas", "80 000 clients"],
+    ids=range(8),
 )
 def test_an_absurd_chain_costs_nothing(chain):
     """Work is bounded by the hops that are believed, not by what is sent."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
 import time
 from dataclasses import replace
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+import headgate
 from headgate import MemoryStore
 from headgate.errors import ConfigurationError
 from headgate.policy import watch as watching
@@ -233,6 +235,37 @@ def test_several_watches_hear_one_signal(file, eventually):
         two.stop()
         one.stop()
         signal.signal(signal.SIGHUP, before)
+
+
+@hanging_up
+@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
+@pytest.mark.parametrize("closed", [True, False], ids=["closed", "open"])
+def test_a_program_ends_with_its_terminal(file, tmp_path, closed):
+    """SIGHUP from a window that was closed ends a program as ever; from anybody else it loads the file."""
+    code = f"""
+import os, signal, threading
+from headgate.policy.watch import Watch
+loaded = threading.Event()
+watch = Watch({str(file)!r}, loaded.set, "1h", hang_up=True)
+print("ready", flush=True)
+os._exit(7 if loaded.wait(20) else 8)
+"""
+    import pty
+
+    child, terminal = pty.fork()
+    if child == 0:
+        os.environ["PYTHONPATH"] = os.path.dirname(headgate.__path__[0])
+        os.execv(sys.executable, [sys.executable, "-c", code])
+    said = b""
+    while b"ready" not in said:
+        said += os.read(terminal, 1000)
+    if not closed:
+        os.kill(child, signal.SIGHUP)
+        ended = os.waitpid(child, 0)[1]
+    os.close(terminal)
+    if closed:
+        ended = os.waitpid(child, 0)[1]
+    assert os.waitstatus_to_exitcode(ended) == (-signal.SIGHUP if closed else 7)
 
 
 def test_without_the_main_thread_there_is_no_signal(file):
