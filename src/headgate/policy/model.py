@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -220,16 +221,12 @@ class Policy:
     @staticmethod
     def load(path: str | Path) -> Policy:
         """Reads a policy file. Raises `PolicyError` with every mistake, its line and column, and what to write instead."""
-        from .load import load
-
-        return load(path)
+        return _reader().load(path)  # type: ignore[no-any-return]
 
     @staticmethod
     def read(text: str) -> Policy:
         """The same, from the text of a file."""
-        from .load import read
-
-        return read(text)
+        return _reader().read(text)  # type: ignore[no-any-return]
 
     @staticmethod
     def of(**said: Any) -> Policy:
@@ -237,6 +234,9 @@ class Policy:
 
         Policy.of(limits=[{"name": "api", "key": "user | ip", "limit": TokenBucket("5/s burst 10")}])
         """
-        from .load import of
+        return _reader().of(said)  # type: ignore[no-any-return]
 
-        return of(said)
+
+def _reader() -> Any:
+    """Who reads policies makes these values, so that it is asked for by its name, when it is needed."""
+    return import_module(".load", __package__)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from difflib import get_close_matches
 from collections.abc import Iterable
+from difflib import get_close_matches
 from pathlib import Path
 
 from .mistakes import ERROR, MEANING, WARNING, Mistake, PolicyError
@@ -98,7 +98,7 @@ class Page:
             if place.line == line:
                 start = place.column - 1
                 text = text[:start] + "·" * len(text[start : start + place.length]) + text[start + place.length :]
-        return text.replace("\t", " ")
+        return "".join(one if one.isprintable() else " " if one == "\t" else "�" for one in text)
 
 
 def short(text: str, most: int = 60) -> str:

@@ -1,8 +1,8 @@
 """Shapes: what may stand at a place of a policy. One shape reads it and tells editors about it, so that the two can't part.
 
-`read(node, page)` gives the value, or BAD after noting why; `schema()` is the same as JSON Schema. What a shape refuses by its form
-(another kind of thing, a word nobody knows, a number outside its bounds) the schema refuses too; what only a reader of texts can
-know (a rate, a network, a name that is nowhere defined) it leaves open.
+`read(node, page)` gives the value, or BAD after noting why; `schema()` is the same as JSON Schema. What a shape refuses by its
+form (another kind of thing, a word nobody knows, a number outside its bounds) the schema refuses too; what only a reader of texts
+can know (a rate, a network, a name that is nowhere defined) it leaves open.
 """
 
 from __future__ import annotations
@@ -182,7 +182,7 @@ class Span(Shape):
             page.wrong(node.place, node.text, f"{shown(node)} is no duration", self.remedy())
             return BAD
         if not self.bounds[0] <= found <= self.bounds[1]:
-            page.wrong(node.place, node.text, f"{shown(node)} is not between {self.low} and {self.high}", "")
+            page.wrong(node.place, node.text, f"{shown(node)} is too short or too long", f"write {self.low} to {self.high}")
             return BAD
         return found
 
@@ -229,7 +229,7 @@ class Kinds(Shape):
         self.example = next((shape.example for shape in self.shapes.values() if shape is not None and shape.example), "")
 
     def read(self, node: Node, page: Page) -> Any:
-        shape = self.shapes.get(type(node))  # type: ignore[call-overload]
+        shape = self.shapes.get(type(node))
         if shape is None or (isinstance(node, Scalar) and node.value is None):
             return self.refuse(node, page)
         return shape.read(node, page)

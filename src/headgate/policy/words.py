@@ -1,7 +1,7 @@
-"""The words that people write, read as values: "user | ip", "POST /checkout", "wait up to 200ms queue 100", "local 1/4", "80%", "1kB".
+"""The words that people write, read as values: "user | ip", "POST /checkout", "wait up to 200ms", "local 1/4", "80%", "1kB".
 
-Each function takes a text and gives a value of the model, or raises `Wrong` with the part that is wrong and what to write. None of
-them knows where the text stands.
+Each function takes a text and gives a value of the model, or raises `Wrong` with the part that is wrong and what to write. None
+of them knows where the text stands.
 """
 
 from __future__ import annotations
@@ -9,13 +9,14 @@ from __future__ import annotations
 import re
 from ipaddress import ip_address, ip_network
 from typing import Any
+from unicodedata import normalize
 from urllib.parse import urlsplit
 
 from ..algorithms import ALGORITHMS
 from ..algorithms.limit import Limit
 from ..algorithms.text import parse_limit
 from ..errors import ConfigurationError, InvalidLimit
-from ..rate import duration_us
+from ..rate import WRITE, duration_us
 from ..stores.guarded.share import share_of_nodes
 from ..stores.urls import WRAPPERS, WRAPPING, maker_of, masked, only, options_of
 from .hosts import host_pattern
@@ -62,9 +63,9 @@ def title(text: str) -> str:
 
 
 def plain_title(text: str) -> str:
-    """The nearest name that can be written."""
-    kept = "".join(one if " " <= one <= "~" and one not in '"\\' else "-" for one in text)
-    return re.sub(r"-+", "-", kept).strip("- ") or "rule"
+    """The nearest name that can be written: letters without their accents, and nothing else that is foreign."""
+    kept = "".join(one for one in normalize("NFKD", text[:64]) if " " <= one <= "~" and one not in '"\\')
+    return " ".join(kept.split()) or "rule"
 
 
 def identity_name(text: str) -> str:
@@ -148,7 +149,7 @@ def limit(text: str, start: int = 0) -> Limit:
         raise Wrong("nothing stands on one side of a ';'", "write it like token bucket 5/s; fixed window 1000/min", (start, 1))
     named = re.match(r"[^\d;]*", words)
     kind = " ".join((named[0] if named else "").split()).lower()
-    if kind and kind not in ALGORITHMS:
+    if kind and (kind not in ALGORITHMS or kind == words.lower()):
         raise Wrong(*unknown_kind(words, kind), (at, max(1, len((named[0] if named else "").rstrip()))))
     try:
         return parse_limit(words)
@@ -161,10 +162,10 @@ def unknown_kind(words: str, kind: str) -> tuple[str, str]:
         return f"{UNLIMITED!r} stands alone", f"write {UNLIMITED}, or a limit"
     if kind in ("unlimted", "none", "off", "no limit", "infinite", "∞"):
         return f"{kind!r} is no limit", f"write {UNLIMITED}"
-    meant = nearest(kind, ALGORITHMS)
+    meant = kind if kind in ALGORITHMS else nearest(kind, ALGORITHMS)
     if meant is not None and not any(character.isdigit() for character in words):
         return f"{short(words)!r} has no rate", f"write it like {meant} 5/s"
-    return f"no rule is called {short(kind)!r}", did_you_mean(kind, ALGORITHMS)
+    return f"no algorithm is called {short(kind)!r}", did_you_mean(kind, ALGORITHMS)
 
 
 def misread_limit(words: str, error: Exception, at: int) -> Wrong:
@@ -178,7 +179,8 @@ def misread_limit(words: str, error: Exception, at: int) -> Wrong:
     if found is not None:
         option = re.search(rf"\b{found[1] or found[2]}\s+\S+", words, re.I)
         if option is not None:
-            return Wrong(f"{option[0]!r}: {message or said}", remedy, (at + option.start(), len(option[0])))
+            remedy = f"write it like {option[0].split()[0]} 10" if remedy == WRITE else remedy
+            return Wrong(message or said, remedy, (at + option.start(), len(option[0])))
     shown = said if repr(words)[:20] in said else f"{short(words)!r}: {said}"
     message, _, remedy = shown.rpartition("; ")
     return Wrong(message or shown, remedy if message else "", (at, len(words)))
@@ -321,7 +323,7 @@ def on_refusal(text: str) -> OnRefusal:
             raise Wrong(
                 "'degrade' has no handler", "write degrade package.module:handler, or the name of one given to the middleware"
             )
-        return OnRefusal(DEGRADE, handler=words[1] if ":" not in words[1] else call(words[1]))
+        return OnRefusal(DEGRADE, handler=call(words[1]) if ":" in words[1] else words[1])
     remedy = did_you_mean(verb, (REJECT, WAIT, DEGRADE, SHADOW), "write reject, wait up to 200ms, degrade <handler> or shadow")
     raise Wrong(f"{short(text)!r} is nothing that can happen on a refusal", remedy)
 
@@ -419,17 +421,6 @@ def told(text: str, known: tuple[str, ...] = PLACEHOLDERS) -> str:
             remedy = did_you_mean(found[1], known, f"there are {', '.join('{' + word + '}' for word in known)}")
             raise Wrong(f"nothing is put in the place of {found[0]}", remedy, (found.start(), len(found[0])))
     return text
-
-
-def joined(parts: tuple[Any, ...]) -> str:
-    """The key of several parts, as a gate joins them; None is a part that is absent."""
-    if len(parts) == 1:
-        return str(parts[0])
-    return "|".join("-" if part is None else _escaped(str(part)) for part in parts)
-
-
-def _escaped(text: str) -> str:
-    return "%2D" if text == "-" else text.replace("%", "%25").replace("|", "%7C")
 
 
 # Stores ----------------------------------------------------------------------------------------------------------------------

@@ -1,9 +1,9 @@
 """Websockets behind a policy: asked at the handshake, which counts as a GET, and for each message where a rule names MESSAGE.
 
-A refused handshake is answered like any request where the server can (`websocket.http.response`), otherwise it is closed before it
-was accepted, which servers tell as 403. A message that is refused closes the connection with 1013, "try again later"; one that has
-to wait is not handed on before its turn, so whoever sends too fast is slowed down by the connection itself. What the client said
-about itself in the handshake holds for all its messages.
+A refused handshake is answered like any request where the server can (`websocket.http.response`), otherwise it is closed before
+it was accepted, which servers tell as 403. A message that is refused closes the connection with 1013, "try again later"; one that
+has to wait is not handed on before its turn, so whoever sends too fast is slowed down by the connection itself. What the client
+said about itself in the handshake holds for all its messages.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from typing import Any
 from ..policy.gate import Gate
 from ..policy.model import Policy
 from ..policy.passage import Passage
-from .answers import message as told
 from .asgi_wire import AsgiFacts
 from .headers import body, fields, merge
 
@@ -40,7 +39,7 @@ async def refuse_socket(passage: Passage, facts: AsgiFacts, scope: Any, receive:
 def reason(passage: Passage) -> str:
     """Why, in what fits into a close frame."""
     assert passage.refusal is not None
-    return told(passage.refusal).encode()[:REASON].decode(errors="ignore")
+    return passage.refusal.message.encode()[:REASON].decode(errors="ignore")
 
 
 def counts_messages(policy: Policy) -> bool:

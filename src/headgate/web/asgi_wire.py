@@ -1,8 +1,8 @@
 """What of ASGI is on the way of every request: a scope as facts, and the `send` that puts the fields on a response.
 
-Nothing of a scope is read before a policy asks for it. `Sending` is called where a server's `send` would be and hands out that one's
-awaitable, so that a message costs no coroutine of its own. Messages and header lists belong to the app (some send the same ones
-every time), so the start of a response is copied, never changed.
+Nothing of a scope is read before a policy asks for it. `Sending` is called where a server's `send` would be and hands out that
+one's awaitable, so that a message costs no coroutine of its own. Messages and header lists belong to the app (some send the same
+ones every time), so the start of a response is copied, never changed.
 """
 
 from __future__ import annotations

@@ -12,8 +12,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import wraps
 from threading import Lock
 from typing import Any
+from uuid import UUID
 
 from ..policy.gate import Gate
 from ..policy.model import Policy
@@ -85,11 +87,12 @@ class Site:
 
 
 def caller(key: Callable[[Any], Any]) -> Callable[[Any], str | None]:
-    """A key's callable as an identity: it is given the request, and numbers become texts."""
+    """A key's callable as an identity: it is given the request; numbers and UUIDs, which users are known by, become texts."""
 
-    def identity(facts: Any) -> str | None:
+    @wraps(key)
+    def identity(facts: Any) -> Any:
         value = key(facts.raw)
-        return str(value) if isinstance(value, int) else value
+        return str(value) if isinstance(value, (int, UUID)) else value
 
     return identity
 
