@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import fields
+from pathlib import Path
 
 from traffic import busy_gate, failing_gate, gate_on
 
@@ -148,3 +149,10 @@ def test_measures_are_well_made():
         assert measure.kind in (COUNTER, GAUGE, HISTOGRAM)
         assert (measure.kind == HISTOGRAM) == measure.name.endswith("_seconds")
     assert Histogram((1,), (2, 3), 4.0).count == 5
+
+
+def test_the_page_names_every_measure():
+    """The table of the documentation has every number under the name that Prometheus shows."""
+    page = (Path(__file__).parents[2] / "docs" / "observability.md").read_text()
+    names = [f"`headgate_{measure.name}{'_total' if measure.kind == COUNTER else ''}`" for measure in MEASURES]
+    assert [name for name in names if name not in page] == []
