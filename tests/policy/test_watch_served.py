@@ -93,7 +93,7 @@ def asked(url: str) -> httpx.Response | None:
 
 def test_every_forked_worker_hears_of_a_new_file(tmp_path):
     """gunicorn loads the application once and forks: each of its workers goes on watching."""
-    words = "gunicorn --preload -w 2 --threads 2 -b 127.0.0.1:{port} served:app".split()
+    words = ["gunicorn", "--preload", "-w", "2", "--threads", "2", "-b", "127.0.0.1:{port}", "served:app"]
     with served(tmp_path, WSGI, *words) as (_, url):
         limits_seen(url, "100000", 2, tmp_path / "log")
         (tmp_path / "headgate.yaml").write_text(POLICY.format(count=200_000))
