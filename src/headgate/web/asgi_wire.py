@@ -35,7 +35,7 @@ class AsgiFacts(Facts):
 
     __slots__ = ("_query", "scope")
 
-    def __init__(self, scope: dict[str, Any], method: str | None = None) -> None:
+    def __init__(self, scope: Any, method: str | None = None) -> None:
         path = scope["path"]
         root = scope.get("root_path")
         if root and not below(path, root):
