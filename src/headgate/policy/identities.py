@@ -181,7 +181,7 @@ class Identities:
 
     def _identity(self, name: str, draft: Draft) -> Any:
         value = draft.get()
-        if value is BAD or "default" in draft.said and draft.default is None:
+        if value is BAD or ("default" in draft.said and draft.default is None):
             return BAD
         if name == "ip" and draft.kind not in ("client_ip", "call"):
             remedy = "write {client_ip: {trusted_proxies: […], header: …}}, or give it another name"

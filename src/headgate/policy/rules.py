@@ -9,9 +9,9 @@ from . import words
 from .conditions import KEY, MATCHES, WHEN
 from .fields import Fields, Pairs, Said, Word
 from .identities import CALL, TEXT
-from .model import SHARE, SKIP, Answer, Charge, Cost, Key, Limits, OnFailure, OnRefusal, Once, Rule, Tiers, When
+from .model import SHARE, SKIP, Answer, Charge, Cost, Key, Limits, Once, OnFailure, OnRefusal, Rule, Tiers, When
 from .nodes import Node, Scalar, Several
-from .overrides import CalledOverrides, HashOverrides
+from .overrides import CalledOverrides
 from .page import Page, Wrong
 from .shapes import BAD, Anything, Choice, Json, Kinds, Listing, Made, Number, Ready, Shape, Span, Truth, Words
 

@@ -1,8 +1,8 @@
 """Shapes: what may stand at a place of a policy. One shape reads it and tells editors about it, so that the two can't part.
 
-`read(node, page)` gives the value, or BAD after noting why; `schema()` is the same as JSON Schema. What a shape refuses by its form
-(another kind of thing, a word nobody knows, a number outside its bounds) the schema refuses too; what only a reader of texts can
-know (a rate, a network, a name that is nowhere defined) it leaves open.
+`read(node, page)` gives the value, or BAD after noting why; `schema()` is the same as JSON Schema. What a shape refuses by its
+form (another kind of thing, a word nobody knows, a number outside its bounds) the schema refuses too; what only a reader of texts
+can know (a rate, a network, a name that is nowhere defined) it leaves open.
 """
 
 from __future__ import annotations
@@ -229,7 +229,7 @@ class Kinds(Shape):
         self.example = next((shape.example for shape in self.shapes.values() if shape is not None and shape.example), "")
 
     def read(self, node: Node, page: Page) -> Any:
-        shape = self.shapes.get(type(node))  # type: ignore[call-overload]
+        shape = self.shapes.get(type(node))
         if shape is None or (isinstance(node, Scalar) and node.value is None):
             return self.refuse(node, page)
         return shape.read(node, page)

@@ -1,7 +1,7 @@
-"""The words that people write, read as values: "user | ip", "POST /checkout", "wait up to 200ms queue 100", "local 1/4", "80%", "1kB".
+"""The words that people write, read as values: "user | ip", "POST /checkout", "wait up to 200ms", "local 1/4", "80%", "1kB".
 
-Each function takes a text and gives a value of the model, or raises `Wrong` with the part that is wrong and what to write. None of
-them knows where the text stands.
+Each function takes a text and gives a value of the model, or raises `Wrong` with the part that is wrong and what to write. None
+of them knows where the text stands.
 """
 
 from __future__ import annotations
@@ -321,7 +321,7 @@ def on_refusal(text: str) -> OnRefusal:
             raise Wrong(
                 "'degrade' has no handler", "write degrade package.module:handler, or the name of one given to the middleware"
             )
-        return OnRefusal(DEGRADE, handler=words[1] if ":" not in words[1] else call(words[1]))
+        return OnRefusal(DEGRADE, handler=call(words[1]) if ":" in words[1] else words[1])
     remedy = did_you_mean(verb, (REJECT, WAIT, DEGRADE, SHADOW), "write reject, wait up to 200ms, degrade <handler> or shadow")
     raise Wrong(f"{short(text)!r} is nothing that can happen on a refusal", remedy)
 
@@ -419,17 +419,6 @@ def told(text: str, known: tuple[str, ...] = PLACEHOLDERS) -> str:
             remedy = did_you_mean(found[1], known, f"there are {', '.join('{' + word + '}' for word in known)}")
             raise Wrong(f"nothing is put in the place of {found[0]}", remedy, (found.start(), len(found[0])))
     return text
-
-
-def joined(parts: tuple[Any, ...]) -> str:
-    """The key of several parts, as a gate joins them; None is a part that is absent."""
-    if len(parts) == 1:
-        return str(parts[0])
-    return "|".join("-" if part is None else _escaped(str(part)) for part in parts)
-
-
-def _escaped(text: str) -> str:
-    return "%2D" if text == "-" else text.replace("%", "%25").replace("|", "%7C")
 
 
 # Stores ----------------------------------------------------------------------------------------------------------------------

@@ -1,9 +1,9 @@
 """A policy file's YAML as a tree of nodes with their places. The only file that knows PyYAML.
 
-The tree is built from the parser's events, not by its composer: lines and columns stay exact, nothing is recursive, depth is bounded
-while it grows, and no tag can make anything. Anchors, aliases, merge keys and tags are refused: a policy says what it means at the
-place where it is read, and no few lines become a million. Rejected: yaml.safe_load, which keeps no places, takes the last of
-two equal keys in silence, and reads `no` as false.
+The tree is built from the parser's events, not by its composer: lines and columns stay exact, nothing is recursive, depth is
+bounded while it grows, and no tag can make anything. Anchors, aliases, merge keys and tags are refused: a policy says what it
+means at the place where it is read, and no few lines become a million. Rejected: yaml.safe_load, which keeps no places, takes the
+last of two equal keys in silence, and reads `no` as false.
 """
 
 from __future__ import annotations

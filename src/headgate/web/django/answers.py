@@ -1,4 +1,4 @@
-"""What a Django view or middleware makes of a passage: facts of its request, fields on its response, the response of a refusal."""
+"""What a Django view or middleware makes of a passage: facts of its request, fields on its response, the answer of a refusal."""
 
 from __future__ import annotations
 
@@ -28,7 +28,9 @@ def refusal(passage: Passage, request: HttpRequest) -> HttpResponse:
     """Why, and when to come back."""
     assert passage.refusal is not None
     kind, text = body(passage, request.META.get("HTTP_ACCEPT"))
-    return HttpResponse(text, content_type=kind.decode("ascii"), status=passage.refusal.status)
+    response = HttpResponse(text, content_type=kind.decode("ascii"), status=passage.refusal.status)
+    response.headers["Content-Length"] = str(len(text))
+    return response
 
 
 def put(fields: list[tuple[str, str]], response: HttpResponseBase) -> None:

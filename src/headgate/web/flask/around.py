@@ -40,7 +40,7 @@ class FlaskMiddleware(RateLimitMiddleware):
         """The endpoint that Flask will find; only asked for where some view is exempt."""
         try:
             adapter = self.flask.create_url_adapter(self.flask.request_class(environ, populate_request=False))
-            return None if adapter is None else adapter.match()[0]  # type: ignore[return-value]
+            return None if adapter is None else adapter.match()[0]
         except HTTPException:
             return None
 

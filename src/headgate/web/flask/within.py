@@ -1,7 +1,7 @@
 """Asked within a request: a view's own limits, and a policy that needs what only a request has (the session, the user).
 
-What was asked is kept in the request's environ. Its fields are put on the response before any after_request function sees it. What
-is owed is settled when the response is known, or at the request's teardown when there never was one.
+What was asked is kept in the request's environ. Its fields are put on the response before any after_request function sees it.
+What is owed is settled when the response is known, or at the request's teardown when there never was one.
 """
 
 from __future__ import annotations
