@@ -30,7 +30,7 @@ from .answers import body
 from .asgi_socket import TRY_LATER, reason
 from .asgi_wire import AsgiFacts
 from .dependencies import DependencyMiddleware, RuleOf, asked_of
-from .routes import CALLER, Key, Route, told
+from .routes import CALLER, Key, Route, fitting, told
 
 AnyKey = Key | Callable[[Any], Awaitable[Any]]
 
@@ -167,8 +167,8 @@ def nobody(request: Any) -> None:
 def name_of(scope: Any, depth: int) -> str:
     """`shop.routes.checkout`; a second limit on the way to it is `shop.routes.checkout.2`."""
     endpoint = scope.get("endpoint")
-    name = f"{endpoint.__module__}.{endpoint.__qualname__}" if hasattr(endpoint, "__qualname__") else str(scope["path"])
-    return name if depth == 0 else f"{name}.{depth + 1}"
+    whole = f"{endpoint.__module__}.{endpoint.__qualname__}" if hasattr(endpoint, "__qualname__") else str(scope["path"])
+    return fitting(whole.replace("<locals>.", "") + (f".{depth + 1}" if depth else ""))
 
 
 def current(connection: HTTPConnection) -> Passage | None:
