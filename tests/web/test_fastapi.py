@@ -1,4 +1,4 @@
-"""Limits as FastAPI dependencies: per client, with fields and bodies like the middleware's, and never counted twice by accident."""
+"""Limits as FastAPI dependencies: per client, with the middleware's fields and bodies, and never counted twice by accident."""
 
 from typing import Annotated, Any
 
