@@ -100,10 +100,10 @@ class Clause:
     """One rule at work. Counters are plain integers; a reload hands them on to the rule of the same name."""
 
     # fmt: off
-    __slots__ = ("alert", "alerts", "by", "constant", "degraded", "failed_closed", "failed_local", "failed_open", "given_back",
-                 "identities", "key", "limiter", "lone", "made", "name", "named", "near", "otherwise", "overridden", "overrides", "owes",
-                 "passed", "queue_full", "refused", "replayed", "rule", "shadow", "shadow_refused", "share", "statuses", "sum_ms",
-                 "tiers", "times", "waited", "waiting", "waits", "when")
+    __slots__ = ("alert", "alerts", "by", "constant", "degraded", "failed_closed", "failed_local", "failed_open",
+                 "given_back", "identities", "key", "limiter", "lone", "made", "name", "named", "near", "otherwise",
+                 "overridden", "overrides", "owes", "passed", "queue_full", "refused", "replayed", "rule", "shadow",
+                 "shadow_refused", "share", "statuses", "sum_ms", "tiers", "times", "waited", "waiting", "waits", "when")
     # fmt: on
 
     def __init__(self, limiter: str, rule: Rule, identities: dict[str, Any]) -> None:
