@@ -60,7 +60,7 @@ class AsgiFacts(Facts):
                     more = [first, field[1]] if more is None else [*more, field[1]]
         if more is not None:
             first = (b"; " if wanted == b"cookie" else b", ").join(more)
-        return None if first is None else first.decode("latin-1")  # type: ignore[no-any-return]
+        return None if first is None else first.decode("latin-1")
 
     def query(self, name: str) -> str | None:
         if self._query is None:
