@@ -57,7 +57,7 @@ SAID = '{"code":"RATE_LIMITED","message":"Too many checkout attempts. Retry afte
 SAMPLES = (
     case(
         "sample-checkout",
-        "the sample policy: a user's eleventh checkout is refused in its words, others are not concerned, a second later it passes",
+        "sample policy: a user's eleventh checkout is refused in its words, others are not concerned, a second later it passes",
         SAMPLE,
         ask("POST /checkout", headers=ADA, times=10),
         refused("POST /checkout", headers=ADA, fields={"Retry-After": "1"}, body=SAID),
@@ -68,7 +68,7 @@ SAMPLES = (
     ),
     case(
         "sample-tiers",
-        "the sample policy: free users have 40 at once, pro users 200, enterprise users none of theirs; a forged token is nobody's",
+        "sample policy: free users have 40 at once, pro users 200, enterprise users none of theirs; a forged token is nobody's",
         SAMPLE,
         ask("GET /products", headers=ADA, times=40),
         refused("GET /products", headers=ADA, fields={"Retry-After": "1"}),
