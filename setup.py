@@ -46,9 +46,7 @@ COMPILED = (
     "policy/clause",
     "policy/edition",
     "policy/asking",
-    "web/wire",
     "web/headers",
-    "web/wire",
     "web/asgi_wire",
 )
 REQUIRED = os.environ.get("HEADGATE_REQUIRE_COMPILED") == "1"

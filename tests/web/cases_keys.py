@@ -50,6 +50,13 @@ KEYS = (
         refused("GET /products", user="ada", peer="192.0.2.9"),
     ),
     case(
+        "kinds-apart",
+        "a user who is called like an address does not spend that address's limit",
+        USER + "limits: [{name: api, key: user | ip, limit: token bucket 1/min burst 1}]",
+        ask("GET /products", user="192.0.2.1", peer="192.0.2.7"),
+        ask("GET /products", peer="192.0.2.1"),
+    ),
+    case(
         "joined",
         "a joined key is all of its parts: the same user of another tenant is somebody else",
         "identify: {tenant: {header: X-Tenant}, user: {header: X-User}}\n"

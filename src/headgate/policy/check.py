@@ -1,4 +1,4 @@
-"""What is legal to write and yet wrong or unwise: names that nothing defines, limits that nothing passes, waits that help nobody."""
+"""What is legal to write and yet wrong or unwise: names that nothing defines, limits that nothing passes, waits in vain."""
 
 from __future__ import annotations
 

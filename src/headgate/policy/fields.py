@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .mistakes import FORM
-from .nodes import Missing, Node, Place, Scalar, Table
+from .nodes import Node, Place, Scalar, Table
 from .page import Page, Wrong, did_you_mean, short
 from .shapes import BAD, MISFITS, Json, Shape, only_configuration
 
@@ -109,12 +109,14 @@ class Fields(Shape):
 
     def complete(self, said: Said, page: Page) -> None:
         """Notes words that must be there, and two that exclude each other."""
+        if said.node.partial:
+            return
         for word, known in self.words.items():
             if known.required and word not in said:
                 like = f"write {word}: {known.shape.example}" if known.shape.example else f"write {word}: …"
                 page.wrong(first_place(said.node), "", f"{self.what} has no {word!r}", like, FORM)
         there = [word for word in self.one_of if word in said]
-        if self.one_of and len(there) != 1 and not any(isinstance(item, Missing) for _, item in said.node.entries.values()):
+        if self.one_of and len(there) != 1:
             place = said.word(there[1]) if there else first_place(said.node)
             told = (
                 f"{' and '.join(map(repr, there))} stand together in {self.what}"

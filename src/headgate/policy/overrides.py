@@ -15,6 +15,7 @@ import os
 import queue
 import threading
 from collections.abc import Callable
+from itertools import islice
 from typing import Any
 
 from ..algorithms.limit import Limit
@@ -31,8 +32,8 @@ UNLIMITED = "unlimited"
 #: How many keys' answers are remembered.
 MOST_KEPT = 16_384
 LEAST_REFRESH_US = 10_000
-#: So many senseless fields of one reading get a line each.
-MOST_TOLD = 10
+#: So many senseless fields of one reading get a line each, and so much of them is shown.
+MOST_TOLD, SHOWN = 10, 60
 
 
 def limits_of(said: Any) -> Limits | None:
@@ -210,19 +211,19 @@ class Reader:
         limits = self._understood.get(text)
         if limits is None:
             if len(text) > LONGEST:
-                raise InvalidLimit(f"{text[:40]!r}… ({len(text)} bytes) is no limit; write it like 'token bucket 5/s burst 10'")
+                raise InvalidLimit(f"{len(text)} bytes are no limit; write it like 'token bucket 5/s burst 10'")
             limits = self._understood[text] = limits_of(text.decode()) or ()
         return limits
 
     def _tell(self, misread: dict[tuple[bytes, bytes], Exception]) -> None:
         """One line for each field that makes no sense, when it is first seen so."""
-        new = [(field, error) for (field, text), error in misread.items() if (field, text) not in self._misread]
+        new = {said: error for said, error in misread.items() if said not in self._misread}
         self._misread = set(misread)
         self.complaints.count += len(new)
-        for field, error in new[:MOST_TOLD]:
-            log.warning("hash %r, field %r: %s; it is skipped", self.id[1], field[:LONGEST], error)
+        for (field, text), error in islice(new.items(), MOST_TOLD):
+            log.warning("hash %r, field %r: %r is skipped: %s", self.id[1], field[:SHOWN], text[:SHOWN], error)
         if len(new) > MOST_TOLD:
-            log.warning("hash %r: %d more fields make no sense; they are skipped", self.id[1], len(new) - MOST_TOLD)
+            log.warning("hash %r: %d more fields make no sense; they are skipped too", self.id[1], len(new) - MOST_TOLD)
 
 
 _readers: dict[tuple[str, str, int], Reader] = {}

@@ -98,7 +98,7 @@ class Page:
             if place.line == line:
                 start = place.column - 1
                 text = text[:start] + "·" * len(text[start : start + place.length]) + text[start + place.length :]
-        return text.replace("\t", " ")
+        return "".join(one if one.isprintable() else " " if one == "\t" else "�" for one in text)
 
 
 def short(text: str, most: int = 60) -> str:

@@ -54,7 +54,11 @@ class ExemptionDraft:
 
 def _exemption(said: Said, page: Page) -> Any:
     if not any(word in said for word in ("path", "match", "network", "header", "when")):
-        told = "this exemption exempts everybody from everything" if "limits" not in said else "this exemption says nobody"
+        told = (
+            "this exemption exempts everybody from everything"
+            if "limits" not in said
+            else "this exemption does not say who is exempt"
+        )
         page.wrong(said.node.place, "", told, "say a path, match, network, header or when")
     if "path" in said and "match" in said:
         page.wrong(
@@ -156,7 +160,7 @@ SHUT_OUT = Fields(
 
 # The store -------------------------------------------------------------------------------------------------------------------
 
-_LOGIN = re.compile(r"://[^/]*@|(?<=password=)[^&#]*")
+_LOGIN = re.compile(r"(?<=://)[^/]*(?=@)|(?<=password=)[^&#]*")
 
 
 class StoreUrl(Words):

@@ -182,7 +182,7 @@ class Span(Shape):
             page.wrong(node.place, node.text, f"{shown(node)} is no duration", self.remedy())
             return BAD
         if not self.bounds[0] <= found <= self.bounds[1]:
-            page.wrong(node.place, node.text, f"{shown(node)} is not between {self.low} and {self.high}", "")
+            page.wrong(node.place, node.text, f"{shown(node)} is too short or too long", f"write {self.low} to {self.high}")
             return BAD
         return found
 

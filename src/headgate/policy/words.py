@@ -9,13 +9,14 @@ from __future__ import annotations
 import re
 from ipaddress import ip_address, ip_network
 from typing import Any
+from unicodedata import normalize
 from urllib.parse import urlsplit
 
 from ..algorithms import ALGORITHMS
 from ..algorithms.limit import Limit
 from ..algorithms.text import parse_limit
 from ..errors import ConfigurationError, InvalidLimit
-from ..rate import duration_us
+from ..rate import WRITE, duration_us
 from ..stores.guarded.share import share_of_nodes
 from ..stores.urls import WRAPPERS, WRAPPING, maker_of, masked, only, options_of
 from .hosts import host_pattern
@@ -62,9 +63,9 @@ def title(text: str) -> str:
 
 
 def plain_title(text: str) -> str:
-    """The nearest name that can be written."""
-    kept = "".join(one if " " <= one <= "~" and one not in '"\\' else "-" for one in text)
-    return re.sub(r"-+", "-", kept).strip("- ") or "rule"
+    """The nearest name that can be written: letters without their accents, and nothing else that is foreign."""
+    kept = "".join(one for one in normalize("NFKD", text[:64]) if " " <= one <= "~" and one not in '"\\')
+    return " ".join(kept.split()) or "rule"
 
 
 def identity_name(text: str) -> str:
@@ -148,7 +149,7 @@ def limit(text: str, start: int = 0) -> Limit:
         raise Wrong("nothing stands on one side of a ';'", "write it like token bucket 5/s; fixed window 1000/min", (start, 1))
     named = re.match(r"[^\d;]*", words)
     kind = " ".join((named[0] if named else "").split()).lower()
-    if kind and kind not in ALGORITHMS:
+    if kind and (kind not in ALGORITHMS or kind == words.lower()):
         raise Wrong(*unknown_kind(words, kind), (at, max(1, len((named[0] if named else "").rstrip()))))
     try:
         return parse_limit(words)
@@ -161,10 +162,10 @@ def unknown_kind(words: str, kind: str) -> tuple[str, str]:
         return f"{UNLIMITED!r} stands alone", f"write {UNLIMITED}, or a limit"
     if kind in ("unlimted", "none", "off", "no limit", "infinite", "∞"):
         return f"{kind!r} is no limit", f"write {UNLIMITED}"
-    meant = nearest(kind, ALGORITHMS)
+    meant = kind if kind in ALGORITHMS else nearest(kind, ALGORITHMS)
     if meant is not None and not any(character.isdigit() for character in words):
         return f"{short(words)!r} has no rate", f"write it like {meant} 5/s"
-    return f"no rule is called {short(kind)!r}", did_you_mean(kind, ALGORITHMS)
+    return f"no algorithm is called {short(kind)!r}", did_you_mean(kind, ALGORITHMS)
 
 
 def misread_limit(words: str, error: Exception, at: int) -> Wrong:
@@ -178,7 +179,8 @@ def misread_limit(words: str, error: Exception, at: int) -> Wrong:
     if found is not None:
         option = re.search(rf"\b{found[1] or found[2]}\s+\S+", words, re.I)
         if option is not None:
-            return Wrong(f"{option[0]!r}: {message or said}", remedy, (at + option.start(), len(option[0])))
+            remedy = f"write it like {option[0].split()[0]} 10" if remedy == WRITE else remedy
+            return Wrong(message or said, remedy, (at + option.start(), len(option[0])))
     shown = said if repr(words)[:20] in said else f"{short(words)!r}: {said}"
     message, _, remedy = shown.rpartition("; ")
     return Wrong(message or shown, remedy if message else "", (at, len(words)))

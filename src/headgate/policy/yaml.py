@@ -109,6 +109,7 @@ class Builder:
         self.words: list[Scalar | None] = []
         self.root: Node | None = None
         self.refused: list[NotYaml] = []
+        self.marks: set[str] = set()
 
     def tree(self, events: Iterator[Any]) -> tuple[Node, list[NotYaml]]:
         yaml, documents = self.yaml, 0
@@ -135,6 +136,9 @@ class Builder:
     def refuse_marks(self, event: Any) -> None:
         place, mark = place_of(event), event.anchor
         if isinstance(event, self.yaml.AliasEvent):
+            if mark in self.marks:
+                return
+            self.marks.add(mark)
             remedy = "write out what it stands for; a text that begins with '*' needs quotes"
             self.refuse(place, f"*{mark}", f"'*{mark}' is an alias, which a policy can't have", remedy)
         elif mark is not None:
@@ -142,8 +146,9 @@ class Builder:
                 place, f"&{mark}", f"'&{mark}' is an anchor, which a policy can't have", "write each thing where it is meant"
             )
         elif event.tag is not None:
+            tag = event.tag.replace("tag:yaml.org,2002:", "!!")
             remedy = "take it out; texts, lists and tables need none"
-            self.refuse(place, event.tag, f"{event.tag!r} is a tag, which a policy can't have", remedy)
+            self.refuse(place, tag, f"{tag!r} is a tag, which a policy can't have", remedy)
 
     def begin(self, event: Any) -> None:
         path = self.path()
@@ -183,7 +188,10 @@ class Builder:
         assert isinstance(top, Table)
         word = self.words[-1]
         if word is not None:
-            top.entries.setdefault(word.text, (word, node))
+            if word.text == "<<" and not word.offset:
+                top.partial = True
+            else:
+                top.entries.setdefault(word.text, (word, node))
             self.words[-1] = None
             return
         if not isinstance(node, Scalar):

@@ -24,6 +24,7 @@ else:
     from ..policy.passage import Entry, Passage
     from .wire import Posting, Style, digits, item, left
 
+from ..policy.passage import Refusal
 from .answers import body
 from .wire import ELEVEN, NONE, SPELT, older_fields, partition, reset_of
 
@@ -53,7 +54,7 @@ def posted(entry: Entry, headers: Any) -> Posting:
 
 def fields(passage: Passage) -> Fields:
     """What a response tells, allowed or refused. Nothing where nothing limits, or on a success where the policy says so."""
-    decision: Decision = passage.decision
+    decision: Decision = passage.decision  # type: ignore[assignment]
     entries = passage.entries
     headers = passage.edition.policy.headers
     if decision is None or not entries:
@@ -77,9 +78,10 @@ def fields(passage: Passage) -> Fields:
 
 def refused_fields(passage: Passage, found: Fields, expose: Any) -> Fields:
     """Adds when to come back, and that nobody keeps this answer. Where a handler answers instead, its answer is no refusal."""
+    refusal: Refusal = passage.refusal  # type: ignore[assignment]
     if passage.degrade is None:
-        if passage.refusal.retry_after is not None:
-            found.append((b"retry-after", b"%d" % passage.refusal.retry_after))
+        if refusal.retry_after is not None:
+            found.append((b"retry-after", b"%d" % refusal.retry_after))
         found.append((b"cache-control", b"no-store"))
     found.extend(expose)
     return found
@@ -147,7 +149,7 @@ def several_limits(
 
 def closest(parts: tuple[Decision, ...]) -> list[int]:
     """The limits to name where there are too many: who refuses, then who has the smallest part left; in their order."""
-    by_need = sorted(range(len(parts)), key=lambda i: (parts[i].allowed, parts[i].remaining / max(1, parts[i].limit)))
+    by_need = sorted(range(len(parts)), key=lambda i: (parts[i].allowed, parts[i].remaining / max(1.0, parts[i].limit)))
     return sorted(by_need[:MOST])
 
 
