@@ -1,0 +1,123 @@
+"""What a passage owes when its response has gone, and bodies that notice when that is.
+
+An `Account` is settled once, whichever comes first: the body is exhausted, closed, or breaks. The bodies hand on chunk by chunk
+what they are given, and close it exactly once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator
+from typing import Any
+
+from ..policy.passage import Passage
+
+#: The status of a response that never came, or broke.
+FAILED = 500
+
+
+class Account:
+    """The response of one passage so far: its status (0: none yet) and how many bytes went."""
+
+    __slots__ = ("passage", "settled", "size", "status")
+
+    def __init__(self, passage: Passage, status: int = 0) -> None:
+        self.passage = passage
+        self.status = status
+        self.size = 0
+        self.settled = False
+
+    def settle(self, failed: bool = False) -> None:
+        if not self.settled:
+            self.settled = True
+            self.passage.done(self.outcome(failed), self.size)
+
+    async def asettle(self, failed: bool = False) -> None:
+        if not self.settled:
+            self.settled = True
+            await self.passage.adone(self.outcome(failed), self.size)
+
+    def outcome(self, failed: bool) -> int:
+        return FAILED if failed or not self.status else self.status
+
+
+def length(chunk: Any) -> int:
+    """How many bytes a chunk is on the wire; frameworks take text too."""
+    return len(chunk.encode("utf-8", "replace")) if isinstance(chunk, str) else len(chunk)
+
+
+class Body:
+    """Chunks one by one as they come, counted to an account that is settled at their end."""
+
+    __slots__ = ("_account", "_chunks", "_close", "_next")
+
+    def __init__(self, chunks: Iterable[Any], account: Account) -> None:
+        self._chunks = chunks
+        self._account = account
+        self._next: Callable[[], Any] | None = None
+        self._close: Callable[[], object] | None = getattr(chunks, "close", None)
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        try:
+            if self._next is None:
+                self._next = iter(self._chunks).__next__
+            chunk = self._next()
+        except StopIteration:
+            self._account.settle()
+            raise
+        except BaseException:
+            self._account.settle(failed=True)
+            raise
+        self._account.size += length(chunk)
+        return chunk
+
+    def close(self) -> None:
+        """Closes what it was given, once, and settles whatever that does."""
+        close, self._close = self._close, None
+        try:
+            if close is not None:
+                close()
+        finally:
+            self._account.settle()
+
+
+class AsyncBody:
+    """The same for chunks that are awaited. `close` is for whoever gives up; it may wait for the store: call it in a thread."""
+
+    __slots__ = ("_account", "_chunks", "_close", "_next")
+
+    def __init__(self, chunks: AsyncIterable[Any], account: Account) -> None:
+        self._chunks = chunks
+        self._account = account
+        self._next: AsyncIterator[Any] | None = None
+        self._close: Callable[[], object] | None = getattr(chunks, "close", None)
+
+    def __aiter__(self) -> AsyncIterator[Any]:
+        return self
+
+    async def __anext__(self) -> Any:
+        try:
+            if self._next is None:
+                self._next = aiter(self._chunks)
+            chunk = await anext(self._next)
+        except StopAsyncIteration:
+            await self._account.asettle()
+            raise
+        except Exception:
+            await self._account.asettle(failed=True)
+            raise
+        self._account.size += length(chunk)
+        return chunk
+
+    async def aclose(self) -> None:
+        await self._account.asettle()
+
+    def close(self) -> None:
+        close, self._close = self._close, None
+        try:
+            if close is not None:
+                close()
+        finally:
+            self._account.settle()

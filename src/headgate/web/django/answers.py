@@ -1,0 +1,70 @@
+"""What a Django view or middleware makes of a passage: facts of its request, fields on its response, the response of a refusal."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.http import HttpRequest, HttpResponse
+from django.http.response import HttpResponseBase
+
+from ...policy.passage import Passage
+from ..answers import body
+from ..bodies import FAILED, Account, AsyncBody, Body
+from ..environ import WsgiFacts
+from ..headers import merge
+
+
+class DjangoFacts(WsgiFacts):
+    """Facts over `request.META`, which has an environ's names under ASGI too. `raw` is the request."""
+
+    __slots__ = ()
+
+    def __init__(self, request: HttpRequest) -> None:
+        super(WsgiFacts, self).__init__(request.method or "GET", request.path, request)
+        self.environ = request.META
+
+
+def refusal(passage: Passage, request: HttpRequest) -> HttpResponse:
+    """Why, and when to come back."""
+    assert passage.refusal is not None
+    kind, text = body(passage, request.META.get("HTTP_ACCEPT"))
+    return HttpResponse(text, content_type=kind.decode("ascii"), status=passage.refusal.status)
+
+
+def put(fields: list[tuple[str, str]], response: HttpResponseBase) -> None:
+    """Adds header fields; what the view said of its quota itself stands."""
+    own = list(response.items())
+    for name, value in merge(own, fields):
+        if response.headers.get(name) != value:
+            response.headers[name] = value
+
+
+def answered(passage: Passage, response: HttpResponseBase) -> Account | None:
+    """Counts a response. What is owed and known comes back, to be settled; what isn't is settled at the body's end."""
+    passage.responded(response.status_code)
+    if not passage.owes:
+        return None
+    account = Account(passage, response.status_code)
+    if not response.streaming:
+        if not getattr(response, "is_rendered", True):
+            response.add_post_render_callback(lambda rendered: settle_rendered(account, rendered))
+            return None
+        account.size = len(response.content)
+    elif response.headers.get("Content-Length", "").isdecimal():
+        account.size = int(response.headers["Content-Length"])  # a file, which the server may send in its own way
+    else:
+        chunks = response.streaming_content
+        response.streaming_content = AsyncBody(chunks, account) if response.is_async else Body(chunks, account)
+        return None
+    return account
+
+
+def settle_rendered(account: Account, response: Any) -> None:
+    account.size = len(response.content)
+    account.settle()
+
+
+def failed(passage: Passage, status: int = FAILED) -> Account:
+    """The account of a view that raised."""
+    passage.responded(status)
+    return Account(passage, status)

@@ -1,0 +1,139 @@
+"""Limits of single views: functions, coroutines, and the methods of classes (through Django's `method_decorator`).
+
+    @limit("5/s burst 10")
+    def checkout(request): ...
+
+    @method_decorator(limit("100/h", key=lambda request: request.user.pk), name="dispatch")
+    class Report(View): ...
+
+`method_decorator` decorates anew for every request, so what must last (the gate, and in it the state) is kept with the site, under
+the decorator's own route.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+from inspect import isawaitable
+from typing import Any, TypeVar
+
+from asgiref.sync import iscoroutinefunction, sync_to_async
+from django.core.exceptions import BadRequest, PermissionDenied, SuspiciousOperation
+from django.http import Http404, HttpRequest
+from django.http.response import HttpResponseBase
+
+from ...policy.passage import Passage
+from ..bodies import FAILED
+from ..routes import DEPTH, EXEMPT, Key, Route, bound_to, name_of
+from ..routes import told as told_together
+from .answers import DjangoFacts, answered, failed, put, refusal
+from .site import site
+
+V = TypeVar("V", bound=Callable[..., Any])
+
+#: Not empty: some view is exempt, and the middleware must look which.
+EXEMPTED: set[str] = set()
+#: What Django makes of the exceptions that it knows.
+STATUSES = ((Http404, 404), (PermissionDenied, 403), (BadRequest, 400), (SuspiciousOperation, 400))
+
+
+def limit(limit: Any, key: Key = "ip", **words: Any) -> Callable[[V], V]:
+    """Limits one view, per client unless `key` says otherwise.
+
+    `key` is a policy's words ("user | ip") or a callable given the request; every other word of a rule may follow (cost=,
+    message=, on_refusal=, …).
+    """
+    routes: dict[str, Route] = {}
+
+    def decorate(view: V) -> V:
+        name = name_of(view)
+        route = routes.get(name) or routes.setdefault(name, Route(name, limit, key, words))
+        asking: Any = (awaited if is_awaited(view) else called)(view, route)
+        setattr(asking, DEPTH, getattr(view, DEPTH, 0) + 1)
+        return asking  # type: ignore[no-any-return]
+
+    return decorate
+
+
+def exempt(view: V) -> V:
+    """Takes a view out of the policy. Limits of its own stay. For classes: `@method_decorator(exempt, name="dispatch")`."""
+    EXEMPTED.add(name_of(view))
+    setattr(view, EXEMPT, True)
+    return view
+
+
+def is_awaited(view: Any) -> bool:
+    """Whether what a view returns is to be awaited: `dispatch` of a class with async methods is no coroutine, yet returns one."""
+    return iscoroutinefunction(view) or bool(getattr(bound_to(view), "view_is_async", False))
+
+
+def called(view: Any, route: Route) -> Any:
+    @wraps(view)
+    def asking(request: HttpRequest, *args: Any, **named: Any) -> HttpResponseBase:
+        passage = came(request, site().gate_for(route).ask(DjangoFacts(request)))
+        if not passage.allowed:
+            return told(request, passage.degrade(request, *args, **named) if passage.degrade else refusal(passage, request))
+        try:
+            response = view(request, *args, **named)
+        except BaseException as error:
+            failed(passage, status_of(error)).settle()
+            raise
+        account = answered(passage, response)
+        if account is not None:
+            account.settle()
+        return told(request, response)
+
+    return asking
+
+
+def awaited(view: Any, route: Route) -> Any:
+    @wraps(view)
+    async def asking(request: HttpRequest, *args: Any, **named: Any) -> HttpResponseBase:
+        gate, facts = site().gate_for(route), DjangoFacts(request)
+        passage = gate.quick(facts)
+        passage = came(request, await gate.aask(facts) if passage is None else passage)
+        if not passage.allowed:
+            return told(request, await instead(passage, request, *args, **named))
+        try:
+            response = view(request, *args, **named)
+            response = await response if isawaitable(response) else response
+        except BaseException as error:
+            await failed(passage, status_of(error)).asettle()
+            raise
+        account = answered(passage, response)
+        if account is not None:
+            await account.asettle()
+        return told(request, response)
+
+    return asking
+
+
+async def instead(passage: Passage, request: HttpRequest, *args: Any, **named: Any) -> HttpResponseBase:
+    view: Any = passage.degrade
+    if view is None:
+        return refusal(passage, request)
+    answer = view(request, *args, **named) if iscoroutinefunction(view) else sync_to_async(view)(request, *args, **named)
+    return await answer  # type: ignore[no-any-return]
+
+
+def came(request: HttpRequest, passage: Passage) -> Passage:
+    """Keeps a passage with its request: all of them for the fields, the last one as `request.headgate`."""
+    policy = getattr(request, "headgate", None)
+    kept = getattr(request, "_headgate", None)
+    if kept is None:
+        kept = request._headgate = [] if policy is None else [policy]
+    kept.append(passage)
+    request.headgate = passage
+    return passage
+
+
+def told(request: HttpRequest, response: HttpResponseBase) -> HttpResponseBase:
+    """The fields of everything that was asked about this request; the outermost of several limits puts them there last."""
+    for name in [name for name in response.headers if name.lower().startswith(("ratelimit", "x-ratelimit"))]:
+        del response.headers[name]
+    put(told_together(request._headgate), response)
+    return response
+
+
+def status_of(error: BaseException) -> int:
+    return next((status for kind, status in STATUSES if isinstance(error, kind)), FAILED)

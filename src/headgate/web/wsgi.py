@@ -1,0 +1,154 @@
+"""A policy in front of any WSGI application: one decision before the application is called, header fields when it answers.
+
+    application = RateLimitMiddleware(application, policy="headgate.yaml")
+
+What the application returns goes to the server as it is: nothing is buffered, a file wrapper stays one, `len()` and `close()` are
+the application's own. Only where a passage owes something (its cost is the response's size, or its outcome decides whether it
+counts) the body is wrapped, to count its bytes and to hear of its end. A refusal calls nothing and reads no body.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from http import HTTPStatus
+from pathlib import Path
+from typing import Any
+
+from ..policy.gate import Gate, gate_of
+from ..policy.model import Policy
+from ..policy.passage import Passage
+from .bodies import FAILED, Account, Body
+from .environ import WsgiFacts
+from .headers import body, merge, text_fields
+
+Environ = dict[str, Any]
+StartResponse = Callable[..., Callable[[bytes], object]]
+Application = Callable[[Environ, StartResponse], Iterable[bytes]]
+
+#: Where the application finds what was decided.
+PASSAGE = "headgate.passage"
+
+
+class RateLimitMiddleware:
+    """Asks the policy before every request. `policy` is a path, a `Policy` or a `Gate`; `handlers` are what `degrade` names."""
+
+    def __init__(
+        self, app: Application, policy: Policy | Gate | str | Path = "headgate.yaml", handlers: Mapping[str, Any] | None = None
+    ) -> None:
+        self.app = app
+        self.gate = gate_of(policy, handlers=handlers)
+        self._owns = self.gate is not policy
+        self._ask = self.gate.ask
+
+    def __call__(self, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
+        passage = environ[PASSAGE] = self._ask(WsgiFacts(environ))
+        if not passage.allowed:
+            return self.refuse(passage, environ, start_response)
+        if passage.owes:
+            return owing(self.app, passage, environ, start_response)
+        start = Start(start_response, passage)
+        try:
+            return self.app(environ, start)
+        except BaseException:
+            if not start.status:
+                passage.responded(FAILED)
+            raise
+
+    def refuse(self, passage: Passage, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
+        """The answer of a request that may not go on: the rule's own handler, or a few bytes."""
+        if passage.degrade is not None:
+            answered: Iterable[bytes] = passage.degrade(environ, Start(start_response, passage))
+            return answered
+        return refusal(passage, environ, start_response)
+
+    def close(self) -> None:
+        """Closes the gate, unless it was given one."""
+        if self._owns:
+            self.gate.close()
+
+
+def status_line(status: int) -> str:
+    try:
+        return f"{status} {HTTPStatus(status).phrase}"
+    except ValueError:
+        return f"{status} Refused"
+
+
+def refusal(passage: Passage, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
+    """Why, and when to come back."""
+    assert passage.refusal is not None
+    kind, text = body(passage, environ.get("HTTP_ACCEPT"))
+    headers = [("Content-Type", kind.decode("ascii")), ("Content-Length", str(len(text))), *text_fields(passage)]
+    start_response(status_line(passage.refusal.status), headers)
+    return [] if environ["REQUEST_METHOD"] == "HEAD" else [text]
+
+
+class Start:
+    """`start_response` with the header fields of a passage. A second call (with exc_info) takes the place of the first."""
+
+    __slots__ = ("passage", "start_response", "status")
+
+    def __init__(self, start_response: StartResponse, passage: Passage) -> None:
+        self.start_response = start_response
+        self.passage = passage
+        self.status = 0
+
+    def __call__(self, status: str, headers: list[tuple[str, str]], exc_info: Any = None) -> Callable[[bytes], object]:
+        passage = self.passage
+        code = int(status[:3])
+        if not self.status and passage.allowed:
+            passage.responded(code)
+        self.status = code
+        told = merge(headers, text_fields(passage))
+        if exc_info is None:
+            return self.start_response(status, told)
+        return self.start_response(status, told, exc_info)
+
+
+class CountedStart(Start):
+    """The same, where bytes count: those that go through `write`, and the length that the application announced."""
+
+    __slots__ = ("account", "length")
+
+    def __init__(self, start_response: StartResponse, passage: Passage) -> None:
+        super().__init__(start_response, passage)
+        self.account = Account(passage)
+        self.length: int | None = None
+
+    def __call__(self, status: str, headers: list[tuple[str, str]], exc_info: Any = None) -> Callable[[bytes], object]:
+        write = super().__call__(status, headers, exc_info)
+        self.account.status = self.status
+        lengths = [value for name, value in headers if name.lower() == "content-length"]
+        self.length = int(lengths[0]) if lengths and lengths[0].isdecimal() else None
+
+        def counted(data: bytes) -> object:
+            self.account.size += len(data)
+            return write(data)
+
+        return counted
+
+
+def owing(app: Application, passage: Passage, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
+    """Calls the application for a passage that is settled when its response has gone, whatever way it goes."""
+    start = CountedStart(start_response, passage)
+    account = start.account
+    try:
+        chunks = app(environ, start)
+    except BaseException:
+        if not start.status:
+            passage.responded(FAILED)
+        account.settle(failed=True)
+        raise
+    if isinstance(chunks, (list, tuple)):  # all there is: known before a byte has gone
+        account.size += sum(map(len, chunks))
+    elif start.length is not None and is_file(chunks, environ):  # the server sends it in its own way
+        account.size = start.length
+    else:
+        return Body(chunks, account)
+    account.settle()
+    return chunks
+
+
+def is_file(chunks: object, environ: Environ) -> bool:
+    wrapper = environ.get("wsgi.file_wrapper")
+    return isinstance(wrapper, type) and isinstance(chunks, wrapper) and environ["REQUEST_METHOD"] != "HEAD"
