@@ -1,5 +1,6 @@
-"""What happened: events, and those who listen."""
+"""What happened, and how often: events, tallies, and those who read them (Prometheus, OpenTelemetry, logs)."""
 
 from .events import Event, Publisher
+from .tally import Offender, Tally
 
-__all__ = ["Event", "Publisher"]
+__all__ = ["Event", "Offender", "Publisher", "Tally"]

@@ -94,7 +94,7 @@ class Offenders:
     """`offer(rule, key)` when somebody is refused; `top(10)` says who that was most often in the last window or two.
 
     Keys are shown as hashes (see `Veil`) unless `show_keys`. Threads may offer at the same time, and nobody waits: who finds
-    another one counting leaves the offer to be counted next (only where thousands lie about already, he lets the other one finish).
+    another one counting leaves the offer to be counted next, and only where thousands lie about lets the other one finish.
     """
 
     def __init__(
@@ -159,8 +159,8 @@ class Offenders:
         return self.look()[0]
 
     def top(self, n: int | None = None) -> list[Offender]:
-        """The heaviest first: by what they are known to have (count − error), then by what they may have. None: all counted, which
-        is everybody with more than `offered / size` and at most twice `size`."""
+        """The heaviest first: by what they are known to have (count − error), then by what they may have. None: all that are
+        counted, everybody with more than `offered / size` among them, at most twice `size`."""
         return self.look(n)[1]
 
     def look(self, n: int | None = None) -> tuple[int, list[Offender]]:

@@ -8,13 +8,13 @@ enough to try them all.
 
 from __future__ import annotations
 
-import secrets
+import os
 from hashlib import blake2s
 
 from ..errors import ConfigurationError
 
 #: The secret of this process, for whoever gives none.
-_OWN = secrets.token_bytes(32)
+_OWN = os.urandom(32)
 
 
 class Veil:
