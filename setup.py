@@ -46,7 +46,10 @@ COMPILED = (
     "policy/clause",
     "policy/edition",
     "policy/asking",
+    "web/wire",
     "web/headers",
+    "web/wire",
+    "web/asgi_wire",
 )
 REQUIRED = os.environ.get("HEADGATE_REQUIRE_COMPILED") == "1"
 DISABLED = os.environ.get("HEADGATE_DISABLE_COMPILED") == "1"

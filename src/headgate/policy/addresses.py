@@ -11,10 +11,11 @@ import ipaddress
 import socket
 
 from ..errors import ConfigurationError
+from .keeping import remember
 
 Address = tuple[int, int]
 
-#: How many answers about single addresses a cache holds; a full one is emptied, since filling it again costs a microsecond each.
+#: How many answers about single addresses are remembered; each can be had again for a microsecond.
 MOST_KEPT = 16_384
 #: No address with its brackets, zone and port is longer.
 LONGEST = 128
@@ -144,7 +145,5 @@ class Networks:
             read = read_address(address)
             answer = read is not None and self.hold(read)
             if len(address) <= LONGEST:
-                if len(self._kept) >= MOST_KEPT:
-                    self._kept.clear()
-                self._kept[address] = answer
+                remember(self._kept, address, answer, MOST_KEPT)
         return answer

@@ -15,11 +15,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from ..errors import ConfigurationError
 from .addresses import MOST_KEPT, Address, Networks, address_text, network_text, read_address
 from .facts import Facts
-from .keeping import kept
+from .keeping import LONGEST, kept, remember
 
 #: In `trusted_proxies`: whoever comes over a UNIX socket.
 UNIX = "unix"
@@ -30,6 +31,16 @@ LONGEST_HOP = 1024
 _PAIR = r"[!#$%&'*+.^_`|~0-9a-z-]+=(?:[!#$%&'*+.^_`|~0-9a-z-]+|\"(?:[^\"\\]|\\.)*\")"
 _ELEMENT = re.compile(rf"\s*{_PAIR}(?:\s*;\s*{_PAIR})*\s*;?\s*", re.I)
 _FOR = re.compile(r"(?:^|;)\s*for=(?:\"((?:[^\"\\]|\\.)*)\"|([^;\s]+))", re.I)
+
+
+class Client(NamedTuple):
+    """A client whom trusted proxies told of."""
+
+    address: str
+    key: str
+
+
+UNKNOWN = Client("", "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +57,8 @@ class ClientIp:
     ipv4_prefix: int = 32
     trusted: Networks = field(init=False, repr=False, compare=False)
     _name: str = field(init=False, repr=False, compare=False)
-    _direct: dict[str | None, str] = field(init=False, repr=False, compare=False)
-    _keys: dict[str, str] = field(init=False, repr=False, compare=False)
+    _direct: dict[str, str] = field(init=False, repr=False, compare=False)
+    _chains: dict[str, Client | None] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         for prefix, most, name in ((self.ipv6_prefix, 128, "ipv6_prefix"), (self.ipv4_prefix, 32, "ipv4_prefix")):
@@ -58,21 +69,19 @@ class ClientIp:
         made(self, "trusted", Networks(tuple(text for text in self.trusted_proxies if text != UNIX)))
         made(self, "_name", self.header.strip().lower())
         made(self, "_direct", {})
-        made(self, "_keys", {})
+        made(self, "_chains", {})
 
     def of(self, facts: Facts) -> str | None:
         """The client's key: its address, or its network where prefixes say so. None: a UNIX socket, and nobody told."""
         peer = facts.peer()
-        key = self._direct.get(peer)  # peers that are no proxy: nothing else needs to be looked at
+        key = self._direct.get(peer)  # type: ignore[arg-type]  # peers that are no proxy: nothing else needs to be looked at
         return key if key is not None else self._found(facts, peer)
 
     def address(self, facts: Facts) -> str | None:
         """The client's whole address: what networks are compared with."""
         peer = facts.peer()
-        if not self._trusts(peer):
-            return peer
-        found = self._walked(facts, peer)
-        return peer if found is None else address_text(found)
+        client = self._told(facts) if self._trusts(peer) else None
+        return peer if client is None else client.address
 
     def _trusts(self, peer: str | None) -> bool:
         if peer is None:
@@ -80,36 +89,40 @@ class ClientIp:
         return bool(self.trusted) and self.trusted.holds(peer)
 
     def _found(self, facts: Facts, peer: str | None) -> str | None:
-        if not self._trusts(peer):
-            return None if peer is None else self._remembered(self._direct, peer)
-        address = self.address(facts)
-        if address is None:
+        if self._trusts(peer):
+            client = self._told(facts)
+            return client.key if client is not None else None if peer is None else self._key(peer)
+        if peer is None:
             return None
-        return self._keys.get(address) or self._remembered(self._keys, address)
-
-    def _remembered(self, keys: dict[str, str], address: str) -> str:
-        key = self._key(address)
-        if len(keys) >= MOST_KEPT:
-            keys.clear()
-        if len(address) <= 256:
-            keys[address] = key
-        return key
+        key = self._key(peer)
+        return remember(self._direct, peer, key, MOST_KEPT) if len(peer) <= LONGEST else key
 
     def _key(self, text: str) -> str:
         address = read_address(text)
-        if address is None:
-            return kept(text)  # the server's own word for a peer, such as "testclient"
+        return kept(text) if address is None else self._network(address)  # a server's own word for a peer: "testclient"
+
+    def _network(self, address: Address) -> str:
         return network_text(address, self.ipv6_prefix if address[0] == 6 else self.ipv4_prefix)
 
-    def _walked(self, facts: Facts, peer: str | None) -> Address | None:
-        """The client behind trusted proxies; None: they said nothing that can be believed."""
+    def _told(self, facts: Facts) -> Client | None:
+        """The client, as trusted proxies tell; None: they say nothing that can be believed. A client sends the same header each
+        time, so what a header means is remembered."""
         value = facts.header(self._name)
         if not value:
             return None
+        client = self._chains.get(value, UNKNOWN)
+        if client is UNKNOWN:
+            address = self._walked(value)
+            client = None if address is None else Client(address_text(address), self._network(address))
+            if len(value) <= LONGEST:
+                remember(self._chains, value, client, MOST_KEPT)
+        return client
+
+    def _walked(self, value: str) -> Address | None:
         if self._name == "forwarded":
-            hops = (_node(hop) for hop in _from_the_right(value))
+            hops = map(_node, _from_the_right(value))
         elif self._name.endswith("forwarded-for"):
-            hops = (read_address(hop) for hop in _from_the_right(value))
+            hops = map(read_address, _from_the_right(value))
         else:
             return read_address(value)
         last = None

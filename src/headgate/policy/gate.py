@@ -54,6 +54,7 @@ class Gate(Asking):
         self.edition = Edition(policy, self.handlers)
         self._given = store
         self._opened: dict[str, Store] = {}
+        self._guards: list[GuardedStore] = []
         self._clock = clock
         self.secret = token_bytes(16) if secret is None else secret
         self.store = self._store_of(policy)
@@ -62,7 +63,7 @@ class Gate(Asking):
         self.failing = Failing(self.clock)
         self.queue = Queue(self.store)
         self.shutter = None if policy.shut_out is None else Shutter(policy, self.clock)
-        self.offenders = Offenders(show_keys=show_keys, secret=self.secret)
+        self.offenders = Offenders(show_keys=show_keys, secret=self.secret, clock=self.clock)
         self.marks: dict[str, NamedLimit] = {}
         self.reloads = self.reloads_refused = 0
         self._watch: Any = None
@@ -82,9 +83,9 @@ class Gate(Asking):
             store = self._opened[policy.store] = store_from_url(policy.store)
         if store.local or isinstance(store, GuardedStore):
             return store
-        guarded = GuardedStore(store, budget=policy.budget_us / 1e6, on_failure="closed", clock=self._clock, name=policy.name)
-        self._opened[f"guard of {policy.store}"] = guarded
-        return guarded
+        guard = GuardedStore(store, budget=policy.budget_us / 1e6, on_failure="closed", clock=self._clock, name=policy.name)
+        self._guards.append(guard)
+        return guard
 
     def _know(self) -> None:
         for clause in self.edition.clauses:
@@ -184,16 +185,18 @@ class Gate(Asking):
         if self._watch is not None:
             self._watch.stop()
         self.edition.close()
+        for guard in self._guards:
+            guard.leave()
 
     def close(self) -> None:
         """Stops watching, and closes the stores that this gate opened."""
         self._end()
-        for store in reversed(self._opened.values()):
+        for store in self._opened.values():
             store.close()
 
     async def aclose(self) -> None:
         self._end()
-        for store in reversed(self._opened.values()):
+        for store in self._opened.values():
             await store.aclose()
 
     def __enter__(self) -> Gate:

@@ -6,6 +6,7 @@ import re
 
 from ..errors import ConfigurationError
 from .addresses import MOST_KEPT, address_text, read_address
+from .keeping import remember
 
 _NAME = re.compile(r"[a-z0-9_](?:[a-z0-9_-]*[a-z0-9_])?(?:\.[a-z0-9_](?:[a-z0-9_-]*[a-z0-9_])?)*")
 _LONGEST = 253
@@ -20,9 +21,7 @@ def host_of(value: str | None) -> str:
     if found is None:
         found = _read(value)
         if len(value) <= _LONGEST + 8:
-            if len(_kept) >= MOST_KEPT:
-                _kept.clear()
-            _kept[value] = found
+            remember(_kept, value, found, MOST_KEPT)
     return found
 
 

@@ -6,7 +6,6 @@ every request, a certificate, a verified token (`jwt.py`) or an address (`client
 
 from __future__ import annotations
 
-import logging
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -15,11 +14,9 @@ from typing import Any
 from ..errors import ConfigurationError
 from .addresses import MOST_KEPT, read_address, read_network
 from .client_ip import ClientIp
-from .complaints import Complaints
+from .complaints import Complaints, checked_call, title
 from .facts import Facts
-from .keeping import kept
-
-log = logging.getLogger("headgate")
+from .keeping import kept, remember
 
 SUBJECT, SAN = "subject", "san"
 
@@ -132,25 +129,20 @@ class Called:
     complaints: Complaints = field(init=False, repr=False, compare=False, default_factory=Complaints)
 
     def __post_init__(self) -> None:
-        if not callable(self.call):
-            raise ConfigurationError(f"call: {self.call!r} can't be called; write package.module:function")
+        checked_call(self.call)
 
     def of(self, facts: Facts) -> str | None:
         try:
             said = self.call(facts)
         except Exception as error:
-            self.complaints.tell("%s raised %r: the request counts as not identified by it", _title(self.call), error)
+            self.complaints.tell("%s raised %s: it counts as nothing said", title(self.call), type(error).__name__)
             return self.default
         if isinstance(said, int) and not isinstance(said, bool):
             said = str(said)
         if said is None or isinstance(said, str):
             return _value(said, self.default)
-        self.complaints.tell("%s answered a %s, not text: it counts as nothing", _title(self.call), type(said).__name__)
+        self.complaints.tell("%s answered a %s, not text: it counts as nothing", title(self.call), type(said).__name__)
         return self.default
-
-
-def _title(call: Any) -> str:
-    return f"{getattr(call, '__module__', '?')}:{getattr(call, '__qualname__', type(call).__name__)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,10 +165,7 @@ class Network:
             return self.default
         if address in self._kept:
             return self._kept[address]
-        if len(self._kept) >= MOST_KEPT:
-            self._kept.clear()
-        found = self._kept[address] = self._class(address)
-        return found
+        return remember(self._kept, address, self._class(address), MOST_KEPT)
 
     def _class(self, text: str) -> str | None:
         address = read_address(text)

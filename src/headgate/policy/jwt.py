@@ -20,7 +20,7 @@ from typing import Any
 from ..clock import utc_us
 from ..errors import ConfigurationError
 from .facts import Facts
-from .keeping import kept
+from .keeping import kept, remember
 
 #: A longer header is not looked at.
 LONGEST = 8_192
@@ -100,10 +100,8 @@ class Verifier:
             return None
         held = self._look(token)
         if held is None:
-            _keep(self._refused, token, None, MOST_REFUSED)
-        else:
-            _keep(self._held, token, held, MOST_HELD)
-        return held
+            return remember(self._refused, token, None, MOST_REFUSED)
+        return remember(self._held, token, held, MOST_HELD)
 
     def _look(self, token: str) -> Held | None:
         options = {**_CHECKS, "verify_aud": self.audience is not None}
@@ -124,16 +122,6 @@ def _moment(value: Any, default: int) -> int:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
         raise ValueError(value)
     return min(int(value * 1_000_000), _END)
-
-
-def _keep(table: dict[str, Any], token: str, value: Any, most: int) -> None:
-    """Without a lock, which a fork could leave locked: the worst that a race does is to keep one more or less."""
-    try:
-        while len(table) >= most:
-            table.pop(next(iter(table)), None)
-    except (RuntimeError, StopIteration):
-        pass
-    table[token] = value
 
 
 def prepared(key: str | bytes, algorithms: tuple[str, ...]) -> Any:

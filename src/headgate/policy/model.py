@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 from ..algorithms.limit import Limit
 
@@ -214,27 +214,14 @@ class Policy:
     safe_concurrency: int | None = None
     problem: bool = False
     source: Path | None = field(default=None, compare=False)
+    #: Other files that were read for it (keys): watched together with `source`.
+    files: tuple[Path, ...] = field(default=(), compare=False)
 
-    @staticmethod
-    def load(path: str | Path) -> Policy:
-        """Reads a policy file. Raises `PolicyError` with every mistake, its line and column, and what to write instead."""
-        from .load import load
-
-        return load(path)
-
-    @staticmethod
-    def read(text: str) -> Policy:
-        """The same, from the text of a file."""
-        from .load import read
-
-        return read(text)
-
-    @staticmethod
-    def of(**said: Any) -> Policy:
-        """The Python twin: the words of the file as keyword arguments, texts or values.
-
-        Policy.of(limits=[{"name": "api", "key": "user | ip", "limit": TokenBucket("5/s burst 10")}])
-        """
-        from .load import of
-
-        return of(said)
+    # The three ways to read one; load.py puts them here, so that the values need not know their reader.
+    #: Reads a policy file. Raises `PolicyError` with every mistake, its line and column, and what to write instead.
+    load: ClassVar[Callable[[str | Path], Policy]]
+    #: The same, from the text of a file.
+    read: ClassVar[Callable[[str], Policy]]
+    #: The Python twin: the words of the file as keyword arguments, texts or values:
+    #: Policy.of(limits=[{"name": "api", "key": "user | ip", "limit": TokenBucket("5/s burst 10")}])
+    of: ClassVar[Callable[..., Policy]]

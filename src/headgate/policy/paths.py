@@ -18,25 +18,25 @@ import re
 from urllib.parse import unquote_to_bytes
 
 #: Rounds of decoding. Nested encodings (%252525…) are undone within one; what still hides after these was made to.
-ROUNDS = 5
-_CLEAN = re.compile(r"(?:/[a-z0-9_~@$!*'()+,=:&-][a-z0-9_~@$!*'()+,=:&.-]*)+")
+ROUNDS = 3
+_clean = re.compile(r"(?:/[a-z0-9_~@$!*'()+,=:&-][a-z0-9_~@$!*'()+,=:&.-]*)+").fullmatch
 _NESTED = re.compile(rb"%(?:25)+(?=[0-9a-fA-F]{2})")
-_ESCAPE = re.compile(rb"%(?=[0-9a-fA-F]{2})")
+_ESCAPE = re.compile("%[0-9a-fA-F]{2}")
 _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f]+")
 _CUT = re.compile("[?#]")
-_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*:/*[^/]*", re.I)
+_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/]*", re.I)
 
 
 def tidy(path: str) -> str:
     """The one spelling of a path: `/`, or segments with a slash before each."""
-    if _CLEAN.fullmatch(path) is not None:
+    if _clean(path) is not None:
         return path
     return _joined(_resolved(_segments(_plain(path))))
 
 
 def readings(path: str) -> tuple[str, ...]:
     """All that a server may take a path for: tidied, tidied but for its dots, and as it came. Most have one."""
-    if _CLEAN.fullmatch(path) is not None:
+    if _clean(path) is not None:
         return (path,)
     segments = _segments(_plain(path))
     found = (_joined(_resolved(segments)), _joined(segments), path.casefold().rstrip("/") or "/")
@@ -45,24 +45,25 @@ def readings(path: str) -> tuple[str, ...]:
 
 def _plain(path: str) -> str:
     """Decoded, without what is no part of a path, in folded case."""
-    text = _decoded(path) if "%" in path else path.encode("utf-8", "replace").decode("utf-8")
-    text = _CONTROL.sub("", text).replace("\\", "/")
+    if path[:1] not in ("/", "\\") and "://" in path:
+        path = _ORIGIN.sub("", path, count=1)
+    text = _CONTROL.sub("", path).replace("\\", "/")
+    if "%" in text or not text.isascii():
+        text = _decoded(text).replace("\\", "/")
     found = _CUT.search(text)
     if found is not None:
         text = text[: found.start()]
     return text.casefold()
 
 
-def _decoded(path: str) -> str:
-    data = path.encode("utf-8", "replace")
+def _decoded(text: str) -> str:
     for _ in range(ROUNDS):
-        data = unquote_to_bytes(_NESTED.sub(b"%", data))
-        if _ESCAPE.search(data) is None:
-            break
-    else:
-        while _ESCAPE.search(data) is not None:
-            data = _ESCAPE.sub(b"", data)
-    return data.decode("utf-8", "replace")
+        data = text.encode("utf-8", "surrogatepass")
+        text = unquote_to_bytes(_NESTED.sub(b"%", data)).decode("utf-8", "replace")
+        text = _CONTROL.sub("", text)
+        if _ESCAPE.search(text) is None:
+            return text
+    return text.replace("%", "")
 
 
 def _segments(text: str) -> list[str]:

@@ -1,7 +1,7 @@
 """The body of a refusal: short JSON that says when to come back, or problem details, or what the policy wrote.
 
-Texts of a policy may hold {retry_after} {limit} {remaining} {rule} {message}. They are looked up in a table and put in place, never
-formatted, so that a text can't reach into anything. A key is in none of them.
+Texts of a policy may hold {retry_after} {limit} {remaining} {rule} {message}. They are looked up in a table and put in place,
+never formatted, so that a text can't reach into anything. A key is in none of them.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from ..policy.model import Answer
 from ..policy.passage import QUEUE_FULL, QUOTA, SHUT_OUT, STORE, Passage, Refusal
 
 JSON, PROBLEM, TEXT = b"application/json", b"application/problem+json", b"text/plain; charset=utf-8"
@@ -21,25 +22,6 @@ REDUCED = ("temporary-reduced-capacity", "Request cannot be satisfied due to tem
 ABNORMAL = ("abnormal-usage-detected", "Request cannot be satisfied due to detection of abnormal request pattern")
 PROBLEMS = {QUOTA: EXCEEDED, QUEUE_FULL: REDUCED, STORE: REDUCED, SHUT_OUT: ABNORMAL}
 
-#: (when it is known when to come back, when it is not)
-MESSAGES = {
-    QUOTA: (
-        "Too many requests. Retry after {retry_after}s.",
-        "This request costs more than the limit allows: it would be refused at any time. Ask for less at once.",
-    ),
-    QUEUE_FULL: (
-        "Too many requests are waiting already. Retry after {retry_after}s.",
-        "Too many requests are waiting already. Retry later.",
-    ),
-    SHUT_OUT: (
-        "Too many refused requests: no more are taken for now. Retry after {retry_after}s.",
-        "Too many refused requests: no more are taken for now. Retry later.",
-    ),
-    STORE: (
-        "The service can't count requests at the moment and takes none. Retry after {retry_after}s.",
-        "The service can't count requests at the moment and takes none. Retry later.",
-    ),
-}
 PLACES = re.compile(r"\{(retry_after|limit|remaining|rule|message)\}")
 #: Nobody needs a longer Accept.
 LONGEST = 1000
@@ -52,10 +34,9 @@ def body(passage: Passage, accept: str | None = None) -> tuple[bytes, bytes]:
         raise ValueError("only a refusal has a body: this passage is allowed")
     words = words_of(refusal)
     own = refusal.rule.answer.body if refusal.rule is not None else None
-    if told(passage, refusal) or (own is None and accept is not None and prefers_problem(accept)):
-        return PROBLEM, written(
-            {**problem(refusal, words["message"]), **(filled(own, words) if isinstance(own, Mapping) else {})}
-        )
+    if wants_problem(passage, refusal, accept):
+        more = filled(own, words) if isinstance(own, Mapping) else {}
+        return PROBLEM, written({**problem(refusal, words["message"]), **more})
     if own is None:
         return JSON, written({"code": CODE, "message": words["message"]})
     if isinstance(own, str):
@@ -63,32 +44,25 @@ def body(passage: Passage, accept: str | None = None) -> tuple[bytes, bytes]:
     return JSON, written(filled(own, words))
 
 
-def message(refusal: Refusal) -> str:
-    """What a refusal says to people: the policy's words, or ours for the reason."""
-    return words_of(refusal)["message"]
-
-
-def told(passage: Passage, refusal: Refusal) -> bool:
-    """Whether the rule, or else the policy, wants problem details."""
-    said = refusal.rule.answer.problem if refusal.rule is not None else None
-    return bool(passage.gate.policy.problem if said is None else said)
+def wants_problem(passage: Passage, refusal: Refusal, accept: str | None) -> bool:
+    """Whether the rule wants problem details; or else, unless the rule has a body of its own, the policy or the client."""
+    answer = refusal.rule.answer if refusal.rule is not None else Answer()
+    if answer.problem or answer.body is not None:
+        return bool(answer.problem)
+    if answer.problem is None and passage.policy.problem:
+        return True
+    return accept is not None and prefers_problem(accept)
 
 
 def words_of(refusal: Refusal) -> dict[str, str]:
     """What the places in texts stand for."""
-    words = {
+    return {
         "retry_after": "" if refusal.retry_after is None else str(refusal.retry_after),
         "limit": str(refusal.limit),
         "remaining": str(refusal.remaining),
         "rule": refusal.rule.name if refusal.rule is not None else "",
-        "message": "",
+        "message": refusal.message,
     }
-    text = refusal.message or (refusal.rule.answer.message if refusal.rule is not None else None)
-    known, unknown = MESSAGES.get(refusal.reason, MESSAGES[QUOTA])
-    if not text or (refusal.retry_after is None and "{retry_after}" in text):
-        text = unknown if refusal.retry_after is None else known
-    words["message"] = put(text, words)
-    return words
 
 
 def put(text: str, words: Mapping[str, str]) -> str:
@@ -118,7 +92,7 @@ def problem(refusal: Refusal, detail: str) -> dict[str, Any]:
 
 
 def written(value: Any) -> bytes:
-    return encoded(json.dumps(value, separators=(",", ":"), ensure_ascii=False))
+    return encoded(json.dumps(value, separators=(",", ":"), ensure_ascii=False, default=str))
 
 
 def encoded(text: str) -> bytes:

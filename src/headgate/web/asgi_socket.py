@@ -13,7 +13,6 @@ from typing import Any
 from ..policy.gate import Gate
 from ..policy.model import Policy
 from ..policy.passage import Passage
-from .answers import message as told
 from .asgi_wire import AsgiFacts
 from .headers import body, fields, merge
 
@@ -40,7 +39,7 @@ async def refuse_socket(passage: Passage, facts: AsgiFacts, scope: Any, receive:
 def reason(passage: Passage) -> str:
     """Why, in what fits into a close frame."""
     assert passage.refusal is not None
-    return told(passage.refusal).encode()[:REASON].decode(errors="ignore")
+    return passage.refusal.message.encode()[:REASON].decode(errors="ignore")
 
 
 def counts_messages(policy: Policy) -> bool:

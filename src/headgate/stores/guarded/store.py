@@ -393,14 +393,17 @@ class GuardedStore(Store):
             self._store.know(self._untold[0])
             self._untold.pop(0)
 
-    def close(self) -> None:
+    def leave(self) -> None:
+        """Ends the guard alone: nobody probes any more, and the store behind stays open."""
         self._watch.end()
         self._fallback.close()
+
+    def close(self) -> None:
+        self.leave()
         self._store.close()
 
     async def aclose(self) -> None:
-        self._watch.end()
-        self._fallback.close()
+        self.leave()
         await self._store.aclose()
 
 

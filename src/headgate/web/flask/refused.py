@@ -9,7 +9,7 @@ from flask import request
 from werkzeug.exceptions import HTTPException, default_exceptions
 
 from ...policy.passage import Passage
-from ..answers import body, message
+from ..answers import body
 
 
 class Refused(HTTPException):
@@ -18,7 +18,7 @@ class Refused(HTTPException):
 
     def __init__(self, passage: Passage) -> None:
         assert passage.refusal is not None
-        super().__init__(message(passage.refusal))
+        super().__init__(passage.refusal.message)
         self.passage = passage
         self.retry_after = passage.refusal.retry_after
 

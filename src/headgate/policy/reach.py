@@ -1,0 +1,183 @@
+"""Rules that no request can reach: exempted wholly, or asking for what can't be."""
+
+from __future__ import annotations
+
+from .assembly import Assembly
+from .conditions import key_names
+from .identify import Captured, Network
+
+from .model import SKIP, Exemption, Match, Rule, Tiers, When
+from .nodes import Node, Place, Scalar, Several, Table
+from .page import Page, did_you_mean
+from .rules import RuleDraft
+
+#: More pairs of rules and exemptions than this are not compared.
+MOST_PAIRS = 200_000
+
+
+def check_reach(assembly: Assembly) -> None:
+    """Notes every rule, condition and tier that nothing can reach."""
+    for draft, rule in assembly.rules:
+        check_when(assembly, rule.when, draft.said.at("when"))
+        check_key(assembly, draft, rule)
+        check_tiers(assembly, draft, rule)
+    for exemption in assembly.exemptions:
+        check_when(assembly, exemption.exemption.when, exemption.said.at("when"))
+    check_exempted(assembly)
+
+
+def name_place(node: Node, name: str) -> Place:
+    """Where a name stands in a text, a list or a table."""
+    if isinstance(node, Scalar):
+        start = node.text.find(name)
+        return node.within(start, len(name)) if start >= 0 else node.place
+    if isinstance(node, Several):
+        for item in node.items:
+            if isinstance(item, Scalar) and name in item.text:
+                return name_place(item, name)
+    if isinstance(node, Table):
+        if name in node.entries:
+            return node.entries[name][0].place
+        for _, item in node.entries.values():
+            found = name_place(item, name)
+            if found != item.place or (isinstance(item, Scalar) and item.text == name):
+                return found
+    return node.place
+
+
+# Conditions ------------------------------------------------------------------------------------------------------------------
+
+
+def check_when(assembly: Assembly, when: When, node: Node) -> None:
+    page, identities = assembly.page, assembly.identities
+    asked = {*when.present, *(name for name, _ in when.equals)}
+    for name in when.absent:
+        if name in asked:
+            told = f"{name!r} must be there and must not be there: nothing can be both"
+            page.wrong(absent_place(node, name), name, told, "take one of them out")
+        elif identities.default(name) is not None:
+            told = f"{name!r} has the default {identities.default(name)!r}, so it is never absent"
+            page.wrong(
+                absent_place(node, name), name, told, f"write {name}: [{identities.default(name)}], or take the default out"
+            )
+    for name, values in when.equals:
+        known = values_of(assembly, name)
+        for value in values:
+            if known is not None and value not in known:
+                told = f"{name!r} is never {value!r}"
+                page.wrong(value_place(node, name, value), value, told, did_you_mean(value, known))
+
+
+def absent_place(node: Node, name: str) -> Place:
+    if isinstance(node, Table) and "absent" in node.entries:
+        return name_place(node.entries["absent"][1], name)
+    return node.place
+
+
+def value_place(node: Node, name: str, value: str) -> Place:
+    if isinstance(node, Table) and name in node.entries:
+        return name_place(node.entries[name][1], value)
+    return node.place
+
+
+def values_of(assembly: Assembly, name: str) -> tuple[str, ...] | None:
+    """All values that an identity can have, where that is known."""
+    identity = assembly.identities.made.get(name)
+    if not isinstance(identity, Network):
+        return None
+    classes = [value for value, _ in identity.classes]
+    return tuple(dict.fromkeys([*classes, *([identity.default] if identity.default is not None else [])]))
+
+
+def check_key(assembly: Assembly, draft: RuleDraft, rule: Rule) -> None:
+    """A key none of whose parts can be there names nobody."""
+    names = key_names(rule.key)
+    if not names or rule.unidentified != SKIP:
+        return
+    node = draft.said.at("key")
+    if all(name in rule.when.absent for name in names):
+        told = "this rule is for requests without the very identity that is its key: it is never meant"
+        assembly.page.wrong(node.place, "", told, "write another key, or unidentified: share")
+    captured = [assembly.identities.made.get(name) for name in names]
+    missing = [one.name for one in captured if isinstance(one, Captured) and one.default is None and not captures(rule, one.name)]
+    if len(missing) == len(names):
+        told = f"no path of this rule captures {{{missing[0]}}}, so nobody has its key"
+        assembly.page.wrong(node.place, "", told, f"write it into match:, like /orders/{{{missing[0]}}}")
+
+
+def captures(rule: Rule, name: str) -> bool:
+    return any(f"{{{name}}}" in segments_of(match.path) for match in rule.match)
+
+
+def check_tiers(assembly: Assembly, draft: RuleDraft, rule: Rule) -> None:
+    if not isinstance(rule.limit, Tiers):
+        return
+    known = values_of(assembly, rule.limit.by)
+    node = draft.said.at("limit")
+    for value, _ in rule.limit.limits:
+        if known is not None and value not in known:
+            told = f"{rule.limit.by!r} is never {value!r}: nobody has this limit"
+            assembly.page.wrong(name_place(node, value), value, told, did_you_mean(value, known))
+
+
+# Exemptions ------------------------------------------------------------------------------------------------------------------
+
+
+def check_exempted(assembly: Assembly) -> None:
+    """A rule all of whose requests are exempt limits nobody."""
+    page: Page = assembly.page
+    wholly = [(one.said, one.exemption) for one in assembly.exemptions if unconditional(one.exemption)]
+    if len(wholly) * len(assembly.rules) > MOST_PAIRS:
+        return
+    for draft, rule in assembly.rules:
+        for said, exemption in wholly:
+            if exempts(exemption, rule):
+                line = said.node.place.line
+                where = f"the exemption in line {line}" if line else said.node.place.path
+                told = f"rule {rule.name!r} is never reached: {where} exempts all of its requests"
+                page.wrong(draft.said.word("name"), rule.name, told, "make the exemption narrower, or leave the rule out")
+                break
+
+
+def unconditional(exemption: Exemption) -> bool:
+    return bool(exemption.match) and not exemption.networks and not exemption.headers and exemption.when == When()
+
+
+def exempts(exemption: Exemption, rule: Rule) -> bool:
+    if exemption.rules and rule.name not in exemption.rules:
+        return False
+    return all(any(covers(wide, narrow) for wide in exemption.match) for narrow in rule.match or (Match(),))
+
+
+def covers(wide: Match, narrow: Match) -> bool:
+    """Whether every request of one match is one of the other."""
+    if wide.host and wide.host != narrow.host:
+        return False
+    if wide.methods and (not narrow.methods or not narrow.methods <= wide.methods):
+        return False
+    if not wide.methods and "MESSAGE" in narrow.methods:
+        return False
+    return (
+        not wide.path
+        or (bool(narrow.path) and path_covers(segments_of(wide.path), segments_of(narrow.path)))
+        or wide.path == "/**"
+    )
+
+
+def path_covers(wide: list[str], narrow: list[str]) -> bool:
+    for number, segment in enumerate(wide):
+        if segment == "**":
+            return True
+        if number >= len(narrow) or narrow[number] == "**":
+            return False
+        if segment == "*" or segment.startswith("{"):
+            continue
+        if narrow[number].casefold() != segment.casefold():
+            return False
+    return len(wide) == len(narrow)
+
+
+def segments_of(path: str) -> list[str]:
+    """The segments of a template: "/" has none."""
+    stripped = path.strip("/")
+    return stripped.split("/") if stripped else []

@@ -1,0 +1,60 @@
+"""Gates for tests: rules in a few words, asked in every colour."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from headgate import MemoryStore
+from headgate.algorithms.text import parse_limits
+from headgate.policy import Gate, Passage, Policy, WrittenFacts
+from headgate.policy.identify import Header
+from headgate.policy.model import Rule
+from headgate.testing import ManualClock
+from stand_ins import NOON
+
+COLOURS = ("ask", "aask", "quick")
+
+
+def key(*parts: str) -> tuple[tuple[str, ...], ...]:
+    """`key("user", "ip|tenant")`: joined parts, each with alternatives."""
+    return tuple(tuple(part.split("|")) for part in parts)
+
+
+def rule(name: str, limit: Any, **said: Any) -> Rule:
+    """A rule whose limit is a text."""
+    return Rule(name, tuple(parse_limits(limit)) if isinstance(limit, str) else limit, **said)
+
+
+def policy(*rules: Rule, **said: Any) -> Policy:
+    """A policy with identities that headers of the same name tell."""
+    identify = {name: Header(name) for name in ("user", "tenant", "plan", "partner")}
+    return Policy(rules=rules, **{"identify": identify, **said})
+
+
+def gate(*rules: Rule, clock: Any = None, store: Any = None, **said: Any) -> Gate:
+    """A gate over a memory store on a clock that stands at noon."""
+    if store is None:
+        store = MemoryStore(clock=ManualClock(NOON) if clock is None else clock)
+    return Gate(policy(*rules, **said), store=store)
+
+
+def request(line: str = "GET /", **headers: str) -> WrittenFacts:
+    """`request("POST /checkout", user="42")`"""
+    method, path = line.split(" ", 1)
+    peer = headers.pop("peer", "192.0.2.7")
+    return WrittenFacts(method, path, headers=headers, peer=peer)
+
+
+def asked(gate: Gate, facts: WrittenFacts, colour: str = "ask") -> Passage:
+    """The gate's answer in a colour."""
+    if colour == "aask":
+        return asyncio.run(gate.aask(facts))
+    found = gate.quick(facts) if colour == "quick" else gate.ask(facts)
+    assert found is not None
+    return found
+
+
+def passes(gate: Gate, times: int, line: str = "GET /", colour: str = "ask", **headers: str) -> list[bool]:
+    """Whether each of so many equal requests passed."""
+    return [asked(gate, request(line, **headers), colour).allowed for _ in range(times)]

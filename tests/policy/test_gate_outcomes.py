@@ -1,0 +1,279 @@
+"""What happens beyond a limit, and after the response: refusals, shadow, once, settling, shutting out."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from gates import COLOURS, asked, gate, key, passes, request, rule
+
+from headgate import MemoryStore
+from headgate.algorithms.text import parse_limit
+from headgate.policy.model import DEGRADE, SHADOW, Answer, Charge, Cost, Exemption, Match, Once, OnRefusal, ShutOut
+from headgate.testing import ManualClock
+
+
+@pytest.mark.parametrize("colour", COLOURS)
+def test_a_refusal_says_when_to_come_back_and_that_is_true(colour):
+    """Waiting exactly Retry-After seconds is enough, one second less is not, for every rule at once."""
+    g = gate(rule("a", "token bucket 7/min burst 2"), rule("b", "fixed window 3 per 10 s"), rule("c", "sliding window log 4/min"))
+    for _ in range(40):
+        answer = asked(g, request(), colour)
+        if answer.allowed:
+            continue
+        wait = answer.refusal.retry_after
+        if wait > 1:
+            g.clock.advance(wait - 1)
+            assert not asked(g, request(), colour).allowed
+            g.clock.advance(1)
+        else:
+            g.clock.advance(wait)
+        assert asked(g, request(), colour).allowed
+
+
+def test_the_highest_priority_speaks_and_the_longest_wait_is_told():
+    """Status, message and action are the most important rule's; Retry-After is the longest of all that refuse."""
+    g = gate(
+        rule("slow", "fixed window 1/min", answer=Answer(message="slow")),
+        rule("loud", "1/s", priority=5, answer=Answer(503, "loud {retry_after} {limit} {remaining} {rule}")),
+    )
+    asked(g, request())
+    refusal = asked(g, request()).refusal
+    assert (refusal.rule.name, refusal.status, refusal.message) == ("loud", 503, "loud 60 1 0 loud")
+    assert refusal.violated == ("slow", "loud")
+
+
+def test_what_can_never_pass_has_no_retry():
+    """A cost above the limit is refused for good, and says so."""
+    g = gate(rule("all", "5/s", cost=Cost(units=6)))
+    refusal = asked(g, request()).refusal
+    assert refusal.retry_after is None
+    assert "more than its limit" in refusal.message
+
+
+@pytest.mark.parametrize("colour", COLOURS)
+def test_a_rule_in_shadow_counts_and_lets_pass(colour):
+    """A shadow rule refuses nobody, spends nothing of the others, and tells whom it would have refused."""
+    g = gate(rule("all", "5/s"), rule("strict", "2/s", on_refusal=OnRefusal(SHADOW)))
+    heard = []
+    g.events.on("shadow", heard.append)
+    answers = [asked(g, request(), colour) for _ in range(6)]
+    assert [a.allowed for a in answers] == [True] * 5 + [False]
+    assert [a.shadows for a in answers] == [()] * 2 + [("strict",)] * 3 + [()]
+    assert [e.label for e in answers[0].entries] == ["all"]
+    strict = g.tally().rules[1]
+    assert (strict.passed, strict.shadow_refused, strict.refused) == (2, 3, 0)
+    assert len(heard) == 3
+
+
+def test_a_refused_request_spends_nothing_of_a_shadow():
+    """What the real rules refuse never reaches a rule in shadow."""
+    g = gate(rule("all", "1/s"), rule("strict", "5/s", on_refusal=OnRefusal(SHADOW)))
+    passes(g, 4)
+    assert g.tally().rules[1].passed == 1
+
+
+def test_degrading_names_its_handler():
+    """A refusal that degrades is no passage, and carries what answers instead."""
+
+    def stale():
+        return "stale"
+
+    g = gate(rule("all", "1/s", on_refusal=OnRefusal(DEGRADE, handler=stale)))
+    passes(g, 1)
+    answer = asked(g, request())
+    assert not answer.allowed
+    assert answer.degrade is stale
+    assert g.tally().rules[0].degraded == 1
+
+
+# Once ----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("colour", COLOURS)
+def test_repetitions_are_charged_once(colour):
+    """Requests with one idempotency key are charged once; another key, another client or none are charged each."""
+    g = gate(rule("pay", "2/s", key=key("user"), once=Once("idempotency-key")))
+    said = {"idempotency-key": "k1", "user": "a"}
+    assert passes(g, 5, colour=colour, **said) == [True] * 5
+    assert passes(g, 2, colour=colour, user="a") == [True, False]
+    assert not asked(g, request(**{"idempotency-key": "k2", "user": "a"}), colour).allowed
+    assert asked(g, request(**{"idempotency-key": "k1", "user": "b"}), colour).decision.remaining == 1
+    assert g.tally().rules[0].replayed == 4
+
+
+def test_a_refused_request_leaves_no_mark():
+    """The retry of a refused request is charged like a first one."""
+    g = gate(rule("pay", "1/s", once=Once("idempotency-key")))
+    passes(g, 1)
+    assert passes(g, 1, **{"idempotency-key": "k"}) == [False]
+    g.clock.advance(1)
+    assert passes(g, 1, **{"idempotency-key": "k"}) == [True]
+    assert passes(g, 1) == [False]
+
+
+def test_repeating_has_an_end():
+    """Beyond its replays a repetition is charged, so one idempotency key does not open the gate for good."""
+    g = gate(rule("pay", "1/s burst 2", once=Once("idempotency-key", replays=3)))
+    assert passes(g, 8, **{"idempotency-key": "k"}) == [True] * 5 + [False] * 3
+
+
+# Settling ------------------------------------------------------------------------------------------------------------
+
+
+def settle(passage, status, size=0, colour="ask"):
+    if colour == "aask":
+        asyncio.run(passage.adone(status, size))
+    else:
+        passage.done(status, size)
+
+
+@pytest.mark.parametrize("colour", COLOURS)
+@pytest.mark.parametrize(
+    "text", ["token bucket 3/min", "fixed window 3/min", "sliding window log 3/min", "sliding window counter 3/min"]
+)
+def test_only_outcomes_that_count_are_charged(text, colour):
+    """Only failed logins use up the limit; a success takes its charge back, exactly."""
+    g = gate(rule("login", text, charge=Charge(((401, 401), (403, 403)))))
+    for status in (200, 200, 200, 200, 401, 401, 302, 403):
+        answer = asked(g, request(), colour)
+        assert answer.allowed
+        assert answer.owes
+        settle(answer, status, colour=colour)
+        settle(answer, 401, colour=colour)  # the first word counts
+    assert not asked(g, request(), colour).allowed
+    assert g.tally().rules[0].given_back == 5
+
+
+def test_many_at_once_can_not_pass_on_one_allowance():
+    """What depends on its outcome is charged meanwhile: guessing in parallel is no way around."""
+    g = gate(rule("login", "fixed window 2/min", charge=Charge(((401, 401),))))
+    assert passes(g, 3) == [True, True, False]
+
+
+@pytest.mark.parametrize("colour", COLOURS)
+def test_costs_by_the_size_of_the_response(colour):
+    """An estimate is charged first, and what was really sent in the end; a bucket goes into debt for the rest."""
+    g = gate(rule("bytes", "token bucket 1/s burst 100", cost=Cost("response", 10, per=1000)))
+    answer = asked(g, request(), colour)
+    assert answer.decision.remaining == 90
+    settle(answer, 200, 2_001, colour)
+    assert asked(g, request(), colour).decision.remaining == 97 - 10
+    settle(asked(g, request(), colour), 200, 200_000, colour)
+    refused = asked(g, request(), colour)
+    assert not refused.allowed
+    assert refused.refusal.retry_after > 100
+
+
+def test_a_callable_decides_which_outcomes_count():
+    """`charge` may be a function of the status and the facts."""
+    g = gate(rule("all", "1/min", charge=Charge(call=lambda status, facts: facts.path == "/x")))
+    settle(asked(g, request("GET /y")), 200)
+    settle(asked(g, request("GET /x")), 200)
+    assert passes(g, 1) == [False]
+
+
+# Alerts, shutting out ---------------------------------------------------------------------------------------------------
+
+
+def test_spending_alerts_once_when_it_crosses_the_mark():
+    """At 80 % of a day's units an alert is told, once, whatever the step over the mark."""
+    g = gate(rule("units", "fixed window 100/day", key=key("user"), cost=Cost("header", 1, "x-cost"), alert=0.8))
+    heard = []
+    g.events.on("alert", heard.append)
+    for cost in ("79", "1", "5", "10"):
+        asked(g, request(user="a", **{"X-Cost": cost}))
+    asked(g, request(user="b", **{"X-Cost": "85"}))
+    assert [event.key for event in heard] == [("a",), ("b",)]
+    assert g.tally().rules[0].alerts == 2
+
+
+def shut_out_gate(**said):
+    return gate(
+        rule("user", "1/s", key=key("user|ip")),
+        shut_out=ShutOut(parse_limit("fixed window 3/min"), 60_000_000, key("user|ip")),
+        exempt=(Exemption(match=(Match(path="/healthz"),)),),
+        **said,
+    )
+
+
+@pytest.mark.parametrize("colour", COLOURS)
+def test_who_is_refused_too_often_is_shut_out(colour):
+    """After so many refusals a client is refused without asking the store, for a while, and nobody else is."""
+    g = shut_out_gate()
+    heard = []
+    g.events.on("shut out", heard.append)
+    assert passes(g, 5, colour=colour, user="a") == [True] + [False] * 4
+    assert len(heard) == 1
+    asked_before = g.tally().rules[0].refused
+    answer = asked(g, request(user="a"), colour)
+    assert (answer.refusal.reason, answer.refusal.retry_after, answer.refusal.status) == ("shut out", 60, 429)
+    assert answer.decision is None
+    assert g.tally().rules[0].refused == asked_before
+    assert asked(g, request(user="b"), colour).allowed
+    assert asked(g, request("GET /healthz", user="a"), colour).allowed
+    assert (g.tally().shut_out, g.tally().shut_out_now) == (1, 1)
+    g.clock.advance(59)
+    assert not asked(g, request(user="a"), colour).allowed
+    g.clock.advance(1)
+    assert asked(g, request(user="a"), colour).allowed
+    assert g.tally().shut_out_now == 0
+
+
+# Numbers -----------------------------------------------------------------------------------------------------------------
+
+
+def test_the_tally_adds_up():
+    """Requests are allowed or refused; rules count what they did; offenders are told without their keys."""
+    g = gate(rule("user", "5/s", key=key("user")), rule("shop", "fixed window 8/min"))
+    for user in "aaaaaaabbb":
+        passage = asked(g, request(user=user))
+        if passage:
+            passage.responded(200)
+    asked(g, request("GET /x"))  # no user: only the shop's limit
+    t = g.tally()
+    assert (t.requests, t.allowed, t.refused, t.unlimited, t.exempt) == (11, 8, 3, 0, 0)
+    user, shop = t.rules
+    assert (user.passed, user.refused, shop.passed, shop.refused) == (8, 2, 8, 1)
+    assert user.responses.count == 8
+    assert user.statuses == {"2xx": 8}
+    assert t.decisions.count == 11
+    assert (t.offenders[0].rule, t.offenders[0].count) == ("user", 2)
+    assert all(o.key not in "ab" for o in t.offenders)
+
+
+def test_near_the_limit_is_counted():
+    """A pass with less than a fifth left counts as near."""
+    g = gate(rule("all", "fixed window 10/min"))
+    passes(g, 12)
+    assert g.tally().rules[0].near == 2
+
+
+def test_listeners_hear_of_refusals():
+    """A listener gets the passage, with keys and refusal; without one nothing is made."""
+    g = gate(rule("user", "1/s", key=key("user")))
+    passes(g, 2, user="a")
+    heard = []
+    g.events.on("refused", heard.append)
+    passes(g, 1, user="a")
+    (event,) = heard
+    assert (event.kind, event.limiter, event.key) == ("refused", "headgate", ("a",))
+    assert event.decision.refusal.violated == ("user",)
+
+
+def test_explain_charges_nothing_and_says_why():
+    """Every rule's say, with nothing taken."""
+    store = MemoryStore(clock=ManualClock(0))
+    g = gate(
+        rule("user", "2/s", key=key("user")),
+        rule("checkout", "2/s", match=(Match(frozenset({"POST"}), "/checkout"),)),
+        store=store,
+    )
+    for _ in range(3):
+        user, checkout = g.explain(request(user="a"))
+        assert user.meant
+        assert (user.key, user.decision.remaining) == ("a", 2)
+        assert not checkout.meant
+        assert "match" in checkout.why
+    assert "no part of its key" in g.explain(request())[0].why
+    assert len(store) == 0

@@ -1,0 +1,274 @@
+"""Which rules mean a request, with which key, limit and cost."""
+
+from __future__ import annotations
+
+import pytest
+from gates import COLOURS, asked, gate, key, passes, policy, request, rule
+
+from headgate import MemoryStore, TokenBucket
+from headgate.policy import Gate
+from headgate.policy.identify import Captured, Header
+from headgate.policy.model import SHARE, Cost, Exemption, Match, Tiers, When
+from headgate.testing import ManualClock, unlimited
+
+POST = frozenset({"POST"})
+GET = frozenset({"GET"})
+
+
+@pytest.mark.parametrize("colour", COLOURS)
+def test_each_key_has_its_own_limit(colour):
+    """Two clients never share what one of them may take."""
+    g = gate(rule("user", "2/s", key=key("user")))
+    assert passes(g, 3, colour=colour, user="a") == [True, True, False]
+    assert passes(g, 3, colour=colour, user="b") == [True, True, False]
+
+
+def test_a_rule_without_a_key_is_for_everybody():
+    """A keyless rule has one key for all."""
+    g = gate(rule("capacity", "2/s"))
+    assert passes(g, 2, user="a") == [True, True]
+    assert passes(g, 1, user="b") == [False]
+
+
+def test_the_first_identity_that_is_there_is_the_key():
+    """`user | ip` is the user where there is one, otherwise the address."""
+    g = gate(rule("user", "1/s", key=key("user|ip")))
+    assert asked(g, request(user="a")).keys == ["a"]
+    assert asked(g, request()).keys == ["192.0.2.7"]
+
+
+def test_joined_keys_are_told_apart_part_by_part():
+    """No two different lists of parts make the same key, whatever the values are."""
+    g = gate(rule("both", "100/s", key=key("tenant", "user")))
+    pairs = [("a", "b"), ("a|b", ""), ("", "a|b"), ("a", "%7C"), ("a|", "b"), ("-", "b"), ("", "b"), ("a", "-"), ("a", "")]
+    made = [
+        asked(g, request(**{name: value for name, value in zip(("tenant", "user"), pair, strict=True) if value})).keys[0]
+        for pair in pairs
+    ]
+    assert len(set(made)) == len(pairs)
+
+
+def test_a_joined_key_with_one_part_missing_is_still_limited():
+    """Leaving a header out does not slip past a joined key."""
+    g = gate(rule("login", "2/min", key=key("ip", "user")))
+    assert passes(g, 3) == [True, True, False]
+
+
+def test_a_rule_whose_key_is_not_there_is_not_meant():
+    """Without any part of the key the rule says nothing, unless it says that the unidentified share."""
+    g = gate(rule("user", "1/s", key=key("user")))
+    assert asked(g, request()).decision is None
+    g = gate(rule("user", "1/s", key=key("user"), unidentified=SHARE))
+    assert passes(g, 2, peer="192.0.2.1") == [True, False]
+    assert passes(g, 1, peer="192.0.2.2") == [False]
+    assert passes(g, 1, user="a") == [True]
+
+
+def test_conditions_choose_rules():
+    """`when` compares what is present, absent, or equal."""
+    g = gate(
+        rule("partner", "1/s", when=When(present=("partner",))),
+        rule("public", "2/s", when=When(absent=("partner",))),
+        rule("free", "3/s", when=When(equals=(("plan", ("free", "trial")),))),
+    )
+    assert [e.label for e in asked(g, request(partner="p", plan="pro")).entries] == ["partner"]
+    assert [e.label for e in asked(g, request(plan="trial")).entries] == ["public", "free"]
+
+
+def test_tiers_choose_the_limit_and_keep_the_state():
+    """A tier has its limit; who changes plan keeps what he has used, read under the new one."""
+    tiers = Tiers("plan", (("free", (TokenBucket("1/s burst 2"),)), ("pro", (TokenBucket("1/s burst 10"),)), ("gold", ())), ())
+    g = gate(rule("user", tiers, key=key("user")))
+    assert passes(g, 3, user="a", plan="free") == [True, True, False]
+    assert asked(g, request(user="a", plan="pro")).decision.limit == 10
+    assert asked(g, request(user="a", plan="gold")).decision is None
+    assert asked(g, request(user="a", plan="unheard of")).decision is None
+
+
+def test_overrides_replace_the_limit_of_one_key():
+    """An override holds for its key and nobody else's; one that is looked up while running wins over the rule's own."""
+
+    class Table:
+        def get(self, key):
+            return {"b": (TokenBucket("3/s"),), "free": ()}.get(key)
+
+        def close(self):
+            pass
+
+    g = gate(rule("user", "1/s", key=key("user"), override=(("a", (TokenBucket("2/s"),)),), overrides=Table()))
+    assert passes(g, 3, user="a") == [True, True, False]
+    assert passes(g, 4, user="b") == [True, True, True, False]
+    assert passes(g, 2, user="c") == [True, False]
+    assert asked(g, request(user="free")).decision is None
+
+
+@pytest.mark.parametrize("colour", COLOURS)
+def test_all_rules_are_charged_or_none(colour):
+    """A request that one rule refuses spends nothing of the others."""
+    g = gate(rule("user", "1/s burst 5", key=key("user")), rule("capacity", "1/s burst 2"))
+    assert passes(g, 5, colour=colour, user="a") == [True, True, False, False, False]
+    left = {e.entries[0].label: e.decision.remaining for e in g.explain(request(user="a"))}
+    assert left == {"user": 3, "capacity": 0}
+
+
+def test_two_limits_of_one_rule_are_one_charge():
+    """`5/s; 8/min` refuses by whichever is used up, and shows both."""
+    g = gate(rule("user", "token bucket 5/s burst 5; fixed window 8/min", key=key("user")))
+    assert passes(g, 6, user="a") == [True] * 5 + [False]
+    g.clock.advance(1)
+    assert passes(g, 5, user="a") == [True] * 3 + [False] * 2
+    assert [e.label for e in asked(g, request(user="a")).entries] == ["user", "user.2"]
+    assert asked(g, request(user="a")).refusal.violated == ("user.2",)
+
+
+def test_methods_and_paths_choose_rules():
+    """A rule for POST /checkout does not mean GET, nor another path; GET means HEAD too."""
+    g = gate(
+        rule("checkout", "1/s", match=(Match(POST, "/checkout"),)),
+        rule("item", "1/s", match=(Match(GET, "/products/{id}"), Match(GET, "/static/**"))),
+    )
+
+    def meant(line):
+        return [entry.label for entry in asked(g, request(line)).entries]
+
+    assert meant("POST /checkout") == ["checkout"]
+    assert meant("GET /checkout") == []
+    assert meant("POST /checkout/x") == []
+    assert meant("HEAD /products/7") == ["item"]
+    assert meant("GET /products") == meant("GET /products/7/x") == []
+    assert meant("GET /static") == meant("GET /static/a/b.css") == ["item"]
+
+
+@pytest.mark.parametrize(
+    "path", ["//checkout", "/checkout/", "/./checkout", "/x/../checkout", "/CheckOut", "/%63heckout", "/%2Fcheckout"]
+)
+def test_tricks_on_the_path_do_not_slip_past(path):
+    """However /checkout is written, its rule is meant."""
+    g = gate(rule("checkout", "1/s", match=(Match(POST, "/checkout"),)))
+    assert asked(g, request(f"POST {path}")).entries
+
+
+def test_messages_are_meant_only_by_rules_that_name_them():
+    """A rule without methods limits requests, not every message of a connection."""
+    g = gate(rule("all", "1/s"), rule("chat", "1/s", match=(Match(frozenset({"MESSAGE"}), "/ws"),)))
+    assert [e.label for e in asked(g, request("MESSAGE /ws")).entries] == ["chat"]
+
+
+def test_hosts_choose_rules():
+    """A rule that names a host is for that host, or for all below it."""
+    g = gate(
+        rule("api", "9/s", match=(Match(host="api.example.com"),)),
+        rule("any", "9/s", match=(Match(path="/x", host="*.example.com"), Match(path="/y"))),
+    )
+
+    def meant(line, host):
+        return [entry.label for entry in asked(g, request(line, host=host)).entries]
+
+    assert meant("GET /", "API.example.com:443") == ["api"]
+    assert meant("GET /x", "shop.example.com") == ["any"]
+    assert meant("GET /x", "example.com") == meant("GET /x", "evil.com") == []
+    assert meant("GET /y", "evil.com") == ["any"]
+
+
+def test_what_a_template_captures_can_be_a_key():
+    """`/orders/{order_id}` limits every order on its own."""
+    said = {"identify": {"order": Captured("order_id")}}
+    g = gate(rule("order", "1/s", match=(Match(path="/orders/{order_id}/pay"),), key=key("order")), **said)
+    assert passes(g, 2, "POST /orders/7/pay") == [True, False]
+    assert passes(g, 1, "POST /orders/8/pay") == [True]
+
+
+def test_a_thousand_rules_find_the_ones_that_are_meant():
+    """The matcher agrees with trying every rule on its own."""
+    rules = [rule(f"r{i}", "9/s", match=(Match(GET, f"/s{i % 50}/{{x}}/p{i}"),)) for i in range(1000)]
+    g = gate(*rules, rule("all", "9/s"), rule("one", "9/s", match=(Match(path="/s3/*/p53"),)))
+    assert [e.label for e in asked(g, request("GET /s3/abc/p53")).entries] == ["r53", "all", "one"]
+
+
+def test_many_paths_do_not_fill_the_memory():
+    """An edition remembers a bounded number of paths, and answers right beyond it."""
+    g = gate(rule("item", "9999999/s", match=(Match(GET, "/products/{id}"),)))
+    for i in range(10_000):
+        assert asked(g, request(f"GET /products/{i}"), "quick").entries
+    assert sum(len(paths) for paths in g.edition.known.values()) <= 4096
+
+
+@pytest.mark.parametrize(
+    ("cost", "headers", "charged"),
+    [
+        (Cost(units=3), {}, 3),
+        (Cost("header", 1, "x-cost"), {"X-Cost": "4"}, 4),
+        (Cost("header", 2, "x-cost"), {}, 2),
+        (Cost("header", 2, "x-cost"), {"X-Cost": "-5"}, 2),
+        (Cost("header", 2, "x-cost"), {"X-Cost": "1e3"}, 2),
+        (Cost("header", 2, "x-cost", most=6), {"X-Cost": "9" * 4000}, 6),
+        (Cost("call", call=lambda facts: len(facts.path)), {}, 1),
+        (Cost("call", 3, call=lambda facts: "many"), {}, 3),
+    ],
+)
+def test_costs(cost, headers, charged):
+    """A cost is constant, told by a header within its most, or worked out; nonsense costs the default."""
+    g = gate(rule("all", "10/s", cost=cost))
+    assert asked(g, request(**headers)).decision.remaining == 10 - charged
+
+
+def test_exemptions():
+    """A path, a network, a header or an identity can be exempt, from all rules or from some."""
+    g = gate(
+        rule("all", "1/s"),
+        rule("user", "5/s", key=key("user")),
+        exempt=(
+            Exemption(match=(Match(path="/healthz"),)),
+            Exemption(networks=("10.1.0.0/16",)),
+            Exemption(headers=(("x-probe", "s3cret"),)),
+            Exemption(when=When(equals=(("tenant", ("billing",)),)), rules=("all",)),
+            Exemption(match=(Match(path="/metrics"),), networks=("10.2.0.0/16",)),
+        ),
+    )
+
+    def limited(line="GET /", **said):
+        return [entry.label for entry in asked(g, request(line, **said)).entries]
+
+    assert limited(user="a") == ["all", "user"]
+    assert limited("GET /healthz", user="a") == limited("GET //Healthz/") == []
+    assert limited(peer="10.1.2.3", user="a") == []
+    assert limited(**{"X-Probe": "s3cret"}) == []
+    assert limited(**{"X-Probe": "guess"}) == ["all"]
+    assert limited(tenant="billing", user="a") == ["user"]
+    assert limited("GET /metrics", peer="10.2.0.1") == []
+    assert limited("GET /metrics", peer="10.3.0.1") == limited("GET /", peer="10.2.0.1") == ["all"]
+    assert g.tally().exempt == 5
+
+
+def test_limiting_can_be_turned_off_for_tests():
+    """Inside `unlimited()` a gate lets everything pass."""
+    g = gate(rule("all", "1/s"))
+    with unlimited():
+        assert passes(g, 3) == [True] * 3
+    assert passes(g, 2) == [True, False]
+
+
+def test_rules_of_one_name_share_across_gates_on_one_store():
+    """State belongs to (policy, rule, algorithm) and a key: a second gate of the same policy goes on from it."""
+    store = MemoryStore(clock=ManualClock(0))
+    first, second = (Gate(policy(rule("all", "2/s")), store=store) for _ in range(2))
+    assert passes(first, 2) == [True, True]
+    assert passes(second, 1) == [False]
+
+
+def test_a_header_identity_is_asked_once():
+    """What an identity answered is kept for the request."""
+    calls = []
+
+    class Counting(Header):
+        def of(self, facts):
+            calls.append(1)
+            return super().of(facts)
+
+    g = gate(
+        rule("a", "9/s", key=key("user")),
+        rule("b", "9/s", key=key("user|tenant")),
+        identify={"user": Counting("user"), "tenant": Header("tenant")},
+    )
+    asked(g, request(user="a"))
+    assert len(calls) == 1

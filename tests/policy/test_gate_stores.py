@@ -1,0 +1,246 @@
+"""A gate over any store: far ones in one trip, failing ones as every rule says, versions that change under it."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+import pytest
+from gates import asked, gate, key, passes, policy, request, rule
+
+from headgate import GuardedStore, LeasedStore, MemoryStore, RedisStore, SharedStore
+from headgate.policy import Gate
+from headgate.policy.model import CLOSED, LOCAL, SHADOW, WAIT, Charge, Once, OnFailure, OnRefusal
+from headgate.testing import ManualClock
+from stand_ins import WrappedStore
+
+FAR = ("ask", "aask")
+
+
+def far_gate(*rules, **said):
+    """A gate whose store is far away, and can be made to fail."""
+    clock = ManualClock(1000)
+    store = WrappedStore(MemoryStore(clock=clock))
+    return Gate(policy(*rules, **said), store=store, clock=clock), store
+
+
+@pytest.mark.parametrize("colour", FAR)
+def test_one_question_for_all_rules(colour):
+    """However many rules are meant, a far store is asked once."""
+    g, store = far_gate(*[rule(f"r{i}", "9/s", key=key("user")) for i in range(5)])
+    asked(g, request(user="a"), colour)
+    assert store.calls == ["decide"]
+    assert g.quick(request(user="a")) is None
+
+
+@pytest.mark.parametrize("colour", FAR)
+def test_a_store_that_fails_is_answered_as_each_rule_says(colour):
+    """Open lets pass, closed refuses with 503, local decides on its share; one closed rule is enough to refuse."""
+    open_rule = rule("open", "1/s")
+    local_rule = rule("local", "token bucket 4/s burst 4", on_failure=OnFailure(LOCAL, "1/2"))
+    closed_rule = rule("closed", "9/s", key=key("user"), on_failure=OnFailure(CLOSED))
+    g, store = far_gate(open_rule, local_rule, closed_rule)
+    heard = []
+    g.events.on("store failed", heard.append)
+    store.failing = {"decide"}
+    assert passes(g, 3, colour=colour) == [True, True, False]
+    assert asked(g, request(), colour).refusal.status == 429
+    answer = asked(g, request(user="a"), colour)
+    assert (answer.allowed, answer.refusal.reason, answer.refusal.status) == (False, "store", 503)
+    assert answer.refusal.retry_after >= 1
+    tallies = {t.name: t for t in g.tally().rules}
+    assert (tallies["open"].failed_open, tallies["local"].failed_local, tallies["closed"].failed_closed) == (4, 4, 1)
+    assert g.tally().store.failures > 0
+    assert heard
+
+
+def test_a_near_store_that_fails_is_answered_too():
+    """A store of this machine that fails (a file that is gone) is answered as the rules say."""
+    store = WrappedStore(MemoryStore(clock=ManualClock(0)), local=True)
+    g = Gate(policy(rule("all", "1/s")), store=store)
+    store.failing = {"decide"}
+    assert asked(g, request(), "quick").allowed
+    assert g.tally().rules[0].failed_open == 1
+
+
+def test_a_breaker_spares_a_dead_store():
+    """After some failures nobody asks a dead store any more."""
+    g, store = far_gate(rule("all", "1/s"))
+    store.failing = {"decide"}
+    passes(g, 50)
+    assert len(store.calls) < 20
+
+
+@pytest.fixture
+def redis(valkey):
+    store = RedisStore(valkey.url)
+    yield store
+    store.close()
+
+
+@pytest.mark.parametrize("colour", FAR)
+def test_a_real_server_behind_a_gate(redis, valkey, colour):
+    """Rules, shadow, once, outcomes and waiting over a real server give what memory gives."""
+    name = f"gate-{colour}"
+    rules = [
+        rule("user", "token bucket 1/h burst 3", key=key("user")),
+        rule("strict", "1/h", on_refusal=OnRefusal(SHADOW)),
+        rule("pay", "fixed window 2/h", key=key("tenant"), once=Once("idempotency-key")),
+        rule("login", "sliding window log 2/h", key=key("partner"), charge=Charge(((401, 401),))),
+    ]
+
+    async def all_of_it():
+        async def ask(**said):
+            return await g.aask(request(**said)) if colour == "aask" else g.ask(request(**said))
+
+        async def done(passage, status):
+            await passage.adone(status) if colour == "aask" else passage.done(status)
+
+        answers = [await ask(user="a") for _ in range(4)]
+        assert [a.allowed for a in answers] == [True] * 3 + [False]
+        assert answers[2].shadows == ("strict",)
+        pays = [await ask(tenant="t", **{"idempotency-key": k}) for k in "kkkx"]
+        assert [a.allowed for a in pays] == [True] * 4
+        assert not (await ask(tenant="t", **{"idempotency-key": "y"})).allowed
+        for status in (200, 200, 200, 401, 401):
+            answer = await ask(partner="p")
+            assert answer.allowed
+            await done(answer, status)
+        assert not (await ask(partner="p")).allowed
+        if colour == "aask":
+            await redis.aclose()
+
+    g = Gate(policy(*rules, name=name, budget_us=2_000_000), store=redis)
+    asyncio.run(all_of_it())
+    g.close()
+
+
+def test_waiting_over_a_real_server(redis):
+    """A request waits for its turn that the server gave it."""
+    g = Gate(
+        policy(
+            rule("all", "token bucket 20/s burst 1", on_refusal=OnRefusal(WAIT, wait_us=2_000_000)),
+            name="gate-wait",
+            budget_us=2_000_000,
+        ),
+        store=redis,
+    )
+    answers = [g.ask(request()) for _ in range(3)]
+    assert all(answers)
+    assert g.tally().rules[0].waited >= 1
+    g.close()
+
+
+def test_a_lease_answers_at_once(redis):
+    """Over a leased store `quick` answers without the server while there is a lease."""
+    leased = LeasedStore(redis, lease=50)
+    g = Gate(
+        policy(rule("all", "token bucket 1000/s burst 1000", key=key("user")), name="gate-lease", budget_us=2_000_000),
+        store=leased,
+    )
+    g.ask(request(user="a"))
+    answers = [g.quick(request(user="a")) for _ in range(20)]
+    assert all(answer is not None and answer.allowed for answer in answers)
+    g.close()
+    leased.close()
+
+
+def test_workers_of_one_host_share_a_file(tmp_path):
+    """Two gates over one shared file count together."""
+    stores = [SharedStore(tmp_path / "limits") for _ in range(2)]
+    first, second = (Gate(policy(rule("all", "token bucket 1/h burst 3")), store=store) for store in stores)
+    assert passes(first, 2, colour="quick") == [True, True]
+    assert passes(second, 2, colour="quick") == [True, False]
+    for store in stores:
+        store.close()
+
+
+def test_a_gate_closes_what_it_opened():
+    """A store given to a gate stays open when the gate is closed; a guard that is given is left as it is."""
+    store = GuardedStore(MemoryStore())
+    g = Gate(policy(rule("all", "2/s")), store=store)
+    assert g.store is store
+    g.close()
+    assert store.state == "closed"
+    with Gate(policy(rule("all", "1/s"))) as own:
+        assert passes(own, 2) == [True, False]
+
+
+def test_exact_among_threads():
+    """Fifty threads at one gate pass exactly as many requests as the limit has."""
+    g = gate(rule("all", "token bucket 1/h burst 500"), rule("user", "fixed window 400/h", key=key("user")))
+    passed = []
+
+    def work(i):
+        passed.extend(asked(g, request(user="ab"[i % 2])).allowed for _ in range(40))
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(50)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sum(passed) == 500
+    assert g.tally().requests == 2000
+
+
+# Versions --------------------------------------------------------------------------------------------------------------
+
+
+def test_a_new_version_keeps_states_and_counts():
+    """Rules that keep their names keep their states and counters; a changed rate reads the state under the new rate."""
+    g = gate(rule("user", "token bucket 1/s burst 4", key=key("user")), rule("old", "9/s"))
+    assert passes(g, 3, user="a") == [True] * 3
+    g.reload(policy(rule("user", "token bucket 1/s burst 10", key=key("user")), rule("new", "1/min")))
+    answer = asked(g, request(user="a"))
+    assert answer.decision.decisions[0].limit == 10
+    assert answer.decision.decisions[0].remaining < 9
+    assert not asked(g, request(user="b")).allowed
+    assert [(t.name, t.passed) for t in g.tally().rules] == [("user", 4), ("new", 1)]
+    assert g.tally().reloads == 1
+
+
+def test_a_request_sees_one_version():
+    """A request that began under one version ends under it."""
+    g = gate(rule("login", "fixed window 1/min", charge=Charge(((401, 401),))))
+    answer = asked(g, request())
+    before = g.policy
+    g.reload(policy(rule("login", "fixed window 5/min")))
+    assert answer.policy is before
+    answer.done(200)  # given back, as the version said that it saw
+    assert answer.decision.limit == 1
+    assert asked(g, request()).decision.remaining == 4
+
+
+def test_reloading_while_asked():
+    """Reloads under fire lose no request and no count."""
+    g = gate(rule("all", "token bucket 1/h burst 1000"))
+    versions = [policy(rule("all", "token bucket 1/h burst 1000"), rule("more", "99999/s")), g.policy]
+    stop = threading.Event()
+    passed = []
+
+    def work():
+        while not stop.is_set():
+            passed.append(asked(g, request(), "quick").allowed)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for i in range(200):
+        g.reload(versions[i % 2])
+    while sum(passed) < 1000:
+        stop.wait(0.001)
+    stop.set()
+    for thread in threads:
+        thread.join()
+    assert sum(passed) == 1000
+    assert g.tally().requests == len(passed)
+
+
+def test_a_bad_new_version_is_refused_and_counted():
+    """`reload_refused` leaves everything as it was, and tells."""
+    g = gate(rule("all", "1/s"))
+    heard = []
+    g.events.on("reload refused", heard.append)
+    g.reload_refused(ValueError("line 3"))
+    assert g.tally().reloads_refused == 1
+    assert str(heard[0].error) == "line 3"

@@ -1,0 +1,137 @@
+"""Waiting at a gate: bounded, in order, given back when the client goes."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+import pytest
+from gates import asked, gate, request, rule
+
+from headgate.policy.model import WAIT, OnRefusal
+from headgate.testing import ManualClock
+from stand_ins import HeldClock
+
+RULES = [
+    "token bucket 10/s burst 1",
+    "leaky bucket queue 10/s capacity 50",
+    "sliding window log 1 per 100 ms",
+    "sliding window counter 1 per 100 ms",
+]
+
+
+def waiting(wait_ms, queue=100):
+    return OnRefusal(WAIT, wait_us=wait_ms * 1000, queue=queue)
+
+
+@pytest.mark.parametrize("text", RULES)
+@pytest.mark.parametrize("colour", ["ask", "aask"])
+def test_a_request_waits_for_its_turn(text, colour):
+    """A rule that waits lets a request pass later rather than refuse it, up to its time."""
+    clock = ManualClock(1000)
+    g = gate(rule("all", text, on_refusal=waiting(250)), clock=clock)
+    assert asked(g, request(), colour).wait_us == 0
+    begun = clock.now_us()
+    second = asked(g, request(), colour)
+    assert second.allowed
+    assert clock.now_us() > begun
+    tally = g.tally().rules[0]
+    assert (tally.passed, tally.waited, tally.refused, tally.waiting) == (2, 1, 0, 0)
+
+
+def test_nobody_waits_longer_than_the_least_patient_rule():
+    """Beyond its time a request is refused at once, without sleeping."""
+    clock = ManualClock(1000)
+    g = gate(rule("all", "1/s", on_refusal=waiting(200)), clock=clock)
+    asked(g, request())
+    begun = clock.now_us()
+    answer = asked(g, request())
+    assert not answer.allowed
+    assert answer.refusal.status == 429
+    assert clock.now_us() == begun
+
+
+def test_a_rule_that_rejects_is_not_waited_for():
+    """When one of the refusing rules rejects, nobody waits."""
+    g = gate(rule("slow", "10/s burst 1", on_refusal=waiting(500)), rule("hard", "10/s burst 1"))
+    asked(g, request())
+    assert not asked(g, request()).allowed
+    assert g.tally().rules[0].waited == 0
+
+
+def test_quick_leaves_waiting_to_others():
+    """`quick` never waits: it says None, and nothing was done."""
+    g = gate(rule("all", "10/s burst 1", on_refusal=waiting(500)))
+    assert g.quick(request()) is not None
+    assert g.quick(request()) is None
+    assert g.tally().requests == 1
+
+
+def test_tasks_pass_in_order_and_a_full_queue_is_503():
+    """So many wait, first come first served; whoever finds the queue full is told so at once."""
+    clock = HeldClock(1000)
+    g = gate(rule("all", "10/s burst 1", on_refusal=waiting(10_000, queue=3)), clock=clock)
+
+    async def main():
+        order = []
+
+        async def one(i):
+            answer = await g.aask(request())
+            order.append((i, answer.allowed, answer.refusal and answer.refusal.status))
+
+        tasks = []
+        for i in range(6):
+            tasks.append(asyncio.ensure_future(one(i)))
+            await asyncio.sleep(0.01)
+        assert order == [(0, True, None), (4, False, 503), (5, False, 503)]
+        assert g.tally().rules[0].waiting == 3
+        for _ in range(3):
+            clock.advance(0.1)
+            await asyncio.sleep(0.02)
+        await asyncio.gather(*tasks)
+        return order
+
+    order = asyncio.run(main())
+    assert order[3:] == [(1, True, None), (2, True, None), (3, True, None)]
+    tally = g.tally().rules[0]
+    assert (tally.queue_full, tally.waited, tally.waiting) == (2, 3, 0)
+
+
+def test_a_client_that_goes_gives_its_place_back():
+    """A cancelled request takes nothing: the one behind it moves up."""
+    clock = HeldClock(1000)
+    g = gate(rule("all", "1/s burst 1", on_refusal=waiting(10_000)), clock=clock)
+
+    async def main():
+        await g.aask(request())
+        gone = asyncio.ensure_future(g.aask(request()))
+        await asyncio.sleep(0.01)
+        behind = asyncio.ensure_future(g.aask(request()))
+        await asyncio.sleep(0.01)
+        gone.cancel()
+        await asyncio.sleep(0.01)
+        clock.advance(1)
+        answer = await asyncio.wait_for(behind, 5)
+        assert answer.allowed
+        assert gone.cancelled()
+
+    asyncio.run(main())
+    assert g.tally().rules[0].waiting == 0
+
+
+def test_threads_wait_too():
+    """In threads the same: each sleeps once, all pass."""
+    clock = HeldClock(1000)
+    g = gate(rule("all", "10/s burst 1", on_refusal=waiting(10_000)), clock=clock)
+    done = []
+    threads = [threading.Thread(target=lambda: done.append(g.ask(request()).allowed)) for _ in range(5)]
+    for thread in threads:
+        thread.start()
+    for _ in range(200):
+        if len(done) == 5:
+            break
+        clock.advance(0.05)
+        threading.Event().wait(0.01)
+    for thread in threads:
+        thread.join(5)
+    assert done == [True] * 5

@@ -1,0 +1,155 @@
+"""One spelling for a path: no disguise slips past a rule, and nothing that is sent breaks the tidying."""
+
+from __future__ import annotations
+
+import sys
+import time
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from headgate.policy.paths import readings, tidy
+
+DISGUISES = [
+    ("/checkout", "/checkout"),
+    ("/Checkout", "/checkout"),
+    ("//checkout", "/checkout"),
+    ("///checkout//", "/checkout"),
+    ("/checkout/", "/checkout"),
+    ("/./checkout/.", "/checkout"),
+    ("/shop/../checkout", "/checkout"),
+    ("/../../checkout", "/checkout"),
+    ("%2Fcheckout", "/checkout"),
+    ("/%2Fcheckout", "/checkout"),
+    ("/%63heckout", "/checkout"),
+    ("/%2563heckout", "/checkout"),
+    ("/%252563heckout", "/checkout"),
+    ("/%25252525252525252563heckout", "/checkout"),
+    ("/%%36%33heckout", "/checkout"),
+    ("/check%00out", "/checkout"),
+    ("/checkout\x00", "/checkout"),
+    ("/check\r\nout", "/checkout"),
+    ("/%\x006\x003heckout", "/checkout"),
+    ("/checkout%20", "/checkout"),
+    ("\\checkout", "/checkout"),
+    ("/shop\\..\\checkout", "/checkout"),
+    ("/shop/..%5ccheckout", "/checkout"),
+    ("/shop/..;/checkout", "/checkout"),
+    ("/checkout;jsessionid=1", "/checkout"),
+    ("/;x=1/checkout", "/checkout"),
+    ("/checkout%3Fa=1", "/checkout"),
+    ("/checkout%23top", "/checkout"),
+    ("/chec\u212aout", "/checkout"),
+    ("http://shop.example.com/checkout", "/checkout"),
+    ("checkout", "/checkout"),
+    ("", "/"),
+    ("/", "/"),
+    ("//", "/"),
+    ("/..", "/"),
+    ("*", "/*"),
+    ("/caf%C3%A9", "/café"),
+    ("/CAFÉ", "/café"),
+    ("/.well-known/x", "/.well-known/x"),
+    ("/a.b/c..d/...", "/a.b/c..d/..."),
+    ("/100%", "/100%"),
+    ("/50%25", "/50%"),
+    ("/shop.Orders/Place", "/shop.orders/place"),
+]
+
+
+@pytest.mark.parametrize(("sent", "meant"), DISGUISES)
+def test_a_disguise_is_seen_through(sent, meant):
+    """However a path is written, rules see its one spelling, and see it as one of its readings."""
+    assert tidy(sent) == meant
+    assert readings(sent)[0] == meant
+
+
+def encoded(character: str, depth: int) -> str:
+    for _ in range(depth):
+        character = "".join(f"%{byte:02X}" if at == 0 else chr(byte) for at, byte in enumerate(character.encode()))
+    return character
+
+
+nothing = st.sampled_from(["/", "//", "/./", "/%2e/", "/x/../", "/x/%2E%2e/", "/x/..;a/", "\\", "%2F", "%252f", "%5C", "/;v=1/"])
+
+
+def spelt(character: str, upper: bool, depth: int) -> str:
+    return encoded(character.upper() if upper else character, depth)
+
+
+@given(
+    st.lists(nothing, min_size=1, max_size=5),
+    st.lists(st.tuples(st.booleans(), st.integers(0, 4), st.sampled_from(["", "", "\x00", "\n", "%00"])), min_size=8, max_size=8),
+    st.sampled_from(["", "/", "//", "/.", ";a=b", "%20", "%3Fq", "/x/..", "/%2e/"]),
+)
+def test_every_disguise_of_a_path_is_that_path(before, letters, after):
+    """Slashes, dots, cases, control characters and encodings of any depth, in any mixture: it is /checkout."""
+    word = "".join(
+        spelt(character, upper, depth) + junk for character, (upper, depth, junk) in zip("checkout", letters, strict=True)
+    )
+    assert tidy("".join(before) + word + after) == "/checkout"
+
+
+fragments = st.lists(st.one_of(st.sampled_from(list("/\\%.;?# 2f5cE\x00\n:")), st.text(max_size=3), st.characters()), max_size=40)
+
+
+@settings(max_examples=500)
+@given(fragments.map("".join))
+def test_tidying_twice_is_tidying_once(path):
+    """Whatever was sent, the result is a path, and it stays as it is; nothing is raised."""
+    once = tidy(path)
+    assert once == "/" or (once.startswith("/") and not once.endswith("/") and "//" not in once)
+    assert not {".", ".."} & set(once.split("/"))
+    assert tidy(once) == once
+    assert readings(path)[0] == once
+
+
+def test_every_character_has_one_spelling():
+    """Each character of Unicode, alone in a segment, is tidied to something that stays."""
+    for first in range(0, sys.maxunicode + 1, 4096):
+        once = tidy("".join(f"/a{chr(number)}" for number in range(first, first + 4096) if chr(number) not in "?#"))
+        assert tidy(once) == once
+
+
+@pytest.mark.parametrize(
+    ("sent", "taken"),
+    [
+        ("/checkout", {"/checkout"}),
+        ("/Checkout/", {"/checkout"}),
+        ("/search/../checkout", {"/checkout", "/search/../checkout"}),
+        ("/search/%2e%2e/checkout", {"/checkout", "/search/../checkout", "/search/%2e%2e/checkout"}),
+        ("/a%2Fb", {"/a/b", "/a%2fb"}),
+        ("/healthz;/../checkout", {"/checkout", "/healthz/../checkout", "/healthz;/../checkout"}),
+    ],
+)
+def test_a_path_that_can_be_read_in_several_ways_is(sent, taken):
+    """An application may not resolve what a gateway does: rules are asked about every reading."""
+    assert set(readings(sent)) == taken
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/" + "a" * 100_000,
+        "/a/.." * 20_000,
+        "%" * 100_000,
+        "%25" * 33_000 + "63heckout",
+        "%" + "25" * 50_000 + "2F",
+        "%" * 50_000 + "41" * 25_000,
+        "%2" * 50_000,
+        "/" * 100_000,
+        "\\" * 50_000 + "%5c" * 16_000,
+        "é" * 50_000,
+        ";" * 100_000,
+        "/%C3" * 25_000,
+    ],
+    ids=range(12),
+)
+def test_an_absurd_path_takes_no_absurd_time(path):
+    """A path of 100 kB, however nasty, is tidied in milliseconds."""
+    began = time.process_time()
+    once = tidy(path)
+    took = time.process_time() - began
+    assert tidy(once) == once
+    assert took < 0.5

@@ -1,0 +1,70 @@
+"""Passages made by hand of real decisions: limits in a store on a clock that moves when told to."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+from headgate import MemoryStore
+from headgate.algorithms.claim import Claim, NamedLimit
+from headgate.algorithms.limit import Limit
+from headgate.policy.model import Answer, Headers, OnRefusal, Policy, Rule
+from headgate.policy.passage import QUOTA, Entry, Passage, Refusal
+from headgate.policy.refusing import refusal_of
+from headgate.testing import ManualClock
+from stand_ins import NOON
+
+
+class Desk:
+    """One request after the other for one key, under limits that are charged together."""
+
+    def __init__(
+        self,
+        *limits: Limit,
+        labels: Any = (),
+        headers: Any = None,
+        answer: Answer | None = None,
+        problem: bool = False,
+        on_refusal: OnRefusal | None = None,
+        start: float = NOON,
+    ) -> None:
+        self.clock = ManualClock(start)
+        self.store = MemoryStore(clock=self.clock)
+        self.policy = Policy(headers=headers or Headers(), problem=problem)
+        self.gate = SimpleNamespace(secret=b"sixteen bytes...")
+        self.edition = SimpleNamespace(policy=self.policy, handler=lambda rule: rule.on_refusal.handler)
+        self.entries = []
+        for i, limit in enumerate(limits):
+            label = labels[i] if labels else f"limit{i}" if i else "checkout"
+            rule = Rule(label, (limit,), answer=answer or Answer(), on_refusal=on_refusal or OnRefusal())
+            self.entries.append(Entry(rule, NamedLimit("shop", label, limit), label))
+
+    def ask(self, cost: int = 1, key: str = "ann", costs: Any = None) -> Passage:
+        charged = costs or [cost] * len(self.entries)
+        claims = [Claim(entry.named, key, units) for entry, units in zip(self.entries, charged, strict=True)]
+        passage = Passage(self.gate, self.edition)
+        passage.decision = self.store.decide(claims)
+        passage.entries, passage.keys = list(self.entries), [key] * len(claims)
+        passage.allowed = passage.decision.allowed
+        if not passage.allowed:
+            passage.refusal = refusal_of(passage, passage.decision, QUOTA)
+        return passage
+
+    def after(self, number: int) -> Passage:
+        """The last of so many requests at once."""
+        for _ in range(number - 1):
+            self.ask()
+        return self.ask()
+
+    def bare(self, refusal: Refusal) -> Passage:
+        """A refusal without a decision: who is shut out, or a store that failed."""
+        passage = Passage(self.gate, self.edition)
+        passage.allowed = False
+        passage.refusal = refusal
+        return passage
+
+
+def lines(found: list[tuple[bytes, bytes]]) -> dict[str, str]:
+    """The fields by name; every name is there once."""
+    assert len({name for name, _ in found}) == len(found)
+    return {name.decode(): value.decode() for name, value in found}

@@ -1,0 +1,219 @@
+"""The bodies of refusals, and how fields are put to those of a response."""
+
+from __future__ import annotations
+
+import json
+from datetime import date
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from passages import Desk
+
+from headgate import FixedWindow, TokenBucket
+from headgate.policy.model import Answer, Rule
+from headgate.policy.passage import QUEUE_FULL, QUOTA, SHUT_OUT, STORE, Refusal
+from headgate.web.answers import prefers_problem
+from headgate.web.headers import body, fields, merge, text_fields
+
+CHECKOUT = TokenBucket("5/s burst 10")
+WORDS = Answer(message="Too many checkout attempts. Retry after {retry_after}s.")
+IANA = "https://iana.org/assignments/http-problem-types#"
+
+
+def refused(**options):
+    return Desk(CHECKOUT, **options).after(11)
+
+
+def told(answer, accept=None, **options):
+    kind, text = body(refused(answer=answer, **options), accept)
+    return kind, json.loads(text)
+
+
+def test_the_eleventh_checkout_byte_for_byte():
+    """The body of the seed: code and message, compact, {retry_after} the header's integer."""
+    passage = refused(answer=WORDS)
+    expected = b'{"code":"RATE_LIMITED","message":"Too many checkout attempts. Retry after 1s."}'
+    assert body(passage, None) == (b"application/json", expected)
+    assert dict(fields(passage))[b"retry-after"] == b"1"
+
+
+def test_problem_details_byte_for_byte():
+    """RFC 9457 members in their order, the type that the draft registers, and the policies that were violated."""
+    desk = Desk(FixedWindow("1/s"), labels=["burst"], problem=True, answer=Answer(message="Slow down."))
+    assert body(desk.after(2), None) == (
+        b"application/problem+json",
+        b'{"type":"https://iana.org/assignments/http-problem-types#quota-exceeded",'
+        b'"title":"Request cannot be satisfied as assigned quota has been exceeded","status":429,'
+        b'"detail":"Slow down.","violated-policies":["burst"]}',
+    )
+
+
+@pytest.mark.parametrize(
+    ("reason", "status", "kind"),
+    [
+        (QUOTA, 429, "quota-exceeded"),
+        (QUOTA, 503, "temporary-reduced-capacity"),
+        (QUEUE_FULL, 503, "temporary-reduced-capacity"),
+        (STORE, 503, "temporary-reduced-capacity"),
+        (SHUT_OUT, 429, "abnormal-usage-detected"),
+    ],
+)
+def test_a_problem_has_the_type_of_its_reason(reason, status, kind):
+    """A quota, a full queue, a store that failed and a shut-out are different problems; 503 is never the client's quota."""
+    passage = Desk(problem=True).bare(Refusal(reason, status, 5, "No."))
+    problem = json.loads(body(passage, None)[1])
+    assert (problem["type"], problem["status"], problem["detail"]) == (IANA + kind, status, "No.")
+    assert "violated-policies" not in problem
+
+
+@pytest.mark.parametrize(
+    ("accept", "wanted"),
+    [
+        ("application/problem+json", True),
+        ("application/problem+json, application/json", True),
+        ("application/json, application/problem+json", False),
+        ("application/json;q=0.5, application/problem+json;q=0.9", True),
+        ("application/problem+json;q=0.4, application/json;q=0.5", False),
+        ("application/problem+json;q=0", False),
+        ("Application/Problem+JSON ; Q=0.3", True),
+        ("text/html, application/problem+json;q=0.1", True),
+        ("*/*", False),
+        ("application/*", False),
+        ("", False),
+        ("application/problem+json;q=banana", False),
+        ("application/problem+json;q=9", False),
+        ("x," * 5000 + "application/problem+json", False),
+    ],
+)
+def test_clients_that_prefer_problem_details_get_them(accept, wanted):
+    """Named with the higher weight, or first among equals: problem+json. A wildcard asks for nothing."""
+    assert prefers_problem(accept) is wanted
+    assert (body(refused(), accept)[0] == b"application/problem+json") is wanted
+
+
+@given(st.text())
+def test_no_accept_breaks_an_answer(accept):
+    """Whatever a client sends as Accept, it gets an answer."""
+    assert prefers_problem(accept) in (True, False)
+
+
+def test_a_rule_writes_its_own_body():
+    """Places in a rule's body are filled in, however deep; what is no text stays what it is."""
+    own = {"code": "SLOW_DOWN", "message": "{message}", "more": [{"in": "{retry_after} s", "of": "{limit}/{remaining}"}, 7, None]}
+    assert told(Answer(message="Easy, {rule}.", body=own)) == (
+        b"application/json",
+        {"code": "SLOW_DOWN", "message": "Easy, checkout.", "more": [{"in": "1 s", "of": "10/0"}, 7, None]},
+    )
+
+
+def test_a_text_is_sent_as_text():
+    """A body that is text goes out as plain text, in UTF-8."""
+    kind, text = body(refused(answer=Answer(body="Später: {retry_after} s")), "application/problem+json")
+    assert (kind, text) == (b"text/plain; charset=utf-8", "Später: 1 s".encode())
+
+
+def test_what_yaml_makes_of_dates_can_be_sent():
+    """A value that JSON does not know is sent as its text, rather than failing while refusing."""
+    assert told(Answer(body={"since": date(2026, 1, 10)}))[1] == {"since": "2026-01-10"}
+
+
+@pytest.mark.parametrize(
+    ("answer", "policy", "accept", "problem"),
+    [
+        (Answer(), False, None, False),
+        (Answer(), True, None, True),
+        (Answer(problem=False), True, None, False),
+        (Answer(problem=True), False, None, True),
+        (Answer(problem=False), True, "application/problem+json", True),
+        (Answer(body={"a": "b"}), True, "application/problem+json", False),
+        (Answer(body={"a": "b"}, problem=True), False, None, True),
+    ],
+)
+def test_who_decides_between_problem_details_and_json(answer, policy, accept, problem):
+    """The rule, then (unless it has a body of its own) the policy or the client; a rule's body adds members to a problem."""
+    kind, said = told(answer, accept, problem=policy)
+    assert (kind == b"application/problem+json") is problem
+    assert said.get("a") == ("b" if answer.body else None)
+
+
+def test_places_reach_into_nothing():
+    """Only the five places are filled in; anything else in braces is plain text."""
+    tricks = "{0} {limit.__class__} {rule!r} {message:>10} {} {{limit}} {retry_after"
+    assert told(Answer(body={"m": tricks}))[1] == {"m": tricks.replace("{limit}}", "10}")}
+
+
+@given(st.text(), st.text())
+def test_no_message_breaks_a_body(message, name):
+    """Whatever a policy's message and a rule's name are, the body is JSON in UTF-8, and the message is in it."""
+    refusal = Refusal(QUOTA, 429, 1, message, Rule(name, (CHECKOUT,), answer=Answer(body={"said": "{rule}: {message}"})))
+    said = json.loads(body(Desk().bare(refusal), None)[1].decode())
+    assert said == {"said": f"{name}: {message}"}
+
+
+def test_lone_surrogates_are_replaced():
+    """A text that has no bytes in UTF-8 is sent with question marks."""
+    assert body(Desk().bare(Refusal(QUOTA, 429, 1, "\ud800")), None)[1] == b'{"code":"RATE_LIMITED","message":"?"}'
+
+
+def test_an_allowed_passage_has_no_body():
+    """Asking for the body of a request that was let pass is an error that says so."""
+    with pytest.raises(ValueError, match="only a refusal"):
+        body(Desk(CHECKOUT).ask(), None)
+
+
+def test_a_key_is_in_no_answer():
+    """Neither fields nor bodies hold the key that was limited."""
+    desk = Desk(CHECKOUT, answer=Answer(body={"all": "{retry_after}{limit}{remaining}{rule}{message}{key}"}))
+    for _ in range(11):
+        passage = desk.ask(key="ann@example.com")
+    everything = repr(fields(passage)) + repr(body(passage, None)) + repr(body(passage, "application/problem+json"))
+    assert "ann@" not in everything
+
+
+# Merging -----------------------------------------------------------------------------------------------------------
+
+
+def test_fields_are_put_behind_those_of_the_response():
+    """A response that says nothing of limits gets all fields, behind its own."""
+    own = [(b"content-type", b"text/plain"), (b"set-cookie", b"a=1"), (b"set-cookie", b"b=2")]
+    added = fields(Desk(CHECKOUT).ask())
+    assert merge(own, added) == own + added
+    assert own == [(b"content-type", b"text/plain"), (b"set-cookie", b"a=1"), (b"set-cookie", b"b=2")]
+
+
+def test_what_a_handler_says_of_its_quota_stands():
+    """A response that has RateLimit fields keeps them and gets no second line of them; the X- family is another."""
+    own = [(b"RateLimit", b'"inner";r=1;t=1')]
+    names = [name for name, _ in merge(own, fields(Desk(CHECKOUT).ask()))]
+    assert names == [b"RateLimit", b"x-ratelimit-limit", b"x-ratelimit-remaining", b"access-control-expose-headers"]
+    own = [("X-RateLimit-Remaining", "3"), ("Retry-After", "7"), ("Cache-Control", "private")]
+    found = merge(own, text_fields(Desk(CHECKOUT).after(11)))
+    assert [name for name, _ in found[3:]] == ["RateLimit-Policy", "RateLimit", "Access-Control-Expose-Headers"]
+
+
+def test_exposed_names_are_joined():
+    """Access-Control-Expose-Headers is one line: the response's names, then ours, each once."""
+    own = [(b"access-control-expose-headers", b"X-Request-Id, ratelimit"), (b"x-request-id", b"7")]
+    found = merge(own, fields(Desk(CHECKOUT).ask()))
+    lines = [value for name, value in found if name.lower() == b"access-control-expose-headers"]
+    assert lines == [b"X-Request-Id, ratelimit, RateLimit-Policy, X-RateLimit-Limit, X-RateLimit-Remaining"]
+    found = merge(
+        [("Access-Control-Expose-Headers", "A"), ("Access-Control-Expose-Headers", "B")], text_fields(Desk(CHECKOUT).ask())
+    )
+    assert found[-1] == (
+        "Access-Control-Expose-Headers",
+        "A, B, RateLimit-Policy, RateLimit, X-RateLimit-Limit, X-RateLimit-Remaining",
+    )
+
+
+def test_a_star_exposes_everything_already():
+    """A response that exposes * stays as it is."""
+    found = merge([(b"access-control-expose-headers", b"*")], fields(Desk(CHECKOUT).ask()))
+    assert found[-1] == (b"access-control-expose-headers", b"*")
+
+
+def test_nothing_to_add_changes_nothing():
+    """Where there is nothing to tell, a response keeps its fields, its exposed names too."""
+    own = [(b"access-control-expose-headers", b"A"), (b"ratelimit", b'"x";r=1')]
+    assert sorted(merge(own, [])) == sorted(own)

@@ -1,0 +1,152 @@
+"""What holds for the fields of any answer: they parse, promise nothing too much, and coming back when told to is allowed."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+import http_sf
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from passages import Desk, lines
+
+from headgate import (
+    FixedWindow,
+    LeakyBucket,
+    LeakyBucketQueue,
+    SlidingWindowCounter,
+    SlidingWindowLog,
+    TokenBucket,
+)
+from headgate.algorithms.limit import Limit
+from headgate.policy.model import Headers
+from headgate.web.headers import fields
+
+RATES = ("5/s", "3/s", "54/min", "7 per 3 hours", "1/2d", "10007 per 30 days", "1000/ms", "100 per 1500ms", "1/400d", "999983/s")
+KINDS = (TokenBucket, LeakyBucket, LeakyBucketQueue, FixedWindow, SlidingWindowLog, SlidingWindowCounter)
+BUCKETS = (TokenBucket, LeakyBucket)
+
+
+@st.composite
+def limits(draw: st.DrawFn) -> Limit:
+    kind, rate = draw(st.sampled_from(KINDS)), draw(st.sampled_from(RATES))
+    if kind is FixedWindow:
+        return FixedWindow(rate, align=draw(st.sampled_from(["clock", "first"])))
+    if kind in BUCKETS:
+        return kind(rate, draw(st.sampled_from([1, 2, 7, 10, 997])))
+    if kind is LeakyBucketQueue:
+        return LeakyBucketQueue(rate, draw(st.sampled_from([None, 1, 10])))
+    return kind(rate)
+
+
+#: Requests of some cost, and pauses: in microseconds, or in parts of the period.
+steps = st.lists(
+    st.tuples(st.integers(0, 12), st.one_of(st.just(0), st.integers(0, 3_000_000), st.fractions(0, 1, max_denominator=7))),
+    min_size=1,
+    max_size=25,
+)
+
+
+def pause(desk: Desk, limit: Limit, step: int | Fraction) -> None:
+    us = step if isinstance(step, int) else int(step * limit.period)
+    desk.clock.advance(us / 1e6)
+
+
+def members(found: dict[str, str], name: str) -> list[tuple[str, dict[str, int]]]:
+    return http_sf.parse(found[name].encode(), tltype="list")
+
+
+@settings(deadline=None)
+@given(st.lists(limits(), min_size=1, max_size=4), steps)
+def test_fields_parse_and_promise_no_more_than_there_is(chosen, played):
+    """RFC 9651 reads both fields: names in order and once each, 0 ≤ r ≤ q, 1 ≤ w, 0 ≤ t, q/w within the rate."""
+    desk = Desk(*chosen)
+    for cost, rest in played:
+        found = lines(fields(desk.ask(cost)))
+        policies, told = members(found, "ratelimit-policy"), members(found, "ratelimit")
+        assert [name for name, _ in policies] == [name for name, _ in told] == [entry.label for entry in desk.entries]
+        for limit, (_, said), (_, now) in zip(chosen, policies, told, strict=True):
+            assert set(said) == {"q", "w"}
+            assert {"r"} <= set(now) <= {"r", "t"}
+            assert 0 <= now["r"] <= said["q"]
+            assert said["w"] >= 1
+            assert now.get("t", 0) >= 0
+            assert Fraction(said["q"], said["w"]) <= Fraction(limit.count * 1_000_000, limit.period)
+        pause(desk, chosen[0], rest)
+
+
+@settings(deadline=None)
+@given(limits().filter(lambda limit: isinstance(limit, BUCKETS)), steps)
+def test_a_bucket_never_promises_more_than_its_rate(limit, played):
+    """r within t is at most the rate; with nothing left, a unit is there after t."""
+    desk = Desk(limit)
+    for cost, rest in played:
+        ((_, now),) = members(lines(fields(desk.ask(cost))), "ratelimit")
+        if now["r"] and "t" in now:
+            assert Fraction(now["r"], now["t"]) <= Fraction(limit.count * 1_000_000, limit.period)
+        pause(desk, limit, rest)
+    if now["r"] == 0:
+        desk.clock.advance(now["t"] if rest == 0 else 0)
+        assert rest != 0 or desk.ask().allowed
+
+
+@settings(deadline=None)
+@given(st.lists(limits(), min_size=1, max_size=3), steps)
+def test_coming_back_when_told_to_is_allowed(chosen, played):
+    """Retry-After is no earlier than the t of any refusing limit; after exactly so long the same request passes."""
+    desk = Desk(*chosen)
+    for cost, rest in played:
+        passage = desk.ask(cost)
+        if not passage.allowed:
+            found = lines(fields(passage))
+            if "retry-after" not in found:
+                assert any(cost > limit.capacity for limit in chosen)
+                continue
+            wait = int(found["retry-after"])
+            assert wait >= 1
+            for part, (_, now) in zip(passage.decision.decisions, members(found, "ratelimit"), strict=True):
+                assert part.allowed or now.get("t", 0) <= wait
+            desk.clock.advance(wait)
+            assert desk.ask(cost).allowed
+        pause(desk, chosen[0], rest)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("rate", RATES)
+def test_a_lone_client_that_obeys_is_always_served(kind, rate):
+    """For every rule and awkward rate: use it up, wait exactly Retry-After, and be served."""
+    limit = kind(rate, 3) if kind in (*BUCKETS, LeakyBucketQueue) else kind(rate)
+    desk = Desk(limit, start=1_768_046_400.123457)
+    units = max(1, limit.capacity // 5)
+    for _ in range(3):
+        passage = desk.ask(units)
+        while passage.allowed:
+            passage = desk.ask(units)
+        desk.clock.advance(int(lines(fields(passage))["retry-after"]))
+        assert desk.ask(units).allowed
+
+
+@settings(deadline=None)
+@given(st.lists(limits(), min_size=1, max_size=3), steps, st.sampled_from(["draft-6", "draft-7"]))
+def test_older_generations_parse_too(chosen, played, wire):
+    """Draft 7 is a dictionary of three integers, draft 6 three integers, of which the remaining is at most the limit."""
+    desk = Desk(*chosen, headers=Headers(wire=wire))
+    for cost, rest in played:
+        found = lines(fields(desk.ask(cost)))
+        assert [set(said) for _, said in members(found, "ratelimit-policy")] == [{"w"}] * len(chosen)
+        if wire == "draft-7":
+            told = {name: value for name, (value, _) in http_sf.parse(found["ratelimit"].encode(), tltype="dictionary").items()}
+        else:
+            told = {name: int(found[f"ratelimit-{name}"]) for name in ("limit", "remaining", "reset")}
+        assert list(told) == ["limit", "remaining", "reset"]
+        assert 0 <= told["remaining"] <= told["limit"]
+        pause(desk, chosen[0], rest)
+
+
+def test_absurd_limits_stay_within_the_integers_of_a_field():
+    """A billion at one per 400 days would take longer than a field can say: the number is cut, and still parses."""
+    limit = TokenBucket("1/400d", 1_000_000_000)
+    found = lines(fields(Desk(limit).ask()))
+    ((_, said),), ((_, now),) = members(found, "ratelimit-policy"), members(found, "ratelimit")
+    assert (said["q"], said["w"]) == (1_000_000_000, 999_999_999_999_999)
+    assert (now["r"], now["t"]) == (999_999_999, 999_999_999_999_999)
