@@ -200,7 +200,8 @@ class InProcess:
         try:
             self.exhaust(self.app(environ, start_response), written)
         except ValueError as error:
-            assert str(error) == RAISED
+            if str(error) != RAISED:
+                raise
             return Response(500, [], b"Internal Server Error", taken.taken)
         return Response(answer[0], answer[1], b"" if method == "HEAD" else b"".join(written), taken.taken)
 

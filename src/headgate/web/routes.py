@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import wraps
+from hashlib import sha256
 from threading import Lock
 from typing import Any
 from uuid import UUID
@@ -31,6 +32,8 @@ CALLER = "caller"
 #: How many limits a view has already; `functools.wraps` carries it from one decorator to the next.
 DEPTH = "headgate_limits"
 EXEMPT = "headgate_exempt"
+#: A policy's rules have names of at most so many letters.
+LONGEST = 64
 LISTED = ("RateLimit-Policy", "RateLimit")
 
 
@@ -107,7 +110,14 @@ def name_of(view: Any) -> str:
         module, own = view.__module__, view.__qualname__
     if "as_view.<locals>" in own:  # a class based view: all of them have the same inner function
         own = getattr(getattr(view, "view_class", None), "__qualname__", view.__name__)
-    return f"{module}.{own}" + (f".{depth}" if depth > 1 else "")
+    return fitting(f"{module}.{own}".replace("<locals>.", "") + (f".{depth}" if depth > 1 else ""))
+
+
+def fitting(name: str) -> str:
+    """A rule's name has an end: of longer ones the last part is kept, and a hash of the whole."""
+    if len(name) <= LONGEST:
+        return name
+    return name[9 - LONGEST :].lstrip(".") + "-" + sha256(name.encode("utf-8", "replace")).hexdigest()[:8]
 
 
 def bound_to(view: Any) -> Any:
