@@ -57,6 +57,7 @@ CALL = Words("the name of something to call", lambda text: Named(words.call(text
 NETWORKS = Listing(Words("a network", routes.network, "10.0.0.0/8"), "networks")
 NAME = Words("a name", lambda text: bounded(text), "api_key")
 TEXT = Words("a text", bounded, loose=True)
+VALUE = Words("a value", words.value, "free", loose=True)
 SECRET = Words("a key", str, secret=True)
 
 
@@ -118,7 +119,7 @@ IDENTITY = Fields(
         "network": Word(CLASSES, "The class of the client's address."),
         "certificate": Word(Choice("san", "subject"), "Who a verified client certificate names."),
         "call": Word(CALL, "A callable that takes the facts of a request and answers a text or None."),
-        "default": Word(TEXT, "The value where there is none; the identity then counts as present."),
+        "default": Word(VALUE, "The value where there is none; the identity then counts as present."),
     },
     lambda said, page: Draft(said),
     one_of=KINDS,
