@@ -22,8 +22,8 @@ STOREYS = (
         *("testing", "verbs", "waiting"),
     ),
     ("client", "plan", "service", "simulate", "web"),
-    ("__main__", "cli"),
     ("__init__",),
+    ("__main__", "cli"),
 )
 HEIGHT = {room: height for height, rooms in enumerate(STOREYS) for room in rooms}
 

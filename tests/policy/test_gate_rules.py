@@ -33,8 +33,16 @@ def test_a_rule_without_a_key_is_for_everybody():
 def test_the_first_identity_that_is_there_is_the_key():
     """`user | ip` is the user where there is one, otherwise the address."""
     g = gate(rule("user", "1/s", key=key("user|ip")))
-    assert asked(g, request(user="a")).keys == ["a"]
-    assert asked(g, request()).keys == ["192.0.2.7"]
+    assert asked(g, request(user="a")).keys == ["user:a"]
+    assert asked(g, request()).keys == ["ip:192.0.2.7"]
+
+
+def test_nobody_spends_for_somebody_else_by_his_name():
+    """A user who is called like an address does not share that address's limit; overrides go by the value alone."""
+    g = gate(rule("user", "1/s", key=key("user|ip"), override=(("acme", (TokenBucket("2/s"),)),)))
+    assert passes(g, 2, user="192.0.2.7") == [True, False]
+    assert passes(g, 2) == [True, False]
+    assert passes(g, 3, user="acme") == [True, True, False]
 
 
 def test_joined_keys_are_told_apart_part_by_part():

@@ -1,12 +1,12 @@
 """The suite's app once for each ASGI framework, every one minimal and real, behind the same middleware.
 
-`build(gate, calls)` makes the app; `AsgiApp("starlette")` is what the suite plays with, `AsgiApp("starlette", server=uvicorn)` the
-same behind a real server. Frameworks read the annotations of their handlers, so these are evaluated where they stand.
+`build(gate, calls)` makes the app; `AsgiApp("starlette")` is what the suite plays with, `AsgiApp("starlette", Uvicorn)` the same
+behind a real server. Frameworks read the annotations of their handlers, so these are evaluated where they stand.
 """
 
 import json
 from collections.abc import AsyncIterator, Callable
-from typing import Any
+from typing import Any, ClassVar
 from urllib.parse import parse_qs
 
 from asgi_loop import RAISED, InProcess
@@ -298,7 +298,7 @@ class AsgiApp:
     """One of them, in process or behind a server (`server(app, calls)` makes it)."""
 
     kinds = frozenset({"http", "asgi"})
-    handlers = {"cached": cached}
+    handlers: ClassVar[dict[str, Any]] = {"cached": cached}
 
     def __init__(self, framework: str, server: Callable[[Any, list[str]], Any] = InProcess) -> None:
         self.build = BUILDERS[framework]

@@ -50,7 +50,7 @@ WAYS = (
         "  - {name: old, key: ip, limit: token bucket 1/min burst 4}",
         ask("GET /a", times=4),
         refused("GET /a"),
-        Settled("new", {"shadow_refused": 4}),
+        Settled("new", {"shadow_refused": 3}),
     ),
     case(
         "shut-out",

@@ -44,7 +44,7 @@ def views(noted: Noted) -> list[Any]:
         noted(request)
         return JsonResponse({"path": request.path, "remaining": remaining(request.scope)})  # type: ignore[attr-defined]
 
-    found = [
+    return [
         path("status/<int:code>", csrf_exempt(status)),
         path("stream", stream),
         path("big", big),
@@ -52,7 +52,6 @@ def views(noted: Noted) -> list[Any]:
         path("body", csrf_exempt(body)),
         re_path(r"^.*$", csrf_exempt(anything)),
     ]
-    return found
 
 
 class Urls:
@@ -76,11 +75,16 @@ class Handler(ASGIHandler):
         return request, refused
 
 
-def build(calls: list[str]) -> Any:
+def configure() -> None:
+    """Once per process: no database, and no opinion that a test's own settings could not change."""
     if not settings.configured:
         settings.configure(SECRET_KEY="of the tests", ALLOWED_HOSTS=["*"], ROOT_URLCONF="django_asgi", LOGGING_CONFIG=None)
         logging.getLogger("django.request").disabled = True
         django.setup()
+
+
+def build(calls: list[str]) -> Any:
+    configure()
     with override_settings(MIDDLEWARE=[]):
         return Handler(Urls(views(lambda request: calls.append(f"{request.method} {request.path}"))))
 

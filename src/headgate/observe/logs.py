@@ -69,7 +69,8 @@ def log_refusals(
 
 
 class Lines:
-    """Decides which events become lines. No lock: a count is drawn from an iterator, which threads can't draw twice."""
+    """Decides which events become lines. No lock: who is left out draws a number from an iterator, and the next line takes the
+    iterator away to see how far it came (who holds it just then may be missed)."""
 
     def __init__(
         self, logger: logging.Logger, level: int, limit: Limit, shown: Callable[[str], str], clock: Clock | None
@@ -80,8 +81,7 @@ class Lines:
         self.named = NamedLimit("headgate.logs", "lines", limit)
         self.store = MemoryStore(max_keys=MOST) if clock is None else MemoryStore(max_keys=MOST, clock=clock)
         self.store.know(self.named)
-        self.seen: dict[tuple[str, str], count[int]] = {}
-        self.told: dict[tuple[str, str], int] = {}
+        self.left_out: dict[str, count[int]] = {}
 
     def hear(self, event: Event) -> None:
         level = max(self.level, LEAST[event.kind])
@@ -94,14 +94,13 @@ class Lines:
 
     def _suppressed(self, kind: str, rule: str) -> int | None:
         """How many were left out since the last line; None: this one is left out too."""
-        which = (kind, rule)
-        if which not in self.seen and len(self.seen) >= MOST:
-            return None
-        number = next(self.seen.setdefault(which, count(1)))
-        if not self.store.one(self.named, f"{kind}:{rule}", 1, 0, True):
-            return None
-        last, self.told[which] = self.told.get(which, 0), number
-        return max(0, number - last - 1)
+        which = f"{kind}: {rule}"
+        if self.store.one(self.named, which, 1, 0, True):
+            drawn = self.left_out.pop(which, None)
+            return 0 if drawn is None else next(drawn)
+        if len(self.left_out) < MOST:
+            next(self.left_out.setdefault(which, count()))
+        return None
 
     def _write(self, level: int, record: Record) -> None:
         self.logger.log(level, "%s", sentence(record), extra={"headgate": record})
@@ -127,7 +126,7 @@ def told_by(event: Event) -> Iterator[tuple[str, str | None, float | None]]:
             yield rule, key_of(passage, rule), None
     else:
         key = event.key[0] if isinstance(event.key, tuple) and len(event.key) == 1 else event.key
-        yield "", key if isinstance(key, str) else None, None if refusal is None else refusal.retry_after
+        yield "", key if isinstance(key, str) else None, None
 
 
 def key_of(passage: Any, rule: str) -> str | None:

@@ -2,7 +2,7 @@
 
 from .facts import Facts, WrittenFacts
 from .gate import Gate
-from .load import Policy
+from .model import Policy
 from .passage import Passage, Refusal
 
 __all__ = ["Facts", "Gate", "Passage", "Policy", "Refusal", "WrittenFacts"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from . import words
+from .clause import joined
 from .fields import Said
 from .identities import Identities
 from .model import Headers, Limits, OnFailure, Policy, Rule, Tiers
@@ -125,7 +125,7 @@ class Assembly:
             if not any(part is not None for part in parts):
                 self.page.wrong(node.place, "", "no part of this key is there", "say at least one")
                 return BAD
-            key = words.joined(parts)
+            key = joined(list(parts)) if len(parts) > 1 else str(parts[0])
             if key in found:
                 self.page.wrong(node.place, "", "this key has a limit already", "say it once")
             found[key] = limits

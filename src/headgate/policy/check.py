@@ -1,4 +1,4 @@
-"""What is legal to write and yet wrong or unwise: names that nothing defines, limits that nothing can pass, waits that help nobody."""
+"""What is legal to write and yet wrong or unwise: names that nothing defines, limits that nothing passes, waits in vain."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ..errors import ConfigurationError
 from .assembly import Assembly
 from .conditions import key_names
 from .identify import Captured
-from .model import Limits, Rule, ShutOut, Tiers, WAIT, When
+from .model import WAIT, Limits, Rule, ShutOut, Tiers, When
 from .named import names_of
 from .nodes import Node, Place, Table
 from .page import did_you_mean
@@ -51,7 +51,7 @@ def check_names(assembly: Assembly) -> None:
             assembly.page.wrong(
                 place, draft.name, f"a rule {where} is called {draft.name!r} too", "give each rule a name of its own"
             )
-    for draft, rule in assembly.rules:
+    for _, rule in assembly.rules:
         for number in range(2, most_limits(rule) + 1):
             labels[f"{rule.name}.{number}"] = rule.name
     for draft in assembly.drafts:
@@ -203,9 +203,7 @@ def check_emptiness(assembly: Assembly) -> None:
     said = assembly.said
     if assembly.page.failed or assembly.rules:
         return
-    assembly.page.warn(
-        said.word("limits"), "limits", "this policy limits nobody: it has no rule", "add limits: with at least one"
-    )
+    assembly.page.warn(said.word("limits"), "", "this policy limits nobody: it has no rule", "add limits: with at least one")
 
 
 def check_imports(assembly: Assembly) -> None:

@@ -3,8 +3,8 @@ from headgate.policy.facts cimport Facts
 from headgate.policy.passage cimport Entry
 
 cpdef object identity_of(dict identities, Facts facts, str name)
-cpdef object first_present(dict identities, Facts facts, tuple names)
-cpdef object key_of(dict identities, Facts facts, tuple key)
+cpdef object first_present(dict identities, Facts facts, tuple names, bint plain)
+cpdef object key_of(dict identities, Facts facts, tuple key, bint plain=*)
 cpdef bint holds(dict identities, Facts facts, tuple when)
 
 cdef class Clause:
@@ -12,7 +12,7 @@ cdef class Clause:
     cdef readonly object rule, overrides, by, otherwise, overridden, lone
     cdef readonly tuple key, when
     cdef readonly dict identities, made, tiers
-    cdef readonly bint share, owes, shadow, waits
+    cdef readonly bint named, once, share, owes, shadow, waits
     cdef readonly long long constant
     cdef readonly double alert
     cdef public long long passed, refused, waited, queue_full, degraded, shadow_refused, near, alerts, given_back, replayed

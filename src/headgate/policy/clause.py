@@ -36,12 +36,13 @@ def identity_of(identities: dict, facts: Facts, name: str) -> object:  # type: i
 
 
 @cython.ccall
-def first_present(identities: dict, facts: Facts, names: tuple) -> object:  # type: ignore[type-arg]
-    """The first of these identities that is there."""
+def first_present(identities: dict, facts: Facts, names: tuple, plain: cython.bint) -> object:  # type: ignore[type-arg]
+    """The first of these identities that is there. Where there are several, its name stands before its value: somebody who calls
+    himself like another one's address is not that other one. `plain`: the value alone."""
     for name in names:
         value = identity_of(identities, facts, name)
         if value is not None:
-            return value
+            return value if plain or len(names) == 1 else name + ":" + value
     return None
 
 
@@ -59,13 +60,13 @@ def joined(parts: list[Any]) -> str:
 
 
 @cython.ccall
-def key_of(identities: dict, facts: Facts, key: tuple) -> object:  # type: ignore[type-arg]
+def key_of(identities: dict, facts: Facts, key: tuple, plain: cython.bint = False) -> object:  # type: ignore[type-arg]
     """The key of a request; None when no part of it is there."""
     if not key:
         return EVERYONE
     if len(key) == 1:
-        return first_present(identities, facts, key[0])
-    parts = [first_present(identities, facts, names) for names in key]
+        return first_present(identities, facts, key[0], plain)
+    parts = [first_present(identities, facts, names, plain) for names in key]
     for part in parts:
         if part is not None:
             return joined(parts)
@@ -99,10 +100,10 @@ class Clause:
     """One rule at work. Counters are plain integers; a reload hands them on to the rule of the same name."""
 
     # fmt: off
-    __slots__ = ("alert", "alerts", "by", "constant", "degraded", "failed_closed", "failed_local", "failed_open", "given_back",
-                 "identities", "key", "limiter", "lone", "made", "name", "near", "otherwise", "overridden", "overrides", "owes",
-                 "passed", "queue_full", "refused", "replayed", "rule", "shadow", "shadow_refused", "share", "statuses", "sum_ms",
-                 "tiers", "times", "waited", "waiting", "waits", "when")
+    __slots__ = ("alert", "alerts", "by", "constant", "degraded", "failed_closed", "failed_local", "failed_open",
+                 "given_back", "identities", "key", "limiter", "lone", "made", "name", "named", "near", "once", "otherwise",
+                 "overridden", "overrides", "owes", "passed", "queue_full", "refused", "replayed", "rule", "shadow",
+                 "shadow_refused", "share", "statuses", "sum_ms", "tiers", "times", "waited", "waiting", "waits", "when")
     # fmt: on
 
     def __init__(self, limiter: str, rule: Rule, identities: dict[str, Any]) -> None:
@@ -113,6 +114,7 @@ class Clause:
         self.when: Any = condition(rule.when)
         self.key: Key = rule.key
         self.lone: Any = rule.key[0][0] if len(rule.key) == 1 and len(rule.key[0]) == 1 else None
+        self.named = any(len(names) > 1 for names in rule.key)  # alternatives carry their names, overrides do not
         self.share = rule.unidentified == SHARE
         self.made: dict[Limits, tuple[Entry, ...]] = {}
         self.by: Any = None
@@ -127,6 +129,7 @@ class Clause:
         self.overrides: Any = rule.overrides
         cost = rule.cost
         self.constant = cost.units if cost.source in ("constant", "response") else -1
+        self.once = rule.once is not None
         self.owes = cost.source == "response" or bool(rule.charge.statuses) or rule.charge.call is not None
         self.shadow = rule.on_refusal.action == SHADOW
         self.waits = rule.on_refusal.action == WAIT
@@ -168,12 +171,13 @@ class Clause:
     @cython.ccall
     def limits_for(self, facts: Facts, key: str) -> tuple:  # type: ignore[type-arg]
         """The limits that hold for a key: its own, those of its tier, or the rule's."""
-        if self.overridden:
+        if self.overridden or self.overrides is not None:
+            if self.named:
+                key = key_of(self.identities, facts, self.key, True) or key  # type: ignore[assignment]
             found = self.overridden.get(key)
             if found is not None:
                 return found  # type: ignore[no-any-return]
-        if self.overrides is not None:
-            limits = self.overrides.get(key)
+            limits = None if self.overrides is None else self.overrides.get(key)
             if limits is not None:
                 return self.entries_of(tuple(limits))
         if self.by is None:

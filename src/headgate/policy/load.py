@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +32,8 @@ def read(text: str) -> Policy:
     return _told(_of_text(text, page, None), page)
 
 
-def of(**said: Any) -> Policy:
-    """Reads a policy that was said in Python: the words of the file as keyword arguments, texts or values."""
+def of(said: Mapping[str, Any]) -> Policy:
+    """Reads a policy that was said in Python."""
     page = Page()
     try:
         tree = from_python(said)
@@ -96,8 +97,3 @@ def _told(policy: Policy | None, page: Page) -> Policy:
     for mistake in page.mistakes():
         log.warning("%s: %s", mistake.place, mistake.said)
     return policy
-
-
-Policy.load = staticmethod(load)
-Policy.read = staticmethod(read)
-Policy.of = staticmethod(of)

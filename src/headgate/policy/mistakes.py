@@ -4,8 +4,8 @@
        12 |     kye: user
           |     ^^^
 
-A policy from Python has no lines: its mistakes name the path (`limits[2].key`). Errors stop a policy from being made; warnings are
-told and let it pass.
+A policy from Python has no lines: its mistakes name the path (`limits[2].key`). Errors stop a policy from being made; warnings
+are told and let it pass.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 from ..errors import ConfigurationError
 
 ERROR, WARNING = "error", "warning"
-#: How a mistake was found: the file is no YAML, a word or a value is not of the form that stands there, or it means something wrong.
+#: What is wrong: the file is no YAML; a word or a value is not of the form that stands there; or it means something wrong.
 YAML, FORM, MEANING = "yaml", "form", "meaning"
 #: So much of a long source line is shown.
 WIDTH = 110

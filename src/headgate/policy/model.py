@@ -10,8 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from importlib import import_module
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import Any, Protocol
 
 from ..algorithms.limit import Limit
 
@@ -217,11 +218,25 @@ class Policy:
     #: Other files that were read for it (keys): watched together with `source`.
     files: tuple[Path, ...] = field(default=(), compare=False)
 
-    # The three ways to read one; load.py puts them here, so that the values need not know their reader.
-    #: Reads a policy file. Raises `PolicyError` with every mistake, its line and column, and what to write instead.
-    load: ClassVar[Callable[[str | Path], Policy]]
-    #: The same, from the text of a file.
-    read: ClassVar[Callable[[str], Policy]]
-    #: The Python twin: the words of the file as keyword arguments, texts or values:
-    #: Policy.of(limits=[{"name": "api", "key": "user | ip", "limit": TokenBucket("5/s burst 10")}])
-    of: ClassVar[Callable[..., Policy]]
+    @staticmethod
+    def load(path: str | Path) -> Policy:
+        """Reads a policy file. Raises `PolicyError` with every mistake, its line and column, and what to write instead."""
+        return _reader().load(path)  # type: ignore[no-any-return]
+
+    @staticmethod
+    def read(text: str) -> Policy:
+        """The same, from the text of a file."""
+        return _reader().read(text)  # type: ignore[no-any-return]
+
+    @staticmethod
+    def of(**said: Any) -> Policy:
+        """The Python twin: the words of the file as keyword arguments, texts or values.
+
+        Policy.of(limits=[{"name": "api", "key": "user | ip", "limit": TokenBucket("5/s burst 10")}])
+        """
+        return _reader().of(said)  # type: ignore[no-any-return]
+
+
+def _reader() -> Any:
+    """Who reads policies makes these values, so that it is asked for by its name, when it is needed."""
+    return import_module(".load", __package__)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
-from importlib import import_module
 from typing import Any
 
 from ..errors import ConfigurationError
 from .model import Policy
+from .reference import resolved
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,19 +28,10 @@ class Named:
 
 @lru_cache(maxsize=1024)
 def imported(name: str) -> Any:
-    """What "package.module:attribute" names."""
-    module, _, attribute = name.partition(":")
-    try:
-        found: Any = import_module(module)
-    except Exception as error:
-        raise ConfigurationError(f"{name}: {module} can't be imported ({type(error).__name__}: {error})") from error
-    for word in attribute.split("."):
-        try:
-            found = getattr(found, word)
-        except AttributeError:
-            raise ConfigurationError(f"{name}: {module} has no {attribute!r}; write what is defined there") from None
+    """What "package.module:attribute" names: something that can be called."""
+    found = resolved(name)
     if not callable(found):
-        raise ConfigurationError(f"{name}: {found!r} can't be called; name a function or a class")
+        raise ConfigurationError(f"{name!r}: {found!r} can't be called; name a function or a class")
     return found
 
 
@@ -57,6 +48,8 @@ def names_of(policy: Policy) -> Iterator[Named]:
 def _named(call: Any) -> Iterator[Named]:
     if isinstance(call, Named):
         yield call
+    elif isinstance(call, str) and ":" in call:  # a degrade handler; without a colon it is one that the middleware is given
+        yield Named(call)
 
 
 def import_all(policy: Policy) -> None:

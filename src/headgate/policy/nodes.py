@@ -69,13 +69,14 @@ class Several(Node):
 
 
 class Table(Node):
-    """Words and what stands behind them, in order; no word twice."""
+    """Words and what stands behind them, in order; no word twice. `partial`: something was left out, and told of."""
 
-    __slots__ = ("entries",)
+    __slots__ = ("entries", "partial")
     noun = "a table"
 
     def __init__(self, place: Place) -> None:
         super().__init__(place)
+        self.partial = False
         self.entries: dict[str, tuple[Scalar, Node]] = {}
 
 

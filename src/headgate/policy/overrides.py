@@ -5,7 +5,8 @@ request is decided, so it should answer from memory. `HashOverrides` reads a has
 its own, every few seconds; a request only ever looks into a dict. Either way, what fails is logged and counted, and the last
 that was known stands; where nothing was known, the rule's own limit.
 
-Readers of one hash are shared in a process: a policy that is loaded again goes on with what its forerunner knows.
+Readers of one hash are shared in a process, and a new one begins with what the last one knew: a policy that is loaded again goes
+on where its forerunner was.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import os
 import queue
 import threading
 from collections.abc import Callable
+from itertools import islice
 from typing import Any
 
 from ..algorithms.limit import Limit
@@ -30,9 +32,10 @@ log = logging.getLogger("headgate")
 UNLIMITED = "unlimited"
 #: How many keys' answers are remembered.
 MOST_KEPT = 16_384
+MOST_HASHES = 16
 LEAST_REFRESH_US = 10_000
-#: So many senseless fields of one reading get a line each.
-MOST_TOLD = 10
+#: So many senseless fields of one reading get a line each, and so much of them is shown.
+MOST_TOLD, SHOWN = 10, 60
 
 
 def limits_of(said: Any) -> Limits | None:
@@ -152,7 +155,7 @@ class Reader:
 
     def __init__(self, url: str, name: str, refresh_us: int) -> None:
         self.id = (url, name, refresh_us)
-        self.limits: dict[str, Limits] = {}
+        self.limits: dict[str, Limits] = _known.get((url, name), {})
         self.first = threading.Event()
         self.complaints = Complaints()
         self.users = 0
@@ -210,22 +213,23 @@ class Reader:
         limits = self._understood.get(text)
         if limits is None:
             if len(text) > LONGEST:
-                raise InvalidLimit(f"{text[:40]!r}… ({len(text)} bytes) is no limit; write it like 'token bucket 5/s burst 10'")
+                raise InvalidLimit(f"{len(text)} bytes are no limit; write it like 'token bucket 5/s burst 10'")
             limits = self._understood[text] = limits_of(text.decode()) or ()
         return limits
 
     def _tell(self, misread: dict[tuple[bytes, bytes], Exception]) -> None:
         """One line for each field that makes no sense, when it is first seen so."""
-        new = [(field, error) for (field, text), error in misread.items() if (field, text) not in self._misread]
+        new = {said: error for said, error in misread.items() if said not in self._misread}
         self._misread = set(misread)
         self.complaints.count += len(new)
-        for field, error in new[:MOST_TOLD]:
-            log.warning("hash %r, field %r: %s; it is skipped", self.id[1], field[:LONGEST], error)
+        for (field, text), error in islice(new.items(), MOST_TOLD):
+            log.warning("hash %r, field %r: %r is skipped: %s", self.id[1], field[:SHOWN], text[:SHOWN], error)
         if len(new) > MOST_TOLD:
-            log.warning("hash %r: %d more fields make no sense; they are skipped", self.id[1], len(new) - MOST_TOLD)
+            log.warning("hash %r: %d more fields make no sense; they are skipped too", self.id[1], len(new) - MOST_TOLD)
 
 
 _readers: dict[tuple[str, str, int], Reader] = {}
+_known: dict[tuple[str, str], dict[str, Limits]] = {}  # what readers knew that have ended
 _lock = threading.Lock()
 
 
@@ -243,6 +247,7 @@ def _left(reader: Reader) -> bool:
     reader.users -= 1
     if reader.users == 0:
         del _readers[reader.id]
+        remember(_known, reader.id[:2], reader.limits, MOST_HASHES)
     return reader.users == 0
 
 

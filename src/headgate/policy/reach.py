@@ -5,7 +5,7 @@ from __future__ import annotations
 from .assembly import Assembly
 from .conditions import key_names
 from .identify import Captured, Network
-
+from .match import segments_of
 from .model import SKIP, Exemption, Match, Rule, Tiers, When
 from .nodes import Node, Place, Scalar, Several, Table
 from .page import Page, did_you_mean
@@ -175,9 +175,3 @@ def path_covers(wide: list[str], narrow: list[str]) -> bool:
         if narrow[number].casefold() != segment.casefold():
             return False
     return len(wide) == len(narrow)
-
-
-def segments_of(path: str) -> list[str]:
-    """The segments of a template: "/" has none."""
-    stripped = path.strip("/")
-    return stripped.split("/") if stripped else []

@@ -1,9 +1,9 @@
 """A policy file's YAML as a tree of nodes with their places. The only file that knows PyYAML.
 
-The tree is built from the parser's events, not by its composer: lines and columns stay exact, nothing is recursive, depth is bounded
-while it grows, and no tag can make anything. Anchors, aliases, merge keys and tags are refused: a policy says what it means at the
-place where it is read, and no few lines become a million. Rejected: yaml.safe_load, which keeps no places, takes the last of
-two equal keys in silence, and reads `no` as false.
+The tree is built from the parser's events, not by its composer: lines and columns stay exact, nothing is recursive, depth is
+bounded while it grows, and no tag can make anything. Anchors, aliases, merge keys and tags are refused: a policy says what it
+means at the place where it is read, and no few lines become a million. Rejected: yaml.safe_load, which keeps no places, takes the
+last of two equal keys in silence, and reads `no` as false.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from ..errors import ConfigurationError
 from .nodes import DEEPEST, Missing, Node, Place, Scalar, Several, Table, under
 
 #: The largest file, in bytes.
-LARGEST = 1_000_000
+LARGEST = 500_000
 #: Up to here a mistake is looked for again with the parser that explains it better, and is slower.
-EXPLAINED = 200_000
+EXPLAINED = 100_000
 _NUMBER = re.compile(r"[-+]?(0|[1-9][0-9]*(_[0-9]+)*)")
 _FLOAT = re.compile(r"[-+]?(0|[1-9][0-9]*)\.[0-9]+")
 _WORDS: dict[str, Any] = {"true": True, "false": False, "null": None, "~": None, "": None}
@@ -109,6 +109,7 @@ class Builder:
         self.words: list[Scalar | None] = []
         self.root: Node | None = None
         self.refused: list[NotYaml] = []
+        self.marks: set[str] = set()
 
     def tree(self, events: Iterator[Any]) -> tuple[Node, list[NotYaml]]:
         yaml, documents = self.yaml, 0
@@ -135,6 +136,9 @@ class Builder:
     def refuse_marks(self, event: Any) -> None:
         place, mark = place_of(event), event.anchor
         if isinstance(event, self.yaml.AliasEvent):
+            if mark in self.marks:
+                return
+            self.marks.add(mark)
             remedy = "write out what it stands for; a text that begins with '*' needs quotes"
             self.refuse(place, f"*{mark}", f"'*{mark}' is an alias, which a policy can't have", remedy)
         elif mark is not None:
@@ -142,8 +146,9 @@ class Builder:
                 place, f"&{mark}", f"'&{mark}' is an anchor, which a policy can't have", "write each thing where it is meant"
             )
         elif event.tag is not None:
+            tag = event.tag.replace("tag:yaml.org,2002:", "!!")
             remedy = "take it out; texts, lists and tables need none"
-            self.refuse(place, event.tag, f"{event.tag!r} is a tag, which a policy can't have", remedy)
+            self.refuse(place, tag, f"{tag!r} is a tag, which a policy can't have", remedy)
 
     def begin(self, event: Any) -> None:
         path = self.path()
@@ -183,7 +188,10 @@ class Builder:
         assert isinstance(top, Table)
         word = self.words[-1]
         if word is not None:
-            top.entries.setdefault(word.text, (word, node))
+            if word.text == "<<" and not word.offset:
+                top.partial = True
+            else:
+                top.entries.setdefault(word.text, (word, node))
             self.words[-1] = None
             return
         if not isinstance(node, Scalar):

@@ -1,9 +1,9 @@
 """Websockets behind a policy: asked at the handshake, which counts as a GET, and for each message where a rule names MESSAGE.
 
-A refused handshake is answered like any request where the server can (`websocket.http.response`), otherwise it is closed before it
-was accepted, which servers tell as 403. A message that is refused closes the connection with 1013, "try again later"; one that has
-to wait is not handed on before its turn, so whoever sends too fast is slowed down by the connection itself. What the client said
-about itself in the handshake holds for all its messages.
+A refused handshake is answered like any request where the server can (`websocket.http.response`), otherwise it is closed before
+it was accepted, which servers tell as 403. A message that is refused closes the connection with 1013, "try again later"; one that
+has to wait is not handed on before its turn, so whoever sends too fast is slowed down by the connection itself. What the client
+said about itself in the handshake holds for all its messages.
 """
 
 from __future__ import annotations

@@ -12,8 +12,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import wraps
+from hashlib import sha256
 from threading import Lock
 from typing import Any
+from uuid import UUID
 
 from ..policy.gate import Gate
 from ..policy.model import Policy
@@ -29,6 +32,8 @@ CALLER = "caller"
 #: How many limits a view has already; `functools.wraps` carries it from one decorator to the next.
 DEPTH = "headgate_limits"
 EXEMPT = "headgate_exempt"
+#: A policy's rules have names of at most so many letters.
+LONGEST = 64
 LISTED = ("RateLimit-Policy", "RateLimit")
 
 
@@ -85,11 +90,12 @@ class Site:
 
 
 def caller(key: Callable[[Any], Any]) -> Callable[[Any], str | None]:
-    """A key's callable as an identity: it is given the request, and numbers become texts."""
+    """A key's callable as an identity: it is given the request; numbers and UUIDs, which users are known by, become texts."""
 
-    def identity(facts: Any) -> str | None:
+    @wraps(key)
+    def identity(facts: Any) -> Any:
         value = key(facts.raw)
-        return str(value) if isinstance(value, int) else value
+        return str(value) if isinstance(value, (int, UUID)) else value
 
     return identity
 
@@ -104,7 +110,14 @@ def name_of(view: Any) -> str:
         module, own = view.__module__, view.__qualname__
     if "as_view.<locals>" in own:  # a class based view: all of them have the same inner function
         own = getattr(getattr(view, "view_class", None), "__qualname__", view.__name__)
-    return f"{module}.{own}" + (f".{depth}" if depth > 1 else "")
+    return fitting(f"{module}.{own}".replace("<locals>.", "") + (f".{depth}" if depth > 1 else ""))
+
+
+def fitting(name: str) -> str:
+    """A rule's name has an end: of longer ones the last part is kept, and a hash of the whole."""
+    if len(name) <= LONGEST:
+        return name
+    return name[9 - LONGEST :].lstrip(".") + "-" + sha256(name.encode("utf-8", "replace")).hexdigest()[:8]
 
 
 def bound_to(view: Any) -> Any:

@@ -1,4 +1,4 @@
-"""What a Django view or middleware makes of a passage: facts of its request, fields on its response, the response of a refusal."""
+"""What a Django view or middleware makes of a passage: facts of its request, fields on its response, the answer of a refusal."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from django.http.response import HttpResponseBase
 from ...policy.passage import Passage
 from ..answers import body
 from ..bodies import FAILED, Account, AsyncBody, Body
-from ..environ import WsgiFacts
 from ..headers import merge
+from ..wsgi_wire import NOTHING, WsgiFacts
 
 
 class DjangoFacts(WsgiFacts):
@@ -20,15 +20,22 @@ class DjangoFacts(WsgiFacts):
     __slots__ = ()
 
     def __init__(self, request: HttpRequest) -> None:
-        super(WsgiFacts, self).__init__(request.method or "GET", request.path, request)
+        self.method = request.method or "GET"
+        self.path = request.path
+        self.raw = request
         self.environ = request.META
+        self.found = {}
+        self.captured = NOTHING
 
 
 def refusal(passage: Passage, request: HttpRequest) -> HttpResponse:
     """Why, and when to come back."""
     assert passage.refusal is not None
     kind, text = body(passage, request.META.get("HTTP_ACCEPT"))
-    return HttpResponse(text, content_type=kind.decode("ascii"), status=passage.refusal.status)
+    response = HttpResponse(text, content_type=kind.decode("ascii"), status=passage.refusal.status)
+    response.headers["Content-Length"] = str(len(text))
+    passage.facts = None
+    return response
 
 
 def put(fields: list[tuple[str, str]], response: HttpResponseBase) -> None:
@@ -43,6 +50,7 @@ def answered(passage: Passage, response: HttpResponseBase) -> Account | None:
     """Counts a response. What is owed and known comes back, to be settled; what isn't is settled at the body's end."""
     passage.responded(response.status_code)
     if not passage.owes:
+        passage.facts = None  # they hold the request, which holds the passage: a circle would wait for the garbage collector
         return None
     account = Account(passage, response.status_code)
     if not response.streaming:

@@ -62,7 +62,7 @@ class RateLimitMiddleware:
     async def acall(self, request: HttpRequest) -> HttpResponseBase:
         """The same, where nothing may block."""
         if self.is_exempt(request):
-            return await self.get_response(request)  # type: ignore[no-any-return]
+            return await self.get_response(request)
         facts = DjangoFacts(request)
         passage = self.gate.quick(facts)
         if passage is None:
@@ -85,20 +85,19 @@ class RateLimitMiddleware:
         view: Any = passage.degrade
         if view is None:
             return refusal(passage, request)
-        return async_to_sync(view)(request) if iscoroutinefunction(view) else view(request)  # type: ignore[no-any-return]
+        return async_to_sync(view)(request) if iscoroutinefunction(view) else view(request)
 
     async def arefuse(self, passage: Passage, request: HttpRequest) -> HttpResponseBase:
         view: Any = passage.degrade
         if view is None:
             return refusal(passage, request)
-        return await (view(request) if iscoroutinefunction(view) else sync_to_async(view)(request))  # type: ignore[no-any-return]
+        return await (view(request) if iscoroutinefunction(view) else sync_to_async(view)(request))
 
     def is_exempt(self, request: HttpRequest) -> bool:
         """Whether the view is; looked up only where some view is. The views are loaded first: they say so when they are."""
         urls = getattr(request, "urlconf", None)
         if not self._looked:
-            get_resolver(urls).url_patterns
-            self._looked = True
+            self._looked = get_resolver(urls).url_patterns is not None
         if not EXEMPTED:
             return False
         try:

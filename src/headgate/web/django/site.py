@@ -1,10 +1,10 @@
 """What HEADGATE in the settings says, and the one gate of this process that comes of it.
 
-    HEADGATE = {
-        "POLICY": "headgate.yaml",      # a path (from BASE_DIR), a Policy or a Gate; without it only decorated views are limited
-        "STORE": "redis://…",           # a URL or a Store; default: what the policy says
-        "HANDLERS": {"cached": view},   # what `degrade cached` means
-    }
+HEADGATE = {
+    "POLICY": "headgate.yaml",      # a path (from BASE_DIR), a Policy or a Gate; without it only decorated views are limited
+    "STORE": "redis://…",           # a URL or a Store; default: what the policy says
+    "HANDLERS": {"cached": view},   # what `degrade cached` means
+}
 """
 
 from __future__ import annotations

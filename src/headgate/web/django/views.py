@@ -6,8 +6,8 @@
     @method_decorator(limit("100/h", key=lambda request: request.user.pk), name="dispatch")
     class Report(View): ...
 
-`method_decorator` decorates anew for every request, so what must last (the gate, and in it the state) is kept with the site, under
-the decorator's own route.
+`method_decorator` decorates anew for every request, so what must last (the gate, and in it the state) is kept with the site,
+under the decorator's own route.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ async def instead(passage: Passage, request: HttpRequest, *args: Any, **named: A
     if view is None:
         return refusal(passage, request)
     answer = view(request, *args, **named) if iscoroutinefunction(view) else sync_to_async(view)(request, *args, **named)
-    return await answer  # type: ignore[no-any-return]
+    return await answer
 
 
 def came(request: HttpRequest, passage: Passage) -> Passage:
@@ -128,9 +128,7 @@ def came(request: HttpRequest, passage: Passage) -> Passage:
 
 
 def told(request: HttpRequest, response: HttpResponseBase) -> HttpResponseBase:
-    """The fields of everything that was asked about this request; the outermost of several limits puts them there last."""
-    for name in [name for name in response.headers if name.lower().startswith(("ratelimit", "x-ratelimit"))]:
-        del response.headers[name]
+    """The fields of everything that was asked about this request; the innermost of several limits has put them there."""
     put(told_together(request._headgate), response)
     return response
 

@@ -1,0 +1,54 @@
+"""Reads PromQL as far as needed: whether an expression names only what a gate exposes."""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+
+from prometheus_client import CollectorRegistry
+from traffic import busy_gate, failing_gate
+
+from headgate.observe.prometheus import HeadgateCollector
+
+
+@cache
+def exposed() -> dict[str, dict[str, set[str]]]:
+    """{series: {label: the values it has}}, from real gates."""
+    registry = CollectorRegistry()
+    HeadgateCollector(busy_gate(), failing_gate(), registry=registry, offenders=5)
+    found: dict[str, dict[str, set[str]]] = {}
+    for family in registry.collect():
+        for sample in family.samples:
+            for label, value in sample.labels.items():
+                found.setdefault(sample.name, {}).setdefault(label, set()).add(value)
+    return found
+
+
+def unknown(expr: str, recorded: frozenset[str] = frozenset()) -> list[str]:
+    """Whatever an expression names that no gate exposes: series, labels to select, values of fixed labels, labels to group by."""
+    series, wrong = exposed(), []
+    names = re.findall(r"(headgate[_:][\w:]+)(?:\{([^}]*)\})?", expr)
+    for name, selector in names:
+        if name not in series and name not in recorded:
+            wrong.append(name)
+        for label, operator, value in re.findall(r'(\w+)\s*(=~|!~|!=|=)\s*"([^"]*)"', selector):
+            if label not in series.get(name, {}):
+                wrong.append(f"{name}{{{label}}}")
+            elif operator == "=" and label not in ("policy", "rule") and value not in series[name][label]:
+                wrong.append(f"{name}{{{label}={value}}}")
+    plain = [name for name, _ in names if name in series]
+    for group in re.findall(r"\b(?:by|on|ignoring)\s*\(([^)]*)\)", expr):
+        labels = [part.strip() for part in group.split(",")]
+        wrong += [f"by ({label})" for label in labels if plain and not any(label in series[name] for name in plain)]
+    return wrong
+
+
+def balanced(expr: str) -> bool:
+    """Whether every bracket outside of quotes is closed."""
+    waiting = []
+    for sign in re.sub(r'"[^"]*"', "", expr):
+        if sign in "([{":
+            waiting.append(")]}"["([{".index(sign)])
+        elif sign in ")]}" and (not waiting or waiting.pop() != sign):
+            return False
+    return not waiting

@@ -1,0 +1,158 @@
+"""What is read off a tally: complete, bounded, and added up where two gates share a policy's name."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from pathlib import Path
+
+from traffic import busy_gate, failing_gate, gate_on
+
+from headgate.observe.measures import COUNTER, GAUGE, HISTOGRAM, MEASURES, offender_measure
+from headgate.observe.tally import Histogram, Offender, RuleTally, Tally
+from headgate.testing import ManualClock
+
+NAMED = {measure.name: measure for measure in MEASURES}
+
+
+def test_every_number_of_a_tally_is_read():
+    """Whatever a gate counts has a measure: setting any number of a tally changes what is read."""
+    blank = Tally("p", rules=(RuleTally("r"),))
+    plain = {measure.name: measure.of([blank]) for measure in MEASURES}
+    unread = []
+    for field in fields(RuleTally):
+        if field.name not in ("name", "responses", "statuses"):
+            tally = Tally("p", rules=(RuleTally("r", **{field.name: 7}),))
+            if all(measure.of([tally]) == plain[measure.name] for measure in MEASURES):
+                unread.append(field.name)
+    for field in fields(Tally):
+        if isinstance(field.default, int):
+            tally = Tally("p", rules=(RuleTally("r"),), offenders=(Offender("r", "k", 1, 0),), **{field.name: 7})
+            before = Tally("p", rules=(RuleTally("r"),), offenders=(Offender("r", "k", 1, 0),))
+            if all(measure.of([tally]) == measure.of([before]) for measure in MEASURES):
+                unread.append(field.name)
+    assert unread == ["requests"]  # it is what the outcomes add up to
+
+
+def test_allowed_and_refused_are_all_requests():
+    """The two outcomes of a request add up to all requests; exempt, unlimited and shut-out ones are among them."""
+    tally = busy_gate().tally()
+    found = NAMED["requests"].of([tally])
+    assert sum(found.values()) == tally.requests == 46
+    assert found["shop", "refused"] == 25
+    assert NAMED["exempt_requests"].of([tally]) == {("shop",): 1}
+    assert NAMED["unlimited_requests"].of([tally]) == {("shop",): 1}
+    assert NAMED["shut_out_requests"].of([tally]) == {("shop",): 1}
+
+
+def test_a_refusal_is_no_response_and_no_error():
+    """Responses are those of requests that were let pass: 24 refused checkouts are in no class of status and in no histogram."""
+    tally = busy_gate().tally()
+    found = {labels[2]: value for labels, value in NAMED["responses"].of([tally]).items() if labels[1] == "checkout"}
+    assert found == {"2xx": 10, "3xx": 0, "4xx": 0, "5xx": 3}
+    assert NAMED["rule_decisions"].of([tally])["shop", "checkout", "refused"] == 24
+    assert NAMED["response_seconds"].of([tally])["shop", "checkout"].count == 13
+
+
+def test_what_real_traffic_did_is_told():
+    """A wait, a shadow, alerts, near limits, a give-back, reloads: each is read as often as it happened."""
+    tallies = [busy_gate().tally()]
+    told = {name: NAMED[name].of(tallies) for name in NAMED}
+    assert told["waited"]["shop", "slow"] == 1
+    assert told["shadow_would_refuse"]["shop", "trial"] == 2
+    assert told["alerts"]["shop", "checkout"] == 2
+    assert told["near_limit"]["shop", "checkout"] == 2
+    assert told["given_back"]["shop", "login"] == 1
+    assert told["shut_out_clients"] == {("shop",): 1}
+    assert told["reloads"] == {("shop", "loaded"): 1, ("shop", "refused"): 1}
+    assert told["top_offender_ratio"]["shop", "checkout"] == 21 / 25  # the one who was shut out meanwhile was offered once more
+    assert told["store_state"] == {}
+
+
+def test_a_store_that_fails_is_told():
+    """A guard's state and failures, and every decision that was made without the store, by how it was made."""
+    tallies = [failing_gate().tally()]
+    told = {name: NAMED[name].of(tallies) for name in NAMED}
+    assert told["store_state"] == {("failing", "closed"): 0, ("failing", "half_open"): 0, ("failing", "open"): 1}
+    assert told["store_failures"] == {("failing",): 5}
+    assert told["store_opened"] == {("failing",): 1}
+    without = {labels[1:]: value for labels, value in told["without_store"].items() if value}
+    assert without == {("open", "open"): 2, ("closed", "closed"): 1, ("local", "local"): 2}
+
+
+def test_gates_of_one_policy_are_added_up():
+    """Two gates of the same name count as one: counters and buckets add up, a share is the larger one."""
+    one, other = busy_gate().tally(), busy_gate().tally()
+    for measure in MEASURES:
+        alone, both = measure.of([one]), measure.of([one, other])
+        assert set(alone) == set(both)
+        for labels, value in measure.of([other]).items():
+            if measure.kind == HISTOGRAM:
+                assert both[labels].count == alone[labels].count + value.count
+                assert both[labels].sum == alone[labels].sum + value.sum
+            elif measure.largest:
+                assert both[labels] == max(alone[labels], value)
+            else:
+                assert both[labels] == alone[labels] + value
+
+
+def test_gates_of_two_policies_stay_apart():
+    """Different names are different series."""
+    tallies = [busy_gate(name="one").tally(), busy_gate(name="other").tally()]
+    assert {labels[0] for labels in NAMED["requests"].of(tallies)} == {"one", "other"}
+
+
+def test_every_series_is_there_before_anything_happens():
+    """A fresh gate shows the series that a busy one shows, all at zero: the first event of a counter is not lost."""
+    fresh, busy = gate_on(ManualClock()).tally(), busy_gate().tally()
+    for measure in MEASURES:
+        assert set(measure.of([fresh])) == set(measure.of([busy])), measure.name
+        for value in measure.of([fresh]).values():
+            assert (value.count if measure.kind == HISTOGRAM else value) == 0
+
+
+def test_keys_make_no_series():
+    """A thousand different keys make not one more series than one key does."""
+    few, many = gate_on(ManualClock()), gate_on(ManualClock())
+    for n in range(1000):
+        few.offenders.offer("checkout", "ann")
+        many.offenders.offer("checkout", f"u{n}")
+    for measure in MEASURES:
+        assert set(measure.of([few.tally()])) == set(measure.of([many.tally()]))
+        assert "key" not in measure.labels
+
+
+def test_offenders_have_a_measure_that_is_asked_for():
+    """Shown one by one, offenders are at most as many as asked for, with what is surely theirs, and a hash for a key."""
+    tally = busy_gate().tally()
+    found = offender_measure(1).of([tally])
+    assert list(found.values()) == [21]
+    ((policy, rule, key),) = found
+    assert (policy, rule, len(key)) == ("shop", "checkout", 12)
+    assert len(offender_measure(5).of([tally])) == 3
+
+
+def test_the_share_of_an_offender_is_never_too_high():
+    """What the sketch may have got wrong is not held against anybody; a second limit counts for its rule; nobody is no share."""
+    share = NAMED["top_offender_ratio"]
+    offenders = (Offender("a", "x", 60, 20), Offender("a.2", "y", 50, 0), Offender("gone", "z", 90, 0))
+    tally = Tally("p", rules=(RuleTally("a"), RuleTally("b")), offenders=offenders, offered=100)
+    assert share.of([tally]) == {("p", "a"): 0.5, ("p", "b"): 0.0}
+    assert share.of([Tally("p", rules=(RuleTally("a"),))]) == {("p", "a"): 0.0}
+
+
+def test_measures_are_well_made():
+    """Names are unique and lower case, every one says what it counts, histograms are in seconds."""
+    assert len(NAMED) == len(MEASURES)
+    for measure in MEASURES:
+        assert measure.name == measure.name.lower()
+        assert measure.help.endswith(".")
+        assert measure.kind in (COUNTER, GAUGE, HISTOGRAM)
+        assert (measure.kind == HISTOGRAM) == measure.name.endswith("_seconds")
+    assert Histogram((1,), (2, 3), 4.0).count == 5
+
+
+def test_the_page_names_every_measure():
+    """The table of the documentation has every number under the name that Prometheus shows."""
+    page = (Path(__file__).parents[2] / "docs" / "observability.md").read_text()
+    names = [f"`headgate_{measure.name}{'_total' if measure.kind == COUNTER else ''}`" for measure in MEASURES]
+    assert [name for name in names if name not in page] == []

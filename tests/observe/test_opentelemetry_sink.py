@@ -1,0 +1,183 @@
+"""OpenTelemetry: the SDK collects what the gates counted, and spans know the decision but never the key."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+from opentelemetry import trace
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from traffic import asked, busy_gate, failing_gate, gate_on
+
+from headgate import ConfigurationError
+from headgate.observe.measures import COUNTER, HISTOGRAM, MEASURES
+from headgate.observe.opentelemetry import annotate, instrument
+from headgate.policy import WrittenFacts
+from headgate.testing import ManualClock
+
+
+def collected(*gates: object) -> tuple[dict[str, dict[tuple[tuple[str, str], ...], float]], dict[str, object]]:
+    """{instrument: {attributes: value}} as the SDK collects them, and the instruments' data."""
+    reader = InMemoryMetricReader()
+    provider = MeterProvider([reader])
+    instrument(*gates, meter=provider.get_meter("headgate"))
+    data = reader.get_metrics_data()
+    found, kinds = {}, {}
+    for metric in data.resource_metrics[0].scope_metrics[0].metrics if data else []:
+        found[metric.name] = {tuple(sorted(point.attributes.items())): point.value for point in metric.data.data_points}
+        kinds[metric.name] = metric.data
+    provider.shutdown()
+    return found, kinds
+
+
+def test_the_sdk_collects_what_was_counted():
+    """Every measure is an instrument with the same numbers and attributes; counters are monotonic sums."""
+    gates = (busy_gate(), failing_gate())
+    tallies = [gate.tally() for gate in gates]
+    found, kinds = collected(*gates)
+    for measure in MEASURES:
+        if measure.kind != HISTOGRAM:
+            expected = {tuple(sorted(zip(measure.labels, labels, strict=True))): v for labels, v in measure.of(tallies).items()}
+            assert found[f"headgate.{measure.name}"] == expected, measure.name
+            assert getattr(kinds[f"headgate.{measure.name}"], "is_monotonic", False) == (measure.kind == COUNTER)
+
+
+def test_a_histogram_goes_out_as_three_counters():
+    """Buckets are cumulative under their ends in seconds; count and sum are beside them."""
+    found, _ = collected(busy_gate())
+    of = (("policy", "shop"), ("rule", "checkout"))
+    buckets = {
+        dict(labels)["le"]: value for labels, value in found["headgate.response_seconds.bucket"].items() if of[1] in labels
+    }
+    assert buckets["0.8"] == buckets["2"] == buckets["+Inf"] == 13
+    assert found["headgate.response_seconds.count"][of] == 13
+    assert 0 < found["headgate.response_seconds.sum"][of] < 13
+    assert "1e-06" in {dict(labels)["le"] for labels in found["headgate.decision_seconds.bucket"]}
+
+
+def test_instruments_read_when_somebody_collects():
+    """What happens after `instrument` is in the next collection."""
+    reader = InMemoryMetricReader()
+    provider = MeterProvider([reader])
+    gate = gate_on(ManualClock())
+    instrument(gate, meter=provider.get_meter("headgate"))
+    for expected in (0, 1, 2):
+        metrics = reader.get_metrics_data().resource_metrics[0].scope_metrics[0].metrics
+        requests = next(metric for metric in metrics if metric.name == "headgate.requests")
+        allowed = [point.value for point in requests.data.data_points if point.attributes["outcome"] == "allowed"]
+        assert allowed == [expected]
+        asked(gate, "/search")
+    provider.shutdown()
+
+
+def test_what_is_no_gate_is_refused():
+    """Something that counts nothing says what to give instead."""
+    with pytest.raises(ConfigurationError, match="give a Gate"):
+        instrument("headgate.yaml")
+
+
+def spans_of(*passages: object) -> list[dict[str, object]]:
+    exporter = InMemorySpanExporter()
+    provider = TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    for passage in passages:
+        with provider.get_tracer("test").start_as_current_span("request"):
+            annotate(passage)
+    provider.shutdown()
+    return [dict(span.attributes) for span in exporter.get_finished_spans()]
+
+
+def test_a_span_knows_the_decision():
+    """The current span is told who decided, what is left, and when to come back; a refusal has a reason."""
+    gate = gate_on(ManualClock())
+    passages = [asked(gate, "/checkout") for _ in range(6)]
+    first, last = spans_of(passages[0], passages[-1])
+    assert first == {
+        "headgate.allowed": True,
+        "headgate.rule": "checkout",
+        "headgate.limit": 5,
+        "headgate.remaining": 4,
+    }
+    assert last == {
+        "headgate.allowed": False,
+        "headgate.reason": "quota",
+        "headgate.rule": "checkout",
+        "headgate.retry_after": 60,
+        "headgate.limit": 5,
+        "headgate.remaining": 0,
+    }
+
+
+def test_a_span_knows_shadows_and_waits():
+    """A shadow that would refuse, and the time waited, are told; an exempt request is just allowed."""
+    gate = gate_on(ManualClock())
+    asked(gate, "/search")
+    asked(gate, "/slow")
+    shadowed, waited, exempt = spans_of(asked(gate, "/search"), asked(gate, "/slow"), asked(gate, "/healthz"))
+    assert shadowed["headgate.shadow"] == ("trial",)
+    assert waited["headgate.wait"] == 0.1
+    assert exempt == {"headgate.allowed": True}
+
+
+def test_a_span_never_knows_a_key():
+    """Neither a key nor its hash is among the attributes."""
+    gate = gate_on(ManualClock())
+    passages = [asked(gate, "/checkout", "somebody-with-a-name") for _ in range(7)]
+    for attributes in spans_of(*passages):
+        assert "somebody" not in repr(attributes)
+        assert not any("key" in name for name in attributes)
+
+
+def test_without_a_span_nothing_happens():
+    """Where nobody traces, annotating costs a look and does nothing; a given span is used instead of the current one."""
+    gate = gate_on(ManualClock())
+    passage = asked(gate, "/search")
+    annotate(passage)
+    assert not trace.get_current_span().is_recording()
+    provider = TracerProvider()
+    span = provider.get_tracer("test").start_span("mine")
+    annotate(passage, span)
+    assert span.attributes["headgate.rule"] == "search"
+    span.end()
+    provider.shutdown()
+
+
+def test_a_shut_out_client_has_no_rule():
+    """Somebody who is shut out was refused by no rule: the reason says so."""
+    gate = gate_on(ManualClock())
+    passages = [asked(gate, "/checkout") for _ in range(27)]
+    (attributes,) = spans_of(passages[-1])
+    assert attributes["headgate.reason"] == "shut out"
+    assert "headgate.rule" not in attributes
+    assert gate.ask(WrittenFacts("GET", "/healthz", headers={"x-user": "ann"})).allowed
+
+
+def test_without_the_api_it_says_what_to_install():
+    """Where OpenTelemetry is missing, importing the sink names the extra."""
+    code = """
+import sys
+sys.modules["opentelemetry"] = None
+from headgate import ConfigurationError
+try:
+    import headgate.observe.opentelemetry
+except ConfigurationError as error:
+    print(error)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert "pip install 'headgate[opentelemetry]'" in done.stdout
+
+
+def test_only_the_api_is_imported():
+    """The sink works without the SDK: it imports nothing of it."""
+    code = """
+import sys
+import headgate.observe.opentelemetry
+print(any(name.startswith("opentelemetry.sdk") for name in sys.modules))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.stdout.strip() == "False"

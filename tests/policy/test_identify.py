@@ -1,0 +1,290 @@
+"""Who a request is: each kind of identity finds its value, its default or nothing, and no text from outside does harm."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from headgate.errors import ConfigurationError
+from headgate.policy.client_ip import ClientIp
+from headgate.policy.complaints import Complaints
+from headgate.policy.facts import WrittenFacts
+from headgate.policy.hosts import host_matches, host_of, host_pattern
+from headgate.policy.identify import Called, Captured, Certificate, Cookie, Header, Network, Query
+from headgate.policy.keeping import HASHED, LONGEST, kept, remember
+
+STEADY = settings(deadline=None, suppress_health_check=list(HealthCheck))
+
+
+def with_header(**headers: str) -> WrittenFacts:
+    return WrittenFacts(headers={name.replace("_", "-"): value for name, value in headers.items()})
+
+
+def test_a_header_is_found_whatever_the_case_of_its_name():
+    """The value counts as it is, its name in any case; blanks around it are no part of it."""
+    assert Header("X-Tenant").of(with_header(x_tenant=" Acme ")) == "Acme"
+    assert Header("x-TENANT") == Header("X-Tenant")
+
+
+@pytest.mark.parametrize("value", ["", " ", "\t"])
+def test_an_empty_value_is_no_value(value):
+    """A client that sends a blank is as unknown as one that sends nothing."""
+    facts = WrittenFacts(headers={"X-Tenant": value, "Cookie": f"sid={value}"}, query={"key": value})
+    for identity in (Header("X-Tenant"), Query("key"), Cookie("sid")):
+        assert identity.of(facts) is None
+    assert Header("X-Tenant", default="nobody").of(facts) == "nobody"
+
+
+def test_a_query_parameter_and_a_captured_part_are_found():
+    """Query parameters by their exact name; parts of the path by the template's."""
+    facts = WrittenFacts(query={"api_key": "k1"})
+    facts.captured["order_id"] = "42"
+    assert (Query("api_key").of(facts), Query("API_KEY").of(facts)) == ("k1", None)
+    assert (Captured("order_id").of(facts), Captured("other", "none").of(facts)) == ("42", "none")
+
+
+@pytest.mark.parametrize(
+    ("header", "value"),
+    [
+        ("sid=abc", "abc"),
+        ("a=1; sid=abc; b=2", "abc"),
+        ("a=1;sid=abc", "abc"),
+        ('sid="abc"', "abc"),
+        ("sid=abc=def==", "abc=def=="),
+        ("sid=first; sid=second", "first"),
+        ("a=1, sid=abc", "abc"),
+        ("xsid=no; sid=abc", "abc"),
+        ("xsid=no", None),
+        ("SID=no", None),
+        ("sid", None),
+        ("sid=", None),
+        ("", None),
+        (";;;===;", None),
+    ],
+)
+def test_a_cookie_is_found_among_others(header, value):
+    """The first of its exact name, on whichever line it came."""
+    assert Cookie("sid").of(WrittenFacts(headers={"Cookie": header})) == value
+
+
+@STEADY
+@given(st.text(max_size=200), st.text(min_size=1, max_size=5))
+def test_no_cookie_header_breaks_its_reader(header, name):
+    """Any text in the header, any name that is looked for: a value or nothing."""
+    if name.strip():
+        found = Cookie(name).of(WrittenFacts(headers={"Cookie": header}))
+        assert found is None or found.strip('" ') in header
+
+
+def test_a_certificate_names_its_bearer():
+    """The first alternative name, or the subject; without a certificate nobody."""
+    facts = WrittenFacts(certificate={"subject": "CN=billing", "san": ["", "spiffe://shop/billing", "billing.internal"]})
+    assert Certificate("san").of(facts) == "spiffe://shop/billing"
+    assert Certificate("subject").of(facts) == "CN=billing"
+    assert Certificate("san", default="stranger").of(WrittenFacts()) == "stranger"
+    assert Certificate("san").of(WrittenFacts(certificate={"san": [], "subject": 7})) is None
+
+
+def test_a_function_of_the_application_says_who():
+    """Text and whole numbers count; the function sees the facts."""
+    assert Called(lambda facts: facts.header("x-user")).of(with_header(x_user="ann")) == "ann"
+    assert Called(lambda facts: 42).of(WrittenFacts()) == "42"
+    assert Called(lambda facts: None, default="all").of(WrittenFacts()) == "all"
+
+
+@pytest.mark.parametrize("answer", [True, 1.5, ["ann"], b"ann", ZeroDivisionError])
+def test_a_function_that_misbehaves_says_nothing(answer, caplog):
+    """It is complained of once for a while, every time counted, and the request goes on under the default."""
+
+    def vip_of(facts):
+        if isinstance(answer, type):
+            raise answer("secret-key-42")
+        return answer
+
+    identity = Called(vip_of, default="nobody")
+    with caplog.at_level(logging.WARNING, logger="headgate"):
+        assert [identity.of(WrittenFacts()) for _ in range(50)] == ["nobody"] * 50
+    assert len(caplog.records) == 1
+    assert "vip_of" in caplog.text
+    assert "secret-key-42" not in caplog.text
+    assert identity.complaints.count == 50
+
+
+def test_complaints_tell_how_many_were_not_told(caplog):
+    """After the pause one line says how many there were meanwhile."""
+    complaints = Complaints(every_us=0)
+    complaints.tell("first")
+    complaints.every_us = 60_000_000
+    complaints.tell("silent")
+    complaints.tell("silent")
+    complaints.every_us = 0
+    complaints.tell("again")
+    assert [record.getMessage() for record in caplog.records] == ["first", "again (2 more since the last line)"]
+
+
+async def soon(facts):
+    return "ann"
+
+
+@pytest.mark.parametrize(
+    ("make", "remedy"),
+    [
+        (lambda: Header(""), "is no name"),
+        (lambda: Query("  "), "is no name"),
+        (lambda: Cookie(7), "is no name"),
+        (lambda: Certificate("serial"), "write san or subject"),
+        (lambda: Called("shop:vip"), "write package.module:function"),
+        (lambda: Called(soon), "is async"),
+        (lambda: Network(ClientIp(), (("office", ("10.0.0.5/8",)),)), "write 10.0.0.0/8"),
+    ],
+)
+def test_a_mistake_is_told_when_the_identity_is_made(make, remedy):
+    """Not with the first request."""
+    with pytest.raises(ConfigurationError, match=remedy):
+        make()
+
+
+CLASSES = (("office", ("10.0.0.0/8", "2001:db8::/32")), ("internal", ("10.1.0.0/16",)))
+
+
+@pytest.mark.parametrize(
+    ("peer", "name"),
+    [
+        ("10.1.2.3", "internal"),
+        ("10.2.2.3", "office"),
+        ("::ffff:10.1.2.3", "internal"),
+        ("2001:db8::1", "office"),
+        ("8.8.8.8", "public"),
+        ("testclient", "public"),
+        (None, "public"),
+    ],
+)
+def test_the_narrowest_network_gives_the_class(peer, name):
+    """Of several networks that hold an address the one with the longest prefix decides, in whatever order they are written."""
+    for classes in (CLASSES, CLASSES[::-1]):
+        identity = Network(ClientIp(), classes, default="public")
+        assert [identity.of(WrittenFacts(peer=peer)) for _ in range(2)] == [name, name]
+
+
+def test_a_class_can_not_be_claimed():
+    """A client that writes an inside address into a header stays outside; one behind a trusted proxy is who the proxy says."""
+    facts = WrittenFacts(peer="8.8.8.8", headers={"X-Forwarded-For": "10.1.2.3"})
+    assert Network(ClientIp(), CLASSES, "public").of(facts) == "public"
+    behind = Network(ClientIp(("172.16.0.0/12",)), CLASSES, "public")
+    assert behind.of(WrittenFacts(peer="172.16.0.1", headers={"X-Forwarded-For": "10.1.2.3, 8.8.8.8"})) == "public"
+    assert behind.of(WrittenFacts(peer="172.16.0.1", headers={"X-Forwarded-For": "8.8.8.8, 10.1.2.3"})) == "internal"
+
+
+# What is kept
+
+
+def test_a_long_value_is_kept_as_its_hash():
+    """A megabyte in a header takes 71 characters in the store, and is still one key per value."""
+    bomb = "x" * 1_000_000
+    keys = {
+        identity.of(WrittenFacts(headers={"X-Key": bomb, "Cookie": f"k={bomb}"}, query={"k": bomb}))
+        for identity in (Header("X-Key"), Cookie("k"), Query("k"))
+    }
+    assert keys == {kept(bomb)}
+    assert kept(bomb).startswith(HASHED)
+    assert len(kept(bomb)) == 71
+    assert kept(bomb) != kept(bomb + "y")
+
+
+@STEADY
+@given(st.text(max_size=400), st.text(max_size=400))
+def test_two_values_never_share_a_key(one, other):
+    """Hashed or not, and also when a value looks like a hash."""
+    assert (kept(one) == kept(other)) == (one == other)
+    assert len(kept(one)) <= LONGEST
+    assert kept(kept(one)) != kept(one) or kept(one) == one
+
+
+def test_keys_may_hold_any_character():
+    """Control characters, line breaks and lone surrogates are kept as they are: stores take any text."""
+    for value in ("a\r\nX-Evil: 1", "\x00", "\ud800", "💧", "%0d%0a"):
+        assert Header("X-Key").of(WrittenFacts(headers={"X-Key": f"k{value}k"})) == f"k{value}k"
+    assert kept("\ud800" * 300).startswith(HASHED)
+
+
+def test_what_is_remembered_is_forgotten_oldest_first():
+    """A full table lets go of an eighth; what came last stays."""
+    table: dict[int, int] = {}
+    for n in range(1_000):
+        remember(table, n, n, 64)
+        assert len(table) <= 64
+    assert list(table)[-1] == 999
+    assert min(table) > 900
+
+
+# Hosts
+
+
+@pytest.mark.parametrize(
+    ("value", "host"),
+    [
+        (None, ""),
+        ("", ""),
+        ("Shop.Example.COM", "shop.example.com"),
+        ("shop.example.com:8443", "shop.example.com"),
+        ("shop.example.com.", "shop.example.com"),
+        ("shop.example.com.:80", "shop.example.com"),
+        ("localhost:", "localhost"),
+        ("127.0.0.1:8000", "127.0.0.1"),
+        ("[::1]:8000", "::1"),
+        ("[2001:DB8::1]", "2001:db8::1"),
+        ("2001:db8::1", "2001:db8::1"),
+        ("bücher.example", "xn--bcher-kva.example"),
+        ("a.example, b.example", ""),
+        ("shop.example.com/evil", ""),
+        ("user@shop.example.com", ""),
+        ("shop..example.com", ""),
+        (".example.com", ""),
+        ("shop.example.com:port", ""),
+        ("shop.example.com\r\nX: 1", ""),
+        ("[::1", ""),
+        ("-x.example", ""),
+        ("a" * 254, ""),
+        ("a" * 1_000_000, ""),
+    ],
+)
+def test_a_host_has_one_spelling(value, host):
+    """Lower case, no port, no last dot; what is no host is nobody's."""
+    assert host_of(value) == host
+
+
+@STEADY
+@given(st.text(max_size=300))
+def test_any_text_is_a_host_or_nothing(value):
+    """Nothing is raised, and a host stays what it is."""
+    host = host_of(value)
+    assert host_of(host) == host
+
+
+@pytest.mark.parametrize(
+    ("pattern", "host", "meant"),
+    [
+        ("", "anything", True),
+        ("shop.example.com", "shop.example.com", True),
+        ("shop.example.com", "example.com", False),
+        ("*.example.com", "shop.example.com", True),
+        ("*.example.com", "a.b.example.com", True),
+        ("*.example.com", "example.com", False),
+        ("*.example.com", "evilexample.com", False),
+        ("*.example.com", "", False),
+        ("*.Example.com.", "shop.example.com", True),
+    ],
+)
+def test_a_star_stands_for_every_host_below(pattern, host, meant):
+    """`*.example.com` means hosts below example.com, not itself and not its neighbours."""
+    assert host_matches(host_pattern(pattern) if pattern else "", host) is meant
+
+
+@pytest.mark.parametrize("pattern", ["*", "*.", "a.*.com", "**.example.com", "shop example", "http://shop.example"])
+def test_a_pattern_that_is_none_is_told(pattern):
+    """With what to write instead."""
+    with pytest.raises(ConfigurationError, match=r"write shop\.example\.com, or \*\.example\.com"):
+        host_pattern(pattern)

@@ -1,0 +1,301 @@
+"""Claims count when their token is verified, and only then."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import hmac
+import json
+import sys
+
+import jwt
+import pytest
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from headgate.errors import ConfigurationError
+from headgate.policy.facts import WrittenFacts
+from headgate.policy.jwt import LONGEST, MOST_HELD, MOST_REFUSED, Jwt, Verifier
+from headgate.testing import ManualClock
+
+STEADY = settings(deadline=None, suppress_health_check=list(HealthCheck))
+
+SECRET = "a shared secret that is long enough"
+NOW = 1_700_000_000
+
+
+def pair(private):
+    public = private.public_key().public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
+    return private, public.decode()
+
+
+PRIVATE, PUBLIC = pair(rsa.generate_private_key(65537, 2048))
+OTHER, _ = pair(rsa.generate_private_key(65537, 2048))
+
+
+@pytest.fixture
+def moment():
+    return ManualClock(NOW)
+
+
+@pytest.fixture
+def verifier(moment):
+    return Verifier(PUBLIC, ("RS256",), now_us=moment.now_us)
+
+
+def bearing(token: str, scheme: str = "Bearer ") -> WrittenFacts:
+    return WrittenFacts(headers={"Authorization": scheme + token})
+
+
+def signed(key=PRIVATE, algorithm="RS256", **claims) -> str:
+    return jwt.encode({"sub": "ann", **claims}, key, algorithm=algorithm)
+
+
+def part(value: object) -> str:
+    return base64.urlsafe_b64encode(json.dumps(value).encode()).rstrip(b"=").decode()
+
+
+@pytest.mark.parametrize("scheme", ["Bearer ", "bearer ", "BEARER   ", ""])
+def test_a_signed_token_tells_its_claims(verifier, scheme):
+    """With or without the word Bearer before it."""
+    assert Jwt("sub", verifier).of(bearing(signed(), scheme)) == "ann"
+
+
+@pytest.mark.parametrize(
+    ("private", "algorithm"),
+    [(ec.generate_private_key(ec.SECP256R1()), "ES256"), (ed25519.Ed25519PrivateKey.generate(), "EdDSA"), (PRIVATE, "PS256")],
+)
+def test_every_family_of_keys_is_verified(private, algorithm):
+    """Elliptic curves, Ed25519 and RSA-PSS, each with its public key in PEM."""
+    verifier = Verifier(pair(private)[1], (algorithm,))
+    assert Jwt("sub", verifier).of(bearing(signed(private, algorithm))) == "ann"
+    assert Jwt("sub", verifier).of(bearing(signed())) is None
+
+
+def test_a_shared_secret_verifies_too():
+    """HS256, with a secret as text or bytes."""
+    for key in (SECRET, SECRET.encode()):
+        assert Jwt("sub", Verifier(key, ("HS256",))).of(bearing(signed(SECRET, "HS256"))) == "ann"
+
+
+def forged() -> dict[str, str]:
+    head, body, signature = signed().split(".")
+    none = part({"alg": "none", "typ": "JWT"}) + "." + body + "."
+    confused = part({"alg": "HS256", "typ": "JWT"}) + "." + body
+    mac = base64.urlsafe_b64encode(hmac.new(PUBLIC.encode(), confused.encode(), hashlib.sha256).digest()).rstrip(b"=").decode()
+    return {
+        "another key": signed(OTHER),
+        "another algorithm of the same key": signed(algorithm="RS512"),
+        "no algorithm": none,
+        "no algorithm, a signature": none + signature,
+        "None": part({"alg": "None"}) + "." + body + ".",
+        "the public key as a secret": confused + "." + mac,
+        "a shared secret": signed(SECRET, "HS256"),
+        "another body": f"{head}.{part({'sub': 'bob'})}.{signature}",
+        "no signature": f"{head}.{body}.",
+        "two parts": f"{head}.{body}",
+        "a list": jwt.api_jws.encode(b'["ann"]', PRIVATE, algorithm="RS256"),
+        "no JSON": jwt.api_jws.encode(b"ann", PRIVATE, algorithm="RS256"),
+        "a critical header": jwt.encode({"sub": "ann"}, PRIVATE, algorithm="RS256", headers={"crit": ["x"], "x": 1}),
+        "two headers": signed() + ", Bearer " + signed(),
+        "words": "of no meaning",
+        "nothing": "",
+    }
+
+
+@pytest.mark.parametrize("forgery", forged())
+def test_what_is_not_verified_does_not_count(verifier, forgery):
+    """No forgery tells a claim: the identity is not there, or its default is."""
+    facts = bearing(forged()[forgery])
+    assert Jwt("sub", verifier).of(facts) is None
+    assert Jwt("sub", verifier, default="free").of(facts) == "free"
+
+
+@STEADY
+@given(st.one_of(st.text(max_size=100), st.lists(st.sampled_from([".", "e30", "eyJhbGciOiJub25lIn0", "=", "\x00"])).map("".join)))
+def test_no_text_is_mistaken_for_a_token(text):
+    """Whatever stands in the header, nothing is raised and nobody is named."""
+    assert Jwt("sub", Verifier(SECRET, ("HS256",))).of(bearing(text)) is None
+
+
+def test_time_is_compared_with_every_request(verifier, moment):
+    """A token counts from nbf to exp, though it was verified and remembered before; a token without exp counts on."""
+    identity, facts = Jwt("sub", verifier), bearing(signed(nbf=NOW + 10, exp=NOW + 20))
+    told = []
+    for _ in range(5):
+        told.append(identity.of(facts))
+        moment.advance(5)
+    assert told == [None, None, "ann", "ann", None]
+    moment.advance(10**9)
+    assert identity.of(facts) is None
+    assert identity.of(bearing(signed())) == "ann"
+
+
+def test_leeway_is_given_at_both_ends(moment):
+    """Clocks differ: a token may come so much too early or too late, and not a second more."""
+    identity = Jwt("sub", Verifier(PUBLIC, ("RS256",), leeway_us=3_000_000, now_us=moment.now_us))
+    assert identity.of(bearing(signed(exp=NOW - 2))) == "ann"
+    assert identity.of(bearing(signed(exp=NOW - 3))) is None
+    assert identity.of(bearing(signed(nbf=NOW + 3))) == "ann"
+    assert identity.of(bearing(signed(nbf=NOW + 4))) is None
+
+
+@pytest.mark.parametrize("moment_said", ["soon", True, [NOW], float("inf"), {}])
+def test_a_time_that_is_none_makes_no_token(verifier, moment_said):
+    """An exp that can't be understood is not taken for none."""
+    body = json.dumps({"sub": "ann", "exp": moment_said}).encode()
+    assert Jwt("sub", verifier).of(bearing(jwt.api_jws.encode(body, PRIVATE, algorithm="RS256"))) is None
+
+
+def test_issuer_and_audience_are_held_to():
+    """Where they are named, a token of somebody else, or for somebody else, does not count."""
+    strict = Jwt("sub", Verifier(PUBLIC, ("RS256",), issuer="https://id.example", audience="shop"))
+    assert strict.of(bearing(signed(iss="https://id.example", aud="shop"))) == "ann"
+    assert strict.of(bearing(signed(iss="https://id.example", aud=["x", "shop"]))) == "ann"
+    for claims in (
+        {"iss": "https://evil.example", "aud": "shop"},
+        {"iss": "https://id.example", "aud": "bank"},
+        {"aud": "shop"},
+        {},
+    ):
+        assert strict.of(bearing(signed(**claims))) is None
+    assert Jwt("sub", Verifier(PUBLIC, ("RS256",))).of(bearing(signed(aud="bank"))) == "ann"
+
+
+@pytest.mark.parametrize(
+    ("value", "told"),
+    [
+        ("pro", "pro"),
+        (42, "42"),
+        (-1, "-1"),
+        ("", None),
+        (True, None),
+        (1.5, None),
+        (["pro"], None),
+        ({"a": 1}, None),
+        (None, None),
+    ],
+)
+def test_claims_are_text_or_whole_numbers(verifier, value, told):
+    """Whatever else a claim holds names nobody."""
+    body = json.dumps({"plan": value}).encode()
+    assert Jwt("plan", verifier).of(bearing(jwt.api_jws.encode(body, PRIVATE, algorithm="RS256"))) == told
+
+
+def test_a_long_claim_is_kept_as_its_hash(verifier):
+    """Also a verified value is not kept beyond its length."""
+    assert Jwt("sub", verifier).of(bearing(signed(sub="x" * 1_000))).startswith("sha256:")
+
+
+def test_an_absurd_header_is_not_looked_at(verifier, monkeypatch):
+    """More than 8 kB is no token, well signed or not."""
+    token = signed(junk="x" * LONGEST)
+    monkeypatch.setattr(jwt, "decode", None)
+    assert Jwt("sub", verifier).of(bearing(token)) is None
+    assert Jwt("sub", verifier).of(bearing("x" * 1_000_000)) is None
+    assert verifier._refused == {}
+
+
+def counted(monkeypatch) -> list[str]:
+    looked: list[str] = []
+    decode = jwt.decode
+
+    def counting(token, *args, **more):
+        looked.append(token)
+        return decode(token, *args, **more)
+
+    monkeypatch.setattr(jwt, "decode", counting)
+    return looked
+
+
+def test_a_token_is_verified_once(verifier, monkeypatch):
+    """However many claims are asked for, and however often it comes; one that does not hold too."""
+    looked = counted(monkeypatch)
+    good, bad = bearing(signed(plan="pro")), bearing(signed(OTHER))
+    for _ in range(3):
+        assert [Jwt(claim, verifier).of(good) for claim in ("sub", "plan", "other")] == ["ann", "pro", None]
+        assert [Jwt(claim, verifier).of(bad) for claim in ("sub", "plan")] == [None, None]
+    assert len(looked) == 2
+
+
+def test_what_is_remembered_about_tokens_is_bounded(verifier, monkeypatch):
+    """A flood of tokens that do not hold fills no memory, and pushes out none that does."""
+    good = bearing(signed())
+    identity = Jwt("sub", verifier)
+    assert identity.of(good) == "ann"
+    looked = counted(monkeypatch)
+    for n in range(MOST_REFUSED * 3):
+        assert identity.of(bearing(f"a.b.{n}")) is None
+    assert len(verifier._refused) <= MOST_REFUSED < MOST_HELD
+    looked.clear()
+    assert identity.of(good) == "ann"
+    assert looked == []
+
+
+def test_another_header_can_hold_the_token():
+    """Behind a gateway it may travel in a header of its own; then Authorization does not count."""
+    identity = Jwt("sub", Verifier(PUBLIC, ("RS256",), header="X-Id-Token"))
+    assert identity.of(WrittenFacts(headers={"X-Id-Token": signed()})) == "ann"
+    assert identity.of(bearing(signed())) is None
+
+
+@pytest.mark.parametrize(
+    ("key", "algorithms", "remedy"),
+    [
+        (PUBLIC, (), "say which a token may be signed with"),
+        (PUBLIC, "RS256", r"write a list, such as \[RS256\]"),
+        (PUBLIC, ("none",), "anybody can write a token"),
+        (PUBLIC, ("RS256", "NONE"), "anybody can write a token"),
+        (PUBLIC, ("RS265",), "write one of ES256"),
+        (PUBLIC, ("RS256", "HS256"), "a token could choose which"),
+        (PUBLIC, ("HS256",), "the key is not a shared secret"),
+        (PUBLIC, ("ES256",), "the key is not an elliptic curve key"),
+        (SECRET, ("RS256",), "the key is not an RSA key"),
+        ("", ("RS256",), "the key is empty"),
+        ("", ("HS256",), "the key is empty"),
+        ("too short", ("HS256",), "the key has 9 bytes, and HS256 needs 32"),
+        (SECRET, ("HS512",), "HS512 needs 64"),
+    ],
+    ids=range(13),
+)
+def test_a_key_that_can_be_mistaken_is_refused(key, algorithms, remedy):
+    """When the verifier is made, with what to write instead, and without showing the key."""
+    with pytest.raises(ConfigurationError, match=remedy) as refused:
+        Verifier(key, algorithms)
+    assert not key or key not in str(refused.value)
+
+
+def test_a_short_rsa_key_is_refused():
+    """1024 bits can be factored."""
+    public = pair(rsa.generate_private_key(65537, 1024))[1]
+    with pytest.raises(ConfigurationError, match="needs 2048 or more"):
+        Verifier(public, ("RS256",))
+
+
+def test_a_key_is_never_shown(verifier):
+    """Not in the repr of a verifier, nor of an identity."""
+    assert "BEGIN" not in repr(verifier)
+    assert SECRET not in repr(Jwt("sub", Verifier(SECRET, ("HS256",))))
+
+
+def test_verifiers_are_values():
+    """Equal words make equal verifiers, whatever they remember."""
+    one, two = Verifier(SECRET, ("HS256",)), Verifier(SECRET, ("HS256",))
+    one.claims(bearing(signed(SECRET, "HS256")))
+    assert Jwt("sub", one) == Jwt("sub", two)
+    assert hash(one) == hash(two)
+
+
+def test_without_pyjwt_the_extra_is_named(monkeypatch):
+    """Whoever names a JWT identity is told what to install."""
+    monkeypatch.setitem(sys.modules, "jwt", None)
+    with pytest.raises(ConfigurationError, match=r"pip install 'headgate\[policy\]'"):
+        Verifier(SECRET, ("HS256",))
+
+
+def test_the_library_is_imported_when_a_verifier_is_made(python):
+    """Policies without tokens never load it."""
+    done = python("import sys, headgate.policy.jwt; print('jwt' in sys.modules)")
+    assert done.stdout.strip() == "False", done.stderr

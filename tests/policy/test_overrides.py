@@ -1,0 +1,373 @@
+"""Limits of single keys from outside: fresh within their time, never waited for, and nothing that fails changes a limit."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+
+import pytest
+
+from headgate import FixedWindow, MemoryStore, TokenBucket
+from headgate.errors import ConfigurationError, InvalidLimit
+from headgate.policy import Policy, WrittenFacts, overrides
+from headgate.policy.gate import Gate
+from headgate.policy.overrides import MOST_KEPT, CalledOverrides, HashOverrides, limits_of
+from headgate.testing import ManualClock
+from servers.valkey import Valkey
+
+BUCKET = TokenBucket("500/s burst 1000")
+TEXT = "token bucket 500/s burst 1000"
+
+
+@pytest.mark.parametrize(
+    ("said", "limits"),
+    [
+        (None, None),
+        (TEXT, (BUCKET,)),
+        (BUCKET, (BUCKET,)),
+        ("unlimited", ()),
+        (" Unlimited ", ()),
+        (f"{TEXT}; fixed window 9/min", (BUCKET, FixedWindow("9/min"))),
+        ([BUCKET, "fixed window 9/min"], (BUCKET, FixedWindow("9/min"))),
+    ],
+)
+def test_an_override_is_said_like_a_limit(said, limits):
+    """As text, as a limit, as several of them; "unlimited" is none, None says nothing."""
+    assert limits_of(said) == limits
+
+
+@pytest.mark.parametrize("said", ["", "5", "token bucket lots", 5, True, {"limit": 5}, b"5/s", [], object])
+def test_nonsense_is_no_limit(said):
+    """Whatever else is said is refused."""
+    with pytest.raises(InvalidLimit):
+        limits_of(said)
+
+
+class Plans:
+    """A function of an application, which can be told what to answer."""
+
+    def __init__(self, **plans):
+        self.plans = plans
+        self.asked: list[str] = []
+
+    def __call__(self, key):
+        self.asked.append(key)
+        said = self.plans.get(key)
+        if isinstance(said, Exception):
+            raise said
+        return said
+
+
+def test_an_answer_is_kept_for_its_time():
+    """Within it the function is not asked again; after it a new plan counts."""
+    clock, plans = ManualClock(), Plans(acme=TEXT)
+    called = CalledOverrides(plans, 10_000_000, clock)
+    assert [called.get("acme"), called.get("acme"), called.get("bob")] == [(BUCKET,), (BUCKET,), None]
+    assert plans.asked == ["acme", "bob"]
+    plans.plans["acme"] = "unlimited"
+    clock.advance(9.9)
+    assert called.get("acme") == (BUCKET,)
+    clock.advance(0.1)
+    assert called.get("acme") == ()
+    assert plans.asked == ["acme", "bob", "acme"]
+
+
+@pytest.mark.parametrize("failure", [RuntimeError("key acme"), "token bucket lots", 7, True])
+def test_a_function_that_fails_changes_nothing(failure, caplog):
+    """What was known of a key stands, else the rule's own limit; the log has one line, the counter all."""
+    clock, plans = ManualClock(), Plans(acme=TEXT)
+    called = CalledOverrides(plans, 1_000_000, clock)
+    called.get("acme")
+    plans.plans = {"acme": failure, "bob": failure}
+    clock.advance(1)
+    assert [called.get("acme"), called.get("bob"), called.get("acme")] == [(BUCKET,), None, (BUCKET,)]
+    assert called.failures == 2
+    assert len(caplog.records) == 1
+    assert "the limit stays as it was" in caplog.text
+
+
+def test_what_is_kept_of_answers_is_bounded():
+    """A flood of keys fills no memory."""
+    called = CalledOverrides(Plans(), clock=ManualClock())
+    for n in range(MOST_KEPT + 100):
+        called.get(str(n))
+    assert len(called._kept) <= MOST_KEPT
+    called.close()
+    assert not called._kept
+
+
+def test_a_clock_that_goes_back_asks_again():
+    """An answer from the future is none."""
+    clock, plans = ManualClock(100), Plans(acme=TEXT)
+    called = CalledOverrides(plans, 1_000_000, clock)
+    called.get("acme")
+    clock.advance(-50)
+    called.get("acme")
+    assert len(plans.asked) == 2
+
+
+async def later(key):
+    return None
+
+
+def test_functions_that_can_not_serve_are_refused():
+    """One that is async, none at all, and a time below zero: told when the policy is made."""
+    for call, remedy in ((later, "is async"), ("shop:limit_of", "write package.module:function")):
+        with pytest.raises(ConfigurationError, match=remedy):
+            CalledOverrides(call)
+    with pytest.raises(ConfigurationError, match="such as 10s"):
+        CalledOverrides(Plans(), -1)
+
+
+# A hash in Redis
+
+
+@pytest.fixture
+def hashed(valkey, request):
+    """A hash of its own, its client, and a maker of overrides that closes what it made."""
+    name, client, made = f"limits:{request.node.name}", valkey.client(), []
+
+    def make(url=valkey.url, refresh_us=20_000):
+        made.append(HashOverrides(url, name, refresh_us))
+        return made[-1]
+
+    make.name, make.client = name, client
+    yield make
+    for one in made:
+        one.close()
+    client.close()
+
+
+def test_a_hash_is_read_whole_and_again(hashed, eventually):
+    """A field that is set, changed or deleted is a limit that is set, changed or gone; a request only looks into a dict."""
+    hashed.client.hset(hashed.name, mapping={"acme": TEXT, "café|42": "fixed window 9/min", "vip": "unlimited"})
+    found = hashed()
+    assert found.ready(5)
+    assert [found.get(key) for key in ("acme", "café|42", "vip", "bob")] == [(BUCKET,), (FixedWindow("9/min"),), (), None]
+    hashed.client.hset(hashed.name, "acme", "fixed window 5/min")
+    eventually(lambda: found.get("acme") == (FixedWindow("5/min"),))
+    hashed.client.delete(hashed.name)
+    eventually(lambda: found.get("acme") is None)
+    assert found.failures == 0
+
+
+def test_senseless_fields_are_skipped_with_one_line_each(hashed, eventually, caplog):
+    """The line names field and text; the other fields count, and nothing is said again until the text changes."""
+    hashed.client.hset(hashed.name, mapping={"acme": TEXT, "bob": "token bucket lots", "eve": "x" * 1_000, b"\xff": b"\xff"})
+    found = hashed(refresh_us=10_000)
+    assert found.ready(5)
+    assert (found.get("acme"), found.get("bob"), found.get("eve")) == ((BUCKET,), None, None)
+    hashed.client.hset(hashed.name, "more", TEXT)
+    eventually(lambda: found.get("more") == (BUCKET,))
+    lines = [record.getMessage() for record in caplog.records]
+    assert len(lines) == found.failures == 3
+    assert any("field b'bob': b'token bucket lots' is skipped" in line for line in lines)
+    assert max(map(len, lines)) < 300
+    hashed.client.hset(hashed.name, "bob", "7 apples")
+    eventually(lambda: found.failures == 4)
+
+
+def test_a_flood_of_senseless_fields_does_not_flood_the_log(hashed, caplog):
+    """Ten lines and a number."""
+    hashed.client.hset(hashed.name, mapping={f"k{n}": f"nonsense {n}" for n in range(200)})
+    found = hashed(refresh_us=10_000_000)
+    assert found.ready(5)
+    assert len(caplog.records) == 11
+    assert "190 more fields" in caplog.records[-1].getMessage()
+
+
+def test_a_server_that_is_away_changes_nothing(eventually, caplog):
+    """What was known stays while Redis is gone, a request never waits, and what changed meanwhile is found when it is back."""
+    with Valkey() as server:
+        with server.client() as client:
+            client.hset("limits", "acme", TEXT)
+        found = HashOverrides(server.url, "limits", 20_000)
+        try:
+            assert found.ready(5)
+            server.kill()
+            eventually(lambda: found.failures > 0)
+            assert found.get("acme") == (BUCKET,)
+            assert "those known stay" in caplog.text
+            server.start()
+            with server.client() as client:
+                client.hset("limits", "acme", "unlimited")
+            eventually(lambda: found.get("acme") == ())
+        finally:
+            found.close()
+
+
+def test_a_server_that_was_never_there_costs_no_request_anything(caplog):
+    """The rule's own limit stands."""
+    found = HashOverrides("redis://127.0.0.1:1", "limits", 1_000_000)
+    try:
+        assert found.get("acme") is None
+        assert not found.ready(0.05)
+    finally:
+        found.close()
+
+
+def test_a_key_that_is_no_hash_is_told(hashed, eventually, caplog):
+    """The server's own words are in the log."""
+    hashed.client.set(hashed.name, "text")
+    found = hashed()
+    assert found.get("acme") is None
+    eventually(lambda: found.failures > 0)
+    assert "WRONGTYPE" in caplog.text
+
+
+def readers() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "headgate overrides"]
+
+
+def test_nothing_runs_before_it_is_asked_and_nothing_after_it_is_closed(hashed):
+    """A policy that is only checked connects to nothing; closing ends the thread, and asking again begins anew."""
+    before = len(readers())
+    found = hashed()
+    assert len(readers()) == before
+    found.get("acme")
+    assert len(readers()) == before + 1
+    found.close()
+    found.close()
+    assert len(readers()) == before
+    assert found.ready(5)
+    assert len(readers()) == before + 1
+
+
+def test_a_reloaded_policy_goes_on_with_what_is_known(hashed):
+    """Two that read the same hash share one reader: the second knows everything at once, and survives the first."""
+    hashed.client.hset(hashed.name, "acme", TEXT)
+    old, before = hashed(), len(readers())
+    assert old.ready(5)
+    new = hashed()
+    assert new.get("acme") == (BUCKET,)
+    assert len(readers()) == before + 1
+    old.close()
+    assert new.get("acme") == (BUCKET,)
+    assert len(readers()) == before + 1
+
+
+def test_who_reads_a_hash_again_begins_with_what_was_known(caplog):
+    """Closed and made anew, as when a policy is loaded again: no request misses the overrides, though the server is away."""
+    with Valkey() as server:
+        with server.client() as client:
+            client.hset("limits", "acme", TEXT)
+        old, new = HashOverrides(server.url, "limits", 20_000), HashOverrides(server.url, "limits", 30_000)
+        assert old.ready(5)
+        old.close()
+        server.kill()
+        assert new.get("acme") == (BUCKET,)
+        new.close()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
+def test_a_child_process_reads_for_itself(hashed):
+    """After a fork the child knows what the parent knew, and hears of changes by a thread of its own."""
+    hashed.client.hset(hashed.name, "acme", TEXT)
+    found = hashed()
+    assert found.ready(5)
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            known = found.get("acme") == (BUCKET,)
+            os.write(writing, b"!")
+            for _ in range(500):
+                if found.get("acme") == ():
+                    code = 0 if known else 2
+                    break
+                threading.Event().wait(0.01)
+        finally:
+            os._exit(code)
+    assert os.read(reading, 1) == b"!"
+    hashed.client.hset(hashed.name, "acme", "unlimited")
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    os.close(reading)
+    os.close(writing)
+
+
+def test_the_url_of_the_store_serves(valkey):
+    """What is wrapped around a store there means nothing here."""
+    found = HashOverrides(f"{valkey.url}/0?guard=local&share=1/4&timeout=50ms", "limits")
+    assert found.ready(5)
+    found.close()
+
+
+@pytest.mark.parametrize(
+    ("url", "name", "refresh_us", "remedy"),
+    [
+        ("redis://localhost", "", 5_000_000, "the key of the hash"),
+        ("redis://localhost", "limits", 100, "at least 10ms"),
+        ("http://localhost", "limits", 5_000_000, "redis"),
+        ("redis://localhost:port", "limits", 5_000_000, "port"),
+    ],
+)
+def test_a_mistake_in_words_is_told_at_once(url, name, refresh_us, remedy):
+    """When the policy is made, not in a thread that nobody watches."""
+    with pytest.raises(ConfigurationError, match=remedy):
+        HashOverrides(url, name, refresh_us)
+
+
+def test_without_a_client_the_extra_is_named(monkeypatch):
+    """Whoever names a hash in Redis is told what to install."""
+    from headgate.stores.redis import resp
+
+    monkeypatch.setattr(resp, "hiredis", None)
+    with pytest.raises(ConfigurationError, match=r"pip install 'headgate\[redis\]'"):
+        HashOverrides("redis://localhost", "limits")
+
+
+def test_every_reader_is_gone():
+    """What the tests of this file began has ended."""
+    assert overrides._readers == {}
+    assert logging.getLogger("headgate") is overrides.log
+
+
+# In a policy
+
+HASHED = """
+limits:
+  - name: partner
+    key: partner
+    limit: fixed window 2/min
+    overrides: {{redis_hash: "{name}", url: "{url}", refresh: 100ms}}
+identify:
+  partner: {{header: X-Api-Key}}
+"""
+
+
+def passed(gate: Gate, partner: str, times: int = 10) -> int:
+    return sum(bool(gate.ask(WrittenFacts(headers={"X-Api-Key": partner}))) for _ in range(times))
+
+
+def test_a_plan_that_is_bought_needs_no_deploy(hashed, valkey, eventually):
+    """A field of the hash is the limit of its key; the state of the key is read under it, also after a reload."""
+    text = HASHED.format(name=hashed.name, url=valkey.url)
+    with Gate(Policy.read(text), store=MemoryStore(clock=ManualClock())) as gate:
+        assert passed(gate, "acme") == 2
+        hashed.client.hset(hashed.name, mapping={"acme": "fixed window 5/min", "initech": "unlimited"})
+        found = gate.policy.rules[0].overrides
+        eventually(lambda: found.get("acme") is not None)
+        assert (passed(gate, "acme"), passed(gate, "initech"), passed(gate, "bob")) == (3, 10, 2)
+        gate.reload(Policy.read(text))
+        assert (passed(gate, "acme"), passed(gate, "initech"), passed(gate, "eve")) == (0, 10, 2)
+    assert overrides._readers == {}
+
+
+def test_a_function_says_limits_of_a_rule():
+    """What it says of a key counts for that key only."""
+    policy = Policy.of(
+        identify={"partner": {"header": "X-Api-Key"}},
+        limits=[
+            {
+                "name": "partner",
+                "key": "partner",
+                "limit": "fixed window 2/min",
+                "overrides": CalledOverrides(Plans(acme="fixed window 5/min")),
+            }
+        ],
+    )
+    with Gate(policy, store=MemoryStore(clock=ManualClock())) as gate:
+        assert (passed(gate, "acme"), passed(gate, "bob")) == (5, 2)

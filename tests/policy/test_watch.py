@@ -1,0 +1,378 @@
+"""A file that is watched: every way of changing it is noticed, nothing that is not a change is, and mistakes are told once."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import headgate
+from headgate import MemoryStore
+from headgate.errors import ConfigurationError
+from headgate.policy import watch as watching
+from headgate.policy.facts import WrittenFacts
+from headgate.policy.gate import Gate
+from headgate.policy.model import Policy
+from headgate.policy.watch import Watch, watch_policy
+from headgate.testing import ManualClock
+
+SOON = "10ms"
+
+
+@pytest.fixture
+def file(tmp_path) -> Path:
+    path = tmp_path / "headgate.yaml"
+    path.write_text("one")
+    return path
+
+
+@pytest.fixture
+def watched(file):
+    """Watches a file from its text at the beginning; `seen` are its contents whenever a change was told."""
+    begun = []
+
+    class Watched:
+        def __init__(self, path=file, **more):
+            self.seen: list[str] = []
+            self.watch = Watch(path, lambda: self.seen.append(Path(path).read_text()), SOON, **more)
+            begun.append(self.watch)
+
+    yield Watched
+    for watch in begun:
+        watch.stop()
+
+
+def replaced(path: Path, text: str) -> None:
+    """As careful editors and deployments save: a new file, renamed over the old one."""
+    new = path.with_suffix(".new")
+    new.write_text(text)
+    os.replace(new, path)
+
+
+@pytest.mark.parametrize("write", [Path.write_text, replaced], ids=["in place", "renamed over"])
+def test_a_change_is_told(watched, file, eventually, write):
+    """However it is saved, and however often."""
+    told = watched()
+    for text in ("two", "three", "four, longer"):
+        write(file, text)
+        eventually(lambda text=text: told.seen[-1:] == [text])
+    assert told.seen == ["two", "three", "four, longer"]
+
+
+def test_what_is_no_change_is_not_told(watched, file):
+    """Touched, or written again with the same text: nothing has changed."""
+    told = watched()
+    for _ in range(3):
+        os.utime(file)
+        time.sleep(0.1)
+        file.write_text("one")
+        time.sleep(0.1)
+    assert told.seen == []
+
+
+def test_a_change_of_the_same_length_at_the_same_moment_is_told(watched, file, eventually):
+    """A file may change twice within one tick of the clock that dates it: a recent one is read again."""
+    told = watched()
+    file.write_text("two")
+    eventually(lambda: told.seen == ["two"])
+    stat = file.stat()
+    with open(file, "r+") as same:
+        same.write("owt")
+    os.utime(file, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+    eventually(lambda: told.seen == ["two", "owt"])
+
+
+def test_a_file_that_goes_away_and_comes_back(watched, file, eventually, caplog):
+    """Gone, it changes nothing and is told of once; back with the same text neither; with another, it has changed."""
+    told = watched()
+    file.unlink()
+    eventually(lambda: "is gone" in caplog.text)
+    time.sleep(0.1)
+    file.write_text("one")
+    time.sleep(0.2)
+    assert told.seen == []
+    file.unlink()
+    eventually(lambda: caplog.text.count("is gone") == 2)
+    file.write_text("two")
+    eventually(lambda: told.seen == ["two"])
+
+
+def test_a_file_that_comes_later_is_a_change(watched, tmp_path, eventually):
+    """It may not be there yet when the watch begins."""
+    told = watched(tmp_path / "later.yaml")
+    (tmp_path / "later.yaml").write_text("here")
+    eventually(lambda: told.seen == ["here"])
+
+
+def test_a_swapped_link_is_a_change(watched, tmp_path, eventually):
+    """As Kubernetes delivers ConfigMaps: the file is a link into a linked folder, and that link is swapped."""
+    for version in ("one", "two"):
+        (tmp_path / version).mkdir()
+        (tmp_path / version / "headgate.yaml").write_text(version)
+    os.symlink("one", tmp_path / "..data")
+    os.symlink("..data/headgate.yaml", tmp_path / "linked.yaml")
+    told = watched(tmp_path / "linked.yaml")
+    os.symlink("two", tmp_path / "..data_tmp")
+    os.replace(tmp_path / "..data_tmp", tmp_path / "..data")
+    eventually(lambda: told.seen == ["two"])
+
+
+def test_a_file_that_is_being_written_is_waited_for(watched, file, eventually, monkeypatch):
+    """Half a file is not told of while the other half is on its way."""
+    monkeypatch.setattr(watching, "SETTLED", 0.5)
+    told = watched()
+    with open(file, "w") as slow:
+        for _ in range(20):
+            slow.write("line\n")
+            slow.flush()
+            time.sleep(0.01)
+    eventually(lambda: told.seen != [])
+    assert told.seen == ["line\n" * 20]
+
+
+def test_other_files_are_watched_too(watched, file, tmp_path, eventually):
+    """A key that the policy names is part of it."""
+    key = tmp_path / "jwt.pub"
+    key.write_text("key 1")
+    told = watched(more=lambda: [key])
+    key.write_text("key 2")
+    eventually(lambda: told.seen == ["one"])
+    key.unlink()
+    time.sleep(0.1)
+    assert told.seen == ["one"]
+
+
+def test_a_listener_that_raises_is_logged_and_told_of_the_next_change(file, eventually, caplog):
+    """The watch goes on."""
+    seen = []
+
+    def changed():
+        seen.append(file.read_text())
+        raise RuntimeError("no")
+
+    watch = Watch(file, changed, SOON)
+    try:
+        file.write_text("two")
+        eventually(lambda: seen == ["two"])
+        file.write_text("three")
+        eventually(lambda: seen == ["two", "three"])
+    finally:
+        watch.stop()
+    assert "could not be taken over" in caplog.text
+
+
+def test_a_watch_that_is_stopped_hears_nothing(watched, file):
+    """Its thread has ended; stopping twice is stopping."""
+    told = watched()
+    told.watch.stop()
+    told.watch.stop()
+    assert not told.watch._thread.is_alive()
+    file.write_text("two")
+    time.sleep(0.1)
+    assert told.seen == []
+
+
+def test_a_program_may_change_its_folder(watched, file, eventually, monkeypatch, tmp_path):
+    """A relative path is the one it was when the watch began."""
+    monkeypatch.chdir(tmp_path)
+    seen: list[str] = []
+    watch = Watch("headgate.yaml", lambda: seen.append("changed"), SOON)
+    try:
+        monkeypatch.chdir("/")
+        file.write_text("two")
+        eventually(lambda: seen == ["changed"])
+    finally:
+        watch.stop()
+
+
+def test_an_interval_of_nothing_is_refused(file):
+    """A file is not looked at all the time."""
+    with pytest.raises(ConfigurationError, match="at least 10ms"):
+        Watch(file, lambda: None, 0)
+
+
+hanging_up = pytest.mark.skipif(not hasattr(signal, "SIGHUP"), reason="needs SIGHUP")
+
+
+@hanging_up
+def test_sighup_loads_at_once_and_whoever_listened_before_hears_it_too(file, eventually):
+    """Even when nothing changed; afterwards the signal belongs to whom it belonged."""
+    heard, seen = [], []
+    before = signal.signal(signal.SIGHUP, lambda number, frame: heard.append(number))
+    mine = signal.getsignal(signal.SIGHUP)
+    try:
+        watch = Watch(file, lambda: seen.append("loaded"), "1h", hang_up=True)
+        assert watch.hangs_up
+        os.kill(os.getpid(), signal.SIGHUP)
+        eventually(lambda: seen == ["loaded"])
+        assert heard == [signal.SIGHUP]
+        watch.stop()
+        assert signal.getsignal(signal.SIGHUP) is mine
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+@hanging_up
+def test_several_watches_hear_one_signal(file, eventually):
+    """Stopped in whatever order, none takes the signal from another, and nobody is ended by it."""
+    before = signal.getsignal(signal.SIGHUP)
+    seen: list[str] = []
+    one = Watch(file, lambda: seen.append("one"), "1h", hang_up=True)
+    two = Watch(file, lambda: seen.append("two"), "1h", hang_up=True)
+    try:
+        os.kill(os.getpid(), signal.SIGHUP)
+        eventually(lambda: sorted(seen) == ["one", "two"])
+        one.stop()
+        os.kill(os.getpid(), signal.SIGHUP)
+        eventually(lambda: sorted(seen) == ["one", "two", "two"])
+    finally:
+        two.stop()
+        one.stop()
+        signal.signal(signal.SIGHUP, before)
+
+
+@hanging_up
+@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
+@pytest.mark.parametrize("closed", [True, False], ids=["closed", "open"])
+def test_a_program_ends_with_its_terminal(file, tmp_path, closed):
+    """SIGHUP from a window that was closed ends a program as ever; from anybody else it loads the file."""
+    code = f"""
+import os, signal, threading
+from headgate.policy.watch import Watch
+loaded = threading.Event()
+watch = Watch({str(file)!r}, loaded.set, "1h", hang_up=True)
+print("ready", flush=True)
+os._exit(7 if loaded.wait(20) else 8)
+"""
+    import pty
+
+    child, terminal = pty.fork()
+    if child == 0:
+        os.environ["PYTHONPATH"] = os.path.dirname(headgate.__path__[0])
+        os.execv(sys.executable, [sys.executable, "-c", code])
+    said = b""
+    while b"ready" not in said:
+        said += os.read(terminal, 1000)
+    if not closed:
+        os.kill(child, signal.SIGHUP)
+        ended = os.waitpid(child, 0)[1]
+    os.close(terminal)
+    if closed:
+        ended = os.waitpid(child, 0)[1]
+    assert os.waitstatus_to_exitcode(ended) == (-signal.SIGHUP if closed else 7)
+
+
+def test_without_the_main_thread_there_is_no_signal(file):
+    """Elsewhere signals can't be listened to: the watch says so and watches."""
+    made: list[Watch] = []
+    thread = threading.Thread(target=lambda: made.append(Watch(file, lambda: None, SOON, hang_up=True)))
+    thread.start()
+    thread.join()
+    assert not made[0].hangs_up
+    made[0].stop()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
+def test_a_child_process_watches_for_itself(watched, file):
+    """Workers that are forked from a process with a policy hear of changes, each in a thread of its own."""
+    told = watched()
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            for _ in range(500):
+                if told.seen == ["two"]:
+                    code = 0
+                    break
+                time.sleep(0.01)
+        finally:
+            os._exit(code)
+    file.write_text("two")
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+# A gate's policy
+
+POLICY = """
+limits:
+  - name: api
+    key: ip
+    limit: {limit}
+"""
+
+
+@pytest.fixture
+def gate(file):
+    """A gate on a policy file that is watched."""
+    file.write_text(POLICY.format(limit="fixed window 3/min"))
+    with Gate(file, store=MemoryStore(clock=ManualClock())) as gate:
+        gate.watch(SOON)
+        yield gate
+
+
+def passed(gate: Gate, times: int) -> list[bool]:
+    return [bool(gate.ask(WrittenFacts())) for _ in range(times)]
+
+
+def test_a_policy_that_loads_is_enforced_and_one_that_does_not_is_refused(gate, file, eventually):
+    """Each mistake once, with its line; the old policy stays until a good one comes, and what was used stays used."""
+    refused = []
+    gate.events.on("reload refused", lambda event: refused.append(str(event.error)))
+    assert passed(gate, 3) == [True, True, True]
+    file.write_text(POLICY.format(limit="fixed window lots"))
+    eventually(lambda: len(refused) == 1)
+    os.utime(file)
+    time.sleep(0.15)
+    assert len(refused) == gate.tally().reloads_refused == 1
+    assert "headgate.yaml:5" in refused[0]
+    assert passed(gate, 1) == [False]
+    file.write_text(POLICY.format(limit="fixed window 4/min"))
+    eventually(lambda: gate.tally().reloads == 1)
+    assert passed(gate, 2) == [True, False]
+
+
+@hanging_up
+def test_a_gate_hears_sighup(file, eventually):
+    """The file is loaded at once; a gate that is closed listens no more."""
+    before = signal.getsignal(signal.SIGHUP)
+    file.write_text(POLICY.format(limit="fixed window 3/min"))
+    with Gate(file, store=MemoryStore(clock=ManualClock())) as gate:
+        gate.watch("1h")
+        file.write_text(POLICY.format(limit="fixed window 1/min"))
+        os.kill(os.getpid(), signal.SIGHUP)
+        eventually(lambda: gate.tally().reloads == 1)
+        assert passed(gate, 2) == [True, False]
+    assert signal.getsignal(signal.SIGHUP) == before
+
+
+def test_a_file_that_is_gone_leaves_the_gate_as_it_is(gate, file, eventually, caplog):
+    """Neither refused nor reloaded: it is said in the log, once."""
+    file.unlink()
+    eventually(lambda: "is gone" in caplog.text)
+    assert passed(gate, 4) == [True, True, True, False]
+    assert (gate.tally().reloads, gate.tally().reloads_refused) == (0, 0)
+
+
+def test_a_key_file_is_part_of_the_policy(file, tmp_path, eventually):
+    """What the policy says that it was read from is watched too."""
+    key = tmp_path / "jwt.key"
+    key.write_text("a secret of thirty-two bytes, or more")
+    file.write_text(POLICY.format(limit="fixed window 3/min"))
+    policy = replace(Policy.load(file), files=(key,))
+    with Gate(policy, store=MemoryStore(clock=ManualClock())) as gate:
+        gate.watch(SOON)
+        key.write_text("another secret of thirty-two bytes, or more")
+        eventually(lambda: gate.tally().reloads == 1)
+
+
+def test_a_policy_from_no_file_can_not_be_watched():
+    """It is told, with what to write."""
+    with Gate(Policy(), store=MemoryStore()) as gate, pytest.raises(ConfigurationError, match=r"watch_policy\(gate, 'headgate"):
+        watch_policy(gate)

@@ -1,0 +1,293 @@
+"""What the WSGI middleware owes to applications and servers: bodies, files, errors, and the environ as it was."""
+
+from __future__ import annotations
+
+import io
+import sys
+from wsgiref.util import FileWrapper
+from wsgiref.validate import validator
+
+import pytest
+from wsgi_apps import InProcess, chunks_of, environ_of
+
+from headgate import MemoryStore
+from headgate.policy import Policy, WrittenFacts
+from headgate.policy.gate import Gate
+from headgate.web.wsgi import RateLimitMiddleware
+from headgate.web.wsgi_wire import WsgiFacts
+
+TWO = "limits: [{name: api, key: ip, limit: token bucket 1/min burst 2}]"
+BYTES = "limits: [{name: bytes, key: ip, limit: fixed window 1000/min, cost: {response: 1B, estimate: 1}}]"
+FAILURES = "limits: [{name: failures, key: ip, limit: fixed window 9/min, charge: {status: [5xx]}}]"
+
+
+@pytest.fixture
+def gate(store: MemoryStore):
+    """Makes the gate of a policy, on a clock that stands still."""
+    return lambda policy: Gate(Policy.read(policy), store=store)
+
+
+def left(gate: Gate) -> int:
+    """What this client has left, without taking any of it."""
+    return gate.explain(WrittenFacts("GET", "/"))[0].decision.remaining
+
+
+def ok(body):
+    def app(environ, start_response):
+        start_response("200 OK", [("Content-Type", "text/plain")])
+        return body
+
+    return app
+
+
+def call(app, environ=None, **more):
+    """What a server sees first: (status, headers, what the application returned), before any of it is read."""
+    seen = []
+    returned = app(environ or environ_of("GET", "/", **more), lambda *said: seen.append(said) or (lambda data: None))
+    return seen, returned
+
+
+def test_what_the_application_returns_reaches_the_server_untouched(gate):
+    """Without anything to settle, the very object that was returned goes on: nothing is wrapped, nothing buffered."""
+    body = chunks_of(b"one", b"two")
+    _, returned = call(RateLimitMiddleware(ok(body), gate(TWO)))
+    assert returned is body
+
+
+def test_a_file_wrapper_stays_one(gate):
+    """A server that knows its own file wrapper again can send the file in its own way."""
+    file = FileWrapper(io.BytesIO(b"x" * 10))
+    assert call(RateLimitMiddleware(ok(file), gate(TWO)), **{"wsgi.file_wrapper": FileWrapper})[1] is file
+
+
+def test_a_file_whose_length_is_announced_is_settled_and_stays_one(gate):
+    """Where bytes cost, an announced length is enough, and the file wrapper goes on as it is."""
+    file = FileWrapper(io.BytesIO(b"x" * 10))
+
+    def app(environ, start_response):
+        start_response("200 OK", [("Content-Length", "10")])
+        return file
+
+    bytes_gate = gate(BYTES)
+    assert call(RateLimitMiddleware(app, bytes_gate), **{"wsgi.file_wrapper": FileWrapper})[1] is file
+    assert left(bytes_gate) == 990
+
+
+def test_a_file_of_unknown_length_is_counted(gate):
+    """Where bytes cost and nobody says how many, they are counted as they go, and the file is closed."""
+    opened = io.BytesIO(b"x" * 10)
+    bytes_gate = gate(BYTES)
+    _, returned = call(RateLimitMiddleware(ok(FileWrapper(opened)), bytes_gate), **{"wsgi.file_wrapper": FileWrapper})
+    assert b"".join(returned) == b"x" * 10
+    returned.close()
+    assert opened.closed
+    assert left(bytes_gate) == 990
+
+
+class Closing:
+    """A body that knows how often it was closed."""
+
+    def __init__(self, *chunks: bytes, error: Exception | None = None) -> None:
+        self.chunks = iter(chunks)
+        self.error = error
+        self.closed = 0
+
+    def __iter__(self):
+        yield from self.chunks
+        if self.error is not None:
+            raise self.error
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+def test_a_counted_body_comes_chunk_by_chunk(gate):
+    """Where bytes cost, a chunk is handed on before the next one is made."""
+    made = []
+
+    def chunks():
+        for piece in (b"one", b"two"):
+            made.append(piece)
+            yield piece
+
+    _, returned = call(RateLimitMiddleware(ok(chunks()), gate(BYTES)))
+    assert made == []
+    assert next(returned) == b"one"
+    assert made == [b"one"]
+    returned.close()
+
+
+def test_a_body_is_closed_once_and_settled_once(gate):
+    """Exhausted, closed, and closed again: the application's body is closed once, its bytes are charged once."""
+    bytes_gate, body = gate(BYTES), Closing(b"four", b"four")
+    _, returned = call(RateLimitMiddleware(ok(body), bytes_gate))
+    assert list(returned) == [b"four", b"four"]
+    returned.close()
+    returned.close()
+    assert body.closed == 1
+    assert left(bytes_gate) == 992
+
+
+def test_a_client_that_goes_pays_what_it_got(gate):
+    """A body that is closed early costs the bytes that were handed over."""
+    bytes_gate, body = gate(BYTES), Closing(b"four", b"four")
+    _, returned = call(RateLimitMiddleware(ok(body), bytes_gate))
+    next(returned)
+    returned.close()
+    assert body.closed == 1
+    assert left(bytes_gate) == 996
+
+
+def test_a_body_that_breaks_is_a_failure(gate):
+    """An exception in the middle of a body is the outcome 500, and reaches the server."""
+    failures, body = gate(FAILURES), Closing(b"one", error=OSError("gone"))
+    _, returned = call(RateLimitMiddleware(ok(body), failures))
+    with pytest.raises(OSError, match="gone"):
+        list(returned)
+    returned.close()
+    assert body.closed == 1
+    assert left(failures) == 8
+
+
+def test_an_application_that_raises_is_a_failure(gate):
+    """An exception instead of a response is the outcome 500, and reaches the server."""
+
+    def app(environ, start_response):
+        raise RuntimeError("no")
+
+    failures = gate(FAILURES)
+    with pytest.raises(RuntimeError, match="no"):
+        call(RateLimitMiddleware(app, failures))
+    assert left(failures) == 8
+    assert failures.tally().rules[0].statuses == {"5xx": 1}
+
+
+def test_the_written_bytes_count(gate):
+    """Bytes that go through the write callable cost like those that are returned."""
+
+    def app(environ, start_response):
+        write = start_response("200 OK", [])
+        write(b"four")
+        return [b"more"]
+
+    bytes_gate = gate(BYTES)
+    call(RateLimitMiddleware(app, bytes_gate))
+    assert left(bytes_gate) == 992
+
+
+def test_an_error_page_takes_the_place_of_the_answer(gate):
+    """A second start_response with exc_info goes through with its exc_info; the outcome is the last status, counted once."""
+
+    def app(environ, start_response):
+        start_response("200 OK", [])
+        try:
+            raise RuntimeError("late")
+        except RuntimeError:
+            start_response("500 Internal Server Error", [], sys.exc_info())
+        return [b"sorry"]
+
+    failures = gate(FAILURES)
+    seen, _ = call(RateLimitMiddleware(app, failures))
+    assert [said[0] for said in seen] == ["200 OK", "500 Internal Server Error"]
+    assert len(seen[0]) == 2
+    assert seen[1][2][0] is RuntimeError
+    assert left(failures) == 8
+    assert failures.tally().rules[0].statuses == {"2xx": 1}
+
+
+def test_the_applications_header_list_is_not_changed(gate):
+    """An application may use the same list for every answer: nothing gathers in it."""
+    headers = [("Content-Type", "text/plain")]
+
+    def app(environ, start_response):
+        start_response("200 OK", headers)
+        return []
+
+    middleware = RateLimitMiddleware(app, gate(TWO))
+    first, _ = call(middleware)
+    second, _ = call(middleware)
+    assert headers == [("Content-Type", "text/plain")]
+    assert len(first[0][1]) == len(second[0][1]) > 1
+
+
+def test_the_passage_is_in_the_environ(gate):
+    """The application finds what was decided, and a refused request's environ has it too."""
+    found = []
+
+    def app(environ, start_response):
+        found.append(environ["headgate.passage"])
+        start_response("200 OK", [])
+        return []
+
+    middleware = RateLimitMiddleware(app, gate(TWO))
+    for _ in range(3):
+        environ = environ_of("GET", "/")
+        call(middleware, environ)
+    assert [passage.decision.remaining for passage in found] == [1, 0]
+    assert not environ["headgate.passage"]
+
+
+@pytest.mark.parametrize("policy", [TWO, BYTES], ids=["plain", "counted"])
+def test_the_middleware_keeps_the_wsgi_contract(gate, policy):
+    """The standard library's validator has nothing to say, on either side of the middleware, for answers and refusals."""
+
+    def app(environ, start_response):
+        start_response("200 OK", [("Content-Type", "text/plain")])
+        return chunks_of(b"one", b"two")
+
+    whole = InProcess(validator(RateLimitMiddleware(validator(app), gate(policy))), [])
+    answers = [whole.request("GET", "/", [], b"", "127.0.0.1") for _ in range(3)]
+    assert [answer.status for answer in answers] == ([200, 200, 429] if policy is TWO else [200, 200, 200])
+
+
+# Facts
+
+
+def test_a_path_is_read_as_the_utf8_it_was():
+    """Servers put a path's bytes into the environ letter by letter; the policy sees the text, mount point included."""
+    assert WsgiFacts(environ_of("GET", "/caf%C3%A9", SCRIPT_NAME="/shop")).path == "/shop/café"
+    assert "�" in WsgiFacts(environ_of("GET", "/caf%E9")).path
+
+
+def test_headers_are_found_by_their_names():
+    """Any header is asked for in lower case; the two that have keys of their own too."""
+    facts = WsgiFacts(environ_of("POST", "/", [("X-Tenant", "acme")], b"body", CONTENT_TYPE="text/plain"))
+    assert facts.header("x-tenant") == "acme"
+    assert facts.header("content-length") == "4"
+    assert facts.header("content-type") == "text/plain"
+    assert facts.header("x-nothing") is None
+
+
+def test_two_spellings_of_a_header_are_one_key():
+    """An environ can't tell X_Tenant from X-Tenant: what a server lets through counts as the same header."""
+    assert WsgiFacts(environ_of("GET", "/", [("X_Tenant", "mallory")])).header("x-tenant") == "mallory"
+
+
+def test_a_query_gives_its_first_value():
+    """The first of several values counts, names may be encoded, and nothing is nothing."""
+    facts = WsgiFacts(environ_of("GET", "/?a=1&a=2&%62=3&empty="))
+    assert [facts.query(name) for name in ("a", "b", "empty", "c")] == ["1", "3", "", None]
+    assert WsgiFacts(environ_of("GET", "/")).query("a") is None
+
+
+def test_a_unix_socket_has_no_peer():
+    """Where the server knows no address, nobody makes one up."""
+    assert WsgiFacts(environ_of("GET", "/", REMOTE_ADDR="")).peer() is None
+
+
+def test_only_the_server_vouches_for_a_certificate():
+    """A certificate counts when the server says it verified it; headers that look like it do not."""
+    told = {"SSL_CLIENT_S_DN": "CN=billing", "SSL_CLIENT_SAN_DNS_0": "billing.test"}
+    assert WsgiFacts(environ_of("GET", "/", **told)).certificate() is None
+    verified = WsgiFacts(environ_of("GET", "/", SSL_CLIENT_VERIFY="SUCCESS", **told)).certificate()
+    assert verified == {"subject": "CN=billing", "san": ["billing.test"]}
+    forged = [("SSL-Client-S-DN", "CN=billing"), ("SSL-Client-Verify", "SUCCESS")]
+    assert WsgiFacts(environ_of("GET", "/", forged)).certificate() is None
+
+
+def test_a_given_gate_is_not_closed(gate):
+    """Whoever made the gate closes it."""
+    given = gate(TWO)
+    middleware = RateLimitMiddleware(ok([]), given)
+    middleware.close()
+    assert call(middleware)[0][0][0] == "200 OK"
