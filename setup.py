@@ -45,9 +45,12 @@ COMPILED = (
     "policy/passage",
     "policy/clause",
     "policy/edition",
+    "policy/refusing",
     "policy/asking",
+    "web/wire",
     "web/headers",
     "web/asgi_wire",
+    "web/wsgi_wire",
 )
 REQUIRED = os.environ.get("HEADGATE_REQUIRE_COMPILED") == "1"
 DISABLED = os.environ.get("HEADGATE_DISABLE_COMPILED") == "1"

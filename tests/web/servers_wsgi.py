@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import logging
+import os
+import pickle
+import socket
+import subprocess
+import sys
 import threading
+from pathlib import Path
 from typing import Any
 
 import waitress
 from servers_asgi import Wire
 from waitress import wasyncore
+from wsgi_apps import BUILDERS
+
+import headgate
 
 
 class Waitress(Wire):
@@ -29,3 +38,56 @@ class Waitress(Wire):
         self.server.trigger.pull_trigger(lambda: wasyncore.close_all(self.server._map))  # its loop ends with its last socket
         self.thread.join(10)
         assert not self.thread.is_alive()
+
+
+class Gunicorn(Wire):
+    """gunicorn with two workers, which share their limits through the store."""
+
+    def __init__(self, framework: str, gate: Any, url: str, folder: Path) -> None:
+        super().__init__()
+        self.written = folder / "calls"
+        self.written.touch()
+        (folder / "policy").write_bytes(pickle.dumps(gate.policy))
+        listener = socket.create_server(("127.0.0.1", 0))
+        self.port = int(listener.getsockname()[1])
+        environment = {
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join([str(Path(headgate.__path__[0]).parent), str(Path(__file__).parent)]),
+            "SUITE_APP": framework,
+            "SUITE_POLICY": str(folder / "policy"),
+            "SUITE_STORE": url,
+            "SUITE_CALLS": str(self.written),
+        }
+        command = [sys.executable, "-m", "gunicorn", "--workers", "2", "--bind", f"fd://{listener.fileno()}"]
+        self.log = (folder / "log").open("wb")
+        self.process = subprocess.Popen(
+            [*command, "--log-level", "warning", "gunicorn_app:app"],
+            env=environment,
+            pass_fds=[listener.fileno()],
+            stdout=self.log,
+            stderr=self.log,
+        )
+        listener.close()
+
+    @property
+    def calls(self) -> list[str]:  # type: ignore[override]
+        return self.written.read_text().splitlines()
+
+    def close(self) -> None:
+        self.hang_up()
+        self.process.terminate()
+        self.process.wait(20)
+        self.log.close()
+
+
+class GunicornApp:
+    """What the suite plays with: one framework behind gunicorn."""
+
+    kinds = frozenset({"http", "wsgi"})
+
+    def __init__(self, framework: str, url: str, folder: Path) -> None:
+        self.framework, self.url, self.folder = framework, url, folder
+        self.handlers = {"cached": BUILDERS[framework][1]}
+
+    def make(self, gate: Any) -> Gunicorn:
+        return Gunicorn(self.framework, gate, self.url, self.folder)

@@ -228,9 +228,10 @@ class Knowing:
         return self.get_response(request)
 
 
-def test_a_refusal_is_asked_for_on_the_loop_without_blocking(gate):
+def test_a_far_store_is_awaited():
     """Under ASGI a far store is awaited: while one request waits for it, the loop serves others."""
     far = WrappedStore(MemoryStore(), local=False)
+    patient = Policy.read("budget: 10s\n" + ONE)
     slow = asyncio.Event()
     decide = far.adecide
 
@@ -239,7 +240,7 @@ def test_a_refusal_is_asked_for_on_the_loop_without_blocking(gate):
         return await decide(*asked)
 
     far.adecide = waiting
-    app = handler(ASGIHandler, [path("", lambda request: HttpResponse())], {"POLICY": Gate(Policy.read(ONE), store=far)})
+    app = handler(ASGIHandler, [path("", lambda request: HttpResponse())], {"POLICY": Gate(patient, store=far)})
 
     async def both() -> int:
         exchange = Exchange(b"")

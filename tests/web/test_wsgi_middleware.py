@@ -13,8 +13,8 @@ from wsgi_apps import InProcess, chunks_of, environ_of
 from headgate import MemoryStore
 from headgate.policy import Policy, WrittenFacts
 from headgate.policy.gate import Gate
-from headgate.web.environ import WsgiFacts
 from headgate.web.wsgi import RateLimitMiddleware
+from headgate.web.wsgi_wire import WsgiFacts
 
 TWO = "limits: [{name: api, key: ip, limit: token bucket 1/min burst 2}]"
 BYTES = "limits: [{name: bytes, key: ip, limit: fixed window 1000/min, cost: {response: 1B, estimate: 1}}]"

@@ -30,11 +30,13 @@ class Account:
         if not self.settled:
             self.settled = True
             self.passage.done(self.outcome(failed), self.size)
+            self.passage.facts = None
 
     async def asettle(self, failed: bool = False) -> None:
         if not self.settled:
             self.settled = True
             await self.passage.adone(self.outcome(failed), self.size)
+            self.passage.facts = None
 
     def outcome(self, failed: bool) -> int:
         return FAILED if failed or not self.status else self.status

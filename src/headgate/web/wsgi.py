@@ -18,41 +18,23 @@ from ..policy.gate import Gate, gate_of
 from ..policy.model import Policy
 from ..policy.passage import Passage
 from .bodies import FAILED, Account, Body
-from .environ import WsgiFacts
-from .headers import body, merge, text_fields
+from .headers import body, text_fields
+from .wsgi_wire import Doorway, Start
 
 Environ = dict[str, Any]
 StartResponse = Callable[..., Callable[[bytes], object]]
 Application = Callable[[Environ, StartResponse], Iterable[bytes]]
 
-#: Where the application finds what was decided.
-PASSAGE = "headgate.passage"
 
-
-class RateLimitMiddleware:
+class RateLimitMiddleware(Doorway):
     """Asks the policy before every request. `policy` is a path, a `Policy` or a `Gate`; `handlers` are what `degrade` names."""
 
     def __init__(
         self, app: Application, policy: Policy | Gate | str | Path = "headgate.yaml", handlers: Mapping[str, Any] | None = None
     ) -> None:
-        self.app = app
         self.gate = gate_of(policy, handlers=handlers)
         self._owns = self.gate is not policy
-        self._ask = self.gate.ask
-
-    def __call__(self, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
-        passage = environ[PASSAGE] = self._ask(WsgiFacts(environ))
-        if not passage.allowed:
-            return self.refuse(passage, environ, start_response)
-        if passage.owes:
-            return owing(self.app, passage, environ, start_response)
-        start = Start(start_response, passage)
-        try:
-            return self.app(environ, start)
-        except BaseException:
-            if not start.status:
-                passage.responded(FAILED)
-            raise
+        super().__init__(app, self.gate.ask)
 
     def refuse(self, passage: Passage, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
         """The answer of a request that may not go on: the rule's own handler, or a few bytes."""
@@ -60,6 +42,26 @@ class RateLimitMiddleware:
             answered: Iterable[bytes] = passage.degrade(environ, Start(start_response, passage))
             return answered
         return refusal(passage, environ, start_response)
+
+    def owing(self, passage: Passage, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
+        """Calls the application for a passage that is settled when its response has gone, whatever way it goes."""
+        start = CountedStart(start_response, passage)
+        account = start.account
+        try:
+            chunks: Iterable[bytes] = self.app(environ, start)
+        except BaseException:
+            if not start.status:
+                passage.responded(FAILED)
+            account.settle(failed=True)
+            raise
+        if isinstance(chunks, (list, tuple)):  # all there is: known before a byte has gone
+            account.size += sum(map(len, chunks))
+        elif start.length is not None and is_file(chunks, environ):  # the server sends it in its own way
+            account.size = start.length
+        else:
+            return Body(chunks, account)
+        account.settle()
+        return chunks
 
     def close(self) -> None:
         """Closes the gate, unless it was given one."""
@@ -83,28 +85,6 @@ def refusal(passage: Passage, environ: Environ, start_response: StartResponse) -
     return [] if environ["REQUEST_METHOD"] == "HEAD" else [text]
 
 
-class Start:
-    """`start_response` with the header fields of a passage. A second call (with exc_info) takes the place of the first."""
-
-    __slots__ = ("passage", "start_response", "status")
-
-    def __init__(self, start_response: StartResponse, passage: Passage) -> None:
-        self.start_response = start_response
-        self.passage = passage
-        self.status = 0
-
-    def __call__(self, status: str, headers: list[tuple[str, str]], exc_info: Any = None) -> Callable[[bytes], object]:
-        passage = self.passage
-        code = int(status[:3])
-        if not self.status and passage.allowed:
-            passage.responded(code)
-        self.status = code
-        told = merge(headers, text_fields(passage))
-        if exc_info is None:
-            return self.start_response(status, told)
-        return self.start_response(status, told, exc_info)
-
-
 class CountedStart(Start):
     """The same, where bytes count: those that go through `write`, and the length that the application announced."""
 
@@ -126,27 +106,6 @@ class CountedStart(Start):
             return write(data)
 
         return counted
-
-
-def owing(app: Application, passage: Passage, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
-    """Calls the application for a passage that is settled when its response has gone, whatever way it goes."""
-    start = CountedStart(start_response, passage)
-    account = start.account
-    try:
-        chunks = app(environ, start)
-    except BaseException:
-        if not start.status:
-            passage.responded(FAILED)
-        account.settle(failed=True)
-        raise
-    if isinstance(chunks, (list, tuple)):  # all there is: known before a byte has gone
-        account.size += sum(map(len, chunks))
-    elif start.length is not None and is_file(chunks, environ):  # the server sends it in its own way
-        account.size = start.length
-    else:
-        return Body(chunks, account)
-    account.settle()
-    return chunks
 
 
 def is_file(chunks: object, environ: Environ) -> bool:

@@ -10,8 +10,8 @@ from django.http.response import HttpResponseBase
 from ...policy.passage import Passage
 from ..answers import body
 from ..bodies import FAILED, Account, AsyncBody, Body
-from ..environ import WsgiFacts
 from ..headers import merge
+from ..wsgi_wire import NOTHING, WsgiFacts
 
 
 class DjangoFacts(WsgiFacts):
@@ -20,8 +20,12 @@ class DjangoFacts(WsgiFacts):
     __slots__ = ()
 
     def __init__(self, request: HttpRequest) -> None:
-        super(WsgiFacts, self).__init__(request.method or "GET", request.path, request)
+        self.method = request.method or "GET"
+        self.path = request.path
+        self.raw = request
         self.environ = request.META
+        self.found = {}
+        self.captured = NOTHING
 
 
 def refusal(passage: Passage, request: HttpRequest) -> HttpResponse:
@@ -30,6 +34,7 @@ def refusal(passage: Passage, request: HttpRequest) -> HttpResponse:
     kind, text = body(passage, request.META.get("HTTP_ACCEPT"))
     response = HttpResponse(text, content_type=kind.decode("ascii"), status=passage.refusal.status)
     response.headers["Content-Length"] = str(len(text))
+    passage.facts = None
     return response
 
 
@@ -45,6 +50,7 @@ def answered(passage: Passage, response: HttpResponseBase) -> Account | None:
     """Counts a response. What is owed and known comes back, to be settled; what isn't is settled at the body's end."""
     passage.responded(response.status_code)
     if not passage.owes:
+        passage.facts = None  # they hold the request, which holds the passage: a circle would wait for the garbage collector
         return None
     account = Account(passage, response.status_code)
     if not response.streaming:

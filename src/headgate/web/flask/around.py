@@ -15,7 +15,8 @@ from werkzeug.exceptions import HTTPException
 
 from ...policy.gate import Gate
 from ...policy.passage import Passage
-from ..wsgi import PASSAGE, Environ, RateLimitMiddleware, Start, StartResponse
+from ..wsgi import Environ, RateLimitMiddleware, StartResponse
+from ..wsgi_wire import PASSAGE, Start
 from .refused import refused
 from .within import BEFORE, exempt_endpoints
 
@@ -33,8 +34,8 @@ class FlaskMiddleware(RateLimitMiddleware):
         if exempt is None:
             exempt = self._exempt = exempt_endpoints(self.flask)
         if exempt and self.endpoint(environ) in exempt:
-            return self.app(environ, start_response)
-        return super().__call__(environ, start_response)
+            return self.app(environ, start_response)  # type: ignore[no-any-return]
+        return super().__call__(environ, start_response)  # type: ignore[no-any-return]
 
     def endpoint(self, environ: Environ) -> str | None:
         """The endpoint that Flask will find; only asked for where some view is exempt."""

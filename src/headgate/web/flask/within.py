@@ -18,10 +18,9 @@ from ...errors import ConfigurationError
 from ...policy.gate import Gate
 from ...policy.passage import Passage
 from ..bodies import FAILED, Account, Body
-from ..environ import WsgiFacts
 from ..headers import merge
 from ..routes import DEPTH, EXEMPT, Route, Site, told
-from ..wsgi import PASSAGE
+from ..wsgi_wire import PASSAGE, WsgiFacts
 from .refused import refused
 
 #: Where the passages of a request are kept that were asked for within it; and the accounts that nobody settles yet.
@@ -58,7 +57,9 @@ def asked_unless_exempt(gate: Gate) -> Any:
 def asked(gate: Gate) -> Any:
     """Asks for the current request. None: go on. A degrade handler's answer is answered instead; a refusal is raised."""
     environ = request.environ
-    passage = gate.ask(WsgiFacts(environ, request._get_current_object()))  # type: ignore[attr-defined]
+    facts = WsgiFacts(environ)
+    facts.raw = request._get_current_object()  # type: ignore[attr-defined]
+    passage = gate.ask(facts)
     g.headgate = environ[PASSAGE] = passage
     if ASKED not in environ:
         environ[ASKED] = []

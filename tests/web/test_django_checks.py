@@ -1,0 +1,162 @@
+"""`manage.py check` on a site's limits: every mistake is told before the first request."""
+
+from __future__ import annotations
+
+import pytest
+from django.test.utils import override_settings
+from django_asgi import configure
+from django_site import OURS
+
+from headgate import MemoryStore
+from headgate.policy import Policy
+from headgate.web.django.checks import CACHE, CORS, SESSION, USER, check_deployment, check_settings
+
+configure()
+
+ONE = "limits: [{name: api, key: ip, limit: token bucket 1/min burst 1}]"
+
+
+def by_user(facts):
+    return facts.raw.user.pk if facts.raw.user.is_authenticated else None
+
+
+def by_session(facts):
+    return getattr(facts.raw, "session").session_key  # noqa: B009 — read by name, as some do
+
+
+def found(*middleware, **headgate):
+    """The ids of what is said about a site with this MIDDLEWARE and this HEADGATE."""
+    with override_settings(MIDDLEWARE=list(middleware or (OURS,)), HEADGATE=headgate):
+        return check_settings()
+
+
+def ids(*middleware, **headgate):
+    return [message.id for message in found(*middleware, **headgate)]
+
+
+@pytest.fixture(autouse=True)
+def one_worker(monkeypatch):
+    """Nobody says how many workers there are."""
+    monkeypatch.delenv("WEB_CONCURRENCY", raising=False)
+
+
+@pytest.fixture
+def policy(tmp_path):
+    """Writes a policy's file."""
+
+    def write(text):
+        path = tmp_path / "headgate.yaml"
+        path.write_text(text)
+        return path
+
+    return write
+
+
+def test_a_site_in_order_has_nothing_to_hear(policy):
+    """A policy that loads, asked by the middleware: no message."""
+    assert ids(POLICY=policy(ONE)) == []
+
+
+def test_a_site_without_a_policy_has_nothing_to_hear():
+    """Without HEADGATE nothing is wrong: only decorated views are limited."""
+    assert ids("django.middleware.common.CommonMiddleware") == []
+
+
+def test_a_setting_that_is_none_is_told():
+    """A misspelt word in HEADGATE is an error with the words that are known."""
+    messages = found(POLICI="headgate.yaml")
+    assert [message.id for message in messages] == ["headgate.E001"]
+    assert "POLICY" in messages[0].msg
+
+
+def test_a_missing_file_is_told(tmp_path):
+    """A policy that is not there is named with its whole path."""
+    messages = found(POLICY=tmp_path / "nowhere.yaml")
+    assert [message.id for message in messages] == ["headgate.E002"]
+    assert str(tmp_path / "nowhere.yaml") in messages[0].msg
+
+
+def test_every_mistake_is_a_message_with_its_line(policy):
+    """A policy with three mistakes makes three errors, each with file, line and column, and a remedy where there is one."""
+    path = policy("limits:\n  - name: api\n    kye: ip\n    limit: token bukket 5/s\n  - name: api\n    limit: 5/s burst 1\n")
+    messages = found(POLICY=path)
+    assert {message.id for message in messages} == {"headgate.E003"}
+    assert [message.msg.split(": ")[0] for message in messages][:2] == [f"{path}:3:5", f"{path}:4:12"]
+    assert "key" in (messages[0].hint or "")
+    assert all(message.is_serious() for message in messages)
+
+
+def test_warnings_of_a_policy_are_warnings(policy):
+    """What is unwise but legal is told as a warning, and the rest is looked at."""
+    path = policy("safe_concurrency: 4\nlimits: [{name: api, key: ip, limit: token bucket 5/s burst 100}]")
+    messages = found(POLICY=path)
+    assert [message.id for message in messages] == ["headgate.W001"]
+    assert not messages[0].is_serious()
+
+
+def test_a_policy_that_nobody_asks_is_told(policy):
+    """A policy in the settings and no middleware: nothing would be limited."""
+    assert ids("django.middleware.common.CommonMiddleware", POLICY=policy(ONE)) == ["headgate.W002"]
+
+
+@pytest.mark.parametrize(("call", "brings"), [(by_user, USER), (by_session, SESSION)], ids=["user", "session"])
+def test_identities_need_what_brings_them(call, brings):
+    """A callable that reads the user (or the session) needs the middleware below the one that brings it."""
+    limits = [{"name": "api", "key": "user | ip", "limit": "5/s"}]
+    policy = Policy.of(identify={"user": {"call": call}}, limits=limits)
+    above = found(OURS, brings, POLICY=policy)
+    assert [message.id for message in above] == ["headgate.W003"]
+    assert brings in above[0].msg
+    assert ids(POLICY=policy) == ["headgate.W003"]
+    assert ids(brings, OURS, POLICY=policy) == []
+
+
+def test_a_cache_above_is_told(policy):
+    """A cache that stands above would keep one client's fields for all."""
+    assert ids(CACHE, OURS, POLICY=policy(ONE)) == ["headgate.W004"]
+    assert ids(OURS, CACHE, POLICY=policy(ONE)) == []
+
+
+def test_cors_below_is_told(policy):
+    """A refusal that CORS headers are not added to can't be read by scripts."""
+    assert ids(OURS, CORS, POLICY=policy(ONE)) == ["headgate.W005"]
+    assert ids(CORS, OURS, POLICY=policy(ONE)) == []
+
+
+@pytest.mark.parametrize("said", [{}, {"STORE": "memory://"}, {"STORE": MemoryStore()}], ids=["policy", "url", "store"])
+def test_memory_and_several_workers_do_not_go_together(policy, monkeypatch, said):
+    """Limits in memory and more than one worker: the limit is as many times what it says."""
+    monkeypatch.setenv("WEB_CONCURRENCY", "4")
+    assert ids(POLICY=policy(ONE), **said) == ["headgate.W006"]
+    assert ids(POLICY=policy(ONE), STORE="shared:///run/limits") == []
+    monkeypatch.setenv("WEB_CONCURRENCY", "1")
+    assert ids(POLICY=policy(ONE), **said) == []
+
+
+def test_a_deployment_is_asked_about_its_store(policy, monkeypatch):
+    """`check --deploy` takes several workers for granted, unless WEB_CONCURRENCY says one."""
+
+    def deployed():
+        with override_settings(HEADGATE={"POLICY": policy(ONE)}):
+            return [message.id for message in check_deployment()]
+
+    assert deployed() == ["headgate.W006"]
+    monkeypatch.setenv("WEB_CONCURRENCY", "1")
+    assert deployed() == []
+
+
+def test_installed_the_checks_are_run(python, policy):
+    """`"headgate.web.django"` in INSTALLED_APPS is all it takes for `check` to find a mistake."""
+    path = policy("limits: [{name: api, kye: ip, limit: 5/s}]")
+    done = python(f"""
+        import django
+        from django.conf import settings
+        from django.core.management import call_command
+
+        settings.configure(INSTALLED_APPS=["headgate.web.django"], HEADGATE={{"POLICY": {str(path)!r}}}, MIDDLEWARE=[])
+        django.setup()
+        call_command("check")
+    """)
+    assert done.returncode != 0
+    assert "headgate.E003" in done.stderr
+    assert "headgate.yaml:1:22" in done.stderr

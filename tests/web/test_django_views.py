@@ -1,0 +1,267 @@
+"""Limits of single Django views: functions, coroutines, classes, and what each of them is settled by."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from django.core.exceptions import PermissionDenied
+from django.http import Http404, HttpResponse, StreamingHttpResponse
+from django.template.backends.django import DjangoTemplates
+from django.template.response import SimpleTemplateResponse
+from django.test import RequestFactory
+from django.test.utils import override_settings
+from django.utils.decorators import method_decorator
+from django.views import View
+from django_asgi import configure
+
+from headgate import ConfigurationError, MemoryStore
+from headgate.policy import Policy
+from headgate.web.django import limit
+from headgate.web.django.site import site
+
+configure()
+
+ONE = "token bucket 1/min burst 1"
+FAILURES = {"limit": "fixed window 9/min", "charge": {"status": ["4xx", "5xx"]}}
+BYTES = {"limit": "fixed window 1000/min", "cost": {"response": "1B", "estimate": 1}}
+
+
+@pytest.fixture(autouse=True)
+def own_site(store: MemoryStore):
+    """Every test has a site of its own, on a clock that stands still."""
+    with override_settings(HEADGATE={"STORE": store}):
+        yield
+
+
+def get(view, path="/", *args, **headers):
+    """What a view answers, awaited where it must be."""
+    answer = view(RequestFactory().get(path, headers=headers), *args)
+    return asyncio.run(answer) if asyncio.iscoroutine(answer) else answer
+
+
+def statuses(view, times=2, path="/", **headers):
+    return [get(view, path, **headers).status_code for _ in range(times)]
+
+
+def spent(view):
+    """What a request finds spent, its own cost included."""
+    answer = get(view)
+    return int(answer.headers["X-RateLimit-Limit"]) - int(answer.headers["X-RateLimit-Remaining"])
+
+
+def test_a_function_is_limited_per_client():
+    """A view's own limit counts for each client alone, and for no other view."""
+
+    @limit(ONE)
+    def first(request):
+        return HttpResponse(str(request.headgate.decision.remaining))
+
+    @limit(ONE)
+    def second(request):
+        return HttpResponse()
+
+    assert get(first).content == b"0"
+    refused = get(first)
+    assert refused.status_code == 429
+    assert refused.headers["Retry-After"] == "60"
+    assert refused.headers["Content-Type"] == "application/json"
+    assert first(RequestFactory(REMOTE_ADDR="192.0.2.7").get("/")).status_code == 200
+    assert statuses(second) == [200, 429]
+
+
+def test_a_coroutine_is_limited():
+    """An async view stays one, and is limited like a function."""
+
+    @limit(ONE)
+    async def view(request):
+        return HttpResponse()
+
+    assert asyncio.iscoroutinefunction(view)
+    assert statuses(view) == [200, 429]
+
+
+def test_classes_have_limits_of_their_own():
+    """`method_decorator` on dispatch limits a class; two classes that are limited alike do not share."""
+    alike = limit(ONE)
+
+    @method_decorator(alike, name="dispatch")
+    class First(View):
+        def get(self, request):
+            return HttpResponse("first")
+
+    @method_decorator(alike, name="dispatch")
+    class Second(View):
+        async def get(self, request):
+            return HttpResponse("second")
+
+    @method_decorator(limit(ONE), name="dispatch")
+    class Third(View):
+        def get(self, request):
+            return HttpResponse("third")
+
+    for view in (First.as_view(), Second.as_view(), Third.as_view()):
+        assert statuses(view) == [200, 429]
+    assert sorted(route.name.rpartition(".")[0].rpartition(".")[2] for route in site()._gates) == ["First", "Second", "Third"]
+
+
+def test_several_limits_of_a_class_all_count():
+    """A list of limits, and one method_decorator above another: each counts for itself, the tightest speaks."""
+
+    @method_decorator(limit("fixed window 100/h"), name="dispatch")
+    @method_decorator([limit("fixed window 10/h"), limit("fixed window 2/min")], name="dispatch")
+    class Report(View):
+        def get(self, request):
+            return HttpResponse("report")
+
+    view = Report.as_view()
+    answer = get(view)
+    assert answer.headers["X-RateLimit-Limit"] == "2"
+    assert answer.headers["RateLimit"].count(";r=") == 3
+    assert statuses(view) == [200, 429]
+
+
+def test_single_methods_can_be_limited():
+    """A method of a class, decorated where it stands, is limited; the others are not."""
+
+    class Orders(View):
+        @method_decorator(limit(ONE))
+        def post(self, request):
+            return HttpResponse("new")
+
+        def get(self, request):
+            return HttpResponse("list")
+
+    view = Orders.as_view()
+    assert [view(RequestFactory().post("/")).status_code for _ in range(2)] == [200, 429]
+    assert statuses(view) == [200, 200]
+
+
+def test_a_decorated_class_view_function_is_limited():
+    """`limit(…)(Report.as_view())` in a URL configuration goes by the class's name."""
+
+    class First(View):
+        def get(self, request):
+            return HttpResponse()
+
+    class Second(First):
+        pass
+
+    assert statuses(limit(ONE)(First.as_view())) == [200, 429]
+    assert statuses(limit(ONE)(Second.as_view())) == [200, 429]
+
+
+def test_keys_are_callables_or_words(store):
+    """A view's key is a callable given the request, or identities of the site's policy; nobody known: the address."""
+    policy = Policy.read("identify: {user: {header: X-User}}\nlimits: [{name: a, key: ip, limit: token bucket 1/s burst 99}]")
+
+    @limit(ONE, key="user | ip")
+    def words(request):
+        return HttpResponse()
+
+    @limit(ONE, key=lambda request: request.GET.get("id"))
+    def called(request):
+        return HttpResponse()
+
+    with override_settings(HEADGATE={"POLICY": policy, "STORE": store}):
+        for user in ("ada", "ben"):
+            assert statuses(words, **{"X-User": user}) == [200, 429]
+        assert statuses(words) == [200, 429]
+        assert statuses(called, path="/?id=1") == [200, 429]
+        assert statuses(called, path="/?id=2") == [200, 429]
+        assert statuses(called) == [200, 429]
+
+
+def test_a_mistake_is_told_where_it_stands():
+    """A limit that can't be read is an error where the decorator is written."""
+    with pytest.raises(ConfigurationError):
+        limit("5/parsec")(lambda request: None)
+
+
+def test_a_view_may_degrade(store):
+    """A view's limit may name a cheaper view, which gets what the view would have got."""
+
+    @limit(ONE, on_refusal="degrade cached")
+    def view(request, n):
+        return HttpResponse(f"fresh {n}")
+
+    @limit(ONE, on_refusal="degrade cached")
+    async def coroutine(request, n):
+        return HttpResponse(f"fresh {n}")
+
+    def cached(request, n):
+        return HttpResponse(f"cached {n}")
+
+    with override_settings(HEADGATE={"STORE": store, "HANDLERS": {"cached": cached}}):
+        for one in (view, coroutine):
+            assert [get(one, "/", 7).content for _ in range(2)] == [b"fresh 7", b"cached 7"]
+
+
+@pytest.mark.parametrize(("error", "counted"), [(Http404, 404), (PermissionDenied, 403), (ValueError, 500)])
+def test_exceptions_are_the_outcomes_that_django_makes_of_them(error, counted):
+    """A view that raises is settled with the status that its exception will become."""
+
+    @limit(**FAILURES)
+    def view(request):
+        raise error("raised")
+
+    @limit(**{**FAILURES, "charge": {"status": [counted]}})
+    async def coroutine(request):
+        raise error("raised")
+
+    for one in (view, coroutine):
+        with pytest.raises(error):
+            get(one)
+    assert [gate.tally().rules[0].given_back for gate in site()._gates.values()] == [0, 0]
+    assert [list(gate.tally().rules[0].statuses) for gate in site()._gates.values()] == [[f"{counted // 100}xx"]] * 2
+
+
+def test_outcomes_that_do_not_count_are_given_back():
+    """Only failures count: what went well is given back."""
+
+    @limit(**FAILURES)
+    def view(request):
+        return HttpResponse(status=int(request.GET.get("status", 200)))
+
+    assert statuses(view, 20) == [200] * 20
+    assert get(view, "/?status=404").status_code == 404
+    assert spent(view) == 2
+
+
+def test_a_template_response_is_settled_when_it_is_rendered():
+    """A response that is not rendered yet has no size: it is charged when it has."""
+    engine = DjangoTemplates({"NAME": "own", "DIRS": [], "APP_DIRS": False, "OPTIONS": {}})
+    template = engine.from_string("{{ word }}")
+
+    @limit(**BYTES)
+    def view(request):
+        return SimpleTemplateResponse(template, {"word": "x" * 10})
+
+    assert spent(view) == 1
+    get(view).render()
+    assert spent(view) == 12
+
+
+def test_streams_are_settled_when_they_have_gone():
+    """A stream costs its bytes, in both colours."""
+
+    @limit(**BYTES)
+    def view(request):
+        return StreamingHttpResponse(iter([b"four", b"four"]))
+
+    assert b"".join(get(view)) == b"fourfour"
+    assert spent(view) == 9
+
+    @limit(**BYTES)
+    async def coroutine(request):
+        async def pieces():
+            yield b"four"
+
+        return StreamingHttpResponse(pieces())
+
+    async def whole():
+        response = await coroutine(RequestFactory().get("/"))
+        return [chunk async for chunk in response]
+
+    assert asyncio.run(whole()) == [b"four"]
+    assert spent(coroutine) == 5
