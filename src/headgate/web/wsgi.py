@@ -17,6 +17,7 @@ from typing import Any
 from ..policy.gate import Gate, gate_of
 from ..policy.model import Policy
 from ..policy.passage import Passage
+from ..stores import Store
 from .bodies import FAILED, Account, Body
 from .headers import body, text_fields
 from .wsgi_wire import Doorway, Start
@@ -27,12 +28,20 @@ Application = Callable[[Environ, StartResponse], Iterable[bytes]]
 
 
 class RateLimitMiddleware(Doorway):
-    """Asks the policy before every request. `policy` is a path, a `Policy` or a `Gate`; `handlers` are what `degrade` names."""
+    """Asks the policy before every request.
+
+    `policy` is a path, a `Policy` or a `Gate` (which has its store and handlers already); `store` where its state lives, when not
+    where the policy says; `handlers` the WSGI applications that `on_refusal: degrade NAME` names.
+    """
 
     def __init__(
-        self, app: Application, policy: Policy | Gate | str | Path = "headgate.yaml", handlers: Mapping[str, Any] | None = None
+        self,
+        app: Application,
+        policy: Policy | Gate | str | Path = "headgate.yaml",
+        handlers: Mapping[str, Any] | None = None,
+        store: Store | None = None,
     ) -> None:
-        self.gate = gate_of(policy, handlers=handlers)
+        self.gate = gate_of(policy, handlers=handlers, store=store)
         self._owns = self.gate is not policy
         super().__init__(app, self.gate.ask)
 
