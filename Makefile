@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PLAIN := build/plain
-SOURCES := $(shell find src -name '*.py' -o -name '*.pyx' -o -name '*.pxd' -o -name '*.lua')
+SOURCES := $(shell find src -name '*.py' -o -name '*.pyx' -o -name '*.pxd' -o -name '*.lua' -o -name '*.yml' -o -name '*.json')
 PYTEST := $(BIN)/python -m pytest -q -p no:cacheprovider
 PIP := $(BIN)/python -m pip install -q --disable-pip-version-check
 
@@ -17,14 +17,14 @@ $(VENV)/.made:
 
 $(VENV)/.ready: $(VENV)/.made pyproject.toml setup.py $(SOURCES)
 	@echo "setup: installing headgate and its tools into $(VENV) (compiling the core where a C compiler is there)"
-	$(PIP) -e '.[test,lint]'
+	$(PIP) -e '.[test,lint,example]'
 	@$(BIN)/python -c "import headgate; print('setup: headgate', headgate.__version__, 'compiled' if headgate.compiled else 'plain (no C compiler)')"
 	touch $@
 
 # The same source without the compiled core, for the tests of the plain build.
 $(PLAIN)/.ready: $(SOURCES)
 	rm -rf $(PLAIN) && mkdir -p $(PLAIN)
-	cd src && find headgate -name '*.py' -o -name '*.lua' -o -name py.typed | tar cf - -T - | tar xf - -C ../$(PLAIN)
+	cd src && find headgate -name '*.py' -o -name '*.lua' -o -name '*.yml' -o -name '*.json' -o -name py.typed | tar cf - -T - | tar xf - -C ../$(PLAIN)
 	touch $@
 
 test: test-compiled test-plain
@@ -57,9 +57,9 @@ docs: setup
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
 	@echo "docs: open site/index.html"
 
+# The example shop on 127.0.0.1:8000, or the next free port; PORT= and SHOP_SECONDS= are told in examples/shop/serve.py.
 serve: setup
-	@echo "serve: the decision service is not there yet; this runs the demo, which is what there is"
-	$(BIN)/python examples/demo.py
+	@cd examples && exec ../$(BIN)/python -m shop.serve
 
 soak: setup
 	HEADGATE_SOAK=1 $(PYTEST) -n 2 tests/laws

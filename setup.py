@@ -45,6 +45,7 @@ COMPILED = (
     "policy/passage",
     "policy/clause",
     "policy/edition",
+    "policy/refusing",
     "policy/asking",
     "web/wire",
     "web/headers",

@@ -20,7 +20,7 @@ from timing import Effort
 HERE = Path(__file__).resolve().parent
 GROUPS = (
     *("hot", "keys", "tasks", "many", "memory", "pauses", "log", "plain", "threads"),
-    *("shared", "central", "leased", "sharded", "guarded"),
+    *("shared", "central", "leased", "sharded", "guarded", "web"),
 )
 
 

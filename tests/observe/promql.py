@@ -38,9 +38,8 @@ def unknown(expr: str, recorded: frozenset[str] = frozenset()) -> list[str]:
                 wrong.append(f"{name}{{{label}={value}}}")
     plain = [name for name, _ in names if name in series]
     for group in re.findall(r"\b(?:by|on|ignoring)\s*\(([^)]*)\)", expr):
-        for label in (part.strip() for part in group.split(",")):
-            if plain and not any(label in series[name] for name in plain):
-                wrong.append(f"by ({label})")
+        labels = [part.strip() for part in group.split(",")]
+        wrong += [f"by ({label})" for label in labels if plain and not any(label in series[name] for name in plain)]
     return wrong
 
 

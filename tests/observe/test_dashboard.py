@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
+import subprocess
 
 import pytest
 from promql import balanced, unknown
@@ -94,3 +96,15 @@ def test_every_panel_says_what_it_shows():
         "Offenders",
         "Policy",
     ]
+
+
+def test_promtool_takes_the_expressions(tmp_path):
+    """promtool, where it is there, can read every expression of the dashboard."""
+    promtool = shutil.which("promtool")
+    if promtool is None:
+        pytest.skip("promtool is not here (Debian: apt-get install prometheus): expressions are only looked at")
+    plain = [expr.replace("$__rate_interval", "5m").replace("$policy", ".*").replace("$rule", ".*") for _, expr in EXPRESSIONS]
+    rules = [{"record": f"panel:{number}", "expr": expr} for number, expr in enumerate(plain)]
+    (tmp_path / "rules.yml").write_text(json.dumps({"groups": [{"name": "panels", "rules": rules}]}))
+    done = subprocess.run([promtool, "check", "rules", str(tmp_path / "rules.yml")], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")

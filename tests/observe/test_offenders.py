@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
+from base64 import b64decode
 from collections import Counter
 
 import pytest
@@ -15,6 +16,7 @@ from headgate import ConfigurationError
 from headgate.observe.offenders import LATE, LONGEST, Offenders, Window
 from headgate.observe.veil import Veil
 from headgate.testing import ManualClock
+from headgate.web.wire import partition
 
 KEYS = st.integers(0, 40).map(lambda n: ("rule", f"k{n * n % 23}"))
 
@@ -131,6 +133,12 @@ def test_keys_are_veiled():
     own = Offenders(clock=clock)
     own.offer("a", "\udcff")
     assert own.top()[0].key == Veil()("\udcff")
+
+
+def test_a_hash_begins_like_the_partition_key():
+    """With the gate's secret, what the log shows of a key are the first bytes of what a RateLimit field shows of it."""
+    shown = partition(b"ours", "user:42").removeprefix(b";pk=:").removesuffix(b":")
+    assert b64decode(shown)[:6].hex() == Veil(b"ours")("user:42")
 
 
 def test_a_long_key_takes_no_room():

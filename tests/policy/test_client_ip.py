@@ -6,13 +6,15 @@ import ipaddress
 import time
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from headgate.errors import ConfigurationError
 from headgate.policy.addresses import MOST_KEPT, Networks, network_text, read_address
 from headgate.policy.client_ip import MOST_HOPS, ClientIp
 from headgate.policy.facts import WrittenFacts
+
+STEADY = settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck))
 
 PROXY = "10.0.0.2"
 BEHIND = ClientIp(trusted_proxies=("10.0.0.0/8", "fd00::/8"))
@@ -91,19 +93,20 @@ def test_a_client_can_not_become_somebody_else():
     assert {seen(spoofed + "203.0.113.9") for spoofed in chains} == {"203.0.113.9"}
 
 
+@STEADY
 @given(st.text(max_size=60))
 def test_whatever_stands_further_left_changes_nothing(spoofed):
     """Text before the entry of a trusted proxy is never looked at."""
     assert seen(f"{spoofed},203.0.113.9") == "203.0.113.9"
 
 
+@STEADY
 @given(
     st.one_of(
         st.text(max_size=80),
         st.lists(st.sampled_from(['"', "\\", ",", ";", "for=", "[::1]", ":", "1.2.3.4", " ", "_x"])).map("".join),
     )
 )
-@settings(max_examples=300)
 def test_no_header_breaks_the_walk(text):
     """Any text in any of the headers gives an address or the peer's, and nothing is raised."""
     for header in ("X-Forwarded-For", "Forwarded", "X-Real-IP"):
@@ -201,8 +204,11 @@ def test_what_the_server_calls_a_peer_is_taken():
         "1" * 1_000_000,
         "," * 1_000_000,
         "203.0.113.9, " * 80_000,
+        ("for=203.0.113.9" + " " * 1_000 + "x,") * 900,
+        ('for="' + "\\\\" * 500 + ",") * 900,
+        ("for=1;" * 160 + ",") * 900,
     ],
-    ids=["10 000 proxies", "1 MB of blanks", "1 MB of digits", "1 MB of commas", "80 000 clients"],
+    ids=range(8),
 )
 def test_an_absurd_chain_costs_nothing(chain):
     """Work is bounded by the hops that are believed, not by what is sent."""
@@ -258,6 +264,7 @@ def test_identities_are_values():
 addresses = st.one_of(st.ip_addresses(v=4), st.ip_addresses(v=6))
 
 
+@STEADY
 @given(addresses, addresses, st.integers(0, 128))
 def test_networks_agree_with_the_standard_library(address, base, prefix):
     """An address is in a network exactly when `ipaddress` says so."""
@@ -266,6 +273,7 @@ def test_networks_agree_with_the_standard_library(address, base, prefix):
     assert Networks((str(network),)).holds(str(address)) == (mapped in network)
 
 
+@STEADY
 @given(st.ip_addresses(v=6), st.integers(1, 128))
 def test_a_key_is_the_network_that_the_standard_library_names(address, prefix):
     """The text of a key is the network's."""

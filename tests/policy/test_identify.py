@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from headgate.errors import ConfigurationError
@@ -15,6 +15,8 @@ from headgate.policy.facts import WrittenFacts
 from headgate.policy.hosts import host_matches, host_of, host_pattern
 from headgate.policy.identify import Called, Captured, Certificate, Cookie, Header, Network, Query
 from headgate.policy.keeping import HASHED, LONGEST, kept, remember
+
+STEADY = settings(deadline=None, suppress_health_check=list(HealthCheck))
 
 
 def with_header(**headers: str) -> WrittenFacts:
@@ -68,6 +70,7 @@ def test_a_cookie_is_found_among_others(header, value):
     assert Cookie("sid").of(WrittenFacts(headers={"Cookie": header})) == value
 
 
+@STEADY
 @given(st.text(max_size=200), st.text(min_size=1, max_size=5))
 def test_no_cookie_header_breaks_its_reader(header, name):
     """Any text in the header, any name that is looked for: a value or nothing."""
@@ -191,6 +194,7 @@ def test_a_long_value_is_kept_as_its_hash():
     assert kept(bomb) != kept(bomb + "y")
 
 
+@STEADY
 @given(st.text(max_size=400), st.text(max_size=400))
 def test_two_values_never_share_a_key(one, other):
     """Hashed or not, and also when a value looks like a hash."""
@@ -252,6 +256,7 @@ def test_a_host_has_one_spelling(value, host):
     assert host_of(value) == host
 
 
+@STEADY
 @given(st.text(max_size=300))
 def test_any_text_is_a_host_or_nothing(value):
     """Nothing is raised, and a host stays what it is."""

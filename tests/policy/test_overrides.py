@@ -8,9 +8,10 @@ import threading
 
 import pytest
 
-from headgate import FixedWindow, TokenBucket
+from headgate import FixedWindow, MemoryStore, TokenBucket
 from headgate.errors import ConfigurationError, InvalidLimit
-from headgate.policy import overrides
+from headgate.policy import Policy, WrittenFacts, overrides
+from headgate.policy.gate import Gate
 from headgate.policy.overrides import MOST_KEPT, CalledOverrides, HashOverrides, limits_of
 from headgate.testing import ManualClock
 from servers.valkey import Valkey
@@ -246,6 +247,19 @@ def test_a_reloaded_policy_goes_on_with_what_is_known(hashed):
     assert len(readers()) == before + 1
 
 
+def test_who_reads_a_hash_again_begins_with_what_was_known(caplog):
+    """Closed and made anew, as when a policy is loaded again: no request misses the overrides, though the server is away."""
+    with Valkey() as server:
+        with server.client() as client:
+            client.hset("limits", "acme", TEXT)
+        old, new = HashOverrides(server.url, "limits", 20_000), HashOverrides(server.url, "limits", 30_000)
+        assert old.ready(5)
+        old.close()
+        server.kill()
+        assert new.get("acme") == (BUCKET,)
+        new.close()
+
+
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 @pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
 def test_a_child_process_reads_for_itself(hashed):
@@ -253,11 +267,13 @@ def test_a_child_process_reads_for_itself(hashed):
     hashed.client.hset(hashed.name, "acme", TEXT)
     found = hashed()
     assert found.ready(5)
+    reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
         code = 1
         try:
             known = found.get("acme") == (BUCKET,)
+            os.write(writing, b"!")
             for _ in range(500):
                 if found.get("acme") == ():
                     code = 0 if known else 2
@@ -265,8 +281,11 @@ def test_a_child_process_reads_for_itself(hashed):
                 threading.Event().wait(0.01)
         finally:
             os._exit(code)
+    assert os.read(reading, 1) == b"!"
     hashed.client.hset(hashed.name, "acme", "unlimited")
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    os.close(reading)
+    os.close(writing)
 
 
 def test_the_url_of_the_store_serves(valkey):
@@ -304,3 +323,51 @@ def test_every_reader_is_gone():
     """What the tests of this file began has ended."""
     assert overrides._readers == {}
     assert logging.getLogger("headgate") is overrides.log
+
+
+# In a policy
+
+HASHED = """
+limits:
+  - name: partner
+    key: partner
+    limit: fixed window 2/min
+    overrides: {{redis_hash: "{name}", url: "{url}", refresh: 100ms}}
+identify:
+  partner: {{header: X-Api-Key}}
+"""
+
+
+def passed(gate: Gate, partner: str, times: int = 10) -> int:
+    return sum(bool(gate.ask(WrittenFacts(headers={"X-Api-Key": partner}))) for _ in range(times))
+
+
+def test_a_plan_that_is_bought_needs_no_deploy(hashed, valkey, eventually):
+    """A field of the hash is the limit of its key; the state of the key is read under it, also after a reload."""
+    text = HASHED.format(name=hashed.name, url=valkey.url)
+    with Gate(Policy.read(text), store=MemoryStore(clock=ManualClock())) as gate:
+        assert passed(gate, "acme") == 2
+        hashed.client.hset(hashed.name, mapping={"acme": "fixed window 5/min", "initech": "unlimited"})
+        found = gate.policy.rules[0].overrides
+        eventually(lambda: found.get("acme") is not None)
+        assert (passed(gate, "acme"), passed(gate, "initech"), passed(gate, "bob")) == (3, 10, 2)
+        gate.reload(Policy.read(text))
+        assert (passed(gate, "acme"), passed(gate, "initech"), passed(gate, "eve")) == (0, 10, 2)
+    assert overrides._readers == {}
+
+
+def test_a_function_says_limits_of_a_rule():
+    """What it says of a key counts for that key only."""
+    policy = Policy.of(
+        identify={"partner": {"header": "X-Api-Key"}},
+        limits=[
+            {
+                "name": "partner",
+                "key": "partner",
+                "limit": "fixed window 2/min",
+                "overrides": CalledOverrides(Plans(acme="fixed window 5/min")),
+            }
+        ],
+    )
+    with Gate(policy, store=MemoryStore(clock=ManualClock())) as gate:
+        assert (passed(gate, "acme"), passed(gate, "bob")) == (5, 2)

@@ -6,10 +6,12 @@ import sys
 import time
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from headgate.policy.paths import readings, tidy
+
+STEADY = settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck))
 
 DISGUISES = [
     ("/checkout", "/checkout"),
@@ -78,6 +80,7 @@ def spelt(character: str, upper: bool, depth: int) -> str:
     return encoded(character.upper() if upper else character, depth)
 
 
+@STEADY
 @given(
     st.lists(nothing, min_size=1, max_size=5),
     st.lists(st.tuples(st.booleans(), st.integers(0, 4), st.sampled_from(["", "", "\x00", "\n", "%00"])), min_size=8, max_size=8),
@@ -94,7 +97,7 @@ def test_every_disguise_of_a_path_is_that_path(before, letters, after):
 fragments = st.lists(st.one_of(st.sampled_from(list("/\\%.;?# 2f5cE\x00\n:")), st.text(max_size=3), st.characters()), max_size=40)
 
 
-@settings(max_examples=500)
+@STEADY
 @given(fragments.map("".join))
 def test_tidying_twice_is_tidying_once(path):
     """Whatever was sent, the result is a path, and it stays as it is; nothing is raised."""

@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
 import time
-from dataclasses import dataclass, field
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+import headgate
+from headgate import MemoryStore
 from headgate.errors import ConfigurationError
 from headgate.policy import watch as watching
+from headgate.policy.facts import WrittenFacts
+from headgate.policy.gate import Gate
 from headgate.policy.model import Policy
 from headgate.policy.watch import Watch, watch_policy
+from headgate.testing import ManualClock
 
 SOON = "10ms"
 
@@ -232,6 +237,37 @@ def test_several_watches_hear_one_signal(file, eventually):
         signal.signal(signal.SIGHUP, before)
 
 
+@hanging_up
+@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
+@pytest.mark.parametrize("closed", [True, False], ids=["closed", "open"])
+def test_a_program_ends_with_its_terminal(file, tmp_path, closed):
+    """SIGHUP from a window that was closed ends a program as ever; from anybody else it loads the file."""
+    code = f"""
+import os, signal, threading
+from headgate.policy.watch import Watch
+loaded = threading.Event()
+watch = Watch({str(file)!r}, loaded.set, "1h", hang_up=True)
+print("ready", flush=True)
+os._exit(7 if loaded.wait(20) else 8)
+"""
+    import pty
+
+    child, terminal = pty.fork()
+    if child == 0:
+        os.environ["PYTHONPATH"] = os.path.dirname(headgate.__path__[0])
+        os.execv(sys.executable, [sys.executable, "-c", code])
+    said = b""
+    while b"ready" not in said:
+        said += os.read(terminal, 1000)
+    if not closed:
+        os.kill(child, signal.SIGHUP)
+        ended = os.waitpid(child, 0)[1]
+    os.close(terminal)
+    if closed:
+        ended = os.waitpid(child, 0)[1]
+    assert os.waitstatus_to_exitcode(ended) == (-signal.SIGHUP if closed else 7)
+
+
 def test_without_the_main_thread_there_is_no_signal(file):
     """Elsewhere signals can't be listened to: the watch says so and watches."""
     made: list[Watch] = []
@@ -264,62 +300,79 @@ def test_a_child_process_watches_for_itself(watched, file):
 
 # A gate's policy
 
-
-@dataclass
-class Door:
-    """What a watch needs of a gate: a policy, and to be told."""
-
-    policy: Policy
-    refused: list[Exception] = field(default_factory=list)
-    taken: list[Policy] = field(default_factory=list)
-
-    def reload(self, policy: Policy) -> None:
-        if policy.name == "impossible":
-            raise ConfigurationError("the store of a gate can't change")
-        self.policy = policy
-        self.taken.append(policy)
-
-    def reload_refused(self, error: Exception) -> None:
-        self.refused.append(error)
-
-
-def written(path: str | Path) -> Policy:
-    """A policy file that holds nothing but a name."""
-    text = Path(path).read_text()
-    if not text.isalpha():
-        raise ConfigurationError(f"{path}: {text!r} is no name")
-    return Policy(name=text, source=Path(path))
+POLICY = """
+limits:
+  - name: api
+    key: ip
+    limit: {limit}
+"""
 
 
 @pytest.fixture
-def door(monkeypatch, file) -> Any:
-    monkeypatch.setattr(Policy, "load", staticmethod(written))
-    return Door(Policy.load(file))
+def gate(file):
+    """A gate on a policy file that is watched."""
+    file.write_text(POLICY.format(limit="fixed window 3/min"))
+    with Gate(file, store=MemoryStore(clock=ManualClock())) as gate:
+        gate.watch(SOON)
+        yield gate
 
 
-def test_a_policy_that_loads_is_enforced_and_one_that_does_not_is_refused(door, file, eventually):
-    """Each mistake once; the old policy stays until a good one comes."""
-    watch = watch_policy(door, interval=SOON, hang_up=False)
-    try:
-        file.write_text("two")
-        eventually(lambda: door.policy.name == "two")
-        file.write_text("b@d")
-        eventually(lambda: len(door.refused) == 1)
-        os.utime(file)
-        time.sleep(0.15)
-        assert (door.policy.name, len(door.refused)) == ("two", 1)
-        file.write_text("impossible")
-        eventually(lambda: len(door.refused) == 2)
-        file.write_text("three")
-        eventually(lambda: door.policy.name == "three")
-    finally:
-        watch.stop()
-    assert [policy.name for policy in door.taken] == ["two", "three"]
-    assert "is no name" in str(door.refused[0])
+def passed(gate: Gate, times: int) -> list[bool]:
+    return [bool(gate.ask(WrittenFacts())) for _ in range(times)]
 
 
-def test_a_policy_from_no_file_can_not_be_watched(door):
+def test_a_policy_that_loads_is_enforced_and_one_that_does_not_is_refused(gate, file, eventually):
+    """Each mistake once, with its line; the old policy stays until a good one comes, and what was used stays used."""
+    refused = []
+    gate.events.on("reload refused", lambda event: refused.append(str(event.error)))
+    assert passed(gate, 3) == [True, True, True]
+    file.write_text(POLICY.format(limit="fixed window lots"))
+    eventually(lambda: len(refused) == 1)
+    os.utime(file)
+    time.sleep(0.15)
+    assert len(refused) == gate.tally().reloads_refused == 1
+    assert "headgate.yaml:5" in refused[0]
+    assert passed(gate, 1) == [False]
+    file.write_text(POLICY.format(limit="fixed window 4/min"))
+    eventually(lambda: gate.tally().reloads == 1)
+    assert passed(gate, 2) == [True, False]
+
+
+@hanging_up
+def test_a_gate_hears_sighup(file, eventually):
+    """The file is loaded at once; a gate that is closed listens no more."""
+    before = signal.getsignal(signal.SIGHUP)
+    file.write_text(POLICY.format(limit="fixed window 3/min"))
+    with Gate(file, store=MemoryStore(clock=ManualClock())) as gate:
+        gate.watch("1h")
+        file.write_text(POLICY.format(limit="fixed window 1/min"))
+        os.kill(os.getpid(), signal.SIGHUP)
+        eventually(lambda: gate.tally().reloads == 1)
+        assert passed(gate, 2) == [True, False]
+    assert signal.getsignal(signal.SIGHUP) == before
+
+
+def test_a_file_that_is_gone_leaves_the_gate_as_it_is(gate, file, eventually, caplog):
+    """Neither refused nor reloaded: it is said in the log, once."""
+    file.unlink()
+    eventually(lambda: "is gone" in caplog.text)
+    assert passed(gate, 4) == [True, True, True, False]
+    assert (gate.tally().reloads, gate.tally().reloads_refused) == (0, 0)
+
+
+def test_a_key_file_is_part_of_the_policy(file, tmp_path, eventually):
+    """What the policy says that it was read from is watched too."""
+    key = tmp_path / "jwt.key"
+    key.write_text("a secret of thirty-two bytes, or more")
+    file.write_text(POLICY.format(limit="fixed window 3/min"))
+    policy = replace(Policy.load(file), files=(key,))
+    with Gate(policy, store=MemoryStore(clock=ManualClock())) as gate:
+        gate.watch(SOON)
+        key.write_text("another secret of thirty-two bytes, or more")
+        eventually(lambda: gate.tally().reloads == 1)
+
+
+def test_a_policy_from_no_file_can_not_be_watched():
     """It is told, with what to write."""
-    door.policy = Policy()
-    with pytest.raises(ConfigurationError, match=r"watch_policy\(gate, 'headgate.yaml'\)"):
-        watch_policy(door)
+    with Gate(Policy(), store=MemoryStore()) as gate, pytest.raises(ConfigurationError, match=r"watch_policy\(gate, 'headgate"):
+        watch_policy(gate)

@@ -1,8 +1,14 @@
-"""Tokens that a policy believes, and tokens that it must not: signed with a secret of the tests."""
+"""Tokens that a policy believes, and tokens that it must not: signed with a secret, or a key pair, of the tests."""
 
 from __future__ import annotations
 
+import functools
+import tempfile
+from pathlib import Path
+
 import jwt
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import rsa
 
 SECRET = "a secret that is long enough for HS256"
 
@@ -15,3 +21,18 @@ def token(secret: str = SECRET, **claims: str) -> dict[str, str]:
 def unsigned(**claims: str) -> dict[str, str]:
     """The same, with the algorithm "none": nobody vouches for it."""
     return {"Authorization": "Bearer " + jwt.encode(claims, "", algorithm="none")}
+
+
+@functools.cache
+def pair() -> tuple[rsa.RSAPrivateKey, Path]:
+    """A private key, and the file of its public half."""
+    private = rsa.generate_private_key(public_exponent=65537, key_size=2048)
+    file = Path(tempfile.mkdtemp(prefix="headgate-people-")) / "jwt.pub"
+    form = serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
+    file.write_bytes(private.public_key().public_bytes(*form))
+    return private, file
+
+
+def signed(**claims: str) -> dict[str, str]:
+    """The header of a request with a token of the key pair."""
+    return {"Authorization": "Bearer " + jwt.encode(claims, pair()[0], algorithm="RS256")}

@@ -52,14 +52,13 @@ class Wire:
 
 
 class Uvicorn(Wire):
-    """uvicorn on uvloop and httptools."""
+    """uvicorn on uvloop and httptools. It would believe X-Forwarded-For from 127.0.0.1 unless told not to."""
 
     def __init__(self, app: Any, calls: list[str], **options: Any) -> None:
         super().__init__()
         self.calls = calls
-        config = uvicorn.Config(
-            app, host="127.0.0.1", port=0, loop="uvloop", http="httptools", log_config=None, access_log=False, **options
-        )
+        quiet = {"log_config": None, "access_log": False, "proxy_headers": False}
+        config = uvicorn.Config(app, host="127.0.0.1", port=0, loop="uvloop", http="httptools", **(quiet | options))
         self.server = uvicorn.Server(config)
         logging.getLogger("uvicorn.error").disabled = True
         self.listener = config.bind_socket()

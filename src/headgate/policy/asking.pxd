@@ -6,13 +6,13 @@ from headgate.policy.facts cimport Facts
 from headgate.policy.passage cimport Entry, Passage
 from headgate.stores.contract cimport Store
 
-cdef Py_ssize_t BOUNDS, RESPONSE_BOUNDS
+cdef Py_ssize_t BOUNDS, DOUBLING, RESPONSE_BOUNDS
 
 cdef class Asking:
     cdef public Edition edition
     cdef public Store store
     cdef public bint far
-    cdef public object failing, queue, shutter, offenders, _publisher
+    cdef public object failing, queue, shutter, offenders, complaints, _publisher
     cdef public long long requests, allowed_requests, refused_requests, exempt_requests, unlimited_requests
     cdef public list latency
     cdef public long long latency_sum

@@ -14,7 +14,6 @@ Compiled: added to a request, one rule costs about as much as three calls of Pyt
 
 from __future__ import annotations
 
-import logging
 from typing import Any
 
 try:
@@ -23,33 +22,37 @@ except ModuleNotFoundError:
     from headgate import _plain as cython  # type: ignore[no-redef]
 
 if cython.compiled:
+    from cython.cimports.headgate import verbs
     from cython.cimports.headgate.algorithms.claim import Claim
-    from cython.cimports.headgate.decision import Decision
+    from cython.cimports.headgate.decision import Decision, Decisions
     from cython.cimports.headgate.monotonic import monotonic_us
     from cython.cimports.headgate.policy.clause import Clause
     from cython.cimports.headgate.policy.edition import Edition, Plan
     from cython.cimports.headgate.policy.facts import Facts
-    from cython.cimports.headgate.policy.passage import Entry, Passage
+    from cython.cimports.headgate.policy.passage import Entry, Passage, begun
     from cython.cimports.headgate.stores.contract import Store
 else:
+    from .. import verbs
     from ..algorithms.claim import Claim
     from ..clock import monotonic_us
-    from ..decision import Decision
+    from ..decision import Decision, Decisions
     from ..stores.contract import Store
     from .clause import Clause
     from .edition import Edition, Plan
     from .facts import Facts
-    from .passage import Entry, Passage
+    from .passage import Entry, Passage, begun
 
 from ..errors import StoreError
 from ..observe.events import ALERT, SHADOW
 from ..observe.tally import DECISION_BOUNDS_US, RESPONSE_BOUNDS_MS
-from ..verbs import is_off
 from . import once, refusing
+from .complaints import Complaints
 from .match import host_is_meant
 
-log = logging.getLogger("headgate")
 BOUNDS = len(DECISION_BOUNDS_US)
+#: So many of the bounds are 1, 2, 4, 8 …: found without looking at the table.
+DOUBLING = 10
+assert DECISION_BOUNDS_US[:DOUBLING] == tuple([1 << i for i in range(DOUBLING)])
 RESPONSE_BOUNDS = len(RESPONSE_BOUNDS_MS)
 
 
@@ -58,8 +61,9 @@ class Asking:
     """What every request goes through; `Gate` adds what happens around it."""
 
     # fmt: off
-    __slots__ = ("__weakref__", "_publisher", "allowed_requests", "edition", "exempt_requests", "failing", "far", "latency",
-                 "latency_sum", "offenders", "queue", "refused_requests", "requests", "shutter", "store", "unlimited_requests")
+    __slots__ = ("__weakref__", "_publisher", "allowed_requests", "complaints", "edition", "exempt_requests", "failing",
+                 "far", "latency", "latency_sum", "offenders", "queue", "refused_requests", "requests", "shutter", "store",
+                 "unlimited_requests")
     # fmt: on
 
     def __init__(self) -> None:
@@ -74,6 +78,7 @@ class Asking:
         self.requests = self.allowed_requests = self.refused_requests = self.exempt_requests = self.unlimited_requests = 0
         self.latency: list[int] = [0] * (BOUNDS + 1)
         self.latency_sum = 0
+        self.complaints = Complaints()
 
     # Preparing -------------------------------------------------------------------------------------------------
 
@@ -81,11 +86,11 @@ class Asking:
     def prepare(self, facts: Facts) -> Passage:
         """What a request asks for: the entries, keys and costs of all rules that are meant."""
         edition: Edition = self.edition
-        passage: Passage = Passage(self, edition)
+        passage: Passage = begun(self, edition)
         passage.began_us = monotonic_us()
         passage.facts = facts
         plan: Plan = edition.plan(facts)
-        if plan.exempt or is_off():
+        if plan.exempt or verbs.off:
             return passage
         excused: object = None
         if plan.pardons:
@@ -122,16 +127,18 @@ class Asking:
             passage.shadow.append([Claim(entry.named, key, cost) for entry in limits])
             passage.shadow.append(clause)
             return 0
-        if clause.rule.once is not None:
-            told = facts.header(clause.rule.once.header)
+        if clause.once:
+            rule: Any = clause.rule
+            told = facts.header(rule.once.header)
             if told:
                 passage.special = True
                 if passage.onces is None:
                     passage.onces = []
                 passage.onces.append((clause, limits, key, cost, told))
                 return 0
-        for entry in limits:
-            passage.entries.append(entry)
+        i: cython.Py_ssize_t
+        for i in range(len(limits)):
+            passage.entries.append(limits[i])
             passage.keys.append(key)
             passage.costs.append(cost)
         if clause.owes:
@@ -172,9 +179,9 @@ class Asking:
             entry = passage.entries[0]
             self.count_one(passage, entry, decision, 0)
         else:
-            parts: tuple = decision.decisions  # type: ignore[type-arg]
+            together: Decisions = decision  # type: ignore[assignment]
             for i in range(n):
-                self.count_one(passage, passage.entries[i], parts[i], i)
+                self.count_one(passage, passage.entries[i], together.parts[i], i)
         self.timed(passage)
         self.requests += 1
         self.allowed_requests += 1
@@ -185,8 +192,9 @@ class Asking:
         clause: Clause = entry.clause
         if entry.label is clause.name:
             clause.passed += 1
-        if part.remaining * 5 < part.limit:
+        if part.remaining * 5 < part.limit and passage.near_by is not clause:
             clause.near += 1
+            passage.near_by = clause
         if clause.alert >= 0:
             used: cython.longlong = part.limit - part.remaining
             cost: cython.longlong = passage.costs[i]
@@ -199,8 +207,14 @@ class Asking:
     def timed(self, passage: Passage) -> cython.int:
         """Counts how long the decision took."""
         took: cython.longlong = monotonic_us() - passage.began_us - passage.wait_us
+        if took < 0:  # who waited on another clock than the machine's
+            took = 0
         i: cython.Py_ssize_t = 0
-        while i < BOUNDS and took > DECISION_BOUNDS_US[i]:
+        edge: cython.longlong = 1
+        while i < DOUBLING and took > edge:
+            i += 1
+            edge *= 2
+        while DOUBLING <= i < BOUNDS and took > DECISION_BOUNDS_US[i]:
             i += 1
         self.latency[i] += 1
         self.latency_sum += took
@@ -236,7 +250,7 @@ class Asking:
 
     def alerted(self, passage: Passage, entry: Entry, part: Decision, i: int) -> None:
         """A key's use has crossed its rule's mark."""
-        log.warning("%s: a key has used %d of %d", entry.label, part.limit - part.remaining, part.limit)
+        self.complaints.tell("%s: a key has used %d of %d", entry.label, part.limit - part.remaining, part.limit)
         self.tell(ALERT, passage)
 
     def tell(self, kind: str, passage: Any, error: Any = None) -> None:

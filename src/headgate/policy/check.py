@@ -203,9 +203,7 @@ def check_emptiness(assembly: Assembly) -> None:
     said = assembly.said
     if assembly.page.failed or assembly.rules:
         return
-    assembly.page.warn(
-        said.word("limits"), "limits", "this policy limits nobody: it has no rule", "add limits: with at least one"
-    )
+    assembly.page.warn(said.word("limits"), "", "this policy limits nobody: it has no rule", "add limits: with at least one")
 
 
 def check_imports(assembly: Assembly) -> None:

@@ -12,7 +12,7 @@ cdef class Clause:
     cdef readonly object rule, overrides, by, otherwise, overridden, lone
     cdef readonly tuple key, when
     cdef readonly dict identities, made, tiers
-    cdef readonly bint named, share, owes, shadow, waits
+    cdef readonly bint named, once, share, owes, shadow, waits
     cdef readonly long long constant
     cdef readonly double alert
     cdef public long long passed, refused, waited, queue_full, degraded, shadow_refused, near, alerts, given_back, replayed

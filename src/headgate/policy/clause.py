@@ -101,7 +101,7 @@ class Clause:
 
     # fmt: off
     __slots__ = ("alert", "alerts", "by", "constant", "degraded", "failed_closed", "failed_local", "failed_open",
-                 "given_back", "identities", "key", "limiter", "lone", "made", "name", "named", "near", "otherwise",
+                 "given_back", "identities", "key", "limiter", "lone", "made", "name", "named", "near", "once", "otherwise",
                  "overridden", "overrides", "owes", "passed", "queue_full", "refused", "replayed", "rule", "shadow",
                  "shadow_refused", "share", "statuses", "sum_ms", "tiers", "times", "waited", "waiting", "waits", "when")
     # fmt: on
@@ -129,6 +129,7 @@ class Clause:
         self.overrides: Any = rule.overrides
         cost = rule.cost
         self.constant = cost.units if cost.source in ("constant", "response") else -1
+        self.once = rule.once is not None
         self.owes = cost.source == "response" or bool(rule.charge.statuses) or rule.charge.call is not None
         self.shadow = rule.on_refusal.action == SHADOW
         self.waits = rule.on_refusal.action == WAIT

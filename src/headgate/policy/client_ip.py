@@ -29,7 +29,7 @@ MOST_HOPS = 32
 #: No entry of an honest proxy is longer.
 LONGEST_HOP = 1024
 _PAIR = r"[!#$%&'*+.^_`|~0-9a-z-]+=(?:[!#$%&'*+.^_`|~0-9a-z-]+|\"(?:[^\"\\]|\\.)*\")"
-_ELEMENT = re.compile(rf"\s*{_PAIR}(?:\s*;\s*{_PAIR})*\s*;?\s*", re.I)
+_ELEMENT = re.compile(rf"{_PAIR}(?:\s*;\s*{_PAIR})*\s*(?:;\s*)?", re.I)
 _FOR = re.compile(r"(?:^|;)\s*for=(?:\"((?:[^\"\\]|\\.)*)\"|([^;\s]+))", re.I)
 
 

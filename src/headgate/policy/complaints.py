@@ -40,7 +40,10 @@ class Complaints:
 
 
 def title(call: Any) -> str:
-    """How a function is called in the log: `shop.people:vip_of`."""
+    """How a function is called in the log: `shop.people:vip_of`, which may be all that is known of it."""
+    name = getattr(call, "name", None)
+    if isinstance(name, str):
+        return name
     return f"{getattr(call, '__module__', '?')}:{getattr(call, '__qualname__', type(call).__name__)}"
 
 

@@ -2,28 +2,28 @@
 
 from __future__ import annotations
 
-from . import words
+from . import routes, words
 from .fields import Fields, Said, Word
 from .identities import TEXT
 from .model import Key, Match, When
 from .page import Page
 from .shapes import Kinds, Listing, Made, Words
 
-METHODS = Made(Listing(Words("a method", words.methods, "GET, HEAD"), "methods"), lambda found: frozenset[str]().union(*found))
+METHODS = Made(Listing(Words("a method", routes.methods, "GET, HEAD"), "methods"), lambda found: frozenset[str]().union(*found))
 
 
 def _match(said: Said, page: Page) -> Match:
     return Match(said.get("methods", frozenset()), said.get("path", ""), said.get("host", ""))
 
 
-PATH = Words("a path", words.path, "/checkout")
+PATH = Words("a path", routes.path, "/checkout")
 MATCH_TABLE = Fields(
     "match",
     {
         "methods": Word(METHODS, "HTTP methods; without them every one. GET means HEAD too."),
         "path": Word(PATH, "A path: literal segments, {name} or * for one, ** at the end for any rest."),
         "host": Word(
-            Words("a host", words.host, "api.example.com"), "The host that was asked for; *.example.com for all below it."
+            Words("a host", routes.host, "api.example.com"), "The host that was asked for; *.example.com for all below it."
         ),
     },
     _match,
@@ -31,7 +31,7 @@ MATCH_TABLE = Fields(
 )
 ONE_MATCH = Kinds(
     "a match",
-    text=Words("a match", words.match, "POST /checkout", ready=lambda value: isinstance(value, Match)),
+    text=Words("a match", routes.match, "POST /checkout", ready=lambda value: isinstance(value, Match)),
     table=MATCH_TABLE,
 )
 MATCHES = Listing(ONE_MATCH, "a match, or a list of them")

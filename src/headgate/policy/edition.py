@@ -111,10 +111,10 @@ class Edition:
     @cython.ccall
     def plan(self, facts: Facts) -> Plan:
         """What a request's path is meant by, and what its templates captured."""
-        paths: Any = self.known.get(facts.method)
-        plan: Any
+        paths: dict = self.known.get(facts.method)  # type: ignore[type-arg,assignment]
+        plan: Plan
         if paths is not None:
-            plan = paths.get(facts.path)
+            plan = paths.get(facts.path)  # type: ignore[assignment]
             if plan is None:
                 plan = self.find(facts.method, facts.path)
                 self.remember(paths, facts.path, plan)
@@ -122,7 +122,7 @@ class Edition:
             plan = self.find(facts.method, facts.path)
         if plan.captured is not None:
             facts.captured = plan.captured
-        return plan  # type: ignore[no-any-return]
+        return plan
 
     def find(self, method: str, path: str) -> Plan:
         hits, captured = self.matcher.find(method, tidy(path))

@@ -8,7 +8,7 @@ from __future__ import annotations
 from math import ceil, inf
 from typing import Any
 
-from .clause import identity_of
+from .clause import identity_of, key_of
 from .explain import Explained
 from .model import SHADOW, Policy, Rule, Tiers
 from .page import short
@@ -23,6 +23,7 @@ class Explanation:
     def __init__(self, policy: Policy, request: Request, facts: Any, rules: list[Explained]) -> None:
         self.policy = policy
         self.request = request
+        self.facts = facts
         self.rules = rules
         self.identities: dict[str, str | None] = {}
         for name in policy.identify:
@@ -60,11 +61,12 @@ class Explanation:
 
     def _limits(self, one: Explained) -> str:
         said = "; ".join(str(entry.named.limit) for entry in one.entries) or "unlimited"
-        return f"{said} ({self._because(one.rule, one.key or '')})" if self._because(one.rule, one.key or "") else said
+        because = self._because(one.rule)
+        return f"{said} ({because})" if because else said
 
-    def _because(self, rule: Rule, key: str) -> str:
+    def _because(self, rule: Rule) -> str:
         """Why this limit and no other of the rule."""
-        if any(key == overridden for overridden, _ in rule.override):
+        if rule.override and key_of(dict(self.policy.identify), self.facts, rule.key, True) in dict(rule.override):
             return "override"
         if isinstance(rule.limit, Tiers):
             return f"{rule.limit.by} = {self.identities.get(rule.limit.by) or 'absent'}"

@@ -52,6 +52,17 @@ class Said:
         return all(word in self.values for word in words if word in self.node.entries)
 
 
+#: More words than this has no table of a policy.
+MOST = 10_000
+
+
+def too_many(node: Table, page: Page) -> bool:
+    if len(node.entries) <= MOST:
+        return False
+    page.wrong(node.place, "", f"this table has {len(node.entries)} words; {MOST} are the most", "", FORM)
+    return True
+
+
 class Fields(Shape):
     """A table of known words. `build(said, page)` makes the value; `others` is what stands behind any other word."""
 
@@ -79,6 +90,8 @@ class Fields(Shape):
     def read(self, node: Node, page: Page) -> Any:
         if not isinstance(node, Table):
             return self.refuse(node, page)
+        if too_many(node, page):
+            return BAD
         said = Said(node, {})
         for text, (word, item) in node.entries.items():
             value = self.value(text, word, item, page)
@@ -133,6 +146,7 @@ class Fields(Shape):
                 for word, known in self.words.items()
             },
             "additionalProperties": False if self.others is None else self.others.schema(),
+            "maxProperties": MOST,
         }
         required = [word for word, known in self.words.items() if known.required]
         if required:
@@ -165,6 +179,8 @@ class Pairs(Shape):
         if len(node.entries) < self.least:
             page.wrong(node.place, "{}", f"an empty table stands here, not {self.what}", self.remedy(), FORM)
             return BAD
+        if too_many(node, page):
+            return BAD
         pairs = []
         for text, (word, item) in node.entries.items():
             try:
@@ -176,4 +192,4 @@ class Pairs(Shape):
         return BAD if any(name is BAD or value is BAD for name, value in pairs) else tuple(pairs)
 
     def schema(self) -> Json:
-        return {"type": "object", "additionalProperties": self.item.schema(), "minProperties": self.least}
+        return {"type": "object", "additionalProperties": self.item.schema(), "minProperties": self.least, "maxProperties": MOST}

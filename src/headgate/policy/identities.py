@@ -6,7 +6,7 @@ import os
 from typing import Any
 
 from ..errors import ConfigurationError
-from . import words
+from . import routes, words
 from .client_ip import ClientIp
 from .fields import Fields, Pairs, Said, Word
 from .identify import Called, Captured, Certificate, Cookie, Header, Network, Query
@@ -14,7 +14,7 @@ from .jwt import Jwt, Verifier
 from .model import Identity
 from .named import Named
 from .nodes import Node, Place, Scalar
-from .page import Page, Wrong, did_you_mean
+from .page import Page, Wrong, bounded, did_you_mean
 from .shapes import BAD, Choice, Listing, Number, Ready, Shape, Span, Words, only_configuration
 
 #: Headers in which anybody can write any address.
@@ -54,9 +54,9 @@ class Draft:
 
 
 CALL = Words("the name of something to call", lambda text: Named(words.call(text)), "package.module:attribute", ready=callable)
-NETWORKS = Listing(Words("a network", words.network, "10.0.0.0/8"), "networks")
-NAME = Words("a name", lambda text: words.bounded(text), "api_key")
-TEXT = Words("a text", words.bounded, loose=True)
+NETWORKS = Listing(Words("a network", routes.network, "10.0.0.0/8"), "networks")
+NAME = Words("a name", lambda text: bounded(text), "api_key")
+TEXT = Words("a text", bounded, loose=True)
 SECRET = Words("a key", str, secret=True)
 
 
@@ -67,21 +67,15 @@ def _kept(said: Said, page: Page) -> Said:
 JWT = Fields(
     "jwt",
     {
-        "claim": Word(
-            Words("the name of a claim", words.bounded, "sub"), "The claim whose value is the identity.", required=True
-        ),
+        "claim": Word(Words("the name of a claim", bounded, "sub"), "The claim whose value is the identity.", required=True),
         "key_file": Word(
             Words("a file", str, "jwt.pub"), "A file with the public key (PEM) or the shared secret, relative to the policy."
         ),
         "key": Word(SECRET, "The key itself; better key_file or key_env."),
-        "key_env": Word(
-            Words("the name of a variable", words.bounded, "JWT_KEY"), "The environment variable that holds the key."
-        ),
-        "algorithms": Word(
-            Listing(Words("an algorithm", words.bounded, "RS256"), "algorithms"), "What tokens may be signed with."
-        ),
-        "issuer": Word(Words("a text", words.bounded), "iss of every token that counts."),
-        "audience": Word(Words("a text", words.bounded), "aud of every token that counts."),
+        "key_env": Word(Words("the name of a variable", bounded, "JWT_KEY"), "The environment variable that holds the key."),
+        "algorithms": Word(Listing(Words("an algorithm", bounded, "RS256"), "algorithms"), "What tokens may be signed with."),
+        "issuer": Word(Words("a text", bounded), "iss of every token that counts."),
+        "audience": Word(Words("a text", bounded), "aud of every token that counts."),
         "leeway": Word(Span("0s", "1h"), "How far clocks may be apart."),
         "header": Word(
             Words("the name of a header", words.header_name, "Authorization"), "Where the token is; default Authorization."
@@ -94,7 +88,7 @@ CLIENT_IP = Fields(
     {
         "trusted_proxies": Word(
             Listing(
-                Words("a network", lambda text: text if text == "unix" else words.proxies(text), "10.0.0.0/8"),
+                Words("a network", lambda text: text if text == "unix" else routes.proxies(text), "10.0.0.0/8"),
                 "networks",
                 least=0,
             ),
@@ -108,7 +102,7 @@ CLIENT_IP = Fields(
     },
     _kept,
 )
-CLASSES = Pairs("classes of networks", NETWORKS, words.bounded, "{internal: [10.1.0.0/16]}")
+CLASSES = Pairs("classes of networks", NETWORKS, bounded, "{internal: [10.1.0.0/16]}")
 IDENTITY = Fields(
     "an identity",
     {
@@ -116,7 +110,7 @@ IDENTITY = Fields(
         "query": Word(NAME, "A query parameter."),
         "cookie": Word(NAME, "A cookie."),
         "path": Word(
-            Words("a captured name", words.bounded, "order_id"),
+            Words("a captured name", bounded, "order_id"),
             "A part of the path that a template captured: /orders/{order_id}.",
         ),
         "jwt": Word(JWT, "A claim of a verified token."),
@@ -169,10 +163,8 @@ class Identities:
             found = self._identity(name, draft) if isinstance(draft, Draft) else draft
             if found is not BAD and found is not None:
                 self.made[name] = found
-        self.made = {
-            name: self.made[name]
-            for name in sorted(self.made, key=lambda one: list(self.drafts).index(one) if one in self.drafts else -1)
-        }
+        order = [*self.drafts] if "ip" in self.drafts else ["ip", *self.drafts]
+        self.made = {name: self.made[name] for name in order if name in self.made}
 
     def _keyless(self, name: str) -> bool:
         draft = self.drafts[name]

@@ -5,7 +5,8 @@ request is decided, so it should answer from memory. `HashOverrides` reads a has
 its own, every few seconds; a request only ever looks into a dict. Either way, what fails is logged and counted, and the last
 that was known stands; where nothing was known, the rule's own limit.
 
-Readers of one hash are shared in a process: a policy that is loaded again goes on with what its forerunner knows.
+Readers of one hash are shared in a process, and a new one begins with what the last one knew: a policy that is loaded again goes
+on where its forerunner was.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ log = logging.getLogger("headgate")
 UNLIMITED = "unlimited"
 #: How many keys' answers are remembered.
 MOST_KEPT = 16_384
+MOST_HASHES = 16
 LEAST_REFRESH_US = 10_000
 #: So many senseless fields of one reading get a line each, and so much of them is shown.
 MOST_TOLD, SHOWN = 10, 60
@@ -153,7 +155,7 @@ class Reader:
 
     def __init__(self, url: str, name: str, refresh_us: int) -> None:
         self.id = (url, name, refresh_us)
-        self.limits: dict[str, Limits] = {}
+        self.limits: dict[str, Limits] = _known.get((url, name), {})
         self.first = threading.Event()
         self.complaints = Complaints()
         self.users = 0
@@ -227,6 +229,7 @@ class Reader:
 
 
 _readers: dict[tuple[str, str, int], Reader] = {}
+_known: dict[tuple[str, str], dict[str, Limits]] = {}  # what readers knew that have ended
 _lock = threading.Lock()
 
 
@@ -244,6 +247,7 @@ def _left(reader: Reader) -> bool:
     reader.users -= 1
     if reader.users == 0:
         del _readers[reader.id]
+        remember(_known, reader.id[:2], reader.limits, MOST_HASHES)
     return reader.users == 0
 
 

@@ -23,6 +23,17 @@ class Wrong(Exception):
         self.part = part
 
 
+#: Longer texts are no limits, keys or matches.
+LONGEST = 400
+
+
+def bounded(text: str) -> str:
+    """A text that is not longer than anything that makes sense."""
+    if len(text) > LONGEST:
+        raise Wrong(f"{short(text)!r} has {len(text)} characters; nothing here is that long")
+    return text
+
+
 class Enough(Exception):
     """There are more mistakes than anybody wants to read."""
 
@@ -37,6 +48,7 @@ class Page:
         self.imports = imports
         self.notes: list[tuple[str, Place, str, str, str, str]] = []
         self.hidden: list[Place] = []
+        self.secrets: set[str] = set()
 
     @property
     def failed(self) -> bool:
@@ -62,9 +74,14 @@ class Page:
         self.wrong(place, text, wrong.message, wrong.suggestion, kind)
 
     def hide(self, node: Node, start: int = 0, length: int | None = None) -> None:
-        """A secret: its part of the source is never shown."""
-        if isinstance(node, Scalar) and node.place.line:
+        """A secret: its part of the source is never shown, nor is it repeated in a message."""
+        if not isinstance(node, Scalar):
+            return
+        if node.place.line:
             self.hidden.append(node.place if length is None else node.within(start, length))
+        secret = node.text[start:] if length is None else node.text[start : start + length]
+        if len(secret) > 2:
+            self.secrets.add(secret)
 
     def mistakes(self) -> tuple[Mistake, ...]:
         """All of them, in the order of the file."""
@@ -76,6 +93,8 @@ class Page:
 
     def _mistake(self, severity: str, place: Place, text: str, message: str, suggestion: str, kind: str) -> Mistake:
         excerpt = self._excerpt(place.line)
+        for secret in self.secrets:
+            text, message, suggestion = (said.replace(secret, "…") for said in (text, message, suggestion))
         return Mistake(
             severity,
             self.file,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 try:
@@ -45,7 +44,7 @@ class Entry:
         return f"<Entry {self.label}: {self.named.limit}>"
 
 
-@dataclass(frozen=True, slots=True)
+@cython.cclass
 class Refusal:
     """Why, and when to come back. `retry_after` is whole seconds, rounded up; None: never (or nobody knows).
 
@@ -54,15 +53,33 @@ class Refusal:
     microsecond, for those who can be told more exactly than whole seconds.
     """
 
-    reason: str
-    status: int
-    retry_after: int | None
-    message: str
-    rule: Rule | None = None
-    violated: tuple[str, ...] = ()
-    limit: int = 0
-    remaining: int = 0
-    retry_us: int = 0
+    # Not a dataclass: freezing one costs more than the decision that refused.
+    __slots__ = ("limit", "message", "reason", "remaining", "retry_after", "retry_us", "rule", "status", "violated")
+
+    def __init__(
+        self,
+        reason: str,
+        status: int,
+        retry_after: int | None,
+        message: str,
+        rule: Rule | None = None,
+        violated: tuple[str, ...] = (),
+        limit: int = 0,
+        remaining: int = 0,
+        retry_us: int = 0,
+    ) -> None:
+        self.reason = reason
+        self.status = status
+        self.retry_after = retry_after
+        self.message = message
+        self.rule = rule
+        self.violated = violated
+        self.limit = limit
+        self.remaining = remaining
+        self.retry_us = retry_us
+
+    def __repr__(self) -> str:
+        return f"<Refusal {self.status} {self.reason}: {self.message}>"
 
 
 @cython.cclass
@@ -81,8 +98,8 @@ class Passage:
     """
 
     # fmt: off
-    __slots__ = ("allowed", "began_us", "claims", "costs", "decision", "edition", "entries", "facts", "gate", "keys", "onces",
-                 "owes", "reason", "refusal", "shadow", "shadows", "special", "wait_us")
+    __slots__ = ("allowed", "began_us", "claims", "costs", "decision", "edition", "entries", "facts", "gate", "keys",
+                 "near_by", "onces", "owes", "reason", "refusal", "shadow", "shadows", "special", "wait_us")
     # fmt: on
 
     def __init__(self, gate: Any, edition: Any) -> None:
@@ -104,6 +121,7 @@ class Passage:
         self.shadow: Any = None
         self.onces: Any = None
         self.special = False
+        self.near_by: Any = None  # the clause that was last counted as near its end
         self.reason = QUOTA
 
     def __bool__(self) -> bool:
@@ -135,3 +153,7 @@ class Passage:
     async def adone(self, status: int, size: int = 0) -> None:
         if self.owes:
             await self.gate.asettle(self, status, size)
+
+
+if not cython.compiled:
+    begun = Passage  # compiled, passage.pxd makes one without calling it

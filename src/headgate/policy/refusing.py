@@ -9,10 +9,23 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from ..decision import Decision
+try:
+    import cython
+except ModuleNotFoundError:
+    from headgate import _plain as cython  # type: ignore[no-redef]
+
+if cython.compiled:
+    from cython.cimports.headgate.decision import Decision
+    from cython.cimports.headgate.policy.clause import Clause
+    from cython.cimports.headgate.policy.passage import Entry, Passage, Refusal
+else:
+    from ..decision import Decision
+    from .clause import Clause
+    from .passage import Entry, Passage, Refusal
+
 from ..observe.events import REFUSED
-from .model import DEGRADE, Rule
-from .passage import QUEUE_FULL, QUOTA, SHUT_OUT, STORE, Entry, Passage, Refusal
+from .model import DEGRADE
+from .passage import QUEUE_FULL, QUOTA, SHUT_OUT, STORE
 
 
 def again(seconds: int | None) -> str:
@@ -59,37 +72,58 @@ def speaker_of(passage: Passage, decision: Decision) -> tuple[Entry, Decision]:
 
 
 def refusal_of(passage: Passage, decision: Decision, reason: str) -> Refusal:
+    """What a refused request is told, by whichever of its rules speaks."""
     entry, part = speaker_of(passage, decision)
-    rule: Rule = entry.rule
+    labels = [one.label for one, told in zip(passage.entries, decision.decisions, strict=True) if not told.allowed]
+    return worded(decision, entry, part, tuple(labels), reason)
+
+
+@cython.cfunc
+def worded(decision: Decision, entry: Entry, part: Decision, violated: tuple, reason: str) -> Refusal:  # type: ignore[type-arg]
+    rule: Any = entry.rule
+    answer: Any = rule.answer
     retry_after = seconds(decision.retry_us) if decision.retry_us >= 0 else None
-    status = rule.answer.status or (429 if reason == QUOTA else 503)
-    text = rule.answer.message if rule.answer.message is not None else MESSAGES[reason](retry_after)
-    return Refusal(
-        reason,
-        status,
-        retry_after,
-        filled(text, retry_after, part.limit, part.remaining, rule.name),
-        rule,
-        tuple([one.label for one, told in zip(passage.entries, decision.decisions, strict=True) if not told.allowed]),
-        part.limit,
-        part.remaining,
-        decision.retry_us,
-    )
+    status = answer.status or (429 if reason == QUOTA else 503)
+    text = answer.message
+    if text is None:
+        text = MESSAGES[reason](retry_after)
+    elif "{" in text:
+        text = filled(text, retry_after, part.limit, part.remaining, rule.name)
+    return Refusal(reason, status, retry_after, text, rule, violated, part.limit, part.remaining, decision.retry_us)
 
 
 def refused(gate: Any, passage: Passage, decision: Decision) -> Passage:
     """Counts a refused request and says why."""
+    entry: Entry = passage.entries[0]
+    part: Decision
+    clause: Clause = entry.clause
+    last: Any = None
+    refusal: Refusal
     passage.decision = decision
     passage.allowed = passage.owes = False
-    refusal = passage.refusal = refusal_of(passage, decision, passage.reason)
-    for entry, key, part in zip(passage.entries, passage.keys, decision.decisions, strict=True):
-        if not part.allowed:
-            entry.clause.refused += 1
-            gate.offenders.offer(entry.label, key)
-    if refusal.rule is not None and refusal.rule.on_refusal.action == DEGRADE:
-        speaker_of(passage, decision)[0].clause.degraded += 1
+    if len(passage.entries) == 1:  # the way of a client in a retry loop
+        clause.refused += 1
+        gate.offenders.offer(clause.name, passage.keys[0])
+        refusal = worded(decision, entry, decision, (entry.label,), passage.reason)
+    else:
+        for entry, key, part in zip(passage.entries, passage.keys, decision.decisions, strict=True):
+            clause = entry.clause
+            if not part.allowed and clause is not last:  # limits of one rule stand together, and count once
+                clause.refused += 1
+                gate.offenders.offer(clause.name, key)
+                last = clause
+        refusal = refusal_of(passage, decision, passage.reason)
+    passage.refusal = refusal
+    if refusal.rule.on_refusal.action == DEGRADE:  # type: ignore[union-attr]
+        clause = clause_of(passage, refusal.rule)
+        clause.degraded += 1
     gate.refused_one(passage)
     gate.tell(REFUSED, passage)
     if gate.shutter is not None and gate.shutter.note(gate, passage):
         gate.tell(SHUT_OUT, passage)
     return passage
+
+
+def clause_of(passage: Passage, rule: Any) -> Clause:
+    """A rule as it runs."""
+    return next(entry.clause for entry in passage.entries if entry.rule is rule)  # type: ignore[no-any-return]

@@ -5,15 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 from ..algorithms.limit import Limit
-from . import words
+from . import limit_words, store_words, words
 from .conditions import KEY, MATCHES, WHEN
 from .fields import Fields, Pairs, Said, Word
 from .identities import CALL, TEXT
 from .model import SHARE, SKIP, Answer, Charge, Cost, Key, Limits, Once, OnFailure, OnRefusal, Rule, Tiers, When
 from .nodes import Node, Scalar, Several
 from .overrides import CalledOverrides
-from .page import Page, Wrong
-from .shapes import BAD, Anything, Choice, Json, Kinds, Listing, Made, Number, Ready, Shape, Span, Truth, Words
+from .page import Page, Wrong, bounded
+from .shapes import BAD, Anything, Choice, Json, Kinds, Listing, Made, Number, Ready, Shape, Span, Truth, Url, Words
 
 # Limits ------------------------------------------------------------------------------------------------------------------
 
@@ -22,7 +22,7 @@ def _is_limit(value: object) -> bool:
     return isinstance(value, Limit)
 
 
-LIMIT_TEXT = Words("a limit", words.limits, "token bucket 5/s burst 10", ready=_is_limit, taken=lambda value: (value,))
+LIMIT_TEXT = Words("a limit", limit_words.limits, "token bucket 5/s burst 10", ready=_is_limit, taken=lambda value: (value,))
 LIMITS = Kinds(
     "a limit",
     text=LIMIT_TEXT,
@@ -50,7 +50,7 @@ TIERS = Fields(
     },
     lambda said, page: TiersDraft(said),
     others=LIMITS,
-    named=words.bounded,
+    named=bounded,
     example="{by: plan, free: token bucket 20/s burst 40, pro: token bucket 100/s burst 200}",
 )
 LIMIT = Kinds("a limit", text=LIMIT_TEXT, several=LIMITS.shapes[Several], table=TIERS)
@@ -83,13 +83,13 @@ OVERRIDE_ENTRY = Fields(
         ),
         "limit": Word(LIMITS, "The limit of this one key.", required=True),
     },
-    lambda said, page: (said.get("key", BAD), said.get("limit", BAD), said) if said.whole("key", "limit") else BAD,
+    lambda said, page: (said.get("key"), said.get("limit"), said) if "key" in said.values and "limit" in said.values else BAD,
     example="{key: [acme, 42], limit: 100/s}",
 )
 OVERRIDE = Kinds(
     "limits of single keys",
     table=Pairs("limits of single keys", LIMITS, str, "{acme-corp: token bucket 500/s burst 1000}"),
-    several=Listing(OVERRIDE_ENTRY, "a list of overrides", alone=False),
+    several=Listing(OVERRIDE_ENTRY, "a list of overrides", alone=False, most=10_000),
 )
 
 
@@ -105,8 +105,8 @@ OVERRIDES_TABLE = Fields(
     {
         "call": Word(CALL, "A callable that takes the key and answers a limit, a text or None."),
         "keep": Word(Span("0s", "1d"), "How long its answer is kept; default 10s."),
-        "redis_hash": Word(Words("the name of a hash", words.bounded, "shop:limits"), "A Redis hash of key → limit."),
-        "url": Word(Words("a URL", str, "redis://localhost:6379"), "The server of the hash; default: the policy's store."),
+        "redis_hash": Word(Words("the name of a hash", bounded, "shop:limits"), "A Redis hash of key → limit."),
+        "url": Word(Url("a URL", store_words.redis_url, "redis://localhost:6379"), "Its server; default: the policy's store."),
         "refresh": Word(Span("100ms", "1d"), "How often the hash is read; default 5s."),
     },
     _overrides,
@@ -149,7 +149,7 @@ COST = Ready(
             "cost",
             {
                 "header": Word(Words("the name of a header", words.header_name, "X-Cost"), "A header that holds a whole number."),
-                "query": Word(Words("a name", words.bounded, "n"), "A query parameter that holds a whole number."),
+                "query": Word(Words("a name", bounded, "n"), "A query parameter that holds a whole number."),
                 "response": Word(Words("a size", words.size, "1kB", loose=True), "One unit for each of so many bytes."),
                 "call": Word(CALL, "A callable that takes the facts of a request and answers a whole number."),
                 "default": Word(UNITS, "Where the request says none; default 1."),

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import os
-import re
 from typing import Any
 
 from ..algorithms.limit import Limit
-from . import words
+from . import limit_words, store_words, words
 from .conditions import KEY, MATCHES, PATHS, WHEN
 from .fields import Fields, Pairs, Said, Word
 from .identities import IDENTIFY, NETWORKS
 from .model import Exemption, Headers, Match, ShutOut, When
 from .nodes import Node, Place, Scalar
-from .page import Page
+from .page import Page, bounded
 from .rules import ON_FAILURE, PROBLEM, RULE, SAFE_CONCURRENCY
-from .shapes import BAD, Choice, Kinds, Listing, Shape, Span, Truth, Words
+from .shapes import BAD, Choice, Kinds, Listing, Shape, Span, Truth, Url, Words
 
 _NO_HEADERS = Headers(wire="none", x=False, reset="off", success="never", partition=False, cors=False)
 
@@ -32,7 +31,7 @@ class EnvironmentDraft:
 
 FROM_ENVIRONMENT = Fields(
     "a value from the environment",
-    {"env": Word(Words("the name of a variable", words.bounded, "PROBE_TOKEN"), "The variable that holds it.", required=True)},
+    {"env": Word(Words("the name of a variable", bounded, "PROBE_TOKEN"), "The variable that holds it.", required=True)},
     lambda said, page: EnvironmentDraft(said),
     example="{env: PROBE_TOKEN}",
 )
@@ -139,7 +138,7 @@ class HeadersShape(Shape):
 
 AFTER = Words(
     "how many refusals are too many",
-    lambda text: words.limit(words.bounded(text)),
+    lambda text: limit_words.limit(bounded(text)),
     "100/min",
     ready=lambda value: isinstance(value, Limit),
 )
@@ -158,22 +157,7 @@ SHUT_OUT = Fields(
     example="{after: 100/min, for: 60s, key: user | ip}",
 )
 
-# The store -------------------------------------------------------------------------------------------------------------------
-
-_LOGIN = re.compile(r"(?<=://)[^/]*(?=@)|(?<=password=)[^&#]*")
-
-
-class StoreUrl(Words):
-    """The URL of a store; its password is never shown."""
-
-    def __init__(self) -> None:
-        super().__init__("the URL of a store", words.store_url, "redis://localhost:6379 or memory://")
-
-    def read(self, node: Node, page: Page) -> Any:
-        if isinstance(node, Scalar) and isinstance(node.value, str):
-            for found in _LOGIN.finditer(node.text):
-                page.hide(node, found.start(), len(found[0]))
-        return super().read(node, page)
+# The whole -------------------------------------------------------------------------------------------------------------------
 
 
 class Loaded:
@@ -186,11 +170,15 @@ class Loaded:
         return self.said.word(word)
 
 
+STORE = Url("the URL of a store", store_words.store_url, "redis://localhost:6379 or memory://")
 POLICY = Fields(
     "a policy",
     {
         "name": Word(Words("a name", words.title, "shop", loose=True), "Names the state in the store; default headgate."),
-        "store": Word(StoreUrl(), "Where the state lives: memory://, shared:///path, redis://host:6379; default memory://."),
+        "store": Word(
+            STORE,
+            "Where the state lives: memory://, shared:///path, redis://host:6379; default memory://.",
+        ),
         "budget": Word(Span("100us", "1min"), "A far store answers within this, or the rules' on_failure does; default 20ms."),
         "on_failure": Word(ON_FAILURE, "The default of the rules: open | closed | local 1/4."),
         "safe_concurrency": Word(SAFE_CONCURRENCY, "Bursts above it are warned of."),
@@ -201,7 +189,7 @@ POLICY = Fields(
             Listing(EXEMPTION, "a list of exemptions", least=0, alone=False, sound=True), "Requests that are not limited."
         ),
         "shut_out": Word(SHUT_OUT, "Who is refused too often is refused without asking the store."),
-        "limits": Word(Listing(RULE, "a list of rules", least=0, alone=False, sound=True), "Who is limited by what."),
+        "limits": Word(Listing(RULE, "a list of rules", least=0, alone=False, sound=True, most=5000), "Who is limited by what."),
     },
     lambda said, page: Loaded(said),
     example="a table with limits: and what belongs to it",

@@ -106,6 +106,19 @@ class Words(Shape):
         return said | ({"pattern": self.pattern} if self.pattern else {})
 
 
+class Url(Words):
+    """A URL; its login and password are never shown."""
+
+    login = re.compile(r"(?<=://)[^/]*(?=@)|(?<=password=)[^&#]*")
+
+    def read(self, node: Node, page: Page) -> Any:
+        if isinstance(node, Scalar) and isinstance(node.value, str):
+            for found in self.login.finditer(node.text):
+                page.hide(node, found.start(), len(found[0]))
+                page.secrets.update(part for part in found[0].split(":") if len(part) > 2)
+        return super().read(node, page)
+
+
 class Number(Shape):
     """A whole number within bounds."""
 
@@ -193,13 +206,16 @@ class Span(Shape):
 class Listing(Shape):
     """A list of one shape; one thing alone is a list of one. Where `sound`, what could not be read is left out of it."""
 
-    def __init__(self, item: Shape, what: str = "", least: int = 1, alone: bool = True, sound: bool = False) -> None:
+    def __init__(
+        self, item: Shape, what: str = "", least: int = 1, most: int = 1000, *, alone: bool = True, sound: bool = False
+    ) -> None:
         self.item = item
         self.what = what or f"a list of {item.what}"
         self.example = item.example
         self.least = least
         self.alone = alone
         self.sound = sound
+        self.most = most
 
     def read(self, node: Node, page: Page) -> Any:
         if not isinstance(node, Several):
@@ -210,13 +226,16 @@ class Listing(Shape):
         if len(node.items) < self.least:
             page.wrong(node.place, "[]", f"an empty list stands here, not {self.what}", self.remedy(), FORM)
             return BAD
+        if len(node.items) > self.most:
+            page.wrong(node.place, "", f"this list has {len(node.items)} entries; {self.most} are the most", "", FORM)
+            return BAD
         values = [self.item.read(item, page) for item in node.items]
         if self.sound:
             return tuple(value for value in values if value is not BAD)
         return BAD if any(value is BAD for value in values) else tuple(values)
 
     def schema(self) -> Json:
-        several: Json = {"type": "array", "items": self.item.schema(), "minItems": self.least}
+        several: Json = {"type": "array", "items": self.item.schema(), "minItems": self.least, "maxItems": self.most}
         return {"anyOf": [self.item.schema(), several]} if self.alone else several
 
 

@@ -53,6 +53,7 @@ class Shutter:
         if plan.exempt or (plan.pardons and edition.pardoned(plan, facts) is True):
             return None
         self.refused += 1
+        gate.offenders.offer(SHUT_OUT, key)
         gate.requests += 1
         gate.refused_requests += 1
         passage = Passage(gate, edition)

@@ -65,6 +65,7 @@ class Watch:
         self._contents = self._read()
         self.hangs_up = False
         self._before: Any = None
+        self._terminal = False
         self._start()
         _all_watches.add(self)
         if hang_up:
@@ -97,9 +98,9 @@ class Watch:
             except queue.Empty:
                 word = ""
             if word != STOP and not self._stopped:
-                self._look_again(word == HANG_UP, bell)
+                self._look_again(word == HANG_UP)
 
-    def _look_again(self, asked: bool, bell: queue.SimpleQueue[str]) -> None:
+    def _look_again(self, asked: bool) -> None:
         try:
             if self.look(asked):
                 self._on_change()
@@ -162,15 +163,29 @@ class Watch:
         if not hasattr(signal, "SIGHUP") or threading.current_thread() is not threading.main_thread():
             log.info("%s is watched, without SIGHUP: only the main thread can listen to it", self.path)
             return
+        self._terminal = _has_terminal()
         self._before = signal.getsignal(signal.SIGHUP)
         signal.signal(signal.SIGHUP, self._hung_up)
         self.hangs_up = True
 
     def _hung_up(self, number: int, frame: Any) -> None:
-        if not self._stopped:
-            self._bell.put(HANG_UP)
         if callable(self._before):
             self._before(number, frame)
+        elif self._before == signal.SIG_DFL and self._terminal and not _has_terminal():
+            signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the window was closed: the program ends with it, as ever
+            os.kill(os.getpid(), signal.SIGHUP)
+            return
+        if not self._stopped:
+            self._bell.put(HANG_UP)
+
+
+def _has_terminal() -> bool:
+    """Whether somebody sits before this program, and has not left."""
+    try:
+        os.close(os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY))
+    except OSError:
+        return False
+    return True
 
 
 def _stamp(path: Path) -> Stamp:

@@ -1,34 +1,23 @@
-"""The words that people write, read as values: "user | ip", "POST /checkout", "wait up to 200ms", "local 1/4", "80%", "1kB".
+"""The words that people write, read as values: "user | ip", "wait up to 200ms queue 100", "local 1/4", "80%", "1kB".
 
 Each function takes a text and gives a value of the model, or raises `Wrong` with the part that is wrong and what to write. None
-of them knows where the text stands.
+of them knows where the text stands. Limits are in `limit_words`, paths and networks in `routes`, URLs in `store_words`.
 """
 
 from __future__ import annotations
 
 import re
-from ipaddress import ip_address, ip_network
-from typing import Any
 from unicodedata import normalize
-from urllib.parse import urlsplit
 
-from ..algorithms import ALGORITHMS
-from ..algorithms.limit import Limit
-from ..algorithms.text import parse_limit
 from ..errors import ConfigurationError, InvalidLimit
-from ..rate import WRITE, duration_us
+from ..rate import duration_us
 from ..stores.guarded.share import share_of_nodes
-from ..stores.urls import WRAPPERS, WRAPPING, maker_of, masked, only, options_of
-from .hosts import host_pattern
-from .model import CLOSED, DEGRADE, LOCAL, OPEN, REJECT, SHADOW, WAIT, Limits, Match, OnFailure, OnRefusal
-from .page import Wrong, did_you_mean, nearest, short
+from .model import CLOSED, DEGRADE, LOCAL, OPEN, REJECT, SHADOW, WAIT, OnFailure, OnRefusal
+from .page import Wrong, bounded, did_you_mean, short
 
-#: Longer texts are no limits, keys or matches.
-LONGEST = 400
-UNLIMITED, EVERYONE = "unlimited", "everyone"
+EVERYONE = "everyone"
 #: Words that have a meaning where an identity's name may stand.
 RESERVED = (EVERYONE, "present", "absent", "by", "default")
-METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "CONNECT", "MESSAGE")
 PLACEHOLDERS = ("retry_after", "limit", "remaining", "rule")
 #: The longest that a request may wait for its turn.
 PATIENCE = "60s"
@@ -37,13 +26,6 @@ _TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _CALL = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 _SIZE = re.compile(r"(\d{1,12})\s*([A-Za-z]*)")
 _BYTES = {"": 1, "b": 1, "kb": 1000, "mb": 10**6, "gb": 10**9, "kib": 1024, "mib": 1024**2, "gib": 1024**3}
-_OPTION = re.compile(r"^(?:'(\w+)' does not|(burst|initial|capacity|align)\b)")
-
-
-def bounded(text: str) -> str:
-    if len(text) > LONGEST:
-        raise Wrong(f"{short(text)!r} has {len(text)} characters; nothing here is that long")
-    return text
 
 
 # Names -----------------------------------------------------------------------------------------------------------------
@@ -125,184 +107,6 @@ def key_remedy(name: str) -> str:
     if re.search(r"\bor\b|\s", name):
         return "write 'user | ip' for the first one present"
     return ""
-
-
-# Limits ----------------------------------------------------------------------------------------------------------------
-
-
-def limits(text: str) -> Limits:
-    """One limit, several with ';' between them, or "unlimited"."""
-    if text.strip().lower() == UNLIMITED:
-        return ()
-    found, start = [], 0
-    for piece in bounded(text).split(";"):
-        found.append(limit(piece, start))
-        start += len(piece) + 1
-    return tuple(found)
-
-
-def limit(text: str, start: int = 0) -> Limit:
-    """One limit; `start` is where it begins in a longer text."""
-    words = text.strip()
-    at = start + len(text) - len(text.lstrip())
-    if not words:
-        raise Wrong("nothing stands on one side of a ';'", "write it like token bucket 5/s; fixed window 1000/min", (start, 1))
-    named = re.match(r"[^\d;]*", words)
-    kind = " ".join((named[0] if named else "").split()).lower()
-    if kind and (kind not in ALGORITHMS or kind == words.lower()):
-        raise Wrong(*unknown_kind(words, kind), (at, max(1, len((named[0] if named else "").rstrip()))))
-    try:
-        return parse_limit(words)
-    except (InvalidLimit, ValueError) as error:
-        raise misread_limit(words, error, at) from None
-
-
-def unknown_kind(words: str, kind: str) -> tuple[str, str]:
-    if kind == UNLIMITED:
-        return f"{UNLIMITED!r} stands alone", f"write {UNLIMITED}, or a limit"
-    if kind in ("unlimted", "none", "off", "no limit", "infinite", "∞"):
-        return f"{kind!r} is no limit", f"write {UNLIMITED}"
-    meant = kind if kind in ALGORITHMS else nearest(kind, ALGORITHMS)
-    if meant is not None and not any(character.isdigit() for character in words):
-        return f"{short(words)!r} has no rate", f"write it like {meant} 5/s"
-    return f"no algorithm is called {short(kind)!r}", did_you_mean(kind, ALGORITHMS)
-
-
-def misread_limit(words: str, error: Exception, at: int) -> Wrong:
-    """An InvalidLimit at its place: the option that is wrong, or the whole limit."""
-    said = str(error)
-    for kind in ("", *ALGORITHMS):  # what the message repeats: the text with or without the name of the rule
-        rest = " ".join(words.split())[len(kind) :].strip() if words.lower().startswith(kind) else words
-        said = said.removeprefix(f"{rest!r}: ")
-    message, _, remedy = said.rpartition("; ")
-    found = _OPTION.match(message or said)
-    if found is not None:
-        option = re.search(rf"\b{found[1] or found[2]}\s+\S+", words, re.I)
-        if option is not None:
-            remedy = f"write it like {option[0].split()[0]} 10" if remedy == WRITE else remedy
-            return Wrong(message or said, remedy, (at + option.start(), len(option[0])))
-    shown = said if repr(words)[:20] in said else f"{short(words)!r}: {said}"
-    message, _, remedy = shown.rpartition("; ")
-    return Wrong(message or shown, remedy if message else "", (at, len(words)))
-
-
-# Matches ---------------------------------------------------------------------------------------------------------------
-
-
-def match(text: str) -> Match:
-    """ "POST /checkout", "GET,HEAD /x", or "/x" for every method."""
-    words = bounded(text).strip()
-    at = len(text) - len(text.lstrip())
-    if not words:
-        raise Wrong("nothing stands here, not a match", "write it like POST /checkout")
-    slash = words.find("/")
-    if slash < 0:
-        raise Wrong(f"{words!r} has no path", f"write it like {words.split()[0].upper()} /checkout; '/**' is every path")
-    before = words[:slash]
-    if before and not before[-1].isspace():
-        remedy = (
-            "take methods and path apart with a space: GET,HEAD /x"
-            if nearest(before, METHODS)
-            else "a path begins with '/': write {path: /x, host: …}"
-        )
-        raise Wrong(f"{short(before)!r} stands directly before the path", remedy, (at, len(before)))
-    found = methods(before, at) if before.strip() else frozenset()
-    return Match(found, path(words[slash:], at + slash))
-
-
-def methods(text: str, at: int = 0) -> frozenset[str]:
-    """ "GET, HEAD": HTTP methods in any case."""
-    found = []
-    for word in re.finditer(r"[^\s,|]+", text):
-        name = word[0].upper()
-        meant = nearest(name, METHODS, 0.7)
-        if not re.fullmatch(r"[A-Z][A-Z0-9_-]{0,30}", name) or (meant is not None and name not in METHODS):
-            raise Wrong(f"no method is called {short(word[0])!r}", did_you_mean(name, METHODS), (at + word.start(), len(word[0])))
-        found.append(name)
-    if not found:
-        raise Wrong("no method stands here", "write it like GET, HEAD")
-    return frozenset(found)
-
-
-def path(text: str, at: int = 0) -> str:
-    """A path template: literal segments, {name} and * for one segment, ** at the end for any rest."""
-    if not bounded(text).startswith("/"):
-        raise Wrong(f"the path {short(text)!r} does not begin with '/'", f"write /{text.lstrip('/')}", (at, max(1, len(text))))
-    for sign, remedy in (("?", "a rule matches the path only; take the query out"), ("#", "take '#' and what follows out")):
-        if sign in text:
-            raise Wrong(f"no request's path has a {sign!r}", remedy, (at + text.index(sign), 1))
-    if re.search(r"\s", text):
-        raise Wrong(
-            f"{short(text)!r} has a space in it", "write a list for several paths; %20 stands for a space", (at, len(text))
-        )
-    names: list[str] = []
-    segments = text.strip("/").split("/")
-    start = at + len(text) - len(text.lstrip("/"))
-    for number, segment in enumerate(segments):
-        _segment(segment, number == len(segments) - 1, names, start)
-        start += len(segment) + 1
-    return text
-
-
-def _segment(segment: str, last: bool, names: list[str], start: int) -> None:
-    part = (start, max(1, len(segment)))
-    if segment == "**" and not last:
-        raise Wrong("'**' stands at the end of a path only", "'*' is one segment", part)
-    if segment in (".", ".."):
-        raise Wrong(f"no request keeps a {segment!r} in its path", "write the path that it leads to", part)
-    if segment.startswith("{") and segment.endswith("}") and "{" not in segment[1:]:
-        name = segment[1:-1]
-        if not re.fullmatch(r"[A-Za-z_]\w*", name):
-            raise Wrong(f"{segment!r} has no name that can be used", "write it like {order_id}", part)
-        if name in names:
-            raise Wrong(f"{segment!r} stands twice in this path", "give the second one another name", part)
-        names.append(name)
-    elif segment not in ("*", "**") and re.search(r"[*{}]", segment):
-        raise Wrong(f"{segment!r}: '*' and {{name}} are whole segments", "write * or {name} between two '/'", part)
-
-
-def host(text: str) -> str:
-    """A host: "api.example.com", or "*.example.com" for every one below it."""
-    name = bounded(text).strip()
-    if "://" in name or "/" in name:
-        raise Wrong(f"{short(text)!r} is more than a host", "write it like api.example.com")
-    if re.search(r":\d+$", name) and name.count(":") == 1:
-        raise Wrong(f"{short(text)!r} has a port, which is not looked at", f"write {name.partition(':')[0]}")
-    try:
-        return host_pattern(name)
-    except ConfigurationError:
-        raise Wrong(f"{short(text)!r} is no host", "write it like api.example.com or *.example.com") from None
-
-
-# Networks --------------------------------------------------------------------------------------------------------------
-
-
-def network(text: str) -> str:
-    """An address or a network: "10.0.0.0/8", "2001:db8::/32", "192.0.2.7"."""
-    words = bounded(text).strip()
-    try:
-        return str(ip_network(words))
-    except ValueError:
-        pass
-    try:
-        near = ip_network(words, strict=False)
-    except ValueError:
-        raise Wrong(f"{short(text)!r} is no address and no network", "write it like 10.0.0.0/8 or 2001:db8::/32") from None
-    raise Wrong(
-        f"{words!r} is an address inside a network",
-        f"write {near} for the network, {ip_address(words.split('/')[0])} for the address",
-    )
-
-
-def proxies(text: str) -> str:
-    """A network of proxies whose word is trusted."""
-    found = network(text)
-    if found in ("0.0.0.0/0", "::/0"):
-        raise Wrong(
-            f"{found} trusts everybody: any client could write its own address",
-            "name the networks of your proxies, like 10.0.0.0/8",
-        )
-    return found
 
 
 # What happens beyond a limit, and numbers --------------------------------------------------------------------------------
@@ -421,42 +225,3 @@ def told(text: str, known: tuple[str, ...] = PLACEHOLDERS) -> str:
             remedy = did_you_mean(found[1], known, f"there are {', '.join('{' + word + '}' for word in known)}")
             raise Wrong(f"nothing is put in the place of {found[0]}", remedy, (found.start(), len(found[0])))
     return text
-
-
-# Stores ----------------------------------------------------------------------------------------------------------------------
-
-
-def store_url(text: str) -> str:
-    """A store's URL, looked at without making the store."""
-    try:
-        parts = urlsplit(text)
-        maker_of(parts.scheme, text)
-        options = options_of(parts.query, text)
-        _options_hold(parts, options, text)
-    except (ConfigurationError, ValueError) as error:
-        said = str(error).removeprefix(f"{masked(text)}: ")
-        message, _, remedy = said.rpartition("; ")
-        raise Wrong(message or said, remedy if message else "write it like redis://localhost:6379 or memory://") from None
-    return text
-
-
-def _options_hold(parts: Any, options: dict[str, str], text: str) -> None:
-    for wrapper, more in WRAPPERS.items():
-        alone = next((name for name in more if name in options and wrapper not in options), None)
-        if alone is not None:
-            raise ConfigurationError(f"{alone}= belongs to {wrapper}=; write {wrapper}=… too, or leave it out")
-    rest = {name: value for name, value in options.items() if name not in WRAPPING}
-    if parts.scheme == "memory":
-        if parts.netloc or parts.path.strip("/"):
-            raise ConfigurationError("memory:// has no host and no path; it takes only ?max_keys=…")
-        only(rest, ("max_keys",), text)
-    elif parts.scheme == "shared":
-        if parts.netloc or len(parts.path) < 2:
-            raise ConfigurationError(
-                "a shared store has no path; write the file's whole path after three slashes: shared:///run/app/limits"
-            )
-        only(rest, ("max_keys", "log_entries"), text)
-    elif "unix" not in parts.scheme and not parts.netloc:
-        raise ConfigurationError(f"{parts.scheme}:// has no host; write it like redis://localhost:6379")
-    if parts.netloc:
-        _ = parts.hostname, parts.port if "," not in parts.netloc else None

@@ -17,9 +17,9 @@ from ..errors import ConfigurationError
 from .nodes import DEEPEST, Missing, Node, Place, Scalar, Several, Table, under
 
 #: The largest file, in bytes.
-LARGEST = 1_000_000
+LARGEST = 500_000
 #: Up to here a mistake is looked for again with the parser that explains it better, and is slower.
-EXPLAINED = 200_000
+EXPLAINED = 100_000
 _NUMBER = re.compile(r"[-+]?(0|[1-9][0-9]*(_[0-9]+)*)")
 _FLOAT = re.compile(r"[-+]?(0|[1-9][0-9]*)\.[0-9]+")
 _WORDS: dict[str, Any] = {"true": True, "false": False, "null": None, "~": None, "": None}

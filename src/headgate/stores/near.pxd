@@ -33,6 +33,8 @@ cdef class Near(Store):
     cdef long long charge(self, list claims, long long max_wait_us, bint commit, long long now_us)
     cdef bint is_crowded(self, list claims, long long now_us)
 
+cdef bint is_twice(list claims)
+
 cdef inline Decision blank(Near store, Place place):
     """A Decision to be filled in: one of the last two, when its caller has let go of it (allocating and freeing one would
     be a quarter of a hit; two, because many keep an answer until they have the next), or a new one."""

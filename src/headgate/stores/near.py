@@ -356,9 +356,28 @@ def checked(claims: Any) -> Any:
     if not asked:
         raise ConfigurationError("a decision needs at least one claim")
     only_claims(asked)
-    if len(asked) > 1 and len({(claim.limit.identity, claim.key) for claim in asked}) < len(asked):
+    if len(asked) > 1 and is_twice(asked):
         raise ConfigurationError("one decision names the same limit and key twice; name it once, with the whole cost")
     return asked
+
+
+@cython.cfunc
+def is_twice(claims: list) -> cython.bint:  # type: ignore[type-arg]
+    """Whether a limit is asked twice for one key. A few claims are compared by hand: a set of pairs costs more than the rules."""
+    n: cython.Py_ssize_t = len(claims)
+    i: cython.Py_ssize_t
+    j: cython.Py_ssize_t
+    one: Claim
+    two: Claim
+    if n > 12:
+        return len({(claim.limit.identity, claim.key) for claim in claims}) < n
+    for i in range(1, n):
+        one = claims[i]
+        for j in range(i):
+            two = claims[j]
+            if one.named.name == two.named.name and one.key == two.key and one.named.identity == two.named.identity:
+                return True
+    return False
 
 
 def only_claims(claims: Any) -> None:

@@ -25,6 +25,9 @@ PROBLEMS = {QUOTA: EXCEEDED, QUEUE_FULL: REDUCED, STORE: REDUCED, SHUT_OUT: ABNO
 PLACES = re.compile(r"\{(retry_after|limit|remaining|rule|message)\}")
 #: Nobody needs a longer Accept.
 LONGEST = 1000
+#: Usual bodies by their message.
+KEPT = 1024
+_plain: dict[str, bytes] = {}
 
 
 def body(passage: Passage, accept: str | None = None) -> tuple[bytes, bytes]:
@@ -32,6 +35,8 @@ def body(passage: Passage, accept: str | None = None) -> tuple[bytes, bytes]:
     refusal = passage.refusal
     if refusal is None:
         raise ValueError("only a refusal has a body: this passage is allowed")
+    if is_plain(passage, refusal, accept):
+        return JSON, plain(refusal.message)
     words = words_of(refusal)
     own = refusal.rule.answer.body if refusal.rule is not None else None
     if wants_problem(passage, refusal, accept):
@@ -42,6 +47,24 @@ def body(passage: Passage, accept: str | None = None) -> tuple[bytes, bytes]:
     if isinstance(own, str):
         return TEXT, encoded(put(own, words))
     return JSON, written(filled(own, words))
+
+
+def is_plain(passage: Passage, refusal: Refusal, accept: str | None) -> bool:
+    """Whether the body is the usual one, whatever the client accepts: the way of a client in a retry loop."""
+    answer = refusal.rule.answer if refusal.rule is not None else None
+    if passage.policy.problem or (accept is not None and "problem" in accept[:LONGEST].lower()):
+        return False
+    return answer is None or (answer.body is None and not answer.problem)
+
+
+def plain(message: str) -> bytes:
+    """The usual body; the last few are kept, since a message has a second of its own and not more."""
+    found = _plain.get(message)
+    if found is None:
+        if len(_plain) >= KEPT:
+            _plain.clear()
+        found = _plain[message] = written({"code": CODE, "message": message})
+    return found
 
 
 def wants_problem(passage: Passage, refusal: Refusal, accept: str | None) -> bool:

@@ -3,7 +3,7 @@
     app = RateLimitMiddleware(app, policy=Policy.load("headgate.yaml"))
 
 A request that passes costs one decision and a `send` that adds the fields; nothing of its body is touched. A refused one is
-answered here: no handler is called, no byte of its body is read. `scope["headgate"]` is what was decided, for handlers to look at.
+answered here: no handler is called, no byte of its body is read. `scope["headgate"]` is what was decided.
 
     http        asked when the request comes; settled (costs by outcome or size) before the last byte of the response goes
     websocket   asked at the handshake, and for every message where a rule names MESSAGE: see asgi_socket.py

@@ -2,7 +2,7 @@
 from headgate.policy.facts cimport Facts
 
 cdef class AsgiFacts(Facts):
-    cdef readonly dict scope
+    cdef readonly object scope
     cdef object _query
 
 cdef class Sending:

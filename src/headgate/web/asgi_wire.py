@@ -35,7 +35,7 @@ class AsgiFacts(Facts):
 
     __slots__ = ("_query", "scope")
 
-    def __init__(self, scope: dict[str, Any], method: str | None = None) -> None:
+    def __init__(self, scope: Any, method: str | None = None) -> None:
         path = scope["path"]
         root = scope.get("root_path")
         if root and not below(path, root):
@@ -60,7 +60,7 @@ class AsgiFacts(Facts):
                     more = [first, field[1]] if more is None else [*more, field[1]]
         if more is not None:
             first = (b"; " if wanted == b"cookie" else b", ").join(more)
-        return None if first is None else first.decode("latin-1")  # type: ignore[no-any-return]
+        return None if first is None else first.decode("latin-1")
 
     def query(self, name: str) -> str | None:
         if self._query is None:

@@ -1,0 +1,148 @@
+"""The web: what a middleware adds to a request, what a refusal costs, how matching grows, and a real server under load."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from itertools import cycle
+from typing import Any
+
+import web_apps as apps
+import web_peers as peers
+from report import Section, Table, number
+from timing import Case, Effort, measure, one_core
+from web_served import served
+from web_slices import Loop, Taken, asgi, asgi_new_paths, paths, status_of, take, wsgi
+
+from headgate.policy.edition import Edition
+from headgate.policy.facts import Facts
+
+#: Our cases: (name, base, app, how it is asked). What a floor is, is said in its name.
+ONE, FIVE, FIVE_NEW = "headgate, 1 rule", "headgate, 200 rules, 5 meant", "headgate, 200 rules, 5 meant, paths never seen"
+ONE_WSGI = "headgate, WSGI, 1 rule"
+FIVE_WSGI = "headgate, WSGI, 200 rules, 5 meant"
+ONE_FLASK = "headgate around Flask, 1 rule"
+THROUGH, BY_HAND = "floor: a middleware that does nothing", "floor: a bucket in a dict, 2 X- fields"
+BASES = {
+    "starlette": lambda: asgi(apps.starlette()),
+    "starlette, new paths": lambda: asgi_new_paths(apps.starlette()),
+    "fastapi": lambda: asgi(peers.fastapi()),
+    "wsgi": lambda: wsgi(apps.plain_wsgi),
+    "flask": lambda: wsgi(apps.flask()),
+}
+OURS: tuple[tuple[str, str, Callable[[], Loop]], ...] = (
+    (THROUGH, "starlette", lambda: asgi(apps.Through(apps.starlette()))),
+    (BY_HAND, "starlette", lambda: asgi(apps.ByHand(apps.starlette()))),
+    (ONE, "starlette", lambda: asgi(apps.headgate(apps.one_rule()))),
+    (FIVE, "starlette", lambda: asgi(apps.headgate(apps.five_of(200)))),
+    (FIVE_NEW, "starlette, new paths", lambda: asgi_new_paths(apps.headgate(apps.five_of(200)))),
+    (ONE_WSGI, "wsgi", lambda: wsgi(apps.headgate_wsgi(apps.one_rule()))),
+    (FIVE_WSGI, "wsgi", lambda: wsgi(apps.headgate_wsgi(apps.five_of(200)))),
+    (ONE_FLASK, "flask", lambda: wsgi(apps.headgate_wsgi(apps.one_rule(), apps.flask()))),
+)
+REFUSED = "refused: "
+
+
+async def checked(app: Any) -> Any:
+    """An ASGI app that refuses, seen to let one pass before."""
+    seen = [await status_of(app) for _ in range(3)]
+    if seen != [200, 429, 429]:
+        raise RuntimeError(f"it answered {seen}")
+    return app
+
+
+async def refusals(failed: dict[str, str]) -> dict[str, Loop]:
+    """Apps that refuse every request."""
+    made: dict[str, Loop] = {
+        f"{REFUSED}{ONE}": asgi(await checked(apps.headgate(apps.one_rule(apps.DENY)))),
+        f"{REFUSED}{FIVE}": asgi(await checked(apps.headgate(apps.five_of(200, apps.DENY)))),
+        f"{REFUSED}{BY_HAND}": asgi(await checked(apps.ByHand(apps.starlette(), 1 / 3600, 1.0))),
+        f"{REFUSED}{ONE_WSGI}": wsgi(apps.headgate_wsgi(apps.one_rule(apps.DENY))),
+    }
+    for peer in (*peers.ASGI, *peers.WSGI):
+        try:
+            app = peer.build(peers.ONE)
+            made[REFUSED + peer.name] = wsgi(app) if peer in peers.WSGI else asgi(await checked(app))
+        except Exception as error:
+            failed[REFUSED + peer.name] = f"{type(error).__name__}: {error}"
+    return made
+
+
+async def measured(effort: Effort, note: Callable[[str], None], failed: dict[str, str]) -> Taken:
+    loops: dict[str, Loop] = {name: build() for name, build in BASES.items()}
+    for name, _, build in OURS:
+        loops[name] = build()
+    for peer in (*peers.ASGI, *peers.WSGI):
+        try:
+            loops[peer.name] = wsgi(peer.build(peers.MANY)) if peer in peers.WSGI else asgi(peer.build(peers.MANY))
+        except Exception as error:
+            failed[peer.name] = f"{type(error).__name__}: {error}"
+    return await take(loops | await refusals(failed), effort, note, failed)
+
+
+def matching(effort: Effort, note: Callable[[str], None]) -> dict[str, float]:
+    """Nanoseconds to find the rules that a request is meant by, of one rule and of a thousand."""
+    cases = []
+    for name, policy in (("one", apps.one_of(1)), ("1000", apps.one_of(1000)), ("1000 hosts", apps.by_host(1000))):
+        edition = Edition(policy)
+        path = paths()
+        facts = cycle([Facts("GET", next(path)) for _ in range(12_000)])
+        cases.append(Case(f"{name}, seen", "plan(k)", {"plan": edition.plan, "k": Facts("GET", "/products/17")}))
+        cases.append(Case(f"{name}, new", "plan(k())", {"plan": edition.plan, "k": facts.__next__}))
+    took, _ = measure(cases, effort, note)
+    return took
+
+
+def figures(section: Section, taken: Taken, took: dict[str, float]) -> None:
+    for name, base, _ in OURS:
+        goal = {ONE: 4, FIVE: 15, ONE_WSGI: 4}.get(name)
+        section.figure(f"added by {name}", taken.added(name, base) / 1000, goal, "µs")
+    for way, said in (("seen", "seen before"), ("new", "never seen")):
+        section.figure(f"matching: 1000 rules / one, paths {said}", took[f"1000, {way}"] / took[f"one, {way}"], 3, "×")
+    ratio = took["1000 hosts, new"] / took["one, new"]
+    section.figure("matching: 1000 rules for the same path, a host each / one, paths never seen", ratio, None, "×")
+    for name in (ONE, FIVE, ONE_WSGI):
+        section.figure(f"a refusal by {name}, all of it", taken.total(REFUSED + name) / 1000, None, "µs")
+
+
+def beside(taken: Taken, alone: dict[str, float]) -> list[Table]:
+    """Everybody's numbers."""
+    table = Table(("what", "added µs", "/ headgate", "a refusal µs"))
+    ours = {"flask": taken.added(ONE_FLASK, "flask")}
+    rows = [(name, base) for name, base, _ in OURS]
+    rows += [(peer.name, peer.base) for peer in (*peers.ASGI, *peers.WSGI) if peer.name in taken]
+    for name, base in rows:
+        added = taken.added(name, base)
+        refused = f"{taken.total(REFUSED + name) / 1000:.1f}" if REFUSED + name in taken else ""
+        over = number(added / ours.get(base, taken.added(ONE, "starlette")), "×")
+        table.rows.append((name, f"{added / 1000:.2f}", "" if "headgate" in name else over, refused))
+    if alone:
+        over = number(alone["added"] / taken.added(ONE, "starlette"), "×")
+        table.rows.append((peers.ALONE.name, f"{alone['added'] / 1000:.2f}", over, f"{alone['refused'] / 1000:.1f}"))
+    bases = Table(("app alone", "µs"))
+    bases.rows = [(name, f"{taken.total(name) / 1000:.1f}") for name in BASES]
+    return [table, bases]
+
+
+def run(floors: Any, effort: Effort, note: Callable[[str], None]) -> Section:
+    section = Section(
+        "Web",
+        "A prepared request to an app with one handler, with and without the middleware, asked in turns in slices of 0.3 ms; the "
+        "smallest slice of a repeat, less that of the bare app; the median of the repeats. Memory store, header fields on. A "
+        "refusal is the whole of it: no handler is called. A real server: uvicorn (uvloop, httptools), two processes asked in turns.",
+    )
+    failed: dict[str, str] = {}
+    with one_core():
+        taken = asyncio.run(measured(effort, note, failed))
+        note("matching")
+        took = matching(effort, note)
+    note("asgi-ratelimit, apart")
+    alone = peers.apart(effort.quick, failed)
+    figures(section, taken, took)
+    section.details = beside(taken, alone)
+    table = Table(("matching", "ns"))
+    table.rows = [(name, number(value, "")) for name, value in took.items()]
+    section.details.append(table)
+    served(section, effort, note, failed)
+    section.fail(failed)
+    return section

@@ -1,0 +1,100 @@
+"""A shop behind a policy. What there is of rate limiting is one line, `add_middleware`: all limits are in headgate.yaml.
+
+uvicorn --factory shop.app:shop --app-dir examples        or: make serve
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.responses import HTMLResponse, PlainTextResponse
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+
+from headgate.observe.prometheus import HeadgateCollector
+from headgate.policy.gate import Gate
+from headgate.stores import Store
+from headgate.web.asgi import RateLimitMiddleware
+from shop.page import page
+from shop.people import make_keys, plan_of, token_for
+
+POLICY = Path(__file__).resolve().parent / "headgate.yaml"
+GOODS = ("lamp", "chair", "kettle", "teapot", "blanket", "clock")
+
+
+def shop(store: Store | None = None) -> FastAPI:
+    """The app. `store` is for tests; without it the policy's own is used."""
+    make_keys()
+    gate = Gate(POLICY, store=store)
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        yield
+        await gate.aclose()
+
+    app = FastAPI(title="The shop", lifespan=lifespan)
+    app.add_middleware(RateLimitMiddleware, policy=gate)
+    app.state.gate = gate
+    add_services(app)
+    add_watching(app, gate)
+    return app
+
+
+def add_services(app: FastAPI) -> None:
+    """What the shop does; no handler knows of a limit."""
+
+    @app.get("/products")
+    async def products() -> dict[str, Any]:
+        return {"products": [{"id": number, "name": name} for number, name in enumerate(GOODS, 1)]}
+
+    @app.get("/products/{number}")
+    async def product(number: int) -> dict[str, Any]:
+        return {"id": number, "name": GOODS[(number - 1) % len(GOODS)]}
+
+    @app.get("/search")
+    async def search(q: str = "") -> dict[str, Any]:
+        return {"found": [name for name in GOODS if q.lower() in name]}
+
+    @app.post("/orders", status_code=201)
+    async def order() -> dict[str, str]:
+        return {"order": "taken"}
+
+    @app.post("/checkout")
+    async def checkout(request: Request) -> dict[str, Any]:
+        passage = request.scope["headgate"]  # the decision, for a handler that wants to look
+        return {"checkout": "done", "more_at_once": passage.decision.remaining if passage.decision else None}
+
+    @app.post("/payments")
+    async def payment() -> dict[str, str]:
+        return {"payment": "taken"}
+
+    @app.post("/login")
+    async def login(name: str) -> PlainTextResponse:
+        """Gives anybody a token for any name: a demonstration, and no way to log in."""
+        return PlainTextResponse(token_for(name), headers={"X-Plan": plan_of(name)})
+
+    @app.post("/otp", status_code=202)
+    @app.post("/password-reset", status_code=202)
+    async def sent() -> dict[str, str]:
+        return {"sent": "to the address that we know"}
+
+
+def add_watching(app: FastAPI, gate: Gate) -> None:
+    """What operators look at."""
+    registry = CollectorRegistry()
+    HeadgateCollector(gate, registry=registry)
+
+    @app.get("/healthz")
+    async def healthz() -> dict[str, str]:
+        return {"shop": "open"}
+
+    @app.get("/metrics")
+    async def metrics() -> PlainTextResponse:
+        return PlainTextResponse(generate_latest(registry), headers={"content-type": CONTENT_TYPE_LATEST})
+
+    @app.get("/", response_class=HTMLResponse)
+    async def home(request: Request) -> str:
+        return page(gate, str(request.base_url).rstrip("/"))

@@ -1,0 +1,55 @@
+"""The shop's front page: its limits, what became of the requests so far, and the lines to type. Reloads itself."""
+
+from __future__ import annotations
+
+from html import escape
+
+from headgate.observe.tally import RuleTally
+from headgate.policy.gate import Gate
+from headgate.policy.model import Limits, Match, Rule, Tiers
+from shop.lines import lines
+
+HEAD = """<!doctype html><html lang="en"><meta charset="utf-8"><meta http-equiv="refresh" content="2">
+<meta name="viewport" content="width=device-width, initial-scale=1"><title>The shop</title><style>
+body { font: 16px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 64rem; padding: 0 1rem }
+table { border-collapse: collapse; width: 100% } td, th { padding: .2rem .6rem; text-align: left; border-bottom: 1px solid #8884 }
+td.n, th.n { text-align: right; font-variant-numeric: tabular-nums } td.r { color: #b3261e; font-weight: 600 }
+pre { background: #8881; padding: .8rem; overflow-x: auto } :root { color-scheme: light dark }
+</style><h1>The shop</h1>"""
+
+
+def page(gate: Gate, base: str) -> str:
+    """The whole page."""
+    tally = gate.tally()
+    counted = {rule.name: rule for rule in tally.rules}
+    rows = "".join(row(rule, counted[rule.name]) for rule in gate.policy.rules)
+    typed = "\n\n".join(f"# {line.says}\n{line.command}" for line in lines(base))
+    return (
+        f"{HEAD}<p>{tally.requests} requests: {tally.allowed} passed, {tally.refused} refused, {tally.exempt} exempt, "
+        f"{tally.shut_out_now} clients shut out now.</p>"
+        '<table><tr><th>limit<th>requests<th>per<th>at most<th class="n">passed<th class="n">near<th class="n">refused</tr>'
+        f"{rows}</table><h2>To try it</h2><pre>{escape(typed)}</pre>"
+        '<p>Also here: <a href="/metrics">/metrics</a>, <a href="/docs">/docs</a>, <a href="/healthz">/healthz</a>.</p>'
+    )
+
+
+def row(rule: Rule, counted: RuleTally) -> str:
+    meant = ", ".join(match_text(match) for match in rule.match) or "all"
+    cells = "".join(f"<td>{escape(text)}" for text in (rule.name, meant, key_text(rule), limit_text(rule.limit)))
+    refused = f'<td class="n{" r" if counted.refused else ""}">{counted.refused}'
+    return f'<tr>{cells}<td class="n">{counted.passed}<td class="n">{counted.near}{refused}</tr>'
+
+
+def match_text(match: Match) -> str:
+    return f"{','.join(sorted(match.methods))} {match.host}{match.path}".strip()
+
+
+def key_text(rule: Rule) -> str:
+    """Parts are joined, alternatives are tried in order; no key is one for all."""
+    return " and ".join(" or ".join(part) for part in rule.key) or "everyone together"
+
+
+def limit_text(limit: Limits | Tiers) -> str:
+    if isinstance(limit, Tiers):
+        return ", ".join(f"{name}: {limit_text(limits)}" for name, limits in limit.limits)
+    return "; ".join(str(one) for one in limit) or "unlimited"

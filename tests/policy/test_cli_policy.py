@@ -1,0 +1,305 @@
+"""The command line: `headgate policy check`, `explain` and `schema`, their output, their JSON and their exit codes."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import headgate
+from headgate import Limiter, TokenBucket
+from headgate.cli import main, show
+from headgate.policy.mistakes import Mistake
+from headgate.policy.schema import schema
+from servers.valkey import Valkey
+
+HERE = Path(__file__).parent
+SHOP = str(HERE / "shop.yaml")
+GOOD = "limits: [{name: api, key: ip, limit: token bucket 5/s burst 10}]\n"
+WARNED = "safe_concurrency: 5\nlimits: [{name: api, key: ip, limit: token bucket 5/s burst 10}]\n"
+
+
+@pytest.fixture
+def written(tmp_path, monkeypatch):
+    """Writes policies into an empty folder, which is the working one."""
+    monkeypatch.chdir(tmp_path)
+
+    def write(text: str, name: str = "policy.yaml") -> str:
+        (tmp_path / name).write_text(text)
+        return name
+
+    return write
+
+
+# check -----------------------------------------------------------------------------------------------------------------------
+
+
+def test_check_of_a_good_file(capsys):
+    """A good file is one line and exit code 0."""
+    assert main(["policy", "check", SHOP]) == 0
+    assert capsys.readouterr().out == f"{SHOP}: 8 rules, no mistakes\n"
+
+
+def test_check_of_a_bad_file(written, capsys):
+    """Every mistake is shown with its line, and the exit code is 1."""
+    assert main(["policy", "check", written("limits:\n  - name: api\n    kye: ip\n")]) == 1
+    assert capsys.readouterr().out.splitlines() == [
+        "policy.yaml:2:5: error: a rule has no 'limit'; write limit: token bucket 5/s burst 10",
+        "    2 |   - name: api",
+        "      |     ^^^^",
+        "policy.yaml:3:5: error: no word 'kye' belongs to a rule; did you mean 'key'?",
+        "    3 |     kye: ip",
+        "      |     ^^^",
+        "policy.yaml: 2 mistakes",
+    ]
+
+
+def test_warnings_pass_unless_strict(written, capsys):
+    """A warning is shown and lets the file pass; with --strict it does not."""
+    file = written(WARNED)
+    assert main(["policy", "check", file]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == "policy.yaml: 1 rule, 1 warning"
+    assert main(["policy", "check", "--strict", file]) == 1
+    assert capsys.readouterr().out.splitlines()[-1] == "policy.yaml: 1 rule, 1 mistake"
+
+
+def test_several_files_have_one_exit_code(written, capsys):
+    """All files are checked, and the worst of them is the exit code."""
+    good, bad = written(GOOD, "good.yaml"), written("limits: 3", "bad.yaml")
+    assert main(["policy", "check", bad, good]) == 1
+    out = capsys.readouterr().out
+    assert "bad.yaml: 1 mistake\n" in out
+    assert "good.yaml: 1 rule, no mistakes\n" in out
+
+
+def test_check_as_json(written, capsys):
+    """With --json the output is one value with every mistake's place, text and suggestion."""
+    assert main(["policy", "check", "--json", written("limits: [{name: a, limit: tokn bucket 5/s}]")]) == 1
+    (report,) = json.loads(capsys.readouterr().out)
+    assert (report["file"], report["ok"]) == ("policy.yaml", False)
+    (mistake,) = report["mistakes"]
+    assert (mistake["line"], mistake["column"], mistake["text"]) == (1, 27, "tokn bucket")
+    assert mistake["suggestion"] == "did you mean 'token bucket'?"
+    assert mistake["path"] == "limits[0].limit"
+
+
+def test_check_imports_only_when_told(written, capsys, tmp_path):
+    """A call is imported with --import alone, from the working folder too."""
+    file = written('identify: {vip: {call: "cli_policy_people:vip_of"}}\nlimits: [{name: a, key: vip | ip, limit: 5/s}]\n')
+    assert main(["policy", "check", file]) == 0
+    assert main(["policy", "check", "--import", file]) == 1
+    assert "the module 'cli_policy_people' can't be imported" in capsys.readouterr().out
+    (tmp_path / "cli_policy_people.py").write_text("def vip_of(facts): return None\n")
+    assert main(["policy", "check", "--import", file]) == 0
+
+
+def test_a_missing_file_is_exit_code_2(capsys):
+    """What can't be looked at is exit code 2, with the reason on stderr."""
+    assert main(["policy", "check", "nowhere.yaml"]) == 2
+    assert capsys.readouterr().err == "headgate: nowhere.yaml: the policy can't be read: no such file or directory\n"
+
+
+@pytest.mark.parametrize("argv", [[], ["policy"], ["policy", "check"], ["policy", "explain", "x.yaml"], ["polcy"]], ids=" ".join)
+def test_wrong_usage_is_exit_code_2(argv, capsys):
+    """A command that is not understood is exit code 2 and a line of usage."""
+    with pytest.raises(SystemExit) as caught:
+        main(argv)
+    assert caught.value.code == 2
+    assert "usage: headgate" in capsys.readouterr().err
+
+
+def test_colour_is_for_terminals():
+    """Colours are written where a terminal reads them, and not where NO_COLOR stands."""
+
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    mistake = Mistake("error", "a.yaml", 1, 1, "x", "message", excerpt="x: 1")
+    there, plain = Terminal(), io.StringIO()
+    show("a.yaml", [mistake], plain)
+    assert "\x1b" not in plain.getvalue()
+    before = os.environ.pop("NO_COLOR", None)
+    try:
+        show("a.yaml", [mistake], there)
+        assert "\x1b[31merror\x1b[0m" in there.getvalue()
+        os.environ["NO_COLOR"] = "1"
+        quiet = Terminal()
+        show("a.yaml", [mistake], quiet)
+        assert quiet.getvalue() == plain.getvalue()
+    finally:
+        os.environ.pop("NO_COLOR", None)
+        if before is not None:
+            os.environ["NO_COLOR"] = before
+
+
+# explain -----------------------------------------------------------------------------------------------------------------------
+
+CHECKOUT = """\
+POST /checkout
+  tenant   acme
+  user     42
+  partner  absent
+  plan     free
+  ip       10.0.0.1
+
+meant:
+  tenant-and-user    tenant, user = acme|42  sliding window counter 1000/min           1000 of 1000 left
+  user               user | ip = user:42     token bucket 20/s burst 40 (plan = free)  40 of 40 left
+  checkout           user = 42               token bucket 5/s burst 10                 10 of 10 left
+  checkout-capacity  one key for everybody   token bucket 350/s burst 40               40 of 40 left
+  public-checkout    one key for everybody   token bucket 150/s burst 40               40 of 40 left
+
+not meant:
+  partner  partner is not present
+  login    its match does not fit the method and path
+  payment  its match does not fit the method and path
+
+→ allowed
+"""
+
+
+def test_explain_says_which_rules_keys_and_limits(capsys):
+    """Explaining the sample shows every rule: its key, its limit, what remains, or why it is not meant."""
+    request = "POST /checkout user=42 ip=10.0.0.1 header:X-Tenant=acme"
+    assert main(["policy", "explain", SHOP, "--request", request]) == 0
+    assert capsys.readouterr().out == CHECKOUT
+
+
+def explained(capsys, *argv: str) -> dict[str, object]:
+    assert main(["policy", "explain", *argv, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    return found | {"by_name": {rule["name"]: rule for rule in found["rules"]}}
+
+
+def test_explain_as_json(capsys):
+    """The same, for programs: overrides, tiers without a limit and joined keys with a part missing."""
+    found = explained(capsys, SHOP, "--request", "POST /login user=42 plan=enterprise partner=acme-corp")
+    rules = found["by_name"]
+    assert rules["partner"]["limits"][0]["limit"] == "token bucket 500/s burst 1000"
+    assert rules["tenant-and-user"]["key"] == "-|42"
+    assert (rules["user"]["meant"], rules["user"]["limits"]) == (True, [])
+    assert rules["login"]["key"] == "127.0.0.1|42"
+    assert rules["checkout"] == {"name": "checkout", "meant": False, "why": "its match does not fit the method and path"}
+    assert found["allowed"] is True
+
+
+def test_explain_says_why_a_limit_holds(capsys):
+    """An override and a tier are named beside the limit that they chose."""
+    assert main(["policy", "explain", SHOP, "--request", "GET / user=42 plan=pro partner=acme-corp"]) == 0
+    out = capsys.readouterr().out
+    assert "token bucket 500/s burst 1000 (override)" in out
+    assert "token bucket 100/s burst 200 (plan = pro)" in out
+
+
+def test_explain_knows_exemptions(capsys):
+    """An exempt path and an exempt network are told as such for every rule."""
+    for request in ("GET /healthz", "GET /products ip=10.1.2.3", "GET /products peer=10.1.2.3"):
+        found = explained(capsys, SHOP, "--request", request)
+        assert {rule["why"] for rule in found["rules"]} == {"the request is exempt"}
+
+
+def test_explain_reads_headers_queries_cookies_and_hosts(written, capsys):
+    """Words of a request line reach the identities and rules that look at them."""
+    file = written("""
+identify: {tenant: {header: X-Tenant}, key: {query: api_key}, session: {cookie: sid}, order: {path: order_id}}
+limits:
+  - {name: all, key: [tenant, key, session, order], match: {path: "/orders/{order_id}", host: api.example.com}, limit: 5/s}
+""")
+    line = "get /orders/7?api_key=k header:X-Tenant='a b' cookie:sid=s host=api.example.com:8080"
+    assert explained(capsys, file, "--request", line)["by_name"]["all"]["key"] == "a b|k|s|7"
+    other = explained(capsys, file, "--request", "/orders/7 query:api_key=k host=www.example.com")["by_name"]["all"]
+    assert other["why"] == "the host is 'www.example.com', not api.example.com"
+
+
+def test_explain_tells_a_refusal(written, capsys):
+    """A request that costs more than any limit holds is refused for ever, and shadows do not refuse."""
+    file = written("""
+limits:
+  - {name: bulk, key: ip, limit: fixed window 10/min, cost: {header: X-Cost}, status: 503, priority: 1}
+  - {name: shadow, key: ip, limit: fixed window 5/min, cost: {header: X-Cost}, on_refusal: shadow}
+""")
+    assert main(["policy", "explain", file, "--request", "GET / header:X-Cost=11"]) == 0
+    out = capsys.readouterr().out
+    assert "10 of 10 left, costs 11, refused: never" in out
+    assert "in shadow" in out
+    assert out.endswith("→ refused by bulk with 503: never\n")
+
+
+def test_explain_needs_no_handlers(written, capsys):
+    """Degrade handlers that only the application knows do not stand in the way of an explanation."""
+    file = written("limits: [{name: a, key: ip, limit: 5/s, on_refusal: degrade cached}]")
+    assert explained(capsys, file, "--request", "GET /")["allowed"] is True
+
+
+def test_explain_of_a_wrong_request(capsys):
+    """An unknown identity, and a line without a path, are exit code 2 and a hint."""
+    assert main(["policy", "explain", SHOP, "--request", "POST /checkout usr=42"]) == 2
+    assert "the policy has no identity 'usr'; did you mean 'user'?" in capsys.readouterr().err
+    assert main(["policy", "explain", SHOP, "--request", "checkout"]) == 2
+    assert "has no path; write it like" in capsys.readouterr().err
+
+
+def test_explain_of_a_wrong_policy(written, capsys):
+    """A policy with mistakes is not explained: they are shown, and the exit code is 1."""
+    assert main(["policy", "explain", written("limits: 3"), "--request", "GET /"]) == 1
+    assert "a list of rules" in capsys.readouterr().err
+
+
+def test_explain_looks_into_a_store(valkey: Valkey, written, capsys):
+    """With --store the state that is really there is shown, and looking charges nothing."""
+    file = written(f"name: explained\nstore: {valkey.url}\nlimits: [{{name: api, key: ip, limit: token bucket 1/h burst 10}}]\n")
+    with Limiter({"api": TokenBucket("1/h burst 10")}, store=valkey.url, name="explained") as limiter:
+        for _ in range(10):
+            assert limiter.hit("10.0.0.9")
+    for store in (["--store"], ["--store", valkey.url]):
+        found = explained(capsys, file, "--request", "GET / ip=10.0.0.9", *store)
+        (limit,) = found["by_name"]["api"]["limits"]
+        assert limit["remaining"] == 0
+        assert 3590 < limit["retry_after"] <= 3600
+        assert found["allowed"] is False
+    assert explained(capsys, file, "--request", "GET / ip=10.0.0.9")["allowed"] is True
+
+
+# schema, and the command itself --------------------------------------------------------------------------------
+
+
+def test_schema_is_printed(capsys):
+    """`headgate policy schema` prints the schema."""
+    assert main(["policy", "schema"]) == 0
+    assert json.loads(capsys.readouterr().out) == schema()
+
+
+def command(*argv: str, **options: object) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": os.path.dirname(headgate.__path__[0])}
+    return subprocess.run(
+        [sys.executable, "-m", "headgate", *argv], env=environment, capture_output=True, text=True, timeout=60, **options
+    )
+
+
+def test_the_module_is_the_command():
+    """`python -m headgate` is the command, with its exit codes and without colours in a pipe."""
+    done = command("policy", "check", SHOP, str(HERE / "mistakes" / "unknown_key.yaml"))
+    assert done.returncode == 1
+    assert "\x1b" not in done.stdout
+    assert "did you mean 'key'?" in done.stdout
+    assert command("--version").stdout == f"headgate {headgate.__version__}\n"
+
+
+def test_a_reader_who_has_seen_enough(tmp_path):
+    """A pipe that is closed early ends the command without a traceback."""
+    code = "from headgate.cli import main; import sys; sys.exit(main(['policy', 'schema']))"
+    environment = {**os.environ, "PYTHONPATH": os.path.dirname(headgate.__path__[0])}
+    process = subprocess.Popen([sys.executable, "-c", code], env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert process.stdout is not None
+    assert process.stderr is not None
+    process.stdout.close()
+    error = process.stderr.read()
+    process.stderr.close()
+    assert process.wait(60) in (0, 1)
+    assert b"Traceback" not in error

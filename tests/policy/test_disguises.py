@@ -1,0 +1,127 @@
+"""Nobody slips past a rule: every trick with paths, hosts, addresses and tokens, played against a gate."""
+
+from __future__ import annotations
+
+import jwt
+import pytest
+
+from headgate import MemoryStore
+from headgate.policy import Policy, WrittenFacts
+from headgate.policy.gate import Gate
+from headgate.testing import ManualClock
+
+SECRET = "a shared secret of at least 32 bytes"
+POLICY = f"""
+identify:
+  ip:   {{client_ip: {{trusted_proxies: [10.0.0.0/8]}}}}
+  user: {{jwt: {{claim: sub, key: "{SECRET}", algorithms: [HS256]}}}}
+  key:  {{header: X-Api-Key}}
+exempt:
+  - path: /healthz
+  - {{match: GET /metrics, network: 10.1.0.0/16}}
+limits:
+  - {{name: checkout, match: POST /checkout, key: ip, limit: fixed window 3/min}}
+  - {{name: admin, match: {{host: admin.example.com}}, key: ip, limit: fixed window 2/min}}
+  - {{name: api, match: /api/**, key: user | ip, limit: fixed window 3/min}}
+  - {{name: keyed, match: /keyed, key: key, limit: fixed window 1/min}}
+"""
+
+
+@pytest.fixture
+def gate():
+    with Gate(Policy.read(POLICY), store=MemoryStore(clock=ManualClock())) as gate:
+        yield gate
+
+
+def passed(gate: Gate, requests: list[WrittenFacts]) -> int:
+    return sum(bool(gate.ask(request)) for request in requests)
+
+
+DISGUISES = [
+    "/checkout",
+    "//checkout",
+    "/Checkout",
+    "/CHECKOUT/",
+    "/./checkout",
+    "/shop/../checkout",
+    "/%63heckout",
+    "/%2563heckout",
+    "%2Fcheckout",
+    "/checkout%00",
+    "/checkout;jsessionid=9",
+    "\\checkout",
+    "/..;/checkout",
+    "/checkout%20",
+    "/checkout%3Fx",
+]
+
+
+def test_no_spelling_of_a_path_has_a_limit_of_its_own(gate):
+    """Fifteen disguises of one endpoint share its three requests."""
+    assert passed(gate, [WrittenFacts("POST", path) for path in DISGUISES]) == 3
+
+
+def test_no_spoofed_chain_makes_a_new_client(gate):
+    """One client behind an honest proxy is one client, whatever it writes in front of what the proxy appends."""
+    chains = [f"{n}.{n}.{n}.{n}, 203.0.113.9" for n in range(1, 20)] + [
+        "10.0.0.1, 203.0.113.9",
+        "unknown, 203.0.113.9",
+        "203.0.113.9",
+    ]
+    requests = [WrittenFacts("POST", "/checkout", peer="10.0.0.2", headers={"X-Forwarded-For": chain}) for chain in chains]
+    assert passed(gate, requests) == 3
+
+
+def test_no_header_helps_without_a_proxy(gate):
+    """A client that connects itself is who it is."""
+    requests = [
+        WrittenFacts("POST", "/checkout", peer="203.0.113.9", headers={"X-Forwarded-For": f"{n}.1.1.1"}) for n in range(20)
+    ]
+    assert passed(gate, requests) == 3
+
+
+def test_no_rotation_within_a_network_makes_a_new_client(gate):
+    """Twenty addresses of one /64 are one client; another /64 is another."""
+    rotating = [WrittenFacts("POST", "/checkout", peer=f"2001:db8:1:2:{n:x}::{n:x}") for n in range(20)]
+    assert passed(gate, rotating) == 3
+    assert passed(gate, [WrittenFacts("POST", "/checkout", peer="2001:db8:1:3::1")]) == 1
+
+
+def test_no_spelling_of_a_host_has_a_limit_of_its_own(gate):
+    """Case, port and a last dot are the same host."""
+    hosts = ["admin.example.com", "ADMIN.example.com", "admin.example.com:443", "admin.example.com.", "Admin.Example.Com.:80"]
+    assert passed(gate, [WrittenFacts("GET", "/", headers={"Host": host}) for host in hosts]) == 2
+
+
+def test_no_forged_token_makes_a_new_user(gate):
+    """Tokens that somebody else signed, or that have expired, all count for the address they came from."""
+    forged = [jwt.encode({"sub": f"user{n}"}, f"another secret, number {n}, of 32 bytes", algorithm="HS256") for n in range(10)]
+    forged += [jwt.encode({"sub": f"user{n}", "exp": 1}, SECRET, algorithm="HS256") for n in range(10)]
+    assert passed(gate, [WrittenFacts("GET", "/api/x", headers={"Authorization": f"Bearer {token}"}) for token in forged]) == 3
+    honest = jwt.encode({"sub": "ann"}, SECRET, algorithm="HS256")
+    assert passed(gate, [WrittenFacts("GET", "/api/x", headers={"Authorization": f"Bearer {honest}"})] * 5) == 3
+
+
+def test_what_is_exempt_can_not_be_claimed(gate):
+    """A path beside an exempt one, and an address in a header, exempt nobody."""
+    beside = ["/healthz/../checkout", "/healthz%2f..%2fcheckout", "/healthz;/../checkout", "/healthz/..;/checkout"]
+    assert passed(gate, [WrittenFacts("POST", path) for path in beside * 3]) == 3
+    assert passed(gate, [WrittenFacts("GET", "/healthz")] * 10) == 10
+
+
+def test_a_header_bomb_is_one_short_key(gate):
+    """A megabyte of key is one client with one small entry in the store."""
+    bomb = WrittenFacts("GET", "/keyed", headers={"X-Api-Key": "x" * 1_000_000})
+    assert passed(gate, [bomb] * 3) == 1
+    passage = gate.ask(bomb)
+    assert [len(key) for key in passage.keys] == [71]
+
+
+@pytest.mark.parametrize("value", ["a\r\nX-Evil: 1", "a\x00b", "a\u2028b", "\ud800", "%0d%0aX-Evil: 1"])
+def test_no_key_can_inject_anything(gate, value):
+    """A key with line breaks, zeros or half characters is counted like any other."""
+    facts = WrittenFacts("GET", "/keyed", headers={"X-Api-Key": value})
+    assert passed(gate, [facts] * 3) == 1
+    refusal = gate.ask(facts).refusal
+    assert refusal is not None
+    assert value not in refusal.message

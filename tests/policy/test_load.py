@@ -1,0 +1,328 @@
+"""A policy file is read as it is written: the whole sample, every word, the words of YAML that mean something else elsewhere."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import jsonschema
+import pytest
+
+from headgate import ConfigurationError, FixedWindow, SlidingWindowCounter, SlidingWindowLog, TokenBucket
+from headgate.policy import Policy
+from headgate.policy.client_ip import ClientIp
+from headgate.policy.identify import Called, Captured, Certificate, Cookie, Header, Network, Query
+from headgate.policy.jwt import Jwt
+from headgate.policy.mistakes import PolicyError
+from headgate.policy.model import (
+    Answer,
+    Charge,
+    Cost,
+    Exemption,
+    Headers,
+    Match,
+    Once,
+    OnFailure,
+    OnRefusal,
+    ShutOut,
+    Tiers,
+    When,
+)
+from headgate.policy.named import Named, names_of
+from headgate.policy.nodes import plain
+from headgate.policy.overrides import CalledOverrides, HashOverrides
+from headgate.policy.schema import schema
+from headgate.policy.yaml import LARGEST, tree_of
+
+HERE = Path(__file__).parent
+POST_CHECKOUT = (Match(frozenset({"POST"}), "/checkout"),)
+
+
+@pytest.fixture(scope="module")
+def shop() -> Policy:
+    return Policy.load(HERE / "shop.yaml")
+
+
+@pytest.fixture(scope="module")
+def everything() -> dict[str, object]:
+    policy = Policy.load(HERE / "everything.yaml")
+    return {"policy": policy, **{rule.name: rule for rule in policy.rules}}
+
+
+# The sample ------------------------------------------------------------------------------------------------------------------
+
+
+def test_the_sample_loads_as_it_stands(shop, caplog):
+    """The sample policy has eight rules in their order, its own store, and neither mistakes nor warnings."""
+    names = "partner tenant-and-user user checkout login payment checkout-capacity public-checkout"
+    assert [rule.name for rule in shop.rules] == names.split()
+    assert shop.store == "redis://localhost:6379"
+    assert shop.name == "headgate"
+    assert shop.source == HERE / "shop.yaml"
+    Policy.load(HERE / "shop.yaml")
+    assert caplog.records == []
+
+
+def test_the_samples_identities_are_what_they_say(shop):
+    """Headers, verified claims (the second under the key of the first) and the client's address behind proxies."""
+    assert shop.identify["tenant"] == Header("x-tenant")
+    user, plan = shop.identify["user"], shop.identify["plan"]
+    assert isinstance(user, Jwt)
+    assert isinstance(plan, Jwt)
+    assert user.verifier is plan.verifier
+    assert user.verifier.key == (HERE / "jwt.pub").read_bytes()
+    assert (user.claim, plan.claim, plan.default) == ("sub", "plan", "free")
+    assert shop.identify["ip"] == ClientIp(("10.0.0.0/8",), ipv6_prefix=64)
+
+
+def test_the_samples_rules_are_what_they_say(shop):
+    """Keys joined and first present, conditions, limits by plan, overrides and messages come out as values."""
+    rules = {rule.name: rule for rule in shop.rules}
+    assert rules["partner"].when == When(present=("partner",))
+    assert rules["partner"].override == (("acme-corp", (TokenBucket("500/s burst 1000"),)),)
+    assert rules["tenant-and-user"].key == (("tenant",), ("user",))
+    assert rules["tenant-and-user"].limit == (SlidingWindowCounter("1000/min"),)
+    assert rules["user"].key == (("user", "ip"),)
+    free, pro = (TokenBucket("20/s burst 40"),), (TokenBucket("100/s burst 200"),)
+    assert rules["user"].limit == Tiers("plan", (("free", free), ("pro", pro), ("enterprise", ())), free)
+    assert rules["checkout"].match == POST_CHECKOUT
+    assert rules["checkout"].answer == Answer(message="Too many checkout attempts. Retry after {retry_after}s.")
+    assert [match.path for match in rules["login"].match] == ["/login", "/otp", "/password-reset"]
+    assert rules["login"].limit == (FixedWindow("5/min"),)
+    assert rules["payment"].limit == (SlidingWindowLog("5/min"),)
+    assert rules["checkout-capacity"].key == ()
+    assert rules["public-checkout"].when == When(absent=("partner",))
+    assert shop.exempt == (Exemption(match=(Match(path="/healthz"),)), Exemption(networks=("10.1.0.0/16",)))
+
+
+# Every word --------------------------------------------------------------------------------------------------------------------
+
+
+def test_the_top_of_a_policy(everything):
+    """Name, store, budget, headers and shutting out are read; `off` is off and not the text of it."""
+    policy = everything["policy"]
+    assert (policy.name, policy.store, policy.budget_us, policy.problem) == (
+        "everything",
+        "memory://?max_keys=1000",
+        50_000,
+        True,
+    )
+    assert policy.headers == Headers("draft-7", x=False, reset="epoch", success="near", partition=True, cors=False)
+    assert policy.shut_out == ShutOut(TokenBucket("100/min"), 60_000_000, (("user", "ip"),))
+    assert policy.safe_concurrency == 1000
+
+
+def test_every_kind_of_identity(everything):
+    """Each kind of identity is made with its words; a network class looks at the policy's own client address."""
+    found = everything["policy"].identify
+    ip = ClientIp(("10.0.0.0/8", "unix"), "Forwarded", ipv6_prefix=56, ipv4_prefix=24)
+    assert found["ip"] == ip
+    assert found["key"] == Query("api_key")
+    assert found["session"] == Cookie("sid")
+    assert found["order"] == Captured("order_id")
+    assert found["service"] == Certificate("san")
+    assert found["vip"] == Called(Named("os.path:basename"))
+    assert found["class"] == Network(
+        ip, (("internal", ("10.1.0.0/16", "2001:db8::/32")), ("office", ("192.168.0.0/16",))), "public"
+    )
+    verifier = found["user"].verifier
+    assert (verifier.issuer, verifier.audience, verifier.leeway_us, verifier.header) == (
+        "https://id.example",
+        "shop",
+        30_000_000,
+        "X-Token",
+    )
+
+
+def test_every_kind_of_exemption(everything):
+    """Paths, matches, networks, headers, conditions, and exemptions from some rules only."""
+    get = frozenset({"GET", "HEAD"})
+    assert everything["policy"].exempt == (
+        Exemption(match=(Match(path="/healthz"), Match(path="/livez"))),
+        Exemption(match=(Match(get, "/static/**", "cdn.example.com"),)),
+        Exemption(networks=("10.1.0.0/16",)),
+        Exemption(headers=(("x-probe", "letmein"),)),
+        Exemption(when=When(equals=(("service", ("billing",)),))),
+        Exemption(networks=("10.2.0.0/16",), rules=("plain",)),
+    )
+
+
+def test_a_rule_with_every_word(everything):
+    """Everything that can be said of a rule is in its value."""
+    rule = everything["orders"]
+    assert rule.match == (
+        Match(frozenset({"GET", "HEAD"}), "/orders/{order_id}"),
+        Match(frozenset({"POST"}), "/orders/{order_id}/lines", "*.example.com"),
+    )
+    assert rule.when == When(("tenant",), ("key", "session"), (("plan", ("free", "pro")), ("class", ("public",))))
+    assert rule.key == (("tenant",), ("user", "ip"))
+    assert rule.unidentified == "share"
+    assert rule.limit == (TokenBucket("5/s burst 10"), FixedWindow("1000/d"))
+    assert rule.override == (("acme|42", ()), ("acme|-", (TokenBucket("10/s"),)))
+    assert rule.cost == Cost("header", 2, "x-cost", 10)
+    assert rule.charge == Charge(((401, 401), (400, 499), (500, 503)))
+    assert rule.once == Once("idempotency-key", 3_600_000_000, 3)
+    assert rule.on_refusal == OnRefusal("wait", 200_000, 50)
+    assert rule.on_failure == OnFailure("local", "1/4")
+    body = {"code": "SLOW_DOWN", "message": "{message}", "list": [1, 2.5, True, None, "{limit}"]}
+    assert rule.answer == Answer(503, "Slow down: {retry_after}s.", body, False)
+    assert (rule.priority, rule.alert) == (10, 0.8)
+
+
+def test_a_rule_with_as_little_as_can_be(everything):
+    """What is not said has its default; the policy's on_failure is the rules'."""
+    rule = everything["plain"]
+    assert rule.limit == (TokenBucket("100/s"),)
+    assert (rule.match, rule.key, rule.when, rule.once, rule.alert) == ((), (), When(), None, None)
+    assert rule.on_failure == OnFailure("closed")
+    assert rule.description == "All that can be left out is."
+
+
+def test_costs_charges_and_handlers_by_name(everything):
+    """Costs by response, by call and by query, charges by call, overrides from elsewhere, handlers by name."""
+    assert everything["tiers"].cost == Cost("response", 2, per=4096)
+    assert everything["calls"].cost == Cost("call", 1, most=5, call=Named("os.path:getsize"))
+    assert everything["calls"].charge == Charge(call=Named("os.path:exists"))
+    assert everything["query"].cost == Cost("query", 0, "n", 10)
+    assert everything["hash"].cost == Cost("constant", 3)
+    assert everything["hash"].on_refusal == OnRefusal("degrade", handler="cached")
+    assert everything["tiers"].on_refusal == OnRefusal("degrade", handler="shop.cheap:answer")
+    called, hashed = everything["tiers"].overrides, everything["hash"].overrides
+    assert isinstance(called, CalledOverrides)
+    assert (called.call, called.keep_us) == (Named("os.path:basename"), 60_000_000)
+    assert isinstance(hashed, HashOverrides)
+    assert (hashed.url, hashed.hash, hashed.refresh_us) == ("redis://localhost:6379/1", "shop:limits", 10_000_000)
+    assert everything["calls"].limit == Tiers("class", (("internal", (TokenBucket("500/s"),)),), (TokenBucket("5/s"),))
+
+
+def test_words_of_yaml_stay_texts(everything):
+    """Keys that YAML would read as a number or as false are the texts that were written."""
+    assert [key for key, _ in everything["query"].override] == ["acme", "42", "no"]
+
+
+@pytest.mark.parametrize("name", ["shop.yaml", "everything.yaml"])
+def test_the_schema_accepts_what_loads(name):
+    """Editors see no mistake in a file that loads."""
+    tree, _ = tree_of((HERE / name).read_text())
+    jsonschema.Draft202012Validator(schema()).validate(plain(tree))
+
+
+def test_the_full_file_says_every_word_there_is():
+    """tests/policy/everything.yaml uses every word of the tables, so that no word goes untested."""
+    text = (HERE / "everything.yaml").read_text()
+    words: set[str] = set()
+
+    def walk(part: object) -> None:
+        if isinstance(part, dict):
+            words.update(part.get("properties", {}) if isinstance(part.get("properties"), dict) else {})
+            for value in part.values():
+                walk(value)
+        elif isinstance(part, list):
+            for value in part:
+                walk(value)
+
+    walk(schema())
+    assert [word for word in sorted(words) if f"{word}:" not in text] == ["env", "key_env"]
+
+
+# Small truths ----------------------------------------------------------------------------------------------------------------
+
+
+def rule(text: str) -> object:
+    return Policy.read(
+        f"identify: {{user: {{header: U}}, tenant: {{header: T}}}}\nlimits:\n  - {{name: a, limit: 5/s, {text}}}"
+    ).rules[0]
+
+
+def test_every_policy_knows_the_client():
+    """`ip` is there without being defined."""
+    assert Policy.read("limits: [{name: a, key: ip, limit: 5/s}]").identify == {"ip": ClientIp()}
+
+
+def test_keys_joined_and_first_present_are_spelt_apart():
+    """A list joins parts to one key, a bar takes the first one present, and both may be mixed."""
+    assert rule("key: user | ip").key == (("user", "ip"),)
+    assert rule("key: [user, ip]").key == (("user",), ("ip",))
+    assert rule("key: [tenant, user | ip]").key == (("tenant",), ("user", "ip"))
+    assert rule("key: everyone").key == ()
+
+
+def test_headers_off_is_none_at_all():
+    """`headers: off` carries no field of ours; `headers: on` is the default."""
+    off = Policy.read("headers: off\nlimits: [{name: a, limit: 5/s}]").headers
+    assert off == Headers("none", x=False, reset="off", success="never", partition=False, cors=False)
+    assert Policy.read("headers: on\nlimits: [{name: a, limit: 5/s}]").headers == Headers()
+
+
+def test_a_method_may_be_any():
+    """Methods are read in any case; one that is not HTTP's own is taken as it is unless it looks misspelt."""
+    assert rule("match: post /x").match == (Match(frozenset({"POST"}), "/x"),)
+    assert rule("match: PURGE /x").match == (Match(frozenset({"PURGE"}), "/x"),)
+    assert rule('match: "GET, HEAD /x"').match == (Match(frozenset({"GET", "HEAD"}), "/x"),)
+
+
+def test_a_secret_may_come_from_the_environment(monkeypatch):
+    """A header's value and a key may stand in the environment."""
+    monkeypatch.setenv("HEADGATE_TEST_PROBE", "letmein")
+    monkeypatch.setenv("HEADGATE_TEST_KEY", "k" * 32)
+    text = """
+identify: {user: {jwt: {claim: sub, key_env: HEADGATE_TEST_KEY, algorithms: HS256}}}
+exempt: [{header: {X-Probe: {env: HEADGATE_TEST_PROBE}}}]
+limits: [{name: a, key: user, limit: 5/s}]
+"""
+    policy = Policy.read(text)
+    assert policy.exempt[0].headers == (("x-probe", "letmein"),)
+    assert policy.identify["user"].verifier.key == "k" * 32
+
+
+def test_nothing_is_imported_by_reading():
+    """Names of calls are read, not imported: a file can be checked where the application is not."""
+    policy = Policy.read('identify: {vip: {call: "no_such_thing:at_all"}}\nlimits: [{name: a, key: vip | ip, limit: 5/s}]')
+    (named,) = names_of(policy)
+    with pytest.raises(ConfigurationError, match="no_such_thing"):
+        named.found()
+
+
+def test_a_named_call_is_called():
+    """A call by name is the thing that it names."""
+    assert Named("os.path:basename")("/a/b") == "b"
+    with pytest.raises(ConfigurationError, match="can't be called"):
+        Named("os.path:sep").found()
+
+
+def test_a_missing_file_is_an_error_with_its_name(tmp_path):
+    """A policy that is not there is a ConfigurationError that says so."""
+    with pytest.raises(ConfigurationError, match=r"nowhere\.yaml: the policy can't be read: no such file"):
+        Policy.load(tmp_path / "nowhere.yaml")
+    with pytest.raises(ConfigurationError, match="can't be read"):
+        Policy.load(tmp_path)
+
+
+def test_a_file_may_begin_with_a_byte_order_mark(tmp_path):
+    """A byte order mark is no mistake; UTF-16 is, and is named."""
+    path = tmp_path / "a.yaml"
+    path.write_bytes(b"\xef\xbb\xbflimits: [{name: a, limit: 5/s}]")
+    assert Policy.load(path).rules[0].name == "a"
+    path.write_text("limits: []", encoding="utf-16")
+    with pytest.raises(PolicyError, match="UTF-16"):
+        Policy.load(path)
+
+
+def test_a_huge_file_is_refused_at_once(tmp_path):
+    """A file of more than half a megabyte is not even parsed."""
+    path = tmp_path / "a.yaml"
+    path.write_bytes(b"#" * (LARGEST + 1))
+    with pytest.raises(PolicyError, match="500,001 bytes; a policy has at most 500,000"):
+        Policy.load(path)
+
+
+@pytest.mark.parametrize("part", ["[", "{", "- ", "? ", "{a: ", "[{a: ["], ids=repr)
+def test_half_a_megabyte_of_nesting_is_refused(part):
+    """However deep something is nested, reading ends at the first level that no policy has."""
+    with pytest.raises(PolicyError, match=r"lie in each other|no YAML|can't be a word"):
+        Policy.read("limits: " * (part[0] in "[{") + part * (499_000 // len(part)))
+
+
+def test_a_large_policy_loads():
+    """A thousand rules are read well within a second or two, each with its own name."""
+    rules = "".join(f"  - {{name: r{i}, match: GET /a/{i}, key: ip, limit: token bucket 5/s burst 10}}\n" for i in range(1000))
+    assert len(Policy.read("limits:\n" + rules).rules) == 1000

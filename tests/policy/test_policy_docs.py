@@ -1,0 +1,33 @@
+"""Every policy that the documentation shows loads, and every word of a rule has its row."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from headgate.policy import Policy
+from headgate.policy.rules import RULE
+from headgate.policy.sections import POLICY
+
+PAGE = (Path(__file__).parents[2] / "docs" / "policy.md").read_text()
+BLOCKS = re.findall(r"```yaml\n(.*?)```", PAGE, re.S)
+
+
+@pytest.mark.parametrize("text", BLOCKS, ids=[str(number) for number in range(len(BLOCKS))])
+def test_each_policy_of_the_page_loads(text, caplog):
+    """A YAML block of docs/policy.md is a whole policy, without mistakes and without warnings."""
+    Policy.read(text)
+    assert caplog.records == []
+
+
+def test_the_page_has_its_policies():
+    """The page shows more than a handful of policies, so that the test above means something."""
+    assert len(BLOCKS) >= 10
+
+
+def test_every_word_is_explained():
+    """Every word at the top of a policy and every word of a rule stands in a table of the page."""
+    rows = " ".join(line for line in PAGE.splitlines() if line.startswith("| "))
+    assert [word for word in (*POLICY.words, *RULE.words) if f"`{word}`" not in rows] == []

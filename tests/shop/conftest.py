@@ -1,0 +1,24 @@
+"""The shop is an example outside the package; its folder is put on the path, as running it does."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from headgate import MemoryStore
+from headgate.testing import ManualClock
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "examples"))
+
+
+@pytest.fixture
+def street(clock: ManualClock):
+    """The shop's door: whoever comes is a `Customer` of one and the same shop, at noon."""
+    from customers import Street
+    from shop.app import shop
+
+    with Street(shop(MemoryStore(clock=clock))) as street:
+        yield street

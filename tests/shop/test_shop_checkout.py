@@ -1,0 +1,90 @@
+"""The checkout of the shop: what a refusal says, whom it concerns, and what stays untouched by it."""
+
+from __future__ import annotations
+
+import pytest
+
+
+def test_the_eleventh_checkout_is_told_when_to_come_back(street):
+    """Ten at once pass; the eleventh gets the message word for word and a second to wait."""
+    ada = street.customer("ada")
+    assert [ada.post("/checkout").status for _ in range(10)] == [200] * 10
+    refused = ada.post("/checkout")
+    assert refused.status == 429
+    assert refused.body == b'{"code":"RATE_LIMITED","message":"Too many checkout attempts. Retry after 1s."}'
+    assert refused.headers["content-type"] == "application/json"
+    assert refused.headers["retry-after"] == "1"
+    assert refused.headers["x-ratelimit-limit"] == "10"
+    assert refused.headers["x-ratelimit-remaining"] == "0"
+    assert refused.headers["cache-control"] == "no-store"
+
+
+def test_a_checkout_that_passes_says_what_is_left(street):
+    """An answer names every limit that was asked, and no time to wait; the handler sees the decision too."""
+    passed = street.customer("ada").post("/checkout")
+    assert (passed.status, passed.body) == (200, b'{"checkout":"done","more_at_once":9}')
+    assert passed.headers["ratelimit-policy"] == (
+        '"user";q=40;w=2, "checkout";q=10;w=2, "checkout-capacity";q=40;w=1, "public-checkout";q=40;w=1'
+    )
+    assert '"checkout";r=9;t=2' in passed.headers["ratelimit"]
+    assert "retry-after" not in passed.headers
+
+
+def test_the_checkout_never_spends_what_the_catalog_has(street):
+    """A user with no checkout left, refused fifty times, has the whole catalog."""
+    eve = street.customer("enterprise-eve")
+    assert eve.passes("POST", "/checkout", 11) == 10
+    eve_was_refused = [eve.post("/checkout").status for _ in range(50)]
+    assert eve_was_refused == [429] * 50
+    assert eve.passes("GET", "/products", 1001) == 1000
+
+
+def test_the_catalog_never_spends_what_the_checkout_has(street):
+    """A user with nothing left of the catalog has the whole checkout."""
+    eve = street.customer("enterprise-eve")
+    assert eve.passes("GET", "/products", 1001) == 1000
+    assert eve.passes("POST", "/checkout", 11) == 10
+
+
+def test_a_refused_checkout_spends_nothing_of_any_limit(street):
+    """All or nothing: a loop of refused checkouts takes nothing of the user's own bucket, nor of everybody's capacity."""
+    ada = street.customer("ada")
+    ada.passes("POST", "/checkout", 10)
+    before = ada.post("/checkout").headers["ratelimit"]
+    assert [ada.post("/checkout").headers["ratelimit"] for _ in range(20)] == [before] * 20
+    assert '"user";r=30' in before
+    assert '"checkout-capacity";r=30' in before
+
+
+def test_guests_are_counted_by_address(street):
+    """Without a token ten at once pass from one address; another address has ten of its own."""
+    assert street.customer(None, "203.0.113.7").passes("POST", "/checkout", 12) == 10
+    assert street.customer(None, "203.0.113.8").passes("POST", "/checkout", 12) == 10
+
+
+def test_the_checkout_bears_so_many_at_once_for_all_together(street):
+    """Forty at one instant, whoever they are and with which key they come."""
+    passed = sum(
+        street.customer(f"user-{n}", f"203.0.113.{n}", partner=f"partner-{n}").passes("POST", "/checkout", 10) for n in range(8)
+    )
+    assert passed == 40
+
+
+def test_the_public_leaves_room_for_partners(street, clock):
+    """Of the 35 that a tenth of a second brings, the public gets 15; the rest is the partners'."""
+    everybody = [street.customer(f"user-{n}") for n in range(8)]
+    assert sum(one.passes("POST", "/checkout", 10) for one in everybody) == 40
+    clock.advance(0.1)
+    others = [street.customer(f"other-{n}") for n in range(8)]
+    assert sum(one.passes("POST", "/checkout", 10) for one in others) == 15
+    partners = [street.customer(f"third-{n}", partner="books") for n in range(8)]
+    assert sum(one.passes("POST", "/checkout", 10) for one in partners) == 20
+
+
+@pytest.mark.parametrize("waits", [1, 2, 7])
+def test_who_waits_is_served(street, clock, waits):
+    """After the second that the answer named, the checkout is open again: five more for each."""
+    ada = street.customer("ada")
+    ada.passes("POST", "/checkout", 11)
+    clock.advance(waits)
+    assert ada.passes("POST", "/checkout", 20) == min(10, 5 * waits)

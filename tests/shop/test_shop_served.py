@@ -1,0 +1,148 @@
+"""`make serve`, as it runs: the program in a process of its own, a real server, and the lines that it prints, typed."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+from shop.lines import lines
+from shop.serve import HOST, bound
+
+import headgate
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+MESSAGE = '{"code":"RATE_LIMITED","message":"Too many checkout attempts. Retry after 1s."}'
+with_curl = pytest.mark.skipif(shutil.which("curl") is None, reason="there is no curl here")
+
+
+def program(**said: str) -> subprocess.Popen[str]:
+    """The shop, started as `make serve` starts it, without a terminal."""
+    paths = os.pathsep.join([str(Path(headgate.__path__[0]).parent), str(EXAMPLES)])
+    environment = {name: value for name, value in os.environ.items() if name not in ("PORT", "SHOP_SECONDS")}
+    return subprocess.Popen(
+        [sys.executable, "-m", "shop.serve"],
+        env={**environment, "PYTHONPATH": paths, **said},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def free_port() -> str:
+    with socket.socket() as sock:
+        sock.bind((HOST, 0))
+        return str(sock.getsockname()[1])
+
+
+class Open:
+    """A shop that serves: where it is, and what it printed until it was ready."""
+
+    def __init__(self) -> None:
+        self.process = program(PORT=free_port(), SHOP_SECONDS="inf")
+        assert self.process.stdout is not None
+        self.printed = ""
+        for line in self.process.stdout:
+            self.printed += line
+            if line.startswith("Ctrl-C"):
+                break
+        found = re.search(r"http://127\.0\.0\.1:\d+", self.printed)
+        assert found is not None, self.printed
+        self.base = found[0]
+
+    def end(self, number: int = signal.SIGTERM) -> tuple[int, str]:
+        self.process.send_signal(number)
+        rest, _ = self.process.communicate(timeout=30)
+        return self.process.returncode, rest
+
+
+@pytest.fixture
+def served() -> Iterator[Open]:
+    shop = Open()
+    yield shop
+    if shop.process.poll() is None:
+        shop.process.kill()
+        shop.process.communicate()
+
+
+def typed(command: str) -> str:
+    return subprocess.run(["sh", "-c", command], capture_output=True, text=True, timeout=60, check=False).stdout
+
+
+@with_curl
+def test_the_printed_lines_do_what_they_say(served):
+    """The commands, as printed, get a 200 that says what is left, a 429 with its fields, and then the whole catalog."""
+    token, one, many, catalog = lines(served.base)
+    assert all(line.command in served.printed for line in (token, one, many, catalog))
+    passed = typed(f"{token.command}; {one.command}")
+    assert passed.startswith("HTTP/1.1 200 OK\n")
+    assert "\nx-ratelimit-limit: 10\nx-ratelimit-remaining: 9\n" in passed
+    refused = typed(f"{token.command}; {many.command}")
+    assert refused.startswith("HTTP/1.1 429 Too Many Requests\n")
+    assert "\nretry-after: 1\n" in refused
+    assert refused.endswith(f"\n\n{MESSAGE}\n")
+    found = dict(reversed(line.split()) for line in typed(catalog.command).splitlines())
+    assert set(found) == {"200", "429"}
+    assert 1000 <= int(found["200"]) < 1100  # more than a thousand only where a minute of the clock begins in between
+
+
+def test_the_shop_answers_over_the_wire(served):
+    """On one connection: the free checkouts pass, then come 429s with the time to wait, and the page counts them."""
+    with httpx.Client(base_url=served.base) as client:
+        client.headers["authorization"] = f"Bearer {client.post('/login?name=ada').text}"
+        answers = [client.post("/checkout") for _ in range(25)]
+        counted = Counter(answer.status_code for answer in answers)
+        assert counted.keys() == {200, 429}
+        assert [answer.status_code for answer in answers[:10]] == [200] * 10
+        refused = next(answer for answer in answers if answer.status_code == 429)
+        assert (refused.text, refused.headers["retry-after"]) == (MESSAGE, "1")
+        assert f"{counted[429]} refused" in client.get("/").text
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_the_shop_closes_in_order(served, number):
+    """Told to end, it says what it served and ends without a fault."""
+    httpx.get(f"{served.base}/products")
+    code, rest = served.end(number)
+    assert code == 0
+    assert "The shop is closed: 1 requests, 1 passed, 0 refused." in rest
+
+
+@with_curl
+def test_without_a_terminal_the_shop_shows_itself_and_ends():
+    """Where nobody can press ctrl-C it types its own lines, shows a 200 and a 429, and ends."""
+    process = program(PORT=free_port())
+    printed, _ = process.communicate(timeout=120)
+    assert process.returncode == 0, printed
+    shown = printed.split("The same, typed for you:")[1]
+    assert shown.index("HTTP/1.1 200 OK") < shown.index("HTTP/1.1 429 Too Many Requests") < shown.index(MESSAGE)
+
+
+def test_a_port_that_is_taken_is_left_to_its_owner():
+    """Without a wish the next free port is used; with one that can't be had, the program says so and does not begin."""
+    first, second = bound(None), bound(None)
+    with first, second:
+        taken = first.getsockname()[1]
+        assert second.getsockname()[1] > taken
+        process = program(PORT=str(taken), SHOP_SECONDS="inf")
+        printed, _ = process.communicate(timeout=60)
+    assert process.returncode != 0
+    assert f"serve: port {taken} is taken; choose another with PORT=" in printed
+
+
+def test_a_wish_that_is_no_number_is_told():
+    """SHOP_SECONDS takes seconds, and says so."""
+    process = program(PORT=free_port(), SHOP_SECONDS="soon")
+    printed, _ = process.communicate(timeout=60)
+    assert process.returncode != 0
+    assert "SHOP_SECONDS=soon: write a number of seconds, or inf" in printed

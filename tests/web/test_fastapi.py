@@ -1,0 +1,342 @@
+"""Limits as FastAPI dependencies: per client, with the middleware's fields and bodies, and never counted twice by accident."""
+
+from typing import Annotated, Any
+
+import pytest
+from fastapi import APIRouter, Depends, FastAPI, Request, Response, WebSocket
+from fastapi.responses import PlainTextResponse
+from starlette.websockets import WebSocketDisconnect
+from starlette_client import TestClient
+
+from headgate import ConfigurationError, HeadgateError, MemoryStore
+from headgate.policy import Policy
+from headgate.policy.gate import Gate
+from headgate.web.asgi import RateLimitMiddleware
+from headgate.web.fastapi import CurrentPassage, RateLimit, TooManyRequests, install
+
+
+def client(app: FastAPI, address: str = "192.0.2.1") -> TestClient:
+    return TestClient(app, client=(address, 50000))
+
+
+def shop(store: MemoryStore, *, installed: bool = True, **words: Any) -> FastAPI:
+    """A shop whose checkout has a limit of its own."""
+    app = FastAPI()
+    if installed:
+        install(app)
+    message = "Too many checkout attempts. Retry after {retry_after}s."
+    limit = RateLimit("5/s burst 10", message=message, store=store, **words)
+
+    @app.post("/checkout", dependencies=[Depends(limit)])
+    async def checkout() -> dict[str, str]:
+        return {"order": "placed"}
+
+    @app.get("/products")
+    async def products() -> list[str]:
+        return ["tea"]
+
+    return app
+
+
+def test_the_eleventh_checkout(store, clock):
+    """The eleventh checkout is refused in the seed's exact words and fields, and passes after waiting what it was told."""
+    http = client(shop(store))
+    for left in range(9, -1, -1):
+        answer = http.post("/checkout")
+        assert answer.status_code == 200
+        assert (answer.headers["x-ratelimit-remaining"], "retry-after" in answer.headers) == (str(left), False)
+    refused = http.post("/checkout")
+    assert refused.status_code == 429
+    assert refused.content == b'{"code":"RATE_LIMITED","message":"Too many checkout attempts. Retry after 1s."}'
+    assert (refused.headers["retry-after"], refused.headers["content-type"]) == ("1", "application/json")
+    assert (refused.headers["x-ratelimit-limit"], refused.headers["x-ratelimit-remaining"]) == ("10", "0")
+    assert refused.headers["cache-control"] == "no-store"
+    clock.advance(1)
+    assert http.post("/checkout").status_code == 200
+
+
+def test_clients_do_not_share(store):
+    """Without a word about keys every client has a limit of its own."""
+    app = shop(store)
+    for _ in range(10):
+        client(app).post("/checkout")
+    assert client(app).post("/checkout").status_code == 429
+    assert client(app, "192.0.2.2").post("/checkout").status_code == 200
+
+
+def test_other_routes_are_not_limited(store):
+    """A route without the dependency has nothing to do with it."""
+    http = client(shop(store))
+    for _ in range(12):
+        http.post("/checkout")
+    answer = http.get("/products")
+    assert answer.status_code == 200
+    assert "ratelimit" not in answer.headers
+
+
+def test_without_install(store):
+    """Without `install` a refusal comes in FastAPI's own envelope, with all fields; dicts have the fields too."""
+    http = client(shop(store, installed=False))
+    assert http.post("/checkout").headers["ratelimit"] == '"test_fastapi.shop.checkout";r=9;t=2'
+    for _ in range(9):
+        http.post("/checkout")
+    refused = http.post("/checkout")
+    assert refused.status_code == 429
+    assert refused.json() == {"detail": {"code": "RATE_LIMITED", "message": "Too many checkout attempts. Retry after 1s."}}
+    assert refused.headers["retry-after"] == "1"
+
+
+def test_fields_on_responses_of_the_handlers_own(store):
+    """With `install`, a response that the handler made itself carries the fields as well."""
+    app = FastAPI()
+    install(app)
+
+    @app.get("/", dependencies=[Depends(RateLimit("5/s", store=store))])
+    async def home() -> Response:
+        return PlainTextResponse("hello", headers={"X-Own": "1"})
+
+    answer = client(app).get("/")
+    assert (answer.headers["x-ratelimit-remaining"], answer.headers["x-own"]) == ("4", "1")
+
+
+def test_a_key_by_a_callable(store):
+    """A callable that is given the request says who it is; None means the client's address."""
+    app = FastAPI()
+    install(app)
+
+    def user(request: Request) -> str | None:
+        return request.headers.get("x-user")
+
+    @app.get("/", dependencies=[Depends(RateLimit("1/min", key=user, store=store))])
+    async def home() -> dict[str, str]:
+        return {}
+
+    http = client(app)
+    assert [http.get("/", headers={"X-User": "ada"}).status_code for _ in range(2)] == [200, 429]
+    assert http.get("/", headers={"X-User": "ben"}).status_code == 200
+    assert [http.get("/").status_code for _ in range(2)] == [200, 429]
+
+
+def test_a_key_that_is_awaited(store):
+    """The callable may be a coroutine function: it looks the user up, say."""
+    app = FastAPI()
+    install(app)
+
+    async def user(request: Request) -> int:
+        return len(request.headers["x-user"])
+
+    @app.get("/", dependencies=[Depends(RateLimit("1/min", key=user, store=store))])
+    async def home() -> dict[str, str]:
+        return {}
+
+    http = client(app)
+    answers = [http.get("/", headers={"X-User": name}).status_code for name in ("ada", "ben", "eva-maria")]
+    assert answers == [200, 429, 200]
+
+
+def test_a_key_from_another_dependency(store):
+    """A dependency of one's own may ask, with a key that other dependencies found."""
+    app = FastAPI()
+    install(app)
+    limit = RateLimit("1/min", store=store)
+
+    async def user(request: Request) -> str:
+        return request.headers["x-user"]
+
+    async def limited(request: Request, name: Annotated[str, Depends(user)]) -> None:
+        await limit.check(request, key=name)
+
+    @app.get("/", dependencies=[Depends(limited)])
+    async def home() -> dict[str, str]:
+        return {}
+
+    http = client(app)
+    assert [http.get("/", headers={"X-User": name}).status_code for name in ("ada", "ben", "ada")] == [200, 200, 429]
+
+
+def test_routes_count_for_themselves_and_names_are_shared(store):
+    """A limit without a name counts for each route that it stands on; one with a name is one limit for all of them."""
+    app = FastAPI()
+    router = APIRouter(dependencies=[Depends(RateLimit("1/min", store=store))])
+    named = APIRouter(prefix="/named", dependencies=[Depends(RateLimit("1/min", name="both", store=store))])
+    for one in (router, named):
+
+        @one.get("/a")
+        async def a() -> dict[str, str]:
+            return {}
+
+        @one.get("/b")
+        async def b() -> dict[str, str]:
+            return {}
+
+    app.include_router(router)
+    app.include_router(named)
+    http = client(app)
+    assert [http.get(path).status_code for path in ("/a", "/b", "/a", "/b")] == [200, 200, 429, 429]
+    assert [http.get(path).status_code for path in ("/named/a", "/named/b")] == [200, 429]
+
+
+@pytest.mark.parametrize("installed", [True, False])
+def test_several_limits_on_a_route(store, clock, installed):
+    """An app's limit and a route's are both asked, both told of, and the tighter one gives the X- fields."""
+    app = FastAPI(dependencies=[Depends(RateLimit("100/h", store=store))])
+    if installed:
+        install(app)
+
+    @app.get("/", dependencies=[Depends(RateLimit("2/min", store=store))])
+    async def home() -> dict[str, str]:
+        return {}
+
+    http = client(app)
+    answer = http.get("/")
+    name = "test_fastapi.test_several_limits_on_a_route.home"
+    assert answer.headers["x-ratelimit-limit"] == "2"
+    told = {f'"{name}";q=100;w=3600', f'"{name}.2";q=2;w=60'}
+    assert set(answer.headers["ratelimit-policy"].split(", ")) == told
+    assert [http.get("/").status_code for _ in range(2)] == [200, 429]
+    clock.advance(60)
+    assert http.get("/").status_code == 200
+
+
+POLICY = """
+limits:
+  - {name: checkout, match: POST /checkout, key: ip, limit: fixed window 3/min}
+  - {name: search, match: GET /search, key: ip, limit: fixed window 9/min}
+"""
+
+
+def policy_app(gate: Gate, *, middleware: bool) -> FastAPI:
+    app = FastAPI()
+    install(app)
+    if middleware:
+        app.add_middleware(RateLimitMiddleware, policy=gate)
+
+    @app.post("/checkout", dependencies=[Depends(RateLimit(policy=gate, rule="checkout"))])
+    @app.post("/express", dependencies=[Depends(RateLimit(policy=gate, rule="checkout"))])
+    async def checkout(passage: CurrentPassage) -> dict[str, Any]:
+        assert passage is not None
+        assert passage.decision is not None
+        return {"remaining": passage.decision.remaining}
+
+    return app
+
+
+@pytest.mark.parametrize("middleware", [True, False])
+def test_a_rule_of_a_policy(store, middleware):
+    """A rule that is named on a route holds there; where the middleware has asked it already, it is not counted twice."""
+    gate = Gate(Policy.read(POLICY), store=store)
+    http = client(policy_app(gate, middleware=middleware))
+    assert http.post("/checkout").json() == {"remaining": 2}
+    assert http.post("/express").status_code == 200
+    assert http.post("/checkout").headers["x-ratelimit-remaining"] == "0"
+    assert [http.post(path).status_code for path in ("/checkout", "/express")] == [429, 429]
+    rules = {rule.name: (rule.passed, rule.refused) for rule in gate.tally().rules}
+    assert rules == {"checkout": (3, 2), "search": (0, 0)}
+
+
+def test_a_rule_follows_its_policy(store):
+    """When the policy is reloaded, the rule on the route is the new one, with its state."""
+    gate = Gate(Policy.read(POLICY), store=store)
+    http = client(policy_app(gate, middleware=False))
+    for _ in range(3):
+        http.post("/express")
+    assert http.post("/express").status_code == 429
+    gate.reload(Policy.read(POLICY.replace("3/min", "5/min")))
+    assert [http.post("/express").status_code for _ in range(3)] == [200, 200, 429]
+
+
+def test_charge_by_outcome(store):
+    """Failed logins count, good ones do not; that needs `install`, and says so."""
+
+    def app() -> FastAPI:
+        made = FastAPI()
+
+        @made.post("/login", dependencies=[Depends(RateLimit("2/min", charge={"status": [401]}, store=store))])
+        async def login(password: str, response: Response) -> dict[str, str]:
+            response.status_code = 200 if password == "right" else 401
+            return {}
+
+        return made
+
+    with pytest.raises(ConfigurationError, match=r"install\(app\)"):
+        client(app()).post("/login?password=right")
+    installed = app()
+    install(installed)
+    http = client(installed, "192.0.2.7")
+    tries = ["right"] * 4 + ["wrong", "right", "wrong", "right"]
+    assert [http.post(f"/login?password={word}").status_code for word in tries] == [200] * 4 + [401, 200, 401, 429]
+
+
+def test_degrade(store):
+    """A refused request may be answered by something cheaper."""
+
+    async def cached(scope: Any, receive: Any, send: Any) -> None:
+        await PlainTextResponse("yesterday's")(scope, receive, send)
+
+    app = FastAPI()
+    install(app)
+    from headgate.policy.model import DEGRADE, OnRefusal
+
+    @app.get("/", dependencies=[Depends(RateLimit("1/min", on_refusal=OnRefusal(DEGRADE, handler=cached), store=store))])
+    async def home() -> str:
+        return "today's"
+
+    http = client(app)
+    assert [http.get("/").text for _ in range(2)] == ['"today\'s"', "yesterday's"]
+
+
+def test_websockets(store):
+    """On a websocket route the dependency refuses the handshake."""
+    app = FastAPI()
+
+    @app.websocket("/ws", dependencies=[Depends(RateLimit("1/min", store=store))])
+    async def chat(socket: WebSocket) -> None:
+        await socket.accept()
+        await socket.send_text("hello")
+        await socket.close()
+
+    http = client(app)
+    with http.websocket_connect("/ws") as socket:
+        assert socket.receive_text() == "hello"
+    with pytest.raises(WebSocketDisconnect) as refused, http.websocket_connect("/ws"):
+        pass
+    assert refused.value.code == 1013
+
+
+def test_a_handler_for_refusals_of_ones_own(store):
+    """An app may answer refusals in its own words: the exception carries the passage."""
+    app = shop(store)
+
+    @app.exception_handler(TooManyRequests)
+    async def busy(request: Request, refused: TooManyRequests) -> Response:
+        assert refused.passage.refusal is not None
+        return PlainTextResponse(f"busy for {refused.passage.refusal.retry_after}", 503)
+
+    http = client(app)
+    for _ in range(10):
+        http.post("/checkout")
+    assert (http.post("/checkout").status_code, http.post("/checkout").text) == (503, "busy for 1")
+
+
+def test_mistakes_are_told_where_they_stand(store):
+    """A limit that makes no sense is an error when it is written, not when the first request comes."""
+    for wrong in ({}, {"limit": "5/s", "policy": Policy.read(POLICY), "rule": "checkout"}, {"policy": Policy.read(POLICY)}):
+        with pytest.raises(ConfigurationError, match="RateLimit"):
+            RateLimit(**wrong)
+    with pytest.raises(ConfigurationError, match="no rule 'chekout'; it has: checkout, search"):
+        RateLimit(policy=Policy.read(POLICY), rule="chekout")
+    with pytest.raises(HeadgateError):
+        RateLimit("5 per fortnight")
+    with pytest.raises(HeadgateError):
+        RateLimit("5/s", colour="blue")
+
+
+def test_a_store_by_its_url():
+    """A store may be named by its URL."""
+    app = FastAPI()
+
+    @app.get("/", dependencies=[Depends(RateLimit("1/min", store="memory://"))])
+    async def home() -> dict[str, str]:
+        return {}
+
+    assert [client(app).get("/").status_code for _ in range(2)] == [200, 429]

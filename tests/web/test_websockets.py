@@ -1,0 +1,191 @@
+"""Websockets behind a policy: the handshake and the messages, in process and behind real servers."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+import websockets.asyncio.client
+import websockets.exceptions
+from servers_asgi import Hypercorn, Uvicorn
+from starlette.applications import Starlette
+from starlette.routing import WebSocketRoute
+from starlette.websockets import WebSocket, WebSocketDisconnect
+from starlette_client import TestClient
+
+from headgate import MemoryStore
+from headgate.policy import Policy
+from headgate.policy.gate import Gate
+from headgate.web.asgi import RateLimitMiddleware
+
+CONNECT = "limits: [{name: connect, match: GET /chat, key: ip, limit: fixed window 2/h}]"
+MESSAGES = "limits: [{name: talk, match: MESSAGE /chat, key: ip, limit: fixed window 3/h, message: Slow down.}]"
+
+
+def chat(gate: Gate, log: list[str] | None = None) -> RateLimitMiddleware:
+    """Says everything back; writes down how the connection ended."""
+    noted = [] if log is None else log
+
+    async def talk(socket: WebSocket) -> None:
+        await socket.accept(headers=[(b"x-own", b"1")])
+        try:
+            while True:
+                await socket.send_text(await socket.receive_text())
+        except WebSocketDisconnect as end:
+            noted.append(f"{end.code} {end.reason}")
+            await socket.close()  # one word too many, as apps say it
+
+    return RateLimitMiddleware(Starlette(routes=[WebSocketRoute("/chat", talk)]), policy=gate)
+
+
+@pytest.fixture
+def gate_of(store: MemoryStore) -> Any:
+    return lambda text: Gate(Policy.read(text), store=store)
+
+
+def test_a_handshake_is_a_get(gate_of):
+    """A handshake counts as a GET, is told what is left, and is refused like any request where the server can."""
+    http = TestClient(chat(gate_of(CONNECT)), client=("192.0.2.1", 1))
+    for left in ("1", "0"):
+        with http.websocket_connect("/chat") as socket:
+            socket.send_text("hello")
+            assert socket.receive_text() == "hello"
+            told = dict(socket.extra_headers)
+            assert (told[b"x-own"], told[b"x-ratelimit-remaining"]) == (b"1", left.encode())
+    with pytest.raises(Exception) as refused, http.websocket_connect("/chat"):
+        pass
+    response = refused.value
+    assert response.status_code == 429
+    assert response.headers["retry-after"] == "3600"
+    assert response.json()["code"] == "RATE_LIMITED"
+
+
+def test_a_server_that_knows_no_answers(gate_of):
+    """Where the server can't send a response instead, the connection is closed before it was accepted, with 1013."""
+    app = chat(gate_of(CONNECT.replace("2/h", "1/h")))
+
+    async def connect() -> list[dict[str, Any]]:
+        sent: list[dict[str, Any]] = []
+        came = [{"type": "websocket.connect"}, {"type": "websocket.disconnect", "code": 1000}]
+
+        async def receive() -> dict[str, Any]:
+            return came.pop(0)
+
+        async def send(message: Any) -> None:
+            sent.append(message)
+
+        scope = {"type": "websocket", "path": "/chat", "headers": [], "query_string": b"", "client": ("192.0.2.1", 1)}
+        await app(scope, receive, send)
+        return sent
+
+    assert asyncio.run(connect())[0]["type"] == "websocket.accept"
+    message = "Too many requests. Retry after 3600s."
+    assert asyncio.run(connect()) == [{"type": "websocket.close", "code": 1013, "reason": message}]
+
+
+def test_messages_are_counted_where_a_rule_names_them(gate_of):
+    """A message beyond the limit closes the connection with 1013; the app is told, and what it says after that is dropped."""
+    log: list[str] = []
+    http = TestClient(chat(gate_of(MESSAGES), log), client=("192.0.2.1", 1))
+    with http.websocket_connect("/chat") as socket:
+        for word in ("one", "two", "three"):
+            socket.send_text(word)
+            assert socket.receive_text() == word
+        socket.send_text("four")
+        with pytest.raises(WebSocketDisconnect) as end:
+            socket.receive_text()
+    assert (end.value.code, end.value.reason) == (1013, "Slow down.")
+    assert log == ["1013 Slow down."]
+
+
+def test_messages_are_free_unless_named(gate_of):
+    """A rule for all methods means handshakes, never messages."""
+    http = TestClient(chat(gate_of("limits: [{name: api, key: ip, limit: fixed window 2/h}]")))
+    with http.websocket_connect("/chat") as socket:
+        for _ in range(10):
+            socket.send_text("hello")
+            assert socket.receive_text() == "hello"
+
+
+def test_messages_that_wait(gate_of, clock):
+    """A rule that waits holds a message back until its turn: the connection itself slows the client down."""
+    policy = "limits: [{name: talk, match: MESSAGE /chat, key: ip, limit: token bucket 10/s burst 1, on_refusal: wait up to 1s}]"
+    gate = gate_of(policy)
+    before = clock.now_us()
+    with TestClient(chat(gate)).websocket_connect("/chat") as socket:
+        for _ in range(4):
+            socket.send_text("hello")
+            assert socket.receive_text() == "hello"
+    assert clock.now_us() - before == 300_000
+    assert gate.tally().rules[0].waited == 3
+
+
+def test_a_long_reason_fits(gate_of):
+    """A close frame holds 123 bytes of reason: a longer one is cut between letters."""
+    gate = gate_of(MESSAGES.replace("Slow down.", "ü" * 100).replace("3/h", "1/h"))
+    with TestClient(chat(gate)).websocket_connect("/chat") as socket:
+        socket.send_text("one")
+        assert socket.receive_text() == "one"
+        socket.send_text("two")
+        with pytest.raises(WebSocketDisconnect) as end:
+            socket.receive_text()
+    assert end.value.reason == "ü" * 61
+
+
+def test_a_reload_counts_messages(gate_of):
+    """A policy that names messages from now on holds for connections that are open."""
+    gate = gate_of("limits: [{name: other, match: /other, key: ip, limit: fixed window 1/h}]")
+    with TestClient(chat(gate)).websocket_connect("/chat") as socket:
+        socket.send_text("free")
+        assert socket.receive_text() == "free"
+        gate.reload(Policy.read(MESSAGES.replace("3/h", "1/h")))
+        socket.send_text("one")
+        assert socket.receive_text() == "one"
+        socket.send_text("two")
+        with pytest.raises(WebSocketDisconnect):
+            socket.receive_text()
+
+
+def test_outcomes_of_connections(gate_of):
+    """A charge by outcome is settled when the connection ends: one that was accepted is a 101."""
+    gate = gate_of("limits: [{name: failed, match: /chat, key: ip, limit: fixed window 2/h, charge: {status: [403]}}]")
+    for _ in range(4):
+        with TestClient(chat(gate)).websocket_connect("/chat") as socket:
+            socket.send_text("hello")
+            socket.receive_text()
+    assert gate.tally().rules[0].given_back == 4
+
+
+@pytest.mark.parametrize("server", [Uvicorn, Hypercorn])
+def test_behind_a_server(server, gate_of):
+    """Over the wire: the third handshake is a 429 with its fields and body, the fourth message closes with 1013."""
+    running = server(chat(gate_of(CONNECT[:-1] + MESSAGES.partition("[")[2].join((", ", "")))), [])
+
+    async def talk() -> tuple[int, int]:
+        url = f"ws://127.0.0.1:{running.port}/chat"
+        connect = websockets.asyncio.client.connect
+        async with connect(url) as first:
+            for word in ("one", "two", "three"):
+                await first.send(word)
+                assert await first.recv() == word
+            await first.send("four")
+            with pytest.raises(websockets.exceptions.ConnectionClosed) as closed:
+                await first.recv()
+        async with connect(url) as second:
+            assert second.response is not None
+            assert second.response.headers["X-RateLimit-Remaining"] == "0"
+        with pytest.raises(websockets.exceptions.InvalidStatus) as refused:
+            async with connect(url):
+                pass
+        response = refused.value.response
+        assert response.headers["Retry-After"].isdigit()
+        assert json.loads(response.body)["code"] == "RATE_LIMITED"
+        assert closed.value.rcvd is not None
+        return closed.value.rcvd.code, response.status_code
+
+    try:
+        assert asyncio.run(talk()) == (1013, 429)
+    finally:
+        running.close()
