@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import Any
 
 from ..errors import ConfigurationError
@@ -143,6 +144,7 @@ class Identities:
         self.said = said
         self.drafts: dict[str, Any] = dict(said.values) if said is not None else {}
         self.made: dict[str, Identity] = {}
+        self.files: list[Path] = []  # read for keys
         self.verifiers: list[Verifier | None] = [one.verifier for one in self.drafts.values() if isinstance(one, Jwt)]
         self.names = {*(said.node.entries if said is not None else ()), "ip"}
         self._make()
@@ -295,6 +297,7 @@ class Identities:
     def _key_of_file(self, name: str, node: Node) -> bytes | None:
         try:
             path = self.page.folder / name
+            self.files.append(path)
             return path.read_bytes()[:100_000]
         except (OSError, ValueError) as error:
             reason = getattr(error, "strerror", None) or str(error)

@@ -22,7 +22,7 @@ from ..policy.model import Policy
 from ..policy.passage import Passage
 from ..stores import Store
 from .asgi_socket import Socket, refuse_socket
-from .asgi_wire import START, AsgiFacts, Sending, begun
+from .asgi_wire import START, AsgiFacts, Sending, admitted, begun
 from .headers import body, fields
 
 Scope = MutableMapping[str, Any]
@@ -60,23 +60,34 @@ class RateLimitMiddleware:
         if kind != "http":
             await (self._socket if kind == "websocket" else self._lifespan)(scope, receive, send)
             return
-        facts = AsgiFacts(scope)
-        passage = self._quick(facts)
-        if passage is None:
-            passage = await self.gate.aask(facts)
-        scope["headgate"] = passage
-        if not passage.allowed:
-            await refuse(passage, facts, scope, receive, send)
+        sending = admitted(self._quick, scope, send)
+        if sending is None:
+            await self._unusual(scope, receive, send)
             return
-        if passage.owes:
-            await Owing(passage, send).run(self.app, scope, receive)
-            return
-        sending = Sending(passage, send)
         try:
             await self.app(scope, receive, sending)
         except BaseException:
             sending.failed()
             raise
+
+    async def _unusual(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """A request that must be waited for, that is refused, or that owes something when its response is known."""
+        passage = scope["headgate"]
+        if passage is None:
+            passage = scope["headgate"] = await self.gate.aask(AsgiFacts(scope))
+        if passage.owes and passage.allowed:
+            await Owing(passage, send).run(self.app, scope, receive)
+            return
+        passage.facts = None  # no circle: see `admitted`
+        if not passage.allowed:
+            await refuse(passage, scope, receive, send)
+        else:
+            sending = Sending(passage, send)
+            try:
+                await self.app(scope, receive, sending)
+            except BaseException:
+                sending.failed()
+                raise
 
     async def _socket(self, scope: Scope, receive: Receive, send: Send) -> None:
         facts = AsgiFacts(scope)
@@ -107,17 +118,17 @@ class RateLimitMiddleware:
         await self.app(scope, receive, closing)
 
 
-async def refuse(passage: Passage, facts: AsgiFacts, scope: Scope, receive: Receive, send: Send) -> None:
+async def refuse(passage: Passage, scope: Scope, receive: Receive, send: Send) -> None:
     """Answers instead of the handler: with the rule's degrade handler, or with why and when to come back."""
     degrade = passage.degrade
     if degrade is not None:
         await degrade(scope, receive, Sending(passage, send))
         return
     assert passage.refusal is not None
-    kind, content = body(passage, facts.header("accept"))
+    kind, content = body(passage, AsgiFacts(scope).header("accept"))
     told = [*fields(passage), (b"content-type", kind), (b"content-length", b"%d" % len(content))]
     await send({"type": START, "status": passage.refusal.status, "headers": told})
-    await send({"type": "http.response.body", "body": b"" if facts.method == "HEAD" else content})
+    await send({"type": "http.response.body", "body": b"" if scope["method"] == "HEAD" else content})
 
 
 class Owing:
@@ -166,6 +177,7 @@ class Owing:
         if not self.settled:
             self.settled = True
             await self.passage.adone(self.status or 500, 0 if self.head else self.size)
+            self.passage.facts = None
 
 
 def declared(message: Message) -> int | None:

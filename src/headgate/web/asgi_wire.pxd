@@ -1,9 +1,16 @@
 # The C face of asgi_wire.py.
 from headgate.policy.facts cimport Facts
+from headgate.policy.passage cimport Passage
 
 cdef class AsgiFacts(Facts):
     cdef readonly object scope
     cdef object _query
 
 cdef class Sending:
-    cdef object _passage, _send
+    cdef Passage _passage
+    cdef object _send
+
+cdef long long LENGTHS
+
+cpdef object begun(Passage passage, object message)
+cdef list together(object given, list added)

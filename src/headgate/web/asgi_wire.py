@@ -18,12 +18,18 @@ except ModuleNotFoundError:
 
 if cython.compiled:
     from cython.cimports.headgate.policy.facts import Facts
+    from cython.cimports.headgate.policy.passage import Passage
 else:
     from ..policy.facts import Facts
+    from ..policy.passage import Passage
 
 from ..policy.facts import NOTHING
-from .headers import fields, merge
+from .headers import FAMILY, fields, merge
 
+#: The lengths of the names of our fields, as bits: a response whose names have other lengths has none of them.
+LENGTHS = 0
+for _name in FAMILY:
+    LENGTHS |= 1 << len(_name)
 START = "http.response.start"
 #: A query may have so many parameters; what comes behind is not looked at.
 PARAMETERS = 1000
@@ -36,11 +42,12 @@ class AsgiFacts(Facts):
     __slots__ = ("_query", "scope")
 
     def __init__(self, scope: Any, method: str | None = None) -> None:
-        path = scope["path"]
-        root = scope.get("root_path")
+        known: dict = scope if type(scope) is dict else dict(scope)  # type: ignore[type-arg]
+        path = known["path"]
+        root = known.get("root_path")
         if root and not below(path, root):
             path = root + path
-        self.method = scope.get("method", "GET") if method is None else method
+        self.method = known.get("method", "GET") if method is None else method
         self.path = path
         self.raw = scope
         self.scope = scope
@@ -95,19 +102,33 @@ def parsed(query: bytes) -> dict[str, str]:
     return found
 
 
+def admitted(quick: Any, scope: Any, send: Any) -> Any:
+    """The way of most requests, in one step: asked, let pass, nothing owed. The `send` for its response, or None: something is
+    out of the ordinary, and `scope["headgate"]` is what was decided (None: nothing was done yet)."""
+    told = quick(AsgiFacts(scope))
+    scope["headgate"] = told
+    if told is None:
+        return None
+    passage: Passage = told
+    if not passage.allowed or passage.owes:
+        return None
+    passage.facts = None  # they hold the scope, which holds the passage: a circle would wait for the garbage collector
+    return Sending(passage, send)
+
+
 @cython.cclass
 class Sending:
     """A `send` that adds a passage's fields to the start of the response, and tells the gate of it; once."""
 
     __slots__ = ("_passage", "_send")
 
-    def __init__(self, passage: Any, send: Any) -> None:
-        self._passage = passage
+    def __init__(self, passage: Passage, send: Any) -> None:
+        self._passage: Passage | None = passage
         self._send = send
 
     def __call__(self, message: Any) -> Any:
         if self._passage is not None and message["type"] == START:
-            passage = self._passage
+            passage: Passage = self._passage
             self._passage = None
             message = begun(passage, message)
         return self._send(message)
@@ -115,19 +136,31 @@ class Sending:
     def failed(self) -> None:
         """The handler raised: unless its response had begun, the client sees a 500."""
         if self._passage is not None:
-            passage = self._passage
+            passage: Passage = self._passage
             self._passage = None
             if passage.allowed:
                 passage.responded(500)
 
 
-def begun(passage: Any, message: Any) -> Any:
+@cython.ccall
+def begun(passage: Passage, message: Any) -> Any:
     """The start of a response, with the fields of its passage."""
     if passage.allowed:
-        passage.responded(message["status"])
-    added = fields(passage)
+        passage.gate.count_response(passage, message["status"])
+    added: list = fields(passage)  # type: ignore[type-arg]
     if added:
         message = dict(message)
-        own = message.get("headers")
-        message["headers"] = merge(own if type(own) is list else list(own or ()), added)
+        message["headers"] = together(message.get("headers"), added)
     return message
+
+
+@cython.cfunc
+def together(given: Any, added: list) -> list:  # type: ignore[type-arg]
+    """A response's own fields and ours; looked at closely only where a name of ours may be among them."""
+    own: list = given if type(given) is list else list(given or ())  # type: ignore[type-arg]
+    length: cython.Py_ssize_t
+    for field in own:
+        length = len(field[0])
+        if length < 63 and LENGTHS >> length & 1:
+            return merge(own, added)
+    return own + added
