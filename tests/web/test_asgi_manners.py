@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
+import weakref
 from typing import Any
 
 import pytest
@@ -215,6 +217,27 @@ def test_a_policy_that_is_none():
     """Something that is no policy is an error that says what it must be."""
     with pytest.raises(ConfigurationError, match="policy must be"):
         RateLimitMiddleware(hello, policy=42)  # type: ignore[arg-type]
+
+
+class Sentinel:
+    """Something that can be watched going away."""
+
+
+@pytest.mark.parametrize("policy", [ONE, LOGIN, BYTES, ONE.replace("5/min", "1/min")], ids=["hit", "outcome", "size", "refused"])
+def test_nothing_waits_for_the_garbage_collector(store, policy):
+    """A request is forgotten when it is over: the decision in its scope makes no circle."""
+    app = RateLimitMiddleware(hello, policy=Gate(Policy.read(policy), store=store))
+    ask(app)
+    gc.collect()
+    gc.disable()
+    try:
+        sentinel = Sentinel()
+        watched = weakref.ref(sentinel)
+        ask(app, state={"sentinel": sentinel})
+        del sentinel
+        assert watched() is None
+    finally:
+        gc.enable()
 
 
 # What is settled -----------------------------------------------------------------------------------------------------

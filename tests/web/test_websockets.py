@@ -100,6 +100,33 @@ def test_messages_are_counted_where_a_rule_names_them(gate_of):
     assert log == ["1013 Slow down."]
 
 
+def test_nothing_is_said_after_the_end(gate_of):
+    """Once a connection was closed by the limit, the app's words are dropped and it is told of the end however often it asks."""
+    went: list[Any] = []
+    heard: list[str] = []
+
+    async def stubborn(scope: Any, receive: Any, send: Any) -> None:
+        await receive()
+        await send({"type": "websocket.accept"})
+        for _ in range(4):
+            heard.append((await receive())["type"])
+            await send({"type": "websocket.send", "text": "and another thing"})
+        await send({"type": "websocket.close"})
+
+    came = [{"type": "websocket.connect"}, *[{"type": "websocket.receive", "text": "x"}] * 4]
+
+    async def receive() -> Any:
+        return came.pop(0)
+
+    async def send(message: Any) -> None:
+        went.append(message["type"])
+
+    scope = {"type": "websocket", "path": "/chat", "headers": [], "query_string": b"", "client": ("192.0.2.1", 1)}
+    asyncio.run(RateLimitMiddleware(stubborn, policy=gate_of(MESSAGES.replace("3/h", "1/h")))(scope, receive, send))
+    assert went == ["websocket.accept", "websocket.send", "websocket.close"]
+    assert heard == ["websocket.receive", *["websocket.disconnect"] * 3]
+
+
 def test_messages_are_free_unless_named(gate_of):
     """A rule for all methods means handshakes, never messages."""
     http = TestClient(chat(gate_of("limits: [{name: api, key: ip, limit: fixed window 2/h}]")))

@@ -75,10 +75,12 @@ class RateLimitMiddleware:
         passage = scope["headgate"]
         if passage is None:
             passage = scope["headgate"] = await self.gate.aask(AsgiFacts(scope))
+        if passage.owes and passage.allowed:
+            await Owing(passage, send).run(self.app, scope, receive)
+            return
+        passage.facts = None  # no circle: see `admitted`
         if not passage.allowed:
             await refuse(passage, scope, receive, send)
-        elif passage.owes:
-            await Owing(passage, send).run(self.app, scope, receive)
         else:
             sending = Sending(passage, send)
             try:
@@ -175,6 +177,7 @@ class Owing:
         if not self.settled:
             self.settled = True
             await self.passage.adone(self.status or 500, 0 if self.head else self.size)
+            self.passage.facts = None
 
 
 def declared(message: Message) -> int | None:

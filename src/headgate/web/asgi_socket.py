@@ -67,6 +67,7 @@ class Socket:
         finally:
             if self.passage.owes:
                 await self.passage.adone(101 if self.accepted else 403, self.size)
+            self.passage.facts = None  # they hold the scope, which holds the passage
 
     async def receive(self) -> Any:
         message = await self._receive()

@@ -110,7 +110,10 @@ def admitted(quick: Any, scope: Any, send: Any) -> Any:
     if told is None:
         return None
     passage: Passage = told
-    return Sending(passage, send) if passage.allowed and not passage.owes else None
+    if not passage.allowed or passage.owes:
+        return None
+    passage.facts = None  # they hold the scope, which holds the passage: a circle would wait for the garbage collector
+    return Sending(passage, send)
 
 
 @cython.cclass

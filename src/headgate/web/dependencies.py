@@ -107,6 +107,7 @@ class Response:
             for passage in self.asked.passages:
                 if passage.allowed and passage.owes:
                     await passage.adone(self.status or 500, self.size)
+                passage.facts = None
 
 
 class RuleOf:

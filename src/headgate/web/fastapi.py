@@ -114,6 +114,8 @@ class RateLimit:
         if passage is None:
             passage = await gate.aask(facts)
         asked.passages.append(passage)
+        if not passage.owes:
+            passage.facts = None  # they hold the request, which holds the passage: no circle
         if getattr(scope.get("headgate"), "decision", None) is None:
             scope["headgate"] = passage
         if not passage.allowed:
