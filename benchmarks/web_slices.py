@@ -2,7 +2,7 @@
 
 A slice lasts about 0.5 ms, after two requests that are not counted (they fetch the case's code back into the caches). A repeat
 keeps the smallest slice of each case. What a middleware adds is the difference to the same app without it, and of all repeats the
-median of the quietest third: those in which the bare app was quickest, since a neighbour on the same core slows both, and so
+median of the quietest fifth: those in which the bare app was quickest, since a neighbour on the same core slows both, and so
 widens the difference. Cases that are compared take turns with each other, and with nobody else.
 """
 
@@ -137,15 +137,15 @@ class Taken:
         self.best: dict[str, list[float]] = {}
 
     def total(self, name: str) -> float:
-        return median(sorted(self.best[name])[: self._third(name)])
+        return median(sorted(self.best[name])[: self._quiet(name)])
 
     def added(self, name: str, base: str) -> float:
         """What a case takes more than its base."""
-        quiet = sorted(zip(self.best[base], self.best[name], strict=True))[: self._third(base)]
+        quiet = sorted(zip(self.best[base], self.best[name], strict=True))[: self._quiet(base)]
         return median(more - less for less, more in quiet)
 
-    def _third(self, name: str) -> int:
-        return -(-len(self.best[name]) // 3)
+    def _quiet(self, name: str) -> int:
+        return -(-len(self.best[name]) // 5)
 
     def __or__(self, other: Taken) -> Taken:
         both = Taken()
