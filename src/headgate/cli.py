@@ -154,6 +154,7 @@ def explanation_of(policy: Any, line: str, url: str | None) -> Any:
     unused = {str(rule.on_refusal.handler): print for rule in policy.rules}  # handlers are not asked for an explanation
     try:
         with Gate(policy, store=store, handlers=unused) as gate:
+            gate.store = store  # past the guard: a store that can't be asked is an error here, no answer
             return Explanation(policy, request, facts, gate.explain(facts))
     finally:
         store.close()

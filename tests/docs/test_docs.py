@@ -1,7 +1,8 @@
 """The documentation is true: its Python runs, and what it points at is there.
 
 Every ```python block of README.md and docs/**/*.md is executed, page by page, from top to bottom in one namespace per page. A
-block with `<!-- not run -->` on the line before it is only compiled: it needs something that is not there, such as a server.
+block with `<!-- not run -->` on the line before it is only compiled: it needs something that is not there, such as a server. A
+block of any language with `<!-- file: shop/settings.py -->` before it is written to that file, for the blocks below it to use.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
 LINKED = sorted([*PAGES, *(path for path in ROOT.glob("*.md") if path not in PAGES)])
 
 FENCE = re.compile(r"^(?P<indent>[ \t]*)(?P<ticks>`{3,}|~{3,})[ \t]*(?P<words>[^\n`]*)$")
+FILE = re.compile(r"<!-- file: (\S+) -->$")
 LINK = re.compile(r"!?\[(?:[^\[\]]|\[[^\]]*\])*\]\(\s*<?([^)\s>]+)>?(?:\s+\"[^\"]*\")?\s*\)")
 REFERENCE = re.compile(r"^\s{0,3}\[[^\]]+\]:\s*<?(\S+?)>?(?:\s+\"[^\"]*\")?\s*$", re.M)
 IN_HTML = re.compile(r"<(?:a|img|source|link)\b[^>]*?\b(?:href|src|srcset)=[\"']([^\"'\s]+)[\"']", re.I)
@@ -34,6 +36,7 @@ class Block:
     code: str
     line: int
     run: bool
+    file: str = ""
 
 
 def blocks(text: str) -> list[Block]:
@@ -52,7 +55,9 @@ def blocks(text: str) -> list[Block]:
             number += 1
         words = opening["words"].replace("{", " ").replace("}", " ").replace(".", "").split()
         code = textwrap.dedent("\n".join(line.expandtabs() for line in lines[start:number])) + "\n"
-        found.append(Block(words[0].lower() if words else "", code, start + 1, before != "<!-- not run -->"))
+        named = FILE.match(before)
+        run = before != "<!-- not run -->" and named is None
+        found.append(Block(words[0].lower() if words else "", code, start + 1, run, named[1] if named else ""))
         number += 1
     return found
 
@@ -110,6 +115,9 @@ def test_the_python_of_a_page_runs(path, tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(Path(headgate.__path__[0]).parent))  # processes of a page run the same build
     namespace = {"__name__": "__main__", "__file__": str(path)}
     for block in blocks(path.read_text()):
+        if block.file:
+            (tmp_path / block.file).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / block.file).write_text(block.code)
         if block.language in ("python", "py"):
             code = compile("\n" * (block.line - 1) + block.code, page_name(path), "exec")
             if block.run:
@@ -168,18 +176,24 @@ second = first / 0
 # no heading
 ```
 
+<!-- file: shop/settings.py -->
+```python
+DEBUG = first
+```
+
 ## The end
 """
 
 
 def test_blocks_are_found_as_they_are_written():
-    """The reader of pages sees every block with its language, line and whether it is run."""
+    """The reader of pages sees every block with its language, line, whether it is run, and the file that it is."""
     found = blocks(SAMPLE)
-    assert [(block.language, block.line, block.run) for block in found] == [
-        ("python", 7, True),
-        ("python", 13, False),
-        ("python", 19, True),
-        ("text", 23, True),
+    assert [(block.language, block.line, block.run, block.file) for block in found] == [
+        ("python", 7, True, ""),
+        ("python", 13, False, ""),
+        ("python", 19, True, ""),
+        ("text", 23, True, ""),
+        ("python", 29, False, "shop/settings.py"),
     ]
     assert found[2].code == "third = first + 2\n"
 

@@ -201,7 +201,8 @@ def test_explain_knows_exemptions(capsys):
     """An exempt path and an exempt network are told as such for every rule."""
     for request in ("GET /healthz", "GET /products ip=10.1.2.3", "GET /products peer=10.1.2.3"):
         found = explained(capsys, SHOP, "--request", request)
-        assert {rule["why"] for rule in found["rules"]} == {"the request is exempt"}
+        number, what = (0, "/healthz") if "healthz" in request else (1, "10.1.0.0/16")
+        assert {rule["why"] for rule in found["rules"]} == {f"the request is exempt: exempt[{number}] ({what})"}
 
 
 def test_explain_reads_headers_queries_cookies_and_hosts(written, capsys):
@@ -249,6 +250,12 @@ def test_explain_of_a_wrong_policy(written, capsys):
     """A policy with mistakes is not explained: they are shown, and the exit code is 1."""
     assert main(["policy", "explain", written("limits: 3"), "--request", "GET /"]) == 1
     assert "a list of rules" in capsys.readouterr().err
+
+
+def test_explain_of_a_store_that_is_not_there(capsys):
+    """A store that can't be reached is exit code 2, and no made-up answer."""
+    assert main(["policy", "explain", SHOP, "--request", "POST /checkout user=1", "--store", "redis://127.0.0.1:1/0"]) == 2
+    assert "127.0.0.1:1 can't be reached" in capsys.readouterr().err
 
 
 def test_explain_looks_into_a_store(valkey: Valkey, written, capsys):

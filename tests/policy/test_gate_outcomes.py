@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import weakref
 
 import pytest
 from gates import COLOURS, asked, gate, key, passes, request, rule
@@ -277,3 +279,30 @@ def test_explain_charges_nothing_and_says_why():
         assert "match" in checkout.why
     assert "no part of its key" in g.explain(request())[0].why
     assert len(store) == 0
+
+
+@pytest.mark.parametrize("colour", COLOURS)
+def test_a_passage_leaves_no_circle_behind(colour):
+    """A request that keeps its passage is freed at once: nothing is left to the garbage collector."""
+
+    class Request(dict):
+        pass
+
+    g = gate(
+        rule("user", "2/min", key=key("user")),
+        rule("login", "9/min", key=key("tenant"), charge=Charge(((401, 401),))),
+        shut_out=ShutOut(parse_limit("fixed window 2/min"), 60_000_000, key("user")),
+    )
+    gc.collect()
+    gc.disable()
+    try:
+        for said in [{"user": "a"}] * 6 + [{"tenant": "t"}, {}]:
+            facts = request(**said)
+            facts.raw = Request()
+            passage = facts.raw["passage"] = asked(g, facts, colour)
+            gone = weakref.ref(facts.raw)
+            settle(passage, 200, colour=colour)
+            del facts, passage
+            assert gone() is None, said
+    finally:
+        gc.enable()

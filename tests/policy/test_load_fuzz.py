@@ -182,7 +182,7 @@ HOSTILE = {
     "many documents": "---\na: 1\n" * 50_000,
     "many anchors": "".join(f"k{i}: &a{i} x\n" for i in range(25_000)),
     "many quotes": "a: '" + "''" * 200_000,
-    "an open flow": "limits: [" + "{a: 1}, " * 50_000,
+    "an open flow": "limits: [" + "{a: 1}, " * 25_000,
     "a flood of colons": ": " * 200_000,
     "a flood of question marks": "?\n" * 200_000,
     "a flood of tabs": "a:\n" + "\t" * 450_000,

@@ -245,3 +245,19 @@ def test_the_file_and_its_twin_agree(said):
         assert {path for path, _, _ in from_python} == {path for path, _, _ in from_file}
     else:
         assert from_python == from_file
+
+
+def test_without_pyyaml_there_is_still_python(python):
+    """Where PyYAML is not installed, policies from Python work, and a file says what to install."""
+    done = python("""
+        import sys
+        sys.modules["yaml"] = sys.modules["jwt"] = None
+        from headgate import ConfigurationError
+        from headgate.policy import Policy
+        assert Policy.of(limits=[{"name": "a", "key": "ip", "limit": "5/s"}]).rules[0].name == "a"
+        try:
+            Policy.read("limits: []")
+        except ConfigurationError as error:
+            print(error)
+    """)
+    assert (done.returncode, done.stdout) == (0, "a policy file needs PyYAML; pip install 'headgate[policy]'\n"), done.stderr

@@ -29,11 +29,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from headgate.policy.gate import Gate
 from steps import Advance, Ask, Begin, Case, Fail, Join, Settled, Step, WaitThenPass
 
 from headgate import MemoryStore
 from headgate.policy import Policy
+from headgate.policy.gate import Gate
 from headgate.stores import RedisStore
 from headgate.testing import ManualClock
 from stand_ins import NOON, HeldClock, WrappedStore

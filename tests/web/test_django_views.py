@@ -172,6 +172,21 @@ def test_keys_are_callables_or_words(store):
         assert statuses(called) == [200, 429]
 
 
+def test_views_under_one_name_share():
+    """Views that are limited under the same name spend one limit, whatever colour they have."""
+    reports = limit("token bucket 1/min burst 2", name="reports")
+
+    @reports
+    def first(request):
+        return HttpResponse()
+
+    @limit("token bucket 1/min burst 2", name="reports")
+    async def second(request):
+        return HttpResponse()
+
+    assert [get(view).status_code for view in (first, second, first)] == [200, 200, 429]
+
+
 def test_a_mistake_is_told_where_it_stands():
     """A limit that can't be read is an error where the decorator is written."""
     with pytest.raises(ConfigurationError):

@@ -346,6 +346,15 @@ def test_several_limits_of_a_view_all_count(app, limits):
     assert statuses(app, "/a") == [200, 200, 429]
 
 
+def test_views_under_one_name_share(app):
+    """Views that are limited under the same name spend one limit, without a store being given."""
+    limits = RateLimit(app)
+    for path in ("/a", "/b"):
+        view = limits.limit("token bucket 1/min burst 2", name="reports")(lambda: "report")
+        app.add_url_rule(path, view_func=view, endpoint=path.strip("/"))
+    assert [statuses(app, path, 1) for path in ("/a", "/b", "/a")] == [[200], [200], [429]]
+
+
 def test_the_policy_and_the_view_are_told_together(app, gate):
     """Where the policy and the view both limit, both are named, and the tighter one speaks."""
     limits = RateLimit(app, policy=gate("limits: [{name: site, key: ip, limit: fixed window 2/h}]"))

@@ -185,6 +185,8 @@ class Asking:
         self.timed(passage)
         self.requests += 1
         self.allowed_requests += 1
+        if not passage.owes:
+            passage.facts = None  # facts know the request, and the request its passage: no circle is left behind
         return passage
 
     @cython.cfunc
@@ -223,6 +225,7 @@ class Asking:
     @cython.cfunc
     def free(self, passage: Passage) -> Passage:
         """A request that nothing limits."""
+        passage.facts = None
         self.requests += 1
         self.allowed_requests += 1
         if passage.costs is None:
@@ -239,11 +242,13 @@ class Asking:
         """Counts a request that passes, though the store was not asked."""
         if decision is not None:
             return self.passed(passage, decision)
+        passage.facts = None
         self.requests += 1
         self.allowed_requests += 1
         return passage
 
     def refused_one(self, passage: Passage) -> None:
+        passage.facts = None
         self.timed(passage)
         self.requests += 1
         self.refused_requests += 1

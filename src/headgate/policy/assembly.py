@@ -48,6 +48,7 @@ class Assembly:
             safe_concurrency=said.get("safe_concurrency"),
             problem=said.get("problem", False),
             source=source,
+            files=tuple(self.identities.files),
         )
 
     def _rule(self, draft: RuleDraft) -> Rule | None:

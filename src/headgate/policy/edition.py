@@ -28,7 +28,7 @@ from .clause import condition
 from .client_ip import ClientIp
 from .match import Matcher, host_is_meant
 from .model import DEGRADE, Exemption, Policy, Rule
-from .paths import tidy
+from .paths import readings
 from .reference import resolved
 
 METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS", "MESSAGE")
@@ -125,11 +125,22 @@ class Edition:
         return plan
 
     def find(self, method: str, path: str) -> Plan:
-        hits, captured = self.matcher.find(method, tidy(path))
+        """A rule is meant by any reading of a path (most paths have one), an exemption only by all of them."""
+        first, *others = [self.matcher.find(method, reading) for reading in readings(path)]
+        hits, captured = dict(first[0]), first[1]
         n = len(self.clauses)
-        clauses = [self.clauses[index] for index, _ in hits if index < n]
-        hosts = [wanted for index, wanted in hits if index < n]
-        pardons = [(self.pardons[index - n], wanted) for index, wanted in hits if index >= n]
+        for found, named in others:
+            told = dict(found)
+            hits = {index: wanted for index, wanted in hits.items() if index < n or told.get(index) == wanted}
+            for index, wanted in found:
+                if index < n:
+                    before = hits.get(index, wanted)
+                    hits[index] = (*before, *wanted) if before and wanted else ()
+            captured = {**named, **captured}
+        ordered = sorted(hits.items())
+        clauses = [self.clauses[index] for index, _ in ordered if index < n]
+        hosts = [wanted for index, wanted in ordered if index < n]
+        pardons = [(self.pardons[index - n], wanted) for index, wanted in ordered if index >= n]
         return Plan(clauses, hosts, pardons, captured)
 
     def remember(self, paths: dict[str, Plan], path: str, plan: Plan) -> None:

@@ -5,16 +5,23 @@ The values come from `gate.explain`, which peeks and charges nothing.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from math import ceil, inf
 from typing import Any
 
 from .clause import identity_of, key_of
+from .client_ip import ClientIp
+from .edition import Pardon
 from .explain import Explained
-from .model import SHADOW, Policy, Rule, Tiers
+from .match import Matcher, host_is_meant
+from .model import SHADOW, Exemption, Policy, Rule, Tiers
 from .page import short
+from .paths import tidy
 from .request import Request
 
 EVERYBODY = "one key for everybody"
+#: What `gate.explain` says of a rule that is not asked because of an exemption.
+EXEMPT = "the request is exempt"
 
 
 class Explanation:
@@ -25,6 +32,7 @@ class Explanation:
         self.request = request
         self.facts = facts
         self.rules = rules
+        self.exempting = list(exempting(policy, facts))
         self.identities: dict[str, str | None] = {}
         for name in policy.identify:
             value: Any = identity_of(dict(policy.identify), facts, name)
@@ -44,8 +52,12 @@ class Explanation:
         lines = [str(self.request), *self._identity_lines(), ""]
         lines += ["meant:", *table([self._row(one) for one in meant])] if meant else ["no rule is meant"]
         if others:
-            lines += ["", "not meant:", *table([[one.rule.name, one.why] for one in others])]
+            lines += ["", "not meant:", *table([[one.rule.name, self._why(one)] for one in others])]
         return "\n".join([*lines, "", self._verdict()])
+
+    def _why(self, one: Explained) -> str:
+        """Why a rule is not meant; an exemption with its place in the file."""
+        return f"{one.why}: {', '.join(self.exempting)}" if one.why == EXEMPT and self.exempting else one.why
 
     def _identity_lines(self) -> list[str]:
         return table([[name, "absent" if value is None else short(value)] for name, value in self.identities.items()])
@@ -104,7 +116,7 @@ class Explanation:
     def _rule_dict(self, one: Explained) -> dict[str, Any]:
         said: dict[str, Any] = {"name": one.rule.name, "meant": one.meant}
         if not one.meant:
-            return said | {"why": one.why}
+            return said | {"why": self._why(one)}
         said |= {"key": one.key, "parts": [list(part) for part in one.rule.key], "cost": one.cost, "shadow": shadowed(one)}
         decisions = one.decision.decisions if one.decision is not None else ()
         said["limits"] = [
@@ -119,6 +131,25 @@ class Explanation:
         ]
         said["allowed"] = one.decision is None or bool(one.decision)
         return said
+
+
+def exempting(policy: Policy, facts: Any) -> Iterator[str]:
+    """The exemptions that hold for a request, as they stand in the policy."""
+    identities: dict[str, Any] = dict(policy.identify)
+    address = identities["ip"] if isinstance(identities.get("ip"), ClientIp) else ClientIp()
+    hits, _ = Matcher([exemption.match for exemption in policy.exempt]).find(facts.method, tidy(facts.path))
+    for number, hosts in hits:
+        exemption = policy.exempt[number]
+        if (not hosts or host_is_meant(hosts, facts.host())) and Pardon(exemption).applies(identities, facts, address):
+            yield f"exempt[{number}]{told(exemption)}"
+
+
+def told(exemption: Exemption) -> str:
+    """What an exemption says, in a few words; values of headers are secrets."""
+    said = [match.path or match.host or "every path" for match in exemption.match]
+    said += [*exemption.networks, *(f"header {name}" for name, _ in exemption.headers)]
+    said += [f"{name} = {' or '.join(values)}" for name, values in exemption.when.equals]
+    return f" ({', '.join(said)})" if said else ""
 
 
 def shadowed(one: Explained) -> bool:

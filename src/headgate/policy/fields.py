@@ -113,12 +113,13 @@ class Fields(Shape):
             told = did_you_mean(text, self.words)
             page.wrong(word.place, text, f"no word {short(text)!r} belongs to {self.what}", told, FORM)
             return BAD
+        value = self.others.read(item, page)
         try:
             self.named(text)
         except Wrong as wrong:
             page.wrong_text(word, wrong)
             return BAD
-        return self.others.read(item, page)
+        return value
 
     def complete(self, said: Said, page: Page) -> None:
         """Notes words that must be there, and two that exclude each other."""

@@ -89,6 +89,9 @@ class Gate(Asking):
 
     def _know(self) -> None:
         for clause in self.edition.clauses:
+            begin = getattr(clause.overrides, "begin", None)
+            if begin is not None:  # those that are read in the background are read from the start
+                begin()
             for entries in clause.made.values():
                 for entry in entries:
                     self.store.know(entry.named)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import Any
 
 from ..errors import ConfigurationError
@@ -57,6 +58,7 @@ CALL = Words("the name of something to call", lambda text: Named(words.call(text
 NETWORKS = Listing(Words("a network", routes.network, "10.0.0.0/8"), "networks")
 NAME = Words("a name", lambda text: bounded(text), "api_key")
 TEXT = Words("a text", bounded, loose=True)
+VALUE = Words("a value", words.value, "free", loose=True)
 SECRET = Words("a key", str, secret=True)
 
 
@@ -118,7 +120,7 @@ IDENTITY = Fields(
         "network": Word(CLASSES, "The class of the client's address."),
         "certificate": Word(Choice("san", "subject"), "Who a verified client certificate names."),
         "call": Word(CALL, "A callable that takes the facts of a request and answers a text or None."),
-        "default": Word(TEXT, "The value where there is none; the identity then counts as present."),
+        "default": Word(VALUE, "The value where there is none; the identity then counts as present."),
     },
     lambda said, page: Draft(said),
     one_of=KINDS,
@@ -142,6 +144,7 @@ class Identities:
         self.said = said
         self.drafts: dict[str, Any] = dict(said.values) if said is not None else {}
         self.made: dict[str, Identity] = {}
+        self.files: list[Path] = []  # read for keys
         self.verifiers: list[Verifier | None] = [one.verifier for one in self.drafts.values() if isinstance(one, Jwt)]
         self.names = {*(said.node.entries if said is not None else ()), "ip"}
         self._make()
@@ -294,6 +297,7 @@ class Identities:
     def _key_of_file(self, name: str, node: Node) -> bytes | None:
         try:
             path = self.page.folder / name
+            self.files.append(path)
             return path.read_bytes()[:100_000]
         except (OSError, ValueError) as error:
             reason = getattr(error, "strerror", None) or str(error)

@@ -13,7 +13,7 @@ from typing import Any
 #: How deep lists and tables may lie in each other; a policy needs nine.
 DEEPEST = 32
 #: How many texts, lists and tables a policy from Python may have.
-MOST = 200_000
+MOST = 100_000
 
 
 @dataclass(frozen=True, slots=True)

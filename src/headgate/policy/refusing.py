@@ -117,9 +117,10 @@ def refused(gate: Any, passage: Passage, decision: Decision) -> Passage:
     if refusal.rule.on_refusal.action == DEGRADE:  # type: ignore[union-attr]
         clause = clause_of(passage, refusal.rule)
         clause.degraded += 1
+    shut = gate.shutter is not None and gate.shutter.note(gate, passage)
     gate.refused_one(passage)
     gate.tell(REFUSED, passage)
-    if gate.shutter is not None and gate.shutter.note(gate, passage):
+    if shut:
         gate.tell(SHUT_OUT, passage)
     return passage
 

@@ -10,6 +10,7 @@ from .hosts import host_pattern
 from .model import Match
 from .page import Wrong, bounded, did_you_mean, nearest, short
 
+_METHOD = re.compile(r"[A-Z][A-Z0-9_-]{0,30}")
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "CONNECT", "MESSAGE")
 
 
@@ -39,8 +40,7 @@ def methods(text: str, at: int = 0) -> frozenset[str]:
     found = []
     for word in re.finditer(r"[^\s,|]+", text):
         name = word[0].upper()
-        meant = nearest(name, METHODS, 0.7)
-        if not re.fullmatch(r"[A-Z][A-Z0-9_-]{0,30}", name) or (meant is not None and name not in METHODS):
+        if name not in METHODS and (not _METHOD.fullmatch(name) or nearest(name, METHODS, 0.7) is not None):
             raise Wrong(f"no method is called {short(word[0])!r}", did_you_mean(name, METHODS), (at + word.start(), len(word[0])))
         found.append(name)
     if not found:
@@ -120,10 +120,10 @@ def network(text: str) -> str:
 
 def proxies(text: str) -> str:
     """A network of proxies whose word is trusted."""
-    found = network(text)
-    if found in ("0.0.0.0/0", "::/0"):
-        raise Wrong(
-            f"{found} trusts everybody: any client could write its own address",
-            "name the networks of your proxies, like 10.0.0.0/8",
-        )
-    return found
+    found = ip_network(network(text))
+    widest = 8 if found.version == 4 else 16
+    if found.prefixlen < widest and (found.prefixlen == 0 or not found.is_private):
+        whom = "everybody" if found.prefixlen == 0 else "a large part of the Internet"
+        told = f"{found} trusts {whom}: any client could write its own address"
+        raise Wrong(told, "name the networks of your proxies, like 10.0.0.0/8")
+    return str(found)

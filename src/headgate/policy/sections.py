@@ -10,6 +10,7 @@ from . import limit_words, store_words, words
 from .conditions import KEY, MATCHES, PATHS, WHEN
 from .fields import Fields, Pairs, Said, Word
 from .identities import IDENTIFY, NETWORKS
+from .identities import place_of as place_in
 from .model import Exemption, Headers, Match, ShutOut, When
 from .nodes import Node, Place, Scalar
 from .page import Page, bounded
@@ -59,6 +60,10 @@ def _exemption(said: Said, page: Page) -> Any:
             else "this exemption does not say who is exempt"
         )
         page.wrong(said.node.place, "", told, "say a path, match, network, header or when")
+    everybody = [network for network in said.get("network", ()) if network in ("0.0.0.0/0", "::/0")]
+    if everybody and not any(word in said for word in ("path", "match", "header", "when")):
+        told = f"{everybody[0]} exempts everybody"
+        page.wrong(place_in(said.at("network"), everybody[0]), everybody[0], told, "name the networks of those who are exempt")
     if "path" in said and "match" in said:
         page.wrong(
             said.word("match"), "match", "'path' and 'match' stand together", "write the path into the match: GET /healthz"

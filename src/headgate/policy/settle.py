@@ -10,7 +10,6 @@ import logging
 from typing import Any
 
 from ..algorithms.claim import Claim
-from ..decision import Decision
 from ..errors import StoreError
 from ..line import Turn, line_of
 from .model import Charge
@@ -45,11 +44,14 @@ def changes(passage: Passage, status: int, size: int) -> list[Claim]:
 def turn_of(gate: Any, passage: Passage, status: int, size: int) -> Turn | None:
     """What leaves the line, once; None when nothing does."""
     passage.owes = False
-    if not passage.allowed or passage.claims is None or passage.decision is None:
+    found = []
+    if passage.allowed and passage.claims is not None and passage.decision is not None:
+        found = changes(passage, status, size)
+    passage.facts = None
+    if not found:
         return None
-    found = changes(passage, status, size)
-    decision: Decision = passage.decision
-    return Turn(found, decision, None) if found else None
+    decision: Any = passage.decision
+    return Turn(found, decision, None)
 
 
 def settled(gate: Any, passage: Passage, status: int, size: int) -> None:

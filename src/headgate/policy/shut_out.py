@@ -57,7 +57,6 @@ class Shutter:
         gate.requests += 1
         gate.refused_requests += 1
         passage = Passage(gate, edition)
-        passage.facts = facts
         passage.allowed = False
         passage.refusal = Refusal(SHUT_OUT, 429, seconds(left_us), MESSAGES[SHUT_OUT](seconds(left_us)), retry_us=left_us)
         return passage

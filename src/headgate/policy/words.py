@@ -59,6 +59,13 @@ def identity_name(text: str) -> str:
     return text
 
 
+def value(text: str) -> str:
+    """A value that somebody may have: not an empty one."""
+    if not bounded(text).strip():
+        raise Wrong("an empty text is no value", "write one, or leave the word out")
+    return text.strip()
+
+
 def header_name(text: str) -> str:
     """The name of a header field."""
     if len(text) > 100 or not _TOKEN.fullmatch(text):
@@ -82,6 +89,8 @@ def call(text: str) -> str:
 def alternatives(text: str) -> tuple[str, ...]:
     """One part of a key: "user", or "user | ip", the first one present."""
     found, start = [], 0
+    if not text.strip():
+        raise Wrong("an empty text is no key", "write it like user | ip, or leave the word out")
     for piece in bounded(text).split("|"):
         name = piece.strip()
         at = start + len(piece) - len(piece.lstrip())

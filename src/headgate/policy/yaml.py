@@ -134,7 +134,10 @@ class Builder:
             raise self.refused[0]
 
     def refuse_marks(self, event: Any) -> None:
-        place, mark = place_of(event), event.anchor
+        mark = event.anchor
+        if mark is None and getattr(event, "tag", None) is None:
+            return
+        place = place_of(event)
         if isinstance(event, self.yaml.AliasEvent):
             if mark in self.marks:
                 return
@@ -268,12 +271,21 @@ _REMEDIES = (
 _AT_THE_OPENING = ("quoted scalar", "flow ", "simple key", "alias", "anchor")
 
 
+def at(error: Any, lines: list[str]) -> str:
+    """The character at which the parser stopped; the quicker one does not say it."""
+    mark = getattr(error, "problem_mark", None)
+    if mark is None or mark.line >= len(lines):
+        return " "
+    return lines[mark.line][mark.column : mark.column + 1] or " "
+
+
 def explained(error: Any, lines: list[str]) -> NotYaml:
     """What the parser found, in words of policies."""
     said = " ".join(str(part) for part in (getattr(error, "context", None), getattr(error, "problem", None)) if part) or str(
         error
     )
     opening = any(word in said for word in _AT_THE_OPENING)
+    said = said.replace("found character that cannot", f"found character {at(error, lines)!r} that cannot")
     mark = (getattr(error, "context_mark", None) if opening else None) or getattr(error, "problem_mark", None)
     place = Place(min(mark.line + 1, max(1, len(lines))), mark.column + 1) if mark is not None else Place()
     for pattern, message, suggestion in _REMEDIES:

@@ -5,7 +5,7 @@
     @limit("100/h", key=lambda request: request.user.pk)    a callable; None falls back to the client's address
 
 Every other word of a rule may follow: cost=, message=, on_refusal=, status=, charge=, … Views do not share: the rule's name is
-the view's, and the state in the store goes by it.
+the view's, and the state in the store goes by it. Those that shall share are given the same name=.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from uuid import UUID
 from ..policy.gate import Gate
 from ..policy.model import Policy
 from ..policy.passage import Passage
-from ..stores.contract import Store
+from ..stores import MemoryStore, Store
 from .headers import text_fields
 
 #: How a view's key is said: a policy's words, or a callable that is given the framework's request.
@@ -66,7 +66,8 @@ class Site:
 
     def __init__(self, gate: Gate | None, store: Store | None = None, handlers: Mapping[str, Any] | None = None) -> None:
         self.gate = gate
-        self.store = store if store is not None or gate is None else gate.store
+        self.store = store if store is not None else MemoryStore() if gate is None else gate.store
+        self._owns = store is None and gate is None
         self.handlers = handlers
         #: Endpoints that the policy is not asked about; None: nobody has looked yet.
         self.exempt: frozenset[str] | None = None
@@ -87,6 +88,8 @@ class Site:
     def close(self) -> None:
         for gate in (*self._gates.values(), *(() if self.gate is None else (self.gate,))):
             gate.close()
+        if self._owns:
+            self.store.close()
 
 
 def caller(key: Callable[[Any], Any]) -> Callable[[Any], str | None]:

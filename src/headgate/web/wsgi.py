@@ -4,7 +4,8 @@
 
 What the application returns goes to the server as it is: nothing is buffered, a file wrapper stays one, `len()` and `close()` are
 the application's own. Only where a passage owes something (its cost is the response's size, or its outcome decides whether it
-counts) the body is wrapped, to count its bytes and to hear of its end. A refusal calls nothing and reads no body.
+counts) and its length is not announced, the body is wrapped, to count its bytes and to hear of its end. A refusal calls nothing
+and reads no body.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import Any
 from ..policy.gate import Gate, gate_of
 from ..policy.model import Policy
 from ..policy.passage import Passage
+from ..stores import Store
 from .bodies import FAILED, Account, Body
 from .headers import body, text_fields
 from .wsgi_wire import Doorway, Start
@@ -27,12 +29,20 @@ Application = Callable[[Environ, StartResponse], Iterable[bytes]]
 
 
 class RateLimitMiddleware(Doorway):
-    """Asks the policy before every request. `policy` is a path, a `Policy` or a `Gate`; `handlers` are what `degrade` names."""
+    """Asks the policy before every request.
+
+    `policy` is a path, a `Policy` or a `Gate` (which has its store and handlers already); `store` where its state lives, when not
+    where the policy says; `handlers` the WSGI applications that `on_refusal: degrade NAME` names.
+    """
 
     def __init__(
-        self, app: Application, policy: Policy | Gate | str | Path = "headgate.yaml", handlers: Mapping[str, Any] | None = None
+        self,
+        app: Application,
+        policy: Policy | Gate | str | Path = "headgate.yaml",
+        handlers: Mapping[str, Any] | None = None,
+        store: Store | None = None,
     ) -> None:
-        self.gate = gate_of(policy, handlers=handlers)
+        self.gate = gate_of(policy, handlers=handlers, store=store)
         self._owns = self.gate is not policy
         super().__init__(app, self.gate.ask)
 
@@ -56,7 +66,7 @@ class RateLimitMiddleware(Doorway):
             raise
         if isinstance(chunks, (list, tuple)):  # all there is: known before a byte has gone
             account.size += sum(map(len, chunks))
-        elif start.length is not None and is_file(chunks, environ):  # the server sends it in its own way
+        elif start.length is not None and environ["REQUEST_METHOD"] != "HEAD":  # announced: known as well
             account.size = start.length
         else:
             return Body(chunks, account)
@@ -99,15 +109,10 @@ class CountedStart(Start):
         write = super().__call__(status, headers, exc_info)
         self.account.status = self.status
         lengths = [value for name, value in headers if name.lower() == "content-length"]
-        self.length = int(lengths[0]) if lengths and lengths[0].isdecimal() else None
+        self.length = int(lengths[0]) if lengths and lengths[0].isdecimal() else 0 if self.status in (204, 304) else None
 
         def counted(data: bytes) -> object:
             self.account.size += len(data)
             return write(data)
 
         return counted
-
-
-def is_file(chunks: object, environ: Environ) -> bool:
-    wrapper = environ.get("wsgi.file_wrapper")
-    return isinstance(wrapper, type) and isinstance(chunks, wrapper) and environ["REQUEST_METHOD"] != "HEAD"

@@ -37,17 +37,17 @@ EXEMPTED: set[str] = set()
 STATUSES = ((Http404, 404), (PermissionDenied, 403), (BadRequest, 400), (SuspiciousOperation, 400))
 
 
-def limit(limit: Any, key: Key = "ip", **words: Any) -> Callable[[V], V]:
+def limit(limit: Any, key: Key = "ip", name: str | None = None, **words: Any) -> Callable[[V], V]:
     """Limits one view, per client unless `key` says otherwise.
 
-    `key` is a policy's words ("user | ip") or a callable given the request; every other word of a rule may follow (cost=,
-    message=, on_refusal=, …).
+    `key` is a policy's words ("user | ip") or a callable given the request. Views that are limited under one `name` share that
+    limit. Every other word of a rule may follow (cost=, message=, on_refusal=, …).
     """
     routes: dict[str, Route] = {}
 
     def decorate(view: V) -> V:
-        name = name_of(view)
-        route = routes.get(name) or routes.setdefault(name, Route(name, limit, key, words))
+        own = name or name_of(view)
+        route = routes.get(own) or routes.setdefault(own, Route(own, limit, key, words))
         asking: Any = (awaited if is_awaited(view) else called)(view, route)
         setattr(asking, DEPTH, getattr(view, DEPTH, 0) + 1)
         return asking  # type: ignore[no-any-return]

@@ -81,19 +81,19 @@ class RateLimit:
             raise ConfigurationError("this application has no policy: give RateLimit policy=, or set HEADGATE_POLICY")
         return gate
 
-    def limit(self, limit: Any, key: Key = "ip", **words: Any) -> Callable[[V], V]:
+    def limit(self, limit: Any, key: Key = "ip", name: str | None = None, **words: Any) -> Callable[[V], V]:
         """Limits one view, per client unless `key` says otherwise; a blueprint's views together.
 
-        Goes under `@app.route`. `key` is a policy's words ("user | ip") or a callable given the request; every other word of a
-        rule may follow (cost=, message=, on_refusal=, …).
+        Goes under `@app.route`. `key` is a policy's words ("user | ip") or a callable given the request. Views that are limited
+        under one `name` share that limit. Every other word of a rule may follow (cost=, message=, on_refusal=, …).
         """
 
         def decorate(view: V) -> V:
             if isinstance(view, Blueprint):
-                route = Route(f"blueprint {view.name}", limit, key, words)
+                route = Route(name or f"blueprint {view.name}", limit, key, words)
                 view.before_request_funcs.setdefault(None, []).insert(0, lambda: asked(site_of(current_app).gate_for(route)))
                 return view
-            return limited(view, Route(name_of(view), limit, key, words))  # type: ignore[return-value]
+            return limited(view, Route(name or name_of(view), limit, key, words))  # type: ignore[return-value]
 
         return decorate
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-import grpc  # type: ignore[import-untyped]
+import grpc
 
 from ...policy.gate import Gate
 from ...policy.model import WAIT, Policy

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import grpc  # type: ignore[import-untyped]
-from google.rpc import error_details_pb2, status_pb2  # type: ignore[import-untyped]
-from grpc_status import rpc_status  # type: ignore[import-untyped]
+import grpc
+from google.rpc import error_details_pb2, status_pb2
+from grpc_status import rpc_status
 
 from ...policy.passage import QUEUE_FULL, QUOTA, SHUT_OUT, STORE, Passage, Refusal
 from ..headers import fields

@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import CancelledError
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
-import grpc  # type: ignore[import-untyped]
+import grpc
 
 from ...policy.gate import Gate, gate_of
 from ...policy.model import Policy
@@ -87,7 +87,7 @@ class ThreadGuard(Guard):
         if passage.refusal is not None and (passage.degrade is None or facts.method != "POST"):
             code, message, metadata = refused_status(passage, passage.refusal)
             context.set_trailing_metadata(metadata)
-            context.abort(code, message)
+            end(context, code, message)
         return passage
 
     def behaviour_of(self, passage: Passage) -> Any:
@@ -117,14 +117,14 @@ class ThreadGuard(Guard):
             return self.read(raw)
         except Exception:
             log.exception("%s: a message could not be deserialised", self.path)
-            return seen.abort(Code.INTERNAL, "Exception deserializing request!")
+            return end(seen, Code.INTERNAL, "Exception deserializing request!")
 
     def write(self, response: Any, call: Call, seen: SeenInThread) -> Any:
         try:
             data = self.written(response)
         except Exception:
             log.exception("%s: a response could not be serialised", self.path)
-            return seen.abort(Code.INTERNAL, "Failed to serialize response!")
+            return end(seen, Code.INTERNAL, "Failed to serialize response!")
         call.size += len(data) if data is not None else 0
         return data
 
@@ -146,6 +146,17 @@ class ThreadGuard(Guard):
 
 
 END = object()
+#: Seconds; a call without a deadline has more left than a thread can wait.
+FOREVER = 1e8
+
+
+class Ended(Exception):
+    """The call is over. Some versions of grpc.aio have an `abort` for threads that does not raise: no handler runs after it."""
+
+
+def end(context: Any, code: Any, message: str) -> NoReturn:
+    context.abort(code, message)
+    raise Ended(message)
 
 
 class Lobby:
@@ -168,12 +179,17 @@ LOBBY = Lobby()
 
 
 def waited(gate: Gate, facts: GrpcFacts, context: Any) -> Passage:
-    """Asks and waits; cancelled, and its place given back, when the client goes away or its deadline passes."""
+    """Asks and waits; cancelled, and its place given back, when the client goes away or its deadline passes.
+
+    grpc.aio tells a thread of a deadline only: there a client that goes away is waited for."""
     asking = asyncio.run_coroutine_threadsafe(gate.aask(facts), LOBBY.loop())
     if context.add_callback(asking.cancel) is False:
         asking.cancel()
+    left = context.time_remaining()
     try:
-        return asking.result()
+        return asking.result(left if left is not None and left < FOREVER else None)
+    except TimeoutError:
+        asking.cancel()
+        end(context, Code.DEADLINE_EXCEEDED, "the deadline passed while it waited")
     except CancelledError:
-        context.abort(Code.CANCELLED, "the client went away while it waited")
-        raise
+        end(context, Code.CANCELLED, "the client went away while it waited")

@@ -1,0 +1,45 @@
+"""A path that servers may read in two ways is limited under both, and exempt only where both are."""
+
+from __future__ import annotations
+
+import pytest
+
+from headgate import MemoryStore
+from headgate.policy import Gate, Policy, WrittenFacts
+from headgate.testing import ManualClock
+
+TENANT = {"name": "tenant", "match": "/{tenant}", "limit": "fixed window 1/min"}
+SEARCH = {"name": "search", "match": "/search/**", "limit": "fixed window 1/min"}
+
+
+@pytest.fixture
+def gate():
+    policy = Policy.of(exempt=[{"path": "/healthz"}], limits=[SEARCH, TENANT])
+    return Gate(policy, store=MemoryStore(clock=ManualClock()))
+
+
+def answers(gate, path, times):
+    return [gate.ask(WrittenFacts("GET", path)).allowed for _ in range(times)]
+
+
+@pytest.mark.parametrize(
+    "path", ["/search/x", "/search/../x/y", "/search/%2e%2e/x/y", "/search/../healthz", "/a%2Fb", "/search/..;/healthz"]
+)
+def test_no_reading_slips_past(gate, path):
+    """An application may route /search/../x to its search: the rule for /search/** is meant, and nothing is exempt by it."""
+    assert answers(gate, path, 2) == [True, False]
+
+
+@pytest.mark.parametrize("path", ["/healthz", "/healthz/", "/HEALTHZ"])
+def test_what_has_one_meaning_is_exempt(gate, path):
+    """An exempt path is exempt however it is written, as long as nobody can read something else."""
+    assert answers(gate, path, 3) == [True] * 3
+
+
+def test_the_key_file_of_a_policy_is_known_to_it(tmp_path):
+    """A policy tells which other files it was read from, so that they are watched too."""
+    (tmp_path / "secret").write_bytes(b"s" * 32)
+    (tmp_path / "p.yaml").write_text(
+        "identify: {user: {jwt: {claim: sub, key_file: secret, algorithms: [HS256]}}}\nlimits: [{name: a, key: user, limit: 1/s}]"
+    )
+    assert Policy.load(tmp_path / "p.yaml").files == (tmp_path / "secret",)

@@ -1,0 +1,272 @@
+"""gRPC calls behind a gate: the same cases for servers of threads, of tasks, and of both."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import grpc
+import pytest
+from grpc_shop import Client, Shop, details, gate, refusal, rule, serving, trailing
+
+from headgate import FixedWindow, TokenBucket
+from headgate.policy.identify import Header
+from headgate.policy.model import CLOSED, DEGRADE, Answer, Charge, Cost, Headers, OnFailure, OnRefusal, ShutOut
+from headgate.testing import ManualClock
+from stand_ins import WrappedStore
+
+KINDS = ("threads", "tasks", "writing", "mixed")
+Code = grpc.StatusCode
+
+
+@pytest.fixture(params=KINDS)
+def serve(request: pytest.FixtureRequest) -> Iterator[Callable[..., tuple[Shop, Client]]]:
+    """Serves the shop behind a gate."""
+    with ExitStack() as stack:
+
+        def start(gate: Any, options: Any = None) -> tuple[Shop, Client]:
+            shop = Shop()
+            place = stack.enter_context(serving(request.param, shop, gate))
+            channel = stack.enter_context(grpc.insecure_channel(place, options=options))
+            return shop, Client(channel)
+
+        yield start
+
+
+def test_calls_pass_and_are_told_what_is_left(serve, clock):
+    """A call within its limit is served as ever; its initial metadata say what is left."""
+    _, client = serve(gate(rule(TokenBucket("5/s burst 10")), clock=clock))
+    response, call = client.method("Pay").with_call("7", timeout=10)
+    assert response == "paid 7"
+    told = dict(call.initial_metadata())
+    assert told["ratelimit-policy"] == '"api";q=10;w=2'
+    assert told["ratelimit"] == '"api";r=9;t=2'
+    assert (told["x-ratelimit-limit"], told["x-ratelimit-remaining"]) == ("10", "9")
+    assert "retry-after" not in told
+    assert client.list(3) == ["item 0", "item 1", "item 2"]
+    assert client.upload("a", "b") == "a+b"
+    assert client.chat("a", "b") == ["you said a", "you said b"]
+
+
+def test_a_refused_call_is_told_exactly_when_to_come_back(serve, clock):
+    """RESOURCE_EXHAUSTED with the delay to the microsecond, the rule, and the fields of HTTP; message and handler untouched."""
+    words = Answer(message="Too many payments. Retry after {retry_after}s.")
+    shop, client = serve(gate(rule(TokenBucket("3/s burst 1"), "payments", answer=words), clock=clock))
+    client.pay()
+    error = refusal(client.pay)
+    assert (error.code(), error.details()) == (Code.RESOURCE_EXHAUSTED, "Too many payments. Retry after 1s.")
+    found = details(error)
+    assert found["RetryInfo"].retry_delay.ToMicroseconds() == 333_334
+    assert (found["ErrorInfo"].reason, found["ErrorInfo"].domain) == ("RATE_LIMITED", "headgate")
+    assert dict(found["ErrorInfo"].metadata) == {"rule": "payments", "limit": "1", "remaining": "0"}
+    assert [violation.subject for violation in found["QuotaFailure"].violations] == ["payments"]
+    told = trailing(error)
+    assert (told["retry-after"], told["grpc-retry-pushback-ms"]) == ("1", "334")
+    assert (told["ratelimit"], told["ratelimit-policy"]) == ('"payments";r=0;t=1', '"payments";q=1;w=1')
+    assert "cache-control" not in told
+    assert (shop.read, shop.calls) == ([b"1"], ["Pay"])
+    clock.advance(0.333_334)
+    assert client.pay() == "paid 1"
+
+
+def test_every_shape_of_call_is_refused_before_its_handler(serve, clock):
+    """Streams in either direction are refused at their start, nothing deserialised and no handler called."""
+    shop, client = serve(gate(rule(FixedWindow("1/h")), clock=clock))
+    client.pay()
+    for call in client.all_shapes():
+        assert refusal(call).code() is Code.RESOURCE_EXHAUSTED
+    assert (shop.read, shop.calls) == ([b"1"], ["Pay"])
+
+
+def test_rules_match_paths_of_methods(serve, clock):
+    """A rule for one method leaves the others alone; its path is "/package.Service/Method"."""
+    _, client = serve(gate(rule(FixedWindow("1/h"), match="/shop.Shop/Pay", methods=["POST"]), clock=clock))
+    client.pay()
+    assert refusal(client.pay).code() is Code.RESOURCE_EXHAUSTED
+    assert client.list(1) == ["item 0"]
+
+
+def test_metadata_identify_callers(serve, clock):
+    """Metadata are headers: one caller's limit is not another's. Binary metadata are not."""
+    identify = {"tenant": Header("x-tenant"), "secret": Header("x-secret-bin")}
+    rules = [rule(FixedWindow("1/h"), key=(("tenant",),)), rule(FixedWindow("1/h"), "binary", key=(("secret",),))]
+    _, client = serve(gate(*rules, clock=clock, identify=identify))
+    for tenant in ("acme", "apex"):
+        client.pay(metadata=(("x-tenant", tenant), ("x-secret-bin", b"1")))
+    assert refusal(lambda: client.pay(metadata=(("x-tenant", "acme"),))).code() is Code.RESOURCE_EXHAUSTED
+    client.pay()
+
+
+def test_the_peer_is_the_client(serve, clock):
+    """Callers are told apart by the address of their connection."""
+    shop, client = serve(gate(rule(FixedWindow("5/h"), key=(("ip",),)), clock=clock))
+    client.pay()
+    assert shop.passages[0].keys == ["127.0.0.1"]
+
+
+def test_messages_of_a_stream_are_limited_where_a_rule_names_them(serve, clock):
+    """A rule for MESSAGE lets so many messages pass, and ends the stream at the next, undeserialised."""
+    guarded = gate(rule(FixedWindow("3/h"), "messages", "/shop.Shop/Chat", ["MESSAGE"]), clock=clock)
+    shop, client = serve(guarded)
+    assert client.chat("a", "b") == ["you said a", "you said b"]
+    found = []
+
+    def listen() -> None:
+        for response in client.method("Chat")(iter("cde"), timeout=10):
+            found.append(response)  # noqa: PERF402 — what came before the end stays
+
+    error = refusal(listen)
+    assert (error.code(), trailing(error)["retry-after"]) == (Code.RESOURCE_EXHAUSTED, "3600")
+    assert found == ["you said c"]
+    assert shop.read == [b"a", b"b", b"c"]
+    assert client.upload("x", "y", "z", "u") == "x+y+z+u"
+    (tally,) = guarded.tally().rules
+    assert (tally.passed, tally.refused) == (3, 1)
+
+
+def test_a_degrade_handler_answers_instead(serve, clock, request):
+    """Where a rule degrades, a behaviour of the same shape answers; the status is OK and nothing says to come back."""
+    in_threads = request.node.callspec.params["serve"] in ("threads", "mixed")
+
+    def cheap(request: str, context: Any) -> str:
+        return f"later {request}"
+
+    async def acheap(request: str, context: Any) -> str:
+        return f"later {request}"
+
+    degrade = OnRefusal(DEGRADE, handler=cheap if in_threads else acheap)
+    shop, client = serve(gate(rule(FixedWindow("1/h"), on_refusal=degrade), clock=clock))
+    assert client.pay("1") == "paid 1"
+    response, call = client.method("Pay").with_call("2", timeout=10)
+    assert (response, shop.calls) == ("later 2", ["Pay"])
+    assert "retry-after" not in dict(call.initial_metadata())
+    assert dict(call.initial_metadata())["ratelimit"] == '"api";r=0;t=3600'
+
+
+def test_current_is_the_passage_of_the_call(serve, clock):
+    """In a handler, and in every step of a stream, `current()` is its passage."""
+    shop, client = serve(gate(rule(FixedWindow("5/h")), clock=clock))
+    client.pay()
+    client.list(2)
+    first, *rest = shop.passages
+    assert first.decision.remaining == 4
+    assert len(rest) == 3
+    assert {id(passage) for passage in rest} == {id(rest[0])}
+    assert rest[0].decision.remaining == 3
+
+
+def test_only_outcomes_that_count_are_charged(serve, clock):
+    """charge: 401 gives the calls back that end otherwise: a good call costs nothing, a stranger's does."""
+    guarded = gate(rule(FixedWindow("2/h"), charge=Charge(((401, 401),))), clock=clock)
+    _, client = serve(guarded)
+    for _ in range(5):
+        client.pay()
+    for _ in range(2):
+        assert refusal(lambda: client.pay("stranger")).code() is Code.UNAUTHENTICATED
+    assert refusal(client.pay).code() is Code.RESOURCE_EXHAUSTED
+
+
+def test_outcomes_are_counted_as_http_statuses(serve, clock):
+    """What handlers end with is counted by its class in HTTP: OK, an abort, a set code, an exception."""
+    guarded = gate(rule(FixedWindow("100/h")), clock=clock)
+    _, client = serve(guarded)
+    client.pay()
+    client.list(2)
+    assert refusal(lambda: client.pay("stranger")).code() is Code.UNAUTHENTICATED
+    assert refusal(lambda: client.pay("nothing")).code() is Code.NOT_FOUND
+    assert refusal(lambda: client.pay("fail")).code() is Code.UNKNOWN
+    (tally,) = guarded.tally().rules
+    assert tally.statuses == {"2xx": 2, "4xx": 2, "5xx": 1}
+
+
+def test_the_size_of_responses_can_be_the_cost(serve, clock):
+    """cost: response charges the serialised bytes of all responses when they are known."""
+    guarded = gate(rule(FixedWindow("100/h"), cost=Cost("response", per=1)), clock=clock)
+    _, client = serve(guarded)
+    client.list(5)  # five times "item n"
+    _, call = client.method("Pay").with_call("", timeout=10)  # "paid "
+    assert dict(call.initial_metadata())["x-ratelimit-remaining"] == str(100 - 30 - 1)
+    _, call = client.method("Pay").with_call("", timeout=10)
+    assert dict(call.initial_metadata())["x-ratelimit-remaining"] == str(100 - 35 - 1)
+
+
+def test_a_handlers_own_metadata_stay(serve, clock):
+    """What a handler sends itself arrives, together with ours."""
+    _, client = serve(gate(rule(FixedWindow("5/h")), clock=clock))
+    _, call = client.method("Pay").with_call("metadata", timeout=10)
+    first = dict(call.initial_metadata())
+    assert (first["x-shop"], first["x-ratelimit-remaining"]) == ("open", "4")
+    assert dict(call.trailing_metadata())["x-till"] == "7"
+
+
+def test_silence_on_success_sends_nothing(serve, clock):
+    """With success: never a call that passes has no metadata of ours."""
+    _, client = serve(gate(rule(FixedWindow("5/h")), clock=clock, headers=Headers(success="never")))
+    _, call = client.method("Pay").with_call("1", timeout=10)
+    assert not [name for name, _ in call.initial_metadata() if "ratelimit" in name]
+
+
+def test_what_can_never_pass_is_told_not_to_try_again(serve, clock):
+    """A cost above the limit gets no RetryInfo, and a pushback that stops the client's retries."""
+    _, client = serve(gate(rule(FixedWindow("5/h"), cost=Cost(units=6)), clock=clock))
+    error = refusal(client.pay)
+    assert "RetryInfo" not in details(error)
+    assert "retry-after" not in trailing(error)
+    assert trailing(error)["grpc-retry-pushback-ms"] == "-1"
+
+
+def test_a_store_that_fails_closed_is_unavailable(serve, store):
+    """Where the service is at fault the status is UNAVAILABLE, with a delay and no talk of quotas."""
+    failing = WrappedStore(store, local=True)
+    failing.failing = {"decide", "one"}
+    _, client = serve(gate(rule(FixedWindow("5/h"), on_failure=OnFailure(CLOSED)), store=failing))
+    error = refusal(client.pay)
+    assert error.code() is Code.UNAVAILABLE
+    assert set(details(error)) == {"RetryInfo", "ErrorInfo"}
+    assert details(error)["ErrorInfo"].reason == "STORE_UNAVAILABLE"
+
+
+def test_who_is_shut_out_is_told_so(serve, clock):
+    """A client that is refused too often is refused without a question to the store, until its time is over."""
+    shut = ShutOut(FixedWindow("2/min"), 60_000_000)
+    guarded = gate(rule(FixedWindow("1/h"), key=(("ip",),)), clock=clock, shut_out=shut)
+    _, client = serve(guarded)
+    client.pay()
+    for _ in range(3):
+        assert details(refusal(client.pay))["ErrorInfo"].reason == "RATE_LIMITED"
+    error = refusal(client.pay)
+    assert (error.code(), details(error)["ErrorInfo"].reason) == (Code.RESOURCE_EXHAUSTED, "SHUT_OUT")
+    assert details(error)["RetryInfo"].retry_delay.seconds == 60
+
+
+def test_what_cannot_be_read_ends_as_without_a_guard(serve, clock):
+    """A message that can't be deserialised is an internal error, a method that nobody serves is unimplemented."""
+    shop, client = serve(gate(rule(FixedWindow("5/h")), clock=clock))
+    error = refusal(lambda: client.pay("rubbish"))
+    assert (error.code(), error.details()) == (Code.INTERNAL, "Exception deserializing request!")
+    assert refusal(lambda: client.method("Steal")("x", timeout=10)).code() is Code.UNIMPLEMENTED
+    assert shop.calls == []
+
+
+def test_a_reload_holds_from_the_next_call_on(serve, clock):
+    """A new version of the policy is followed, its rules for messages too."""
+    guarded = gate(rule(FixedWindow("100/h")), clock=clock)
+    _, client = serve(guarded)
+    client.chat("a", "b")
+    guarded.reload(gate(rule(FixedWindow("1/h"), "messages", methods=["MESSAGE"]), clock=clock).policy)
+    assert refusal(lambda: client.chat("a", "b")).code() is Code.RESOURCE_EXHAUSTED
+
+
+@pytest.mark.parametrize("serve", [kind for kind in KINDS if kind != "mixed"], indirect=True)
+def test_a_client_that_leaves_a_stream_is_settled(serve, eventually):
+    """A stream that its client abandons is counted and settled as what the client did.
+
+    (grpc.aio never lets go of a plain generator that nobody listens to, guarded or not.)"""
+    guarded = gate(rule(FixedWindow("1000000/h"), charge=Charge(((499, 499),))), clock=ManualClock(0))
+    _, client = serve(guarded)
+    stream = client.method("List")("2000", timeout=10)
+    assert next(stream) == "item 0"
+    stream.cancel()
+    eventually(lambda: guarded.tally().rules[0].statuses == {"4xx": 1})
+    assert guarded.tally().rules[0].given_back == 0

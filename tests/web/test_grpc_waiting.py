@@ -1,0 +1,120 @@
+"""gRPC calls that wait their turn: in order, as long as their client is there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import grpc
+import pytest
+from grpc_shop import Client, Shop, details, gate, refusal, rule, serving
+
+from headgate import FixedWindow, SlidingWindowCounter, TokenBucket
+from headgate.clock import SYSTEM, steady_us
+from headgate.policy.model import WAIT, OnRefusal
+
+KINDS = ("threads", "tasks", "mixed")
+Code = grpc.StatusCode
+PATIENT = OnRefusal(WAIT, 10_000_000, queue=2)
+
+
+@pytest.fixture(params=KINDS)
+def serve(request: pytest.FixtureRequest) -> Iterator[Callable[..., tuple[Shop, Client]]]:
+    with ExitStack() as stack:
+
+        def start(gate: Any, options: Any = None) -> tuple[Shop, Client]:
+            shop = Shop()
+            place = stack.enter_context(serving(request.param, shop, gate))
+            return shop, Client(stack.enter_context(grpc.insecure_channel(place, options=options)))
+
+        yield start
+
+
+@pytest.mark.parametrize("limit", [TokenBucket("1/s burst 1"), SlidingWindowCounter("1/s")], ids=["reserving", "asking again"])
+def test_a_call_waits_its_turn(serve, held, eventually, limit):
+    """Where a rule waits, a call is held back until it may pass, and then served."""
+    guarded = gate(rule(limit, on_refusal=PATIENT), clock=held)
+    shop, client = serve(guarded)
+    client.pay("1")
+    waiting = client.method("Pay").future("2")  # without a deadline
+    eventually(lambda: guarded.tally().rules[0].waiting == 1)
+    assert shop.calls == ["Pay"]
+    held.advance(2)
+    assert waiting.result(10) == "paid 2"
+    assert guarded.tally().rules[0].waiting == 0
+
+
+@pytest.mark.parametrize("serve", ["threads", "tasks"], indirect=True)  # grpc.aio does not tell threads that a client has gone
+def test_a_client_that_goes_away_gives_its_place_back(serve, held, eventually):
+    """Cancelled while it waits: nobody waits any more, nothing stays charged, and the next takes its turn."""
+    guarded = gate(rule(TokenBucket("1/s burst 1"), on_refusal=PATIENT), clock=held)
+    shop, client = serve(guarded)
+    client.pay("1")
+    first = client.method("Pay").future("2", timeout=20)
+    eventually(lambda: guarded.tally().rules[0].waiting == 1)
+    second = client.method("Pay").future("3", timeout=20)
+    eventually(lambda: guarded.tally().rules[0].waiting == 2)
+    first.cancel()
+    eventually(lambda: guarded.tally().rules[0].waiting == 1)
+    held.advance(1)
+    assert second.result(10) == "paid 3"
+    assert shop.read == [b"1", b"3"]
+    held.advance(1)
+    assert client.pay("4") == "paid 4"
+
+
+def test_a_deadline_ends_the_waiting(serve, held, eventually):
+    """A call whose deadline passes while it waits ends with DEADLINE_EXCEEDED, and its place is free again."""
+    guarded = gate(rule(TokenBucket("1/s burst 1"), on_refusal=PATIENT), clock=held)
+    shop, client = serve(guarded)
+    client.pay("1")
+    assert refusal(lambda: client.pay("2", timeout=0.2)).code() is Code.DEADLINE_EXCEEDED
+    eventually(lambda: guarded.tally().rules[0].waiting == 0)
+    held.advance(1)
+    assert client.pay("3") == "paid 3"
+    assert shop.read == [b"1", b"3"]
+
+
+def test_a_full_queue_is_unavailable(serve, held, eventually):
+    """Whoever finds the queue full is refused at once: the service is busy, with a delay and no talk of quotas."""
+    guarded = gate(rule(TokenBucket("1/s burst 1"), on_refusal=PATIENT), clock=held)
+    _, client = serve(guarded)
+    client.pay("1")
+    waiting = []
+    for i in (1, 2):
+        waiting.append(client.method("Pay").future("2", timeout=20))
+        eventually(lambda many=i: guarded.tally().rules[0].waiting == many)
+    error = refusal(client.pay)
+    assert (error.code(), details(error)["ErrorInfo"].reason) == (Code.UNAVAILABLE, "QUEUE_FULL")
+    assert "QuotaFailure" not in details(error)
+    held.advance(2)
+    assert [call.result(10) for call in waiting] == ["paid 2", "paid 2"]
+
+
+def test_messages_wait_too(serve, held, eventually):
+    """A message that must wait holds its stream back, and is served in its turn."""
+    messages = rule(FixedWindow("1/s"), "messages", methods=["MESSAGE"], on_refusal=PATIENT)
+    guarded = gate(messages, clock=held)
+    _, client = serve(guarded)
+    responses = client.method("Chat")(iter("ab"), timeout=20)
+    assert next(responses) == "you said a"
+    eventually(lambda: guarded.tally().rules[0].waiting == 1)
+    held.advance(1)
+    assert list(responses) == ["you said b"]
+
+
+RETRIES = """{"methodConfig": [{"name": [{}], "retryPolicy": {"maxAttempts": 3, "initialBackoff": "9s", "maxBackoff": "9s",
+"backoffMultiplier": 1, "retryableStatusCodes": ["RESOURCE_EXHAUSTED"]}}]}"""
+
+
+def test_a_channel_with_a_retry_policy_comes_back_when_told(serve):
+    """The client library waits exactly as long as the refusal says, whatever its own backoff, and is then served."""
+    guarded = gate(rule(TokenBucket("4/s burst 1")), store=None, clock=SYSTEM)
+    shop, client = serve(guarded, options=[("grpc.service_config", RETRIES)])
+    client.pay("1")
+    began_us = steady_us()
+    assert client.pay("2") == "paid 2"
+    assert 100_000 < steady_us() - began_us < 5_000_000
+    assert shop.read == [b"1", b"2"]
+    assert guarded.tally().rules[0].refused == 1
