@@ -9,13 +9,16 @@ from typing import Any
 
 import web_apps as apps
 import web_peers as peers
+import web_protocol as protocol
 from report import Section, Table, number
 from timing import Case, Effort, measure, one_core
 from web_served import served
-from web_slices import Loop, Taken, asgi, asgi_new_paths, paths, status_of, take, wsgi
+from web_slices import SCOPE, Loop, Taken, asgi, asgi_new_paths, paths, status_of, take, wsgi
 
 from headgate.policy.edition import Edition
 from headgate.policy.facts import Facts
+from headgate.policy.gate import Gate
+from headgate.web.asgi_wire import AsgiFacts
 
 #: Our cases: (name, base, app, how it is asked). What a floor is, is said in its name.
 ONE, FIVE, FIVE_NEW = "headgate, 1 rule", "headgate, 200 rules, 5 meant", "headgate, 200 rules, 5 meant, paths never seen"
@@ -69,15 +72,25 @@ async def refusals(failed: dict[str, str]) -> dict[str, Loop]:
 
 
 async def measured(effort: Effort, note: Callable[[str], None], failed: dict[str, str]) -> Taken:
-    loops: dict[str, Loop] = {name: build() for name, build in BASES.items()}
-    for name, _, build in OURS:
-        loops[name] = build()
-    for peer in (*peers.ASGI, *peers.WSGI):
-        try:
-            loops[peer.name] = wsgi(peer.build(peers.MANY)) if peer in peers.WSGI else asgi(peer.build(peers.MANY))
-        except Exception as error:
-            failed[peer.name] = f"{type(error).__name__}: {error}"
-    return await take(loops | await refusals(failed), effort, note, failed)
+    """Ours and each base in one family, the peers of each base (and the base again) in another, refusals in a third."""
+    taken = Taken()
+    for base, build_base in BASES.items():
+        loops = {base: build_base()} | {name: build() for name, on, build in OURS if on == base}
+        taken |= await take(loops, effort, note, failed)
+    for base in ("starlette", "fastapi", "flask"):
+        loops = {f"{base} beside peers": BASES[base]()}
+        for peer in (*peers.ASGI, *peers.WSGI):
+            if peer.base == base:
+                try:
+                    loops[peer.name] = (wsgi if peer in peers.WSGI else asgi)(peer.build(peers.MANY))
+                except Exception as error:
+                    failed[peer.name] = f"{type(error).__name__}: {error}"
+        taken |= await take(loops, effort, note, failed)
+    try:
+        taken |= await take(protocol.loops(), effort, note, failed)
+    except ImportError as error:
+        failed["uvicorn's protocol"] = str(error)
+    return taken | await take(await refusals(failed), effort, note, failed)
 
 
 def matching(effort: Effort, note: Callable[[str], None]) -> dict[str, float]:
@@ -89,8 +102,18 @@ def matching(effort: Effort, note: Callable[[str], None]) -> dict[str, float]:
         facts = cycle([Facts("GET", next(path)) for _ in range(12_000)])
         cases.append(Case(f"{name}, seen", "plan(k)", {"plan": edition.plan, "k": Facts("GET", "/products/17")}))
         cases.append(Case(f"{name}, new", "plan(k())", {"plan": edition.plan, "k": facts.__next__}))
+        cases.append(Case(f"{name}, asked", "ask(facts(k))", {"ask": Gate(policy).quick, "facts": AsgiFacts, "k": SCOPE}))
     took, _ = measure(cases, effort, note)
     return took
+
+
+def quick_loop() -> Any:
+    """uvloop's, which servers use where it is; None: asyncio's own."""
+    try:
+        import uvloop
+    except ImportError:
+        return None
+    return uvloop.new_event_loop
 
 
 def figures(section: Section, taken: Taken, took: dict[str, float]) -> None:
@@ -99,8 +122,14 @@ def figures(section: Section, taken: Taken, took: dict[str, float]) -> None:
         section.figure(f"added by {name}", taken.added(name, base) / 1000, goal, "µs")
     for way, said in (("seen", "seen before"), ("new", "never seen")):
         section.figure(f"matching: 1000 rules / one, paths {said}", took[f"1000, {way}"] / took[f"one, {way}"], 3, "×")
-    ratio = took["1000 hosts, new"] / took["one, new"]
-    section.figure("matching: 1000 rules for the same path, a host each / one, paths never seen", ratio, None, "×")
+    for way, said in (("1000", "1000 rules"), ("1000 hosts", "1000 rules for the same path, a host each")):
+        section.figure(
+            f"the whole question: {said} / one, path seen before", took[f"{way}, asked"] / took["one, asked"], None, "×"
+        )
+    for name in (protocol.INLINE, protocol.FIELDS):
+        if protocol.OURS in taken:
+            ratio = taken.total(name) / taken.total(protocol.OURS)
+            section.figure(f"uvicorn without sockets: requests/s, headgate / {name}", ratio, None, "×")
     for name in (ONE, FIVE, ONE_WSGI):
         section.figure(f"a refusal by {name}, all of it", taken.total(REFUSED + name) / 1000, None, "µs")
 
@@ -108,9 +137,9 @@ def figures(section: Section, taken: Taken, took: dict[str, float]) -> None:
 def beside(taken: Taken, alone: dict[str, float]) -> list[Table]:
     """Everybody's numbers."""
     table = Table(("what", "added µs", "/ headgate", "a refusal µs"))
-    ours = {"flask": taken.added(ONE_FLASK, "flask")}
+    ours = {"flask beside peers": taken.added(ONE_FLASK, "flask")}
     rows = [(name, base) for name, base, _ in OURS]
-    rows += [(peer.name, peer.base) for peer in (*peers.ASGI, *peers.WSGI) if peer.name in taken]
+    rows += [(peer.name, f"{peer.base} beside peers") for peer in (*peers.ASGI, *peers.WSGI) if peer.name in taken]
     for name, base in rows:
         added = taken.added(name, base)
         refused = f"{taken.total(REFUSED + name) / 1000:.1f}" if REFUSED + name in taken else ""
@@ -121,19 +150,27 @@ def beside(taken: Taken, alone: dict[str, float]) -> list[Table]:
         table.rows.append((peers.ALONE.name, f"{alone['added'] / 1000:.2f}", over, f"{alone['refused'] / 1000:.1f}"))
     bases = Table(("app alone", "µs"))
     bases.rows = [(name, f"{taken.total(name) / 1000:.1f}") for name in BASES]
-    return [table, bases]
+    spoken = Table(("uvicorn's protocol, no sockets", "µs a request"))
+    spoken.rows = [
+        (name, f"{taken.total(name) / 1000:.1f}")
+        for name in (protocol.BARE, protocol.INLINE, protocol.FIELDS, protocol.OURS)
+        if name in taken
+    ]
+    return [table, bases, spoken]
 
 
 def run(floors: Any, effort: Effort, note: Callable[[str], None]) -> Section:
     section = Section(
         "Web",
-        "A prepared request to an app with one handler, with and without the middleware, asked in turns in slices of 0.3 ms; the "
-        "smallest slice of a repeat, less that of the bare app; the median of the repeats. Memory store, header fields on. A "
-        "refusal is the whole of it: no handler is called. A real server: uvicorn (uvloop, httptools), two processes asked in turns.",
+        "A prepared request to an app with one handler, with and without the middleware, asked in turns in slices of 0.5 ms: the "
+        "smallest slice of a repeat, less that of the bare app; of the quietest fifth of the repeats the median. Memory store, "
+        "header fields on. A refusal is the whole of it: no handler is called. A server is uvicorn with uvloop and httptools, "
+        "one process for each app, asked in turns.",
     )
     failed: dict[str, str] = {}
     with one_core():
-        taken = asyncio.run(measured(effort, note, failed))
+        with asyncio.Runner(loop_factory=quick_loop()) as runner:
+            taken = runner.run(measured(effort, note, failed))
         note("matching")
         took = matching(effort, note)
     note("asgi-ratelimit, apart")

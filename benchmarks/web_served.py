@@ -1,8 +1,9 @@
-"""A real server under load: the same app behind an inline dict bucket and behind headgate, in two processes asked in turns.
+"""A real server under load: the same app behind an inline dict bucket and behind headgate, each in a process of its own.
 
-Each server keeps to one core and whoever asks to another. The load is wrk's where it is found, otherwise a client of our own: a few
-keep-alive connections, written and read in turns. A slice is about a second; of the ratios of neighbouring slices the median counts.
-Beside requests per second stands requests per second of the server's own CPU time, which neighbours on the machine do not take away.
+Each server keeps to one core and whoever asks to another. The load is wrk's where it is found (or at $WRK), otherwise that
+of a client of our own: a few keep-alive connections, written and read in turns. A slice is about a second; of the ratios of
+neighbouring slices the median counts. Beside requests per second stands requests per second of the server's own CPU time, which
+neighbours on the machine take less from.
 """
 
 from __future__ import annotations
@@ -124,7 +125,7 @@ def served(section: Section, effort: Effort, note: Callable[[str], None], failed
             servers = [stack.enter_context(Server(name)) for name in APPS]
             os.sched_setaffinity(0, allowed)
             os.sched_setaffinity(0, core(-1))
-            found = slices(servers, effort.pick(12, 3), effort.pick(10, 5) / 10, note)
+            found = slices(servers, effort.pick(12, 3), 1.0, note)
     except Exception as error:
         failed["a real server"] = f"{type(error).__name__}: {error}"
         return

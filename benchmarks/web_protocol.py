@@ -1,0 +1,72 @@
+"""A server without its sockets: uvicorn's own protocol, handed the bytes of a request, seen to write the bytes of an answer.
+
+What the network costs is the machine's mood of the moment; what a server does for a request beside it (parsing, a task, the app,
+writing every header field) is not. So this tells more exactly than a load test what a middleware takes of a server's time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from web_apps import headgate, one_rule, starlette
+from web_server import inline
+from web_slices import Loop, clock
+
+REQUEST = b"GET /products/17 HTTP/1.1\r\nHost: 127.0.0.1\r\nX-Tenant: acme\r\nX-User: u42\r\n\r\n"
+BARE, INLINE, FIELDS, OURS = "bare app", "inline dict bucket", "inline dict bucket, the same fields", "headgate, 1 rule, served"
+
+
+class Wire(asyncio.Transport):
+    """Counts the answers."""
+
+    def __init__(self) -> None:
+        super().__init__({"peername": ("127.0.0.1", 40000), "sockname": ("127.0.0.1", 8000)})
+        self.answers = 0
+
+    def write(self, data: Any) -> None:
+        self.answers += data.count(b"HTTP/1.1 200 OK\r\n")
+
+    def is_closing(self) -> bool:
+        return False
+
+    def close(self) -> None: ...
+    def pause_reading(self) -> None: ...
+    def resume_reading(self) -> None: ...
+
+
+def spoken(app: Any) -> Loop:
+    """A loop of requests on one connection, each answered before the next."""
+    from uvicorn import Config
+    from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+    from uvicorn.server import ServerState
+
+    config = Config(app, log_level="warning", access_log=False, http="httptools", lifespan="off")
+    config.load()
+    protocol = HttpToolsProtocol(config=config, server_state=ServerState(), app_state={})
+    wire = Wire()
+    protocol.connection_made(wire)
+
+    async def loop(n: int) -> float:
+        wanted, begun = wire.answers, clock()
+        for _ in range(n):
+            protocol.data_received(REQUEST)
+            wanted += 1
+            turns = 0
+            while wire.answers < wanted:
+                await asyncio.sleep(0)
+                turns += 1
+                if turns > 100:
+                    raise RuntimeError("no answer came")
+        return (clock() - begun) / n
+
+    return loop
+
+
+def loops() -> dict[str, Loop]:
+    return {
+        BARE: spoken(starlette()),
+        INLINE: spoken(inline(False)),
+        FIELDS: spoken(inline(True)),
+        OURS: spoken(headgate(one_rule())),
+    }
