@@ -419,7 +419,8 @@ class Asking:
 
     # Responses -------------------------------------------------------------------------------------------------
 
-    def count_response(self, passage: Passage, status: cython.int) -> None:
+    @cython.ccall
+    def count_response(self, passage: Passage, status: cython.int) -> cython.void:
         """Counts a response and its time under every rule that let the request pass."""
         took: cython.longlong = monotonic_us() - passage.began_us
         i: cython.Py_ssize_t = 0

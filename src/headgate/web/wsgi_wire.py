@@ -20,12 +20,14 @@ except ModuleNotFoundError:
 if cython.compiled:
     from cython.cimports.headgate.policy.facts import Facts
     from cython.cimports.headgate.policy.passage import Passage
+    from cython.cimports.headgate.web.headers import fields
 else:
     from ..policy.facts import Facts
     from ..policy.passage import Passage
+    from .headers import fields
 
 from ..policy.facts import NOTHING
-from .headers import fields, merge
+from .headers import merge
 from .wire import SPELT
 
 #: Where the application finds what was decided.
