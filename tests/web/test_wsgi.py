@@ -53,9 +53,7 @@ def test_requests_leave_nothing_to_the_garbage_collector(framework, store):
     gc.collect()
     gc.disable()
     try:
-        for _ in range(
-            15 if framework == "flask-late" else 40
-        ):  # what a request raises, Flask itself ties to a frame
+        for _ in range(15 if framework == "flask-late" else 40):  # what a request raises, Flask itself ties to a frame
             running.request("GET", "/a", [], b"", "127.0.0.1")
         assert [one for one in gc.get_objects() if issubclass(type(one), (Passage, Facts))] == []
     finally:
