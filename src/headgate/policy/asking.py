@@ -327,6 +327,7 @@ class Asking:
                 return refusing.refused(self, passage, decision)
         except StoreError as error:
             return self.failing.answer(self, passage, error)  # type: ignore[no-any-return]
+        once.paid(self, passage, decision)
         return self.shadowed(self.passed(passage, decision))
 
     def ask(self, facts: Facts) -> Passage:
@@ -357,6 +358,7 @@ class Asking:
                     return refusing.refused(self, passage, decision)
         except StoreError as error:
             return self.failing.answer(self, passage, error)  # type: ignore[no-any-return]
+        once.paid(self, passage, decision)
         return self.shadowed(self.passed(passage, decision))
 
     async def aask(self, facts: Facts) -> Passage:
@@ -386,6 +388,7 @@ class Asking:
                     return refusing.refused(self, passage, decision)
         except StoreError as error:
             return self.failing.answer(self, passage, error)  # type: ignore[no-any-return]
+        await once.apaid(self, passage, decision)
         return await self.ashadowed(self.passed(passage, decision))
 
     # In shadow -------------------------------------------------------------------------------------------------
