@@ -12,16 +12,22 @@ from typing import Any
 from ..algorithms.claim import Claim
 from ..errors import StoreError
 from ..line import Turn, line_of
+from .complaints import Complaints, title
 from .model import Charge
 from .passage import Passage
 
 log = logging.getLogger("headgate")
+complaints = Complaints()
 
 
 def counts(charge: Charge, status: int, facts: Any) -> bool:
-    """Whether an outcome counts."""
+    """Whether an outcome counts; where a function of the application that should say so raises, it does."""
     if charge.call is not None:
-        return bool(charge.call(status, facts))
+        try:
+            return bool(charge.call(status, facts))
+        except Exception as error:
+            complaints.tell("%s raised %s: the request counts", title(charge.call), type(error).__name__)
+            return True
     return not charge.statuses or any(low <= status <= high for low, high in charge.statuses)
 
 
