@@ -71,6 +71,25 @@ def test_a_breaker_spares_a_dead_store():
     assert len(store.calls) < 20
 
 
+@pytest.mark.parametrize("colour", FAR)
+def test_a_store_that_fails_a_request_on_its_way_to_wait_fails_it_as_the_rule_says(colour):
+    """A rule that lets pass when the store fails does so too when it fails after it had refused."""
+    waits = OnRefusal(WAIT, wait_us=2_000_000)
+    g, store = far_gate(rule("all", "1/s", on_refusal=waits), rule("local", "9/s", on_failure=OnFailure(LOCAL, "1")))
+    assert asked(g, request(), colour)
+    passed = store.decide
+
+    def then_fails(*said):
+        answer = passed(*said)
+        store.failing = {"decide"}
+        return answer
+
+    store.decide = then_fails
+    assert asked(g, request(), colour).allowed
+    tally = g.tally().rules
+    assert (tally[0].failed_open, tally[1].failed_local, tally[0].refused, tally[0].waiting) == (1, 1, 0, 0)
+
+
 @pytest.fixture
 def redis(valkey):
     store = RedisStore(valkey.url)

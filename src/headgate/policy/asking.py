@@ -353,6 +353,8 @@ class Asking:
             if not decision.allowed:
                 if refusing.may_wait(passage, decision):
                     decision = self.queue.wait(self, passage, decision)
+                    if self.failing.has_failed(decision):
+                        return self.failing.answer(self, passage, decision)  # type: ignore[no-any-return]
                 if not decision.allowed:
                     once.unmarked(self, passage)
                     return refusing.refused(self, passage, decision)
@@ -383,6 +385,8 @@ class Asking:
             if not decision.allowed:
                 if refusing.may_wait(passage, decision):
                     decision = await self.queue.await_(self, passage, decision)
+                    if self.failing.has_failed(decision):
+                        return self.failing.answer(self, passage, decision)  # type: ignore[no-any-return]
                 if not decision.allowed:
                     await once.aunmarked(self, passage)
                     return refusing.refused(self, passage, decision)
