@@ -9,7 +9,7 @@ import pytest
 from gates import asked, gate, key, passes, policy, request, rule
 
 from headgate import GuardedStore, LeasedStore, MemoryStore, RedisStore, SharedStore
-from headgate.policy import Gate
+from headgate.policy import Gate, Policy
 from headgate.policy.model import CLOSED, LOCAL, SHADOW, WAIT, Charge, Once, OnFailure, OnRefusal
 from headgate.testing import ManualClock
 from stand_ins import WrappedStore
@@ -263,3 +263,17 @@ def test_a_bad_new_version_is_refused_and_counted():
     g.reload_refused(ValueError("line 3"))
     assert g.tally().reloads_refused == 1
     assert str(heard[0].error) == "line 3"
+
+
+def test_a_new_budget_holds_and_guards_do_not_pile_up():
+    """A reload with another budget is kept to it; going back and forth makes no new guard each time."""
+    said = "store: redis://127.0.0.1:{}\nbudget: {}\nlimits: [{{name: all, key: ip, limit: 5/s}}]"
+    with Gate(Policy.read(said.format(1, "20ms"))) as g:
+        first = g.store
+        g.reload(Policy.read(said.format(1, "50ms")))
+        assert (g.store.budget_us, g.store.inner.timeout_us) == (50_000, 50_000)
+        for port in (1, 2) * 5:
+            g.reload(Policy.read(said.format(port, "20ms")))
+        assert len(g._guards) == 3
+        g.reload(Policy.read(said.format(1, "20ms")))
+        assert g.store is first
