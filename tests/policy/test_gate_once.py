@@ -7,10 +7,11 @@ import asyncio
 import pytest
 from gates import asked, gate, key, passes, policy, request, rule
 
-from headgate import RedisStore
+from headgate import MemoryStore, RedisStore
 from headgate.policy import Gate
-from headgate.policy.model import WAIT, Charge, Once, OnRefusal
-from stand_ins import HeldClock
+from headgate.policy.model import WAIT, Charge, Once, OnFailure, OnRefusal
+from headgate.testing import ManualClock
+from stand_ins import HeldClock, WrappedStore
 
 
 @pytest.fixture
@@ -98,3 +99,17 @@ def test_a_refused_request_spends_no_repetition():
     assert passes(g, 5, **SAID) == [True, False, False, False, False]
     g.clock.advance(60)
     assert passes(g, 1, **SAID) == [True]
+
+
+@pytest.mark.parametrize("colour", ["ask", "aask"])
+@pytest.mark.parametrize("action", ["open", "closed"])
+def test_a_store_that_fails_is_asked_no_second_question(colour, action):
+    """Where the store can't say whether there is a mark, the rule answers at once as it says."""
+    clock = ManualClock(1000)
+    store = WrappedStore(MemoryStore(clock=clock))
+    g = Gate(policy(rule("pay", "1/h", key=key("user"), once=ONCE, on_failure=OnFailure(action))), store=store, clock=clock)
+    store.failing = {"decide", "decide_many"}
+    assert asked(g, request(**SAID), colour).allowed == (action == "open")
+    assert store.calls == ["decide"]
+    tally = g.tally().rules[0]
+    assert (tally.failed_open, tally.failed_closed) == ((1, 0) if action == "open" else (0, 1))

@@ -16,7 +16,7 @@ from typing import Any
 from ..algorithms.claim import Claim, NamedLimit
 from ..algorithms.fixed_window import FixedWindow
 from ..decision import Decision
-from ..errors import StoreError
+from ..errors import StoreError, StoreUnavailable
 from ..line import Turn, line_of
 from ..rate import Rate
 from .clause import escaped
@@ -76,11 +76,19 @@ def sorted_out(passage: Passage, asked: list[list[Claim]], seen: list[Decision],
     passage.onces = marks
 
 
+def checked(gate: Any, passage: Passage, asked: list[list[Claim]], seen: list[Decision]) -> None:
+    """A store that fails at the first question is not asked a second one: that would take its budget twice."""
+    if any(gate.failing.has_failed(mark) for mark in seen):
+        sorted_out(passage, asked, seen, {})
+        raise StoreUnavailable("the store could not say whether a request is a repetition")
+
+
 def marked(gate: Any, passage: Passage) -> None:
     """Looks for the marks, and leaves in the passage what is to be charged."""
     if passage.onces:
         asked = claims_of(gate, passage)
         seen = [gate.store.decide(claims, 0, False) for claims in asked]
+        checked(gate, passage, asked, seen)
         again = repeated(seen)
         told = gate.store.decide_many([asked[i] for i in again], 0) if again else []
         sorted_out(passage, asked, seen, dict(zip(again, told, strict=True)))
@@ -90,6 +98,7 @@ async def amarked(gate: Any, passage: Passage) -> None:
     if passage.onces:
         asked = claims_of(gate, passage)
         seen = [await gate.store.adecide(claims, 0, False) for claims in asked]
+        checked(gate, passage, asked, seen)
         again = repeated(seen)
         told = await gate.store.adecide_many([asked[i] for i in again], 0) if again else []
         sorted_out(passage, asked, seen, dict(zip(again, told, strict=True)))
