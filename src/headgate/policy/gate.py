@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import os
+import weakref
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from secrets import token_bytes
@@ -70,6 +72,7 @@ class Gate(Asking):
         self.marks: dict[str, NamedLimit] = {}
         self.reloads = self.reloads_refused = 0
         self._watch: Any = None
+        _gates.add(self)
         self._know()
 
     def __repr__(self) -> str:
@@ -223,6 +226,20 @@ class Gate(Asking):
 
     async def __aexit__(self, *exc: object) -> None:
         await self.aclose()
+
+
+_gates: weakref.WeakSet[Gate] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    """In a child nobody waits: its parent's threads did."""
+    for gate in list(_gates):
+        for clause in gate.edition.clauses:
+            clause.waiting = 0
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
 
 
 def gate_of(policy: Policy | str | Path | Gate, **options: Any) -> Gate:
