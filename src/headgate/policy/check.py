@@ -13,7 +13,7 @@ from .model import WAIT, Limits, Rule, ShutOut, Tiers, When
 from .named import names_of
 from .nodes import Node, Place, Table
 from .page import did_you_mean
-from .reach import check_reach, name_place
+from .reach import check_places, check_reach, name_place
 from .rules import RuleDraft, TiersDraft
 
 
@@ -28,6 +28,7 @@ def check(assembly: Assembly) -> None:
         check_cost(assembly, draft, rule)
         check_wait(assembly, draft, rule)
     check_captured(assembly)
+    check_places(assembly)
     check_emptiness(assembly)
     if assembly.page.imports:
         check_imports(assembly)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from itertools import islice
+from typing import Any
+
 from .assembly import Assembly
 from .conditions import key_names
 from .identify import Captured, Network
@@ -11,7 +14,7 @@ from .nodes import Node, Place, Scalar, Several, Table
 from .page import Page, did_you_mean
 from .rules import RuleDraft
 
-#: More pairs of rules and exemptions than this are not compared.
+#: More pairs of rules and exemptions, or of templates, than this are not compared.
 MOST_PAIRS = 200_000
 
 
@@ -175,3 +178,43 @@ def path_covers(wide: list[str], narrow: list[str]) -> bool:
         if narrow[number].casefold() != segment.casefold():
             return False
     return len(wide) == len(narrow)
+
+
+# One name, one value -------------------------------------------------------------------------------------------------
+
+
+def check_places(assembly: Assembly) -> None:
+    """A name that an identity reads stands at one place of any path: of two, a client could change one to be counted anew."""
+    wanted = {one.name for one in assembly.identities.made.values() if isinstance(one, Captured)}
+    said = [(draft.said, rule.match) for draft, rule in assembly.rules]
+    said += [(draft.said, draft.exemption.match) for draft in assembly.exemptions]
+    found: dict[str, list[tuple[int, list[str], Any]]] = {}
+    for where, matches in said:
+        for match in matches:
+            segments = segments_of(match.path)
+            for depth, segment in enumerate(segments):
+                if segment[:1] == "{" and segment[1:-1] in wanted:
+                    found.setdefault(segment, []).append((depth, segments, where))
+    for name, places in found.items():
+        if len({depth for depth, _, _ in places}) > 1:
+            tell_places(assembly, name, places)
+
+
+def tell_places(assembly: Assembly, name: str, places: list[tuple[int, list[str], Any]]) -> None:
+    pairs = ((one, other) for number, other in enumerate(places) for one in places[:number] if one[0] != other[0])
+    for (_, before, _), (_, segments, where) in islice(pairs, MOST_PAIRS):
+        if overlap(before, segments):
+            told = f"{name} stands at another place in /{'/'.join(before)}, and one path may be both"
+            assembly.page.wrong(where.at("match").place, "", told, "give one of them another name")
+            return
+
+
+def overlap(one: list[str], other: list[str]) -> bool:
+    """Whether some path is meant by both templates."""
+    for mine, yours in zip(one, other, strict=False):
+        if "**" in (mine, yours):
+            return True
+        if mine[:1] not in ("*", "{") and yours[:1] not in ("*", "{") and mine.casefold() != yours.casefold():
+            return False
+    longer = one if len(one) > len(other) else other
+    return len(one) == len(other) or longer[min(len(one), len(other))] == "**"
