@@ -54,6 +54,15 @@ def test_a_store_that_fails_is_answered_as_each_rule_says(colour):
     assert heard
 
 
+def test_a_rule_with_two_limits_fails_once():
+    """One request that the store did not answer is one failure of each rule, however many limits it has."""
+    two = "token bucket 5/s; fixed window 9/min"
+    g, store = far_gate(rule("open", two), rule("local", two, on_failure=OnFailure(LOCAL, "1")))
+    store.failing = {"decide"}
+    assert asked(g, request())
+    assert [(tally.failed_open, tally.failed_local) for tally in g.tally().rules] == [(1, 0), (0, 1)]
+
+
 def test_a_near_store_that_fails_is_answered_too():
     """A store of this machine that fails (a file that is gone) is answered as the rules say."""
     store = WrappedStore(MemoryStore(clock=ManualClock(0)), local=True)

@@ -54,7 +54,7 @@ class Failing:
                 return self.closed(gate, passage, entry, failure)
         local = [i for i, entry in enumerate(passage.entries) if entry.rule.on_failure.action == LOCAL]
         for i, entry in enumerate(passage.entries):
-            if i not in local:
+            if i not in local and entry.label == entry.rule.name:  # a rule counts once, whatever the number of its limits
                 entry.clause.failed_open += 1
         passage.entries = [passage.entries[i] for i in local]
         passage.keys = [passage.keys[i] for i in local]
@@ -68,7 +68,8 @@ class Failing:
         charged: list[tuple[LocalShare, list[Claim], Decision]] = []
         parts: list[Decision] = []
         for entry, key, cost in zip(passage.entries, passage.keys, passage.costs, strict=True):
-            entry.clause.failed_local += 1
+            if entry.label == entry.rule.name:
+                entry.clause.failed_local += 1
             share = self.share(entry.rule.on_failure.share)
             claims = [Claim(entry.named, key, cost)]
             told = share.decide(claims, 0, True)
