@@ -360,3 +360,14 @@ def test_what_has_no_name_is_counted_by_its_route(store):
     asking = client(app)
     for route in "abc":
         assert [asking.get(f"/{route}/{item}").status_code for item in ("1", "2", "3", '"')] == [200, 200, 429, 429]
+
+
+def test_a_rule_of_another_host_was_not_asked(store):
+    """A named rule that the middleware left out because of its host is asked by the dependency."""
+    gate = Gate(Policy.read("limits: [{name: api, match: {host: api.example}, key: ip, limit: fixed window 1/min}]"), store=store)
+    app = FastAPI()
+    app.add_middleware(RateLimitMiddleware, policy=gate)
+    app.get("/", dependencies=[Depends(RateLimit(policy=gate, rule="api"))])(lambda: "")
+    assert [client(app).get("/", headers={"Host": "www.example"}).status_code for _ in range(2)] == [200, 429]
+    store.clock.advance(60)
+    assert [client(app).get("/", headers={"Host": "api.example"}).status_code for _ in range(2)] == [200, 429]

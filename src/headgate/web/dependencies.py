@@ -12,6 +12,7 @@ from typing import Any
 
 from ..errors import ConfigurationError
 from ..policy.gate import Gate
+from ..policy.match import limits_host
 from ..policy.passage import Passage
 from .asgi_wire import START, AsgiFacts
 from .routes import told
@@ -139,5 +140,10 @@ class RuleOf:
         passage = scope.get("headgate")
         if passage is None or passage.gate is not self.whole:
             return False
-        plan = passage.edition.plan(AsgiFacts(scope))
-        return any(clause.name == self.rule for clause in plan.clauses)
+        facts = AsgiFacts(scope)
+        plan = passage.edition.plan(facts)
+        wanted = plan.hosts or [()] * len(plan.clauses)
+        return any(
+            clause.name == self.rule and (not hosts or limits_host(hosts, facts))
+            for clause, hosts in zip(plan.clauses, wanted, strict=True)
+        )
