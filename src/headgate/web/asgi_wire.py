@@ -26,7 +26,7 @@ else:
     from ..policy.passage import Passage
     from .headers import fields
 
-from ..policy.facts import NOTHING
+from ..policy.facts import NOTHING, USUAL, method_of
 from .headers import FAMILY, merge
 
 #: The lengths of the names of our fields, as bits: a response whose names have other lengths has none of them.
@@ -50,7 +50,11 @@ class AsgiFacts(Facts):
         root = known.get("root_path")
         if root and not below(path, root):
             path = root + path
-        self.method = known.get("method", "GET") if method is None else method
+        if method is None:
+            method = known.get("method", "GET")
+            if method not in USUAL:
+                method = method_of(method)
+        self.method = method
         self.path = path
         self.raw = scope
         self.scope = scope

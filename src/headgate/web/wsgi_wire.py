@@ -26,7 +26,7 @@ else:
     from ..policy.passage import Passage
     from .headers import fields
 
-from ..policy.facts import NOTHING
+from ..policy.facts import NOTHING, USUAL, method_of
 from .headers import merge
 from .wire import SPELT
 
@@ -192,7 +192,8 @@ def read(facts: WsgiFacts, environ: dict) -> cython.int:  # type: ignore[type-ar
     mounted: str = environ.get("SCRIPT_NAME", "")
     if mounted:
         path = mounted + path
-    facts.method = environ["REQUEST_METHOD"]
+    method: str = environ["REQUEST_METHOD"]
+    facts.method = method if method in USUAL else method_of(method)
     facts.path = path if path.isascii() else utf8(path)
     facts.raw = environ
     facts.environ = environ

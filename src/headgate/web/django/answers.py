@@ -7,6 +7,7 @@ from typing import Any
 from django.http import HttpRequest, HttpResponse
 from django.http.response import HttpResponseBase
 
+from ...policy.facts import method_of
 from ...policy.passage import Passage
 from ..answers import body
 from ..bodies import FAILED, Account, AsyncBody, Body
@@ -20,7 +21,7 @@ class DjangoFacts(WsgiFacts):
     __slots__ = ()
 
     def __init__(self, request: HttpRequest) -> None:
-        self.method = request.method or "GET"
+        self.method = method_of(request.method or "GET")
         self.path = request.path
         self.raw = request
         self.environ = request.META
