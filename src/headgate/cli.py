@@ -151,9 +151,8 @@ def explanation_of(policy: Any, line: str, url: str | None) -> Any:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # one process looks on: several workers are nobody's concern here
         store = MemoryStore() if url is None else store_from_url(url or policy.store)
-    unused = {str(rule.on_refusal.handler): print for rule in policy.rules}  # handlers are not asked for an explanation
     try:
-        with Gate(policy, store=store, handlers=unused) as gate:
+        with Gate(policy, store=store, imports=False) as gate:
             gate.store = store  # past the guard: a store that can't be asked is an error here, no answer
             return Explanation(policy, request, facts, gate.explain(facts))
     finally:

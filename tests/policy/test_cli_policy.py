@@ -310,3 +310,13 @@ def test_a_reader_who_has_seen_enough(tmp_path):
     process.stderr.close()
     assert process.wait(60) in (0, 1)
     assert b"Traceback" not in error
+
+
+def test_explain_needs_no_application(tmp_path, capsys):
+    """A policy can be explained where the functions that it names are not installed: what they would say can be said."""
+    (tmp_path / "p.yaml").write_text(
+        "identify: {vip: {call: nowhere.people:vip_of}}\n"
+        "limits: [{name: a, limit: {by: vip, gold: 100/s, default: 1/s}, on_refusal: degrade nowhere.cache:stale}]\n"
+    )
+    assert main(["policy", "explain", str(tmp_path / "p.yaml"), "--request", "GET / vip=gold"]) == 0
+    assert "100" in capsys.readouterr().out

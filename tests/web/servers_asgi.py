@@ -21,6 +21,8 @@ class Wire:
 
     calls: list[str]
     port: int
+    #: Statuses after which a server may hang up without saying so: after an error, or when a request's body was not read.
+    hangs_up: frozenset[int] = frozenset({500})
 
     def __init__(self) -> None:
         self.local = threading.local()
@@ -42,7 +44,7 @@ class Wire:
         connection.endheaders(body or None)
         answer = connection.getresponse()
         response = Response(answer.status, answer.getheaders(), answer.read())
-        if response.status == 500:  # some servers hang up after an error, and do not say so
+        if response.status in self.hangs_up:
             connection.close()
         return response
 
@@ -82,6 +84,8 @@ class Uvicorn(Wire):
 
 class Hypercorn(Wire):
     """hypercorn on asyncio's own loop."""
+
+    hangs_up = frozenset({429, 500, 503})
 
     def __init__(self, app: Any, calls: list[str]) -> None:
         super().__init__()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
 
 import pytest
 from asgi_loop import InProcess
@@ -55,4 +54,4 @@ def test_a_plain_degrade_view_answers_too(case):
 @pytest.mark.parametrize("case", REAL, ids=str)
 def test_django_asgi_behind_uvicorn(case, valkey):
     """The case holds over the wire: uvicorn, a real Valkey, real time."""
-    play_real(DjangoApp(partial(Uvicorn, proxy_headers=False)), case, valkey.url)
+    play_real(DjangoApp(Uvicorn), case, valkey.url)

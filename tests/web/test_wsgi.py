@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import gc
+
 import pytest
 from cases import CASES, REAL
 from served import play, play_real
 from servers_wsgi import GunicornApp, Waitress
 from wsgi_apps import BUILDERS, WsgiApp
+
+from headgate.policy import Facts, Policy
+from headgate.policy.gate import Gate
+from headgate.policy.passage import Passage
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
@@ -21,6 +27,37 @@ def test_in_process(framework, case):
 def test_behind_waitress(framework, case, valkey):
     """The case holds over the wire: waitress, a real Valkey, real time."""
     play_real(WsgiApp(framework, Waitress), case, valkey.url)
+
+
+@pytest.mark.parametrize("framework", ["plain", "flask", "django"])
+def test_a_refused_head_leaves_the_connection_whole(framework, store):
+    """A refusal of HEAD announces a length and sends no body: the next request on the same connection is understood."""
+    gate = Gate(Policy.read("limits: [{name: api, key: ip, limit: token bucket 1/min burst 1}]"), store=store)
+    running = WsgiApp(framework, Waitress).make(gate)
+    try:
+        answers = [running.request(method, "/a", [], b"", "") for method in ("GET", "HEAD", "GET")]
+        assert len(running.opened) == 1
+    finally:
+        running.close()
+    assert [answer.status for answer in answers] == [200, 429, 429]
+    assert answers[1].body == b""
+    assert answers[1].field("Content-Length") == str(len(answers[2].body))
+
+
+@pytest.mark.parametrize("framework", BUILDERS)
+def test_requests_leave_nothing_to_the_garbage_collector(framework, store):
+    """Neither a passed nor a refused request leaves a circle behind that our passage is part of."""
+    gate = Gate(Policy.read("limits: [{name: api, key: ip, limit: token bucket 1/min burst 20}]"), store=store)
+    running = WsgiApp(framework).make(gate)
+    running.request("GET", "/a", [], b"", "127.0.0.1")
+    gc.collect()
+    gc.disable()
+    try:
+        for _ in range(15 if framework == "flask-late" else 40):  # what a request raises, Flask itself ties to a frame
+            running.request("GET", "/a", [], b"", "127.0.0.1")
+        assert [one for one in gc.get_objects() if issubclass(type(one), (Passage, Facts))] == []
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize("case", REAL, ids=str)

@@ -25,4 +25,5 @@ cdef class Asking:
     cdef int count_one(self, Passage passage, Entry entry, Decision part, Py_ssize_t i)
     cdef int timed(self, Passage passage)
     cdef Passage free(self, Passage passage)
+    cpdef void count_response(self, Passage passage, int status)
     cdef Passage quick_far(self, Passage passage)

@@ -28,6 +28,7 @@ from .clause import condition
 from .client_ip import ClientIp
 from .match import Matcher, host_is_meant
 from .model import DEGRADE, Exemption, Policy, Rule
+from .named import import_all
 from .paths import readings
 from .reference import resolved
 
@@ -91,13 +92,18 @@ class Edition:
                  "shut_key")
     # fmt: on
 
-    def __init__(self, policy: Policy, handlers: Mapping[str, Callable[..., Any]] | None = None) -> None:
+    def __init__(
+        self, policy: Policy, handlers: Mapping[str, Callable[..., Any]] | None = None, imports: bool | int = True
+    ) -> None:
+        if imports:  # what the policy names is there from the first request on, or the gate is not made
+            import_all(policy)
         self.policy = policy
         self.identities: dict[str, Any] = {"ip": ClientIp(), **policy.identify}
         ip = self.identities["ip"]
         self.address: Any = ip if isinstance(ip, ClientIp) else ClientIp()
         self.clauses = [Clause(policy.name, rule, self.identities) for rule in policy.rules]
-        self.handlers = {rule.name: handler_of(rule, handlers or {}) for rule in policy.rules if is_degraded(rule)}
+        degraded = [rule for rule in policy.rules if imports and is_degraded(rule)]
+        self.handlers = {rule.name: handler_of(rule, handlers or {}) for rule in degraded}
         self.shut_key: Any = policy.shut_out.key if policy.shut_out is not None else None
         matches = [rule.match for rule in policy.rules] + [exemption.match for exemption in policy.exempt]
         self.matcher = Matcher(matches)

@@ -14,6 +14,15 @@ from .hosts import host_of
 
 #: Nothing was captured; shared by all requests, never written to.
 NOTHING: dict[str, str] = {}
+#: Methods that need no second look.
+USUAL = frozenset({"GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS"})
+
+
+def method_of(word: str) -> str:
+    """A request's method as rules know it: frameworks take `post` for POST, so it is. A request that calls itself MESSAGE is not
+    one message of a connection, which rules without methods do not mean: it stays in lower case, where nobody names it."""
+    method = word.upper()
+    return "message" if method == "MESSAGE" else method
 
 
 @cython.cclass

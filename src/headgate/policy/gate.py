@@ -34,7 +34,8 @@ class Gate(Asking):
     """`Gate("headgate.yaml")`, `Gate(Policy.of(…), store=MemoryStore())`: a policy, its store, and what was counted.
 
     `handlers` are the degrade handlers that a policy names without saying where they are. `clock` is for tests of stores that are
-    far away. `show_keys` shows keys of offenders as they are rather than as a keyed hash.
+    far away. `show_keys` shows keys of offenders as they are rather than as a keyed hash. Without `imports` the functions that a
+    policy names are imported when they are first called: for whoever explains a policy away from its application.
     """
 
     def __init__(
@@ -46,12 +47,14 @@ class Gate(Asking):
         clock: Any = None,
         show_keys: bool = False,
         secret: bytes | None = None,
+        imports: bool = True,
     ) -> None:
         if not isinstance(policy, Policy):
             policy = Policy.load(policy)
         super().__init__()
         self.handlers = dict(handlers or {})
-        self.edition = Edition(policy, self.handlers)
+        self._imports = imports
+        self.edition = Edition(policy, self.handlers, imports)
         self._given = store
         self._opened: dict[str, Store] = {}
         self._guards: list[GuardedStore] = []
@@ -126,7 +129,7 @@ class Gate(Asking):
 
     def reload(self, policy: Policy) -> None:
         """From the next request on, this policy holds. Counters and states of rules that keep their names go on."""
-        edition = Edition(policy, self.handlers)
+        edition = Edition(policy, self.handlers, self._imports)
         before = {clause.name: clause for clause in self.edition.clauses}
         for clause in edition.clauses:
             if clause.name in before:

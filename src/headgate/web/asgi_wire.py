@@ -17,14 +17,17 @@ except ModuleNotFoundError:
     from headgate import _plain as cython  # type: ignore[no-redef]
 
 if cython.compiled:
+    from cython.cimports.headgate.policy.asking import Asking
     from cython.cimports.headgate.policy.facts import Facts
     from cython.cimports.headgate.policy.passage import Passage
+    from cython.cimports.headgate.web.headers import fields
 else:
     from ..policy.facts import Facts
     from ..policy.passage import Passage
+    from .headers import fields
 
-from ..policy.facts import NOTHING
-from .headers import FAMILY, fields, merge
+from ..policy.facts import NOTHING, USUAL, method_of
+from .headers import FAMILY, merge
 
 #: The lengths of the names of our fields, as bits: a response whose names have other lengths has none of them.
 LENGTHS = 0
@@ -47,7 +50,11 @@ class AsgiFacts(Facts):
         root = known.get("root_path")
         if root and not below(path, root):
             path = root + path
-        self.method = known.get("method", "GET") if method is None else method
+        if method is None:
+            method = known.get("method", "GET")
+            if method not in USUAL:
+                method = method_of(method)
+        self.method = method
         self.path = path
         self.raw = scope
         self.scope = scope
@@ -146,7 +153,11 @@ class Sending:
 def begun(passage: Passage, message: Any) -> Any:
     """The start of a response, with the fields of its passage."""
     if passage.allowed:
-        passage.gate.count_response(passage, message["status"])
+        if cython.compiled and isinstance(passage.gate, Asking):
+            gate: Asking = passage.gate
+            gate.count_response(passage, message["status"])
+        else:
+            passage.gate.count_response(passage, message["status"])
     added: list = fields(passage)  # type: ignore[type-arg]
     if added:
         message = dict(message)

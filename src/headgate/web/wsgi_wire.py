@@ -20,12 +20,14 @@ except ModuleNotFoundError:
 if cython.compiled:
     from cython.cimports.headgate.policy.facts import Facts
     from cython.cimports.headgate.policy.passage import Passage
+    from cython.cimports.headgate.web.headers import fields
 else:
     from ..policy.facts import Facts
     from ..policy.passage import Passage
+    from .headers import fields
 
-from ..policy.facts import NOTHING
-from .headers import fields, merge
+from ..policy.facts import NOTHING, USUAL, method_of
+from .headers import merge
 from .wire import SPELT
 
 #: Where the application finds what was decided.
@@ -190,7 +192,8 @@ def read(facts: WsgiFacts, environ: dict) -> cython.int:  # type: ignore[type-ar
     mounted: str = environ.get("SCRIPT_NAME", "")
     if mounted:
         path = mounted + path
-    facts.method = environ["REQUEST_METHOD"]
+    method: str = environ["REQUEST_METHOD"]
+    facts.method = method if method in USUAL else method_of(method)
     facts.path = path if path.isascii() else utf8(path)
     facts.raw = environ
     facts.environ = environ

@@ -7,6 +7,7 @@ from typing import Any
 from django.http import HttpRequest, HttpResponse
 from django.http.response import HttpResponseBase
 
+from ...policy.facts import method_of
 from ...policy.passage import Passage
 from ..answers import body
 from ..bodies import FAILED, Account, AsyncBody, Body
@@ -20,7 +21,7 @@ class DjangoFacts(WsgiFacts):
     __slots__ = ()
 
     def __init__(self, request: HttpRequest) -> None:
-        self.method = request.method or "GET"
+        self.method = method_of(request.method or "GET")
         self.path = request.path
         self.raw = request
         self.environ = request.META
@@ -32,9 +33,9 @@ def refusal(passage: Passage, request: HttpRequest) -> HttpResponse:
     """Why, and when to come back."""
     assert passage.refusal is not None
     kind, text = body(passage, request.META.get("HTTP_ACCEPT"))
-    response = HttpResponse(text, content_type=kind.decode("ascii"), status=passage.refusal.status)
+    sent = b"" if request.method == "HEAD" else text
+    response = HttpResponse(sent, content_type=kind.decode("ascii"), status=passage.refusal.status)
     response.headers["Content-Length"] = str(len(text))
-    passage.facts = None
     return response
 
 
@@ -50,7 +51,6 @@ def answered(passage: Passage, response: HttpResponseBase) -> Account | None:
     """Counts a response. What is owed and known comes back, to be settled; what isn't is settled at the body's end."""
     passage.responded(response.status_code)
     if not passage.owes:
-        passage.facts = None  # they hold the request, which holds the passage: a circle would wait for the garbage collector
         return None
     account = Account(passage, response.status_code)
     if not response.streaming:

@@ -17,6 +17,7 @@ from django.http.response import HttpResponseBase
 from django.urls import Resolver404, get_resolver, resolve
 
 from ...policy.passage import Passage
+from ..bodies import let_go
 from ..headers import text_fields
 from ..routes import EXEMPT
 from .answers import DjangoFacts, answered, failed, put, refusal
@@ -46,7 +47,7 @@ class RateLimitMiddleware:
             return self.acall(request)
         if self.is_exempt(request):
             return self.get_response(request)
-        passage = request.headgate = self.gate.ask(DjangoFacts(request))
+        passage = request.headgate = let_go(self.gate.ask(DjangoFacts(request)))
         if not passage.allowed:
             return told(passage, self.refuse(passage, request))
         try:
@@ -67,7 +68,7 @@ class RateLimitMiddleware:
         passage = self.gate.quick(facts)
         if passage is None:
             passage = await self.gate.aask(facts)
-        request.headgate = passage
+        request.headgate = let_go(passage)
         if not passage.allowed:
             return told(passage, await self.arefuse(passage, request))
         try:

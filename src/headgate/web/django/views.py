@@ -23,7 +23,7 @@ from django.http import Http404, HttpRequest
 from django.http.response import HttpResponseBase
 
 from ...policy.passage import Passage
-from ..bodies import FAILED
+from ..bodies import FAILED, let_go
 from ..routes import DEPTH, EXEMPT, Key, Route, bound_to, name_of
 from ..routes import told as told_together
 from .answers import DjangoFacts, answered, failed, put, refusal
@@ -123,7 +123,7 @@ def came(request: HttpRequest, passage: Passage) -> Passage:
     if kept is None:
         kept = request._headgate = [] if policy is None else [policy]
     kept.append(passage)
-    request.headgate = passage
+    request.headgate = let_go(passage)
     return passage
 
 

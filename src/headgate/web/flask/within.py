@@ -17,7 +17,7 @@ from werkzeug.wrappers import Response
 from ...errors import ConfigurationError
 from ...policy.gate import Gate
 from ...policy.passage import Passage
-from ..bodies import FAILED, Account, Body
+from ..bodies import FAILED, Account, Body, let_go
 from ..headers import merge
 from ..routes import DEPTH, EXEMPT, Route, Site, told
 from ..wsgi_wire import PASSAGE, WsgiFacts
@@ -59,7 +59,7 @@ def asked(gate: Gate) -> Any:
     environ = request.environ
     facts = WsgiFacts(environ)
     facts.raw = request._get_current_object()  # type: ignore[attr-defined]
-    passage = gate.ask(facts)
+    passage = let_go(gate.ask(facts))
     g.headgate = environ[PASSAGE] = passage
     if ASKED not in environ:
         environ[ASKED] = []
