@@ -93,6 +93,14 @@ def test_no_spelling_of_a_host_has_a_limit_of_its_own(gate):
     assert passed(gate, [WrittenFacts("GET", "/", headers={"Host": host}) for host in hosts]) == 2
 
 
+def test_a_host_that_can_not_be_read_slips_past_no_rule(gate):
+    """An application may take the first of two hosts, or what stands before any colon; another host is another host."""
+    hosts = ["admin.example.com:x", "admin.example.com, b.example", "admin.example.com:80:80", "admin.example.com/x", "@"]
+    assert passed(gate, [WrittenFacts("GET", "/", headers={"Host": host}) for host in hosts]) == 2
+    assert passed(gate, [WrittenFacts("GET", "/", headers={"Host": "www.example.com"})] * 5) == 5
+    assert passed(gate, [WrittenFacts("GET", "/")] * 5) == 5
+
+
 def test_no_forged_token_makes_a_new_user(gate):
     """Tokens that somebody else signed, or that have expired, all count for the address they came from."""
     forged = [jwt.encode({"sub": f"user{n}"}, f"another secret, number {n}, of 32 bytes", algorithm="HS256") for n in range(10)]

@@ -7,7 +7,7 @@ from typing import Any
 
 from ..algorithms.claim import Claim
 from ..decision import Decision
-from .match import host_is_meant
+from .match import limits_host
 from .model import Rule
 from .passage import Entry
 
@@ -41,7 +41,7 @@ def one(gate: Any, clause: Any, facts: Any, plan: Any, excused: Any) -> Explaine
     if clause not in plan.clauses:
         return Explained(rule, False, "its match does not fit the method and path")
     hosts = plan.hosts[plan.clauses.index(clause)] if plan.hosts else ()
-    if hosts and not host_is_meant(hosts, facts.host()):
+    if hosts and not limits_host(hosts, facts):
         return Explained(rule, False, f"the host is {facts.host() or 'not said'!r}, not {' or '.join(hosts)}")
     unmet = unmet_condition(clause, facts)
     if unmet:

@@ -10,6 +10,7 @@ compared only for what was collected. Rejected: one regular expression after the
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 from ..errors import ConfigurationError
 from .hosts import host_matches
@@ -125,3 +126,10 @@ def segments_of(path: str) -> list[str]:
 def host_is_meant(hosts: tuple[str, ...], host: str) -> bool:
     """Whether one of these host patterns means this host."""
     return any(host_matches(pattern, host) for pattern in hosts)
+
+
+def limits_host(hosts: tuple[str, ...], facts: Any) -> bool:
+    """Whether a rule for these hosts is meant. A Host that can't be read (two of them, a port of letters) may well be read by the
+    application, in its own way: every rule is meant by it, as any reading of a path is, and no exemption."""
+    host: str = facts.host()
+    return host_is_meant(hosts, host) if host else bool(facts.header("host"))
