@@ -62,3 +62,11 @@ def host_matches(pattern: str, host: str) -> bool:
     if pattern[:2] == "*.":
         return host.endswith(pattern[1:]) and len(host) >= len(pattern)
     return not pattern or pattern == host
+
+
+def patterns_of(host: str) -> list[str]:
+    """All patterns that mean a tidied host: itself, and one for every domain above it."""
+    if not host:
+        return []
+    labels = host.split(".")
+    return [host, *("*." + ".".join(labels[i:]) for i in range(1, len(labels)))]
