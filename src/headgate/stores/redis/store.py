@@ -238,7 +238,7 @@ class RedisStore(Store):
         for spans, run in groupby(asked, self._spans):
             if spans:
                 for claims in run:
-                    found.append((yield from self._span(claims, wait_us, True, given_us)))
+                    found.append((yield from self._span(claims, wait_us, True, given_us)))  # noqa: PERF401 - a plan goes on in between
             else:
                 whole = [deciding(self.names, claims, wait_us, True, given_us) for claims in run]
                 answers.raise_first((yield from answers.answered(self.route, whole, MANY)))
