@@ -11,6 +11,7 @@ from gates import COLOURS, asked, gate, key, passes, request, rule
 
 from headgate import MemoryStore
 from headgate.algorithms.text import parse_limit
+from headgate.policy import WrittenFacts
 from headgate.policy.model import DEGRADE, SHADOW, Answer, Charge, Cost, Exemption, Match, Once, OnRefusal, ShutOut
 from headgate.testing import ManualClock
 
@@ -87,6 +88,32 @@ def test_degrading_names_its_handler():
     assert not answer.allowed
     assert answer.degrade is stale
     assert g.tally().rules[0].degraded == 1
+
+
+# Costs and outcomes that others tell -----------------------------------------------------------------------------------
+
+
+def broken(*said):
+    raise RuntimeError("no idea")
+
+
+@pytest.mark.parametrize("source", ["header", "query"])
+def test_no_client_says_that_its_request_costs_nothing(source):
+    """A cost of 0 in a request counts as 1, unless the rule's own default is 0."""
+    for units, passed in ((1, 2), (0, 5)):
+        g = gate(rule("all", "2/s", cost=Cost(source, units, "n")))
+        facts = [WrittenFacts(headers={"n": zero}, query={"n": zero}) for zero in ("0", "00", "0", "0", "0")]
+        assert sum(bool(g.ask(one)) for one in facts) == passed
+
+
+def test_functions_that_raise_break_no_request(caplog):
+    """A cost that can't be told is the default, an outcome of which nobody knows counts; both are logged."""
+    g = gate(rule("all", "2/h", cost=Cost("call", call=broken), charge=Charge(call=broken)))
+    for _ in range(2):
+        asked(g, request()).done(200)
+    assert passes(g, 1) == [False]
+    assert "raised RuntimeError" in caplog.text
+    assert "no idea" not in caplog.text
 
 
 # Once ----------------------------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ import pytest
 from gates import asked, gate, key, passes, policy, request, rule
 
 from headgate import GuardedStore, LeasedStore, MemoryStore, RedisStore, SharedStore
-from headgate.policy import Gate
+from headgate.policy import Gate, Policy
 from headgate.policy.model import CLOSED, LOCAL, SHADOW, WAIT, Charge, Once, OnFailure, OnRefusal
 from headgate.testing import ManualClock
 from stand_ins import WrappedStore
@@ -69,6 +69,25 @@ def test_a_breaker_spares_a_dead_store():
     store.failing = {"decide"}
     passes(g, 50)
     assert len(store.calls) < 20
+
+
+@pytest.mark.parametrize("colour", FAR)
+def test_a_store_that_fails_a_request_on_its_way_to_wait_fails_it_as_the_rule_says(colour):
+    """A rule that lets pass when the store fails does so too when it fails after it had refused."""
+    waits = OnRefusal(WAIT, wait_us=2_000_000)
+    g, store = far_gate(rule("all", "1/s", on_refusal=waits), rule("local", "9/s", on_failure=OnFailure(LOCAL, "1")))
+    assert asked(g, request(), colour)
+    passed = store.decide
+
+    def then_fails(*said):
+        answer = passed(*said)
+        store.failing = {"decide"}
+        return answer
+
+    store.decide = then_fails
+    assert asked(g, request(), colour).allowed
+    tally = g.tally().rules
+    assert (tally[0].failed_open, tally[1].failed_local, tally[0].refused, tally[0].waiting) == (1, 1, 0, 0)
 
 
 @pytest.fixture
@@ -244,3 +263,17 @@ def test_a_bad_new_version_is_refused_and_counted():
     g.reload_refused(ValueError("line 3"))
     assert g.tally().reloads_refused == 1
     assert str(heard[0].error) == "line 3"
+
+
+def test_a_new_budget_holds_and_guards_do_not_pile_up():
+    """A reload with another budget is kept to it; going back and forth makes no new guard each time."""
+    said = "store: redis://127.0.0.1:{}\nbudget: {}\nlimits: [{{name: all, key: ip, limit: 5/s}}]"
+    with Gate(Policy.read(said.format(1, "20ms"))) as g:
+        first = g.store
+        g.reload(Policy.read(said.format(1, "50ms")))
+        assert (g.store.budget_us, g.store.inner.timeout_us) == (50_000, 50_000)
+        for port in (1, 2) * 5:
+            g.reload(Policy.read(said.format(port, "20ms")))
+        assert len(g._guards) == 3
+        g.reload(Policy.read(said.format(1, "20ms")))
+        assert g.store is first

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 
 import pytest
@@ -135,3 +136,26 @@ def test_threads_wait_too():
     for thread in threads:
         thread.join(5)
     assert done == [True] * 5
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="about forks")
+def test_nobody_waits_in_a_forked_child():
+    """A worker that was forked while others waited has all places of its queue."""
+    clock = HeldClock(1000)
+    g = gate(rule("all", "10/s burst 1", on_refusal=waiting(10_000, queue=1)), clock=clock)
+    asked(g, request())
+
+    async def main():
+        waiter = asyncio.ensure_future(g.aask(request()))
+        await asyncio.sleep(0)
+        assert g.tally().rules[0].waiting == 1
+        child = os.fork()
+        if child == 0:
+            os._exit(g.tally().rules[0].waiting)
+        assert os.waitpid(child, 0)[1] == 0
+        assert g.tally().rules[0].waiting == 1
+        waiter.cancel()
+        await asyncio.gather(waiter, return_exceptions=True)
+
+    asyncio.run(main())
+    assert g.tally().rules[0].waiting == 0

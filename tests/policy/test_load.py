@@ -8,7 +8,7 @@ import jsonschema
 import pytest
 
 from headgate import ConfigurationError, FixedWindow, SlidingWindowCounter, SlidingWindowLog, TokenBucket
-from headgate.policy import Policy
+from headgate.policy import Gate, Policy
 from headgate.policy.client_ip import ClientIp
 from headgate.policy.identify import Called, Captured, Certificate, Cookie, Header, Network, Query
 from headgate.policy.jwt import Jwt
@@ -326,3 +326,13 @@ def test_a_large_policy_loads():
     """A thousand rules are read well within a second or two, each with its own name."""
     rules = "".join(f"  - {{name: r{i}, match: GET /a/{i}, key: ip, limit: token bucket 5/s burst 10}}\n" for i in range(1000))
     assert len(Policy.read("limits:\n" + rules).rules) == 1000
+
+
+@pytest.mark.parametrize("nonsense", [None, 5, [], {}, object(), b"limits: []"])
+def test_what_is_no_text_and_no_path_is_said_so(nonsense):
+    """Whoever hands over something else is told what to hand over."""
+    with pytest.raises(ConfigurationError, match="a policy is read from text"):
+        Policy.read(nonsense)
+    for reader in (Policy.load, Gate):
+        with pytest.raises(ConfigurationError, match="the path of its file"):
+            reader(nonsense)

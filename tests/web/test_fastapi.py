@@ -1,5 +1,6 @@
 """Limits as FastAPI dependencies: per client, with the middleware's fields and bodies, and never counted twice by accident."""
 
+from functools import partial
 from typing import Annotated, Any
 
 import pytest
@@ -340,3 +341,22 @@ def test_a_store_by_its_url():
         return {}
 
     assert [client(app).get("/").status_code for _ in range(2)] == [200, 429]
+
+
+def test_what_has_no_name_is_counted_by_its_route(store):
+    """A partial or an object as an endpoint has one limit per route, whatever the client puts into its path."""
+
+    async def item_of(kind: str, item: str) -> str:
+        return kind + item
+
+    class View:
+        async def __call__(self, item: str) -> str:
+            return item
+
+    app = FastAPI()
+    limit = RateLimit("fixed window 2/min", store=store)
+    for path, view in (("/a/{item}", partial(item_of, "a")), ("/b/{item}", partial(item_of, "b")), ("/c/{item}", View())):
+        app.get(path, dependencies=[Depends(limit)])(view)
+    asking = client(app)
+    for route in "abc":
+        assert [asking.get(f"/{route}/{item}").status_code for item in ("1", "2", "3", '"')] == [200, 200, 429, 429]

@@ -325,6 +325,7 @@ class Asking:
                 return refusing.refused(self, passage, decision)
         except StoreError as error:
             return self.failing.answer(self, passage, error)  # type: ignore[no-any-return]
+        once.paid(self, passage, decision)
         return self.shadowed(self.passed(passage, decision))
 
     def ask(self, facts: Facts) -> Passage:
@@ -350,11 +351,14 @@ class Asking:
             if not decision.allowed:
                 if refusing.may_wait(passage, decision):
                     decision = self.queue.wait(self, passage, decision)
+                    if self.failing.has_failed(decision):
+                        return self.failing.answer(self, passage, decision)  # type: ignore[no-any-return]
                 if not decision.allowed:
                     once.unmarked(self, passage)
                     return refusing.refused(self, passage, decision)
         except StoreError as error:
             return self.failing.answer(self, passage, error)  # type: ignore[no-any-return]
+        once.paid(self, passage, decision)
         return self.shadowed(self.passed(passage, decision))
 
     async def aask(self, facts: Facts) -> Passage:
@@ -379,11 +383,14 @@ class Asking:
             if not decision.allowed:
                 if refusing.may_wait(passage, decision):
                     decision = await self.queue.await_(self, passage, decision)
+                    if self.failing.has_failed(decision):
+                        return self.failing.answer(self, passage, decision)  # type: ignore[no-any-return]
                 if not decision.allowed:
                     await once.aunmarked(self, passage)
                     return refusing.refused(self, passage, decision)
         except StoreError as error:
             return self.failing.answer(self, passage, error)  # type: ignore[no-any-return]
+        await once.apaid(self, passage, decision)
         return await self.ashadowed(self.passed(passage, decision))
 
     # In shadow -------------------------------------------------------------------------------------------------

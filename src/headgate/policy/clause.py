@@ -18,6 +18,7 @@ else:
 
 from ..algorithms.claim import NamedLimit
 from ..observe.tally import RESPONSE_BOUNDS_MS, Histogram, RuleTally
+from .complaints import Complaints, title
 from .model import SHADOW, SHARE, WAIT, Key, Limits, Rule, Tiers, When
 
 _absent: Any = object()
@@ -231,17 +232,33 @@ class Clause:
         )
 
 
+#: What functions of the application that tell costs are complained of for.
+complaints = Complaints()
+
+
+def called_cost(rule: Rule, facts: Any) -> int:
+    """What a function of the application says; when it raises, or says no whole number, the default."""
+    cost = rule.cost
+    assert cost.call is not None
+    try:
+        told = cost.call(facts)
+    except Exception as error:
+        complaints.tell("%s raised %s: the request costs %d", title(cost.call), type(error).__name__, cost.units)
+        return cost.units
+    if isinstance(told, bool) or not isinstance(told, int):
+        complaints.tell("%s answered a %s, not a whole number: it costs %d", title(cost.call), type(told).__name__, cost.units)
+        return cost.units
+    return max(0, min(int(told), cost.most))
+
+
 def told_cost(rule: Rule, facts: Any) -> int:
-    """A cost that the request itself tells, kept between 0 and the rule's most; what is no whole number costs the default."""
+    """A cost that the request itself tells, at most the rule's most; what is no whole number costs the default. No client says
+    that its own request costs nothing: only where the default is 0, and in a function of the application, 0 is a cost."""
     cost = rule.cost
     if cost.source == "call":
-        assert cost.call is not None
-        told: Any = cost.call(facts)
-        if isinstance(told, bool) or not isinstance(told, int):
-            return cost.units
-    else:
-        text = facts.header(cost.name) if cost.source == "header" else facts.query(cost.name)
-        if text is None or not text.isascii() or not text.isdigit():
-            return cost.units
-        told = int(text) if len(text) <= 18 else cost.most
-    return max(0, min(int(told), cost.most))
+        return called_cost(rule, facts)
+    text = facts.header(cost.name) if cost.source == "header" else facts.query(cost.name)
+    if text is None or not text.isascii() or not text.isdigit():
+        return cost.units
+    told = int(text) if len(text) <= 18 else cost.most
+    return max(min(1, cost.units), min(told, cost.most))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import os
+import weakref
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from secrets import token_bytes
@@ -56,8 +58,8 @@ class Gate(Asking):
         self._imports = imports
         self.edition = Edition(policy, self.handlers, imports)
         self._given = store
-        self._opened: dict[str, Store] = {}
-        self._guards: list[GuardedStore] = []
+        self._opened: dict[tuple[str, int], Store] = {}
+        self._guards: dict[tuple[int, int], GuardedStore] = {}
         self._clock = clock
         self.secret = token_bytes(16) if secret is None else secret
         self.store = self._store_of(policy)
@@ -70,6 +72,7 @@ class Gate(Asking):
         self.marks: dict[str, NamedLimit] = {}
         self.reloads = self.reloads_refused = 0
         self._watch: Any = None
+        _gates.add(self)
         self._know()
 
     def __repr__(self) -> str:
@@ -79,16 +82,23 @@ class Gate(Asking):
 
     def _store_of(self, policy: Policy) -> Store:
         """The store of a policy; one that is far away answers within the policy's budget, or the rules' on_failure does."""
-        store: Store | None = self._given
-        if store is None:
-            store = self._opened.get(policy.store)
-        if store is None:
-            store = self._opened[policy.store] = store_from_url(policy.store)
+        store = self._open(policy) if self._given is None else self._given
         if store.local or isinstance(store, GuardedStore):
             return store
-        guard = GuardedStore(store, budget=policy.budget_us / 1e6, on_failure="closed", clock=self._clock, name=policy.name)
-        self._guards.append(guard)
+        guard = self._guards.get((id(store), policy.budget_us))
+        if guard is None:
+            guard = GuardedStore(store, budget=policy.budget_us / 1e6, on_failure="closed", clock=self._clock, name=policy.name)
+            self._guards[id(store), policy.budget_us] = guard
         return guard
+
+    def _open(self, policy: Policy) -> Store:
+        """The store of a URL. One that is far away has its patience for good, so that another budget opens another."""
+        found = [self._opened.get((policy.store, budget_us)) for budget_us in (0, policy.budget_us)]
+        store = found[1] if found[0] is None else found[0]
+        if store is None:
+            store = store_from_url(policy.store)
+            self._opened[policy.store, 0 if store.local else policy.budget_us] = store
+        return store
 
     def _know(self) -> None:
         for clause in self.edition.clauses:
@@ -134,7 +144,7 @@ class Gate(Asking):
         for clause in edition.clauses:
             if clause.name in before:
                 clause.inherit(before[clause.name])
-        store = self.store if policy.store == self.policy.store else self._store_of(policy)
+        store = self._store_of(policy)
         old, self.edition = self.edition, edition
         if store is not self.store:
             self.store, self.far, self.queue = store, not store.local, Queue(store)
@@ -191,7 +201,7 @@ class Gate(Asking):
         if self._watch is not None:
             self._watch.stop()
         self.edition.close()
-        for guard in self._guards:
+        for guard in self._guards.values():
             guard.leave()
 
     def close(self) -> None:
@@ -216,6 +226,20 @@ class Gate(Asking):
 
     async def __aexit__(self, *exc: object) -> None:
         await self.aclose()
+
+
+_gates: weakref.WeakSet[Gate] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    """In a child nobody waits: its parent's threads did."""
+    for gate in list(_gates):
+        for clause in gate.edition.clauses:
+            clause.waiting = 0
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
 
 
 def gate_of(policy: Policy | str | Path | Gate, **options: Any) -> Gate:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,8 @@ def load(path: str | Path) -> Policy:
 
 def read(text: str) -> Policy:
     """Reads the text of a policy file; files that it names are looked for in the working folder."""
+    if not isinstance(text, str):
+        raise ConfigurationError(f"a policy is read from text, not from {text!r:.60}; Policy.load(path) reads a file")
     page = Page("<text>", text.splitlines())
     return _told(_of_text(text, page, None), page)
 
@@ -46,6 +49,8 @@ def of(said: Mapping[str, Any]) -> Policy:
 def examined(path: str | Path, imports: bool = False) -> tuple[Policy | None, Page]:
     """A file's policy (None: it has errors) and the page with all mistakes; nothing is raised but ConfigurationError for an
     unreadable file."""
+    if not isinstance(path, (str, os.PathLike)) or not str(path):
+        raise ConfigurationError(f"a policy is loaded from the path of its file, not from {path!r:.60}")
     place = Path(path)
     try:
         with place.open("rb") as file:

@@ -69,8 +69,9 @@ class Cost:
     """What a request costs. `source` is "constant", "header", "query", "response" or "call".
 
     constant: `units`. header, query: the whole number found under `name`; `units` when it is missing or no number; never more
-    than `most`. call: what `call(facts)` returns. response: one unit for each `per` bytes begun; `units` are charged when the
-    request comes, the rest (or what was too much) is settled when the response has gone.
+    than `most`, nor less than 1 unless `units` is 0. call: what `call(facts)` returns; `units` when it raises. response: one unit
+    for each `per` bytes begun; `units` are charged when the request comes, the rest (or what was too much) is settled when the
+    response has gone.
     """
 
     source: str = "constant"

@@ -1,26 +1,32 @@
 """Charging once: requests that carry the same idempotency key are one request, repeated.
 
-The first one leaves a mark in the store, a fixed window of its own under (rule, key, idempotency key), and is charged; those that
-find the mark are not. The mark counts, so that nobody repeats for ever: beyond `replays` a repetition is charged like any other.
-A first request that was refused takes its mark away again: its retry is charged.
+Whoever was charged leaves a mark in the store, a fixed window of its own under (rule, key, idempotency key); those that find the
+mark take one repetition of it, and are not charged. It counts, so that nobody repeats for ever: beyond `replays` a repetition is
+charged like any other. A mark is made only after its charge: a request that is still waiting, was refused or went away vouches
+for nobody. Of several that are charged at the same moment, all but the first get their charge back.
 
-The mark is asked before the limits, so a request that carries the header makes one more question to the store.
+So a request that carries the header asks the store twice more: whether there is a mark, then for it.
 """
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 from ..algorithms.claim import Claim, NamedLimit
 from ..algorithms.fixed_window import FixedWindow
 from ..decision import Decision
+from ..errors import StoreError, StoreUnavailable
+from ..line import Turn, line_of
 from ..rate import Rate
 from .clause import escaped
 from .keeping import kept
 from .model import Rule
 from .passage import Passage
 
-Mark = tuple[Any, Claim, Decision]
+log = logging.getLogger("headgate")
+#: The clause, its mark, and the answer that made it; None: it is made when the request was charged.
+Mark = tuple[Any, Claim, Decision | None]
 
 
 def mark_of(gate: Any, rule: Rule) -> NamedLimit:
@@ -42,15 +48,25 @@ def claims_of(gate: Any, passage: Passage) -> list[list[Claim]]:
     ]
 
 
-def taken(passage: Passage, asked: list[list[Claim]], answers: list[Decision]) -> None:
+# Before the charge ----------------------------------------------------------------------------------------------------
+
+
+def repeated(seen: list[Decision]) -> list[int]:
+    """Which of the marks that were looked at are there, with repetitions left."""
+    return [i for i, mark in enumerate(seen) if mark.allowed and mark.remaining < mark.limit]
+
+
+def sorted_out(passage: Passage, asked: list[list[Claim]], seen: list[Decision], told: dict[int, Decision]) -> None:
     """Adds the limits of those that are charged; a repetition is not."""
     marks: list[Mark] = []
-    for (clause, limits, key, cost, _), claims, answer in zip(passage.onces, asked, answers, strict=True):
-        if answer.allowed and answer.remaining < answer.limit - 1:
+    for i, (clause, limits, key, cost, _) in enumerate(passage.onces):
+        taken = told.get(i)
+        if taken is not None and taken.allowed:
             clause.replayed += 1
+            marks.append((clause, asked[i][0], taken))
             continue
-        if answer.allowed:
-            marks.append((clause, claims[0], answer))
+        if taken is None and seen[i].allowed:
+            marks.append((clause, asked[i][0], None))
         for entry in limits:
             passage.entries.append(entry)
             passage.keys.append(key)
@@ -60,25 +76,89 @@ def taken(passage: Passage, asked: list[list[Claim]], answers: list[Decision]) -
     passage.onces = marks
 
 
+def checked(gate: Any, passage: Passage, asked: list[list[Claim]], seen: list[Decision]) -> None:
+    """A store that fails at the first question is not asked a second one: that would take its budget twice."""
+    if any(gate.failing.has_failed(mark) for mark in seen):
+        sorted_out(passage, asked, seen, {})
+        raise StoreUnavailable("the store could not say whether a request is a repetition")
+
+
 def marked(gate: Any, passage: Passage) -> None:
-    """Asks for the marks, and leaves in the passage what is to be charged."""
+    """Looks for the marks, and leaves in the passage what is to be charged."""
     if passage.onces:
         asked = claims_of(gate, passage)
-        taken(passage, asked, gate.store.decide_many(asked, 0))
+        seen = [gate.store.decide(claims, 0, False) for claims in asked]
+        checked(gate, passage, asked, seen)
+        again = repeated(seen)
+        told = gate.store.decide_many([asked[i] for i in again], 0) if again else []
+        sorted_out(passage, asked, seen, dict(zip(again, told, strict=True)))
 
 
 async def amarked(gate: Any, passage: Passage) -> None:
     if passage.onces:
         asked = claims_of(gate, passage)
-        taken(passage, asked, await gate.store.adecide_many(asked, 0))
+        seen = [await gate.store.adecide(claims, 0, False) for claims in asked]
+        checked(gate, passage, asked, seen)
+        again = repeated(seen)
+        told = await gate.store.adecide_many([asked[i] for i in again], 0) if again else []
+        sorted_out(passage, asked, seen, dict(zip(again, told, strict=True)))
 
 
 def unmarked(gate: Any, passage: Passage) -> None:
-    """Takes the marks of a refused request away."""
+    """Gives the repetitions of a refused request back."""
     for _, claim, answer in passage.onces or ():
-        gate.store.give_back([claim], answer.start_us)
+        if answer is not None:
+            gate.store.give_back([claim], answer.start_us)
 
 
 async def aunmarked(gate: Any, passage: Passage) -> None:
     for _, claim, answer in passage.onces or ():
-        await gate.store.agive_back([claim], answer.start_us)
+        if answer is not None:
+            await gate.store.agive_back([claim], answer.start_us)
+
+
+# After the charge -----------------------------------------------------------------------------------------------------
+
+
+def unpaid(passage: Passage) -> list[Mark]:
+    return [mark for mark in passage.onces or () if mark[2] is None]
+
+
+def twins(gate: Any, passage: Passage, decision: Decision, marks: list[Mark], told: list[Decision]) -> list[Turn]:
+    """What goes back to those who were not the first after all. `passage.onces` are the marks that were made."""
+    passage.onces = [(clause, claim, answer) for (clause, claim, _), answer in zip(marks, told, strict=True) if answer.allowed]
+    again = {id(clause) for clause, _, answer in passage.onces if answer.remaining < answer.limit - 1 and not clause.owes}
+    claims = gate.claims_of(passage) if again else []
+    back = [claim for claim, entry in zip(claims, passage.entries, strict=False) if id(entry.clause) in again]
+    return [Turn(back, decision, None)] if back else []
+
+
+def paid(gate: Any, passage: Passage, decision: Decision) -> None:
+    """Makes the marks of a request that was charged."""
+    marks = unpaid(passage)
+    if marks:
+        try:
+            turns = twins(gate, passage, decision, marks, gate.store.decide_many([[claim] for _, claim, _ in marks], 0))
+            if turns:
+                line_of(gate.store).leave(turns)
+        except StoreError as error:
+            not_marked(gate, error)
+
+
+async def apaid(gate: Any, passage: Passage, decision: Decision) -> None:
+    marks = unpaid(passage)
+    if marks:
+        try:
+            told = await gate.store.adecide_many([[claim] for _, claim, _ in marks], 0)
+            turns = twins(gate, passage, decision, marks, told)
+            if turns and gate.store.local:
+                line_of(gate.store).leave(turns)
+            elif turns:
+                await line_of(gate.store).aleave(turns)
+        except StoreError as error:
+            not_marked(gate, error)
+
+
+def not_marked(gate: Any, error: StoreError) -> None:
+    """A store that fails now knows nothing of a repetition, which will be charged: the strict side."""
+    log.warning("marking an idempotency key in the store of %r failed: %s", gate.policy.name, error)

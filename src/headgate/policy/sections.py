@@ -69,17 +69,22 @@ def _exemption(said: Said, page: Page) -> Any:
             said.word("match"), "match", "'path' and 'match' stand together", "write the path into the match: GET /healthz"
         )
     matches = said.get("match", ()) or tuple(Match(path=one) for one in said.get("path", ()))
-    headers = tuple((name.lower(), _header_value(value, page)) for name, value in said.get("header", ()))
+    headers = tuple((name.lower(), _header_value(name, value, said, page)) for name, value in said.get("header", ()))
     return ExemptionDraft(
         said, Exemption(matches, said.get("network", ()), headers, said.get("when", When()), said.get("limits", ()))
     )
 
 
-def _header_value(value: Any, page: Page) -> str:
+REMEDY = "write a secret, like {X-Probe: {env: PROBE_TOKEN}}"
+
+
+def _header_value(name: str, value: Any, said: Said, page: Page) -> str:
     if not isinstance(value, EnvironmentDraft):
+        if not str(value).strip():
+            page.wrong(said.at("header").place, "", f"an empty {name} would exempt everybody who sends one", REMEDY)
         return str(value)
     found = os.environ.get(value.name, "")
-    if value.name and not found:
+    if value.name and not found.strip():
         page.wrong(
             value.place,
             value.name,

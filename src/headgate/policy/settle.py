@@ -12,16 +12,22 @@ from typing import Any
 from ..algorithms.claim import Claim
 from ..errors import StoreError
 from ..line import Turn, line_of
+from .complaints import Complaints, title
 from .model import Charge
 from .passage import Passage
 
 log = logging.getLogger("headgate")
+complaints = Complaints()
 
 
 def counts(charge: Charge, status: int, facts: Any) -> bool:
-    """Whether an outcome counts."""
+    """Whether an outcome counts; where a function of the application that should say so raises, it does."""
     if charge.call is not None:
-        return bool(charge.call(status, facts))
+        try:
+            return bool(charge.call(status, facts))
+        except Exception as error:
+            complaints.tell("%s raised %s: the request counts", title(charge.call), type(error).__name__)
+            return True
     return not charge.statuses or any(low <= status <= high for low, high in charge.statuses)
 
 
@@ -41,36 +47,45 @@ def changes(passage: Passage, status: int, size: int) -> list[Claim]:
     return found
 
 
-def turn_of(gate: Any, passage: Passage, status: int, size: int) -> Turn | None:
-    """What leaves the line, once; None when nothing does."""
+def marks(passage: Passage, status: int) -> list[Turn]:
+    """Marks of charges that go back: nothing was charged, so a repetition of it would be the first."""
+    found = passage.onces or ()
+    return [
+        Turn([claim], answer, None)
+        for clause, claim, answer in found
+        if answer is not None and not counts(clause.rule.charge, status, passage.facts)
+    ]
+
+
+def turns_of(gate: Any, passage: Passage, status: int, size: int) -> list[Turn]:
+    """What leaves the line, once."""
     passage.owes = False
-    found = []
+    found: list[Turn] = []
     if passage.allowed and passage.claims is not None and passage.decision is not None:
-        found = changes(passage, status, size)
+        claims = changes(passage, status, size)
+        decision: Any = passage.decision
+        found = [*([Turn(claims, decision, None)] if claims else ()), *marks(passage, status)]
     passage.facts = None
-    if not found:
-        return None
-    decision: Any = passage.decision
-    return Turn(found, decision, None)
+    return found
 
 
 def settled(gate: Any, passage: Passage, status: int, size: int) -> None:
-    turn = turn_of(gate, passage, status, size)
-    if turn is not None:
+    turns = turns_of(gate, passage, status, size)
+    if turns:
         try:
-            line_of(gate.store).leave([turn])
+            line_of(gate.store).leave(turns)
         except StoreError as error:
             not_delivered(gate, error)
 
 
 async def asettled(gate: Any, passage: Passage, status: int, size: int) -> None:
-    turn = turn_of(gate, passage, status, size)
-    if turn is not None:
+    turns = turns_of(gate, passage, status, size)
+    if turns:
         try:
             if gate.store.local:
-                line_of(gate.store).leave([turn])
+                line_of(gate.store).leave(turns)
             else:
-                await line_of(gate.store).aleave([turn])
+                await line_of(gate.store).aleave(turns)
         except StoreError as error:
             not_delivered(gate, error)
 

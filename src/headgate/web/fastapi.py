@@ -14,6 +14,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Awaitable, Callable
+from functools import partial
+from hashlib import sha256
 from inspect import iscoroutinefunction
 from typing import Annotated, Any
 
@@ -169,7 +171,14 @@ def nobody(request: Any) -> None:
 def name_of(scope: Any, depth: int) -> str:
     """`shop.routes.checkout`; a second limit on the way to it is `shop.routes.checkout.2`."""
     endpoint = scope.get("endpoint")
-    whole = f"{endpoint.__module__}.{endpoint.__qualname__}" if hasattr(endpoint, "__qualname__") else str(scope["path"])
+    where = ""
+    if not hasattr(endpoint, "__qualname__"):  # a partial or an object with __call__, of which several routes may have one
+        while isinstance(endpoint, partial):
+            endpoint = endpoint.func
+        endpoint = endpoint if hasattr(endpoint, "__qualname__") else type(endpoint)
+        route = str(getattr(scope.get("route"), "path", ""))  # never the path itself, which a client chooses
+        where = "-" + sha256(route.encode("utf-8", "replace")).hexdigest()[:8]
+    whole = f"{endpoint.__module__}.{endpoint.__qualname__}{where}"
     return fitting(whole.replace("<locals>.", "") + (f".{depth + 1}" if depth else ""))
 
 

@@ -1,0 +1,115 @@
+"""Charging once opens no way past a limit: a mark vouches for a charge that was made, and for nothing else."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from gates import asked, gate, key, passes, policy, request, rule
+
+from headgate import MemoryStore, RedisStore
+from headgate.policy import Gate
+from headgate.policy.model import WAIT, Charge, Once, OnFailure, OnRefusal
+from headgate.testing import ManualClock
+from stand_ins import HeldClock, WrappedStore
+
+
+@pytest.fixture
+def redis(valkey):
+    with RedisStore(valkey.url) as store:
+        yield store
+
+
+ONCE = Once("idempotency-key")
+SAID = {"idempotency-key": "k", "user": "a"}
+
+
+def test_who_waits_vouches_for_nobody():
+    """Repetitions of a request that is still waiting wait too, and one whose client went away leaves no mark."""
+    waits = OnRefusal(WAIT, wait_us=1_000_000, queue=100)
+    g = gate(rule("pay", "1/s burst 1", key=key("user"), once=ONCE, on_refusal=waits), clock=HeldClock(1000))
+
+    async def main():
+        assert await g.aask(request(user="a"))
+        first = asyncio.ensure_future(g.aask(request(**SAID)))
+        await asyncio.sleep(0)
+        assert g.tally().rules[0].waiting == 1
+        assert not await g.aask(request(**SAID))
+        first.cancel()
+        await asyncio.gather(first, return_exceptions=True)
+        assert g.quick(request(**SAID)) is None
+        assert (g.tally().rules[0].replayed, g.tally().rules[0].waiting) == (0, 0)
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("used", [0, 1])
+def test_many_at_the_same_moment_are_charged_once(redis, used):
+    """Of many requests with one key in one instant at least one is charged, none passes beyond the limit, and all but one charge
+    go back."""
+    g = Gate(
+        policy(rule("pay", "fixed window 1/h", key=key("user"), once=ONCE), name=f"once-{used}", budget_us=5_000_000), store=redis
+    )
+
+    async def main():
+        for _ in range(used):
+            assert await g.aask(request(user="a"))
+        answers = await asyncio.gather(*[g.aask(request(**SAID)) for _ in range(20)])
+        assert sum(map(bool, answers)) <= (0 if used else 11)
+        assert used or any(answers)
+        assert not await g.aask(request(user="a"))
+        await redis.aclose()
+
+    asyncio.run(main())
+    g.close()
+
+
+def test_twins_get_their_charge_back(redis):
+    """Ten first requests at once, with room for all of them: nine charges go back."""
+    g = Gate(policy(rule("pay", "fixed window 20/h", key=key("user"), once=ONCE), name="twins", budget_us=5_000_000), store=redis)
+
+    async def main():
+        assert all(await asyncio.gather(*[g.aask(request(**SAID)) for _ in range(10)]))
+        assert (await g.aask(request(user="a"))).decision.remaining == 18
+        await redis.aclose()
+
+    asyncio.run(main())
+    g.close()
+
+
+@pytest.mark.parametrize("colour", ["ask", "quick"])
+def test_an_outcome_that_does_not_count_leaves_no_mark(colour):
+    """Whoever logs in himself first can't guess ten passwords for nothing behind it."""
+    g = gate(rule("login", "fixed window 2/h", key=key("user"), once=ONCE, charge=Charge(((401, 401),))))
+    asked(g, request(**SAID), colour).done(200)
+    guesses = []
+    for _ in range(3):
+        guesses.append(asked(g, request(**SAID), colour))
+        guesses[-1].done(401)
+    assert g.tally().rules[0].replayed == 2
+    assert passes(g, 2, user="a") == [True, False]
+
+
+def test_a_refused_request_spends_no_repetition():
+    """When another rule refuses a repetition, it may be repeated as often as before."""
+    g = gate(
+        rule("pay", "fixed window 1/h", key=key("user"), once=Once("idempotency-key", replays=1)),
+        rule("all", "fixed window 1/min"),
+    )
+    assert passes(g, 5, **SAID) == [True, False, False, False, False]
+    g.clock.advance(60)
+    assert passes(g, 1, **SAID) == [True]
+
+
+@pytest.mark.parametrize("colour", ["ask", "aask"])
+@pytest.mark.parametrize("action", ["open", "closed"])
+def test_a_store_that_fails_is_asked_no_second_question(colour, action):
+    """Where the store can't say whether there is a mark, the rule answers at once as it says."""
+    clock = ManualClock(1000)
+    store = WrappedStore(MemoryStore(clock=clock))
+    g = Gate(policy(rule("pay", "1/h", key=key("user"), once=ONCE, on_failure=OnFailure(action))), store=store, clock=clock)
+    store.failing = {"decide", "decide_many"}
+    assert asked(g, request(**SAID), colour).allowed == (action == "open")
+    assert store.calls == ["decide"]
+    tally = g.tally().rules[0]
+    assert (tally.failed_open, tally.failed_closed) == ((1, 0) if action == "open" else (0, 1))
