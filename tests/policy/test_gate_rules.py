@@ -7,7 +7,7 @@ from gates import COLOURS, asked, gate, key, passes, policy, request, rule
 
 from headgate import MemoryStore, TokenBucket
 from headgate.policy import Gate
-from headgate.policy.identify import Captured, Header
+from headgate.policy.identity.identify import Captured, Header
 from headgate.policy.model import SHARE, Cost, Exemption, Match, Tiers, When
 from headgate.testing import ManualClock, unlimited
 

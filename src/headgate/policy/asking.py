@@ -46,7 +46,7 @@ from ..errors import StoreError
 from ..observe.events import ALERT, SHADOW
 from ..observe.tally import DECISION_BOUNDS_US, RESPONSE_BOUNDS_MS
 from . import once, refusing
-from .complaints import Complaints
+from .identity.complaints import Complaints
 
 BOUNDS = len(DECISION_BOUNDS_US)
 #: So many of the bounds are 1, 2, 4, 8 …: found without looking at the table.

@@ -23,15 +23,15 @@ else:
     from .facts import Facts
 
 from ..errors import ConfigurationError
-from .addresses import Networks
 from .clause import condition
-from .client_ip import ClientIp
-from .hosts import patterns_of
+from .identity.addresses import Networks
+from .identity.client_ip import ClientIp
+from .identity.hosts import patterns_of
+from .identity.paths import readings
 from .match import Matcher, host_is_meant
 from .model import DEGRADE, Exemption, Policy, Rule
-from .named import import_all
-from .paths import readings
-from .reference import resolved
+from .reading.named import import_all
+from .reading.reference import resolved
 
 METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS", "MESSAGE")
 #: How many paths an edition remembers, and how long they may be.

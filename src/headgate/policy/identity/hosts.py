@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from ..errors import ConfigurationError
+from ...errors import ConfigurationError
 from .addresses import MOST_KEPT, address_text, read_address
 from .keeping import remember
 
