@@ -333,3 +333,18 @@ def test_a_passage_leaves_no_circle_behind(colour):
             assert gone() is None, said
     finally:
         gc.enable()
+
+
+def test_a_memory_full_of_those_shut_out_is_not_searched_for_every_refusal(monkeypatch):
+    """When as many as can be remembered are shut out, others are refused by their limits; those whose time is over make room."""
+    monkeypatch.setattr("headgate.policy.shut_out.MOST", 3)
+    g = gate(rule("all", "fixed window 1/h", key=key("ip")), shut_out=ShutOut(parse_limit("fixed window 1/h"), 10_000_000))
+    for host in range(5):
+        assert passes(g, 4, peer=f"192.0.2.{host}") == [True, False, False, False]
+    assert (len(g.shutter), g.tally().shut_out) == (3, 3)
+    searched = g.shutter._until
+    assert passes(g, 20, peer="192.0.2.4") == [False] * 20
+    assert g.shutter._until is searched
+    g.clock.advance(10)
+    assert passes(g, 2, peer="192.0.2.4") == [False] * 2
+    assert (len(g.shutter), g.tally().shut_out) == (1, 4)

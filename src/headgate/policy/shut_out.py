@@ -18,6 +18,8 @@ from .refusing import MESSAGES, seconds
 
 #: How many clients are remembered as shut out, and how many refusals are counted at a time.
 MOST = 100_000
+#: How often a full memory is looked through for those whose time is over: that takes longer than a thousand refusals.
+SWEEP_US = 1_000_000
 
 
 class Shutter:
@@ -29,6 +31,7 @@ class Shutter:
         self.clock = clock
         self.refused = 0
         self._until: dict[str, int] = {}
+        self._swept_us = -SWEEP_US
         self._store = MemoryStore(MOST, clock)
         self._limit = NamedLimit(policy.name, "shut out", policy.shut_out.limit)
 
@@ -67,7 +70,8 @@ class Shutter:
         if key is None or self._store.one(self._limit, key, 1, 0, True).allowed:
             return False
         now_us = self.clock.now_us()
-        if len(self._until) >= MOST:
+        if len(self._until) >= MOST and now_us >= self._swept_us + SWEEP_US:
+            self._swept_us = now_us
             self._until = {one: until for one, until in self._until.items() if until > now_us}
         if len(self._until) < MOST:
             self._until[key] = now_us + self.said.for_us

@@ -15,13 +15,14 @@ path (one, for nearly every request): a request is meant by a rule when any of t
 from __future__ import annotations
 
 import re
-from urllib.parse import unquote_to_bytes
 
 #: Rounds of decoding. Nested encodings (%252525…) are undone within one; what still hides after these was made to.
 ROUNDS = 3
 _clean = re.compile(r"(?:/[a-z0-9_~@$!*'()+,=:&-][a-z0-9_~@$!*'()+,=:&.-]*)+").fullmatch
 _NESTED = re.compile(rb"%(?:25)+(?=[0-9a-fA-F]{2})")
 _ESCAPE = re.compile("%[0-9a-fA-F]{2}")
+#: Rejected: urllib's unquote_to_bytes, which takes 50 ms for a path of 60 000 bare percent signs.
+_ENCODED = re.compile(rb"%([0-9a-fA-F]{2})")
 _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f]+")
 _CUT = re.compile("[?#]")
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/]*", re.I)
@@ -56,10 +57,14 @@ def _plain(path: str) -> str:
     return text.casefold()
 
 
+def _byte(found: re.Match[bytes]) -> bytes:
+    return bytes((int(found[1], 16),))
+
+
 def _decoded(text: str) -> str:
     for _ in range(ROUNDS):
         data = text.encode("utf-8", "surrogatepass")
-        text = unquote_to_bytes(_NESTED.sub(b"%", data)).decode("utf-8", "replace")
+        text = _ENCODED.sub(_byte, _NESTED.sub(b"%", data)).decode("utf-8", "replace")
         text = _CONTROL.sub("", text)
         if _ESCAPE.search(text) is None:
             return text
