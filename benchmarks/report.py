@@ -12,7 +12,10 @@ from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-PEERS = ("limits", "throttled-py", "pyrate-limiter", "token-bucket", "rust-py-rate-limit", "aiolimiter", "asynciolimiter")
+PEERS = (
+    *("limits", "throttled-py", "pyrate-limiter", "token-bucket", "rust-py-rate-limit", "aiolimiter", "asynciolimiter"),
+    *("slowapi", "fastapi-limiter", "flask-limiter", "starlette", "uvicorn"),
+)
 
 
 @dataclass

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from typing import Any, TextIO
 
 from .errors import HeadgateError
-from .policy.mistakes import ERROR, Mistake
+from .policy.reading.mistakes import ERROR, Mistake
 
 WELL, WRONG, UNREADABLE = 0, 1, 2
 COLOURS = {"error": "\x1b[31m", "warning": "\x1b[33m", "caret": "\x1b[36m", "end": "\x1b[0m"}
@@ -66,7 +66,7 @@ def add_check(verbs: Any) -> None:
 
 
 def run_check(said: argparse.Namespace) -> int:
-    from .policy.load import examined
+    from .policy.reading.load import examined
 
     if said.imports:
         sys.path.insert(0, os.getcwd())
@@ -128,7 +128,7 @@ def add_explain(verbs: Any) -> None:
 
 
 def run_explain(said: argparse.Namespace) -> int:
-    from .policy.load import examined
+    from .policy.reading.load import examined
 
     policy, page = examined(said.file)
     if policy is None:
@@ -163,7 +163,7 @@ def explanation_of(policy: Any, line: str, url: str | None) -> Any:
 
 
 def run_schema(said: argparse.Namespace) -> int:
-    from .policy.schema import schema
+    from .policy.reading.schema import schema
 
     print(json.dumps(schema(), indent=2, ensure_ascii=False))
     return WELL

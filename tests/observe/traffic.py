@@ -6,7 +6,7 @@ from typing import Any
 
 from headgate import FixedWindow, MemoryStore, TokenBucket
 from headgate.policy import Gate, Passage, Policy, WrittenFacts
-from headgate.policy.identify import Header
+from headgate.policy.identity.identify import Header
 from headgate.policy.model import LOCAL, SHADOW, WAIT, Charge, Exemption, Match, OnFailure, OnRefusal, Rule, ShutOut
 from headgate.testing import ManualClock
 from stand_ins import NOON, WrappedStore

@@ -8,7 +8,7 @@ from typing import Any
 from headgate import MemoryStore
 from headgate.algorithms.text import parse_limits
 from headgate.policy import Gate, Passage, Policy, WrittenFacts
-from headgate.policy.identify import Header
+from headgate.policy.identity.identify import Header
 from headgate.policy.model import Rule
 from headgate.testing import ManualClock
 from stand_ins import NOON

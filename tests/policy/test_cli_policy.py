@@ -14,8 +14,8 @@ import pytest
 import headgate
 from headgate import Limiter, TokenBucket
 from headgate.cli import main, show
-from headgate.policy.mistakes import Mistake
-from headgate.policy.schema import schema
+from headgate.policy.reading.mistakes import Mistake
+from headgate.policy.reading.schema import schema
 from servers.valkey import Valkey
 
 HERE = Path(__file__).parent

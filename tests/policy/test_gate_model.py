@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from headgate import MemoryStore
 from headgate.algorithms.claim import Claim, NamedLimit
 from headgate.policy import Gate
-from headgate.policy.identify import Header
+from headgate.policy.identity.identify import Header
 from headgate.policy.model import Match, Policy, When
 from headgate.testing import ManualClock
 from stand_ins import NOON

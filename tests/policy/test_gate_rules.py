@@ -7,7 +7,7 @@ from gates import COLOURS, asked, gate, key, passes, policy, request, rule
 
 from headgate import MemoryStore, TokenBucket
 from headgate.policy import Gate
-from headgate.policy.identify import Captured, Header
+from headgate.policy.identity.identify import Captured, Header
 from headgate.policy.model import SHARE, Cost, Exemption, Match, Tiers, When
 from headgate.testing import ManualClock, unlimited
 
@@ -176,6 +176,23 @@ def test_hosts_choose_rules():
     assert meant("GET /x", "shop.example.com") == ["any"]
     assert meant("GET /x", "example.com") == meant("GET /x", "evil.com") == []
     assert meant("GET /y", "evil.com") == ["any"]
+
+
+def test_a_thousand_hosts_on_one_path():
+    """Rules that differ by host only are found by the host, and made-up hosts fill no memory."""
+    rules = [rule(f"h{i}", "9/s", match=(Match(path="/x", host=f"h{i}.example.com"),)) for i in range(1000)]
+    g = gate(*rules, rule("below", "9/s", match=(Match(path="/x", host="*.example.com"),)), rule("any", "9/s"))
+
+    def meant(host):
+        return [entry.label for entry in asked(g, request("GET /x", host=host)).entries]
+
+    assert meant("h7.example.com") == ["h7", "below", "any"]
+    assert meant("a.h7.example.com") == ["below", "any"]
+    assert meant("example.com") == meant("evil.org") == ["any"]
+    for i in range(500):
+        assert meant(f"made-up-{i}.example.com") == ["below", "any"]
+    (plan,) = g.edition.known["GET"].values()
+    assert len(plan.narrow) == 3
 
 
 def test_what_a_template_captures_can_be_a_key():

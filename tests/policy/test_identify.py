@@ -9,12 +9,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from headgate.errors import ConfigurationError
-from headgate.policy.client_ip import ClientIp
-from headgate.policy.complaints import Complaints
 from headgate.policy.facts import WrittenFacts
-from headgate.policy.hosts import host_matches, host_of, host_pattern
-from headgate.policy.identify import Called, Captured, Certificate, Cookie, Header, Network, Query
-from headgate.policy.keeping import HASHED, LONGEST, kept, remember
+from headgate.policy.identity.client_ip import ClientIp
+from headgate.policy.identity.complaints import Complaints
+from headgate.policy.identity.hosts import host_matches, host_of, host_pattern
+from headgate.policy.identity.identify import Called, Captured, Certificate, Cookie, Header, Network, Query
+from headgate.policy.identity.keeping import HASHED, LONGEST, kept, remember
 
 STEADY = settings(deadline=None, suppress_health_check=list(HealthCheck))
 

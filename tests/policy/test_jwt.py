@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from headgate.errors import ConfigurationError
 from headgate.policy.facts import WrittenFacts
-from headgate.policy.jwt import LONGEST, MOST_HELD, MOST_REFUSED, Jwt, Verifier
+from headgate.policy.identity.jwt import LONGEST, MOST_HELD, MOST_REFUSED, Jwt, Verifier
 from headgate.testing import ManualClock
 
 STEADY = settings(deadline=None, suppress_health_check=list(HealthCheck))
@@ -297,5 +297,5 @@ def test_without_pyjwt_the_extra_is_named(monkeypatch):
 
 def test_the_library_is_imported_when_a_verifier_is_made(python):
     """Policies without tokens never load it."""
-    done = python("import sys, headgate.policy.jwt; print('jwt' in sys.modules)")
+    done = python("import sys, headgate.policy.identity.jwt; print('jwt' in sys.modules)")
     assert done.stdout.strip() == "False", done.stderr

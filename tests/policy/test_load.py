@@ -9,10 +9,9 @@ import pytest
 
 from headgate import ConfigurationError, FixedWindow, SlidingWindowCounter, SlidingWindowLog, TokenBucket
 from headgate.policy import Gate, Policy
-from headgate.policy.client_ip import ClientIp
-from headgate.policy.identify import Called, Captured, Certificate, Cookie, Header, Network, Query
-from headgate.policy.jwt import Jwt
-from headgate.policy.mistakes import PolicyError
+from headgate.policy.identity.client_ip import ClientIp
+from headgate.policy.identity.identify import Called, Captured, Certificate, Cookie, Header, Network, Query
+from headgate.policy.identity.jwt import Jwt
 from headgate.policy.model import (
     Answer,
     Charge,
@@ -27,11 +26,12 @@ from headgate.policy.model import (
     Tiers,
     When,
 )
-from headgate.policy.named import Named, names_of
-from headgate.policy.nodes import plain
 from headgate.policy.overrides import CalledOverrides, HashOverrides
-from headgate.policy.schema import schema
-from headgate.policy.yaml import LARGEST, tree_of
+from headgate.policy.reading.mistakes import PolicyError
+from headgate.policy.reading.named import Named, names_of
+from headgate.policy.reading.nodes import plain
+from headgate.policy.reading.schema import schema
+from headgate.policy.reading.yaml import LARGEST, tree_of
 
 HERE = Path(__file__).parent
 POST_CHECKOUT = (Match(frozenset({"POST"}), "/checkout"),)

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 from headgate import FixedWindow, TokenBucket
 from headgate.policy import Policy
-from headgate.policy.client_ip import ClientIp
-from headgate.policy.identify import Header
-from headgate.policy.jwt import Jwt, Verifier
-from headgate.policy.mistakes import PolicyError
+from headgate.policy.identity.client_ip import ClientIp
+from headgate.policy.identity.identify import Header
+from headgate.policy.identity.jwt import Jwt, Verifier
 from headgate.policy.model import Charge, Cost, Match, OnFailure, OnRefusal
+from headgate.policy.reading.mistakes import PolicyError
 
 
 def one_rule(**said: Any) -> Any:

@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headgate.policy.load import examined
-from headgate.policy.mistakes import FORM, YAML
-from headgate.policy.nodes import plain
-from headgate.policy.schema import schema
-from headgate.policy.yaml import tree_of
+from headgate.policy.reading.load import examined
+from headgate.policy.reading.mistakes import FORM, YAML
+from headgate.policy.reading.nodes import plain
+from headgate.policy.reading.schema import schema
+from headgate.policy.reading.yaml import tree_of
 
 HERE = Path(__file__).parent
 EVERYTHING = (HERE / "everything.yaml").read_text()

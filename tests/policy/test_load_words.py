@@ -9,12 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headgate import FixedWindow, TokenBucket
-from headgate.policy import limit_words, routes, store_words, words
 from headgate.policy.clause import joined
 from headgate.policy.match import Matcher
 from headgate.policy.model import Match, OnFailure, OnRefusal
-from headgate.policy.page import Wrong, did_you_mean, nearest
-from headgate.policy.reach import covers
+from headgate.policy.reading import limit_words, routes, store_words, words
+from headgate.policy.reading.page import Wrong, did_you_mean, nearest
+from headgate.policy.reading.reach import covers
 
 MEANINGS: list[tuple[Any, str, Any]] = [
     (words.alternatives, "user", ("user",)),

@@ -9,11 +9,11 @@ import pytest
 
 from headgate import ConfigurationError
 from headgate.policy import Policy
-from headgate.policy.load import examined
-from headgate.policy.mistakes import ERROR, FORM, WIDTH, YAML, Mistake, PolicyError
-from headgate.policy.nodes import plain
-from headgate.policy.schema import schema
-from headgate.policy.yaml import text_of, tree_of
+from headgate.policy.reading.load import examined
+from headgate.policy.reading.mistakes import ERROR, FORM, WIDTH, YAML, Mistake, PolicyError
+from headgate.policy.reading.nodes import plain
+from headgate.policy.reading.schema import schema
+from headgate.policy.reading.yaml import text_of, tree_of
 
 FOLDER = Path(__file__).parent / "mistakes"
 FILES = sorted(FOLDER.glob("*.yaml"))

@@ -304,3 +304,15 @@ def test_one_tag_in_the_prefix_keeps_everything_in_one_slot(cluster: Cluster) ->
         before = sum(map(scripts, cluster.nodes))
         assert limiter.hit(key)
         assert sum(map(scripts, cluster.nodes)) - before == 1
+
+
+def test_many_decisions_are_made_in_order_across_slots(cluster: Cluster) -> None:
+    """A decision that spans slots is made between those before it and those behind it: duplicates see each other in order."""
+    one, two, _ = apart(cluster)
+    limits = {"user": TokenBucket("1/h", burst=1), "tenant": TokenBucket("1/h", burst=9)}
+    for keys, expected in (
+        ([{"user": one, "tenant": two}, one, two], [True, False, True]),
+        ([one, {"user": one, "tenant": two}, two, {"user": two, "tenant": one}], [True, False, True, False]),
+    ):
+        with fresh(cluster) as store:
+            assert [bool(d) for d in Limiter(limits, store=store, name="n").hit_many(keys)] == expected

@@ -38,6 +38,16 @@ def test_the_eleventh_checkout_byte_for_byte():
     assert dict(fields(passage))[b"retry-after"] == b"1"
 
 
+def test_what_can_never_pass_is_not_told_to_retry():
+    """A message that speaks of retrying gives way to one that says what is wrong; any other message stays."""
+    for words, expected in (
+        (WORDS.message, "This request costs more than its limit ever allows."),
+        ("At most {limit} at once.", "At most 10 at once."),
+    ):
+        passage = Desk(CHECKOUT, answer=Answer(message=words)).ask(cost=11)
+        assert json.loads(body(passage, None)[1])["message"] == expected
+
+
 def test_problem_details_byte_for_byte():
     """RFC 9457 members in their order, the type that the draft registers, and the policies that were violated."""
     desk = Desk(FixedWindow("1/s"), labels=["burst"], problem=True, answer=Answer(message="Slow down."))

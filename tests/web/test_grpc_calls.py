@@ -11,7 +11,7 @@ import pytest
 from grpc_shop import Client, Shop, details, gate, refusal, rule, serving, trailing
 
 from headgate import FixedWindow, TokenBucket
-from headgate.policy.identify import Header
+from headgate.policy.identity.identify import Header
 from headgate.policy.model import CLOSED, DEGRADE, Answer, Charge, Cost, Headers, OnFailure, OnRefusal, ShutOut
 from headgate.testing import ManualClock
 from stand_ins import WrappedStore

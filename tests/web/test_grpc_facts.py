@@ -12,7 +12,7 @@ from grpc_shop import Client, Shop, gate, refusal, rule, serving
 
 from headgate import ConfigurationError, FixedWindow
 from headgate.policy.gate import Gate
-from headgate.policy.identify import Certificate
+from headgate.policy.identity.identify import Certificate
 from headgate.policy.model import Policy
 from headgate.web.grpc import AsyncRateLimitInterceptor, GrpcFacts, RateLimitInterceptor, current
 from headgate.web.grpc.facts import address_of

@@ -2,8 +2,8 @@
 
 from .facts import Facts, WrittenFacts
 from .gate import Gate
-from .mistakes import Mistake, PolicyError
 from .model import Policy
 from .passage import Passage, Refusal
+from .reading.mistakes import Mistake, PolicyError
 
 __all__ = ["Facts", "Gate", "Mistake", "Passage", "Policy", "PolicyError", "Refusal", "WrittenFacts"]

@@ -46,8 +46,7 @@ from ..errors import StoreError
 from ..observe.events import ALERT, SHADOW
 from ..observe.tally import DECISION_BOUNDS_US, RESPONSE_BOUNDS_MS
 from . import once, refusing
-from .complaints import Complaints
-from .match import limits_host
+from .identity.complaints import Complaints
 
 BOUNDS = len(DECISION_BOUNDS_US)
 #: So many of the bounds are 1, 2, 4, 8 …: found without looking at the table.
@@ -97,14 +96,13 @@ class Asking:
             excused = edition.pardoned(plan, facts)
             if excused is True:
                 return passage
+        if plan.hosts is not None:
+            plan = edition.hosted(plan, facts)
         passage.costs = []
         i: cython.Py_ssize_t
         clause: Clause
-        hosts: Any = plan.hosts
         for i in range(len(plan.clauses)):
             clause = plan.clauses[i]
-            if hosts is not None and hosts[i] and not limits_host(hosts[i], facts):
-                continue
             if (excused is not None and clause.name in excused) or not clause.meant(facts):  # type: ignore[operator]
                 continue
             key = clause.key_for(facts)

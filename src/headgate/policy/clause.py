@@ -18,7 +18,7 @@ else:
 
 from ..algorithms.claim import NamedLimit
 from ..observe.tally import RESPONSE_BOUNDS_MS, Histogram, RuleTally
-from .complaints import Complaints, title
+from .identity.complaints import Complaints, title
 from .model import SHADOW, SHARE, WAIT, Key, Limits, Rule, Tiers, When
 
 _absent: Any = object()

@@ -9,7 +9,8 @@ cdef class Pardon:
 
 cdef class Plan:
     cdef readonly list clauses, pardons
-    cdef readonly object hosts, captured
+    cdef readonly object hosts, captured, named
+    cdef readonly dict narrow
     cdef readonly bint exempt
 
 cdef class Edition:
@@ -18,4 +19,5 @@ cdef class Edition:
     cdef readonly list clauses, pardons
     cdef public long long remembered
     cpdef Plan plan(self, Facts facts)
+    cpdef Plan hosted(self, Plan plan, Facts facts)
     cpdef object pardoned(self, Plan plan, Facts facts)

@@ -23,18 +23,21 @@ else:
     from .facts import Facts
 
 from ..errors import ConfigurationError
-from .addresses import Networks
 from .clause import condition
-from .client_ip import ClientIp
+from .identity.addresses import Networks
+from .identity.client_ip import ClientIp
+from .identity.hosts import patterns_of
+from .identity.paths import readings
 from .match import Matcher, host_is_meant
 from .model import DEGRADE, Exemption, Policy, Rule
-from .named import import_all
-from .paths import readings
-from .reference import resolved
+from .reading.named import import_all
+from .reading.reference import resolved
 
 METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS", "MESSAGE")
 #: How many paths an edition remembers, and how long they may be.
 PATHS, LONGEST = 4096, 256
+#: In the place of patterns: a Host that can't be read.
+UNREADABLE = ("",)
 
 
 @cython.cclass
@@ -68,7 +71,7 @@ class Pardon:
 class Plan:
     """What a path is meant by: clauses, the hosts that each wants (none: any), exemptions, and what its templates captured."""
 
-    __slots__ = ("captured", "clauses", "exempt", "hosts", "pardons")
+    __slots__ = ("captured", "clauses", "exempt", "hosts", "named", "narrow", "pardons")
 
     def __init__(self, clauses: list[Clause], hosts: list[Any], pardons: list[Any], captured: Mapping[str, str]) -> None:
         self.exempt = False
@@ -81,6 +84,21 @@ class Plan:
         self.hosts: Any = hosts if any(hosts) else None
         self.pardons = [(pardon, wanted) for pardon, wanted in pardons if not pardon.whole or wanted]
         self.captured: Any = captured or None
+        self.named = frozenset([host for wanted in hosts for host in wanted])
+        self.narrow: dict[tuple[str, ...], Plan] = {}
+
+    def within(self, patterns: tuple[str, ...], everything: bool | int) -> Plan:
+        """The plan for hosts that are meant by these patterns (or by all of them), made once: there are as many as the policy
+        names, whatever hosts clients make up."""
+        kept = [
+            clause
+            for clause, wanted in zip(self.clauses, self.hosts, strict=True)
+            if not wanted or everything or not set(wanted).isdisjoint(patterns)
+        ]
+        plan = Plan(kept, [() for _ in kept], [], self.captured or {})
+        plan.exempt, plan.pardons = self.exempt, self.pardons
+        self.narrow[patterns] = plan
+        return plan
 
 
 @cython.cclass
@@ -159,6 +177,16 @@ class Edition:
             self.remembered = 0
         paths[path] = plan
         self.remembered += 1
+
+    @cython.ccall
+    def hosted(self, plan: Plan, facts: Facts) -> Plan:
+        """The plan for the host of a request, where rules name hosts. A Host that can't be read may well be read by the
+        application: it is meant by all of them."""
+        host: str = facts.host()
+        unreadable = not host and bool(facts.header("host"))
+        patterns = UNREADABLE if unreadable else tuple([one for one in patterns_of(host) if one in plan.named])
+        found = plan.narrow.get(patterns)
+        return plan.within(patterns, unreadable) if found is None else found
 
     @cython.ccall
     def pardoned(self, plan: Plan, facts: Facts) -> object:

@@ -10,13 +10,13 @@ from math import ceil, inf
 from typing import Any
 
 from .clause import identity_of, key_of
-from .client_ip import ClientIp
 from .edition import Pardon
 from .explain import Explained
+from .identity.client_ip import ClientIp
+from .identity.paths import tidy
 from .match import Matcher, host_is_meant
 from .model import SHADOW, Exemption, Policy, Rule, Tiers
-from .page import short
-from .paths import tidy
+from .reading.page import short
 from .request import Request
 
 EVERYBODY = "one key for everybody"

@@ -10,7 +10,7 @@ try:
 except ModuleNotFoundError:
     from headgate import _plain as cython  # type: ignore[no-redef]
 
-from .hosts import host_of
+from .identity.hosts import host_of
 
 #: Nothing was captured; shared by all requests, never written to.
 NOTHING: dict[str, str] = {}

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from ..errors import ConfigurationError
-from .hosts import host_matches
+from .identity.hosts import host_matches
 from .model import Match
 
 #: What a rule that names no method is not meant by: one message of a connection is no request.

@@ -240,4 +240,4 @@ class Policy:
 
 def _reader() -> Any:
     """Who reads policies makes these values, so that it is asked for by its name, when it is needed."""
-    return import_module(".load", __package__)
+    return import_module(".reading.load", __package__)

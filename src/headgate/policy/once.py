@@ -20,7 +20,7 @@ from ..errors import StoreError, StoreUnavailable
 from ..line import Turn, line_of
 from ..rate import Rate
 from .clause import escaped
-from .keeping import kept
+from .identity.keeping import kept
 from .model import Rule
 from .passage import Passage
 

@@ -23,8 +23,8 @@ from ..algorithms.limit import Limit
 from ..algorithms.text import parse_limits
 from ..clock import SYSTEM, Clock
 from ..errors import ConfigurationError, InvalidLimit
-from .complaints import Complaints, checked_call, title
-from .keeping import LONGEST, remember
+from .identity.complaints import Complaints, checked_call, title
+from .identity.keeping import LONGEST, remember
 from .model import Limits
 
 log = logging.getLogger("headgate")

@@ -72,9 +72,9 @@ class Queue:
             return full(passage, refused)
         claims = gate.claims_of(passage)
         try:
-            patience = patience_of(waiting)
+            patience, begun_us = patience_of(waiting), gate.clock.now_us()
             decision = self._which(claims)._acquire(Ticket(claims), 1, patience)  # type: ignore[arg-type]
-            return waited(passage, waiting, decision)
+            return waited(passage, waiting, decision, gate.clock.now_us() - begun_us)
         except RateLimited as error:
             return error.decision
         finally:
@@ -86,9 +86,9 @@ class Queue:
             return full(passage, refused)
         claims = gate.claims_of(passage)
         try:
-            patience = patience_of(waiting)
+            patience, begun_us = patience_of(waiting), gate.clock.now_us()
             decision = await self._which(claims)._aacquire(Ticket(claims), 1, patience)  # type: ignore[arg-type]
-            return waited(passage, waiting, decision)
+            return waited(passage, waiting, decision, gate.clock.now_us() - begun_us)
         except RateLimited as error:
             return error.decision
         finally:
@@ -132,8 +132,8 @@ def patience_of(waiting: list[Any]) -> float:
     return min(clause.rule.on_refusal.wait_us for clause in waiting) / 1e6  # type: ignore[no-any-return]
 
 
-def waited(passage: Passage, waiting: list[Any], decision: Decision) -> Decision:
-    passage.wait_us = decision.wait_us
+def waited(passage: Passage, waiting: list[Any], decision: Decision, waited_us: int) -> Decision:
+    passage.wait_us = max(0, waited_us)
     for clause in waiting:
         clause.waited += 1
     return decision

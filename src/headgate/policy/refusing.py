@@ -85,7 +85,7 @@ def worded(decision: Decision, entry: Entry, part: Decision, violated: tuple, re
     retry_after = seconds(decision.retry_us) if decision.retry_us >= 0 else None
     status = answer.status or (429 if reason == QUOTA else 503)
     text = answer.message
-    if text is None:
+    if text is None or (retry_after is None and "{retry_after}" in text):  # "Retry after s." would say nothing
         text = MESSAGES[reason](retry_after)
     elif "{" in text:
         text = filled(text, retry_after, part.limit, part.remaining, rule.name)

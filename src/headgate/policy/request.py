@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 from urllib.parse import parse_qsl
 
 from ..errors import ConfigurationError
-from .addresses import read_address
 from .facts import WrittenFacts
+from .identity.addresses import read_address
 from .model import Policy
-from .page import did_you_mean
+from .reading.page import did_you_mean
 
 WRITE = "write it like 'POST /checkout user=42 header:X-Tenant=acme'"
 PARTS = ("header", "query", "cookie")

@@ -12,7 +12,7 @@ from typing import Any
 from ..algorithms.claim import Claim
 from ..errors import StoreError
 from ..line import Turn, line_of
-from .complaints import Complaints, title
+from .identity.complaints import Complaints, title
 from .model import Charge
 from .passage import Passage
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Iterable, Sequence
+from itertools import groupby
 from typing import Any
 
 from ...algorithms.claim import Claim, NamedLimit
@@ -228,20 +229,20 @@ class RedisStore(Store):
 
     def _many(self, asks: Sequence[Sequence[Claim]], max_wait_us: int | None) -> Plan[list[Decision]]:
         """Several decisions at one moment, in one script call up to `MANY`, beyond that in several of one write; in a cluster,
-        those that span slots follow one after the other."""
+        one that spans slots is decided between those before it and those behind it."""
         asked, wait_us, given_us = [checked(claims) for claims in asks], patience_us(max_wait_us), self._given_us()
         strangers = self._strangers(claim for claims in asked for claim in claims)
         if strangers:
             yield from self._introduced(strangers, given_us)
-        whole = [deciding(self.names, claims, wait_us, True, given_us) for claims in asked if not self._spans(claims)]
-        answers.raise_first((yield from answers.answered(self.route, whole, MANY)))
-        told = iter(whole)
         found: list[Decision] = []
-        for claims in asked:
-            if self._spans(claims):
-                found.append((yield from self._span(claims, wait_us, True, given_us)))
+        for spans, run in groupby(asked, self._spans):
+            if spans:
+                for claims in run:
+                    found.append((yield from self._span(claims, wait_us, True, given_us)))  # noqa: PERF401 - a plan goes on in between
             else:
-                found.append(next(told).answer)
+                whole = [deciding(self.names, claims, wait_us, True, given_us) for claims in run]
+                answers.raise_first((yield from answers.answered(self.route, whole, MANY)))
+                found += [ask.answer for ask in whole]
         return found
 
     def give_back(self, claims: Sequence[Claim], charged_at: int = -1) -> None:

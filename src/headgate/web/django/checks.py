@@ -25,10 +25,10 @@ from django.core.checks import Warning as Notice
 
 from ...errors import ConfigurationError
 from ...policy.gate import Gate
-from ...policy.identify import Called
-from ...policy.load import examined
-from ...policy.mistakes import ERROR, Mistake
+from ...policy.identity.identify import Called
 from ...policy.model import Policy
+from ...policy.reading.load import examined
+from ...policy.reading.mistakes import ERROR, Mistake
 from ...stores.memory import MemoryStore
 from .site import policy_said, said
 

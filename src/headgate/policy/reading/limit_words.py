@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 
-from ..algorithms import ALGORITHMS
-from ..algorithms.limit import Limit
-from ..algorithms.text import parse_limit
-from ..errors import InvalidLimit
-from ..rate import WRITE
-from .model import Limits
+from ...algorithms import ALGORITHMS
+from ...algorithms.limit import Limit
+from ...algorithms.text import parse_limit
+from ...errors import InvalidLimit
+from ...rate import WRITE
+from ..model import Limits
 from .page import Wrong, bounded, did_you_mean, nearest, short
 
 UNLIMITED = "unlimited"

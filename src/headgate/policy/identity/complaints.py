@@ -12,8 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from ..clock import steady_us
-from ..errors import ConfigurationError
+from ...clock import steady_us
+from ...errors import ConfigurationError
 
 log = logging.getLogger("headgate")
 EVERY_US = 10_000_000

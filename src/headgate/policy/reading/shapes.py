@@ -12,8 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
-from ..errors import ConfigurationError, InvalidLimit
-from ..rate import duration_us
+from ...errors import ConfigurationError, InvalidLimit
+from ...rate import duration_us
 from .mistakes import FORM
 from .nodes import Missing, Node, Scalar, Several, Table
 from .page import Page, Wrong, did_you_mean, short

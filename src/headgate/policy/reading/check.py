@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ..algorithms import LeakyBucket, LeakyBucketQueue, SlidingWindowCounter, TokenBucket
-from ..errors import ConfigurationError
+from ...algorithms import LeakyBucket, LeakyBucketQueue, SlidingWindowCounter, TokenBucket
+from ...errors import ConfigurationError
+from ..identity.identify import Captured
+from ..model import WAIT, Limits, Rule, ShutOut, Tiers, When
 from .assembly import Assembly
 from .conditions import key_names
-from .identify import Captured
-from .model import WAIT, Limits, Rule, ShutOut, Tiers, When
 from .named import names_of
 from .nodes import Node, Place, Table
 from .page import did_you_mean

@@ -6,13 +6,13 @@ import os
 from pathlib import Path
 from typing import Any
 
-from ..errors import ConfigurationError
+from ...errors import ConfigurationError
+from ..identity.client_ip import ClientIp
+from ..identity.identify import Called, Captured, Certificate, Cookie, Header, Network, Query
+from ..identity.jwt import Jwt, Verifier
+from ..model import Identity
 from . import routes, words
-from .client_ip import ClientIp
 from .fields import Fields, Pairs, Said, Word
-from .identify import Called, Captured, Certificate, Cookie, Header, Network, Query
-from .jwt import Jwt, Verifier
-from .model import Identity
 from .named import Named
 from .nodes import Node, Place, Scalar
 from .page import Page, Wrong, bounded, did_you_mean

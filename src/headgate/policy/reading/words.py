@@ -9,10 +9,10 @@ from __future__ import annotations
 import re
 from unicodedata import normalize
 
-from ..errors import ConfigurationError, InvalidLimit
-from ..rate import duration_us
-from ..stores.guarded.share import share_of_nodes
-from .model import CLOSED, DEGRADE, LOCAL, OPEN, REJECT, SHADOW, WAIT, OnFailure, OnRefusal
+from ...errors import ConfigurationError, InvalidLimit
+from ...rate import duration_us
+from ...stores.guarded.share import share_of_nodes
+from ..model import CLOSED, DEGRADE, LOCAL, OPEN, REJECT, SHADOW, WAIT, OnFailure, OnRefusal
 from .page import Wrong, bounded, did_you_mean, short
 
 EVERYONE = "everyone"

@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from ..algorithms.limit import Limit
+from ...algorithms.limit import Limit
+from ..model import Exemption, Headers, Match, ShutOut, When
 from . import limit_words, store_words, words
 from .conditions import KEY, MATCHES, PATHS, WHEN
 from .fields import Fields, Pairs, Said, Word
 from .identities import IDENTIFY, NETWORKS
 from .identities import place_of as place_in
-from .model import Exemption, Headers, Match, ShutOut, When
 from .nodes import Node, Place, Scalar
 from .page import Page, bounded
 from .rules import ON_FAILURE, PROBLEM, RULE, SAFE_CONCURRENCY

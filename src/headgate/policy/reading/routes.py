@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from ipaddress import ip_address, ip_network
 
-from ..errors import ConfigurationError
-from .hosts import host_pattern
-from .model import Match
+from ...errors import ConfigurationError
+from ..identity.hosts import host_pattern
+from ..model import Match
 from .page import Wrong, bounded, did_you_mean, nearest, short
 
 _METHOD = re.compile(r"[A-Z][A-Z0-9_-]{0,30}")

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from ..errors import ConfigurationError
-from .model import Policy
+from ...errors import ConfigurationError
+from ..model import Policy
 from .reference import resolved
 
 

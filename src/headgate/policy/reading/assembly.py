@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from .clause import joined
+from ..clause import joined
+from ..model import Headers, Limits, OnFailure, Policy, Rule, Tiers
+from ..overrides import HashOverrides
 from .fields import Said
 from .identities import Identities
-from .model import Headers, Limits, OnFailure, Policy, Rule, Tiers
 from .nodes import Several
-from .overrides import HashOverrides
 from .page import Page
 from .rules import RuleDraft, TiersDraft
 from .sections import ExemptionDraft, Loaded

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from ..model import Key, Match, When
 from . import routes, words
 from .fields import Fields, Said, Word
 from .identities import TEXT
-from .model import Key, Match, When
 from .page import Page
 from .shapes import Kinds, Listing, Made, Words
 

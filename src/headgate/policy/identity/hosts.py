@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from ..errors import ConfigurationError
+from ...errors import ConfigurationError
 from .addresses import MOST_KEPT, address_text, read_address
 from .keeping import remember
 
@@ -62,3 +62,11 @@ def host_matches(pattern: str, host: str) -> bool:
     if pattern[:2] == "*.":
         return host.endswith(pattern[1:]) and len(host) >= len(pattern)
     return not pattern or pattern == host
+
+
+def patterns_of(host: str) -> list[str]:
+    """All patterns that mean a tidied host: itself, and one for every domain above it."""
+    if not host:
+        return []
+    labels = host.split(".")
+    return [host, *("*." + ".".join(labels[i:]) for i in range(1, len(labels)))]

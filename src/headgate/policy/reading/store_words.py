@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 from urllib.parse import urlsplit
 
-from ..errors import ConfigurationError
-from ..stores.urls import WRAPPERS, WRAPPING, maker_of, masked, only, options_of
+from ...errors import ConfigurationError
+from ...stores.urls import WRAPPERS, WRAPPING, maker_of, masked, only, options_of
 from .page import Wrong, nearest
 
 

@@ -8,11 +8,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ..errors import ConfigurationError
+from ...errors import ConfigurationError
+from ..model import Policy
 from .assembly import Assembly
 from .check import check
 from .mistakes import YAML
-from .model import Policy
 from .nodes import Node, TooDeep, from_python
 from .page import Enough, Page
 from .sections import POLICY

@@ -5,11 +5,11 @@ from __future__ import annotations
 from itertools import islice
 from typing import Any
 
+from ..identity.identify import Captured, Network
+from ..match import segments_of
+from ..model import SKIP, Exemption, Match, Rule, Tiers, When
 from .assembly import Assembly
 from .conditions import key_names
-from .identify import Captured, Network
-from .match import segments_of
-from .model import SKIP, Exemption, Match, Rule, Tiers, When
 from .nodes import Node, Place, Scalar, Several, Table
 from .page import Page, did_you_mean
 from .rules import RuleDraft

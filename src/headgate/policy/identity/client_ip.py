@@ -17,9 +17,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from ..errors import ConfigurationError
+from ...errors import ConfigurationError
+from ..facts import Facts
 from .addresses import MOST_KEPT, Address, Networks, address_text, network_text, read_address
-from .facts import Facts
 from .keeping import LONGEST, kept, remember
 
 #: In `trusted_proxies`: whoever comes over a UNIX socket.

@@ -10,7 +10,7 @@ from __future__ import annotations
 import ipaddress
 import socket
 
-from ..errors import ConfigurationError
+from ...errors import ConfigurationError
 from .keeping import remember
 
 Address = tuple[int, int]

@@ -17,9 +17,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..clock import utc_us
-from ..errors import ConfigurationError
-from .facts import Facts
+from ...clock import utc_us
+from ...errors import ConfigurationError
+from ..facts import Facts
 from .keeping import kept, remember
 
 #: A longer header is not looked at.

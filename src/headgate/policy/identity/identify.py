@@ -11,11 +11,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..errors import ConfigurationError
+from ...errors import ConfigurationError
+from ..facts import Facts
 from .addresses import MOST_KEPT, read_address, read_network
 from .client_ip import ClientIp
 from .complaints import Complaints, checked_call, title
-from .facts import Facts
 from .keeping import kept, remember
 
 SUBJECT, SAN = "subject", "san"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any
 
-from ..errors import ConfigurationError
+from ...errors import ConfigurationError
 
 
 def resolved(text: str) -> Any:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..algorithms.limit import Limit
+from ...algorithms.limit import Limit
+from ..model import SHARE, SKIP, Answer, Charge, Cost, Key, Limits, Once, OnFailure, OnRefusal, Rule, Tiers, When
+from ..overrides import CalledOverrides
 from . import limit_words, store_words, words
 from .conditions import KEY, MATCHES, WHEN
 from .fields import Fields, Pairs, Said, Word
 from .identities import CALL, TEXT
-from .model import SHARE, SKIP, Answer, Charge, Cost, Key, Limits, Once, OnFailure, OnRefusal, Rule, Tiers, When
 from .nodes import Node, Scalar, Several
-from .overrides import CalledOverrides
 from .page import Page, Wrong, bounded
 from .shapes import BAD, Anything, Choice, Json, Kinds, Listing, Made, Number, Ready, Shape, Span, Truth, Url, Words
 

@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from ..errors import ConfigurationError
+from ...errors import ConfigurationError
 
 ERROR, WARNING = "error", "warning"
 #: What is wrong: the file is no YAML; a word or a value is not of the form that stands there; or it means something wrong.

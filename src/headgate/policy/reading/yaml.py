@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
 
-from ..errors import ConfigurationError
+from ...errors import ConfigurationError
 from .nodes import DEEPEST, Missing, Node, Place, Scalar, Several, Table, under
 
 #: The largest file, in bytes.
