@@ -336,3 +336,15 @@ def test_what_is_no_text_and_no_path_is_said_so(nonsense):
     for reader in (Policy.load, Gate):
         with pytest.raises(ConfigurationError, match="the path of its file"):
             reader(nonsense)
+
+
+def test_a_policy_shows_no_secret_of_its_own():
+    """What a program may log of a policy holds no password of a store, no header that exempts, no key of tokens."""
+    policy = Policy.read("""
+store: redis://:s3cret-1@localhost:6379
+identify: {user: {jwt: {claim: sub, key: s3cret-2 of at least thirty-two bytes, algorithms: [HS256]}}}
+exempt: [{header: {X-Probe: s3cret-3}}]
+limits: [{name: all, key: user, limit: 5/s, overrides: {redis_hash: limits}}]
+""")
+    with Gate(policy) as gate:
+        assert "s3cret" not in repr(policy) + repr(gate) + repr(gate.store) + repr(policy.rules[0].overrides)

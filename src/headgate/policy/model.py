@@ -164,7 +164,7 @@ class Exemption:
 
     match: tuple[Match, ...] = ()
     networks: tuple[str, ...] = ()
-    headers: tuple[tuple[str, str], ...] = ()
+    headers: tuple[tuple[str, str], ...] = field(default=(), repr=False)  # secrets
     when: When = field(default_factory=When)
     rules: tuple[str, ...] = ()
 
@@ -206,7 +206,7 @@ class Policy:
     """Who is limited by what. `Policy.load("headgate.yaml")`, `Policy.read(text)`, or `Policy.of(limits=[…])` from Python."""
 
     name: str = "headgate"
-    store: str = "memory://"
+    store: str = field(default="memory://", repr=False)  # may hold a password
     identify: Mapping[str, Identity] = field(default_factory=dict)
     exempt: tuple[Exemption, ...] = ()
     rules: tuple[Rule, ...] = ()
