@@ -9,6 +9,7 @@ import sys
 import tempfile
 import textwrap
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -90,6 +91,9 @@ def test_a_unix_socket_is_as_good_as_a_port(scheme: str) -> None:
     path = os.path.join(folder, "s")
     try:
         with Valkey("--unixsocket", path, "--unixsocketperm", "700"):
+            until = time.monotonic() + 10
+            while not os.path.exists(path) and time.monotonic() < until:  # its port may be open before its socket is there
+                time.sleep(0.01)
             works(RedisStore(f"{scheme}://{path}?db=2"))
             with redis.Redis(unix_socket_path=path, db=2) as client:
                 works(RedisStore(client, prefix="client"))
