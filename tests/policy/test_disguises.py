@@ -110,6 +110,15 @@ def test_no_forged_token_makes_a_new_user(gate):
     assert passed(gate, [WrittenFacts("GET", "/api/x", headers={"Authorization": f"Bearer {honest}"})] * 5) == 3
 
 
+@pytest.mark.parametrize("more", ["Bearer x", "x" * 9000, "Bearer x, Bearer y", ",", ""])
+def test_a_second_line_does_not_hide_a_token(gate, more):
+    """An application may take the first of several Authorization lines, or the last: the token in it counts either way."""
+    honest = "Bearer " + jwt.encode({"sub": "ann"}, SECRET, algorithm="HS256")
+    for lines in ([honest, more], [more, honest], [more, honest, more]):
+        facts = WrittenFacts("GET", "/api/x", headers={"Authorization": ", ".join(lines)})
+        assert [one.key for one in gate.explain(facts) if one.rule.name == "api"] == ["user:ann"]
+
+
 def test_what_is_exempt_can_not_be_claimed(gate):
     """A path beside an exempt one, and an address in a header, exempt nobody."""
     beside = ["/healthz/../checkout", "/healthz%2f..%2fcheckout", "/healthz;/../checkout", "/healthz/..;/checkout"]

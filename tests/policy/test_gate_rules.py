@@ -297,3 +297,16 @@ def test_a_header_identity_is_asked_once():
     )
     asked(g, request(user="a"))
     assert len(calls) == 1
+
+
+@pytest.mark.parametrize("address", ["192.0.2.7", "2001:db8::/64"])
+def test_nobody_borrows_an_address_for_its_override(address):
+    """A user who is called like an address that has a limit of its own does not have that limit; the address has."""
+    peer = address.replace("::/64", "::9")
+    g = gate(rule("all", "1/h", key=key("user|ip"), override=((address, ()), ("vip", ()))))
+    assert passes(g, 3, user=address, peer="198.51.100.1") == [True, False, False]
+    assert passes(g, 3, peer=peer) == [True] * 3
+    assert passes(g, 3, user="vip") == [True] * 3
+    joined = gate(rule("all", "1/h", key=key("tenant", "user|ip"), override=((f"acme|{address}", ()),)))
+    assert passes(joined, 3, tenant="acme", user=address) == [True, False, False]
+    assert passes(joined, 3, tenant="acme", peer=peer) == [True] * 3

@@ -35,6 +35,18 @@ class Wire:
         return self.local.connection  # type: ignore[no-any-return]
 
     def request(self, method: str, target: str, headers: list[tuple[str, str]], body: bytes, peer: str) -> Response:
+        """One request. A server may hang up a connection that was used (an app left a body unread) just when the next one comes:
+        like any client, this one then asks once more on a new connection."""
+        used = self.connection().sock is not None
+        try:
+            return self.once(method, target, headers, body)
+        except (http.client.RemoteDisconnected, ConnectionResetError, BrokenPipeError):
+            self.connection().close()
+            if not used:
+                raise
+            return self.once(method, target, headers, body)
+
+    def once(self, method: str, target: str, headers: list[tuple[str, str]], body: bytes) -> Response:
         connection = self.connection()
         connection.putrequest(method, target, skip_host=any(name == "Host" for name, _ in headers), skip_accept_encoding=True)
         for name, value in headers:

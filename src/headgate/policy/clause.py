@@ -18,6 +18,8 @@ else:
 
 from ..algorithms.claim import NamedLimit
 from ..observe.tally import RESPONSE_BOUNDS_MS, Histogram, RuleTally
+from .identity.addresses import read_address
+from .identity.client_ip import ClientIp
 from .identity.complaints import Complaints, title
 from .model import SHADOW, SHARE, WAIT, Key, Limits, Rule, Tiers, When
 
@@ -39,12 +41,19 @@ def identity_of(identities: dict, facts: Facts, name: str) -> object:  # type: i
 @cython.ccall
 def first_present(identities: dict, facts: Facts, names: tuple, plain: cython.bint) -> object:  # type: ignore[type-arg]
     """The first of these identities that is there. Where there are several, its name stands before its value: somebody who calls
-    himself like another one's address is not that other one. `plain`: the value alone."""
+    himself like another one's address is not that other one. `plain`: the value alone, but for such a one."""
     for name in names:
         value = identity_of(identities, facts, name)
         if value is not None:
-            return value if plain or len(names) == 1 else name + ":" + value
+            if len(names) == 1 or (plain and not borrowed(identities[name], value)):  # type: ignore[arg-type]
+                return value
+            return name + ":" + value
     return None
+
+
+def borrowed(identity: Any, value: str) -> bool:
+    """Whether a value looks like an address, and is none: a user may well be called 203.0.113.9."""
+    return not isinstance(identity, ClientIp) and read_address(value.partition("/")[0]) is not None
 
 
 def escaped(value: object) -> str:

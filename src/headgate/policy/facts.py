@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
+from urllib.parse import parse_qsl
 
 try:
     import cython
@@ -14,6 +15,8 @@ from .identity.hosts import host_of
 
 #: Nothing was captured; shared by all requests, never written to.
 NOTHING: dict[str, str] = {}
+#: A query may have so many parameters; what comes behind is not looked at.
+PARAMETERS = 1000
 #: Methods that need no second look.
 USUAL = frozenset({"GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS"})
 
@@ -23,6 +26,15 @@ def method_of(word: str) -> str:
     one message of a connection, which rules without methods do not mean: it stays in lower case, where nobody names it."""
     method = word.upper()
     return "message" if method == "MESSAGE" else method
+
+
+def differing(query: str, name: str) -> bool:
+    """Whether a query has several values of a parameter, or more parameters than anybody looks at."""
+    if query.count("&") >= PARAMETERS:
+        return True
+    if query.count("=") < 2:
+        return False
+    return len({value for found, value in parse_qsl(query, keep_blank_values=True, errors="replace") if found == name}) > 1
 
 
 @cython.cclass
@@ -52,6 +64,11 @@ class Facts:
     def query(self, name: str) -> str | None:
         """The first value of a query parameter."""
         return None
+
+    def differs(self, kind: str, name: str) -> bool:
+        """Whether a "header" or "query" of this name came more than once, with different values; True only where the application
+        may well take another one of them than the first."""
+        return False
 
     def host(self) -> str:
         """The host that was asked for, without a port, in lower case; "" when nobody said."""

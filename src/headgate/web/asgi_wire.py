@@ -26,7 +26,7 @@ else:
     from ..policy.passage import Passage
     from .headers import fields
 
-from ..policy.facts import NOTHING, USUAL, method_of
+from ..policy.facts import NOTHING, PARAMETERS, USUAL, differing, method_of
 from .headers import FAMILY, merge
 
 #: The lengths of the names of our fields, as bits: a response whose names have other lengths has none of them.
@@ -34,8 +34,6 @@ LENGTHS = 0
 for _name in FAMILY:
     LENGTHS |= 1 << len(_name)
 START = "http.response.start"
-#: A query may have so many parameters; what comes behind is not looked at.
-PARAMETERS = 1000
 
 
 @cython.cclass
@@ -80,6 +78,12 @@ class AsgiFacts(Facts):
         if self._query is None:
             self._query = parsed(self.scope.get("query_string", b""))
         return self._query.get(name)  # type: ignore[no-any-return]
+
+    def differs(self, kind: str, name: str) -> bool:
+        if kind == "query":
+            return differing(self.scope.get("query_string", b"").decode("latin-1"), name)
+        wanted = name.encode("latin-1")
+        return len({value for field, value in self.scope["headers"] if field == wanted}) > 1
 
     def peer(self) -> str | None:
         client = self.scope.get("client")

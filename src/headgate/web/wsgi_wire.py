@@ -26,7 +26,7 @@ else:
     from ..policy.passage import Passage
     from .headers import fields
 
-from ..policy.facts import NOTHING, USUAL, method_of
+from ..policy.facts import NOTHING, PARAMETERS, USUAL, differing, method_of
 from .headers import merge
 from .wire import SPELT
 
@@ -40,8 +40,6 @@ LENGTHS = frozenset(map(len, SPELT))
 #: The environ's spelling of header names, as far as they were asked for; a policy asks for a handful.
 KEYS: dict[str, str] = {"content-type": "CONTENT_TYPE", "content-length": "CONTENT_LENGTH"}
 MOST_KEYS = 1000
-#: A query may have so many parameters; what comes behind is not looked at.
-PARAMETERS = 1000
 
 
 def key_of(name: str) -> str:
@@ -84,6 +82,10 @@ class WsgiFacts(Facts):
     def query(self, name: str) -> str | None:
         query = self.environ.get("QUERY_STRING")
         return first_of(query, name) if query else None
+
+    def differs(self, kind: str, name: str) -> bool:
+        """Lines of a header are joined by the server: the application sees what is seen here."""
+        return kind == "query" and differing(self.environ.get("QUERY_STRING") or "", name)
 
     def peer(self) -> str | None:
         return self.environ.get("REMOTE_ADDR") or None

@@ -19,6 +19,9 @@ from .complaints import Complaints, checked_call, title
 from .keeping import kept, remember
 
 SUBJECT, SAN = "subject", "san"
+#: Who says several things at once under one name. One application takes the first of them, another the last, so whoever could
+#: choose the rest freely would be a new client with every request: they are all one.
+SEVERAL = "several values"
 
 
 def _named(owner: Any, lower: bool = False) -> None:
@@ -47,7 +50,10 @@ class Header:
         _named(self, lower=True)
 
     def of(self, facts: Facts) -> str | None:
-        return _value(facts.header(self.name), self.default)
+        value = facts.header(self.name)
+        if value is not None and "," in value and facts.differs("header", self.name):
+            return SEVERAL
+        return _value(value, self.default)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,12 +67,12 @@ class Query:
         _named(self)
 
     def of(self, facts: Facts) -> str | None:
-        return _value(facts.query(self.name), self.default)
+        return SEVERAL if facts.differs("query", self.name) else _value(facts.query(self.name), self.default)
 
 
 @dataclass(frozen=True, slots=True)
 class Cookie:
-    """The first cookie of this name. Lines of several Cookie headers, joined with commas, are read as one."""
+    """The cookie of this name. Lines of several Cookie headers, joined with commas, are read as one."""
 
     name: str
     default: str | None = None
@@ -80,8 +86,12 @@ class Cookie:
         header = facts.header("cookie")
         if not header:
             return self.default
-        found = self._pattern.search(header)
-        return self.default if found is None else _value(found[1].strip().strip('"'), self.default)
+        found = self._pattern.findall(header)
+        if not found:
+            return self.default
+        if len(found) > 1 and len(set(found)) > 1:
+            return SEVERAL
+        return _value(found[0].strip().strip('"'), self.default)
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,6 +24,8 @@ from .keeping import kept, remember
 
 #: A longer header is not looked at.
 LONGEST = 8_192
+#: Of a header that came in several lines so many are looked at, and the last one, within so many characters.
+LINES, FAR = 3, 65_536
 #: How many tokens are remembered: those that hold, and those that do not.
 MOST_HELD, MOST_REFUSED = 4_096, 256
 FAMILIES = {
@@ -84,6 +86,14 @@ class Verifier:
     def claims(self, facts: Facts) -> Mapping[str, Any] | None:
         """The claims of a request's token; None: there is no token that counts."""
         value = facts.header(self._name)
+        if not value:
+            return None
+        if "," in value:  # no token has one: several lines, of which an application may take the first, or the last
+            told = (self._claims(line.strip()) for line in (*value[:FAR].split(",", LINES)[:LINES], value.rpartition(",")[2]))
+            return next((claims for claims in told if claims is not None), None)
+        return self._claims(value)
+
+    def _claims(self, value: str) -> Mapping[str, Any] | None:
         if not value or len(value) > LONGEST:
             return None
         if value[:7].lower() == "bearer ":

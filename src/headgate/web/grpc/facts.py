@@ -31,6 +31,9 @@ class GrpcFacts(Facts):
         found = [value for key, value in self.raw.invocation_metadata() or () if key == name]
         return ", ".join([text_of(value) for value in found]) if found else None
 
+    def differs(self, kind: str, name: str) -> bool:
+        return kind == "header" and len({value for key, value in self.raw.invocation_metadata() or () if key == name}) > 1
+
     def peer(self) -> str | None:
         return address_of(self.raw.peer())
 

@@ -1,0 +1,86 @@
+"""A client that says several things at once under one name is one client, whichever of them its application takes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from asgi_loop import Exchange, scope_of
+from wsgi_apps import environ_of
+
+from headgate import MemoryStore
+from headgate.policy import Policy
+from headgate.policy.gate import Gate
+from headgate.web.asgi import RateLimitMiddleware
+from headgate.web.wsgi_wire import WsgiFacts
+from stand_ins import driven
+
+POLICY = """
+identify:
+  partner: {header: X-Api-Key}
+  key:     {query: api_key}
+  session: {cookie: sid}
+limits:
+  - {name: partner, match: /header, key: partner, limit: fixed window 2/min}
+  - {name: key, match: /query, key: key, limit: fixed window 2/min}
+  - {name: session, match: /cookie, key: session, limit: fixed window 2/min}
+"""
+MANY = b"x=1&" * 1000
+
+
+@pytest.fixture
+def gate(store: MemoryStore) -> Gate:
+    return Gate(Policy.read(POLICY), store=store)
+
+
+def statuses(gate: Gate, path: str, sent: list[tuple[list[tuple[bytes, bytes]], bytes]]) -> list[int]:
+    """The statuses of requests with these headers and queries."""
+
+    async def hello(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b""})
+
+    async def main() -> list[int]:
+        found = []
+        for headers, query in sent:
+            exchange = Exchange(b"")
+            scope = scope_of("GET", path, [], "192.0.2.1")
+            scope.update(headers=headers, query_string=query)
+            await RateLimitMiddleware(hello, gate)(scope, exchange.receive, exchange.send)
+            found.append(exchange.messages[0]["status"])
+        return found
+
+    return driven(main())
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_a_second_header_makes_no_new_client(gate, order):
+    """However the second line varies, before or behind the real one, all of them are one client."""
+    pairs = [[(b"x-api-key", b"real"), (b"x-api-key", b"%d" % n)][::order] for n in range(5)]
+    assert statuses(gate, "/header", [(pair, b"") for pair in pairs]) == [200, 200, 429, 429, 429]
+    one = [([(b"x-api-key", b"Acme, Inc. %d" % n)], b"") for n in range(3)]
+    same = [([(b"x-api-key", b"twice"), (b"x-api-key", b"twice")], b"")]
+    assert statuses(gate, "/header", one + same) == [200] * 4
+
+
+@pytest.mark.parametrize("query", [b"api_key=real&api_key=%d", b"api_key=%d&api_key=real", MANY + b"api_key=%d"])
+def test_a_second_parameter_makes_no_new_client(gate, query):
+    """Neither a second value nor a thousand parameters before it make anybody another, or nobody."""
+    assert statuses(gate, "/query", [([], query % n) for n in range(4)]) == [200, 200, 429, 429]
+    assert statuses(gate, "/query", [([], b"api_key=%d&x=1" % n) for n in range(4)]) == [200] * 4
+
+
+@pytest.mark.parametrize("cookie", [b"sid=real; sid=%d", b"sid=%d; a=b; sid=real"])
+def test_a_second_cookie_makes_no_new_client(gate, cookie):
+    """One application takes the first cookie of a name, another the last."""
+    assert statuses(gate, "/cookie", [([(b"cookie", cookie % n)], b"") for n in range(4)]) == [200, 200, 429, 429]
+    assert statuses(gate, "/cookie", [([(b"cookie", b"sid=%d; a=b; sid=%d" % (n, n))], b"") for n in range(4)]) == [200] * 4
+
+
+def test_wsgi_sees_several_parameters_too(gate):
+    """The same behind WSGI, where lines of a header are one line for everybody."""
+    answers = []
+    for n in range(3):
+        environ = {**environ_of("GET", "/query"), "QUERY_STRING": f"api_key={n}&api_key=real"}
+        answers.append(bool(gate.ask(WsgiFacts(environ))))
+    assert answers == [True, True, False]
