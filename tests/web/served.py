@@ -111,11 +111,13 @@ class Stage:
 
     def begin(self, step: Begin) -> None:
         came: list[Response] = []
-        before = self.waiting(step.rule)
+        before, slept = self.waiting(step.rule), len(getattr(self.clock, "sleeps", ()))
         thread = threading.Thread(target=lambda: came.append(self.send(step.ask)))
         thread.start()
         self.begun.append((thread, step.ask, came))
         until(lambda: self.waiting(step.rule) > before, f"{step.ask.target} did not begin to wait")
+        if hasattr(self.clock, "sleeps"):  # asleep, so that whoever moves the clock wakes it
+            until(lambda: len(self.clock.sleeps) > slept, f"{step.ask.target} did not fall asleep")
 
     def waiting(self, rule: str) -> int:
         return next(tally.waiting for tally in self.gate.tally().rules if tally.name == rule)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 
 import pytest
 from cases import CASES, REAL
@@ -50,8 +51,9 @@ def ours():
 
 
 @pytest.mark.parametrize("framework", BUILDERS)
-def test_requests_leave_nothing_to_the_garbage_collector(framework, store):
+def test_requests_leave_nothing_to_the_garbage_collector(framework, store, caplog):
     """Neither a passed nor a refused request leaves a circle behind that our passage is part of."""
+    caplog.set_level(logging.CRITICAL, "django.request")  # a record of a refusal holds its request
     gate = Gate(Policy.read("limits: [{name: api, key: ip, limit: token bucket 1/min burst 20}]"), store=store)
     running = WsgiApp(framework).make(gate)
     running.request("GET", "/a", [], b"", "127.0.0.1")
