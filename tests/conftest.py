@@ -8,6 +8,7 @@ import sys
 import textwrap
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,6 +24,39 @@ from stand_ins import NOON, Driven, HeldClock, WrappedStore
 settings.register_profile("steady", derandomize=True, database=None)
 settings.register_profile("soak", derandomize=False)
 settings.load_profile("soak" if os.environ.get("HEADGATE_SOAK") == "1" else "steady")
+
+
+#: What is not compiled is the same source in both builds: `make test` runs these once, with the compiled one (HEADGATE_EXPECT
+#: is "plain" in its second run only). So do tests whose point is a server: the middleware before it is tried in process in both.
+ONCE = (
+    "policy/test_cli_policy.py",
+    "policy/test_client_ip.py",
+    "policy/test_identify.py",
+    "policy/test_jwt.py",
+    "policy/test_load*.py",
+    "policy/test_mistakes.py",
+    "policy/test_overrides.py",
+    "policy/test_paths.py",
+    "policy/test_policy_docs.py",
+    "policy/test_watch*.py",
+    "observe/*.py",
+)
+SERVED = ("test_behind_", "test_frameworks_behind_", "test_django_asgi_behind_")
+
+
+def second_run() -> bool:
+    return os.environ.get("HEADGATE_EXPECT") == "plain" and os.environ.get("HEADGATE_SOAK") != "1"
+
+
+def pytest_ignore_collect(collection_path: Path) -> bool | None:
+    return True if second_run() and any(collection_path.match(f"tests/{pattern}") for pattern in ONCE) else None
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    left = [item for item in items if second_run() and item.name.startswith(SERVED)]
+    if left:
+        config.hook.pytest_deselected(items=left)
+        items[:] = [item for item in items if item not in set(left)]
 
 
 def pytest_report_header() -> str:
