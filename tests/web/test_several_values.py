@@ -84,3 +84,14 @@ def test_wsgi_sees_several_parameters_too(gate):
         environ = {**environ_of("GET", "/query"), "QUERY_STRING": f"api_key={n}&api_key=real"}
         answers.append(bool(gate.ask(WsgiFacts(environ))))
     assert answers == [True, True, False]
+
+
+def test_who_tells_two_costs_pays_the_most(store):
+    """A small cost beside a large one hides nothing of it, whichever the application takes."""
+    cost = "{name: all, key: ip, limit: fixed window 100/min, cost: {%s: %s, max: 50}}"
+    for kind, name, sent in (
+        ("header", "X-Cost", [([(b"x-cost", b"1"), (b"x-cost", b"40")], b"")]),
+        ("query", "n", [([], b"n=1&n=40")]),
+    ):
+        gate = Gate(Policy.read(f"name: {kind}\nlimits: [{cost % (kind, name)}]"), store=store)
+        assert statuses(gate, "/", sent * 3) == [200, 200, 429]

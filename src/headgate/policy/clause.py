@@ -266,6 +266,8 @@ def told_cost(rule: Rule, facts: Any) -> int:
     cost = rule.cost
     if cost.source == "call":
         return called_cost(rule, facts)
+    if facts.differs(cost.source, cost.name):  # several, of which the application may take any
+        return cost.most
     text = facts.header(cost.name) if cost.source == "header" else facts.query(cost.name)
     if text is None or not text.isascii() or not text.isdigit():
         return cost.units
