@@ -15,8 +15,9 @@ ALLOW, DENY = "token bucket 1000000/s burst 1000", "fixed window 1/h"
 PATH = "/products/{number}"
 
 
-def one_rule(limit: str = ALLOW) -> Policy:
-    return Policy.of(limits=[{"name": "api", "key": "ip", "limit": limit}])
+def one_rule(limit: str = ALLOW, success: str = "always") -> Policy:
+    """One rule for each address. `success` near: fields on a success only where less than a fifth is left."""
+    return Policy.of(limits=[{"name": "api", "key": "ip", "limit": limit}], headers={"success": success})
 
 
 def five_of(count: int, limit: str = ALLOW) -> Policy:

@@ -15,6 +15,7 @@ from web_slices import Loop, clock
 
 REQUEST = b"GET /products/17 HTTP/1.1\r\nHost: 127.0.0.1\r\nX-Tenant: acme\r\nX-User: u42\r\n\r\n"
 BARE, INLINE, FIELDS, OURS = "bare app", "inline dict bucket", "inline dict bucket, the same fields", "headgate, 1 rule, served"
+NEAR = "headgate, 1 rule, fields near the end"
 
 
 class Wire(asyncio.Transport):
@@ -69,4 +70,5 @@ def loops() -> dict[str, Loop]:
         INLINE: spoken(inline(False)),
         FIELDS: spoken(inline(True)),
         OURS: spoken(headgate(one_rule())),
+        NEAR: spoken(headgate(one_rule(success="near"))),
     }

@@ -47,6 +47,7 @@ def main() -> None:
         "inline": lambda: inline(False),
         "inline, the same fields": lambda: inline(True),
         "headgate": lambda: headgate(one_rule()),
+        "headgate, fields near the end": lambda: headgate(one_rule(success="near")),
         "bare": starlette,
     }
     sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
