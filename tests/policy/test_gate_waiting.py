@@ -7,7 +7,7 @@ import os
 import threading
 
 import pytest
-from gates import asked, gate, request, rule
+from gates import asked, gate, policy, request, rule
 
 from headgate.policy.model import WAIT, OnRefusal
 from headgate.testing import ManualClock
@@ -159,3 +159,23 @@ def test_nobody_waits_in_a_forked_child():
 
     asyncio.run(main())
     assert g.tally().rules[0].waiting == 0
+
+
+def test_a_reload_does_not_make_a_queue_longer():
+    """Those who wait count for the next version too: its queue has no more room than it says."""
+    clock = HeldClock(1000)
+    one = rule("all", "1/s burst 1", on_refusal=waiting(10_000, queue=1))
+    g = gate(one, clock=clock)
+
+    async def main():
+        await g.aask(request())
+        first = asyncio.ensure_future(g.aask(request()))
+        await asyncio.sleep(0.01)
+        g.reload(policy(one))
+        assert g.tally().rules[0].waiting == 1
+        assert (await g.aask(request())).refusal.status == 503
+        clock.advance(1)
+        assert (await asyncio.wait_for(first, 5)).allowed
+        assert g.tally().rules[0].waiting == 0
+
+    asyncio.run(main())

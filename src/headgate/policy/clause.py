@@ -105,15 +105,24 @@ def condition(when: When) -> Any:
     return (when.present, when.absent, tuple((name, frozenset(values)) for name, values in when.equals))
 
 
+class Crowd:
+    """Who waits for a rule now, whichever version of it they came to."""
+
+    __slots__ = ("waiting",)
+
+    def __init__(self) -> None:
+        self.waiting = 0
+
+
 @cython.cclass
 class Clause:
     """One rule at work. Counters are plain integers; a reload hands them on to the rule of the same name."""
 
     # fmt: off
-    __slots__ = ("alert", "alerts", "by", "constant", "degraded", "failed_closed", "failed_local", "failed_open",
+    __slots__ = ("alert", "alerts", "by", "constant", "crowd", "degraded", "failed_closed", "failed_local", "failed_open",
                  "given_back", "identities", "key", "limiter", "lone", "made", "name", "named", "near", "once", "otherwise",
                  "overridden", "overrides", "owes", "passed", "queue_full", "refused", "replayed", "rule", "shadow",
-                 "shadow_refused", "share", "statuses", "sum_ms", "tiers", "times", "waited", "waiting", "waits", "when")
+                 "shadow_refused", "share", "statuses", "sum_ms", "tiers", "times", "waited", "waits", "when")
     # fmt: on
 
     def __init__(self, limiter: str, rule: Rule, identities: dict[str, Any]) -> None:
@@ -146,7 +155,7 @@ class Clause:
         self.alert = -1.0 if rule.alert is None else rule.alert
         self.passed = self.refused = self.waited = self.queue_full = self.degraded = self.shadow_refused = self.near = 0
         self.alerts = self.given_back = self.replayed = self.failed_open = self.failed_closed = self.failed_local = 0
-        self.waiting = 0
+        self.crowd = Crowd()
         self.times: list[int] = [0] * (len(RESPONSE_BOUNDS_MS) + 1)
         self.statuses: list[int] = [0] * 6
         self.sum_ms = 0.0
@@ -212,7 +221,8 @@ class Clause:
     # Numbers ---------------------------------------------------------------------------------------------------
 
     def inherit(self, before: Clause) -> None:
-        """Takes over what the rule of the same name counted in the version before."""
+        """Takes over what the rule of the same name counted in the version before, and those who wait for it still."""
+        self.crowd = before.crowd
         # fmt: off
         for name in ("passed", "refused", "waited", "queue_full", "degraded", "shadow_refused", "near", "alerts", "given_back",
                      "replayed", "failed_open", "failed_closed", "failed_local", "times", "statuses", "sum_ms"):
@@ -235,7 +245,7 @@ class Clause:
             failed_open=self.failed_open,
             failed_closed=self.failed_closed,
             failed_local=self.failed_local,
-            waiting=self.waiting,
+            waiting=self.crowd.waiting,
             responses=Histogram(RESPONSE_BOUNDS_MS, tuple(self.times), self.sum_ms),
             statuses={f"{i}xx": n for i, n in enumerate(self.statuses) if n},
         )

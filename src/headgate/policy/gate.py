@@ -235,7 +235,7 @@ def _after_fork() -> None:
     """In a child nobody waits: its parent's threads did."""
     for gate in list(_gates):
         for clause in gate.edition.clauses:
-            clause.waiting = 0
+            clause.crowd.waiting = 0
 
 
 if hasattr(os, "register_at_fork"):

@@ -108,17 +108,17 @@ def enter(passage: Passage, refused: Decision) -> list[Any] | None:
     """Takes a place in the queue of every rule that makes it wait; None when one of them is full."""
     waiting = refusers(passage, refused)
     for clause in waiting:
-        if clause.waiting >= clause.rule.on_refusal.queue:
+        if clause.crowd.waiting >= clause.rule.on_refusal.queue:
             clause.queue_full += 1
             return None
     for clause in waiting:
-        clause.waiting += 1
+        clause.crowd.waiting += 1
     return waiting
 
 
 def leave(waiting: list[Any]) -> None:
     for clause in waiting:
-        clause.waiting -= 1
+        clause.crowd.waiting -= 1
 
 
 def full(passage: Passage, refused: Decision) -> Decision:
