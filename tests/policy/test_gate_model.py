@@ -103,3 +103,23 @@ def test_a_gate_decides_as_its_rules_say_one_by_one(said, requests):
             (claim.limit.name, claim.key) for claim in claims
         ]
         assert passage.decision == (store.decide(claims) if claims else None)
+
+
+@settings(deadline=None)
+@given(RULES, REQUESTS)
+def test_the_seconds_of_a_refusal_are_enough(said, requests):
+    """Law 1 through a gate: whatever rules refuse together, the same request passes after Retry-After seconds."""
+    rules = [rule(f"r{i}", text, match=tuple(m), key=key(*k), when=w) for i, (m, k, text, w) in enumerate(said)]
+    clock = ManualClock(NOON)
+    gate = Gate(Policy(rules=tuple(rules), identify={n: Header(n) for n in NAMES}), store=MemoryStore(clock=clock))
+    for method, segments, user, tenant, pause in requests:
+        clock.advance(pause)
+        told = {name: value for name, value in (("user", user), ("tenant", tenant)) if value}
+        line = f"{method} /{'/'.join(segments)}"
+        for _ in range(6):
+            passage = asked(gate, request(line, **told), "quick")
+            if not passage.allowed:
+                assert passage.refusal.retry_us <= passage.refusal.retry_after * 1_000_000
+                clock.advance(passage.refusal.retry_after)
+                assert asked(gate, request(line, **told), "quick").allowed
+                break

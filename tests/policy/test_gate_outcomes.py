@@ -13,7 +13,7 @@ from headgate import MemoryStore
 from headgate.algorithms.text import parse_limit
 from headgate.policy import WrittenFacts
 from headgate.policy.model import DEGRADE, SHADOW, Answer, Charge, Cost, Exemption, Match, Once, OnRefusal, ShutOut
-from headgate.testing import ManualClock
+from headgate.testing import ManualClock, unlimited
 
 
 @pytest.mark.parametrize("colour", COLOURS)
@@ -247,6 +247,15 @@ def test_who_is_refused_too_often_is_shut_out(colour):
     g.clock.advance(1)
     assert asked(g, request(user="a"), colour).allowed
     assert g.tally().shut_out_now == 0
+
+
+def test_limiting_turned_off_shuts_nobody_out():
+    """Inside `unlimited()` a client that is shut out passes too."""
+    g = shut_out_gate()
+    passes(g, 6, user="a")
+    with unlimited():
+        assert passes(g, 2, user="a") == [True, True]
+    assert passes(g, 1, user="a") == [False]
 
 
 # Numbers -----------------------------------------------------------------------------------------------------------------

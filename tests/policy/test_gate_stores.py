@@ -63,6 +63,26 @@ def test_a_rule_with_two_limits_fails_once():
     assert [(tally.failed_open, tally.failed_local) for tally in g.tally().rules] == [(1, 0), (0, 1)]
 
 
+@pytest.mark.parametrize("colour", FAR)
+def test_shares_that_refuse_promise_the_longest_wait(colour):
+    """Where several local rules refuse, Retry-After is true for all of them, and a refusal charges none."""
+    half, quarter = OnFailure(LOCAL, "1/2"), OnFailure(LOCAL, "1/4")
+    quick = rule("quick", "token bucket 2/s burst 2", on_failure=half)
+    slow = rule("slow", "fixed window 4/min", on_failure=quarter)
+    wide = rule("wide", "token bucket 1/h burst 20", on_failure=half)
+    g, store = far_gate(wide, quick, slow)
+    store.failing = {"decide"}
+    assert passes(g, 4, colour=colour) == [True] + [False] * 3
+    refused = asked(g, request(), colour)
+    assert refused.refusal.violated == ("quick", "slow")
+    assert refused.refusal.retry_after == 20  # 1000 s after the epoch: the minute ends in 20 s
+    assert refused.decision.decisions[0].remaining == 9
+    g.clock.advance(19)
+    assert not asked(g, request(), colour).allowed
+    g.clock.advance(1)
+    assert asked(g, request(), colour).allowed
+
+
 def test_a_near_store_that_fails_is_answered_too():
     """A store of this machine that fails (a file that is gone) is answered as the rules say."""
     store = WrappedStore(MemoryStore(clock=ManualClock(0)), local=True)

@@ -6,8 +6,9 @@
     passage    counted, told to listeners, and handed to whoever writes the answer
 
 `quick` answers on the spot whatever this process can answer alone; `ask` and `aask` are the two colours of the rest. What is not
-on the way of every request has a file of its own: waiting (queue.py), charging once (once.py), a store that fails (failing.py),
-what is settled when the response is known (settle.py), who is shut out (shut_out.py), how a refusal is told (refusing.py).
+on the way of every request has a file of its own: waiting (queue.py), rules in shadow (shadow.py), charging once (once.py), a
+store that fails (failing.py), what is settled when the response is known (settle.py), who is shut out (shut_out.py), how a
+refusal is told (refusing.py).
 
 Compiled: added to a request, one rule costs about as much as three calls of Python.
 """
@@ -43,9 +44,9 @@ else:
     from .passage import Entry, Passage, begun
 
 from ..errors import StoreError
-from ..observe.events import ALERT, SHADOW
+from ..observe.events import ALERT
 from ..observe.tally import DECISION_BOUNDS_US, RESPONSE_BOUNDS_MS
-from . import once, refusing
+from . import once, refusing, shadow
 from .identity.complaints import Complaints
 
 BOUNDS = len(DECISION_BOUNDS_US)
@@ -122,8 +123,7 @@ class Asking:
             passage.special = True
             if passage.shadow is None:
                 passage.shadow = []
-            passage.shadow.append([Claim(entry.named, key, cost) for entry in limits])
-            passage.shadow.append(clause)
+            passage.shadow.append((clause, [Claim(entry.named, key, cost) for entry in limits]))
             return 0
         if clause.once:
             rule: Any = clause.rule
@@ -316,7 +316,7 @@ class Asking:
         try:
             once.marked(self, passage)
             if not passage.entries:
-                return self.shadowed(self.free(passage))
+                return shadow.asked(self, self.free(passage))
             decision: Decision = self.decide(passage)
             if not decision.allowed:
                 once.unmarked(self, passage)
@@ -326,7 +326,7 @@ class Asking:
         except StoreError as error:
             return self.failing.answer(self, passage, error)  # type: ignore[no-any-return]
         once.paid(self, passage, decision)
-        return self.shadowed(self.passed(passage, decision))
+        return shadow.asked(self, self.passed(passage, decision))
 
     def ask(self, facts: Facts) -> Passage:
         """The answer, waited for: in a rule's queue, or for a store that is far away."""
@@ -344,7 +344,7 @@ class Asking:
         try:
             once.marked(self, passage)
             if not passage.entries:
-                return self.shadowed(self.free(passage))
+                return shadow.asked(self, self.free(passage))
             decision: Decision = self.decide(passage)
             if self.failing.has_failed(decision):
                 return self.failing.answer(self, passage, decision)  # type: ignore[no-any-return]
@@ -359,7 +359,7 @@ class Asking:
         except StoreError as error:
             return self.failing.answer(self, passage, error)  # type: ignore[no-any-return]
         once.paid(self, passage, decision)
-        return self.shadowed(self.passed(passage, decision))
+        return shadow.asked(self, self.passed(passage, decision))
 
     async def aask(self, facts: Facts) -> Passage:
         """The same, awaited. Nothing blocks the loop."""
@@ -373,7 +373,7 @@ class Asking:
         try:
             await once.amarked(self, passage)
             if not passage.entries:
-                return await self.ashadowed(self.free(passage))
+                return await shadow.aasked(self, self.free(passage))
             if self.far:
                 decision: Decision = await self.store.adecide(self.claims(passage), 0, True)
             else:
@@ -391,40 +391,7 @@ class Asking:
         except StoreError as error:
             return self.failing.answer(self, passage, error)  # type: ignore[no-any-return]
         await once.apaid(self, passage, decision)
-        return await self.ashadowed(self.passed(passage, decision))
-
-    # In shadow -------------------------------------------------------------------------------------------------
-
-    def shadowed(self, passage: Passage) -> Passage:
-        """Asks the rules in shadow, once the others have let the request pass; their answers are counted, and change nothing."""
-        if not passage.shadow:
-            return passage
-        try:
-            told = self.store.decide_many(passage.shadow[::2], 0)
-        except StoreError:
-            return passage
-        return self.shadows_told(passage, told)
-
-    async def ashadowed(self, passage: Passage) -> Passage:
-        if not passage.shadow:
-            return passage
-        try:
-            told = await self.store.adecide_many(passage.shadow[::2], 0)
-        except StoreError:
-            return passage
-        return self.shadows_told(passage, told)
-
-    def shadows_told(self, passage: Passage, told: list[Decision]) -> Passage:
-        clause: Clause
-        for decision, clause in zip(told, passage.shadow[1::2], strict=True):
-            if decision.allowed:
-                clause.passed += 1
-            elif not self.failing.has_failed(decision):
-                clause.shadow_refused += 1
-                passage.shadows = (*passage.shadows, clause.name)
-        if passage.shadows:
-            self.tell(SHADOW, passage)
-        return passage
+        return await shadow.aasked(self, self.passed(passage, decision))
 
     # Responses -------------------------------------------------------------------------------------------------
 

@@ -64,22 +64,20 @@ class Failing:
         return self.local(gate, passage)
 
     def local(self, gate: Any, passage: Passage) -> Passage:
-        """On the declared shares. Rules with different shares are asked one after the other: a refusal gives back the rest."""
-        charged: list[tuple[LocalShare, list[Claim], Decision]] = []
-        parts: list[Decision] = []
+        """On the declared shares. Limits with different shares are charged one after the other; where one refuses, the others get
+        theirs back and say what they would have told, so that the longest wait is the one that is promised."""
+        asks: list[tuple[LocalShare, list[Claim]]] = []
         for entry, key, cost in zip(passage.entries, passage.keys, passage.costs, strict=True):
             if entry.label == entry.rule.name:
                 entry.clause.failed_local += 1
-            share = self.share(entry.rule.on_failure.share)
-            claims = [Claim(entry.named, key, cost)]
-            told = share.decide(claims, 0, True)
-            parts.append(told)
-            if not told.allowed:
-                for other, back, decision in charged:
-                    other.give_back(back, decision.start_us)
-                passage.entries, passage.keys, passage.costs = [entry], [key], [cost]
-                return refused(gate, passage, told)
-            charged.append((share, claims, told))
+            asks.append((self.share(entry.rule.on_failure.share), [Claim(entry.named, key, cost)]))
+        parts: list[Decision] = []
+        for share, claims in asks:
+            parts.append(share.decide(claims, 0, True))
+            if not parts[-1].allowed:
+                for (other, back), charged in zip(asks, parts[:-1], strict=False):
+                    other.give_back(back, charged.start_us)
+                return refused(gate, passage, spoken([one.decide(asked, 0, False) for one, asked in asks]))
         return gate.let_pass(passage, spoken(parts))  # type: ignore[no-any-return]
 
     def closed(self, gate: Any, passage: Passage, entry: Any, failure: Decision | StoreError) -> Passage:

@@ -11,6 +11,7 @@ from typing import Any
 
 from ..algorithms.claim import NamedLimit
 from ..stores.memory import MemoryStore
+from ..verbs import is_off
 from .clause import key_of
 from .model import Policy
 from .passage import SHUT_OUT, Passage, Refusal
@@ -41,7 +42,7 @@ class Shutter:
 
     def shut(self, gate: Any, facts: Any) -> Passage | None:
         """The refusal of somebody who is shut out; None for everybody else. Exempt requests are never shut out."""
-        if not self._until:
+        if not self._until or is_off():
             return None
         edition = gate.edition
         key: Any = key_of(edition.identities, facts, self.said.key)

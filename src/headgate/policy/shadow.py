@@ -1,0 +1,43 @@
+"""Rules in shadow: asked once the others have let a request pass; their answers are counted, and change nothing.
+
+What the others refuse never happened, so it is not charged here either. Every rule in shadow is a decision of its own, all of
+them in one question to the store.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..decision import Decision
+from ..errors import StoreError
+from ..observe.events import SHADOW
+from .passage import Passage
+
+
+def asked(gate: Any, passage: Passage) -> Passage:
+    if passage.shadow:
+        try:
+            told(gate, passage, gate.store.decide_many([claims for _, claims in passage.shadow], 0))
+        except StoreError:
+            pass  # nobody is refused by a rule in shadow, nor by its store
+    return passage
+
+
+async def aasked(gate: Any, passage: Passage) -> Passage:
+    if passage.shadow:
+        try:
+            told(gate, passage, await gate.store.adecide_many([claims for _, claims in passage.shadow], 0))
+        except StoreError:
+            pass
+    return passage
+
+
+def told(gate: Any, passage: Passage, answers: list[Decision]) -> None:
+    for (clause, _), decision in zip(passage.shadow, answers, strict=True):
+        if decision.allowed:
+            clause.passed += 1
+        elif not gate.failing.has_failed(decision):
+            clause.shadow_refused += 1
+            passage.shadows = (*passage.shadows, clause.name)
+    if passage.shadows:
+        gate.tell(SHADOW, passage)
