@@ -17,7 +17,6 @@ RATE, BURST = 1e6, 1000.0
 #: What headgate sends, for the inline bucket that is to send as much.
 FIELDS = {
     "ratelimit-policy": '"api";q=1000;w=1',
-    "access-control-expose-headers": "RateLimit-Policy, RateLimit, X-RateLimit-Limit, X-RateLimit-Remaining",
 }
 
 

@@ -19,7 +19,7 @@ def lines(base: str) -> tuple[Line, ...]:
         Line("One checkout passes, and says what is left", f"curl -si -X POST '{base}/checkout' {signed} -w '\\n'"),
         Line(
             "Twenty in a row: ten pass, the eleventh is refused and told when to come back",
-            f"curl -si -X POST '{base}/checkout?[1-20]' {signed} -w '\\n' | grep -m1 -A13 ' 429 '",
+            f"curl -si -X POST '{base}/checkout?[1-20]' {signed} -w '\\n' | grep -m1 -A12 ' 429 '",
         ),
         Line(
             "The catalog bears 1000 a minute for one user, whatever happened to the checkout",

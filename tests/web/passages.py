@@ -43,6 +43,7 @@ class Desk:
         charged = costs or [cost] * len(self.entries)
         claims = [Claim(entry.named, key, units) for entry, units in zip(self.entries, charged, strict=True)]
         passage = Passage(self.gate, self.edition)
+        passage.origin = True  # a page asks: every field that there may be is told
         passage.decision = self.store.decide(claims)
         passage.entries, passage.keys = list(self.entries), [key] * len(claims)
         passage.allowed = passage.decision.allowed
@@ -59,6 +60,7 @@ class Desk:
     def bare(self, refusal: Refusal) -> Passage:
         """A refusal without a decision: who is shut out, or a store that failed."""
         passage = Passage(self.gate, self.edition)
+        passage.origin = True  # a page asks: every field that there may be is told
         passage.allowed = False
         passage.refusal = refusal
         return passage

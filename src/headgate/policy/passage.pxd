@@ -16,7 +16,7 @@ cdef class Refusal:
 
 cdef class Passage:
     cdef public object gate, edition, facts, refusal, near_by
-    cdef public bint allowed, owes, special
+    cdef public bint allowed, origin, owes, special
     cdef public Decision decision
     cdef public list entries, keys, costs, claims, shadow, onces
     cdef public object shadows, reason

@@ -94,12 +94,13 @@ class Passage:
     refusal    when not allowed
     shadows    names of the rules that would have refused, had they not been in shadow
     wait_us    how long it waited
+    origin     the request names the page that made it: its script may read only what the response exposes
     owes       True: `done` (or `adone`) must be called when the response is known
     """
 
     # fmt: off
     __slots__ = ("allowed", "began_us", "claims", "costs", "decision", "edition", "entries", "facts", "gate", "keys",
-                 "near_by", "onces", "owes", "reason", "refusal", "shadow", "shadows", "special", "wait_us")
+                 "near_by", "onces", "origin", "owes", "reason", "refusal", "shadow", "shadows", "special", "wait_us")
     # fmt: on
 
     def __init__(self, gate: Any, edition: Any) -> None:
@@ -114,6 +115,7 @@ class Passage:
         self.shadows: tuple[str, ...] = ()
         self.wait_us = 0
         self.began_us = 0
+        self.origin = False
         self.owes = False
         # What the gate keeps while it decides: costs in the entries' order, claims, what is asked in shadow or once.
         self.costs: Any = None

@@ -22,7 +22,7 @@ from ..policy.model import Policy
 from ..policy.passage import Passage
 from ..stores import Store
 from .asgi_socket import Socket, refuse_socket
-from .asgi_wire import START, AsgiFacts, Sending, admitted, begun
+from .asgi_wire import START, AsgiFacts, Sending, admitted, begun, has_origin
 from .headers import body, fields
 
 Scope = MutableMapping[str, Any]
@@ -75,6 +75,7 @@ class RateLimitMiddleware:
         passage = scope["headgate"]
         if passage is None:
             passage = scope["headgate"] = await self.gate.aask(AsgiFacts(scope))
+            passage.origin = has_origin(scope)
         if passage.owes and passage.allowed:
             await Owing(passage, send).run(self.app, scope, receive)
             return
@@ -95,6 +96,7 @@ class RateLimitMiddleware:
         if passage is None:
             passage = await self.gate.aask(facts)
         scope["headgate"] = passage
+        passage.origin = has_origin(scope)
         if not passage.allowed:
             await refuse_socket(passage, facts, scope, receive, send)
             return

@@ -12,5 +12,6 @@ cdef class Sending:
 
 cdef long long LENGTHS
 
+cpdef bint has_origin(object scope)
 cpdef object begun(Passage passage, object message)
 cdef list together(object given, list added)

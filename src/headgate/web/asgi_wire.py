@@ -34,6 +34,7 @@ LENGTHS = 0
 for _name in FAMILY:
     LENGTHS |= 1 << len(_name)
 START = "http.response.start"
+ORIGIN = b"origin"
 
 
 @cython.cclass
@@ -121,10 +122,20 @@ def admitted(quick: Any, scope: Any, send: Any) -> Any:
     if told is None:
         return None
     passage: Passage = told
+    passage.origin = has_origin(scope)
     if not passage.allowed or passage.owes:
         return None
     passage.facts = None  # they hold the scope, which holds the passage: a circle would wait for the garbage collector
     return Sending(passage, send)
+
+
+@cython.ccall
+def has_origin(scope: Any) -> cython.bint:
+    """Whether a page made this request, which browsers say in Origin; most requests are spared the field that only pages need."""
+    for field in scope["headers"]:
+        if field[0] == ORIGIN:
+            return True
+    return False
 
 
 @cython.cclass

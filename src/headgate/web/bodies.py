@@ -15,11 +15,12 @@ from ..policy.passage import Passage
 FAILED = 500
 
 
-def let_go(passage: Passage) -> Passage:
-    """Parts a passage from its request, unless that is needed to settle it.
+def let_go(passage: Passage, origin: bool) -> Passage:
+    """Parts a passage from its request, unless that is needed to settle it; `origin` is the one thing to remember of it.
 
     The facts hold the request, which holds the passage: a circle would wait for the garbage collector.
     """
+    passage.origin = origin
     if not (passage.allowed and passage.owes):
         passage.facts = None
     return passage

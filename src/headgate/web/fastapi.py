@@ -30,7 +30,7 @@ from ..stores import MemoryStore, Store
 from ..stores.urls import store_from_url
 from .answers import body
 from .asgi_socket import TRY_LATER, reason
-from .asgi_wire import AsgiFacts
+from .asgi_wire import AsgiFacts, has_origin
 from .dependencies import DependencyMiddleware, RuleOf, asked_of
 from .routes import CALLER, Key, Route, fitting, told
 
@@ -115,6 +115,7 @@ class RateLimit:
         passage = gate.quick(facts)
         if passage is None:
             passage = await gate.aask(facts)
+        passage.origin = has_origin(scope)
         asked.passages.append(passage)
         if not passage.owes:
             passage.facts = None  # they hold the request, which holds the passage: no circle

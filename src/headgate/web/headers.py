@@ -73,7 +73,8 @@ def fields(passage: Passage) -> list:  # type: ignore[type-arg]
         found.append((b"x-ratelimit-reset", reset_of(style, decision)))
     if not passage.allowed:
         return refused_fields(passage, found, style.expose_refused)
-    found.extend(style.expose)
+    if passage.origin:
+        found.extend(style.expose)
     return found
 
 
@@ -84,7 +85,8 @@ def refused_fields(passage: Passage, found: Fields, expose: Any) -> Fields:
         if refusal.retry_after is not None:
             found.append((b"retry-after", b"%d" % refusal.retry_after))
         found.append((b"cache-control", b"no-store"))
-    found.extend(expose)
+    if passage.origin:
+        found.extend(expose)
     return found
 
 

@@ -166,6 +166,7 @@ class Doorway:
     def __call__(self, environ: dict[str, Any], start_response: Any) -> Any:
         passage: Passage = self.ask(facts_of(environ))
         environ[PASSAGE] = passage
+        passage.origin = "HTTP_ORIGIN" in environ
         if passage.owes and passage.allowed:
             return self.owing(passage, environ, start_response)  # type: ignore[attr-defined]
         passage.facts = None  # they hold the environ, which holds the passage: a circle would wait for the garbage collector

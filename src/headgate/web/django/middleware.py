@@ -47,7 +47,7 @@ class RateLimitMiddleware:
             return self.acall(request)
         if self.is_exempt(request):
             return self.get_response(request)
-        passage = request.headgate = let_go(self.gate.ask(DjangoFacts(request)))
+        passage = request.headgate = let_go(self.gate.ask(DjangoFacts(request)), "HTTP_ORIGIN" in request.META)
         if not passage.allowed:
             return told(passage, self.refuse(passage, request))
         try:
@@ -68,7 +68,7 @@ class RateLimitMiddleware:
         passage = self.gate.quick(facts)
         if passage is None:
             passage = await self.gate.aask(facts)
-        request.headgate = let_go(passage)
+        request.headgate = let_go(passage, "HTTP_ORIGIN" in request.META)
         if not passage.allowed:
             return told(passage, await self.arefuse(passage, request))
         try:

@@ -123,7 +123,7 @@ def came(request: HttpRequest, passage: Passage) -> Passage:
     if kept is None:
         kept = request._headgate = [] if policy is None else [policy]
     kept.append(passage)
-    request.headgate = let_go(passage)
+    request.headgate = let_go(passage, "HTTP_ORIGIN" in request.META)
     return passage
 
 

@@ -59,7 +59,7 @@ def asked(gate: Gate) -> Any:
     environ = request.environ
     facts = WsgiFacts(environ)
     facts.raw = request._get_current_object()  # type: ignore[attr-defined]
-    passage = let_go(gate.ask(facts))
+    passage = let_go(gate.ask(facts), "HTTP_ORIGIN" in environ)
     g.headgate = environ[PASSAGE] = passage
     if ASKED not in environ:
         environ[ASKED] = []
