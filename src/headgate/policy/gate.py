@@ -6,6 +6,7 @@ import logging
 import os
 import weakref
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from secrets import token_bytes
 from typing import Any
@@ -134,6 +135,23 @@ class Gate(Asking):
     def explain(self, facts: Facts) -> list[Explained]:
         """What every rule of the policy says to a request. Nothing is charged."""
         return explain(self, facts)
+
+    def alone(self, name: str) -> Gate:
+        """One rule of this policy on its own, whatever it matches; with its counters, and this gate's events, offenders, queue.
+
+        Requests that ask it are not counted again in this gate's totals. It knows this version of the policy only.
+        """
+        place = next((i for i, rule in enumerate(self.policy.rules) if rule.name == name), None)
+        if place is None:
+            names = ", ".join(rule.name for rule in self.policy.rules)
+            raise ConfigurationError(f"the policy {self.policy.name!r} has no rule {name!r}; it has: {names}")
+        policy = replace(self.policy, rules=(replace(self.policy.rules[place], match=()),))
+        gate = Gate(policy, store=self.store, handlers=self.handlers, clock=self._clock, secret=self.secret)
+        gate.edition.close()  # what it began of its own: the clause at work is this gate's
+        gate.edition.clauses[0] = self.edition.clauses[place]
+        gate.offenders, gate.shutter, gate.failing, gate.queue = self.offenders, self.shutter, self.failing, self.queue
+        gate._publisher = self.events
+        return gate
 
     # Versions --------------------------------------------------------------------------------------------------
 

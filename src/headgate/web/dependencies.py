@@ -7,10 +7,8 @@ limits that were asked on whatever the handler answers, tells the gates of it, a
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
 from typing import Any
 
-from ..errors import ConfigurationError
 from ..policy.gate import Gate
 from ..policy.match import limits_host
 from ..policy.passage import Passage
@@ -125,13 +123,7 @@ class RuleOf:
         """A gate of that rule alone, on the same store; made anew when the policy was reloaded."""
         policy = self.whole.policy
         if self._gate is None or policy is not self._seen:
-            places = [i for i, rule in enumerate(policy.rules) if rule.name == self.rule]
-            if not places:
-                names = ", ".join(rule.name for rule in policy.rules)
-                raise ConfigurationError(f"the policy {policy.name!r} has no rule {self.rule!r}; it has: {names}")
-            alone = replace(policy.rules[places[0]], match=())
-            self._gate = Gate(replace(policy, rules=(alone,)), store=self.whole.store, handlers=self.whole.handlers)
-            self._gate.edition.clauses[0] = self.whole.edition.clauses[places[0]]
+            self._gate = self.whole.alone(self.rule)
             self._seen = policy
         return self._gate
 

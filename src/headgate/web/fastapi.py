@@ -13,28 +13,21 @@ handler made itself, and settles costs by outcome or size; none of that can be d
 from __future__ import annotations
 
 import json
-from collections.abc import Awaitable, Callable
 from functools import partial
 from hashlib import sha256
-from inspect import iscoroutinefunction
 from typing import Annotated, Any
 
 from fastapi import Depends, FastAPI, HTTPException, Request, Response, WebSocketException
 from starlette.requests import HTTPConnection
 
 from ..errors import ConfigurationError
-from ..policy.gate import Gate, gate_of
-from ..policy.model import Policy
 from ..policy.passage import Passage
-from ..stores import MemoryStore, Store
-from ..stores.urls import store_from_url
 from .answers import body
 from .asgi_socket import TRY_LATER, reason
-from .asgi_wire import AsgiFacts, has_origin
-from .dependencies import DependencyMiddleware, RuleOf, asked_of
-from .routes import CALLER, Key, Route, fitting, told
-
-AnyKey = Key | Callable[[Any], Awaitable[Any]]
+from .asgi_wire import AsgiFacts
+from .dependencies import DependencyMiddleware, asked_of
+from .question import Question
+from .routes import fitting, told
 
 
 class TooManyRequests(HTTPException):
@@ -66,38 +59,12 @@ def install(app: FastAPI) -> None:
         app.add_middleware(DependencyMiddleware)
 
 
-class RateLimit:
+class RateLimit(Question):
     """A limit to depend on. `key` is "ip", or a callable that is given the request (async too); None from it means the address.
 
     Every other word of a rule may follow: cost=, message=, on_refusal=, status=, charge=, … `policy` and `rule` name a rule of a
     policy instead, whatever it matches. `store` is a store or its URL; without one, this limit has a memory of its own.
     """
-
-    def __init__(
-        self,
-        limit: Any = None,
-        *,
-        key: AnyKey = "ip",
-        name: str | None = None,
-        policy: Gate | Policy | None = None,
-        rule: str | None = None,
-        store: Store | str | None = None,
-        **words: Any,
-    ) -> None:
-        if (limit is None) == (policy is None) or (policy is None) != (rule is None):
-            raise ConfigurationError('write RateLimit("5/s burst 10"), or name a rule: RateLimit(policy=gate, rule="checkout")')
-        self.limit = limit
-        self.key = key
-        self.name = name
-        self.words = words
-        self.awaited = iscoroutinefunction(key) or iscoroutinefunction(getattr(key, "__call__", None))  # noqa: B004
-        self._store = store_from_url(store) if isinstance(store, str) else store
-        self._gates: dict[str, Gate] = {}
-        self._rule: RuleOf | None = None
-        if policy is None or rule is None:
-            self._route(name or "limit")  # what is wrong with the words is said where they stand
-        else:
-            self._rule = RuleOf(gate_of(policy, store=self._store), rule)
 
     async def __call__(self, connection: HTTPConnection, response: Response) -> Passage:
         return await self.check(connection, response)
@@ -107,66 +74,21 @@ class RateLimit:
     ) -> Passage:
         """Asks from within another dependency or a handler; `key` says outright who it is: `check(request, key=user.id)`."""
         scope = connection.scope
-        if self._rule is not None and self._rule.was_asked(scope):
+        if self.was_asked(scope):
             return scope["headgate"]  # type: ignore[no-any-return]
         asked = asked_of(scope)
-        gate = self._rule.gate() if self._rule is not None else self._gate(scope, len(asked.passages))
-        facts = await self._facts(connection, key)
-        passage = gate.quick(facts)
-        if passage is None:
-            passage = await gate.aask(facts)
-        passage.origin = has_origin(scope)
-        asked.passages.append(passage)
-        if not passage.owes:
-            passage.facts = None  # they hold the request, which holds the passage: no circle
-        if getattr(scope.get("headgate"), "decision", None) is None:
-            scope["headgate"] = passage
+        facts = AsgiFacts(scope)
+        passage = await self.ask(connection, facts, self.name or name_of(scope, len(asked.passages)), key)
         if not passage.allowed:
-            raise self._refusal(passage, facts, scope)
+            if scope["type"] == "websocket":
+                raise WebSocketException(TRY_LATER, reason(passage))
+            raise TooManyRequests(passage, facts.header("accept"), dict(told([passage])))
         if passage.owes and not asked.settles:
             raise ConfigurationError("a cost or charge that the response decides needs headgate.web.fastapi.install(app)")
         if response is not None and not asked.settles:
             for name, value in asked.fields(scope):
                 response.headers[name] = value
         return passage
-
-    async def _facts(self, connection: HTTPConnection, key: str | int | None) -> AsgiFacts:
-        facts = AsgiFacts(connection.scope)
-        facts.raw = connection
-        facts.captured = {name: str(value) for name, value in connection.path_params.items()}
-        if key is None and self.awaited:
-            key = await self.key(connection)  # type: ignore[operator]
-            facts.found[CALLER] = None if key is None else str(key)
-        elif key is not None:
-            facts.found[CALLER] = str(key)
-        return facts
-
-    def _refusal(self, passage: Passage, facts: AsgiFacts, scope: Any) -> Exception:
-        if scope["type"] == "websocket":
-            return WebSocketException(TRY_LATER, reason(passage))
-        return TooManyRequests(passage, facts.header("accept"), dict(told([passage])))
-
-    # Names and gates -------------------------------------------------------------------------------------------------
-
-    def _route(self, name: str) -> Route:
-        key: Any = self.key
-        if key == "ip" or self.awaited:  # a key that is said outright takes the place of the address
-            key = nobody
-        return Route(name, self.limit, key, self.words)
-
-    def _gate(self, scope: Any, depth: int) -> Gate:
-        """The gate of this limit on this route; its state in the store goes by the name."""
-        name = self.name or name_of(scope, depth)
-        gate = self._gates.get(name)
-        if gate is None:
-            if self._store is None:
-                self._store = MemoryStore()
-            gate = self._gates[name] = Gate(self._route(name).policy(None), store=self._store)
-        return gate
-
-
-def nobody(request: Any) -> None:
-    """A key for those who are known by their address."""
 
 
 def name_of(scope: Any, depth: int) -> str:

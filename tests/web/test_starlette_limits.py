@@ -1,0 +1,283 @@
+"""Limits as decorators of Starlette's endpoints: per client, with the middleware's fields and bodies, never counted twice."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+from starlette.applications import Starlette
+from starlette.endpoints import HTTPEndpoint
+from starlette.exceptions import HTTPException
+from starlette.responses import JSONResponse, PlainTextResponse, StreamingResponse
+from starlette.routing import Mount, Route, WebSocketRoute
+from starlette.websockets import WebSocketDisconnect
+from starlette_client import TestClient
+
+from headgate import ConfigurationError, MemoryStore
+from headgate.policy import Policy
+from headgate.policy.gate import Gate
+from headgate.web.asgi import RateLimitMiddleware
+from headgate.web.starlette import limit
+
+MESSAGE = "Too many checkout attempts. Retry after {retry_after}s."
+
+
+def client(app: Any, address: str = "192.0.2.1") -> TestClient:
+    return TestClient(app, client=(address, 50000), raise_server_exceptions=False)
+
+
+def one(endpoint: Any, path: str = "/checkout", **more: Any) -> Starlette:
+    return Starlette(routes=[Route(path, endpoint, methods=["GET", "POST"])], **more)
+
+
+async def ok(request: Any) -> Any:
+    return PlainTextResponse("ok")
+
+
+def test_the_eleventh_checkout_of_an_endpoint(store, clock):
+    """The eleventh checkout is refused in the usual words and fields, the handler is not called, and waiting as told passes."""
+    calls = []
+
+    @limit("5/s burst 10", message=MESSAGE, store=store)
+    async def checkout(request: Any) -> Any:
+        calls.append(request.scope["headgate"].decision.remaining)
+        return JSONResponse({"order": "placed"})
+
+    http = client(one(checkout))
+    for left in range(9, -1, -1):
+        answer = http.post("/checkout")
+        assert (answer.status_code, answer.headers["x-ratelimit-remaining"]) == (200, str(left))
+    refused = http.post("/checkout")
+    assert refused.status_code == 429
+    assert refused.content == b'{"code":"RATE_LIMITED","message":"Too many checkout attempts. Retry after 1s."}'
+    assert (refused.headers["retry-after"], refused.headers["content-type"]) == ("1", "application/json")
+    assert calls == list(range(9, -1, -1))
+    clock.advance(1)
+    assert http.post("/checkout").status_code == 200
+
+
+def test_each_client_and_each_endpoint_has_its_own(store):
+    """Clients do not share a limit, and neither do two endpoints, on one store."""
+
+    @limit("fixed window 1/min", store=store)
+    async def first(request: Any) -> Any:
+        return await ok(request)
+
+    @limit("fixed window 1/min", store=store)
+    async def second(request: Any) -> Any:
+        return await ok(request)
+
+    app = Starlette(routes=[Route("/first", first), Mount("/sub", routes=[Route("/second", second)])])
+    for address in ("192.0.2.1", "192.0.2.2"):
+        for path in ("/first", "/sub/second"):
+            assert [client(app, address).get(path).status_code for _ in range(2)] == [200, 429]
+
+
+def test_a_name_is_one_limit_wherever_it_stands(store):
+    """Endpoints with limits of one name and store share what is left."""
+    routes = [
+        Route(path, limit("fixed window 2/min", name="shared", store=store)(endpoint))
+        for path, endpoint in (("/a", ok), ("/b", lambda request: PlainTextResponse("ok")))
+    ]
+    http = client(Starlette(routes=routes))
+    assert [http.get(path).status_code for path in ("/a", "/b", "/a", "/b")] == [200, 200, 429, 429]
+
+
+def test_a_plain_function_runs_beside_the_loop(store):
+    """An endpoint that is no coroutine still runs in a thread of its own, after it was let pass."""
+    ran = []
+
+    @limit("fixed window 1/min", store=store)
+    def slow(request: Any) -> Any:
+        ran.append(threading.current_thread())
+        return PlainTextResponse("ok")
+
+    @limit("fixed window 9/min", store=store)
+    async def quick(request: Any) -> Any:
+        ran.append(threading.current_thread())
+        return PlainTextResponse("ok")
+
+    with client(Starlette(routes=[Route("/slow", slow), Route("/quick", quick)])) as http:
+        assert [http.get(path).status_code for path in ("/slow", "/slow", "/quick")] == [200, 429, 200]
+    assert len(ran) == 2
+    assert ran[0] is not ran[1]
+
+
+def test_methods_of_an_endpoint(store):
+    """Methods of an HTTPEndpoint have limits of their own; the others have none."""
+
+    class Orders(HTTPEndpoint):
+        @limit("fixed window 1/min", store=store)
+        async def get(self, request: Any) -> Any:
+            return PlainTextResponse("list")
+
+        @limit("fixed window 2/min", store=store)
+        def post(self, request: Any) -> Any:
+            return PlainTextResponse("made")
+
+        async def delete(self, request: Any) -> Any:
+            return PlainTextResponse("gone")
+
+    http = client(Starlette(routes=[Route("/orders", Orders)]))
+    assert [http.get("/orders").status_code for _ in range(2)] == [200, 429]
+    assert [http.post("/orders").status_code for _ in range(3)] == [200, 200, 429]
+    assert "x-ratelimit-limit" not in http.delete("/orders").headers
+
+
+def key_of(request: Any) -> Any:
+    return request.headers.get("x-user")
+
+
+async def key_looked_up(request: Any) -> Any:
+    return request.headers.get("x-user")
+
+
+@pytest.mark.parametrize("key", [key_of, key_looked_up])
+def test_a_key_is_asked_of_the_request(store, key):
+    """A callable says who it is, awaited where it must be; whoever it does not know is known by the address."""
+
+    @limit("fixed window 1/min", key=key, store=store)
+    async def checkout(request: Any) -> Any:
+        return await ok(request)
+
+    http = client(one(checkout))
+    for user in ({"x-user": "ann"}, {"x-user": "zoë".encode()}, {}):
+        assert [http.post("/checkout", headers=user).status_code for _ in range(2)] == [200, 429]
+
+
+def test_several_limits_of_one_endpoint(store):
+    """All are named in the fields of one line each, the tightest speaks, and a refusal names them too."""
+
+    @limit("fixed window 5/min", store=store)
+    @limit("fixed window 2/min", store=store)
+    async def checkout(request: Any) -> Any:
+        return await ok(request)
+
+    http = client(one(checkout))
+    answer = http.post("/checkout")
+    assert [line.count(";r=") for line in answer.headers.get_list("ratelimit")] == [2]
+    assert answer.headers["x-ratelimit-limit"] == "2"
+    assert http.post("/checkout").status_code == 200
+    refused = http.post("/checkout")
+    assert (refused.status_code, refused.headers["x-ratelimit-limit"]) == (429, "2")
+    assert [http.post("/checkout").status_code for _ in range(3)] == [429, 429, 429]
+    assert http.post("/checkout").headers["x-ratelimit-limit"] == "5"
+
+
+def test_a_rule_that_the_middleware_asked_is_not_asked_again(store):
+    """A rule of a policy holds on the route; under the policy's middleware it counts once; its events are the policy's."""
+    gate = Gate(Policy.read("limits: [{name: api, match: /api, key: ip, limit: fixed window 2/min}]"), store=store)
+    refusals = []
+    gate.events.on("refused", refusals.append)
+    named = limit(policy=gate, rule="api")(ok)
+    app = RateLimitMiddleware(Starlette(routes=[Route("/api", named), Route("/other", named)]), policy=gate)
+    assert [client(app).get(path).status_code for path in ("/api", "/other", "/other", "/api")] == [200, 200, 429, 429]
+    assert len(refusals) == 2
+    told = gate.tally()
+    assert [(rule.passed, rule.refused) for rule in told.rules] == [(2, 2)]
+    assert told.requests == 4
+    assert sum(offender.count for offender in told.offenders) == 2
+
+
+def test_what_the_outcome_decides_is_settled(store):
+    """Only failed logins count, whether the endpoint answers or raises; and a streamed body is charged by its size."""
+
+    @limit("fixed window 2/min", charge={"status": [401]}, store=store)
+    async def login(request: Any) -> Any:
+        if request.query_params["how"] == "raised":
+            raise HTTPException(401)
+        return PlainTextResponse("", int(request.query_params["how"]))
+
+    @limit("fixed window 10/min", cost={"response": "1kB", "estimate": 1}, store=store)
+    async def export(request: Any) -> Any:
+        return StreamingResponse(iter([b"x" * 1000] * 7))
+
+    http = client(Starlette(routes=[Route("/login", login), Route("/export", export)]))
+    outcomes = [http.get("/login", params={"how": how}).status_code for how in ("200", "200", "200", "401", "raised", "200")]
+    assert outcomes == [200, 200, 200, 401, 401, 429]
+    assert len(http.get("/export").content) == 7000
+    assert http.get("/export").headers["x-ratelimit-remaining"] == "2"
+    assert http.get("/export").status_code == 429
+
+
+def test_a_failing_endpoint_is_counted_as_such(store):
+    """An endpoint that raises has answered 500 as far as the numbers know."""
+    gate = Gate(Policy.read("limits: [{name: api, key: ip, limit: fixed window 2/min}]"), store=store)
+
+    @limit(policy=gate, rule="api")
+    async def broken(request: Any) -> Any:
+        raise ValueError("no")
+
+    assert client(one(broken)).get("/checkout").status_code == 500
+    assert gate.tally().rules[0].statuses["5xx"] == 1
+
+
+def test_sockets_are_limited_at_the_handshake(store):
+    """A websocket endpoint that is over its limit is closed before it is accepted, and told to try again later."""
+
+    @limit("fixed window 1/min", store=store)
+    async def chat(websocket: Any) -> None:
+        await websocket.accept()
+        await websocket.send_text("hello")
+        await websocket.close()
+
+    http = client(Starlette(routes=[WebSocketRoute("/chat", chat)]))
+    with http.websocket_connect("/chat") as socket:
+        assert socket.receive_text() == "hello"
+    with pytest.raises(WebSocketDisconnect) as closed, http.websocket_connect("/chat"):
+        pass
+    assert closed.value.code == 1013
+
+
+def cached(scope: Any, receive: Any, send: Any) -> Any:
+    return PlainTextResponse("from yesterday")(scope, receive, send)
+
+
+def test_a_rule_may_degrade_to_another_app(store):
+    """Whoever is over the limit may get a cheaper answer instead of a refusal, with the fields."""
+
+    @limit("fixed window 1/min", on_refusal=f"degrade {__name__}:cached", store=store)
+    async def prices(request: Any) -> Any:
+        return PlainTextResponse("fresh")
+
+    http = client(one(prices))
+    assert [http.get("/checkout").text for _ in range(3)] == ["fresh", "from yesterday", "from yesterday"]
+    assert http.get("/checkout").headers["x-ratelimit-remaining"] == "0"
+
+
+def test_what_an_endpoint_says_of_its_quota_stands(store):
+    """Fields that a handler wrote itself stay; an answer that is any ASGI app gets the fields as well."""
+
+    @limit("fixed window 9/min", store=store)
+    async def knows(request: Any) -> Any:
+        return PlainTextResponse("ok", headers={"X-RateLimit-Limit": "7"})
+
+    @limit("fixed window 9/min", store=store)
+    async def app(request: Any) -> Any:
+        return cached
+
+    http = client(Starlette(routes=[Route("/knows", knows), Route("/app", app)]))
+    assert http.get("/knows").headers.get_list("x-ratelimit-limit") == ["7"]
+    assert http.get("/app").headers["x-ratelimit-remaining"] == "8"
+
+
+def test_mistakes_are_told_where_they_stand(store):
+    """No limit, a misspelt one, a class, something that is no endpoint: each says what to write."""
+    with pytest.raises(ConfigurationError, match='write @limit\\("5/s burst 10"\\)'):
+        limit()
+    with pytest.raises(ConfigurationError):
+        limit("5 per fortnite")
+    with pytest.raises(ConfigurationError, match="put it on the methods"):
+        limit("5/s")(HTTPEndpoint)
+    with pytest.raises(ConfigurationError, match="has no rule 'chekout'; it has: api"):
+        limit(policy=Policy.read("limits: [{name: api, key: ip, limit: 5/s}]"), rule="chekout")
+
+    async def answers_a_dict(request: Any) -> Any:
+        return {"not": "a response"}
+
+    app = one(limit("5/s", store=store)(answers_a_dict))
+    with pytest.raises(ConfigurationError, match="return a Response, not dict"):
+        TestClient(app).get("/checkout")
+    with pytest.raises(ConfigurationError, match=r"given a request: answers_a_dict\(request\)"):
+        limit("5/s", store=MemoryStore())(answers_a_dict)("nobody").send(None)
