@@ -2,7 +2,7 @@
 
 Nothing hangs: each call answers or fails within its budget. Only headgate's own errors come out. Nobody is admitted more than the
 limit says, plus what the fault is worth (a server that comes back empty: one more full limit). Afterwards all is as before.
-Traffic goes on until the fault was felt and until it is forgotten; how late the machine is at that is on the account of witnesses.
+Traffic goes on until the fault was felt and until it is forgotten; how late the machine is at that, witnesses say.
 """
 
 from __future__ import annotations

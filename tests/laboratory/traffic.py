@@ -4,8 +4,8 @@
     traffic.start(); assert traffic.go_on(0.3, until=lambda seen: seen.errors.total() > 0); tally = traffic.stop()
 
 A tally counts what was admitted by limit and key, errors by class, and the longest call. An error that is not headgate's own is
-`strange`. A call that does not come back is `hung`. What is to be seen is awaited, not hoped for: on a slow machine traffic goes on
-for longer. A witness says how late this machine wakes a thread at the moment.
+`strange`. A call that does not come back is `hung`. What is to be seen is awaited, not hoped for: a slow machine takes
+longer. A witness says how late this machine wakes a thread at the moment.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Tally:
     alone: Counter[str] = field(default_factory=Counter)
     errors: Counter[str] = field(default_factory=Counter)
     strange: list[str] = field(default_factory=list)
-    #: The longest call, how late a sleeper was woken at the latest, and how long that call was apart from being woken late; in seconds.
+    #: The longest call, how late a sleeper was woken at the latest, and the first without being woken late; in seconds.
     longest: float = 0.0
     late: float = 0.0
     slow: float = 0.0

@@ -11,7 +11,6 @@ import redis
 
 from servers.valkey import Valkey, free_port, server_binary
 
-
 #: How long a server is silent until sentinels take it for dead: longer than a machine may stall, and short when one was killed.
 PATIENT_MS, HASTY_MS = 10_000, 500
 

@@ -18,7 +18,6 @@ from typing import Any
 
 import redis
 
-
 READY = "Ready to accept connections"
 
 
