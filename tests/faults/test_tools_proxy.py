@@ -12,11 +12,11 @@ PING, PONG = b"*1\r\n$4\r\nPING\r\n", b"+PONG\r\n"
 
 @pytest.fixture
 def line(network):
-    with socket.create_connection(("127.0.0.1", network.port), 2) as raw:
+    with socket.create_connection(("127.0.0.1", network.port), 30) as raw:
         yield raw
 
 
-def pinged(raw, within=2.0):
+def pinged(raw, within=30.0):
     """The answer to a PING, and the seconds that it took."""
     begun = time.monotonic()
     raw.settimeout(within)
@@ -30,10 +30,18 @@ def pinged(raw, within=2.0):
     return said, time.monotonic() - begun
 
 
+def quickest(raw, within):
+    """The seconds of a PING that took less than that, or of the quickest of many: a busy machine is late now and then."""
+    took = [pinged(raw)[1]]
+    while min(took) >= within and len(took) < 100:
+        took.append(pinged(raw)[1])
+    return min(took)
+
+
 def test_a_healthy_network_passes_everything_on(line):
     """Told nothing, it answers as the server does, in well under the latency that it can add."""
     assert pinged(line)[0] == PONG
-    assert min(pinged(line)[1] for _ in range(9)) < 0.04
+    assert quickest(line, 0.04) < 0.04
 
 
 def test_large_answers_come_whole(network, valkey):
@@ -50,19 +58,22 @@ def test_latency_is_added_each_way(network, line):
     """With 40 ms each way, a round trip takes 80 ms and not much more."""
     network.latency = 0.04
     assert pinged(line)[0] == PONG
-    assert 0.08 <= min(pinged(line)[1] for _ in range(5)) < 0.16
+    assert 0.08 <= quickest(line, 0.12) < 0.12
 
 
 def test_latency_delays_and_does_not_limit(network, line):
     """Ten commands sent at once over 40 ms each way take one round trip, not ten."""
     network.latency = 0.04
-    begun = time.monotonic()
-    line.sendall(PING * 10)
-    said = b""
-    while len(said) < 10 * len(PONG):
-        said += line.recv(4096)
-    assert said == PONG * 10
-    assert time.monotonic() - begun < 0.7
+    took = [1.0]
+    while min(took) >= 0.16 and len(took) < 50:
+        begun = time.monotonic()
+        line.sendall(PING * 10)
+        said = b""
+        while len(said) < 10 * len(PONG):
+            said += line.recv(4096)
+        assert said == PONG * 10
+        took.append(time.monotonic() - begun)
+    assert 0.08 <= min(took) < 0.16
 
 
 def test_a_trickle_comes_byte_by_byte(network, line):
@@ -78,10 +89,10 @@ def test_silence_takes_everything_and_answers_nothing(network, line):
     network.silent = True
     with pytest.raises(TimeoutError):
         pinged(line, within=0.1)
-    with socket.create_connection(("127.0.0.1", network.port), 1) as another, pytest.raises(TimeoutError):
+    with socket.create_connection(("127.0.0.1", network.port), 30) as another, pytest.raises(TimeoutError):
         pinged(another, within=0.1)
     network.heal()
-    line.settimeout(2)
+    line.settimeout(30)
     assert line.recv(64) == PONG
 
 
@@ -91,7 +102,7 @@ def test_a_reset_ends_every_connection_with_an_error(network, line):
     network.reset()
     with pytest.raises(ConnectionResetError):
         pinged(line)
-    with socket.create_connection(("127.0.0.1", network.port), 2) as fresh:
+    with socket.create_connection(("127.0.0.1", network.port), 30) as fresh:
         assert pinged(fresh)[0] == PONG
 
 
@@ -108,10 +119,10 @@ def test_refusing_lets_nobody_in_and_nobody_out(network, line):
     assert pinged(line)[0] == PONG
     network.refuse()
     with pytest.raises(ConnectionRefusedError):
-        socket.create_connection(("127.0.0.1", network.port), 1)
+        socket.create_connection(("127.0.0.1", network.port), 30)
     assert pinged(line)[0] == PONG
     network.heal()
-    with socket.create_connection(("127.0.0.1", network.port), 2) as fresh:
+    with socket.create_connection(("127.0.0.1", network.port), 30) as fresh:
         assert pinged(fresh)[0] == PONG
 
 
@@ -120,13 +131,13 @@ def test_a_dead_server_is_a_closed_connection(server):
     from servers.proxy import Proxy
 
     with Proxy(server.port) as network:
-        with socket.create_connection(("127.0.0.1", network.port), 2) as raw:
+        with socket.create_connection(("127.0.0.1", network.port), 30) as raw:
             assert pinged(raw)[0] == PONG
             server.kill()
-            raw.settimeout(2)
+            raw.settimeout(30)
             assert raw.recv(64) == b""
         server.start()
-        with socket.create_connection(("127.0.0.1", network.port), 2) as fresh:
+        with socket.create_connection(("127.0.0.1", network.port), 30) as fresh:
             assert pinged(fresh)[0] == PONG
 
 

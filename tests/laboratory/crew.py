@@ -36,7 +36,7 @@ class Worker:
         self.heard = threading.Condition()
         self.listening = threading.Thread(target=self._listen, args=(self.process,), daemon=True)
         self.listening.start()
-        if not self.wait_for("ready", "", 30):
+        if not self.wait_for("ready", "", 90):
             raise RuntimeError(f"a worker in mode {self.mode.name} did not start")
 
     def _listen(self, process: subprocess.Popen[str]) -> None:
@@ -86,7 +86,7 @@ class Worker:
         except BrokenPipeError:
             pass
         try:
-            self.process.wait(15)
+            self.process.wait(40)
             return True
         except subprocess.TimeoutExpired:
             self.process.kill()

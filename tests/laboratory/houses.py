@@ -8,10 +8,10 @@ from typing import Any
 import redis
 
 from servers.cluster import Cluster, free_pair
-from servers.sentinel import Watched
+from servers.sentinel import PATIENT_MS, Watched
 from servers.valkey import Valkey
 
-PATIENCE = 20
+PATIENCE = 60
 
 
 def no_delay(servers: list[Valkey]) -> None:
@@ -36,9 +36,12 @@ class WatchedHouse(Watched):
         self._changed(before)
 
     def fail_over(self) -> None:
-        self.dead = self.primary()
-        self.dead.kill()
+        self.dead = self.kill_primary()
         self._changed(self.dead.port)
+
+    @property
+    def alive(self) -> list[Valkey]:
+        return [server for server in (*self.servers, *self.sentinels) if server.process is not None]
 
     def _changed(self, before: int) -> None:
         end = time.monotonic() + PATIENCE
@@ -61,6 +64,7 @@ class WatchedHouse(Watched):
             self.dead.start()
             no_delay([self.dead])
             self.dead = None
+        self.down_after(PATIENT_MS)
         self.settle()
 
     def settle(self) -> None:
@@ -117,6 +121,10 @@ class ReplicatedCluster(Cluster):
                     raise RuntimeError("the replica does not follow its primary")
                 time.sleep(0.05)
         self.settle()
+
+    @property
+    def alive(self) -> list[Valkey]:
+        return [server for server in (*self.nodes, self.spare) if server.process is not None]
 
     def fail_over(self) -> None:
         """The first node dies; its replica is told to take its slots at once."""

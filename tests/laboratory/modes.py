@@ -52,8 +52,8 @@ class Mode:
     patience: float = BUDGET
 
 
-def redis_store(url: str) -> RedisStore:
-    return RedisStore(url, timeout=BUDGET)
+def redis_store(url: str, timeout: float = BUDGET) -> RedisStore:
+    return RedisStore(url, timeout=timeout)
 
 
 def guarded(store: Any, on_failure: str) -> GuardedStore:
@@ -77,7 +77,7 @@ def leased_and_guarded(places: dict[str, Any]) -> GuardedStore:
 MODES = {
     mode.name: mode
     for mode in (
-        Mode("redis", lambda places: redis_store(places["server"])),
+        Mode("redis", lambda places: redis_store(places["server"], places.get("timeout", BUDGET))),
         Mode("redis + sentinel", lambda places: redis_store(places["sentinel"]), place="sentinel"),
         Mode("redis + cluster", lambda places: redis_store(places["cluster"]), place="cluster"),
         Mode("guarded, closed", lambda places: guarded(redis_store(places["server"]), "closed"), recovery=1.0),

@@ -1,16 +1,17 @@
 """Callers that hit one store again and again, in threads and in tasks, and write down what they were told.
 
     traffic = Traffic(store, LIMITS, "round-1")
-    traffic.start(); …; tally = traffic.stop()
+    traffic.start(); assert traffic.go_on(0.3, until=lambda seen: seen.errors.total() > 0); tally = traffic.stop()
 
 A tally counts what was admitted by limit and key, errors by class, and the longest call. An error that is not headgate's own is
-`strange`. A call that does not come back is `hung`. A witness that only sleeps says how late this machine wakes a thread at the
-moment, so that a busy machine is not taken for a slow store.
+`strange`. A call that does not come back is `hung`. What is to be seen is awaited, not hoped for: a slow machine takes
+longer. A witness says how late this machine wakes a thread at the moment.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
 import threading
 import time
 import traceback
@@ -22,11 +23,17 @@ from typing import Any
 from headgate import AsyncLimiter, FixedWindow, HeadgateError, Limiter, TokenBucket
 from headgate.algorithms import Limit
 
+from .witness import WAKES, Witness
+
 #: What callers are limited by: a bucket that refills while they watch, and a window that does not end.
 LIMITS: dict[str, Limit] = {"bucket": TokenBucket("20/s burst 40"), "window": FixedWindow("60/400d")}
 COUNTED = ("admitted", "alone", "errors", "answers_at", "errors_at", "bucket_at", "alone_at")
 KEYS = ("ann", "bob", "zoë")
-NAP = 0.005
+#: Seconds until what is awaited counts as not happening, and of good answers that make a recovery.
+PATIENCE = 15.0
+STRETCH = 0.3
+#: Seconds after which it is known how a call ended.
+SETTLED = 0.2
 
 
 @dataclass
@@ -39,35 +46,33 @@ class Tally:
     alone: Counter[str] = field(default_factory=Counter)
     errors: Counter[str] = field(default_factory=Counter)
     strange: list[str] = field(default_factory=list)
-    #: The longest call, how late a sleeper was woken at the latest, and the first less twice the second; in seconds.
+    #: The longest call, how late a sleeper was woken at the latest, and the first without being woken late; in seconds.
     longest: float = 0.0
     late: float = 0.0
     slow: float = 0.0
     hung: int = 0
     seconds: float = 0.0
-    #: By tenths of a second of the monotonic clock: answers, errors, and what the bucket admitted.
+    #: By the tenth of a second of the monotonic clock in which a call began: answers, errors, and what the bucket admitted.
     answers_at: Counter[int] = field(default_factory=Counter)
     errors_at: Counter[int] = field(default_factory=Counter)
     bucket_at: Counter[int] = field(default_factory=Counter)
     alone_at: Counter[int] = field(default_factory=Counter)
 
     def answered(self, limit: str, key: str, allowed: bool, begun: float, alone: bool = False) -> None:
-        now = time.monotonic()
         self.calls += 1
-        self.answers_at[tenth(now)] += 1
-        self.longest = max(self.longest, now - begun)
+        self.longest = max(self.longest, time.monotonic() - begun)
+        self.answers_at[tenth(begun)] += 1
         if alone:
-            self.alone_at[tenth(now)] += 1
+            self.alone_at[tenth(begun)] += 1
         if allowed:
             (self.alone if alone else self.admitted)[f"{limit} {key}"] += 1
             if limit == "bucket":
-                self.bucket_at[tenth(now)] += 1
+                self.bucket_at[tenth(begun)] += 1
 
     def failed(self, error: BaseException, begun: float) -> None:
-        now = time.monotonic()
         self.calls += 1
-        self.errors_at[tenth(now)] += 1
-        self.longest = max(self.longest, now - begun)
+        self.longest = max(self.longest, time.monotonic() - begun)
+        self.errors_at[tenth(begun)] += 1
         self.errors[type(error).__name__] += 1
         if not isinstance(error, HeadgateError) and len(self.strange) < 5:
             self.strange.append("".join(traceback.format_exception(error))[-1500:])
@@ -81,9 +86,9 @@ class Tally:
         for name in ("longest", "late", "slow", "seconds"):
             setattr(self, name, max(getattr(self, name), getattr(other, name)))
 
-    def unwell(self, since: float) -> str:
-        """What is wrong with the answers since then: too many errors (a busy machine may cause one in fifty), or none at all."""
-        fine, failed = between(self.answers_at, since), between(self.errors_at, since)
+    def unwell(self, since: float, until: float = 1e12) -> str:
+        """What is wrong with the calls of that time: too many errors (a busy machine may cause one in fifty), or no answer."""
+        fine, failed = between(self.answers_at, since, until), between(self.errors_at, since, until)
         if failed > max(2, (fine + failed) // 50):
             return f"{failed} of {fine + failed} calls failed"
         return "" if fine else "no call was answered"
@@ -98,19 +103,9 @@ def between(counts: Counter[int], first: float, last: float = 1e12) -> int:
     return sum(count for moment, count in list(counts.items()) if first < moment / 10 and (moment + 1) / 10 <= last)
 
 
-class Witness(threading.Thread):
-    """Sleeps for a moment again and again, and remembers how late it woke at the latest."""
-
-    def __init__(self) -> None:
-        super().__init__(name="witness", daemon=True)
-        self.late = 0.0
-        self.ended = threading.Event()
-
-    def run(self) -> None:
-        while not self.ended.is_set():
-            begun = time.monotonic()
-            time.sleep(NAP)
-            self.late = max(self.late, time.monotonic() - begun - NAP)
+def moments(first: float, last: float) -> list[float]:
+    """From the first to the last, a twentieth of a second apart."""
+    return [first + step / 20 for step in range(int((last - first) * 20) + 1)]
 
 
 class Traffic:
@@ -145,21 +140,47 @@ class Traffic:
             thread.start()
         return self
 
-    def stop(self, patience: float = 5.0) -> Tally:
+    def seen(self) -> Tally:
+        """What callers saw so far."""
+        total = Tally()
+        for tally in self.tallies:
+            total.add(tally)
+        return total
+
+    def go_on(self, seconds: float = 0.0, until: Callable[[Tally], Any] = lambda seen: True, patience: float = PATIENCE) -> bool:
+        """Lets callers go on for so many seconds, and then until what they saw is so; False when it did not come to that."""
+        time.sleep(seconds)
+        end = time.monotonic() + patience
+        while not until(self.seen()):
+            if time.monotonic() > end:
+                return False
+            time.sleep(0.02)
+        return True
+
+    def recovery(
+        self, healed: float, unwell: Callable[[Tally, float, float], Any] = Tally.unwell, patience: float = PATIENCE
+    ) -> float:
+        """Lets callers go on until all was well for a stretch of time, and says how many seconds after `healed` that began."""
+        found: list[float] = []
+
+        def well(seen: Tally) -> bool:
+            last = time.monotonic() - STRETCH - SETTLED
+            found[:] = [since for since in moments(healed, last) if not unwell(seen, since, since + STRETCH)][:1]
+            return bool(found)
+
+        return found[0] - healed if self.go_on(STRETCH + SETTLED, well, patience) else math.inf
+
+    def stop(self, patience: float = PATIENCE) -> Tally:
         """Ends the callers; those that are still in a call after `patience` seconds are counted as hung."""
         self.ended.set()
         end = time.monotonic() + patience
         for thread in self.threads:
             thread.join(max(0.0, end - time.monotonic()))
-        total = Tally()
-        for tally in self.tallies:
-            total.add(tally)
+        total = self.seen()
         total.hung = sum(thread.is_alive() for thread in self.threads)
         total.seconds = time.monotonic() - self.begun
-        self.witness.ended.set()
-        self.witness.join()
-        total.late = self.witness.late
-        total.slow = total.longest - 2 * total.late  # a call sleeps and is woken at least twice
+        total.late = self.witness.stop()
+        total.slow = total.longest - WAKES * total.late
         return total
 
     def _call(self, number: int) -> None:

@@ -50,6 +50,16 @@ class Record:
 
 def judged(mode: Mode, fault: Fault, tally: Tally, seconds: float, nodes: int, healed: float) -> Record:
     """One mode's round: the figures, and every promise that was not kept."""
+    record = counted(mode, fault, tally, seconds, nodes)
+    if tally.late > mode.patience / 2:  # calls then time out by themselves
+        record.restless = 1
+    elif found := unrecovered(tally, healed + mode.recovery + tally.late):
+        record.broken += [f"not recovered later than {mode.recovery} s after the fault was over: {what}" for what in found]
+    return record
+
+
+def counted(mode: Mode, fault: Fault, tally: Tally, seconds: float, nodes: int) -> Record:
+    """The figures, and every promise that was not kept from beginning to end; whether it recovered is judged elsewhere."""
     record = Record(1, tally.calls, Counter(tally.errors), tally.longest)
     touched = fault.place == mode.place
     forgotten, jumps = (fault.forgets, fault.jumps) if touched else (0, 0)
@@ -68,20 +78,15 @@ def judged(mode: Mode, fault: Fault, tally: Tally, seconds: float, nodes: int, h
         record.broken.append(f"one call took {tally.longest:.3f} s, and the machine was only {tally.late:.3f} s late")
     if tally.strange:
         record.broken.append(f"an error of somebody else: {tally.strange[0]}")
-    if tally.late > mode.patience / 2:  # calls then time out by themselves
-        record.restless = 1
-    else:
-        record.broken += unrecovered(mode, tally, healed + mode.recovery + tally.late)
     return record
 
 
-def unrecovered(mode: Mode, tally: Tally, since: float) -> list[str]:
-    """What was still wrong when everything should have been as before."""
-    after = f"later than {mode.recovery} s after the fault was over"
-    found = [f"not recovered: {unwell} {after}"] if (unwell := tally.unwell(since)) else []
-    alone, answers = between(tally.alone_at, since), between(tally.answers_at, since)
+def unrecovered(tally: Tally, since: float, until: float = 1e12) -> list[str]:
+    """What was wrong in a time in which everything should have been as before."""
+    found = [unwell] if (unwell := tally.unwell(since, until)) else []
+    alone, answers = between(tally.alone_at, since, until), between(tally.answers_at, since, until)
     if alone > answers // 50:
-        found.append(f"not recovered: guards alone decided {alone} of {answers} times {after}")
+        found.append(f"guards alone decided {alone} of {answers} times")
     return found
 
 

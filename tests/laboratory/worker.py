@@ -24,10 +24,7 @@ def say(kind: str, round_name: str, tally: Tally) -> None:
 
 def report(traffic: Traffic, round_name: str, ended: threading.Event) -> None:
     while not ended.wait(0.2):
-        total = Tally()
-        for tally in traffic.tallies:
-            total.add(tally)
-        say("progress", round_name, total)
+        say("progress", round_name, traffic.seen())
 
 
 def one_round(store: Any, name: str, pause: float) -> None:

@@ -29,7 +29,7 @@ class Cluster:
     """`nodes` primaries on loopback, each with its share of the slots."""
 
     def __init__(self, nodes: int = 3) -> None:
-        options = ("--cluster-enabled", "yes", "--cluster-node-timeout", "1000", "--cluster-require-full-coverage", "no")
+        options = ("--cluster-enabled", "yes", "--cluster-node-timeout", "10000", "--cluster-require-full-coverage", "no")
         self.nodes = [Valkey(*options, port=free_pair()) for _ in range(nodes)]
         try:
             self._form()
@@ -55,7 +55,7 @@ class Cluster:
 
     def settle(self) -> None:
         """Waits until every node says that all is well, and knows all slots."""
-        end = time.monotonic() + 20
+        end = time.monotonic() + 60
         while not all(self._is_well(node) for node in self.nodes):
             if time.monotonic() > end:
                 raise RuntimeError("the cluster did not come together")

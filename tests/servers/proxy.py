@@ -62,6 +62,8 @@ class Proxy:
         self.trickle: float | None = None
         self.silent = False
         self.accepted = 0
+        #: How often a client said something: with one caller, one for each round trip.
+        self.asked = 0
         self._lines: set[Line] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._server: asyncio.Server | None = None
@@ -105,7 +107,7 @@ class Proxy:
             return
         self._do(self._end())
         self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(5)
+        self._thread.join(30)
         self._loop.close()
 
     def __enter__(self) -> Proxy:
@@ -117,7 +119,7 @@ class Proxy:
     # In the loop -----------------------------------------------------------------------------------------------
 
     def _do(self, work: Coroutine[Any, Any, None]) -> None:
-        asyncio.run_coroutine_threadsafe(work, self._loop).result(5)
+        asyncio.run_coroutine_threadsafe(work, self._loop).result(30)
 
     async def _each(self, what: Callable[[Line], Any]) -> None:
         for line in list(self._lines):
@@ -177,6 +179,7 @@ class Proxy:
         writing = asyncio.ensure_future(self._deliver(due, writer, replies))
         try:
             while data := await reader.read(CHUNK):
+                self.asked += not replies
                 due.put_nowait((self._loop.time() + self.latency, data))
             due.put_nowait((self._loop.time() + self.latency, b""))
             await writing

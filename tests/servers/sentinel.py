@@ -11,6 +11,9 @@ import redis
 
 from servers.valkey import Valkey, free_port, server_binary
 
+#: How long a server is silent until sentinels take it for dead: longer than a machine may stall, and short when one was killed.
+PATIENT_MS, HASTY_MS = 10_000, 500
+
 
 class Sentinel(Valkey):
     """One sentinel; its configuration is a file that it rewrites itself."""
@@ -22,7 +25,7 @@ class Sentinel(Valkey):
             file.write(
                 f"port {self.port}\nbind 127.0.0.1\ndir {self.folder}\n"
                 f"sentinel monitor {service} 127.0.0.1 {primary} {quorum}\n"
-                f"sentinel down-after-milliseconds {service} 500\n"
+                f"sentinel down-after-milliseconds {service} {PATIENT_MS}\n"
                 f"sentinel failover-timeout {service} 1000\n{extra}"
             )
         self.start()
@@ -30,7 +33,7 @@ class Sentinel(Valkey):
     def start(self, *more: str) -> None:
         with open(os.path.join(self.folder, "log"), "ab") as log:
             self.process = subprocess.Popen([server_binary(), self.config, "--sentinel"], stdout=log, stderr=log)
-        end = time.monotonic() + 10
+        end = time.monotonic() + 60
         while True:
             try:
                 with self.client() as client:
@@ -62,7 +65,7 @@ class Watched:
         self.servers.append(Valkey("--replicaof", "127.0.0.1", str(primary), *lock, port=free_port()))
         extra = f'sentinel auth-pass {self.service} "{self.password}"\n' if self.password else ""
         self.sentinels = [Sentinel(primary, sentinels // 2 + 1, self.service, extra) for _ in range(sentinels)]
-        end = time.monotonic() + 20
+        end = time.monotonic() + 60
         while not (self.in_step() and all(self._knows_all(sentinel) for sentinel in self.sentinels)):
             if time.monotonic() > end:
                 raise RuntimeError("the sentinels did not find one another")
@@ -96,6 +99,18 @@ class Watched:
     def failover(self) -> None:
         with self.sentinels[0].client() as client:
             client.execute_command("SENTINEL", "FAILOVER", self.service)
+
+    def down_after(self, milliseconds: int) -> None:
+        for sentinel in self.sentinels:
+            with sentinel.client() as client:
+                client.execute_command("SENTINEL", "SET", self.service, "down-after-milliseconds", milliseconds)
+
+    def kill_primary(self) -> Valkey:
+        """Ends the primary at once; the sentinels are told to believe it soon. The one that is dead."""
+        dead = self.primary()
+        self.down_after(HASTY_MS)
+        dead.kill()
+        return dead
 
     def close(self) -> None:
         for server in (*self.sentinels, *self.servers):

@@ -23,7 +23,7 @@ class TlsFront:
         self.ready = threading.Event()
         self.thread = threading.Thread(target=self._run, daemon=True)
         self.thread.start()
-        self.ready.wait(10)
+        assert self.ready.wait(60), "it does not listen"
 
     def _run(self) -> None:
         self.loop.run_until_complete(self._serve())
@@ -63,7 +63,7 @@ class TlsFront:
 
     def close(self) -> None:
         self.loop.call_soon_threadsafe(self.end.set)
-        self.thread.join(10)
+        self.thread.join(60)
 
     def __enter__(self) -> TlsFront:
         return self

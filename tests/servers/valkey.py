@@ -18,6 +18,8 @@ from typing import Any
 
 import redis
 
+READY = "Ready to accept connections"
+
 
 def free_port() -> int:
     with socket.socket() as probe:
@@ -39,7 +41,7 @@ def server_binary() -> str:
 def version_of(program: str) -> str:
     """`7.0.15`, as the server says itself; empty when it does not run."""
     try:
-        said = subprocess.run([program, "--version"], capture_output=True, text=True, timeout=10).stdout
+        said = subprocess.run([program, "--version"], capture_output=True, text=True, timeout=60).stdout
     except OSError:
         return ""
     found = re.search(r"\bv=(\d+\.\d+\.\d+)", said)
@@ -81,18 +83,21 @@ class Valkey:
         if not version_of(self.program).startswith("6."):  # there, debugging is never forbidden and the option unknown
             command += ["--enable-debug-command", "local"]
         command += [*self.options, *more]
+        before = len(self._log())
         with open(os.path.join(self.folder, "log"), "ab") as log:
             self.process = subprocess.Popen(command, stdout=log, stderr=log, env={**os.environ, **(self.env or {})})
-        end = time.monotonic() + 10
-        while True:
-            try:
-                socket.create_connection(("127.0.0.1", self.port), 0.2).close()
-                return
-            except OSError:
-                if self.process.poll() is not None or time.monotonic() > end:
-                    with open(os.path.join(self.folder, "log")) as log_text:
-                        raise RuntimeError(f"the server did not start: {log_text.read()[-2000:]}") from None
-                time.sleep(0.005)
+        end = time.monotonic() + 60
+        while READY not in self._log()[before:]:  # a connection might be to somebody else who took the port meanwhile
+            if self.process.poll() is not None or time.monotonic() > end:
+                raise RuntimeError(f"the server did not start: {self._log()[-2000:]}")
+            time.sleep(0.005)
+
+    def _log(self) -> str:
+        try:
+            with open(os.path.join(self.folder, "log"), errors="replace") as log:
+                return log.read()
+        except FileNotFoundError:
+            return ""
 
     def signal(self, number: int) -> None:
         assert self.process is not None
