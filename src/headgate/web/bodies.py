@@ -13,6 +13,8 @@ from ..policy.passage import Passage
 
 #: The status of a response that never came, or broke.
 FAILED = 500
+#: That of a client that went away before anybody knew how it would end (nginx's number for it).
+GONE = 499
 
 
 def let_go(passage: Passage) -> Passage:
