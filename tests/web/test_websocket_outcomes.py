@@ -61,7 +61,7 @@ def test_a_denied_handshake_is_its_status():
 
 
 def test_a_handshake_that_breaks():
-    """An app that raises before it accepted is counted as a 500, and settled as one; a cancelled one is a client that has gone."""
+    """An app that raises before it accepted is counted and settled as a 500; one that is cancelled is a client that has gone."""
 
     async def breaks(scope: Any, receive: Any, send: Any) -> None:
         raise RuntimeError("no database")
