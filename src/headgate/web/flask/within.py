@@ -109,13 +109,14 @@ def settle_what_is_left(_: BaseException | None) -> None:
 
 
 def exempt_endpoints(app: Any) -> frozenset[str]:
-    """The endpoints that `exempt` was said of, looked up at the first request: Flask takes no views later."""
+    """The endpoints that `exempt` was said of, looked up at the first request: Flask takes no views later. A blueprint's are
+    those of the blueprints in it too."""
     site = site_of(app)
     if site.exempt is None:
-        blueprints = {name for name, one in app.blueprints.items() if getattr(one, EXEMPT, False)}
+        blueprints = tuple(f"{name}." for name, one in app.blueprints.items() if getattr(one, EXEMPT, False))
         site.exempt = frozenset(
             endpoint
             for endpoint, view in app.view_functions.items()
-            if getattr(view, EXEMPT, False) or endpoint.rpartition(".")[0] in blueprints
+            if getattr(view, EXEMPT, False) or endpoint.startswith(blueprints)
         )
     return site.exempt
