@@ -6,13 +6,16 @@ import io
 import json
 import logging
 import threading
+from dataclasses import replace
 
 import pytest
-from traffic import asked, failing_gate, gate_on
+from traffic import asked, failing_gate, gate_on, policy, rule
 
-from headgate import ConfigurationError, InvalidLimit, Limiter, MemoryStore
+from headgate import ConfigurationError, FixedWindow, InvalidLimit, Limiter, MemoryStore
 from headgate.observe.logs import JsonFormatter, log_refusals
 from headgate.observe.veil import Veil
+from headgate.policy.gate import Gate
+from headgate.policy.model import ShutOut
 from headgate.testing import ManualClock
 from stand_ins import NOON
 
@@ -222,3 +225,36 @@ def test_senseless_settings_are_errors():
         log_refusals(gate_on(ManualClock()), "often")
     with pytest.raises(ConfigurationError, match="give a Gate"):
         log_refusals(object())
+
+
+def test_a_shadow_says_whom(kept):
+    """A rule in shadow is asked on its own: its line has the key all the same."""
+    clock = ManualClock(NOON)
+    gate = gate_on(clock)
+    log_refusals(gate, logger=kept.logger, clock=clock)
+    for user in ("ann", "ann", "bob"):
+        asked(gate, "/search", user)
+    assert [(told["rule"], told["key"]) for told in kept.told] == [("trial", Veil(b"a secret of ours")("ann"))]
+
+
+def test_an_alert_is_of_the_rule_that_crossed(kept):
+    """A rule that was beyond its mark before is not named when another one crosses its own."""
+    rules = [rule("small", FixedWindow("10/min"), alert=0.5), rule("large", FixedWindow("20/min"), alert=0.4)]
+    gate = Gate(policy(rules=tuple(rules)), store=MemoryStore(clock=ManualClock(NOON)))
+    log_refusals(gate, logger=kept.logger, clock=ManualClock(NOON))
+    for _ in range(10):
+        asked(gate, "/")
+    assert [(told["event"], told["rule"]) for told in kept.told] == [("alert", "small"), ("alert", "large")]
+
+
+@pytest.mark.parametrize(("key", "whom"), [((("user",),), "ann"), ((("ip",),), None)])
+def test_a_shut_out_names_nobody_else(kept, key, whom):
+    """Who is shut out is named by a rule that counts by the same key; the key of another rule is not theirs."""
+    gate = Gate(
+        replace(policy(rules=(rule("api", FixedWindow("1/min")),)), shut_out=ShutOut(FixedWindow("1/min"), 60_000_000, key)),
+        store=MemoryStore(clock=ManualClock(NOON)),
+    )
+    log_refusals(gate, logger=kept.logger, clock=ManualClock(NOON), show_keys=True)
+    for _ in range(4):
+        asked(gate, "/")
+    assert [told.get("key") for told in kept.told if told["event"] == "shut out"] == [whom]

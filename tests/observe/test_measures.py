@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 
-from traffic import busy_gate, failing_gate, gate_on
+from traffic import USER, busy_gate, failing_gate, gate_on
 
+from headgate import FixedWindow
 from headgate.observe.measures import COUNTER, GAUGE, HISTOGRAM, MEASURES, offender_measure
 from headgate.observe.tally import Histogram, Offender, RuleTally, Tally
+from headgate.policy.model import ShutOut
 from headgate.testing import ManualClock
 
 NAMED = {measure.name: measure for measure in MEASURES}
@@ -48,7 +50,7 @@ def test_a_refusal_is_no_response_and_no_error():
     """Responses are those of requests that were let pass: 24 refused checkouts are in no class of status and in no histogram."""
     tally = busy_gate().tally()
     found = {labels[2]: value for labels, value in NAMED["responses"].of([tally]).items() if labels[1] == "checkout"}
-    assert found == {"2xx": 10, "3xx": 0, "4xx": 0, "5xx": 3}
+    assert found == {"1xx": 0, "2xx": 10, "3xx": 0, "4xx": 0, "5xx": 3}
     assert NAMED["rule_decisions"].of([tally])["shop", "checkout", "refused"] == 24
     assert NAMED["response_seconds"].of([tally])["shop", "checkout"].count == 13
 
@@ -156,3 +158,13 @@ def test_the_page_names_every_measure():
     page = (Path(__file__).parents[2] / "docs" / "observability.md").read_text()
     names = [f"`headgate_{measure.name}{'_total' if measure.kind == COUNTER else ''}`" for measure in MEASURES]
     assert [name for name in names if name not in page] == []
+
+
+def test_a_reload_takes_nothing_from_the_shut_out():
+    """Whatever a new version says of shutting out, its counter goes on from where it was."""
+    gate = busy_gate()
+    before = gate.tally().shut_out
+    assert before > 0
+    for said in (None, ShutOut(FixedWindow("5/min"), 1_000_000, USER)):
+        gate.reload(replace(gate.policy, shut_out=said))
+        assert gate.tally().shut_out == before

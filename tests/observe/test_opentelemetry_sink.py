@@ -47,9 +47,12 @@ def test_the_sdk_collects_what_was_counted():
             assert getattr(kinds[f"headgate.{measure.name}"], "is_monotonic", False) == (measure.kind == COUNTER)
 
 
-def test_a_histogram_goes_out_as_three_counters():
-    """Buckets are cumulative under their ends in seconds; count and sum are beside them."""
-    found, _ = collected(busy_gate())
+def test_a_histogram_goes_out_as_three_sums():
+    """Buckets are cumulative under their ends in seconds; count and sum are beside them. An exporter to Prometheus leaves their
+    names as the alert rules have them: it adds `_total` to what is monotonic."""
+    found, kinds = collected(busy_gate())
+    parts = [kinds[f"headgate.response_seconds.{part}"] for part in ("bucket", "count", "sum")]
+    assert [part.is_monotonic for part in parts] == [False] * 3
     of = (("policy", "shop"), ("rule", "checkout"))
     buckets = {
         dict(labels)["le"]: value for labels, value in found["headgate.response_seconds.bucket"].items() if of[1] in labels

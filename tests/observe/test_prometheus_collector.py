@@ -175,8 +175,20 @@ def test_the_number_of_series_follows_from_the_policy():
         text, _ = scraped(Counted(Tally("p", rules=many, decisions=tally.decisions, store=failing_gate().tally().store)))
         return len([line for line in text.splitlines() if not line.startswith("#")])
 
-    assert count(2) - count(1) == count(3) - count(2) == 37
+    assert count(2) - count(1) == count(3) - count(2) == 38
     assert count(0) == 36
+
+
+def test_every_status_has_its_class_from_the_start():
+    """A websocket's handshake is a 1xx, what is no status a failure: no series appears with its first event."""
+    gate = busy_gate()
+    before = {line.rpartition(" ")[0] for line in scraped(gate)[0].splitlines()}
+    for status in (101, 0, 999):
+        asked(gate, "/search", "carl", status)
+    text, _ = scraped(gate)
+    assert {line.rpartition(" ")[0] for line in text.splitlines()} == before
+    assert 'headgate_responses_total{policy="shop",rule="search",status="1xx"} 1.0' in text
+    assert 'headgate_responses_total{policy="shop",rule="search",status="5xx"} 2.0' in text
 
 
 def test_promtool_takes_the_metrics():

@@ -174,6 +174,29 @@ def test_an_async_stream_that_is_given_up_is_settled(gate):
     assert left(bytes_gate) == 996
 
 
+def test_a_client_that_goes_before_its_answer_is_no_failure(gate):
+    """Django cancels a view whose client has gone: that is the client's 499, not a 500 of the service, and charged as such."""
+    failures = gate("limits: [{name: failures, key: ip, limit: fixed window 9/min, charge: {status: [5xx]}}]")
+
+    async def slow(request):
+        await asyncio.sleep(3600)
+
+    app = handler(ASGIHandler, [path("", slow)], {"POLICY": failures})
+
+    async def leave() -> None:
+        came = [{"type": "http.request", "body": b"", "more_body": False}, {"type": "http.disconnect"}]
+
+        async def receive():
+            await asyncio.sleep(0.05)
+            return came.pop(0)
+
+        await app(scope_of("GET", "/", [], "127.0.0.1"), receive, None)
+
+    asyncio.run(leave())
+    rule = failures.tally().rules[0]
+    assert (rule.statuses, rule.given_back) == ({"4xx": 1}, 1)
+
+
 def test_a_view_that_raises_is_a_failure(serve, gate):
     """An exception is the outcome that Django makes of it: 404, 403, or 500."""
 

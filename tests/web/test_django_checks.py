@@ -9,6 +9,7 @@ from django_site import OURS
 
 from headgate import MemoryStore
 from headgate.policy import Policy
+from headgate.web.django import gate
 from headgate.web.django.checks import CACHE, CORS, SESSION, USER, check_deployment, check_settings
 
 configure()
@@ -160,3 +161,43 @@ def test_installed_the_checks_are_run(python, policy):
     assert done.returncode != 0
     assert "headgate.E003" in done.stderr
     assert "headgate.yaml:1:22" in done.stderr
+
+
+def view(request):
+    return None
+
+
+DEGRADES = "limits: [{name: api, key: ip, limit: 1/min, on_refusal: degrade cached}]"
+
+
+@pytest.mark.parametrize(
+    ("word", "value", "told"),
+    [
+        ("POLICY", 5, "a path, a Policy or a Gate"),
+        ("STORE", 5, "a store or its URL"),
+        ("STORE", "memry://", "did you mean memory://?"),
+        ("HANDLERS", [view], "a dict of views"),
+    ],
+)
+def test_a_word_that_means_nothing(policy, word, value, told):
+    """What stands under a word of HEADGATE and can't be used is an error of the check, not of the first request."""
+    (message,) = found(**{"POLICY": policy(ONE), word: value})
+    assert message.id == "headgate.E001"
+    assert told in message.msg
+
+
+@pytest.mark.parametrize("handlers", [{}, {"other": view}, {"cached": "nowhere.view"}, {"cached": 5}])
+def test_a_degrade_view_that_nobody_gave(policy, handlers):
+    """A policy that degrades to a view which is not there is an error before the first refusal needs it."""
+    (message,) = found(POLICY=policy(DEGRADES), HANDLERS=handlers)
+    assert message.id == "headgate.E004"
+    assert "cached" in message.msg
+
+
+@pytest.mark.parametrize("cached", [view, f"{__name__}.view"])
+def test_a_degrade_view_that_is_there(policy, cached):
+    """A view may be given itself, or as where it is: settings come before views."""
+    assert ids(POLICY=policy(DEGRADES), HANDLERS={"cached": cached}) == []
+    with override_settings(HEADGATE={"POLICY": policy(DEGRADES), "HANDLERS": {"cached": cached}}):
+        made = gate()
+        assert made.edition.handler(made.policy.rules[0]) is view

@@ -70,6 +70,21 @@ def test_a_refused_call_is_told_exactly_when_to_come_back(serve, clock):
     assert client.pay() == "paid 1"
 
 
+@pytest.mark.parametrize("letter", ["a", "ü", "☃"])
+def test_a_long_story_still_arrives(serve, clock, letter):
+    """However many limits refuse, in however many words: a client takes 8 KiB of metadata, and is told when to come back."""
+    words = Answer(message=letter * 2000)
+    rules = [rule(FixedWindow("1/h"), f"{i}-{'x' * 60}", answer=words) for i in range(40)]
+    _, client = serve(gate(*rules, clock=clock))
+    client.pay()
+    error = refusal(client.pay)
+    assert error.code() is Code.RESOURCE_EXHAUSTED
+    assert set(error.details()) == {letter}
+    found = details(error)
+    assert found["RetryInfo"].retry_delay.ToSeconds() == 3600
+    assert len(found["QuotaFailure"].violations) == 10
+
+
 def test_every_shape_of_call_is_refused_before_its_handler(serve, clock):
     """Streams in either direction are refused at their start, nothing deserialised and no handler called."""
     shop, client = serve(gate(rule(FixedWindow("1/h")), clock=clock))

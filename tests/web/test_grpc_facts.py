@@ -15,6 +15,7 @@ from headgate.policy.gate import Gate
 from headgate.policy.identity.identify import Certificate
 from headgate.policy.model import Policy
 from headgate.web.grpc import AsyncRateLimitInterceptor, GrpcFacts, RateLimitInterceptor, current
+from headgate.web.grpc.call import SeenInTask, SeenInThread
 from headgate.web.grpc.facts import address_of
 
 
@@ -143,3 +144,9 @@ def test_without_grpc_the_extra_is_named(python, absent):
     )
     assert "ConfigurationError" in done.stdout, done.stderr
     assert "pip install 'headgate[grpc]'" in done.stdout
+
+
+def test_a_handler_gets_a_context():
+    """Libraries that ask whether they were given a servicer context are told so, in both colours."""
+    assert issubclass(SeenInThread, grpc.ServicerContext)
+    assert issubclass(SeenInTask, grpc.aio.ServicerContext)

@@ -291,3 +291,19 @@ def test_a_given_gate_is_not_closed(gate):
     middleware = RateLimitMiddleware(ok([]), given)
     middleware.close()
     assert call(middleware)[0][0][0] == "200 OK"
+
+
+def test_an_application_that_breaks_late_is_counted(gate):
+    """An application that is a generator raises when its body is read: before its status was said that is a 500."""
+
+    def breaks(environ, start_response):
+        raise RuntimeError("no database")
+        yield b""
+
+    failures = gate(FAILURES)
+    _, returned = call(RateLimitMiddleware(breaks, failures))
+    with pytest.raises(RuntimeError):
+        next(iter(returned))
+    returned.close()
+    assert failures.tally().rules[0].statuses == {"5xx": 1}
+    assert left(failures) == 8

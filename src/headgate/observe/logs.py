@@ -124,26 +124,41 @@ def told_by(event: Event) -> Iterator[tuple[str, str | None, float | None]]:
     elif event.kind == ALERT:
         for rule in alerted(passage):
             yield rule, key_of(passage, rule), None
+    elif event.kind == SHUT_OUT and passage is not None:
+        yield "", shut_out_key(passage), None
     else:
         key = event.key[0] if isinstance(event.key, tuple) and len(event.key) == 1 else event.key
         yield "", key if isinstance(key, str) else None, None
 
 
 def key_of(passage: Any, rule: str) -> str | None:
-    """The key that a rule had for this request."""
+    """The key that a rule had for this request; rules in shadow were asked on their own."""
     for entry, key in zip(passage.entries, passage.keys, strict=False):
         if entry.rule.name == rule:
+            return str(key)
+    for clause, claims in passage.shadow or ():
+        if clause.name == rule:
+            return str(claims[0].key)
+    return None
+
+
+def shut_out_key(passage: Any) -> str | None:
+    """Who is shut out: the key of a rule that counts by the same; another rule's key would be somebody else's name."""
+    said = passage.policy.shut_out
+    for entry, key in zip(passage.entries, passage.keys, strict=False):
+        if said is not None and entry.rule.key == said.key:
             return str(key)
     return None
 
 
 def alerted(passage: Any) -> list[str]:
-    """The rules of this request whose key is beyond the alert mark."""
+    """The rules of this request whose key has just crossed the alert mark; not those that were beyond it before."""
     parts = () if passage.decision is None else passage.decision.decisions
     found: dict[str, None] = {}
-    for entry, part in zip(passage.entries, parts, strict=False):
+    for entry, part, cost in zip(passage.entries, parts, passage.costs or (), strict=False):
         mark = entry.rule.alert
-        if mark is not None and part.limit - part.remaining >= part.limit * mark:
+        used = part.limit - part.remaining
+        if mark is not None and used - cost < part.limit * mark <= used:
             found[entry.rule.name] = None
     return list(found) or [""]
 

@@ -1,6 +1,6 @@
 """What is read off a tally: every number under its name, with its labels, once for all sinks.
 
-Labels are the policy, its rules, and fixed words; never a key. So the number of series is known from the policy: 37 for each
+Labels are the policy, its rules, and fixed words; never a key. So the number of series is known from the policy: 38 for each
 rule (18 of them are the histogram of response times) and 36 for the policy with a guarded store. Every series is there from the
 start, at zero: a counter that appears with its first event hides that event from `rate` and `increase`.
 
@@ -17,7 +17,8 @@ from .tally import Histogram, Tally
 
 COUNTER, GAUGE, HISTOGRAM = "counter", "gauge", "histogram"
 STATES = ("closed", "half open", "open")
-CLASSES = ("2xx", "3xx", "4xx", "5xx")
+#: Classes of status; 1xx is a websocket's handshake. What is no status at all is a failure.
+CLASSES = ("1xx", "2xx", "3xx", "4xx", "5xx")
 
 Labels = tuple[str, ...]
 Sample = tuple[Labels, Any]
@@ -91,8 +92,9 @@ def _reloads(tally: Tally) -> Iterator[Sample]:
 
 def _statuses(tally: Tally) -> Iterator[Sample]:
     for rule in tally.rules:
-        for status in sorted({*CLASSES, *rule.statuses}):
-            yield (tally.policy, rule.name, status), rule.statuses.get(status, 0)
+        other = sum(count for status, count in rule.statuses.items() if status not in CLASSES)
+        for status in CLASSES:
+            yield (tally.policy, rule.name, status), rule.statuses.get(status, 0) + (other if status == "5xx" else 0)
 
 
 def _decision_times(tally: Tally) -> Iterator[Sample]:

@@ -4,7 +4,9 @@ Only the API is needed; without an SDK all of this does nothing. Names are those
 so that what an exporter makes of them (`headgate_requests_total`) is what the alert rules name.
 
 The API has no histogram that is observed from outside, and recording every decision as it happens costs several microseconds
-each. So a histogram goes out as three counters: `.bucket` (cumulative, with the attribute `le` in seconds), `.count` and `.sum`.
+each. So a histogram goes out as three sums: `.bucket` (cumulative, with the attribute `le` in seconds), `.count` and `.sum`. They
+only ever grow, and yet are up-down counters without a unit: to the name of a monotonic one exporters add `_total` (to one with a
+unit that unit), and `headgate_response_seconds_bucket` is what the alert rules ask for.
 """
 
 from __future__ import annotations
@@ -50,8 +52,8 @@ def _register(measure: Measure, gates: tuple[Any, ...], meter: metrics.Meter) ->
         return callback
 
     if measure.kind == HISTOGRAM:
-        for ending, unit, told in parts(measure):
-            meter.create_observable_counter(f"{name}.{ending}", [observed(told)], unit, measure.help)
+        for ending, told in parts(measure):
+            meter.create_observable_up_down_counter(f"{name}.{ending}", [observed(told)], "", measure.help)
     elif measure.kind == COUNTER:
         meter.create_observable_counter(name, [observed(plain)], "1", measure.help)
     else:
@@ -62,8 +64,8 @@ def plain(value: Any) -> Iterable[tuple[dict[str, str], float]]:
     return [({}, value)]
 
 
-def parts(measure: Measure) -> Iterable[tuple[str, str, Callable[[Histogram], Iterable[tuple[dict[str, str], float]]]]]:
-    """The three counters of a histogram."""
+def parts(measure: Measure) -> Iterable[tuple[str, Callable[[Histogram], Iterable[tuple[dict[str, str], float]]]]]:
+    """The three sums of a histogram."""
 
     def bucket(value: Histogram) -> Iterator[tuple[dict[str, str], float]]:
         total = 0
@@ -72,9 +74,9 @@ def parts(measure: Measure) -> Iterable[tuple[str, str, Callable[[Histogram], It
             yield {"le": f"{bound * measure.scale:g}"}, total
         yield {"le": "+Inf"}, value.count
 
-    yield "bucket", "1", bucket
-    yield "count", "1", lambda value: [({}, value.count)]
-    yield "sum", "s", lambda value: [({}, value.sum * measure.scale)]
+    yield "bucket", bucket
+    yield "count", lambda value: [({}, value.count)]
+    yield "sum", lambda value: [({}, value.sum * measure.scale)]
 
 
 def annotate(passage: Any, span: trace.Span | None = None) -> None:

@@ -69,6 +69,7 @@ class Gate(Asking):
         self.failing = Failing(self.clock)
         self.queue = Queue(self.store)
         self.shutter = None if policy.shut_out is None else Shutter(policy, self.clock)
+        self._shut_out_before = 0  # by the shutters of earlier versions: a counter never goes back
         self.offenders = Offenders(show_keys=show_keys, secret=self.secret, clock=self.clock)
         self.marks: dict[str, NamedLimit] = {}
         self.reloads = self.reloads_refused = 0
@@ -167,6 +168,7 @@ class Gate(Asking):
         if store is not self.store:
             self.store, self.far, self.queue = store, not store.local, Queue(store)
         if policy.shut_out != old.policy.shut_out:
+            self._shut_out_before += 0 if self.shutter is None else self.shutter.refused
             self.shutter = None if policy.shut_out is None else Shutter(policy, self.clock)
         self._know()
         self.reloads += 1
@@ -203,7 +205,7 @@ class Gate(Asking):
             refused=self.refused_requests,
             unlimited=self.unlimited_requests,
             exempt=self.exempt_requests,
-            shut_out=0 if self.shutter is None else self.shutter.refused,
+            shut_out=self._shut_out_before + (0 if self.shutter is None else self.shutter.refused),
             shut_out_now=0 if self.shutter is None else len(self.shutter),
             decisions=Histogram(DECISION_BOUNDS_US, tuple(self.latency), float(self.latency_sum)),
             reloads=self.reloads,

@@ -2,18 +2,24 @@
 
 A refused handshake is answered like any request where the server can (`websocket.http.response`), otherwise it is closed before
 it was accepted, which servers tell as 403. A message that is refused closes the connection with 1013, "try again later"; one that
-has to wait is not handed on before its turn, so whoever sends too fast is slowed down by the connection itself. What the client
-said about itself in the handshake holds for all its messages.
+has to wait is not handed on before its turn, so whoever sends too fast is slowed down by the connection itself. An app that gives
+up waiting for it finds it when it asks again. What the client said about itself in the handshake holds for all its messages.
+
+The outcome of a handshake is 101, or the status with which the app denied it; 403 where it closed without a word, 500 where it
+raised. A degrade handler answers requests: a handshake beyond its rule is refused, and told when to come back.
 """
 
 from __future__ import annotations
 
+from asyncio import CancelledError
+from collections import deque
 from typing import Any
 
 from ..policy.gate import Gate
 from ..policy.model import Policy
 from ..policy.passage import Passage
 from .asgi_wire import AsgiFacts
+from .bodies import FAILED, GONE
 from .headers import body, fields, merge
 
 #: RFC 6455's registry: "Try Again Later".
@@ -21,6 +27,8 @@ TRY_LATER = 1013
 #: A close frame holds so many bytes besides its code.
 REASON = 123
 MESSAGE = "MESSAGE"
+#: Outcomes of a handshake: accepted, or closed before that.
+ACCEPTED, CLOSED = 101, 403
 
 
 async def refuse_socket(passage: Passage, facts: AsgiFacts, scope: Any, receive: Any, send: Any) -> None:
@@ -32,6 +40,8 @@ async def refuse_socket(passage: Passage, facts: AsgiFacts, scope: Any, receive:
         return
     kind, content = body(passage, facts.header("accept"))
     headers = [*fields(passage), (b"content-type", kind), (b"content-length", b"%d" % len(content))]
+    if passage.degrade is not None and passage.refusal.retry_after is not None:
+        headers += [(b"retry-after", b"%d" % passage.refusal.retry_after), (b"cache-control", b"no-store")]
     await send({"type": "websocket.http.response.start", "status": passage.refusal.status, "headers": headers})
     await send({"type": "websocket.http.response.body", "body": content})
 
@@ -57,28 +67,36 @@ class Socket:
         self._send = send
         self._policy: Policy | None = None
         self._counts = False
-        self.accepted = False
+        self._held: deque[Any] = deque()
+        self.status = 0
         self.closed = False
         self.size = 0
 
     async def run(self, app: Any) -> None:
         try:
             await app(self.scope, self.receive, self.send)
+        except BaseException as error:
+            self.began(GONE if isinstance(error, CancelledError) else FAILED)
+            raise
         finally:
             if self.passage.owes:
-                await self.passage.adone(101 if self.accepted else 403, self.size)
+                await self.passage.adone(self.status or CLOSED, self.size)
             self.passage.facts = None  # they hold the scope, which holds the passage
 
     async def receive(self) -> Any:
-        message = await self._receive()
+        message = self._held.popleft() if self._held else await self._receive()
         if message["type"] != "websocket.receive" or not self.counts():
             return message
         if self.closed:
             return {"type": "websocket.disconnect", "code": TRY_LATER, "reason": ""}
         facts = AsgiFacts(self.scope, MESSAGE)
-        passage = self.gate.quick(facts)
-        if passage is None:
-            passage = await self.gate.aask(facts)
+        try:
+            passage = self.gate.quick(facts)
+            if passage is None:
+                passage = await self.gate.aask(facts)
+        except BaseException:  # whoever waited for it gave up: it comes first the next time
+            self._held.appendleft(message)
+            raise
         if passage.owes:
             await passage.adone(200)
         return message if passage.allowed else await self.close(passage)
@@ -101,12 +119,18 @@ class Socket:
         kind = message["type"]
         if self.closed:
             return
-        if kind == "websocket.accept" and not self.accepted:
-            self.accepted = True
-            self.passage.responded(101)
+        if kind == "websocket.send":
+            text = message.get("text")
+            self.size += len(message.get("bytes") or b"") if text is None else len(text.encode("utf-8", "replace"))
+        elif self.status == 0 and kind in ("websocket.accept", "websocket.http.response.start"):
+            self.began(message.get("status", ACCEPTED))
             message = {**message, "headers": merge(list(message.get("headers") or ()), fields(self.passage))}
-        elif kind == "websocket.send":
-            self.size += len(message.get("bytes") or message.get("text") or "")
-        elif kind in ("websocket.close", "websocket.http.response.start") and not self.accepted:
-            self.passage.responded(message.get("status", 403))
+        elif kind == "websocket.close":
+            self.began(CLOSED)
         await self._send(message)
+
+    def began(self, status: int) -> None:
+        """How the handshake ended, which is said once."""
+        if self.status == 0:
+            self.status = status
+            self.passage.responded(status)

@@ -13,6 +13,8 @@ from ..policy.passage import Passage
 
 #: The status of a response that never came, or broke.
 FAILED = 500
+#: That of a client that went away before anybody knew how it would end (nginx's number for it).
+GONE = 499
 
 
 def let_go(passage: Passage, origin: bool) -> Passage:
@@ -27,30 +29,36 @@ def let_go(passage: Passage, origin: bool) -> Passage:
 
 
 class Account:
-    """The response of one passage so far: its status (0: none yet) and how many bytes went."""
+    """The response of one passage so far: its status (0: none yet) and how many bytes went. `head`: whatever an application
+    answers, the server sends nothing of it, and it costs nothing."""
 
-    __slots__ = ("passage", "settled", "size", "status")
+    __slots__ = ("head", "passage", "settled", "size", "status")
 
-    def __init__(self, passage: Passage, status: int = 0) -> None:
+    def __init__(self, passage: Passage, status: int = 0, head: bool = False) -> None:
         self.passage = passage
         self.status = status
+        self.head = head
         self.size = 0
         self.settled = False
 
     def settle(self, failed: bool = False) -> None:
         if not self.settled:
             self.settled = True
-            self.passage.done(self.outcome(failed), self.size)
+            self.passage.done(self.outcome(failed), 0 if self.head else self.size)
             self.passage.facts = None
 
     async def asettle(self, failed: bool = False) -> None:
         if not self.settled:
             self.settled = True
-            await self.passage.adone(self.outcome(failed), self.size)
+            await self.passage.adone(self.outcome(failed), 0 if self.head else self.size)
             self.passage.facts = None
 
     def outcome(self, failed: bool) -> int:
-        return FAILED if failed or not self.status else self.status
+        """How it ended; what never had a status is counted as a failure here, where nobody else could."""
+        if not self.status:
+            self.status = FAILED
+            self.passage.responded(FAILED)
+        return FAILED if failed else self.status
 
 
 def length(chunk: Any) -> int:

@@ -19,7 +19,7 @@ from ..policy.gate import Gate, gate_of
 from ..policy.model import Policy
 from ..policy.passage import Passage
 from ..stores import Store
-from .bodies import FAILED, Account, Body
+from .bodies import Account, Body
 from .headers import body, text_fields
 from .wsgi_wire import Doorway, Start
 
@@ -55,18 +55,16 @@ class RateLimitMiddleware(Doorway):
 
     def owing(self, passage: Passage, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
         """Calls the application for a passage that is settled when its response has gone, whatever way it goes."""
-        start = CountedStart(start_response, passage)
-        account = start.account
+        account = Account(passage, head=environ["REQUEST_METHOD"] == "HEAD")
+        start = CountedStart(start_response, account)
         try:
             chunks: Iterable[bytes] = self.app(environ, start)
         except BaseException:
-            if not start.status:
-                passage.responded(FAILED)
             account.settle(failed=True)
             raise
         if isinstance(chunks, (list, tuple)):  # all there is: known before a byte has gone
             account.size += sum(map(len, chunks))
-        elif start.length is not None and environ["REQUEST_METHOD"] != "HEAD":  # announced: known as well
+        elif start.length is not None:  # announced: known as well
             account.size = start.length
         else:
             return Body(chunks, account)
@@ -100,9 +98,9 @@ class CountedStart(Start):
 
     __slots__ = ("account", "length")
 
-    def __init__(self, start_response: StartResponse, passage: Passage) -> None:
-        super().__init__(start_response, passage)
-        self.account = Account(passage)
+    def __init__(self, start_response: StartResponse, account: Account) -> None:
+        super().__init__(start_response, account.passage)
+        self.account = account
         self.length: int | None = None
 
     def __call__(self, status: str, headers: list[tuple[str, str]], exc_info: Any = None) -> Callable[[bytes], object]:

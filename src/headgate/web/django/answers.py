@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
+from asyncio import CancelledError
 from typing import Any
 
-from django.http import HttpRequest, HttpResponse
+from django.core.exceptions import BadRequest, PermissionDenied, SuspiciousOperation
+from django.http import Http404, HttpRequest, HttpResponse
 from django.http.response import HttpResponseBase
 
 from ...policy.facts import method_of
 from ...policy.passage import Passage
 from ..answers import body
-from ..bodies import FAILED, Account, AsyncBody, Body
+from ..bodies import FAILED, GONE, Account, AsyncBody, Body
 from ..headers import merge
 from ..wsgi_wire import NOTHING, WsgiFacts
+
+#: What Django makes of the exceptions that it knows, and what a cancelled view means.
+STATUSES: tuple[tuple[Any, int], ...] = (
+    (Http404, 404),
+    (PermissionDenied, 403),
+    (BadRequest, 400),
+    (SuspiciousOperation, 400),
+    (CancelledError, GONE),
+)
 
 
 class DjangoFacts(WsgiFacts):
@@ -47,12 +58,12 @@ def put(fields: list[tuple[str, str]], response: HttpResponseBase) -> None:
             response.headers[name] = value
 
 
-def answered(passage: Passage, response: HttpResponseBase) -> Account | None:
+def answered(passage: Passage, response: HttpResponseBase, request: HttpRequest) -> Account | None:
     """Counts a response. What is owed and known comes back, to be settled; what isn't is settled at the body's end."""
     passage.responded(response.status_code)
     if not passage.owes:
         return None
-    account = Account(passage, response.status_code)
+    account = Account(passage, response.status_code, head=request.method == "HEAD")
     if not response.streaming:
         if not getattr(response, "is_rendered", True):
             response.add_post_render_callback(lambda rendered: settle_rendered(account, rendered))
@@ -72,7 +83,12 @@ def settle_rendered(account: Account, response: Any) -> None:
     account.settle()
 
 
-def failed(passage: Passage, status: int = FAILED) -> Account:
+def status_of(error: BaseException) -> int:
+    """What becomes of an exception. Django cancels a view whose client has gone."""
+    return next((status for kind, status in STATUSES if isinstance(error, kind)), FAILED)
+
+
+def failed(passage: Passage, status: int) -> Account:
     """The account of a view that raised."""
     passage.responded(status)
     return Account(passage, status)

@@ -3,6 +3,7 @@
 headgate.E001   the setting is not what it should be
 headgate.E002   the policy's file is not there
 headgate.E003   a mistake in the policy, with its line (one message each)
+headgate.E004   the policy names a function that is not there: a degrade handler, an identity's callable
 headgate.W001   a mistake that lets the policy pass (one message each)
 headgate.W002   there is a policy, but the middleware is not in MIDDLEWARE
 headgate.W003   an identity reads the user or the session, but the middleware stands above what brings them
@@ -24,13 +25,14 @@ from django.core.checks import CheckMessage, Error
 from django.core.checks import Warning as Notice
 
 from ...errors import ConfigurationError
+from ...policy.edition import Edition
 from ...policy.gate import Gate
 from ...policy.identity.identify import Called
 from ...policy.model import Policy
 from ...policy.reading.load import examined
 from ...policy.reading.mistakes import ERROR, Mistake
 from ...stores.memory import MemoryStore
-from .site import policy_said, said
+from .site import handlers_said, policy_said, said
 
 OURS = ("headgate.web.django.RateLimitMiddleware", "headgate.web.django.middleware.RateLimitMiddleware")
 SESSION = "django.contrib.sessions.middleware.SessionMiddleware"
@@ -50,7 +52,7 @@ def check_settings(app_configs: Any = None, **_: Any) -> list[CheckMessage]:
         return [Error(str(error), id="headgate.E001")]
     if any(message.id in ("headgate.E002", "headgate.E003") for message in found):
         return found
-    return [*found, *order(policy), *memory(policy, several_workers())]
+    return [*found, *functions(policy), *order(policy), *memory(policy, several_workers())]
 
 
 def check_deployment(app_configs: Any = None, **_: Any) -> list[CheckMessage]:
@@ -80,6 +82,17 @@ def complaint(mistake: Mistake) -> CheckMessage:
     """One mistake of a policy's file, as Django shows it: its place in front, what to write instead as the hint."""
     kind, name = (Error, "headgate.E003") if mistake.severity == ERROR else (Notice, "headgate.W001")
     return kind(f"{mistake.place}: {mistake.message}", hint=mistake.suggestion or None, id=name)
+
+
+def functions(policy: Policy | None) -> Iterator[CheckMessage]:
+    """Whether everything that the policy names can be called."""
+    if policy is None or isinstance(policy_said(), Gate):  # a gate has found all of it
+        return
+    try:
+        Edition(policy, handlers_said()).close()
+    except ConfigurationError as error:
+        hint = 'Views are given as HEADGATE = {"HANDLERS": {"cached": "shop.views.cached"}}.'
+        yield Error(str(error), hint=hint, id="headgate.E004")
 
 
 def order(policy: Policy | None) -> Iterator[CheckMessage]:

@@ -20,7 +20,7 @@ from ...policy.passage import Passage
 from ..bodies import let_go
 from ..headers import text_fields
 from ..routes import EXEMPT
-from .answers import DjangoFacts, answered, failed, put, refusal
+from .answers import DjangoFacts, answered, failed, put, refusal, status_of
 from .site import site
 from .views import EXEMPTED
 
@@ -52,10 +52,10 @@ class RateLimitMiddleware:
             return told(passage, self.refuse(passage, request))
         try:
             response = self.get_response(request)
-        except BaseException:
-            failed(passage).settle()
+        except BaseException as error:
+            failed(passage, status_of(error)).settle()
             raise
-        account = answered(passage, response)
+        account = answered(passage, response, request)
         if account is not None:
             account.settle()
         return told(passage, response)
@@ -73,10 +73,10 @@ class RateLimitMiddleware:
             return told(passage, await self.arefuse(passage, request))
         try:
             response = await self.get_response(request)
-        except BaseException:
-            await failed(passage).asettle()
+        except BaseException as error:
+            await failed(passage, status_of(error)).asettle()
             raise
-        account = answered(passage, response)
+        account = answered(passage, response, request)
         if account is not None:
             await account.asettle()
         return told(passage, response)

@@ -18,23 +18,20 @@ from inspect import isawaitable
 from typing import Any, TypeVar
 
 from asgiref.sync import iscoroutinefunction, sync_to_async
-from django.core.exceptions import BadRequest, PermissionDenied, SuspiciousOperation
-from django.http import Http404, HttpRequest
+from django.http import HttpRequest
 from django.http.response import HttpResponseBase
 
 from ...policy.passage import Passage
-from ..bodies import FAILED, let_go
+from ..bodies import let_go
 from ..routes import DEPTH, EXEMPT, Key, Route, bound_to, name_of
 from ..routes import told as told_together
-from .answers import DjangoFacts, answered, failed, put, refusal
+from .answers import DjangoFacts, answered, failed, put, refusal, status_of
 from .site import site
 
 V = TypeVar("V", bound=Callable[..., Any])
 
 #: Not empty: some view is exempt, and the middleware must look which.
 EXEMPTED: set[str] = set()
-#: What Django makes of the exceptions that it knows.
-STATUSES = ((Http404, 404), (PermissionDenied, 403), (BadRequest, 400), (SuspiciousOperation, 400))
 
 
 def limit(limit: Any, key: Key = "ip", name: str | None = None, **words: Any) -> Callable[[V], V]:
@@ -78,7 +75,7 @@ def called(view: Any, route: Route) -> Any:
         except BaseException as error:
             failed(passage, status_of(error)).settle()
             raise
-        account = answered(passage, response)
+        account = answered(passage, response, request)
         if account is not None:
             account.settle()
         return told(request, response)
@@ -100,7 +97,7 @@ def awaited(view: Any, route: Route) -> Any:
         except BaseException as error:
             await failed(passage, status_of(error)).asettle()
             raise
-        account = answered(passage, response)
+        account = answered(passage, response, request)
         if account is not None:
             await account.asettle()
         return told(request, response)
@@ -131,7 +128,3 @@ def told(request: HttpRequest, response: HttpResponseBase) -> HttpResponseBase:
     """The fields of everything that was asked about this request; the innermost of several limits has put them there."""
     put(told_together(request._headgate), response)
     return response
-
-
-def status_of(error: BaseException) -> int:
-    return next((status for kind, status in STATUSES if isinstance(error, kind)), FAILED)

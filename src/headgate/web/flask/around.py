@@ -11,13 +11,14 @@ from typing import Any
 
 from flask import Flask, Response, g, request
 from flask.ctx import RequestContext
+from flask.globals import app_ctx, request_ctx
 from werkzeug.exceptions import HTTPException
 
 from ...policy.gate import Gate
 from ...policy.passage import Passage
 from ..wsgi import Environ, RateLimitMiddleware, StartResponse
 from ..wsgi_wire import PASSAGE, Start
-from .refused import refused
+from .refused import Refused, refused
 from .within import BEFORE, exempt_endpoints
 
 
@@ -49,16 +50,30 @@ class FlaskMiddleware(RateLimitMiddleware):
         session: Any = self.flask.session_interface.make_null_session(self.flask)
         with RequestContext(self.flask, environ, session=session):
             g.headgate = passage
-            return self.answer(passage)(environ, Start(start_response, passage))
+            try:
+                return self.answer(passage)(environ, Start(start_response, passage))
+            finally:
+                preserve(environ)
 
     def answer(self, passage: Passage) -> Response:
         app = self.flask
         try:
             if passage.degrade is not None:
                 return app.finalize_request(app.ensure_sync(passage.degrade)())
-            return app.finalize_request(app.handle_user_exception(refused(passage)))
+            try:
+                raise refused(passage)  # Flask's traps raise once more whatever is being handled
+            except Refused as refusal:
+                return app.finalize_request(app.handle_user_exception(refusal))
         except Exception as error:
             return app.handle_exception(error)
+
+
+def preserve(environ: Environ) -> None:
+    """Whoever asked to keep the contexts of a request (`with client:` in tests) keeps those of a refusal too."""
+    keep = environ.get("werkzeug.debug.preserve_context")
+    if keep is not None:
+        keep(app_ctx._get_current_object())  # type: ignore[attr-defined]
+        keep(request_ctx._get_current_object())  # type: ignore[attr-defined]
 
 
 def hand_over() -> None:

@@ -17,7 +17,7 @@ from werkzeug.wrappers import Response
 from ...errors import ConfigurationError
 from ...policy.gate import Gate
 from ...policy.passage import Passage
-from ..bodies import FAILED, Account, Body, let_go
+from ..bodies import Account, Body, let_go
 from ..headers import merge
 from ..routes import DEPTH, EXEMPT, Route, Site, told
 from ..wsgi_wire import PASSAGE, WsgiFacts
@@ -67,7 +67,7 @@ def asked(gate: Gate) -> Any:
     environ[ASKED].append(passage)
     if passage.allowed:
         if passage.owes:
-            environ.setdefault(OWED, []).append(Account(passage))
+            environ.setdefault(OWED, []).append(Account(passage, head=request.method == "HEAD"))
         return None
     if passage.degrade is not None:
         return current_app.ensure_sync(passage.degrade)()
@@ -105,18 +105,18 @@ def settle(account: Account, response: Response) -> None:
 def settle_what_is_left(_: BaseException | None) -> None:
     """At teardown: the view raised, and nobody made a response of it."""
     for account in request.environ.pop(OWED, ()):
-        account.passage.responded(FAILED)
         account.settle(failed=True)
 
 
 def exempt_endpoints(app: Any) -> frozenset[str]:
-    """The endpoints that `exempt` was said of, looked up at the first request: Flask takes no views later."""
+    """The endpoints that `exempt` was said of, looked up at the first request: Flask takes no views later. A blueprint's are
+    those of the blueprints in it too."""
     site = site_of(app)
     if site.exempt is None:
-        blueprints = {name for name, one in app.blueprints.items() if getattr(one, EXEMPT, False)}
+        blueprints = tuple(f"{name}." for name, one in app.blueprints.items() if getattr(one, EXEMPT, False))
         site.exempt = frozenset(
             endpoint
             for endpoint, view in app.view_functions.items()
-            if getattr(view, EXEMPT, False) or endpoint.rpartition(".")[0] in blueprints
+            if getattr(view, EXEMPT, False) or endpoint.startswith(blueprints)
         )
     return site.exempt

@@ -11,6 +11,8 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
+import grpc
+
 from ...policy.passage import Passage
 from .status import Code, http_of, metadata_of
 
@@ -120,3 +122,8 @@ class SeenInTask(Seen):
 
     async def write(self, message: Any) -> None:
         await self._write(self, message)
+
+
+#: Libraries ask whether a context is one.
+grpc.ServicerContext.register(SeenInThread)
+grpc.aio.ServicerContext.register(SeenInTask)

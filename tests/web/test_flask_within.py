@@ -1,0 +1,80 @@
+"""Flask: blueprints in blueprints, and tests and traps that look at a refusal."""
+
+from __future__ import annotations
+
+import pytest
+from flask import Blueprint, Flask, g, request
+
+from headgate import MemoryStore
+from headgate.policy import Policy
+from headgate.policy.gate import Gate
+from headgate.web.flask import RateLimit, Refused
+
+ONE = "limits: [{name: api, key: ip, limit: token bucket 1/min burst 1}]"
+
+
+@pytest.fixture
+def gate(store: MemoryStore):
+    return lambda policy=ONE: Gate(Policy.read(policy), store=store)
+
+
+@pytest.fixture
+def limits(store: MemoryStore) -> RateLimit:
+    return RateLimit(store=store)
+
+
+@pytest.fixture
+def app() -> Flask:
+    app = Flask(__name__)
+    app.add_url_rule("/", view_func=lambda: "hello", endpoint="index")
+    return app
+
+
+def nested(limits: RateLimit, version: str) -> Blueprint:
+    """A version of an interface with an admin part in it, as applications with several versions have them."""
+    outer = Blueprint(version, f"{version}_of_tests", url_prefix=f"/{version}")
+    admin = Blueprint("admin", f"{version}_admin_of_tests", url_prefix="/admin")
+    admin.add_url_rule("/users", "users", lambda: "users")
+    limits.limit("fixed window 1/min")(admin)
+    outer.register_blueprint(admin)
+    return outer
+
+
+def test_blueprints_of_one_name_do_not_share(app, limits):
+    """Two blueprints that are called alike, one in each version of an interface, are two limits."""
+    limits.init_app(app)
+    for version in ("v1", "v2"):
+        app.register_blueprint(nested(limits, version))
+    http = app.test_client()
+    assert [http.get(f"/{version}/admin/users").status_code for version in ("v1", "v2", "v1")] == [200, 200, 429]
+
+
+def test_an_exempt_blueprint_is_so_with_all_in_it(app, gate):
+    """Taking a blueprint out of the policy takes out the blueprints in it."""
+    limits = RateLimit(app, policy=gate())
+    outer, inner = Blueprint("outer", __name__), Blueprint("inner", __name__)
+    outer.add_url_rule("/outer", "one", lambda: "one")
+    inner.add_url_rule("/inner", "one", lambda: "one")
+    outer.register_blueprint(inner)
+    app.register_blueprint(limits.exempt(outer))
+    http = app.test_client()
+    assert [http.get(path).status_code for path in ("/inner", "/outer", "/inner", "/outer", "/", "/")] == [200] * 5 + [429]
+
+
+def test_a_test_can_look_at_a_refusal(app, gate):
+    """`with client:` keeps the contexts of a refused request as of any other."""
+    RateLimit(app, policy=gate())
+    for status, allowed in ((200, True), (429, False)):
+        with app.test_client() as http:
+            assert http.get("/?q=tea").status_code == status
+            assert (request.args["q"], g.headgate.allowed) == ("tea", allowed)
+
+
+def test_trapped_refusals(app, gate):
+    """An application that traps HTTP exceptions, to see where they come from, sees the refusal itself."""
+    app.config.update(TRAP_HTTP_EXCEPTIONS=True, TESTING=True)
+    RateLimit(app, policy=gate())
+    http = app.test_client()
+    http.get("/")
+    with pytest.raises(Refused):
+        http.get("/")
