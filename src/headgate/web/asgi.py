@@ -23,6 +23,7 @@ from ..policy.passage import Passage
 from ..stores import Store
 from .asgi_socket import Socket, refuse_socket
 from .asgi_wire import START, AsgiFacts, Sending, admitted, begun, has_origin
+from .bodies import GONE
 from .headers import body, fields
 
 Scope = MutableMapping[str, Any]
@@ -30,9 +31,6 @@ Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 ASGIApp = Callable[[Any, Any, Any], Awaitable[None]]
-
-#: The client went away before anybody knew how it would end (nginx's number for it).
-GONE = 499
 
 
 class RateLimitMiddleware:

@@ -28,9 +28,10 @@ from ..policy.model import Policy
 from ..policy.passage import Passage
 from ..stores import Store
 from .answers import body
-from .asgi import GONE, Owing
+from .asgi import Owing
 from .asgi_socket import TRY_LATER, reason
 from .asgi_wire import AsgiFacts, Sending
+from .bodies import FAILED, GONE
 from .dependencies import asked_of
 from .headers import merge
 from .question import AnyKey, Question
@@ -121,7 +122,7 @@ def connection_in(endpoint: Any, *given: Any) -> HTTPConnection:
 def status_of(error: BaseException) -> int:
     if isinstance(error, asyncio.CancelledError):
         return GONE
-    return error.status_code if isinstance(error, HTTPException) else 500
+    return error.status_code if isinstance(error, HTTPException) else FAILED
 
 
 def refusal(passage: Passage, facts: AsgiFacts, scope: Any) -> Any:
