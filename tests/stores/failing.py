@@ -7,52 +7,18 @@ import threading
 from typing import Any
 
 from headgate import Decision, MemoryStore, StoreUnavailable
-from headgate.stores import Store
+from stand_ins import WrappedStore
 
 ALL = {"decide", "decide_many", "give_back", "reset", "items", "load"}
 
 
-class FailingStore(Store):
-    """The contract over a MemoryStore, with its calls written down. Verbs in `failing` raise StoreUnavailable."""
-
-    def __init__(self, inner: MemoryStore, local: bool = False) -> None:
-        self.inner = inner
-        self.local = local
-        self.calls: list[str] = []
-        self.failing: set[str] = set()
-
-    @property
-    def clock(self) -> Any:
-        return self.inner.clock
-
-    def noted(self, verb: str) -> MemoryStore:
-        self.calls.append(verb)
-        if verb in self.failing:
-            raise StoreUnavailable(f"{verb}: nobody answers")
-        return self.inner
+class FailingStore(WrappedStore):
+    """A wrapped store that may fail to know a limit too."""
 
     def know(self, limit: Any) -> None:
         if "know" in self.failing:
             raise StoreUnavailable("know: nobody answers")
         self.inner.know(limit)
-
-    def decide(self, claims: Any, max_wait_us: int | None = 0, commit: bool | int = True) -> Decision:
-        return self.noted("decide").decide(claims, max_wait_us, commit)
-
-    def decide_many(self, asks: Any, max_wait_us: int | None = 0) -> list[Decision]:
-        return self.noted("decide_many").decide_many(asks, max_wait_us)
-
-    def give_back(self, claims: Any, charged_at: int = -1) -> None:
-        self.noted("give_back").give_back(claims, charged_at)
-
-    def reset(self, claims: Any) -> None:
-        self.noted("reset").reset(claims)
-
-    def items(self, limit: Any) -> Any:
-        return self.noted("items").items(limit)
-
-    def load(self, limit: Any, items: Any) -> None:
-        self.noted("load").load(limit, items)
 
 
 class HangingStore(FailingStore):
@@ -64,8 +30,8 @@ class HangingStore(FailingStore):
         self.hangs = True
         self.returned: list[tuple[str, int]] = []
 
-    def noted(self, verb: str) -> MemoryStore:
-        inner = super().noted(verb)
+    def _noted(self, verb: str) -> MemoryStore:
+        inner = super()._noted(verb)
         if self.hangs and verb != "give_back":
             self.gate.wait(20)
         return inner
