@@ -23,7 +23,7 @@ from django.http.response import HttpResponseBase
 
 from ...policy.passage import Passage
 from ..bodies import let_go
-from ..routes import DEPTH, EXEMPT, Key, Route, bound_to, name_of
+from ..routes import DEPTH, EXEMPT, Key, Route, bound_to, fitting, name_of
 from ..routes import told as told_together
 from .answers import DjangoFacts, answered, failed, put, refusal, status_of
 from .site import site
@@ -43,7 +43,7 @@ def limit(limit: Any, key: Key = "ip", name: str | None = None, **words: Any) ->
     routes: dict[str, Route] = {}
 
     def decorate(view: V) -> V:
-        own = name or name_of(view)
+        own = name or own_name(view)
         route = routes.get(own) or routes.setdefault(own, Route(own, limit, key, words))
         asking: Any = (awaited if is_awaited(view) else called)(view, route)
         setattr(asking, DEPTH, getattr(view, DEPTH, 0) + 1)
@@ -57,6 +57,16 @@ def exempt(view: V) -> V:
     EXEMPTED.add(name_of(view))
     setattr(view, EXEMPT, True)
     return view
+
+
+def own_name(view: Any) -> str:
+    """The view's name. A class that goes by another name than it was written under is one of many that were made in one place
+    (Django REST framework's `api_view` makes one of every function): it goes by that, and shares with none of them."""
+    kind = getattr(view, "view_class", None)
+    if kind is None or kind.__qualname__.endswith(kind.__name__):
+        return name_of(view)
+    depth = getattr(view, DEPTH, 0) + 1
+    return fitting(f"{kind.__module__}.{kind.__name__}" + (f".{depth}" if depth > 1 else ""))
 
 
 def is_awaited(view: Any) -> bool:
