@@ -9,11 +9,12 @@ from django.core.exceptions import PermissionDenied
 from django.http import Http404, HttpResponse, StreamingHttpResponse
 from django.template.backends.django import DjangoTemplates
 from django.template.response import SimpleTemplateResponse
-from django.test import RequestFactory
+from django.test import Client, RequestFactory
 from django.test.utils import override_settings
+from django.urls import path, re_path
 from django.utils.decorators import method_decorator
 from django.views import View
-from django_asgi import configure
+from django_asgi import Urls, configure
 
 from headgate import ConfigurationError, MemoryStore
 from headgate.policy import Policy
@@ -310,3 +311,31 @@ def test_views_that_one_decorator_made_do_not_share():
 
     assert statuses(orders) == statuses(payments) == [200, 429]
     assert get(payments).headers["RateLimit-Policy"].count(f'"{__name__}.payments') == 2
+
+
+class Shown(View):
+    word = ""
+
+    def get(self, request):
+        return HttpResponse(self.word)
+
+
+def test_views_of_one_class_with_other_words_do_not_share():
+    """`as_view(…)` with other words, and views that one function made, are told apart by the pattern that they stand under."""
+
+    def made(word):
+        @limit(ONE)
+        async def view(request):
+            return HttpResponse(word)
+
+        return view
+
+    urls = [
+        *(re_path(rf'^shown\b/(?:"?){word}$', limit(ONE)(Shown.as_view(word=word))) for word in ("users", "orders")),
+        *(path(f"made/{word}", made(word)) for word in ("users", "orders")),
+    ]
+    with override_settings(ROOT_URLCONF=Urls(urls), MIDDLEWARE=[]):
+        http = Client()
+        for where in ("shown", "made"):
+            asked = [http.get(f"/{where}/{word}") for word in ("users", "orders", "users")]
+            assert [answer.status_code for answer in asked] == [200, 200, 429]
