@@ -26,7 +26,9 @@ HOST, PORT, PORTS = "127.0.0.1", 8000, 100
 
 def bound(wanted: str | None) -> socket.socket:
     """A listening socket on the port that was asked for, or on the first free one."""
-    ports = range(PORT, PORT + PORTS) if wanted is None else [int(wanted)]
+    if wanted and not (wanted.isascii() and wanted.isdigit() and int(wanted) < 65536):
+        raise SystemExit(f"serve: PORT={wanted}: write a number below 65536, or nothing for the first free one from {PORT} on")
+    ports = [int(wanted)] if wanted else range(PORT, PORT + PORTS)
     for port in ports:
         sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)  # without the name, asyncio leaves Nagle on
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -146,3 +146,11 @@ def test_a_wish_that_is_no_number_is_told():
     printed, _ = process.communicate(timeout=60)
     assert process.returncode != 0
     assert "SHOP_SECONDS=soon: write a number of seconds, or inf" in printed
+
+
+@pytest.mark.parametrize("wish", ["http", "-1", "65536", "8000.5"])
+def test_a_port_that_is_none_is_told(wish):
+    """PORT takes the number of a port, and says so; empty, it is no wish."""
+    with pytest.raises(SystemExit, match=f"PORT={wish}: write a number below 65536"):
+        bound(wish)
+    bound("").close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import sqlite3
 import threading
 from collections.abc import Callable
@@ -92,6 +93,19 @@ def test_a_refusal_takes_no_connection(serve, gate):
     assert [get().status for _ in range(5)] == [200, 429, 429, 429, 429]
     assert len(Connecting.taken) == 1
     Connecting.taken.pop().close()
+
+
+def test_a_refusal_is_no_line_in_djangos_log(serve, gate, monkeypatch):
+    """Django logs every 4xx, and mails every 5xx to the administrators; refusals of either sort are spared them."""
+    written = []
+    logger = logging.getLogger("django.request")
+    monkeypatch.setattr(logger, "disabled", False)
+    monkeypatch.setattr(logger, "level", logging.DEBUG)
+    monkeypatch.setattr(logger, "handle", written.append)
+    urls = [path("", lambda request: HttpResponse("hello")), path("missing", lambda request: HttpResponse(status=404))]
+    get = serve(urls, gate(ONE.replace("burst 1", "burst 2, status: 503")))
+    assert [get(target).status for target in ("/", "/missing", "/", "/")] == [200, 404, 503, 503]
+    assert [record.status_code for record in written] == [404]
 
 
 def test_the_decision_is_at_hand(serve, gate):

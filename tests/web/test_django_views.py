@@ -9,11 +9,12 @@ from django.core.exceptions import PermissionDenied
 from django.http import Http404, HttpResponse, StreamingHttpResponse
 from django.template.backends.django import DjangoTemplates
 from django.template.response import SimpleTemplateResponse
-from django.test import RequestFactory
+from django.test import Client, RequestFactory
 from django.test.utils import override_settings
+from django.urls import path, re_path
 from django.utils.decorators import method_decorator
 from django.views import View
-from django_asgi import configure
+from django_asgi import Urls, configure
 
 from headgate import ConfigurationError, MemoryStore
 from headgate.policy import Policy
@@ -280,3 +281,61 @@ def test_streams_are_settled_when_they_have_gone():
 
     assert asyncio.run(whole()) == [b"four"]
     assert spent(coroutine) == 5
+
+
+def made_of(function):
+    """A class based view of a function, made as Django REST framework's `api_view` makes one: all are written in one place."""
+
+    class Wrapped(View):
+        def get(self, request):
+            return function(request)
+
+    Wrapped.__name__ = function.__name__
+    Wrapped.__module__ = function.__module__
+    return Wrapped.as_view()
+
+
+def test_views_that_one_decorator_made_do_not_share():
+    """Functions that a decorator makes classes of go by their own names: each counts for itself, twice where it is said twice."""
+
+    @limit(ONE)
+    @made_of
+    def orders(request):
+        return HttpResponse()
+
+    @limit("fixed window 9/min")
+    @limit(ONE)
+    @made_of
+    def payments(request):
+        return HttpResponse()
+
+    assert statuses(orders) == statuses(payments) == [200, 429]
+    assert get(payments).headers["RateLimit-Policy"].count(f'"{__name__}.payments') == 2
+
+
+class Shown(View):
+    word = ""
+
+    def get(self, request):
+        return HttpResponse(self.word)
+
+
+def test_views_of_one_class_with_other_words_do_not_share():
+    """`as_view(…)` with other words, and views that one function made, are told apart by the pattern that they stand under."""
+
+    def made(word):
+        @limit(ONE)
+        async def view(request):
+            return HttpResponse(word)
+
+        return view
+
+    urls = [
+        *(re_path(rf'^shown\b/(?:"?){word}$', limit(ONE)(Shown.as_view(word=word))) for word in ("users", "orders")),
+        *(path(f"made/{word}", made(word)) for word in ("users", "orders")),
+    ]
+    with override_settings(ROOT_URLCONF=Urls(urls), MIDDLEWARE=[]):
+        http = Client()
+        for where in ("shown", "made"):
+            asked = [http.get(f"/{where}/{word}") for word in ("users", "orders", "users")]
+            assert [answer.status_code for answer in asked] == [200, 200, 429]

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import pytest
 from flask import Blueprint, Flask, g, request
+from flask.views import MethodView
 
 from headgate import MemoryStore
 from headgate.policy import Policy
@@ -78,3 +81,33 @@ def test_trapped_refusals(app, gate):
     http.get("/")
     with pytest.raises(Refused):
         http.get("/")
+
+
+def test_views_that_one_function_made_do_not_share(app, limits):
+    """Views of one name, made by one function or of one class, are told apart by their endpoints; under a name= they share."""
+    limits.init_app(app)
+
+    def made(word, **said):
+        @limits.limit("fixed window 1/min", **said)
+        def view():
+            return word
+
+        return view
+
+    class Report(MethodView):
+        decorators: ClassVar = [limits.limit("fixed window 1/min")]
+
+        def __init__(self, kind):
+            self.kind = kind
+
+        def get(self):
+            return self.kind
+
+    for word in ("users", "orders"):
+        app.add_url_rule(f"/{word}", word, made(word))
+        app.add_url_rule(f"/shared/{word}", f"shared {word}", made(word, name="shared"))
+        app.add_url_rule(f"/report/{word}", view_func=Report.as_view(f"report {word}", word))
+    http = app.test_client()
+    for where in ("", "/report"):
+        assert [http.get(f"{where}/{word}").status_code for word in ("users", "orders", "users")] == [200, 200, 429]
+    assert [http.get(f"/shared/{word}").status_code for word in ("users", "orders")] == [200, 429]

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from .events import SHUT_OUT
 from .tally import Histogram, Tally
 
 COUNTER, GAUGE, HISTOGRAM = "counter", "gauge", "histogram"
@@ -109,14 +110,18 @@ def _response_times(tally: Tally) -> Iterator[Sample]:
 
 
 def _share(tally: Tally) -> Iterator[Sample]:
-    """For each rule, the part of all lately refused that is surely its heaviest offender's."""
+    """For each rule, the part of all that rules refused lately that is surely its heaviest offender's. Those who are shut out are
+    refused by no rule: with them, whoever goes on would make everybody else's part look small, and his own too."""
     known = {rule.name: 0 for rule in tally.rules}
+    refused = tally.offered
     for one in tally.offenders:
         rule = one.rule if one.rule in known else one.rule.rpartition(".")[0]  # the second limit of a rule is `rule.2`
         if rule in known:
             known[rule] = max(known[rule], one.count - one.error)
+        elif one.rule == SHUT_OUT:
+            refused -= one.count - one.error
     for rule, count in known.items():
-        yield (tally.policy, rule), count / tally.offered if tally.offered else 0.0
+        yield (tally.policy, rule), min(1.0, count / refused) if refused > 0 else 0.0
 
 
 def offender_measure(most: int) -> Measure:

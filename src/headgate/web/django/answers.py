@@ -47,6 +47,7 @@ def refusal(passage: Passage, request: HttpRequest) -> HttpResponse:
     sent = b"" if request.method == "HEAD" else text
     response = HttpResponse(sent, content_type=kind.decode("ascii"), status=passage.refusal.status)
     response.headers["Content-Length"] = str(len(text))
+    response._has_been_logged = True  # or Django writes a line for each, and mails the administrators each 503
     return response
 
 

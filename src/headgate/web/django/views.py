@@ -21,9 +21,11 @@ from asgiref.sync import iscoroutinefunction, sync_to_async
 from django.http import HttpRequest
 from django.http.response import HttpResponseBase
 
+from ...policy.gate import Gate
 from ...policy.passage import Passage
+from ..apart import Places, has_siblings
 from ..bodies import let_go
-from ..routes import DEPTH, EXEMPT, Key, Route, bound_to, name_of
+from ..routes import DEPTH, EXEMPT, Key, bound_to, fitting, name_of
 from ..routes import told as told_together
 from .answers import DjangoFacts, answered, failed, put, refusal, status_of
 from .site import site
@@ -40,12 +42,13 @@ def limit(limit: Any, key: Key = "ip", name: str | None = None, **words: Any) ->
     `key` is a policy's words ("user | ip") or a callable given the request. Views that are limited under one `name` share that
     limit. Every other word of a rule may follow (cost=, message=, on_refusal=, …).
     """
-    routes: dict[str, Route] = {}
+    made: dict[str, Places] = {}
 
     def decorate(view: V) -> V:
-        own = name or name_of(view)
-        route = routes.get(own) or routes.setdefault(own, Route(own, limit, key, words))
-        asking: Any = (awaited if is_awaited(view) else called)(view, route)
+        own = name or own_name(view)
+        apart = name is None and has_siblings(view)
+        places = made.get(own) or made.setdefault(own, Places(own, limit, key, words, apart))
+        asking: Any = (awaited if is_awaited(view) else called)(view, places)
         setattr(asking, DEPTH, getattr(view, DEPTH, 0) + 1)
         return asking  # type: ignore[no-any-return]
 
@@ -59,15 +62,25 @@ def exempt(view: V) -> V:
     return view
 
 
+def own_name(view: Any) -> str:
+    """The view's name. A class that goes by another name than it was written under is one of many that were made in one place
+    (Django REST framework's `api_view` makes one of every function): it goes by that, and shares with none of them."""
+    kind = getattr(view, "view_class", None)
+    if kind is None or kind.__qualname__.endswith(kind.__name__):
+        return name_of(view)
+    depth = getattr(view, DEPTH, 0) + 1
+    return fitting(f"{kind.__module__}.{kind.__name__}" + (f".{depth}" if depth > 1 else ""))
+
+
 def is_awaited(view: Any) -> bool:
     """Whether what a view returns is to be awaited: `dispatch` of a class with async methods is no coroutine, yet returns one."""
     return iscoroutinefunction(view) or bool(getattr(bound_to(view), "view_is_async", False))
 
 
-def called(view: Any, route: Route) -> Any:
+def called(view: Any, places: Places) -> Any:
     @wraps(view)
     def asking(request: HttpRequest, *args: Any, **named: Any) -> HttpResponseBase:
-        passage = came(request, site().gate_for(route).ask(DjangoFacts(request)))
+        passage = came(request, gate_at(places, request).ask(DjangoFacts(request)))
         if not passage.allowed:
             return told(request, passage.degrade(request, *args, **named) if passage.degrade else refusal(passage, request))
         try:
@@ -83,10 +96,10 @@ def called(view: Any, route: Route) -> Any:
     return asking
 
 
-def awaited(view: Any, route: Route) -> Any:
+def awaited(view: Any, places: Places) -> Any:
     @wraps(view)
     async def asking(request: HttpRequest, *args: Any, **named: Any) -> HttpResponseBase:
-        gate, facts = site().gate_for(route), DjangoFacts(request)
+        gate, facts = gate_at(places, request), DjangoFacts(request)
         passage = gate.quick(facts)
         passage = came(request, await gate.aask(facts) if passage is None else passage)
         if not passage.allowed:
@@ -103,6 +116,11 @@ def awaited(view: Any, route: Route) -> Any:
         return told(request, response)
 
     return asking
+
+
+def gate_at(places: Places, request: HttpRequest) -> Gate:
+    """The gate of a view's limit: where views share a name, that of the pattern by which this one was found."""
+    return site().gate_for(places.at(getattr(getattr(request, "resolver_match", None), "route", None)))
 
 
 async def instead(passage: Passage, request: HttpRequest, *args: Any, **named: Any) -> HttpResponseBase:

@@ -17,9 +17,10 @@ from werkzeug.wrappers import Response
 from ...errors import ConfigurationError
 from ...policy.gate import Gate
 from ...policy.passage import Passage
+from ..apart import Places
 from ..bodies import Account, Body, let_go
 from ..headers import merge
-from ..routes import DEPTH, EXEMPT, Route, Site, told
+from ..routes import DEPTH, EXEMPT, Site, told
 from ..wsgi_wire import PASSAGE, WsgiFacts
 from .refused import refused
 
@@ -37,12 +38,12 @@ def site_of(app: Any) -> Site:
     return site
 
 
-def limited(view: Callable[..., Any], route: Route) -> Callable[..., Any]:
+def limited(view: Callable[..., Any], places: Places) -> Callable[..., Any]:
     """A view that asks first. Coroutines too: Flask runs each in a thread of its request, where asking may wait."""
 
     @wraps(view)
     def asking(*args: Any, **named: Any) -> Any:
-        instead = asked(site_of(current_app).gate_for(route))
+        instead = asked(site_of(current_app).gate_for(places.at(request.endpoint)))
         return current_app.ensure_sync(view)(*args, **named) if instead is None else instead
 
     setattr(asking, DEPTH, getattr(view, DEPTH, 0) + 1)
