@@ -125,7 +125,9 @@ class Queue:
         finally:
             leave(waiting)
 
-    async def _arest(self, gate: Any, claims: list[Claim], later: list[int], held: Ticket, turn: Decision, left: float) -> Decision:
+    async def _arest(
+        self, gate: Any, claims: list[Claim], later: list[int], held: Ticket, turn: Decision, left: float
+    ) -> Decision:
         try:
             told = await self._patient._aacquire(Ticket([claims[i] for i in later]), 1, left)  # type: ignore[arg-type]
         except BaseException as error:
