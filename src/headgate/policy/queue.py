@@ -21,7 +21,7 @@ from ..algorithms.leaky_queue import LeakyBucketQueue
 from ..algorithms.token_bucket import TokenBucket
 from ..decision import Decision, Decisions
 from ..errors import RateLimited
-from ..line import Turn, line_of
+from ..line import Turn
 from ..stores.contract import Store
 from ..stores.guarded.fallback import spoken
 from ..waiting import Waits

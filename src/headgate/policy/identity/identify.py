@@ -164,12 +164,16 @@ class Called:
         self.complaints.tell("%s answered a %s, not text: it counts as nothing", title(self.call), type(said).__name__)
         return self.default
 
+    def address(self, facts: Facts) -> str | None:
+        """As the identity `ip`: the client's address, which networks are compared with."""
+        return self.of(facts)
+
 
 @dataclass(frozen=True, slots=True)
 class Network:
     """The class of the client's address: `(("internal", ("10.1.0.0/16",)), …)`. Of several, the narrowest network decides."""
 
-    ip: ClientIp
+    ip: ClientIp | Called
     classes: tuple[tuple[str, tuple[str, ...]], ...]
     default: str | None = None
     _ordered: tuple[tuple[int, int, int, str], ...] = field(init=False, repr=False, compare=False)
