@@ -13,6 +13,7 @@ import os
 import sys
 import warnings
 from collections.abc import Sequence
+from io import TextIOWrapper
 from typing import Any, TextIO
 
 from .errors import HeadgateError
@@ -26,6 +27,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """What the command does; the answer is its exit code."""
     parser = parser_of()
     said = parser.parse_args(argv)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):  # not every terminal has an arrow
+            stream.reconfigure(errors="replace")
     try:
         code: int = said.run(said)
         sys.stdout.flush()
@@ -53,6 +57,12 @@ def parser_of() -> argparse.ArgumentParser:
     return parser
 
 
+def as_json(value: Any) -> str:
+    """For programs; escaped where the way out can't carry every character."""
+    unicode = (sys.stdout.encoding or "").lower().startswith("utf")
+    return json.dumps(value, indent=2, ensure_ascii=not unicode)
+
+
 # policy check ----------------------------------------------------------------------------------------------------------------
 
 
@@ -72,7 +82,13 @@ def run_check(said: argparse.Namespace) -> int:
         sys.path.insert(0, os.getcwd())
     worst, reports = WELL, []
     for file in said.files:
-        policy, page = examined(file, said.imports)
+        try:
+            policy, page = examined(file, said.imports)
+        except HeadgateError as error:  # the others are looked at all the same
+            worst = UNREADABLE
+            reports.append({"file": file, "ok": False, "unreadable": str(error), "mistakes": []})
+            print(f"headgate: {error}", file=sys.stderr)
+            continue
         mistakes = page.mistakes()
         bad = policy is None or any(mistake.severity == ERROR or said.strict for mistake in mistakes)
         worst = max(worst, WRONG if bad else WELL)
@@ -81,7 +97,7 @@ def run_check(said: argparse.Namespace) -> int:
             show(file, mistakes, sys.stdout, said.strict)
             print(summary(file, policy, mistakes, said.strict))
     if said.json:
-        print(json.dumps(reports, indent=2, ensure_ascii=False))
+        print(as_json(reports))
     return worst
 
 
@@ -136,7 +152,7 @@ def run_explain(said: argparse.Namespace) -> int:
         return WRONG
     sys.path.insert(0, os.getcwd())
     explanation = explanation_of(policy, said.request, said.store)
-    print(json.dumps(explanation.as_dict(), indent=2, ensure_ascii=False) if said.json else explanation.text())
+    print(as_json(explanation.as_dict()) if said.json else explanation.text())
     return WELL
 
 
@@ -165,5 +181,5 @@ def explanation_of(policy: Any, line: str, url: str | None) -> Any:
 def run_schema(said: argparse.Namespace) -> int:
     from .policy.reading.schema import schema
 
-    print(json.dumps(schema(), indent=2, ensure_ascii=False))
+    print(as_json(schema()))
     return WELL

@@ -320,3 +320,38 @@ def test_explain_needs_no_application(tmp_path, capsys):
     )
     assert main(["policy", "explain", str(tmp_path / "p.yaml"), "--request", "GET / vip=gold"]) == 0
     assert "100" in capsys.readouterr().out
+
+
+def test_a_module_that_raises_is_told_of_at_its_place(tmp_path, capsys, monkeypatch):
+    """Whatever a module does while it is imported, `check --import` says where it is named."""
+    monkeypatch.chdir(tmp_path)
+    Path("broken_shop.py").write_text("def cost(:\n")
+    Path("shop.yaml").write_text('limits:\n  - {name: a, key: ip, limit: 5/s, cost: {call: "broken_shop:cost"}}\n')
+    assert main(["policy", "check", "--import", "shop.yaml"]) == 1
+    assert "shop.yaml:2:50: error: 'broken_shop:cost': importing" in capsys.readouterr().out
+
+
+def test_one_file_that_can_not_be_read_hides_no_other(tmp_path, capsys, monkeypatch):
+    """All files are checked, and the exit code is that of the worst."""
+    monkeypatch.chdir(tmp_path)
+    Path("good.yaml").write_text("limits: [{name: a, key: ip, limit: 5/s}]\n")
+    assert main(["policy", "check", "gone.yaml", "good.yaml", "--json"]) == 2
+    told = capsys.readouterr()
+    assert [(one["file"], one["ok"]) for one in json.loads(told.out)] == [("gone.yaml", False), ("good.yaml", True)]
+    assert "gone.yaml" in told.err
+
+
+@pytest.mark.parametrize("more", [[], ["--json"]])
+def test_a_terminal_without_an_arrow_is_no_reason_to_fail(tmp_path, more):
+    """Where the way out has few characters, the others are replaced, and JSON is escaped."""
+    file = tmp_path / "shop.yaml"
+    file.write_text("limits: [{name: a, key: ip, limit: 5/s}]\n")
+    words = ["policy", "explain", str(file), "--request", "GET /ü ip=10.0.0.1", *more]
+    environment = {**os.environ, "PYTHONIOENCODING": "cp437"}
+    done = subprocess.run([sys.executable, "-m", "headgate", *words], capture_output=True, env=environment, check=False)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert (
+        json.loads(done.stdout)["request"]["path"] == "/ü"
+        if more
+        else done.stdout.endswith(b"allowed\r\n" if os.name == "nt" else b"allowed\n")
+    )

@@ -9,6 +9,7 @@ from headgate import MemoryStore
 from headgate.policy import Policy, WrittenFacts
 from headgate.policy.gate import Gate
 from headgate.testing import ManualClock
+from headgate.web.asgi_wire import AsgiFacts
 
 SECRET = "a shared secret of at least 32 bytes"
 POLICY = f"""
@@ -142,3 +143,63 @@ def test_no_key_can_inject_anything(gate, value):
     refusal = gate.ask(facts).refusal
     assert refusal is not None
     assert value not in refusal.message
+
+
+SPELLINGS = [
+    "sid=ab1",
+    "sid =ab1",
+    "sid\t= ab1",
+    'sid="ab1"',
+    'sid="\\141b\\061"',
+    'x=1; sid ="a\\b1"',
+    "sid=%61b1",
+    "\xa0sid=ab1 ",
+]
+
+
+@pytest.mark.parametrize("cookies", SPELLINGS)
+def test_no_spelling_of_a_cookie_makes_a_new_session(cookies):
+    """A session that applications find under a cookie is the same one to the rules, however client and cookie are spelt."""
+    from starlette.requests import cookie_parser
+
+    policy = Policy.read("identify: {s: {cookie: sid}}\nlimits: [{name: s, key: s, limit: 1/s}]")
+    assert cookie_parser(cookies)["sid"] in ("ab1", "%61b1")
+    assert policy.identify["s"].of(WrittenFacts(headers={"Cookie": cookies})) == "ab1"
+
+
+@pytest.mark.parametrize("between", ["\t", "  ", " \t "])
+def test_no_space_hides_a_token(gate, between):
+    """Whoever splits the header into words finds the token behind a tab; so do the rules for users."""
+    token = jwt.encode({"sub": "ann"}, SECRET, algorithm="HS256")
+    facts = WrittenFacts("GET", "/api/x", headers={"Authorization": f"Bearer{between}{token} "})
+    assert [one.key for one in gate.explain(facts) if one.rule.name == "api"] == ["user:ann"]
+
+
+TEMPLATES = [
+    ("/my%20file", ["/my file", "/My%20File/", "/my%2520file"]),
+    ("/caf%C3%A9", ["/café", "/CAF%C3%89"]),
+    ("/café", ["/café", "/caf%c3%a9"]),
+    ("/a//b", ["/a/b", "//a//b"]),
+    ("/a%2Fb/{id}", ["/a/b/7", "/a%2fb/7"]),
+]
+
+
+@pytest.mark.parametrize(("template", "paths"), TEMPLATES)
+def test_a_template_is_spelt_as_requests_are(template, paths):
+    """Encoded, accented or with a slash too many: what a rule's path spells is what requests are matched against."""
+    with Gate(
+        Policy.of(limits=[{"name": "x", "match": f"GET {template}", "key": "ip", "limit": "1/s"}]), store=MemoryStore()
+    ) as gate:
+        for path in paths:
+            facts = WrittenFacts("GET", path)
+            assert [one.meant for one in gate.explain(facts)] == [True], path
+            assert facts.captured.get("id", "7") == "7"
+
+
+def test_no_empty_parameter_hides_another():
+    """`?key&key=x` has two values: an application may take the second, so it does not go past a rule as if there were none."""
+    policy = Policy.read("identify: {k: {query: key}}\nlimits: [{name: k, key: k, limit: 1/s, cost: {query: n, max: 9}}]")
+    scope = {"type": "http", "method": "GET", "path": "/", "headers": [], "query_string": b"key&key=x&n&n=5"}
+    assert policy.identify["k"].of(AsgiFacts(scope)) == "several values"
+    with Gate(policy, store=MemoryStore()) as gate:
+        assert gate.explain(AsgiFacts(scope))[0].cost == 9

@@ -7,7 +7,7 @@ import os
 import threading
 
 import pytest
-from gates import asked, gate, policy, request, rule
+from gates import asked, gate, key, policy, request, rule
 
 from headgate.policy.model import WAIT, OnRefusal
 from headgate.testing import ManualClock
@@ -179,3 +179,100 @@ def test_a_reload_does_not_make_a_queue_longer():
         assert g.tally().rules[0].waiting == 0
 
     asyncio.run(main())
+
+
+CLOSING = ["fixed window 100/min", "fixed window 100/min align first", "leaky bucket queue 100/s capacity 200"]
+
+
+@pytest.mark.parametrize("text", CLOSING)
+def test_who_waits_closes_nothing_to_others(text):
+    """A client that waits for its own bucket, beyond the end of a window that all share, holds up nobody else."""
+    clock = HeldClock(60 * 1000 + 55)
+    mine = rule("mine", "1/s burst 1", key=key("user"), on_refusal=waiting(10_000))
+    g = gate(mine, rule("all", text), clock=clock)
+
+    async def main():
+        await g.aask(request(user="patient"))
+        clock.advance(0.01)
+        waiters = [asyncio.ensure_future(g.aask(request(user="patient"))) for _ in range(8)]
+        await asyncio.sleep(0.01)
+        assert g.tally().rules[0].waiting == 8
+        assert (await g.aask(request(user="other"))).allowed
+        for _ in range(8):
+            clock.advance(1)
+            await asyncio.sleep(0.01)
+        assert all(answer.allowed and len(answer.decision.decisions) == 2 for answer in await asyncio.gather(*waiters))
+
+    asyncio.run(main())
+    assert [(t.passed, t.refused, t.waiting) for t in g.tally().rules] == [(10, 0, 0), (10, 0, 0)]
+
+
+@pytest.mark.parametrize("colour", ["ask", "aask"])
+def test_a_turn_that_another_limit_refuses_goes_back(colour):
+    """Whoever waited, and finds a window full that took no turn of his, is refused by it and has spent nothing."""
+    clock = ManualClock(60 * 1000)
+    mine = rule("mine", "1/s burst 1", key=key("user"), on_refusal=waiting(2_000))
+    g = gate(mine, rule("all", "fixed window 2/min"), clock=clock)
+    asleep = clock.asleep if colour == "aask" else clock.sleep
+    assert asked(g, request(user="a"), colour).allowed
+
+    def overtaken():
+        assert asked(g, request(user="b"), "quick").allowed
+
+    async def later(seconds, wake=None):
+        overtaken()
+        await asleep(seconds, wake)
+
+    def sooner(seconds, wake=None):
+        overtaken()
+        asleep(seconds, wake)
+
+    clock.asleep, clock.sleep = later, sooner
+    answer = asked(g, request(user="a"), colour)
+    assert (answer.allowed, answer.refusal.violated, answer.refusal.retry_after) == (False, ("all",), 59)
+    clock.advance(59)
+    assert asked(g, request(user="a"), "quick").allowed
+    assert [(t.passed, t.refused, t.waiting) for t in g.tally().rules] == [(3, 0, 0), (3, 1, 0)]
+
+
+def test_who_waits_for_two_rules_waits_for_both():
+    """A turn of one bucket does not spare the turn of another that paces: both are waited for, within the patience of both."""
+    clock = ManualClock(1000)
+    mine = rule("mine", "1/s burst 1", key=key("user"), on_refusal=waiting(5_000))
+    g = gate(mine, rule("paced", "leaky bucket queue 10/s capacity 50", on_refusal=waiting(5_000)), clock=clock)
+    assert asked(g, request(user="a")).allowed
+    clock.advance(0.5)
+    sleep = clock.sleep
+
+    def overtaken(seconds, wake=None):
+        clock.sleep = sleep
+        sleep(seconds, wake)
+        assert asked(g, request(user="b"), "quick").allowed
+
+    clock.sleep = overtaken
+    answer = asked(g, request(user="a"))
+    assert (answer.allowed, answer.wait_us) == (True, 600_000)
+
+
+def test_who_goes_while_waiting_for_the_second_gives_the_first_back():
+    """A client that leaves after its first turn has spent nothing of it."""
+    clock = HeldClock(1000)
+    mine = rule("mine", "1/s burst 1", key=key("user"), on_refusal=waiting(5_000))
+    g = gate(mine, rule("paced", "leaky bucket queue 2/s capacity 50", on_refusal=waiting(5_000)), clock=clock)
+
+    async def main():
+        await g.aask(request(user="a"))
+        clock.advance(0.5)
+        gone = asyncio.ensure_future(g.aask(request(user="a")))
+        await asyncio.sleep(0.01)
+        clock.advance(0.5)
+        assert g.quick(request(user="b")).allowed
+        await asyncio.sleep(0.01)
+        assert not g.explain(request(user="a"))[0].decision.allowed
+        gone.cancel()
+        await asyncio.gather(gone, return_exceptions=True)
+        await asyncio.sleep(0.01)
+        assert g.explain(request(user="a"))[0].decision.allowed
+
+    asyncio.run(main())
+    assert [tally.waiting for tally in g.tally().rules] == [0, 0]

@@ -376,3 +376,16 @@ def test_a_policy_from_no_file_can_not_be_watched():
     """It is told, with what to write."""
     with Gate(Policy(), store=MemoryStore()) as gate, pytest.raises(ConfigurationError, match=r"watch_policy\(gate, 'headgate"):
         watch_policy(gate)
+
+
+def test_a_key_that_comes_later_than_the_file_that_names_it_is_taken(file, tmp_path, eventually):
+    """A new version names a key that is not there yet: it is refused, once, and tried again when the key has come."""
+    file.write_text("limits: [{name: a, key: ip, limit: 1/s}]")
+    with Gate(Policy.load(file), store=MemoryStore()) as gate:
+        gate.watch(SOON)
+        jwt = "{jwt: {claim: sub, key_file: later.key, algorithms: [HS256]}}"
+        replaced(file, f"identify: {{user: {jwt}}}\nlimits: [{{name: b, key: user, limit: 1/s}}]")
+        eventually(lambda: gate.tally().reloads_refused == 1)
+        replaced(tmp_path / "later.key", "a shared secret of at least 32 bytes")
+        eventually(lambda: [rule.name for rule in gate.policy.rules] == ["b"])
+        assert (gate.tally().reloads, gate.tally().reloads_refused) == (1, 1)

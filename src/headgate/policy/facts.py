@@ -32,7 +32,7 @@ def differing(query: str, name: str) -> bool:
     """Whether a query has several values of a parameter, or more parameters than anybody looks at."""
     if query.count("&") >= PARAMETERS:
         return True
-    if query.count("=") < 2:
+    if "&" not in query:  # `n&n=5` has two values: the first is empty
         return False
     return len({value for found, value in parse_qsl(query, keep_blank_values=True, errors="replace") if found == name}) > 1
 

@@ -14,6 +14,7 @@ from typing import Any
 
 from ..errors import ConfigurationError
 from .identity.hosts import host_matches
+from .identity.paths import tidy
 from .model import Match
 
 #: What a rule that names no method is not meant by: one message of a connection is no request.
@@ -65,7 +66,7 @@ class Matcher:
 
     def _add(self, index: int, match: Match) -> None:
         names: list[tuple[int, str]] = []
-        node = self.root
+        node, walked = self.root, 0
         segments = segments_of(match.path)
         for depth, segment in enumerate(segments):
             if segment == "**":
@@ -74,11 +75,12 @@ class Matcher:
                 break
             if segment == "*" or segment[:1] == "{":
                 if segment[:1] == "{":
-                    names.append((depth, segment[1:-1]))
+                    names.append((walked, segment[1:-1]))
                 node.any = node.any or Node()
-                node = node.any
-            else:
-                node = node.literal.setdefault(segment.casefold(), Node())
+                node, walked = node.any, walked + 1
+            else:  # spelt as requests are: `my%20file` is "my file"
+                for part in segments_of(tidy("/" + segment)):
+                    node, walked = node.literal.setdefault(part, Node()), walked + 1
         pattern = Pattern(index, match, tuple(names))
         (node.rests if not match.path or segments[-1:] == ["**"] else node.ends).append(pattern)
 

@@ -45,6 +45,7 @@ class Shutter:
         if not self._until or is_off():
             return None
         edition = gate.edition
+        plan = edition.plan(facts)  # before anybody asks for an identity: those of the path are what its templates captured
         key: Any = key_of(edition.identities, facts, self.said.key)
         until = self._until.get(key)
         if until is None:
@@ -53,7 +54,6 @@ class Shutter:
         if left_us <= 0:
             self._until.pop(key, None)
             return None
-        plan = edition.plan(facts)
         if plan.exempt or (plan.pardons and edition.pardoned(plan, facts) is True):
             return None
         self.refused += 1

@@ -18,7 +18,7 @@ import queue
 import signal
 import threading
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +36,8 @@ SETTLED, TRIES = 0.05, 20
 RECENT_US = 2_000_000
 Stamp = tuple[int, int, int] | None
 STOP, HANG_UP = "stop", "hang up"
+#: In the place of a file's contents.
+MISSING = b""
 
 
 class Watch:
@@ -61,6 +63,7 @@ class Watch:
         self._more = more
         self._stopped = False
         self._gone = False
+        self.wanted: tuple[Path, ...] = ()
         self._stamps: dict[Path, Stamp] | None = None
         self._contents = self._read()
         self.hangs_up = False
@@ -114,12 +117,19 @@ class Watch:
             return False
         stamps = self._settled(stamps)
         self._tell_gone(stamps[self.path] is None)
-        contents = self._read()
+        contents = self._read(self._contents)
         known, self._contents = self._contents, {**self._contents, **contents}
         self._stamps = None if _recent(stamps) else stamps
         if self.path not in contents:
             return False
-        return asked or self.path not in known or any(known.get(path, content) != content for path, content in contents.items())
+        return asked or self.path not in known or any(known.get(path, now) != now != MISSING for path, now in contents.items())
+
+    def want(self, files: Iterable[Path]) -> None:
+        """Looks at these files too: a version was refused that names them, and one that is missing may come yet."""
+        self.wanted = tuple(files)
+        for path in self.wanted:
+            if not path.exists():
+                self._contents.setdefault(path, MISSING)
 
     def _tell_gone(self, gone: bool) -> None:
         if gone and not self._gone:
@@ -142,19 +152,20 @@ class Watch:
         return stamps
 
     def _files(self) -> list[Path]:
-        return list(dict.fromkeys([self.path, *(Path(os.path.abspath(one)) for one in self._more())]))
+        return list(dict.fromkeys([self.path, *(Path(os.path.abspath(one)) for one in (*self._more(), *self.wanted))]))
 
     def _stamps_now(self) -> dict[Path, Stamp]:
         return {path: _stamp(path) for path in self._files()}
 
-    def _read(self) -> dict[Path, bytes]:
-        """What is in the files, as hashes; one that can't be read is left out."""
+    def _read(self, known: Mapping[Path, bytes] = {}) -> dict[Path, bytes]:
+        """What is in the files, as hashes. One that can't be read is left out, or, where nobody knew it, missing: it may come."""
         found = {}
         for path in self._files():
             try:
                 found[path] = hashlib.sha256(path.read_bytes()).digest()
             except OSError:
-                pass
+                if path != self.path and path not in known:
+                    found[path] = MISSING
         return found
 
     # SIGHUP ----------------------------------------------------------------------------------------------------
@@ -228,9 +239,12 @@ def watch_policy(gate: Any, path: str | Path | None = None, interval: Duration =
     source = Path(os.path.abspath(source))
 
     def changed() -> None:
+        watch.wanted = ()
         try:
             gate.reload(Policy.load(source))
         except Exception as error:
+            watch.want(getattr(error, "files", ()))
             gate.reload_refused(error)
 
-    return Watch(source, changed, interval, more=lambda: gate.policy.files, hang_up=hang_up)
+    watch = Watch(source, changed, interval, more=lambda: gate.policy.files, hang_up=hang_up)
+    return watch

@@ -99,9 +99,10 @@ class ClientIp:
 
     def _key(self, text: str) -> str:
         address = read_address(text)
-        return kept(text) if address is None else self._network(address)  # a server's own word for a peer: "testclient"
+        return kept(text) if address is None else self.counted(address)  # a server's own word for a peer: "testclient"
 
-    def _network(self, address: Address) -> str:
+    def counted(self, address: Address) -> str:
+        """The key of an address."""
         return network_text(address, self.ipv6_prefix if address[0] == 6 else self.ipv4_prefix)
 
     def _told(self, facts: Facts) -> Client | None:
@@ -113,7 +114,7 @@ class ClientIp:
         client = self._chains.get(value, UNKNOWN)
         if client is UNKNOWN:
             address = self._walked(value)
-            client = None if address is None else Client(address_text(address), self._network(address))
+            client = None if address is None else Client(address_text(address), self.counted(address))
             if len(value) <= LONGEST:
                 remember(self._chains, value, client, MOST_KEPT)
         return client

@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
+from urllib.parse import unquote
 
 from ...errors import ConfigurationError
 from ..facts import Facts
@@ -18,6 +19,7 @@ from .client_ip import ClientIp
 from .complaints import Complaints, checked_call, title
 from .keeping import kept, remember
 
+_ESCAPED = re.compile(r"\\(?:([0-3][0-7]{2})|(.))", re.S)
 SUBJECT, SAN = "subject", "san"
 #: Who says several things at once under one name. One application takes the first of them, another the last, so whoever could
 #: choose the rest freely would be a new client with every request: they are all one.
@@ -70,9 +72,17 @@ class Query:
         return SEVERAL if facts.differs("query", self.name) else _value(facts.query(self.name), self.default)
 
 
+def _unquoted(value: str) -> str:
+    """A cookie's value as applications read it: each of its characters may be written as `\\141` within quotes, or as `%61`."""
+    if value[:1] == '"' and value[-1:] == '"' and len(value) > 1:
+        value = _ESCAPED.sub(lambda found: found[2] or chr(int(found[1], 8)), value[1:-1])
+    return unquote(value) if "%" in value else value
+
+
 @dataclass(frozen=True, slots=True)
 class Cookie:
-    """The cookie of this name. Lines of several Cookie headers, joined with commas, are read as one."""
+    """The cookie of this name. Lines of several Cookie headers, joined with commas, are read as one. What frameworks overlook
+    (spaces around the name, quotes, escapes in them, percent-encoding) makes no other cookie of it."""
 
     name: str
     default: str | None = None
@@ -80,7 +90,7 @@ class Cookie:
 
     def __post_init__(self) -> None:
         _named(self)
-        object.__setattr__(self, "_pattern", re.compile(rf"(?:^|[;,])\s*{re.escape(self.name)}=([^;,]*)"))
+        object.__setattr__(self, "_pattern", re.compile(rf"(?:^|[;,])\s*{re.escape(self.name)}\s*=([^;,]*)"))
 
     def of(self, facts: Facts) -> str | None:
         header = facts.header("cookie")
@@ -91,7 +101,7 @@ class Cookie:
             return self.default
         if len(found) > 1 and len(set(found)) > 1:
             return SEVERAL
-        return _value(found[0].strip().strip('"'), self.default)
+        return _value(_unquoted(found[0].strip()), self.default)
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,12 +164,16 @@ class Called:
         self.complaints.tell("%s answered a %s, not text: it counts as nothing", title(self.call), type(said).__name__)
         return self.default
 
+    def address(self, facts: Facts) -> str | None:
+        """As the identity `ip`: the client's address, which networks are compared with."""
+        return self.of(facts)
+
 
 @dataclass(frozen=True, slots=True)
 class Network:
     """The class of the client's address: `(("internal", ("10.1.0.0/16",)), …)`. Of several, the narrowest network decides."""
 
-    ip: ClientIp
+    ip: ClientIp | Called
     classes: tuple[tuple[str, tuple[str, ...]], ...]
     default: str | None = None
     _ordered: tuple[tuple[int, int, int, str], ...] = field(init=False, repr=False, compare=False)

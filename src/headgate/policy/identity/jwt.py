@@ -96,8 +96,9 @@ class Verifier:
     def _claims(self, value: str) -> Mapping[str, Any] | None:
         if not value or len(value) > LONGEST:
             return None
-        if value[:7].lower() == "bearer ":
-            value = value[7:].strip()
+        if value[:6].lower() == "bearer":  # any space behind it will do, as for those who split the header into words
+            words = value.split(None, 2)
+            value = words[1] if len(words) > 1 and len(words[0]) == 6 else value
         held = self._held.get(value)
         if held is None:
             held = self._verified(value)

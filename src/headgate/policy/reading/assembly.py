@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from ...errors import ConfigurationError
 from ..clause import joined
 from ..model import Headers, Limits, OnFailure, Policy, Rule, Tiers
 from ..overrides import HashOverrides
@@ -14,7 +15,7 @@ from .nodes import Several
 from .page import Page
 from .rules import RuleDraft, TiersDraft
 from .sections import ExemptionDraft, Loaded
-from .shapes import BAD
+from .shapes import BAD, only_configuration
 
 
 class Assembly:
@@ -143,7 +144,13 @@ class Assembly:
             told = "a Redis hash needs the URL of its server: the policy's store is none"
             self.page.wrong(said.word("redis_hash"), name, told, "add url: redis://localhost:6379")
             return BAD
-        return HashOverrides(url, name, said.get("refresh", 5_000_000))
+        try:
+            return HashOverrides(url, name, said.get("refresh", 5_000_000))
+        except ConfigurationError as error:  # what only the client knows of its URLs
+            message, remedy = only_configuration(error)
+            place = said.at("url").place if "url" in said else said.word("redis_hash")
+            self.page.wrong(place, "", message, remedy or "write it like redis://localhost:6379/0")
+            return BAD
 
 
 def counted(parts: int) -> str:

@@ -10,7 +10,7 @@ from ..identity.identify import Captured
 from ..model import WAIT, Limits, Rule, ShutOut, Tiers, When
 from .assembly import Assembly
 from .conditions import key_names
-from .named import names_of
+from .named import handlers_of, names_of, sound
 from .nodes import Node, Place, Table
 from .page import did_you_mean
 from .reach import check_places, check_reach, name_place
@@ -54,10 +54,12 @@ def check_names(assembly: Assembly) -> None:
             )
     for _, rule in assembly.rules:
         for number in range(2, most_limits(rule) + 1):
-            labels[f"{rule.name}.{number}"] = rule.name
+            labels[f"{rule.name}.{number}"] = f"what the limits of rule {rule.name!r} are called from the second on"
+        if rule.once is not None:
+            labels[f"{rule.name} once"] = f"what the marks of rule {rule.name!r} are called, which charges once"
     for draft in assembly.drafts:
         if draft.name in labels:
-            told = f"{draft.name!r} is what the limits of rule {labels[draft.name]!r} are called from the second on"
+            told = f"{draft.name!r} is {labels[draft.name]}"
             assembly.page.wrong(draft.said.at("name").place, draft.name, told, "give this rule another name")
 
 
@@ -209,9 +211,10 @@ def check_emptiness(assembly: Assembly) -> None:
 
 def check_imports(assembly: Assembly) -> None:
     """What the policy calls can be imported."""
+    handlers = list(handlers_of(assembly.policy))
     for named in names_of(assembly.policy):
         try:
-            named.found()
+            named.found() if named in handlers else sound(named)
         except ConfigurationError as error:
             message, _, remedy = str(error).partition("; ")
             assembly.page.wrong(name_place(assembly.said.node, named.name), named.name, message, remedy)

@@ -233,6 +233,10 @@ class Identities:
 
     def _network(self, draft: Draft, classes: tuple[tuple[str, tuple[str, ...]], ...]) -> Any:
         ip: Any = self.made.get("ip", BAD)
+        if ip is not BAD and not hasattr(ip, "address"):
+            told = "the identity 'ip' tells no address, which networks are compared with"
+            self.page.wrong(draft.said.word("network"), "network", told, "give it a method address(facts)")
+            return BAD
         return BAD if ip is BAD else Network(ip, classes, draft.default)
 
     def _jwt(self, draft: Draft, said: Said) -> Any:
@@ -296,8 +300,9 @@ class Identities:
 
     def _key_of_file(self, name: str, node: Node) -> bytes | None:
         try:
-            path = self.page.folder / name
+            path = Path(os.path.abspath(self.page.folder / name))  # a program may change its folder
             self.files.append(path)
+            self.page.files.append(path)
             return path.read_bytes()[:100_000]
         except (OSError, ValueError) as error:
             reason = getattr(error, "strerror", None) or str(error)
@@ -321,6 +326,9 @@ class Identities:
             if wrong is not None:
                 self.page.wrong(place_of(node, name), name, wrong.message, wrong.suggestion)
                 return False
+        if found[0].startswith("HS") and data[-1:] == b"\n" and source != "key":
+            told = "the secret ends with a line break, which counts: tokens that are signed without it do not hold"
+            self.page.warn(said.at(source).place, "", told, "write the file with printf rather than echo")
         if b"PRIVATE KEY" in data:
             told = "a private key verifies tokens, but whoever reads it can write them"
             self.page.warn(said.at(source).place, "", told, "use the public key")

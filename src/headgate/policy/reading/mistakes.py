@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 from ...errors import ConfigurationError
@@ -73,12 +74,14 @@ def shown(mistake: Mistake) -> str:
 
 
 class PolicyError(ConfigurationError):
-    """A policy that can't be used. `mistakes` are all of them, in the order of the file; the text shows each with its line."""
+    """A policy that can't be used. `mistakes` are all of them, in the order of the file; the text shows each with its line.
+    `files` are those that were looked for on the way: what is missing may lie there later."""
 
-    def __init__(self, mistakes: Iterable[Mistake], left_out: int = 0) -> None:
+    def __init__(self, mistakes: Iterable[Mistake], left_out: int = 0, files: tuple[Path, ...] = ()) -> None:
         self.mistakes = tuple(mistakes)
         self.left_out = left_out
-        super().__init__(self.mistakes, left_out)
+        self.files = files
+        super().__init__(self.mistakes, left_out, files)
 
     @property
     def errors(self) -> tuple[Mistake, ...]:

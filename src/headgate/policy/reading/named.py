@@ -8,6 +8,7 @@ from functools import lru_cache
 from typing import Any
 
 from ...errors import ConfigurationError
+from ..identity.complaints import checked_call
 from ..model import Policy
 from .reference import resolved
 
@@ -35,24 +36,37 @@ def imported(name: str) -> Any:
     return found
 
 
+def calls_of(policy: Policy) -> Iterator[Any]:
+    """What a policy calls while a request is decided: it answers at once."""
+    for identity in policy.identify.values():
+        yield getattr(identity, "call", None)
+    for rule in policy.rules:
+        yield from (rule.cost.call, rule.charge.call, getattr(rule.overrides, "call", None))
+
+
+def handlers_of(policy: Policy) -> Iterator[Named]:
+    """Degrade handlers by name, which may be async; without a colon it is one that the middleware is given."""
+    for rule in policy.rules:
+        handler = rule.on_refusal.handler
+        if isinstance(handler, str) and ":" in handler:
+            yield Named(handler)
+
+
 def names_of(policy: Policy) -> Iterator[Named]:
     """Everything that a policy calls by a name."""
-    for identity in policy.identify.values():
-        yield from _named(getattr(identity, "call", None))
-    for rule in policy.rules:
-        overrides = getattr(rule.overrides, "call", None)
-        for call in (rule.cost.call, rule.charge.call, rule.on_refusal.handler, overrides):
-            yield from _named(call)
+    yield from (call for call in calls_of(policy) if isinstance(call, Named))
+    yield from handlers_of(policy)
 
 
-def _named(call: Any) -> Iterator[Named]:
-    if isinstance(call, Named):
-        yield call
-    elif isinstance(call, str) and ":" in call:  # a degrade handler; without a colon it is one that the middleware is given
-        yield Named(call)
+def sound(call: Any) -> None:
+    """Imports what is called; ConfigurationError when it can't be, or would have to be awaited."""
+    if call is not None:
+        checked_call(call.found() if isinstance(call, Named) else call)
 
 
 def import_all(policy: Policy) -> None:
     """Imports everything that a policy names, so that what is missing is told before the first request."""
-    for named in names_of(policy):
-        named.found()
+    for call in calls_of(policy):
+        sound(call)
+    for handler in handlers_of(policy):
+        handler.found()

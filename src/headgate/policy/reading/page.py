@@ -49,6 +49,7 @@ class Page:
         self.notes: list[tuple[str, Place, str, str, str, str]] = []
         self.hidden: list[Place] = []
         self.secrets: set[str] = set()
+        self.files: list[Path] = []  # that were looked for, found or not
 
     @property
     def failed(self) -> bool:
@@ -89,7 +90,7 @@ class Page:
         return tuple(sorted(found, key=lambda mistake: (mistake.line, mistake.column)))
 
     def error(self) -> PolicyError:
-        return PolicyError(self.mistakes(), int(len(self.notes) >= ENOUGH))
+        return PolicyError(self.mistakes(), int(len(self.notes) >= ENOUGH), tuple(self.files))
 
     def _mistake(self, severity: str, place: Place, text: str, message: str, suggestion: str, kind: str) -> Mistake:
         excerpt = self._excerpt(place.line)

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from itertools import islice
 from typing import Any
 
+from ..identity.addresses import read_address
+from ..identity.client_ip import ClientIp
 from ..identity.identify import Captured, Network
+from ..identity.paths import tidy
 from ..match import segments_of
 from ..model import SKIP, Exemption, Match, Rule, Tiers, When
 from .assembly import Assembly
@@ -24,6 +28,7 @@ def check_reach(assembly: Assembly) -> None:
         check_when(assembly, rule.when, draft.said.at("when"))
         check_key(assembly, draft, rule)
         check_tiers(assembly, draft, rule)
+        check_override(assembly, draft, rule)
     for exemption in assembly.exemptions:
         check_when(assembly, exemption.exemption.when, exemption.said.at("when"))
     check_exempted(assembly)
@@ -38,6 +43,9 @@ def name_place(node: Node, name: str) -> Place:
         for item in node.items:
             if isinstance(item, Scalar) and name in item.text:
                 return name_place(item, name)
+            found = node.place if isinstance(item, Scalar) else name_place(item, name)
+            if found not in (node.place, item.place):
+                return found
     if isinstance(node, Table):
         if name in node.entries:
             return node.entries[name][0].place
@@ -66,9 +74,12 @@ def check_when(assembly: Assembly, when: When, node: Node) -> None:
     for name, values in when.equals:
         known = values_of(assembly, name)
         for value in values:
+            spelt = spelling(identities.made.get(name), value)
             if known is not None and value not in known:
                 told = f"{name!r} is never {value!r}"
                 page.wrong(value_place(node, name, value), value, told, did_you_mean(value, known))
+            elif spelt != value:
+                page.wrong(value_place(node, name, value), value, f"{name!r} is never {value!r}", f"write {spelt!r}")
 
 
 def absent_place(node: Node, name: str) -> Place:
@@ -90,6 +101,36 @@ def values_of(assembly: Assembly, name: str) -> tuple[str, ...] | None:
         return None
     classes = [value for value, _ in identity.classes]
     return tuple(dict.fromkeys([*classes, *([identity.default] if identity.default is not None else [])]))
+
+
+def spelling(identity: object, value: str) -> str:
+    """A value as an identity spells it: addresses as they are counted, parts of a path in lower case."""
+    if isinstance(identity, ClientIp):
+        address = read_address(value.partition("/")[0])
+        return value if address is None else identity.counted(address)
+    if isinstance(identity, Captured):
+        return tidy("/" + value)[1:] or value
+    return value
+
+
+def check_override(assembly: Assembly, draft: RuleDraft, rule: Rule) -> None:
+    """A single key has a limit of its own only when somebody can have that key."""
+    for parts, node in overridden(draft):
+        for names, value in zip(rule.key, parts, strict=False):
+            spelt = {spelling(assembly.identities.made.get(name), value or "") for name in names}
+            if value is not None and value not in spelt and len(spelt) == 1:
+                told = f"nobody has the key {value!r}, so nobody has this limit"
+                assembly.page.wrong(name_place(node, value), value, told, f"write {spelt.pop()!r}")
+
+
+def overridden(draft: RuleDraft) -> Iterator[tuple[tuple[str | None, ...], Node]]:
+    """The keys that have limits of their own, in parts, and where they stand."""
+    node = draft.said.at("override")
+    said = draft.said.get("override", ())
+    if isinstance(node, Several):
+        yield from ((parts, entry.at("key")) for parts, _, entry in said)
+    else:
+        yield from (((value,), node) for value, _ in said)
 
 
 def check_key(assembly: Assembly, draft: RuleDraft, rule: Rule) -> None:

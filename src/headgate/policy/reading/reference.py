@@ -17,6 +17,9 @@ def resolved(text: str) -> Any:
         found: Any = import_module(module)
     except ImportError as error:
         raise ConfigurationError(f"{text!r}: the module {module!r} can't be imported here ({error})") from error
+    except Exception as error:  # whatever a module does while it is imported
+        told = f"{text!r}: importing the module {module!r} raised {type(error).__name__} ({error})"
+        raise ConfigurationError(f"{told}; it must be importable on its own") from error
     for name in path.split("."):
         try:
             found = getattr(found, name)

@@ -52,7 +52,11 @@ def path(text: str, at: int = 0) -> str:
     """A path template: literal segments, {name} and * for one segment, ** at the end for any rest."""
     if not bounded(text).startswith("/"):
         raise Wrong(f"the path {short(text)!r} does not begin with '/'", f"write /{text.lstrip('/')}", (at, max(1, len(text))))
-    for sign, remedy in (("?", "a rule matches the path only; take the query out"), ("#", "take '#' and what follows out")):
+    for sign, remedy in (
+        ("?", "a rule matches the path only; take the query out"),
+        ("#", "take '#' and what follows out"),
+        (";", "take ';' and what follows in its segment out"),
+    ):
         if sign in text:
             raise Wrong(f"no request's path has a {sign!r}", remedy, (at + text.index(sign), 1))
     if re.search(r"\s", text):

@@ -154,7 +154,9 @@ COST = Ready(
                 "call": Word(CALL, "A callable that takes the facts of a request and answers a whole number."),
                 "default": Word(UNITS, "Where the request says none; default 1."),
                 "max": Word(Number("units", 1, MOST), "Never more than this."),
-                "estimate": Word(UNITS, "Charged before the response is known; default 1."),
+                "estimate": Word(  # of nothing, nobody would ever be refused
+                    Number("units", 1, MOST), "Charged before the response is known; default 1."
+                ),
             },
             _cost,
             one_of=("header", "query", "response", "call"),

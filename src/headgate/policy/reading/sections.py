@@ -80,18 +80,25 @@ REMEDY = "write a secret, like {X-Probe: {env: PROBE_TOKEN}}"
 
 def _header_value(name: str, value: Any, said: Said, page: Page) -> str:
     if not isinstance(value, EnvironmentDraft):
-        if not str(value).strip():
-            page.wrong(said.at("header").place, "", f"an empty {name} would exempt everybody who sends one", REMEDY)
-        return str(value)
-    found = os.environ.get(value.name, "")
-    if value.name and not found.strip():
+        found, place = str(value).strip(), said.at("header").place
+        if not found:
+            page.wrong(place, "", f"an empty {name} would exempt everybody who sends one", REMEDY)
+        return _sendable(name, found, place, page)
+    found = os.environ.get(value.name, "").strip()  # a secret that was read from a file ends with a line break
+    if value.name and not found:
         page.wrong(
             value.place,
             value.name,
             f"the environment has no {value.name}",
             f"set {value.name}: an empty value would exempt everybody",
         )
-    return found
+    return _sendable(name, found, value.place, page)
+
+
+def _sendable(name: str, value: str, place: Place, page: Page) -> str:
+    if not (value.isascii() and value.isprintable()):
+        page.wrong(place, "", f"this value of {name} has characters that no header carries", "write it in printable ASCII")
+    return value
 
 
 EXEMPTION = Fields(

@@ -6,7 +6,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from ...errors import ConfigurationError
-from ...stores.urls import WRAPPERS, WRAPPING, maker_of, masked, only, options_of
+from ...stores.urls import REDIS, WRAPPERS, WRAPPING, maker_of, masked, number, only, options_of
 from .page import Wrong, nearest
 
 
@@ -56,3 +56,11 @@ def _options_hold(parts: Any, options: dict[str, str], text: str) -> None:
         raise ConfigurationError(f"{parts.scheme}:// has no host; write it like redis://localhost:6379")
     if parts.netloc:
         _ = parts.hostname, parts.port if "," not in parts.netloc else None
+    for name in ("max_keys", "log_entries", *(("lease",) if options.get("lease") != "auto" else ())):
+        if name in options:
+            number(name, options[name], text)
+    if parts.scheme in REDIS:
+        from ...stores.redis.address import read_url
+        from ...stores.redis.hashes import address_only
+
+        read_url(address_only(text))
