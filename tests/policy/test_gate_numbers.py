@@ -33,6 +33,7 @@ def test_a_response_is_counted_in_the_bucket_of_its_time(ago_ms):
     """Response times go by the request's whole time, once for every rule, whatever the number of its limits."""
     g = gate(rule("two", "token bucket 9/s burst 9; fixed window 9/min"), rule("one", "9/s"))
     passage = asked(g, request())
+    assert [told.responses.sum for told in g.tally().rules] == [0, 0]
     passage.began_us = steady_us() - ago_ms * 1_000
     passage.responded(200)
     for told in g.tally().rules:

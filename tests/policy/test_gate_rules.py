@@ -225,6 +225,7 @@ def test_many_paths_do_not_fill_the_memory():
         (Cost(units=3), {}, 3),
         (Cost("header", 1, "x-cost"), {"X-Cost": "4"}, 4),
         (Cost("header", 2, "x-cost"), {}, 2),
+        (Cost("header", 2, "x-cost"), {"X-Cost": "1"}, 1),
         (Cost("header", 2, "x-cost"), {"X-Cost": "-5"}, 2),
         (Cost("header", 2, "x-cost"), {"X-Cost": "1e3"}, 2),
         (Cost("header", 2, "x-cost", most=6), {"X-Cost": "9" * 5000}, 6),
