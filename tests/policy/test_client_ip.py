@@ -35,9 +35,12 @@ def seen(chain: str | None, peer: str | None = PROXY, ip: ClientIp = BEHIND) -> 
         ("6.6.6.6, 203.0.113.9, 10.0.0.7", "203.0.113.9"),
         ("10.9.9.9, 203.0.113.9", "203.0.113.9"),
         ("10.0.0.9, 10.0.0.8", "10.0.0.9"),
+        ("10.0.0.12", "10.0.0.12"),
         (" 203.0.113.9 ,  10.0.0.7 ", "203.0.113.9"),
         ("203.0.113.9,,10.0.0.7,", "203.0.113.9"),
         ("203.0.113.9:51234", "203.0.113.9"),
+        ("203.0.113.9:_hidden", "203.0.113.9"),
+        ("[2001:db8::17]:_h", "2001:db8::/64"),
         ("::ffff:203.0.113.9", "203.0.113.9"),
         ("203.0.113.9, ::ffff:10.0.0.7", "203.0.113.9"),
         ("[2001:db8::17]:4711", "2001:db8::/64"),
@@ -63,6 +66,11 @@ def test_the_chain_is_read_from_the_right_over_trusted_proxies_only(chain, clien
         "01.02.03.04",
         "1.2.3.4:99999999",
         "1.2.3.4:http",
+        "1.2.3.4:123456",
+        "1.2.3.4:x1",
+        "1.2.3.4:\u0663",
+        "1.2.3.4:_",
+        "[2001:db8::1]80",
         "[2001:db8::1",
         "[2001:db8::1]x",
         "[1.2.3.4]",
@@ -243,7 +251,9 @@ def test_what_is_remembered_is_bounded():
         ({"trusted_proxies": (7.5,)}, "write it like"),
         ({"ipv6_prefix": 129}, "write 1 to 128"),
         ({"ipv4_prefix": 0}, "write 1 to 32"),
-        ({"ipv4_prefix": True}, "write 1 to 32"),
+        ({"ipv4_prefix": True}, "ipv4_prefix: True is no length of a prefix; write 1 to 32"),
+        ({"ipv6_prefix": "64"}, "ipv6_prefix: '64' is no length of a prefix"),
+        ({"ipv6_prefix": 0}, "write 1 to 128"),
     ],
 )
 def test_a_mistake_is_told_with_its_remedy(wrong, remedy):
@@ -291,3 +301,11 @@ def test_networks_hold_addresses_in_any_spelling():
     outside = ["10.2.0.1", "2001:db9::1", "192.0.2.8", "x", "", None, "10.1.2.3, 10.1.2.4", "a" * 100_000]
     assert not any(networks.holds(address) for address in outside)
     assert not Networks().holds("10.1.2.3")
+
+
+def test_a_network_of_one_family_holds_nobody_of_the_other():
+    """Where the first bits of an address are those of another family's network, it is not in it; IPv4 inside IPv6 is IPv4."""
+    assert not Networks(("0.0.0.0/8",)).holds("::1")
+    assert not Networks(("::/104",)).holds("0.0.0.9")
+    assert Networks(("::ffff:0:0/96",)).holds("192.0.2.7")
+    assert [Networks(("::ffff:0.0.0.0/97",)).holds(f"{n}.1.1.1") for n in (10, 127, 128)] == [True, True, False]

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 
 import pytest
-from gates import asked, gate, key, passes, policy, request, rule
+from gates import COLOURS, asked, gate, key, passes, policy, request, rule
 
 from headgate import MemoryStore, RedisStore
 from headgate.policy import Gate
@@ -90,15 +91,16 @@ def test_an_outcome_that_does_not_count_leaves_no_mark(colour):
     assert passes(g, 2, user="a") == [True, False]
 
 
-def test_a_refused_request_spends_no_repetition():
+@pytest.mark.parametrize("colour", COLOURS)
+def test_a_refused_request_spends_no_repetition(colour):
     """When another rule refuses a repetition, it may be repeated as often as before."""
     g = gate(
         rule("pay", "fixed window 1/h", key=key("user"), once=Once("idempotency-key", replays=1)),
         rule("all", "fixed window 1/min"),
     )
-    assert passes(g, 5, **SAID) == [True, False, False, False, False]
+    assert passes(g, 5, colour=colour, **SAID) == [True, False, False, False, False]
     g.clock.advance(60)
-    assert passes(g, 1, **SAID) == [True]
+    assert passes(g, 1, colour=colour, **SAID) == [True]
 
 
 @pytest.mark.parametrize("colour", ["ask", "aask"])
@@ -113,3 +115,95 @@ def test_a_store_that_fails_is_asked_no_second_question(colour, action):
     assert store.calls == ["decide"]
     tally = g.tally().rules[0]
     assert (tally.failed_open, tally.failed_closed) == ((1, 0) if action == "open" else (0, 1))
+
+
+@pytest.mark.parametrize("colour", ["ask", "aask"])
+def test_a_repetition_asks_the_store_no_more_than_it_must(colour):
+    """A first request looks for its mark, is charged and makes it; a repetition looks for it and takes it; without the header
+    there is one question."""
+    clock = ManualClock(1000)
+    store = WrappedStore(MemoryStore(clock=clock))
+    g = Gate(policy(rule("pay", "9/h", key=key("user"), once=ONCE)), store=store, clock=clock)
+    for said, calls in (
+        (SAID, ["decide", "decide", "decide_many"]),
+        (SAID, ["decide", "decide_many"]),
+        ({"user": "a"}, ["decide"]),
+    ):
+        del store.calls[:]
+        assert asked(g, request(**said), colour)
+        assert store.calls == calls
+
+
+def test_a_reload_changes_how_often_a_request_may_be_repeated():
+    """Another number of replays, or another time, holds from the next request on."""
+    g = gate(rule("pay", "fixed window 1/day", key=key("user"), once=Once("idempotency-key", replays=1)))
+    assert passes(g, 3, **SAID) == [True, True, False]
+    g.reload(policy(rule("pay", "fixed window 1/day", key=key("user"), once=Once("idempotency-key", replays=3))))
+    assert passes(g, 3, **SAID) == [True, True, False]
+    g.reload(policy(rule("pay", "fixed window 2/day", key=key("user"), once=Once("idempotency-key", 1_000_000, replays=3))))
+    assert passes(g, 1, user="a", **{"idempotency-key": "new"}) == [True]
+    g.clock.advance(1)
+    assert passes(g, 1, user="a", **{"idempotency-key": "new"}) == [False]
+
+
+def one_inside_another(g, store, colour):
+    """Two requests with one key, the second begun and ended while the first is being charged."""
+    inner = store.inner.decide
+    twins = []
+
+    def decide(claims, max_wait_us=0, commit=True):
+        if commit and not twins:
+            twins.append(None)
+            twins[0] = asked_within(g, colour)
+        return inner(claims, max_wait_us, commit)
+
+    store.decide = decide
+    return asked(g, request(**SAID), colour), twins[0]
+
+
+def asked_within(g, colour):
+    """A request in the middle of another one, in a thread of its own (a loop does not run inside a loop)."""
+    found = []
+    thread = threading.Thread(target=lambda: found.append(asked(g, request(**SAID), colour)))
+    thread.start()
+    thread.join()
+    return found[0]
+
+
+@pytest.mark.parametrize("local", [True, False], ids=["near", "far"])
+@pytest.mark.parametrize("colour", ["ask", "aask"])
+def test_a_twin_gets_back_what_was_charged_once(colour, local):
+    """Who finds that another was first gets its charge back, of the rule that charges once and of no other."""
+    clock = ManualClock(1000)
+    store = WrappedStore(MemoryStore(clock=clock), local=local)
+    rules = [rule("all", "fixed window 9/h"), rule("pay", "fixed window 9/h", key=key("user"), once=ONCE)]
+    g = Gate(policy(*rules, budget_us=5_000_000), store=store, clock=clock)
+    outer, twin = one_inside_another(g, store, colour)
+    assert (outer.allowed, twin.allowed) == (True, True)
+    assert [one.remaining for one in asked(g, request(user="a")).decision.decisions] == [6, 7]
+
+
+@pytest.mark.parametrize("status", [200, 401])
+def test_a_twin_that_owes_is_settled_by_its_outcome(status):
+    """Of twins whose outcomes decide, each is charged until its outcome is known: two wrong guesses are two."""
+    clock = ManualClock(1000)
+    store = WrappedStore(MemoryStore(clock=clock), local=True)
+    g = Gate(policy(rule("login", "fixed window 9/h", key=key("user"), once=ONCE, charge=Charge(((401, 401),)))), store=store)
+    for passage in one_inside_another(g, store, "ask"):
+        passage.done(status)
+    assert asked(g, request(user="a")).decision.remaining == (8 if status == 200 else 6)
+
+
+@pytest.mark.parametrize("colour", COLOURS)
+def test_a_mark_that_can_not_be_made_fails_nobody(colour, caplog):
+    """A request that was charged passes though its mark could not be made; that is logged, and its repetition is charged."""
+    clock = ManualClock(1000)
+    store = WrappedStore(MemoryStore(clock=clock), local=True)
+    g = Gate(policy(rule("pay", "fixed window 2/h", key=key("user"), once=ONCE, charge=Charge(((401, 401),)))), store=store)
+    store.failing = {"decide_many"}
+    passage = asked(g, request(**SAID), colour)
+    passage.done(401)
+    assert "marking an idempotency key in the store of 'headgate' failed: decide_many: nobody answers" in caplog.text
+    asked(g, request(**SAID), colour).done(200)
+    store.failing = set()
+    assert asked(g, request(user="a")).decision.remaining == 0

@@ -34,6 +34,7 @@ def test_the_first_identity_that_is_there_is_the_key():
     """`user | ip` is the user where there is one, otherwise the address."""
     g = gate(rule("user", "1/s", key=key("user|ip")))
     assert asked(g, request(user="a")).keys == ["user:a"]
+    assert asked(g, request(user="a|50%")).keys == ["user:a|50%"]  # only joined keys are escaped
     assert asked(g, request()).keys == ["ip:192.0.2.7"]
 
 
@@ -224,11 +225,17 @@ def test_many_paths_do_not_fill_the_memory():
         (Cost(units=3), {}, 3),
         (Cost("header", 1, "x-cost"), {"X-Cost": "4"}, 4),
         (Cost("header", 2, "x-cost"), {}, 2),
+        (Cost("header", 2, "x-cost"), {"X-Cost": "1"}, 1),
         (Cost("header", 2, "x-cost"), {"X-Cost": "-5"}, 2),
         (Cost("header", 2, "x-cost"), {"X-Cost": "1e3"}, 2),
-        (Cost("header", 2, "x-cost", most=6), {"X-Cost": "9" * 4000}, 6),
-        (Cost("call", call=lambda facts: len(facts.path)), {}, 1),
+        (Cost("header", 2, "x-cost", most=6), {"X-Cost": "9" * 5000}, 6),
+        (Cost("header", 2, "x-cost"), {"X-Cost": "\u00b2"}, 2),
+        (Cost("header", 2, "x-cost"), {"X-Cost": "\u0663"}, 2),
+        (Cost("call", call=lambda facts: len(facts.path) + 3), {}, 4),
         (Cost("call", 3, call=lambda facts: "many"), {}, 3),
+        (Cost("call", 3, call=lambda facts: True), {}, 3),
+        (Cost("call", 3, call=lambda facts: -4), {}, 0),
+        (Cost("call", 3, call=lambda facts: 8, most=7), {}, 7),
     ],
 )
 def test_costs(cost, headers, charged):

@@ -52,6 +52,49 @@ def test_nobody_waits_longer_than_the_least_patient_rule():
     assert clock.now_us() == begun
 
 
+@pytest.mark.parametrize("colour", ["ask", "aask"])
+def test_of_two_rules_the_least_patient_says_how_long(colour):
+    """Where two rules make a request wait, neither lets it wait longer than it says."""
+    clock = ManualClock(1000)
+    g = gate(rule("calm", "1/s", on_refusal=waiting(10_000)), rule("hasty", "1/s", on_refusal=waiting(999)), clock=clock)
+    asked(g, request(), colour)
+    assert not asked(g, request(), colour)
+    assert clock.now_us() == 1000_000_000
+    assert [one.waiting for one in g.tally().rules] == [0, 0]
+    g.reload(policy(rule("calm", "1/s", on_refusal=waiting(10_000)), rule("hasty", "1/s", on_refusal=waiting(1_000))))
+    assert asked(g, request(), colour).wait_us == 1_000_000
+
+
+@pytest.mark.parametrize("texts", [("fixed window 1/s",), ("fixed window 1/s", "token bucket 1/s burst 1")], ids=["one", "two"])
+def test_limits_that_can_not_be_reserved_are_waited_for_in_order(texts):
+    """Where no start to come can be charged, those who wait ask again, first come first served, a pass for each window."""
+    clock = HeldClock(1000)
+    g = gate(*[rule(text, text, on_refusal=waiting(10_000)) for text in texts], clock=clock)
+
+    async def main():
+        order = []
+
+        async def one(i):
+            order.append((i, (await g.aask(request())).allowed))
+
+        tasks = []
+        for i in range(4):
+            tasks.append(asyncio.ensure_future(one(i)))
+            await asyncio.sleep(0.01)
+        assert order == [(0, True)]
+        for passed in (2, 3, 4):
+            clock.advance(1)
+            for _ in range(500):
+                if len(order) >= passed:
+                    break
+                await asyncio.sleep(0.001)
+            assert order == [(i, True) for i in range(passed)]
+        await asyncio.gather(*tasks)
+
+    asyncio.run(main())
+    assert [(one.waited, one.waiting) for one in g.tally().rules] == [(3, 0)] * len(texts)
+
+
 def test_a_rule_that_rejects_is_not_waited_for():
     """When one of the refusing rules rejects, nobody waits."""
     g = gate(rule("slow", "10/s burst 1", on_refusal=waiting(500)), rule("hard", "10/s burst 1"))

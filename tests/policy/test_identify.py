@@ -192,6 +192,7 @@ def test_a_long_value_is_kept_as_its_hash():
     assert kept(bomb).startswith(HASHED)
     assert len(kept(bomb)) == 71
     assert kept(bomb) != kept(bomb + "y")
+    assert kept(kept(bomb)) != kept(bomb)  # who sends the hash of another one's key is not that other one
 
 
 @STEADY
@@ -215,7 +216,7 @@ def test_what_is_remembered_is_forgotten_oldest_first():
     table: dict[int, int] = {}
     for n in range(1_000):
         remember(table, n, n, 64)
-        assert len(table) <= 64
+        assert min(n + 1, 56) <= len(table) <= 64
     assert list(table)[-1] == 999
     assert min(table) > 900
 
@@ -244,6 +245,11 @@ def test_what_is_remembered_is_forgotten_oldest_first():
         ("shop..example.com", ""),
         (".example.com", ""),
         ("shop.example.com:port", ""),
+        ("shop.example.com:123456", ""),
+        ("shop.example.com:\u0663", ""),
+        (" shop.example.com ", "shop.example.com"),
+        ("B\u00dcCHER.example", "xn--bcher-kva.example"),
+        ("a" * 253, "a" * 253),
         ("shop.example.com\r\nX: 1", ""),
         ("[::1", ""),
         ("-x.example", ""),

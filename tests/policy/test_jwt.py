@@ -141,10 +141,11 @@ def test_leeway_is_given_at_both_ends(moment):
     assert identity.of(bearing(signed(nbf=NOW + 4))) is None
 
 
-@pytest.mark.parametrize("moment_said", ["soon", True, [NOW], float("inf"), {}])
-def test_a_time_that_is_none_makes_no_token(verifier, moment_said):
-    """An exp that can't be understood is not taken for none."""
-    body = json.dumps({"sub": "ann", "exp": moment_said}).encode()
+@pytest.mark.parametrize("claim", ["exp", "nbf"])
+@pytest.mark.parametrize("moment_said", ["soon", "7", True, [NOW], float("inf"), float("-inf"), float("nan"), {}])
+def test_a_time_that_is_none_makes_no_token(verifier, moment_said, claim):
+    """An exp or nbf that can't be understood is not taken for none."""
+    body = json.dumps({"sub": "ann", claim: moment_said}).encode()
     assert Jwt("sub", verifier).of(bearing(jwt.api_jws.encode(body, PRIVATE, algorithm="RS256"))) is None
 
 
@@ -247,7 +248,8 @@ def test_another_header_can_hold_the_token():
         (PUBLIC, "RS256", r"write a list, such as \[RS256\]"),
         (PUBLIC, ("none",), "anybody can write a token"),
         (PUBLIC, ("RS256", "NONE"), "anybody can write a token"),
-        (PUBLIC, ("RS265",), "write one of ES256"),
+        (PUBLIC, ("RS265",), "write one of ES256(?!.*none)"),
+        (PUBLIC, ("RS256", "XS256"), "'XS256' is none that PyJWT knows"),
         (PUBLIC, ("RS256", "HS256"), "a token could choose which"),
         (PUBLIC, ("HS256",), "the key is not a shared secret"),
         (PUBLIC, ("ES256",), "the key is not an elliptic curve key"),
@@ -257,7 +259,7 @@ def test_another_header_can_hold_the_token():
         ("too short", ("HS256",), "the key has 9 bytes, and HS256 needs 32"),
         (SECRET, ("HS512",), "HS512 needs 64"),
     ],
-    ids=range(13),
+    ids=range(14),
 )
 def test_a_key_that_can_be_mistaken_is_refused(key, algorithms, remedy):
     """When the verifier is made, with what to write instead, and without showing the key."""
@@ -266,11 +268,19 @@ def test_a_key_that_can_be_mistaken_is_refused(key, algorithms, remedy):
     assert not key or key not in str(refused.value)
 
 
-def test_a_short_rsa_key_is_refused():
+@pytest.mark.parametrize("algorithm", ["RS256", "PS256"])
+def test_a_short_rsa_key_is_refused(algorithm):
     """1024 bits can be factored."""
     public = pair(rsa.generate_private_key(65537, 1024))[1]
     with pytest.raises(ConfigurationError, match="needs 2048 or more"):
-        Verifier(public, ("RS256",))
+        Verifier(public, (algorithm,))
+
+
+@pytest.mark.parametrize("claim", ["", None, 7])
+def test_a_claim_has_a_name(verifier, claim):
+    """A claim that can't be named is refused when the identity is made."""
+    with pytest.raises(ConfigurationError, match=f"claim: {claim!r} is no name of a claim; write one, such as sub"):
+        Jwt(claim, verifier)
 
 
 def test_a_key_is_never_shown(verifier):

@@ -29,6 +29,8 @@ DISGUISES = [
     ("/%252563heckout", "/checkout"),
     ("/%25252525252525252563heckout", "/checkout"),
     ("/%%36%33heckout", "/checkout"),
+    ("/" + "%" * 3 + "33%36%%33%33heckout", "/checkout"),
+    ("/" + "%" * 4 + "33%33%%33%36%%%33%33%%33%33heckout", "/63heckout"),
     ("/check%00out", "/checkout"),
     ("/checkout\x00", "/checkout"),
     ("/check\r\nout", "/checkout"),

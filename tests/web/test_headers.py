@@ -9,9 +9,11 @@ import pytest
 from passages import Desk, lines
 
 from headgate import FixedWindow, LeakyBucketQueue, SlidingWindowLog, TokenBucket
+from headgate.algorithms.claim import Claim
 from headgate.policy.model import DEGRADE, Headers, OnRefusal, Policy
 from headgate.policy.passage import SHUT_OUT, Passage, Refusal
 from headgate.web.headers import MOST, fields, text_fields
+from stand_ins import NOON
 
 CHECKOUT = TokenBucket("5/s burst 10")
 
@@ -204,8 +206,9 @@ def test_partition_keys_are_keyed_hashes():
     assert told("\ud800")
     desk.gate.secret = b"another secret.."
     assert told("ann@example.com") != {ann}
-    alone = Desk(CHECKOUT, headers=Headers(partition=True))
-    assert b"pk=:" in dict(fields(alone.ask()))[b"ratelimit-policy"]
+    alone = dict(fields(Desk(CHECKOUT, headers=Headers(partition=True)).ask()))
+    pk = alone[b"ratelimit-policy"].rpartition(b";pk=")[2]
+    assert alone[b"ratelimit"] == b'"checkout";r=9;t=2;pk=' + pk
 
 
 def test_of_very_many_limits_the_closest_to_their_end_are_told():
@@ -218,6 +221,43 @@ def test_of_very_many_limits_the_closest_to_their_end_are_told():
     assert names == [name for name, _ in http_sf.parse(found[b"ratelimit-policy"], tltype="list")]
     assert names == [f"l{i}" for i in range(20, 30)]
     assert len(names) == MOST
+
+
+def test_the_smallest_part_left_is_closest_to_its_end():
+    """A large limit of which a tenth is left is closer to its end than small ones that were hardly used."""
+    desk = Desk(*[FixedWindow("10/h")] * 11, FixedWindow("1000/h"), labels=[f"l{i}" for i in range(12)])
+    names = [name for name, _ in http_sf.parse(dict(fields(desk.ask(costs=[1] * 11 + [900])))[b"ratelimit"], tltype="list")]
+    assert names == [*[f"l{i}" for i in range(9)], "l11"]
+
+
+def test_older_generations_say_when_to_come_back_where_nothing_else_is_true():
+    """Drafts 6 and 7 can't leave the reset out: three are left, four were asked, and in a second they are there."""
+    for wire, told in (("draft-6", {"ratelimit-reset": "1"}), ("draft-7", {"ratelimit": "limit=10, remaining=3, reset=1"})):
+        desk = Desk(TokenBucket("1/s burst 10"), headers=Headers(wire=wire))
+        desk.after(7)
+        assert told.items() <= lines(fields(desk.ask(cost=4))).items()
+
+
+def test_who_waited_is_told_the_same_moment():
+    """The moment when a limit is as new does not depend on how long the request will have waited for its turn."""
+    desk = Desk(TokenBucket("1/s burst 1"), headers=Headers(reset="epoch"))
+    passage = desk.ask()
+    (entry,) = desk.entries
+    passage.decision = desk.store.decide([Claim(entry.named, "ann", 1)], 10_000_000)
+    assert passage.decision.wait_us == 1_000_000
+    assert int(lines(fields(passage))["x-ratelimit-reset"]) == NOON + 2
+
+
+def test_numbers_beyond_64_bits_are_still_true():
+    """A million in sixty days, one of them used: the rest takes all but five seconds and a bit, rounded up."""
+    found = lines(fields(Desk(TokenBucket("1000000 per 60 days")).ask()))
+    assert (found["ratelimit-policy"], found["ratelimit"]) == ('"checkout";q=1000000;w=5184000', '"checkout";r=999999;t=5183995')
+
+
+def test_letters_that_a_field_can_not_hold_are_question_marks():
+    """A label comes out of a parser with its printable ASCII; no other letter is there."""
+    ((told, _),) = http_sf.parse(dict(fields(Desk(CHECKOUT, labels=["a b~na\u00efve\x00\x7f"]).ask()))[b"ratelimit"], tltype="list")
+    assert told == "a b~na?ve??"
 
 
 def test_new_headers_are_followed_by_old_entries():

@@ -46,7 +46,6 @@ class Failing:
     def answer(self, gate: Any, passage: Passage, failure: Decision | StoreError) -> Passage:
         """The passage of a request that the store did not answer."""
         passage.special = passage.owes = False
-        passage.claims = None
         gate.tell(STORE_FAILED, passage, failure if isinstance(failure, StoreError) else None)
         for entry in passage.entries:
             if entry.rule.on_failure.action == CLOSED:
@@ -86,7 +85,6 @@ class Failing:
         status = rule.answer.status if rule.answer.status in (500, 502, 503, 504) else 503
         message = MESSAGES[STORE](seconds(retry_us))
         passage.allowed = False
-        passage.decision = None
         passage.refusal = Refusal(STORE, status, seconds(retry_us), message, rule, (entry.label,), retry_us=retry_us)
         entry.clause.refused += 1
         gate.refused_one(passage)

@@ -56,6 +56,16 @@ def repeated(seen: list[Decision]) -> list[int]:
     return [i for i, mark in enumerate(seen) if mark.allowed and mark.remaining < mark.limit]
 
 
+def charged(passage: Passage, clause: Any, limits: Any, key: str, cost: int) -> None:
+    """Adds the limits of one that is charged."""
+    for entry in limits:
+        passage.entries.append(entry)
+        passage.keys.append(key)
+        passage.costs.append(cost)
+    if clause.owes:
+        passage.owes = True
+
+
 def sorted_out(passage: Passage, asked: list[list[Claim]], seen: list[Decision], told: dict[int, Decision]) -> None:
     """Adds the limits of those that are charged; a repetition is not."""
     marks: list[Mark] = []
@@ -67,19 +77,20 @@ def sorted_out(passage: Passage, asked: list[list[Claim]], seen: list[Decision],
             continue
         if taken is None and seen[i].allowed:
             marks.append((clause, asked[i][0], None))
-        for entry in limits:
-            passage.entries.append(entry)
-            passage.keys.append(key)
-            passage.costs.append(cost)
-        if clause.owes:
-            passage.owes = True
+        charged(passage, clause, limits, key, cost)
     passage.onces = marks
 
 
-def checked(gate: Any, passage: Passage, asked: list[list[Claim]], seen: list[Decision]) -> None:
+def unknown(passage: Passage) -> None:
+    """Nobody knows whether these are repetitions: all are charged, and whoever answers for the store finds every limit."""
+    for clause, limits, key, cost, _ in passage.onces:
+        charged(passage, clause, limits, key, cost)
+    passage.onces = []
+
+
+def checked(gate: Any, seen: list[Decision]) -> None:
     """A store that fails at the first question is not asked a second one: that would take its budget twice."""
     if any(gate.failing.has_failed(mark) for mark in seen):
-        sorted_out(passage, asked, seen, {})
         raise StoreUnavailable("the store could not say whether a request is a repetition")
 
 
@@ -87,20 +98,28 @@ def marked(gate: Any, passage: Passage) -> None:
     """Looks for the marks, and leaves in the passage what is to be charged."""
     if passage.onces:
         asked = claims_of(gate, passage)
-        seen = [gate.store.decide(claims, 0, False) for claims in asked]
-        checked(gate, passage, asked, seen)
-        again = repeated(seen)
-        told = gate.store.decide_many([asked[i] for i in again], 0) if again else []
+        try:
+            seen = [gate.store.decide(claims, 0, False) for claims in asked]
+            checked(gate, seen)
+            again = repeated(seen)
+            told = gate.store.decide_many([asked[i] for i in again], 0) if again else []
+        except StoreError:
+            unknown(passage)
+            raise
         sorted_out(passage, asked, seen, dict(zip(again, told, strict=True)))
 
 
 async def amarked(gate: Any, passage: Passage) -> None:
     if passage.onces:
         asked = claims_of(gate, passage)
-        seen = [await gate.store.adecide(claims, 0, False) for claims in asked]
-        checked(gate, passage, asked, seen)
-        again = repeated(seen)
-        told = await gate.store.adecide_many([asked[i] for i in again], 0) if again else []
+        try:
+            seen = [await gate.store.adecide(claims, 0, False) for claims in asked]
+            checked(gate, seen)
+            again = repeated(seen)
+            told = await gate.store.adecide_many([asked[i] for i in again], 0) if again else []
+        except StoreError:
+            unknown(passage)
+            raise
         sorted_out(passage, asked, seen, dict(zip(again, told, strict=True)))
 
 

@@ -57,9 +57,7 @@ def may_wait(passage: Passage, decision: Decision) -> bool:
 
 def filled(text: str, retry_after: int | None, limit: int, remaining: int, rule: str) -> str:
     """A message with its places filled in."""
-    if "{" not in text:
-        return text
-    told = {"retry_after": "" if retry_after is None else str(retry_after), "limit": str(limit), "remaining": str(remaining)}
+    told = {"retry_after": str(retry_after), "limit": str(limit), "remaining": str(remaining)}
     for name, value in (*told.items(), ("rule", rule)):
         text = text.replace(f"{{{name}}}", value)
     return text

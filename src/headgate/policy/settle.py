@@ -60,11 +60,9 @@ def marks(passage: Passage, status: int) -> list[Turn]:
 def turns_of(gate: Any, passage: Passage, status: int, size: int) -> list[Turn]:
     """What leaves the line, once."""
     passage.owes = False
-    found: list[Turn] = []
-    if passage.allowed and passage.claims is not None and passage.decision is not None:
-        claims = changes(passage, status, size)
-        decision: Any = passage.decision
-        found = [*([Turn(claims, decision, None)] if claims else ()), *marks(passage, status)]
+    claims = changes(passage, status, size)
+    decision: Any = passage.decision
+    found = [*([Turn(claims, decision, None)] if claims else ()), *marks(passage, status)]
     passage.facts = None
     return found
 

@@ -90,7 +90,7 @@ def read_network(text: str) -> tuple[int, int, int]:
     except (ValueError, TypeError) as error:
         raise ConfigurationError(f"{text!r} is no network: {_remedy(text, error)}") from None
     version, number, prefix = network.version, int(network.network_address), network.prefixlen
-    if version == 6 and prefix >= 96 and number >> 32 == _MAPPED:
+    if number >> 32 == _MAPPED:
         version, number, prefix = 4, number & 0xFFFFFFFF, prefix - 96
     shift = _BITS[version] - prefix
     return version, shift, number >> shift
@@ -118,12 +118,6 @@ class Networks:
             for version in (4, 6)
         }
         self._kept: dict[str, bool] = {}
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Networks) and self.texts == other.texts
-
-    def __hash__(self) -> int:
-        return hash(self.texts)
 
     def __repr__(self) -> str:
         return f"Networks({self.texts!r})"

@@ -60,13 +60,11 @@ def host_pattern(text: str) -> str:
 def host_matches(pattern: str, host: str) -> bool:
     """Whether a tidied host is meant by a tidied pattern; "" means any. `*.example.com` is not example.com itself."""
     if pattern[:2] == "*.":
-        return host.endswith(pattern[1:]) and len(host) >= len(pattern)
+        return host.endswith(pattern[1:])
     return not pattern or pattern == host
 
 
 def patterns_of(host: str) -> list[str]:
     """All patterns that mean a tidied host: itself, and one for every domain above it."""
-    if not host:
-        return []
     labels = host.split(".")
     return [host, *("*." + ".".join(labels[i:]) for i in range(1, len(labels)))]

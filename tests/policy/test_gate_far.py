@@ -1,0 +1,175 @@
+"""A gate over a store that is far away: the same answers in both colours, and what can be said at once without it."""
+
+from __future__ import annotations
+
+import pytest
+from gates import asked, key, passes, policy, request, rule
+
+from headgate import LeasedStore, MemoryStore
+from headgate.algorithms.text import parse_limit
+from headgate.policy import Gate
+from headgate.policy.model import CLOSED, LOCAL, SHADOW, WAIT, Charge, Exemption, Match, Once, OnFailure, OnRefusal, ShutOut
+from headgate.testing import ManualClock
+from stand_ins import WrappedStore
+
+FAR = ("ask", "aask")
+ONCE = Once("idempotency-key")
+HEALTH = Exemption(match=(Match(path="/healthz"),))
+
+
+def far_gate(*rules, **said):
+    """A gate whose store is far away, and can be made to fail."""
+    clock = ManualClock(1000)
+    store = WrappedStore(MemoryStore(clock=clock))
+    return Gate(policy(*rules, **said), store=store, clock=clock), store
+
+
+def leased_gate(*rules, **said):
+    """A gate over leases of a far store."""
+    clock = ManualClock(1000)
+    store = WrappedStore(MemoryStore(clock=clock))
+    return Gate(policy(*rules, **said), store=LeasedStore(store, lease=10, life="1h"), clock=clock), store
+
+
+@pytest.mark.parametrize("colour", [*FAR, "quick"])
+def test_nobody_asks_the_store_for_a_request_that_nothing_limits(colour):
+    """Exempt, or meant by no rule: a far store hears nothing of it."""
+    g, store = far_gate(rule("user", "1/s", key=key("user")), exempt=(HEALTH,))
+    for line, said in (("GET /healthz", {"user": "a"}), ("GET /x", {})):
+        passage = asked(g, request(line, **said), colour)
+        assert (passage.allowed, passage.decision, passage.facts) == (True, None, None)
+    assert store.calls == []
+    tally = g.tally()
+    assert (tally.requests, tally.allowed, tally.exempt, tally.unlimited) == (2, 2, 1, 1)
+
+
+@pytest.mark.parametrize("colour", [*FAR, "quick"])
+def test_nobody_asks_the_store_for_who_is_shut_out(colour):
+    """Who is shut out costs a far store nothing, in any colour."""
+    g, store = far_gate(rule("user", "1/h", key=key("user")), shut_out=ShutOut(parse_limit("1/h"), 60_000_000, key("user")))
+    assert passes(g, 3, user="a") == [True, False, False]
+    del store.calls[:]
+    assert asked(g, request(user="a"), colour).refusal.reason == "shut out"
+    assert store.calls == []
+
+
+@pytest.mark.parametrize("colour", FAR)
+def test_a_far_store_makes_marks_and_shadows_too(colour):
+    """Charging once and rules in shadow work over a far store as they do near by."""
+    shadowed = rule("strict", "fixed window 1/h", on_refusal=OnRefusal(SHADOW))
+    g, _ = far_gate(rule("pay", "fixed window 2/h", key=key("user"), once=ONCE), shadowed)
+    said = {"user": "a", "idempotency-key": "k"}
+    answers = [asked(g, request(**said), colour) for _ in range(4)]
+    assert [(answer.allowed, answer.shadows) for answer in answers] == [(True, ())] + [(True, ("strict",))] * 3
+    assert passes(g, 2, colour=colour, user="a") == [True, False]
+    pay, strict = g.tally().rules
+    assert (pay.replayed, strict.passed, strict.shadow_refused) == (3, 1, 4)
+
+
+@pytest.mark.parametrize("colour", FAR)
+def test_a_failure_is_counted_as_the_request_that_it_was(colour):
+    """Requests that pass or not without their store are requests; a share that lets pass counts as its rule's."""
+    open_, local, closed = OnFailure(), OnFailure(LOCAL, "1/2"), OnFailure(CLOSED)
+    g, store = far_gate(
+        rule("open", "1/h", key=key("user"), on_failure=open_),
+        rule("local", "fixed window 4/h", key=key("tenant"), on_failure=local),
+        rule("closed", "1/h", key=key("partner"), on_failure=closed),
+    )
+    store.failing = {"decide"}
+    free = asked(g, request(user="a"), colour)
+    assert (free.allowed, free.decision, free.entries, free.owes, free.facts) == (True, None, [], False, None)
+    shared = [asked(g, request(user="a", tenant="t"), colour) for _ in range(3)]
+    assert [(one.allowed, one.decision.limit, one.decision.remaining) for one in shared] == [
+        (True, 2, 1),
+        (True, 2, 0),
+        (False, 2, 0),
+    ]
+    assert shared[2].refusal.rule.name == "local"
+    assert not asked(g, request(partner="p"), colour)
+    tally = g.tally()
+    assert (tally.requests, tally.allowed, tally.refused) == (5, 3, 2)
+    assert [(one.name, one.passed, one.refused) for one in tally.rules] == [("open", 0, 0), ("local", 2, 1), ("closed", 0, 1)]
+
+
+# Leases -----------------------------------------------------------------------------------------------------------------
+
+
+def test_a_lease_passes_and_refuses_at_once():
+    """While a lease lasts `quick` answers without the store, yes and no; without one it says None, and nothing was done."""
+    g, store = leased_gate(rule("user", "token bucket 1/h burst 10", key=key("user")))
+    assert g.quick(request(user="a")) is None
+    assert g.ask(request(user="a"))
+    del store.calls[:]
+    answers = [g.quick(request(user="a")) for _ in range(9)]
+    assert [answer.decision.remaining for answer in answers] == list(range(8, -1, -1))
+    assert store.calls == []
+    assert not g.ask(request(user="a"))
+    refused = g.quick(request(user="a"))
+    assert (refused.allowed, refused.refusal.retry_after) == (False, 3600)
+    assert g.tally().requests == 12
+
+
+@pytest.mark.parametrize(
+    ("rules", "said"),
+    [
+        ([rule("a", "9/s"), rule("b", "9/s")], {}),
+        ([rule("a", "9/s", charge=Charge(((401, 401),)))], {}),
+        ([rule("a", "9/s"), rule("b", "9/s", on_refusal=OnRefusal(SHADOW))], {}),
+        ([rule("a", "9/s", once=ONCE)], {"idempotency-key": "k"}),
+    ],
+    ids=["two limits", "by outcome", "shadow", "once"],
+)
+def test_what_needs_the_store_is_not_answered_by_a_lease(rules, said):
+    """Several limits, outcomes, shadows and marks are the store's: `quick` leaves them alone, and nothing was done."""
+    g, _ = leased_gate(*rules)
+    assert g.ask(request(**said))
+    requests = g.tally().requests
+    assert g.quick(request(**said)) is None
+    assert g.tally().requests == requests
+
+
+def test_who_would_wait_is_not_refused_at_once():
+    """A lease that says no leaves a rule that waits to those who can wait."""
+    g, _ = leased_gate(rule("all", "token bucket 1/h burst 1", on_refusal=OnRefusal(WAIT, wait_us=1)))
+    assert g.ask(request())
+    assert not g.ask(request())
+    assert g.quick(request()) is None
+
+
+@pytest.mark.parametrize(("action", "passed"), [("open", True), (CLOSED, False)])
+def test_a_store_known_to_be_dead_is_answered_at_once(action, passed):
+    """While nobody asks a dead store, `quick` answers as the rule says."""
+    g, store = far_gate(rule("all", "9/s", on_failure=OnFailure(action)))
+    store.failing = {"decide"}
+    while g.quick(request()) is None:
+        g.ask(request())
+    answer = asked(g, request(), "quick")
+    assert (answer.allowed, answer.decision) == (passed, None)
+    assert passed or answer.refusal.reason == "store"
+
+
+@pytest.mark.parametrize("verb", ["decide", "decide_many"])
+@pytest.mark.parametrize("colour", [*FAR, "quick"])
+def test_a_store_near_by_that_fails_opens_no_rule_that_charges_once(colour, verb):
+    """Where a store of this machine can't say whether a request is a repetition, a rule that says closed refuses it."""
+    clock = ManualClock(1000)
+    store = WrappedStore(MemoryStore(clock=clock), local=True)
+    g = Gate(policy(rule("pay", "1/h", once=ONCE, on_failure=OnFailure(CLOSED))), store=store)
+    said = {"idempotency-key": "k"}
+    assert passes(g, 2, colour=colour, **said) == [True, True]
+    store.failing = {verb}
+    answer = asked(g, request(**said), colour)
+    assert (answer.allowed, answer.refusal.status, answer.refusal.reason) == (False, 503, "store")
+    assert g.tally().rules[0].failed_closed == 1
+
+
+@pytest.mark.parametrize("colour", [*FAR, "quick"])
+def test_a_store_near_by_that_fails_a_shadow_fails_nobody(colour):
+    """A rule in shadow whose store fails lets pass, and counts nothing."""
+    clock = ManualClock(1000)
+    store = WrappedStore(MemoryStore(clock=clock), local=True)
+    g = Gate(policy(rule("all", "9/h"), rule("strict", "1/h", on_refusal=OnRefusal(SHADOW))), store=store)
+    store.failing = {"decide_many"}
+    answer = asked(g, request(), colour)
+    assert (answer.allowed, answer.shadows, answer.decision.remaining) == (True, (), 8)
+    assert [(one.passed, one.shadow_refused) for one in g.tally().rules] == [(1, 0), (0, 0)]

@@ -1,0 +1,89 @@
+"""What a gate counts is what happened: how long it took, who passed, and that nothing counts twice."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+
+import pytest
+from gates import COLOURS, asked, gate, passes, request, rule
+
+from headgate.clock import steady_us
+from headgate.policy.model import SHADOW, WAIT, Charge, OnRefusal, Tiers
+from headgate.testing import ManualClock
+
+
+@pytest.mark.parametrize("ago_us", [-1_000, *range(9), 40, 300, 600, 1_700, 9_000, 30_000, 300_000, 1_500_000])
+def test_a_decision_is_counted_in_the_bucket_of_its_time(ago_us):
+    """A decision is in the first bucket whose end it does not exceed, and in the sum with its time; time never goes back."""
+    g = gate(rule("all", "9/s"))
+    passage = asked(g, request())
+    for _ in range(20):
+        before = g.tally().decisions
+        passage.began_us = steady_us() - ago_us
+        g.refused_one(passage)
+        after = g.tally().decisions
+        took_us = after.sum - before.sum
+        assert took_us >= max(0, ago_us)
+        counted = [new - old for new, old in zip(after.counts, before.counts, strict=True)]
+        assert (counted.index(1), sum(counted)) == (bisect_left(after.bounds, took_us), 1)
+
+
+@pytest.mark.parametrize("ago_ms", [-1_000, 0, 7, 70, 700, 900, 2_500, 9_000, 60_000])
+def test_a_response_is_counted_in_the_bucket_of_its_time(ago_ms):
+    """Response times go by the request's whole time, once for every rule, whatever the number of its limits."""
+    g = gate(rule("two", "token bucket 9/s burst 9; fixed window 9/min"), rule("one", "9/s"))
+    passage = asked(g, request())
+    assert [told.responses.sum for told in g.tally().rules] == [0, 0]
+    passage.began_us = steady_us() - ago_ms * 1_000
+    passage.responded(200)
+    for told in g.tally().rules:
+        assert (told.responses.count, told.statuses) == (1, {"2xx": 1})
+        assert told.responses.counts.index(1) == bisect_left(told.responses.bounds, told.responses.sum)
+        assert told.responses.sum >= ago_ms
+
+
+@pytest.mark.parametrize(
+    ("status", "family"), [(100, "1xx"), (199, "1xx"), (599, "5xx"), (0, "0xx"), (99, "0xx"), (600, "0xx"), (99_999, "0xx")]
+)
+def test_a_status_that_is_none_has_a_family_of_its_own(status, family):
+    """Whatever an application calls a status is counted, and breaks nothing."""
+    g = gate(rule("all", "9/s"))
+    asked(g, request()).responded(status)
+    assert g.tally().rules[0].statuses == {family: 1}
+
+
+@pytest.mark.parametrize("colour", ["ask", "aask"])
+def test_waiting_is_no_time_of_the_decision(colour):
+    """The time that a request waited for its turn is not counted as the gate's."""
+    begun_us = steady_us()
+    g = gate(rule("all", "1/h burst 1", on_refusal=OnRefusal(WAIT, wait_us=7_200_000_000)), clock=ManualClock(1000))
+    assert asked(g, request(), colour)
+    assert asked(g, request(), colour).wait_us == 3_600_000_000
+    decisions = g.tally().decisions
+    assert decisions.count == 2
+    assert 0 <= decisions.sum <= steady_us() - begun_us
+
+
+def test_a_rule_with_two_limits_is_near_once():
+    """A pass that leaves little of both limits of a rule is one pass near its end."""
+    g = gate(rule("all", "token bucket 1/h burst 5; fixed window 5/h"), rule("other", "fixed window 5/h"))
+    assert passes(g, 5) == [True] * 5
+    assert [told.near for told in g.tally().rules] == [1, 1]
+
+
+@pytest.mark.parametrize("colour", COLOURS)
+@pytest.mark.parametrize("said", [{"on_refusal": OnRefusal(SHADOW)}, {"charge": Charge(((401, 401),))}])
+def test_an_unlimited_tier_owes_nothing(said, colour):
+    """Where a rule sets no limit, the request is as free as without the rule: nothing is asked, nothing is settled."""
+    g = gate(rule("all", Tiers("plan", (("gold", ()),), ()), **said))
+    passage = asked(g, request(plan="gold"), colour)
+    assert (passage.allowed, passage.owes, passage.decision, passage.shadows) == (True, False, None, ())
+    tally = g.tally()
+    assert (tally.requests, tally.unlimited, tally.exempt, tally.rules[0].passed) == (1, 1, 0, 0)
+
+
+def test_an_alert_is_logged(caplog):
+    """Whoever reads the log hears of a key that crossed its mark, and not of its name."""
+    g = gate(rule("units", "fixed window 10/day", alert=0.8))
+    passes(g, 10)
+    assert [record.getMessage() for record in caplog.records] == ["units: a key has used 8 of 10"]

@@ -1,0 +1,194 @@
+"""Who speaks when somebody is refused, in which words, and who is counted for it."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from gates import COLOURS, asked, gate, key, passes, policy, request, rule
+
+from headgate import MemoryStore
+from headgate.algorithms.text import parse_limit
+from headgate.errors import StoreError
+from headgate.policy import Gate
+from headgate.policy.model import CLOSED, DEGRADE, WAIT, Answer, Charge, Cost, Exemption, OnFailure, OnRefusal, ShutOut
+from headgate.testing import ManualClock
+from stand_ins import WrappedStore
+
+NEVER = "This request costs more than its limit ever allows."
+
+
+def last_of(times, *rules, **said):
+    """The last of so many equal requests of one client."""
+    g = gate(*rules, **said)
+    return [asked(g, request()) for _ in range(times)][-1].refusal
+
+
+# Who speaks -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_rule_that_lets_pass_does_not_speak():
+    """However important a rule is, the refusal is told by one that refused."""
+    loud = rule("loud", "9/s", priority=9, answer=Answer(503, "loud"))
+    refusal = last_of(2, loud, rule("all", "1/s", answer=Answer(message="all")))
+    assert (refusal.rule.name, refusal.status, refusal.message, refusal.violated) == ("all", 429, "all", ("all",))
+
+
+def test_among_equals_the_longest_speaks_and_never_is_longest():
+    """Of rules with one priority the one that takes longest speaks; what can never pass takes longest."""
+    short, long = rule("short", "fixed window 1/min"), rule("long", "fixed window 1/h")
+    assert last_of(2, short, long).rule.name == last_of(2, long, short).rule.name == "long"
+    never = rule("never", "5/s", cost=Cost(units=6))
+    for rules in ([never, long], [long, never]):
+        refusal = last_of(1, *rules)
+        assert (refusal.rule.name, refusal.retry_after) == ("never", None)
+
+
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        (None, NEVER),
+        ("Retry after {retry_after}s.", NEVER),
+        ("No more than {limit}, {rule}.", "No more than 5, all."),
+        ("No.", "No."),
+    ],
+)
+def test_a_message_that_could_not_say_when_is_not_sent(said, told):
+    """What can never pass is not told to retry after nothing."""
+    assert last_of(1, rule("all", "5/s", cost=Cost(units=6), answer=Answer(message=said))).message == told
+
+
+def test_every_reason_has_its_words():
+    """Without a message of its own a rule tells why, and when to come back."""
+    waits = OnRefusal(WAIT, wait_us=10_000_000, queue=0)
+    assert last_of(2, rule("all", "1/s")).message == "Too many requests. Retry after 1s."
+    full = last_of(2, rule("all", "1/s", on_refusal=waits))
+    assert (full.reason, full.status, full.message) == ("queue full", 503, "Too many requests are waiting. Retry after 1s.")
+    shut = last_of(3, rule("all", "1/h"), shut_out=ShutOut(parse_limit("fixed window 1/h"), 60_000_000))
+    assert shut.message.startswith("Too many requests. Retry after ")
+    shut = last_of(4, rule("all", "1/h"), shut_out=ShutOut(parse_limit("fixed window 1/h"), 60_000_000))
+    assert shut.message == "Too many refused requests. Retry after 60s."
+
+
+def test_what_can_never_pass_finds_no_queue_full():
+    """A request that would wait for ever is refused for what it costs, not for those who wait."""
+    waits = OnRefusal(WAIT, wait_us=10_000_000, queue=0)
+    refusal = last_of(1, rule("all", "5/s", cost=Cost(units=6), on_refusal=waits))
+    assert (refusal.reason, refusal.status, refusal.message) == ("quota", 429, NEVER)
+
+
+# Who is counted -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("colour", COLOURS)
+def test_limits_of_one_rule_refuse_once(colour):
+    """A rule that refuses by both of its limits has refused once, and so has its offender."""
+    g = gate(rule("two", "token bucket 1/h burst 1; fixed window 1/h"), rule("one", "fixed window 1/h"))
+    assert passes(g, 2, colour=colour) == [True, False]
+    tally = g.tally()
+    assert [one.refused for one in tally.rules] == [1, 1]
+    assert sorted((one.rule, one.count) for one in tally.offenders) == [("one", 1), ("two", 1)]
+
+
+def test_the_rule_that_degrades_counts_it():
+    """Of several rules the one whose handler answers is the one that degraded."""
+    plain, other = rule("plain", "9/s"), rule("other", "1/h")
+    cheap = rule("cheap", "1/h", priority=1, on_refusal=OnRefusal(DEGRADE, handler=print))
+    g = gate(plain, other, cheap)
+    assert passes(g, 3) == [True, False, False]
+    assert [one.degraded for one in g.tally().rules] == [0, 0, 2]
+
+
+# Shutting out -------------------------------------------------------------------------------------------------------------
+
+
+def shut_out_gate(**said):
+    """A gate that shuts user a out, whose requests were refused twice."""
+    g = gate(
+        rule("all", "1/h", key=key("user")), shut_out=ShutOut(parse_limit("fixed window 1/h"), 60_000_000, key("user")), **said
+    )
+    assert passes(g, 3, user="a") == [True, False, False]
+    assert g.tally().shut_out_now == 1
+    return g
+
+
+def test_who_is_pardoned_is_not_shut_out():
+    """Exempt by a header is exempt; exempt from some rules is shut out like everybody else."""
+    probe = Exemption(headers=(("x-probe", "s3cret"),))
+    assert passes(shut_out_gate(exempt=(probe,)), 2, user="a", **{"X-Probe": "s3cret"}) == [True, True]
+    some = Exemption(headers=(("x-probe", "s3cret"),), rules=("all",))
+    g = shut_out_gate(exempt=(some,))
+    assert asked(g, request(user="a", **{"X-Probe": "s3cret"})).refusal.reason == "shut out"
+
+
+def test_refusals_of_nobody_shut_nobody_out():
+    """Where the key of shutting out is not there, refusals are counted for nobody."""
+    said = ShutOut(parse_limit("fixed window 1/h"), 60_000_000, key("user"))
+    g = gate(rule("all", "fixed window 1/h"), shut_out=said)
+    assert passes(g, 5) == [True] + [False] * 4
+    assert asked(g, request()).refusal.reason == "quota"
+    assert g.tally().shut_out_now == 0
+
+
+# A store that fails -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("status", "told"), [(None, 503), (429, 503), (418, 503), (501, 503), (500, 500), (502, 502), (503, 503), (504, 504)]
+)
+def test_a_closed_rule_says_that_it_is_the_servers_fault(status, told):
+    """A status of the rule is kept where it speaks of the server; a client is not told that it asked too much."""
+    store = WrappedStore(MemoryStore(clock=ManualClock(0)), local=True)
+    g = Gate(policy(rule("all", "1/s", on_failure=OnFailure(CLOSED), answer=Answer(status))), store=store)
+    store.failing = {"decide"}
+    refusal = asked(g, request()).refusal
+    assert (refusal.status, refusal.retry_after, refusal.retry_us) == (told, 1, 1_000_000)
+    assert refusal.message == "The limit could not be checked. Retry after 1s."
+    assert refusal.violated == ("all",)
+
+
+@pytest.mark.parametrize("colour", ["ask", "aask"])
+def test_a_closed_rule_says_when_its_store_is_asked_again(colour):
+    """Retry-After of a dead store is the time until somebody looks whether it is back."""
+    clock = ManualClock(1000)
+    store = WrappedStore(MemoryStore(clock=clock))
+    g = Gate(policy(rule("all", "9/s", on_failure=OnFailure(CLOSED))), store=store, clock=clock)
+    store.failing = {"decide"}
+    left_us = [asked(g, request(), colour).refusal.retry_us for _ in range(30)][-1]
+    assert left_us > 10_000
+    clock.advance(0.01)
+    refusal = asked(g, request(), colour).refusal
+    assert (refusal.retry_us, refusal.retry_after) == (left_us - 10_000, -(-(left_us - 10_000) // 1_000_000))
+
+
+def test_listeners_hear_what_failed():
+    """Where the store itself says what is wrong, the event carries it; a guard's answer is no error."""
+    for local in (True, False):
+        clock = ManualClock(1000)
+        store = WrappedStore(MemoryStore(clock=clock), local=local)
+        g = Gate(policy(rule("all", "1/s")), store=store, clock=clock)
+        heard = []
+        g.events.on("store failed", heard.append)
+        store.failing = {"decide"}
+        assert asked(g, request())
+        (event,) = heard
+        assert isinstance(event.error, StoreError) if local else event.error is None
+
+
+@pytest.mark.parametrize("colour", ["ask", "aask"])
+@pytest.mark.parametrize("local", [True, False], ids=["near", "far"])
+def test_what_can_not_be_settled_stays_charged(local, colour, caplog):
+    """A store that fails when a charge goes back breaks no response; it is logged, and the charge stays."""
+    clock = ManualClock(1000)
+    store = WrappedStore(MemoryStore(clock=clock), local=local)
+    g = Gate(policy(rule("login", "fixed window 1/h", charge=Charge(((401, 401),)))), store=store, clock=clock)
+    answer = asked(g, request(), colour)
+    store.failing = {"give_back"}
+    if colour == "aask":
+        asyncio.run(answer.adone(200))
+    else:
+        answer.done(200)
+    assert not answer.owes
+    assert not asked(g, request(), colour)
+    if local:  # a guard tells of its store itself
+        assert "settling with the store of 'headgate' failed: give_back: nobody answers" in caplog.text
