@@ -1,13 +1,11 @@
 """Claims of a JSON Web Token: verified, or they do not count.
 
-A token that is not signed by the key, with one of the algorithms that were named, from the issuer and for the audience that were
-named, within its time, is no token: its claims are not there. PyJWT does the cryptography and is imported here only, when a
-`Verifier` is made. Whether a signature holds never changes, so it is found out once per token (RS256 costs some 50 µs) and kept,
-under the whole token, in a bounded table; the time is compared each time. Tokens that do not hold are kept apart, so that a flood
-of them pushes out nobody who is known.
+A token that is not signed by a key, with one of the algorithms that were named, from the issuer and for the audience that were
+named, within its time, is no token: its claims are not there. PyJWT does the cryptography. Whether a signature holds never
+changes, so it is found out once per token (RS256 costs some 50 µs) and kept, under the whole token, in a bounded table; the time
+is compared each time. Tokens that do not hold are kept apart, so that a flood of them pushes out nobody who is known.
 
-The key can't be mistaken for something else: algorithms of one family only, a public key never serves as a shared secret, and
-`none` is no algorithm. Without `audience` or `issuer`, tokens that the same key signed for somebody else count too.
+What may be a key is of keys.py. Without `audience` or `issuer`, tokens that the same key signed for somebody else count too.
 """
 
 from __future__ import annotations
@@ -21,6 +19,7 @@ from ...clock import utc_us
 from ...errors import ConfigurationError
 from ..facts import Facts
 from .keeping import kept, remember
+from .keys import Key, keys_of, pyjwt
 
 #: A longer header is not looked at.
 LONGEST = 8_192
@@ -28,24 +27,8 @@ LONGEST = 8_192
 LINES, FAR = 3, 65_536
 #: How many tokens are remembered: those that hold, and those that do not.
 MOST_HELD, MOST_REFUSED = 4_096, 256
-FAMILIES = {
-    "HS": "a shared secret",
-    "RS": "an RSA key",
-    "PS": "an RSA key",
-    "ES": "an elliptic curve key",
-    "Ed": "an Ed25519 key",
-}
-SECRET_BYTES = {"HS256": 32, "HS384": 48, "HS512": 64}
 _CHECKS = {"verify_exp": False, "verify_nbf": False, "verify_iat": False, "verify_sub": False, "verify_jti": False}
 _END = 1 << 62
-
-
-def _pyjwt() -> Any:
-    try:
-        import jwt
-    except ModuleNotFoundError:
-        raise ConfigurationError("identities from a JWT need PyJWT: pip install 'headgate[policy]'") from None
-    return jwt
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +44,8 @@ class Held:
 class Verifier:
     """How a token is verified: by which key and algorithms, from which issuer, for whom, how late it may come.
 
-    `key` is PEM text for RS, PS, ES and EdDSA, or the shared secret for HS. `header` holds the token, "Bearer" before it or not.
+    `key` is PEM text for RS, PS, ES and EdDSA (several keys one after the other, or a JSON Web Key Set, while one takes the place
+    of another), or the shared secret for HS. `header` holds the token, "Bearer" before it or not.
     """
 
     key: str | bytes = field(repr=False)
@@ -71,7 +55,7 @@ class Verifier:
     audience: str | None = None
     leeway_us: int = 0
     now_us: Callable[[], int] = field(default=utc_us, repr=False, compare=False)
-    _key: Any = field(init=False, repr=False, compare=False)
+    _keys: tuple[Key, ...] = field(init=False, repr=False, compare=False)
     _name: str = field(init=False, repr=False, compare=False)
     _held: dict[str, Held] = field(init=False, repr=False, compare=False, default_factory=dict)
     _refused: dict[str, None] = field(init=False, repr=False, compare=False, default_factory=dict)
@@ -81,7 +65,7 @@ class Verifier:
             raise ConfigurationError(f"algorithms: write a list, such as [{self.algorithms}]")
         object.__setattr__(self, "algorithms", tuple(self.algorithms))
         object.__setattr__(self, "_name", self.header.strip().lower())
-        object.__setattr__(self, "_key", prepared(self.key, self.algorithms))
+        object.__setattr__(self, "_keys", keys_of(self.key, self.algorithms))
 
     def claims(self, facts: Facts) -> Mapping[str, Any] | None:
         """The claims of a request's token; None: there is no token that counts."""
@@ -115,15 +99,28 @@ class Verifier:
         return remember(self._held, token, held, MOST_HELD)
 
     def _look(self, token: str) -> Held | None:
+        found = (self._signed_by(key, token) for key in self._keys if len(self._keys) == 1 or may_have_signed(key, token))
+        return next((held for held in found if held is not None), None)
+
+    def _signed_by(self, key: Key, token: str) -> Held | None:
         options = {**_CHECKS, "verify_aud": self.audience is not None}
         try:
-            claims = _pyjwt().decode(
-                token, self._key, algorithms=list(self.algorithms), audience=self.audience, issuer=self.issuer, options=options
+            claims = pyjwt().decode(
+                token, key.key, algorithms=list(self.algorithms), audience=self.audience, issuer=self.issuer, options=options
             )
             since, until = _moment(claims.get("nbf"), 0), _moment(claims.get("exp"), _END)
         except Exception:  # whatever a stranger's text brings about: it is no token
             return None
         return Held(claims, since - self.leeway_us, until + self.leeway_us)
+
+
+def may_have_signed(key: Key, token: str) -> bool:
+    """Whether a token can be of this key: not when both have a name, and it is not the same."""
+    try:
+        said = pyjwt().get_unverified_header(token).get("kid")
+    except Exception:
+        return False
+    return key.name is None or said is None or said == key.name
 
 
 def _moment(value: Any, default: int) -> int:
@@ -133,55 +130,6 @@ def _moment(value: Any, default: int) -> int:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
         raise ValueError(value)
     return min(int(value * 1_000_000), _END)
-
-
-def prepared(key: str | bytes, algorithms: tuple[str, ...]) -> Any:
-    """The key as PyJWT takes it, read once; ConfigurationError for anything that could be mistaken for something else."""
-    if not algorithms:
-        raise ConfigurationError("algorithms: say which a token may be signed with, such as [RS256]")
-    for name in algorithms:
-        if str(name).lower() == "none":
-            raise ConfigurationError(
-                "algorithms: 'none' means that anybody can write a token; write how yours are signed: [RS256]"
-            )
-    families = {FAMILIES.get(str(name)[:2], "") for name in algorithms}
-    if len(families) > 1 and "" not in families:
-        raise ConfigurationError(
-            f"algorithms: {', '.join(algorithms)} need different keys ({' and '.join(sorted(families))}), and a token could "
-            "choose which; name those of one kind"
-        )
-    found = None
-    for name in algorithms:
-        found = _prepared_for(name, key)
-    return found
-
-
-def _prepared_for(name: str, key: str | bytes) -> Any:
-    jwt = _pyjwt()
-    try:
-        algorithm = jwt.get_algorithm_by_name(name)
-    except NotImplementedError:
-        known = sorted(one for one in jwt.PyJWS().get_algorithms() if one != "none")
-        raise ConfigurationError(f"algorithms: {name!r} is none that PyJWT knows; write one of {', '.join(known)}") from None
-    if not key:
-        raise ConfigurationError(f"the key is empty; {name} needs {FAMILIES[name[:2]]}")
-    try:
-        found = algorithm.prepare_key(key)
-    except Exception as error:  # the library's reasons never hold the key itself
-        raise ConfigurationError(f"the key is not {FAMILIES[name[:2]]}, which {name} needs ({type(error).__name__})") from None
-    _strong(name, found)
-    return found
-
-
-def _strong(name: str, key: Any) -> None:
-    """Refuses keys that can be guessed (RFC 7518, 3.2 and 3.3)."""
-    least = SECRET_BYTES.get(name)
-    if least is not None and len(key) < least:
-        raise ConfigurationError(
-            f"the key has {len(key)} bytes, and {name} needs {least} or more: whoever guesses it writes tokens of anybody"
-        )
-    if name[:2] in ("RS", "PS") and key.key_size < 2048:
-        raise ConfigurationError(f"the key has {key.key_size} bits, and {name} needs 2048 or more; make a longer one")
 
 
 @dataclass(frozen=True, slots=True)

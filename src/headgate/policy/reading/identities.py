@@ -10,6 +10,7 @@ from ...errors import ConfigurationError
 from ..identity.client_ip import ClientIp
 from ..identity.identify import Called, Captured, Certificate, Cookie, Header, Network, Query
 from ..identity.jwt import Jwt, Verifier
+from ..identity.keys import is_public
 from ..model import Identity
 from . import routes, words
 from .fields import Fields, Pairs, Said, Word
@@ -71,7 +72,8 @@ JWT = Fields(
     {
         "claim": Word(Words("the name of a claim", bounded, "sub"), "The claim whose value is the identity.", required=True),
         "key_file": Word(
-            Words("a file", str, "jwt.pub"), "A file with the public key (PEM) or the shared secret, relative to the policy."
+            Words("a file", str, "jwt.pub"),
+            "A file with the public key (PEM, also several, or a key set) or the secret, relative to the policy.",
         ),
         "key": Word(SECRET, "The key itself; better key_file or key_env."),
         "key_env": Word(Words("the name of a variable", bounded, "JWT_KEY"), "The environment variable that holds the key."),
@@ -320,9 +322,8 @@ class Identities:
         if found is None:
             return False
         data = key.encode("utf-8", "replace") if isinstance(key, str) else key
-        public = b"-----BEGIN" in data or data.startswith(b"ssh-")
         for name in found:
-            wrong = algorithm_mistake(name, public)
+            wrong = algorithm_mistake(name, is_public(data))
             if wrong is not None:
                 self.page.wrong(place_of(node, name), name, wrong.message, wrong.suggestion)
                 return False

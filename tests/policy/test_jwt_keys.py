@@ -1,0 +1,130 @@
+"""Several keys at once, while one takes the place of another: in PEM one after the other, or as a JSON Web Key Set."""
+
+from __future__ import annotations
+
+import json
+
+import jwt
+import pytest
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ec, rsa
+
+from headgate.errors import ConfigurationError
+from headgate.policy import Policy, PolicyError
+from headgate.policy.facts import WrittenFacts
+from headgate.policy.gate import Gate
+from headgate.policy.identity.jwt import Jwt, Verifier
+from headgate.policy.identity.keys import MOST_KEYS
+
+OLD, NEW, STRANGER = (rsa.generate_private_key(65537, 2048) for _ in range(3))
+CURVE = ec.generate_private_key(ec.SECP256R1())
+
+
+def pem(private) -> str:
+    form = serialization.PublicFormat.SubjectPublicKeyInfo
+    return private.public_key().public_bytes(serialization.Encoding.PEM, form).decode()
+
+
+def member(private, algorithm="RS256", **more) -> dict:
+    return {**json.loads(jwt.get_algorithm_by_name(algorithm).to_jwk(private.public_key())), **more}
+
+
+def key_set(*members) -> str:
+    return json.dumps({"keys": members})
+
+
+def token(private, algorithm="RS256", **headers) -> str:
+    return jwt.encode({"sub": "ann"}, private, algorithm=algorithm, headers=headers)
+
+
+def who(verifier: Verifier, said: str) -> str | None:
+    return Jwt("sub", verifier).of(WrittenFacts(headers={"Authorization": f"Bearer {said}"}))
+
+
+TEXTS = {
+    "pem": pem(OLD) + pem(NEW),
+    "pem with words between": f"the old one:\n{pem(OLD)}\n# and the new one\r\n{pem(NEW)}",
+    "a set": key_set(member(OLD), member(NEW)),
+    "a set with names": key_set(member(OLD, kid="2025"), member(NEW, kid="2026")),
+    "a set with more in it": key_set(
+        member(STRANGER, use="enc"), member(CURVE, "ES256"), {"kty": "oct", "k": "c2VjcmV0"}, "?", {"kty": "??"},
+        member(OLD, alg="RS256", use="sig"), member(NEW), member(STRANGER, alg="PS256"),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("text", TEXTS.values(), ids=TEXTS)
+@pytest.mark.parametrize("form", [str, str.encode], ids=["text", "bytes"])
+def test_tokens_of_every_key_count(text, form):
+    """A token that any of the keys signed counts, named or not; a stranger's does not, whatever it calls its key."""
+    verifier = Verifier(form(text), ("RS256",))
+    for private in (OLD, NEW):
+        assert who(verifier, token(private)) == "ann"
+    for headers in ({}, {"kid": "2026"}, {"kid": "9999"}):
+        assert who(verifier, token(STRANGER, **headers)) is None
+
+
+def test_a_token_that_names_its_key_is_tried_with_that_one():
+    """A name that another key of the set has does not count for this one."""
+    verifier = Verifier(TEXTS["a set with names"], ("RS256",))
+    assert who(verifier, token(NEW, kid="2026")) == "ann"
+    assert who(verifier, token(NEW, kid="2025")) is None
+
+
+@pytest.mark.parametrize("forged", ["", "a.b.c", "a.b", "." * 50, token(NEW)[:-4] + "AAAA", token(CURVE, "ES256")])
+def test_what_no_key_signed_names_nobody(forged):
+    """Broken, altered and foreign tokens are refused by all keys together."""
+    assert who(Verifier(TEXTS["pem"], ("RS256",)), forged) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "algorithms", "told"),
+    [
+        (key_set(), ("RS256",), "none of the 0 keys of this set verifies RS256"),
+        (key_set(member(CURVE, "ES256"), member(OLD, use="enc")), ("RS256",), "none of the 2 keys of this set verifies RS256"),
+        (key_set(member(OLD)), ("HS256",), "none of the 1 keys of this set verifies HS256"),
+        (key_set({"kty": "oct", "k": "c2VjcmV0" * 8}), ("HS256",), "none of the 1 keys of this set verifies HS256"),
+        (pem(OLD) + pem(CURVE), ("RS256",), "the key is not an RSA key, which RS256 needs"),
+        (pem(OLD) * (MOST_KEYS + 1), ("RS256",), f"these are {MOST_KEYS + 1} keys"),
+        (key_set(*[member(OLD)] * (MOST_KEYS + 1)), ("RS256",), f"keep {MOST_KEYS} or fewer"),
+        (key_set(member(rsa.generate_private_key(65537, 1024))), ("RS256",), "1024 bits, and RS256 needs 2048"),
+    ],
+)
+def test_keys_that_can_be_mistaken_are_refused(text, algorithms, told):
+    """Of several keys too: none that fits, one of another kind, weak ones, too many, or public ones as a shared secret."""
+    with pytest.raises(ConfigurationError, match=told):
+        Verifier(text, algorithms)
+
+
+def test_a_private_member_of_a_set_verifies_like_its_public_half():
+    """Whoever put the wrong half into the set is served all the same."""
+    private = json.loads(jwt.get_algorithm_by_name("RS256").to_jwk(OLD))
+    assert who(Verifier(key_set(private), ("RS256",)), token(OLD)) == "ann"
+
+
+POLICY = """
+identify:
+  user: {jwt: {claim: sub, key_file: keys, algorithms: [RS256]}}
+limits:
+  - {name: user, key: user, limit: fixed window 5/min}
+"""
+
+
+def test_a_key_is_changed_without_locking_anybody_out(tmp_path):
+    """Old, then both, then new: at every step those who are signed by what is in the file are known."""
+    known = []
+    for text in (pem(OLD), pem(OLD) + pem(NEW), key_set(member(NEW))):
+        (tmp_path / "keys").write_text(text)
+        (tmp_path / "headgate.yaml").write_text(POLICY)
+        with Gate(Policy.load(tmp_path / "headgate.yaml")) as gate:
+            asked = [gate.ask(WrittenFacts(headers={"Authorization": token(private)})) for private in (OLD, NEW)]
+            known.append([passage.keys for passage in asked])
+    assert known == [[["ann"], []], [["ann"], ["ann"]], [[], ["ann"]]]
+
+
+def test_a_set_is_no_shared_secret(tmp_path):
+    """A key set is public: as the secret of HS256 it would let anybody sign, and the policy says so."""
+    (tmp_path / "keys").write_text(key_set(member(OLD)))
+    (tmp_path / "headgate.yaml").write_text(POLICY.replace("RS256", "HS256"))
+    with pytest.raises(PolicyError, match="this one is public: anybody could sign with it"):
+        Policy.load(tmp_path / "headgate.yaml")
