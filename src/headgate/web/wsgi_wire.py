@@ -32,6 +32,9 @@ from .wire import SPELT
 
 #: Where the application finds what was decided.
 PASSAGE = "headgate.passage"
+#: What servers call the other end of a UNIX socket, which has no address: waitress, wsgiref and werkzeug. Taken for one, all
+#: clients behind it would be one.
+SOCKETS = frozenset({"localhost", "<local>", "unix", "unix:"})
 #: Fields that one limit says in the same way every time, as text; and the names of those that may be kept.
 CONSTANT: dict[Any, tuple[str, str]] = {}
 LASTING = frozenset({b"ratelimit-policy", b"x-ratelimit-limit", b"access-control-expose-headers"})
@@ -88,7 +91,8 @@ class WsgiFacts(Facts):
         return kind == "query" and differing(self.environ.get("QUERY_STRING") or "", name)
 
     def peer(self) -> str | None:
-        return self.environ.get("REMOTE_ADDR") or None
+        peer = self.environ.get("REMOTE_ADDR")
+        return peer if peer and peer not in SOCKETS else None
 
     def certificate(self) -> Mapping[str, Any] | None:
         """What the server says it verified (mod_ssl's and uWSGI's names). A client can't set these: its headers are HTTP_*."""

@@ -26,7 +26,7 @@ from .views import EXEMPTED
 
 
 class RateLimitMiddleware:
-    """For MIDDLEWARE. `request.headgate` is what was decided."""
+    """For MIDDLEWARE. `request.headgate` is what was decided; None where the view is exempt."""
 
     sync_capable = True
     async_capable = True
@@ -46,6 +46,7 @@ class RateLimitMiddleware:
         if self._asynchronous:
             return self.acall(request)
         if self.is_exempt(request):
+            request.headgate = None
             return self.get_response(request)
         passage = request.headgate = let_go(self.gate.ask(DjangoFacts(request)), "HTTP_ORIGIN" in request.META)
         if not passage.allowed:
@@ -63,6 +64,7 @@ class RateLimitMiddleware:
     async def acall(self, request: HttpRequest) -> HttpResponseBase:
         """The same, where nothing may block."""
         if self.is_exempt(request):
+            request.headgate = None
             return await self.get_response(request)
         facts = DjangoFacts(request)
         passage = self.gate.quick(facts)

@@ -1,0 +1,87 @@
+"""Behind a proxy over a UNIX socket: the other end has no address, and nobody may share a limit because of that."""
+
+from __future__ import annotations
+
+import http.client
+import socket
+import threading
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+import waitress
+from waitress import wasyncore
+
+from headgate import MemoryStore
+from headgate.policy import Policy
+from headgate.policy.gate import Gate
+from headgate.web.wsgi import RateLimitMiddleware
+from headgate.web.wsgi_wire import WsgiFacts
+
+POLICY = """
+identify: {{ip: {{client_ip: {{trusted_proxies: [{trusted}]}}}}}}
+limits: [{{name: api, key: ip, limit: fixed window 1/h}}]
+"""
+
+
+class Connection(http.client.HTTPConnection):
+    """HTTP over a UNIX socket."""
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX)
+        self.sock.connect(self.host)
+
+
+def ask(path: str, client: str) -> int:
+    """The status that a client gets whom the proxy tells of."""
+    connection = Connection(path)
+    connection.request("GET", "/", headers={"Host": "shop", "X-Forwarded-For": client})
+    status = connection.getresponse().status
+    connection.close()
+    return status
+
+
+@pytest.fixture
+def waitress_serves(store: MemoryStore):
+    """A policy behind waitress, which calls the other end of a UNIX socket localhost."""
+    running = []
+
+    def serve(trusted: str) -> str:
+        def app(environ, start_response):
+            start_response("200 OK", [("Content-Length", "0")])
+            return [b""]
+
+        limited = RateLimitMiddleware(app, policy=Gate(Policy.read(POLICY.format(trusted=trusted)), store=store))
+        folder = TemporaryDirectory()
+        path = str(Path(folder.name) / "s")
+        channels: dict[int, object] = {}
+        server = waitress.create_server(limited, unix_socket=path, map=channels, clear_untrusted_proxy_headers=False)
+        thread = threading.Thread(target=server.run)
+        thread.start()
+        running.append((server, channels, thread, folder))
+        return path
+
+    yield serve
+    for server, channels, thread, folder in running:
+        server.trigger.pull_trigger(lambda: wasyncore.close_all(channels))  # noqa: B023 — run before the next one
+        thread.join(10)
+        server.task_dispatcher.shutdown()
+        folder.cleanup()
+
+
+def test_clients_behind_a_socket_do_not_share(waitress_serves):
+    """Where the socket's proxy is trusted, each client that it tells of has a limit of its own."""
+    path = waitress_serves("unix")
+    assert [ask(path, client) for client in ("192.0.2.1", "192.0.2.2", "192.0.2.1")] == [200, 200, 429]
+
+
+def test_nobody_is_known_by_a_socket(waitress_serves):
+    """Where it is not, nobody has an address: what a client says of itself is not believed, and no two of them are one."""
+    path = waitress_serves("10.0.0.0/8")
+    assert [ask(path, "192.0.2.1") for _ in range(3)] == [200, 200, 200]
+
+
+@pytest.mark.parametrize(("told", "peer"), [("localhost", None), ("<local>", None), ("", None), ("127.0.0.1", "127.0.0.1")])
+def test_what_servers_call_a_socket_is_no_address(told, peer):
+    """Words for the other end of a UNIX socket are no peer; an address of this machine is one."""
+    assert WsgiFacts({"REQUEST_METHOD": "GET", "REMOTE_ADDR": told}).peer() == peer
