@@ -45,15 +45,15 @@ def first_present(identities: dict, facts: Facts, names: tuple, plain: cython.bi
     for name in names:
         value = identity_of(identities, facts, name)
         if value is not None:
-            if len(names) == 1 or (plain and not borrowed(identities[name], value)):  # type: ignore[arg-type]
+            if len(names) == 1 or (plain and not borrowed(name, identities[name], value)):  # type: ignore[arg-type]
                 return value
             return name + ":" + value
     return None
 
 
-def borrowed(identity: Any, value: str) -> bool:
+def borrowed(name: str, identity: Any, value: str) -> bool:
     """Whether a value looks like an address, and is none: a user may well be called 203.0.113.9."""
-    return not isinstance(identity, ClientIp) and read_address(value.partition("/")[0]) is not None
+    return name != "ip" and not isinstance(identity, ClientIp) and read_address(value.partition("/")[0]) is not None
 
 
 def escaped(value: object) -> str:

@@ -20,31 +20,34 @@ from ..errors import StoreError, StoreUnavailable
 from ..line import Turn, line_of
 from ..rate import Rate
 from .clause import escaped
-from .identity.keeping import kept
+from .identity.keeping import kept, remember
 from .model import Rule
 from .passage import Passage
 
 log = logging.getLogger("headgate")
+#: How many rules' marks are kept at hand.
+MOST_MARKS = 10_000
 #: The clause, its mark, and the answer that made it; None: it is made when the request was charged.
 Mark = tuple[Any, Claim, Decision | None]
 
 
-def mark_of(gate: Any, rule: Rule) -> NamedLimit:
-    """The limit that marks a rule's idempotency keys; made once per edition."""
-    marks: dict[str, NamedLimit] = gate.marks
-    found = marks.get(rule.name)
+def mark_of(gate: Any, clause: Any) -> NamedLimit:
+    """The limit that marks a rule's idempotency keys; made once for each way that it is said."""
+    rule: Rule = clause.rule
     assert rule.once is not None
-    if found is None or found.limit.capacity != rule.once.replays + 1 or found.limit.period != rule.once.keep_us:
+    marks: dict[Any, NamedLimit] = gate.marks
+    said = (clause.limiter, rule.name, rule.once.replays, rule.once.keep_us)
+    found = marks.get(said)
+    if found is None:
         limit = FixedWindow(Rate(rule.once.replays + 1, rule.once.keep_us), align="first")
-        found = marks[rule.name] = NamedLimit(gate.policy.name, f"{rule.name} once", limit)
+        found = remember(marks, said, NamedLimit(clause.limiter, f"{rule.name} once", limit), MOST_MARKS)
     return found
 
 
 def claims_of(gate: Any, passage: Passage) -> list[list[Claim]]:
     """The marks to ask for."""
     return [
-        [Claim(mark_of(gate, clause.rule), f"{escaped(key)}|{escaped(kept(told))}", 1)]
-        for clause, _, key, _, told in passage.onces
+        [Claim(mark_of(gate, clause), f"{escaped(key)}|{escaped(kept(told))}", 1)] for clause, _, key, _, told in passage.onces
     ]
 
 
@@ -65,7 +68,7 @@ def sorted_out(passage: Passage, asked: list[list[Claim]], seen: list[Decision],
             clause.replayed += 1
             marks.append((clause, asked[i][0], taken))
             continue
-        if taken is None and seen[i].allowed:
+        if taken is None and seen and seen[i].allowed:
             marks.append((clause, asked[i][0], None))
         for entry in limits:
             passage.entries.append(entry)
@@ -76,9 +79,13 @@ def sorted_out(passage: Passage, asked: list[list[Claim]], seen: list[Decision],
     passage.onces = marks
 
 
+def failed(gate: Any, seen: list[Decision]) -> bool:
+    return any(gate.failing.has_failed(mark) for mark in seen)
+
+
 def checked(gate: Any, passage: Passage, asked: list[list[Claim]], seen: list[Decision]) -> None:
     """A store that fails at the first question is not asked a second one: that would take its budget twice."""
-    if any(gate.failing.has_failed(mark) for mark in seen):
+    if failed(gate, seen):
         sorted_out(passage, asked, seen, {})
         raise StoreUnavailable("the store could not say whether a request is a repetition")
 
@@ -86,34 +93,48 @@ def checked(gate: Any, passage: Passage, asked: list[list[Claim]], seen: list[De
 def marked(gate: Any, passage: Passage) -> None:
     """Looks for the marks, and leaves in the passage what is to be charged."""
     if passage.onces:
-        asked = claims_of(gate, passage)
-        seen = [gate.store.decide(claims, 0, False) for claims in asked]
+        asked, told = claims_of(gate, passage), []
+        seen: list[Decision] = []
+        try:
+            seen = [gate.store.decide(claims, 0, False) for claims in asked]
+            again = repeated(seen)
+            if again and not failed(gate, seen):
+                told = gate.store.decide_many([asked[i] for i in again], 0)
+        except StoreError:
+            sorted_out(passage, asked, [], {})  # it is charged, or answered as its rule says when a store fails
+            raise
         checked(gate, passage, asked, seen)
-        again = repeated(seen)
-        told = gate.store.decide_many([asked[i] for i in again], 0) if again else []
         sorted_out(passage, asked, seen, dict(zip(again, told, strict=True)))
 
 
 async def amarked(gate: Any, passage: Passage) -> None:
     if passage.onces:
-        asked = claims_of(gate, passage)
-        seen = [await gate.store.adecide(claims, 0, False) for claims in asked]
+        asked, told = claims_of(gate, passage), []
+        seen: list[Decision] = []
+        try:
+            seen = [await gate.store.adecide(claims, 0, False) for claims in asked]
+            again = repeated(seen)
+            if again and not failed(gate, seen):
+                told = await gate.store.adecide_many([asked[i] for i in again], 0)
+        except StoreError:
+            sorted_out(passage, asked, [], {})
+            raise
         checked(gate, passage, asked, seen)
-        again = repeated(seen)
-        told = await gate.store.adecide_many([asked[i] for i in again], 0) if again else []
         sorted_out(passage, asked, seen, dict(zip(again, told, strict=True)))
 
 
 def unmarked(gate: Any, passage: Passage) -> None:
     """Gives the repetitions of a refused request back."""
-    for _, claim, answer in passage.onces or ():
+    for clause, claim, answer in passage.onces or ():
         if answer is not None:
+            clause.replayed -= 1
             gate.store.give_back([claim], answer.start_us)
 
 
 async def aunmarked(gate: Any, passage: Passage) -> None:
-    for _, claim, answer in passage.onces or ():
+    for clause, claim, answer in passage.onces or ():
         if answer is not None:
+            clause.replayed -= 1
             await gate.store.agive_back([claim], answer.start_us)
 
 
