@@ -178,3 +178,18 @@ def test_versions_that_come_at_once_follow_each_other():
             thread.join()
         assert gate.tally().reloads == 80
         assert gate.store is gate.edition.store is gate._store_of(gate.policy)
+
+
+def test_what_ends_after_a_reload_is_counted():
+    """Requests that began with a version before are part of the sum, however many versions came since."""
+    text = "limits: [{name: a, key: ip, limit: 5/min, charge: {status: [401]}}]"
+    gate = gate_of(text)
+    begun = []
+    for _ in range(20):
+        begun.append(gate.ask(WrittenFacts(peer=f"192.0.2.{len(begun)}")))
+        gate.reload(Policy.read(text))
+    for passage in begun[-8:]:
+        passage.done(200)
+    tally = gate.tally().rules[0]
+    assert (tally.passed, tally.given_back) == (20, 8)
+    assert gate.edition.clauses[0].elders[0].elders == []

@@ -142,7 +142,9 @@ async def aunmarked(gate: Any, passage: Passage) -> None:
 
 
 def unpaid(passage: Passage) -> list[Mark]:
-    return [mark for mark in passage.onces or () if mark[2] is None]
+    """Marks that are to be made. Repetitions that were taken stay taken, whatever comes of them."""
+    passage.onces = [mark for mark in passage.onces or () if mark[2] is None]
+    return passage.onces  # type: ignore[no-any-return]
 
 
 def twins(gate: Any, passage: Passage, decision: Decision, marks: list[Mark], told: list[Decision]) -> list[Turn]:
