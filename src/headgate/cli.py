@@ -170,9 +170,18 @@ def explanation_of(policy: Any, line: str, url: str | None) -> Any:
     try:
         with Gate(policy, store=store, imports=False) as gate:
             gate.store = store  # past the guard: a store that can't be asked is an error here, no answer
+            wait_for_hashes(gate)
             return Explanation(policy, request, facts, gate.explain(facts))
     finally:
         store.close()
+
+
+def wait_for_hashes(gate: Any) -> None:
+    """Limits of single keys that are read in the background: an explanation without them would be wrong."""
+    for clause in gate.edition.clauses:
+        ready = getattr(clause.overrides, "ready", None)
+        if ready is not None and not ready(2.0):
+            print(f"headgate: the overrides of {clause.name!r} can't be read; its own limit is shown", file=sys.stderr)
 
 
 # policy schema -----------------------------------------------------------------------------------------------------------------

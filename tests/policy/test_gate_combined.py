@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 
 import pytest
 
-from headgate import MemoryStore
+from headgate import ConfigurationError, MemoryStore, StoreUnavailable
 from headgate.policy import Policy, WrittenFacts
 from headgate.policy.gate import Gate
 from headgate.testing import ManualClock
@@ -38,3 +39,157 @@ def test_shutting_out_by_a_part_of_the_path_leaves_the_other_rules_as_they_are(c
     assert answers[-1].refusal.reason == "shut out"
     others = [told(gate, WrittenFacts("GET", "/t/two/x", peer="192.0.2.2"), colour).allowed for _ in range(5)]
     assert others == [True] * 3 + [False] * 2
+
+
+BYTES = "limits: [{name: bytes, key: ip, limit: fixed window 100/day, cost: {response: 1kB}, alert: 80%}]"
+
+
+@pytest.mark.parametrize("colour", COLOURS)
+def test_a_response_that_crosses_the_mark_alerts(colour):
+    """Spending that is known when the response has gone is told of when it crosses the mark: once."""
+    gate, heard = gate_of(BYTES), []
+    gate.events.on("alert", heard.append)
+    alerts = []
+    for _ in range(20):
+        passage = told(gate, WrittenFacts(), colour)
+        if passage.allowed:
+            asyncio.run(passage.adone(200, 7_000)) if colour == "aask" else passage.done(200, 7_000)
+        alerts.append(gate.tally().rules[0].alerts)
+    assert alerts == [0] * 11 + [1] * 9  # 12 × 7 kB
+    assert len(heard) == 1
+
+
+def test_a_request_that_crosses_the_mark_alerts_once_with_its_response():
+    """What the estimate crossed is not told of again when the rest is charged."""
+    gate = gate_of(BYTES.replace("{response: 1kB}", "{response: 1kB, estimate: 80}"))
+    gate.ask(WrittenFacts()).done(200, 90_000)
+    assert gate.tally().rules[0].alerts == 1
+
+
+LOGIN = "{name: login, key: ip, limit: fixed window 5/min, charge: {status: [401]}, on_refusal: shadow}"
+
+
+@pytest.mark.parametrize("more", ["", ", {name: all, limit: 1000/s}"], ids=["alone", "beside another"])
+@pytest.mark.parametrize("colour", COLOURS)
+def test_a_rule_in_shadow_counts_what_it_will_count_in_earnest(colour, more):
+    """Outcomes that do not count go back in shadow too: only failed logins would have been refused."""
+    gate = gate_of(f"limits: [{LOGIN}{more}]")
+    for status in [200] * 20 + [401] * 7:
+        passage = told(gate, WrittenFacts(), colour)
+        assert passage.owes
+        asyncio.run(passage.adone(status)) if colour == "aask" else passage.done(status)
+    tally = gate.tally().rules[0]
+    assert (tally.passed, tally.shadow_refused, tally.given_back) == (25, 2, 20)
+
+
+def test_a_function_that_judges_outcomes_is_given_the_facts_in_shadow_too():
+    """Where nothing but a rule in shadow is meant, its function still sees whose outcome it is."""
+    seen = []
+    rule = {"name": "a", "key": "ip", "limit": "5/min", "on_refusal": "shadow", "charge": lambda s, f: seen.append((s, f.path))}
+    with Gate(Policy.of(limits=[rule]), store=MemoryStore()) as gate:
+        gate.ask(WrittenFacts("GET", "/x")).done(404)
+    assert seen == [(404, "/x")]
+
+
+class Broken(MemoryStore):
+    """A store near by that has stopped answering."""
+
+    def decide(self, *args, **kwargs):
+        raise StoreUnavailable("gone")
+
+
+@pytest.mark.parametrize("colour", COLOURS)
+def test_a_repetition_that_nobody_can_look_for_is_answered_as_its_rule_says(colour):
+    """A rule that is closed when the store fails is closed to requests with an idempotency key too."""
+    gate = gate_of("limits: [{name: a, key: ip, limit: 5/min, once: Idempotency-Key, on_failure: closed}]", Broken())
+    passage = told(gate, WrittenFacts(headers={"Idempotency-Key": "k"}), colour)
+    assert (passage.allowed, passage.refusal.reason) == (False, "store")
+    assert gate.tally().rules[0].failed_closed == 1
+
+
+def test_what_was_charged_in_one_store_goes_back_to_it():
+    """A version with another store forgives nobody in the new one what the old one had charged."""
+    said = 'name: a\nstore: "memory://{}"\nlimits: [{{name: x, key: ip, limit: fixed window 5/day, charge: {{status: [401]}}}}]'
+    with Gate(Policy.read(said.format(""))) as gate:
+        old = [gate.ask(WrittenFacts()) for _ in range(5)]
+        gate.reload(Policy.read(said.format("?max_keys=1000")))
+        for _ in range(5):
+            gate.ask(WrittenFacts()).done(401)
+        for passage in old:
+            passage.done(200)
+        assert not gate.ask(WrittenFacts()).allowed
+        gate.reload(Policy.read(said.format("")))
+        assert gate.ask(WrittenFacts()).allowed
+
+
+def client_of(facts):
+    """What an application knows of the client's address."""
+    return facts.header("x-client")
+
+
+def test_an_address_that_the_application_tells_is_the_one_that_networks_hold():
+    """`ip: {call: …}` is the client's address for classes, exemptions and overrides, not only for keys."""
+    policy = Policy.of(
+        identify={
+            "ip": {"call": client_of},
+            "user": {"call": lambda facts: facts.header("user")},
+            "class": {"network": {"inside": ["10.0.0.0/8"]}, "default": "outside"},
+        },
+        exempt=[{"network": "10.9.0.0/16"}],
+        limits=[
+            {"name": "a", "key": "user | ip", "when": {"class": "outside"}, "limit": "5/s", "override": {"192.0.2.9": "9/s"}}
+        ],
+    )
+    with Gate(policy, store=MemoryStore()) as gate:
+
+        def says(client, peer="10.9.0.1", **headers):
+            (one,) = gate.explain(WrittenFacts(peer=peer, headers={"X-Client": client, **headers}))
+            return one.why or str(one.entries[0].named.limit)
+
+        assert says("192.0.2.1") == "token bucket 5/s burst 5"
+        assert says("192.0.2.9") == "token bucket 9/s burst 9"
+        assert says("192.0.2.1", user="192.0.2.9") == "token bucket 5/s burst 5"  # nobody borrows an address
+        assert says("10.1.0.1") == "class is inside, not outside"
+        assert says("10.9.0.7", peer="192.0.2.1") == "the request is exempt"
+
+
+def test_a_function_that_would_have_to_be_awaited_is_refused_when_the_gate_is_made():
+    """A decision does not wait for a coroutine, whichever word names it; a handler may be one."""
+
+    async def later(*args):
+        return 1
+
+    for said in ({"cost": later}, {"charge": later}, {"cost": {"call": "asyncio:sleep"}}):
+        with pytest.raises(ConfigurationError, match="is async, and a decision does not wait"):
+            Gate(Policy.of(limits=[{"name": "a", "key": "ip", "limit": "5/s", **said}]), store=MemoryStore())
+    Gate(Policy.of(limits=[{"name": "a", "key": "ip", "limit": "5/s", "on_refusal": later}]), store=MemoryStore()).close()
+
+
+def test_versions_that_come_at_once_follow_each_other():
+    """Many threads reload: in the end edition and store belong to one version, and all were counted."""
+    versions = [
+        Policy.read(f"store: memory://?max_keys={n}\nlimits: [{{name: a, key: ip, limit: {n}/s}}]") for n in range(100, 104)
+    ]
+    with Gate(versions[0]) as gate:
+        threads = [threading.Thread(target=lambda v=v: [gate.reload(v) for _ in range(20)]) for v in versions]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert gate.tally().reloads == 80
+        assert gate.store is gate.edition.store is gate._store_of(gate.policy)
+
+
+def test_what_ends_after_a_reload_is_counted():
+    """Requests that began with a version before are part of the sum, however many versions came since."""
+    text = "limits: [{name: a, key: ip, limit: 5/min, charge: {status: [401]}}]"
+    gate = gate_of(text)
+    begun = []
+    for _ in range(20):
+        begun.append(gate.ask(WrittenFacts(peer=f"192.0.2.{len(begun)}")))
+        gate.reload(Policy.read(text))
+    for passage in begun[-8:]:
+        passage.done(200)
+    tally = gate.tally().rules[0]
+    assert (tally.passed, tally.given_back) == (20, 8)
+    assert gate.edition.clauses[0].elders[0].elders == []

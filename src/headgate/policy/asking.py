@@ -124,6 +124,7 @@ class Asking:
             if passage.shadow is None:
                 passage.shadow = []
             passage.shadow.append((clause, [Claim(entry.named, key, cost) for entry in limits]))
+            passage.owes = passage.owes or clause.owes
             return 0
         if clause.once:
             rule: Any = clause.rule
@@ -223,7 +224,8 @@ class Asking:
     @cython.cfunc
     def free(self, passage: Passage) -> Passage:
         """A request that nothing limits."""
-        passage.facts = None
+        if not passage.owes:
+            passage.facts = None
         self.requests += 1
         self.allowed_requests += 1
         if passage.costs is None:

@@ -18,7 +18,8 @@ cdef class Clause:
     cdef public long long passed, refused, waited, queue_full, degraded, shadow_refused, near, alerts, given_back, replayed
     cdef public long long failed_open, failed_closed, failed_local
     cdef public object crowd
-    cdef public list times, statuses
+    cdef public list times, statuses, elders
+    cdef public dict past
     cdef public double sum_ms
     cpdef object key_for(self, Facts facts)
     cpdef tuple limits_for(self, Facts facts, str key)

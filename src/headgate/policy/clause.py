@@ -24,6 +24,12 @@ from .identity.complaints import Complaints, title
 from .model import SHADOW, SHARE, WAIT, Key, Limits, Rule, Tiers, When
 
 _absent: Any = object()
+#: What a rule counts, and how many versions of it are asked for what they counted since they were replaced.
+# fmt: off
+COUNTERS = ("passed", "refused", "waited", "queue_full", "degraded", "shadow_refused", "near", "alerts", "given_back",
+            "replayed", "failed_open", "failed_closed", "failed_local", "sum_ms")
+# fmt: on
+ELDERS = 8
 #: The key of everybody, and of all who could not be told apart under `unidentified: share`.
 EVERYONE, UNIDENTIFIED = "*", "-"
 
@@ -45,15 +51,15 @@ def first_present(identities: dict, facts: Facts, names: tuple, plain: cython.bi
     for name in names:
         value = identity_of(identities, facts, name)
         if value is not None:
-            if len(names) == 1 or (plain and not borrowed(identities[name], value)):  # type: ignore[arg-type]
+            if len(names) == 1 or (plain and not borrowed(name, identities[name], value)):  # type: ignore[arg-type]
                 return value
             return name + ":" + value
     return None
 
 
-def borrowed(identity: Any, value: str) -> bool:
+def borrowed(name: str, identity: Any, value: str) -> bool:
     """Whether a value looks like an address, and is none: a user may well be called 203.0.113.9."""
-    return not isinstance(identity, ClientIp) and read_address(value.partition("/")[0]) is not None
+    return name != "ip" and not isinstance(identity, ClientIp) and read_address(value.partition("/")[0]) is not None
 
 
 def escaped(value: object) -> str:
@@ -119,9 +125,9 @@ class Clause:
     """One rule at work. Counters are plain integers; a reload hands them on to the rule of the same name."""
 
     # fmt: off
-    __slots__ = ("alert", "alerts", "by", "constant", "crowd", "degraded", "failed_closed", "failed_local", "failed_open",
-                 "given_back", "identities", "key", "limiter", "lone", "made", "name", "named", "near", "once", "otherwise",
-                 "overridden", "overrides", "owes", "passed", "queue_full", "refused", "replayed", "rule", "shadow",
+    __slots__ = ("alert", "alerts", "by", "constant", "crowd", "degraded", "elders", "failed_closed", "failed_local",
+                 "failed_open", "given_back", "identities", "key", "limiter", "lone", "made", "name", "named", "near", "once", "otherwise",
+                 "overridden", "overrides", "owes", "passed", "past", "queue_full", "refused", "replayed", "rule", "shadow",
                  "shadow_refused", "share", "statuses", "sum_ms", "tiers", "times", "waited", "waits", "when")
     # fmt: on
 
@@ -156,6 +162,8 @@ class Clause:
         self.passed = self.refused = self.waited = self.queue_full = self.degraded = self.shadow_refused = self.near = 0
         self.alerts = self.given_back = self.replayed = self.failed_open = self.failed_closed = self.failed_local = 0
         self.crowd = Crowd()
+        self.elders: list[Clause] = []
+        self.past: dict[str, Any] = {}
         self.times: list[int] = [0] * (len(RESPONSE_BOUNDS_MS) + 1)
         self.statuses: list[int] = [0] * 6
         self.sum_ms = 0.0
@@ -221,34 +229,27 @@ class Clause:
     # Numbers ---------------------------------------------------------------------------------------------------
 
     def inherit(self, before: Clause) -> None:
-        """Takes over what the rule of the same name counted in the version before, and those who wait for it still."""
-        self.crowd = before.crowd
-        # fmt: off
-        for name in ("passed", "refused", "waited", "queue_full", "degraded", "shadow_refused", "near", "alerts", "given_back",
-                     "replayed", "failed_open", "failed_closed", "failed_local", "times", "statuses", "sum_ms"):
-            setattr(self, name, getattr(before, name))
-        # fmt: on
+        """Takes over what the rule of the same name counted in the versions before, and those who wait for it still. Requests
+        that began with a version before are counted there: the last few are asked again whenever somebody wants the sum."""
+        self.crowd, self.times, self.statuses = before.crowd, before.times, before.statuses
+        elders = [*before.elders, before]
+        self.past = dict(before.past)
+        for elder in elders[:-ELDERS]:
+            for name in COUNTERS:
+                self.past[name] = self.past.get(name, 0) + getattr(elder, name)
+        self.elders = elders[-ELDERS:]
+        before.elders = []
+
+    def counted(self) -> dict[str, Any]:
+        """Everything that was counted, in all versions of the rule."""
+        clauses = [*self.elders, self]
+        return {name: self.past.get(name, 0) + sum(getattr(clause, name) for clause in clauses) for name in COUNTERS}
 
     def tally(self) -> RuleTally:
-        return RuleTally(
-            self.name,
-            passed=self.passed,
-            refused=self.refused,
-            waited=self.waited,
-            queue_full=self.queue_full,
-            degraded=self.degraded,
-            shadow_refused=self.shadow_refused,
-            near=self.near,
-            alerts=self.alerts,
-            given_back=self.given_back,
-            replayed=self.replayed,
-            failed_open=self.failed_open,
-            failed_closed=self.failed_closed,
-            failed_local=self.failed_local,
-            waiting=self.crowd.waiting,
-            responses=Histogram(RESPONSE_BOUNDS_MS, tuple(self.times), self.sum_ms),
-            statuses={f"{i}xx": n for i, n in enumerate(self.statuses) if n},
-        )
+        counted = self.counted()
+        times = Histogram(RESPONSE_BOUNDS_MS, tuple(self.times), counted.pop("sum_ms"))
+        statuses = {f"{i}xx": n for i, n in enumerate(self.statuses) if n}
+        return RuleTally(self.name, waiting=self.crowd.waiting, responses=times, statuses=statuses, **counted)
 
 
 #: What functions of the application that tell costs are complained of for.

@@ -18,6 +18,7 @@ cdef class Edition:
     cdef readonly dict identities, known
     cdef readonly list clauses, pardons
     cdef public long long remembered
+    cdef public object store
     cpdef Plan plan(self, Facts facts)
     cpdef Plan hosted(self, Plan plan, Facts facts)
     cpdef object pardoned(self, Plan plan, Facts facts)

@@ -54,7 +54,7 @@ class Pardon:
         self.whole = self.networks is None and not self.headers and self.when is None
 
     @cython.ccall
-    def applies(self, identities: dict, facts: Facts, address: ClientIp) -> cython.bint:  # type: ignore[type-arg]
+    def applies(self, identities: dict, facts: Facts, address: Any) -> cython.bint:  # type: ignore[type-arg]
         """Whether everything that the exemption says (besides its match) holds."""
         if self.networks is not None:
             client = address.address(facts)
@@ -107,7 +107,7 @@ class Edition:
 
     # fmt: off
     __slots__ = ("address", "clauses", "handlers", "identities", "known", "matcher", "pardons", "policy", "remembered",
-                 "shut_key")
+                 "shut_key", "store")
     # fmt: on
 
     def __init__(
@@ -118,7 +118,7 @@ class Edition:
         self.policy = policy
         self.identities: dict[str, Any] = {"ip": ClientIp(), **policy.identify}
         ip = self.identities["ip"]
-        self.address: Any = ip if isinstance(ip, ClientIp) else ClientIp()
+        self.address: Any = ip if hasattr(ip, "address") else ClientIp()
         self.clauses = [Clause(policy.name, rule, self.identities) for rule in policy.rules]
         degraded = [rule for rule in policy.rules if imports and is_degraded(rule)]
         self.handlers = {rule.name: handler_of(rule, handlers or {}) for rule in degraded}
@@ -128,6 +128,7 @@ class Edition:
         self.pardons: list[Any] = [Pardon(exemption) for exemption in policy.exempt]
         self.known: dict[str, dict[str, Plan]] = {method: {} for method in METHODS}
         self.remembered = 0
+        self.store: Any = None  # that the gate has opened for it: what was charged under it goes back there
 
     def handler(self, rule: Rule) -> Callable[..., Any]:
         return self.handlers[rule.name]

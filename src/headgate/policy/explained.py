@@ -136,7 +136,7 @@ class Explanation:
 def exempting(policy: Policy, facts: Any) -> Iterator[str]:
     """The exemptions that hold for a request, as they stand in the policy."""
     identities: dict[str, Any] = dict(policy.identify)
-    address = identities["ip"] if isinstance(identities.get("ip"), ClientIp) else ClientIp()
+    address = identities["ip"] if hasattr(identities.get("ip"), "address") else ClientIp()
     hits, _ = Matcher([exemption.match for exemption in policy.exempt]).find(facts.method, tidy(facts.path))
     for number, hosts in hits:
         exemption = policy.exempt[number]

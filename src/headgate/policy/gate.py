@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import threading
 import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -60,10 +61,11 @@ class Gate(Asking):
         self.edition = Edition(policy, self.handlers, imports)
         self._given = store
         self._opened: dict[tuple[str, int], Store] = {}
+        self._reloading = threading.RLock()
         self._guards: dict[tuple[int, int], GuardedStore] = {}
         self._clock = clock
         self.secret = token_bytes(16) if secret is None else secret
-        self.store = self._store_of(policy)
+        self.store = self.edition.store = self._store_of(policy)
         self.far = not self.store.local
         self.clock = clock if clock is not None else self.store.clock if self.store.local else SYSTEM
         self.failing = Failing(self.clock)
@@ -71,7 +73,7 @@ class Gate(Asking):
         self.shutter = None if policy.shut_out is None else Shutter(policy, self.clock)
         self._shut_out_before = 0  # by the shutters of earlier versions: a counter never goes back
         self.offenders = Offenders(show_keys=show_keys, secret=self.secret, clock=self.clock)
-        self.marks: dict[str, NamedLimit] = {}
+        self.marks: dict[Any, NamedLimit] = {}
         self.reloads = self.reloads_refused = 0
         self._watch: Any = None
         _gates.add(self)
@@ -158,12 +160,17 @@ class Gate(Asking):
 
     def reload(self, policy: Policy) -> None:
         """From the next request on, this policy holds. Counters and states of rules that keep their names go on."""
+        with self._reloading:  # two versions that come at once follow each other
+            self._reload(policy)
+        self.tell(RELOADED, None)
+
+    def _reload(self, policy: Policy) -> None:
         edition = Edition(policy, self.handlers, self._imports)
         before = {clause.name: clause for clause in self.edition.clauses}
         for clause in edition.clauses:
             if clause.name in before:
                 clause.inherit(before[clause.name])
-        store = self._store_of(policy)
+        store = edition.store = self._store_of(policy)
         old, self.edition = self.edition, edition
         if store is not self.store:
             self.store, self.far, self.queue = store, not store.local, Queue(store)
@@ -175,7 +182,6 @@ class Gate(Asking):
         for clause in old.clauses:
             if clause.overrides is not None and all(clause.overrides is not new.overrides for new in edition.clauses):
                 clause.overrides.close()
-        self.tell(RELOADED, None)
 
     def reload_refused(self, error: BaseException) -> None:
         """A new version could not be read: the old one stays."""
@@ -252,8 +258,9 @@ _gates: weakref.WeakSet[Gate] = weakref.WeakSet()
 
 
 def _after_fork() -> None:
-    """In a child nobody waits: its parent's threads did."""
+    """In a child nobody waits, and nobody reloads: its parent's threads did."""
     for gate in list(_gates):
+        gate._reloading = threading.RLock()
         for clause in gate.edition.clauses:
             clause.crowd.waiting = 0
 

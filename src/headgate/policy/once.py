@@ -20,31 +20,34 @@ from ..errors import StoreError, StoreUnavailable
 from ..line import Turn, line_of
 from ..rate import Rate
 from .clause import escaped
-from .identity.keeping import kept
+from .identity.keeping import kept, remember
 from .model import Rule
 from .passage import Passage
 
 log = logging.getLogger("headgate")
+#: How many rules' marks are kept at hand.
+MOST_MARKS = 10_000
 #: The clause, its mark, and the answer that made it; None: it is made when the request was charged.
 Mark = tuple[Any, Claim, Decision | None]
 
 
-def mark_of(gate: Any, rule: Rule) -> NamedLimit:
-    """The limit that marks a rule's idempotency keys; made once per edition."""
-    marks: dict[str, NamedLimit] = gate.marks
-    found = marks.get(rule.name)
+def mark_of(gate: Any, clause: Any) -> NamedLimit:
+    """The limit that marks a rule's idempotency keys; made once for each way that it is said."""
+    rule: Rule = clause.rule
     assert rule.once is not None
-    if found is None or found.limit.capacity != rule.once.replays + 1 or found.limit.period != rule.once.keep_us:
+    marks: dict[Any, NamedLimit] = gate.marks
+    said = (clause.limiter, rule.name, rule.once.replays, rule.once.keep_us)
+    found = marks.get(said)
+    if found is None:
         limit = FixedWindow(Rate(rule.once.replays + 1, rule.once.keep_us), align="first")
-        found = marks[rule.name] = NamedLimit(gate.policy.name, f"{rule.name} once", limit)
+        found = remember(marks, said, NamedLimit(clause.limiter, f"{rule.name} once", limit), MOST_MARKS)
     return found
 
 
 def claims_of(gate: Any, passage: Passage) -> list[list[Claim]]:
     """The marks to ask for."""
     return [
-        [Claim(mark_of(gate, clause.rule), f"{escaped(key)}|{escaped(kept(told))}", 1)]
-        for clause, _, key, _, told in passage.onces
+        [Claim(mark_of(gate, clause), f"{escaped(key)}|{escaped(kept(told))}", 1)] for clause, _, key, _, told in passage.onces
     ]
 
 
@@ -125,14 +128,16 @@ async def amarked(gate: Any, passage: Passage) -> None:
 
 def unmarked(gate: Any, passage: Passage) -> None:
     """Gives the repetitions of a refused request back."""
-    for _, claim, answer in passage.onces or ():
+    for clause, claim, answer in passage.onces or ():
         if answer is not None:
+            clause.replayed -= 1
             gate.store.give_back([claim], answer.start_us)
 
 
 async def aunmarked(gate: Any, passage: Passage) -> None:
-    for _, claim, answer in passage.onces or ():
+    for clause, claim, answer in passage.onces or ():
         if answer is not None:
+            clause.replayed -= 1
             await gate.store.agive_back([claim], answer.start_us)
 
 
@@ -140,7 +145,9 @@ async def aunmarked(gate: Any, passage: Passage) -> None:
 
 
 def unpaid(passage: Passage) -> list[Mark]:
-    return [mark for mark in passage.onces or () if mark[2] is None]
+    """Marks that are to be made. Repetitions that were taken stay taken, whatever comes of them."""
+    passage.onces = [mark for mark in passage.onces or () if mark[2] is None]
+    return passage.onces  # type: ignore[no-any-return]
 
 
 def twins(gate: Any, passage: Passage, decision: Decision, marks: list[Mark], told: list[Decision]) -> list[Turn]:

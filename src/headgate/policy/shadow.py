@@ -1,7 +1,8 @@
 """Rules in shadow: asked once the others have let a request pass; their answers are counted, and change nothing.
 
 What the others refuse never happened, so it is not charged here either. Every rule in shadow is a decision of its own, all of
-them in one question to the store.
+them in one question to the store. What their outcomes do not count goes back like any other charge, or they would count more than
+they will in earnest.
 """
 
 from __future__ import annotations
@@ -33,9 +34,12 @@ async def aasked(gate: Any, passage: Passage) -> Passage:
 
 
 def told(gate: Any, passage: Passage, answers: list[Decision]) -> None:
-    for (clause, _), decision in zip(passage.shadow, answers, strict=True):
+    asked, passage.shadow = passage.shadow, []
+    for (clause, claims), decision in zip(asked, answers, strict=True):
         if decision.allowed:
             clause.passed += 1
+            if clause.owes and not gate.failing.has_failed(decision):
+                passage.shadow.append((clause, claims, decision))  # to be settled
         elif not gate.failing.has_failed(decision):
             clause.shadow_refused += 1
             passage.shadows = (*passage.shadows, clause.name)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from ...algorithms import LeakyBucket, LeakyBucketQueue, SlidingWindowCounter, TokenBucket
 from ...errors import ConfigurationError
 from ..identity.identify import Captured
-from ..model import WAIT, Limits, Rule, ShutOut, Tiers, When
+from ..model import SHADOW, WAIT, Limits, Rule, ShutOut, Tiers, When
 from .assembly import Assembly
 from .conditions import key_names
 from .named import handlers_of, names_of, sound
@@ -27,6 +27,7 @@ def check(assembly: Assembly) -> None:
         check_limits(assembly, draft, rule)
         check_cost(assembly, draft, rule)
         check_wait(assembly, draft, rule)
+        check_shadow(assembly, draft, rule)
     check_captured(assembly)
     check_places(assembly)
     check_emptiness(assembly)
@@ -186,6 +187,12 @@ def check_wait(assembly: Assembly, draft: RuleDraft, rule: Rule) -> None:
         assembly.page.warn(
             draft.said.at("on_refusal").place, "", told, "use a token bucket or a leaky bucket queue to wait in order"
         )
+
+
+def check_shadow(assembly: Assembly, draft: RuleDraft, rule: Rule) -> None:
+    if rule.on_refusal.action == SHADOW and rule.once is not None:
+        told = "a rule in shadow counts repetitions too: it would refuse more than it will in earnest"
+        assembly.page.warn(draft.said.word("once"), "once", told, "leave once out while you try the rule out")
 
 
 # The whole -------------------------------------------------------------------------------------------------------------------
