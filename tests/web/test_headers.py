@@ -256,7 +256,9 @@ def test_numbers_beyond_64_bits_are_still_true():
 
 def test_letters_that_a_field_can_not_hold_are_question_marks():
     """A label comes out of a parser with its printable ASCII; no other letter is there."""
-    ((told, _),) = http_sf.parse(dict(fields(Desk(CHECKOUT, labels=["a b~na\u00efve\x00\x7f"]).ask()))[b"ratelimit"], tltype="list")
+    ((told, _),) = http_sf.parse(
+        dict(fields(Desk(CHECKOUT, labels=["a b~na\u00efve\x00\x7f"]).ask()))[b"ratelimit"], tltype="list"
+    )
     assert told == "a b~na?ve??"
 
 
