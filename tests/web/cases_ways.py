@@ -94,6 +94,14 @@ WAYS = (
         refused("GET /big?n=10"),
     ),
     case(
+        "cost-of-head",
+        "what a handler says to HEAD is not sent, so it weighs nothing",
+        "limits: [{name: bytes, key: ip, limit: fixed window 10/min, cost: {response: 1kB, estimate: 1}}]",
+        ask("HEAD /big?n=4500", times=5),
+        ask("GET /big?n=4500", fields={"X-RateLimit-Remaining": "9"}),
+        ask("GET /big?n=10", fields={"X-RateLimit-Remaining": "4"}),
+    ),
+    case(
         "failed-logins",
         "only outcomes that count are charged: good logins are free, failed ones are not",
         USER + "limits: [{name: login, key: user, limit: fixed window 2/min, charge: {status: [401, 403]}}]",

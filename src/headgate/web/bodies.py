@@ -26,26 +26,28 @@ def let_go(passage: Passage) -> Passage:
 
 
 class Account:
-    """The response of one passage so far: its status (0: none yet) and how many bytes went."""
+    """The response of one passage so far: its status (0: none yet) and how many bytes went. None go to HEAD, whatever an
+    application says to it."""
 
-    __slots__ = ("passage", "settled", "size", "status")
+    __slots__ = ("head", "passage", "settled", "size", "status")
 
     def __init__(self, passage: Passage, status: int = 0) -> None:
         self.passage = passage
         self.status = status
         self.size = 0
         self.settled = False
+        self.head = passage.facts is not None and passage.facts.method == "HEAD"
 
     def settle(self, failed: bool = False) -> None:
         if not self.settled:
             self.settled = True
-            self.passage.done(self.outcome(failed), self.size)
+            self.passage.done(self.outcome(failed), 0 if self.head else self.size)
             self.passage.facts = None
 
     async def asettle(self, failed: bool = False) -> None:
         if not self.settled:
             self.settled = True
-            await self.passage.adone(self.outcome(failed), self.size)
+            await self.passage.adone(self.outcome(failed), 0 if self.head else self.size)
             self.passage.facts = None
 
     def outcome(self, failed: bool) -> int:

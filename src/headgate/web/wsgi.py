@@ -66,7 +66,7 @@ class RateLimitMiddleware(Doorway):
             raise
         if isinstance(chunks, (list, tuple)):  # all there is: known before a byte has gone
             account.size += sum(map(len, chunks))
-        elif start.length is not None and environ["REQUEST_METHOD"] != "HEAD":  # announced: known as well
+        elif start.length is not None:  # announced: known as well
             account.size = start.length
         else:
             return Body(chunks, account)
