@@ -12,6 +12,7 @@ from wsgi_apps import InProcess, chunks_of, environ_of
 
 from headgate import MemoryStore
 from headgate.policy import Policy, WrittenFacts
+from headgate.policy.facts import PARAMETERS
 from headgate.policy.gate import Gate
 from headgate.web.wsgi import RateLimitMiddleware
 from headgate.web.wsgi_wire import WsgiFacts
@@ -268,6 +269,19 @@ def test_a_query_gives_its_first_value():
     facts = WsgiFacts(environ_of("GET", "/?a=1&a=2&%62=3&empty="))
     assert [facts.query(name) for name in ("a", "b", "empty", "c")] == ["1", "3", "", None]
     assert WsgiFacts(environ_of("GET", "/")).query("a") is None
+    assert WsgiFacts(environ_of("GET", "/?a=%FF")).query("a") == "\ufffd"
+    many = WsgiFacts(environ_of("GET", "/?" + "x=1&" * (PARAMETERS - 1) + "y=2&z=3"))
+    assert (many.query("y"), many.query("z")) == ("2", None)
+
+
+def test_an_environ_may_leave_things_out():
+    """No path, no mount point, no query, no address: it is still a request, for the root, of somebody unknown."""
+    environ = {"REQUEST_METHOD": "GET"}
+    facts = WsgiFacts(environ)
+    assert (facts.path, facts.query("a"), facts.peer(), facts.certificate(), facts.header("x")) == ("", None, None, None, None)
+    assert (facts.raw, facts.environ, facts.found, facts.captured) == (environ, environ, {}, {})
+    assert facts.differs("query", "a") is facts.differs("header", "a") is False
+    assert WsgiFacts(environ_of("GET", "/?n=1&n=2")).differs("header", "n") is False
 
 
 def test_a_unix_socket_has_no_peer():
@@ -367,6 +381,21 @@ def test_an_application_that_raises_gives_back_what_it_owes(gate):
             call(RateLimitMiddleware(app, good), environ_of("GET", path))
     assert left(good) == 9
     assert good.tally().rules[0].statuses == {"5xx": 1, "2xx": 1}
+
+
+def test_an_application_that_raises_is_counted_once(gate):
+    """Without anything owed it is the same: a response that never began is a 500, one that had begun is what it was."""
+
+    def app(environ, start_response):
+        if environ["PATH_INFO"] == "/begun":
+            start_response("404 Not Found", [])
+        raise ValueError("mine")
+
+    two = gate(TWO)
+    for path in ("/", "/begun"):
+        with pytest.raises(ValueError, match="mine"):
+            call(RateLimitMiddleware(app, two), environ_of("GET", path))
+    assert two.tally().rules[0].statuses == {"5xx": 1, "4xx": 1}
 
 
 class Table:
