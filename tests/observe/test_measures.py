@@ -132,6 +132,9 @@ def test_offenders_have_a_measure_that_is_asked_for():
     ((policy, rule, key),) = found
     assert (policy, rule, len(key)) == ("shop", "checkout", 12)
     assert len(offender_measure(5).of([tally])) == 3
+    doubtful = offender_measure(1)
+    assert doubtful.labels == ("policy", "rule", "key")
+    assert doubtful.of([Tally("p", offenders=(Offender("r", "k", 9, 4),))]) == {("p", "r", "k"): 5}
 
 
 def test_the_share_of_an_offender_is_never_too_high():

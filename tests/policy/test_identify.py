@@ -41,7 +41,7 @@ def test_an_empty_value_is_no_value(value):
 def test_a_query_parameter_and_a_captured_part_are_found():
     """Query parameters by their exact name; parts of the path by the template's."""
     facts = WrittenFacts(query={"api_key": "k1"})
-    facts.captured["order_id"] = "42"
+    facts.captured = {"order_id": "42"}
     assert (Query("api_key").of(facts), Query("API_KEY").of(facts)) == ("k1", None)
     assert (Captured("order_id").of(facts), Captured("other", "none").of(facts)) == ("42", "none")
 

@@ -13,7 +13,7 @@ from passages import Desk
 from headgate import FixedWindow, TokenBucket
 from headgate.policy.model import Answer, Rule
 from headgate.policy.passage import QUEUE_FULL, QUOTA, SHUT_OUT, STORE, Refusal
-from headgate.web.answers import prefers_problem
+from headgate.web.answers import KEPT, _plain, plain, prefers_problem
 from headgate.web.headers import body, fields, merge, text_fields
 
 CHECKOUT = TokenBucket("5/s burst 10")
@@ -86,6 +86,9 @@ def test_a_problem_has_the_type_of_its_reason(reason, status, kind):
         ("application/json;q=0.5, application/problem+json;q=0.9", True),
         ("application/problem+json;q=0.4, application/json;q=0.5", False),
         ("application/problem+json;q=0", False),
+        ("application/problem+json; charset=utf-8", True),
+        ("application/json;q=1, application/problem+json", False),
+        ("application/json;q=0, application/problem+json;q=0.001", True),
         ("Application/Problem+JSON ; Q=0.3", True),
         ("text/html, application/problem+json;q=0.1", True),
         ("*/*", False),
@@ -99,7 +102,9 @@ def test_a_problem_has_the_type_of_its_reason(reason, status, kind):
 def test_clients_that_prefer_problem_details_get_them(accept, wanted):
     """Named with the higher weight, or first among equals: problem+json. A wildcard asks for nothing."""
     assert prefers_problem(accept) is wanted
-    assert (body(refused(), accept)[0] == b"application/problem+json") is wanted
+    kind, text = body(refused(), accept)
+    assert (kind == b"application/problem+json") is wanted
+    assert wanted or (kind, text) == body(refused(), None)
 
 
 @given(st.text())
@@ -181,6 +186,30 @@ def test_a_key_is_in_no_answer():
     assert "ann@" not in everything
 
 
+def test_a_body_says_nothing_where_there_is_no_time_to_come_back():
+    """In a body of the policy, {retry_after} of what can never pass is empty."""
+    passage = Desk(CHECKOUT, answer=Answer(body="wait {retry_after}s, {rule}: {limit}")).ask(cost=11)
+    assert body(passage, None)[1] == b"wait s, checkout: 10"
+
+
+def test_a_capacity_that_is_used_up_is_not_the_clients_quota():
+    """A rule that answers 503 tells of the service; who is shut out is told so, whatever the status."""
+    for reason, status, kind in (
+        (QUOTA, 503, "temporary-reduced-capacity"),
+        (QUOTA, 429, "quota-exceeded"),
+        (SHUT_OUT, 503, "abnormal-usage-detected"),
+    ):
+        passage = Desk(problem=True).bare(Refusal(reason, status, 60, "…"))
+        assert json.loads(body(passage, None)[1])["type"] == IANA + kind
+
+
+def test_bodies_of_many_messages_fill_no_memory():
+    """A message that is another one every second is kept for a while, among a bounded number."""
+    for n in range(3 * KEPT):
+        assert json.loads(plain(f"message {n}"))["message"] == f"message {n}"
+        assert len(_plain) <= KEPT
+
+
 # Merging -----------------------------------------------------------------------------------------------------------
 
 
@@ -221,6 +250,20 @@ def test_a_star_exposes_everything_already():
     """A response that exposes * stays as it is."""
     found = merge([(b"access-control-expose-headers", b"*")], fields(Desk(CHECKOUT).ask()))
     assert found[-1] == (b"access-control-expose-headers", b"*")
+    found = merge([("Access-Control-Expose-Headers", "*")], text_fields(Desk(CHECKOUT).ask()))
+    assert [value for name, value in found if name == "Access-Control-Expose-Headers"] == ["*"]
+
+
+def test_empty_names_are_not_joined():
+    """What a response exposes between two commas is nothing; spaces around a name are no part of it."""
+    found = merge([("access-control-expose-headers", " A ,, a,B ,")], [("Access-Control-Expose-Headers", "A, C")])
+    assert found == [("access-control-expose-headers", "A, B, C")]
+
+
+def test_a_field_of_the_response_needs_no_names_to_be_joined():
+    """Where neither side exposes anything, a response that has one of our fields keeps it and gets the others."""
+    own, added = [(b"cache-control", b"private")], [(b"retry-after", b"1"), (b"cache-control", b"no-store")]
+    assert merge(own, added) == [(b"cache-control", b"private"), (b"retry-after", b"1")]
 
 
 def test_nothing_to_add_changes_nothing():

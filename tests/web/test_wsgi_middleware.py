@@ -12,6 +12,7 @@ from wsgi_apps import InProcess, chunks_of, environ_of
 
 from headgate import MemoryStore
 from headgate.policy import Policy, WrittenFacts
+from headgate.policy.facts import PARAMETERS
 from headgate.policy.gate import Gate
 from headgate.web.wsgi import RateLimitMiddleware
 from headgate.web.wsgi_wire import WsgiFacts
@@ -268,6 +269,19 @@ def test_a_query_gives_its_first_value():
     facts = WsgiFacts(environ_of("GET", "/?a=1&a=2&%62=3&empty="))
     assert [facts.query(name) for name in ("a", "b", "empty", "c")] == ["1", "3", "", None]
     assert WsgiFacts(environ_of("GET", "/")).query("a") is None
+    assert WsgiFacts(environ_of("GET", "/?a=%FF")).query("a") == "\ufffd"
+    many = WsgiFacts(environ_of("GET", "/?" + "x=1&" * (PARAMETERS - 1) + "y=2&z=3"))
+    assert (many.query("y"), many.query("z")) == ("2", None)
+
+
+def test_an_environ_may_leave_things_out():
+    """No path, no mount point, no query, no address: it is still a request, for the root, of somebody unknown."""
+    environ = {"REQUEST_METHOD": "GET"}
+    facts = WsgiFacts(environ)
+    assert (facts.path, facts.query("a"), facts.peer(), facts.certificate(), facts.header("x")) == ("", None, None, None, None)
+    assert (facts.raw, facts.environ, facts.found, facts.captured) == (environ, environ, {}, {})
+    assert facts.differs("query", "a") is facts.differs("header", "a") is False
+    assert WsgiFacts(environ_of("GET", "/?n=1&n=2")).differs("header", "n") is False
 
 
 def test_a_unix_socket_has_no_peer():
@@ -283,6 +297,127 @@ def test_only_the_server_vouches_for_a_certificate():
     assert verified == {"subject": "CN=billing", "san": ["billing.test"]}
     forged = [("SSL-Client-S-DN", "CN=billing"), ("SSL-Client-Verify", "SUCCESS")]
     assert WsgiFacts(environ_of("GET", "/", forged)).certificate() is None
+
+
+def test_a_certificate_has_all_its_names():
+    """Every kind of name in a certificate counts, in the order of the kinds; what is empty or beyond the tenth does not."""
+    told = {
+        "SSL_CLIENT_S_DN": "CN=x",
+        "SSL_CLIENT_VERIFY": "SUCCESS",
+        "SSL_CLIENT_SAN_Email_9": "a@b",
+        "SSL_CLIENT_SAN_DNS_1": "",
+    }
+    told |= {"SSL_CLIENT_SAN_DNS_0": "x.test", "SSL_CLIENT_SAN_URI_0": "spiffe://x", "SSL_CLIENT_SAN_DNS_10": "y.test"}
+    assert WsgiFacts(environ_of("GET", "/", **told)).certificate() == {"subject": "CN=x", "san": ["spiffe://x", "x.test", "a@b"]}
+    assert WsgiFacts(environ_of("GET", "/", **{**told, "SSL_CLIENT_S_DN": ""})).certificate() is None
+    assert WsgiFacts(environ_of("GET", "/", **{**told, "SSL_CLIENT_VERIFY": "FAILED:x"})).certificate() is None
+
+
+def test_a_refusal_to_head_has_no_body(gate):
+    """HEAD is refused with the fields of the answer, its length among them, and without a byte of it."""
+    app = RateLimitMiddleware(ok([]), gate(TWO.replace("burst 2", "burst 1")))
+    call(app)
+    ((status, headers),), text = call(app)
+    assert (status, dict(headers)["Content-Length"]) == ("429 Too Many Requests", str(len(b"".join(text))))
+    ((status, same),), nothing = call(app, environ_of("HEAD", "/"))
+    assert (status, same, list(nothing)) == ("429 Too Many Requests", headers, [])
+
+
+def test_a_status_without_a_name_is_a_status(gate):
+    """A rule may refuse with a number that has no phrase."""
+    app = RateLimitMiddleware(ok([]), gate(TWO.replace("burst 2", "burst 1, status: 499")))
+    call(app)
+    assert call(app)[0][0][0] == "499 Refused"
+
+
+@pytest.mark.parametrize(
+    ("status", "headers", "charged"),
+    [
+        ("200 OK", [("X-Number", "900"), ("CONTENT-LENGTH", "70"), ("Age", "5")], 70),
+        ("200 OK", [("Content-Length", "many")], 4),
+        ("200 OK", [], 4),
+        ("204 No Content", [], 0),
+        ("304 Not Modified", [], 0),
+    ],
+)
+def test_a_length_that_is_announced_is_the_cost(gate, status, headers, charged):
+    """Where bytes cost, a Content-Length is believed, a 204 or 304 has none, and otherwise they are counted."""
+
+    def app(environ, start_response):
+        start_response(status, headers)
+        return chunks_of(b"1234")
+
+    bytes_gate = gate(BYTES)
+    _, returned = call(RateLimitMiddleware(app, bytes_gate))
+    for _ in returned:
+        pass
+    assert left(bytes_gate) == 1000 - charged
+
+
+def test_what_is_written_is_handed_on(gate):
+    """`write` answers what the server's own answers."""
+
+    def app(environ, start_response):
+        assert start_response("200 OK", [])(b"12345") == 5
+        return []
+
+    bytes_gate = gate(BYTES)
+    list(RateLimitMiddleware(app, bytes_gate)(environ_of("GET", "/"), lambda *said: len))
+    assert left(bytes_gate) == 995
+
+
+def test_an_application_that_raises_gives_back_what_it_owes(gate):
+    """A request that came to nothing is settled at once, as a failure, whether its response had begun or not."""
+    text = "limits: [{name: good, key: ip, limit: fixed window 9/min, charge: {status: [2xx]}}]"
+
+    def app(environ, start_response):
+        if environ["PATH_INFO"] == "/begun":
+            start_response("200 OK", [])
+        raise ValueError("mine")
+
+    good = gate(text)
+    for path in ("/", "/begun"):
+        with pytest.raises(ValueError, match="mine"):
+            call(RateLimitMiddleware(app, good), environ_of("GET", path))
+    assert left(good) == 9
+    assert good.tally().rules[0].statuses == {"5xx": 1, "2xx": 1}
+
+
+def test_an_application_that_raises_is_counted_once(gate):
+    """Without anything owed it is the same: a response that never began is a 500, one that had begun is what it was."""
+
+    def app(environ, start_response):
+        if environ["PATH_INFO"] == "/begun":
+            start_response("404 Not Found", [])
+        raise ValueError("mine")
+
+    two = gate(TWO)
+    for path in ("/", "/begun"):
+        with pytest.raises(ValueError, match="mine"):
+            call(RateLimitMiddleware(app, two), environ_of("GET", path))
+    assert two.tally().rules[0].statuses == {"5xx": 1, "4xx": 1}
+
+
+class Table:
+    """Overrides that say whether they were closed."""
+
+    closed = 0
+
+    def get(self, key):
+        return None
+
+    def close(self):
+        self.closed += 1
+
+
+def test_a_gate_of_its_own_is_closed():
+    """A middleware that made its gate closes it."""
+    policy = Policy.read(TWO)
+    table = Table()
+    object.__setattr__(policy.rules[0], "overrides", table)
+    for given in (Gate(policy), policy):
+        RateLimitMiddleware(ok([]), given).close()
+    assert table.closed == 1
 
 
 def test_a_given_gate_is_not_closed(gate):

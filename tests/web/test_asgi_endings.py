@@ -1,0 +1,197 @@
+"""How requests end behind the ASGI middleware, over stores near by and far away: counted once, settled by what was sent."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from asgi_loop import Exchange, Lifespan, scope_of
+from starlette.applications import Starlette
+from starlette.routing import WebSocketRoute
+from starlette.websockets import WebSocket
+from starlette_client import TestClient
+
+from headgate import MemoryStore
+from headgate.policy import Passage, Policy
+from headgate.policy.gate import Gate
+from headgate.web.asgi import RateLimitMiddleware
+from stand_ins import WrappedStore, driven
+
+ONE = "limits: [{name: api, key: ip, limit: fixed window 5/min}]"
+LOGIN = "limits: [{name: login, key: ip, limit: fixed window 5/min, charge: {status: [401]}}]"
+BYTES = "limits: [{name: bytes, key: ip, limit: fixed window 100/min, cost: {response: 1kB, estimate: 1}}]"
+
+
+@pytest.fixture(params=[True, False], ids=["near", "far"])
+def gate_of(request: pytest.FixtureRequest, store: MemoryStore) -> Any:
+    def build(text: str) -> Gate:
+        return Gate(Policy.read(text), store=WrappedStore(store, local=request.param), clock=store.clock)
+
+    return build
+
+
+def asked(gate: Gate, app: Any, method: str = "GET", cancelled: bool = False, **scope: Any) -> Exchange:
+    """One request to an app behind a gate; what the app raises is a server's business."""
+
+    async def main() -> Exchange:
+        exchange = Exchange(b"")
+        said = scope_of(method, "/", [], "192.0.2.1", **scope)
+        task = asyncio.ensure_future(RateLimitMiddleware(app, policy=gate)(said, exchange.receive, exchange.send))
+        if cancelled:
+            for _ in range(20):
+                await asyncio.sleep(0)
+            task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        return exchange
+
+    return driven(main())
+
+
+def used(gate: Gate) -> int:
+    entry = gate.edition.clauses[0].otherwise[0]
+    decision = gate.store.one(entry.named, "192.0.2.1", 0, 0, False)
+    return decision.limit - decision.remaining
+
+
+def saying(*messages: dict[str, Any]) -> Any:
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        for message in messages:
+            await send(message)
+
+    return app
+
+
+def start(status: int = 200, *headers: tuple[bytes, bytes]) -> dict[str, Any]:
+    return {"type": "http.response.start", "status": status, "headers": list(headers)}
+
+
+def body(size: int = 0, more: bool = False) -> dict[str, Any]:
+    return {"type": "http.response.body", "body": b"x" * size, "more_body": more}
+
+
+@pytest.mark.parametrize("text", [ONE, LOGIN])
+def test_a_handler_that_raises_is_counted_as_500(gate_of, text):
+    """A response that never began is a 500 in the numbers; one that had begun is what it was."""
+    gate = gate_of(text)
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        if scope["query_string"]:
+            await send(start(403))
+        raise ValueError("mine")
+
+    for query in (b"", b"x"):
+        assert not asked(gate, app, query_string=query).messages or query
+    assert gate.tally().rules[0].statuses == {"5xx": 1, "4xx": 1}
+
+
+def test_a_client_that_went_away_is_counted_as_such(gate_of):
+    """A request that owes and is cancelled before its response is neither a success nor the application's error."""
+    gate = gate_of(LOGIN)
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await asyncio.Event().wait()
+
+    asked(gate, app, cancelled=True)
+    assert gate.tally().rules[0].statuses == {"4xx": 1}
+    assert used(gate) == 0
+
+
+def test_a_response_to_head_has_no_size(gate_of):
+    """What an app says to HEAD is not sent, so it costs nothing; to GET it does."""
+    gate = gate_of(BYTES)
+    app = saying(start(), body(4_000, True), body(3_500))
+    asked(gate, app, "HEAD")
+    assert used(gate) == 0
+    asked(gate, app)
+    assert used(gate) == 8
+
+
+def test_hints_before_a_response_settle_nothing(gate_of):
+    """Only the end of a response says how it went."""
+    gate = gate_of(LOGIN)
+    asked(gate, saying({"type": "http.response.early_hint", "links": []}, start(401), body()))
+    assert (used(gate), gate.tally().rules[0].given_back) == (1, 0)
+
+
+@pytest.mark.parametrize(
+    ("headers", "kilobytes"),
+    [
+        ([(b"x-number", b"999000"), (b"content-length", b"2000"), (b"etag", b"7")], 2),
+        ([(b"content-length", b"many"), (b"content-length", b"3000")], 3),
+        ([(b"content-length", b"")], 0),
+        ([], 0),
+    ],
+)
+def test_a_file_has_the_size_that_its_response_declares(gate_of, headers, kilobytes):
+    """Where the server sends a file itself, its Content-Length is its size, and nothing else is."""
+    gate = gate_of(BYTES)
+    exchange = asked(gate, saying(start(200, *headers), {"type": "http.response.pathsend", "path": "/x"}))
+    assert [message["type"] for message in exchange.messages] == ["http.response.start", "http.response.pathsend"]
+    assert used(gate) == kilobytes
+
+
+def test_a_socket_is_let_in_by_any_store(gate_of):
+    """A handshake waits for a far store like a request does, and the handler finds its decision."""
+    found = []
+
+    async def talk(socket: WebSocket) -> None:
+        found.append(socket.scope["headgate"])
+        await socket.accept()
+        await socket.close()
+
+    app = RateLimitMiddleware(Starlette(routes=[WebSocketRoute("/", talk)]), policy=gate_of(ONE))
+    with TestClient(app).websocket_connect("/"):
+        pass
+    (passage,) = found
+    assert isinstance(passage, Passage)
+    assert passage.decision.remaining == 4
+
+
+def test_other_protocols_are_not_the_middlewares(gate_of):
+    """A scope that is no request, socket or lifespan goes to the app as it is."""
+    seen = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        seen.append((scope, receive, send))
+
+    for policy in (gate_of(ONE), Policy.read(ONE)):
+        driven(RateLimitMiddleware(app, policy=policy)({"type": "smtp"}, "receive", "send"))
+    assert seen == [({"type": "smtp"}, "receive", "send")] * 2
+
+
+class Table:
+    """Overrides that say whether they were closed."""
+
+    closed = 0
+
+    def get(self, key: str) -> None:
+        return None
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+@pytest.mark.parametrize("own", [True, False], ids=["policy", "gate"])
+def test_a_gate_ends_with_the_app_that_made_it(own, monkeypatch):
+    """What the middleware opened is closed when the app has shut down, not before; a gate that was given is left alone."""
+    table = Table()
+    policy = Policy.of(limits=[{"name": "api", "key": "ip", "limit": "fixed window 5/min"}])
+    (one,) = policy.rules
+    object.__setattr__(one, "overrides", table)
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        while True:
+            kind = (await receive())["type"]
+            await send({"type": f"{kind}.complete"})
+            if kind == "lifespan.shutdown":
+                return
+
+    async def main() -> None:
+        lifespan = Lifespan(RateLimitMiddleware(app, policy=policy if own else Gate(policy)))
+        await lifespan.start()
+        assert table.closed == 0
+        await lifespan.stop()
+        assert table.closed == (1 if own else 0)
+
+    driven(main())

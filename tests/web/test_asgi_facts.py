@@ -1,0 +1,126 @@
+"""What a policy is told of an ASGI scope."""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+from typing import Any
+
+import pytest
+from asgi_loop import scope_of
+
+from headgate.policy import Gate, Policy
+from headgate.policy.facts import PARAMETERS
+from headgate.web.asgi_wire import AsgiFacts, Sending
+
+
+def facts(*headers: tuple[str, str], target: str = "/", **more: Any) -> AsgiFacts:
+    return AsgiFacts(scope_of("GET", target, list(headers), "192.0.2.1", **more))
+
+
+@pytest.mark.parametrize(
+    ("root", "path", "whole"),
+    [
+        ("", "/cart", "/cart"),
+        ("/shop", "/cart", "/shop/cart"),
+        ("/shop", "/shop/cart", "/shop/cart"),
+        ("/shop/", "/shop/cart", "/shop/cart"),
+        ("/shop", "/shop", "/shop"),
+        ("/shop", "/shopping", "/shop/shopping"),
+        ("/shop", "/other/shop/cart", "/shop/other/shop/cart"),
+        ("/shop", "/cafe/cart", "/shop/cafe/cart"),
+    ],
+)
+def test_a_path_has_its_mount_point_once(root, path, whole):
+    """Servers and frameworks differ in whether the path has its mount point in front already: rules see it once."""
+    assert facts(target=path, root_path=root).path == whole
+
+
+def test_lines_of_a_header_are_joined():
+    """Several lines are one value, in their order; cookies have a separator of their own."""
+    told = facts(("X-A", "1"), ("Cookie", "a=1"), ("X-B", "x"), ("X-A", "2"), ("X-A", "3"), ("Cookie", "b=2"))
+    assert (told.header("x-a"), told.header("cookie"), told.header("x-b"), told.header("x-c")) == (
+        "1, 2, 3",
+        "a=1; b=2",
+        "x",
+        None,
+    )
+
+
+def test_a_query_gives_its_first_value():
+    """Empty values are values, the first of several counts, and what stands behind a thousand parameters is not looked at."""
+    told = facts(target="/?a=1&a=2&b=&c=%C3%A9")
+    assert [told.query(name) for name in "abcd"] == ["1", "", "é", None]
+    many = facts(target="/?" + "x=1&" * (PARAMETERS - 1) + "y=2&z=3")
+    assert (many.query("y"), many.query("z")) == ("2", None)
+
+
+def test_a_scope_may_leave_things_out():
+    """No query, no client, no mount point, no method: a handshake of the barest kind is still a GET of somebody unknown."""
+    told = AsgiFacts({"type": "websocket", "path": "/", "headers": []})
+    assert (told.method, told.path, told.query("a"), told.peer(), told.certificate()) == ("GET", "/", None, None, None)
+    assert told.differs("query", "a") is False
+    assert (told.found, told.captured) == ({}, {})
+
+
+@pytest.mark.parametrize(("client", "peer"), [(("192.0.2.7", 1), "192.0.2.7"), (("", 0), None), (None, None), ((None, 0), None)])
+def test_a_socket_without_an_address_is_nobodys(client, peer):
+    """Where the server knows no address, nobody makes one up."""
+    assert facts(client=client).peer() == peer
+
+
+def test_any_mapping_is_a_scope():
+    """A framework may hand on a mapping of its own, and finds it again in the facts."""
+    scope = MappingProxyType(scope_of("GET", "/x?a=1", [("X-A", "1")], "192.0.2.1"))
+    told = AsgiFacts(scope)
+    assert (told.path, told.query("a"), told.header("x-a"), told.peer()) == ("/x", "1", "1", "192.0.2.1")
+    assert told.raw is scope
+
+
+NAMED = {"client_cert_name": "CN=billing", "client_cert_san": ("billing.test",)}
+
+
+@pytest.mark.parametrize(
+    ("extensions", "told"),
+    [
+        (None, None),
+        ({}, None),
+        ({"tls": {}}, None),
+        ({"tls": {"client_cert_name": "", "client_cert_error": None}}, None),
+        ({"tls": {**NAMED, "client_cert_error": "expired"}}, None),
+        ({"tls": {**NAMED, "client_cert_error": None}}, {"subject": "CN=billing", "san": ["billing.test"]}),
+        ({"tls": {"client_cert_name": "CN=x"}}, {"subject": "CN=x", "san": []}),
+        ({"tls": {"client_cert_name": "CN=x", "client_cert_san": None}}, {"subject": "CN=x", "san": []}),
+    ],
+)
+def test_only_a_certificate_that_was_verified_names_its_bearer(extensions, told):
+    """What the server says it verified counts; a certificate with an error, or without a name, is none."""
+    assert facts(extensions=extensions).certificate() == told
+
+
+@pytest.fixture
+def gate_and_passage(store: Any) -> Any:
+    gate = Gate(Policy.read("limits: [{name: api, key: ip, limit: fixed window 5/min}]"), store=store)
+    return gate, gate.ask(facts())
+
+
+def test_a_start_is_counted_once(gate_and_passage):
+    """However many starts an app sends, the first one is the response, and whatever fails behind it changes nothing."""
+    gate, passage = gate_and_passage
+    sent: list[Any] = []
+    sending = Sending(passage, sent.append)
+    start = {"type": "http.response.start", "status": 200, "headers": [(b"x" * 80, b"1"), (b"y" * 63, b"2")]}
+    for _ in range(2):
+        sending(start)
+    sending.failed()
+    assert gate.tally().rules[0].statuses == {"2xx": 1}
+    assert [len(message["headers"]) for message in sent] == [7, 2]
+    assert sent[1] is start
+
+
+def test_a_failure_is_counted_once(gate_and_passage):
+    """A handler that raised before its response is a 500, once."""
+    gate, passage = gate_and_passage
+    sending = Sending(passage, print)
+    sending.failed()
+    sending.failed()
+    assert gate.tally().rules[0].statuses == {"5xx": 1}

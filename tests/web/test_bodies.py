@@ -1,0 +1,125 @@
+"""Bodies that settle what their response owes: once, at their end, however that comes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from headgate import MemoryStore
+from headgate.policy import Gate, Passage, Policy, WrittenFacts
+from headgate.web.bodies import Account, AsyncBody, Body, length, let_go
+from stand_ins import driven
+
+BYTES = "{name: bytes, key: ip, limit: fixed window 100/min, cost: {response: 1B, estimate: 1}}"
+GOOD = "{name: good, key: ip, limit: fixed window 9/min, charge: {status: [2xx]}}"
+
+
+@pytest.fixture
+def gate(store: MemoryStore) -> Gate:
+    return Gate(Policy.read(f"limits: [{BYTES}, {GOOD}]"), store=store)
+
+
+def used(gate: Gate) -> tuple[int, ...]:
+    """Bytes, and good responses."""
+    said = [one.decision for one in gate.explain(WrittenFacts("GET", "/"))]
+    return tuple(decision.limit - decision.remaining for decision in said)
+
+
+class Chunks:
+    """A body of either colour that may break, and knows how often it was closed."""
+
+    def __init__(self, *chunks: Any, error: BaseException | None = None) -> None:
+        self.chunks = chunks
+        self.error = error
+        self.closed = 0
+
+    def __iter__(self) -> Any:
+        yield from self.chunks
+        if self.error is not None:
+            raise self.error
+
+    async def __aiter__(self) -> Any:
+        for chunk in self:
+            yield chunk
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+def read(body: Any) -> list[Any]:
+    """All chunks of a body of either colour."""
+
+    async def main() -> list[Any]:
+        return [chunk async for chunk in body]
+
+    return driven(main()) if isinstance(body, AsyncBody) else list(body)
+
+
+@pytest.fixture(params=[Body, AsyncBody])
+def kind(request: pytest.FixtureRequest) -> Any:
+    return request.param
+
+
+def test_a_body_is_counted_to_its_end(gate, kind):
+    """What was handed on is what it cost, text in bytes; it is settled when there is nothing more."""
+    body = kind(Chunks(b"1234", "é", b""), Account(gate.ask(WrittenFacts("GET", "/")), 200))
+    assert used(gate) == (1, 1)
+    assert read(body) == [b"1234", "é", b""]
+    assert used(gate) == (6, 1)
+
+
+@pytest.mark.parametrize("status", [0, 404])
+def test_a_body_without_a_good_status_is_no_good_response(gate, kind, status):
+    """A response that never got a status is a failure; another one is what it was."""
+    read(kind(Chunks(b"12"), Account(gate.ask(WrittenFacts("GET", "/")), status)))
+    assert used(gate) == (2, 0)
+
+
+def test_a_body_that_breaks_is_a_failure(gate, kind):
+    """What the application raises goes on, and the response counts as a 500, with the bytes that went."""
+    body = kind(Chunks(b"12", error=ValueError("mine")), Account(gate.ask(WrittenFacts("GET", "/")), 200))
+    with pytest.raises(ValueError, match="mine"):
+        read(body)
+    assert used(gate) == (2, 0)
+
+
+def test_a_body_is_closed_once_and_settled_with_it(gate, kind):
+    """Closing closes what was given, once, and settles what has gone so far."""
+    chunks = Chunks(b"12")
+    body = kind(chunks, Account(gate.ask(WrittenFacts("GET", "/")), 200))
+    for _ in range(2):
+        body.close()
+        assert (chunks.closed, used(gate)) == (1, (0, 1))
+    kind([], Account(gate.ask(WrittenFacts("GET", "/")), 200)).close()
+    assert used(gate) == (0, 2)
+
+
+def test_whoever_gives_an_awaited_body_up_settles_it(gate):
+    """`aclose` is the end of a body, too."""
+    body = AsyncBody(Chunks(b"12"), Account(gate.ask(WrittenFacts("GET", "/")), 200))
+    driven(body.aclose())
+    assert used(gate) == (0, 1)
+
+
+def test_nothing_goes_to_head(gate, kind):
+    """A body that is made for HEAD is not sent, and costs nothing."""
+    read(kind(Chunks(b"1234"), Account(gate.ask(WrittenFacts("HEAD", "/")), 200)))
+    assert used(gate) == (0, 1)
+
+
+@pytest.mark.parametrize(("chunk", "bytes_"), [(b"abc", 3), ("abc", 3), ("é", 2), ("\ud800", 1), (memoryview(b"ab"), 2)])
+def test_a_chunk_has_a_length(chunk, bytes_):
+    """Text counts as the bytes it becomes."""
+    assert length(chunk) == bytes_
+
+
+def test_a_passage_that_owes_keeps_its_facts(gate):
+    """Facts are needed to settle; without a debt, or refused, a passage lets go of them."""
+    owing = gate.ask(WrittenFacts("GET", "/"))
+    assert let_go(owing).facts is not None
+    owing.allowed = False
+    assert let_go(owing).facts is None
+    free = Passage(gate, gate.edition)
+    free.facts = WrittenFacts("GET", "/")
+    assert let_go(free).facts is None
