@@ -67,7 +67,7 @@ class HangingStore(FailingStore):
     def noted(self, verb: str) -> MemoryStore:
         inner = super().noted(verb)
         if self.hangs and verb != "give_back":
-            self.gate.wait(20)
+            self.gate.wait(60)
         return inner
 
     def give_back(self, claims: Any, charged_at: int = -1) -> None:
