@@ -17,6 +17,7 @@ from hypothesis import HealthCheck, settings
 import headgate
 from headgate import AsyncLimiter, Limiter, MemoryStore
 from headgate.testing import ManualClock
+from laboratory.witness import Watch
 from servers.valkey import Valkey
 from stand_ins import NOON, Driven, HeldClock, WrappedStore
 
@@ -122,6 +123,13 @@ def eventually() -> Callable[[Callable[[], bool]], None]:
             time.sleep(0.001)
 
     return wait_for
+
+
+@pytest.fixture
+def watch() -> Iterator[Watch]:
+    """A witness of how late this process is during a test: `took < watch.allows(0.3)`."""
+    with Watch() as watching:
+        yield watching
 
 
 @pytest.fixture(scope="session")

@@ -24,7 +24,7 @@ def far(valkey):
 
 def test_a_far_store_costs_one_round_trip_a_decision(far):
     """Asked for every decision, a server 40 ms away each way is asked once: connecting and knowing the script come first."""
-    with RedisStore(far.url) as store:
+    with RedisStore(far.url, timeout=60) as store:
         limiter = Limiter(LIMIT, store=store, name=f"far {time.time_ns()}")
         limiter.hit("first")
         before = far.asked
@@ -39,7 +39,7 @@ def test_two_regions_lease_from_a_far_store(far, valkey, eventually):
     """Once demand is known, few callers of two regions wait for the far store, and it is asked far less often than they are; both
     together stay within the one limit."""
     name, calls, ended = f"regions {time.time_ns()}", [], threading.Event()
-    stores = [LeasedStore(RedisStore(far.url), life="1s") for _ in range(2)]
+    stores = [LeasedStore(RedisStore(far.url, timeout=60), life="1s") for _ in range(2)]
 
     def call(store: LeasedStore) -> None:
         limiter = Limiter(LIMIT, store=store, name=name)

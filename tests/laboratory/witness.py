@@ -42,14 +42,13 @@ class Witness(threading.Thread):
     def stop(self) -> float:
         self.ended.set()
         self.join()
-        return self._latest
+        return self.late
 
 
 class Watch:
     """A witness of this process, and one of each server: `with Watch(servers) as watch: …` and then `watch.late`."""
 
     def __init__(self, servers: Iterable[Any] = ()) -> None:
-        self.late = 0.0
         self.clients = [server.client(socket_timeout=5, retry=None) for server in servers]
         self.witnesses = [Witness(), *(Witness(lambda client=client: pinged(client)) for client in self.clients)]
 
@@ -59,9 +58,14 @@ class Watch:
         return self
 
     def __exit__(self, *exc: object) -> None:
-        self.late = max(witness.stop() for witness in self.witnesses)
+        for witness in self.witnesses:
+            witness.stop()
         for client in self.clients:
             client.close()
+
+    @property
+    def late(self) -> float:
+        return max(witness.late for witness in self.witnesses)
 
     def allows(self, seconds: float) -> float:
         """What these seconds may become on a machine that is as late as was seen."""

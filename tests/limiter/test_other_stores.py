@@ -55,7 +55,7 @@ def test_a_failing_store_does_not_hide_an_interrupt(held, eventually, wrapped):
     thread.start()
     eventually(lambda: limiter.waiting() == 1)
     held.interrupt(thread)
-    thread.join(5)
+    thread.join(60)
     assert ends == [KeyboardInterrupt]
     assert [type(event.error) for event in told] == [StoreUnavailable]
 

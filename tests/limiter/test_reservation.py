@@ -416,7 +416,7 @@ def test_an_interrupted_entering_gives_all_back(held, eventually):
     thread.start()
     eventually(lambda: limiter.waiting() == 1)
     held.interrupt(thread)
-    thread.join(5)
+    thread.join(60)
     assert ends == ["interrupted"]
     assert limiter.peek("a") == before
     assert reservation.cancel() is False

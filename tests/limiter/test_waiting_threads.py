@@ -68,7 +68,7 @@ def crowd(held, eventually):
                 held.advance(86400)
                 threading.Event().wait(0.01)
         for thread in found.threads.values():
-            thread.join(5)
+            thread.join(60)
 
 
 ONE_A_SECOND = [

@@ -24,7 +24,7 @@ from headgate.policy import Gate, Policy
 from headgate.web.wsgi import RateLimitMiddleware
 
 policy = Policy.of(name="shop", limits=[{"name": "all", "limit": "fixed window 20/h"}])
-gate = Gate(policy, store=SharedStore("limits"))
+gate = Gate(policy, store=SharedStore("limits", timeout=60))
 HeadgateCollector(gate)
 
 
@@ -39,7 +39,7 @@ app = RateLimitMiddleware(hello, policy=gate)
 
 def told(url: str) -> tuple[int, str]:
     try:
-        with urllib.request.urlopen(url, timeout=5) as answer:
+        with urllib.request.urlopen(url, timeout=60) as answer:
             return answer.status, answer.read().decode()
     except urllib.error.HTTPError as error:
         return error.code, ""
@@ -49,7 +49,7 @@ def told(url: str) -> tuple[int, str]:
 
 def answering(ports: range, count: int) -> list[int]:
     """The first `count` ports that answer."""
-    end = time.monotonic() + 20
+    end = time.monotonic() + 90
     while True:
         found = [port for port in ports if told(f"http://127.0.0.1:{port}/metrics")[0] == 200]
         if len(found) >= count:
@@ -79,7 +79,7 @@ def test_each_worker_has_a_port_of_its_own(tmp_path):
         assert scraped(one) + scraped(other) == 30 + before
     finally:
         process.terminate()
-        process.wait(20)
+        process.wait(60)
 
 
 def scraped(port: int) -> float:

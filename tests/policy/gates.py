@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
 from headgate import MemoryStore
@@ -27,9 +28,9 @@ def rule(name: str, limit: Any, **said: Any) -> Rule:
 
 
 def policy(*rules: Rule, **said: Any) -> Policy:
-    """A policy with identities that headers of the same name tell."""
+    """A policy with identities that headers of the same name tell, and a budget that no busy machine uses up."""
     identify = {name: Header(name) for name in ("user", "tenant", "plan", "partner")}
-    return Policy(rules=rules, **{"identify": identify, **said})
+    return Policy(rules=rules, **{"identify": identify, "budget_us": 60_000_000, **said})
 
 
 def gate(*rules: Rule, clock: Any = None, store: Any = None, **said: Any) -> Gate:
@@ -37,6 +38,13 @@ def gate(*rules: Rule, clock: Any = None, store: Any = None, **said: Any) -> Gat
     if store is None:
         store = MemoryStore(clock=ManualClock(NOON) if clock is None else clock)
     return Gate(policy(*rules, **said), store=store)
+
+
+async def until(so: Callable[[], Any]) -> None:
+    """Lets other tasks go on until it is so."""
+    async with asyncio.timeout(30):
+        while not so():
+            await asyncio.sleep(0.001)
 
 
 def request(line: str = "GET /", **headers: str) -> WrittenFacts:

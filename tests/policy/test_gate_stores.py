@@ -121,7 +121,7 @@ def test_a_store_that_fails_a_request_on_its_way_to_wait_fails_it_as_the_rule_sa
 
 @pytest.fixture
 def redis(valkey):
-    store = RedisStore(valkey.url)
+    store = RedisStore(valkey.url, timeout="60s")
     yield store
     store.close()
 
@@ -158,7 +158,7 @@ def test_a_real_server_behind_a_gate(redis, valkey, colour):
         if colour == "aask":
             await redis.aclose()
 
-    g = Gate(policy(*rules, name=name, budget_us=2_000_000), store=redis)
+    g = Gate(policy(*rules, name=name, budget_us=60_000_000), store=redis)
     asyncio.run(all_of_it())
     g.close()
 
@@ -169,7 +169,7 @@ def test_waiting_over_a_real_server(redis):
         policy(
             rule("all", "token bucket 20/s burst 1", on_refusal=OnRefusal(WAIT, wait_us=2_000_000)),
             name="gate-wait",
-            budget_us=2_000_000,
+            budget_us=60_000_000,
         ),
         store=redis,
     )
@@ -183,7 +183,7 @@ def test_a_lease_answers_at_once(redis):
     """Over a leased store `quick` answers without the server while there is a lease."""
     leased = LeasedStore(redis, lease=50)
     g = Gate(
-        policy(rule("all", "token bucket 1000/s burst 1000", key=key("user")), name="gate-lease", budget_us=2_000_000),
+        policy(rule("all", "token bucket 1000/s burst 1000", key=key("user")), name="gate-lease", budget_us=60_000_000),
         store=leased,
     )
     g.ask(request(user="a"))

@@ -7,7 +7,7 @@ import os
 import threading
 
 import pytest
-from gates import asked, gate, key, policy, request, rule
+from gates import asked, gate, key, policy, request, rule, until
 
 from headgate.policy.model import WAIT, OnRefusal
 from headgate.testing import ManualClock
@@ -126,12 +126,12 @@ def test_tasks_pass_in_order_and_a_full_queue_is_503():
         tasks = []
         for i in range(6):
             tasks.append(asyncio.ensure_future(one(i)))
-            await asyncio.sleep(0.01)
+            await until(lambda i=i: len(order) + g.tally().rules[0].waiting == i + 1)
         assert order == [(0, True, None), (4, False, 503), (5, False, 503)]
         assert g.tally().rules[0].waiting == 3
-        for _ in range(3):
+        for turn in range(3):
             clock.advance(0.1)
-            await asyncio.sleep(0.02)
+            await until(lambda turn=turn: len(order) == 4 + turn)
         await asyncio.gather(*tasks)
         return order
 
@@ -149,13 +149,13 @@ def test_a_client_that_goes_gives_its_place_back():
     async def main():
         await g.aask(request())
         gone = asyncio.ensure_future(g.aask(request()))
-        await asyncio.sleep(0.01)
+        await until(lambda: g.tally().rules[0].waiting == 1)
         behind = asyncio.ensure_future(g.aask(request()))
-        await asyncio.sleep(0.01)
+        await until(lambda: g.tally().rules[0].waiting == 2)
         gone.cancel()
-        await asyncio.sleep(0.01)
+        await until(gone.done)
         clock.advance(1)
-        answer = await asyncio.wait_for(behind, 5)
+        answer = await asyncio.wait_for(behind, 30)
         assert answer.allowed
         assert gone.cancelled()
 
@@ -171,13 +171,13 @@ def test_threads_wait_too():
     threads = [threading.Thread(target=lambda: done.append(g.ask(request()).allowed)) for _ in range(5)]
     for thread in threads:
         thread.start()
-    for _ in range(200):
+    for _ in range(3000):
         if len(done) == 5:
             break
         clock.advance(0.05)
         threading.Event().wait(0.01)
     for thread in threads:
-        thread.join(5)
+        thread.join(30)
     assert done == [True] * 5
 
 
@@ -213,12 +213,12 @@ def test_a_reload_does_not_make_a_queue_longer():
     async def main():
         await g.aask(request())
         first = asyncio.ensure_future(g.aask(request()))
-        await asyncio.sleep(0.01)
+        await until(lambda: g.tally().rules[0].waiting == 1)
         g.reload(policy(one))
         assert g.tally().rules[0].waiting == 1
         assert (await g.aask(request())).refusal.status == 503
         clock.advance(1)
-        assert (await asyncio.wait_for(first, 5)).allowed
+        assert (await asyncio.wait_for(first, 30)).allowed
         assert g.tally().rules[0].waiting == 0
 
     asyncio.run(main())

@@ -143,7 +143,7 @@ def test_a_hash_is_read_whole_and_again(hashed, eventually):
     """A field that is set, changed or deleted is a limit that is set, changed or gone; a request only looks into a dict."""
     hashed.client.hset(hashed.name, mapping={"acme": TEXT, "café|42": "fixed window 9/min", "vip": "unlimited"})
     found = hashed()
-    assert found.ready(5)
+    assert found.ready(30)
     assert [found.get(key) for key in ("acme", "café|42", "vip", "bob")] == [(BUCKET,), (FixedWindow("9/min"),), (), None]
     hashed.client.hset(hashed.name, "acme", "fixed window 5/min")
     eventually(lambda: found.get("acme") == (FixedWindow("5/min"),))
@@ -156,7 +156,7 @@ def test_senseless_fields_are_skipped_with_one_line_each(hashed, eventually, cap
     """The line names field and text; the other fields count, and nothing is said again until the text changes."""
     hashed.client.hset(hashed.name, mapping={"acme": TEXT, "bob": "token bucket lots", "eve": "x" * 1_000, b"\xff": b"\xff"})
     found = hashed(refresh_us=10_000)
-    assert found.ready(5)
+    assert found.ready(30)
     assert (found.get("acme"), found.get("bob"), found.get("eve")) == ((BUCKET,), None, None)
     hashed.client.hset(hashed.name, "more", TEXT)
     eventually(lambda: found.get("more") == (BUCKET,))
@@ -172,7 +172,7 @@ def test_a_flood_of_senseless_fields_does_not_flood_the_log(hashed, caplog):
     """Ten lines and a number."""
     hashed.client.hset(hashed.name, mapping={f"k{n}": f"nonsense {n}" for n in range(200)})
     found = hashed(refresh_us=10_000_000)
-    assert found.ready(5)
+    assert found.ready(30)
     assert len(caplog.records) == 11
     assert "190 more fields" in caplog.records[-1].getMessage()
 
@@ -184,7 +184,7 @@ def test_a_server_that_is_away_changes_nothing(eventually, caplog):
             client.hset("limits", "acme", TEXT)
         found = HashOverrides(server.url, "limits", 20_000)
         try:
-            assert found.ready(5)
+            assert found.ready(30)
             server.kill()
             eventually(lambda: found.failures > 0)
             assert found.get("acme") == (BUCKET,)
@@ -230,7 +230,7 @@ def test_nothing_runs_before_it_is_asked_and_nothing_after_it_is_closed(hashed):
     found.close()
     found.close()
     assert len(readers()) == before
-    assert found.ready(5)
+    assert found.ready(30)
     assert len(readers()) == before + 1
 
 
@@ -238,7 +238,7 @@ def test_a_reloaded_policy_goes_on_with_what_is_known(hashed):
     """Two that read the same hash share one reader: the second knows everything at once, and survives the first."""
     hashed.client.hset(hashed.name, "acme", TEXT)
     old, before = hashed(), len(readers())
-    assert old.ready(5)
+    assert old.ready(30)
     new = hashed()
     assert new.get("acme") == (BUCKET,)
     assert len(readers()) == before + 1
@@ -253,7 +253,7 @@ def test_who_reads_a_hash_again_begins_with_what_was_known(caplog):
         with server.client() as client:
             client.hset("limits", "acme", TEXT)
         old, new = HashOverrides(server.url, "limits", 20_000), HashOverrides(server.url, "limits", 30_000)
-        assert old.ready(5)
+        assert old.ready(30)
         old.close()
         server.kill()
         assert new.get("acme") == (BUCKET,)
@@ -266,7 +266,7 @@ def test_a_child_process_reads_for_itself(hashed):
     """After a fork the child knows what the parent knew, and hears of changes by a thread of its own."""
     hashed.client.hset(hashed.name, "acme", TEXT)
     found = hashed()
-    assert found.ready(5)
+    assert found.ready(30)
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
@@ -274,7 +274,7 @@ def test_a_child_process_reads_for_itself(hashed):
         try:
             known = found.get("acme") == (BUCKET,)
             os.write(writing, b"!")
-            for _ in range(500):
+            for _ in range(3000):
                 if found.get("acme") == ():
                     code = 0 if known else 2
                     break
@@ -290,8 +290,8 @@ def test_a_child_process_reads_for_itself(hashed):
 
 def test_the_url_of_the_store_serves(valkey):
     """What is wrapped around a store there means nothing here."""
-    found = HashOverrides(f"{valkey.url}/0?guard=local&share=1/4&timeout=50ms", "limits")
-    assert found.ready(5)
+    found = HashOverrides(f"{valkey.url}/0?guard=local&share=1/4&timeout=30s", "limits")
+    assert found.ready(30)
     found.close()
 
 

@@ -66,13 +66,13 @@ def served(folder: Path, source: str, *command: str) -> Iterator[tuple[subproces
         yield process, f"http://127.0.0.1:{port}/"
     finally:
         process.terminate()
-        process.wait(20)
+        process.wait(60)
 
 
 def limits_seen(url: str, wanted: str, workers: int, log: Path) -> None:
     """Asks until so many workers have answered under the limit that is wanted, and none under another since."""
     found: dict[str, str] = {}
-    end = time.monotonic() + 20
+    end = time.monotonic() + 90
     while len(found) < workers or set(found.values()) != {wanted}:
         assert time.monotonic() < end, (found, log.read_text())
         with ThreadPoolExecutor(6) as crowd:  # so many at once that no worker alone takes them all

@@ -26,8 +26,8 @@ from headgate import (
 )
 
 HERE = os.path.dirname(next(iter(headgate.__path__)))
-#: A busy machine may wake a sleeper late; it never wakes it early.
-LATE = 0.5
+#: A busy machine may wake a sleeper late, by as much as a witness says; it never wakes it early.
+LATE = 0.05
 
 FAST = [
     TokenBucket("1/100ms"),
@@ -38,19 +38,21 @@ FAST = [
 
 
 @pytest.mark.parametrize("limit", FAST, ids=str)
-def test_acquire_sleeps_as_long_as_promised(limit):
+def test_acquire_sleeps_as_long_as_promised(limit, watch):
     """On the system clock an acquire sleeps the promised 100 ms: not less, and hardly more."""
     limiter = Limiter(limit)
+    first = time.monotonic()
     limiter.acquire("a")
     start = time.monotonic()
     promised = limiter.acquire("a").wait
-    spent = time.monotonic() - start
-    assert 0.09 < promised <= 0.1
-    assert promised - 0.001 <= spent < promised + LATE
+    end = time.monotonic()
+    assert 0.1 - watch.allows(0.01) < promised <= 0.1
+    assert end - first >= 0.1 - 0.001
+    assert promised - 0.001 <= end - start < watch.allows(promised + LATE)
 
 
 @pytest.mark.parametrize("limit", FAST, ids=str)
-def test_an_async_acquire_sleeps_as_long_as_promised(limit):
+def test_an_async_acquire_sleeps_as_long_as_promised(limit, watch):
     """The same in asyncio, while other tasks go on."""
 
     async def main():
@@ -72,18 +74,19 @@ def test_an_async_acquire_sleeps_as_long_as_promised(limit):
         return promised, spent, beats
 
     promised, spent, beats = asyncio.run(main())
-    assert promised - 0.001 <= spent < promised + LATE
-    assert beats >= 1
+    assert 0.1 - watch.allows(0.02) < promised <= 0.1
+    assert promised - 0.001 <= spent < watch.allows(promised + LATE)
+    assert beats >= 1 or promised == 0
 
 
-def test_a_counter_waits_in_real_time():
+def test_a_counter_waits_in_real_time(watch):
     """An acquire on a sliding counter sleeps until the weight has faded, and is then admitted."""
     limiter = Limiter(SlidingWindowCounter("1/50ms"))
     limiter.acquire("a")
-    told = limiter.hit("a").retry_after
     start = time.monotonic()
+    told = limiter.hit("a").retry_after
     assert limiter.acquire("a")
-    assert told - 0.005 <= time.monotonic() - start < told + LATE
+    assert told - 0.005 <= time.monotonic() - start < watch.allows(told + LATE)
 
 
 def test_threads_leave_at_the_pace_of_the_queue():
@@ -105,43 +108,54 @@ def test_threads_leave_at_the_pace_of_the_queue():
     assert all(end - start >= 0.02 * number - 0.001 for number, (end, _) in enumerate(sorted(ends)))
 
 
-def test_a_waiter_that_moves_up_wakes_up_earlier():
-    """When the one ahead leaves, a sleeping thread is woken and starts earlier than it was promised."""
-    limiter = Limiter(TokenBucket("1/500ms"))
-    limiter.acquire("a")
-    ahead = limiter.reserve("a")
-    waits = []
+def test_a_waiter_that_moves_up_wakes_up_earlier(eventually):
+    """When the one ahead leaves, a sleeping thread is woken and starts in half a second instead of half a minute."""
+    limiter = Limiter(TokenBucket("2/s burst 60"))
     start = time.monotonic()
-    thread = threading.Thread(target=lambda: waits.append((limiter.acquire("a").wait, time.monotonic() - start)))
+    limiter.acquire("a", 60)
+    ahead = limiter.reserve("a", 60)
+    assert ahead.wait > 20
+    ends = []
+    thread = threading.Thread(target=lambda: (limiter.acquire("a"), ends.append(time.monotonic())))
     thread.start()
-    while limiter.waiting() < 1:
-        time.sleep(0.001)
+    eventually(lambda: limiter.waiting() == 1)
     ahead.cancel()
-    thread.join(5)
-    [(_, spent)] = waits
-    assert 0.49 <= spent < 0.95
+    thread.join(60)
+    assert 0.49 <= ends[0] - start < 20
 
 
 def test_the_system_clock_is_utc_and_does_not_step_back():
     """A store's time is that of the wall clock, in microseconds, and never goes back."""
     store = MemoryStore()
-    assert abs(store.clock.now_us() / 1e6 - time.time()) < 2
+    before, told = time.time(), store.clock.now_us() / 1e6
+    assert before - 1 < told < time.time() + 1
     moments = [store.clock.now_us() for _ in range(10_000)]
     assert moments == sorted(moments)
 
 
+#: A thread that says when somebody waits: only then is Ctrl-C pressed.
+SAYS = """
+import threading, time
+def say():
+    while limiter.waiting() < 1:
+        time.sleep(0.001)
+    print("waiting")
+threading.Thread(target=say, daemon=True).start()
+"""
+
+
 def interrupted(code: str) -> tuple[str, int]:
-    """Runs code, presses Ctrl-C when it says that it waits, and answers with what it says then and how long it took."""
+    """Runs code, presses Ctrl-C when it says that it waits, and answers with what it says then and how it ended."""
     environment = {**os.environ, "PYTHONPATH": HERE, "PYTHONUNBUFFERED": "1"}
     # A process started in the background inherits that Ctrl-C is ignored, and so would its child.
     heeding = "import signal\nsignal.signal(signal.SIGINT, signal.default_int_handler)\n" + dedent(code)
     child = subprocess.Popen([sys.executable, "-c", heeding], env=environment, stdout=subprocess.PIPE, text=True)
     assert child.stdout is not None
     assert child.stdout.readline() == "waiting\n"
-    time.sleep(0.3)
+    time.sleep(0.1)
     child.send_signal(signal.SIGINT)
     try:
-        said, _ = child.communicate(timeout=10)
+        said, _ = child.communicate(timeout=60)
     finally:
         child.kill()
     return said.strip(), child.returncode
@@ -159,7 +173,7 @@ def test_ctrl_c_ends_an_acquire_and_gives_its_place_back(limit):
         limiter = Limiter({limit})
         limiter.hit("a")
         before = limiter.peek("a").retry_after
-        print("waiting")
+        exec({SAYS!r})
         try:
             limiter.acquire("a")
         except KeyboardInterrupt:
@@ -173,7 +187,7 @@ def test_ctrl_c_ends_an_acquire_and_gives_its_place_back(limit):
 def test_ctrl_c_ends_an_async_acquire_and_gives_its_place_back():
     """Ctrl-C during asyncio.run cancels the waiting task, which gives its place back before the loop ends."""
     said, code = interrupted(
-        """
+        f"""
         import asyncio
         from headgate import *
 
@@ -183,7 +197,7 @@ def test_ctrl_c_ends_an_async_acquire_and_gives_its_place_back():
             global before
             await limiter.hit("a")
             before = (await limiter.peek("a")).retry_after
-            print("waiting")
+            exec({SAYS!r}, globals())
             await limiter.acquire("a")
 
         try:

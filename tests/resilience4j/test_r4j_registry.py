@@ -60,14 +60,14 @@ def test_fifty_threads_get_one_rate_limiter_and_the_supplier_runs_once(registry)
         return FAST
 
     def ask():
-        ready.wait(10)
+        ready.wait(60)
         got.append(registry.rate_limiter("a", supply))
 
     threads = [threading.Thread(target=ask) for _ in range(50)]
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(10)
+        thread.join(60)
     assert calls == [1]
     assert len(got) == 50
     assert len(set(map(id, got))) == 1

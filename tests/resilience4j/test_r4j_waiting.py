@@ -19,7 +19,7 @@ def manual(timeout="10s", initial=0, limit=10):
 
 
 def until(condition):
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.001)
@@ -31,14 +31,14 @@ def test_a_hundred_threads_get_exactly_what_is_there():
     got, ready = [], threading.Barrier(100)
 
     def ask():
-        ready.wait(10)
+        ready.wait(60)
         got.append(limiter.acquire_permission())
 
     threads = [threading.Thread(target=ask) for _ in range(100)]
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(10)
+        thread.join(60)
     assert got.count(True) == 50
     assert len(got) == 100
 
@@ -57,7 +57,7 @@ def test_draining_while_others_take_counts_every_permission_once():
         thread.start()
     drained.append(limiter.drain_permissions())
     for thread in takers:
-        thread.join(10)
+        thread.join(60)
     assert len(taken) + sum(drained) == 1000
 
 
@@ -75,7 +75,7 @@ def test_waiting_callers_are_counted_in_real_time():
     until(lambda: limiter.metrics.number_of_waiting_threads == 2)
     cancel.set()
     for thread in threads:
-        thread.join(10)
+        thread.join(60)
     assert limiter.metrics.number_of_waiting_threads == 0
 
 
@@ -94,14 +94,14 @@ def test_a_cancelled_wait_ends_at_once_and_gives_back_in_real_time():
     until(lambda: limiter.metrics.number_of_waiting_threads == 1)
     assert limiter.metrics.available_permissions == -1
     cancel.set()
-    thread.join(10)
+    thread.join(60)
     assert ended == [True]
     assert limiter.metrics.available_permissions == 0
 
 
 def test_who_leaves_lets_the_others_move_up_in_real_time():
-    """A waiter behind a cancelled one gets its place: a fifth of a second instead of more than two."""
-    limiter = RateLimiter("backend", RateLimiterConfig(10, "2s", "1min", initial_permits=0))
+    """A waiter behind a cancelled one gets its place: a fifth of a second instead of forty."""
+    limiter = RateLimiter("backend", RateLimiterConfig(200, "40s", "1min", initial_permits=0))
     cancel, took = threading.Event(), []
 
     def behind():
@@ -109,16 +109,16 @@ def test_who_leaves_lets_the_others_move_up_in_real_time():
         assert limiter.acquire_permission()
         took.append(time.monotonic() - started)
 
-    first = threading.Thread(target=limiter.acquire_permission, args=(10, cancel))
+    first = threading.Thread(target=limiter.acquire_permission, args=(200, cancel))
     first.start()
     until(lambda: limiter.metrics.number_of_waiting_threads == 1)
     second = threading.Thread(target=behind)
     second.start()
     until(lambda: limiter.metrics.number_of_waiting_threads == 2)
     cancel.set()
-    first.join(10)
-    second.join(10)
-    assert took[0] < 1.5
+    first.join(60)
+    second.join(60)
+    assert took[0] < 20
 
 
 def test_what_was_promised_to_others_stays_when_somebody_leaves():
@@ -195,7 +195,7 @@ def test_a_forked_child_has_nobody_waiting():
         os._exit(limiter.metrics.number_of_waiting_threads)
     status = os.waitpid(child, 0)[1]
     cancel.set()
-    thread.join(10)
+    thread.join(60)
     assert os.waitstatus_to_exitcode(status) == 0
 
 
@@ -209,7 +209,7 @@ def test_a_changed_timeout_leaves_those_who_wait_alone():
     limiter.change_timeout_duration(0)
     limiter.change_limit_for_period(9)
     assert limiter.metrics.number_of_waiting_threads == 1
-    thread.join(10)
+    thread.join(60)
     assert got == [True]
 
 

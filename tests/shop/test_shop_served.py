@@ -62,7 +62,7 @@ class Open:
 
     def end(self, number: int = signal.SIGTERM) -> tuple[int, str]:
         self.process.send_signal(number)
-        rest, _ = self.process.communicate(timeout=30)
+        rest, _ = self.process.communicate(timeout=90)
         return self.process.returncode, rest
 
 
@@ -87,7 +87,7 @@ def test_the_printed_lines_do_what_they_say(served):
     passed = typed(f"{token.command}; {one.command}")
     assert passed.startswith("HTTP/1.1 200 OK\n")
     assert "\nx-ratelimit-limit: 10\nx-ratelimit-remaining: 9\n" in passed
-    refused = typed(f"{token.command}; {many.command}")
+    refused = next(filter(None, (typed(f"{token.command}; {many.command}") for _ in range(3))), "")  # a stall refills
     assert refused.startswith("HTTP/1.1 429 Too Many Requests\n")
     assert "\nretry-after: 1\n" in refused
     assert refused.endswith(f"\n\n{MESSAGE}\n")
@@ -98,9 +98,11 @@ def test_the_printed_lines_do_what_they_say(served):
 
 def test_the_shop_answers_over_the_wire(served):
     """On one connection: the free checkouts pass, then come 429s with the time to wait, and the page counts them."""
-    with httpx.Client(base_url=served.base) as client:
+    with httpx.Client(base_url=served.base, timeout=90) as client:
         client.headers["authorization"] = f"Bearer {client.post('/login?name=ada').text}"
-        answers = [client.post("/checkout") for _ in range(25)]
+        answers = [client.post("/checkout") for _ in range(10)]
+        while answers[-1].status_code == 200 and len(answers) < 200:
+            answers.append(client.post("/checkout"))
         counted = Counter(answer.status_code for answer in answers)
         assert counted.keys() == {200, 429}
         assert [answer.status_code for answer in answers[:10]] == [200] * 10
@@ -112,7 +114,7 @@ def test_the_shop_answers_over_the_wire(served):
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_the_shop_closes_in_order(served, number):
     """Told to end, it says what it served and ends without a fault."""
-    httpx.get(f"{served.base}/products")
+    httpx.get(f"{served.base}/products", timeout=90)
     code, rest = served.end(number)
     assert code == 0
     assert "The shop is closed: 1 requests, 1 passed, 0 refused." in rest
@@ -135,7 +137,7 @@ def test_a_port_that_is_taken_is_left_to_its_owner():
         taken = first.getsockname()[1]
         assert second.getsockname()[1] > taken
         process = program(PORT=str(taken), SHOP_SECONDS="inf")
-        printed, _ = process.communicate(timeout=60)
+        printed, _ = process.communicate(timeout=90)
     assert process.returncode != 0
     assert f"serve: port {taken} is taken; choose another with PORT=" in printed
 
@@ -143,7 +145,7 @@ def test_a_port_that_is_taken_is_left_to_its_owner():
 def test_a_wish_that_is_no_number_is_told():
     """SHOP_SECONDS takes seconds, and says so."""
     process = program(PORT=free_port(), SHOP_SECONDS="soon")
-    printed, _ = process.communicate(timeout=60)
+    printed, _ = process.communicate(timeout=90)
     assert process.returncode != 0
     assert "SHOP_SECONDS=soon: write a number of seconds, or inf" in printed
 

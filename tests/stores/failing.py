@@ -33,7 +33,7 @@ class HangingStore(FailingStore):
     def _noted(self, verb: str) -> MemoryStore:
         inner = super()._noted(verb)
         if self.hangs and verb != "give_back":
-            self.gate.wait(20)
+            self.gate.wait(60)
         return inner
 
     def give_back(self, claims: Any, charged_at: int = -1) -> None:

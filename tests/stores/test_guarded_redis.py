@@ -14,8 +14,12 @@ from servers.valkey import Valkey
 
 RedisStore = pytest.importorskip("headgate.stores.redis", reason="RedisStore is not there").RedisStore
 
-#: What a machine that is busy with other things may take on top of a budget.
-NOISE = 0.25
+#: What turns of threads and loops may take on top of a budget; how late the machine is comes on top of that.
+NOISE = 0.1
+#: A budget that no busy machine uses up, where it is not the point: a server that was killed refuses connections at once.
+AMPLE = "60s"
+
+
 _prefixes = itertools.count()
 
 
@@ -27,7 +31,9 @@ def server():
 
 def guarded(server: Valkey, on_failure: str = "local", **more) -> GuardedStore:
     told = {"budget": "50ms", "failures": 2, "backoff": "10ms", "max_backoff": "50ms", "ramp": "20ms", **more}
-    return GuardedStore(RedisStore(server.url), on_failure=on_failure, share=4 if on_failure == "local" else None, **told)
+    return GuardedStore(
+        RedisStore(server.url, timeout=AMPLE), on_failure=on_failure, share=4 if on_failure == "local" else None, **told
+    )
 
 
 class TestGuardedRedis(StoreContract):
@@ -41,13 +47,13 @@ class TestGuardedRedis(StoreContract):
         self.url = valkey.url
 
     def make_store(self, clock: ManualClock) -> GuardedStore:
-        behind = RedisStore(self.url, prefix=f"guarded{next(_prefixes)}:", clock=clock)
-        return GuardedStore(behind, budget="10s", on_failure="local", share=4, clock=clock, background=False)
+        behind = RedisStore(self.url, prefix=f"guarded{next(_prefixes)}:", clock=clock, timeout=AMPLE)
+        return GuardedStore(behind, budget=AMPLE, on_failure="local", share=4, clock=clock, background=False)
 
 
 def test_a_killed_server_is_survived(server, eventually):
     """The server is killed: the share decides; it is started again: the server does, without anybody's help."""
-    with guarded(server) as guard:
+    with guarded(server, budget=AMPLE) as guard:
         heard = []
         guard.events.on("*", lambda event: heard.append(event.kind))
         limiter = Limiter(TokenBucket("4/h burst 40"), store=guard)
@@ -64,7 +70,7 @@ def test_a_killed_server_is_survived(server, eventually):
         assert heard[-2:] == ["half open", "closed"]
 
 
-def test_a_frozen_server_costs_the_budget_and_then_nothing(server, eventually):
+def test_a_frozen_server_costs_the_budget_and_then_nothing(server, eventually, watch):
     """The server hangs with its connections open: no decision takes longer than the budget, and soon none takes any time."""
     with guarded(server) as guard:
         limiter = Limiter(FixedWindow("1000/400d"), store=guard)
@@ -74,18 +80,17 @@ def test_a_frozen_server_costs_the_budget_and_then_nothing(server, eventually):
             while guard.state != "open":
                 begun = time.perf_counter()
                 limiter.hit("a")
-                assert time.perf_counter() - begun < 0.05 + NOISE
+                assert time.perf_counter() - begun < watch.allows(0.05 + NOISE)
             begun = time.perf_counter()
             for _ in range(100):
                 limiter.hit("a")
-            assert time.perf_counter() - begun < 1  # a budget each would be five seconds
+            assert time.perf_counter() - begun < watch.allows(1)  # a budget each would be five seconds
         finally:
             server.thaw()
-        eventually(lambda: guard.state == "closed")
-        assert not guard.answered_here(limiter.hit("a"))
+        eventually(lambda: guard.state == "closed" and not guard.answered_here(limiter.hit("a")))
 
 
-def test_a_frozen_server_costs_a_task_no_more(server):
+def test_a_frozen_server_costs_a_task_no_more(server, watch):
     """The same in asyncio, where the lookout is a task; many tasks at once are all answered within the budget."""
 
     async def main():
@@ -96,15 +101,14 @@ def test_a_frozen_server_costs_a_task_no_more(server):
             try:
                 begun = time.perf_counter()
                 told = await asyncio.gather(*(limiter.hit(f"user {n}") for n in range(50)))
-                assert time.perf_counter() - begun < 0.05 + NOISE
+                assert time.perf_counter() - begun < watch.allows(0.05 + NOISE)
                 assert all(guard.answered_here(one) for one in told)
-                assert guard.state == "open"
+                assert guard.stats().opened >= 1
             finally:
                 server.thaw()
-            async with asyncio.timeout(5):
-                while guard.state != "closed":
+            async with asyncio.timeout(30):
+                while guard.state != "closed" or guard.answered_here(await limiter.hit("a")):
                     await asyncio.sleep(0.005)
-            assert not guard.answered_here(await limiter.hit("a"))
 
     asyncio.run(main())
 
@@ -112,14 +116,14 @@ def test_a_frozen_server_costs_a_task_no_more(server):
 @pytest.mark.parametrize("on_failure", ["open", "closed"])
 def test_a_server_that_was_never_there(on_failure):
     """A service starts and answers while its server is still away."""
-    with Valkey(start=False) as server, guarded(server, on_failure) as guard:
+    with Valkey(start=False) as server, guarded(server, on_failure, budget=AMPLE) as guard:
         limiter = Limiter("5/s", store=guard)
         assert [bool(limiter.hit("a")) for _ in range(10)] == [on_failure == "open"] * 10
 
 
 def test_an_outage_admits_at_most_the_share_of_every_node(server, eventually):
     """Four nodes on one server that is killed and comes back empty: beside what it admits, a quarter of the limit each."""
-    guards = [guarded(server) for _ in range(4)]
+    guards = [guarded(server, budget=AMPLE) for _ in range(4)]
     limiters = [Limiter(FixedWindow("40/400d"), store=guard) for guard in guards]
     admitted = {True: 0, False: 0}
     for _ in range(30):
@@ -141,11 +145,11 @@ def test_an_outage_admits_at_most_the_share_of_every_node(server, eventually):
 
 def test_configuration_alone_can_say_it(server):
     """A URL makes a guarded store on a real server; its prefix and budget are told on."""
-    url = f"{server.url}/0?prefix=fromurl&guard=local&share=1/4&budget=200ms"
+    url = f"{server.url}/0?prefix=fromurl&guard=local&share=1/4&budget=20s&timeout=60s"
     with store_from_url(url) as guard:
         limiter = Limiter(TokenBucket("4/h burst 40"), store=guard)
         assert limiter.hit("a").remaining == 39
-        assert guard.inner.timeout_us == 200_000
+        assert guard.inner.timeout_us == 20_000_000
         assert any(b"fromurl" in key for key in server.client().scan_iter())
 
 
@@ -153,15 +157,16 @@ def test_leaving_a_line_of_a_dead_server_breaks_nobody(server):
     """Tasks behind a cancelled reservation keep their starts when the server that should move them up is gone."""
 
     async def main():
-        async with guarded(server) as guard:
+        async with guarded(server, budget=AMPLE) as guard:
             told = []
             guard.events.on("give back dropped", told.append)
-            limiter = AsyncLimiter("1/s burst 1", store=guard)
+            limiter = AsyncLimiter("1/min burst 1", store=guard)
+            begun = time.monotonic()
             await limiter.hit("a")
             first, second = await limiter.reserve("a"), await limiter.reserve("a")
             server.kill()
             assert await first.cancel() is True
-            assert second.wait == pytest.approx(2, abs=0.2)
+            assert 119 - (time.monotonic() - begun) <= second.wait <= 120
             assert [event.key for event in told] == ["a"]
 
     asyncio.run(main())

@@ -10,6 +10,7 @@ import statistics
 import threading
 import time
 import weakref
+from contextlib import suppress
 
 import pytest
 from leased_fleet import Tally
@@ -42,59 +43,62 @@ def threads_of_leases() -> list[threading.Thread]:
     return [thread for thread in threading.enumerate() if thread.name == "headgate leases"]
 
 
+def steady(took: list[float]) -> None:
+    """Of so many calls in a row 99 of 100 waited for nobody (a trip is 80 ms), and most took well below a millisecond."""
+    assert statistics.quantiles(took, n=100)[98] < FarStore.trip / 4
+    assert statistics.median(took) < 0.001
+
+
 def test_a_far_parent_is_never_waited_for_in_steady_state():
-    """With the parent 40 ms away each way, a sync hit of a hot key takes well below a millisecond: 99 of 100 of them."""
+    """With the parent 40 ms away each way, a sync hit of a hot key waits for nobody: 99 of 100 of them."""
     with LeasedStore(FarStore(), life="1s") as store:
         limiter = Limiter(PLENTY, store=store)
-        took = []
-        end = time.monotonic() + 2.0
-        while time.monotonic() < end:
+        took, known = [], time.monotonic() + 1.0
+        while time.monotonic() < known or len(took) < 1200:
             begin = time.perf_counter()
             assert limiter.hit("a")
-            took.append((time.monotonic(), time.perf_counter() - begin))
+            took.append(time.perf_counter() - begin)
             time.sleep(0.001)
-        steady = [seconds for at, seconds in took if at > end - 1.0]
-        assert len(steady) > 200
-        assert statistics.quantiles(steady, n=100)[98] < 0.001
+        steady(took[-800:])
 
 
 def test_tasks_never_wait_for_a_far_parent_in_steady_state():
     """The same for tasks: the next batch is fetched by a task of their own loop, and no thread is started."""
 
-    async def main() -> list[tuple[float, float]]:
+    async def main() -> list[float]:
         before = len(threads_of_leases())
         async with LeasedStore(FarStore(), life="1s") as store:
             limiter = AsyncLimiter(PLENTY, store=store)
-            took = []
-            end = time.monotonic() + 2.0
-            while time.monotonic() < end:
+            took, known = [], time.monotonic() + 1.0
+            while time.monotonic() < known or len(took) < 1200:
                 begin = time.perf_counter()
                 assert await limiter.hit("a")
-                took.append((end - time.monotonic(), time.perf_counter() - begin))
+                took.append(time.perf_counter() - begin)
                 await asyncio.sleep(0.001)
             assert len(threads_of_leases()) == before
             return took
 
-    steady = [seconds for left, seconds in asyncio.run(main()) if left < 1.0]
-    assert statistics.quantiles(steady, n=100)[98] < 0.001
+    steady(asyncio.run(main())[-800:])
 
 
-def test_overload_of_a_far_parent_is_refused_at_once():
+def test_overload_of_a_far_parent_is_refused_at_once(watch):
     """Ten times the limit against a far parent: refusals are told from RAM, and the limit is used up."""
     parent = FarStore()
     with LeasedStore(parent, life="500ms") as store:
         Limiter("100/s burst 50", store=parent.inner).hit("a", cost=50)  # the burst is gone
         limiter = Limiter("100/s burst 50", store=store)
-        slow, told, end = 0, [], time.monotonic() + 2.5
-        while time.monotonic() < end:
-            begin = time.perf_counter()
-            told.append((end - time.monotonic(), bool(limiter.hit("a"))))
-            slow += time.perf_counter() - begin > 0.01 and end - time.monotonic() < 1.5
+        told, begun = [], time.monotonic()
+        while time.monotonic() < begun + 2.5 or len(told) < 1500:
+            begin = time.monotonic()
+            allowed = bool(limiter.hit("a"))
+            told.append((begin, time.monotonic() - begin, allowed))
             time.sleep(0.001)
-        admitted = sum(allowed for left, allowed in told if left < 1.5)
-        assert 100 <= admitted <= 1.5 * 100 + 50 + 50
+        seconds = time.monotonic() - begun - 1  # the first second is for finding out
+        late = [one for one in told if one[0] >= begun + 1]
+        admitted = sum(allowed for _, _, allowed in late)
+        assert 100 * (0.7 * seconds - 3 * watch.late) <= admitted <= seconds * 100 + 50 + 50
         assert parent.operations < 0.1 * len(told)
-        assert slow <= 5
+        assert sum(took > FarStore.trip / 4 for _, took, _ in late) <= len(late) / 100
 
 
 def test_one_loop_after_the_other_is_served():
@@ -181,7 +185,8 @@ def test_a_failing_parent_does_not_end_the_background(eventually, caplog, capsys
         limiter.hit("a")
         parent.failing["decide"] = StoreUnavailable("nobody answers")
         for _ in range(18):
-            limiter.hit("a")
+            with suppress(StoreUnavailable):  # where the machine stalls, its lease ends meanwhile
+                limiter.hit("a")
         eventually(lambda: store.failures > 0)
         assert store.attendant.thread.is_alive()
         assert store.backoff_us >= 50_000
@@ -191,32 +196,36 @@ def test_a_failing_parent_does_not_end_the_background(eventually, caplog, capsys
     assert "nobody answers" in caplog.text
 
 
-def test_a_failure_reaches_all_who_waited_for_the_batch():
+def test_a_failure_reaches_all_who_waited_for_the_batch(eventually):
     """Threads that waited for a batch that never came are told so, and do not try one after the other."""
+    come, gone, asked, failed = [], threading.Event(), [], []
 
     class Slow(Tally):
         def decide(self, claims, max_wait_us=0, commit=True):
-            time.sleep(0.1)
+            asked.append(claims)
+            assert gone.wait(60)
             raise StoreUnavailable("nobody answers")
 
     store = LeasedStore(Slow(MemoryStore(), local=False), lease=100)
     limiter = Limiter(PLENTY, store=store)
-    failed = []
 
     def ask() -> None:
+        come.append(1)
         try:
             limiter.hit("a")
         except StoreUnavailable:
-            failed.append(time.monotonic())
+            failed.append(1)
 
-    begin = time.monotonic()
     threads = [threading.Thread(target=ask) for _ in range(20)]
     for thread in threads:
         thread.start()
+    eventually(lambda: len(come) == 20 and asked)
+    time.sleep(0.1)
+    gone.set()
     for thread in threads:
         thread.join()
     assert len(failed) == 20
-    assert max(failed) - begin < 1.0
+    assert len(asked) <= 3  # one, and whoever had come and not yet asked
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")

@@ -164,7 +164,7 @@ def test_a_fork_during_a_decision_leaves_no_lock_behind(verb, python):
                 def now_us(self):
                     if threading.current_thread() is not threading.main_thread():
                         inside.set()
-                        go_on.wait(20)
+                        go_on.wait(60)
                     return super().now_us()
 
             limiter = Limiter(TokenBucket("5/s burst 10"), store=MemoryStore(clock=Slow(1000.0)))
@@ -177,10 +177,10 @@ def test_a_fork_during_a_decision_leaves_no_lock_behind(verb, python):
             }}
             thread = threading.Thread(target=calls[{verb!r}])
             thread.start()
-            inside.wait(10)
+            inside.wait(60)
             status = in_child(lambda: [bool(call()) for call in calls.values()])
             go_on.set()
-            thread.join(10)
+            thread.join(60)
             print(status)
             """
         )

@@ -28,4 +28,4 @@ class TestRedisStore(StoreContract):
             client.flushall()
 
     def make_store(self, clock: ManualClock) -> RedisStore:
-        return RedisStore(self.url, prefix=f"contract-{next(_fresh)}", timeout="5s", clock=clock)
+        return RedisStore(self.url, prefix=f"contract-{next(_fresh)}", timeout="60s", clock=clock)

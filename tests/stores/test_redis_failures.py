@@ -14,11 +14,16 @@ import pytest
 from headgate import AsyncLimiter, Limiter, StoreError, StoreTimeout, StoreUnavailable, TokenBucket
 from headgate.stores.redis import RedisStore
 from headgate.stores.redis.link import now_us
+from laboratory.witness import Watch
 from servers.valkey import Valkey, free_port
 from stand_ins import driven
 
 HUNDRED = TokenBucket("1/h", burst=100)
 BUDGET = 0.3
+#: A budget that no busy machine uses up, where it is not the point: what is not there, or says so, says it at once.
+AMPLE = 60.0
+#: What turns of threads and loops may take on top of a budget; how late the machine is comes on top of that.
+NOISE = 0.1
 Both = list[Callable[[], Any]]
 
 
@@ -30,7 +35,7 @@ def server() -> Iterator[Valkey]:
 
 @pytest.fixture
 def store(server: Valkey) -> Iterator[RedisStore]:
-    with RedisStore(server.url, timeout=BUDGET) as made:
+    with RedisStore(server.url, timeout=AMPLE) as made:
         yield made
 
 
@@ -43,7 +48,7 @@ class Loop:
         self.thread.start()
 
     def call(self, coroutine: Any) -> Any:
-        return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result(10)
+        return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result(90)
 
     def close(self) -> None:
         self.call(self.loop.shutdown_asyncgens())
@@ -75,13 +80,13 @@ def timed(call: Callable[[], Any]) -> tuple[Any, float]:
 def test_a_limiter_can_be_made_while_the_server_is_away() -> None:
     """The server is needed by the first decision, which says so at once; and when it has come, it is asked."""
     port = free_port()
-    with RedisStore(f"redis://127.0.0.1:{port}", timeout=BUDGET) as store:
+    with RedisStore(f"redis://127.0.0.1:{port}", timeout=AMPLE) as store:
         limiter, tasks = Limiter(TokenBucket("1/h", burst=2, initial=0), store=store), AsyncLimiter(HUNDRED, store=store)
         for call in (lambda: limiter.hit("k"), lambda: driven(tasks.hit("k"))):
             told, took = timed(call)
             assert isinstance(told, StoreUnavailable)
             assert f"127.0.0.1:{port}" in str(told)
-            assert took < BUDGET
+            assert took < AMPLE / 2
         with Valkey(port=port):
             assert not limiter.hit("k")
             assert driven(tasks.hit("k"))
@@ -94,7 +99,7 @@ def test_a_killed_server_is_told_at_once_and_found_again(hit: Callable[..., Any]
     for _ in range(3):
         told, took = timed(lambda: hit("k"))
         assert isinstance(told, StoreUnavailable)
-        assert took < BUDGET
+        assert took < AMPLE / 2
     server.start()
     assert hit("k").remaining == 99
 
@@ -108,23 +113,27 @@ def test_a_restart_between_two_calls_is_not_even_noticed(hit: Callable[..., Any]
     assert hit("k").remaining == 99
 
 
-def test_a_frozen_server_costs_the_budget_and_no_more(hit: Callable[..., Any], server: Valkey) -> None:
+def test_a_frozen_server_costs_the_budget_and_no_more(
+    hit: Callable[..., Any], store: RedisStore, server: Valkey, watch: Watch
+) -> None:
     """Hung, not dead: StoreTimeout after the budget, each time; then it goes on."""
     hit("k")
+    store.timeout_us = round(BUDGET * 1e6)
     server.freeze()
     try:
         for _ in range(2):
             told, took = timed(lambda: hit("k"))
             assert isinstance(told, StoreTimeout)
-            assert BUDGET * 0.9 < took < BUDGET + 2
+            assert BUDGET * 0.9 < took < watch.allows(BUDGET + NOISE)
     finally:
         server.thaw()
+    store.timeout_us = round(AMPLE * 1e6)
     assert hit("other").remaining == 99
     time.sleep(0.05)
     assert 94 <= hit("k").remaining <= 98  # what was sent before was decided after all, at most once each
 
 
-def test_a_frozen_server_takes_no_new_callers_either(server: Valkey) -> None:
+def test_a_frozen_server_takes_no_new_callers_either(server: Valkey, watch: Watch) -> None:
     """Connecting counts against the same budget."""
     with RedisStore(f"redis://:x@127.0.0.1:{server.port}", timeout=BUDGET) as store:
         server.freeze()
@@ -135,7 +144,7 @@ def test_a_frozen_server_takes_no_new_callers_either(server: Valkey) -> None:
             ):
                 told, took = timed(call)
                 assert isinstance(told, StoreTimeout)
-                assert took < BUDGET + 2
+                assert took < watch.allows(BUDGET + NOISE)
         finally:
             server.thaw()
 
@@ -202,7 +211,7 @@ def test_a_server_that_loads_says_so(server: Valkey, store: RedisStore) -> None:
         told: list[StoreError] = []
         while reloading.is_alive() and not any("LOADING" in str(one) for one in told):
             answer, took = timed(lambda: limiter.hit("k"))
-            assert took < BUDGET + 2
+            assert took < AMPLE / 2
             if isinstance(answer, StoreError):
                 told.append(answer)
         client.config_set("key-load-delay", 0)
@@ -213,7 +222,7 @@ def test_a_server_that_loads_says_so(server: Valkey, store: RedisStore) -> None:
 
 def test_a_replica_says_where_to_go(server: Valkey) -> None:
     """READONLY on a single server is StoreUnavailable, with the remedy."""
-    with Valkey("--replicaof", "127.0.0.1", str(server.port)) as replica, RedisStore(replica.url) as store:
+    with Valkey("--replicaof", "127.0.0.1", str(server.port)) as replica, RedisStore(replica.url, timeout=AMPLE) as store:
         told, _ = timed(lambda: Limiter(HUNDRED, store=store).hit("k"))
         assert isinstance(told, StoreUnavailable)
         assert "sentinel" in str(told) or "loading" in str(told).lower()
@@ -269,7 +278,7 @@ class Impostor:
 
     def _talk(self, caller: socket.socket) -> None:
         with caller:
-            caller.settimeout(1)
+            caller.settimeout(AMPLE)
             try:
                 if not caller.recv(65536):
                     return
@@ -291,7 +300,7 @@ class Impostor:
 @pytest.mark.parametrize(
     ("answer", "error"),
     [
-        (b"$1000\r\n" + b"x" * 1000, StoreTimeout),
+        (b"$100000\r\n" + b"x" * 100000, StoreTimeout),
         (b"HTTP/1.1 400 Bad Request\r\n", StoreUnavailable),
         (b"$5\r\nab", StoreError),
         (b"+OK\r\n", StoreUnavailable),
@@ -299,18 +308,19 @@ class Impostor:
     ],
     ids=["trickles", "is no Redis", "hangs up", "says yes to everything", "talks nonsense"],
 )
-def test_no_answer_is_worth_more_than_the_budget(answer: bytes, error: type[StoreError]) -> None:
+def test_no_answer_is_worth_more_than_the_budget(answer: bytes, error: type[StoreError], watch: Watch) -> None:
     """A server that trickles, speaks another language or hangs up in the middle: an error of ours, in time, in both colours."""
     impostor = Impostor(answer)
     try:
-        with RedisStore(f"redis://127.0.0.1:{impostor.port}", timeout=BUDGET) as store:
+        budget = BUDGET if error is StoreTimeout else AMPLE / 2
+        with RedisStore(f"redis://127.0.0.1:{impostor.port}", timeout=budget) as store:
             for call in (
                 lambda: Limiter(HUNDRED, store=store).hit("k"),
                 lambda: driven(AsyncLimiter(HUNDRED, store=store).hit("k")),
             ):
                 told, took = timed(call)
                 assert isinstance(told, error)
-                assert took < BUDGET + 2
+                assert took < watch.allows(budget + NOISE)
     finally:
         impostor.close()
 
@@ -330,12 +340,12 @@ def test_ctrl_c_in_the_middle_of_a_call_spoils_nothing(store: RedisStore, server
         from headgate import Limiter, TokenBucket
         from headgate.stores.redis import RedisStore
         signal.signal(signal.SIGINT, signal.default_int_handler)  # what runs in the background ignores it
-        with RedisStore({server.url!r}, timeout=5) as store:
+        with RedisStore({server.url!r}, timeout=60) as store:
             limiter = Limiter(TokenBucket("1/h", burst=100), store=store)
             limiter.hit("k")
             import os
             os.kill({server.process.pid if server.process else 0}, signal.SIGSTOP)
-            threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
+            threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
             try:
                 limiter.hit("k")
             except KeyboardInterrupt:

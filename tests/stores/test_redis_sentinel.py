@@ -5,19 +5,22 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 import redis
 
 from headgate import AsyncLimiter, Limiter, StoreError, StoreUnavailable, TokenBucket
 from headgate.stores.redis import RedisStore
+from laboratory.witness import Watch
 from servers.sentinel import Watched
 from servers.valkey import free_port
 from stand_ins import driven
 
 PASSWORD = "open sesame"
 MANY = TokenBucket("1/h", burst=1_000_000)
+#: What turns of threads and loops may take on top of a budget; how late the machine is comes on top of that.
+NOISE = 0.15
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +31,7 @@ def watched() -> Iterator[Watched]:
 
 def test_the_primary_is_found_in_both_colours(watched: Watched) -> None:
     """The sentinels say who it is, and ROLE confirms it; one that is gone is passed over."""
-    with RedisStore(watched.url.replace("@", f"@127.0.0.1:{free_port()},"), prefix="found", timeout="3s") as store:
+    with RedisStore(watched.url.replace("@", f"@127.0.0.1:{free_port()},"), prefix="found", timeout="60s") as store:
         assert Limiter(MANY, store=store).hit("k").remaining == 999_999
         assert driven(AsyncLimiter(MANY, store=store).hit("k")).remaining == 999_998
         assert store.route.direct is not None
@@ -38,7 +41,7 @@ def test_the_primary_is_found_in_both_colours(watched: Watched) -> None:
 def test_an_unknown_service_is_told_by_name(watched: Watched) -> None:
     """What each sentinel said stands in the error."""
     with (
-        RedisStore(watched.url.replace("mymaster", "other")) as store,
+        RedisStore(watched.url.replace("mymaster", "other"), timeout="60s") as store,
         pytest.raises(StoreUnavailable, match="knows no service 'other'"),
     ):
         Limiter(MANY, store=store).hit("k")
@@ -47,7 +50,7 @@ def test_an_unknown_service_is_told_by_name(watched: Watched) -> None:
 def test_a_ready_sentinel_client(watched: Watched) -> None:
     """`Sentinel.master_for` leads to the same primary, now and after a failover."""
     sentinels = redis.Sentinel([("127.0.0.1", sentinel.port) for sentinel in watched.sentinels], password=PASSWORD)
-    with sentinels.master_for(watched.service) as client, RedisStore(client, prefix="ready", timeout="3s") as store:
+    with sentinels.master_for(watched.service) as client, RedisStore(client, prefix="ready", timeout="60s") as store:
         assert store.address.kind == "sentinel"
         assert Limiter(MANY, store=store).hit("k")
     for sentinel in sentinels.sentinels:
@@ -56,8 +59,8 @@ def test_a_ready_sentinel_client(watched: Watched) -> None:
 
 def test_a_primary_that_became_a_replica_is_left(watched: Watched) -> None:
     """A planned failover: the old primary stays up and says READONLY; that very call is brought to the new one."""
-    end = time.monotonic() + 15
-    with RedisStore(watched.url, prefix="planned", timeout="3s") as store:
+    end = time.monotonic() + 60
+    with RedisStore(watched.url, prefix="planned", timeout="60s") as store:
         limiter, old = Limiter(MANY, store=store), watched.primary()
         assert limiter.hit("k")
         watched.failover()
@@ -73,12 +76,12 @@ def test_a_primary_that_became_a_replica_is_left(watched: Watched) -> None:
         time.sleep(0.02)
 
 
-def test_a_failover_during_traffic(watched: Watched) -> None:
+def test_a_failover_during_traffic(watched: Watched, watch: Watch, eventually: Callable[[Callable[[], bool]], None]) -> None:
     """The primary is killed under four threads and a loop: every call answers or fails within its budget, and then all go on.
 
     A failover may forget what had not been replicated, so the bound is stated and held: what was admitted is at most the limit
-    once more for each failover; here the limit is far away, and what is counted is that the new primary lost at most the last
-    moments.
+    once more for each failover; here the limit is far away, and what is counted is that the new primary knows all that the old
+    one had passed on.
     """
     budget = 0.4
     with RedisStore(watched.url, prefix="failover", timeout=budget) as store:
@@ -112,23 +115,21 @@ def test_a_failover_during_traffic(watched: Watched) -> None:
         threads.append(threading.Thread(target=lambda: asyncio.run(loop_work())))
         for thread in threads:
             thread.start()
-        time.sleep(0.3)
-        old = watched.primary()
+        eventually(lambda: sum(isinstance(told, int) for _, _, told in answers) > 50)
+        known = min(told for _, _, told in list(answers) if isinstance(told, int))
+        with watched.primary().client(password=PASSWORD) as client:
+            client.set("behind what is known", 1)
+            assert client.wait(1, 60_000) == 1, "the replica does not follow"
+        old = watched.kill_primary()
         died = time.monotonic()
-        old.kill()
-        end = died + 15
-        while time.monotonic() < end and not any(begun > died and isinstance(told, int) for begun, _, told in answers):
-            time.sleep(0.02)
+        eventually(lambda: any(begun > died and isinstance(told, int) for begun, _, told in list(answers)))
         time.sleep(0.3)
         over.set()
         for thread in threads:
-            thread.join(10)
+            thread.join(30)
             assert not thread.is_alive()
         assert watched.primary() is not old
-        assert max(took for _, took, _ in answers) < budget + 2
-        before = [told for begun, _, told in answers if isinstance(told, int) and begun < died]
-        after = [told for begun, _, told in answers if isinstance(told, int) and begun > died + 0.1]
-        assert before
+        assert max(took for _, took, _ in answers) < watch.allows(budget + NOISE)
+        after = [told for begun, _, told in answers if isinstance(told, int) and begun > died]
         assert after
-        assert max(after) < max(before) - 20  # the new primary knows what the old one decided
-        assert max(after) - min(before) < 50  # but for the last moments, which it may not have heard of
+        assert max(after) < known

@@ -30,7 +30,9 @@ def sharded(servers):
     for server in servers:
         with server.client() as client:
             client.flushall()
-    with ShardedStore({name: RedisStore(server.url) for name, server in zip("abc", servers, strict=True)}, hot=False) as store:
+    with ShardedStore(
+        {name: RedisStore(server.url, timeout="60s") for name, server in zip("abc", servers, strict=True)}, hot=False
+    ) as store:
         yield store
 
 
@@ -97,7 +99,7 @@ def test_state_moves_from_server_to_server(sharded, servers):
             limiter.hit(key)
     before = {key: remaining(limiter, key) for key in KEYS}
     with Valkey() as joining:
-        sharded.add("d", RedisStore(joining.url))
+        sharded.add("d", RedisStore(joining.url, timeout="60s"))
         assert {key: remaining(limiter, key) for key in KEYS} == before
         assert 20 < sum(sharded.home_of(key) == "d" for key in KEYS) < 80
         gone = sharded.remove("b")
@@ -123,7 +125,7 @@ def test_callers_go_on_while_a_server_joins(sharded):
                     admitted[key] += bool(decision)
 
         asking = [asyncio.create_task(ask()) for _ in range(4)]
-        await sharded.aadd("d", RedisStore(joining.url))
+        await sharded.aadd("d", RedisStore(joining.url, timeout="60s"))
         await asyncio.sleep(0.05)
         gone = await sharded.aremove("d")
         done.set()
@@ -141,7 +143,7 @@ def test_callers_go_on_while_a_server_joins(sharded):
 def test_a_killed_server_is_lost(on_loss):
     """A killed server's keys fail, or start anew on another; all other keys go on."""
     with Valkey() as first, Valkey() as second:
-        stores = {"first": RedisStore(first.url), "second": RedisStore(second.url)}
+        stores = {"first": RedisStore(first.url, timeout="60s"), "second": RedisStore(second.url, timeout="60s")}
         with ShardedStore(stores, on_loss=on_loss, hot=False) as sharded:
             limiter = Limiter("fixed window 5/400d", store=sharded)
             lost, kept = key_on(sharded, "first"), key_on(sharded, "second")
@@ -164,7 +166,9 @@ def test_a_viral_key_costs_its_server_little(servers, colour):
             client.flushall()
             client.config_resetstat()
     hits = 20_000
-    store = ShardedStore({name: RedisStore(server.url) for name, server in zip("abc", servers, strict=True)}, hot=200)
+    store = ShardedStore(
+        {name: RedisStore(server.url, timeout="60s") for name, server in zip("abc", servers, strict=True)}, hot=200
+    )
 
     async def storm():
         async with store:

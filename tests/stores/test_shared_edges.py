@@ -200,7 +200,7 @@ def test_a_store_that_fails_to_open_lets_go_of_its_file(path, monkeypatch):
             SharedStore(path)
     taken = threading.Thread(target=lambda: SharedStore(path).close(), daemon=True)
     taken.start()
-    taken.join(5)
+    taken.join(60)
     assert not taken.is_alive(), "the file is still locked"
 
 
@@ -265,7 +265,7 @@ def test_threads_that_use_a_store_while_it_is_closed_get_an_error(path):
 @pytest.mark.parametrize("wants", ["to stop", "the lock"])
 def test_whoever_hears_of_a_takeover_may_fail_or_use_the_store(path, caplog, wants):
     """The lock of a dead process is told of when nobody holds it any more: a listener may raise, or hit."""
-    store = SharedStore(path, timeout=0.2)
+    store = SharedStore(path, timeout=30)
     limiter = Limiter("100/h", store=store)
     limiter.hit("a")
     pid = os.fork()
@@ -336,7 +336,7 @@ def test_a_hand_over_that_fails_leaves_a_key_what_it_had(path):
 def test_a_child_forked_in_the_middle_of_a_decision_counts(path, monkeypatch):
     """Whatever another thread was in the middle of, the child's own hits are kept."""
     gate, go = threading.Event(), threading.Event()
-    with SharedStore(path, timeout=5) as store:
+    with SharedStore(path, timeout=60) as store:
         quick = Limiter("100/h", store=store, name="quick")
         quick.hit("a")
         other = MemoryStore()
@@ -345,13 +345,13 @@ def test_a_child_forked_in_the_middle_of_a_decision_counts(path, monkeypatch):
         class Slow(logging.Handler):
             def emit(self, record):
                 gate.set()
-                go.wait(5)
+                go.wait(60)
 
         slow = Slow()
         logging.getLogger("headgate").addHandler(slow)
         thread = threading.Thread(target=store.decide, args=([Claim(c.limit, "a", 1) for c in pair.claims("a")],))
         thread.start()
-        gate.wait(5)
+        gate.wait(60)
         ready, answer = os.pipe()
         pid = os.fork()
         if pid == 0:

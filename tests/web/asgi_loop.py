@@ -22,7 +22,7 @@ class Loop:
         self.thread = threading.Thread(target=self.loop.run_forever, daemon=True)
         self.thread.start()
 
-    def run(self, coroutine: Coroutine[Any, Any, Any], timeout: float = 30) -> Any:
+    def run(self, coroutine: Coroutine[Any, Any, Any], timeout: float = 90) -> Any:
         return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result(timeout)
 
     def close(self) -> None:
@@ -62,7 +62,7 @@ class Lifespan:
         assert self.task is not None
         if not self.task.done():
             await self._ask("lifespan.shutdown")
-            await asyncio.wait({self.task}, timeout=5)
+            await asyncio.wait({self.task}, timeout=60)
 
 
 def scope_of(method: str, target: str, headers: list[tuple[str, str]], peer: str, **more: Any) -> dict[str, Any]:

@@ -161,16 +161,16 @@ class Client:
         return make(f"/{SERVICE}/{name}", request_serializer=str.encode, response_deserializer=bytes.decode)
 
     def pay(self, request: str = "1", **options: Any) -> str:
-        return self.method("Pay")(request, timeout=options.pop("timeout", 10), **options)
+        return self.method("Pay")(request, timeout=options.pop("timeout", 60), **options)
 
     def list(self, number: int, **options: Any) -> list[str]:
-        return list(self.method("List")(str(number), timeout=10, **options))
+        return list(self.method("List")(str(number), timeout=60, **options))
 
     def upload(self, *requests: str, **options: Any) -> str:
-        return self.method("Upload")(iter(requests), timeout=10, **options)
+        return self.method("Upload")(iter(requests), timeout=60, **options)
 
     def chat(self, *requests: str, **options: Any) -> list[str]:
-        return list(self.method("Chat")(iter(requests), timeout=10, **options))
+        return list(self.method("Chat")(iter(requests), timeout=60, **options))
 
     def all_shapes(self) -> list[Any]:
         return [lambda: self.pay("1"), lambda: self.list(2), lambda: self.upload("a", "b"), lambda: self.chat("a", "b")]
@@ -234,7 +234,7 @@ def in_threads(shop: Shop, gate: Any, address: str, credentials: Any) -> Iterato
     try:
         yield place
     finally:
-        server.stop(None).wait(5)
+        server.stop(None).wait(60)
         pool.shutdown()
 
 
@@ -252,11 +252,11 @@ def in_tasks(kind: str, shop: Shop, gate: Any, address: str, credentials: Any) -
         await server.start()
         return server, place
 
-    server, place = asyncio.run_coroutine_threadsafe(start(), loop).result(10)
+    server, place = asyncio.run_coroutine_threadsafe(start(), loop).result(60)
     try:
         yield place
     finally:
-        asyncio.run_coroutine_threadsafe(server.stop(None), loop).result(10)
+        asyncio.run_coroutine_threadsafe(server.stop(None), loop).result(60)
         loop.call_soon_threadsafe(loop.stop)
-        thread.join(5)
+        thread.join(60)
         loop.close()

@@ -27,7 +27,9 @@ class Written(list[str]):
 def made() -> Any:
     build, handler = BUILDERS[os.environ["SUITE_APP"]]
     policy = pickle.loads(Path(os.environ["SUITE_POLICY"]).read_bytes())
-    return build(Gate(policy, store=RedisStore(os.environ["SUITE_STORE"]), handlers={"cached": handler}), Written())
+    return build(
+        Gate(policy, store=RedisStore(os.environ["SUITE_STORE"], timeout="60s"), handlers={"cached": handler}), Written()
+    )
 
 
 app = made()

@@ -30,7 +30,7 @@ class Wire:
 
     def connection(self) -> http.client.HTTPConnection:
         if not hasattr(self.local, "connection"):
-            self.local.connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=20)
+            self.local.connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=90)
             self.opened.append(self.local.connection)
         return self.local.connection  # type: ignore[no-any-return]
 
@@ -89,7 +89,7 @@ class Uvicorn(Wire):
     def close(self) -> None:
         self.hang_up()
         self.server.should_exit = True
-        self.thread.join(10)
+        self.thread.join(60)
         self.listener.close()
         assert not self.thread.is_alive()
 
@@ -130,5 +130,5 @@ class Hypercorn(Wire):
     def close(self) -> None:
         self.hang_up()
         self.loop.call_soon_threadsafe(self.stop.set)
-        self.thread.join(10)
+        self.thread.join(60)
         assert not self.thread.is_alive()

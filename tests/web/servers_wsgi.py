@@ -36,7 +36,7 @@ class Waitress(Wire):
         self.hang_up()
         self.server.task_dispatcher.shutdown()
         self.server.trigger.pull_trigger(lambda: wasyncore.close_all(self.server._map))  # its loop ends with its last socket
-        self.thread.join(10)
+        self.thread.join(60)
         assert not self.thread.is_alive()
 
 
@@ -76,7 +76,7 @@ class Gunicorn(Wire):
     def close(self) -> None:
         self.hang_up()
         self.process.terminate()
-        self.process.wait(20)
+        self.process.wait(60)
         self.log.close()
 
 

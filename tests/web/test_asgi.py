@@ -41,9 +41,9 @@ def test_behind_hypercorn(framework, case, valkey):
 def test_exact_under_concurrency(valkey):
     """Eight clients of a real server on one key of a real store: together they pass exactly as often as the limit says."""
     policy = Policy.read(
-        f"name: web-{uuid.uuid4().hex}\nbudget: 5s\nlimits: [{{name: api, key: ip, limit: token bucket 1/30d burst 50}}]"
+        f"name: web-{uuid.uuid4().hex}\nbudget: 60s\nlimits: [{{name: api, key: ip, limit: token bucket 1/30d burst 50}}]"
     )
-    with RedisStore(valkey.url) as store, Gate(policy, store=store) as gate:
+    with RedisStore(valkey.url, timeout="60s") as store, Gate(policy, store=store) as gate:
         running = AsgiApp("plain", Uvicorn).make(gate)
         statuses: list[int] = []
 
@@ -63,8 +63,10 @@ def test_exact_under_concurrency(valkey):
 @pytest.mark.parametrize(("on_failure", "status"), [("open", 200), ("closed", 503), ("local 1/5", 200)])
 def test_a_store_that_dies(on_failure, status):
     """When the real store is killed under a real server, the rule's on_failure answers, at once and without a 500."""
-    policy = Policy.read(f"limits: [{{name: api, key: ip, limit: token bucket 1/h burst 10, on_failure: {on_failure}}}]")
-    with Valkey() as server, RedisStore(server.url) as store, Gate(policy, store=store) as gate:
+    policy = Policy.read(
+        f"budget: 60s\nlimits: [{{name: api, key: ip, limit: token bucket 1/h burst 10, on_failure: {on_failure}}}]"
+    )
+    with Valkey() as server, RedisStore(server.url, timeout="60s") as store, Gate(policy, store=store) as gate:
         running = AsgiApp("starlette", Uvicorn).make(gate)
         assert running.request("GET", "/a", [], b"", "").status == 200
         server.kill()

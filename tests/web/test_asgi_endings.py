@@ -32,15 +32,19 @@ def gate_of(request: pytest.FixtureRequest, store: MemoryStore) -> Any:
 
 
 def asked(gate: Gate, app: Any, method: str = "GET", cancelled: bool = False, **scope: Any) -> Exchange:
-    """One request to an app behind a gate; what the app raises is a server's business."""
+    """One request to an app behind a gate, which is cancelled once it is in the app; what that raises is a server's business."""
 
     async def main() -> Exchange:
-        exchange = Exchange(b"")
+        exchange, within = Exchange(b""), asyncio.Event()
+
+        async def noticed(*given: Any) -> None:
+            within.set()
+            await app(*given)
+
         said = scope_of(method, "/", [], "192.0.2.1", **scope)
-        task = asyncio.ensure_future(RateLimitMiddleware(app, policy=gate)(said, exchange.receive, exchange.send))
+        task = asyncio.ensure_future(RateLimitMiddleware(noticed, policy=gate)(said, exchange.receive, exchange.send))
         if cancelled:
-            for _ in range(20):
-                await asyncio.sleep(0)
+            await within.wait()
             task.cancel()
         await asyncio.gather(task, return_exceptions=True)
         return exchange

@@ -104,7 +104,7 @@ def test_whoever_gives_an_awaited_body_up_settles_it(gate):
 
 def test_nothing_goes_to_head(gate, kind):
     """A body that is made for HEAD is not sent, and costs nothing."""
-    read(kind(Chunks(b"1234"), Account(gate.ask(WrittenFacts("HEAD", "/")), 200)))
+    read(kind(Chunks(b"1234"), Account(gate.ask(WrittenFacts("HEAD", "/")), 200, head=True)))
     assert used(gate) == (0, 1)
 
 
@@ -117,9 +117,9 @@ def test_a_chunk_has_a_length(chunk, bytes_):
 def test_a_passage_that_owes_keeps_its_facts(gate):
     """Facts are needed to settle; without a debt, or refused, a passage lets go of them."""
     owing = gate.ask(WrittenFacts("GET", "/"))
-    assert let_go(owing).facts is not None
+    assert let_go(owing, False).facts is not None
     owing.allowed = False
-    assert let_go(owing).facts is None
+    assert let_go(owing, False).facts is None
     free = Passage(gate, gate.edition)
     free.facts = WrittenFacts("GET", "/")
-    assert let_go(free).facts is None
+    assert let_go(free, True).facts is None

@@ -41,7 +41,7 @@ def test_a_call_waits_its_turn(serve, held, eventually, limit):
     eventually(lambda: guarded.tally().rules[0].waiting == 1)
     assert shop.calls == ["Pay"]
     held.advance(2)
-    assert waiting.result(10) == "paid 2"
+    assert waiting.result(60) == "paid 2"
     assert guarded.tally().rules[0].waiting == 0
 
 
@@ -51,14 +51,14 @@ def test_a_client_that_goes_away_gives_its_place_back(serve, held, eventually):
     guarded = gate(rule(TokenBucket("1/s burst 1"), on_refusal=PATIENT), clock=held)
     shop, client = serve(guarded)
     client.pay("1")
-    first = client.method("Pay").future("2", timeout=20)
+    first = client.method("Pay").future("2", timeout=60)
     eventually(lambda: guarded.tally().rules[0].waiting == 1)
-    second = client.method("Pay").future("3", timeout=20)
+    second = client.method("Pay").future("3", timeout=60)
     eventually(lambda: guarded.tally().rules[0].waiting == 2)
     first.cancel()
     eventually(lambda: guarded.tally().rules[0].waiting == 1)
     held.advance(1)
-    assert second.result(10) == "paid 3"
+    assert second.result(60) == "paid 3"
     assert shop.read == [b"1", b"3"]
     held.advance(1)
     assert client.pay("4") == "paid 4"
@@ -69,7 +69,9 @@ def test_a_deadline_ends_the_waiting(serve, held, eventually):
     guarded = gate(rule(TokenBucket("1/s burst 1"), on_refusal=PATIENT), clock=held)
     shop, client = serve(guarded)
     client.pay("1")
-    assert refusal(lambda: client.pay("2", timeout=0.2)).code() is Code.DEADLINE_EXCEEDED
+    late = client.method("Pay").future("2", timeout=0.5)
+    eventually(lambda: guarded.tally().rules[0].waiting == 1 or late.done())
+    assert late.code() is Code.DEADLINE_EXCEEDED
     eventually(lambda: guarded.tally().rules[0].waiting == 0)
     held.advance(1)
     assert client.pay("3") == "paid 3"
@@ -83,13 +85,13 @@ def test_a_full_queue_is_unavailable(serve, held, eventually):
     client.pay("1")
     waiting = []
     for i in (1, 2):
-        waiting.append(client.method("Pay").future("2", timeout=20))
+        waiting.append(client.method("Pay").future("2", timeout=60))
         eventually(lambda many=i: guarded.tally().rules[0].waiting == many)
     error = refusal(client.pay)
     assert (error.code(), details(error)["ErrorInfo"].reason) == (Code.UNAVAILABLE, "QUEUE_FULL")
     assert "QuotaFailure" not in details(error)
     held.advance(2)
-    assert [call.result(10) for call in waiting] == ["paid 2", "paid 2"]
+    assert [call.result(60) for call in waiting] == ["paid 2", "paid 2"]
 
 
 def test_messages_wait_too(serve, held, eventually):
@@ -97,14 +99,14 @@ def test_messages_wait_too(serve, held, eventually):
     messages = rule(FixedWindow("1/s"), "messages", methods=["MESSAGE"], on_refusal=PATIENT)
     guarded = gate(messages, clock=held)
     _, client = serve(guarded)
-    responses = client.method("Chat")(iter("ab"), timeout=20)
+    responses = client.method("Chat")(iter("ab"), timeout=60)
     assert next(responses) == "you said a"
     eventually(lambda: guarded.tally().rules[0].waiting == 1)
     held.advance(1)
     assert list(responses) == ["you said b"]
 
 
-RETRIES = """{"methodConfig": [{"name": [{}], "retryPolicy": {"maxAttempts": 3, "initialBackoff": "9s", "maxBackoff": "9s",
+RETRIES = """{"methodConfig": [{"name": [{}], "retryPolicy": {"maxAttempts": 3, "initialBackoff": "99s", "maxBackoff": "99s",
 "backoffMultiplier": 1, "retryableStatusCodes": ["RESOURCE_EXHAUSTED"]}}]}"""
 
 
@@ -112,9 +114,9 @@ def test_a_channel_with_a_retry_policy_comes_back_when_told(serve):
     """The client library waits exactly as long as the refusal says, whatever its own backoff, and is then served."""
     guarded = gate(rule(TokenBucket("4/s burst 1")), store=None, clock=SYSTEM)
     shop, client = serve(guarded, options=[("grpc.service_config", RETRIES)])
-    client.pay("1")
-    began_us = steady_us()
-    assert client.pay("2") == "paid 2"
-    assert 100_000 < steady_us() - began_us < 5_000_000
-    assert shop.read == [b"1", b"2"]
-    assert guarded.tally().rules[0].refused == 1
+    began_us, paid = steady_us(), 0
+    while guarded.tally().rules[0].refused == 0:  # on a machine that stalls, the next turn may have come by itself
+        paid += 1
+        assert client.pay(str(paid)) == f"paid {paid}"
+    assert 250_000 * (paid - 1) - 1000 <= steady_us() - began_us < 60_000_000
+    assert shop.read == [str(number).encode() for number in range(1, paid + 1)]
