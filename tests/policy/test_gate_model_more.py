@@ -27,18 +27,18 @@ RULES = st.lists(
         | {word: st.booleans() for word in ("share", "override", "tiers", "cost", "charge", "once", "shadow")}
     ),
     min_size=1,
-    max_size=4,
+    max_size=3,
 )
 REQUESTS = st.lists(
     st.tuples(
-        st.sampled_from([None, "u1", "u2"]),
-        st.sampled_from([None, "pro"]),
+        st.sampled_from(["u1", "u1", "u2", None]),
+        st.sampled_from([None, None, "pro"]),
         st.sampled_from([None, "0", "2", "99", "x"]),
-        st.sampled_from([None, "k1", "k2"]),
-        st.sampled_from([200, 401]),
-        st.sampled_from([0.0, 0.3, 1.0, 15.0]),
+        st.sampled_from(["k1", "k1", "k2", None]),
+        st.sampled_from([401, 200]),
+        st.sampled_from([0.0, 0.0, 0.3, 1.0, 15.0]),
     ),
-    min_size=1,
+    min_size=10,
     max_size=30,
 )
 
