@@ -69,20 +69,20 @@ def test_a_far_store_makes_marks_and_shadows_too(colour):
 @pytest.mark.parametrize("colour", FAR)
 def test_a_failure_is_counted_as_the_request_that_it_was(colour):
     """Requests that pass or not without their store are requests; a share that lets pass counts as its rule's."""
-    open_, local, closed = OnFailure(), OnFailure(LOCAL, "1/2"), OnFailure(CLOSED)
+    open_, local, closed, outcome = OnFailure(), OnFailure(LOCAL, "1/2"), OnFailure(CLOSED), Charge(((401, 401),))
     g, store = far_gate(
-        rule("open", "1/h", key=key("user"), on_failure=open_),
-        rule("local", "fixed window 4/h", key=key("tenant"), on_failure=local),
+        rule("open", "1/h", key=key("user"), on_failure=open_, charge=outcome),
+        rule("local", "fixed window 4/h", key=key("tenant"), on_failure=local, charge=outcome),
         rule("closed", "1/h", key=key("partner"), on_failure=closed),
     )
     store.failing = {"decide"}
     free = asked(g, request(user="a"), colour)
     assert (free.allowed, free.decision, free.entries, free.owes, free.facts) == (True, None, [], False, None)
     shared = [asked(g, request(user="a", tenant="t"), colour) for _ in range(3)]
-    assert [(one.allowed, one.decision.limit, one.decision.remaining) for one in shared] == [
-        (True, 2, 1),
-        (True, 2, 0),
-        (False, 2, 0),
+    assert [(one.allowed, one.decision.limit, one.decision.remaining, one.owes) for one in shared] == [
+        (True, 2, 1, False),
+        (True, 2, 0, False),
+        (False, 2, 0, False),
     ]
     assert shared[2].refusal.rule.name == "local"
     assert not asked(g, request(partner="p"), colour)
@@ -112,7 +112,7 @@ def test_a_lease_passes_and_refuses_at_once():
 @pytest.mark.parametrize(
     ("rules", "said"),
     [
-        ([rule("a", "9/s"), rule("b", "9/s")], {}),
+        ([rule("a", "9/h"), rule("b", "9/h", key=key("user"))], {"user": "u"}),
         ([rule("a", "9/s", charge=Charge(((401, 401),)))], {}),
         ([rule("a", "9/s"), rule("b", "9/s", on_refusal=OnRefusal(SHADOW))], {}),
         ([rule("a", "9/s", once=ONCE)], {"idempotency-key": "k"}),
@@ -122,6 +122,7 @@ def test_a_lease_passes_and_refuses_at_once():
 def test_what_needs_the_store_is_not_answered_by_a_lease(rules, said):
     """Several limits, outcomes, shadows and marks are the store's: `quick` leaves them alone, and nothing was done."""
     g, _ = leased_gate(*rules)
+    assert g.ask(request())
     assert g.ask(request(**said))
     requests = g.tally().requests
     assert g.quick(request(**said)) is None
@@ -130,9 +131,11 @@ def test_what_needs_the_store_is_not_answered_by_a_lease(rules, said):
 
 def test_who_would_wait_is_not_refused_at_once():
     """A lease that says no leaves a rule that waits to those who can wait."""
-    g, _ = leased_gate(rule("all", "token bucket 1/h burst 1", on_refusal=OnRefusal(WAIT, wait_us=1)))
-    assert g.ask(request())
-    assert not g.ask(request())
+    one = rule("all", "token bucket 1/h burst 10", on_refusal=OnRefusal(WAIT, wait_us=1))
+    g, _ = leased_gate(one)
+    assert passes(g, 11) == [True] * 10 + [False]
+    (entry,) = g.edition.clauses[0].otherwise
+    assert not g.store.at_once(entry.named, "*", 1)
     assert g.quick(request()) is None
 
 

@@ -9,6 +9,7 @@ from headgate import TokenBucket
 from headgate.errors import ConfigurationError
 from headgate.policy import Policy, WrittenFacts
 from headgate.policy.edition import Edition
+from headgate.policy.identity.complaints import Complaints
 from headgate.policy.identity.identify import Captured
 from headgate.policy.model import DEGRADE, SHARE, Cost, Exemption, Match, OnRefusal, When
 
@@ -36,9 +37,10 @@ def test_a_match_without_a_host_means_every_host(reverse):
 def test_hosts_of_all_readings_count():
     """Where a path can be read in two ways, a rule is meant on the hosts of both; where one wants no host, on all."""
     twice = (Match(path="/a/**", host="a.org"), Match(path="/b", host="b.org"))
-    g = gate(rule("both", "9/s", match=twice), rule("any", "9/s", match=(Match(path="/a/**"), Match(path="/b", host="b.org"))))
+    wide = [(Match(path="/a/**"), Match(path="/b", host="b.org")), (Match(path="/a/**", host="a.org"), Match(path="/b"))]
+    g = gate(rule("both", "9/s", match=twice), *[rule(f"any{i}", "9/s", match=match) for i, match in enumerate(wide)])
     found = {host: meant(g, "GET /a/../b", host=host) for host in ("a.org", "b.org", "c.org")}
-    assert found == {"a.org": ["both", "any"], "b.org": ["both", "any"], "c.org": ["any"]}
+    assert found == {"a.org": ["both", "any0", "any1"], "b.org": ["both", "any0", "any1"], "c.org": ["any0", "any1"]}
 
 
 def test_a_host_keeps_what_the_path_captured():
@@ -121,6 +123,12 @@ def test_a_long_path_is_not_remembered():
         assert (path in g.edition.known["GET"]) == (length == 256)
 
 
+def test_a_rules_path_has_no_case_either():
+    """However a rule writes a path, it is the one that requests mean."""
+    g = gate(rule("all", "9/s", match=(Match(path="/CheckOut/{Id}"),)))
+    assert meant(g, "GET /checkout/7") == meant(g, "GET /CHECKOUT/7") == ["all"]
+
+
 def test_the_rest_of_a_path_stands_at_its_end():
     """`**` in the middle of a path is refused with what to write."""
     with pytest.raises(ConfigurationError, match=r"'/a/\*\*/b': '\*\*' stands at the end"):
@@ -188,8 +196,9 @@ def test_a_rule_without_a_mark_alerts_nobody():
     assert g.tally().rules[0].alerts == 0
 
 
-def test_a_cost_that_is_no_number_is_complained_of(caplog):
+def test_a_cost_that_is_no_number_is_complained_of(caplog, monkeypatch):
     """Who wrote the function reads in the log what it answered, and what the request cost."""
+    monkeypatch.setattr("headgate.policy.clause.complaints", Complaints())
     passes(gate(rule("all", "9/h", cost=Cost("call", 3, call=lambda facts: 1.5))), 1)
     (record,) = caplog.records
     assert record.getMessage().endswith("answered a float, not a whole number: it costs 3")

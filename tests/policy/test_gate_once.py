@@ -198,6 +198,15 @@ def test_a_twin_that_owes_is_settled_by_its_outcome(status):
 
 
 @pytest.mark.parametrize("colour", COLOURS)
+def test_a_repetition_for_one_rule_may_be_the_first_for_another(colour):
+    """A request takes one repetition where it was seen before, and is charged where it was not."""
+    once = Once("idempotency-key", replays=2)
+    g = gate(rule("user", "fixed window 1/h", key=key("user"), once=once), rule("tenant", "9/h", key=key("tenant"), once=once))
+    assert [asked(g, request(**SAID, tenant=tenant), colour).allowed for tenant in "abcd"] == [True, True, True, False]
+    assert [one.replayed for one in g.tally().rules] == [2, 0]
+
+
+@pytest.mark.parametrize("colour", COLOURS)
 def test_a_mark_that_can_not_be_made_fails_nobody(colour, caplog):
     """A request that was charged passes though its mark could not be made; that is logged, and its repetition is charged."""
     clock = ManualClock(1000)

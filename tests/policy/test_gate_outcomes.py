@@ -12,6 +12,7 @@ from gates import COLOURS, asked, gate, key, passes, request, rule
 from headgate import MemoryStore
 from headgate.algorithms.text import parse_limit
 from headgate.policy import WrittenFacts
+from headgate.policy.identity.complaints import Complaints
 from headgate.policy.model import DEGRADE, SHADOW, Answer, Charge, Cost, Exemption, Match, Once, OnRefusal, ShutOut
 from headgate.testing import ManualClock, unlimited
 
@@ -106,8 +107,10 @@ def test_no_client_says_that_its_request_costs_nothing(source):
         assert sum(bool(g.ask(one)) for one in facts) == passed
 
 
-def test_functions_that_raise_break_no_request(caplog):
+def test_functions_that_raise_break_no_request(caplog, monkeypatch):
     """A cost that can't be told is the default, an outcome of which nobody knows counts; both are logged."""
+    for module in ("clause", "settle"):
+        monkeypatch.setattr(f"headgate.policy.{module}.complaints", Complaints())
     g = gate(rule("all", "2/h", cost=Cost("call", call=broken), charge=Charge(call=broken)))
     for _ in range(2):
         asked(g, request()).done(200)

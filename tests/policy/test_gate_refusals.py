@@ -12,6 +12,7 @@ from headgate.algorithms.text import parse_limit
 from headgate.errors import StoreError
 from headgate.policy import Gate
 from headgate.policy.model import CLOSED, DEGRADE, WAIT, Answer, Charge, Cost, Exemption, OnFailure, OnRefusal, ShutOut
+from headgate.policy.refusing import seconds
 from headgate.testing import ManualClock
 from stand_ins import WrappedStore
 
@@ -56,6 +57,14 @@ def test_among_equals_the_longest_speaks_and_never_is_longest():
 def test_a_message_that_could_not_say_when_is_not_sent(said, told):
     """What can never pass is not told to retry after nothing."""
     assert last_of(1, rule("all", "5/s", cost=Cost(units=6), answer=Answer(message=said))).message == told
+
+
+@pytest.mark.parametrize(
+    ("us", "told"), [(0, 0), (1, 1), (1_000_000, 1), (1_000_001, 2), (3_600_000_000, 3600), (3_600_000_001, 3601)]
+)
+def test_seconds_are_rounded_up(us, told):
+    """A microsecond too early is too early."""
+    assert seconds(us) == told
 
 
 def test_every_reason_has_its_words():

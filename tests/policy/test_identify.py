@@ -245,7 +245,9 @@ def test_what_is_remembered_is_forgotten_oldest_first():
         ("shop..example.com", ""),
         (".example.com", ""),
         ("shop.example.com:port", ""),
+        ("shop.example.com:65535", "shop.example.com"),
         ("shop.example.com:123456", ""),
+        ("\u00fc" * 70 + ".example", ""),
         ("shop.example.com:\u0663", ""),
         (" shop.example.com ", "shop.example.com"),
         ("B\u00dcCHER.example", "xn--bcher-kva.example"),
@@ -282,6 +284,7 @@ def test_any_text_is_a_host_or_nothing(value):
         ("*.example.com", "evilexample.com", False),
         ("*.example.com", "", False),
         ("*.Example.com.", "shop.example.com", True),
+        (" shop.example.com ", "shop.example.com", True),
     ],
 )
 def test_a_star_stands_for_every_host_below(pattern, host, meant):

@@ -30,6 +30,14 @@ def test_no_reading_slips_past(gate, path):
     assert answers(gate, path, 2) == [True, False]
 
 
+def test_no_second_reading_exempts():
+    """An application that resolves /open/../search finds its search: the exempt path before it is no excuse."""
+    policy = Policy.of(exempt=[{"path": "/open/**"}], limits=[SEARCH])
+    gate = Gate(policy, store=MemoryStore(clock=ManualClock()))
+    assert answers(gate, "/open/../search/x", 2) == [True, False]
+    assert answers(gate, "/open/search/x", 2) == [True, True]
+
+
 @pytest.mark.parametrize("path", ["/healthz", "/healthz/", "/HEALTHZ"])
 def test_what_has_one_meaning_is_exempt(gate, path):
     """An exempt path is exempt however it is written, as long as nobody can read something else."""

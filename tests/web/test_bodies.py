@@ -76,6 +76,15 @@ def test_a_body_without_a_good_status_is_no_good_response(gate, kind, status):
     assert used(gate) == (2, 0)
 
 
+def test_a_response_that_never_came_is_a_500(store):
+    """Where failures count, a response without a status is one."""
+    text = "limits: [{name: failures, key: ip, limit: fixed window 9/min, charge: {status: [5xx]}}]"
+    gate = Gate(Policy.read(text), store=store)
+    Account(gate.ask(WrittenFacts("GET", "/"))).settle()
+    Account(gate.ask(WrittenFacts("GET", "/")), 200).settle()
+    assert used(gate) == (1,)
+
+
 def test_a_body_that_breaks_is_a_failure(gate, kind):
     """What the application raises goes on, and the response counts as a 500, with the bytes that went."""
     body = kind(Chunks(b"12", error=ValueError("mine")), Account(gate.ask(WrittenFacts("GET", "/")), 200))
