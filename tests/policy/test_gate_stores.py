@@ -90,6 +90,7 @@ def test_a_near_store_that_fails_is_answered_too():
     store.failing = {"decide"}
     assert asked(g, request(), "quick").allowed
     assert g.tally().rules[0].failed_open == 1
+    assert g.tally().decisions.count == 1  # how long it took to find that out is a figure, too
 
 
 def test_a_breaker_spares_a_dead_store():

@@ -89,16 +89,26 @@ def test_a_handler_that_raises_is_counted_as_500(gate_of, text):
     assert gate.tally().rules[0].statuses == {"5xx": 1, "4xx": 1}
 
 
-def test_a_client_that_went_away_is_counted_as_such(gate_of):
-    """A request that owes and is cancelled before its response is neither a success nor the application's error."""
-    gate = gate_of(LOGIN)
+@pytest.mark.parametrize("text", [ONE, LOGIN])
+def test_a_client_that_went_away_is_counted_as_such(gate_of, text):
+    """A request that is cancelled before its response is neither a success nor the application's error, owing or not."""
+    gate = gate_of(text)
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
         await asyncio.Event().wait()
 
     asked(gate, app, cancelled=True)
     assert gate.tally().rules[0].statuses == {"4xx": 1}
-    assert used(gate) == 0
+    assert used(gate) == (1 if text is ONE else 0)
+
+
+@pytest.mark.parametrize("text", [ONE, LOGIN])
+def test_an_app_that_says_nothing_has_failed(gate_of, text):
+    """Servers answer 500 for an app that returned without a response, and so it is counted, once."""
+    gate = gate_of(text)
+    asked(gate, saying())
+    asked(gate, saying(start(), body()))
+    assert gate.tally().rules[0].statuses == {"5xx": 1, "2xx": 1}
 
 
 def test_a_response_to_head_has_no_size(gate_of):

@@ -111,9 +111,9 @@ def test_a_start_is_counted_once(gate_and_passage):
     start = {"type": "http.response.start", "status": 200, "headers": [(b"x" * 80, b"1"), (b"y" * 63, b"2")]}
     for _ in range(2):
         sending(start)
-    sending.failed()
+    sending.ended(500)
     assert gate.tally().rules[0].statuses == {"2xx": 1}
-    assert [len(message["headers"]) for message in sent] == [7, 2]
+    assert [len(message["headers"]) for message in sent] == [6, 2]
     assert sent[1] is start
 
 
@@ -121,6 +121,6 @@ def test_a_failure_is_counted_once(gate_and_passage):
     """A handler that raised before its response is a 500, once."""
     gate, passage = gate_and_passage
     sending = Sending(passage, print)
-    sending.failed()
-    sending.failed()
+    sending.ended(500)
+    sending.ended(500)
     assert gate.tally().rules[0].statuses == {"5xx": 1}

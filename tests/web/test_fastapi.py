@@ -78,7 +78,7 @@ def test_other_routes_are_not_limited(store):
 def test_without_install(store):
     """Without `install` a refusal comes in FastAPI's own envelope, with all fields; dicts have the fields too."""
     http = client(shop(store, installed=False))
-    assert http.post("/checkout").headers["ratelimit"] == '"test_fastapi.shop.checkout";r=9;t=2'
+    assert http.post("/checkout").headers["ratelimit"] == '"test_fastapi.shop.checkout@POST /checkout";r=9;t=2'
     for _ in range(9):
         http.post("/checkout")
     refused = http.post("/checkout")
@@ -192,7 +192,7 @@ def test_several_limits_on_a_route(store, clock, installed):
     answer = http.get("/")
     name = "test_fastapi.test_several_limits_on_a_route.home"
     assert answer.headers["x-ratelimit-limit"] == "2"
-    told = {f'"{name}";q=100;w=3600', f'"{name}.2";q=2;w=60'}
+    told = {f'"{name}@GET /";q=100;w=3600', f'"{name}.2@GET /";q=2;w=60'}
     assert set(answer.headers["ratelimit-policy"].split(", ")) == told
     assert [http.get("/").status_code for _ in range(2)] == [200, 429]
     clock.advance(60)
@@ -371,3 +371,53 @@ def test_a_rule_of_another_host_was_not_asked(store):
     assert [client(app).get("/", headers={"Host": "www.example"}).status_code for _ in range(2)] == [200, 429]
     store.clock.advance(60)
     assert [client(app).get("/", headers={"Host": "api.example"}).status_code for _ in range(2)] == [200, 429]
+
+
+def listing(app: FastAPI, path: str, limit: RateLimit) -> None:
+    async def index() -> list[str]:
+        return []
+
+    app.get(path, dependencies=[Depends(limit)])(index)
+
+
+async def prüfen() -> list[str]:
+    return []
+
+
+def test_routes_that_one_function_made_do_not_share(store):
+    """Endpoints of one name on one store, one endpoint on several routes, foreign letters: each route counts for itself."""
+    app, once = FastAPI(), RateLimit("fixed window 1/min", store=store)
+    listing(app, "/users", RateLimit("fixed window 1/min", store=store))
+    listing(app, "/orders", RateLimit("fixed window 1/min", store=store))
+    app.get("/old", dependencies=[Depends(once)])(prüfen)
+    app.get("/new", dependencies=[Depends(once)])(prüfen)
+    app.post("/new", dependencies=[Depends(once)])(prüfen)
+    for method, path in (("GET", "/users"), ("GET", "/orders"), ("GET", "/old"), ("GET", "/new"), ("POST", "/new")):
+        assert [client(app).request(method, path).status_code for _ in range(2)] == [200, 429], path
+
+
+async def plain() -> str:
+    return ""
+
+
+def test_an_endpoint_on_one_route_has_its_own_name(store):
+    """Where the endpoint says which route it is, its name is the limit's."""
+    app = FastAPI()
+    app.get("/plain", dependencies=[Depends(RateLimit("5/s", store=store))])(plain)
+    assert client(app).get("/plain").headers["ratelimit"].startswith('"test_fastapi.plain";')
+
+
+def test_head_weighs_nothing_in_a_dependency(store):
+    """A cost by size is that of what is sent."""
+    app = FastAPI()
+    install(app)
+    limit = RateLimit("fixed window 100/min", cost={"response": "1B", "estimate": 1}, store=store)
+
+    @app.api_route("/export", methods=["GET", "HEAD"], dependencies=[Depends(limit)])
+    async def export() -> Response:
+        return PlainTextResponse("x" * 50)
+
+    http = client(app)
+    assert http.head("/export").status_code == 200
+    assert http.get("/export").headers["x-ratelimit-remaining"] == "99"
+    assert http.get("/export").headers["x-ratelimit-remaining"] == "49"

@@ -281,3 +281,19 @@ def test_mistakes_are_told_where_they_stand(store):
         TestClient(app).get("/checkout")
     with pytest.raises(ConfigurationError, match=r"given a request: answers_a_dict\(request\)"):
         limit("5/s", store=MemoryStore())(answers_a_dict)("nobody").send(None)
+
+
+def listing(store: MemoryStore) -> Any:
+    @limit("fixed window 1/min", store=store)
+    async def index(request: Any) -> Any:
+        return PlainTextResponse("")
+
+    return index
+
+
+def test_endpoints_that_one_function_made_do_not_share(store):
+    """Endpoints of one name are told apart by where they stand, whatever is in their paths."""
+    app = Starlette(routes=[Route("/users/{id}", listing(store)), Route("/orders/{id}", listing(store))])
+    for path in ("/users/1", "/orders/1"):
+        assert [client(app).get(path).status_code for _ in range(2)] == [200, 429]
+    assert client(app).get("/orders/2").status_code == 429

@@ -242,6 +242,7 @@ class Asking:
         """Counts a request that passes, though the store was not asked."""
         if decision is not None:
             return self.passed(passage, decision)
+        self.timed(passage)
         passage.facts = None
         self.requests += 1
         self.allowed_requests += 1

@@ -126,9 +126,10 @@ class Clause:
 
     # fmt: off
     __slots__ = ("alert", "alerts", "by", "constant", "crowd", "degraded", "elders", "failed_closed", "failed_local",
-                 "failed_open", "given_back", "identities", "key", "limiter", "lone", "made", "name", "named", "near", "once", "otherwise",
-                 "overridden", "overrides", "owes", "passed", "past", "queue_full", "refused", "replayed", "rule", "shadow",
-                 "shadow_refused", "share", "statuses", "sum_ms", "tiers", "times", "waited", "waits", "when")
+                 "failed_open", "given_back", "identities", "key", "limiter", "lone", "made", "name", "named", "near",
+                 "once", "otherwise", "overridden", "overrides", "owes", "passed", "past", "queue_full", "refused",
+                 "replayed", "rule", "shadow", "shadow_refused", "share", "statuses", "sum_ms", "tiers", "times",
+                 "waited", "waits", "when")
     # fmt: on
 
     def __init__(self, limiter: str, rule: Rule, identities: dict[str, Any]) -> None:

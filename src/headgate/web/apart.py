@@ -10,13 +10,9 @@ Flask's endpoint, Django's pattern. That is the same in every process, which the
 
 from __future__ import annotations
 
-from hashlib import sha256
 from typing import Any
 
 from .routes import Key, Route, bound_to, fitting
-
-#: Letters that no rule's name has.
-NEVER = frozenset('"\\')
 
 
 class Places:
@@ -36,14 +32,13 @@ class Places:
             return self.whole
         route = self._at.get(place)
         if route is None:
-            route = self._at.setdefault(place, Route(fitting(f"{self.whole.name}@{spelt(place)}"), *self._said))
+            route = self._at.setdefault(place, Route(placed(self.whole.name, place), *self._said))
         return route
 
 
-def spelt(place: str) -> str:
-    """A place as part of a name, which goes into header fields; of what can't go there a hash tells it from others."""
-    kept = "".join(letter for letter in place if " " <= letter <= "~" and letter not in NEVER)
-    return kept if kept == place else f"{kept}-{sha256(place.encode('utf-8', 'replace')).hexdigest()[:8]}"
+def placed(name: str, place: str) -> str:
+    """A name for what stands at one of several places."""
+    return fitting(f"{name}@{place}")
 
 
 def has_siblings(view: Any) -> bool:
@@ -53,3 +48,12 @@ def has_siblings(view: Any) -> bool:
     if getattr(view, "view_class", None) is not None:
         return bool(getattr(view, "view_initkwargs", True))  # Flask does not tell with which words
     return "<locals>" in getattr(view, "__qualname__", "")
+
+
+def place_of(scope: Any) -> str | None:
+    """Where the endpoint of a request stands, in Starlette and its kin: `POST /orders/{order}`; clients choose the path."""
+    route = scope.get("route")
+    path = getattr(route, "path", None)
+    if path is None:
+        return None
+    return " ".join([*sorted(getattr(route, "methods", None) or ()), path])

@@ -23,7 +23,7 @@ from ..policy.passage import Passage
 from ..stores import Store
 from .asgi_socket import Socket, refuse_socket
 from .asgi_wire import START, AsgiFacts, Sending, admitted, begun, has_origin
-from .bodies import GONE
+from .bodies import FAILED, GONE
 from .headers import body, fields
 
 Scope = MutableMapping[str, Any]
@@ -64,9 +64,10 @@ class RateLimitMiddleware:
             return
         try:
             await self.app(scope, receive, sending)
-        except BaseException:
-            sending.failed()
+        except BaseException as error:
+            sending.ended(outcome(error))
             raise
+        sending.ended(FAILED)
 
     async def _unusual(self, scope: Scope, receive: Receive, send: Send) -> None:
         """A request that must be waited for, that is refused, or that owes something when its response is known."""
@@ -84,9 +85,10 @@ class RateLimitMiddleware:
             sending = Sending(passage, send)
             try:
                 await self.app(scope, receive, sending)
-            except BaseException:
-                sending.failed()
+            except BaseException as error:
+                sending.ended(outcome(error))
                 raise
+            sending.ended(FAILED)
 
     async def _socket(self, scope: Scope, receive: Receive, send: Send) -> None:
         facts = AsgiFacts(scope)
@@ -116,6 +118,11 @@ class RateLimitMiddleware:
             await send(message)
 
         await self.app(scope, receive, closing)
+
+
+def outcome(error: BaseException) -> int:
+    """What became of a request whose handler raised before its response began: who is cancelled has no client any more."""
+    return GONE if isinstance(error, asyncio.CancelledError) else FAILED
 
 
 async def refuse(passage: Passage, scope: Scope, receive: Receive, send: Send) -> None:
@@ -164,19 +171,25 @@ class Owing:
         try:
             await app(scope, receive, self)
         except BaseException as error:
-            if not self.status:
-                self.status = GONE if isinstance(error, asyncio.CancelledError) else 500
-                self.passage.responded(self.status)
+            self.ended(outcome(error))
             raise
+        else:
+            self.ended(FAILED)
         finally:
             if not self.settled:
                 # Whoever is being cancelled can't wait for a store: this is finished for it.
                 await asyncio.shield(asyncio.ensure_future(self.settle()))
 
+    def ended(self, status: int) -> None:
+        """The handler is done: unless its response had begun, this is what became of it."""
+        if not self.status:
+            self.status = status
+            self.passage.responded(status)
+
     async def settle(self) -> None:
         if not self.settled:
             self.settled = True
-            await self.passage.adone(self.status or 500, 0 if self.head else self.size)
+            await self.passage.adone(self.status or FAILED, 0 if self.head else self.size)
             self.passage.facts = None
 
 

@@ -155,13 +155,13 @@ class Sending:
             message = begun(passage, message)
         return self._send(message)
 
-    def failed(self) -> None:
-        """The handler raised: unless its response had begun, the client sees a 500."""
+    def ended(self, status: int) -> None:
+        """The handler is done: unless its response had begun, this is what became of it."""
         if self._passage is not None:
             passage: Passage = self._passage
             self._passage = None
             if passage.allowed:
-                passage.responded(500)
+                passage.responded(status)
 
 
 @cython.ccall

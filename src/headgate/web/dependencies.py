@@ -12,7 +12,9 @@ from typing import Any
 from ..policy.gate import Gate
 from ..policy.match import limits_host
 from ..policy.passage import Passage
+from .asgi import declared, outcome
 from .asgi_wire import START, AsgiFacts
+from .bodies import FAILED
 from .routes import told
 
 #: Where a scope keeps what its dependencies asked.
@@ -56,8 +58,8 @@ class DependencyMiddleware:
         response = Response(asked, scope, send)
         try:
             await self.app(scope, receive, response)
-        except BaseException:
-            response.begun(500)
+        except BaseException as error:
+            response.begun(outcome(error))
             raise
         finally:
             if not response.settled:
@@ -73,18 +75,23 @@ class Response:
         self.send = send
         self.status = 0
         self.size = 0
+        self.declared: int | None = None
         self.settled = False
 
     async def __call__(self, message: Any) -> None:
         kind = message["type"]
         if kind == START and self.asked.passages:
             self.begun(message["status"])
+            self.declared = declared(message)
             if all(passage.allowed for passage in self.asked.passages):
                 message = {**message, "headers": self.headers(message.get("headers") or ())}
         elif kind == "http.response.body":
             self.size += len(message.get("body", b""))
             if not message.get("more_body", False):
                 await self.settle()
+        elif kind == "http.response.pathsend":
+            self.size = self.declared or 0
+            await self.settle()
         await self.send(message)
 
     def headers(self, own: Any) -> list[tuple[bytes, bytes]]:
@@ -105,7 +112,7 @@ class Response:
             self.settled = True
             for passage in self.asked.passages:
                 if passage.allowed and passage.owes:
-                    await passage.adone(self.status or 500, self.size)
+                    await passage.adone(self.status or FAILED, 0 if self.scope["method"] == "HEAD" else self.size)
                 passage.facts = None
 
 

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import json
 from functools import partial
-from hashlib import sha256
 from typing import Annotated, Any
 
 from fastapi import Depends, FastAPI, HTTPException, Request, Response, WebSocketException
@@ -23,6 +22,7 @@ from starlette.requests import HTTPConnection
 from ..errors import ConfigurationError
 from ..policy.passage import Passage
 from .answers import body
+from .apart import place_of, placed
 from .asgi_socket import TRY_LATER, reason
 from .asgi_wire import AsgiFacts
 from .dependencies import DependencyMiddleware, asked_of
@@ -66,6 +66,11 @@ class RateLimit(Question):
     policy instead, whatever it matches. `store` is a store or its URL; without one, this limit has a memory of its own.
     """
 
+    def __init__(self, *said: Any, **words: Any) -> None:
+        super().__init__(*said, **words)
+        #: By route and depth: the name, and the route, so that nobody else is taken for it.
+        self._names: dict[tuple[int, int], tuple[Any, str]] = {}
+
     async def __call__(self, connection: HTTPConnection, response: Response) -> Passage:
         return await self.check(connection, response)
 
@@ -78,7 +83,7 @@ class RateLimit(Question):
             return scope["headgate"]  # type: ignore[no-any-return]
         asked = asked_of(scope)
         facts = AsgiFacts(scope)
-        passage = await self.ask(connection, facts, self.name or name_of(scope, len(asked.passages)), key)
+        passage = await self.ask(connection, facts, self._named(scope, len(asked.passages)), key)
         if not passage.allowed:
             if scope["type"] == "websocket":
                 raise WebSocketException(TRY_LATER, reason(passage))
@@ -90,19 +95,35 @@ class RateLimit(Question):
                 response.headers[name] = value
         return passage
 
+    def _named(self, scope: Any, depth: int) -> str:
+        if self.name is not None:
+            return self.name
+        route = scope.get("route")
+        found = self._names.get((id(route), depth))
+        if found is None or found[0] is not route:
+            found = self._names[id(route), depth] = (route, name_of(scope, depth))
+        return found[1]
+
 
 def name_of(scope: Any, depth: int) -> str:
-    """`shop.routes.checkout`; a second limit on the way to it is `shop.routes.checkout.2`."""
-    endpoint = scope.get("endpoint")
-    where = ""
-    if not hasattr(endpoint, "__qualname__"):  # a partial or an object with __call__, of which several routes may have one
-        while isinstance(endpoint, partial):
-            endpoint = endpoint.func
-        endpoint = endpoint if hasattr(endpoint, "__qualname__") else type(endpoint)
-        route = str(getattr(scope.get("route"), "path", ""))  # never the path itself, which a client chooses
-        where = "-" + sha256(route.encode("utf-8", "replace")).hexdigest()[:8]
-    whole = f"{endpoint.__module__}.{endpoint.__qualname__}{where}"
-    return fitting(whole.replace("<locals>.", "") + (f".{depth + 1}" if depth else ""))
+    """`shop.routes.checkout`; a second limit on the way to it is `shop.routes.checkout.2`. Where the endpoint's name does not say
+    which route it is, the route's own place says it: `shop.routes.crud.index@GET /orders`."""
+    given = endpoint = scope.get("endpoint")
+    while isinstance(endpoint, partial):
+        endpoint = endpoint.func
+    if not hasattr(endpoint, "__qualname__"):  # an object with __call__
+        endpoint = type(endpoint)
+    whole = f"{endpoint.__module__}.{endpoint.__qualname__}"
+    name = fitting(whole.replace("<locals>.", "") + (f".{depth + 1}" if depth else ""))
+    place = place_of(scope)
+    says_it = given is endpoint and "<locals>" not in whole and standing(scope.get("app"), given) == 1
+    return name if says_it or place is None else placed(name, place)
+
+
+def standing(app: Any, endpoint: Any) -> int:
+    """On how many routes of an app an endpoint stands, as far as can be seen: included routers keep theirs to themselves."""
+    routes = getattr(app, "routes", None) or ()
+    return sum(getattr(route, "endpoint", None) is endpoint or standing(route, endpoint) for route in routes)
 
 
 def current(connection: HTTPConnection) -> Passage | None:

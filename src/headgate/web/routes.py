@@ -34,6 +34,8 @@ DEPTH = "headgate_limits"
 EXEMPT = "headgate_exempt"
 #: A policy's rules have names of at most so many letters.
 LONGEST = 64
+#: Letters that no rule's name has.
+NEVER = frozenset('"\\')
 LISTED = ("RateLimit-Policy", "RateLimit")
 
 
@@ -117,10 +119,11 @@ def name_of(view: Any) -> str:
 
 
 def fitting(name: str) -> str:
-    """A rule's name has an end: of longer ones the last part is kept, and a hash of the whole."""
-    if len(name) <= LONGEST:
+    """A rule's name is printable ASCII and has an end: of others the last part that fits is kept, and a hash of the whole."""
+    kept = "".join(letter for letter in name if " " <= letter <= "~" and letter not in NEVER)
+    if kept == name and len(name) <= LONGEST:
         return name
-    return name[9 - LONGEST :].lstrip(".") + "-" + sha256(name.encode("utf-8", "replace")).hexdigest()[:8]
+    return kept[9 - LONGEST :].lstrip(". ") + "-" + sha256(name.encode("utf-8", "replace")).hexdigest()[:8]
 
 
 def bound_to(view: Any) -> Any:

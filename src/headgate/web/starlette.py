@@ -28,10 +28,10 @@ from ..policy.model import Policy
 from ..policy.passage import Passage
 from ..stores import Store
 from .answers import body
-from .asgi import Owing
+from .apart import has_siblings, place_of, placed
+from .asgi import Owing, outcome
 from .asgi_socket import TRY_LATER, reason
 from .asgi_wire import AsgiFacts, Sending
-from .bodies import FAILED, GONE
 from .dependencies import asked_of
 from .headers import merge
 from .question import AnyKey, Question
@@ -95,6 +95,7 @@ def limit(
         if isinstance(endpoint, type) or not callable(endpoint):
             raise ConfigurationError(f"@limit stands on functions and methods; put it on the methods of {endpoint!r}")
         own = name or name_of(endpoint)
+        apart = name is None and has_siblings(endpoint)
         awaited = iscoroutinefunction(endpoint)
 
         @wraps(endpoint)
@@ -102,7 +103,9 @@ def limit(
             async def run() -> Any:
                 return await (endpoint(*args, **named) if awaited else run_in_threadpool(endpoint, *args, **named))
 
-            return await question.around(own, connection_in(endpoint, *args, *named.values()), run)
+            connection = connection_in(endpoint, *args, *named.values())
+            place = place_of(connection.scope) if apart else None
+            return await question.around(own if place is None else placed(own, place), connection, run)
 
         setattr(asking, DEPTH, getattr(endpoint, DEPTH, 0) + 1)
         return asking  # type: ignore[return-value]
@@ -120,9 +123,7 @@ def connection_in(endpoint: Any, *given: Any) -> HTTPConnection:
 
 
 def status_of(error: BaseException) -> int:
-    if isinstance(error, asyncio.CancelledError):
-        return GONE
-    return error.status_code if isinstance(error, HTTPException) else FAILED
+    return error.status_code if isinstance(error, HTTPException) else outcome(error)
 
 
 def refusal(passage: Passage, facts: AsgiFacts, scope: Any) -> Any:

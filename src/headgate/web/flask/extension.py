@@ -27,7 +27,7 @@ from ...policy.gate import Gate, gate_of
 from ...policy.model import Policy
 from ...stores import Store
 from ...stores.urls import store_from_url
-from ..apart import Places, has_siblings, spelt
+from ..apart import Places, has_siblings
 from ..routes import EXEMPT, Key, Route, Site, fitting, name_of
 from .around import FlaskMiddleware, hand_over
 from .within import asked, asked_unless_exempt, limited, settle_what_is_left, site_of
@@ -91,7 +91,7 @@ class RateLimit:
 
         def decorate(view: V) -> V:
             if isinstance(view, Blueprint):
-                route = Route(name or fitting(f"blueprint {spelt(view.import_name)}.{spelt(view.name)}"), limit, key, words)
+                route = Route(name or fitting(f"blueprint {view.import_name}.{view.name}"), limit, key, words)
                 view.before_request_funcs.setdefault(None, []).insert(0, lambda: asked(site_of(current_app).gate_for(route)))
                 return view
             places = Places(name or name_of(view), limit, key, words, name is None and has_siblings(view))
