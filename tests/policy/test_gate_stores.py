@@ -182,7 +182,7 @@ def test_waiting_over_a_real_server(redis):
 
 def test_a_lease_answers_at_once(redis):
     """Over a leased store `quick` answers without the server while there is a lease."""
-    leased = LeasedStore(redis, lease=50)
+    leased = LeasedStore(redis, lease=50, life="1min")
     g = Gate(
         policy(rule("all", "token bucket 1000/s burst 1000", key=key("user")), name="gate-lease", budget_us=60_000_000),
         store=leased,
