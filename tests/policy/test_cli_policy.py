@@ -12,10 +12,15 @@ from pathlib import Path
 import pytest
 
 import headgate
-from headgate import Limiter, TokenBucket
+from headgate import Limiter, MemoryStore, TokenBucket
 from headgate.cli import main, show
+from headgate.policy import Policy, WrittenFacts
+from headgate.policy.explained import Explanation
+from headgate.policy.gate import Gate
 from headgate.policy.reading.mistakes import Mistake
 from headgate.policy.reading.schema import schema
+from headgate.policy.request import read_request
+from headgate.testing import ManualClock
 from servers.valkey import Valkey
 
 HERE = Path(__file__).parent
@@ -355,3 +360,25 @@ def test_a_terminal_without_an_arrow_is_no_reason_to_fail(tmp_path, more):
         if more
         else done.stdout.endswith(b"allowed\r\n" if os.name == "nt" else b"allowed\n")
     )
+
+
+VERDICTS = [
+    ("wait up to 2s", "→ waits 1 s for a, then allowed"),
+    ("wait up to 200ms", "→ refused by a with 429: again in 1 s"),
+    ("degrade cheaper", "→ refused by a, answered by the handler of a: again in 1 s"),
+    ("reject", "→ refused by a with 429: again in 1 s"),
+    ("shadow", "→ allowed"),
+]
+
+
+@pytest.mark.parametrize(("action", "verdict"), VERDICTS)
+def test_the_verdict_is_what_would_happen(action, verdict):
+    """Who would wait, or be answered by another handler, is not said to be refused with a status."""
+    policy = Policy.of(limits=[{"name": "a", "key": "ip", "limit": "token bucket 1/s burst 1", "on_refusal": action}])
+    store = MemoryStore(clock=ManualClock())
+    with Gate(policy, store=store, handlers={"cheaper": print}) as gate:
+        gate.ask(WrittenFacts())
+        request = read_request("GET /", policy)
+        facts = request.facts()
+        text = Explanation(policy, request, facts, gate.explain(facts)).text()
+    assert text.splitlines()[-1] == verdict

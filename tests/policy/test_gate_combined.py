@@ -193,3 +193,18 @@ def test_what_ends_after_a_reload_is_counted():
     tally = gate.tally().rules[0]
     assert (tally.passed, tally.given_back) == (20, 8)
     assert gate.edition.clauses[0].elders[0].elders == []
+
+
+def test_an_override_may_be_said_of_one_identity_only():
+    """Whoever calls himself like a partner has the partner's limit only where the override does not say whose it is."""
+    policy = Policy.of(
+        identify={"partner": {"header": "X-Key"}, "user": {"header": "X-User"}},
+        limits=[{"name": "a", "key": "partner | user", "limit": "5/s", "override": {"partner:acme": "9/s", "initech": "8/s"}}],
+    )
+    with Gate(policy, store=MemoryStore()) as gate:
+
+        def most(**headers):
+            return gate.explain(WrittenFacts(headers={f"x-{name}": value for name, value in headers.items()}))[0].decision.limit
+
+        assert (most(key="acme"), most(user="acme")) == (9, 5)
+        assert (most(key="initech"), most(user="initech")) == (8, 8)

@@ -126,10 +126,10 @@ class Clause:
 
     # fmt: off
     __slots__ = ("alert", "alerts", "by", "constant", "crowd", "degraded", "elders", "failed_closed", "failed_local",
-                 "failed_open", "given_back", "identities", "key", "limiter", "lone", "made", "name", "named", "near",
-                 "once", "otherwise", "overridden", "overrides", "owes", "passed", "past", "queue_full", "refused",
-                 "replayed", "rule", "shadow", "shadow_refused", "share", "statuses", "sum_ms", "tiers", "times",
-                 "waited", "waits", "when")
+                 "failed_open", "given_back", "identities", "key", "limiter", "lone", "made", "name", "named", "near", "once",
+                 "otherwise", "overridden", "overrides", "owes", "passed", "past", "queue_full", "refused", "replayed",
+                 "rule", "shadow", "shadow_refused", "share", "statuses", "sum_ms", "tiers", "times", "waited", "waits",
+                 "when")
     # fmt: on
 
     def __init__(self, limiter: str, rule: Rule, identities: dict[str, Any]) -> None:
@@ -200,7 +200,10 @@ class Clause:
     def limits_for(self, facts: Facts, key: str) -> tuple:  # type: ignore[type-arg]
         """The limits that hold for a key: its own, those of its tier, or the rule's."""
         if self.overridden or self.overrides is not None:
-            if self.named:
+            if self.named:  # said of one identity ("user:42"), or of any of them
+                found = self.overridden.get(key)
+                if found is not None:
+                    return found  # type: ignore[no-any-return]
                 key = key_of(self.identities, facts, self.key, True) or key  # type: ignore[assignment]
             found = self.overridden.get(key)
             if found is not None:

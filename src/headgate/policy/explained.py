@@ -15,7 +15,7 @@ from .explain import Explained
 from .identity.client_ip import ClientIp
 from .identity.paths import tidy
 from .match import Matcher, host_is_meant
-from .model import SHADOW, Exemption, Policy, Rule, Tiers
+from .model import DEGRADE, SHADOW, WAIT, Exemption, Policy, Rule, Tiers
 from .reading.page import short
 from .request import Request
 
@@ -78,7 +78,9 @@ class Explanation:
 
     def _because(self, rule: Rule) -> str:
         """Why this limit and no other of the rule."""
-        if rule.override and key_of(dict(self.policy.identify), self.facts, rule.key, True) in dict(rule.override):
+        identities = dict(self.policy.identify)
+        keys = [key_of(identities, self.facts, rule.key, plain) for plain in (False, True)] if rule.override else []
+        if any(key in dict(rule.override) for key in keys):
             return "override"
         if isinstance(rule.limit, Tiers):
             return f"{rule.limit.by} = {self.identities.get(rule.limit.by) or 'absent'}"
@@ -96,10 +98,15 @@ class Explanation:
         refusing = self.refusing
         if not refusing:
             return "→ allowed"
-        first = max(refusing, key=lambda one: one.rule.priority)
-        longest = max(one.decision.retry_after for one in refusing if one.decision is not None)
-        status = first.rule.answer.status or 429
-        return f"→ refused by {', '.join(one.rule.name for one in refusing)} with {status}: {again(longest)}"
+        told = [one.decision.retry_after for one in refusing if one.decision is not None]
+        names, longest = ", ".join(one.rule.name for one in refusing), max(told)
+        patience = min(one.rule.on_refusal.wait_us if one.rule.on_refusal.action == WAIT else 0 for one in refusing) / 1e6
+        if longest <= patience:
+            return f"→ waits {longest:.3g} s for {names}, then allowed"
+        first, _ = max(zip(refusing, told, strict=True), key=lambda pair: (pair[0].rule.priority, pair[1]))
+        if first.rule.on_refusal.action == DEGRADE:
+            return f"→ refused by {names}, answered by the handler of {first.rule.name}: {again(longest)}"
+        return f"→ refused by {names} with {first.rule.answer.status or 429}: {again(longest)}"
 
     # For programs --------------------------------------------------------------------------------------------------------
 

@@ -118,9 +118,19 @@ def check_override(assembly: Assembly, draft: RuleDraft, rule: Rule) -> None:
     for parts, node in overridden(draft):
         for names, value in zip(rule.key, parts, strict=False):
             spelt = {spelling(assembly.identities.made.get(name), value or "") for name in names}
+            tell_ambiguous(assembly, names, value or "", node)
             if value is not None and value not in spelt and len(spelt) == 1:
                 told = f"nobody has the key {value!r}, so nobody has this limit"
                 assembly.page.wrong(name_place(node, value), value, told, f"write {spelt.pop()!r}")
+
+
+def tell_ambiguous(assembly: Assembly, names: tuple[str, ...], value: str, node: Node) -> None:
+    """A value without a name is anybody's who is called so: a user may call himself like a partner."""
+    called = [name for name in names if name != "ip" and not isinstance(assembly.identities.made.get(name), ClientIp)]
+    if len(called) < 2 or not value or value.partition(":")[0] in names or read_address(value.partition("/")[0]) is not None:
+        return
+    told = f"whoever is called {value!r} as {' or as '.join(called)} has this limit"
+    assembly.page.warn(name_place(node, value), value, told, f"write '{called[0]}:{value}' where one of them is meant")
 
 
 def overridden(draft: RuleDraft) -> Iterator[tuple[tuple[str | None, ...], Node]]:
