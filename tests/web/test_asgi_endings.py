@@ -32,7 +32,7 @@ def gate_of(request: pytest.FixtureRequest, store: MemoryStore) -> Any:
 
 
 def asked(gate: Gate, app: Any, method: str = "GET", cancelled: bool = False, **scope: Any) -> Exchange:
-    """One request to an app behind a gate; what the app raises is a server's business."""
+    """One request to an app behind a gate; `error` is what reaches the server."""
 
     async def main() -> Exchange:
         exchange = Exchange(b"")
@@ -42,7 +42,7 @@ def asked(gate: Gate, app: Any, method: str = "GET", cancelled: bool = False, **
             for _ in range(20):
                 await asyncio.sleep(0)
             task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
+        (exchange.error,) = await asyncio.gather(task, return_exceptions=True)
         return exchange
 
     return driven(main())
@@ -80,9 +80,9 @@ def test_a_handler_that_raises_is_counted_as_500(gate_of, text):
             await send(start(403))
         raise ValueError("mine")
 
-    for query in (b"", b"x"):
-        assert not asked(gate, app, query_string=query).messages or query
-    assert gate.tally().rules[0].statuses == {"5xx": 1, "4xx": 1}
+    for query, statuses in ((b"", {"5xx": 1}), (b"x", {"5xx": 1, "4xx": 1})):
+        assert str(asked(gate, app, query_string=query).error) == "mine"
+        assert gate.tally().rules[0].statuses == statuses
 
 
 def test_a_client_that_went_away_is_counted_as_such(gate_of):
@@ -105,6 +105,34 @@ def test_a_response_to_head_has_no_size(gate_of):
     assert used(gate) == 0
     asked(gate, app)
     assert used(gate) == 8
+
+
+def test_a_message_without_a_body_weighs_nothing(gate_of):
+    """The end of a response may come without a byte."""
+    gate = gate_of(BYTES)
+    asked(gate, saying(start(), {"type": "http.response.body"}))
+    assert used(gate) == 0
+
+
+def test_a_refusal_to_head_has_no_body(gate_of):
+    """HEAD is refused with the length of the answer, and without a byte of it."""
+    gate = gate_of(ONE.replace("5/min", "1/min"))
+    app = saying(start(), body())
+    asked(gate, app)
+    told, sent = asked(gate, app, "HEAD").messages
+    assert (told["status"], sent["body"]) == (429, b"")
+    assert int(dict(told["headers"])[b"content-length"]) == len(asked(gate, app).messages[1]["body"])
+
+
+def test_a_handler_finds_what_was_decided(gate_of):
+    """`scope["headgate"]` is the passage of the request, whoever had to be asked for it."""
+    found = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        found.append(scope["headgate"])
+
+    asked(gate_of(ONE), app)
+    assert [passage.decision.remaining for passage in found] == [4]
 
 
 def test_hints_before_a_response_settle_nothing(gate_of):
@@ -172,8 +200,9 @@ class Table:
         self.closed += 1
 
 
+@pytest.mark.parametrize("end", ["complete", "failed"])
 @pytest.mark.parametrize("own", [True, False], ids=["policy", "gate"])
-def test_a_gate_ends_with_the_app_that_made_it(own, monkeypatch):
+def test_a_gate_ends_with_the_app_that_made_it(own, end):
     """What the middleware opened is closed when the app has shut down, not before; a gate that was given is left alone."""
     table = Table()
     policy = Policy.of(limits=[{"name": "api", "key": "ip", "limit": "fixed window 5/min"}])
@@ -183,15 +212,18 @@ def test_a_gate_ends_with_the_app_that_made_it(own, monkeypatch):
     async def app(scope: Any, receive: Any, send: Any) -> None:
         while True:
             kind = (await receive())["type"]
-            await send({"type": f"{kind}.complete"})
             if kind == "lifespan.shutdown":
+                await send({"type": f"{kind}.{end}"})
                 return
+            await send({"type": f"{kind}.complete"})
 
     async def main() -> None:
         lifespan = Lifespan(RateLimitMiddleware(app, policy=policy if own else Gate(policy)))
         await lifespan.start()
         assert table.closed == 0
-        await lifespan.stop()
+        await lifespan.said.put({"type": "lifespan.shutdown"})
+        await lifespan.task
+        assert (await lifespan.told.get())["type"] == f"lifespan.shutdown.{end}"
         assert table.closed == (1 if own else 0)
 
     driven(main())
