@@ -161,7 +161,7 @@ def test_a_closed_rule_says_when_its_store_is_asked_again(colour):
     """Retry-After of a dead store is the time until somebody looks whether it is back."""
     clock = ManualClock(1000)
     store = WrappedStore(MemoryStore(clock=clock))
-    g = Gate(policy(rule("all", "9/s", on_failure=OnFailure(CLOSED))), store=store, clock=clock)
+    g = Gate(policy(rule("all", "9/s", on_failure=OnFailure(CLOSED)), budget_us=10_000_000), store=store, clock=clock)
     store.failing = {"decide"}
     left_us = [asked(g, request(), colour).refusal.retry_us for _ in range(30)][-1]
     assert left_us > 10_000
@@ -175,7 +175,7 @@ def test_listeners_hear_what_failed():
     for local in (True, False):
         clock = ManualClock(1000)
         store = WrappedStore(MemoryStore(clock=clock), local=local)
-        g = Gate(policy(rule("all", "1/s")), store=store, clock=clock)
+        g = Gate(policy(rule("all", "1/s"), budget_us=10_000_000), store=store, clock=clock)
         heard = []
         g.events.on("store failed", heard.append)
         store.failing = {"decide"}
@@ -190,7 +190,8 @@ def test_what_can_not_be_settled_stays_charged(local, colour, caplog):
     """A store that fails when a charge goes back breaks no response; it is logged, and the charge stays."""
     clock = ManualClock(1000)
     store = WrappedStore(MemoryStore(clock=clock), local=local)
-    g = Gate(policy(rule("login", "fixed window 1/h", charge=Charge(((401, 401),)))), store=store, clock=clock)
+    login = rule("login", "fixed window 1/h", charge=Charge(((401, 401),)))
+    g = Gate(policy(login, budget_us=10_000_000), store=store, clock=clock)
     answer = asked(g, request(), colour)
     store.failing = {"give_back"}
     if colour == "aask":
