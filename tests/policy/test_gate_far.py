@@ -21,13 +21,14 @@ def far_gate(*rules, **said):
     """A gate whose store is far away, and can be made to fail."""
     clock = ManualClock(1000)
     store = WrappedStore(MemoryStore(clock=clock))
-    return Gate(policy(*rules, **said), store=store, clock=clock), store
+    return Gate(policy(*rules, budget_us=10_000_000, **said), store=store, clock=clock), store
 
 
 def leased_gate(*rules, **said):
     """A gate over leases of a far store."""
     clock = ManualClock(1000)
     store = WrappedStore(MemoryStore(clock=clock))
+    said["budget_us"] = 10_000_000
     return Gate(policy(*rules, **said), store=LeasedStore(store, lease=10, life="1h"), clock=clock), store
 
 

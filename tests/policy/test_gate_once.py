@@ -112,7 +112,8 @@ def test_a_store_that_fails_is_asked_no_second_question(colour, action):
     """Where the store can't say whether there is a mark, the rule answers at once as it says."""
     clock = ManualClock(1000)
     store = WrappedStore(MemoryStore(clock=clock))
-    g = Gate(policy(rule("pay", "1/h", key=key("user"), once=ONCE, on_failure=OnFailure(action))), store=store, clock=clock)
+    pay = rule("pay", "1/h", key=key("user"), once=ONCE, on_failure=OnFailure(action))
+    g = Gate(policy(pay, budget_us=10_000_000), store=store, clock=clock)
     store.failing = {"decide", "decide_many"}
     assert asked(g, request(**SAID), colour).allowed == (action == "open")
     assert store.calls == ["decide"]
@@ -126,7 +127,7 @@ def test_a_repetition_asks_the_store_no_more_than_it_must(colour):
     there is one question."""
     clock = ManualClock(1000)
     store = WrappedStore(MemoryStore(clock=clock))
-    g = Gate(policy(rule("pay", "9/h", key=key("user"), once=ONCE)), store=store, clock=clock)
+    g = Gate(policy(rule("pay", "9/h", key=key("user"), once=ONCE), budget_us=10_000_000), store=store, clock=clock)
     for said, calls in (
         (SAID, ["decide", "decide", "decide_many"]),
         (SAID, ["decide", "decide_many"]),

@@ -18,10 +18,10 @@ FAR = ("ask", "aask")
 
 
 def far_gate(*rules, **said):
-    """A gate whose store is far away, and can be made to fail."""
+    """A gate whose store is far away, and can be made to fail. Its budget is real time, which a slow machine may take."""
     clock = ManualClock(1000)
     store = WrappedStore(MemoryStore(clock=clock))
-    return Gate(policy(*rules, **said), store=store, clock=clock), store
+    return Gate(policy(*rules, budget_us=10_000_000, **said), store=store, clock=clock), store
 
 
 @pytest.mark.parametrize("colour", FAR)

@@ -26,27 +26,22 @@ BYTES = "limits: [{name: bytes, key: ip, limit: fixed window 100/min, cost: {res
 @pytest.fixture(params=[True, False], ids=["near", "far"])
 def gate_of(request: pytest.FixtureRequest, store: MemoryStore) -> Any:
     def build(text: str) -> Gate:
-        return Gate(Policy.read(text), store=WrappedStore(store, local=request.param), clock=store.clock)
+        return Gate(Policy.read(f"budget: 10s\n{text}"), store=WrappedStore(store, local=request.param), clock=store.clock)
 
     return build
 
 
-def asked(gate: Gate, app: Any, method: str = "GET", cancelled: bool = False, **scope: Any) -> Exchange:
-    """One request to an app behind a gate, which is cancelled once it is in the app; what that raises is a server's business."""
+def asked(gate: Gate, app: Any, method: str = "GET", gone: asyncio.Event | None = None, **scope: Any) -> Exchange:
+    """One request to an app behind a gate; `error` is what reaches the server."""
 
     async def main() -> Exchange:
-        exchange, within = Exchange(b""), asyncio.Event()
-
-        async def noticed(*given: Any) -> None:
-            within.set()
-            await app(*given)
-
+        exchange = Exchange(b"")
         said = scope_of(method, "/", [], "192.0.2.1", **scope)
-        task = asyncio.ensure_future(RateLimitMiddleware(noticed, policy=gate)(said, exchange.receive, exchange.send))
-        if cancelled:
-            await within.wait()
+        task = asyncio.ensure_future(RateLimitMiddleware(app, policy=gate)(said, exchange.receive, exchange.send))
+        if gone is not None:
+            await gone.wait()
             task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
+        (exchange.error,) = await asyncio.gather(task, return_exceptions=True)
         return exchange
 
     return driven(main())
@@ -84,9 +79,9 @@ def test_a_handler_that_raises_is_counted_as_500(gate_of, text):
             await send(start(403))
         raise ValueError("mine")
 
-    for query in (b"", b"x"):
-        assert not asked(gate, app, query_string=query).messages or query
-    assert gate.tally().rules[0].statuses == {"5xx": 1, "4xx": 1}
+    for query, statuses in ((b"", {"5xx": 1}), (b"x", {"5xx": 1, "4xx": 1})):
+        assert str(asked(gate, app, query_string=query).error) == "mine"
+        assert gate.tally().rules[0].statuses == statuses
 
 
 @pytest.mark.parametrize("text", [ONE, LOGIN])
@@ -94,10 +89,13 @@ def test_a_client_that_went_away_is_counted_as_such(gate_of, text):
     """A request that is cancelled before its response is neither a success nor the application's error, owing or not."""
     gate = gate_of(text)
 
+    called = asyncio.Event()
+
     async def app(scope: Any, receive: Any, send: Any) -> None:
+        called.set()
         await asyncio.Event().wait()
 
-    asked(gate, app, cancelled=True)
+    asked(gate, app, gone=called)
     assert gate.tally().rules[0].statuses == {"4xx": 1}
     assert used(gate) == (1 if text is ONE else 0)
 
@@ -119,6 +117,34 @@ def test_a_response_to_head_has_no_size(gate_of):
     assert used(gate) == 0
     asked(gate, app)
     assert used(gate) == 8
+
+
+def test_a_message_without_a_body_weighs_nothing(gate_of):
+    """The end of a response may come without a byte."""
+    gate = gate_of(BYTES)
+    asked(gate, saying(start(), {"type": "http.response.body"}))
+    assert used(gate) == 0
+
+
+def test_a_refusal_to_head_has_no_body(gate_of):
+    """HEAD is refused with the length of the answer, and without a byte of it."""
+    gate = gate_of(ONE.replace("5/min", "1/min"))
+    app = saying(start(), body())
+    asked(gate, app)
+    told, sent = asked(gate, app, "HEAD").messages
+    assert (told["status"], sent["body"]) == (429, b"")
+    assert int(dict(told["headers"])[b"content-length"]) == len(asked(gate, app).messages[1]["body"])
+
+
+def test_a_handler_finds_what_was_decided(gate_of):
+    """`scope["headgate"]` is the passage of the request, whoever had to be asked for it."""
+    found = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        found.append(scope["headgate"])
+
+    asked(gate_of(ONE), app)
+    assert [passage.decision.remaining for passage in found] == [4]
 
 
 def test_hints_before_a_response_settle_nothing(gate_of):
@@ -186,8 +212,9 @@ class Table:
         self.closed += 1
 
 
+@pytest.mark.parametrize("end", ["complete", "failed"])
 @pytest.mark.parametrize("own", [True, False], ids=["policy", "gate"])
-def test_a_gate_ends_with_the_app_that_made_it(own, monkeypatch):
+def test_a_gate_ends_with_the_app_that_made_it(own, end):
     """What the middleware opened is closed when the app has shut down, not before; a gate that was given is left alone."""
     table = Table()
     policy = Policy.of(limits=[{"name": "api", "key": "ip", "limit": "fixed window 5/min"}])
@@ -197,15 +224,18 @@ def test_a_gate_ends_with_the_app_that_made_it(own, monkeypatch):
     async def app(scope: Any, receive: Any, send: Any) -> None:
         while True:
             kind = (await receive())["type"]
-            await send({"type": f"{kind}.complete"})
             if kind == "lifespan.shutdown":
+                await send({"type": f"{kind}.{end}"})
                 return
+            await send({"type": f"{kind}.complete"})
 
     async def main() -> None:
         lifespan = Lifespan(RateLimitMiddleware(app, policy=policy if own else Gate(policy)))
         await lifespan.start()
         assert table.closed == 0
-        await lifespan.stop()
+        await lifespan.said.put({"type": "lifespan.shutdown"})
+        await lifespan.task
+        assert (await lifespan.told.get())["type"] == f"lifespan.shutdown.{end}"
         assert table.closed == (1 if own else 0)
 
     driven(main())

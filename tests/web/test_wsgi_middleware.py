@@ -392,10 +392,19 @@ def test_an_application_that_raises_is_counted_once(gate):
         raise ValueError("mine")
 
     two = gate(TWO)
-    for path in ("/", "/begun"):
+    for path, statuses in (("/", {"5xx": 1}), ("/begun", {"5xx": 1, "4xx": 1})):
         with pytest.raises(ValueError, match="mine"):
             call(RateLimitMiddleware(app, two), environ_of("GET", path))
-    assert two.tally().rules[0].statuses == {"5xx": 1, "4xx": 1}
+        assert two.tally().rules[0].statuses == statuses
+
+
+def test_what_answers_instead_is_no_response_of_the_application(store):
+    """A handler that a rule degrades to is a refusal's, and is not counted among the responses."""
+    policy = Policy.read("limits: [{name: api, key: ip, limit: 1/h, on_refusal: degrade cheap}]")
+    cheap = Gate(policy, store=store, handlers={"cheap": ok([b"stale"])})
+    app = RateLimitMiddleware(ok([]), cheap)
+    assert [call(app)[0][0][0] for _ in range(2)] == ["200 OK"] * 2
+    assert (cheap.tally().rules[0].statuses, cheap.tally().rules[0].degraded) == ({"2xx": 1}, 1)
 
 
 class Table:
