@@ -69,7 +69,7 @@ def test_finalisers_that_hit_do_no_harm(kind: str, several: bool) -> None:
 
 
 @every_kind
-def test_threads_and_finalisers_together_are_exact(kind: str) -> None:
+def test_threads_and_finalisers_together_are_exact(kind: str, eventually: Any) -> None:
     """A hundred threads that litter and hit: what passes is the limit, to the unit."""
     limiter = Limiter(FIFTY[kind], store=MemoryStore(clock=ManualClock(1_700_000_123.456789)))
     told: list[Decision] = []
@@ -80,8 +80,7 @@ def test_threads_and_finalisers_together_are_exact(kind: str) -> None:
 
     with eager_collector():
         at_once(100, work)
-    gc.collect()
-    assert len(told) == 200
+    eventually(lambda: (gc.collect(), len(told))[1] == 200)  # a collection that runs in another thread is not waited for
     assert sum(decision.allowed for decision in told) == 50
 
 

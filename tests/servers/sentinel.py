@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import time
@@ -46,7 +47,7 @@ class Sentinel(Valkey):
 
 
 class Watched:
-    """The whole house. `failover()` asks a sentinel for one; `kill_primary()` makes one necessary."""
+    """The whole house. `failover()` makes another primary; `kill_primary()` makes one necessary."""
 
     def __init__(self, service: str = "mymaster", sentinels: int = 3, password: str = "") -> None:
         self.service = service
@@ -97,8 +98,16 @@ class Watched:
         return next(server for server in self.servers if server.port == int(port))
 
     def failover(self) -> None:
-        with self.sentinels[0].client() as client:
-            client.execute_command("SENTINEL", "FAILOVER", self.service)
+        """Asks for one until there is another primary: sentinels that are kept from it by a busy machine give it up."""
+        old, asked, end = self.primary(), 0.0, time.monotonic() + 60
+        while self.primary() is old:
+            if time.monotonic() > end:
+                raise RuntimeError("the sentinels made no other primary")
+            if time.monotonic() > asked + 5:
+                asked = time.monotonic()
+                with contextlib.suppress(redis.ResponseError), self.sentinels[0].client() as client:  # it may be under way
+                    client.execute_command("SENTINEL", "FAILOVER", self.service)
+            time.sleep(0.02)
 
     def down_after(self, milliseconds: int) -> None:
         for sentinel in self.sentinels:
