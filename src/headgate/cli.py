@@ -13,6 +13,7 @@ import os
 import sys
 import warnings
 from collections.abc import Sequence
+from dataclasses import replace
 from io import TextIOWrapper
 from typing import Any, TextIO
 
@@ -20,6 +21,8 @@ from .errors import HeadgateError
 from .policy.reading.mistakes import ERROR, Mistake
 
 WELL, WRONG, UNREADABLE = 0, 1, 2
+#: Who asks what a store holds has more time than a request.
+PATIENCE_US = 5_000_000
 COLOURS = {"error": "\x1b[31m", "warning": "\x1b[33m", "caret": "\x1b[36m", "end": "\x1b[0m"}
 
 
@@ -168,7 +171,8 @@ def explanation_of(policy: Any, line: str, url: str | None) -> Any:
         warnings.simplefilter("ignore")  # one process looks on: several workers are nobody's concern here
         store = MemoryStore() if url is None else store_from_url(url or policy.store)
     try:
-        with Gate(policy, store=store, imports=False) as gate:
+        patient = replace(policy, budget_us=max(policy.budget_us, PATIENCE_US))
+        with Gate(patient, store=store, imports=False) as gate:
             gate.store = store  # past the guard: a store that can't be asked is an error here, no answer
             wait_for_hashes(gate)
             return Explanation(policy, request, facts, gate.explain(facts))

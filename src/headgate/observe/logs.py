@@ -136,7 +136,7 @@ def key_of(passage: Any, rule: str) -> str | None:
     for entry, key in zip(passage.entries, passage.keys, strict=False):
         if entry.rule.name == rule:
             return str(key)
-    for clause, claims in passage.shadow or ():
+    for clause, claims, _ in passage.shadow or ():
         if clause.name == rule:
             return str(claims[0].key)
     return None

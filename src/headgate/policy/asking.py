@@ -123,7 +123,7 @@ class Asking:
             passage.special = True
             if passage.shadow is None:
                 passage.shadow = []
-            passage.shadow.append((clause, [Claim(entry.named, key, cost) for entry in limits]))
+            passage.shadow.append((clause, [Claim(entry.named, key, cost) for entry in limits], None))
             passage.owes = passage.owes or clause.owes
             return 0
         if clause.once:

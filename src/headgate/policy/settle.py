@@ -52,10 +52,12 @@ def changed(clause: Any, claim: Claim, facts: Any, status: int, size: int) -> li
     return [Claim(claim.limit, claim.key, change, claim.cost)] if change else []
 
 
-def shadows(passage: Passage, status: int, size: int) -> list[Turn]:
+def shadows(gate: Any, passage: Passage, status: int, size: int) -> list[Turn]:
     """What goes back of rules in shadow."""
     found = []
     for clause, claims, decision in passage.shadow or ():
+        if decision is None or not (clause.owes and decision.allowed) or gate.failing.has_failed(decision):
+            continue
         back = [one for claim in claims for one in changed(clause, claim, passage.facts, status, size)]
         found += [Turn(back, decision, None)] if back else []
     return found
@@ -80,7 +82,7 @@ def turns_of(gate: Any, passage: Passage, status: int, size: int) -> list[Turn]:
         decision: Any = passage.decision
         found = [*([Turn(claims, decision, None)] if claims else ()), *marks(passage, status)]
     if passage.allowed and passage.shadow:
-        found += shadows(passage, status, size)
+        found += shadows(gate, passage, status, size)
     passage.facts = None
     return found
 

@@ -2,7 +2,7 @@
 
 What the others refuse never happened, so it is not charged here either. Every rule in shadow is a decision of its own, all of
 them in one question to the store. What their outcomes do not count goes back like any other charge, or they would count more than
-they will in earnest.
+they will in earnest. A passage keeps (clause, claims, answer) of each; None is the answer of those that were not asked.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from .passage import Passage
 def asked(gate: Any, passage: Passage) -> Passage:
     if passage.shadow:
         try:
-            told(gate, passage, gate.store.decide_many([claims for _, claims in passage.shadow], 0))
+            told(gate, passage, gate.store.decide_many([claims for _, claims, _ in passage.shadow], 0))
         except StoreError:
             pass  # nobody is refused by a rule in shadow, nor by its store
     return passage
@@ -27,20 +27,18 @@ def asked(gate: Any, passage: Passage) -> Passage:
 async def aasked(gate: Any, passage: Passage) -> Passage:
     if passage.shadow:
         try:
-            told(gate, passage, await gate.store.adecide_many([claims for _, claims in passage.shadow], 0))
+            told(gate, passage, await gate.store.adecide_many([claims for _, claims, _ in passage.shadow], 0))
         except StoreError:
             pass
     return passage
 
 
 def told(gate: Any, passage: Passage, answers: list[Decision]) -> None:
-    asked, passage.shadow = passage.shadow, []
-    for (clause, claims), decision in zip(asked, answers, strict=True):
-        if decision.allowed:
+    passage.shadow = [(clause, claims, answer) for (clause, claims, _), answer in zip(passage.shadow, answers, strict=True)]
+    for clause, _, answer in passage.shadow:
+        if answer.allowed:
             clause.passed += 1
-            if clause.owes and not gate.failing.has_failed(decision):
-                passage.shadow.append((clause, claims, decision))  # to be settled
-        elif not gate.failing.has_failed(decision):
+        elif not gate.failing.has_failed(answer):
             clause.shadow_refused += 1
             passage.shadows = (*passage.shadows, clause.name)
     if passage.shadows:
