@@ -6,11 +6,13 @@ import asyncio
 import threading
 
 import pytest
+from gates import asked
 
 from headgate import ConfigurationError, MemoryStore, StoreUnavailable
 from headgate.policy import Policy, WrittenFacts
 from headgate.policy.gate import Gate
 from headgate.testing import ManualClock
+from stand_ins import WrappedStore
 
 COLOURS = ("ask", "aask")
 
@@ -208,3 +210,18 @@ def test_an_override_may_be_said_of_one_identity_only():
 
         assert (most(key="acme"), most(user="acme")) == (9, 5)
         assert (most(key="initech"), most(user="initech")) == (8, 8)
+
+
+@pytest.mark.parametrize("colour", ["ask", "aask"])
+def test_a_store_that_fails_leaves_nothing_of_a_rule_in_shadow_to_settle(colour):
+    """What was never asked is not given back, whatever the response says."""
+    store = WrappedStore(MemoryStore(clock=ManualClock(0)), local=colour == "ask")
+    said = {"key": "ip", "limit": "fixed window 5/min", "charge": {"status": [401]}}
+    policy = Policy.of(budget="10s", limits=[{"name": "real", **said}, {"name": "trial", **said, "on_refusal": "shadow"}])
+    with Gate(policy, store=store, clock=store.clock) as gate:
+        for failing in ({"decide"}, {"decide_many"}, set()):
+            store.failing = failing
+            passage = asked(gate, WrittenFacts("GET", "/", peer="10.0.0.1"), colour)
+            assert passage.allowed
+            passage.done(200)
+        assert {clause.name: clause.given_back for clause in gate.edition.clauses} == {"real": 2, "trial": 1}
