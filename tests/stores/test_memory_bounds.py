@@ -9,6 +9,7 @@ import pytest
 
 import headgate
 from headgate import (
+    ConfigurationError,
     FixedWindow,
     LeakyBucket,
     LeakyBucketQueue,
@@ -243,3 +244,17 @@ def test_a_log_grows_with_calls_not_with_cost(clock):
     limiter.hit("a")
     [(_, (entries, _, _))] = store.items(limiter.named[0])
     assert [cost for _, cost in entries] == [1, 1]
+
+
+def test_a_name_has_so_many_limits_and_says_so(monkeypatch):
+    """Who makes up a limit for every key is told at the last one that can be kept apart; those that were there go on."""
+    from headgate.stores import table
+
+    assert table.MOST_UNITS == 65_535
+    monkeypatch.setattr(table, "MOST_UNITS", 3)
+    store = MemoryStore()
+    limiters = [Limiter(TokenBucket(f"{n}/h burst {n}"), store=store, name="one") for n in (1, 2, 3)]
+    assert all(limiter.hit("ann") for limiter in limiters)
+    with pytest.raises(ConfigurationError, match="different limits under one name; round them to fewer"):
+        Limiter(TokenBucket("4/h burst 4"), store=store, name="one").hit("ann")
+    assert limiters[2].hit("bob")

@@ -13,6 +13,7 @@ from starlette.websockets import WebSocket
 from starlette_client import TestClient
 
 from headgate import MemoryStore
+from headgate.algorithms.claim import Claim
 from headgate.policy import Passage, Policy
 from headgate.policy.gate import Gate
 from headgate.web.asgi import RateLimitMiddleware
@@ -239,3 +240,13 @@ def test_a_gate_ends_with_the_app_that_made_it(own, end):
         assert table.closed == (1 if own else 0)
 
     driven(main())
+
+
+def test_parts_of_a_file_add_up(gate_of):
+    """A file that is handed to the server in parts costs all of them, with or without a declared length."""
+    part = {"type": "http.response.zerocopysend", "file": 3, "count": 2_000}
+    for headers in ((), ((b"content-length", b"6000"),)):
+        gate = gate_of(BYTES)
+        gate.store.reset([Claim(gate.edition.clauses[0].otherwise[0].named, "192.0.2.1", 1)])
+        asked(gate, saying(start(200, *headers), {**part, "more_body": True}, {**part, "more_body": True}, part))
+        assert used(gate) == 6

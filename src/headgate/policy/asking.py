@@ -342,8 +342,6 @@ class Asking:
             if shut is not None:
                 return shut  # type: ignore[no-any-return]
         passage: Passage = self.prepare(facts)
-        if passage.costs is None:
-            return self.free(passage)
         try:
             once.marked(self, passage)
             if not passage.entries:
@@ -371,8 +369,6 @@ class Asking:
             if shut is not None:
                 return shut  # type: ignore[no-any-return]
         passage: Passage = self.prepare(facts)
-        if passage.costs is None:
-            return self.free(passage)
         try:
             await once.amarked(self, passage)
             if not passage.entries:

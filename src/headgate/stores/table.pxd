@@ -76,6 +76,7 @@ cdef class Table:
     cdef readonly Room room
     cdef readonly long long birth_us
     cdef readonly list units, since
+    cdef dict numbers
     cdef bint logs
     cdef unsigned int* heads
     cdef unsigned long long mask

@@ -12,8 +12,12 @@ from typing import Any
 
 from ..algorithms.limit import Limit
 from ..algorithms.sliding_log import new_log, prune, read_log
+from ..errors import ConfigurationError
 
 SHARED = 1024
+#: A cell says in two bytes whose units it is in.
+MOST_UNITS = 65_535
+TOO_MANY_UNITS = f"more than {MOST_UNITS} different limits under one name; round them to fewer, or give them names of their own"
 
 
 class Room:
@@ -44,6 +48,7 @@ class Table:
         self.birth_us = birth_us
         self.logs = logs
         self.units: list[Limit] = []
+        self.numbers: dict[Limit, int] = {}
         self.since: list[int] = []
         self.overflow: list[Cell] | None = None
         self._cells: OrderedDict[str, Cell] = OrderedDict()
@@ -127,7 +132,11 @@ class Table:
 
     def unit_of(self, limit: Limit, now_us: int) -> int:
         """The number under which this table knows a limit's units; 0 is none."""
-        if limit not in self.units:
+        found = self.numbers.get(limit)
+        if found is None:
+            if len(self.units) >= MOST_UNITS:
+                raise ConfigurationError(TOO_MANY_UNITS)
             self.since.append(now_us)
             self.units.append(limit)
-        return self.units.index(limit) + 1
+            found = self.numbers[limit] = len(self.units)
+        return found

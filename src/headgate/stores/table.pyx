@@ -15,6 +15,7 @@ from libc.stdlib cimport calloc, free, malloc, realloc
 from libc.string cimport memcmp, memcpy, memset
 
 from headgate.algorithms.sliding_log import read_log
+from headgate.errors import ConfigurationError
 
 from headgate.algorithms.limit cimport Limit
 from headgate.algorithms cimport sliding_log
@@ -59,6 +60,10 @@ cdef enum:
     SHARED = 1024       # cells for strangers
     LOOSE = 67108864    # bytes of long keys and logs freed before malloc is asked to give them back
 
+#: A cell says in two bytes whose units it is in.
+MOST_UNITS = 65_535
+TOO_MANY_UNITS = f"more than {MOST_UNITS} different limits under one name; round them to fewer, or give them names of their own"
+
 
 cdef class Room:
     """How many keys a store may hold, over all its tables."""
@@ -76,6 +81,7 @@ cdef class Table:
         self.birth_us = birth_us
         self.logs = logs
         self.units = []
+        self.numbers = {}
         self.since = []
         self.secret = int.from_bytes(os.urandom(8), "little") | 1
         self.heads = <unsigned int*> pages(SMALLEST * sizeof(unsigned int))
@@ -349,14 +355,14 @@ cdef class Table:
 
     def unit_of(self, Limit limit, long long now_us):
         """The number under which this table knows a limit's units; 0 is none."""
-        for i, known in enumerate(self.units):
-            if known is limit or known == limit:
-                return i + 1
-        if len(self.units) >= 65535:
-            raise OverflowError("more than 65535 different limits under one name")
-        self.since.append(now_us)
-        self.units.append(limit)
-        return len(self.units)
+        found = self.numbers.get(limit)
+        if found is None:
+            if len(self.units) >= MOST_UNITS:
+                raise ConfigurationError(TOO_MANY_UNITS)
+            self.since.append(now_us)
+            self.units.append(limit)
+            found = self.numbers[limit] = len(self.units)
+        return found
 
 
 cdef inline Py_ssize_t loose_bytes(Cell* cell, bint logs) noexcept nogil:

@@ -160,9 +160,11 @@ class Owing:
             self.size += len(message.get("body", b""))
             if not message.get("more_body", False):
                 await self.settle()
-        elif kind in ("http.response.pathsend", "http.response.zerocopysend") and not message.get("more_body", False):
-            self.size = self.declared or self.size + (message.get("count") or 0)
-            await self.settle()
+        elif kind in ("http.response.pathsend", "http.response.zerocopysend"):
+            self.size += message.get("count") or 0
+            if not message.get("more_body", False):
+                self.size = self.declared or self.size
+                await self.settle()
         await self.send(message)
 
     async def run(self, app: ASGIApp, scope: Scope, receive: Receive) -> None:
