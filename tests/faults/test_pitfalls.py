@@ -38,13 +38,13 @@ def work():
 threads = [threading.Thread(target=work) for _ in range(8)]
 [thread.start() for thread in threads]
 [thread.join() for thread in threads]
-print(sum(admitted))
+print(sum(admitted), len(admitted), limiter.peek("everybody").remaining)
 store.close()
 """
 
 
-def processes(url: str, name: str, count: int = 4) -> list[int]:
-    """What each of so many processes with eight threads was admitted; all begin together."""
+def processes(url: str, name: str, count: int = 4) -> list[tuple[int, int]]:
+    """What each of so many processes with eight threads was admitted, and how much it found left; all begin together."""
     env = {**os.environ, "PYTHONPATH": os.path.dirname(headgate.__path__[0])}
     command = [sys.executable, "-c", CLIENT, url, name]
     started = [subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env, text=True) for _ in range(count)]
@@ -52,20 +52,22 @@ def processes(url: str, name: str, count: int = 4) -> list[int]:
         assert process.stdin is not None
         process.stdin.write("go\n")
         process.stdin.flush()
-    return [int(process.communicate(timeout=120)[0]) for process in started]
+    told = [[int(word) for word in process.communicate(timeout=120)[0].split()] for process in started]
+    assert [threads for _, threads, _ in told] == [8] * count, "a thread failed"
+    return [(admitted, left) for admitted, _, left in told]
 
 
 @pytest.mark.parametrize("kind", ["redis", "shared"])
 def test_four_processes_with_eight_threads_share_one_limit(kind, valkey, tmp_path):
     """4 × 8 × 40 calls on one key through one server or one file: exactly the limit of 1000 is admitted, not one more or less."""
-    admitted = processes(valkey.url if kind == "redis" else f"shared://{tmp_path}/limits", f"exact {time.time_ns()}")
-    assert sum(admitted) == LIMIT
-    assert all(one > 0 for one in admitted)
+    told = processes(valkey.url if kind == "redis" else f"shared://{tmp_path}/limits", f"exact {time.time_ns()}")
+    assert (sum(admitted for admitted, _ in told), min(left for _, left in told)) == (LIMIT, 0)
+    assert all(admitted > 0 for admitted, _ in told)
 
 
 def test_processes_that_share_nothing_multiply_the_limit():
     """The seed's pitfall: with a memory store each, every process admits all that it asks for."""
-    assert processes("memory://", "pitfall", 2) == [8 * CALLS] * 2
+    assert processes("memory://", "pitfall", 2) == [(8 * CALLS, LIMIT - 8 * CALLS)] * 2
 
 
 def test_keys_that_are_used_once_vanish(eventually):
