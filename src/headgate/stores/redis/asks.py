@@ -231,9 +231,10 @@ def call_of(asks: Sequence[Ask]) -> tuple[Script, list[bytes], bytes]:
 
 
 def read_all(asks: Iterable[Ask], reply: bytes) -> None:
-    """Hands each ask its part of the reply."""
+    """Hands each ask its part of the reply. What was stale before and is answered now has been decided: it is not asked again."""
     at = 0
     for ask in asks:
+        ask.stale = None
         at = ask.read(reply, at)
 
 

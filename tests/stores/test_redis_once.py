@@ -1,0 +1,92 @@
+"""A state that can't be decided on at once is decided on once: what came back stale, and was then decided, is not sent again.
+
+A server's clock may go back a little between two calls. The straight way then finds a state from the future, which it leaves to
+the long way; by the time that is asked, the clock may have passed that moment, and the straight way works after all.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import struct
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from headgate import AsyncLimiter, Limiter, RedisStore, TokenBucket
+from servers.valkey import Valkey
+
+HUNDRED = TokenBucket("1/h", burst=100)
+AHEAD_US = 60_000_000
+_fresh = itertools.count()
+
+
+class Future:
+    """The state of a store's only key: moved a minute ahead, as if it had been written by a clock that went back since."""
+
+    def __init__(self, server: Valkey, store: RedisStore) -> None:
+        with server.client() as client:
+            (self.key,) = client.scan_iter(match=f"*{store.names.prefix}*once*")
+            self.present: Any = client.get(self.key)
+            fingerprint, last = struct.unpack("<dd", self.present[:16])
+            client.set(self.key, struct.pack("<dd", fingerprint, last + AHEAD_US) + self.present[16:])
+        self.server = server
+
+    def over(self) -> None:
+        """The clock has passed that moment."""
+        with self.server.client() as client:
+            client.set(self.key, self.present)
+
+
+def long_way(store: RedisStore, before: Callable[[], Any]) -> list[int]:
+    """Has something done just before the long way is first taken; says how many asks took it."""
+    taken: list[int] = []
+    answered = store.answered
+
+    def later(asks: Any) -> Any:
+        store.answered = answered  # type: ignore[method-assign]
+        taken.append(len(asks))
+        before()
+        return answered(asks)
+
+    store.answered = later  # type: ignore[method-assign]
+    return taken
+
+
+def test_a_hit_that_came_back_stale_is_charged_once(valkey: Valkey) -> None:
+    """In threads: 99 are left after the first hit, and 98 after the second, whatever way it took."""
+    with RedisStore(valkey.url, prefix=f"stale-{next(_fresh)}", timeout="60s") as store:
+        limiter = Limiter(HUNDRED, store=store)
+        assert limiter.hit("once").remaining == 99
+        taken = long_way(store, Future(valkey, store).over)
+        assert limiter.hit("once").remaining == 98
+        assert taken == [1]
+        assert limiter.peek("once").remaining == 98
+
+
+@pytest.mark.parametrize("together", [1, 5])
+def test_a_task_whose_hit_came_back_stale_is_charged_once(valkey: Valkey, together: int) -> None:
+    """In asyncio, alone and in a batch: everybody is charged once."""
+
+    async def main() -> None:
+        async with RedisStore(valkey.url, prefix=f"stale-{next(_fresh)}", timeout="60s") as store:
+            limiter = AsyncLimiter(HUNDRED, store=store)
+            assert (await limiter.hit("once")).remaining == 99
+            taken = long_way(store, Future(valkey, store).over)
+            told = await asyncio.gather(*[limiter.hit("once") for _ in range(together)])
+            assert [one.remaining for one in told] == list(range(98, 98 - together, -1))
+            assert taken == [together]
+            assert (await limiter.peek("once")).remaining == 99 - together
+
+    asyncio.run(main())
+
+
+def test_a_state_from_the_future_is_decided_on_once_too(valkey: Valkey) -> None:
+    """While the clock is still behind, the long way decides: again one charge each."""
+    with RedisStore(valkey.url, prefix=f"stale-{next(_fresh)}", timeout="60s") as store:
+        limiter = Limiter(HUNDRED, store=store)
+        assert limiter.hit("once").remaining == 99
+        Future(valkey, store)
+        assert limiter.hit("once").remaining == 98
+        assert limiter.hit("once").remaining == 97
