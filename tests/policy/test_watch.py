@@ -245,6 +245,7 @@ def test_a_program_ends_with_its_terminal(file, tmp_path, closed):
     code = f"""
 import os, signal, threading
 from headgate.policy.watch import Watch
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # whoever runs the tests under nohup has it ignored
 loaded = threading.Event()
 watch = Watch({str(file)!r}, loaded.set, "1h", hang_up=True)
 print("ready", flush=True)
