@@ -34,7 +34,6 @@ LENGTHS = 0
 for _name in FAMILY:
     LENGTHS |= 1 << len(_name)
 START = "http.response.start"
-ORIGIN = b"origin"
 
 
 @cython.cclass
@@ -133,7 +132,7 @@ def admitted(quick: Any, scope: Any, send: Any) -> Any:
 def has_origin(scope: Any) -> cython.bint:
     """Whether a page made this request, which browsers say in Origin; most requests are spared the field that only pages need."""
     for field in scope["headers"]:
-        if field[0] == ORIGIN:
+        if len(field[0]) == 6 and field[0] == b"origin":
             return True
     return False
 
