@@ -96,6 +96,13 @@ def test_keys_that_can_be_mistaken_are_refused(text, algorithms, told):
         Verifier(text, algorithms)
 
 
+@pytest.mark.parametrize("key", [None, 5, ["x"]])
+def test_a_key_is_text_or_bytes(key):
+    """Anything else is refused by name, and never shown."""
+    with pytest.raises(ConfigurationError, match=f"the key must be text or bytes, not {type(key).__name__}"):
+        Verifier(key, ("HS256",))
+
+
 def test_a_private_member_of_a_set_verifies_like_its_public_half():
     """Whoever put the wrong half into the set is served all the same."""
     private = json.loads(jwt.get_algorithm_by_name("RS256").to_jwk(OLD))

@@ -268,6 +268,12 @@ def test_mistakes_are_told_where_they_stand(store):
         limit()
     with pytest.raises(ConfigurationError):
         limit("5 per fortnite")
+    with pytest.raises(ConfigurationError, match="key: error: 5 stands here"):
+        limit("5/s", key=5)  # type: ignore[arg-type]
+    with pytest.raises(ConfigurationError, match="'user'"):
+        limit("5/s", key="user")
+    with pytest.raises(ConfigurationError, match="a store or its URL, not 7"):
+        limit("5/s", store=7)  # type: ignore[arg-type]
     with pytest.raises(ConfigurationError, match="put it on the methods"):
         limit("5/s")(HTTPEndpoint)
     with pytest.raises(ConfigurationError, match="has no rule 'chekout'; it has: api"):

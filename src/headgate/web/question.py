@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from inspect import iscoroutinefunction
+from types import NoneType
 from typing import Any
 
 from starlette.requests import HTTPConnection
@@ -51,8 +52,10 @@ class Question:
         self._store = store_from_url(store) if isinstance(store, str) else store
         self._gates: dict[str, Gate] = {}
         self._rule: RuleOf | None = None
+        if not isinstance(self._store, (Store, NoneType)):
+            raise ConfigurationError(f"store must be a store or its URL, not {store!r}")
         if policy is None or rule is None:
-            self._route(name or "limit")  # what is wrong with the words is said where they stand
+            self._route(name or "limit").policy(None)  # what is wrong with the words is said where they stand
         else:
             self._rule = RuleOf(gate_of(policy, store=self._store), rule)
 

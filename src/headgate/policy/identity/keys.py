@@ -62,6 +62,8 @@ def key_set(data: str | bytes) -> list[Any] | None:
 def keys_of(text: str | bytes, algorithms: tuple[str, ...]) -> tuple[Key, ...]:
     """All keys in a text, read once; ConfigurationError for anything that could be mistaken for something else."""
     one_family(algorithms)
+    if not isinstance(text, (str, bytes)):
+        raise ConfigurationError(f"the key must be text or bytes, not {type(text).__name__}")
     members = key_set(text)
     if members is not None:
         found = tuple([key for member in members for key in of_a_set(member, algorithms)])
