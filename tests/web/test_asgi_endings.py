@@ -6,7 +6,7 @@ import asyncio
 from typing import Any
 
 import pytest
-from asgi_loop import Exchange, Lifespan, scope_of
+from asgi_loop import Exchange, Lifespan, scope_of, used
 from starlette.applications import Starlette
 from starlette.routing import WebSocketRoute
 from starlette.websockets import WebSocket
@@ -46,12 +46,6 @@ def asked(gate: Gate, app: Any, method: str = "GET", gone: asyncio.Event | None 
         return exchange
 
     return driven(main())
-
-
-def used(gate: Gate) -> int:
-    entry = gate.edition.clauses[0].otherwise[0]
-    decision = gate.store.one(entry.named, "192.0.2.1", 0, 0, False)
-    return decision.limit - decision.remaining
 
 
 def saying(*messages: dict[str, Any]) -> Any:

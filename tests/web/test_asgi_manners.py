@@ -9,7 +9,7 @@ import weakref
 from typing import Any
 
 import pytest
-from asgi_loop import Exchange, InProcess, Lifespan, scope_of
+from asgi_loop import Exchange, InProcess, Lifespan, scope_of, used
 from servers_asgi import Uvicorn
 from starlette.applications import Starlette
 from starlette.background import BackgroundTask
@@ -47,13 +47,6 @@ def ask(app: Any, path: str = "/", body: bytes = b"", headers: Any = (), **scope
         return exchange
 
     return driven(main())
-
-
-def used(gate: Gate) -> int:
-    """How much of the first rule's limit the suite's client has used."""
-    entry = gate.edition.clauses[0].otherwise[0]
-    decision = gate.store.one(entry.named, "192.0.2.1", 0, 0, False)
-    return decision.limit - decision.remaining
 
 
 def test_messages_of_the_app_are_not_changed(gate):
