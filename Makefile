@@ -16,25 +16,25 @@ $(VENV)/.made:
 	touch $@
 
 $(VENV)/.ready: $(VENV)/.made pyproject.toml setup.py $(SOURCES)
-	@echo "setup: installing headgate and its tools into $(VENV) (compiling the core where a C compiler is there)"
+	@echo "setup: installing limitkeeper and its tools into $(VENV) (compiling the core where a C compiler is there)"
 	$(PIP) -e '.[test,lint,example]'
-	@$(BIN)/python -c "import headgate; print('setup: headgate', headgate.__version__, 'compiled' if headgate.compiled else 'plain (no C compiler)')"
+	@$(BIN)/python -c "import limitkeeper; print('setup: limitkeeper', limitkeeper.__version__, 'compiled' if limitkeeper.compiled else 'plain (no C compiler)')"
 	touch $@
 
 # The same source without the compiled core, for the tests of the plain build.
 $(PLAIN)/.ready: $(SOURCES)
 	rm -rf $(PLAIN) && mkdir -p $(PLAIN)
-	cd src && find headgate -name '*.py' -o -name '*.lua' -o -name '*.yml' -o -name '*.json' -o -name py.typed | tar cf - -T - | tar xf - -C ../$(PLAIN)
+	cd src && find limitkeeper -name '*.py' -o -name '*.lua' -o -name '*.yml' -o -name '*.json' -o -name py.typed | tar cf - -T - | tar xf - -C ../$(PLAIN)
 	touch $@
 
 test: test-compiled test-plain
 
-# HEADGATE_EXPECT: "compiled" fails when the compiled core was expected and is missing; "any" where there is no compiler.
+# LIMITKEEPER_EXPECT: "compiled" fails when the compiled core was expected and is missing; "any" where there is no compiler.
 test-compiled: setup $(PLAIN)/.ready
-	HEADGATE_EXPECT=$$(command -v cc >/dev/null 2>&1 && echo compiled || echo any) HEADGATE_PLAIN_PATH=$(PLAIN) $(PYTEST) -n 2 tests
+	LIMITKEEPER_EXPECT=$$(command -v cc >/dev/null 2>&1 && echo compiled || echo any) LIMITKEEPER_PLAIN_PATH=$(PLAIN) $(PYTEST) -n 2 tests
 
 test-plain: setup $(PLAIN)/.ready
-	HEADGATE_EXPECT=plain PYTHONPATH=$(PLAIN) $(PYTEST) -n 2 tests
+	LIMITKEEPER_EXPECT=plain PYTHONPATH=$(PLAIN) $(PYTEST) -n 2 tests
 
 lint: setup
 	$(BIN)/ruff check .
@@ -62,7 +62,7 @@ serve: setup
 	@cd examples && exec ../$(BIN)/python -m shop.serve
 
 soak: setup
-	HEADGATE_SOAK=1 $(PYTEST) -n 2 tests/laws
+	LIMITKEEPER_SOAK=1 $(PYTEST) -n 2 tests/laws
 	$(BIN)/python tests/soak.py
 
 clean:

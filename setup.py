@@ -1,7 +1,7 @@
 """Compiles the hot path from the same source that runs without a compiler.
 
-HEADGATE_REQUIRE_COMPILED=1  fail when it can't be compiled
-HEADGATE_DISABLE_COMPILED=1  do not compile, run the plain source
+LIMITKEEPER_REQUIRE_COMPILED=1  fail when it can't be compiled
+LIMITKEEPER_DISABLE_COMPILED=1  do not compile, run the plain source
 """
 
 from __future__ import annotations
@@ -52,23 +52,23 @@ COMPILED = (
     "web/asgi_wire",
     "web/wsgi_wire",
 )
-REQUIRED = os.environ.get("HEADGATE_REQUIRE_COMPILED") == "1"
-DISABLED = os.environ.get("HEADGATE_DISABLE_COMPILED") == "1"
+REQUIRED = os.environ.get("LIMITKEEPER_REQUIRE_COMPILED") == "1"
+DISABLED = os.environ.get("LIMITKEEPER_DISABLE_COMPILED") == "1"
 
 
 def extensions() -> list[Extension]:
     if REQUIRED and DISABLED:
-        raise SystemExit("HEADGATE_REQUIRE_COMPILED and HEADGATE_DISABLE_COMPILED can't both be set: unset one")
+        raise SystemExit("LIMITKEEPER_REQUIRE_COMPILED and LIMITKEEPER_DISABLE_COMPILED can't both be set: unset one")
     if DISABLED or (platform.python_implementation() != "CPython" and not REQUIRED):
         return []
     from Cython.Build import cythonize
 
     found = []
     for module in COMPILED:
-        source = f"src/headgate/{module}.pyx"
+        source = f"src/limitkeeper/{module}.pyx"
         if not os.path.exists(source):
-            source = f"src/headgate/{module}.py"
-        name = "headgate." + module.replace("/", ".")
+            source = f"src/limitkeeper/{module}.py"
+        name = "limitkeeper." + module.replace("/", ".")
         flags = [] if os.name == "nt" else ["-O3", "-fno-semantic-interposition", "-fno-tree-slp-vectorize", "-Wno-array-bounds"]
         found.append(Extension(name, [source], extra_compile_args=flags, optional=not REQUIRED))
     directives = {"language_level": 3, "cdivision": True, "binding": True}

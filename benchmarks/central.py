@@ -21,7 +21,7 @@ import redis_sync
 from report import Section, Table, number, spaced
 from timing import Effort
 
-from headgate import Limiter, RedisStore, TokenBucket
+from limitkeeper import Limiter, RedisStore, TokenBucket
 from servers.valkey import Valkey
 
 KEY = "user:123456"
@@ -65,18 +65,18 @@ def run(floors: Any, effort: Effort, note: Callable[[str], None]) -> Section:
     tasks = redis_async.rows(effort.pick(25, 4))
     note(f"asyncio took {time.monotonic() - begun:.0f} s")
     for row in sync[1:]:
-        goal = 1.8 if row["case"] in ("headgate, allow", "headgate, deny") else None
+        goal = 1.8 if row["case"] in ("limitkeeper, allow", "limitkeeper, deny") else None
         section.figure(f"sync: redis-py's client CPU / {row['case']}", row["× less CPU"], goal, "×", at_least=True)
     for row in tasks[1:]:
-        if row["case"].startswith("headgate"):
+        if row["case"].startswith("limitkeeper"):
             section.figure(f"asyncio, 64 tasks: {row['case']} / redis-py", row["× redis-py"], 5, "×", at_least=True)
             if "× valkey-glide" in row:
                 section.figure(f"asyncio, 64 tasks: {row['case']} / valkey-glide", row["× valkey-glide"], 1.5, "×", at_least=True)
     section.figure("round trips per decision, 1 limit", round_trips(1), 1, "")
     section.figure("round trips per decision, 5 limits", round_trips(5), 1, "")
-    goals = {"headgate, allow": 1.15, "headgate, deny": 1.15, "headgate, batches of 50": 0.6}
+    goals = {"limitkeeper, allow": 1.15, "limitkeeper, deny": 1.15, "limitkeeper, batches of 50": 0.6}
     for row in costs:
-        if row["case"].startswith("headgate"):
+        if row["case"].startswith("limitkeeper"):
             section.figure(f"server CPU: {row['case']} / minimal script", row["× minimal"], goals.get(row["case"]), "×")
     section.figure("bytes of a token bucket's key", bytes_of_a_key(), 120, "")
     client = Table(("sync, one connection", "client CPU, µs", "decisions/s"))

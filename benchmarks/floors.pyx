@@ -1,7 +1,7 @@
 # The floors: what no limiter can go below. A: an empty compiled method that takes a key, and a cost that defaults to one.
 # B: the same, reading the monotonic clock and returning a fresh Decision with every field set. Both are methods of a compiled
 # class, called as `hit` is called, and built for each run against the Decision that is installed.
-from headgate.decision cimport Decision
+from limitkeeper.decision cimport Decision
 
 cdef extern from *:
     """

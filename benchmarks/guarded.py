@@ -16,8 +16,8 @@ from typing import Any
 from report import Section, Table, number
 from timing import Case, Effort, measure, one_core
 
-from headgate import AsyncLimiter, Decision, Limiter, MemoryStore, StoreUnavailable, TokenBucket
-from headgate.stores import GuardedStore, Store
+from limitkeeper import AsyncLimiter, Decision, Limiter, MemoryStore, StoreUnavailable, TokenBucket
+from limitkeeper.stores import GuardedStore, Store
 
 KEY = "user:123456"
 LIMIT = TokenBucket("1000/s burst 1000")

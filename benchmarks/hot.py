@@ -10,7 +10,7 @@ from peers import SYNC, Peer
 from report import Section, Table, number
 from timing import Case, Effort, measure, one_core
 
-from headgate import (
+from limitkeeper import (
     FixedWindow,
     LeakyBucket,
     LeakyBucketQueue,
@@ -35,7 +35,7 @@ ONE_STEP = [name for name in RULES if name != "sliding log"]
 QUEUE = "leaky bucket, queue"
 
 
-def headgate_cases() -> list[Case]:
+def limitkeeper_cases() -> list[Case]:
     cases = []
     for name, rule in RULES.items():
         for verdict, rate in (("allow", f"{PLENTY}/h"), ("deny", "1/h")):
@@ -99,11 +99,11 @@ def run(floors: Any, effort: Effort, note: Callable[[str], None]) -> Section:
         "One hot key",
         "`limiter.hit(key)` → a full Decision, dropped at once (or kept). Allow: 10⁹ per hour. Deny: 1 per hour, used up. "
         "The queue admits only when its turn is now, so it is timed refusing, and mixed (10⁹ per ms). A peer counts with the "
-        "fastest of its rules, headgate with the slowest of its own.",
+        "fastest of its rules, limitkeeper with the slowest of its own.",
     )
     failed: dict[str, str] = {}
     with one_core():
-        took, more = measure([*floor_cases(floors), *headgate_cases(), *peer_cases(failed)], effort, note)
+        took, more = measure([*floor_cases(floors), *limitkeeper_cases(), *peer_cases(failed)], effort, note)
     section.fail(failed | more)
     judge(section, took)
     section.details = [floor_table(took), rule_table(took), peer_table(took)]
@@ -124,7 +124,7 @@ def judge(section: Section, took: dict[str, float]) -> None:
             theirs = [value for name, value in took.items() if name.startswith(package) and name.endswith(verdict)]
             slowest = max(value for name, value in ours.items() if name.endswith(verdict))
             ratio = min(theirs) / slowest if theirs else None
-            section.figure(f"{package}'s fastest rule / headgate's slowest, {verdict}", ratio, goal, "×", at_least=True)
+            section.figure(f"{package}'s fastest rule / limitkeeper's slowest, {verdict}", ratio, goal, "×", at_least=True)
 
 
 def floor_table(took: dict[str, float]) -> Table:
@@ -133,7 +133,7 @@ def floor_table(took: dict[str, float]) -> Table:
 
 
 def rule_table(took: dict[str, float]) -> Table:
-    table = Table(("headgate, returning a Decision", "allow ns", "deny ns"))
+    table = Table(("limitkeeper, returning a Decision", "allow ns", "deny ns"))
     for name in RULES:
         table.rows.append((name, number(took[f"{name} allow"], ""), number(took[f"{name} deny"], "")))
     table.rows.append((f"{QUEUE} (mixed, deny)", number(took[f"{QUEUE} mixed"], ""), number(took[f"{QUEUE} deny"], "")))

@@ -9,7 +9,7 @@ from typing import Any
 from report import Section, Table, number
 from timing import Case, Effort, measure, one_core
 
-from headgate import Limiter, TokenBucket
+from limitkeeper import Limiter, TokenBucket
 
 KEYS = 100_000
 #: Slow to refill, so that no key is as new, and forgotten, before it is asked for again.

@@ -10,7 +10,7 @@ from typing import Any
 from report import Section, Table, number
 from timing import Case, Effort, measure, one_core
 
-from headgate import FixedWindow, LeasedStore, Limiter, MemoryStore, SlidingWindowCounter, SlidingWindowLog, TokenBucket
+from limitkeeper import FixedWindow, LeasedStore, Limiter, MemoryStore, SlidingWindowCounter, SlidingWindowLog, TokenBucket
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "stores"))
 from leased_fleet import Fleet, poisson

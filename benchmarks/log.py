@@ -20,8 +20,8 @@ from pauses import NOTED_NS, comes_back
 from report import Section, Table, number, spaced
 from timing import Case, Effort, measure, one_core
 
-from headgate import Limiter, MemoryStore, SlidingWindowLog, TokenBucket
-from headgate.testing import ManualClock
+from limitkeeper import Limiter, MemoryStore, SlidingWindowLog, TokenBucket
+from limitkeeper.testing import ManualClock
 
 LENGTHS = (10, 1000, 1_000_000)
 HIT = "o.hit(k)"

@@ -8,7 +8,7 @@ from typing import Any
 from report import Section, Table, number
 from timing import Case, Effort, measure, one_core
 
-from headgate import Limiter, TokenBucket
+from limitkeeper import Limiter, TokenBucket
 
 KEYS = 1000
 

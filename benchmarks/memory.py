@@ -1,6 +1,6 @@
 """Bytes per key: how much this process grows, in a process of its own for each limiter, with keys that nobody else keeps.
 
-headgate is watched all the way up, because the moment that costs most is the one just after its index has doubled. Then
+limitkeeper is watched all the way up, because the moment that costs most is the one just after its index has doubled. Then
 everybody is left alone for two windows, asked for one other key for a while, and measured again: what was given back?
 """
 
@@ -49,9 +49,9 @@ def resident() -> int:
 
 
 def asker(who: str, count: int, seconds: int, keys: int) -> Callable[[str], Any]:
-    """A function of one key: headgate's hit, a peer's, or a dict that keeps a float."""
-    if who == "headgate":
-        from headgate import Limiter, MemoryStore, TokenBucket
+    """A function of one key: limitkeeper's hit, a peer's, or a dict that keeps a float."""
+    if who == "limitkeeper":
+        from limitkeeper import Limiter, MemoryStore, TokenBucket
 
         return Limiter(TokenBucket(f"{count} per {seconds} seconds"), store=MemoryStore(max_keys=2 * keys)).hit
     if who == "dict":
@@ -79,7 +79,7 @@ def grow(who: str, keys: int, seconds: int) -> list[tuple[int, int]]:
     if seconds < 60:
         time.sleep(seconds * 2 + 0.5)
         while hits < (
-            8 * keys if who == "headgate" else 20_000
+            8 * keys if who == "limitkeeper" else 20_000
         ):  # it sweeps a few keys per call; the peers sweep at once or never
             for _ in range(20_000):
                 ask("warm")
@@ -99,11 +99,11 @@ def child(who: str, keys: int, seconds: int) -> list[tuple[int, int]]:
     return [(int(n), int(size)) for n, size in json.loads(done.stdout)]
 
 
-def headgate_figures(section: Section, effort: Effort, note: Callable[[str], None]) -> Table:
+def limitkeeper_figures(section: Section, effort: Effort, note: Callable[[str], None]) -> Table:
     million = effort.pick(1_000_000, 200_000)
     most = effort.pick(1_350_000, 350_000)
-    note(f"headgate, {most} keys")
-    samples = [(n, size) for n, size in child("headgate", most, 3600) if n > 0]
+    note(f"limitkeeper, {most} keys")
+    samples = [(n, size) for n, size in child("limitkeeper", most, 3600) if n > 0]
     at = dict(samples)
     near = min(at, key=lambda n: abs(n - million))
     section.figure(f"bytes a key at {spaced(million)} keys", at[near] / near, 90, "B")
@@ -111,7 +111,7 @@ def headgate_figures(section: Section, effort: Effort, note: Callable[[str], Non
         after = [(n, size) for n, size in samples if low < n <= low * 1.25]
         keys, size = max(after, key=lambda pair: pair[1] / pair[0])
         section.figure(f"bytes a key, worst just after the doubling at {spaced(low)} (at {spaced(keys)})", size / keys, 115, "B")
-    table = Table(("keys", "headgate, bytes a key"))
+    table = Table(("keys", "limitkeeper, bytes a key"))
     steps = [n for n, _ in samples if n % (SAMPLE * 16) == 0]
     table.rows = [(spaced(n), number(at[n] / n, "")) for n in steps]
     return table
@@ -120,22 +120,22 @@ def headgate_figures(section: Section, effort: Effort, note: Callable[[str], Non
 def given_back(section: Section, effort: Effort, note: Callable[[str], None]) -> Table:
     keys, few = effort.pick(1_000_000, 200_000), effort.pick(100_000, 20_000)
     table = Table(("idle for two windows, then asked for one other key", "keys", "bytes a key before", "after", "given back"))
-    asks = [("headgate, token bucket", "headgate", keys, 6), ("a dict of floats", "dict", few, 3)]
+    asks = [("limitkeeper, token bucket", "limitkeeper", keys, 6), ("a dict of floats", "dict", few, 3)]
     asks += [(named(*who).name, str(SYNC.index(named(*who))), few, 3) for who in OTHERS]
     for (name, _, n, _), samples in together(asks, section, note, len(asks) // 2):
         before, after = dict(samples)[n], samples[-1][1]
         share = 100 * (1 - after / before)
         table.rows.append((name, spaced(n), number(before / n, ""), number(max(0, after) / n, ""), f"{max(0.0, share):.0f} %"))
-        if name.startswith("headgate"):
+        if name.startswith("limitkeeper"):
             section.figure("given back when idle", share, None, "%")
-            section.notes.append(f"headgate sweeps a few keys per call: after {spaced(-samples[-1][0])} hits of one other key")
+            section.notes.append(f"limitkeeper sweeps a few keys per call: after {spaced(-samples[-1][0])} hits of one other key")
     return table
 
 
 def peers_at_scale(section: Section, effort: Effort, note: Callable[[str], None]) -> Table:
     keys = effort.pick(1_000_000, 100_000)
     table = Table((f"{spaced(keys)} keys", "bytes a key"))
-    asks = [("headgate, token bucket", "headgate", keys, 3600), ("a dict of floats", "dict", keys, 3600)]
+    asks = [("limitkeeper, token bucket", "limitkeeper", keys, 3600), ("a dict of floats", "dict", keys, 3600)]
     asks += [(named(*who).name, str(SYNC.index(named(*who))), keys, 3600) for who in OTHERS if who not in SLOW]
     for (name, *_), samples in together(asks, section, note):
         table.rows.append((name, number(dict(samples)[keys] / keys, "")))
@@ -168,7 +168,7 @@ def run(floors: Any, effort: Effort, note: Callable[[str], None]) -> Section:
         "Growth of the resident set of a fresh process, keys `user:1` … made on the way and kept by nobody else; token bucket. "
         f"Watched every {SAMPLE} keys; the worst moment up to a quarter past a doubling of the index counts as just after it.",
     )
-    growth = headgate_figures(section, effort, note)
+    growth = limitkeeper_figures(section, effort, note)
     section.details = [peers_at_scale(section, effort, note), given_back(section, effort, note), growth]
     return section
 

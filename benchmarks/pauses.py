@@ -38,13 +38,13 @@ def timed_calls(ask: Callable[[str], Any], keys: Any) -> list[tuple[int, int]]:
 
 
 def come_and_go(who: str, keys: int) -> dict[str, list[tuple[int, int]]]:
-    """One run: the keys come; then, for headgate, they idle and are swept by hits of one other key."""
+    """One run: the keys come; then, for limitkeeper, they idle and are swept by hits of one other key."""
     ask = asker(who, 1, WINDOW, keys)
     ask("warm")
     gc.collect()
     gc.disable()
     found = {"growing": timed_calls(ask, (f"user:{i}" for i in range(keys)))}
-    if who == "headgate":
+    if who == "limitkeeper":
         time.sleep(WINDOW + 0.2)
         found["sweeping"] = swept(ask, keys)
     return found
@@ -90,7 +90,7 @@ def run(floors: Any, effort: Effort, note: Callable[[str], None]) -> Section:
     )
     table = Table(("longest single call", "comes back, ms", "at call", "raw longest, ms", "calls over 50 µs, per run"))
     found: dict[str, list[list[tuple[int, int]]]] = {}
-    for who in ("headgate", "dict"):
+    for who in ("limitkeeper", "dict"):
         for i in range(runs):
             note(f"{who}, run {i + 1} of {runs}")
             for phase, noted in child(who, keys).items():
@@ -99,7 +99,7 @@ def run(floors: Any, effort: Effort, note: Callable[[str], None]) -> Section:
         pause, at = comes_back(noted_runs)
         raw = max((took for noted in noted_runs for _, took in noted), default=0) / 1e6
         many = ", ".join(str(len(noted)) for noted in noted_runs)
-        goal = 0.2 if name.startswith("headgate") else None
+        goal = 0.2 if name.startswith("limitkeeper") else None
         section.figure(f"longest call, {name}", pause, goal, "ms", shown=None if pause else "under 0.05 ms")
         table.rows.append((name, f"{pause:.3f}" if pause else "none over 0.05", spaced(at) if pause else "", f"{raw:.3f}", many))
     section.details = [table]

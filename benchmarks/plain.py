@@ -17,11 +17,11 @@ from timing import Effort
 
 
 def copy_of_source(folder: str) -> None:
-    import headgate
+    import limitkeeper
 
-    source = Path(headgate.__file__).parent
+    source = Path(limitkeeper.__file__).parent
     for file in source.rglob("*.py"):
-        target = Path(folder, "headgate", file.relative_to(source))
+        target = Path(folder, "limitkeeper", file.relative_to(source))
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(file, target)
 
@@ -55,15 +55,15 @@ def run(floors: Any, effort: Effort, note: Callable[[str], None]) -> Section:
 
 def main(quick: bool) -> None:
     sys.modules["cython"] = None  # type: ignore[assignment]
-    import headgate
+    import limitkeeper
 
-    if headgate.compiled:
+    if limitkeeper.compiled:
         raise SystemExit("the copy runs compiled: the compiled modules are still found")
-    from hot import floor_cases, headgate_cases
+    from hot import floor_cases, limitkeeper_cases
     from timing import measure, one_core
 
     with one_core():
-        took, failed = measure([*floor_cases(None), *headgate_cases()], Effort(quick), lambda text: None)
+        took, failed = measure([*floor_cases(None), *limitkeeper_cases()], Effort(quick), lambda text: None)
     if failed:
         raise SystemExit(str(failed))
     print(json.dumps(took))

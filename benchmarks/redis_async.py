@@ -21,8 +21,8 @@ import redis
 import redis.asyncio
 from redis_sync import KEY, MINIMAL
 
-from headgate import AsyncLimiter, TokenBucket
-from headgate.stores.redis import RedisStore
+from limitkeeper import AsyncLimiter, TokenBucket
+from limitkeeper.stores.redis import RedisStore
 from servers.valkey import Valkey
 
 try:
@@ -71,8 +71,8 @@ async def measured(server: Valkey, slices: int) -> list[dict[str, Any]]:
             allow, deny = AsyncLimiter(TokenBucket("1000000/s"), store=store), AsyncLimiter(TokenBucket("1/h"), store=store)
             some: dict[str, tuple[Decide, int]] = {
                 "redis-py asyncio, EVALSHA of a minimal script": (lambda: client.evalsha(sha, 1, KEY, "1", "1000000"), 15),
-                "headgate, allow": (lambda: allow.hit(KEY), 90),
-                "headgate, deny": (lambda: deny.hit(KEY), 90),
+                "limitkeeper, allow": (lambda: allow.hit(KEY), 90),
+                "limitkeeper, deny": (lambda: deny.hit(KEY), 90),
             }
             glide = await glide_client(server)
             if glide is not None:

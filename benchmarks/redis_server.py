@@ -18,10 +18,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 import hiredis
 from redis_sync import MINIMAL
 
-from headgate import Limit, SlidingWindowLog, TokenBucket
-from headgate.algorithms.claim import Claim, NamedLimit
-from headgate.stores.redis.asks import Ask, call_of, deciding, hitting
-from headgate.stores.redis.names import Names
+from limitkeeper import Limit, SlidingWindowLog, TokenBucket
+from limitkeeper.algorithms.claim import Claim, NamedLimit
+from limitkeeper.stores.redis.asks import Ask, call_of, deciding, hitting
+from limitkeeper.stores.redis.names import Names
 from servers.valkey import Valkey
 
 KEYS = [f"user:{n}" for n in range(1000)]
@@ -67,12 +67,12 @@ def cases(client: Any) -> dict[str, tuple[list[bytes], int]]:
     return {
         "minimal script": ([evalsha(sha, [b"minimal:" + key.encode()], b"10", b"1000000") for key in KEYS], 1),
         "minimal script, deny": ([evalsha(sha, [b"deny:" + key.encode()], b"3600000000", b"3600000000") for key in KEYS], 1),
-        "headgate, allow": ([sent([hit]) for hit in hits], 1),
-        "headgate, deny": ([sent([hitting(NAMES, deny, key)]) for key in KEYS], 1),
-        "headgate, batches of 50": ([sent(hits[at : at + 50]) for at in range(0, len(hits), 50)], 50),
-        "headgate, allow, with patience": ([sent([deciding(NAMES, [Claim(allow, key)], 10**6)]) for key in KEYS], 1),
-        "headgate, five limits": ([sent([deciding(NAMES, [Claim(one, key) for one in five])]) for key in KEYS], 1),
-        "headgate, log of 100": ([sent([hitting(NAMES, log, key)]) for key in KEYS], 1),
+        "limitkeeper, allow": ([sent([hit]) for hit in hits], 1),
+        "limitkeeper, deny": ([sent([hitting(NAMES, deny, key)]) for key in KEYS], 1),
+        "limitkeeper, batches of 50": ([sent(hits[at : at + 50]) for at in range(0, len(hits), 50)], 50),
+        "limitkeeper, allow, with patience": ([sent([deciding(NAMES, [Claim(allow, key)], 10**6)]) for key in KEYS], 1),
+        "limitkeeper, five limits": ([sent([deciding(NAMES, [Claim(one, key) for one in five])]) for key in KEYS], 1),
+        "limitkeeper, log of 100": ([sent([hitting(NAMES, log, key)]) for key in KEYS], 1),
     }
 
 

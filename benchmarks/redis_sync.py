@@ -19,8 +19,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 
 import redis
 
-from headgate import Limiter, TokenBucket
-from headgate.stores.redis import RedisStore
+from limitkeeper import Limiter, TokenBucket
+from limitkeeper.stores.redis import RedisStore
 from servers.valkey import Valkey
 
 #: GCRA in six lines: what a limiter on Redis can't do without.
@@ -44,9 +44,9 @@ def cases(server: Valkey, store: RedisStore, client: redis.Redis) -> dict[str, C
     deny.hit(KEY)
     return {
         "redis-py, EVALSHA of a minimal script": lambda: client.evalsha(sha, 1, KEY, "1", "1000000"),
-        "headgate, allow": lambda: allow.hit(KEY),
-        "headgate, deny": lambda: deny.hit(KEY),
-        "headgate, five limits": lambda: five.hit(KEY),
+        "limitkeeper, allow": lambda: allow.hit(KEY),
+        "limitkeeper, deny": lambda: deny.hit(KEY),
+        "limitkeeper, five limits": lambda: five.hit(KEY),
     }
 
 

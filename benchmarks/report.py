@@ -124,14 +124,14 @@ def versions() -> list[str]:
 
 
 def machine() -> Table:
-    import headgate
+    import limitkeeper
 
     kernel = ".".join(re.findall(r"\d+", platform.release())[:2])
     table = Table(("run", ""))
     table.rows = [
         ("date", f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC"),
         ("command", "`python benchmarks/run.py" + "".join(f" {word}" for word in sys.argv[1:]) + "` (`make bench`)"),
-        ("headgate", f"{headgate.__version__}, {'compiled' if headgate.compiled else 'plain'}"),
+        ("limitkeeper", f"{limitkeeper.__version__}, {'compiled' if limitkeeper.compiled else 'plain'}"),
         ("CPU", f"{cpu()}, {os.cpu_count()} cores"),
         ("Python", build()),
         (
@@ -149,7 +149,7 @@ def whole(sections: list[Section], seconds: float) -> str:
     judged = sum(1 for section in sections for row in section.figures.rows if row[3])
     head = (
         "# Figures\n\nWritten by `make bench`. Ratios come from one run on one machine, floors and peers measured in turn with "
-        "headgate: batches of about 0.2 ms, the smallest batch of a repeat, the median of the repeats. The cost of the loop is "
+        "limitkeeper: batches of about 0.2 ms, the smallest batch of a repeat, the median of the repeats. The cost of the loop is "
         f"in every figure.\n\n{judged - missed} of {judged} goals met, in {seconds:.0f} s."
     )
     return "\n\n".join([head, machine().markdown(), *(section.text(markdown=True) for section in sections)]) + "\n"

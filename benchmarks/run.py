@@ -1,4 +1,4 @@
-"""`make bench`: measures what headgate says about itself, prints a table per group, and writes RESULTS.md.
+"""`make bench`: measures what limitkeeper says about itself, prints a table per group, and writes RESULTS.md.
 
 python benchmarks/run.py [--quick] [--only GROUP]      a quick or partial run prints, and leaves RESULTS.md as it is
 """
@@ -30,9 +30,9 @@ def built_floors(folder: str) -> Any:
         from Cython.Build import cythonize
         from setuptools import Distribution, Extension
 
-        import headgate
+        import limitkeeper
 
-        around = str(Path(headgate.__file__).parent.parent)
+        around = str(Path(limitkeeper.__file__).parent.parent)
         source = Path(folder, "floors.pyx")
         source.write_text((HERE / "floors.pyx").read_text())
         flags = [] if sys.platform == "win32" else ["-O3", "-fno-semantic-interposition"]
@@ -81,7 +81,7 @@ def run_group(group: str, floors: Any, effort: Effort) -> Section:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Measures headgate beside its floors and its peers.")
+    parser = argparse.ArgumentParser(description="Measures limitkeeper beside its floors and its peers.")
     parser.add_argument("--quick", action="store_true", help="fewer repeats and keys: a look, not a result")
     parser.add_argument("--only", choices=GROUPS, action="append", help="one group (may be given several times)")
     options = parser.parse_args()

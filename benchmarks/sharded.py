@@ -13,9 +13,9 @@ from typing import Any
 from report import Section, Table, number
 from timing import Case, Effort, measure, one_core
 
-from headgate import Limiter, MemoryStore, TokenBucket
-from headgate.stores.sharded import ShardedStore
-from headgate.stores.sharded.slots import SLOTS, homes, slot_of
+from limitkeeper import Limiter, MemoryStore, TokenBucket
+from limitkeeper.stores.sharded import ShardedStore
+from limitkeeper.stores.sharded.slots import SLOTS, homes, slot_of
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "examples"))
 import sharding

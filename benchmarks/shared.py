@@ -12,7 +12,7 @@ from typing import Any
 from report import Section, Table, number, spaced
 from timing import Case, Effort, measure, one_core
 
-from headgate import FixedWindow, Limiter, SharedStore, TokenBucket
+from limitkeeper import FixedWindow, Limiter, SharedStore, TokenBucket
 
 KEY = "user:123456"
 PLENTY = 10**9

@@ -96,7 +96,7 @@ class Postgres:
 
     def __init__(self, programs: str, **options: str) -> None:
         self.port, self.programs = free_port(), programs
-        self.folder = tempfile.mkdtemp(prefix="headgate-postgres-")
+        self.folder = tempfile.mkdtemp(prefix="limitkeeper-postgres-")
         who = {"user": NOBODY, "group": NOBODY} if os.getuid() == 0 else {}
         if who:
             os.chown(self.folder, NOBODY, NOBODY)
@@ -201,7 +201,7 @@ def sql_cases(programs: str, stack: ExitStack) -> Iterator[Case]:
 def redis_cases(stack: ExitStack) -> Iterator[Case]:
     import redis
 
-    from headgate import Limiter, RedisStore, TokenBucket
+    from limitkeeper import Limiter, RedisStore, TokenBucket
 
     server = stack.enter_context(Valkey())
     client = stack.enter_context(redis.Redis(port=server.port))

@@ -12,7 +12,7 @@ from peers import ASYNC
 from report import Section, Table, number
 from timing import BATCH_NS, Effort, one_core
 
-from headgate import AsyncLimiter, TokenBucket
+from limitkeeper import AsyncLimiter, TokenBucket
 
 KEY = "user:123456"
 Loop = Callable[[int], Awaitable[float]]
@@ -38,8 +38,8 @@ def loops(failed: dict[str, str]) -> dict[str, Loop]:
     allow, deny = AsyncLimiter(TokenBucket("1000000000/h")), AsyncLimiter(TokenBucket("1/h"))
     made = {
         "empty coroutine": loop_of("await o.hit(k)", {"o": Nothing(), "k": KEY}),
-        "headgate allow": loop_of("await o.hit(k)", {"o": allow, "k": KEY}),
-        "headgate deny": loop_of("await o.hit(k)", {"o": deny, "k": KEY}),
+        "limitkeeper allow": loop_of("await o.hit(k)", {"o": allow, "k": KEY}),
+        "limitkeeper deny": loop_of("await o.hit(k)", {"o": deny, "k": KEY}),
     }
     for peer in ASYNC:
         try:
@@ -79,7 +79,7 @@ def run(floors: Any, effort: Effort, note: Callable[[str], None]) -> Section:
     section.fail(failed)
     empty = took["empty coroutine"]
     for verdict in ("allow", "deny"):
-        section.figure(f"AsyncLimiter.hit / empty coroutine, {verdict}", took[f"headgate {verdict}"] / empty, 2.2, "×")
+        section.figure(f"AsyncLimiter.hit / empty coroutine, {verdict}", took[f"limitkeeper {verdict}"] / empty, 2.2, "×")
     table = Table(("awaited", "ns", "/ empty coroutine"))
     table.rows = [(name, number(value, ""), number(value / empty, "×")) for name, value in took.items()]
     section.details = [table]

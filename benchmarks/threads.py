@@ -14,7 +14,7 @@ from peers import named
 from report import Section, Table, spaced
 from timing import Effort
 
-from headgate import FixedWindow, Limiter, TokenBucket
+from limitkeeper import FixedWindow, Limiter, TokenBucket
 
 KEY = "user:123456"
 LIMIT, THREADS, ATTEMPTS = 1000, 8, 400
@@ -29,7 +29,7 @@ OTHERS = (
 Ask = Callable[[], Any]
 
 
-def headgate_asker(rule: Callable[[str], Any]) -> Callable[[int], Ask]:
+def limitkeeper_asker(rule: Callable[[str], Any]) -> Callable[[int], Ask]:
     def made(count: int) -> Ask:
         limiter = Limiter(rule(f"{count}/h"))
         return lambda: limiter.hit(KEY)
@@ -122,7 +122,10 @@ def run(floors: Any, effort: Effort, note: Callable[[str], None]) -> Section:
     )
     head = ("limiter", "1 thread, decisions/s", "2 threads", "8 threads", "admitted above", "below", "errors")
     table = Table(head)
-    makers = {"headgate, token bucket": headgate_asker(TokenBucket), "headgate, fixed window": headgate_asker(FixedWindow)}
+    makers = {
+        "limitkeeper, token bucket": limitkeeper_asker(TokenBucket),
+        "limitkeeper, fixed window": limitkeeper_asker(FixedWindow),
+    }
     makers |= {named(*who).name: peer_asker(*who) for who in OTHERS}
     for name, made in makers.items():
         note(name)
@@ -133,7 +136,7 @@ def run(floors: Any, effort: Effort, note: Callable[[str], None]) -> Section:
             section.fail({name: f"{type(error).__name__}: {error}"})
             continue
         table.rows.append((name, *(spaced(int(value)) for value in row), str(over), str(under), ", ".join(sorted(errors))))
-        if name.startswith("headgate"):
+        if name.startswith("limitkeeper"):
             section.figure(f"{name}: admitted off the limit", float(over + under), 0, "calls")
     section.details = [table]
     return section

@@ -15,16 +15,20 @@ from timing import Case, Effort, measure, one_core
 from web_served import served
 from web_slices import SCOPE, Loop, Taken, asgi, asgi_new_paths, paths, status_of, take, wsgi
 
-from headgate.policy.edition import Edition
-from headgate.policy.facts import Facts
-from headgate.policy.gate import Gate
-from headgate.web.asgi_wire import AsgiFacts
+from limitkeeper.policy.edition import Edition
+from limitkeeper.policy.facts import Facts
+from limitkeeper.policy.gate import Gate
+from limitkeeper.web.asgi_wire import AsgiFacts
 
 #: Our cases: (name, base, app, how it is asked). What a floor is, is said in its name.
-ONE, FIVE, FIVE_NEW = "headgate, 1 rule", "headgate, 200 rules, 5 meant", "headgate, 200 rules, 5 meant, paths never seen"
-ONE_WSGI = "headgate, WSGI, 1 rule"
-FIVE_WSGI = "headgate, WSGI, 200 rules, 5 meant"
-ONE_FLASK = "headgate around Flask, 1 rule"
+ONE, FIVE, FIVE_NEW = (
+    "limitkeeper, 1 rule",
+    "limitkeeper, 200 rules, 5 meant",
+    "limitkeeper, 200 rules, 5 meant, paths never seen",
+)
+ONE_WSGI = "limitkeeper, WSGI, 1 rule"
+FIVE_WSGI = "limitkeeper, WSGI, 200 rules, 5 meant"
+ONE_FLASK = "limitkeeper around Flask, 1 rule"
 THROUGH, BY_HAND = "floor: a middleware that does nothing", "floor: a bucket in a dict, 2 X- fields"
 BASES = {
     "starlette": lambda: asgi(apps.starlette()),
@@ -36,12 +40,12 @@ BASES = {
 OURS: tuple[tuple[str, str, Callable[[], Loop]], ...] = (
     (THROUGH, "starlette", lambda: asgi(apps.Through(apps.starlette()))),
     (BY_HAND, "starlette", lambda: asgi(apps.ByHand(apps.starlette()))),
-    (ONE, "starlette", lambda: asgi(apps.headgate(apps.one_rule()))),
-    (FIVE, "starlette", lambda: asgi(apps.headgate(apps.five_of(200)))),
-    (FIVE_NEW, "starlette, new paths", lambda: asgi_new_paths(apps.headgate(apps.five_of(200)))),
-    (ONE_WSGI, "wsgi", lambda: wsgi(apps.headgate_wsgi(apps.one_rule()))),
-    (FIVE_WSGI, "wsgi", lambda: wsgi(apps.headgate_wsgi(apps.five_of(200)))),
-    (ONE_FLASK, "flask", lambda: wsgi(apps.headgate_wsgi(apps.one_rule(), apps.flask()))),
+    (ONE, "starlette", lambda: asgi(apps.limitkeeper(apps.one_rule()))),
+    (FIVE, "starlette", lambda: asgi(apps.limitkeeper(apps.five_of(200)))),
+    (FIVE_NEW, "starlette, new paths", lambda: asgi_new_paths(apps.limitkeeper(apps.five_of(200)))),
+    (ONE_WSGI, "wsgi", lambda: wsgi(apps.limitkeeper_wsgi(apps.one_rule()))),
+    (FIVE_WSGI, "wsgi", lambda: wsgi(apps.limitkeeper_wsgi(apps.five_of(200)))),
+    (ONE_FLASK, "flask", lambda: wsgi(apps.limitkeeper_wsgi(apps.one_rule(), apps.flask()))),
 )
 REFUSED = "refused: "
 
@@ -57,10 +61,10 @@ async def checked(app: Any) -> Any:
 async def refusals(failed: dict[str, str]) -> dict[str, Loop]:
     """Apps that refuse every request."""
     made: dict[str, Loop] = {
-        f"{REFUSED}{ONE}": asgi(await checked(apps.headgate(apps.one_rule(apps.DENY)))),
-        f"{REFUSED}{FIVE}": asgi(await checked(apps.headgate(apps.five_of(200, apps.DENY)))),
+        f"{REFUSED}{ONE}": asgi(await checked(apps.limitkeeper(apps.one_rule(apps.DENY)))),
+        f"{REFUSED}{FIVE}": asgi(await checked(apps.limitkeeper(apps.five_of(200, apps.DENY)))),
         f"{REFUSED}{BY_HAND}": asgi(await checked(apps.ByHand(apps.starlette(), 1 / 3600, 1.0))),
-        f"{REFUSED}{ONE_WSGI}": wsgi(apps.headgate_wsgi(apps.one_rule(apps.DENY))),
+        f"{REFUSED}{ONE_WSGI}": wsgi(apps.limitkeeper_wsgi(apps.one_rule(apps.DENY))),
     }
     for peer in (*peers.ASGI, *peers.WSGI):
         try:
@@ -129,14 +133,14 @@ def figures(section: Section, taken: Taken, took: dict[str, float]) -> None:
     for name in (protocol.INLINE, protocol.FIELDS):
         if protocol.OURS in taken:
             ratio = taken.total(name) / taken.total(protocol.OURS)
-            section.figure(f"uvicorn without sockets: requests/s, headgate / {name}", ratio, None, "×")
+            section.figure(f"uvicorn without sockets: requests/s, limitkeeper / {name}", ratio, None, "×")
     for name in (ONE, FIVE, ONE_WSGI):
         section.figure(f"a refusal by {name}, all of it", taken.total(REFUSED + name) / 1000, None, "µs")
 
 
 def beside(taken: Taken, alone: dict[str, float]) -> list[Table]:
     """Everybody's numbers."""
-    table = Table(("what", "added µs", "/ headgate", "a refusal µs"))
+    table = Table(("what", "added µs", "/ limitkeeper", "a refusal µs"))
     ours = {"flask beside peers": taken.added(ONE_FLASK, "flask")}
     rows = [(name, base) for name, base, _ in OURS]
     rows += [(peer.name, f"{peer.base} beside peers") for peer in (*peers.ASGI, *peers.WSGI) if peer.name in taken]
@@ -144,7 +148,7 @@ def beside(taken: Taken, alone: dict[str, float]) -> list[Table]:
         added = taken.added(name, base)
         refused = f"{taken.total(REFUSED + name) / 1000:.1f}" if REFUSED + name in taken else ""
         over = number(added / ours.get(base, taken.added(ONE, "starlette")), "×")
-        table.rows.append((name, f"{added / 1000:.2f}", "" if "headgate" in name else over, refused))
+        table.rows.append((name, f"{added / 1000:.2f}", "" if "limitkeeper" in name else over, refused))
     if alone:
         over = number(alone["added"] / taken.added(ONE, "starlette"), "×")
         table.rows.append((peers.ALONE.name, f"{alone['added'] / 1000:.2f}", over, f"{alone['refused'] / 1000:.1f}"))

@@ -1,14 +1,14 @@
-"""The apps that are asked: one handler that answers "ok", bare, behind headgate, and behind what somebody would write by hand."""
+"""The apps that are asked: one handler that answers "ok", bare, behind limitkeeper, and behind what somebody would write by hand."""
 
 from __future__ import annotations
 
 import time
 from typing import Any
 
-from headgate.policy import Policy
-from headgate.policy.gate import Gate
-from headgate.web.asgi import RateLimitMiddleware
-from headgate.web.wsgi import RateLimitMiddleware as WsgiMiddleware
+from limitkeeper.policy import Policy
+from limitkeeper.policy.gate import Gate
+from limitkeeper.web.asgi import RateLimitMiddleware
+from limitkeeper.web.wsgi import RateLimitMiddleware as WsgiMiddleware
 
 #: Always allowed: what a request takes is back before the next one; and used up after the first.
 ALLOW, DENY = "token bucket 1000000/s burst 1000", "fixed window 1/h"
@@ -75,7 +75,7 @@ def starlette() -> Any:
     return Starlette(routes=[Route(PATH, product)])
 
 
-def headgate(policy: Policy) -> Any:
+def limitkeeper(policy: Policy) -> Any:
     return RateLimitMiddleware(starlette(), policy=Gate(policy))
 
 
@@ -125,7 +125,7 @@ def plain_wsgi(environ: Any, start_response: Any) -> list[bytes]:
     return [b"ok"]
 
 
-def headgate_wsgi(policy: Policy, app: Any = plain_wsgi) -> Any:
+def limitkeeper_wsgi(policy: Policy, app: Any = plain_wsgi) -> Any:
     return WsgiMiddleware(app, policy=Gate(policy))
 
 

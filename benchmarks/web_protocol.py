@@ -9,13 +9,18 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from web_apps import headgate, one_rule, starlette
+from web_apps import limitkeeper, one_rule, starlette
 from web_server import inline
 from web_slices import Loop, clock
 
 REQUEST = b"GET /products/17 HTTP/1.1\r\nHost: 127.0.0.1\r\nX-Tenant: acme\r\nX-User: u42\r\n\r\n"
-BARE, INLINE, FIELDS, OURS = "bare app", "inline dict bucket", "inline dict bucket, the same fields", "headgate, 1 rule, served"
-NEAR = "headgate, 1 rule, fields near the end"
+BARE, INLINE, FIELDS, OURS = (
+    "bare app",
+    "inline dict bucket",
+    "inline dict bucket, the same fields",
+    "limitkeeper, 1 rule, served",
+)
+NEAR = "limitkeeper, 1 rule, fields near the end"
 
 
 class Wire(asyncio.Transport):
@@ -69,6 +74,6 @@ def loops() -> dict[str, Loop]:
         BARE: spoken(starlette()),
         INLINE: spoken(inline(False)),
         FIELDS: spoken(inline(True)),
-        OURS: spoken(headgate(one_rule())),
-        NEAR: spoken(headgate(one_rule(success="near"))),
+        OURS: spoken(limitkeeper(one_rule())),
+        NEAR: spoken(limitkeeper(one_rule(success="near"))),
     }

@@ -1,4 +1,4 @@
-"""A real server under load: the same app behind an inline dict bucket and behind headgate, each in a process of its own.
+"""A real server under load: the same app behind an inline dict bucket and behind limitkeeper, each in a process of its own.
 
 Each server keeps to one core and whoever asks to another. The load is wrk's where it is found (or at $WRK), otherwise that
 of a client of our own: a few keep-alive connections, written and read in turns. A slice is about a second; of the ratios of
@@ -26,7 +26,7 @@ from timing import Effort
 
 HERE = Path(__file__).resolve().parent
 CONNECTIONS = 16
-APPS = ("inline", "inline, the same fields", "headgate", "headgate, fields near the end", "bare")
+APPS = ("inline", "inline, the same fields", "limitkeeper", "limitkeeper, fields near the end", "bare")
 REQUEST = b"GET /products/17 HTTP/1.1\r\nHost: 127.0.0.1\r\nX-Tenant: acme\r\nX-User: u42\r\n\r\n"
 
 
@@ -133,20 +133,20 @@ def served(section: Section, effort: Effort, note: Callable[[str], None], failed
         os.sched_setaffinity(0, allowed)
     asker = "wrk" if os.environ.get("WRK") or shutil.which("wrk") else "a client of our own"
     section.figure(
-        f"uvicorn + {asker}: requests/s, headgate / inline dict bucket",
-        ratio(found, "headgate", "inline", 0),
+        f"uvicorn + {asker}: requests/s, limitkeeper / inline dict bucket",
+        ratio(found, "limitkeeper", "inline", 0),
         0.97,
         "×",
         at_least=True,
     )
     section.figure(
-        f"uvicorn + {asker}: requests/s, headgate with fields only near the end / inline dict bucket",
+        f"uvicorn + {asker}: requests/s, limitkeeper with fields only near the end / inline dict bucket",
         ratio(found, APPS[3], "inline", 0),
         None,
         "×",
     )
     for less, said in (("inline", "inline dict bucket"), (APPS[1], "the same that sends the same fields"), ("bare", "bare app")):
-        section.figure(f"requests per CPU second, headgate / {said}", ratio(found, "headgate", less, 1), None, "×")
+        section.figure(f"requests per CPU second, limitkeeper / {said}", ratio(found, "limitkeeper", less, 1), None, "×")
     table = Table(("served by uvicorn", "requests/s", "µs of CPU each"))
     table.rows = [
         (name, number(median(one[0] for one in took), ""), f"{1e6 / median(one[1] for one in took):.1f}")

@@ -1,4 +1,4 @@
-"""One server of the benchmark: `web_server.py inline|headgate|…` prints its port and serves until it is told to stop."""
+"""One server of the benchmark: `web_server.py inline|limitkeeper|…` prints its port and serves until it is told to stop."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import uvicorn
 from starlette.applications import Starlette
 from starlette.responses import PlainTextResponse
 from starlette.routing import Route
-from web_apps import PATH, headgate, one_rule, starlette
+from web_apps import PATH, limitkeeper, one_rule, starlette
 
 RATE, BURST = 1e6, 1000.0
-#: What headgate sends, for the inline bucket that is to send as much.
+#: What limitkeeper sends, for the inline bucket that is to send as much.
 FIELDS = {
     "ratelimit-policy": '"api";q=1000;w=1',
 }
@@ -45,8 +45,8 @@ def main() -> None:
     made = {
         "inline": lambda: inline(False),
         "inline, the same fields": lambda: inline(True),
-        "headgate": lambda: headgate(one_rule()),
-        "headgate, fields near the end": lambda: headgate(one_rule(success="near")),
+        "limitkeeper": lambda: limitkeeper(one_rule()),
+        "limitkeeper, fields near the end": lambda: limitkeeper(one_rule(success="near")),
         "bare": starlette,
     }
     sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)

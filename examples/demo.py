@@ -1,4 +1,4 @@
-"""The demo: the same arrivals through every rule of headgate, as a table, a picture in the terminal, and a page to open.
+"""The demo: the same arrivals through every rule of limitkeeper, as a table, a picture in the terminal, and a page to open.
 
     python examples/demo.py [--html PATH] [--no-picture]
 
@@ -36,7 +36,7 @@ def text(found: list[list[Run]], look: terminal.Look, pictures: bool = True) -> 
 
 def arguments(given: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        description="Sends the same arrivals through every rule of headgate and draws what becomes of them."
+        description="Sends the same arrivals through every rule of limitkeeper and draws what becomes of them."
     )
     parser.add_argument(
         "--html", type=Path, default=HTML, metavar="PATH", help="where to write the page (default: out/demo.html)"

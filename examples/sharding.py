@@ -15,9 +15,9 @@ from random import Random
 from statistics import quantiles
 from typing import Any
 
-from headgate import Decision, Limiter, MemoryStore
-from headgate.stores.sharded import ShardedStore
-from headgate.testing import ManualClock
+from limitkeeper import Decision, Limiter, MemoryStore
+from limitkeeper.stores.sharded import ShardedStore
+from limitkeeper.testing import ManualClock
 
 USERS = [f"user:{i}" for i in range(10_000)]
 NAMES = ("north", "east", "south", "west")

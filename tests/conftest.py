@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
-import headgate
-from headgate import AsyncLimiter, Limiter, MemoryStore
-from headgate.testing import ManualClock
+import limitkeeper
 from laboratory.witness import Watch
+from limitkeeper import AsyncLimiter, Limiter, MemoryStore
+from limitkeeper.testing import ManualClock
 from servers.valkey import Valkey
 from stand_ins import NOON, Driven, HeldClock, WrappedStore
 
@@ -26,10 +26,10 @@ from stand_ins import NOON, Driven, HeldClock, WrappedStore
 PATIENT = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
 settings.register_profile("steady", derandomize=True, database=None, **PATIENT)
 settings.register_profile("soak", derandomize=False, **PATIENT)
-settings.load_profile("soak" if os.environ.get("HEADGATE_SOAK") == "1" else "steady")
+settings.load_profile("soak" if os.environ.get("LIMITKEEPER_SOAK") == "1" else "steady")
 
 
-#: What is not compiled is the same source in both builds: `make test` runs these once, with the compiled one (HEADGATE_EXPECT
+#: What is not compiled is the same source in both builds: `make test` runs these once, with the compiled one (LIMITKEEPER_EXPECT
 #: is "plain" in its second run only). So do tests whose point is a server: the middleware before it is tried in process in both.
 ONCE = (
     "policy/test_cli_policy.py",
@@ -48,7 +48,7 @@ SERVED = ("test_behind_", "test_frameworks_behind_", "test_django_asgi_behind_")
 
 
 def second_run() -> bool:
-    return os.environ.get("HEADGATE_EXPECT") == "plain" and os.environ.get("HEADGATE_SOAK") != "1"
+    return os.environ.get("LIMITKEEPER_EXPECT") == "plain" and os.environ.get("LIMITKEEPER_SOAK") != "1"
 
 
 def pytest_ignore_collect(collection_path: Path) -> bool | None:
@@ -63,7 +63,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_report_header() -> str:
-    return f"headgate: {'compiled' if headgate.compiled else 'plain'}, from {headgate.__path__[0]}"
+    return f"limitkeeper: {'compiled' if limitkeeper.compiled else 'plain'}, from {limitkeeper.__path__[0]}"
 
 
 @pytest.fixture
@@ -101,8 +101,8 @@ def make(request: pytest.FixtureRequest, store: MemoryStore) -> Callable[..., An
 
 @pytest.fixture
 def python() -> Callable[[str], subprocess.CompletedProcess[str]]:
-    """Runs code in an interpreter of its own, with the same build of headgate."""
-    environment = {**os.environ, "PYTHONPATH": os.path.dirname(headgate.__path__[0])}
+    """Runs code in an interpreter of its own, with the same build of limitkeeper."""
+    environment = {**os.environ, "PYTHONPATH": os.path.dirname(limitkeeper.__path__[0])}
 
     def run(code: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-c", textwrap.dedent(code)]

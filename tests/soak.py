@@ -1,10 +1,10 @@
 """`make soak`: worker processes make traffic in every mode while faults strike in random order, for minutes; then a table.
 
-    HEADGATE_SOAK_SECONDS=120 HEADGATE_SOAK_SEED=7 HEADGATE_SOAK_FAULT=killed python tests/soak.py
+    LIMITKEEPER_SOAK_SECONDS=120 LIMITKEEPER_SOAK_SEED=7 LIMITKEEPER_SOAK_FAULT=killed python tests/soak.py
 
 A round is one fault in the middle of some seconds of traffic, on limiters of its own name, so that each round has its own bound.
 It exits with 1 when anybody was admitted more than the mode's bound, a call took longer than its budget, a call never came back,
-an error was not headgate's own, or a mode did not recover. The seed that is printed gives the same order again; with a part of a
+an error was not limitkeeper's own, or a mode did not recover. The seed that is printed gives the same order again; with a part of a
 name only those faults strike.
 """
 
@@ -51,7 +51,7 @@ class Soak:
     def order(self) -> Iterator[Fault]:
         """Every fault once in random order, and again, and again."""
         known = [fault for fault in (*FAULTS, *MORE_FAULTS) if self.lab.fakes_time or not fault.fakes_time]
-        known = [fault for fault in known if os.environ.get("HEADGATE_SOAK_FAULT", "") in fault.name]
+        known = [fault for fault in known if os.environ.get("LIMITKEEPER_SOAK_FAULT", "") in fault.name]
         while True:
             yield from self.dice.sample(known, len(known))
 
@@ -144,8 +144,8 @@ class Soak:
 
 
 def main() -> int:
-    seconds = float(os.environ.get("HEADGATE_SOAK_SECONDS", "120"))
-    soak = Soak(seconds, int(os.environ.get("HEADGATE_SOAK_SEED", secrets.randbelow(10**6))))
+    seconds = float(os.environ.get("LIMITKEEPER_SOAK_SECONDS", "120"))
+    soak = Soak(seconds, int(os.environ.get("LIMITKEEPER_SOAK_SEED", secrets.randbelow(10**6))))
     try:
         return soak.run()
     finally:

@@ -9,10 +9,10 @@ from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
 from typing import Any
 
-import headgate
-from headgate import Decision, MemoryStore, StoreUnavailable
-from headgate.stores import Store
-from headgate.testing import ManualClock
+import limitkeeper
+from limitkeeper import Decision, MemoryStore, StoreUnavailable
+from limitkeeper.stores import Store
+from limitkeeper.testing import ManualClock
 
 #: 12:00:00 UTC of some day: a round minute, hour and day half.
 NOON = datetime(2026, 1, 10, 12, tzinfo=UTC).timestamp()
@@ -131,4 +131,4 @@ def driven(awaitable: Awaitable[Any]) -> Any:
         return await awaitable
 
     answer = asyncio.run(main())
-    return Driven(answer) if isinstance(answer, headgate.reservation.AsyncReservation) else answer
+    return Driven(answer) if isinstance(answer, limitkeeper.reservation.AsyncReservation) else answer

@@ -46,13 +46,13 @@ def page(found: Iterable[Iterable[Run]]) -> str:
 <head>
 <meta charset="utf-8"/>
 <meta name="viewport" content="width=device-width, initial-scale=1"/>
-<title>headgate: the same arrivals through every rule</title>
+<title>limitkeeper: the same arrivals through every rule</title>
 <style>{STYLE}{PAGE_STYLE}</style>
 </head>
 <body>
 <main>
 <h1>The same arrivals through every rule</h1>
-<p class="soft-words">What each limit of headgate admits, delays and refuses.
+<p class="soft-words">What each limit of limitkeeper admits, delays and refuses.
 Every mark is an answer of the library, on a clock set by hand.</p>
 {legend()}
 {sections}

@@ -1,6 +1,6 @@
 """What became of each arrival: arrivals go through a real Limiter on a clock that moves only when told to.
 
-Moments are integer microseconds since 1970, as everywhere in headgate. Nothing here knows a rule: every number is an answer of
+Moments are integer microseconds since 1970, as everywhere in limitkeeper. Nothing here knows a rule: every number is an answer of
 the public API. The level of a limit is read by peeking between the arrivals, which stores nothing.
 """
 
@@ -10,8 +10,8 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from headgate import Decision, Limit, Limiter, MemoryStore
-from headgate.testing import ManualClock
+from limitkeeper import Decision, Limit, Limiter, MemoryStore
+from limitkeeper.testing import ManualClock
 
 SECOND = 1_000_000
 MINUTE = 60 * SECOND

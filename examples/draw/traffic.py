@@ -1,4 +1,4 @@
-"""The traffic of the demo: the examples of the five texts that headgate set out from, and the limits that it meets.
+"""The traffic of the demo: the examples of the five texts that limitkeeper set out from, and the limits that it meets.
 
 A lane is one limit and one way to ask it: `hit` (now or never) or `reserve` (a place in the time to come). A queue lets one out
 at a time, so it is asked to reserve; the sliding counter can't reserve, so it is asked to hit.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from headgate import (
+from limitkeeper import (
     FixedWindow,
     LeakyBucket,
     LeakyBucketQueue,

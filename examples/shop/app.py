@@ -1,4 +1,4 @@
-"""A shop behind a policy. What there is of rate limiting is one line, `add_middleware`: all limits are in headgate.yaml.
+"""A shop behind a policy. What there is of rate limiting is one line, `add_middleware`: all limits are in limitkeeper.yaml.
 
 uvicorn --factory shop.app:shop --app-dir examples        or: make serve
 """
@@ -14,14 +14,14 @@ from fastapi import FastAPI, Request
 from fastapi.responses import HTMLResponse, PlainTextResponse
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 
-from headgate.observe.prometheus import HeadgateCollector
-from headgate.policy.gate import Gate
-from headgate.stores import Store
-from headgate.web.asgi import RateLimitMiddleware
+from limitkeeper.observe.prometheus import LimitkeeperCollector
+from limitkeeper.policy.gate import Gate
+from limitkeeper.stores import Store
+from limitkeeper.web.asgi import RateLimitMiddleware
 from shop.page import page
 from shop.people import make_keys, plan_of, token_for
 
-POLICY = Path(__file__).resolve().parent / "headgate.yaml"
+POLICY = Path(__file__).resolve().parent / "limitkeeper.yaml"
 GOODS = ("lamp", "chair", "kettle", "teapot", "blanket", "clock")
 
 
@@ -64,7 +64,7 @@ def add_services(app: FastAPI) -> None:
 
     @app.post("/checkout")
     async def checkout(request: Request) -> dict[str, Any]:
-        passage = request.scope["headgate"]  # the decision, for a handler that wants to look
+        passage = request.scope["limitkeeper"]  # the decision, for a handler that wants to look
         return {"checkout": "done", "more_at_once": passage.decision.remaining if passage.decision else None}
 
     @app.post("/payments")
@@ -85,7 +85,7 @@ def add_services(app: FastAPI) -> None:
 def add_watching(app: FastAPI, gate: Gate) -> None:
     """What operators look at."""
     registry = CollectorRegistry()
-    HeadgateCollector(gate, registry=registry)
+    LimitkeeperCollector(gate, registry=registry)
 
     @app.get("/healthz")
     async def healthz() -> dict[str, str]:

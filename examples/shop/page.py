@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from html import escape
 
-from headgate.observe.tally import RuleTally
-from headgate.policy.gate import Gate
-from headgate.policy.model import Limits, Match, Rule, Tiers
+from limitkeeper.observe.tally import RuleTally
+from limitkeeper.policy.gate import Gate
+from limitkeeper.policy.model import Limits, Match, Rule, Tiers
 from shop.lines import lines
 
 HEAD = """<!doctype html><html lang="en"><meta charset="utf-8"><meta http-equiv="refresh" content="2">

@@ -53,7 +53,9 @@ def patience(said: str | None) -> float:
 
 def greeting(base: str) -> str:
     typed = "\n\n".join(f"# {line.says}\n{line.command}" for line in lines(base))
-    return f"The shop is open: {base}   (its limits: examples/shop/headgate.yaml)\n\nTo try it, in another terminal:\n\n{typed}\n"
+    return (
+        f"The shop is open: {base}   (its limits: examples/shop/limitkeeper.yaml)\n\nTo try it, in another terminal:\n\n{typed}\n"
+    )
 
 
 async def demonstration(base: str) -> None:

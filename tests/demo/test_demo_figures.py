@@ -1,4 +1,4 @@
-"""The demo's figures are the figures of the texts that headgate set out from."""
+"""The demo's figures are the figures of the texts that limitkeeper set out from."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 from draw.runs import SECOND, Figures, Mark, figures
 from draw.traffic import NOON, PATTERNS, Pattern, Run, runs
 
-from headgate import FixedWindow, LeakyBucket, LeakyBucketQueue, SlidingWindowCounter, SlidingWindowLog, TokenBucket
+from limitkeeper import FixedWindow, LeakyBucket, LeakyBucketQueue, SlidingWindowCounter, SlidingWindowLog, TokenBucket
 
 THREE_PER_SECOND, TEN, TWENTY, DOUBLE, ROUND_MINUTE = PATTERNS
 

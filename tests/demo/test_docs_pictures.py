@@ -12,9 +12,9 @@ from draw.runs import SECOND, send
 from draw.traffic import NOON
 from scenes.resilience4j import Permits
 
-from headgate import MemoryStore, SlidingWindowCounter
-from headgate.resilience4j import RateLimiter, RateLimiterConfig
-from headgate.testing import ManualClock
+from limitkeeper import MemoryStore, SlidingWindowCounter
+from limitkeeper.resilience4j import RateLimiter, RateLimiterConfig
+from limitkeeper.testing import ManualClock
 
 FOLDER = Path(scenes.__file__).parents[1]
 SVG = "{http://www.w3.org/2000/svg}"

@@ -15,7 +15,7 @@ from urllib.parse import unquote
 
 import pytest
 
-import headgate
+import limitkeeper
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
@@ -112,7 +112,7 @@ def page_name(path: Path) -> str:
 def test_the_python_of_a_page_runs(path, tmp_path, monkeypatch):
     """Every Python block of a page runs after those above it, with its own line numbers, in an empty folder."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("PYTHONPATH", str(Path(headgate.__path__[0]).parent))  # processes of a page run the same build
+    monkeypatch.setenv("PYTHONPATH", str(Path(limitkeeper.__path__[0]).parent))  # processes of a page run the same build
     namespace = {"__name__": "__main__", "__file__": str(path)}
     for block in blocks(path.read_text()):
         if block.file:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-import headgate
+import limitkeeper
 
 PAGES = Path(__file__).parents[2] / "docs" / "web"
 SHOP = re.compile(r"<!-- file: shop\.py -->\n```python\n(.*?)```", re.S)
@@ -46,7 +46,7 @@ def test_what_a_tutorial_serves(page, tmp_path):
     assert f"$ {said}\n" in text
     (tmp_path / "shop.py").write_text(SHOP.search(text)[1])
     port = free_port()
-    env = {**os.environ, "PYTHONPATH": str(Path(headgate.__path__[0]).parent)}
+    env = {**os.environ, "PYTHONPATH": str(Path(limitkeeper.__path__[0]).parent)}
     server = subprocess.Popen(
         [sys.executable, "-m", *command, port],
         cwd=tmp_path,

@@ -7,8 +7,8 @@ import logging
 
 import pytest
 
-from headgate import LeakyBucketQueue, Limiter, MemoryStore, RateLimited, SlidingWindowCounter, TokenBucket
-from headgate.observe import Event, Publisher
+from limitkeeper import LeakyBucketQueue, Limiter, MemoryStore, RateLimited, SlidingWindowCounter, TokenBucket
+from limitkeeper.observe import Event, Publisher
 
 
 @pytest.fixture
@@ -193,7 +193,7 @@ def test_a_listener_that_raises_does_not_break_the_caller(make, caplog):
         raise RuntimeError("listener broke")
 
     limiter.events.on("*", fail)
-    with caplog.at_level(logging.ERROR, logger="headgate"):
+    with caplog.at_level(logging.ERROR, logger="limitkeeper"):
         assert [bool(limiter.hit("a")) for _ in range(2)] == [True, False]
         assert limiter.acquire("a").wait == 1.0
     assert limiter.events.failures == 4
@@ -319,7 +319,7 @@ def test_no_event_is_made_for_a_kind_that_nobody_listens_for(make, monkeypatch, 
             made.append(fields[0])
             super().__init__(*fields)
 
-    monkeypatch.setattr("headgate.observe.events.Event", Noted)
+    monkeypatch.setattr("limitkeeper.observe.events.Event", Noted)
     limiter = make("1/s")
     limiter.events.on("refused", heard.append)
     limiter.hit("a")

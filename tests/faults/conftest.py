@@ -39,5 +39,5 @@ def other_server(request: pytest.FixtureRequest) -> Iterator[Valkey]:
 
 @pytest.fixture
 def needs_faketime() -> None:
-    if faketime_library() is None or os.environ.get("HEADGATE_TEST_REDIS_SERVER"):
+    if faketime_library() is None or os.environ.get("LIMITKEEPER_TEST_REDIS_SERVER"):
         pytest.skip("clocks are stepped with libfaketime (pip install libfaketime), and with the wheel's Valkey only")

@@ -11,11 +11,11 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from headgate import RedisStore
-from headgate.stores.redis.cluster import slot_of
 from laboratory.houses import ReplicatedCluster, WatchedHouse
 from laboratory.traffic import LIMITS, Tally, Traffic, between, over
 from laboratory.witness import Watch
+from limitkeeper import RedisStore
+from limitkeeper.stores.redis.cluster import slot_of
 
 BUDGET = 0.15
 SLACK = 0.15

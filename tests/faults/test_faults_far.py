@@ -7,8 +7,8 @@ import time
 
 import pytest
 
-from headgate import LeasedStore, Limiter, RedisStore, TokenBucket
 from laboratory.traffic import most
+from limitkeeper import LeasedStore, Limiter, RedisStore, TokenBucket
 from servers.proxy import Proxy
 
 AWAY = 0.04

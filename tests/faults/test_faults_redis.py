@@ -1,6 +1,6 @@
 """RedisStore in real traffic while its server and its network are broken: threads and tasks on one store, a fault in the middle.
 
-Nothing hangs: each call answers or fails within its budget. Only headgate's own errors come out. Nobody is admitted more than the
+Nothing hangs: each call answers or fails within its budget. Only limitkeeper's own errors come out. Nobody is admitted more than the
 limit says, plus what the fault is worth (a server that comes back empty: one more full limit). Afterwards all is as before.
 Traffic goes on until the fault was felt and until it is forgotten; how late the machine is at that, witnesses say.
 """
@@ -13,10 +13,10 @@ from dataclasses import dataclass
 
 import pytest
 
-from headgate import RedisStore
 from laboratory.faults import FAULTS, Fault, Laboratory
 from laboratory.traffic import KEYS, LIMITS, Tally, Traffic, between, over
 from laboratory.witness import Watch
+from limitkeeper import RedisStore
 
 BUDGET = 0.15
 #: What may come on top of a budget: the turns of an event loop and of threads that share two cores.

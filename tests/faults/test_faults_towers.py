@@ -6,12 +6,12 @@ import time
 
 import pytest
 
-from headgate import RedisStore, ShardedStore
 from laboratory.faults import FAULTS, Laboratory
 from laboratory.modes import MODES
 from laboratory.traffic import LIMITS, Traffic, between, over
 from laboratory.verdict import counted, unrecovered
 from laboratory.witness import Watch
+from limitkeeper import RedisStore, ShardedStore
 from servers.valkey import Valkey
 
 CUTS = {fault.name: fault for fault in FAULTS if fault.name in ("server killed, restarted empty", "server stopped (SIGSTOP)")}

@@ -10,8 +10,8 @@ import time
 
 import pytest
 
-import headgate
-from headgate import FixedWindow, Limiter, RedisStore, TokenBucket
+import limitkeeper
+from limitkeeper import FixedWindow, Limiter, RedisStore, TokenBucket
 from servers.valkey import Valkey, version_of
 
 CALLS = 40
@@ -19,9 +19,9 @@ LIMIT = 1000
 
 CLIENT = f"""
 import sys, threading
-from headgate import Limiter, store_from_url
-from headgate.stores.redis import RedisStore
-from headgate.stores.shared import SharedStore
+from limitkeeper import Limiter, store_from_url
+from limitkeeper.stores.redis import RedisStore
+from limitkeeper.stores.shared import SharedStore
 kinds = {{
     "redis": lambda url: RedisStore(url, timeout=60),
     "memory": store_from_url,
@@ -45,7 +45,7 @@ store.close()
 
 def processes(url: str, name: str, count: int = 4) -> list[tuple[int, int]]:
     """What each of so many processes with eight threads was admitted, and how much it found left; all begin together."""
-    env = {**os.environ, "PYTHONPATH": os.path.dirname(headgate.__path__[0])}
+    env = {**os.environ, "PYTHONPATH": os.path.dirname(limitkeeper.__path__[0])}
     command = [sys.executable, "-c", CLIENT, url, name]
     started = [subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env, text=True) for _ in range(count)]
     for process in started:

@@ -90,7 +90,7 @@ def test_another_version_runs_scripts(other_server):
 
 def test_a_version_that_is_not_there_is_not_made_up(monkeypatch):
     """A program that does not run, or is of another version, is not taken for the one that was asked for."""
-    monkeypatch.setenv("HEADGATE_TEST_REDIS_SERVER", "/nowhere/redis-server")
+    monkeypatch.setenv("LIMITKEEPER_TEST_REDIS_SERVER", "/nowhere/redis-server")
     assert program_of("named") is None
-    monkeypatch.setenv("HEADGATE_TEST_REDIS_6_2", sys.executable)
+    monkeypatch.setenv("LIMITKEEPER_TEST_REDIS_6_2", sys.executable)
     assert program_of("redis-6.2") != sys.executable

@@ -7,9 +7,9 @@ import time
 
 import pytest
 
-from headgate import MemoryStore, StoreUnavailable
 from laboratory.faults import FAULTS, Laboratory
 from laboratory.traffic import KEYS, LIMITS, Tally, Traffic, most, over
+from limitkeeper import MemoryStore, StoreUnavailable
 
 
 def used_up(seen: Tally) -> bool:
@@ -46,7 +46,7 @@ def test_the_bound_counts_what_a_fault_is_worth(forgotten, jumps, allowed):
 
 
 def test_errors_are_told_apart():
-    """headgate's own errors are counted by class; any other is kept as strange, with where it came from."""
+    """limitkeeper's own errors are counted by class; any other is kept as strange, with where it came from."""
     tally = Tally()
     tally.failed(StoreUnavailable("gone"), time.monotonic())
     assert (tally.errors, tally.strange) == ({"StoreUnavailable": 1}, [])

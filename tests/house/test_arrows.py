@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-SRC = Path(__file__).parents[2] / "src" / "headgate"
+SRC = Path(__file__).parents[2] / "src" / "limitkeeper"
 
 #: Storeys of the house, the lowest first; a room may use rooms of its own storey and of those below.
 STOREYS = (
@@ -27,8 +27,8 @@ STOREYS = (
 )
 HEIGHT = {room: height for height, rooms in enumerate(STOREYS) for room in rooms}
 
-CIMPORT = re.compile(r"^\s*from\s+headgate\.([\w.]+)\s+cimport\s|^\s*cimport\s+headgate\.([\w.]+)", re.M)
-FROM_CIMPORT = re.compile(r"^\s*from\s+headgate\.([\w.]+)\s+cimport\s+(.+)$", re.M)
+CIMPORT = re.compile(r"^\s*from\s+limitkeeper\.([\w.]+)\s+cimport\s|^\s*cimport\s+limitkeeper\.([\w.]+)", re.M)
+FROM_CIMPORT = re.compile(r"^\s*from\s+limitkeeper\.([\w.]+)\s+cimport\s+(.+)$", re.M)
 
 
 def files() -> list[Path]:
@@ -83,10 +83,10 @@ def imports(path: Path) -> set[tuple[str, ...]]:
             if node.level:
                 base = here[: len(here) - node.level + 1]
                 found |= set(narrowed((*base, *parts), names))
-            elif parts[:1] == ("headgate",):
+            elif parts[:1] == ("limitkeeper",):
                 found |= set(narrowed(parts[1:], names))
         elif isinstance(node, ast.Import):
-            found |= {tuple(alias.name.split("."))[1:] for alias in node.names if alias.name.startswith("headgate.")}
+            found |= {tuple(alias.name.split("."))[1:] for alias in node.names if alias.name.startswith("limitkeeper.")}
     return found
 
 

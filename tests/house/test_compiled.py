@@ -14,12 +14,12 @@ from types import ModuleType
 
 import pytest
 
-import headgate
-from headgate import _plain
-from headgate.algorithms import verdict
+import limitkeeper
+from limitkeeper import _plain
+from limitkeeper.algorithms import verdict
 
 ROOT = Path(__file__).parents[2]
-SRC = ROOT / "src" / "headgate"
+SRC = ROOT / "src" / "limitkeeper"
 
 
 def compiled_list() -> tuple[str, ...]:
@@ -41,16 +41,16 @@ def carries_the_header(path: Path) -> bool:
 
 def test_the_build_is_the_one_that_was_expected():
     """Where the run says which build it expects, this is it: a missing compiled core is not passed over in silence."""
-    expected = os.environ.get("HEADGATE_EXPECT", "any")
+    expected = os.environ.get("LIMITKEEPER_EXPECT", "any")
     assert expected in ("any", "compiled", "plain")
     if expected != "any":
-        assert headgate.compiled == (expected == "compiled"), f"expected {expected}, found {headgate.__path__[0]}"
+        assert limitkeeper.compiled == (expected == "compiled"), f"expected {expected}, found {limitkeeper.__path__[0]}"
 
 
 def test_compiled_says_which_build_runs():
-    """`headgate.compiled` is true exactly when the rules come from an extension module."""
-    files = [importlib.import_module(f"headgate.{module.replace('/', '.')}").__file__ or "" for module in compiled_list()]
-    assert {not file.endswith(".py") for file in files} == {headgate.compiled}
+    """`limitkeeper.compiled` is true exactly when the rules come from an extension module."""
+    files = [importlib.import_module(f"limitkeeper.{module.replace('/', '.')}").__file__ or "" for module in compiled_list()]
+    assert {not file.endswith(".py") for file in files} == {limitkeeper.compiled}
 
 
 def test_setup_compiles_exactly_the_files_with_the_header():
@@ -113,37 +113,35 @@ def test_plain_offers_nothing_that_nobody_uses():
 
 
 def test_the_source_runs_where_nothing_else_is_installed(tmp_path):
-    """The .py files alone, without Cython and without site-packages, are a working headgate."""
+    """The .py files alone, without Cython and without site-packages, are a working limitkeeper."""
     shutil.copytree(
-        SRC, tmp_path / "headgate", ignore=lambda _, names: [n for n in names if n.endswith((".so", ".pyd", ".pyx", ".pxd"))]
+        SRC, tmp_path / "limitkeeper", ignore=lambda _, names: [n for n in names if n.endswith((".so", ".pyd", ".pyx", ".pxd"))]
     )
     code = f"""
 import sys
 sys.path.insert(0, {str(tmp_path)!r})
-import headgate
-assert not headgate.compiled and "cython" not in sys.modules and "Cython" not in sys.modules
-limiter = headgate.Limiter("token bucket 1/h burst 2; sliding window log 9/h; sliding window counter 9/h; fixed window 9/h")
+import limitkeeper
+assert not limitkeeper.compiled and "cython" not in sys.modules and "Cython" not in sys.modules
+limiter = limitkeeper.Limiter("token bucket 1/h burst 2; sliding window log 9/h; sliding window counter 9/h; fixed window 9/h")
 print([bool(limiter.hit("a")) for _ in range(3)], limiter.reserve("b").cancel())
 """
     done = subprocess.run([sys.executable, "-I", "-S", "-c", code], capture_output=True, text=True, timeout=60)
     assert (done.stdout.strip(), done.returncode) == ("[True, True, False] True", 0), done.stderr
 
 
-@pytest.mark.skipif(not headgate.compiled, reason="about the compiled build")
+@pytest.mark.skipif(not limitkeeper.compiled, reason="about the compiled build")
 def test_the_compiled_core_needs_nothing_else_installed():
     """The compiled package imports without site-packages."""
-    code = (
-        f"import sys; sys.path.insert(0, {str(Path(headgate.__path__[0]).parent)!r}); import headgate; print(headgate.compiled)"
-    )
+    code = f"import sys; sys.path.insert(0, {str(Path(limitkeeper.__path__[0]).parent)!r}); import limitkeeper; print(limitkeeper.compiled)"
     done = subprocess.run([sys.executable, "-I", "-S", "-c", code], capture_output=True, text=True, timeout=60)
     assert (done.stdout.strip(), done.returncode) == ("True", 0), done.stderr
 
 
 def test_both_switches_at_once_are_refused():
-    """HEADGATE_REQUIRE_COMPILED and HEADGATE_DISABLE_COMPILED together are an error that names both."""
-    environment = {**os.environ, "HEADGATE_REQUIRE_COMPILED": "1", "HEADGATE_DISABLE_COMPILED": "1"}
+    """LIMITKEEPER_REQUIRE_COMPILED and LIMITKEEPER_DISABLE_COMPILED together are an error that names both."""
+    environment = {**os.environ, "LIMITKEEPER_REQUIRE_COMPILED": "1", "LIMITKEEPER_DISABLE_COMPILED": "1"}
     done = subprocess.run(
         [sys.executable, "setup.py", "--version"], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60
     )
     assert done.returncode != 0
-    assert "HEADGATE_REQUIRE_COMPILED and HEADGATE_DISABLE_COMPILED" in done.stderr
+    assert "LIMITKEEPER_REQUIRE_COMPILED and LIMITKEEPER_DISABLE_COMPILED" in done.stderr

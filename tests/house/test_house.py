@@ -17,11 +17,11 @@ from pathlib import Path
 
 import pytest
 
-import headgate
-from headgate import errors
+import limitkeeper
+from limitkeeper import errors
 
 ROOT = Path(__file__).parents[2]
-SRC = ROOT / "src" / "headgate"
+SRC = ROOT / "src" / "limitkeeper"
 LEFT_OUT = {".git", ".venv", "build", "dist", "site", "out", "__pycache__", "node_modules"}
 TEXT = {
     ".py",
@@ -60,16 +60,16 @@ def isort_style(name: str) -> tuple[int, str]:
 
 
 def test_all_is_exactly_the_public_names():
-    """`headgate.__all__` names everything public in the package, and nothing else."""
+    """`limitkeeper.__all__` names everything public in the package, and nothing else."""
     public = {
-        name for name, value in vars(headgate).items() if not name.startswith("_") and not isinstance(value, types.ModuleType)
+        name for name, value in vars(limitkeeper).items() if not name.startswith("_") and not isinstance(value, types.ModuleType)
     }
-    assert sorted(public | set(headgate._LATER)) == sorted(headgate.__all__)
+    assert sorted(public | set(limitkeeper._LATER)) == sorted(limitkeeper.__all__)
 
 
 def packages() -> list[types.ModuleType]:
-    found = [headgate]
-    infos = pkgutil.walk_packages(headgate.__path__, "headgate.")
+    found = [limitkeeper]
+    infos = pkgutil.walk_packages(limitkeeper.__path__, "limitkeeper.")
     return [*found, *(importlib.import_module(info.name) for info in infos if info.ispkg)]
 
 
@@ -82,47 +82,47 @@ def test_every_package_has_a_sorted_all_that_is_true(package):
 
 
 def test_star_import_gives_the_public_names():
-    """`from headgate import *` brings exactly the public names."""
+    """`from limitkeeper import *` brings exactly the public names."""
     namespace: dict[str, object] = {}
-    exec("from headgate import *", namespace)
-    assert sorted(set(namespace) - {"__builtins__"}) == sorted(headgate.__all__)
+    exec("from limitkeeper import *", namespace)
+    assert sorted(set(namespace) - {"__builtins__"}) == sorted(limitkeeper.__all__)
 
 
 def test_every_public_thing_has_a_docstring():
     """Whatever a user can type says what it is: classes, functions, and the verbs of limiters and reservations."""
-    things = {name: getattr(headgate, name) for name in headgate.__all__}
+    things = {name: getattr(limitkeeper, name) for name in limitkeeper.__all__}
     shown = {name: thing for name, thing in things.items() if isinstance(thing, (type, types.FunctionType))}
     verbs = ["hit", "peek", "acquire", "reserve", "refund", "reset", "hit_many", "limit", "stats", "waiting", "events"]
-    for owner in (headgate.Limiter, headgate.AsyncLimiter):
+    for owner in (limitkeeper.Limiter, limitkeeper.AsyncLimiter):
         shown |= {f"{owner.__name__}.{verb}": getattr(owner, verb) for verb in verbs}
-    shown |= {f"Reservation.{name}": getattr(headgate.Reservation, name) for name in ("wait", "decision", "settle", "cancel")}
+    shown |= {f"Reservation.{name}": getattr(limitkeeper.Reservation, name) for name in ("wait", "decision", "settle", "cancel")}
     assert [name for name, thing in shown.items() if not inspect.getdoc(thing)] == []
 
 
 def test_the_version_is_said_once():
-    """`headgate.__version__` is the version of the project file."""
+    """`limitkeeper.__version__` is the version of the project file."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    assert headgate.__version__ == project["version"]
+    assert limitkeeper.__version__ == project["version"]
 
 
 def test_there_is_no_required_dependency():
     """The installed package needs nothing: every requirement belongs to an extra."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert project["dependencies"] == []
-    required = [line for line in importlib.metadata.requires("headgate") or [] if "extra ==" not in line]
+    required = [line for line in importlib.metadata.requires("limitkeeper") or [] if "extra ==" not in line]
     assert required == []
 
 
 def test_the_package_imports_only_what_python_brings():
-    """`import headgate` loads nothing but the standard library and itself."""
+    """`import limitkeeper` loads nothing but the standard library and itself."""
     code = """
 import sys
 before = set(sys.modules)
-import headgate
+import limitkeeper
 new = {name.split(".")[0] for name in set(sys.modules) - before}
-print(*sorted(new - set(sys.stdlib_module_names) - {"headgate"}))
+print(*sorted(new - set(sys.stdlib_module_names) - {"limitkeeper"}))
 """
-    environment = {**os.environ, "PYTHONPATH": str(Path(headgate.__path__[0]).parent)}
+    environment = {**os.environ, "PYTHONPATH": str(Path(limitkeeper.__path__[0]).parent)}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     foreign = [name for name in done.stdout.split() if not name.startswith(("cython", "Cython", "_cython", "_distutils_hack"))]
@@ -165,7 +165,7 @@ def test_the_error_tree_is_drawn_as_it_is():
 
 def test_every_error_is_public():
     """Each error of the tree can be imported from the package."""
-    assert [name for name in drawn() if name not in headgate.__all__] == []
+    assert [name for name in drawn() if name not in limitkeeper.__all__] == []
 
 
 # Files

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-import headgate
+import limitkeeper
 
 ROOT = Path(__file__).parents[2]
 API = ROOT / "tests" / "typing" / "api.py"
@@ -30,6 +30,6 @@ def test_the_public_api_has_the_types_that_users_expect():
 
 
 def test_the_typed_file_uses_every_public_name():
-    """tests/typing/api.py mentions every name of `headgate.__all__`."""
+    """tests/typing/api.py mentions every name of `limitkeeper.__all__`."""
     names = {node.id for node in ast.walk(ast.parse(API.read_text())) if isinstance(node, ast.Name)}
-    assert sorted(set(headgate.__all__) - names) == []
+    assert sorted(set(limitkeeper.__all__) - names) == []

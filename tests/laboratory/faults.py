@@ -36,7 +36,7 @@ class Laboratory:
         self.stack = ExitStack()
         options = ("--lua-time-limit", "20")
         #: The wheel's Valkey can be made to believe another time; other servers may not even start then.
-        self.fakes_time = faketime_library() is not None and not os.environ.get("HEADGATE_TEST_REDIS_SERVER")
+        self.fakes_time = faketime_library() is not None and not os.environ.get("LIMITKEEPER_TEST_REDIS_SERVER")
         self.server: Any = self.stack.enter_context(FaketimeValkey(*options) if self.fakes_time else Valkey(*options))
         self.network = self.stack.enter_context(Proxy(self.server.port))
         self._busy: Any = None
@@ -53,7 +53,7 @@ class Laboratory:
         second = self.stack.enter_context(Valkey())
         self.watched = self.stack.enter_context(WatchedHouse())
         self.cluster = self.stack.enter_context(ReplicatedCluster())
-        folder = self.stack.enter_context(tempfile.TemporaryDirectory(prefix="headgate-soak-"))
+        folder = self.stack.enter_context(tempfile.TemporaryDirectory(prefix="limitkeeper-soak-"))
         self.places |= {"second": second.url, "sentinel": self.watched.url, "cluster": self.cluster.url, "folder": folder}
 
     @property

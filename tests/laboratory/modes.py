@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
-from headgate import GuardedStore, LeasedStore, RedisStore, ShardedStore, SharedStore, TokenBucket
-from headgate.algorithms import Limit
-from headgate.stores.guarded.share import shared_limit
+from limitkeeper import GuardedStore, LeasedStore, RedisStore, ShardedStore, SharedStore, TokenBucket
+from limitkeeper.algorithms import Limit
+from limitkeeper.stores.guarded.share import shared_limit
 
 BUDGET = 0.25
 NODES = 2

@@ -3,7 +3,7 @@
     traffic = Traffic(store, LIMITS, "round-1")
     traffic.start(); assert traffic.go_on(0.3, until=lambda seen: seen.errors.total() > 0); tally = traffic.stop()
 
-A tally counts what was admitted by limit and key, errors by class, and the longest call. An error that is not headgate's own is
+A tally counts what was admitted by limit and key, errors by class, and the longest call. An error that is not limitkeeper's own is
 `strange`. A call that does not come back is `hung`. What is to be seen is awaited, not hoped for: a slow machine takes
 longer. A witness says how late this machine wakes a thread at the moment.
 """
@@ -20,8 +20,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from headgate import AsyncLimiter, FixedWindow, HeadgateError, Limiter, TokenBucket
-from headgate.algorithms import Limit
+from limitkeeper import AsyncLimiter, FixedWindow, Limiter, LimitkeeperError, TokenBucket
+from limitkeeper.algorithms import Limit
 
 from .witness import WAKES, Witness
 
@@ -74,7 +74,7 @@ class Tally:
         self.longest = max(self.longest, time.monotonic() - begun)
         self.errors_at[tenth(begun)] += 1
         self.errors[type(error).__name__] += 1
-        if not isinstance(error, HeadgateError) and len(self.strange) < 5:
+        if not isinstance(error, LimitkeeperError) and len(self.strange) < 5:
             self.strange.append("".join(traceback.format_exception(error))[-1500:])
 
     def add(self, other: Tally) -> None:

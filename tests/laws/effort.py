@@ -1,4 +1,4 @@
-"""How hard the laws are tried: some hundred examples each in every run, twenty times as many in a soak (HEADGATE_SOAK=1)."""
+"""How hard the laws are tried: some hundred examples each in every run, twenty times as many in a soak (LIMITKEEPER_SOAK=1)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from hypothesis import HealthCheck, settings
 
-TIMES = 20 if os.environ.get("HEADGATE_SOAK") == "1" else 1
+TIMES = 20 if os.environ.get("LIMITKEEPER_SOAK") == "1" else 1
 
 
 def effort(examples: int) -> Any:

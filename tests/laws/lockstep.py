@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from headgate import Limiter, MemoryStore
-from headgate.testing import ManualClock
-from headgate.testing.player import Player
+from limitkeeper import Limiter, MemoryStore
+from limitkeeper.testing import ManualClock
+from limitkeeper.testing.player import Player
 from model.player import WorldPlayer
 
 #: 2023-11-14, on no round minute.

@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 from hypothesis import strategies as st
 
-from headgate import Limit
-from headgate.testing.traces import HUGE, costs, limits, moments
+from limitkeeper import Limit
+from limitkeeper.testing.traces import HUGE, costs, limits, moments
 from model import model_of
 
 #: A moment far from zero and on no round window, in microseconds.

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from headgate import FixedWindow, LeakyBucketQueue, Limiter, MemoryStore, SlidingWindowLog, TokenBucket
-from headgate.testing import ManualClock
+from limitkeeper import FixedWindow, LeakyBucketQueue, Limiter, MemoryStore, SlidingWindowLog, TokenBucket
+from limitkeeper.testing import ManualClock
 
 NOW = 1_700_000_123.456789
 

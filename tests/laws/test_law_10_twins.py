@@ -14,24 +14,26 @@ from hypothesis import given
 from hypothesis import strategies as st
 from twin import answers, written
 
-import headgate
-from headgate import GCRA, LeakyBucket, Limit, Limiter, MemoryStore, TokenBucket
-from headgate.testing import ManualClock
-from headgate.testing.faces import face
-from headgate.testing.player import Player
-from headgate.testing.traces import limits, traces
+import limitkeeper
+from limitkeeper import GCRA, LeakyBucket, Limit, Limiter, MemoryStore, TokenBucket
+from limitkeeper.testing import ManualClock
+from limitkeeper.testing.faces import face
+from limitkeeper.testing.player import Player
+from limitkeeper.testing.traces import limits, traces
 
-EXPECTED = os.environ.get("HEADGATE_EXPECT", "any")
-PLAIN = os.environ.get("HEADGATE_PLAIN_PATH")
+EXPECTED = os.environ.get("LIMITKEEPER_EXPECT", "any")
+PLAIN = os.environ.get("LIMITKEEPER_PLAIN_PATH")
 some_limits = st.lists(limits(), min_size=1, max_size=4, unique_by=str)
 played = some_limits.flatmap(lambda some: st.tuples(st.just(some), traces(some, several_keys=True, backwards=True)))
 
 
 def test_this_is_the_build_that_was_expected() -> None:
-    """HEADGATE_EXPECT=compiled or =plain: the run fails when it runs on the other one."""
-    assert EXPECTED in ("compiled", "plain", "any"), f"HEADGATE_EXPECT={EXPECTED!r}: write compiled, plain or any"
-    build = "compiled" if headgate.compiled else "plain"
-    assert EXPECTED in ("any", build), f"expected the {EXPECTED} build, but this is the {build} one, from {headgate.__path__[0]}"
+    """LIMITKEEPER_EXPECT=compiled or =plain: the run fails when it runs on the other one."""
+    assert EXPECTED in ("compiled", "plain", "any"), f"LIMITKEEPER_EXPECT={EXPECTED!r}: write compiled, plain or any"
+    build = "compiled" if limitkeeper.compiled else "plain"
+    assert EXPECTED in ("any", build), (
+        f"expected the {EXPECTED} build, but this is the {build} one, from {limitkeeper.__path__[0]}"
+    )
 
 
 def recorded(examples: int) -> list[str]:
@@ -47,7 +49,7 @@ def recorded(examples: int) -> list[str]:
     return lines
 
 
-@pytest.mark.skipif(PLAIN is None, reason="HEADGATE_PLAIN_PATH does not say where the plain copy is; `make test` sets it")
+@pytest.mark.skipif(PLAIN is None, reason="LIMITKEEPER_PLAIN_PATH does not say where the plain copy is; `make test` sets it")
 def test_the_plain_copy_gives_equal_answers() -> None:
     """Traces played here and in an interpreter that runs the plain source: every answer is the same."""
     lines = recorded(200)

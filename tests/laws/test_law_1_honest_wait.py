@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pure import Played, with_traces
 
-from headgate import Limit, Limiter, MemoryStore, TokenBucket
-from headgate.testing import ManualClock
-from headgate.testing.traces import LIMITS, costs, moments
+from limitkeeper import Limit, Limiter, MemoryStore, TokenBucket
+from limitkeeper.testing import ManualClock
+from limitkeeper.testing.traces import LIMITS, costs, moments
 
 every_rule = pytest.mark.parametrize("rule", list(LIMITS), ids=lambda rule: rule.kind)
 

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pure import Played, with_traces
 
-from headgate import Limit
-from headgate.testing.traces import LIMITS, costs, moments
+from limitkeeper import Limit
+from limitkeeper.testing.traces import LIMITS, costs, moments
 
 
 @pytest.mark.parametrize("rule", list(LIMITS), ids=lambda rule: rule.kind)

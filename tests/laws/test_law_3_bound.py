@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pure import Played, with_traces
 
-from headgate import FixedWindow, Limit, Limiter, MemoryStore, SlidingWindowLog
-from headgate.testing import ManualClock
-from headgate.testing.bounds import check_bound
-from headgate.testing.traces import LIMITS, Cancel, Hit, Reserve, Wait, limits
+from limitkeeper import FixedWindow, Limit, Limiter, MemoryStore, SlidingWindowLog
+from limitkeeper.testing import ManualClock
+from limitkeeper.testing.bounds import check_bound
+from limitkeeper.testing.traces import LIMITS, Cancel, Hit, Reserve, Wait, limits
 
 every_rule = pytest.mark.parametrize("rule", list(LIMITS), ids=lambda rule: rule.kind)
 

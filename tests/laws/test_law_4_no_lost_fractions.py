@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from pure import BEGIN_US, Rule
 
-from headgate import (
+from limitkeeper import (
     FixedWindow,
     LeakyBucket,
     LeakyBucketQueue,
@@ -20,7 +20,7 @@ from headgate import (
     SlidingWindowLog,
     TokenBucket,
 )
-from headgate.testing import ManualClock
+from limitkeeper.testing import ManualClock
 
 AWKWARD = ("54/min", "3/s", "7 per 3 hours", "10007/30d", "1234567/d", "3 per 7us")
 every_rate = pytest.mark.parametrize("rate", AWKWARD)

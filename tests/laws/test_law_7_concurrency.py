@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from headgate import Decision, Limiter, MemoryStore
-from headgate.testing import ManualClock
-from headgate.testing.contract_waiting import FIFTY, at_once, eager_threads
+from limitkeeper import Decision, Limiter, MemoryStore
+from limitkeeper.testing import ManualClock
+from limitkeeper.testing.contract_waiting import FIFTY, at_once, eager_threads
 
 every_kind = pytest.mark.parametrize("kind", list(FIFTY))
 

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pure import Played, with_traces
 
-from headgate import (
+from limitkeeper import (
     AsyncLimiter,
     FixedWindow,
     LeakyBucketQueue,
@@ -25,8 +25,8 @@ from headgate import (
     SlidingWindowLog,
     TokenBucket,
 )
-from headgate.testing import ManualClock
-from headgate.testing.traces import LIMITS, limits
+from limitkeeper.testing import ManualClock
+from limitkeeper.testing.traces import LIMITS, limits
 from stand_ins import HeldClock
 
 LINES = [rule for rule in LIMITS if LIMITS[rule][0].reserves]

@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from lockstep import lockstep
 
-from headgate import Limit, Limiter, MemoryStore, TokenBucket
-from headgate.testing import ManualClock
-from headgate.testing.contract_waiting import FIFTY
-from headgate.testing.traces import LIMITS, limits, traces
+from limitkeeper import Limit, Limiter, MemoryStore, TokenBucket
+from limitkeeper.testing import ManualClock
+from limitkeeper.testing.contract_waiting import FIFTY
+from limitkeeper.testing.traces import LIMITS, limits, traces
 
 every_kind = pytest.mark.parametrize("kind", list(FIFTY))
 

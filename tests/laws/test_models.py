@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from lockstep import lockstep
 from pure import Compared, with_traces
 
-from headgate import FixedWindow, Limit
-from headgate.testing.traces import LIMITS, limits, traces
+from limitkeeper import FixedWindow, Limit
+from limitkeeper.testing.traces import LIMITS, limits, traces
 
 every_rule = pytest.mark.parametrize("rule", list(LIMITS), ids=lambda rule: rule.kind)
 

@@ -9,10 +9,10 @@ import json
 import sys
 from typing import Any
 
-from headgate import Limiter, MemoryStore
-from headgate.algorithms.text import parse_limit
-from headgate.testing import ManualClock, traces
-from headgate.testing.player import Player
+from limitkeeper import Limiter, MemoryStore
+from limitkeeper.algorithms.text import parse_limit
+from limitkeeper.testing import ManualClock, traces
+from limitkeeper.testing.player import Player
 
 
 def written(limits: list[Any], trace: list[Any]) -> str:
@@ -42,8 +42,8 @@ def answers(line: str) -> str:
 
 
 if __name__ == "__main__":
-    import headgate
+    import limitkeeper
 
-    print("compiled" if headgate.compiled else "plain")
+    print("compiled" if limitkeeper.compiled else "plain")
     for line in sys.stdin:
         print(answers(line))

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from headgate import (
+from limitkeeper import (
     FixedWindow,
     LeakyBucket,
     LeakyBucketQueue,
@@ -17,7 +17,7 @@ from headgate import (
     SlidingWindowLog,
     TokenBucket,
 )
-from headgate.testing import ManualClock
+from limitkeeper.testing import ManualClock
 
 RESERVING = [
     TokenBucket("5/s burst 10"),

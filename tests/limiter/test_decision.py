@@ -10,8 +10,8 @@ import pickle
 
 import pytest
 
-import headgate
-from headgate import (
+import limitkeeper
+from limitkeeper import (
     Decision,
     FixedWindow,
     LeakyBucket,
@@ -156,7 +156,7 @@ def test_a_decision_never_changes_after_it_was_given(limiter, clock):
     assert len({id(found) for found in kept}) == 200
 
 
-@pytest.mark.skipif(not headgate.compiled, reason="objects with slots are tracked where they are not compiled")
+@pytest.mark.skipif(not limitkeeper.compiled, reason="objects with slots are tracked where they are not compiled")
 def test_a_decision_is_nothing_to_the_garbage_collector(limiter):
     """A decision of one limit points nowhere, so the garbage collector does not track it."""
     limiter.hit("a", cost=9)

@@ -7,7 +7,7 @@ import inspect
 
 import pytest
 
-from headgate import AsyncLimiter, Limiter, RateLimited
+from limitkeeper import AsyncLimiter, Limiter, RateLimited
 
 
 @pytest.fixture(params=[Limiter, AsyncLimiter], ids=["Limiter", "AsyncLimiter"])

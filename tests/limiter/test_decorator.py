@@ -7,7 +7,7 @@ import inspect
 
 import pytest
 
-from headgate import AsyncLimiter, ConfigurationError, InvalidCost, Limiter, RateLimited, SlidingWindowCounter
+from limitkeeper import AsyncLimiter, ConfigurationError, InvalidCost, Limiter, RateLimited, SlidingWindowCounter
 
 
 @pytest.fixture(params=[Limiter, AsyncLimiter], ids=["Limiter", "AsyncLimiter"])

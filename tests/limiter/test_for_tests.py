@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from headgate import ConfigurationError, LeakyBucketQueue, SlidingWindowCounter
-from headgate.testing import ManualClock, unlimited
+from limitkeeper import ConfigurationError, LeakyBucketQueue, SlidingWindowCounter
+from limitkeeper.testing import ManualClock, unlimited
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from headgate import (
+from limitkeeper import (
     FixedWindow,
     InvalidCost,
     LeakyBucket,

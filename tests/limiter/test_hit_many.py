@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from headgate import FixedWindow, InvalidCost, Limiter, MemoryStore, SlidingWindowCounter, SlidingWindowLog, TokenBucket
-from headgate.testing import ManualClock
+from limitkeeper import FixedWindow, InvalidCost, Limiter, MemoryStore, SlidingWindowCounter, SlidingWindowLog, TokenBucket
+from limitkeeper.testing import ManualClock
 
 
 def test_one_decision_for_each_key_in_order(make):

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from headgate import (
+from limitkeeper import (
     AsyncLimiter,
     ConfigurationError,
     FixedWindow,

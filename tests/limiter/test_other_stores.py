@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from headgate import AsyncLimiter, InvalidCost, Limiter, MemoryStore, StoreUnavailable
+from limitkeeper import AsyncLimiter, InvalidCost, Limiter, MemoryStore, StoreUnavailable
 
 
 def test_a_failing_store_does_not_hide_the_callers_exception(make, wrapped):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from headgate import (
+from limitkeeper import (
     ConfigurationError,
     FixedWindow,
     LeakyBucket,

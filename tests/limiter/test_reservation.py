@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from headgate import (
+from limitkeeper import (
     AsyncLimiter,
     ConfigurationError,
     FixedWindow,

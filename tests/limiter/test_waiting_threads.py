@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from headgate import (
+from limitkeeper import (
     FixedWindow,
     LeakyBucket,
     LeakyBucketQueue,
@@ -17,7 +17,7 @@ from headgate import (
     SlidingWindowLog,
     TokenBucket,
 )
-from headgate.testing import ManualClock
+from limitkeeper.testing import ManualClock
 
 
 class Crowd:

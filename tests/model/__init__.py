@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from headgate import FixedWindow, LeakyBucket, LeakyBucketQueue, SlidingWindowCounter, SlidingWindowLog, TokenBucket
+from limitkeeper import FixedWindow, LeakyBucket, LeakyBucketQueue, SlidingWindowCounter, SlidingWindowLog, TokenBucket
 
 from .answer import Answer
 from .bucket import BucketModel

@@ -1,11 +1,11 @@
-"""Plays the steps of a trace on a World, as `headgate.testing.player.Player` plays them on a limiter."""
+"""Plays the steps of a trace on a World, as `limitkeeper.testing.player.Player` plays them on a limiter."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from headgate.testing.traces import Refund, Settle
+from limitkeeper.testing.traces import Refund, Settle
 
 from .world import Ask, Turn, World
 

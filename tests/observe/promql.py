@@ -9,14 +9,14 @@ import pytest
 from prometheus_client import CollectorRegistry
 from traffic import busy_gate, failing_gate
 
-from headgate.observe.prometheus import HeadgateCollector
+from limitkeeper.observe.prometheus import LimitkeeperCollector
 
 
 @cache
 def exposed() -> dict[str, dict[str, set[str]]]:
     """{series: {label: the values it has}}, from real gates."""
     registry = CollectorRegistry()
-    HeadgateCollector(busy_gate(), failing_gate(), registry=registry, offenders=5)
+    LimitkeeperCollector(busy_gate(), failing_gate(), registry=registry, offenders=5)
     found: dict[str, dict[str, set[str]]] = {}
     for family in registry.collect():
         for sample in family.samples:
@@ -28,7 +28,7 @@ def exposed() -> dict[str, dict[str, set[str]]]:
 def unknown(expr: str, recorded: frozenset[str] = frozenset()) -> list[str]:
     """Whatever an expression names that no gate exposes: series, labels to select, values of fixed labels, labels to group by."""
     series, wrong = exposed(), []
-    names = re.findall(r"(headgate[_:][\w:]+)(?:\{([^}]*)\})?", expr)
+    names = re.findall(r"(limitkeeper[_:][\w:]+)(?:\{([^}]*)\})?", expr)
     for name, selector in names:
         if name not in series and name not in recorded:
             wrong.append(name)

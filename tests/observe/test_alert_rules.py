@@ -12,7 +12,7 @@ import pytest
 import yaml
 from promql import unknown, unreadable
 
-from headgate.observe.shipped import alert_rules
+from limitkeeper.observe.shipped import alert_rules
 
 ROOT = Path(__file__).parents[2]
 GROUPS = yaml.safe_load(alert_rules())["groups"]
@@ -30,10 +30,10 @@ def test_rules_name_what_is_exposed(rule):
 
 def test_the_reader_of_expressions_sees_mistakes():
     """A misspelt series, label, value or grouping is found, and so are an open bracket and a range that nobody asked for."""
-    assert unknown("rate(headgate_request_total[5m])") == ["headgate_request_total"]
-    assert unknown('headgate_requests_total{outcom="refused"}') == ["headgate_requests_total{outcom}"]
-    assert unknown('headgate_requests_total{outcome="denied"}') == ["headgate_requests_total{outcome=denied}"]
-    assert unknown("sum by (tenant) (headgate_requests_total)") == ["by (tenant)"]
+    assert unknown("rate(limitkeeper_request_total[5m])") == ["limitkeeper_request_total"]
+    assert unknown('limitkeeper_requests_total{outcom="refused"}') == ["limitkeeper_requests_total{outcom}"]
+    assert unknown('limitkeeper_requests_total{outcome="denied"}') == ["limitkeeper_requests_total{outcome=denied}"]
+    assert unknown("sum by (tenant) (limitkeeper_requests_total)") == ["by (tenant)"]
     assert unreadable('sum(rate(x{a="("}[5m]))') == ""
     assert "parenthesis" in unreadable("sum(rate(x[5m])")
     assert unreadable("sum(rate(x[5m)])")
@@ -57,7 +57,8 @@ def test_thresholds_are_those_of_the_page():
     """The numbers of the table in the documentation are the numbers of the rules."""
     page = (ROOT / "docs" / "observability.md").read_text()
     told = {
-        name: (condition, wait) for name, condition, wait in re.findall(r"^\| `(Headgate\w+)` \| (.+?) \| (.+?) \|", page, re.M)
+        name: (condition, wait)
+        for name, condition, wait in re.findall(r"^\| `(Limitkeeper\w+)` \| (.+?) \| (.+?) \|", page, re.M)
     }
     numbers = {"5 %": 0.05, "20 %": 0.2, "50 %": 0.5, "800 ms": 0.8, "2 s": 2, "20 ms": 0.02}
     for name, (condition, wait) in told.items():
@@ -69,10 +70,10 @@ def test_thresholds_are_those_of_the_page():
 
 def test_the_seeds_latencies_are_alerts():
     """Endpoint p95 above 800 ms and p99 above 2 s, from the times of requests that were let pass."""
-    assert ALERTS["HeadgateResponseP95"]["expr"] == "headgate:response_seconds:p95_5m > 0.8"
-    assert ALERTS["HeadgateResponseP99"]["expr"] == "headgate:response_seconds:p99_5m > 2"
+    assert ALERTS["LimitkeeperResponseP95"]["expr"] == "limitkeeper:response_seconds:p95_5m > 0.8"
+    assert ALERTS["LimitkeeperResponseP99"]["expr"] == "limitkeeper:response_seconds:p99_5m > 2"
     for part in ("p95_5m", "p99_5m"):
-        assert "headgate_response_seconds_bucket" in RECORDS[f"headgate:response_seconds:{part}"]["expr"]
+        assert "limitkeeper_response_seconds_bucket" in RECORDS[f"limitkeeper:response_seconds:{part}"]["expr"]
 
 
 def test_no_alert_takes_a_refusal_for_an_error():
@@ -84,8 +85,8 @@ def test_no_alert_takes_a_refusal_for_an_error():
 
 def test_links_can_lead_to_a_page_of_your_own():
     """Whoever hosts the page elsewhere gets links to it."""
-    text = alert_rules("https://wiki.example/headgate")
-    assert "https://wiki.example/headgate#store-degraded" in text
+    text = alert_rules("https://wiki.example/limitkeeper")
+    assert "https://wiki.example/limitkeeper#store-degraded" in text
     assert "docs/observability.md#" not in text
 
 
@@ -105,82 +106,86 @@ def histogram(name: str, fast: int, slow: int, bounds: tuple[str, str], labels: 
 
 
 def decisions(passed: int, refused: int) -> dict[str, str]:
-    name = "headgate_rule_decisions_total"
+    name = "limitkeeper_rule_decisions_total"
     return {of(name, 'outcome="passed"'): f"0+{passed}x60", of(name, 'outcome="refused"'): f"0+{refused}x60"}
 
 
 SHOP = '{policy="shop"%s}'
-REFUSED = of("headgate_requests_total", 'outcome="refused"', SHOP)
+REFUSED = of("limitkeeper_requests_total", 'outcome="refused"', SHOP)
 #: alert -> (series at which it fires, several sets of series at which it does not, minutes it may take)
 CASES = {
-    "HeadgateSustainedRefusals": (decisions(94, 6), [decisions(95, 5)], (10, 16)),
-    "HeadgateOneKeyDominates": (
-        {of("headgate_top_offender_ratio"): "0.6x60", REFUSED: "0+120x60"},
+    "LimitkeeperSustainedRefusals": (decisions(94, 6), [decisions(95, 5)], (10, 16)),
+    "LimitkeeperOneKeyDominates": (
+        {of("limitkeeper_top_offender_ratio"): "0.6x60", REFUSED: "0+120x60"},
         [
-            {of("headgate_top_offender_ratio"): "0.6x60", REFUSED: "0+30x60"},
-            {of("headgate_top_offender_ratio"): "0.5x60", REFUSED: "0+120x60"},
+            {of("limitkeeper_top_offender_ratio"): "0.6x60", REFUSED: "0+30x60"},
+            {of("limitkeeper_top_offender_ratio"): "0.5x60", REFUSED: "0+120x60"},
         ],
         (10, 16),
     ),
-    "HeadgateNearLimit": (
-        {**decisions(100, 0), of("headgate_near_limit_total"): "0+21x60"},
-        [{**decisions(100, 0), of("headgate_near_limit_total"): "0+20x60"}],
+    "LimitkeeperNearLimit": (
+        {**decisions(100, 0), of("limitkeeper_near_limit_total"): "0+21x60"},
+        [{**decisions(100, 0), of("limitkeeper_near_limit_total"): "0+20x60"}],
         (15, 21),
     ),
-    "HeadgateQueueFull": ({of("headgate_queue_full_total"): "0+1x60"}, [{of("headgate_queue_full_total"): "7x60"}], (5, 8)),
-    "HeadgateShadowWouldRefuse": (
-        {of("headgate_shadow_would_refuse_total"): "0+1x60"},
-        [{of("headgate_shadow_would_refuse_total"): "7x60"}],
+    "LimitkeeperQueueFull": (
+        {of("limitkeeper_queue_full_total"): "0+1x60"},
+        [{of("limitkeeper_queue_full_total"): "7x60"}],
+        (5, 8),
+    ),
+    "LimitkeeperShadowWouldRefuse": (
+        {of("limitkeeper_shadow_would_refuse_total"): "0+1x60"},
+        [{of("limitkeeper_shadow_would_refuse_total"): "7x60"}],
         (15, 18),
     ),
-    "HeadgateSpendAlert": (
-        {of("headgate_alerts_total"): "0x20 1x60"},
-        [{of("headgate_alerts_total"): "1x60"}],
+    "LimitkeeperSpendAlert": (
+        {of("limitkeeper_alerts_total"): "0x20 1x60"},
+        [{of("limitkeeper_alerts_total"): "1x60"}],
         (20, 23),
     ),
-    "HeadgateClientsShutOut": (
-        {of("headgate_shut_out_clients", "", SHOP): "3x60"},
-        [{of("headgate_shut_out_clients", "", SHOP): "0x60"}],
+    "LimitkeeperClientsShutOut": (
+        {of("limitkeeper_shut_out_clients", "", SHOP): "3x60"},
+        [{of("limitkeeper_shut_out_clients", "", SHOP): "0x60"}],
         (10, 12),
     ),
-    "HeadgateStoreDegraded": (
-        {of("headgate_store_state", 'state="open"', SHOP): "0x10 1x60"},
+    "LimitkeeperStoreDegraded": (
+        {of("limitkeeper_store_state", 'state="open"', SHOP): "0x10 1x60"},
         [
             {
-                of("headgate_store_state", 'state="open"', SHOP): "0x60",
-                of("headgate_store_state", 'state="half_open"', SHOP): "1x60",
+                of("limitkeeper_store_state", 'state="open"', SHOP): "0x60",
+                of("limitkeeper_store_state", 'state="half_open"', SHOP): "1x60",
             }
         ],
         (11, 14),
     ),
-    "HeadgateFailingOpen": (
-        {of("headgate_without_store_total", 'answer="open"'): "0x10 1x60"},
-        [{of("headgate_without_store_total", 'answer="local"'): "0x10 1x60"}],
+    "LimitkeeperFailingOpen": (
+        {of("limitkeeper_without_store_total", 'answer="open"'): "0x10 1x60"},
+        [{of("limitkeeper_without_store_total", 'answer="local"'): "0x10 1x60"}],
         (10, 13),
     ),
-    "HeadgateFailingClosed": (
-        {of("headgate_without_store_total", 'answer="closed"'): "0x10 1x60"},
-        [{of("headgate_without_store_total", 'answer="local"'): "0x10 1x60"}],
+    "LimitkeeperFailingClosed": (
+        {of("limitkeeper_without_store_total", 'answer="closed"'): "0x10 1x60"},
+        [{of("limitkeeper_without_store_total", 'answer="local"'): "0x10 1x60"}],
         (10, 13),
     ),
-    "HeadgateSlowDecisions": (
-        histogram("headgate_decision_seconds", 90, 10, ("0.01", "0.05"), SHOP),
-        [histogram("headgate_decision_seconds", 100, 0, ("0.01", "0.05"), SHOP)],
+    "LimitkeeperSlowDecisions": (
+        histogram("limitkeeper_decision_seconds", 90, 10, ("0.01", "0.05"), SHOP),
+        [histogram("limitkeeper_decision_seconds", 100, 0, ("0.01", "0.05"), SHOP)],
         (10, 16),
     ),
-    "HeadgateResponseP95": (
-        histogram("headgate_response_seconds", 94, 6, ("0.8", "1.0")),
-        [histogram("headgate_response_seconds", 96, 4, ("0.8", "1.0"))],
+    "LimitkeeperResponseP95": (
+        histogram("limitkeeper_response_seconds", 94, 6, ("0.8", "1.0")),
+        [histogram("limitkeeper_response_seconds", 96, 4, ("0.8", "1.0"))],
         (5, 9),
     ),
-    "HeadgateResponseP99": (
-        histogram("headgate_response_seconds", 980, 20, ("2.0", "3.0")),
-        [histogram("headgate_response_seconds", 995, 5, ("2.0", "3.0"))],
+    "LimitkeeperResponseP99": (
+        histogram("limitkeeper_response_seconds", 980, 20, ("2.0", "3.0")),
+        [histogram("limitkeeper_response_seconds", 995, 5, ("2.0", "3.0"))],
         (5, 9),
     ),
-    "HeadgateReloadRefused": (
-        {of("headgate_reloads_total", 'outcome="refused"', SHOP): "0x10 1x60"},
-        [{of("headgate_reloads_total", 'outcome="loaded"', SHOP): "0x10 1x60"}],
+    "LimitkeeperReloadRefused": (
+        {of("limitkeeper_reloads_total", 'outcome="refused"', SHOP): "0x10 1x60"},
+        [{of("limitkeeper_reloads_total", 'outcome="loaded"', SHOP): "0x10 1x60"}],
         (10, 13),
     ),
 }

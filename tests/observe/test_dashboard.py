@@ -10,8 +10,8 @@ import subprocess
 import pytest
 from promql import plain, unknown, unreadable
 
-from headgate.observe.measures import HISTOGRAM, MEASURES
-from headgate.observe.shipped import dashboard
+from limitkeeper.observe.measures import HISTOGRAM, MEASURES
+from limitkeeper.observe.shipped import dashboard
 
 BOARD = json.loads(dashboard())
 PANELS = [panel for panel in BOARD["panels"] if panel["type"] != "row"]
@@ -29,7 +29,7 @@ def test_panels_name_what_is_exposed(title, expr):
 def test_everything_that_is_measured_is_on_it():
     """No number is exposed that the dashboard forgets."""
     shown = " ".join(expr for _, expr in EXPRESSIONS)
-    names = {f"headgate_{measure.name}{'_bucket' if measure.kind == HISTOGRAM else ''}" for measure in MEASURES}
+    names = {f"limitkeeper_{measure.name}{'_bucket' if measure.kind == HISTOGRAM else ''}" for measure in MEASURES}
     assert [name for name in sorted(names) if name not in shown] == []
 
 

@@ -11,12 +11,12 @@ from dataclasses import replace
 import pytest
 from traffic import asked, failing_gate, gate_on, policy, rule
 
-from headgate import ConfigurationError, FixedWindow, InvalidLimit, Limiter, MemoryStore
-from headgate.observe.logs import JsonFormatter, log_refusals
-from headgate.observe.veil import Veil
-from headgate.policy.gate import Gate
-from headgate.policy.model import ShutOut
-from headgate.testing import ManualClock
+from limitkeeper import ConfigurationError, FixedWindow, InvalidLimit, Limiter, MemoryStore
+from limitkeeper.observe.logs import JsonFormatter, log_refusals
+from limitkeeper.observe.veil import Veil
+from limitkeeper.policy.gate import Gate
+from limitkeeper.policy.model import ShutOut
+from limitkeeper.testing import ManualClock
 from stand_ins import NOON
 
 
@@ -32,14 +32,14 @@ class Kept(logging.Handler):
 
     @property
     def told(self) -> list[dict[str, object]]:
-        return [record.headgate for record in self.records]  # type: ignore[attr-defined]
+        return [record.limitkeeper for record in self.records]  # type: ignore[attr-defined]
 
 
 @pytest.fixture
 def kept():
     """A logger of its own for each test, and what went there."""
     handler = Kept()
-    logger = logging.getLogger("headgate.refusals.tested")
+    logger = logging.getLogger("limitkeeper.refusals.tested")
     logger.propagate = False
     logger.setLevel(logging.DEBUG)
     logger.addHandler(handler)
@@ -113,11 +113,11 @@ def test_shut_outs_and_failures_are_told(kept):
     for _ in range(30):
         asked(gate, "/checkout")
     gate.reload_refused(ValueError("line 3: no such word\nline 5: what?"))
-    shut = next(record for record in kept.records if record.headgate["event"] == "shut out")
+    shut = next(record for record in kept.records if record.limitkeeper["event"] == "shut out")
     assert shut.levelno == logging.INFO
     reload = kept.records[-1]
     assert reload.levelno == logging.ERROR
-    assert reload.headgate["error"].startswith("ValueError: line 3")
+    assert reload.limitkeeper["error"].startswith("ValueError: line 3")
     assert "\n" not in reload.getMessage()
     failing = failing_gate()
     log_refusals(failing, logger=kept.logger, clock=clock)
@@ -180,7 +180,7 @@ def test_json_lines(kept):
     lines = [json.loads(line) for line in stream.getvalue().splitlines()]
     assert [line["event"] for line in lines[:-1]] == ["alert", "refused"]
     assert lines[1]["retry_after"] == 60
-    assert lines[1]["logger"] == "headgate.refusals.tested"
+    assert lines[1]["logger"] == "limitkeeper.refusals.tested"
     assert lines[1]["time"].endswith("+00:00")
     assert lines[-1]["message"] == "something else"
     assert "ValueError" in lines[-1]["exception"]

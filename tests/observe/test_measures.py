@@ -7,11 +7,11 @@ from pathlib import Path
 
 from traffic import USER, asked, busy_gate, failing_gate, gate_on
 
-from headgate import FixedWindow
-from headgate.observe.measures import COUNTER, GAUGE, HISTOGRAM, MEASURES, offender_measure
-from headgate.observe.tally import Histogram, Offender, RuleTally, Tally
-from headgate.policy.model import ShutOut
-from headgate.testing import ManualClock
+from limitkeeper import FixedWindow
+from limitkeeper.observe.measures import COUNTER, GAUGE, HISTOGRAM, MEASURES, offender_measure
+from limitkeeper.observe.tally import Histogram, Offender, RuleTally, Tally
+from limitkeeper.policy.model import ShutOut
+from limitkeeper.testing import ManualClock
 from stand_ins import NOON
 
 NAMED = {measure.name: measure for measure in MEASURES}
@@ -160,7 +160,7 @@ def test_measures_are_well_made():
 def test_the_page_names_every_measure():
     """The table of the documentation has every number under the name that Prometheus shows."""
     page = (Path(__file__).parents[2] / "docs" / "observability.md").read_text()
-    names = [f"`headgate_{measure.name}{'_total' if measure.kind == COUNTER else ''}`" for measure in MEASURES]
+    names = [f"`limitkeeper_{measure.name}{'_total' if measure.kind == COUNTER else ''}`" for measure in MEASURES]
     assert [name for name in names if name not in page] == []
 
 

@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headgate import ConfigurationError
-from headgate.observe.offenders import LATE, LONGEST, Offenders, Window
-from headgate.observe.veil import Veil
-from headgate.testing import ManualClock
-from headgate.web.wire import partition
+from limitkeeper import ConfigurationError
+from limitkeeper.observe.offenders import LATE, LONGEST, Offenders, Window
+from limitkeeper.observe.veil import Veil
+from limitkeeper.testing import ManualClock
+from limitkeeper.web.wire import partition
 
 KEYS = st.integers(0, 40).map(lambda n: ("rule", f"k{n * n % 23}"))
 

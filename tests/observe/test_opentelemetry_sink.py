@@ -14,18 +14,18 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from traffic import asked, busy_gate, failing_gate, gate_on
 
-from headgate import ConfigurationError
-from headgate.observe.measures import COUNTER, HISTOGRAM, MEASURES
-from headgate.observe.opentelemetry import annotate, instrument
-from headgate.policy import WrittenFacts
-from headgate.testing import ManualClock
+from limitkeeper import ConfigurationError
+from limitkeeper.observe.measures import COUNTER, HISTOGRAM, MEASURES
+from limitkeeper.observe.opentelemetry import annotate, instrument
+from limitkeeper.policy import WrittenFacts
+from limitkeeper.testing import ManualClock
 
 
 def collected(*gates: object) -> tuple[dict[str, dict[tuple[tuple[str, str], ...], float]], dict[str, object]]:
     """{instrument: {attributes: value}} as the SDK collects them, and the instruments' data."""
     reader = InMemoryMetricReader()
     provider = MeterProvider([reader])
-    instrument(*gates, meter=provider.get_meter("headgate"))
+    instrument(*gates, meter=provider.get_meter("limitkeeper"))
     data = reader.get_metrics_data()
     found, kinds = {}, {}
     for metric in data.resource_metrics[0].scope_metrics[0].metrics if data else []:
@@ -43,24 +43,24 @@ def test_the_sdk_collects_what_was_counted():
     for measure in MEASURES:
         if measure.kind != HISTOGRAM:
             expected = {tuple(sorted(zip(measure.labels, labels, strict=True))): v for labels, v in measure.of(tallies).items()}
-            assert found[f"headgate.{measure.name}"] == expected, measure.name
-            assert getattr(kinds[f"headgate.{measure.name}"], "is_monotonic", False) == (measure.kind == COUNTER)
+            assert found[f"limitkeeper.{measure.name}"] == expected, measure.name
+            assert getattr(kinds[f"limitkeeper.{measure.name}"], "is_monotonic", False) == (measure.kind == COUNTER)
 
 
 def test_a_histogram_goes_out_as_three_sums():
     """Buckets are cumulative under their ends in seconds; count and sum are beside them. An exporter to Prometheus leaves their
     names as the alert rules have them: it adds `_total` to what is monotonic."""
     found, kinds = collected(busy_gate())
-    parts = [kinds[f"headgate.response_seconds.{part}"] for part in ("bucket", "count", "sum")]
+    parts = [kinds[f"limitkeeper.response_seconds.{part}"] for part in ("bucket", "count", "sum")]
     assert [part.is_monotonic for part in parts] == [False] * 3
     of = (("policy", "shop"), ("rule", "checkout"))
     buckets = {
-        dict(labels)["le"]: value for labels, value in found["headgate.response_seconds.bucket"].items() if of[1] in labels
+        dict(labels)["le"]: value for labels, value in found["limitkeeper.response_seconds.bucket"].items() if of[1] in labels
     }
     assert buckets["0.8"] == buckets["2"] == buckets["+Inf"] == 13
-    assert found["headgate.response_seconds.count"][of] == 13
-    assert 0 < found["headgate.response_seconds.sum"][of] < 13
-    assert "1e-06" in {dict(labels)["le"] for labels in found["headgate.decision_seconds.bucket"]}
+    assert found["limitkeeper.response_seconds.count"][of] == 13
+    assert 0 < found["limitkeeper.response_seconds.sum"][of] < 13
+    assert "1e-06" in {dict(labels)["le"] for labels in found["limitkeeper.decision_seconds.bucket"]}
 
 
 def test_instruments_read_when_somebody_collects():
@@ -68,10 +68,10 @@ def test_instruments_read_when_somebody_collects():
     reader = InMemoryMetricReader()
     provider = MeterProvider([reader])
     gate = gate_on(ManualClock())
-    instrument(gate, meter=provider.get_meter("headgate"))
+    instrument(gate, meter=provider.get_meter("limitkeeper"))
     for expected in (0, 1, 2):
         metrics = reader.get_metrics_data().resource_metrics[0].scope_metrics[0].metrics
-        requests = next(metric for metric in metrics if metric.name == "headgate.requests")
+        requests = next(metric for metric in metrics if metric.name == "limitkeeper.requests")
         allowed = [point.value for point in requests.data.data_points if point.attributes["outcome"] == "allowed"]
         assert allowed == [expected]
         asked(gate, "/search")
@@ -81,7 +81,7 @@ def test_instruments_read_when_somebody_collects():
 def test_what_is_no_gate_is_refused():
     """Something that counts nothing says what to give instead."""
     with pytest.raises(ConfigurationError, match="give a Gate"):
-        instrument("headgate.yaml")
+        instrument("limitkeeper.yaml")
 
 
 def spans_of(*passages: object) -> list[dict[str, object]]:
@@ -101,18 +101,18 @@ def test_a_span_knows_the_decision():
     passages = [asked(gate, "/checkout") for _ in range(6)]
     first, last = spans_of(passages[0], passages[-1])
     assert first == {
-        "headgate.allowed": True,
-        "headgate.rule": "checkout",
-        "headgate.limit": 5,
-        "headgate.remaining": 4,
+        "limitkeeper.allowed": True,
+        "limitkeeper.rule": "checkout",
+        "limitkeeper.limit": 5,
+        "limitkeeper.remaining": 4,
     }
     assert last == {
-        "headgate.allowed": False,
-        "headgate.reason": "quota",
-        "headgate.rule": "checkout",
-        "headgate.retry_after": 60,
-        "headgate.limit": 5,
-        "headgate.remaining": 0,
+        "limitkeeper.allowed": False,
+        "limitkeeper.reason": "quota",
+        "limitkeeper.rule": "checkout",
+        "limitkeeper.retry_after": 60,
+        "limitkeeper.limit": 5,
+        "limitkeeper.remaining": 0,
     }
 
 
@@ -122,9 +122,9 @@ def test_a_span_knows_shadows_and_waits():
     asked(gate, "/search")
     asked(gate, "/slow")
     shadowed, waited, exempt = spans_of(asked(gate, "/search"), asked(gate, "/slow"), asked(gate, "/healthz"))
-    assert shadowed["headgate.shadow"] == ("trial",)
-    assert waited["headgate.wait"] == 0.1
-    assert exempt == {"headgate.allowed": True}
+    assert shadowed["limitkeeper.shadow"] == ("trial",)
+    assert waited["limitkeeper.wait"] == 0.1
+    assert exempt == {"limitkeeper.allowed": True}
 
 
 def test_a_span_never_knows_a_key():
@@ -145,7 +145,7 @@ def test_without_a_span_nothing_happens():
     provider = TracerProvider()
     span = provider.get_tracer("test").start_span("mine")
     annotate(passage, span)
-    assert span.attributes["headgate.rule"] == "search"
+    assert span.attributes["limitkeeper.rule"] == "search"
     span.end()
     provider.shutdown()
 
@@ -155,8 +155,8 @@ def test_a_shut_out_client_has_no_rule():
     gate = gate_on(ManualClock())
     passages = [asked(gate, "/checkout") for _ in range(27)]
     (attributes,) = spans_of(passages[-1])
-    assert attributes["headgate.reason"] == "shut out"
-    assert "headgate.rule" not in attributes
+    assert attributes["limitkeeper.reason"] == "shut out"
+    assert "limitkeeper.rule" not in attributes
     assert gate.ask(WrittenFacts("GET", "/healthz", headers={"x-user": "ann"})).allowed
 
 
@@ -165,21 +165,21 @@ def test_without_the_api_it_says_what_to_install():
     code = """
 import sys
 sys.modules["opentelemetry"] = None
-from headgate import ConfigurationError
+from limitkeeper import ConfigurationError
 try:
-    import headgate.observe.opentelemetry
+    import limitkeeper.observe.opentelemetry
 except ConfigurationError as error:
     print(error)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
-    assert "pip install 'headgate[opentelemetry]'" in done.stdout
+    assert "pip install 'limitkeeper[opentelemetry]'" in done.stdout
 
 
 def test_only_the_api_is_imported():
     """The sink works without the SDK: it imports nothing of it."""
     code = """
 import sys
-import headgate.observe.opentelemetry
+import limitkeeper.observe.opentelemetry
 print(any(name.startswith("opentelemetry.sdk") for name in sys.modules))
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)

@@ -13,11 +13,11 @@ from prometheus_client.openmetrics.exposition import generate_latest as open_met
 from prometheus_client.parser import text_string_to_metric_families
 from traffic import asked, busy_gate, failing_gate, gate_on
 
-from headgate import ConfigurationError
-from headgate.observe.measures import HISTOGRAM, MEASURES
-from headgate.observe.prometheus import HeadgateCollector
-from headgate.observe.tally import DECISION_BOUNDS_US, RESPONSE_BOUNDS_MS, Histogram, RuleTally, Tally
-from headgate.testing import ManualClock
+from limitkeeper import ConfigurationError
+from limitkeeper.observe.measures import HISTOGRAM, MEASURES
+from limitkeeper.observe.prometheus import LimitkeeperCollector
+from limitkeeper.observe.tally import DECISION_BOUNDS_US, RESPONSE_BOUNDS_MS, Histogram, RuleTally, Tally
+from limitkeeper.testing import ManualClock
 
 
 class Counted:
@@ -32,7 +32,7 @@ class Counted:
 
 def scraped(*gates: object, **more: object) -> tuple[str, CollectorRegistry]:
     registry = CollectorRegistry()
-    HeadgateCollector(*gates, registry=registry, **more)  # type: ignore[arg-type]
+    LimitkeeperCollector(*gates, registry=registry, **more)  # type: ignore[arg-type]
     return generate_latest(registry).decode(), registry
 
 
@@ -40,16 +40,16 @@ def test_a_scrape_shows_what_was_counted():
     """Every measure is there under its name with its labels, and the numbers are the gate's."""
     text, registry = scraped(busy_gate(), failing_gate())
     value = registry.get_sample_value
-    assert value("headgate_requests_total", {"policy": "shop", "outcome": "refused"}) == 25
-    assert value("headgate_rule_decisions_total", {"policy": "shop", "rule": "checkout", "outcome": "refused"}) == 24
-    assert value("headgate_near_limit_total", {"policy": "shop", "rule": "checkout"}) == 2
-    assert value("headgate_shadow_would_refuse_total", {"policy": "shop", "rule": "trial"}) == 2
-    assert value("headgate_responses_total", {"policy": "shop", "rule": "checkout", "status": "4xx"}) == 0
-    assert value("headgate_store_state", {"policy": "failing", "state": "open"}) == 1
-    assert value("headgate_without_store_total", {"policy": "failing", "rule": "closed", "answer": "closed"}) == 1
+    assert value("limitkeeper_requests_total", {"policy": "shop", "outcome": "refused"}) == 25
+    assert value("limitkeeper_rule_decisions_total", {"policy": "shop", "rule": "checkout", "outcome": "refused"}) == 24
+    assert value("limitkeeper_near_limit_total", {"policy": "shop", "rule": "checkout"}) == 2
+    assert value("limitkeeper_shadow_would_refuse_total", {"policy": "shop", "rule": "trial"}) == 2
+    assert value("limitkeeper_responses_total", {"policy": "shop", "rule": "checkout", "status": "4xx"}) == 0
+    assert value("limitkeeper_store_state", {"policy": "failing", "state": "open"}) == 1
+    assert value("limitkeeper_without_store_total", {"policy": "failing", "rule": "closed", "answer": "closed"}) == 1
     families = {family.name: family for family in text_string_to_metric_families(text)}
-    assert set(families) == {f"headgate_{measure.name}" for measure in MEASURES}
-    assert all(families[f"headgate_{measure.name}"].type == measure.kind for measure in MEASURES)
+    assert set(families) == {f"limitkeeper_{measure.name}" for measure in MEASURES}
+    assert all(families[f"limitkeeper_{measure.name}"].type == measure.kind for measure in MEASURES)
 
 
 def test_histograms_are_cumulative_and_in_seconds():
@@ -58,14 +58,14 @@ def test_histograms_are_cumulative_and_in_seconds():
     decisions = Histogram(DECISION_BOUNDS_US, (1,) * (len(DECISION_BOUNDS_US) + 1), 5_000_000.0)
     _, registry = scraped(Counted(Tally("p", rules=(RuleTally("r", responses=responses),), decisions=decisions)))
     value, of = registry.get_sample_value, {"policy": "p", "rule": "r"}
-    assert value("headgate_response_seconds_bucket", {**of, "le": "0.8"}) == sum(range(9))
-    assert value("headgate_response_seconds_bucket", {**of, "le": "2.0"}) == sum(range(12))
-    assert value("headgate_response_seconds_bucket", {**of, "le": "+Inf"}) == sum(range(16))
-    assert value("headgate_response_seconds_count", of) == sum(range(16))
-    assert value("headgate_response_seconds_sum", of) == 2.5
-    assert value("headgate_decision_seconds_bucket", {"policy": "p", "le": "1e-06"}) == 1
-    assert value("headgate_decision_seconds_bucket", {"policy": "p", "le": "0.0025"}) == 12
-    assert value("headgate_decision_seconds_sum", {"policy": "p"}) == 5.0
+    assert value("limitkeeper_response_seconds_bucket", {**of, "le": "0.8"}) == sum(range(9))
+    assert value("limitkeeper_response_seconds_bucket", {**of, "le": "2.0"}) == sum(range(12))
+    assert value("limitkeeper_response_seconds_bucket", {**of, "le": "+Inf"}) == sum(range(16))
+    assert value("limitkeeper_response_seconds_count", of) == sum(range(16))
+    assert value("limitkeeper_response_seconds_sum", of) == 2.5
+    assert value("limitkeeper_decision_seconds_bucket", {"policy": "p", "le": "1e-06"}) == 1
+    assert value("limitkeeper_decision_seconds_bucket", {"policy": "p", "le": "0.0025"}) == 12
+    assert value("limitkeeper_decision_seconds_sum", {"policy": "p"}) == 5.0
 
 
 def test_it_reads_when_it_is_scraped():
@@ -73,15 +73,15 @@ def test_it_reads_when_it_is_scraped():
     gate = gate_on(ManualClock())
     _, registry = scraped(gate)
     labels = {"policy": "shop", "outcome": "allowed"}
-    assert registry.get_sample_value("headgate_requests_total", labels) == 0
+    assert registry.get_sample_value("limitkeeper_requests_total", labels) == 0
     asked(gate, "/search")
-    assert registry.get_sample_value("headgate_requests_total", labels) == 1
+    assert registry.get_sample_value("limitkeeper_requests_total", labels) == 1
 
 
 def test_two_gates_of_one_policy_are_one():
     """Gates of the same policy name (one for each decorated route, say) are added up rather than shown twice."""
     text, registry = scraped(busy_gate(), busy_gate())
-    assert registry.get_sample_value("headgate_requests_total", {"policy": "shop", "outcome": "refused"}) == 50
+    assert registry.get_sample_value("limitkeeper_requests_total", {"policy": "shop", "outcome": "refused"}) == 50
     lines = [line.rsplit(" ", 1)[0] for line in text.splitlines() if not line.startswith("#")]
     assert len(lines) == len(set(lines))
 
@@ -90,8 +90,8 @@ def test_a_second_collector_in_one_registry_is_refused():
     """Two collectors would show the same names twice: the registry says so; `add` is the way."""
     _, registry = scraped(busy_gate())
     with pytest.raises(ValueError, match="Duplicated"):
-        HeadgateCollector(busy_gate(name="other"), registry=registry)
-    collector = HeadgateCollector(registry=None)
+        LimitkeeperCollector(busy_gate(name="other"), registry=registry)
+    collector = LimitkeeperCollector(registry=None)
     gate = busy_gate()
     collector.add(gate)
     with pytest.raises(ConfigurationError, match="twice"):
@@ -101,10 +101,10 @@ def test_a_second_collector_in_one_registry_is_refused():
 def test_what_is_no_gate_is_refused():
     """Something that counts nothing says what to give instead, when the collector is made and not when it is scraped."""
     with pytest.raises(ConfigurationError, match="give a Gate"):
-        HeadgateCollector("headgate.yaml", registry=None)
+        LimitkeeperCollector("limitkeeper.yaml", registry=None)
     for wrong in (-1, True, 1000):
         with pytest.raises(ConfigurationError, match="between 0 and 100"):
-            HeadgateCollector(registry=None, offenders=wrong)
+            LimitkeeperCollector(registry=None, offenders=wrong)
 
 
 def test_offenders_are_shown_only_when_asked_for():
@@ -126,7 +126,7 @@ def test_odd_names_are_escaped():
         sample.labels["rule"]: sample.value
         for family in text_string_to_metric_families(text)
         for sample in family.samples
-        if sample.name == "headgate_rule_decisions_total" and sample.labels["outcome"] == "passed"
+        if sample.name == "limitkeeper_rule_decisions_total" and sample.labels["outcome"] == "passed"
     }
     assert found == {name: 3.0}
 
@@ -187,8 +187,8 @@ def test_every_status_has_its_class_from_the_start():
         asked(gate, "/search", "carl", status)
     text, _ = scraped(gate)
     assert {line.rpartition(" ")[0] for line in text.splitlines()} == before
-    assert 'headgate_responses_total{policy="shop",rule="search",status="1xx"} 1.0' in text
-    assert 'headgate_responses_total{policy="shop",rule="search",status="5xx"} 2.0' in text
+    assert 'limitkeeper_responses_total{policy="shop",rule="search",status="1xx"} 1.0' in text
+    assert 'limitkeeper_responses_total{policy="shop",rule="search",status="5xx"} 2.0' in text
 
 
 def test_promtool_takes_the_metrics():
@@ -206,18 +206,18 @@ def test_without_the_client_library_it_says_what_to_install():
     code = """
 import sys
 sys.modules["prometheus_client"] = None
-from headgate import ConfigurationError
+from limitkeeper import ConfigurationError
 try:
-    import headgate.observe.prometheus
+    import limitkeeper.observe.prometheus
 except ConfigurationError as error:
     print(error)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
-    assert "pip install 'headgate[prometheus]'" in done.stdout
+    assert "pip install 'limitkeeper[prometheus]'" in done.stdout
 
 
 def test_histograms_of_the_table_are_those_of_the_scrape():
     """The measures that are histograms are exactly those with buckets in a scrape."""
     text, _ = scraped(busy_gate())
     with_buckets = {line.split("_bucket")[0] for line in text.splitlines() if "_bucket{" in line}
-    assert with_buckets == {f"headgate_{measure.name}" for measure in MEASURES if measure.kind == HISTOGRAM}
+    assert with_buckets == {f"limitkeeper_{measure.name}" for measure in MEASURES if measure.kind == HISTOGRAM}

@@ -13,19 +13,19 @@ from pathlib import Path
 
 import pytest
 
-import headgate
+import limitkeeper
 from servers.valkey import free_port
 
 ROOT = Path(__file__).parents[2]
 APP = """
-from headgate import SharedStore
-from headgate.observe.prometheus import HeadgateCollector
-from headgate.policy import Gate, Policy
-from headgate.web.wsgi import RateLimitMiddleware
+from limitkeeper import SharedStore
+from limitkeeper.observe.prometheus import LimitkeeperCollector
+from limitkeeper.policy import Gate, Policy
+from limitkeeper.web.wsgi import RateLimitMiddleware
 
 policy = Policy.of(name="shop", limits=[{"name": "all", "limit": "fixed window 20/h"}])
 gate = Gate(policy, store=SharedStore("limits", timeout=60))
-HeadgateCollector(gate)
+LimitkeeperCollector(gate)
 
 
 def hello(environ, start_response):
@@ -68,7 +68,7 @@ def test_each_worker_has_a_port_of_its_own(tmp_path):
     (tmp_path / "gunicorn.conf.py").write_text(settings.replace("range(9200, 9232)", repr(ports)))
     (tmp_path / "shop.py").write_text(APP)
     command = [sys.executable, "-m", "gunicorn", "shop:app", "-w", "2", "-b", f"127.0.0.1:{port}", "--log-level", "error"]
-    environment = {**os.environ, "PYTHONPATH": str(Path(headgate.__path__[0]).parent)}
+    environment = {**os.environ, "PYTHONPATH": str(Path(limitkeeper.__path__[0]).parent)}
     process = subprocess.Popen(command, cwd=tmp_path, env=environment)
     try:
         answering(range(port, port + 1), 1)
@@ -86,5 +86,5 @@ def scraped(port: int) -> float:
     """How many requests this worker has seen."""
     _, text = told(f"http://127.0.0.1:{port}/metrics")
     return sum(
-        float(value) for value in re.findall(r'^headgate_requests_total\{outcome="\w+",policy="shop"\} (\S+)$', text, re.M)
+        float(value) for value in re.findall(r'^limitkeeper_requests_total\{outcome="\w+",policy="shop"\} (\S+)$', text, re.M)
     )

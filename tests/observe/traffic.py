@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from headgate import FixedWindow, MemoryStore, TokenBucket
-from headgate.policy import Gate, Passage, Policy, WrittenFacts
-from headgate.policy.identity.identify import Header
-from headgate.policy.model import LOCAL, SHADOW, WAIT, Charge, Exemption, Match, OnFailure, OnRefusal, Rule, ShutOut
-from headgate.testing import ManualClock
+from limitkeeper import FixedWindow, MemoryStore, TokenBucket
+from limitkeeper.policy import Gate, Passage, Policy, WrittenFacts
+from limitkeeper.policy.identity.identify import Header
+from limitkeeper.policy.model import LOCAL, SHADOW, WAIT, Charge, Exemption, Match, OnFailure, OnRefusal, Rule, ShutOut
+from limitkeeper.testing import ManualClock
 from stand_ins import NOON, WrappedStore
 
 USER = (("user",),)

@@ -6,12 +6,12 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
-from headgate import MemoryStore
-from headgate.algorithms.text import parse_limits
-from headgate.policy import Gate, Passage, Policy, WrittenFacts
-from headgate.policy.identity.identify import Header
-from headgate.policy.model import Rule
-from headgate.testing import ManualClock
+from limitkeeper import MemoryStore
+from limitkeeper.algorithms.text import parse_limits
+from limitkeeper.policy import Gate, Passage, Policy, WrittenFacts
+from limitkeeper.policy.identity.identify import Header
+from limitkeeper.policy.model import Rule
+from limitkeeper.testing import ManualClock
 from stand_ins import NOON
 
 COLOURS = ("ask", "aask", "quick")

@@ -1,4 +1,4 @@
-"""The command line: `headgate policy check`, `explain` and `schema`, their output, their JSON and their exit codes."""
+"""The command line: `limitkeeper policy check`, `explain` and `schema`, their output, their JSON and their exit codes."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from pathlib import Path
 
 import pytest
 
-import headgate
-from headgate import Limiter, MemoryStore, TokenBucket
-from headgate.cli import main, show
-from headgate.policy import Policy, WrittenFacts
-from headgate.policy.explained import Explanation
-from headgate.policy.gate import Gate
-from headgate.policy.reading.mistakes import Mistake
-from headgate.policy.reading.schema import schema
-from headgate.policy.request import read_request
-from headgate.testing import ManualClock
+import limitkeeper
+from limitkeeper import Limiter, MemoryStore, TokenBucket
+from limitkeeper.cli import main, show
+from limitkeeper.policy import Policy, WrittenFacts
+from limitkeeper.policy.explained import Explanation
+from limitkeeper.policy.gate import Gate
+from limitkeeper.policy.reading.mistakes import Mistake
+from limitkeeper.policy.reading.schema import schema
+from limitkeeper.policy.request import read_request
+from limitkeeper.testing import ManualClock
 from servers.valkey import Valkey
 
 HERE = Path(__file__).parent
@@ -106,7 +106,7 @@ def test_check_imports_only_when_told(written, capsys, tmp_path):
 def test_a_missing_file_is_exit_code_2(capsys):
     """What can't be looked at is exit code 2, with the reason on stderr."""
     assert main(["policy", "check", "nowhere.yaml"]) == 2
-    assert capsys.readouterr().err == "headgate: nowhere.yaml: the policy can't be read: no such file or directory\n"
+    assert capsys.readouterr().err == "limitkeeper: nowhere.yaml: the policy can't be read: no such file or directory\n"
 
 
 @pytest.mark.parametrize("argv", [[], ["policy"], ["policy", "check"], ["policy", "explain", "x.yaml"], ["polcy"]], ids=" ".join)
@@ -115,7 +115,7 @@ def test_wrong_usage_is_exit_code_2(argv, capsys):
     with pytest.raises(SystemExit) as caught:
         main(argv)
     assert caught.value.code == 2
-    assert "usage: headgate" in capsys.readouterr().err
+    assert "usage: limitkeeper" in capsys.readouterr().err
 
 
 def test_colour_is_for_terminals():
@@ -282,31 +282,31 @@ def test_explain_looks_into_a_store(valkey: Valkey, written, capsys):
 
 
 def test_schema_is_printed(capsys):
-    """`headgate policy schema` prints the schema."""
+    """`limitkeeper policy schema` prints the schema."""
     assert main(["policy", "schema"]) == 0
     assert json.loads(capsys.readouterr().out) == schema()
 
 
 def command(*argv: str, **options: object) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "PYTHONPATH": os.path.dirname(headgate.__path__[0])}
+    environment = {**os.environ, "PYTHONPATH": os.path.dirname(limitkeeper.__path__[0])}
     return subprocess.run(
-        [sys.executable, "-m", "headgate", *argv], env=environment, capture_output=True, text=True, timeout=60, **options
+        [sys.executable, "-m", "limitkeeper", *argv], env=environment, capture_output=True, text=True, timeout=60, **options
     )
 
 
 def test_the_module_is_the_command():
-    """`python -m headgate` is the command, with its exit codes and without colours in a pipe."""
+    """`python -m limitkeeper` is the command, with its exit codes and without colours in a pipe."""
     done = command("policy", "check", SHOP, str(HERE / "mistakes" / "unknown_key.yaml"))
     assert done.returncode == 1
     assert "\x1b" not in done.stdout
     assert "did you mean 'key'?" in done.stdout
-    assert command("--version").stdout == f"headgate {headgate.__version__}\n"
+    assert command("--version").stdout == f"limitkeeper {limitkeeper.__version__}\n"
 
 
 def test_a_reader_who_has_seen_enough(tmp_path):
     """A pipe that is closed early ends the command without a traceback."""
-    code = "from headgate.cli import main; import sys; sys.exit(main(['policy', 'schema']))"
-    environment = {**os.environ, "PYTHONPATH": os.path.dirname(headgate.__path__[0])}
+    code = "from limitkeeper.cli import main; import sys; sys.exit(main(['policy', 'schema']))"
+    environment = {**os.environ, "PYTHONPATH": os.path.dirname(limitkeeper.__path__[0])}
     process = subprocess.Popen([sys.executable, "-c", code], env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     assert process.stdout is not None
     assert process.stderr is not None
@@ -353,7 +353,7 @@ def test_a_terminal_without_an_arrow_is_no_reason_to_fail(tmp_path, more):
     file.write_text("limits: [{name: a, key: ip, limit: 5/s}]\n")
     words = ["policy", "explain", str(file), "--request", "GET /ü ip=10.0.0.1", *more]
     environment = {**os.environ, "PYTHONIOENCODING": "cp437"}
-    done = subprocess.run([sys.executable, "-m", "headgate", *words], capture_output=True, env=environment, check=False)
+    done = subprocess.run([sys.executable, "-m", "limitkeeper", *words], capture_output=True, env=environment, check=False)
     assert (done.returncode, done.stderr) == (0, b"")
     assert (
         json.loads(done.stdout)["request"]["path"] == "/ü"

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from headgate.errors import ConfigurationError
-from headgate.policy.facts import WrittenFacts
-from headgate.policy.identity.addresses import MOST_KEPT, Networks, network_text, read_address
-from headgate.policy.identity.client_ip import MOST_HOPS, ClientIp
+from limitkeeper.errors import ConfigurationError
+from limitkeeper.policy.facts import WrittenFacts
+from limitkeeper.policy.identity.addresses import MOST_KEPT, Networks, network_text, read_address
+from limitkeeper.policy.identity.client_ip import MOST_HOPS, ClientIp
 
 STEADY = settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck))
 

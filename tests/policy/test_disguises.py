@@ -5,11 +5,11 @@ from __future__ import annotations
 import jwt
 import pytest
 
-from headgate import MemoryStore
-from headgate.policy import Policy, WrittenFacts
-from headgate.policy.gate import Gate
-from headgate.testing import ManualClock
-from headgate.web.asgi_wire import AsgiFacts
+from limitkeeper import MemoryStore
+from limitkeeper.policy import Policy, WrittenFacts
+from limitkeeper.policy.gate import Gate
+from limitkeeper.testing import ManualClock
+from limitkeeper.web.asgi_wire import AsgiFacts
 
 SECRET = "a shared secret of at least 32 bytes"
 POLICY = f"""

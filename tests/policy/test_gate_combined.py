@@ -8,10 +8,10 @@ import threading
 import pytest
 from gates import asked
 
-from headgate import ConfigurationError, MemoryStore, StoreUnavailable
-from headgate.policy import Policy, WrittenFacts
-from headgate.policy.gate import Gate
-from headgate.testing import ManualClock
+from limitkeeper import ConfigurationError, MemoryStore, StoreUnavailable
+from limitkeeper.policy import Policy, WrittenFacts
+from limitkeeper.policy.gate import Gate
+from limitkeeper.testing import ManualClock
 from stand_ins import WrappedStore
 
 COLOURS = ("ask", "aask")

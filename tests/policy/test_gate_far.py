@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 from gates import asked, key, passes, policy, request, rule
 
-from headgate import LeasedStore, MemoryStore
-from headgate.algorithms.text import parse_limit
-from headgate.policy import Gate
-from headgate.policy.model import CLOSED, LOCAL, SHADOW, WAIT, Charge, Exemption, Match, Once, OnFailure, OnRefusal, ShutOut
-from headgate.testing import ManualClock
+from limitkeeper import LeasedStore, MemoryStore
+from limitkeeper.algorithms.text import parse_limit
+from limitkeeper.policy import Gate
+from limitkeeper.policy.model import CLOSED, LOCAL, SHADOW, WAIT, Charge, Exemption, Match, Once, OnFailure, OnRefusal, ShutOut
+from limitkeeper.testing import ManualClock
 from stand_ins import WrappedStore
 
 FAR = ("ask", "aask")

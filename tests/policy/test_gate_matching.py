@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 from gates import asked, gate, key, passes, request, rule
 
-from headgate import TokenBucket
-from headgate.errors import ConfigurationError
-from headgate.policy import Policy, WrittenFacts
-from headgate.policy.edition import Edition
-from headgate.policy.identity.complaints import Complaints
-from headgate.policy.identity.identify import Captured
-from headgate.policy.model import DEGRADE, SHARE, Cost, Exemption, Match, OnRefusal, When
+from limitkeeper import TokenBucket
+from limitkeeper.errors import ConfigurationError
+from limitkeeper.policy import Policy, WrittenFacts
+from limitkeeper.policy.edition import Edition
+from limitkeeper.policy.identity.complaints import Complaints
+from limitkeeper.policy.identity.identify import Captured
+from limitkeeper.policy.model import DEGRADE, SHARE, Cost, Exemption, Match, OnRefusal, When
 
 INSIDE = Match(path="/x", host="in.example.com")
 
@@ -198,7 +198,7 @@ def test_a_rule_without_a_mark_alerts_nobody():
 
 def test_a_cost_that_is_no_number_is_complained_of(caplog, monkeypatch):
     """Who wrote the function reads in the log what it answered, and what the request cost."""
-    monkeypatch.setattr("headgate.policy.clause.complaints", Complaints())
+    monkeypatch.setattr("limitkeeper.policy.clause.complaints", Complaints())
     passes(gate(rule("all", "9/h", cost=Cost("call", 3, call=lambda facts: 1.5))), 1)
     (record,) = caplog.records
     assert record.getMessage().endswith("answered a float, not a whole number: it costs 3")

@@ -8,12 +8,12 @@ from gates import asked, key, request, rule
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headgate import MemoryStore
-from headgate.algorithms.claim import Claim, NamedLimit
-from headgate.policy import Gate
-from headgate.policy.identity.identify import Header
-from headgate.policy.model import Match, Policy, When
-from headgate.testing import ManualClock
+from limitkeeper import MemoryStore
+from limitkeeper.algorithms.claim import Claim, NamedLimit
+from limitkeeper.policy import Gate
+from limitkeeper.policy.identity.identify import Header
+from limitkeeper.policy.model import Match, Policy, When
+from limitkeeper.testing import ManualClock
 from stand_ins import NOON
 
 WORDS = ("a", "b", "orders", "{id}", "*")
@@ -97,7 +97,7 @@ def test_a_gate_decides_as_its_rules_say_one_by_one(said, requests):
             made = modelled_key(parts, told)
             if made is not None:
                 for i, limit in enumerate(one.limit):
-                    claims.append(Claim(NamedLimit("headgate", one.name + (f".{i + 1}" if i else ""), limit), made, 1))
+                    claims.append(Claim(NamedLimit("limitkeeper", one.name + (f".{i + 1}" if i else ""), limit), made, 1))
         passage = asked(gate, request(f"{method} {path}", **{n: told[n] for n in NAMES if told[n]}), "quick")
         assert [(entry.label, k) for entry, k in zip(passage.entries, passage.keys, strict=True)] == [
             (claim.limit.name, claim.key) for claim in claims

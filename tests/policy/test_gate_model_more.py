@@ -9,13 +9,13 @@ from gates import asked, key, rule
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headgate import MemoryStore
-from headgate.algorithms.claim import Claim, NamedLimit
-from headgate.algorithms.text import parse_limits
-from headgate.policy import Gate, WrittenFacts
-from headgate.policy.identity.identify import Header
-from headgate.policy.model import SHADOW, Charge, Cost, Once, OnRefusal, Policy, Tiers
-from headgate.testing import ManualClock
+from limitkeeper import MemoryStore
+from limitkeeper.algorithms.claim import Claim, NamedLimit
+from limitkeeper.algorithms.text import parse_limits
+from limitkeeper.policy import Gate, WrittenFacts
+from limitkeeper.policy.identity.identify import Header
+from limitkeeper.policy.model import SHADOW, Charge, Cost, Once, OnRefusal, Policy, Tiers
+from limitkeeper.testing import ManualClock
 from stand_ins import NOON
 
 LIMITS = ("token bucket 2/s burst 4", "fixed window 5/min", "sliding window log 4 per 10 s", "9/s; fixed window 6/min")

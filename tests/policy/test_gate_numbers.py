@@ -7,9 +7,9 @@ from bisect import bisect_left
 import pytest
 from gates import COLOURS, asked, gate, passes, request, rule
 
-from headgate.clock import steady_us
-from headgate.policy.model import SHADOW, WAIT, Charge, OnRefusal, Tiers
-from headgate.testing import ManualClock
+from limitkeeper.clock import steady_us
+from limitkeeper.policy.model import SHADOW, WAIT, Charge, OnRefusal, Tiers
+from limitkeeper.testing import ManualClock
 
 
 @pytest.mark.parametrize("ago_us", [-1_000, *range(9), 40, 300, 600, 1_700, 9_000, 30_000, 300_000, 1_500_000])

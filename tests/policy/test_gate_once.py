@@ -8,10 +8,10 @@ import threading
 import pytest
 from gates import COLOURS, asked, gate, key, passes, policy, request, rule
 
-from headgate import MemoryStore, RedisStore
-from headgate.policy import Gate
-from headgate.policy.model import WAIT, Charge, Once, OnFailure, OnRefusal
-from headgate.testing import ManualClock
+from limitkeeper import MemoryStore, RedisStore
+from limitkeeper.policy import Gate
+from limitkeeper.policy.model import WAIT, Charge, Once, OnFailure, OnRefusal
+from limitkeeper.testing import ManualClock
 from stand_ins import HeldClock, WrappedStore
 
 
@@ -216,7 +216,7 @@ def test_a_mark_that_can_not_be_made_fails_nobody(colour, caplog):
     store.failing = {"decide_many"}
     passage = asked(g, request(**SAID), colour)
     passage.done(401)
-    assert "marking an idempotency key in the store of 'headgate' failed: decide_many: nobody answers" in caplog.text
+    assert "marking an idempotency key in the store of 'limitkeeper' failed: decide_many: nobody answers" in caplog.text
     asked(g, request(**SAID), colour).done(200)
     store.failing = set()
     assert asked(g, request(user="a")).decision.remaining == 0

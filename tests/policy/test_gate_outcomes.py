@@ -9,12 +9,12 @@ import weakref
 import pytest
 from gates import COLOURS, asked, gate, key, passes, request, rule
 
-from headgate import MemoryStore
-from headgate.algorithms.text import parse_limit
-from headgate.policy import WrittenFacts
-from headgate.policy.identity.complaints import Complaints
-from headgate.policy.model import DEGRADE, SHADOW, Answer, Charge, Cost, Exemption, Match, Once, OnRefusal, ShutOut
-from headgate.testing import ManualClock, unlimited
+from limitkeeper import MemoryStore
+from limitkeeper.algorithms.text import parse_limit
+from limitkeeper.policy import WrittenFacts
+from limitkeeper.policy.identity.complaints import Complaints
+from limitkeeper.policy.model import DEGRADE, SHADOW, Answer, Charge, Cost, Exemption, Match, Once, OnRefusal, ShutOut
+from limitkeeper.testing import ManualClock, unlimited
 
 
 @pytest.mark.parametrize("colour", COLOURS)
@@ -110,7 +110,7 @@ def test_no_client_says_that_its_request_costs_nothing(source):
 def test_functions_that_raise_break_no_request(caplog, monkeypatch):
     """A cost that can't be told is the default, an outcome of which nobody knows counts; both are logged."""
     for module in ("clause", "settle"):
-        monkeypatch.setattr(f"headgate.policy.{module}.complaints", Complaints())
+        monkeypatch.setattr(f"limitkeeper.policy.{module}.complaints", Complaints())
     g = gate(rule("all", "2/h", cost=Cost("call", call=broken), charge=Charge(call=broken)))
     for _ in range(2):
         asked(g, request()).done(200)
@@ -303,7 +303,7 @@ def test_listeners_hear_of_refusals():
     g.events.on("refused", heard.append)
     passes(g, 1, user="a")
     (event,) = heard
-    assert (event.kind, event.limiter, event.key) == ("refused", "headgate", ("a",))
+    assert (event.kind, event.limiter, event.key) == ("refused", "limitkeeper", ("a",))
     assert event.decision.refusal.violated == ("user",)
 
 
@@ -354,7 +354,7 @@ def test_a_passage_leaves_no_circle_behind(colour):
 
 def test_a_memory_full_of_those_shut_out_is_not_searched_for_every_refusal(monkeypatch):
     """When as many as can be remembered are shut out, others are refused by their limits; those whose time is over make room."""
-    monkeypatch.setattr("headgate.policy.shut_out.MOST", 3)
+    monkeypatch.setattr("limitkeeper.policy.shut_out.MOST", 3)
     g = gate(rule("all", "fixed window 1/h", key=key("ip")), shut_out=ShutOut(parse_limit("fixed window 1/h"), 10_000_000))
     for host in range(5):
         assert passes(g, 4, peer=f"192.0.2.{host}") == [True, False, False, False]

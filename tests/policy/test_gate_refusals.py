@@ -7,14 +7,14 @@ import asyncio
 import pytest
 from gates import COLOURS, asked, gate, key, passes, policy, request, rule
 
-from headgate import MemoryStore
-from headgate.algorithms.text import parse_limit
-from headgate.decision import Decision
-from headgate.errors import StoreError
-from headgate.policy import Gate
-from headgate.policy.model import CLOSED, DEGRADE, WAIT, Answer, Charge, Cost, Exemption, OnFailure, OnRefusal, ShutOut
-from headgate.policy.refusing import seconds
-from headgate.testing import ManualClock
+from limitkeeper import MemoryStore
+from limitkeeper.algorithms.text import parse_limit
+from limitkeeper.decision import Decision
+from limitkeeper.errors import StoreError
+from limitkeeper.policy import Gate
+from limitkeeper.policy.model import CLOSED, DEGRADE, WAIT, Answer, Charge, Cost, Exemption, OnFailure, OnRefusal, ShutOut
+from limitkeeper.policy.refusing import seconds
+from limitkeeper.testing import ManualClock
 from stand_ins import WrappedStore
 
 NEVER = "This request costs more than its limit ever allows."
@@ -199,4 +199,4 @@ def test_what_can_not_be_settled_stays_charged(local, colour, caplog):
     assert not answer.owes
     assert not asked(g, request(), colour)
     if local:  # a guard tells of its store itself
-        assert "settling with the store of 'headgate' failed: give_back: nobody answers" in caplog.text
+        assert "settling with the store of 'limitkeeper' failed: give_back: nobody answers" in caplog.text

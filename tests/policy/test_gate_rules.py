@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 from gates import COLOURS, asked, gate, key, passes, policy, request, rule
 
-from headgate import MemoryStore, TokenBucket
-from headgate.policy import Gate
-from headgate.policy.identity.identify import Captured, Header
-from headgate.policy.model import SHARE, Cost, Exemption, Match, Tiers, When
-from headgate.testing import ManualClock, unlimited
+from limitkeeper import MemoryStore, TokenBucket
+from limitkeeper.policy import Gate
+from limitkeeper.policy.identity.identify import Captured, Header
+from limitkeeper.policy.model import SHARE, Cost, Exemption, Match, Tiers, When
+from limitkeeper.testing import ManualClock, unlimited
 
 POST = frozenset({"POST"})
 GET = frozenset({"GET"})

@@ -8,10 +8,10 @@ import threading
 import pytest
 from gates import asked, gate, key, passes, policy, request, rule
 
-from headgate import GuardedStore, LeasedStore, MemoryStore, RedisStore, SharedStore
-from headgate.policy import Gate, Policy
-from headgate.policy.model import CLOSED, LOCAL, SHADOW, WAIT, Charge, Once, OnFailure, OnRefusal
-from headgate.testing import ManualClock
+from limitkeeper import GuardedStore, LeasedStore, MemoryStore, RedisStore, SharedStore
+from limitkeeper.policy import Gate, Policy
+from limitkeeper.policy.model import CLOSED, LOCAL, SHADOW, WAIT, Charge, Once, OnFailure, OnRefusal
+from limitkeeper.testing import ManualClock
 from stand_ins import WrappedStore
 
 FAR = ("ask", "aask")

@@ -9,8 +9,8 @@ import threading
 import pytest
 from gates import asked, gate, key, policy, request, rule, until
 
-from headgate.policy.model import WAIT, OnRefusal
-from headgate.testing import ManualClock
+from limitkeeper.policy.model import WAIT, OnRefusal
+from limitkeeper.testing import ManualClock
 from stand_ins import HeldClock
 
 RULES = [

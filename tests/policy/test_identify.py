@@ -8,13 +8,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from headgate.errors import ConfigurationError
-from headgate.policy.facts import WrittenFacts
-from headgate.policy.identity.client_ip import ClientIp
-from headgate.policy.identity.complaints import Complaints
-from headgate.policy.identity.hosts import host_matches, host_of, host_pattern
-from headgate.policy.identity.identify import Called, Captured, Certificate, Cookie, Header, Network, Query
-from headgate.policy.identity.keeping import HASHED, LONGEST, kept, remember
+from limitkeeper.errors import ConfigurationError
+from limitkeeper.policy.facts import WrittenFacts
+from limitkeeper.policy.identity.client_ip import ClientIp
+from limitkeeper.policy.identity.complaints import Complaints
+from limitkeeper.policy.identity.hosts import host_matches, host_of, host_pattern
+from limitkeeper.policy.identity.identify import Called, Captured, Certificate, Cookie, Header, Network, Query
+from limitkeeper.policy.identity.keeping import HASHED, LONGEST, kept, remember
 
 STEADY = settings(deadline=None, suppress_health_check=list(HealthCheck))
 
@@ -105,7 +105,7 @@ def test_a_function_that_misbehaves_says_nothing(answer, caplog):
         return answer
 
     identity = Called(vip_of, default="nobody")
-    with caplog.at_level(logging.WARNING, logger="headgate"):
+    with caplog.at_level(logging.WARNING, logger="limitkeeper"):
         assert [identity.of(WrittenFacts()) for _ in range(50)] == ["nobody"] * 50
     assert len(caplog.records) == 1
     assert "vip_of" in caplog.text

@@ -15,10 +15,10 @@ from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from headgate.errors import ConfigurationError
-from headgate.policy.facts import WrittenFacts
-from headgate.policy.identity.jwt import LONGEST, MOST_HELD, MOST_REFUSED, Jwt, Verifier
-from headgate.testing import ManualClock
+from limitkeeper.errors import ConfigurationError
+from limitkeeper.policy.facts import WrittenFacts
+from limitkeeper.policy.identity.jwt import LONGEST, MOST_HELD, MOST_REFUSED, Jwt, Verifier
+from limitkeeper.testing import ManualClock
 
 STEADY = settings(deadline=None, suppress_health_check=list(HealthCheck))
 
@@ -300,11 +300,11 @@ def test_verifiers_are_values():
 def test_without_pyjwt_the_extra_is_named(monkeypatch):
     """Whoever names a JWT identity is told what to install."""
     monkeypatch.setitem(sys.modules, "jwt", None)
-    with pytest.raises(ConfigurationError, match=r"pip install 'headgate\[policy\]'"):
+    with pytest.raises(ConfigurationError, match=r"pip install 'limitkeeper\[policy\]'"):
         Verifier(SECRET, ("HS256",))
 
 
 def test_the_library_is_imported_when_a_verifier_is_made(python):
     """Policies without tokens never load it."""
-    done = python("import sys, headgate.policy.identity.jwt; print('jwt' in sys.modules)")
+    done = python("import sys, limitkeeper.policy.identity.jwt; print('jwt' in sys.modules)")
     assert done.stdout.strip() == "False", done.stderr

@@ -9,12 +9,12 @@ import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 
-from headgate.errors import ConfigurationError
-from headgate.policy import Policy, PolicyError
-from headgate.policy.facts import WrittenFacts
-from headgate.policy.gate import Gate
-from headgate.policy.identity.jwt import Jwt, Verifier
-from headgate.policy.identity.keys import MOST_KEYS
+from limitkeeper.errors import ConfigurationError
+from limitkeeper.policy import Policy, PolicyError
+from limitkeeper.policy.facts import WrittenFacts
+from limitkeeper.policy.gate import Gate
+from limitkeeper.policy.identity.jwt import Jwt, Verifier
+from limitkeeper.policy.identity.keys import MOST_KEYS
 
 OLD, NEW, STRANGER = (rsa.generate_private_key(65537, 2048) for _ in range(3))
 CURVE = ec.generate_private_key(ec.SECP256R1())
@@ -122,8 +122,8 @@ def test_a_key_is_changed_without_locking_anybody_out(tmp_path):
     known = []
     for text in (pem(OLD), pem(OLD) + pem(NEW), key_set(member(NEW))):
         (tmp_path / "keys").write_text(text)
-        (tmp_path / "headgate.yaml").write_text(POLICY)
-        with Gate(Policy.load(tmp_path / "headgate.yaml")) as gate:
+        (tmp_path / "limitkeeper.yaml").write_text(POLICY)
+        with Gate(Policy.load(tmp_path / "limitkeeper.yaml")) as gate:
             asked = [gate.ask(WrittenFacts(headers={"Authorization": token(private)})) for private in (OLD, NEW)]
             known.append([passage.keys for passage in asked])
     assert known == [[["ann"], []], [["ann"], ["ann"]], [[], ["ann"]]]
@@ -132,6 +132,6 @@ def test_a_key_is_changed_without_locking_anybody_out(tmp_path):
 def test_a_set_is_no_shared_secret(tmp_path):
     """A key set is public: as the secret of HS256 it would let anybody sign, and the policy says so."""
     (tmp_path / "keys").write_text(key_set(member(OLD)))
-    (tmp_path / "headgate.yaml").write_text(POLICY.replace("RS256", "HS256"))
+    (tmp_path / "limitkeeper.yaml").write_text(POLICY.replace("RS256", "HS256"))
     with pytest.raises(PolicyError, match="this one is public: anybody could sign with it"):
-        Policy.load(tmp_path / "headgate.yaml")
+        Policy.load(tmp_path / "limitkeeper.yaml")

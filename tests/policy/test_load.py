@@ -7,12 +7,12 @@ from pathlib import Path
 import jsonschema
 import pytest
 
-from headgate import ConfigurationError, FixedWindow, SlidingWindowCounter, SlidingWindowLog, TokenBucket
-from headgate.policy import Gate, Policy
-from headgate.policy.identity.client_ip import ClientIp
-from headgate.policy.identity.identify import Called, Captured, Certificate, Cookie, Header, Network, Query
-from headgate.policy.identity.jwt import Jwt
-from headgate.policy.model import (
+from limitkeeper import ConfigurationError, FixedWindow, SlidingWindowCounter, SlidingWindowLog, TokenBucket
+from limitkeeper.policy import Gate, Policy
+from limitkeeper.policy.identity.client_ip import ClientIp
+from limitkeeper.policy.identity.identify import Called, Captured, Certificate, Cookie, Header, Network, Query
+from limitkeeper.policy.identity.jwt import Jwt
+from limitkeeper.policy.model import (
     Answer,
     Charge,
     Cost,
@@ -26,12 +26,12 @@ from headgate.policy.model import (
     Tiers,
     When,
 )
-from headgate.policy.overrides import CalledOverrides, HashOverrides
-from headgate.policy.reading.mistakes import PolicyError
-from headgate.policy.reading.named import Named, names_of
-from headgate.policy.reading.nodes import plain
-from headgate.policy.reading.schema import schema
-from headgate.policy.reading.yaml import LARGEST, tree_of
+from limitkeeper.policy.overrides import CalledOverrides, HashOverrides
+from limitkeeper.policy.reading.mistakes import PolicyError
+from limitkeeper.policy.reading.named import Named, names_of
+from limitkeeper.policy.reading.nodes import plain
+from limitkeeper.policy.reading.schema import schema
+from limitkeeper.policy.reading.yaml import LARGEST, tree_of
 
 HERE = Path(__file__).parent
 POST_CHECKOUT = (Match(frozenset({"POST"}), "/checkout"),)
@@ -56,7 +56,7 @@ def test_the_sample_loads_as_it_stands(shop, caplog):
     names = "partner tenant-and-user user checkout login payment checkout-capacity public-checkout"
     assert [rule.name for rule in shop.rules] == names.split()
     assert shop.store == "redis://localhost:6379"
-    assert shop.name == "headgate"
+    assert shop.name == "limitkeeper"
     assert shop.source == HERE / "shop.yaml"
     Policy.load(HERE / "shop.yaml")
     assert caplog.records == []
@@ -262,11 +262,11 @@ def test_a_method_may_be_any():
 
 def test_a_secret_may_come_from_the_environment(monkeypatch):
     """A header's value and a key may stand in the environment."""
-    monkeypatch.setenv("HEADGATE_TEST_PROBE", "letmein")
-    monkeypatch.setenv("HEADGATE_TEST_KEY", "k" * 32)
+    monkeypatch.setenv("LIMITKEEPER_TEST_PROBE", "letmein")
+    monkeypatch.setenv("LIMITKEEPER_TEST_KEY", "k" * 32)
     text = """
-identify: {user: {jwt: {claim: sub, key_env: HEADGATE_TEST_KEY, algorithms: HS256}}}
-exempt: [{header: {X-Probe: {env: HEADGATE_TEST_PROBE}}}]
+identify: {user: {jwt: {claim: sub, key_env: LIMITKEEPER_TEST_KEY, algorithms: HS256}}}
+exempt: [{header: {X-Probe: {env: LIMITKEEPER_TEST_PROBE}}}]
 limits: [{name: a, key: user, limit: 5/s}]
 """
     policy = Policy.read(text)

@@ -11,13 +11,13 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from headgate import ConfigurationError
-from headgate.policy import Policy
-from headgate.policy.reading.load import examined
-from headgate.policy.reading.mistakes import PolicyError
-from headgate.policy.reading.schema import schema
-from headgate.policy.reading.yaml import LARGEST
-from headgate.policy.request import read_request
+from limitkeeper import ConfigurationError
+from limitkeeper.policy import Policy
+from limitkeeper.policy.reading.load import examined
+from limitkeeper.policy.reading.mistakes import PolicyError
+from limitkeeper.policy.reading.schema import schema
+from limitkeeper.policy.reading.yaml import LARGEST
+from limitkeeper.policy.request import read_request
 
 HERE = Path(__file__).parent
 SHOP = (HERE / "shop.yaml").read_text().replace("jwt.pub", str(HERE / "jwt.pub"))
@@ -108,8 +108,8 @@ def places(node: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
 @given(data=st.data(), value=TREE)
 def test_a_good_policy_with_one_part_changed(data, value):
     """A full policy in which any one part is replaced by anything never raises anything but PolicyError."""
-    from headgate.policy.reading.nodes import plain
-    from headgate.policy.reading.yaml import tree_of
+    from limitkeeper.policy.reading.nodes import plain
+    from limitkeeper.policy.reading.yaml import tree_of
 
     said = plain(tree_of(EVERYTHING)[0])
     path = data.draw(st.sampled_from(places(said)[1:]))

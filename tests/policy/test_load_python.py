@@ -10,13 +10,13 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headgate import FixedWindow, TokenBucket
-from headgate.policy import Policy
-from headgate.policy.identity.client_ip import ClientIp
-from headgate.policy.identity.identify import Header
-from headgate.policy.identity.jwt import Jwt, Verifier
-from headgate.policy.model import Charge, Cost, Match, OnFailure, OnRefusal
-from headgate.policy.reading.mistakes import PolicyError
+from limitkeeper import FixedWindow, TokenBucket
+from limitkeeper.policy import Policy
+from limitkeeper.policy.identity.client_ip import ClientIp
+from limitkeeper.policy.identity.identify import Header
+from limitkeeper.policy.identity.jwt import Jwt, Verifier
+from limitkeeper.policy.model import Charge, Cost, Match, OnFailure, OnRefusal
+from limitkeeper.policy.reading.mistakes import PolicyError
 
 
 def one_rule(**said: Any) -> Any:
@@ -252,12 +252,12 @@ def test_without_pyyaml_there_is_still_python(python):
     done = python("""
         import sys
         sys.modules["yaml"] = sys.modules["jwt"] = None
-        from headgate import ConfigurationError
-        from headgate.policy import Policy
+        from limitkeeper import ConfigurationError
+        from limitkeeper.policy import Policy
         assert Policy.of(limits=[{"name": "a", "key": "ip", "limit": "5/s"}]).rules[0].name == "a"
         try:
             Policy.read("limits: []")
         except ConfigurationError as error:
             print(error)
     """)
-    assert (done.returncode, done.stdout) == (0, "a policy file needs PyYAML; pip install 'headgate[policy]'\n"), done.stderr
+    assert (done.returncode, done.stdout) == (0, "a policy file needs PyYAML; pip install 'limitkeeper[policy]'\n"), done.stderr

@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headgate.policy.reading.load import examined
-from headgate.policy.reading.mistakes import FORM, YAML
-from headgate.policy.reading.nodes import plain
-from headgate.policy.reading.schema import schema
-from headgate.policy.reading.yaml import tree_of
+from limitkeeper.policy.reading.load import examined
+from limitkeeper.policy.reading.mistakes import FORM, YAML
+from limitkeeper.policy.reading.nodes import plain
+from limitkeeper.policy.reading.schema import schema
+from limitkeeper.policy.reading.yaml import tree_of
 
 HERE = Path(__file__).parent
 EVERYTHING = (HERE / "everything.yaml").read_text()

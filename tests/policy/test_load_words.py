@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headgate import FixedWindow, TokenBucket
-from headgate.policy.clause import joined
-from headgate.policy.match import Matcher
-from headgate.policy.model import Match, OnFailure, OnRefusal
-from headgate.policy.reading import limit_words, routes, store_words, words
-from headgate.policy.reading.page import Wrong, did_you_mean, nearest
-from headgate.policy.reading.reach import covers
+from limitkeeper import FixedWindow, TokenBucket
+from limitkeeper.policy.clause import joined
+from limitkeeper.policy.match import Matcher
+from limitkeeper.policy.model import Match, OnFailure, OnRefusal
+from limitkeeper.policy.reading import limit_words, routes, store_words, words
+from limitkeeper.policy.reading.page import Wrong, did_you_mean, nearest
+from limitkeeper.policy.reading.reach import covers
 
 MEANINGS: list[tuple[Any, str, Any]] = [
     (words.alternatives, "user", ("user",)),
@@ -116,7 +116,7 @@ NONSENSE: list[tuple[Any, str, str, str | None]] = [
     (store_words.store_url, "memory://host", "no host and no path", None),
     (store_words.store_url, "shared://limits", "three slashes", None),
     (store_words.store_url, "redis://h?budgett=3", "did you mean budget=?", None),
-    (store_words.store_url, "headgate://h", "not there yet", None),
+    (store_words.store_url, "limitkeeper://h", "not there yet", None),
     (store_words.redis_url, "memory://", "is no Redis server", None),
 ]
 
@@ -167,7 +167,7 @@ def test_a_word_nobody_knows_gets_the_nearest_one():
 
 def test_override_keys_are_joined_as_the_gate_joins_them():
     """The key of an override is what the gate makes of the same parts."""
-    from headgate.policy import Policy
+    from limitkeeper.policy import Policy
 
     said = {"key": ["a|b", None, "-"], "limit": "5/s"}
     policy = Policy.of(

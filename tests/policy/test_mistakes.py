@@ -7,13 +7,13 @@ from pathlib import Path
 import jsonschema
 import pytest
 
-from headgate import ConfigurationError
-from headgate.policy import Policy
-from headgate.policy.reading.load import examined
-from headgate.policy.reading.mistakes import ERROR, FORM, WIDTH, YAML, Mistake, PolicyError
-from headgate.policy.reading.nodes import plain
-from headgate.policy.reading.schema import schema
-from headgate.policy.reading.yaml import text_of, tree_of
+from limitkeeper import ConfigurationError
+from limitkeeper.policy import Policy
+from limitkeeper.policy.reading.load import examined
+from limitkeeper.policy.reading.mistakes import ERROR, FORM, WIDTH, YAML, Mistake, PolicyError
+from limitkeeper.policy.reading.nodes import plain
+from limitkeeper.policy.reading.schema import schema
+from limitkeeper.policy.reading.yaml import text_of, tree_of
 
 FOLDER = Path(__file__).parent / "mistakes"
 FILES = sorted(FOLDER.glob("*.yaml"))
@@ -78,7 +78,7 @@ def test_the_schema_refuses_exactly_what_has_the_wrong_form(path, monkeypatch):
 
 
 def test_the_schema_is_one():
-    """What `headgate policy schema` prints is valid JSON Schema."""
+    """What `limitkeeper policy schema` prints is valid JSON Schema."""
     jsonschema.Draft202012Validator.check_schema(schema())
 
 

@@ -8,12 +8,12 @@ import threading
 
 import pytest
 
-from headgate import FixedWindow, MemoryStore, TokenBucket
-from headgate.errors import ConfigurationError, InvalidLimit
-from headgate.policy import Policy, WrittenFacts, overrides
-from headgate.policy.gate import Gate
-from headgate.policy.overrides import MOST_KEPT, CalledOverrides, HashOverrides, limits_of
-from headgate.testing import ManualClock
+from limitkeeper import FixedWindow, MemoryStore, TokenBucket
+from limitkeeper.errors import ConfigurationError, InvalidLimit
+from limitkeeper.policy import Policy, WrittenFacts, overrides
+from limitkeeper.policy.gate import Gate
+from limitkeeper.policy.overrides import MOST_KEPT, CalledOverrides, HashOverrides, limits_of
+from limitkeeper.testing import ManualClock
 from servers.valkey import Valkey
 
 BUCKET = TokenBucket("500/s burst 1000")
@@ -217,7 +217,7 @@ def test_a_key_that_is_no_hash_is_told(hashed, eventually, caplog):
 
 
 def readers() -> list[threading.Thread]:
-    return [thread for thread in threading.enumerate() if thread.name == "headgate overrides"]
+    return [thread for thread in threading.enumerate() if thread.name == "limitkeeper overrides"]
 
 
 def test_nothing_runs_before_it_is_asked_and_nothing_after_it_is_closed(hashed):
@@ -312,17 +312,17 @@ def test_a_mistake_in_words_is_told_at_once(url, name, refresh_us, remedy):
 
 def test_without_a_client_the_extra_is_named(monkeypatch):
     """Whoever names a hash in Redis is told what to install."""
-    from headgate.stores.redis import resp
+    from limitkeeper.stores.redis import resp
 
     monkeypatch.setattr(resp, "hiredis", None)
-    with pytest.raises(ConfigurationError, match=r"pip install 'headgate\[redis\]'"):
+    with pytest.raises(ConfigurationError, match=r"pip install 'limitkeeper\[redis\]'"):
         HashOverrides("redis://localhost", "limits")
 
 
 def test_every_reader_is_gone():
     """What the tests of this file began has ended."""
     assert overrides._readers == {}
-    assert logging.getLogger("headgate") is overrides.log
+    assert logging.getLogger("limitkeeper") is overrides.log
 
 
 # In a policy

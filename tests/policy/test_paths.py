@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from headgate.policy.identity.paths import readings, tidy
+from limitkeeper.policy.identity.paths import readings, tidy
 
 STEADY = settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck))
 

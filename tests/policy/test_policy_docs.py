@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from headgate.policy import Policy
-from headgate.policy.reading.rules import RULE
-from headgate.policy.reading.sections import POLICY
+from limitkeeper.policy import Policy
+from limitkeeper.policy.reading.rules import RULE
+from limitkeeper.policy.reading.sections import POLICY
 
 PAGE = (Path(__file__).parents[2] / "docs" / "policy.md").read_text()
 BLOCKS = re.findall(r"```yaml\n(.*?)```", PAGE, re.S)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from headgate import MemoryStore
-from headgate.policy import Gate, Policy, WrittenFacts
-from headgate.testing import ManualClock
+from limitkeeper import MemoryStore
+from limitkeeper.policy import Gate, Policy, WrittenFacts
+from limitkeeper.testing import ManualClock
 
 TENANT = {"name": "tenant", "match": "/{tenant}", "limit": "fixed window 1/min"}
 SEARCH = {"name": "search", "match": "/search/**", "limit": "fixed window 1/min"}

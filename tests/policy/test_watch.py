@@ -12,22 +12,22 @@ from pathlib import Path
 
 import pytest
 
-import headgate
-from headgate import MemoryStore
-from headgate.errors import ConfigurationError
-from headgate.policy import watch as watching
-from headgate.policy.facts import WrittenFacts
-from headgate.policy.gate import Gate
-from headgate.policy.model import Policy
-from headgate.policy.watch import Watch, watch_policy
-from headgate.testing import ManualClock
+import limitkeeper
+from limitkeeper import MemoryStore
+from limitkeeper.errors import ConfigurationError
+from limitkeeper.policy import watch as watching
+from limitkeeper.policy.facts import WrittenFacts
+from limitkeeper.policy.gate import Gate
+from limitkeeper.policy.model import Policy
+from limitkeeper.policy.watch import Watch, watch_policy
+from limitkeeper.testing import ManualClock
 
 SOON = "10ms"
 
 
 @pytest.fixture
 def file(tmp_path) -> Path:
-    path = tmp_path / "headgate.yaml"
+    path = tmp_path / "limitkeeper.yaml"
     path.write_text("one")
     return path
 
@@ -114,9 +114,9 @@ def test_a_swapped_link_is_a_change(watched, tmp_path, eventually):
     """As Kubernetes delivers ConfigMaps: the file is a link into a linked folder, and that link is swapped."""
     for version in ("one", "two"):
         (tmp_path / version).mkdir()
-        (tmp_path / version / "headgate.yaml").write_text(version)
+        (tmp_path / version / "limitkeeper.yaml").write_text(version)
     os.symlink("one", tmp_path / "..data")
-    os.symlink("..data/headgate.yaml", tmp_path / "linked.yaml")
+    os.symlink("..data/limitkeeper.yaml", tmp_path / "linked.yaml")
     told = watched(tmp_path / "linked.yaml")
     os.symlink("two", tmp_path / "..data_tmp")
     os.replace(tmp_path / "..data_tmp", tmp_path / "..data")
@@ -182,7 +182,7 @@ def test_a_program_may_change_its_folder(watched, file, eventually, monkeypatch,
     """A relative path is the one it was when the watch began."""
     monkeypatch.chdir(tmp_path)
     seen: list[str] = []
-    watch = Watch("headgate.yaml", lambda: seen.append("changed"), SOON)
+    watch = Watch("limitkeeper.yaml", lambda: seen.append("changed"), SOON)
     try:
         monkeypatch.chdir("/")
         replaced(file, "two")
@@ -244,7 +244,7 @@ def test_a_program_ends_with_its_terminal(file, tmp_path, closed):
     """SIGHUP from a window that was closed ends a program as ever; from anybody else it loads the file."""
     code = f"""
 import os, signal, threading
-from headgate.policy.watch import Watch
+from limitkeeper.policy.watch import Watch
 signal.signal(signal.SIGHUP, signal.SIG_DFL)  # whoever runs the tests under nohup has it ignored
 loaded = threading.Event()
 watch = Watch({str(file)!r}, loaded.set, "1h", hang_up=True)
@@ -255,7 +255,7 @@ os._exit(7 if loaded.wait(60) else 8)
 
     child, terminal = pty.fork()
     if child == 0:
-        os.environ["PYTHONPATH"] = os.path.dirname(headgate.__path__[0])
+        os.environ["PYTHONPATH"] = os.path.dirname(limitkeeper.__path__[0])
         os.execv(sys.executable, [sys.executable, "-c", code])
     said = b""
     while b"ready" not in said:
@@ -332,7 +332,7 @@ def test_a_policy_that_loads_is_enforced_and_one_that_does_not_is_refused(gate, 
     os.utime(file)
     time.sleep(0.15)
     assert len(refused) == gate.tally().reloads_refused == 1
-    assert "headgate.yaml:5" in refused[0]
+    assert "limitkeeper.yaml:5" in refused[0]
     assert passed(gate, 1) == [False]
     replaced(file, POLICY.format(limit="fixed window 4/min"))
     eventually(lambda: gate.tally().reloads == 1)
@@ -375,7 +375,10 @@ def test_a_key_file_is_part_of_the_policy(file, tmp_path, eventually):
 
 def test_a_policy_from_no_file_can_not_be_watched():
     """It is told, with what to write."""
-    with Gate(Policy(), store=MemoryStore()) as gate, pytest.raises(ConfigurationError, match=r"watch_policy\(gate, 'headgate"):
+    with (
+        Gate(Policy(), store=MemoryStore()) as gate,
+        pytest.raises(ConfigurationError, match=r"watch_policy\(gate, 'limitkeeper"),
+    ):
         watch_policy(gate)
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-import headgate
+import limitkeeper
 from servers.valkey import free_port
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
@@ -24,29 +24,29 @@ POLICY = "limits:\n  - {{name: api, key: ip, limit: fixed window {count}/h}}\n"
 
 WSGI = """
 import os, time
-from headgate.policy.gate import Gate
-from headgate.web.wsgi import RateLimitMiddleware
+from limitkeeper.policy.gate import Gate
+from limitkeeper.web.wsgi import RateLimitMiddleware
 
 def app(environ, start_response):
     time.sleep(0.01)
     start_response("200 OK", [("Content-Type", "text/plain")])
     return [str(os.getpid()).encode()]
 
-gate = Gate("headgate.yaml")
+gate = Gate("limitkeeper.yaml")
 gate.watch("20ms")
 app = RateLimitMiddleware(app, policy=gate)
 """
 
 ASGI = """
-from headgate.policy.gate import Gate
-from headgate.web.asgi import RateLimitMiddleware
+from limitkeeper.policy.gate import Gate
+from limitkeeper.web.asgi import RateLimitMiddleware
 
 async def app(scope, receive, send):
     if scope["type"] == "http":
         await send({"type": "http.response.start", "status": 200, "headers": []})
         await send({"type": "http.response.body", "body": b"here"})
 
-gate = Gate("headgate.yaml")
+gate = Gate("limitkeeper.yaml")
 gate.watch("1h")
 app = RateLimitMiddleware(app, policy=gate)
 """
@@ -56,9 +56,9 @@ app = RateLimitMiddleware(app, policy=gate)
 def served(folder: Path, source: str, *command: str) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
     """A server of an application in a folder, and its address."""
     (folder / "served.py").write_text(source)
-    (folder / "headgate.yaml").write_text(POLICY.format(count=100_000))
+    (folder / "limitkeeper.yaml").write_text(POLICY.format(count=100_000))
     port = free_port()
-    environment = {**os.environ, "PYTHONPATH": f"{os.path.dirname(headgate.__path__[0])}{os.pathsep}{folder}"}
+    environment = {**os.environ, "PYTHONPATH": f"{os.path.dirname(limitkeeper.__path__[0])}{os.pathsep}{folder}"}
     words = [word.format(port=port) for word in command]
     with open(folder / "log", "wb") as log:
         process = subprocess.Popen([sys.executable, "-m", *words], cwd=folder, env=environment, stdout=log, stderr=log)
@@ -96,7 +96,7 @@ def test_every_forked_worker_hears_of_a_new_file(tmp_path):
     words = ["gunicorn", "--preload", "-w", "2", "--threads", "2", "-b", "127.0.0.1:{port}", "served:app"]
     with served(tmp_path, WSGI, *words) as (_, url):
         limits_seen(url, "100000", 2, tmp_path / "log")
-        (tmp_path / "headgate.yaml").write_text(POLICY.format(count=200_000))
+        (tmp_path / "limitkeeper.yaml").write_text(POLICY.format(count=200_000))
         limits_seen(url, "200000", 2, tmp_path / "log")
 
 
@@ -104,7 +104,7 @@ def test_sighup_reaches_a_server_in_its_loop(tmp_path):
     """uvicorn, a watch that would look in an hour, a signal: the next request is decided by the new file."""
     with served(tmp_path, ASGI, "uvicorn", "--port", "{port}", "--log-level", "warning", "served:app") as (process, url):
         limits_seen(url, "100000", 1, tmp_path / "log")
-        (tmp_path / "headgate.yaml").write_text(POLICY.format(count=200_000))
+        (tmp_path / "limitkeeper.yaml").write_text(POLICY.format(count=200_000))
         process.send_signal(signal.SIGHUP)
         limits_seen(url, "200000", 1, tmp_path / "log")
         assert process.poll() is None

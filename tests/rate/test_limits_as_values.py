@@ -7,8 +7,8 @@ import pickle
 
 import pytest
 
-from headgate import FixedWindow, LeakyBucket, LeakyBucketQueue, SlidingWindowCounter, SlidingWindowLog, TokenBucket
-from headgate.algorithms import ALGORITHMS
+from limitkeeper import FixedWindow, LeakyBucket, LeakyBucketQueue, SlidingWindowCounter, SlidingWindowLog, TokenBucket
+from limitkeeper.algorithms import ALGORITHMS
 
 LIMITS = [
     TokenBucket("5/s burst 10"),

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headgate import (
+from limitkeeper import (
     FixedWindow,
     InvalidLimit,
     LeakyBucket,

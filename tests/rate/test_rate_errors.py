@@ -7,14 +7,14 @@ from datetime import timedelta
 
 import pytest
 
-from headgate import (
+from limitkeeper import (
     FixedWindow,
-    HeadgateError,
     InvalidLimit,
     LeakyBucket,
     LeakyBucketQueue,
     Limit,
     Limiter,
+    LimitkeeperError,
     SlidingWindowCounter,
     SlidingWindowLog,
     TokenBucket,
@@ -160,8 +160,8 @@ def test_a_duration_that_is_none_is_refused(duration, store):
 
 
 def test_an_invalid_limit_is_a_value_error():
-    """InvalidLimit is a HeadgateError and a ValueError."""
-    assert issubclass(InvalidLimit, HeadgateError)
+    """InvalidLimit is a LimitkeeperError and a ValueError."""
+    assert issubclass(InvalidLimit, LimitkeeperError)
     assert issubclass(InvalidLimit, ValueError)
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, reject, settings
 from hypothesis import strategies as st
 
-from headgate import (
+from limitkeeper import (
     GCRA,
     FixedWindow,
     InvalidLimit,
@@ -19,8 +19,8 @@ from headgate import (
     SlidingWindowLog,
     TokenBucket,
 )
-from headgate.algorithms.text import parse_limit
-from headgate.rate import duration_us
+from limitkeeper.algorithms.text import parse_limit
+from limitkeeper.rate import duration_us
 
 SECOND, MINUTE, HOUR, DAY = 10**6, 60 * 10**6, 3600 * 10**6, 86400 * 10**6
 

@@ -13,8 +13,8 @@ from textwrap import dedent
 
 import pytest
 
-import headgate
-from headgate import (
+import limitkeeper
+from limitkeeper import (
     AsyncLimiter,
     FixedWindow,
     LeakyBucketQueue,
@@ -25,7 +25,7 @@ from headgate import (
     TokenBucket,
 )
 
-HERE = os.path.dirname(next(iter(headgate.__path__)))
+HERE = os.path.dirname(next(iter(limitkeeper.__path__)))
 #: A busy machine may wake a sleeper late, by as much as a witness says; it never wakes it early.
 LATE = 0.05
 
@@ -169,7 +169,7 @@ def test_ctrl_c_ends_an_acquire_and_gives_its_place_back(limit):
     """Ctrl-C during an acquire raises KeyboardInterrupt at once, and the next caller is promised no more than before."""
     said, code = interrupted(
         f"""
-        from headgate import *
+        from limitkeeper import *
         limiter = Limiter({limit})
         limiter.hit("a")
         before = limiter.peek("a").retry_after
@@ -189,7 +189,7 @@ def test_ctrl_c_ends_an_async_acquire_and_gives_its_place_back():
     said, code = interrupted(
         f"""
         import asyncio
-        from headgate import *
+        from limitkeeper import *
 
         limiter = AsyncLimiter("1/h")
 
@@ -215,7 +215,7 @@ def test_ctrl_c_in_a_reservation_gives_all_back():
     said, code = interrupted(
         """
         import time
-        from headgate import *
+        from limitkeeper import *
 
         limiter = Limiter("1/h burst 10")
         try:

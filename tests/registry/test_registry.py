@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from headgate import AsyncLimiter, ConfigurationError, InvalidLimit, Limiter, MemoryStore, TokenBucket
-from headgate.registry import Registry
-from headgate.testing import ManualClock
+from limitkeeper import AsyncLimiter, ConfigurationError, InvalidLimit, Limiter, MemoryStore, TokenBucket
+from limitkeeper.registry import Registry
+from limitkeeper.testing import ManualClock
 
 
 @pytest.fixture

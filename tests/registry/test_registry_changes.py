@@ -6,9 +6,9 @@ import time
 
 import pytest
 
-from headgate import ConfigurationError, Limiter, MemoryStore
-from headgate.registry import Change, Registry
-from headgate.testing import ManualClock
+from limitkeeper import ConfigurationError, Limiter, MemoryStore
+from limitkeeper.registry import Change, Registry
+from limitkeeper.testing import ManualClock
 
 
 @pytest.fixture

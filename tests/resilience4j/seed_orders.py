@@ -1,7 +1,7 @@
 """Small models of how permissions may be taken, from the descriptions that the project set out from.
 
 StoredFirst and RecomputeWhenEmpty take what is stored and look at the time only when it runs out. RefillFirst looks at the time
-first; it is the exact model (fractions, no rounding) that headgate is held to.
+first; it is the exact model (fractions, no rounding) that limitkeeper is held to.
 """
 
 from dataclasses import dataclass

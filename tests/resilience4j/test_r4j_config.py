@@ -7,8 +7,8 @@ from datetime import timedelta
 
 import pytest
 
-from headgate import InvalidLimit, TokenBucket
-from headgate.resilience4j import Outcome, RateLimiterConfig
+from limitkeeper import InvalidLimit, TokenBucket
+from limitkeeper.resilience4j import Outcome, RateLimiterConfig
 
 
 def test_the_defaults_are_those_of_resilience4j():

@@ -5,9 +5,9 @@ import functools
 
 import pytest
 
-from headgate import MemoryStore
-from headgate.resilience4j import Outcome, RateLimiter, RateLimiterConfig, RequestNotPermitted
-from headgate.testing import ManualClock
+from limitkeeper import MemoryStore
+from limitkeeper.resilience4j import Outcome, RateLimiter, RateLimiterConfig, RequestNotPermitted
+from limitkeeper.testing import ManualClock
 
 
 def limiter_of(timeout=0, drain=None, limit=10):
@@ -119,7 +119,7 @@ def test_what_is_no_function_is_refused():
     for wrong in ("name", staticmethod(len), classmethod(len)):
         with pytest.raises(TypeError, match=r"takes a function, not .* put it below @staticmethod and @classmethod"):
             limiter_of().decorate(wrong)
-    with pytest.raises(TypeError, match=r"async generator function; use headgate\.AsyncLimiter\.limit"):
+    with pytest.raises(TypeError, match=r"async generator function; use limitkeeper\.AsyncLimiter\.limit"):
         limiter_of().decorate(stream)
 
 

@@ -4,9 +4,9 @@ from datetime import UTC, datetime
 
 import pytest
 
-from headgate import MemoryStore
-from headgate.resilience4j import EventType, RateLimiter, RateLimiterConfig, RateLimiterEvent, RequestNotPermitted
-from headgate.testing import ManualClock
+from limitkeeper import MemoryStore
+from limitkeeper.resilience4j import EventType, RateLimiter, RateLimiterConfig, RateLimiterEvent, RequestNotPermitted
+from limitkeeper.testing import ManualClock
 
 
 @pytest.fixture

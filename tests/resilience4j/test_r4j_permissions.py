@@ -4,9 +4,9 @@ import pickle
 
 import pytest
 
-from headgate import ConfigurationError, InvalidCost, InvalidLimit, MemoryStore, RateLimited
-from headgate.resilience4j import RateLimiter, RateLimiterConfig, RequestNotPermitted
-from headgate.testing import ManualClock, unlimited
+from limitkeeper import ConfigurationError, InvalidCost, InvalidLimit, MemoryStore, RateLimited
+from limitkeeper.resilience4j import RateLimiter, RateLimiterConfig, RequestNotPermitted
+from limitkeeper.testing import ManualClock, unlimited
 
 
 @pytest.fixture
@@ -172,7 +172,7 @@ def test_what_grows_within_a_microsecond_is_not_held_beyond_the_capacity(make):
     assert [limiter.reserve_permission(50) for _ in range(4)] == [0, 1000, 2000, 3000]
 
 
-def test_a_rate_limiter_is_a_headgate_limiter(make):
+def test_a_rate_limiter_is_a_limitkeeper_limiter(make):
     """One token bucket, one key, the limiter's own counters."""
     limiter = make()
     limiter.acquire_permission(4)

@@ -4,10 +4,10 @@ import threading
 
 import pytest
 
-from headgate import ConfigurationError, MemoryStore
-from headgate.registry import Registry
-from headgate.resilience4j import RateLimiter, RateLimiterConfig, RateLimiterRegistry
-from headgate.testing import ManualClock
+from limitkeeper import ConfigurationError, MemoryStore
+from limitkeeper.registry import Registry
+from limitkeeper.resilience4j import RateLimiter, RateLimiterConfig, RateLimiterRegistry
+from limitkeeper.testing import ManualClock
 
 SLOW = RateLimiterConfig(1, "1s", 0)
 FAST = RateLimiterConfig(100, "1s", 0)

@@ -7,9 +7,9 @@ import time
 
 import pytest
 
-from headgate import MemoryStore
-from headgate.resilience4j import AcquirePermissionCancelled, RateLimiter, RateLimiterConfig, RequestNotPermitted
-from headgate.testing import ManualClock
+from limitkeeper import MemoryStore
+from limitkeeper.resilience4j import AcquirePermissionCancelled, RateLimiter, RateLimiterConfig, RequestNotPermitted
+from limitkeeper.testing import ManualClock
 
 
 def manual(timeout="10s", initial=0, limit=10):

@@ -4,9 +4,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from seed_orders import RecomputeWhenEmpty, RefillFirst, StoredFirst
 
-from headgate import MemoryStore
-from headgate.resilience4j import RateLimiter, RateLimiterConfig
-from headgate.testing import ManualClock
+from limitkeeper import MemoryStore
+from limitkeeper.resilience4j import RateLimiter, RateLimiterConfig
+from limitkeeper.testing import ManualClock
 
 SECOND = 1_000_000_000
 
@@ -24,7 +24,7 @@ def test_stored_first_admits_twenty_of_ten_after_idling():
 
 
 def test_refill_first_admits_ten_of_ten_after_idling():
-    """headgate after the same idle minute."""
+    """limitkeeper after the same idle minute."""
     limiter, clock = limiter_of(10, "1s")
     clock.advance(60)
     assert [limiter.reserve_permission() for _ in range(30)].count(0) == 10
@@ -37,7 +37,7 @@ def test_recomputing_an_integer_loses_fractions():
 
 
 def test_refill_first_loses_no_fraction():
-    """headgate on the same calls admits every whole permission that has grown by the last of them, at 59.99 s: 599."""
+    """limitkeeper on the same calls admits every whole permission that has grown by the last of them, at 59.99 s: 599."""
     limiter, clock = limiter_of(10, "1s", initial=0)
     admitted = 0
     for _ in range(70, 60_001, 70):
@@ -69,7 +69,7 @@ def test_where_nothing_is_stored_the_orders_agree():
     share=st.integers(0, 100),
     steps=st.lists(st.tuples(st.integers(0, 3_000_000), st.integers(1, 60), st.integers(0, 5_000_000)), min_size=1, max_size=25),
 )
-def test_headgate_answers_as_the_exact_time_index_does(limit, period_ns, extra, share, steps):
+def test_limitkeeper_answers_as_the_exact_time_index_does(limit, period_ns, extra, share, steps):
     """Any rate, waits and permissions, positive and negative, are those of the model in fractions, to the nanosecond."""
     capacity = limit + extra
     initial = capacity * share // 100

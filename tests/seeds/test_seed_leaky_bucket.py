@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from headgate import LeakyBucket, LeakyBucketQueue, Limiter, MemoryStore, RateLimited
+from limitkeeper import LeakyBucket, LeakyBucketQueue, Limiter, MemoryStore, RateLimited
 
 
 def waits(limiter, count):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from math import ceil
 
-from headgate import Limiter, TokenBucket
+from limitkeeper import Limiter, TokenBucket
 
 
 def test_steady_traffic_below_the_rate_all_succeeds(clock, store):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from headgate import FixedWindow, Limiter, SlidingWindowCounter, SlidingWindowLog
+from limitkeeper import FixedWindow, Limiter, SlidingWindowCounter, SlidingWindowLog
 
 
 class Day:

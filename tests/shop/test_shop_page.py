@@ -7,11 +7,11 @@ from pathlib import Path
 
 from shop.lines import lines
 
-from headgate.cli import main
+from limitkeeper.cli import main
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "shop.md").read_text()
-POLICY = ROOT / "examples" / "shop" / "headgate.yaml"
+POLICY = ROOT / "examples" / "shop" / "limitkeeper.yaml"
 
 
 def test_the_page_shows_the_policy_whole():
@@ -38,7 +38,7 @@ def test_the_answers_on_the_page_are_those_of_the_shop(street):
 
 
 def test_the_policy_explains_itself_as_the_page_says(street, capsys):
-    """`headgate policy explain` prints what is shown, as far as it is shown; and the check finds nothing."""
+    """`limitkeeper policy explain` prints what is shown, as far as it is shown; and the check finds nothing."""
     shown = re.search(r"--request \"POST /checkout user=ada\"\n(.*?)…\n```", PAGE, re.S)
     assert shown is not None
     assert main(["policy", "explain", str(POLICY), "--request", "POST /checkout user=ada"]) == 0

@@ -18,7 +18,7 @@ import pytest
 from shop.lines import lines
 from shop.serve import HOST, bound
 
-import headgate
+import limitkeeper
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 MESSAGE = '{"code":"RATE_LIMITED","message":"Too many checkout attempts. Retry after 1s."}'
@@ -27,7 +27,7 @@ with_curl = pytest.mark.skipif(shutil.which("curl") is None, reason="there is no
 
 def program(**said: str) -> subprocess.Popen[str]:
     """The shop, started as `make serve` starts it, without a terminal."""
-    paths = os.pathsep.join([str(Path(headgate.__path__[0]).parent), str(EXAMPLES)])
+    paths = os.pathsep.join([str(Path(limitkeeper.__path__[0]).parent), str(EXAMPLES)])
     environment = {name: value for name, value in os.environ.items() if name not in ("PORT", "SHOP_SECONDS")}
     return subprocess.Popen(
         [sys.executable, "-m", "shop.serve"],

@@ -6,7 +6,7 @@ import asyncio
 import threading
 from typing import Any
 
-from headgate import Decision, MemoryStore, StoreUnavailable
+from limitkeeper import Decision, MemoryStore, StoreUnavailable
 from stand_ins import WrappedStore
 
 ALL = {"decide", "decide_many", "give_back", "reset", "items", "load"}

@@ -13,11 +13,11 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from headgate import Limiter, MemoryStore
-from headgate.algorithms import Limit
-from headgate.stores import Store
-from headgate.stores.leased import LeasedStore
-from headgate.testing import ManualClock
+from limitkeeper import Limiter, MemoryStore
+from limitkeeper.algorithms import Limit
+from limitkeeper.stores import Store
+from limitkeeper.stores.leased import LeasedStore
+from limitkeeper.testing import ManualClock
 
 #: 2023-11-14, on no round minute.
 BEGIN = 1_700_000_123.456789

@@ -7,18 +7,18 @@ from typing import Any
 
 import redis
 
-from headgate import Decision
-from headgate.algorithms.claim import Claim, NamedLimit
-from headgate.stores import Store
-from headgate.stores.memory import checked
-from headgate.stores.redis import asks
-from headgate.stores.redis.names import Names
+from limitkeeper import Decision
+from limitkeeper.algorithms.claim import Claim, NamedLimit
+from limitkeeper.stores import Store
+from limitkeeper.stores.memory import checked
+from limitkeeper.stores.redis import asks
+from limitkeeper.stores.redis.names import Names
 
 
 class LuaStore(Store):
     """`clock` None: the server's time. Counts the round trips that it makes."""
 
-    def __init__(self, client: redis.Redis, clock: Any = None, prefix: str = "headgate") -> None:
+    def __init__(self, client: redis.Redis, clock: Any = None, prefix: str = "limitkeeper") -> None:
         self.client = client
         self._clock = clock
         self.names = Names(prefix, marked=clock is not None)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
-from headgate import Decision, MemoryStore, StoreTimeout, StoreUnavailable
-from headgate.stores.sharded import ShardedStore
+from limitkeeper import Decision, MemoryStore, StoreTimeout, StoreUnavailable
+from limitkeeper.stores.sharded import ShardedStore
 
 
 class FarShard(MemoryStore):

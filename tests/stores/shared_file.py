@@ -5,7 +5,7 @@ from __future__ import annotations
 import mmap
 from typing import Any
 
-from headgate.stores.shared import layout as at
+from limitkeeper.stores.shared import layout as at
 
 
 class Picture:

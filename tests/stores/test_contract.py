@@ -1,17 +1,17 @@
-"""The stores that headgate has, held to the contract."""
+"""The stores that limitkeeper has, held to the contract."""
 
 from __future__ import annotations
 
 import os
 
-from headgate import MemoryStore
-from headgate.testing import ManualClock, StoreContract
+from limitkeeper import MemoryStore
+from limitkeeper.testing import ManualClock, StoreContract
 
 
 class TestMemoryStore(StoreContract):
     """MemoryStore, sync and async."""
 
-    examples = 500 if os.environ.get("HEADGATE_SOAK") == "1" else 25
+    examples = 500 if os.environ.get("LIMITKEEPER_SOAK") == "1" else 25
 
     def make_store(self, clock: ManualClock) -> MemoryStore:
         return MemoryStore(clock=clock)

@@ -11,18 +11,18 @@ from failing import FailingStore
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headgate import Limiter, MemoryStore, TokenBucket
-from headgate.algorithms import Limit
-from headgate.stores.guarded import GuardedStore
-from headgate.stores.guarded.fallback import HERE
-from headgate.stores.guarded.share import shared_limit
-from headgate.testing import ManualClock
-from headgate.testing.bounds import check_bound
-from headgate.testing.traces import LIMITS, limits
+from limitkeeper import Limiter, MemoryStore, TokenBucket
+from limitkeeper.algorithms import Limit
+from limitkeeper.stores.guarded import GuardedStore
+from limitkeeper.stores.guarded.fallback import HERE
+from limitkeeper.stores.guarded.share import shared_limit
+from limitkeeper.testing import ManualClock
+from limitkeeper.testing.bounds import check_bound
+from limitkeeper.testing.traces import LIMITS, limits
 
 BEGIN = 1_700_000_123.456789
 NODES = 3
-EXAMPLES = 1000 if os.environ.get("HEADGATE_SOAK") == "1" else 40
+EXAMPLES = 1000 if os.environ.get("LIMITKEEPER_SOAK") == "1" else 40
 
 
 class Fleet:

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headgate import ConfigurationError
-from headgate.stores.guarded.breaker import CLOSED, HALF_OPEN, LEAST_US, OPEN, Breaker
+from limitkeeper import ConfigurationError
+from limitkeeper.stores.guarded.breaker import CLOSED, HALF_OPEN, LEAST_US, OPEN, Breaker
 
 
 class Always(Random):

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 from failing import ALL, FailingStore
 
-from headgate import (
+from limitkeeper import (
     AsyncLimiter,
     FixedWindow,
     GuardedStore,
@@ -89,7 +89,7 @@ def shards(clock):
 
 @pytest.fixture
 def sharded():
-    return pytest.importorskip("headgate.stores.sharded", reason="ShardedStore is not there").ShardedStore
+    return pytest.importorskip("limitkeeper.stores.sharded", reason="ShardedStore is not there").ShardedStore
 
 
 def test_a_guard_for_each_shard_keeps_the_others_going(sharded, shards, clock):
@@ -144,7 +144,7 @@ def test_one_guard_around_all_shards(sharded, shards, clock):
 
 def test_a_guard_around_leases(clock):
     """Hits from a lease go on while the parent is away; when it is used up, the share decides."""
-    leased = pytest.importorskip("headgate.stores.leased", reason="LeasedStore is not there").LeasedStore
+    leased = pytest.importorskip("limitkeeper.stores.leased", reason="LeasedStore is not there").LeasedStore
     parent = FailingStore(MemoryStore(clock=clock))
     guard = guard_of(leased(parent, lease=5), clock)
     limiter = Limiter(TokenBucket("4/h burst 100"), store=guard)

@@ -7,12 +7,12 @@ import os
 import pytest
 from failing import FailingStore, HangingTasks
 
-from headgate import Limiter, MemoryStore
-from headgate.stores.guarded import GuardedStore
-from headgate.stores.guarded.prompt import PromptStore
-from headgate.testing import ManualClock, StoreContract
+from limitkeeper import Limiter, MemoryStore
+from limitkeeper.stores.guarded import GuardedStore
+from limitkeeper.stores.guarded.prompt import PromptStore
+from limitkeeper.testing import ManualClock, StoreContract
 
-SOAK = os.environ.get("HEADGATE_SOAK") == "1"
+SOAK = os.environ.get("LIMITKEEPER_SOAK") == "1"
 
 
 class TestGuardedMemory(StoreContract):

@@ -9,8 +9,8 @@ from random import Random
 import pytest
 from failing import ALL, FailingStore
 
-from headgate import ConfigurationError, FixedWindow, Limiter, StoreError, StoreUnavailable, TokenBucket
-from headgate.stores.guarded import GuardedStore
+from limitkeeper import ConfigurationError, FixedWindow, Limiter, StoreError, StoreUnavailable, TokenBucket
+from limitkeeper.stores.guarded import GuardedStore
 
 
 @pytest.fixture(params=[True, False], ids=["near", "far"])

@@ -11,9 +11,9 @@ from random import Random
 import pytest
 from failing import FailingStore, HangingStore, HangingTasks
 
-from headgate import AsyncLimiter, FixedWindow, Limiter, StoreTimeout
-from headgate.stores.guarded import GuardedStore
-from headgate.stores.guarded.prompt import PromptStore
+from limitkeeper import AsyncLimiter, FixedWindow, Limiter, StoreTimeout
+from limitkeeper.stores.guarded import GuardedStore
+from limitkeeper.stores.guarded.prompt import PromptStore
 
 #: What turns of threads and loops may take on top of a budget; how late the machine is comes on top of that.
 NOISE = 0.1
@@ -307,7 +307,7 @@ def test_a_thread_looks_in_the_background(store, eventually):
     assert guard.state == "open"
     behind.failing.clear()
     eventually(lambda: guard.state == "closed")
-    eventually(lambda: not [one for one in threading.enumerate() if one.name == "headgate lookout"])
+    eventually(lambda: not [one for one in threading.enumerate() if one.name == "limitkeeper lookout"])
     assert not guard.answered_here(limiter.hit("a"))
 
 
@@ -319,7 +319,7 @@ def test_closing_ends_the_lookout(store, eventually):
     Limiter("5/s", store=guard).hit("a")
     assert guard._watch.lookout.alive
     guard.close()
-    eventually(lambda: not [one for one in threading.enumerate() if one.name == "headgate lookout"])
+    eventually(lambda: not [one for one in threading.enumerate() if one.name == "limitkeeper lookout"])
 
 
 def test_a_forgotten_guard_ends_its_lookout(store, eventually):
@@ -330,7 +330,7 @@ def test_a_forgotten_guard_ends_its_lookout(store, eventually):
     Limiter("5/s", store=guard).hit("a")
     del guard
     gc.collect()
-    eventually(lambda: not [one for one in threading.enumerate() if one.name == "headgate lookout"])
+    eventually(lambda: not [one for one in threading.enumerate() if one.name == "limitkeeper lookout"])
 
 
 def test_a_task_looks_in_the_background(store):
@@ -381,8 +381,8 @@ def test_a_guard_survives_a_fork(python):
         """
         import os, sys, time
         sys.path.insert(0, "tests")
-        from headgate import Limiter, MemoryStore, StoreUnavailable
-        from headgate.stores.guarded import GuardedStore
+        from limitkeeper import Limiter, MemoryStore, StoreUnavailable
+        from limitkeeper.stores.guarded import GuardedStore
 
         class Failing(MemoryStore):
             fails = True

@@ -8,11 +8,11 @@ import time
 
 import pytest
 
-from headgate import AsyncLimiter, FixedWindow, GuardedStore, Limiter, TokenBucket, store_from_url
-from headgate.testing import ManualClock, StoreContract
+from limitkeeper import AsyncLimiter, FixedWindow, GuardedStore, Limiter, TokenBucket, store_from_url
+from limitkeeper.testing import ManualClock, StoreContract
 from servers.valkey import Valkey
 
-RedisStore = pytest.importorskip("headgate.stores.redis", reason="RedisStore is not there").RedisStore
+RedisStore = pytest.importorskip("limitkeeper.stores.redis", reason="RedisStore is not there").RedisStore
 
 #: What turns of threads and loops may take on top of a budget; how late the machine is comes on top of that.
 NOISE = 0.1

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headgate import ConfigurationError
-from headgate.algorithms.text import named_limits
-from headgate.stores.guarded.share import share_of_nodes, shared_limit
-from headgate.testing.traces import limits
+from limitkeeper import ConfigurationError
+from limitkeeper.algorithms.text import named_limits
+from limitkeeper.stores.guarded.share import share_of_nodes, shared_limit
+from limitkeeper.testing.traces import limits
 
 
 def part_of(text: str, share: object) -> str:

@@ -15,7 +15,7 @@ from contextlib import suppress
 import pytest
 from leased_fleet import Tally
 
-from headgate import AsyncLimiter, LeasedStore, Limiter, MemoryStore, StoreUnavailable, TokenBucket
+from limitkeeper import AsyncLimiter, LeasedStore, Limiter, MemoryStore, StoreUnavailable, TokenBucket
 
 PLENTY = "100000/s burst 100000"
 
@@ -40,7 +40,7 @@ class FarStore(Tally):
 
 
 def threads_of_leases() -> list[threading.Thread]:
-    return [thread for thread in threading.enumerate() if thread.name == "headgate leases"]
+    return [thread for thread in threading.enumerate() if thread.name == "limitkeeper leases"]
 
 
 def steady(took: list[float]) -> None:
@@ -180,7 +180,7 @@ def test_a_store_that_is_gone_takes_its_thread_with_it(eventually):
 def test_a_failing_parent_does_not_end_the_background(eventually, caplog, capsys):
     """What fails in the background is counted and asked again later, longer each time; no traceback, and it recovers."""
     parent = Tally(MemoryStore())
-    with LeasedStore(parent, lease=20, life="50ms") as store, caplog.at_level(logging.WARNING, logger="headgate"):
+    with LeasedStore(parent, lease=20, life="50ms") as store, caplog.at_level(logging.WARNING, logger="limitkeeper"):
         limiter = Limiter(TokenBucket(PLENTY), store=store)
         limiter.hit("a")
         parent.failing["decide"] = StoreUnavailable("nobody answers")
@@ -235,7 +235,7 @@ def test_a_child_does_not_share_its_parents_leases(python):
         """
         import os, warnings
         warnings.simplefilter("ignore", DeprecationWarning)
-        from headgate import LeasedStore, Limiter, MemoryStore
+        from limitkeeper import LeasedStore, Limiter, MemoryStore
         store = LeasedStore(MemoryStore(), lease=50, life="10s")
         limiter = Limiter("1000/h", store=store)
         limiter.hit("a")

@@ -12,16 +12,16 @@ from typing import Any
 from hypothesis import strategies as st
 from leased_fleet import Tally
 
-from headgate import FixedWindow, LeasedStore, Limit, MemoryStore, TokenBucket
-from headgate.stores import Claim
-from headgate.testing import ManualClock, StoreContract
-from headgate.testing.bounds import BOUNDS, between
-from headgate.testing.contract import every_algorithm, every_colour
-from headgate.testing.contract_state import played
-from headgate.testing.contract_waiting import at_once, every_line
-from headgate.testing.traces import limits, moments, traces
+from limitkeeper import FixedWindow, LeasedStore, Limit, MemoryStore, TokenBucket
+from limitkeeper.stores import Claim
+from limitkeeper.testing import ManualClock, StoreContract
+from limitkeeper.testing.bounds import BOUNDS, between
+from limitkeeper.testing.contract import every_algorithm, every_colour
+from limitkeeper.testing.contract_state import played
+from limitkeeper.testing.contract_waiting import at_once, every_line
+from limitkeeper.testing.traces import limits, moments, traces
 
-SOAK = os.environ.get("HEADGATE_SOAK") == "1"
+SOAK = os.environ.get("LIMITKEEPER_SOAK") == "1"
 
 
 class TestLeaseOfOne(StoreContract):

@@ -11,7 +11,7 @@ from collections import Counter
 import pytest
 from leased_fleet import BEGIN, Fleet, Report, poisson
 
-from headgate import (
+from limitkeeper import (
     FixedWindow,
     LeakyBucket,
     LeasedStore,
@@ -21,7 +21,7 @@ from headgate import (
     SlidingWindowLog,
     TokenBucket,
 )
-from headgate.testing import ManualClock
+from limitkeeper.testing import ManualClock
 
 SECOND = 1_000_000
 BUCKET = TokenBucket("1000/s burst 100")

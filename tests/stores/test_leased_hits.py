@@ -7,7 +7,7 @@ import math
 import pytest
 from leased_fleet import Tally
 
-from headgate import (
+from limitkeeper import (
     ConfigurationError,
     FixedWindow,
     LeakyBucketQueue,
@@ -306,7 +306,7 @@ def test_a_failing_parent_is_heard_only_when_ram_has_no_answer(tally):
 def test_strict_tells_its_price(tally, caplog):
     """Strict mode lowers the rate by life / (period + life), logs it and keeps it as an attribute."""
     store = LeasedStore(tally, life="100ms", strict=True)
-    with caplog.at_level("INFO", logger="headgate"):
+    with caplog.at_level("INFO", logger="limitkeeper"):
         Limiter(SlidingWindowLog("1000/s"), store=store)
         Limiter(FixedWindow("1000/s"), store=store)
     assert store.prices == {"sliding window log 1000/s": pytest.approx(0.1 / 1.1)}

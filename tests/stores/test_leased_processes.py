@@ -7,14 +7,14 @@ import subprocess
 import sys
 import textwrap
 
-import headgate
-from headgate import LeasedStore, MemoryStore, TokenBucket
+import limitkeeper
+from limitkeeper import LeasedStore, MemoryStore, TokenBucket
 
 #: One worker: begins when told, asks as fast as it is told to, and prints how often it did, how often it asked the server, how
 #: long it did not get to run (µs), and the moments (µs) of what was admitted.
 WORKER = """
 import sys, time
-from headgate import LeasedStore, Limiter, RedisStore
+from limitkeeper import LeasedStore, Limiter, RedisStore
 
 url, prefix, rule, options, rate, seconds = sys.argv[1:]
 pause = 1 / float(rate)
@@ -43,7 +43,7 @@ IN_HAND = 4
 
 def fleet(valkey, name: str, rule: str, rate: float, seconds: float, **options) -> list[list[int]]:
     """What each of four processes printed; they begin together."""
-    environment = {**os.environ, "PYTHONPATH": os.path.dirname(headgate.__path__[0])}
+    environment = {**os.environ, "PYTHONPATH": os.path.dirname(limitkeeper.__path__[0])}
     arguments = [valkey.url, f"leased {name}", rule, repr(options), str(rate), str(seconds)]
     command = [sys.executable, "-c", textwrap.dedent(WORKER), *arguments]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}

@@ -11,17 +11,17 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from lua_store import LuaStore, MovingStore
 
-from headgate import FixedWindow, Limit, Limiter, MemoryStore, TokenBucket
-from headgate.algorithms.claim import Claim, NamedLimit
-from headgate.stores.redis import asks
-from headgate.testing import ManualClock
-from headgate.testing.player import Player
-from headgate.testing.traces import LIMITS, limits, traces
+from limitkeeper import FixedWindow, Limit, Limiter, MemoryStore, TokenBucket
+from limitkeeper.algorithms.claim import Claim, NamedLimit
+from limitkeeper.stores.redis import asks
+from limitkeeper.testing import ManualClock
+from limitkeeper.testing.player import Player
+from limitkeeper.testing.traces import LIMITS, limits, traces
 from servers.valkey import Valkey
 from stand_ins import NOON, WrappedStore
 
 #: A soak looks longer.
-TIMES = 10 if os.environ.get("HEADGATE_SOAK") == "1" else 1
+TIMES = 10 if os.environ.get("LIMITKEEPER_SOAK") == "1" else 1
 STEADY = settings(deadline=None, suppress_health_check=list(HealthCheck))
 few = st.lists(limits(), min_size=1, max_size=3, unique_by=str)
 several = st.lists(limits(), min_size=2, max_size=4, unique_by=str)

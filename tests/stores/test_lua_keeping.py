@@ -13,7 +13,7 @@ import libfaketime
 import pytest
 from lua_store import LuaStore
 
-from headgate import (
+from limitkeeper import (
     ConfigurationError,
     FixedWindow,
     LeakyBucket,
@@ -25,10 +25,10 @@ from headgate import (
     SlidingWindowLog,
     TokenBucket,
 )
-from headgate.algorithms.claim import Claim, NamedLimit
-from headgate.stores.redis import asks
-from headgate.stores.redis.packed import place_of
-from headgate.testing import ManualClock
+from limitkeeper.algorithms.claim import Claim, NamedLimit
+from limitkeeper.stores.redis import asks
+from limitkeeper.stores.redis.packed import place_of
+from limitkeeper.testing import ManualClock
 from servers.valkey import Valkey
 from stand_ins import NOON
 

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from headgate import ConfigurationError, FixedWindow, TokenBucket
-from headgate.algorithms.claim import NamedLimit
-from headgate.stores.redis.names import LONGEST, Names, digest, is_hashed, key_bytes, tag
+from limitkeeper import ConfigurationError, FixedWindow, TokenBucket
+from limitkeeper.algorithms.claim import NamedLimit
+from limitkeeper.stores.redis.names import LONGEST, Names, digest, is_hashed, key_bytes, tag
 from servers.valkey import Valkey
 
 #: Any str: lone surrogates, NUL, braces, the marks that escaping uses, and what is too long to be kept as it is.
@@ -79,14 +79,14 @@ def test_a_prefix_that_breaks_tags_is_refused(prefix: str) -> None:
         Names(prefix)
 
 
-@pytest.mark.parametrize("prefix", ["headgate", "a*b[c]?", "{app}", "back\\slash^-"])
+@pytest.mark.parametrize("prefix", ["limitkeeper", "a*b[c]?", "{app}", "back\\slash^-"])
 def test_the_pattern_of_a_limit_finds_its_keys_only(valkey: Valkey, prefix: str) -> None:
     """SCAN with a limit's pattern meets its keys and nobody else's, whatever stands in the prefix."""
     names, keys = Names(prefix), ["", "x", "}", "*", "\0", "\ud800", "y" * 500]
     ours, theirs = ([names.key(named("a", name), key) for key in keys] for name in ("b", "c"))
     with valkey.client() as client:
         client.flushall()
-        client.mset(dict.fromkeys([*ours, *theirs, names.registry(named("a", "b")), b"axb", b"headgate"], b""))
+        client.mset(dict.fromkeys([*ours, *theirs, names.registry(named("a", "b")), b"axb", b"limitkeeper"], b""))
         assert sorted(client.scan_iter(match=names.pattern(named("a", "b")))) == sorted(ours)
 
 
@@ -97,10 +97,10 @@ def test_times_that_are_made_up_have_names_of_their_own() -> None:
     assert real.registry(named("a", "b")) != marked.registry(named("a", "b"))
 
 
-@pytest.mark.parametrize("name", [b"other", b"headgate:short", b"headgate:Zm9vYmFyYmF6:{", b"elsewhere:Zm9vYmFyYmF6:{k}"])
+@pytest.mark.parametrize("name", [b"other", b"limitkeeper:short", b"limitkeeper:Zm9vYmFyYmF6:{", b"elsewhere:Zm9vYmFyYmF6:{k}"])
 def test_a_foreign_name_is_an_error(name: bytes) -> None:
     """What is no key of ours is not taken for one."""
-    with pytest.raises(ConfigurationError, match="no key of headgate"):
+    with pytest.raises(ConfigurationError, match="no key of limitkeeper"):
         Names().parse(name)
 
 

@@ -12,17 +12,17 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from headgate import FixedWindow, LeakyBucket, LeakyBucketQueue, Limit, SlidingWindowCounter, SlidingWindowLog, TokenBucket
-from headgate.algorithms.verdict import MAX_WAIT, TOP
-from headgate.stores.redis.packed import rule_of
-from headgate.stores.redis.script import sections
-from headgate.testing.traces import limits
+from limitkeeper import FixedWindow, LeakyBucket, LeakyBucketQueue, Limit, SlidingWindowCounter, SlidingWindowLog, TokenBucket
+from limitkeeper.algorithms.verdict import MAX_WAIT, TOP
+from limitkeeper.stores.redis.packed import rule_of
+from limitkeeper.stores.redis.script import sections
+from limitkeeper.testing.traces import limits
 from servers.valkey import Valkey
 
 NOW_US = 1_700_000_123_456_789
 PACED = (TokenBucket, LeakyBucket, LeakyBucketQueue)
 #: A soak looks longer.
-TIMES = 10 if os.environ.get("HEADGATE_SOAK") == "1" else 1
+TIMES = 10 if os.environ.get("LIMITKEEPER_SOAK") == "1" else 1
 EXAMPLES = settings(max_examples=60 * TIMES, deadline=None, suppress_health_check=list(HealthCheck))
 
 

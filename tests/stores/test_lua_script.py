@@ -8,15 +8,15 @@ from pathlib import Path
 
 import pytest
 
-import headgate.stores.redis
-from headgate import ConfigurationError, Limit, TokenBucket
-from headgate.algorithms import ALGORITHMS
-from headgate.stores.redis.packed import RULES, fingerprint, rule_of
-from headgate.stores.redis.script import FILES, VERBS, script_of, sections
-from headgate.testing.traces import LIMITS
+import limitkeeper.stores.redis
+from limitkeeper import ConfigurationError, Limit, TokenBucket
+from limitkeeper.algorithms import ALGORITHMS
+from limitkeeper.stores.redis.packed import RULES, fingerprint, rule_of
+from limitkeeper.stores.redis.script import FILES, VERBS, script_of, sections
+from limitkeeper.testing.traces import LIMITS
 from servers.valkey import Valkey
 
-LUA = Path(headgate.stores.redis.__path__[0]) / "lua"
+LUA = Path(limitkeeper.stores.redis.__path__[0]) / "lua"
 FRAME = {"frame", "hit", "hits", "loop", *VERBS}
 
 

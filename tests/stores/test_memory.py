@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from headgate import (
+from limitkeeper import (
     ConfigurationError,
     FixedWindow,
     LeakyBucket,
@@ -15,7 +15,7 @@ from headgate import (
     SlidingWindowLog,
     TokenBucket,
 )
-from headgate.testing import ManualClock
+from limitkeeper.testing import ManualClock
 
 KINDS = [
     TokenBucket("10/h"),
@@ -103,7 +103,7 @@ def test_one_decision_may_not_name_a_limit_and_key_twice(store):
         store.decide([*limiter.claims("a"), *limiter.claims("a")])
 
 
-NAMED = "from headgate.stores import NamedLimit; named = NamedLimit('a', 'b', TokenBucket('5/s'))"
+NAMED = "from limitkeeper.stores import NamedLimit; named = NamedLimit('a', 'b', TokenBucket('5/s'))"
 WRONG = {
     "no claims": "MemoryStore().decide([])",
     "no claims among many": "MemoryStore().decide_many([[]])",
@@ -119,7 +119,7 @@ WRONG = {
 @pytest.mark.parametrize("code", WRONG.values(), ids=WRONG)
 def test_what_is_wrong_never_kills_the_process(code, python):
     """A wrong call to the store ends in an exception or an answer, never in a dead interpreter."""
-    done = python(f"from headgate import *\ntry:\n    {code}\nexcept Exception as error:\n    print(type(error).__name__)")
+    done = python(f"from limitkeeper import *\ntry:\n    {code}\nexcept Exception as error:\n    print(type(error).__name__)")
     assert done.returncode == 0, f"died of signal {-done.returncode}" if done.returncode < 0 else done.stderr
 
 

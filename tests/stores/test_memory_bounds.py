@@ -7,8 +7,8 @@ import threading
 
 import pytest
 
-import headgate
-from headgate import (
+import limitkeeper
+from limitkeeper import (
     ConfigurationError,
     FixedWindow,
     LeakyBucket,
@@ -21,7 +21,7 @@ from headgate import (
 )
 
 #: How many keys stand for "a million": all of them where it is quick.
-MANY = 1_000_000 if headgate.compiled else 40_000
+MANY = 1_000_000 if limitkeeper.compiled else 40_000
 KINDS = [
     TokenBucket("10/h"),
     LeakyBucket("10/h", 10),
@@ -164,7 +164,7 @@ def test_a_sweep_forgives_nobody(limit, clock):
     assert before.reset_after > 0
 
 
-@pytest.mark.skipif(not headgate.compiled, reason="in plain Python the allocator decides when memory goes back")
+@pytest.mark.skipif(not limitkeeper.compiled, reason="in plain Python the allocator decides when memory goes back")
 @pytest.mark.skipif(not os.path.exists("/proc/self/statm"), reason="reads the resident size from /proc")
 @pytest.mark.parametrize(
     ("prefix", "share"), [("user:", 1 / 4), ("a key too long to lie in its cell, " * 3, 1 / 2)], ids=["short", "long"]
@@ -173,8 +173,8 @@ def test_memory_is_given_back_when_keys_are_idle(prefix, share, python):
     """300 000 keys take memory; when they are idle most of it goes back to the system, that of long keys too."""
     done = python(
         f"""
-        from headgate import Limiter, MemoryStore
-        from headgate.testing import ManualClock
+        from limitkeeper import Limiter, MemoryStore
+        from limitkeeper.testing import ManualClock
 
         def rss():
             with open("/proc/self/statm") as file:
@@ -205,7 +205,7 @@ def test_a_store_that_is_dropped_frees_its_memory(python):
     """Making, filling and dropping stores over and over does not grow the process."""
     done = python(
         """
-        from headgate import Limiter, MemoryStore, SlidingWindowLog, compiled
+        from limitkeeper import Limiter, MemoryStore, SlidingWindowLog, compiled
 
         def rss():
             with open("/proc/self/statm") as file:
@@ -248,7 +248,7 @@ def test_a_log_grows_with_calls_not_with_cost(clock):
 
 def test_a_name_has_so_many_limits_and_says_so(monkeypatch):
     """Who makes up a limit for every key is told at the last one that can be kept apart; those that were there go on."""
-    from headgate.stores import table
+    from limitkeeper.stores import table
 
     assert table.MOST_UNITS == 65_535
     monkeypatch.setattr(table, "MOST_UNITS", 3)

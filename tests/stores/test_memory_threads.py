@@ -10,7 +10,7 @@ from textwrap import dedent
 
 import pytest
 
-from headgate import (
+from limitkeeper import (
     FixedWindow,
     LeakyBucket,
     LeakyBucketQueue,
@@ -117,8 +117,8 @@ def test_finalisers_that_hit_during_a_decision_do_no_harm(limit, clock):
 
 FORK = """
     import os, signal, sys, threading
-    from headgate import Limiter, MemoryStore, TokenBucket
-    from headgate.testing import ManualClock
+    from limitkeeper import Limiter, MemoryStore, TokenBucket
+    from limitkeeper.testing import ManualClock
 
     def in_child(work):
         sys.stdout.flush()

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from headgate import AsyncLimiter, FixedWindow, Limiter, StoreTimeout, StoreUnavailable, TokenBucket
-from headgate.stores.redis import RedisStore
 from laboratory.witness import Watch
+from limitkeeper import AsyncLimiter, FixedWindow, Limiter, StoreTimeout, StoreUnavailable, TokenBucket
+from limitkeeper.stores.redis import RedisStore
 from servers.valkey import Valkey
 
 HUNDRED = TokenBucket("1/h", burst=100)

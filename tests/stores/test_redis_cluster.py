@@ -15,12 +15,12 @@ import redis
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from headgate import AsyncLimiter, FixedWindow, Limiter, SlidingWindowLog, StoreError, TokenBucket
-from headgate.stores.redis import RedisStore
-from headgate.stores.redis.cluster import slot_of
-from headgate.stores.redis.link import now_us
-from headgate.testing import ManualClock, StoreContract
-from headgate.testing.contract_state import Bare
+from limitkeeper import AsyncLimiter, FixedWindow, Limiter, SlidingWindowLog, StoreError, TokenBucket
+from limitkeeper.stores.redis import RedisStore
+from limitkeeper.stores.redis.cluster import slot_of
+from limitkeeper.stores.redis.link import now_us
+from limitkeeper.testing import ManualClock, StoreContract
+from limitkeeper.testing.contract_state import Bare
 from servers.cluster import Cluster
 from servers.valkey import Valkey
 from stand_ins import driven
@@ -55,7 +55,7 @@ def apart(cluster: Cluster, count: int = 3) -> list[str]:
 class TestRedisCluster(StoreContract):
     """A plain key goes to every limit and lies in one slot; mappings of keys span slots."""
 
-    examples = 100 if os.environ.get("HEADGATE_SOAK") == "1" else 4
+    examples = 100 if os.environ.get("LIMITKEEPER_SOAK") == "1" else 4
     threads = 20
 
     @pytest.fixture(autouse=True)
@@ -69,7 +69,7 @@ class TestRedisCluster(StoreContract):
 def test_slots_are_those_of_the_server(cluster: Cluster) -> None:
     """Our slots are what CLUSTER KEYSLOT says, hash tags and all."""
     with cluster.nodes[0].client() as client:
-        for key in ("", "a", "headgate:abc:{user:42}", "{}x", "{a}{b}", "a{b", "x{y}z", "é", "{" * 3 + "}"):
+        for key in ("", "a", "limitkeeper:abc:{user:42}", "{}x", "{a}{b}", "a{b", "x{y}z", "é", "{" * 3 + "}"):
             assert slot_of(key.encode()) == client.execute_command("CLUSTER", "KEYSLOT", key)
 
 

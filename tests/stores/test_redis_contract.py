@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from headgate.stores.redis import RedisStore
-from headgate.testing import ManualClock, StoreContract
+from limitkeeper.stores.redis import RedisStore
+from limitkeeper.testing import ManualClock, StoreContract
 from servers.valkey import Valkey
 
 _fresh = itertools.count()
@@ -18,7 +18,7 @@ _fresh = itertools.count()
 class TestRedisStore(StoreContract):
     """A single server; its time is the test's, sent along."""
 
-    examples = 200 if os.environ.get("HEADGATE_SOAK") == "1" else 6
+    examples = 200 if os.environ.get("LIMITKEEPER_SOAK") == "1" else 6
 
     @pytest.fixture(autouse=True)
     def _server(self, valkey: Valkey) -> Iterator[None]:

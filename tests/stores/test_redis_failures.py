@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from headgate import AsyncLimiter, Limiter, StoreError, StoreTimeout, StoreUnavailable, TokenBucket
-from headgate.stores.redis import RedisStore
-from headgate.stores.redis.link import now_us
 from laboratory.witness import Watch
+from limitkeeper import AsyncLimiter, Limiter, StoreError, StoreTimeout, StoreUnavailable, TokenBucket
+from limitkeeper.stores.redis import RedisStore
+from limitkeeper.stores.redis.link import now_us
 from servers.valkey import Valkey, free_port
 from stand_ins import driven
 
@@ -337,8 +337,8 @@ def test_ctrl_c_in_the_middle_of_a_call_spoils_nothing(store: RedisStore, server
     """An interrupted caller drops its connection: the reply that it did not wait for goes to nobody else."""
     done = python(f"""
         import signal, threading
-        from headgate import Limiter, TokenBucket
-        from headgate.stores.redis import RedisStore
+        from limitkeeper import Limiter, TokenBucket
+        from limitkeeper.stores.redis import RedisStore
         signal.signal(signal.SIGINT, signal.default_int_handler)  # what runs in the background ignores it
         with RedisStore({server.url!r}, timeout=60) as store:
             limiter = Limiter(TokenBucket("1/h", burst=100), store=store)

@@ -18,10 +18,10 @@ import pytest
 import redis
 import redis.asyncio
 
-import headgate
-from headgate import AsyncLimiter, ConfigurationError, Limiter, StoreUnavailable, TokenBucket
-from headgate.stores.redis import RedisStore
-from headgate.stores.redis.address import read_url
+import limitkeeper
+from limitkeeper import AsyncLimiter, ConfigurationError, Limiter, StoreUnavailable, TokenBucket
+from limitkeeper.stores.redis import RedisStore
+from limitkeeper.stores.redis.address import read_url
 from servers.tls import TlsFront
 from servers.valkey import Valkey
 from stand_ins import driven
@@ -298,8 +298,8 @@ def test_four_processes_of_eight_threads_admit_exactly_the_limit(valkey: Valkey)
     """Law 7 across processes: 4 × 8 callers on one key take what there is, and not one more."""
     code = """
         import sys, threading
-        from headgate import Limiter, TokenBucket
-        from headgate.stores.redis import RedisStore
+        from limitkeeper import Limiter, TokenBucket
+        from limitkeeper.stores.redis import RedisStore
         with RedisStore(sys.argv[1], prefix="processes", timeout="60s") as store:
             limiter = Limiter(TokenBucket("1/h", burst=1000), store=store)
             admitted = []
@@ -310,7 +310,7 @@ def test_four_processes_of_eight_threads_admit_exactly_the_limit(valkey: Valkey)
             for thread in threads: thread.join()
             print(sum(admitted))
     """
-    environment = {**os.environ, "PYTHONPATH": os.path.dirname(headgate.__path__[0])}
+    environment = {**os.environ, "PYTHONPATH": os.path.dirname(limitkeeper.__path__[0])}
     command = [sys.executable, "-W", "error", "-c", textwrap.dedent(code), valkey.url]
     started = [subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) for _ in range(4)]
     assert sum(int(process.communicate(timeout=120)[0]) for process in started) == 1000
@@ -321,8 +321,8 @@ def test_a_child_never_uses_its_parents_connections(valkey: Valkey, python: Any)
     """After a fork both go on, each on connections of its own, in both colours."""
     done = python(f"""
         import asyncio, os, sys
-        from headgate import AsyncLimiter, Limiter, TokenBucket
-        from headgate.stores.redis import RedisStore
+        from limitkeeper import AsyncLimiter, Limiter, TokenBucket
+        from limitkeeper.stores.redis import RedisStore
         store = RedisStore({valkey.url!r}, prefix="fork", timeout="60s")
         limiter, tasks = (kind(TokenBucket("1/h", burst=1000), store=store) for kind in (Limiter, AsyncLimiter))
         limiter.hit("k"), asyncio.run(tasks.hit("k"))
@@ -343,16 +343,16 @@ def test_a_child_never_uses_its_parents_connections(valkey: Valkey, python: Any)
 
 
 def test_without_hiredis_the_name_can_be_imported_and_the_extra_is_named(python) -> None:
-    """`from headgate import *` works where hiredis is not installed; making a RedisStore says what to install."""
+    """`from limitkeeper import *` works where hiredis is not installed; making a RedisStore says what to install."""
     done = python(
         """
         import sys
         sys.modules["hiredis"] = None
-        from headgate import *
+        from limitkeeper import *
         try:
             RedisStore("redis://localhost")
         except ModuleNotFoundError as error:
             print(error)
         """
     )
-    assert done.stdout == "RedisStore needs hiredis: pip install 'headgate[redis]'\n", done.stderr
+    assert done.stdout == "RedisStore needs hiredis: pip install 'limitkeeper[redis]'\n", done.stderr

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from headgate import AsyncLimiter, Limiter, RedisStore, TokenBucket
+from limitkeeper import AsyncLimiter, Limiter, RedisStore, TokenBucket
 from servers.valkey import Valkey
 
 HUNDRED = TokenBucket("1/h", burst=100)

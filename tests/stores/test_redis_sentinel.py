@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterator
 import pytest
 import redis
 
-from headgate import AsyncLimiter, Limiter, StoreError, StoreUnavailable, TokenBucket
-from headgate.stores.redis import RedisStore
 from laboratory.witness import Watch
+from limitkeeper import AsyncLimiter, Limiter, StoreError, StoreUnavailable, TokenBucket
+from limitkeeper.stores.redis import RedisStore
 from servers.sentinel import Watched
 from servers.valkey import free_port
 from stand_ins import driven

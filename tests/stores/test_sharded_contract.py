@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from headgate import MemoryStore, TokenBucket
-from headgate.stores.sharded import ShardedStore
-from headgate.testing import ManualClock, StoreContract
-from headgate.testing.contract import CountingClock, every_colour
-from headgate.testing.contract_state import BEGIN
-from headgate.testing.faces import face
+from limitkeeper import MemoryStore, TokenBucket
+from limitkeeper.stores.sharded import ShardedStore
+from limitkeeper.testing import ManualClock, StoreContract
+from limitkeeper.testing.contract import CountingClock, every_colour
+from limitkeeper.testing.contract_state import BEGIN
+from limitkeeper.testing.faces import face
 
-EXAMPLES = 500 if os.environ.get("HEADGATE_SOAK") == "1" else 15
+EXAMPLES = 500 if os.environ.get("LIMITKEEPER_SOAK") == "1" else 15
 
 
 class SteadyClock:

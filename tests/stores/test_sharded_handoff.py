@@ -9,7 +9,7 @@ import threading
 import pytest
 from shards import FarShard, key_on
 
-from headgate import (
+from limitkeeper import (
     AsyncLimiter,
     ConfigurationError,
     FixedWindow,
@@ -20,7 +20,7 @@ from headgate import (
     StoreUnavailable,
     TokenBucket,
 )
-from headgate.stores.sharded import ShardedStore
+from limitkeeper.stores.sharded import ShardedStore
 
 KEYS = [f"user:{i}" for i in range(600)]
 RULES = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import sys
 
-from headgate.stores.sharded.heavy import EVERY, Heavy
+from limitkeeper.stores.sharded.heavy import EVERY, Heavy
 
 SECOND = 1_000_000
 

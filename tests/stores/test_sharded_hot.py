@@ -7,8 +7,8 @@ import asyncio
 import pytest
 from shards import FarShard, key_on
 
-from headgate import AsyncLimiter, FixedWindow, Limiter, MemoryStore, StoreUnavailable, TokenBucket
-from headgate.stores.sharded import ShardedStore
+from limitkeeper import AsyncLimiter, FixedWindow, Limiter, MemoryStore, StoreUnavailable, TokenBucket
+from limitkeeper.stores.sharded import ShardedStore
 
 KEY = "viral"
 

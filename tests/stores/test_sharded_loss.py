@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from shards import FarShard, key_on
 
-from headgate import ConfigurationError, Limiter, StoreTimeout, StoreUnavailable
-from headgate.stores.sharded import ShardedStore
+from limitkeeper import ConfigurationError, Limiter, StoreTimeout, StoreUnavailable
+from limitkeeper.stores.sharded import ShardedStore
 
 KEYS = [f"user:{i}" for i in range(300)]
 
@@ -40,7 +40,7 @@ def test_the_keys_of_a_lost_shard_fail_and_no_others(make, shards):
 
 @pytest.mark.parametrize("verb", ["hit", "peek", "acquire", "reset", "refund", "hit_many"])
 def test_every_verb_says_which_shard_is_lost(make, shards, verb):
-    """Whatever was asked for, the error is headgate's own and names the shard."""
+    """Whatever was asked for, the error is limitkeeper's own and names the shard."""
     sharded = ShardedStore(shards, hot=False)
     limiter = make("5/h", store=sharded)
     shards["c"].down = True

@@ -8,8 +8,8 @@ import threading
 import pytest
 from shards import key_on
 
-from headgate import AsyncLimiter, FixedWindow, LeakyBucketQueue, Limiter, SlidingWindowLog, StoreUnavailable, TokenBucket
-from headgate.stores import RedisStore, ShardedStore
+from limitkeeper import AsyncLimiter, FixedWindow, LeakyBucketQueue, Limiter, SlidingWindowLog, StoreUnavailable, TokenBucket
+from limitkeeper.stores import RedisStore, ShardedStore
 from servers.valkey import Valkey
 
 KEYS = [f"user:{i}" for i in range(200)]

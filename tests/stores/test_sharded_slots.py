@@ -7,8 +7,8 @@ from collections import Counter
 
 import pytest
 
-from headgate import ConfigurationError
-from headgate.stores.sharded.slots import SLOTS, homes, slot_of
+from limitkeeper import ConfigurationError
+from limitkeeper.stores.sharded.slots import SLOTS, homes, slot_of
 
 FAMILIES = {
     "numbers": [str(i) for i in range(50_000)],
@@ -82,7 +82,7 @@ def test_a_key_lives_where_it_did_in_any_process_and_version(python):
     assert {key: slot_of(key) for key in expected} == expected
     known = [homes(members("a", "b", "c"))[slot] for slot in (0, 1, 2, 8191, 16383)]
     code = """
-        from headgate.stores.sharded.slots import homes, slot_of
+        from limitkeeper.stores.sharded.slots import homes, slot_of
         table = homes((("a", 1.0), ("b", 1.0), ("c", 1.0)))
         print(slot_of("user:42"), *[table[slot] for slot in (0, 1, 2, 8191, 16383)])
     """

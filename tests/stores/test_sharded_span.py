@@ -9,9 +9,9 @@ import threading
 import pytest
 from shards import FarShard, key_on
 
-from headgate import AsyncLimiter, FixedWindow, LeakyBucketQueue, Limiter, SlidingWindowLog, StoreTimeout, StoreUnavailable
-from headgate.stores.sharded import ShardedStore
-from headgate.testing import ManualClock
+from limitkeeper import AsyncLimiter, FixedWindow, LeakyBucketQueue, Limiter, SlidingWindowLog, StoreTimeout, StoreUnavailable
+from limitkeeper.stores.sharded import ShardedStore
+from limitkeeper.testing import ManualClock
 
 BEGIN = 1_700_000_123.456789
 

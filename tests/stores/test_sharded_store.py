@@ -9,9 +9,9 @@ import time
 import pytest
 from shards import FarShard, key_on
 
-from headgate import AsyncLimiter, ConfigurationError, Limiter, MemoryStore, StoreTimeout, TokenBucket
-from headgate.stores import Claim, NamedLimit
-from headgate.stores.sharded import ShardedStore
+from limitkeeper import AsyncLimiter, ConfigurationError, Limiter, MemoryStore, StoreTimeout, TokenBucket
+from limitkeeper.stores import Claim, NamedLimit
+from limitkeeper.stores.sharded import ShardedStore
 
 KEYS = [f"user:{i}" for i in range(200)]
 
@@ -212,8 +212,8 @@ def test_a_child_process_starts_with_nobody_under_way(python):
     done = python(
         """
         import os
-        from headgate import Limiter, MemoryStore
-        from headgate.stores.sharded import ShardedStore
+        from limitkeeper import Limiter, MemoryStore
+        from limitkeeper.stores.sharded import ShardedStore
 
         sharded = ShardedStore({"a": MemoryStore(), "b": MemoryStore()})
         limiter = Limiter("5/h", store=sharded)

@@ -8,19 +8,19 @@ import tempfile
 
 import pytest
 
-from headgate.stores.shared import SharedStore
-from headgate.testing import ManualClock, StoreContract
+from limitkeeper.stores.shared import SharedStore
+from limitkeeper.testing import ManualClock, StoreContract
 
 
 class TestSharedStore(StoreContract):
     """SharedStore, sync and async, each store on a file of its own."""
 
-    examples = 500 if os.environ.get("HEADGATE_SOAK") == "1" else 15
+    examples = 500 if os.environ.get("LIMITKEEPER_SOAK") == "1" else 15
     threads = 50
 
     @pytest.fixture(autouse=True)
     def _folder(self):
-        self.folder = tempfile.mkdtemp(prefix="headgate-shared-", dir="/dev/shm" if os.path.isdir("/dev/shm") else None)
+        self.folder = tempfile.mkdtemp(prefix="limitkeeper-shared-", dir="/dev/shm" if os.path.isdir("/dev/shm") else None)
         self.number = 0
         yield
         shutil.rmtree(self.folder)

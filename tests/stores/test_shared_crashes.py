@@ -13,9 +13,9 @@ from contextlib import contextmanager
 import pytest
 from shared_file import Picture
 
-from headgate import FixedWindow, Limiter, SlidingWindowLog, StoreTimeout, TokenBucket, compiled
-from headgate.stores.shared import SharedStore, layout
-from headgate.stores.shared.owner import word_of
+from limitkeeper import FixedWindow, Limiter, SlidingWindowLog, StoreTimeout, TokenBucket, compiled
+from limitkeeper.stores.shared import SharedStore, layout
+from limitkeeper.stores.shared.owner import word_of
 
 PLENTY = 10**9
 
@@ -24,7 +24,7 @@ PLENTY = 10**9
 def path(tmp_path):
     """A file in memory where there is such a place, so that tests do not wait for a disk."""
     folder = "/dev/shm" if os.path.isdir("/dev/shm") else str(tmp_path)
-    found = os.path.join(folder, f"headgate-test-{os.getpid()}-{random.getrandbits(40):x}")
+    found = os.path.join(folder, f"limitkeeper-test-{os.getpid()}-{random.getrandbits(40):x}")
     yield found
     for name in (found, found + ".lock"):
         if os.path.exists(name):
@@ -69,7 +69,7 @@ def fork(work) -> int:
     return pid
 
 
-@pytest.mark.parametrize("kills", [int(os.environ.get("HEADGATE_KILLS", "1000" if compiled else "150"))])
+@pytest.mark.parametrize("kills", [int(os.environ.get("LIMITKEEPER_KILLS", "1000" if compiled else "150"))])
 def test_a_thousand_killed_writers_leave_an_exact_count(path, kills):
     """Writers are killed -9 at random instants; what the survivors find is what was admitted, up to the calls in flight."""
     store = SharedStore(path, max_keys=400, log_entries=4096, timeout=60)

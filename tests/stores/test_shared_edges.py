@@ -14,12 +14,12 @@ from contextlib import suppress
 import pytest
 from shared_file import Picture
 
-from headgate import Limiter, SlidingWindowLog, StoreError, TokenBucket, compiled
-from headgate.algorithms.claim import Claim, NamedLimit
-from headgate.stores.memory import MemoryStore
-from headgate.stores.shared import SharedStore, held, layout, mapped
-from headgate.stores.shared import store as shared_store
-from headgate.testing import ManualClock
+from limitkeeper import Limiter, SlidingWindowLog, StoreError, TokenBucket, compiled
+from limitkeeper.algorithms.claim import Claim, NamedLimit
+from limitkeeper.stores.memory import MemoryStore
+from limitkeeper.stores.shared import SharedStore, held, layout, mapped
+from limitkeeper.stores.shared import store as shared_store
+from limitkeeper.testing import ManualClock
 
 
 @pytest.fixture
@@ -284,14 +284,14 @@ def test_whoever_hears_of_a_takeover_may_fail_or_use_the_store(path, caplog, wan
             assert limiter.hit("a")
 
     listener = Listener()
-    caplog.set_level(logging.INFO, "headgate")
-    logging.getLogger("headgate").addHandler(listener)
+    caplog.set_level(logging.INFO, "limitkeeper")
+    logging.getLogger("limitkeeper").addHandler(listener)
     try:
         limiter.hit("a")
     except KeyboardInterrupt:
         pass
     finally:
-        logging.getLogger("headgate").removeHandler(listener)
+        logging.getLogger("limitkeeper").removeHandler(listener)
     assert store.stats()["takeovers"] == 1
     assert limiter.hit("a").remaining == (97 if wants == "to stop" else 96)
     store.close()
@@ -348,7 +348,7 @@ def test_a_child_forked_in_the_middle_of_a_decision_counts(path, monkeypatch):
                 go.wait(60)
 
         slow = Slow()
-        logging.getLogger("headgate").addHandler(slow)
+        logging.getLogger("limitkeeper").addHandler(slow)
         thread = threading.Thread(target=store.decide, args=([Claim(c.limit, "a", 1) for c in pair.claims("a")],))
         thread.start()
         gate.wait(60)
@@ -362,7 +362,7 @@ def test_a_child_forked_in_the_middle_of_a_decision_counts(path, monkeypatch):
         time.sleep(0.05)
         go.set()
         thread.join()
-        logging.getLogger("headgate").removeHandler(slow)
+        logging.getLogger("limitkeeper").removeHandler(slow)
         os.waitpid(pid, 0)
         assert json.loads(os.read(ready, 100)) == [98, 97, 96]
         os.close(ready)

@@ -10,8 +10,8 @@ import threading
 import pytest
 from shared_file import Picture
 
-import headgate
-from headgate import (
+import limitkeeper
+from limitkeeper import (
     ConfigurationError,
     FixedWindow,
     Limiter,
@@ -21,8 +21,8 @@ from headgate import (
     StoreUnavailable,
     TokenBucket,
 )
-from headgate.stores.shared import SharedStore, layout, mapped
-from headgate.testing import ManualClock
+from limitkeeper.stores.shared import SharedStore, layout, mapped
+from limitkeeper.testing import ManualClock
 
 
 @pytest.fixture
@@ -63,15 +63,15 @@ def test_other_parameters_are_refused_with_their_names(path, option, value):
 def test_the_other_protocol_is_refused(path, monkeypatch):
     """A file of the compiled build is not opened by the plain one, nor the other way round."""
     SharedStore(path).close()
-    other = layout.LOCK_FILE if headgate.compiled else layout.ATOMIC
+    other = layout.LOCK_FILE if limitkeeper.compiled else layout.ATOMIC
     with open(path, "r+b") as file:
         file.seek(8 * layout.PROTOCOL)
         file.write(other.to_bytes(8, "little"))
-    with pytest.raises(ConfigurationError, match="same build of headgate"):
+    with pytest.raises(ConfigurationError, match="same build of limitkeeper"):
         SharedStore(path)
 
 
-@pytest.mark.parametrize("content", [b"hello", b"\0" * 5000, b"headgate" + b"\xff" * 5000])
+@pytest.mark.parametrize("content", [b"hello", b"\0" * 5000, b"limitkpr" + b"\xff" * 5000])
 def test_somebody_elses_file_is_left_alone(path, content):
     """What is no shared file is neither opened nor touched."""
     with open(path, "wb") as file:
@@ -287,7 +287,7 @@ def test_state_survives_a_restart_of_the_machine(path, monkeypatch):
         with SharedStore(path, log_entries=16) as other:
             assert Limiter("10/h", store=other).peek("a").remaining == 6
     assert Picture(path).problems == []
-    assert os.listdir(os.path.dirname(path)) == (["limits"] if headgate.compiled else sorted(["limits", "limits.lock"]))
+    assert os.listdir(os.path.dirname(path)) == (["limits"] if limitkeeper.compiled else sorted(["limits", "limits.lock"]))
 
 
 def test_cells_that_do_not_check_out_after_a_restart_are_left_behind(path, monkeypatch):
@@ -395,7 +395,7 @@ def test_a_path_with_a_nul_is_refused():
 
 def test_c_and_python_agree_on_what_lies_where():
     """Every number of layout.pxd is that of layout.py, and none is missing."""
-    folder = os.path.dirname(headgate.__file__).replace(os.path.join("build", "plain"), "src")
+    folder = os.path.dirname(limitkeeper.__file__).replace(os.path.join("build", "plain"), "src")
     with open(os.path.join(folder, "stores", "shared", "layout.pxd")) as file:
         told = dict(re.findall(r"^    (\w+) = (\d+)$", file.read(), re.M))
     ours = {name: str(value) for name, value in vars(layout).items() if isinstance(value, int) and name.isupper()}

@@ -7,10 +7,10 @@ import types
 
 import pytest
 
-import headgate
-from headgate import ConfigurationError, GuardedStore, Limiter, MemoryStore, store_from_url
-from headgate.stores import Store
-from headgate.stores.urls import SCHEMES, masked
+import limitkeeper
+from limitkeeper import ConfigurationError, GuardedStore, Limiter, MemoryStore, store_from_url
+from limitkeeper.stores import Store
+from limitkeeper.stores.urls import SCHEMES, masked
 
 
 class NotedStore(MemoryStore):
@@ -30,9 +30,9 @@ class NotedStore(MemoryStore):
 def noted(monkeypatch):
     """The modules of stores beyond this process, so that what a URL says of them can be read back."""
     for module, name in (("redis", "RedisStore"), ("leased", "LeasedStore"), ("sharded", "ShardedStore")):
-        made = types.ModuleType(f"headgate.stores.{module}")
+        made = types.ModuleType(f"limitkeeper.stores.{module}")
         setattr(made, name, type(name, (NotedStore,), {}))
-        monkeypatch.setitem(sys.modules, f"headgate.stores.{module}", made)
+        monkeypatch.setitem(sys.modules, f"limitkeeper.stores.{module}", made)
 
 
 def named(store: Store) -> str:
@@ -123,23 +123,23 @@ def test_memory_imports_nothing_that_it_does_not_need(python):
     done = python(
         """
         import sys
-        import headgate
-        headgate.Limiter("5/s", store="memory://").hit("a")
+        import limitkeeper
+        limitkeeper.Limiter("5/s", store="memory://").hit("a")
         others = ("guarded", "shared", "leased", "sharded", "redis")
-        print([name for name in others if f"headgate.stores.{name}" in sys.modules], "redis" in sys.modules)
+        print([name for name in others if f"limitkeeper.stores.{name}" in sys.modules], "redis" in sys.modules)
         """
     )
     assert done.stdout.strip() == "[] False", done.stderr
 
 
 def test_stores_can_be_named_from_the_package():
-    """headgate.GuardedStore and headgate.stores.GuardedStore are one class, brought when it is named."""
-    assert headgate.GuardedStore is headgate.stores.GuardedStore is GuardedStore
-    assert {"GuardedStore", "SharedStore"} <= set(dir(headgate)) & set(dir(headgate.stores))
+    """limitkeeper.GuardedStore and limitkeeper.stores.GuardedStore are one class, brought when it is named."""
+    assert limitkeeper.GuardedStore is limitkeeper.stores.GuardedStore is GuardedStore
+    assert {"GuardedStore", "SharedStore"} <= set(dir(limitkeeper)) & set(dir(limitkeeper.stores))
     with pytest.raises(AttributeError, match="no attribute 'SqlStore'"):
-        headgate.SqlStore
+        limitkeeper.SqlStore
     with pytest.raises(AttributeError, match="no attribute 'SqlStore'"):
-        headgate.stores.SqlStore
+        limitkeeper.stores.SqlStore
 
 
 # What is not
@@ -154,7 +154,7 @@ def test_stores_can_be_named_from_the_package():
         ("reddis://host", r"did you mean redis://\?"),
         ("redis+clustre://host", r"did you mean redis\+cluster://\?"),
         ("http://example.com", "no store is called 'http'"),
-        ("headgate://host:1234", "not there yet"),
+        ("limitkeeper://host:1234", "not there yet"),
         ("memory://host", "no host and no path"),
         ("memory://?max_kyes=5", r"no option is called 'max_kyes'; did you mean max_keys=\?"),
         ("memory://?colour=red", "there are max_keys=, guard="),
@@ -201,7 +201,7 @@ def test_a_mistake_around_a_server_does_too(noted, url, said):
 def test_a_store_whose_wrapper_is_wrong_is_closed_again(noted, monkeypatch):
     """Nothing is left open by a URL that fails half way."""
     made = []
-    kind = sys.modules["headgate.stores.redis"].RedisStore
+    kind = sys.modules["limitkeeper.stores.redis"].RedisStore
     monkeypatch.setattr(kind, "__init__", lambda self, url: (NotedStore.__init__(self, url), made.append(self))[0])
     with pytest.raises(ConfigurationError):
         store_from_url("redis://host?guard=local")
@@ -217,7 +217,7 @@ def test_a_store_whose_wrapper_is_wrong_is_closed_again(noted, monkeypatch):
         "redis://me:hun@ter2@host?share=3",
         "redis://host?password=hunter2&share=3",
         "redis://me:hunter2@[::1",
-        "headgate://me:hunter2@host",
+        "limitkeeper://me:hunter2@host",
         "memory://me:hunter2@host",
     ],
 )
@@ -232,8 +232,8 @@ def test_a_password_is_never_shown(noted, url):
 def test_what_is_missing_names_the_way_to_get_it(monkeypatch):
     """A store whose module or client library is not there says what to install."""
     for module in ("redis", "leased", "sharded"):
-        monkeypatch.setitem(sys.modules, f"headgate.stores.{module}", None)
-    with pytest.raises(ConfigurationError, match=r"pip install 'headgate\[redis\]'"):
+        monkeypatch.setitem(sys.modules, f"limitkeeper.stores.{module}", None)
+    with pytest.raises(ConfigurationError, match=r"pip install 'limitkeeper\[redis\]'"):
         store_from_url("redis://host")
     with pytest.raises(ConfigurationError, match="LeasedStore can't be used here"):
         store_from_url("memory://?lease=5")

@@ -8,14 +8,14 @@ import warnings
 
 import pytest
 
-from headgate import Limiter, MemoryStore, SeveralWorkers, store_from_url
-from headgate.stores import workers
-from headgate.stores.workers import several_workers
+from limitkeeper import Limiter, MemoryStore, SeveralWorkers, store_from_url
+from limitkeeper.stores import workers
+from limitkeeper.stores.workers import several_workers
 
 #: Runs `work(number)` in so many children at once; each keeps alive until all are done. What each printed comes out in order.
 FORKS = """
-import os, sys, warnings, headgate
-from headgate import Limiter, MemoryStore, SeveralWorkers
+import os, sys, warnings, limitkeeper
+from limitkeeper import Limiter, MemoryStore, SeveralWorkers
 
 def children(number, work, together=True):
     pids, ends = [], []
@@ -80,7 +80,7 @@ def test_ten_processes_on_one_shared_file_admit_the_limit(forks, tmp_path):
     """The same ten workers with one SharedStore: five get through, whoever they are."""
     path = str(tmp_path / "limits")
     told = forks(
-        f"from headgate import SharedStore\nprint(children(10, lambda i: hits(Limiter('5/h', store=SharedStore({path!r})))))"
+        f"from limitkeeper import SharedStore\nprint(children(10, lambda i: hits(Limiter('5/h', store=SharedStore({path!r})))))"
     )
     assert sum(admitted for admitted, _ in told) == 5
     assert not any(warned for _, warned in told)
@@ -202,7 +202,7 @@ def test_a_store_that_was_chosen_is_no_reason_to_warn(monkeypatch, untold, tmp_p
 def test_a_real_command_line_is_seen(python, tmp_path):
     """An interpreter that runs a file called uvicorn with --workers 3 is warned; the same with one worker is not."""
     (tmp_path / "uvicorn").mkdir()
-    (tmp_path / "uvicorn" / "__main__.py").write_text("import headgate\nheadgate.Limiter('5/s')\n")
+    (tmp_path / "uvicorn" / "__main__.py").write_text("import limitkeeper\nlimitkeeper.Limiter('5/s')\n")
     run = "import sys, runpy; sys.argv = [{0!r}, 'app:app', '--workers', '{1}']; runpy.run_path({0!r}, run_name='__main__')"
     path = str(tmp_path / "uvicorn" / "__main__.py")
     assert "SeveralWorkers: uvicorn runs several workers" in python(run.format(path, 3)).stderr

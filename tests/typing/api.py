@@ -6,14 +6,13 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from datetime import timedelta
 from typing import Any, assert_type
 
-from headgate import (
+from limitkeeper import (
     GCRA,
     AsyncLimiter,
     ConfigurationError,
     Decision,
     FixedWindow,
     GuardedStore,
-    HeadgateError,
     InvalidCost,
     InvalidLimit,
     LeakyBucket,
@@ -21,6 +20,7 @@ from headgate import (
     LeasedStore,
     Limit,
     Limiter,
+    LimitkeeperError,
     MemoryStore,
     RateLimited,
     RedisStore,
@@ -37,9 +37,9 @@ from headgate import (
     compiled,
     store_from_url,
 )
-from headgate.observe import Event, Publisher
-from headgate.stores import Store
-from headgate.testing import ManualClock, unlimited
+from limitkeeper.observe import Event, Publisher
+from limitkeeper.stores import Store
+from limitkeeper.testing import ManualClock, unlimited
 
 
 def limits() -> list[Limit]:
@@ -226,7 +226,14 @@ def failing() -> None:
     except RateLimited as refused:
         assert_type(refused.decision, Decision)
         assert_type(refused.retry_after, float)
-    kinds: list[type[HeadgateError]] = [ConfigurationError, InvalidCost, InvalidLimit, StoreError, StoreTimeout, StoreUnavailable]
+    kinds: list[type[LimitkeeperError]] = [
+        ConfigurationError,
+        InvalidCost,
+        InvalidLimit,
+        StoreError,
+        StoreTimeout,
+        StoreUnavailable,
+    ]
     wrong: list[type[ValueError]] = [InvalidCost, InvalidLimit]
     warned: list[type[UserWarning]] = [SeveralWorkers]
     print(kinds, wrong, warned)

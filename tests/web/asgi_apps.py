@@ -11,14 +11,14 @@ from urllib.parse import parse_qs
 
 from asgi_loop import RAISED, InProcess
 
-from headgate.web.asgi import RateLimitMiddleware
+from limitkeeper.web.asgi import RateLimitMiddleware
 
 METHODS = ["GET", "HEAD", "POST", "PUT", "DELETE"]
 JSON = (b"content-type", b"application/json")
 
 
 def remaining(scope: Any) -> int | None:
-    passage = scope.get("headgate")
+    passage = scope.get("limitkeeper")
     return None if passage is None or passage.decision is None else passage.decision.remaining
 
 

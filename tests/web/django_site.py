@@ -18,7 +18,7 @@ from django.views.decorators.csrf import csrf_exempt
 from django_asgi import Handler, Urls, configure
 from wsgi_apps import PIECES, remaining
 
-OURS = "headgate.web.django.RateLimitMiddleware"
+OURS = "limitkeeper.web.django.RateLimitMiddleware"
 
 
 def views(calls: list[str]) -> list[Any]:
@@ -47,7 +47,7 @@ def views(calls: list[str]) -> list[Any]:
 
     def anything(request: HttpRequest) -> HttpResponse:
         noted(request)
-        return JsonResponse({"path": request.path, "remaining": remaining(request.headgate)})
+        return JsonResponse({"path": request.path, "remaining": remaining(request.limitkeeper)})
 
     return listed(status, stream, big, raises, body, anything)
 
@@ -78,7 +78,7 @@ def async_views(calls: list[str]) -> list[Any]:
 
     async def anything(request: HttpRequest) -> HttpResponse:
         noted(request)
-        return JsonResponse({"path": request.path, "remaining": remaining(request.headgate)})
+        return JsonResponse({"path": request.path, "remaining": remaining(request.limitkeeper)})
 
     return listed(status, stream, big, raises, body, anything)
 
@@ -94,10 +94,10 @@ def listed(status: Any, stream: Any, big: Any, raises: Any, body: Any, anything:
     ]
 
 
-def handler(kind: type[Any], urls: list[Any], headgate: dict[str, Any], middleware: tuple[str, ...] = (OURS,)) -> Any:
-    """A Django handler with these views and this HEADGATE, whatever else is configured in this process."""
+def handler(kind: type[Any], urls: list[Any], limitkeeper: dict[str, Any], middleware: tuple[str, ...] = (OURS,)) -> Any:
+    """A Django handler with these views and this LIMITKEEPER, whatever else is configured in this process."""
     configure()
-    with override_settings(MIDDLEWARE=list(middleware), HEADGATE=headgate):
+    with override_settings(MIDDLEWARE=list(middleware), LIMITKEEPER=limitkeeper):
         if kind is ASGIHandler:
             return Handler(Urls(urls))
         made = WSGIHandler()

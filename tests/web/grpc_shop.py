@@ -13,10 +13,10 @@ import grpc
 from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 
-from headgate import MemoryStore
-from headgate.policy.gate import Gate
-from headgate.policy.model import Match, Policy, Rule
-from headgate.web.grpc import AsyncRateLimitInterceptor, RateLimitInterceptor, current
+from limitkeeper import MemoryStore
+from limitkeeper.policy.gate import Gate
+from limitkeeper.policy.model import Match, Policy, Rule
+from limitkeeper.web.grpc import AsyncRateLimitInterceptor, RateLimitInterceptor, current
 
 SERVICE = "shop.Shop"
 

@@ -12,8 +12,8 @@ sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
 
 from wsgi_apps import BUILDERS  # noqa: E402
 
-from headgate.policy.gate import Gate  # noqa: E402
-from headgate.stores import RedisStore  # noqa: E402
+from limitkeeper.policy.gate import Gate  # noqa: E402
+from limitkeeper.stores import RedisStore  # noqa: E402
 
 
 class Written(list[str]):

@@ -5,13 +5,13 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from headgate import MemoryStore
-from headgate.algorithms.claim import Claim, NamedLimit
-from headgate.algorithms.limit import Limit
-from headgate.policy.model import Answer, Headers, OnRefusal, Policy, Rule
-from headgate.policy.passage import QUOTA, Entry, Passage, Refusal
-from headgate.policy.refusing import refusal_of
-from headgate.testing import ManualClock
+from limitkeeper import MemoryStore
+from limitkeeper.algorithms.claim import Claim, NamedLimit
+from limitkeeper.algorithms.limit import Limit
+from limitkeeper.policy.model import Answer, Headers, OnRefusal, Policy, Rule
+from limitkeeper.policy.passage import QUOTA, Entry, Passage, Refusal
+from limitkeeper.policy.refusing import refusal_of
+from limitkeeper.testing import ManualClock
 from stand_ins import NOON
 
 

@@ -31,11 +31,11 @@ from typing import Any, Protocol
 
 from steps import Advance, Ask, Begin, Case, Fail, Join, Settled, Step, WaitThenPass
 
-from headgate import MemoryStore
-from headgate.policy import Policy
-from headgate.policy.gate import Gate
-from headgate.stores import RedisStore
-from headgate.testing import ManualClock
+from limitkeeper import MemoryStore
+from limitkeeper.policy import Policy
+from limitkeeper.policy.gate import Gate
+from limitkeeper.stores import RedisStore
+from limitkeeper.testing import ManualClock
 from stand_ins import NOON, HeldClock, WrappedStore
 
 

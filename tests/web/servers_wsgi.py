@@ -17,7 +17,7 @@ from servers_asgi import Wire
 from waitress import wasyncore
 from wsgi_apps import BUILDERS
 
-import headgate
+import limitkeeper
 
 
 class Waitress(Wire):
@@ -52,7 +52,7 @@ class Gunicorn(Wire):
         self.port = int(listener.getsockname()[1])
         environment = {
             **os.environ,
-            "PYTHONPATH": os.pathsep.join([str(Path(headgate.__path__[0]).parent), str(Path(__file__).parent)]),
+            "PYTHONPATH": os.pathsep.join([str(Path(limitkeeper.__path__[0]).parent), str(Path(__file__).parent)]),
             "SUITE_APP": framework,
             "SUITE_POLICY": str(folder / "policy"),
             "SUITE_STORE": url,

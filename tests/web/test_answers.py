@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from passages import Desk
 
-from headgate import FixedWindow, TokenBucket
-from headgate.policy.model import Answer, Rule
-from headgate.policy.passage import QUEUE_FULL, QUOTA, SHUT_OUT, STORE, Refusal
-from headgate.web.answers import KEPT, _plain, plain, prefers_problem
-from headgate.web.headers import body, fields, merge, text_fields
+from limitkeeper import FixedWindow, TokenBucket
+from limitkeeper.policy.model import Answer, Rule
+from limitkeeper.policy.passage import QUEUE_FULL, QUOTA, SHUT_OUT, STORE, Refusal
+from limitkeeper.web.answers import KEPT, _plain, plain, prefers_problem
+from limitkeeper.web.headers import body, fields, merge, text_fields
 
 CHECKOUT = TokenBucket("5/s burst 10")
 WORDS = Answer(message="Too many checkout attempts. Retry after {retry_after}s.")

@@ -11,9 +11,9 @@ from cases import CASES, REAL
 from served import play, play_real
 from servers_asgi import Hypercorn, Uvicorn
 
-from headgate.policy import Policy
-from headgate.policy.gate import Gate
-from headgate.stores import RedisStore
+from limitkeeper.policy import Policy
+from limitkeeper.policy.gate import Gate
+from limitkeeper.stores import RedisStore
 from servers.valkey import Valkey
 
 

@@ -12,11 +12,11 @@ from starlette.routing import WebSocketRoute
 from starlette.websockets import WebSocket
 from starlette_client import TestClient
 
-from headgate import MemoryStore
-from headgate.algorithms.claim import Claim
-from headgate.policy import Passage, Policy
-from headgate.policy.gate import Gate
-from headgate.web.asgi import RateLimitMiddleware
+from limitkeeper import MemoryStore
+from limitkeeper.algorithms.claim import Claim
+from limitkeeper.policy import Passage, Policy
+from limitkeeper.policy.gate import Gate
+from limitkeeper.web.asgi import RateLimitMiddleware
 from stand_ins import WrappedStore, driven
 
 ONE = "limits: [{name: api, key: ip, limit: fixed window 5/min}]"
@@ -132,11 +132,11 @@ def test_a_refusal_to_head_has_no_body(gate_of):
 
 
 def test_a_handler_finds_what_was_decided(gate_of):
-    """`scope["headgate"]` is the passage of the request, whoever had to be asked for it."""
+    """`scope["limitkeeper"]` is the passage of the request, whoever had to be asked for it."""
     found = []
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
-        found.append(scope["headgate"])
+        found.append(scope["limitkeeper"])
 
     asked(gate_of(ONE), app)
     assert [passage.decision.remaining for passage in found] == [4]
@@ -171,7 +171,7 @@ def test_a_socket_is_let_in_by_any_store(gate_of):
     found = []
 
     async def talk(socket: WebSocket) -> None:
-        found.append(socket.scope["headgate"])
+        found.append(socket.scope["limitkeeper"])
         await socket.accept()
         await socket.close()
 

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from asgi_loop import scope_of
 
-from headgate.policy import Gate, Policy
-from headgate.policy.facts import PARAMETERS
-from headgate.web.asgi_wire import AsgiFacts, Sending
+from limitkeeper.policy import Gate, Policy
+from limitkeeper.policy.facts import PARAMETERS
+from limitkeeper.web.asgi_wire import AsgiFacts, Sending
 
 
 def facts(*headers: tuple[str, str], target: str = "/", **more: Any) -> AsgiFacts:

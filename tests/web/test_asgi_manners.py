@@ -17,10 +17,10 @@ from starlette.middleware import Middleware
 from starlette.responses import PlainTextResponse, StreamingResponse
 from starlette.routing import Mount, Route
 
-from headgate import ConfigurationError, MemoryStore
-from headgate.policy import Policy
-from headgate.policy.gate import Gate
-from headgate.web.asgi import RateLimitMiddleware
+from limitkeeper import ConfigurationError, MemoryStore
+from limitkeeper.policy import Policy
+from limitkeeper.policy.gate import Gate
+from limitkeeper.web.asgi import RateLimitMiddleware
 from stand_ins import WrappedStore, driven
 
 ONE = "limits: [{name: api, key: ip, limit: fixed window 5/min}]"
@@ -126,11 +126,11 @@ def test_the_connection_survives_a_refusal(gate):
 
 
 def test_the_decision_is_in_the_scope(gate):
-    """`scope["headgate"]` is the passage; what servers keep in `state` is untouched."""
+    """`scope["limitkeeper"]` is the passage; what servers keep in `state` is untouched."""
     seen: list[Any] = []
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
-        seen.append((scope["headgate"], scope["state"]))
+        seen.append((scope["limitkeeper"], scope["state"]))
         await hello(scope, receive, send)
 
     state = {"pool": object()}
@@ -191,7 +191,7 @@ def test_exceptions_pass_through(gate):
 
 def test_a_gate_of_its_own_ends_with_the_app(tmp_path):
     """A gate that the middleware made is closed with the app, and made anew when it starts again; a given one is left alone."""
-    file = tmp_path / "headgate.yaml"
+    file = tmp_path / "limitkeeper.yaml"
     file.write_text(ONE)
     app = RateLimitMiddleware(Starlette(routes=[]), policy=str(file))
     gates = []

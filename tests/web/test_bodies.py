@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from headgate import MemoryStore
-from headgate.policy import Gate, Passage, Policy, WrittenFacts
-from headgate.web.bodies import Account, AsyncBody, Body, length, let_go
+from limitkeeper import MemoryStore
+from limitkeeper.policy import Gate, Passage, Policy, WrittenFacts
+from limitkeeper.web.bodies import Account, AsyncBody, Body, length, let_go
 from stand_ins import driven
 
 BYTES = "{name: bytes, key: ip, limit: fixed window 100/min, cost: {response: 1B, estimate: 1}}"

@@ -28,11 +28,11 @@ from django_site import OURS, handler
 from served import Response
 from wsgi_apps import InProcess, environ_of
 
-from headgate import ConfigurationError, MemoryStore
-from headgate.policy import Policy, WrittenFacts
-from headgate.policy.gate import Gate
-from headgate.web.django import exempt
-from headgate.web.django import gate as site_gate
+from limitkeeper import ConfigurationError, MemoryStore
+from limitkeeper.policy import Policy, WrittenFacts
+from limitkeeper.policy.gate import Gate
+from limitkeeper.web.django import exempt
+from limitkeeper.web.django import gate as site_gate
 from stand_ins import WrappedStore
 
 ONE = "limits: [{name: api, key: ip, limit: token bucket 1/min burst 1}]"
@@ -55,9 +55,9 @@ class Served:
         self.colour = colour
         self.running: list[Any] = []
 
-    def __call__(self, urls: list[Any], gate: Any, *middleware: str, **headgate: Any) -> Callable[..., Response]:
+    def __call__(self, urls: list[Any], gate: Any, *middleware: str, **limitkeeper: Any) -> Callable[..., Response]:
         kind, runner = (WSGIHandler, InProcess) if self.colour == "wsgi" else (ASGIHandler, Loop)
-        served: Any = runner(handler(kind, urls, {"POLICY": gate, **headgate}, middleware or (OURS,)), [])
+        served: Any = runner(handler(kind, urls, {"POLICY": gate, **limitkeeper}, middleware or (OURS,)), [])
         self.running.append(served)
         return lambda target="/", headers=(): served.request("GET", target, list(headers), b"", "127.0.0.1")
 
@@ -109,8 +109,8 @@ def test_a_refusal_is_no_line_in_djangos_log(serve, gate, monkeypatch):
 
 
 def test_the_decision_is_at_hand(serve, gate):
-    """`request.headgate` is the passage."""
-    get = serve([path("", lambda request: HttpResponse(str(request.headgate.decision.remaining)))], gate(BYTES))
+    """`request.limitkeeper` is the passage."""
+    get = serve([path("", lambda request: HttpResponse(str(request.limitkeeper.decision.remaining)))], gate(BYTES))
     assert get().body == b"999"
 
 
@@ -229,7 +229,7 @@ def test_exempt_views_are_not_asked_about(serve, gate):
 
     @exempt
     def free(request):
-        return HttpResponse(str(request.headgate))
+        return HttpResponse(str(request.limitkeeper))
 
     @method_decorator(exempt, name="dispatch")
     class Health(View):
@@ -313,34 +313,36 @@ def settings_of():
 
 def test_the_gate_is_one_per_process_and_follows_the_settings(settings_of, tmp_path):
     """Whoever asks gets the same gate, made from the file beside BASE_DIR; other settings make another one."""
-    (tmp_path / "headgate.yaml").write_text("name: shop\n" + ONE)
-    settings_of(BASE_DIR=tmp_path, HEADGATE={"POLICY": "headgate.yaml", "STORE": "memory://"})
+    (tmp_path / "limitkeeper.yaml").write_text("name: shop\n" + ONE)
+    settings_of(BASE_DIR=tmp_path, LIMITKEEPER={"POLICY": "limitkeeper.yaml", "STORE": "memory://"})
     first = site_gate()
     assert first is site_gate()
     assert first.policy.name == "shop"
-    settings_of(HEADGATE={"POLICY": Policy.read(ONE)})
+    settings_of(LIMITKEEPER={"POLICY": Policy.read(ONE)})
     assert site_gate() is not first
 
 
 def test_two_handlers_of_one_process_count_together(settings_of):
     """Django makes a chain of middlewares for every handler and test client: all of them ask one gate."""
-    settings_of(MIDDLEWARE=[OURS], HEADGATE={"POLICY": Policy.read(ONE)}, ROOT_URLCONF=Urls([path("", lambda r: HttpResponse())]))
+    settings_of(
+        MIDDLEWARE=[OURS], LIMITKEEPER={"POLICY": Policy.read(ONE)}, ROOT_URLCONF=Urls([path("", lambda r: HttpResponse())])
+    )
     assert [Client().get("/").status_code for _ in range(2)] == [200, 429]
 
 
 @pytest.mark.parametrize(
     ("said", "told"),
-    [({}, "no policy"), ({"POLICI": "x"}, "no word 'POLICI'"), ("headgate.yaml", "must be a dict")],
+    [({}, "no policy"), ({"POLICI": "x"}, "no word 'POLICI'"), ("limitkeeper.yaml", "must be a dict")],
     ids=["none", "misspelt", "no-dict"],
 )
 def test_what_is_wrong_with_the_setting_is_told(settings_of, said, told):
     """A setting that can't be used is an error that says what to write."""
-    settings_of(HEADGATE=said)
+    settings_of(LIMITKEEPER=said)
     with pytest.raises(ConfigurationError, match=told):
         site_gate()
 
 
 def test_without_a_policy_the_middleware_steps_aside(settings_of):
     """A site that limits only single views needs no policy: the middleware is not used."""
-    settings_of(MIDDLEWARE=[OURS], HEADGATE={}, ROOT_URLCONF=Urls([path("", lambda request: HttpResponse("x"))]))
+    settings_of(MIDDLEWARE=[OURS], LIMITKEEPER={}, ROOT_URLCONF=Urls([path("", lambda request: HttpResponse("x"))]))
     assert "X-RateLimit-Limit" not in Client().get("/").headers

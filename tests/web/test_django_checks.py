@@ -7,10 +7,10 @@ from django.test.utils import override_settings
 from django_asgi import configure
 from django_site import OURS
 
-from headgate import MemoryStore
-from headgate.policy import Policy
-from headgate.web.django import gate
-from headgate.web.django.checks import CACHE, CORS, SESSION, USER, check_deployment, check_settings
+from limitkeeper import MemoryStore
+from limitkeeper.policy import Policy
+from limitkeeper.web.django import gate
+from limitkeeper.web.django.checks import CACHE, CORS, SESSION, USER, check_deployment, check_settings
 
 configure()
 
@@ -25,14 +25,14 @@ def by_session(facts):
     return getattr(facts.raw, "session").session_key  # noqa: B009 — read by name, as some do
 
 
-def found(*middleware, **headgate):
-    """The ids of what is said about a site with this MIDDLEWARE and this HEADGATE."""
-    with override_settings(MIDDLEWARE=list(middleware or (OURS,)), HEADGATE=headgate):
+def found(*middleware, **limitkeeper):
+    """The ids of what is said about a site with this MIDDLEWARE and this LIMITKEEPER."""
+    with override_settings(MIDDLEWARE=list(middleware or (OURS,)), LIMITKEEPER=limitkeeper):
         return check_settings()
 
 
-def ids(*middleware, **headgate):
-    return [message.id for message in found(*middleware, **headgate)]
+def ids(*middleware, **limitkeeper):
+    return [message.id for message in found(*middleware, **limitkeeper)]
 
 
 @pytest.fixture(autouse=True)
@@ -46,7 +46,7 @@ def policy(tmp_path):
     """Writes a policy's file."""
 
     def write(text):
-        path = tmp_path / "headgate.yaml"
+        path = tmp_path / "limitkeeper.yaml"
         path.write_text(text)
         return path
 
@@ -59,21 +59,21 @@ def test_a_site_in_order_has_nothing_to_hear(policy):
 
 
 def test_a_site_without_a_policy_has_nothing_to_hear():
-    """Without HEADGATE nothing is wrong: only decorated views are limited."""
+    """Without LIMITKEEPER nothing is wrong: only decorated views are limited."""
     assert ids("django.middleware.common.CommonMiddleware") == []
 
 
 def test_a_setting_that_is_none_is_told():
-    """A misspelt word in HEADGATE is an error with the words that are known."""
-    messages = found(POLICI="headgate.yaml")
-    assert [message.id for message in messages] == ["headgate.E001"]
+    """A misspelt word in LIMITKEEPER is an error with the words that are known."""
+    messages = found(POLICI="limitkeeper.yaml")
+    assert [message.id for message in messages] == ["limitkeeper.E001"]
     assert "POLICY" in messages[0].msg
 
 
 def test_a_missing_file_is_told(tmp_path):
     """A policy that is not there is named with its whole path."""
     messages = found(POLICY=tmp_path / "nowhere.yaml")
-    assert [message.id for message in messages] == ["headgate.E002"]
+    assert [message.id for message in messages] == ["limitkeeper.E002"]
     assert str(tmp_path / "nowhere.yaml") in messages[0].msg
 
 
@@ -81,7 +81,7 @@ def test_every_mistake_is_a_message_with_its_line(policy):
     """A policy with three mistakes makes three errors, each with file, line and column, and a remedy where there is one."""
     path = policy("limits:\n  - name: api\n    kye: ip\n    limit: token bukket 5/s\n  - name: api\n    limit: 5/s burst 1\n")
     messages = found(POLICY=path)
-    assert {message.id for message in messages} == {"headgate.E003"}
+    assert {message.id for message in messages} == {"limitkeeper.E003"}
     assert [message.msg.split(": ")[0] for message in messages][:2] == [f"{path}:3:5", f"{path}:4:12"]
     assert "key" in (messages[0].hint or "")
     assert all(message.is_serious() for message in messages)
@@ -91,13 +91,13 @@ def test_warnings_of_a_policy_are_warnings(policy):
     """What is unwise but legal is told as a warning, and the rest is looked at."""
     path = policy("safe_concurrency: 4\nlimits: [{name: api, key: ip, limit: token bucket 5/s burst 100}]")
     messages = found(POLICY=path)
-    assert [message.id for message in messages] == ["headgate.W001"]
+    assert [message.id for message in messages] == ["limitkeeper.W001"]
     assert not messages[0].is_serious()
 
 
 def test_a_policy_that_nobody_asks_is_told(policy):
     """A policy in the settings and no middleware: nothing would be limited."""
-    assert ids("django.middleware.common.CommonMiddleware", POLICY=policy(ONE)) == ["headgate.W002"]
+    assert ids("django.middleware.common.CommonMiddleware", POLICY=policy(ONE)) == ["limitkeeper.W002"]
 
 
 @pytest.mark.parametrize(("call", "brings"), [(by_user, USER), (by_session, SESSION)], ids=["user", "session"])
@@ -106,21 +106,21 @@ def test_identities_need_what_brings_them(call, brings):
     limits = [{"name": "api", "key": "user | ip", "limit": "5/s"}]
     policy = Policy.of(identify={"user": {"call": call}}, limits=limits)
     above = found(OURS, brings, POLICY=policy)
-    assert [message.id for message in above] == ["headgate.W003"]
+    assert [message.id for message in above] == ["limitkeeper.W003"]
     assert brings in above[0].msg
-    assert ids(POLICY=policy) == ["headgate.W003"]
+    assert ids(POLICY=policy) == ["limitkeeper.W003"]
     assert ids(brings, OURS, POLICY=policy) == []
 
 
 def test_a_cache_above_is_told(policy):
     """A cache that stands above would keep one client's fields for all."""
-    assert ids(CACHE, OURS, POLICY=policy(ONE)) == ["headgate.W004"]
+    assert ids(CACHE, OURS, POLICY=policy(ONE)) == ["limitkeeper.W004"]
     assert ids(OURS, CACHE, POLICY=policy(ONE)) == []
 
 
 def test_cors_below_is_told(policy):
     """A refusal that CORS headers are not added to can't be read by scripts."""
-    assert ids(OURS, CORS, POLICY=policy(ONE)) == ["headgate.W005"]
+    assert ids(OURS, CORS, POLICY=policy(ONE)) == ["limitkeeper.W005"]
     assert ids(CORS, OURS, POLICY=policy(ONE)) == []
 
 
@@ -128,7 +128,7 @@ def test_cors_below_is_told(policy):
 def test_memory_and_several_workers_do_not_go_together(policy, monkeypatch, said):
     """Limits in memory and more than one worker: the limit is as many times what it says."""
     monkeypatch.setenv("WEB_CONCURRENCY", "4")
-    assert ids(POLICY=policy(ONE), **said) == ["headgate.W006"]
+    assert ids(POLICY=policy(ONE), **said) == ["limitkeeper.W006"]
     assert ids(POLICY=policy(ONE), STORE="shared:///run/limits") == []
     monkeypatch.setenv("WEB_CONCURRENCY", "1")
     assert ids(POLICY=policy(ONE), **said) == []
@@ -138,29 +138,29 @@ def test_a_deployment_is_asked_about_its_store(policy, monkeypatch):
     """`check --deploy` takes several workers for granted, unless WEB_CONCURRENCY says one."""
 
     def deployed():
-        with override_settings(HEADGATE={"POLICY": policy(ONE)}):
+        with override_settings(LIMITKEEPER={"POLICY": policy(ONE)}):
             return [message.id for message in check_deployment()]
 
-    assert deployed() == ["headgate.W006"]
+    assert deployed() == ["limitkeeper.W006"]
     monkeypatch.setenv("WEB_CONCURRENCY", "1")
     assert deployed() == []
 
 
 def test_installed_the_checks_are_run(python, policy):
-    """`"headgate.web.django"` in INSTALLED_APPS is all it takes for `check` to find a mistake."""
+    """`"limitkeeper.web.django"` in INSTALLED_APPS is all it takes for `check` to find a mistake."""
     path = policy("limits: [{name: api, kye: ip, limit: 5/s}]")
     done = python(f"""
         import django
         from django.conf import settings
         from django.core.management import call_command
 
-        settings.configure(INSTALLED_APPS=["headgate.web.django"], HEADGATE={{"POLICY": {str(path)!r}}}, MIDDLEWARE=[])
+        settings.configure(INSTALLED_APPS=["limitkeeper.web.django"], LIMITKEEPER={{"POLICY": {str(path)!r}}}, MIDDLEWARE=[])
         django.setup()
         call_command("check")
     """)
     assert done.returncode != 0
-    assert "headgate.E003" in done.stderr
-    assert "headgate.yaml:1:22" in done.stderr
+    assert "limitkeeper.E003" in done.stderr
+    assert "limitkeeper.yaml:1:22" in done.stderr
 
 
 def view(request):
@@ -180,9 +180,9 @@ DEGRADES = "limits: [{name: api, key: ip, limit: 1/min, on_refusal: degrade cach
     ],
 )
 def test_a_word_that_means_nothing(policy, word, value, told):
-    """What stands under a word of HEADGATE and can't be used is an error of the check, not of the first request."""
+    """What stands under a word of LIMITKEEPER and can't be used is an error of the check, not of the first request."""
     (message,) = found(**{"POLICY": policy(ONE), word: value})
-    assert message.id == "headgate.E001"
+    assert message.id == "limitkeeper.E001"
     assert told in message.msg
 
 
@@ -190,7 +190,7 @@ def test_a_word_that_means_nothing(policy, word, value, told):
 def test_a_degrade_view_that_nobody_gave(policy, handlers):
     """A policy that degrades to a view which is not there is an error before the first refusal needs it."""
     (message,) = found(POLICY=policy(DEGRADES), HANDLERS=handlers)
-    assert message.id == "headgate.E004"
+    assert message.id == "limitkeeper.E004"
     assert "cached" in message.msg
 
 
@@ -198,6 +198,6 @@ def test_a_degrade_view_that_nobody_gave(policy, handlers):
 def test_a_degrade_view_that_is_there(policy, cached):
     """A view may be given itself, or as where it is: settings come before views."""
     assert ids(POLICY=policy(DEGRADES), HANDLERS={"cached": cached}) == []
-    with override_settings(HEADGATE={"POLICY": policy(DEGRADES), "HANDLERS": {"cached": cached}}):
+    with override_settings(LIMITKEEPER={"POLICY": policy(DEGRADES), "HANDLERS": {"cached": cached}}):
         made = gate()
         assert made.edition.handler(made.policy.rules[0]) is view

@@ -16,10 +16,10 @@ from django.utils.decorators import method_decorator
 from django.views import View
 from django_asgi import Urls, configure
 
-from headgate import ConfigurationError, MemoryStore
-from headgate.policy import Policy
-from headgate.web.django import limit
-from headgate.web.django.site import site
+from limitkeeper import ConfigurationError, MemoryStore
+from limitkeeper.policy import Policy
+from limitkeeper.web.django import limit
+from limitkeeper.web.django.site import site
 
 configure()
 
@@ -31,7 +31,7 @@ BYTES = {"limit": "fixed window 1000/min", "cost": {"response": "1B", "estimate"
 @pytest.fixture(autouse=True)
 def own_site(store: MemoryStore):
     """Every test has a site of its own, on a clock that stands still."""
-    with override_settings(HEADGATE={"STORE": store}):
+    with override_settings(LIMITKEEPER={"STORE": store}):
         yield
 
 
@@ -56,7 +56,7 @@ def test_a_function_is_limited_per_client():
 
     @limit(ONE)
     def first(request):
-        return HttpResponse(str(request.headgate.decision.remaining))
+        return HttpResponse(str(request.limitkeeper.decision.remaining))
 
     @limit(ONE)
     def second(request):
@@ -164,7 +164,7 @@ def test_keys_are_callables_or_words(store):
     def called(request):
         return HttpResponse()
 
-    with override_settings(HEADGATE={"POLICY": policy, "STORE": store}):
+    with override_settings(LIMITKEEPER={"POLICY": policy, "STORE": store}):
         for user in ("ada", "ben"):
             assert statuses(words, **{"X-User": user}) == [200, 429]
         assert statuses(words) == [200, 429]
@@ -208,7 +208,7 @@ def test_a_view_may_degrade(store):
     def cached(request, n):
         return HttpResponse(f"cached {n}")
 
-    with override_settings(HEADGATE={"STORE": store, "HANDLERS": {"cached": cached}}):
+    with override_settings(LIMITKEEPER={"STORE": store, "HANDLERS": {"cached": cached}}):
         for one in (view, coroutine):
             assert [get(one, "/", 7).content for _ in range(2)] == [b"fresh 7", b"cached 7"]
 

@@ -9,11 +9,11 @@ from fastapi.responses import PlainTextResponse
 from starlette.websockets import WebSocketDisconnect
 from starlette_client import TestClient
 
-from headgate import ConfigurationError, HeadgateError, MemoryStore
-from headgate.policy import Policy
-from headgate.policy.gate import Gate
-from headgate.web.asgi import RateLimitMiddleware
-from headgate.web.fastapi import CurrentPassage, RateLimit, TooManyRequests, install
+from limitkeeper import ConfigurationError, LimitkeeperError, MemoryStore
+from limitkeeper.policy import Policy
+from limitkeeper.policy.gate import Gate
+from limitkeeper.web.asgi import RateLimitMiddleware
+from limitkeeper.web.fastapi import CurrentPassage, RateLimit, TooManyRequests, install
 
 
 def client(app: FastAPI, address: str = "192.0.2.1") -> TestClient:
@@ -276,7 +276,7 @@ def test_degrade(store):
 
     app = FastAPI()
     install(app)
-    from headgate.policy.model import DEGRADE, OnRefusal
+    from limitkeeper.policy.model import DEGRADE, OnRefusal
 
     @app.get("/", dependencies=[Depends(RateLimit("1/min", on_refusal=OnRefusal(DEGRADE, handler=cached), store=store))])
     async def home() -> str:
@@ -326,9 +326,9 @@ def test_mistakes_are_told_where_they_stand(store):
             RateLimit(**wrong)
     with pytest.raises(ConfigurationError, match="no rule 'chekout'; it has: checkout, search"):
         RateLimit(policy=Policy.read(POLICY), rule="chekout")
-    with pytest.raises(HeadgateError):
+    with pytest.raises(LimitkeeperError):
         RateLimit("5 per fortnight")
-    with pytest.raises(HeadgateError):
+    with pytest.raises(LimitkeeperError):
         RateLimit("5/s", colour="blue")
 
 

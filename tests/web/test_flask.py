@@ -10,10 +10,10 @@ from flask import Blueprint, Flask, Response, abort, g, jsonify, request, send_f
 from flask.sessions import SecureCookieSessionInterface
 from flask.views import MethodView
 
-from headgate import ConfigurationError, MemoryStore
-from headgate.policy import Policy
-from headgate.policy.gate import Gate
-from headgate.web.flask import RateLimit, Refused
+from limitkeeper import ConfigurationError, MemoryStore
+from limitkeeper.policy import Policy
+from limitkeeper.policy.gate import Gate
+from limitkeeper.web.flask import RateLimit, Refused
 
 ONE = "limits: [{name: api, key: ip, limit: token bucket 1/min burst 1}]"
 
@@ -94,19 +94,19 @@ def test_a_refusal_is_dressed_like_any_answer(app, gate):
 
 
 def test_the_decision_is_at_hand(app, gate):
-    """`g.headgate` is the passage, in before_request functions and views; None where the view is exempt."""
+    """`g.limitkeeper` is the passage, in before_request functions and views; None where the view is exempt."""
     limits = RateLimit(app, policy=gate(ONE.replace("burst 1", "burst 9")))
     seen = []
-    app.before_request(lambda: seen.append(g.headgate))
+    app.before_request(lambda: seen.append(g.limitkeeper))
 
     @app.get("/left")
     def left():
-        return str(g.headgate.decision.remaining)
+        return str(g.limitkeeper.decision.remaining)
 
     @app.get("/free")
     @limits.exempt
     def free():
-        return str(g.headgate)
+        return str(g.limitkeeper)
 
     client = app.test_client()
     assert client.get("/left").text == "8"
@@ -158,7 +158,7 @@ def test_an_error_handler_may_answer(app, gate):
     @app.errorhandler(429)
     def too_many(error):
         assert isinstance(error, Refused)
-        assert g.headgate is error.passage
+        assert g.limitkeeper is error.passage
         return {"wait": error.retry_after, "said": error.description}, 429
 
     client = app.test_client()
@@ -206,11 +206,11 @@ def test_a_handler_that_raises_is_a_500(app, gate):
 
 
 def test_a_factory_finds_its_policy_in_the_configuration(tmp_path):
-    """init_app reads HEADGATE_POLICY, beside the application, and HEADGATE_STORE."""
-    (tmp_path / "headgate.yaml").write_text(ONE)
+    """init_app reads LIMITKEEPER_POLICY, beside the application, and LIMITKEEPER_STORE."""
+    (tmp_path / "limitkeeper.yaml").write_text(ONE)
     limits = RateLimit()
     app = Flask("shop", root_path=str(tmp_path))
-    app.config.update(HEADGATE_POLICY="headgate.yaml", HEADGATE_STORE=f"shared://{tmp_path}/limits")
+    app.config.update(LIMITKEEPER_POLICY="limitkeeper.yaml", LIMITKEEPER_STORE=f"shared://{tmp_path}/limits")
     limits.init_app(app)
     app.add_url_rule("/", view_func=lambda: "hello")
     client = app.test_client()
@@ -239,7 +239,7 @@ def test_a_view_without_an_extension_says_what_is_missing(app, limits):
 def test_a_gate_that_is_not_there_says_so(app, limits):
     """Without a policy there is no gate to look at."""
     limits.init_app(app)
-    with app.app_context(), pytest.raises(ConfigurationError, match="HEADGATE_POLICY"):
+    with app.app_context(), pytest.raises(ConfigurationError, match="LIMITKEEPER_POLICY"):
         limits.gate
 
 
@@ -264,7 +264,7 @@ def test_a_view_is_limited_per_client(app, limits):
     @app.get("/a")
     @limits.limit("token bucket 1/min burst 2")
     def a():
-        return str(g.headgate.decision.remaining)
+        return str(g.limitkeeper.decision.remaining)
 
     @app.get("/b")
     @limits.limit("token bucket 1/min burst 2")
@@ -506,7 +506,7 @@ def shop(app, store):
 
 def tally_of(app, name):
     """What the limit of a view counted."""
-    gates = app.extensions["headgate"]._gates
+    gates = app.extensions["limitkeeper"]._gates
     return next(gate.tally().rules[0] for route, gate in gates.items() if route.name.endswith(name))
 
 
@@ -578,4 +578,4 @@ def test_long_names_fit(app, limits):
         ),
     )
     assert statuses(app, "/long", 2) == [200, 429]
-    assert max(len(route.name) for route in app.extensions["headgate"]._gates) <= 64
+    assert max(len(route.name) for route in app.extensions["limitkeeper"]._gates) <= 64

@@ -8,10 +8,10 @@ import pytest
 from flask import Blueprint, Flask, g, request
 from flask.views import MethodView
 
-from headgate import MemoryStore
-from headgate.policy import Policy
-from headgate.policy.gate import Gate
-from headgate.web.flask import RateLimit, Refused
+from limitkeeper import MemoryStore
+from limitkeeper.policy import Policy
+from limitkeeper.policy.gate import Gate
+from limitkeeper.web.flask import RateLimit, Refused
 
 ONE = "limits: [{name: api, key: ip, limit: token bucket 1/min burst 1}]"
 
@@ -70,7 +70,7 @@ def test_a_test_can_look_at_a_refusal(app, gate):
     for status, allowed in ((200, True), (429, False)):
         with app.test_client() as http:
             assert http.get("/?q=tea").status_code == status
-            assert (request.args["q"], g.headgate.allowed) == ("tea", allowed)
+            assert (request.args["q"], g.limitkeeper.allowed) == ("tea", allowed)
 
 
 def test_trapped_refusals(app, gate):

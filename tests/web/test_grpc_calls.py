@@ -10,10 +10,10 @@ import grpc
 import pytest
 from grpc_shop import Client, Shop, details, gate, refusal, rule, serving, trailing
 
-from headgate import FixedWindow, TokenBucket
-from headgate.policy.identity.identify import Header
-from headgate.policy.model import CLOSED, DEGRADE, Answer, Charge, Cost, Headers, OnFailure, OnRefusal, ShutOut
-from headgate.testing import ManualClock
+from limitkeeper import FixedWindow, TokenBucket
+from limitkeeper.policy.identity.identify import Header
+from limitkeeper.policy.model import CLOSED, DEGRADE, Answer, Charge, Cost, Headers, OnFailure, OnRefusal, ShutOut
+from limitkeeper.testing import ManualClock
 from stand_ins import WrappedStore
 
 KINDS = ("threads", "tasks", "writing", "mixed")
@@ -58,7 +58,7 @@ def test_a_refused_call_is_told_exactly_when_to_come_back(serve, clock):
     assert (error.code(), error.details()) == (Code.RESOURCE_EXHAUSTED, "Too many payments. Retry after 1s.")
     found = details(error)
     assert found["RetryInfo"].retry_delay.ToMicroseconds() == 333_334
-    assert (found["ErrorInfo"].reason, found["ErrorInfo"].domain) == ("RATE_LIMITED", "headgate")
+    assert (found["ErrorInfo"].reason, found["ErrorInfo"].domain) == ("RATE_LIMITED", "limitkeeper")
     assert dict(found["ErrorInfo"].metadata) == {"rule": "payments", "limit": "1", "remaining": "0"}
     assert [violation.subject for violation in found["QuotaFailure"].violations] == ["payments"]
     told = trailing(error)

@@ -10,13 +10,13 @@ import grpc
 import pytest
 from grpc_shop import Client, Shop, gate, refusal, rule, serving
 
-from headgate import ConfigurationError, FixedWindow
-from headgate.policy.gate import Gate
-from headgate.policy.identity.identify import Certificate
-from headgate.policy.model import Policy
-from headgate.web.grpc import AsyncRateLimitInterceptor, GrpcFacts, RateLimitInterceptor, current
-from headgate.web.grpc.call import SeenInTask, SeenInThread
-from headgate.web.grpc.facts import address_of
+from limitkeeper import ConfigurationError, FixedWindow
+from limitkeeper.policy.gate import Gate
+from limitkeeper.policy.identity.identify import Certificate
+from limitkeeper.policy.model import Policy
+from limitkeeper.web.grpc import AsyncRateLimitInterceptor, GrpcFacts, RateLimitInterceptor, current
+from limitkeeper.web.grpc.call import SeenInTask, SeenInThread
+from limitkeeper.web.grpc.facts import address_of
 
 
 @pytest.mark.parametrize(
@@ -137,13 +137,13 @@ def test_without_grpc_the_extra_is_named(python, absent):
         import sys
         sys.modules[{absent!r}] = None
         try:
-            import headgate.web.grpc
+            import limitkeeper.web.grpc
         except Exception as error:
             print(type(error).__name__, error)
         """
     )
     assert "ConfigurationError" in done.stdout, done.stderr
-    assert "pip install 'headgate[grpc]'" in done.stdout
+    assert "pip install 'limitkeeper[grpc]'" in done.stdout
 
 
 def test_a_handler_gets_a_context():

@@ -10,9 +10,9 @@ import grpc
 import pytest
 from grpc_shop import Client, Shop, details, gate, refusal, rule, serving
 
-from headgate import FixedWindow, SlidingWindowCounter, TokenBucket
-from headgate.clock import SYSTEM, steady_us
-from headgate.policy.model import WAIT, OnRefusal
+from limitkeeper import FixedWindow, SlidingWindowCounter, TokenBucket
+from limitkeeper.clock import SYSTEM, steady_us
+from limitkeeper.policy.model import WAIT, OnRefusal
 
 KINDS = ("threads", "tasks", "mixed")
 Code = grpc.StatusCode

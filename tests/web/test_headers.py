@@ -8,11 +8,11 @@ import http_sf
 import pytest
 from passages import Desk, lines
 
-from headgate import FixedWindow, LeakyBucketQueue, SlidingWindowLog, TokenBucket
-from headgate.algorithms.claim import Claim
-from headgate.policy.model import DEGRADE, Headers, OnRefusal, Policy
-from headgate.policy.passage import SHUT_OUT, Passage, Refusal
-from headgate.web.headers import MOST, fields, text_fields
+from limitkeeper import FixedWindow, LeakyBucketQueue, SlidingWindowLog, TokenBucket
+from limitkeeper.algorithms.claim import Claim
+from limitkeeper.policy.model import DEGRADE, Headers, OnRefusal, Policy
+from limitkeeper.policy.passage import SHUT_OUT, Passage, Refusal
+from limitkeeper.web.headers import MOST, fields, text_fields
 from stand_ins import NOON
 
 CHECKOUT = TokenBucket("5/s burst 10")

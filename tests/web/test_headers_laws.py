@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from passages import Desk, lines
 
-from headgate import (
+from limitkeeper import (
     FixedWindow,
     LeakyBucket,
     LeakyBucketQueue,
@@ -18,9 +18,9 @@ from headgate import (
     SlidingWindowLog,
     TokenBucket,
 )
-from headgate.algorithms.limit import Limit
-from headgate.policy.model import Headers
-from headgate.web.headers import fields
+from limitkeeper.algorithms.limit import Limit
+from limitkeeper.policy.model import Headers
+from limitkeeper.web.headers import fields
 
 RATES = ("5/s", "3/s", "54/min", "7 per 3 hours", "1/2d", "10007 per 30 days", "1000/ms", "100 per 1500ms", "1/400d", "999983/s")
 KINDS = (TokenBucket, LeakyBucket, LeakyBucketQueue, FixedWindow, SlidingWindowLog, SlidingWindowCounter)

@@ -10,12 +10,12 @@ from django.test import RequestFactory
 from django_asgi import configure
 from wsgi_apps import environ_of
 
-from headgate import MemoryStore
-from headgate.policy import Policy
-from headgate.policy.gate import Gate
-from headgate.web.asgi import RateLimitMiddleware as Asgi
-from headgate.web.django.answers import DjangoFacts
-from headgate.web.wsgi import RateLimitMiddleware as Wsgi
+from limitkeeper import MemoryStore
+from limitkeeper.policy import Policy
+from limitkeeper.policy.gate import Gate
+from limitkeeper.web.asgi import RateLimitMiddleware as Asgi
+from limitkeeper.web.django.answers import DjangoFacts
+from limitkeeper.web.wsgi import RateLimitMiddleware as Wsgi
 from stand_ins import driven
 
 POLICY = """

@@ -8,11 +8,11 @@ import pytest
 from asgi_loop import Exchange, scope_of
 from wsgi_apps import environ_of
 
-from headgate import MemoryStore
-from headgate.policy import Policy
-from headgate.policy.gate import Gate
-from headgate.web.asgi import RateLimitMiddleware
-from headgate.web.wsgi_wire import WsgiFacts
+from limitkeeper import MemoryStore
+from limitkeeper.policy import Policy
+from limitkeeper.policy.gate import Gate
+from limitkeeper.web.asgi import RateLimitMiddleware
+from limitkeeper.web.wsgi_wire import WsgiFacts
 from stand_ins import driven
 
 POLICY = """

@@ -14,11 +14,11 @@ from starlette.routing import Mount, Route, WebSocketRoute
 from starlette.websockets import WebSocketDisconnect
 from starlette_client import TestClient
 
-from headgate import ConfigurationError, MemoryStore
-from headgate.policy import Policy
-from headgate.policy.gate import Gate
-from headgate.web.asgi import RateLimitMiddleware
-from headgate.web.starlette import limit
+from limitkeeper import ConfigurationError, MemoryStore
+from limitkeeper.policy import Policy
+from limitkeeper.policy.gate import Gate
+from limitkeeper.web.asgi import RateLimitMiddleware
+from limitkeeper.web.starlette import limit
 
 MESSAGE = "Too many checkout attempts. Retry after {retry_after}s."
 
@@ -41,7 +41,7 @@ def test_the_eleventh_checkout_of_an_endpoint(store, clock):
 
     @limit("5/s burst 10", message=MESSAGE, store=store)
     async def checkout(request: Any) -> Any:
-        calls.append(request.scope["headgate"].decision.remaining)
+        calls.append(request.scope["limitkeeper"].decision.remaining)
         return JSONResponse({"order": "placed"})
 
     http = client(one(checkout))

@@ -12,11 +12,11 @@ import pytest
 import waitress
 from waitress import wasyncore
 
-from headgate import MemoryStore
-from headgate.policy import Policy
-from headgate.policy.gate import Gate
-from headgate.web.wsgi import RateLimitMiddleware
-from headgate.web.wsgi_wire import WsgiFacts
+from limitkeeper import MemoryStore
+from limitkeeper.policy import Policy
+from limitkeeper.policy.gate import Gate
+from limitkeeper.web.wsgi import RateLimitMiddleware
+from limitkeeper.web.wsgi_wire import WsgiFacts
 
 POLICY = """
 identify: {{ip: {{client_ip: {{trusted_proxies: [{trusted}]}}}}}}

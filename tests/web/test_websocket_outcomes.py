@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from headgate import MemoryStore
-from headgate.policy import Policy
-from headgate.policy.gate import Gate
-from headgate.testing import ManualClock
-from headgate.web.asgi import RateLimitMiddleware
+from limitkeeper import MemoryStore
+from limitkeeper.policy import Policy
+from limitkeeper.policy.gate import Gate
+from limitkeeper.testing import ManualClock
+from limitkeeper.web.asgi import RateLimitMiddleware
 
 CONNECT: dict[str, Any] = {"type": "websocket.connect"}
 SCOPE = {"type": "websocket", "path": "/chat", "headers": [], "query_string": b"", "client": ("192.0.2.1", 1)}

@@ -15,10 +15,10 @@ from starlette.routing import WebSocketRoute
 from starlette.websockets import WebSocket, WebSocketDisconnect
 from starlette_client import TestClient
 
-from headgate import MemoryStore
-from headgate.policy import Policy
-from headgate.policy.gate import Gate
-from headgate.web.asgi import RateLimitMiddleware
+from limitkeeper import MemoryStore
+from limitkeeper.policy import Policy
+from limitkeeper.policy.gate import Gate
+from limitkeeper.web.asgi import RateLimitMiddleware
 
 CONNECT = "limits: [{name: connect, match: GET /chat, key: ip, limit: fixed window 2/h}]"
 MESSAGES = "limits: [{name: talk, match: MESSAGE /chat, key: ip, limit: fixed window 3/h, message: Slow down.}]"

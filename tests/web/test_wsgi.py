@@ -11,9 +11,9 @@ from served import play, play_real
 from servers_wsgi import GunicornApp, Waitress
 from wsgi_apps import BUILDERS, WsgiApp
 
-from headgate.policy import Facts, Policy
-from headgate.policy.gate import Gate
-from headgate.policy.passage import Passage
+from limitkeeper.policy import Facts, Policy
+from limitkeeper.policy.gate import Gate
+from limitkeeper.policy.passage import Passage
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)

@@ -10,12 +10,12 @@ from wsgiref.validate import validator
 import pytest
 from wsgi_apps import InProcess, chunks_of, environ_of
 
-from headgate import MemoryStore
-from headgate.policy import Policy, WrittenFacts
-from headgate.policy.facts import PARAMETERS
-from headgate.policy.gate import Gate
-from headgate.web.wsgi import RateLimitMiddleware
-from headgate.web.wsgi_wire import WsgiFacts
+from limitkeeper import MemoryStore
+from limitkeeper.policy import Policy, WrittenFacts
+from limitkeeper.policy.facts import PARAMETERS
+from limitkeeper.policy.gate import Gate
+from limitkeeper.web.wsgi import RateLimitMiddleware
+from limitkeeper.web.wsgi_wire import WsgiFacts
 
 TWO = "limits: [{name: api, key: ip, limit: token bucket 1/min burst 2}]"
 BYTES = "limits: [{name: bytes, key: ip, limit: fixed window 1000/min, cost: {response: 1B, estimate: 1}}]"
@@ -216,7 +216,7 @@ def test_the_passage_is_in_the_environ(gate):
     found = []
 
     def app(environ, start_response):
-        found.append(environ["headgate.passage"])
+        found.append(environ["limitkeeper.passage"])
         start_response("200 OK", [])
         return []
 
@@ -225,7 +225,7 @@ def test_the_passage_is_in_the_environ(gate):
         environ = environ_of("GET", "/")
         call(middleware, environ)
     assert [passage.decision.remaining for passage in found] == [1, 0]
-    assert not environ["headgate.passage"]
+    assert not environ["limitkeeper.passage"]
 
 
 @pytest.mark.parametrize("policy", [TWO, BYTES], ids=["plain", "counted"])

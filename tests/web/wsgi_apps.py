@@ -14,7 +14,7 @@ from urllib.parse import parse_qs, unquote
 from asgi_loop import RAISED
 from served import Response
 
-from headgate.web.wsgi import RateLimitMiddleware
+from limitkeeper.web.wsgi import RateLimitMiddleware
 
 METHODS = ["GET", "HEAD", "POST", "PUT", "DELETE"]
 PIECES = (b"one", b"two", b"three")
@@ -50,7 +50,7 @@ def plain(gate: Any, calls: list[str]) -> Any:
         if first == "body":
             length = int(environ.get("CONTENT_LENGTH") or 0)
             return [json.dumps({"length": len(environ["wsgi.input"].read(length))}).encode()]
-        found = {"path": environ["PATH_INFO"], "remaining": remaining(environ["headgate.passage"])}
+        found = {"path": environ["PATH_INFO"], "remaining": remaining(environ["limitkeeper.passage"])}
         return [b"" if environ["REQUEST_METHOD"] == "HEAD" else json.dumps(found).encode()]
 
     return RateLimitMiddleware(app, policy=gate)
@@ -60,7 +60,7 @@ def flask(gate: Any, calls: list[str], early: bool = True) -> Any:
     from flask import Flask, g, request
     from flask import Response as FlaskResponse
 
-    from headgate.web.flask import RateLimit
+    from limitkeeper.web.flask import RateLimit
 
     app = Flask("shop")
     app.logger.disabled = True
@@ -98,7 +98,7 @@ def flask(gate: Any, calls: list[str], early: bool = True) -> Any:
     @app.route("/<path:rest>", methods=METHODS)
     def anything(rest: str) -> Any:
         noted()
-        return {"path": request.path, "remaining": remaining(g.headgate)}
+        return {"path": request.path, "remaining": remaining(g.limitkeeper)}
 
     return app
 

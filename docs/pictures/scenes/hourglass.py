@@ -9,46 +9,46 @@ from draw.svg import Drawing
 from .sheet import sheet
 
 ENTRANCES = (
-    ("request", "headgate.web"),
-    ("function call", "headgate.limiter"),
-    ("RESP command", "headgate.service"),
-    ("gRPC descriptor", "headgate.service"),
-    ("simulated arrival", "headgate.simulate"),
+    ("request", "limitkeeper.web"),
+    ("function call", "limitkeeper.limiter"),
+    ("RESP command", "limitkeeper.service"),
+    ("gRPC descriptor", "limitkeeper.service"),
+    ("simulated arrival", "limitkeeper.simulate"),
 )
 STORES = (
-    ("memory", "headgate.stores.memory"),
-    ("shared memory", "headgate.stores.shared"),
-    ("redis, valkey", "headgate.stores.redis"),
-    ("leased", "headgate.stores.leased"),
-    ("sharded", "headgate.stores.sharded"),
-    ("guarded", "headgate.stores.guarded"),
+    ("memory", "limitkeeper.stores.memory"),
+    ("shared memory", "limitkeeper.stores.shared"),
+    ("redis, valkey", "limitkeeper.stores.redis"),
+    ("leased", "limitkeeper.stores.leased"),
+    ("sharded", "limitkeeper.stores.sharded"),
+    ("guarded", "limitkeeper.stores.guarded"),
 )
 RULES = (
-    ("token bucket", "headgate.algorithms.token_bucket"),
-    ("leaky bucket", "headgate.algorithms.leaky_bucket"),
-    ("queue", "headgate.algorithms.leaky_queue"),
-    ("fixed window", "headgate.algorithms.fixed_window"),
-    ("sliding log", "headgate.algorithms.sliding_log"),
-    ("sliding counter", "headgate.algorithms.sliding_counter"),
+    ("token bucket", "limitkeeper.algorithms.token_bucket"),
+    ("leaky bucket", "limitkeeper.algorithms.leaky_bucket"),
+    ("queue", "limitkeeper.algorithms.leaky_queue"),
+    ("fixed window", "limitkeeper.algorithms.fixed_window"),
+    ("sliding log", "limitkeeper.algorithms.sliding_log"),
+    ("sliding counter", "limitkeeper.algorithms.sliding_counter"),
 )
 MIDDLE = 380.0
 
 
 def hourglass() -> Drawing:
     drawing = sheet(
-        "headgate is an hourglass",
+        "limitkeeper is an hourglass",
         "Whatever asks becomes claims; whatever keeps the state answers with a Decision. The rule lives in one place.",
         514,
     )
     glass(drawing)
     chips(drawing, 102, ENTRANCES)
-    floor(drawing, 168, "policy", "who is limited by what: facts become claims", "headgate.policy")
+    floor(drawing, 168, "policy", "who is limited by what: facts become claims", "limitkeeper.policy")
     drawing.rect(MIDDLE - 122, 218, 244, 58, "blue veil", round=8)
     drawing.text(MIDDLE, 243, "Limiter, AsyncLimiter", "strong big", "middle")
     drawing.text(MIDDLE, 263, "claims in, a Decision out", "small", "middle")
-    floor(drawing, 316, "store", "where state lives; reads, decides and writes in one step", "headgate.stores")
+    floor(drawing, 316, "store", "where state lives; reads, decides and writes in one step", "limitkeeper.stores")
     chips(drawing, 342, STORES)
-    floor(drawing, 412, "algorithms", "pure functions on integers, compiled from the same source", "headgate.algorithms")
+    floor(drawing, 412, "algorithms", "pure functions on integers, compiled from the same source", "limitkeeper.algorithms")
     chips(drawing, 436, RULES)
     if dashed(ENTRANCES + STORES + RULES):
         drawing.text(730, 500, "dashed: designed, not built yet", "soft small", "end")

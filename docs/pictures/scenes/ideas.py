@@ -11,7 +11,7 @@ from draw.runs import KEY, SECOND, Stage, watch
 from draw.svg import Drawing
 from draw.traffic import NOON, PATTERNS, Pattern, Run, runs
 
-from headgate import Reservation, TokenBucket
+from limitkeeper import Reservation, TokenBucket
 
 from .sheet import panel, sheet
 

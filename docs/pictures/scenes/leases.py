@@ -10,8 +10,8 @@ from draw.runs import KEY, SECOND, Point, move
 from draw.svg import Drawing
 from draw.traffic import NOON
 
-from headgate import LeasedStore, Limiter, MemoryStore, TokenBucket
-from headgate.testing import ManualClock
+from limitkeeper import LeasedStore, Limiter, MemoryStore, TokenBucket
+from limitkeeper.testing import ManualClock
 
 from .sheet import LEFT, RIGHT, panel, sheet
 

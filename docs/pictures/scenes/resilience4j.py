@@ -1,4 +1,4 @@
-"""The refill-rate-limiter's two pictures, redrawn from a run of `headgate.resilience4j`.
+"""The refill-rate-limiter's two pictures, redrawn from a run of `limitkeeper.resilience4j`.
 
 Its own example: 10 permissions per second, at most 10, 2 of them at startup. It counts in thousandths of a permission here, so
 that `available_permissions`, a whole number, shows them grow. The time index is where the time that is already spent ends: the
@@ -14,9 +14,9 @@ from draw.runs import SECOND, Mark, Point, watch
 from draw.svg import Drawing
 from draw.traffic import NOON
 
-from headgate import MemoryStore
-from headgate.resilience4j import RateLimiter, RateLimiterConfig
-from headgate.testing import ManualClock
+from limitkeeper import MemoryStore
+from limitkeeper.resilience4j import RateLimiter, RateLimiterConfig
+from limitkeeper.testing import ManualClock
 
 from .rules import seconds, top_line
 from .sheet import arrivals_below, panel, sheet

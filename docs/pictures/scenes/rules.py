@@ -7,7 +7,7 @@ from draw.runs import MINUTE, SECOND, Mark, Point
 from draw.svg import Drawing
 from draw.traffic import NOON, TWO_O_CLOCK, time_of_day
 
-from headgate import Decision, FixedWindow, LeakyBucket, LeakyBucketQueue, SlidingWindowCounter, SlidingWindowLog, TokenBucket
+from limitkeeper import Decision, FixedWindow, LeakyBucket, LeakyBucketQueue, SlidingWindowCounter, SlidingWindowLog, TokenBucket
 
 from .sheet import arrivals_below, edges, panel, played, sheet
 

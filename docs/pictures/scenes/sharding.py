@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from draw.svg import Drawing
 
-from headgate.stores.sharded.slots import SLOTS, homes
+from limitkeeper.stores.sharded.slots import SLOTS, homes
 
 from .sheet import LEFT, RIGHT, sheet
 

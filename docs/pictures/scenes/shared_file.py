@@ -10,10 +10,10 @@ from draw.runs import SECOND
 from draw.svg import Drawing
 from draw.traffic import NOON
 
-from headgate import Limiter, SharedStore, TokenBucket
-from headgate.stores.shared import layout
-from headgate.stores.shared.layout import Regions, regions
-from headgate.testing import ManualClock
+from limitkeeper import Limiter, SharedStore, TokenBucket
+from limitkeeper.stores.shared import layout
+from limitkeeper.stores.shared.layout import Regions, regions
+from limitkeeper.testing import ManualClock
 
 from .sheet import LEFT, RIGHT, sheet
 

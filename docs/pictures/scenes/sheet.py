@@ -8,7 +8,7 @@ from draw.chart import GAP, Frame, arrival_marks, legend, time_axis
 from draw.runs import Mark, Point, Stage, watch
 from draw.svg import Drawing
 
-from headgate import Decision, Limit
+from limitkeeper import Decision, Limit
 
 WIDTH = 760
 LEFT, RIGHT = 56, 722

@@ -9,7 +9,7 @@ from draw.runs import KEY, SECOND, Mark, Point, Stage, move, watch
 from draw.svg import Drawing
 from draw.traffic import NOON
 
-from headgate import TokenBucket
+from limitkeeper import TokenBucket
 
 from .rules import filled, seconds
 from .sheet import kinds, panel, sheet

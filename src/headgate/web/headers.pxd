@@ -1,4 +1,0 @@
-# The C face of headers.py.
-from headgate.policy.passage cimport Passage
-
-cpdef list fields(Passage passage)

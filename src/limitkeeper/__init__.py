@@ -1,0 +1,89 @@
+"""limitkeeper: rate limiting, one rule and one true answer at every scale.
+
+limiter = Limiter(TokenBucket("5/s burst 10"))
+if not limiter.hit("user:42"):
+    ...
+"""
+
+from typing import TYPE_CHECKING as _TYPE_CHECKING
+from typing import Any as _Any
+
+from .algorithms import (
+    GCRA,
+    FixedWindow,
+    LeakyBucket,
+    LeakyBucketQueue,
+    Limit,
+    SlidingWindowCounter,
+    SlidingWindowLog,
+    TokenBucket,
+)
+from .decision import Decision
+from .errors import (
+    ConfigurationError,
+    InvalidCost,
+    InvalidLimit,
+    LimitkeeperError,
+    RateLimited,
+    SeveralWorkers,
+    StoreError,
+    StoreTimeout,
+    StoreUnavailable,
+)
+from .limiter import AsyncLimiter, Limiter
+from .reservation import Reservation
+from .stores import MemoryStore, store_from_url
+from .verbs import COMPILED as compiled
+
+if _TYPE_CHECKING:
+    from .stores import GuardedStore, LeasedStore, RedisStore, ShardedStore, SharedStore
+
+__version__ = "0.1.0"
+
+#: Stores that are imported when somebody names them.
+_LATER = ("GuardedStore", "LeasedStore", "RedisStore", "ShardedStore", "SharedStore")
+
+
+def __getattr__(name: str) -> _Any:
+    if name not in _LATER:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from . import stores
+
+    return getattr(stores, name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_LATER])
+
+
+__all__ = [
+    "GCRA",
+    "AsyncLimiter",
+    "ConfigurationError",
+    "Decision",
+    "FixedWindow",
+    "GuardedStore",
+    "InvalidCost",
+    "InvalidLimit",
+    "LeakyBucket",
+    "LeakyBucketQueue",
+    "LeasedStore",
+    "Limit",
+    "Limiter",
+    "LimitkeeperError",
+    "MemoryStore",
+    "RateLimited",
+    "RedisStore",
+    "Reservation",
+    "SeveralWorkers",
+    "ShardedStore",
+    "SharedStore",
+    "SlidingWindowCounter",
+    "SlidingWindowLog",
+    "StoreError",
+    "StoreTimeout",
+    "StoreUnavailable",
+    "TokenBucket",
+    "compiled",
+    "store_from_url",
+]

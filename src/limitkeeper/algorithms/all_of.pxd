@@ -1,0 +1,11 @@
+# The C face of all_of.py.
+from limitkeeper.algorithms.claim cimport Claim
+from limitkeeper.algorithms.limit cimport Limit
+from limitkeeper.decision cimport Decision
+
+cdef void ask(Claim claim, long long now_us, long long at_us, long long max_wait_us) noexcept
+cdef long long decide(list claims, long long now_us, long long max_wait_us) noexcept
+cdef void look(Claim claim, long long now_us) noexcept
+cdef long long retry_us(Limit limit, long long a, long long b, long long c, long long now_us, long long cost, long long max_wait_us) noexcept
+cdef Decision alone(Claim claim, long long now_us)
+cdef bint beyond(Limit limit, long long now_us, long long start_us) noexcept

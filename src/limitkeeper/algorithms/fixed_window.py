@@ -1,0 +1,175 @@
+"""Fixed window: one counter per window, which starts again at zero when the window ends.
+
+    a cost fits when  used + cost ≤ count                      windows of W on the Unix epoch, or from the first request
+
+State: (window, used, before): the start of the last window charged, what is used in it, and what was used in the
+window just before it (−1: not known, taken for full; −2: not known, and far behind; −3: nothing). What does not fit goes
+*whole* into the next window, and whoever comes behind is refused until then, so nobody overtakes. `before` is what a
+cancelled reservation goes back to.
+Worst case in any interval of W: 2 × count (the double burst at the edge).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+try:
+    import cython
+except ModuleNotFoundError:
+    from limitkeeper import _plain as cython  # type: ignore[no-redef]
+
+from ..errors import InvalidLimit
+from ..rate import Duration
+
+if cython.compiled:
+    from cython.cimports.limitkeeper.algorithms.limit import Answer, Limit, State
+    from cython.cimports.limitkeeper.algorithms.verdict import NEVER, REFUSED, TOP
+else:
+    from .limit import Answer, Limit, State
+    from .verdict import NEVER, REFUSED, TOP
+
+
+from .limit import option
+
+
+@cython.cfunc
+@cython.inline
+@cython.nogil
+@cython.exceptval(check=False)
+def window_of(limit: Limit, window: cython.longlong, used: cython.longlong, moment: cython.longlong) -> cython.longlong:
+    """The start of the window that `moment` falls in; an unaligned one opens where nothing is going on."""
+    if limit.aligned:
+        return moment - moment % limit.window
+    if used > 0 and moment < window + limit.window:
+        return window
+    return moment
+
+
+@cython.cfunc
+@cython.nogil
+@cython.exceptval(check=False)
+def decide(
+    limit: Limit,
+    window: cython.longlong,
+    used: cython.longlong,
+    before: cython.longlong,
+    now: cython.longlong,
+    not_before: cython.longlong,
+    cost: cython.longlong,
+    max_wait: cython.longlong,
+) -> Answer:
+    size: cython.longlong = limit.window
+    verdict: cython.longlong = REFUSED
+    retry: cython.longlong = now
+    if cost > limit.count:
+        verdict = NEVER
+    else:
+        start: cython.longlong = not_before if not_before > now else now
+        if start < window:  # something is reserved ahead: behind it
+            start = window
+        opened: cython.longlong = window_of(limit, window, used, start)
+        filled: cython.longlong = used
+        past: cython.longlong = before
+        if opened != window:
+            if opened == window + size:
+                past = used
+            elif window + size <= now or used == 0:
+                past = -3
+            else:  # a gap: what is in the old window is no longer known
+                past = -1 if window > now else -2
+            filled = 0
+        if filled + cost > limit.count:
+            past = filled
+            opened += size
+            start = opened
+            filled = 0
+        if start - now <= max_wait:
+            filled += cost
+            return (
+                opened,
+                filled,
+                past,
+                start,
+                now,
+                limit.count - filled if opened <= now and filled < limit.count else 0,
+                opened + size if filled > 0 else now,
+            )
+        retry = start - max_wait
+    left: cython.longlong = limit.count
+    reset: cython.longlong = now
+    if used > 0 and now < window + size:
+        reset = window + size
+        left = limit.count - used if used < limit.count else 0
+        if now < window:
+            left = 0
+    return (window, used, before, verdict, retry, left, reset)
+
+
+@cython.cfunc
+@cython.nogil
+@cython.exceptval(check=False)
+def give_back(
+    limit: Limit,
+    window: cython.longlong,
+    used: cython.longlong,
+    before: cython.longlong,
+    now: cython.longlong,
+    cost: cython.longlong,
+    charged: cython.longlong,
+    charged_at: cython.longlong,
+) -> State:
+    size: cython.longlong = limit.window
+    here: cython.longlong = window_of(limit, window, used, now)
+    if cost < 0:  # settled above its estimate: over the count of the window that is running
+        if -cost > TOP // 4:
+            cost = -(TOP // 4)
+        if now >= window + size or used == 0:
+            return (here, -cost, 0)
+        if window > now and window - size <= now and before != -1 and before != -2:
+            if before < 0:
+                before = 0
+            return (window, used, before - cost if before < TOP // 2 else before)
+        return (window, used - cost if used < TOP // 2 else used, before)
+    if charged_at < 0:
+        charged_at = now
+    if charged_at >= window and charged_at < window + size and now < window + size:
+        used = used - cost if used > cost else 0
+        if used == 0 and window > now:  # the reservation ahead is gone: back to the window before it
+            if before == -3:
+                return (0, 0, 0)
+            if before == -2:
+                return (now - now % size if limit.aligned else now, limit.count, 0)
+            window -= size
+            return (window, before if before >= 0 else limit.count, 0 if window <= now else -1)
+    elif before > 0 and charged_at < window and charged_at >= window - size and now < window:
+        before = before - cost if before > cost else 0
+    return (window, used, before)
+
+
+@cython.cclass
+class FixedWindow(Limit):
+    """`FixedWindow("1000/min")`: at most `count` per window; `align="first"` starts a window at its first request."""
+
+    __slots__ = ()
+    kind = "fixed window"
+
+    def __init__(self, rate: Any, align: Any = None, *, per: Duration | None = None) -> None:
+        given = self._read(rate, per, ("align",))
+        align = option("align", align, given, rate)
+        if align not in (None, "clock", "first"):
+            raise InvalidLimit(f"{rate!r}: align must be 'clock' or 'first', not {align!r}")
+        self.aligned = align != "first"
+        self.rule = decide
+        self.undo = give_back
+        words = f"{self.kind} {self.rate}"
+        self._seal(words if self.aligned else f"{words} align first")
+
+    @cython.ccall
+    def convert(self, old: Limit, state: Any, now_us: cython.longlong) -> Any:
+        """What is used stays used, in the window that is running now."""
+        window, used, _ = state
+        if now_us >= window + old.window:
+            return (0, 0, 0)
+        if old.window == self.window and old.aligned == self.aligned:
+            return state
+        return (now_us - now_us % self.window if self.aligned else now_us, used, 0)

@@ -1,0 +1,52 @@
+"""Leaky bucket, the meter: every request pours water, a hole drains it, and what would overflow is refused.
+
+    water(now) = max(0, water(at) − rate · (now − at))        a cost fits when  water + cost ≤ capacity
+
+It is the token bucket seen from the other side: water is what the bucket of tokens is missing. So it *is* that rule,
+with the same state and the same answers on every trace; only the words differ. Worst case in any interval T:
+capacity + rate · T.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+try:
+    import cython
+except ModuleNotFoundError:
+    from limitkeeper import _plain as cython  # type: ignore[no-redef]
+
+from ..errors import InvalidLimit
+from ..rate import Duration, whole
+
+if cython.compiled:
+    from cython.cimports.limitkeeper.algorithms.limit import Limit
+else:
+    from .limit import Limit
+
+from .limit import option
+from .token_bucket import TokenBucket, convert_level
+
+
+@cython.cclass
+class LeakyBucket(Limit):
+    """`LeakyBucket("5/s", capacity=10)`: the meter, admits while the water fits."""
+
+    __slots__ = ()
+    kind = "leaky bucket"
+
+    def __init__(self, rate: Any, capacity: Any = None, *, per: Duration | None = None) -> None:
+        given = self._read(rate, per, ("capacity",))
+        capacity = option("capacity", capacity, given, rate)
+        if capacity is None:
+            raise InvalidLimit(f'{rate!r}: a leaky bucket needs its capacity; write "5/s capacity 10" or capacity=10')
+        self.capacity = self.initial = whole(capacity, "capacity", rate)
+        self._scale(self.capacity)
+        twin: Limit = TokenBucket(self.rate, self.capacity)
+        self.rule = twin.rule
+        self.undo = twin.undo
+        self._seal(f"{self.kind} {self.rate} capacity {self.capacity}")
+
+    @cython.ccall
+    def convert(self, old: Limit, state: Any, now_us: cython.longlong) -> Any:
+        return convert_level(self, old, state, now_us)

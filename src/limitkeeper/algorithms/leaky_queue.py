@@ -1,0 +1,169 @@
+"""Leaky bucket, the queue: a shaper that lets work out at one steady pace, first come, first served.
+
+    backlog(now) = max(0, backlog(at) − gain · (now − at))    the next start is when the backlog has drained
+    a cost fits when  backlog + cost · unit ≤ full             full: capacity units, the one leaving now included
+
+State: (at, backlog, gap), as in the token bucket. A cost of n takes n intervals. `hit` is admitted only when its turn
+is now; `acquire` and `reserve` take the next free turn, at 5/s and 10: of 20 at once 10 are taken and the last waits
+1.8 s. Worst wait: (capacity − 1) / rate. Worst case in any interval T: 1 start + rate · T, to the tick.
+
+Rejected: a real queue with a thread that drains it (a timer per key); a start is only a number, so nobody has to serve.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+try:
+    import cython
+except ModuleNotFoundError:
+    from limitkeeper import _plain as cython  # type: ignore[no-redef]
+
+from ..rate import MAX_COUNT, Duration, whole
+
+if cython.compiled:
+    from cython.cimports.limitkeeper.algorithms.limit import Answer, Limit, State
+    from cython.cimports.limitkeeper.algorithms.verdict import NEVER, REFUSED, TOP
+else:
+    from .limit import Answer, Limit, State
+    from .verdict import NEVER, REFUSED, TOP
+
+
+from .limit import option
+from .token_bucket import convert_level
+
+
+@cython.cfunc
+@cython.nogil
+@cython.exceptval(check=False)
+def decide(
+    limit: Limit,
+    at: cython.longlong,
+    backlog: cython.longlong,
+    gap: cython.longlong,
+    now: cython.longlong,
+    not_before: cython.longlong,
+    cost: cython.longlong,
+    max_wait: cython.longlong,
+) -> Answer:
+    level: cython.longlong = backlog
+    elapsed: cython.longlong = now - at
+    if elapsed >= limit.drained:
+        level = 0
+    elif elapsed > 0:
+        level = backlog - elapsed * limit.gain
+        if level < 0:
+            level = 0
+    verdict: cython.longlong = REFUSED
+    retry: cython.longlong = now
+    if cost > limit.capacity:
+        verdict = NEVER
+    else:
+        need: cython.longlong = cost * limit.unit
+        wait: cython.longlong = level if limit.even else (level + limit.gain - 1) // limit.gain
+        late: cython.longlong = not_before - now
+        if late > wait:
+            wait = late
+        else:
+            late = 0  # its own start, rounded up to a tick: the fraction stays in the line
+        if max_wait > limit.horizon:
+            max_wait = limit.horizon
+        if level + need > limit.full:  # no room: it must drain first, whatever the patience
+            retry = now + (level + need - limit.full + limit.gain - 1) // limit.gain
+        elif wait <= max_wait:
+            gap = 0
+            if late > 0 and late * limit.gain > level:
+                gap = late * limit.gain - level
+                level = late * limit.gain
+            level += need
+            return (
+                now if elapsed > 0 else at,
+                level,
+                gap,
+                now + wait,
+                now,
+                0 if level > 0 else limit.capacity,
+                now + (level if limit.even else (level + limit.gain - 1) // limit.gain),
+            )
+        if now + wait - max_wait > retry:
+            retry = now + wait - max_wait
+    return (
+        at,
+        backlog,
+        gap,
+        verdict,
+        retry,
+        0 if level > 0 else limit.capacity,
+        now + (level if limit.even else (level + limit.gain - 1) // limit.gain),
+    )
+
+
+@cython.cfunc
+@cython.nogil
+@cython.exceptval(check=False)
+def give_back(
+    limit: Limit,
+    at: cython.longlong,
+    backlog: cython.longlong,
+    gap: cython.longlong,
+    now: cython.longlong,
+    cost: cython.longlong,
+    charged: cython.longlong,
+    charged_at: cython.longlong,
+) -> State:
+    elapsed: cython.longlong = now - at
+    if elapsed >= limit.drained:
+        backlog = 0
+    elif elapsed > 0:
+        backlog -= elapsed * limit.gain
+        if backlog < 0:
+            backlog = 0
+    if elapsed > 0:
+        at = now
+    if cost < 0:
+        if -cost > (TOP - backlog) // limit.unit:
+            return (at, TOP - (TOP - backlog) % limit.unit, gap)
+        return (at, backlog - cost * limit.unit, gap)
+    if cost > limit.capacity:
+        cost = limit.capacity
+    back: cython.longlong = cost * limit.unit
+    ahead: cython.longlong = charged_at - now
+    if ahead > limit.horizon or -ahead > limit.horizon:
+        return (at, backlog, gap)
+    # The turns behind this one are taken: only the last turn of the line can be given back.
+    own: cython.longlong = backlog - ahead * limit.gain
+    if own > charged * limit.unit:
+        return (at, backlog, gap)
+    if ahead > 0 and cost == charged and own == back:
+        back += gap
+    return (at, backlog - back if backlog > back else 0, 0 if back else gap)
+
+
+@cython.cclass
+class LeakyBucketQueue(Limit):
+    """`LeakyBucketQueue("5/s", capacity=10)`: strict pacing, FIFO; `capacity=None` is a queue without end."""
+
+    __slots__ = ()
+    kind = "leaky bucket queue"
+
+    def __init__(self, rate: Any, capacity: Any = None, *, per: Duration | None = None) -> None:
+        given = self._read(rate, per, ("capacity",))
+        capacity = option("capacity", capacity, given, rate)
+        self.refunds = False
+        if capacity is None:
+            self._scale(self.count)
+            self.full = TOP // 2
+            self.capacity = self.initial = min(MAX_COUNT, self.full // self.unit)
+            self.horizon = (TOP - self.full - self.gain) // self.gain
+        else:
+            self.capacity = self.initial = whole(capacity, "capacity", rate)
+            self._scale(self.capacity)
+        self.rule = decide
+        self.undo = give_back
+        self.bounded = capacity is not None
+        words = f"{self.kind} {self.rate}"
+        self._seal(words if capacity is None else f"{words} capacity {self.capacity}")
+
+    @cython.ccall
+    def convert(self, old: Limit, state: Any, now_us: cython.longlong) -> Any:
+        return convert_level(self, old, state, now_us)

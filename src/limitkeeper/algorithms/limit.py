@@ -1,0 +1,211 @@
+"""What every limit is: a frozen set of integers with two pure functions.
+
+`decide(limit, a, b, c, now, not_before, cost, max_wait) -> (a', b', c', start, retry_at, remaining, reset_at)`
+    finds the earliest `start ≥ max(now, not_before)` at which the whole cost fits, and charges it at that start
+    when `start − now ≤ max_wait`. Otherwise `start` is REFUSED or NEVER, the state comes back as it was, and
+    `retry_at` is the first moment at which this same call would be accepted.
+`give_back(limit, a, b, c, now, cost, charged, charged_at) -> (a', b', c')`
+    takes `cost` of a charge of `charged` away from where it was made (UNKNOWN: wherever the rule can); a negative
+    cost charges more, whatever the level: that is how a reservation settles above its estimate.
+
+Units. Time is counted in ticks of 1, 10, 100 … µs, the smallest for which every product of a rule stays below
+2^53 (Lua's doubles agree bit for bit). A rate of `count` per `period` is kept as `gain` per tick against `unit` per
+token, reduced by their gcd, so 3/s is 3 against 1 000 000 and no fraction is ever floored away.
+
+The state is three integers whose meaning is the rule's own; a state equal to what an unseen key would have may be
+forgotten. Rejected: one float per key (two machines round it differently), and absolute GCRA times scaled by the
+count (1.8e15 µs leave no room below 2^53).
+"""
+
+from __future__ import annotations
+
+from math import gcd
+from typing import Any
+
+try:
+    import cython
+except ModuleNotFoundError:
+    from limitkeeper import _plain as cython  # type: ignore[no-redef]
+
+from ..errors import ConfigurationError, InvalidLimit
+from ..rate import Duration, Rate, period_text, read_rate
+from .verdict import TOP
+
+if not cython.compiled:
+    State = tuple[int, int, int]
+    Answer = tuple[int, int, int, int, int, int, int]
+
+
+@cython.cclass
+class Limit:
+    """The base of all limits: `TokenBucket`, `LeakyBucket`, `LeakyBucketQueue`, `FixedWindow`, `SlidingWindow…`."""
+
+    # fmt: off
+    __slots__ = (
+        "_sealed",
+        "aligned",
+        "bounded",
+        "capacity",
+        "count",
+        "drained",
+        "even",
+        "fine",
+        "full",
+        "gain",
+        "horizon",
+        "initial",
+        "logs",
+        "period",
+        "ramp",
+        "rate",
+        "refunds",
+        "reserves",
+        "rule",
+        "text",
+        "tick",
+        "undo",
+        "unit",
+        "window",
+    )
+    # fmt: on
+
+    def __init__(self) -> None:
+        raise TypeError("Limit is the base of the limits: use TokenBucket, FixedWindow, SlidingWindowLog, …")
+
+    def _read(self, rate: Any, per: Duration | None, options: tuple[str, ...] = ()) -> dict[str, int | str]:
+        """Reads the rate of a limit that is being made; returns the options found in its text."""
+        if isinstance(rate, str) and rate.strip().lower().startswith(self.kind + " "):
+            rate = rate.strip()[len(self.kind) :]
+        found, given = read_rate(rate, per, options)
+        self.rate = found
+        self.count, self.period = found.count, found.period
+        self.tick = 1
+        self.window = self.period
+        self.capacity = self.initial = self.count
+        self.gain = self.unit = self.full = self.horizon = self.drained = self.ramp = 0
+        self.reserves = self.refunds = True
+        self.logs = self.aligned = self.bounded = False
+        if not cython.compiled:
+            self.rule: Any = None
+            self.undo: Any = None
+        return given
+
+    def _scale(self, tokens: int) -> None:
+        """Sets tick, gain and unit so that this many tokens, scaled, stay below 2^52."""
+        size: int = int(tokens)
+        count: int = int(self.count)
+        period: int = int(self.period)
+        tick: int = 1
+        while True:
+            shared = gcd(count, period // tick)
+            unit = period // tick // shared
+            if size * unit <= TOP // 2:
+                break
+            tick *= 10
+            if period % tick:
+                raise InvalidLimit(does_not_fit(self, size, TOP // 2))
+        gain: int = count // shared
+        self.tick, self.gain, self.unit = tick, gain, unit
+        self.full = size * unit
+        self.drained = TOP // gain + 1
+        self.horizon = (TOP - size * unit - gain) // gain
+
+    def _seal(self, text: str) -> None:
+        """Finishes a limit. `fine` and `even` say tick == 1 and gain == 1: a C compiler that saw that would divide anyway."""
+        self.text = text
+        self.fine = self.tick == 1
+        self.even = self.gain == 1
+        if not cython.compiled:
+            self._sealed = True
+
+    def decide(self, state: Any, now: int, cost: int = 1, max_wait: int = 0, not_before: int = 0) -> Any:
+        """The rule itself, in ticks: for simulators and tests. `state` is three integers."""
+        a, b, c = state
+        return self.rule(self, a, b, c, now, max(now, not_before), cost, max_wait)
+
+    def give_back(self, state: Any, now: int, cost: int, charged_at: int, charged: int = -1) -> Any:
+        """The other half of the rule, in ticks."""
+        a, b, c = state
+        return self.undo(self, a, b, c, now, cost, cost if charged < 0 else charged, charged_at)
+
+    def new(self, birth_us: int = 0) -> Any:
+        """The state of a key that nobody has seen, in a store that has known this limit since `birth_us`."""
+        return self.unseen(birth_us)
+
+    @cython.cfunc
+    @cython.nogil
+    @cython.exceptval(check=False)
+    def unseen(self, birth_us: cython.longlong) -> State:
+        if self.ramp > 0:
+            return (birth_us // self.tick, self.full - self.initial * self.unit, 0)
+        return (0, 0, 0)
+
+    @cython.ccall
+    def convert(self, old: Limit, state: Any, now_us: cython.longlong) -> Any:
+        """A state written under another rate of the same name, read under this one and clamped."""
+        return state
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if getattr(self, "_sealed", cython.compiled):
+            raise AttributeError(f"{type(self).__name__} is frozen: make a new limit instead of changing {name!r}")
+        object.__setattr__(self, name, value)
+
+    def __delattr__(self, name: str) -> None:
+        raise AttributeError(f"{type(self).__name__} is frozen: {name!r} can't be deleted")
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, Limit):
+            return type(self) is type(other) and str(self) == str(other)
+        return NotImplemented
+
+    def __hash__(self) -> int:
+        return hash((type(self).__name__, self.text))
+
+    def __str__(self) -> str:
+        return self.text
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.text.removeprefix(self.kind).strip()!r})"
+
+    def __reduce__(self) -> Any:
+        return type(self), (self.text.removeprefix(self.kind).strip(),)
+
+    def __copy__(self) -> Limit:
+        return self
+
+    def __deepcopy__(self, memo: object) -> Limit:
+        return self
+
+    #: The words that name this kind of limit in text.
+    kind = ""
+
+
+def option(name: str, argument: object, given: dict[str, int | str], text: object) -> Any:
+    """An option said in the text or as an argument, never both."""
+    if argument is not None and name in given:
+        raise InvalidLimit(f"{text!r} with {name}={argument!r}: {name!r} is said twice; say it once")
+    return given.get(name) if argument is None else argument
+
+
+def does_not_fit(limit: Limit, size: int, most: int) -> str:
+    """Says so, and names the nearest limit that does fit: the period in whole, coarser ticks."""
+    tick: Any = 10
+    period: Any = int(limit.period)
+    while size * (period // tick) > most:
+        tick *= 10
+    ticks = max(1, (period + tick // 2) // tick)
+    if size * ticks > most:
+        ticks -= 1
+    near = Rate(int(limit.count), ticks * tick)
+    return (
+        f"{limit.rate} with {size}: too fine to be counted exactly; "
+        f"the nearest that fits is {near} (a period in whole {period_text(tick)})"
+    )
+
+
+def refuse_refund(limit: Limit) -> None:
+    if not limit.refunds:
+        raise ConfigurationError(f"{limit}: a queue can't take a refund, its turn is over; cancel the reservation instead")
+
+
+__all__ = ["Duration", "Limit"]

@@ -1,0 +1,142 @@
+"""Sliding window counter: two counters, the older one weighted by how much of it still lies in the window.
+
+    cur · W + prev · (W − elapsed) + cost · W ≤ count · W      everything times W, so that nothing is rounded
+
+State: (window, cur, prev) for windows of W on the Unix epoch. It can't reserve: how much weight will be left at a
+later moment depends on what is admitted until then. A refused call learns the first moment at which it would fit.
+Worst case in any interval of W: 2 × count (all of it at the end of one window, then again as the weight fades).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+try:
+    import cython
+except ModuleNotFoundError:
+    from limitkeeper import _plain as cython  # type: ignore[no-redef]
+
+from ..errors import InvalidLimit
+from ..rate import Duration
+
+if cython.compiled:
+    from cython.cimports.limitkeeper.algorithms.limit import Answer, Limit, State
+    from cython.cimports.limitkeeper.algorithms.verdict import NEVER, REFUSED
+else:
+    from .limit import Answer, Limit, State
+    from .verdict import NEVER, REFUSED
+
+
+from .limit import does_not_fit
+from .verdict import TOP
+
+
+@cython.cfunc
+@cython.nogil
+@cython.exceptval(check=False)
+def decide(
+    limit: Limit,
+    window: cython.longlong,
+    cur: cython.longlong,
+    prev: cython.longlong,
+    now: cython.longlong,
+    not_before: cython.longlong,
+    cost: cython.longlong,
+    max_wait: cython.longlong,
+) -> Answer:
+    size: cython.longlong = limit.window
+    here: cython.longlong = now - now % size
+    this: cython.longlong = 0
+    last: cython.longlong = 0
+    if here <= window:
+        here = window
+        this = cur
+        last = prev
+    elif here == window + size:
+        last = cur
+    elapsed: cython.longlong = now - here if now > here else 0
+    free: cython.longlong = (limit.count - this) * size - last * (size - elapsed)
+    verdict: cython.longlong = REFUSED
+    retry: cython.longlong = now
+    if cost > limit.count:
+        verdict = NEVER
+    elif cost * size <= free:
+        if not_before <= now:
+            free -= cost * size
+            this += cost
+            end: cython.longlong = here + 2 * size if this > 0 else (here + size if last > 0 else now)
+            return (here, this, last, now, now, free // size, end)
+    else:
+        room: cython.longlong = limit.count - this - cost
+        if room >= 0:
+            retry = here + size - room * size // last
+        else:
+            room = (limit.count - cost) * size // this
+            retry = here + size + (size - room if room < size else 0)
+    reset: cython.longlong = now
+    if this > 0:
+        reset = here + 2 * size
+    elif last > 0:
+        reset = here + size
+    return (window, cur, prev, verdict, retry, free // size if free > 0 else 0, reset)
+
+
+@cython.cfunc
+@cython.nogil
+@cython.exceptval(check=False)
+def give_back(
+    limit: Limit,
+    window: cython.longlong,
+    cur: cython.longlong,
+    prev: cython.longlong,
+    now: cython.longlong,
+    cost: cython.longlong,
+    charged: cython.longlong,
+    charged_at: cython.longlong,
+) -> State:
+    size: cython.longlong = limit.window
+    here: cython.longlong = now - now % size
+    if here > window:
+        prev = cur if here == window + size else 0
+        cur = 0
+    else:
+        here = window
+    if cost < 0:
+        return (here, limit.horizon if -cost > limit.horizon - cur else cur - cost, prev)
+    if charged_at < 0 or charged_at >= here:
+        cur = cur - cost if cur > cost else 0
+    return (here, cur, prev)
+
+
+@cython.cclass
+class SlidingWindowCounter(Limit):
+    """`SlidingWindowCounter("1000/min")`: about `count` in any window, in two integers a key."""
+
+    __slots__ = ()
+    kind = "sliding window counter"
+
+    def __init__(self, rate: Any, *, per: Duration | None = None) -> None:
+        self._read(rate, per)
+        size: int = self.period
+        tick = 1
+        while self.count * (size // tick) > TOP // 4:
+            tick *= 10
+            if size % tick:
+                raise InvalidLimit(does_not_fit(self, int(self.count), TOP // 4))
+        self.tick = tick
+        self.window = size // tick
+        self.horizon = TOP // 4 // (size // tick)
+        self.reserves = False
+        self.aligned = True
+        self.rule = decide
+        self.undo = give_back
+        self._seal(f"{self.kind} {self.rate}")
+
+    @cython.ccall
+    def convert(self, old: Limit, state: Any, now_us: cython.longlong) -> Any:
+        """Both counters stay when the windows are equally long; otherwise all of it counts as used now."""
+        window, cur, prev = old.undo(old, state[0], state[1], state[2], now_us // old.tick, 0, 0, 0)
+        if old.window * old.tick == self.window * self.tick:
+            return (window * old.tick // self.tick, min(cur, self.horizon), min(prev, self.horizon))
+        now: int = now_us // self.tick
+        return (now - now % self.window, min(cur + prev, self.horizon), 0)

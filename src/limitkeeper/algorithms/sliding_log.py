@@ -1,0 +1,305 @@
+"""Sliding window log: the moment of every admitted call, so that no window at all holds more than the limit.
+
+    a cost fits when  (sum of the costs dated in (t − W, t]) + cost ≤ count        an entry exactly W old no longer counts
+
+The log is a ring of (moment, running total) in one flat array of integers, `[head, entries, room, base, m0, t0, m1, …]`:
+a list in Python, C memory when compiled. With running totals both questions are a binary search: what has expired
+(by moment), and when enough will have (by total). One entry per admitted call whatever its cost; calls of one tick share it.
+Entries may be dated in the future; all that are not expired count, so a reservation is never overtaken.
+
+State: (−, −, log). `decide` reads the log and answers with the entry to add, (start, cost, log); `add` adds it. A
+refused call therefore writes nothing. Worst case in any interval of W: count, exactly.
+"""
+
+from __future__ import annotations
+
+from array import array
+from typing import Any
+
+try:
+    import cython
+except ModuleNotFoundError:
+    from limitkeeper import _plain as cython  # type: ignore[no-redef]
+
+from ..rate import Duration
+
+if cython.compiled:
+    from cython.cimports.cpython.array import array as c_array
+    from cython.cimports.limitkeeper.algorithms.limit import Answer, Limit, State
+    from cython.cimports.limitkeeper.algorithms.verdict import MAX_WAIT, NEVER, REFUSED
+else:
+    from .limit import Answer, Limit, State
+    from .verdict import MAX_WAIT, NEVER, REFUSED
+
+
+@cython.cfunc
+@cython.inline
+@cython.nogil
+@cython.exceptval(check=False)
+def slot(log: cython.p_longlong, i: cython.longlong) -> cython.longlong:
+    """Where entry i lies; its total lies one behind."""
+    i += log[0]
+    if i >= log[2]:
+        i -= log[2]
+    return 4 + 2 * i
+
+
+@cython.cfunc
+@cython.inline
+@cython.nogil
+@cython.exceptval(check=False)
+def total_before(log: cython.p_longlong, i: cython.longlong) -> cython.longlong:
+    """The running total just before entry i."""
+    return log[3] if i == 0 else log[slot(log, i - 1) + 1]  # type: ignore[no-any-return]
+
+
+@cython.cfunc
+@cython.nogil
+@cython.exceptval(check=False)
+def first_beyond(log: cython.p_longlong, field: cython.longlong, bound: cython.longlong, low: cython.longlong) -> cython.longlong:
+    """The first entry ≥ low whose field (0 moment, 1 total) is beyond `bound`: doubling steps, then halving."""
+    n: cython.longlong = log[1]
+    step: cython.longlong = 1
+    high: cython.longlong = low
+    while high < n and log[slot(log, high) + field] <= bound:
+        low = high + 1
+        high += step
+        step += step
+    if high > n:
+        high = n
+    while low < high:
+        middle: cython.longlong = (low + high) // 2
+        if log[slot(log, middle) + field] <= bound:
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
+@cython.cfunc
+@cython.nogil
+@cython.exceptval(check=False)
+def decide(
+    limit: Limit,
+    _moment: cython.longlong,
+    _cost: cython.longlong,
+    state: cython.longlong,
+    now: cython.longlong,
+    not_before: cython.longlong,
+    cost: cython.longlong,
+    max_wait: cython.longlong,
+) -> Answer:
+    start: cython.longlong = not_before if not_before > now else now
+    if not state:
+        if cost > limit.count:
+            return (0, 0, state, NEVER, now, limit.count, now)
+        if start - now > max_wait:
+            return (0, 0, state, REFUSED, start - max_wait, limit.count, now)
+        return (start, cost, state, start, now, limit.count - cost, start + limit.window if cost > 0 else now)
+    if cython.compiled:
+        log = cython.cast(cython.p_longlong, state)
+    else:
+        log: Any = state
+    n: cython.longlong = log[1]
+    live: cython.longlong = first_beyond(log, 0, now - limit.window, 0)
+    end: cython.longlong = total_before(log, n)
+    left: cython.longlong = limit.count - (end - total_before(log, live))
+    reset: cython.longlong = log[slot(log, n - 1)] + limit.window if live < n else now
+    verdict: cython.longlong = REFUSED
+    retry: cython.longlong = now
+    if cost > limit.count:
+        verdict = NEVER
+    else:
+        if start > now:
+            live = first_beyond(log, 0, start - limit.window, live)
+        over: cython.longlong = end - total_before(log, live) + cost - limit.count
+        if over > 0:  # wait until entries worth `over` have expired
+            live = first_beyond(log, 1, total_before(log, live) + over - 1, live)
+            start = log[slot(log, live)] + limit.window
+        if start - now <= max_wait:
+            if cost > 0 and start + limit.window > reset:
+                reset = start + limit.window
+            left -= cost
+            return (start, cost, state, start, now, left if left > 0 else 0, reset)
+        retry = start - max_wait
+    return (0, 0, state, verdict, retry, left if left > 0 else 0, reset)
+
+
+@cython.cfunc
+@cython.nogil
+@cython.exceptval(check=False)
+def prune(log: cython.p_longlong, before: cython.longlong) -> cython.longlong:
+    """Forgets the entries dated at or before `before`; answers how many are left."""
+    gone: cython.longlong = first_beyond(log, 0, before, 0)
+    log[3] = total_before(log, gone)
+    log[0] = (log[0] + gone) % log[2]
+    log[1] -= gone
+    if log[1] == 0:
+        log[0] = 0
+        log[3] = 0
+    return log[1]  # type: ignore[no-any-return]
+
+
+@cython.cfunc
+@cython.nogil
+@cython.exceptval(check=False)
+def add(log: cython.p_longlong, at: cython.longlong, cost: cython.longlong) -> cython.void:
+    """Adds an entry in its place; there is room for it (the store sees to that)."""
+    i: cython.longlong = log[1]
+    while i > 0 and log[slot(log, i - 1)] > at:  # entries dated later move up
+        log[slot(log, i - 1) + 1] += cost
+        i -= 1
+    if i > 0 and log[slot(log, i - 1)] == at:
+        log[slot(log, i - 1) + 1] += cost
+        return
+    j: cython.longlong = log[1]
+    while j > i:
+        log[slot(log, j)] = log[slot(log, j - 1)]
+        log[slot(log, j) + 1] = log[slot(log, j - 1) + 1]
+        j -= 1
+    log[1] += 1
+    log[slot(log, i)] = at
+    log[slot(log, i) + 1] = total_before(log, i) + cost
+
+
+@cython.cfunc
+@cython.nogil
+@cython.exceptval(check=False)
+def take(log: cython.p_longlong, i: cython.longlong, cost: cython.longlong) -> cython.void:
+    """Takes `cost` out of entry i, and the entry out of the log when nothing is left of it."""
+    j: cython.longlong = i
+    while j < log[1]:
+        log[slot(log, j) + 1] -= cost
+        j += 1
+    if log[slot(log, i) + 1] > total_before(log, i):
+        return
+    j = i
+    while j < log[1] - 1:
+        log[slot(log, j)] = log[slot(log, j + 1)]
+        log[slot(log, j) + 1] = log[slot(log, j + 1) + 1]
+        j += 1
+    log[1] -= 1
+
+
+@cython.cfunc
+@cython.nogil
+@cython.exceptval(check=False)
+def give_back(
+    limit: Limit,
+    _moment: cython.longlong,
+    _cost: cython.longlong,
+    state: cython.longlong,
+    now: cython.longlong,
+    cost: cython.longlong,
+    charged: cython.longlong,
+    charged_at: cython.longlong,
+) -> State:
+    if cost < 0:  # settled above its estimate: an entry now, for the store to add
+        return (now, -cost if -cost < MAX_WAIT else MAX_WAIT, state)
+    if not state:
+        return (0, 0, state)
+    if cython.compiled:
+        log = cython.cast(cython.p_longlong, state)
+    else:
+        log: Any = state
+    i: cython.longlong
+    part: cython.longlong
+    if charged_at >= 0:
+        i = first_beyond(log, 0, charged_at - 1, 0)
+        if i < log[1] and log[slot(log, i)] == charged_at and charged_at > now - limit.window:
+            part = log[slot(log, i) + 1] - total_before(log, i)
+            take(log, i, cost if cost < part else part)
+        return (0, 0, state)
+    i = first_beyond(log, 0, now, 0) - 1
+    while cost > 0 and i >= 0:  # a refund: from the newest entries that still count, not from what is still to come
+        if log[slot(log, i)] <= now - limit.window:
+            break
+        part = log[slot(log, i) + 1] - total_before(log, i)
+        if part > cost:
+            part = cost
+        take(log, i, part)
+        cost -= part
+        i -= 1
+    return (0, 0, state)
+
+
+def new_log(entries: Any, room: int = 0) -> Any:
+    """A log as an array of integers, from (moment, cost) pairs in order."""
+    pairs = list(entries)
+    room = max(room, len(pairs), 1)
+    log = array("q", [0, len(pairs), room, 0] + [0] * (2 * room))
+    total = 0
+    for i, (moment, cost) in enumerate(pairs):
+        total += cost
+        log[4 + 2 * i] = moment
+        log[5 + 2 * i] = total
+    return log
+
+
+def read_log(log: Any) -> list[tuple[int, int]]:
+    """The (moment, cost) pairs of a log."""
+    entries, before = [], log[3]
+    for i in range(log[1]):
+        at = 4 + 2 * ((log[0] + i) % log[2])
+        entries.append((log[at], log[at + 1] - before))
+        before = log[at + 1]
+    return entries
+
+
+@cython.cfunc
+def memory_of(log: Any) -> cython.longlong:
+    """What the rule is given of an array: its address when compiled, itself when not."""
+    if cython.compiled:
+        return cython.cast(cython.longlong, cython.cast(c_array, log).data.as_longlongs)
+    return log  # type: ignore[no-any-return]
+
+
+@cython.cfunc
+def write(
+    memory: cython.longlong, window: cython.longlong, now: cython.longlong, at: cython.longlong, cost: cython.longlong
+) -> cython.void:
+    """Prunes a log and adds an entry to it."""
+    if cython.compiled:
+        prune(cython.cast(cython.p_longlong, memory), now - window)
+        add(cython.cast(cython.p_longlong, memory), at, cost)
+    else:
+        prune(memory, now - window)
+        add(memory, at, cost)
+
+
+@cython.cclass
+class SlidingWindowLog(Limit):
+    """`SlidingWindowLog("5/min")`: never more than `count` in any window, at the price of an entry per call."""
+
+    __slots__ = ()
+    kind = "sliding window log"
+
+    def __init__(self, rate: Any, *, per: Duration | None = None) -> None:
+        self._read(rate, per)
+        self.logs = True
+        self.rule = decide
+        self.undo = give_back
+        self._seal(f"{self.kind} {self.rate}")
+
+    def decide(self, state: Any, now: int, cost: int = 1, max_wait: int = 0, not_before: int = 0) -> Any:
+        """As every rule's; the state is a tuple of (moment, cost) pairs, and two zeros."""
+        log = new_log(state[0], len(state[0]) + 1)
+        answer = self.rule(self, 0, 0, memory_of(log), now, max(now, not_before), cost, max_wait)
+        if answer[3] >= 0 and cost:
+            write(memory_of(log), self.window, now, answer[0], answer[1])
+        return (tuple(read_log(log)) if answer[3] >= 0 else state[0], 0, 0, *answer[3:])
+
+    def give_back(self, state: Any, now: int, cost: int, charged_at: int, charged: int = -1) -> Any:
+        log = new_log(state[0], len(state[0]) + 1)
+        change = self.undo(self, 0, 0, memory_of(log), now, cost, cost, charged_at)
+        if change[1]:
+            write(memory_of(log), self.window, now, change[0], change[1])
+        return (tuple(read_log(log)), 0, 0)
+
+    def new(self, birth_us: int = 0) -> Any:
+        return ((), 0, 0)
+
+    @cython.ccall
+    def convert(self, old: Limit, state: Any, now_us: cython.longlong) -> Any:
+        """Entries are moments in microseconds: they mean the same under any rate."""
+        return state

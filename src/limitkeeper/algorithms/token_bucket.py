@@ -1,0 +1,194 @@
+"""Token bucket: an allowance that fills up at a steady rate and may be spent in bursts.
+
+    taken(now) = max(0, taken(at) − gain · (now − at))        lazy refill: computed when somebody asks, never by a timer
+    a cost fits when  taken + cost · unit ≤ full              unit: one token, full: burst tokens, gain: refill per tick
+
+State: (at, taken, until). `taken` is what is missing from a full bucket; a reservation into the future makes it larger
+than full, and the debt is paid by time. `until` is the moment at which what is charged at starts to come will have been
+paid: giving back an earlier charge must leave enough for it. Refill first, then take. Worst case in any interval T:
+burst + rate · T.
+
+Rejected: counting tokens upwards with a float (fractions are lost or invented), and moving `at` into the future for a
+reservation (then a clock that went back looks like a reservation and locks the key out).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+try:
+    import cython
+except ModuleNotFoundError:
+    from limitkeeper import _plain as cython  # type: ignore[no-redef]
+
+from ..errors import InvalidLimit
+from ..rate import Duration, whole
+
+if cython.compiled:
+    from cython.cimports.limitkeeper.algorithms.limit import Answer, Limit, State
+    from cython.cimports.limitkeeper.algorithms.verdict import NEVER, REFUSED, TOP
+else:
+    from .limit import Answer, Limit, State
+    from .verdict import NEVER, REFUSED, TOP
+
+
+from .limit import option
+
+
+@cython.cfunc
+@cython.nogil
+@cython.exceptval(check=False)
+def decide(
+    limit: Limit,
+    at: cython.longlong,
+    taken: cython.longlong,
+    until: cython.longlong,
+    now: cython.longlong,
+    not_before: cython.longlong,
+    cost: cython.longlong,
+    max_wait: cython.longlong,
+) -> Answer:
+    level: cython.longlong = taken
+    elapsed: cython.longlong = now - at
+    if elapsed >= limit.drained:
+        level = 0
+    elif elapsed > 0:
+        level = taken - elapsed * limit.gain
+        if level < 0:
+            level = 0
+    verdict: cython.longlong = REFUSED
+    retry: cython.longlong = now
+    if cost > limit.capacity:
+        verdict = NEVER
+    else:
+        need: cython.longlong = cost * limit.unit
+        wait: cython.longlong = 0
+        if level + need > limit.full:
+            wait = (level + need - limit.full + limit.gain - 1) // limit.gain
+        if not_before - now > wait:
+            wait = not_before - now
+        if max_wait > limit.horizon:
+            max_wait = limit.horizon
+        if wait <= max_wait:
+            if wait > 0:
+                lead: cython.longlong = wait * limit.gain
+                if lead > level:  # at its start the bucket is full
+                    level = lead
+                if until > now and (until - now) * limit.gain > lead:
+                    lead = (until - now) * limit.gain
+                until = now + (lead + need + limit.gain - 1) // limit.gain
+            level += need
+            return (
+                now if elapsed > 0 else at,
+                level,
+                until if until > now else 0,
+                now + wait,
+                now,
+                (limit.full - level) // limit.unit if level < limit.full else 0,
+                now + (level if limit.even else (level + limit.gain - 1) // limit.gain),
+            )
+        retry = now + wait - max_wait
+    return (
+        at,
+        taken,
+        until,
+        verdict,
+        retry,
+        (limit.full - level) // limit.unit if level < limit.full else 0,
+        now + (level if limit.even else (level + limit.gain - 1) // limit.gain),
+    )
+
+
+@cython.cfunc
+@cython.nogil
+@cython.exceptval(check=False)
+def give_back(
+    limit: Limit,
+    at: cython.longlong,
+    taken: cython.longlong,
+    until: cython.longlong,
+    now: cython.longlong,
+    cost: cython.longlong,
+    charged: cython.longlong,
+    charged_at: cython.longlong,
+) -> State:
+    elapsed: cython.longlong = now - at
+    if elapsed >= limit.drained:
+        taken = 0
+    elif elapsed > 0:
+        taken -= elapsed * limit.gain
+        if taken < 0:
+            taken = 0
+    if elapsed > 0:
+        at = now
+    if until <= now:
+        until = 0
+    if cost < 0:  # settled above its estimate: into debt
+        if -cost > (TOP - taken) // limit.unit:
+            return (at, TOP - (TOP - taken) % limit.unit, until)
+        return (at, taken - cost * limit.unit, until)
+    if cost > limit.capacity:
+        cost = limit.capacity
+    back: cython.longlong = cost * limit.unit
+    ahead: cython.longlong = charged_at - now
+    if charged_at < 0:
+        ahead = 0
+    if taken > limit.full:
+        # Go's CancelAt: what others reserved behind this charge stays where it is. A refund can't tell what is behind it.
+        if charged_at < 0 or ahead > limit.horizon or -ahead > limit.horizon:
+            return (at, taken, until)
+        behind: cython.longlong = taken - ahead * limit.gain - limit.full
+        if behind > 0:
+            back = back - behind if back > behind else 0
+    if charged_at >= 0 and until <= charged_at + (charged * limit.unit + limit.gain - 1) // limit.gain:
+        until = charged_at  # the last start to come was this one
+    floor: cython.longlong = (until - now) * limit.gain if until > now else 0
+    taken = taken - back if taken > back else 0
+    return (at, taken if taken > floor else floor, until)
+
+
+@cython.cclass
+class TokenBucket(Limit):
+    """`TokenBucket("5/s burst 10")`: up to `burst` at once, `rate` in the long run.
+
+    `initial` is what every key holds when the limiter is born; default: `burst`, which defaults to the rate's count.
+    """
+
+    __slots__ = ()
+    kind = "token bucket"
+
+    def __init__(self, rate: Any, burst: Any = None, initial: Any = None, *, per: Duration | None = None) -> None:
+        given = self._read(rate, per, ("burst", "initial"))
+        burst = option("burst", burst, given, rate)
+        self.capacity = whole(self.count if burst is None else burst, "burst", rate)
+        initial = option("initial", initial, given, rate)
+        self.initial = self.capacity if initial is None else whole(initial, "initial", rate, least=0)
+        if self.initial > self.capacity:
+            raise InvalidLimit(f"{rate!r}: initial {self.initial} is more than burst {self.capacity}; write at most the burst")
+        self._scale(self.capacity)
+        self.ramp = (self.full - self.initial * self.unit + self.gain - 1) // self.gain
+        self.rule = decide
+        self.undo = give_back
+        words = f"{self.kind} {self.rate} burst {self.capacity}"
+        self._seal(words if self.initial == self.capacity else f"{words} initial {self.initial}")
+
+    @property
+    def burst(self) -> int:
+        return self.capacity
+
+    @cython.ccall
+    def convert(self, old: Limit, state: Any, now_us: cython.longlong) -> Any:
+        return convert_level(self, old, state, now_us)
+
+
+GCRA = TokenBucket
+
+
+def convert_level(new: Limit, old: Limit, state: Any, now_us: int) -> Any:
+    """The same tokens missing, in the new units; what was reserved ahead stays, what exceeds the new size is clamped."""
+    at, taken, _ = old.undo(old, state[0], state[1], state[2], now_us // old.tick, 0, 0, 0)
+    # Products of both units leave the 64 bits of C: these are Python's integers.
+    scale: Any = (int(new.unit), int(old.unit), int(new.tick), int(old.tick))
+    ahead = max(0, taken - old.full) * scale[0] // scale[1]
+    missing = -(-min(taken, old.full) * scale[0] // scale[1])
+    return (-(-at * scale[3] // scale[2]), min(TOP, min(missing, new.full) + ahead), 0)

@@ -1,0 +1,77 @@
+"""Time: the only file that reads it. Integer microseconds since 1970, from a clock that never steps.
+
+`SystemClock` is the monotonic clock plus the offset to UTC, taken once: windows align to UTC, and a step of the wall
+clock (NTP, an operator, a leap) changes nothing. Time is an argument everywhere else; tests pass a `ManualClock`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from typing import Protocol
+
+try:
+    import cython
+except ModuleNotFoundError:
+    from limitkeeper import _plain as cython  # type: ignore[no-redef]
+
+if cython.compiled:
+    from cython.cimports.limitkeeper.monotonic import monotonic_us
+else:
+
+    def monotonic_us() -> int:
+        return time.monotonic_ns() // 1000
+
+
+def steady_us() -> int:
+    """The machine's own time, which never goes back and is the same for all its processes."""
+    return monotonic_us()
+
+
+def utc_us() -> int:
+    """The wall clock, which may step: only for where a clock begins."""
+    return time.time_ns() // 1000
+
+
+class Clock(Protocol):
+    """What a store needs of a clock. A sleep ends early when `wake` is set (a waiter has moved up)."""
+
+    def now_us(self) -> int: ...
+
+    def sleep(self, seconds: float, wake: threading.Event | None = None) -> None: ...
+
+    async def asleep(self, seconds: float, wake: asyncio.Event | None = None) -> None: ...
+
+
+@cython.cclass
+class SystemClock:
+    """The clock of real life."""
+
+    __slots__ = ("offset_us",)
+
+    def __init__(self) -> None:
+        self.offset_us = utc_us() - monotonic_us()
+
+    def now_us(self) -> int:
+        return monotonic_us() + self.offset_us
+
+    def sleep(self, seconds: float, wake: threading.Event | None = None) -> None:
+        if wake is None:
+            time.sleep(seconds)
+        else:
+            wake.wait(seconds)
+
+    async def asleep(self, seconds: float, wake: asyncio.Event | None = None) -> None:
+        if wake is None:
+            await asyncio.sleep(seconds)
+            return
+        try:
+            async with asyncio.timeout(seconds):
+                await wake.wait()
+        except TimeoutError:
+            pass
+
+
+#: One offset to UTC for the whole process.
+SYSTEM = SystemClock()

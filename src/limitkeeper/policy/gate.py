@@ -1,0 +1,278 @@
+"""The gate: a policy at work, its store, its versions, and what was counted. Facts about a request go in, a Passage comes out."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import weakref
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from secrets import token_bytes
+from typing import Any
+
+from ..algorithms.claim import NamedLimit
+from ..clock import SYSTEM
+from ..errors import ConfigurationError
+from ..observe.events import GATE_KINDS, RELOAD_REFUSED, RELOADED, Publisher
+from ..observe.offenders import Offenders
+from ..observe.tally import DECISION_BOUNDS_US, Histogram, Tally
+from ..stores import Store, store_from_url
+from ..stores.guarded import GuardedStore
+from . import settle
+from .asking import Asking
+from .edition import Edition
+from .explain import Explained, explain
+from .facts import Facts
+from .failing import Failing
+from .model import Policy
+from .passage import Passage
+from .queue import Queue
+from .shut_out import Shutter
+
+log = logging.getLogger("limitkeeper")
+
+
+class Gate(Asking):
+    """`Gate("limitkeeper.yaml")`, `Gate(Policy.of(…), store=MemoryStore())`: a policy, its store, and what was counted.
+
+    `handlers` are the degrade handlers that a policy names without saying where they are. `clock` is for tests of stores that are
+    far away. `show_keys` shows keys of offenders as they are rather than as a keyed hash. Without `imports` the functions that a
+    policy names are imported when they are first called: for whoever explains a policy away from its application.
+    """
+
+    def __init__(
+        self,
+        policy: Policy | str | Path,
+        *,
+        store: Store | None = None,
+        handlers: Mapping[str, Callable[..., Any]] | None = None,
+        clock: Any = None,
+        show_keys: bool = False,
+        secret: bytes | None = None,
+        imports: bool = True,
+    ) -> None:
+        if not isinstance(policy, Policy):
+            policy = Policy.load(policy)
+        super().__init__()
+        self.handlers = dict(handlers or {})
+        self._imports = imports
+        self.edition = Edition(policy, self.handlers, imports)
+        self._given = store
+        self._opened: dict[tuple[str, int], Store] = {}
+        self._reloading = threading.RLock()
+        self._guards: dict[tuple[int, int], GuardedStore] = {}
+        self._clock = clock
+        self.secret = token_bytes(16) if secret is None else secret
+        self.store = self.edition.store = self._store_of(policy)
+        self.far = not self.store.local
+        self.clock = clock if clock is not None else self.store.clock if self.store.local else SYSTEM
+        self.failing = Failing(self.clock)
+        self.queue = Queue(self.store)
+        self.shutter = None if policy.shut_out is None else Shutter(policy, self.clock)
+        self._shut_out_before = 0  # by the shutters of earlier versions: a counter never goes back
+        self.offenders = Offenders(show_keys=show_keys, secret=self.secret, clock=self.clock)
+        self.marks: dict[Any, NamedLimit] = {}
+        self.reloads = self.reloads_refused = 0
+        self._watch: Any = None
+        _gates.add(self)
+        self._know()
+
+    def __repr__(self) -> str:
+        return f"<Gate {self.policy.name!r}: {len(self.policy.rules)} rules, {self.store!r}>"
+
+    # What it stands on -----------------------------------------------------------------------------------------
+
+    def _store_of(self, policy: Policy) -> Store:
+        """The store of a policy; one that is far away answers within the policy's budget, or the rules' on_failure does."""
+        store = self._open(policy) if self._given is None else self._given
+        if store.local or isinstance(store, GuardedStore):
+            return store
+        guard = self._guards.get((id(store), policy.budget_us))
+        if guard is None:
+            guard = GuardedStore(store, budget=policy.budget_us / 1e6, on_failure="closed", clock=self._clock, name=policy.name)
+            self._guards[id(store), policy.budget_us] = guard
+        return guard
+
+    def _open(self, policy: Policy) -> Store:
+        """The store of a URL. One that is far away has its patience for good, so that another budget opens another."""
+        found = [self._opened.get((policy.store, budget_us)) for budget_us in (0, policy.budget_us)]
+        store = found[1] if found[0] is None else found[0]
+        if store is None:
+            store = store_from_url(policy.store)
+            self._opened[policy.store, 0 if store.local else policy.budget_us] = store
+        return store
+
+    def _know(self) -> None:
+        for clause in self.edition.clauses:
+            begin = getattr(clause.overrides, "begin", None)
+            if begin is not None:  # those that are read in the background are read from the start
+                begin()
+            for entries in clause.made.values():
+                for entry in entries:
+                    self.store.know(entry.named)
+
+    @property
+    def policy(self) -> Policy:
+        policy: Policy = self.edition.policy
+        return policy
+
+    @property
+    def events(self) -> Publisher:
+        """Where to listen: `gate.events.on("refused", listener)`."""
+        if self._publisher is None:
+            self._publisher = Publisher(GATE_KINDS)
+        publisher: Publisher = self._publisher
+        return publisher
+
+    # Settling, explaining --------------------------------------------------------------------------------------
+
+    def settle(self, passage: Passage, status: int, size: int) -> None:
+        """Gives back, or charges more, now that the response is known."""
+        settle.settled(self, passage, status, size)
+
+    async def asettle(self, passage: Passage, status: int, size: int) -> None:
+        await settle.asettled(self, passage, status, size)
+
+    def explain(self, facts: Facts) -> list[Explained]:
+        """What every rule of the policy says to a request. Nothing is charged."""
+        return explain(self, facts)
+
+    def alone(self, name: str) -> Gate:
+        """One rule of this policy on its own, whatever it matches; with its counters, and this gate's events, offenders, queue.
+
+        Requests that ask it are not counted again in this gate's totals. It knows this version of the policy only.
+        """
+        place = next((i for i, rule in enumerate(self.policy.rules) if rule.name == name), None)
+        if place is None:
+            names = ", ".join(rule.name for rule in self.policy.rules)
+            raise ConfigurationError(f"the policy {self.policy.name!r} has no rule {name!r}; it has: {names}")
+        policy = replace(self.policy, rules=(replace(self.policy.rules[place], match=()),))
+        gate = Gate(policy, store=self.store, handlers=self.handlers, clock=self._clock, secret=self.secret)
+        gate.edition.close()  # what it began of its own: the clause at work is this gate's
+        gate.edition.clauses[0] = self.edition.clauses[place]
+        gate.offenders, gate.shutter, gate.failing, gate.queue = self.offenders, self.shutter, self.failing, self.queue
+        gate._publisher = self.events
+        return gate
+
+    # Versions --------------------------------------------------------------------------------------------------
+
+    def reload(self, policy: Policy) -> None:
+        """From the next request on, this policy holds. Counters and states of rules that keep their names go on."""
+        with self._reloading:  # two versions that come at once follow each other
+            self._reload(policy)
+        self.tell(RELOADED, None)
+
+    def _reload(self, policy: Policy) -> None:
+        edition = Edition(policy, self.handlers, self._imports)
+        before = {clause.name: clause for clause in self.edition.clauses}
+        for clause in edition.clauses:
+            if clause.name in before:
+                clause.inherit(before[clause.name])
+        store = edition.store = self._store_of(policy)
+        old, self.edition = self.edition, edition
+        if store is not self.store:
+            self.store, self.far, self.queue = store, not store.local, Queue(store)
+        if policy.shut_out != old.policy.shut_out:
+            self._shut_out_before += 0 if self.shutter is None else self.shutter.refused
+            self.shutter = None if policy.shut_out is None else Shutter(policy, self.clock)
+        self._know()
+        self.reloads += 1
+        for clause in old.clauses:
+            if clause.overrides is not None and all(clause.overrides is not new.overrides for new in edition.clauses):
+                clause.overrides.close()
+
+    def reload_refused(self, error: BaseException) -> None:
+        """A new version could not be read: the old one stays."""
+        self.reloads_refused += 1
+        log.error("the policy %r stays as it was; its new version has mistakes:\n%s", self.policy.name, error)
+        self.tell(RELOAD_REFUSED, None, error)
+
+    def watch(self, interval: Any = "1s") -> None:
+        """Follows the policy's file: a new version takes over, a bad one is refused."""
+        if self.policy.source is None:
+            raise ConfigurationError("this policy was not read from a file, so there is nothing to watch; use Policy.load(path)")
+        if self._watch is None:
+            from .watch import watch_policy
+
+            self._watch = watch_policy(self, interval=interval)
+
+    # Numbers ---------------------------------------------------------------------------------------------------
+
+    def tally(self) -> Tally:
+        """Everything that was counted since the gate was made."""
+        offered, offenders = self.offenders.look(10)
+        return Tally(
+            self.policy.name,
+            rules=tuple([clause.tally() for clause in self.edition.clauses]),
+            requests=self.requests,
+            allowed=self.allowed_requests,
+            refused=self.refused_requests,
+            unlimited=self.unlimited_requests,
+            exempt=self.exempt_requests,
+            shut_out=self._shut_out_before + (0 if self.shutter is None else self.shutter.refused),
+            shut_out_now=0 if self.shutter is None else len(self.shutter),
+            decisions=Histogram(DECISION_BOUNDS_US, tuple(self.latency), float(self.latency_sum)),
+            reloads=self.reloads,
+            reloads_refused=self.reloads_refused,
+            offenders=tuple(offenders),
+            offered=offered,
+            store=self.store.stats() if isinstance(self.store, GuardedStore) else None,
+        )
+
+    # The end ---------------------------------------------------------------------------------------------------
+
+    def _end(self) -> None:
+        if self._watch is not None:
+            self._watch.stop()
+        self.edition.close()
+        for guard in self._guards.values():
+            guard.leave()
+
+    def close(self) -> None:
+        """Stops watching, and closes the stores that this gate opened."""
+        self._end()
+        for store in self._opened.values():
+            store.close()
+
+    async def aclose(self) -> None:
+        self._end()
+        for store in self._opened.values():
+            await store.aclose()
+
+    def __enter__(self) -> Gate:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    async def __aenter__(self) -> Gate:
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.aclose()
+
+
+_gates: weakref.WeakSet[Gate] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    """In a child nobody waits, and nobody reloads: its parent's threads did."""
+    for gate in list(_gates):
+        gate._reloading = threading.RLock()
+        for clause in gate.edition.clauses:
+            clause.crowd.waiting = 0
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
+
+
+def gate_of(policy: Policy | str | Path | Gate, **options: Any) -> Gate:
+    """A gate from what a middleware was given: a gate, a policy, or the path of a policy's file."""
+    if isinstance(policy, Gate):
+        return policy
+    if not isinstance(policy, (Policy, str, Path)):
+        raise ConfigurationError(f"policy must be a Policy, a Gate or the path of a policy's file, not {policy!r}")
+    return Gate(policy, **options)

@@ -1,0 +1,190 @@
+"""Charging once: requests that carry the same idempotency key are one request, repeated.
+
+Whoever was charged leaves a mark in the store, a fixed window of its own under (rule, key, idempotency key); those that find the
+mark take one repetition of it, and are not charged. It counts, so that nobody repeats for ever: beyond `replays` a repetition is
+charged like any other. A mark is made only after its charge: a request that is still waiting, was refused or went away vouches
+for nobody. Of several that are charged at the same moment, all but the first get their charge back.
+
+So a request that carries the header asks the store twice more: whether there is a mark, then for it.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from ..algorithms.claim import Claim, NamedLimit
+from ..algorithms.fixed_window import FixedWindow
+from ..decision import Decision
+from ..errors import StoreError, StoreUnavailable
+from ..line import Turn, line_of
+from ..rate import Rate
+from .clause import escaped
+from .identity.keeping import kept, remember
+from .model import Rule
+from .passage import Passage
+
+log = logging.getLogger("limitkeeper")
+#: How many rules' marks are kept at hand.
+MOST_MARKS = 10_000
+#: The clause, its mark, and the answer that made it; None: it is made when the request was charged.
+Mark = tuple[Any, Claim, Decision | None]
+
+
+def mark_of(gate: Any, clause: Any) -> NamedLimit:
+    """The limit that marks a rule's idempotency keys; made once for each way that it is said."""
+    rule: Rule = clause.rule
+    assert rule.once is not None
+    marks: dict[Any, NamedLimit] = gate.marks
+    said = (clause.limiter, rule.name, rule.once.replays, rule.once.keep_us)
+    found = marks.get(said)
+    if found is None:
+        limit = FixedWindow(Rate(rule.once.replays + 1, rule.once.keep_us), align="first")
+        found = remember(marks, said, NamedLimit(clause.limiter, f"{rule.name} once", limit), MOST_MARKS)
+    return found
+
+
+def claims_of(gate: Any, passage: Passage) -> list[list[Claim]]:
+    """The marks to ask for."""
+    return [
+        [Claim(mark_of(gate, clause), f"{escaped(key)}|{escaped(kept(told))}", 1)] for clause, _, key, _, told in passage.onces
+    ]
+
+
+# Before the charge ----------------------------------------------------------------------------------------------------
+
+
+def repeated(seen: list[Decision]) -> list[int]:
+    """Which of the marks that were looked at are there, with repetitions left."""
+    return [i for i, mark in enumerate(seen) if mark.allowed and mark.remaining < mark.limit]
+
+
+def charged(passage: Passage, clause: Any, limits: Any, key: str, cost: int) -> None:
+    """Adds the limits of one that is charged."""
+    for entry in limits:
+        passage.entries.append(entry)
+        passage.keys.append(key)
+        passage.costs.append(cost)
+    if clause.owes:
+        passage.owes = True
+
+
+def sorted_out(passage: Passage, asked: list[list[Claim]], seen: list[Decision], told: dict[int, Decision]) -> None:
+    """Adds the limits of those that are charged; a repetition is not."""
+    marks: list[Mark] = []
+    for i, (clause, limits, key, cost, _) in enumerate(passage.onces):
+        taken = told.get(i)
+        if taken is not None and taken.allowed:
+            clause.replayed += 1
+            marks.append((clause, asked[i][0], taken))
+            continue
+        if taken is None and seen[i].allowed:
+            marks.append((clause, asked[i][0], None))
+        charged(passage, clause, limits, key, cost)
+    passage.onces = marks
+
+
+def unknown(passage: Passage) -> None:
+    """Nobody knows whether these are repetitions: all are charged, and whoever answers for the store finds every limit."""
+    for clause, limits, key, cost, _ in passage.onces:
+        charged(passage, clause, limits, key, cost)
+    passage.onces = []
+
+
+def checked(gate: Any, seen: list[Decision]) -> None:
+    """A store that fails at the first question is not asked a second one: that would take its budget twice."""
+    if any(gate.failing.has_failed(mark) for mark in seen):
+        raise StoreUnavailable("the store could not say whether a request is a repetition")
+
+
+def marked(gate: Any, passage: Passage) -> None:
+    """Looks for the marks, and leaves in the passage what is to be charged."""
+    if passage.onces:
+        asked = claims_of(gate, passage)
+        try:
+            seen = [gate.store.decide(claims, 0, False) for claims in asked]
+            checked(gate, seen)
+            again = repeated(seen)
+            told = gate.store.decide_many([asked[i] for i in again], 0) if again else []
+        except StoreError:
+            unknown(passage)
+            raise
+        sorted_out(passage, asked, seen, dict(zip(again, told, strict=True)))
+
+
+async def amarked(gate: Any, passage: Passage) -> None:
+    if passage.onces:
+        asked = claims_of(gate, passage)
+        try:
+            seen = [await gate.store.adecide(claims, 0, False) for claims in asked]
+            checked(gate, seen)
+            again = repeated(seen)
+            told = await gate.store.adecide_many([asked[i] for i in again], 0) if again else []
+        except StoreError:
+            unknown(passage)
+            raise
+        sorted_out(passage, asked, seen, dict(zip(again, told, strict=True)))
+
+
+def unmarked(gate: Any, passage: Passage) -> None:
+    """Gives the repetitions of a refused request back."""
+    for clause, claim, answer in passage.onces or ():
+        if answer is not None:
+            clause.replayed -= 1
+            gate.store.give_back([claim], answer.start_us)
+
+
+async def aunmarked(gate: Any, passage: Passage) -> None:
+    for clause, claim, answer in passage.onces or ():
+        if answer is not None:
+            clause.replayed -= 1
+            await gate.store.agive_back([claim], answer.start_us)
+
+
+# After the charge -----------------------------------------------------------------------------------------------------
+
+
+def unpaid(passage: Passage) -> list[Mark]:
+    """Marks that are to be made. Repetitions that were taken stay taken, whatever comes of them."""
+    passage.onces = [mark for mark in passage.onces or () if mark[2] is None]
+    return passage.onces  # type: ignore[no-any-return]
+
+
+def twins(gate: Any, passage: Passage, decision: Decision, marks: list[Mark], told: list[Decision]) -> list[Turn]:
+    """What goes back to those who were not the first after all. `passage.onces` are the marks that were made."""
+    passage.onces = [(clause, claim, answer) for (clause, claim, _), answer in zip(marks, told, strict=True) if answer.allowed]
+    again = {id(clause) for clause, _, answer in passage.onces if answer.remaining < answer.limit - 1 and not clause.owes}
+    claims = gate.claims_of(passage) if again else []
+    back = [claim for claim, entry in zip(claims, passage.entries, strict=False) if id(entry.clause) in again]
+    return [Turn(back, decision, None)] if back else []
+
+
+def paid(gate: Any, passage: Passage, decision: Decision) -> None:
+    """Makes the marks of a request that was charged."""
+    marks = unpaid(passage)
+    if marks:
+        try:
+            turns = twins(gate, passage, decision, marks, gate.store.decide_many([[claim] for _, claim, _ in marks], 0))
+            if turns:
+                line_of(gate.store).leave(turns)
+        except StoreError as error:
+            not_marked(gate, error)
+
+
+async def apaid(gate: Any, passage: Passage, decision: Decision) -> None:
+    marks = unpaid(passage)
+    if marks:
+        try:
+            told = await gate.store.adecide_many([[claim] for _, claim, _ in marks], 0)
+            turns = twins(gate, passage, decision, marks, told)
+            if turns and gate.store.local:
+                line_of(gate.store).leave(turns)
+            elif turns:
+                await line_of(gate.store).aleave(turns)
+        except StoreError as error:
+            not_marked(gate, error)
+
+
+def not_marked(gate: Any, error: StoreError) -> None:
+    """A store that fails now knows nothing of a repetition, which will be charged: the strict side."""
+    log.warning("marking an idempotency key in the store of %r failed: %s", gate.policy.name, error)

@@ -1,0 +1,7 @@
+# The C face of contract.py.
+from limitkeeper.algorithms.claim cimport NamedLimit
+from limitkeeper.decision cimport Decision
+
+cdef class Store:
+    cpdef Decision one(self, NamedLimit named, str key, long long cost, long long max_wait_us, bint commit)
+    cpdef Decision at_once(self, NamedLimit named, str key, long long cost)

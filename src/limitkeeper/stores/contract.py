@@ -1,0 +1,131 @@
+"""The store contract: where state lives, and who makes read, decide, write one step.
+
+A store takes claims and gives Decisions. It never contains a rule (it asks `claim.limit.limit`), it owns the clock, and it
+either charges every claim of a decision or none. Sync and async are two faces of one object: a store that answers
+without waiting (`local`) has its async face for free.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+try:
+    import cython
+except ModuleNotFoundError:
+    from limitkeeper import _plain as cython  # type: ignore[no-redef]
+
+if cython.compiled:
+    from cython.cimports.limitkeeper.algorithms.claim import Claim, NamedLimit
+    from cython.cimports.limitkeeper.algorithms.verdict import MAX_WAIT
+    from cython.cimports.limitkeeper.decision import Decision
+else:
+    from ..algorithms.claim import Claim, NamedLimit
+    from ..algorithms.verdict import MAX_WAIT
+    from ..decision import Decision
+
+
+@cython.cclass
+class Store:
+    """The base of every store. `limitkeeper.testing.StoreContract` holds any of them to the laws.
+
+    A store whose waiters are all in this process may also offer `rebook(turns)`, with which a line moves up when somebody
+    leaves it (see `MemoryStore.rebook`); without it, those behind keep the starts they were given.
+
+    Times are integer microseconds. `max_wait_us` None means: wait without bound. `charged_at` is the `start_us` of the
+    Decision that made a charge, or −1 when nobody knows.
+    """
+
+    #: True when a decision never waits for anything outside this process.
+    local = False
+
+    @property
+    def clock(self) -> Any:
+        raise NotImplementedError
+
+    def now_us(self) -> int:
+        """This store's time."""
+        return int(self.clock.now_us())
+
+    def know(self, limit: NamedLimit) -> None:
+        """A limiter with this limit was made: its birth, for those that do not start full."""
+
+    def decide(self, claims: Sequence[Claim], max_wait_us: int | None = 0, commit: bool | int = True) -> Decision:
+        """Charges all claims at their earliest common start if that is within `max_wait_us`, or none."""
+        raise NotImplementedError
+
+    def decide_many(self, asks: Sequence[Sequence[Claim]], max_wait_us: int | None = 0) -> list[Decision]:
+        """Several decisions at one moment, in order, each on its own."""
+        raise NotImplementedError
+
+    @cython.ccall
+    def one(
+        self, named: NamedLimit, key: str, cost: cython.longlong, max_wait_us: cython.longlong, commit: cython.bint
+    ) -> Decision:
+        """One limit, one plain key: the way of most calls, so that a store can be quick about it. `max_wait_us` is at most
+        MAX_WAIT, which is without bound."""
+        return self.decide([Claim(named, key, cost)], None if max_wait_us >= MAX_WAIT else max_wait_us, commit)
+
+    @cython.ccall
+    def at_once(self, named: NamedLimit, key: str, cost: cython.longlong) -> Decision | None:
+        """A hit, when it can be answered without waiting for anybody outside this process; otherwise None, nothing done."""
+        return None
+
+    def answers_within(self, budget_us: int) -> bool:
+        """Asks the store to answer or fail (`StoreTimeout`) within this time, always. False: it can't promise that."""
+        return self.local
+
+    @property
+    def strangers(self) -> int:
+        """How many decisions were made on shared cells, because the store was full."""
+        return 0
+
+    def give_back(self, claims: Sequence[Claim], charged_at: int = -1) -> None:
+        """Takes the claims' cost away from where it was charged; a negative cost charges more, whatever the level."""
+        raise NotImplementedError
+
+    def reset(self, claims: Sequence[Claim]) -> None:
+        """Forgets the claims' keys."""
+        raise NotImplementedError
+
+    def items(self, limit: NamedLimit) -> Iterable[tuple[str, Any]]:
+        """(key, state) of every key that a limit knows, for dashboards and hand-over."""
+        raise NotImplementedError
+
+    def load(self, limit: NamedLimit, items: Iterable[tuple[str, Any]]) -> None:
+        """Takes over what `items` gave."""
+        raise NotImplementedError
+
+    def can_reserve(self, limit: NamedLimit) -> bool:
+        """Whether a claim on this limit can be charged at a later start."""
+        return limit.limit.reserves
+
+    def close(self) -> None:
+        """Lets go of connections and memory; a closed store is not used again."""
+
+    async def adecide(self, claims: Sequence[Claim], max_wait_us: int | None = 0, commit: bool | int = True) -> Decision:
+        return self.decide(claims, max_wait_us, commit)
+
+    async def adecide_many(self, asks: Sequence[Sequence[Claim]], max_wait_us: int | None = 0) -> list[Decision]:
+        return self.decide_many(asks, max_wait_us)
+
+    async def agive_back(self, claims: Sequence[Claim], charged_at: int = -1) -> None:
+        self.give_back(claims, charged_at)
+
+    async def areset(self, claims: Sequence[Claim]) -> None:
+        self.reset(claims)
+
+    async def aclose(self) -> None:
+        self.close()
+
+    def __enter__(self) -> Any:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    async def __aenter__(self) -> Any:
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.aclose()

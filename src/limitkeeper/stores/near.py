@@ -1,0 +1,397 @@
+"""What stores in this machine's memory share: how claims are decided over cells near by.
+
+A kind of cells says where a key's state is: `read`, `put`, `known`, `is_full`, `discard`, and who keeps others out meanwhile
+(`begin`, `end`). Everything else is the same for cells of this process and for cells in a file that several processes share;
+`returns.py` adds how what was decided is given back.
+
+Time never runs backwards in here: when a clock does, the store carries on from the last moment it saw.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+try:
+    import cython
+except ModuleNotFoundError:
+    from limitkeeper import _plain as cython  # type: ignore[no-redef]
+
+if cython.compiled:
+    from cython.cimports.limitkeeper.algorithms import all_of
+    from cython.cimports.limitkeeper.algorithms.claim import Claim, NamedLimit
+    from cython.cimports.limitkeeper.algorithms.limit import Answer, Limit, State
+    from cython.cimports.limitkeeper.algorithms.verdict import MAX_WAIT, REFUSED
+    from cython.cimports.limitkeeper.clock import SystemClock
+    from cython.cimports.limitkeeper.decision import Decision
+    from cython.cimports.limitkeeper.monotonic import monotonic_us
+    from cython.cimports.limitkeeper.stores.contract import Store
+else:
+    from ..algorithms import all_of
+    from ..algorithms.claim import Claim, NamedLimit
+    from ..algorithms.limit import Answer, Limit, State
+    from ..algorithms.verdict import MAX_WAIT, REFUSED
+    from ..clock import SystemClock, monotonic_us
+    from ..decision import Decision, fresh
+    from .contract import Store
+
+    def blank(store: Near, place: Place) -> Decision:
+        """A Decision to be filled in."""
+        return fresh(place.name)
+
+
+from ..algorithms.all_of import together
+from ..clock import SYSTEM, Clock
+from ..errors import ConfigurationError
+
+_stores: Any = weakref.WeakSet()
+
+
+@cython.cclass
+class Place:
+    """Where one limit lives in a store: the number of its units there, and since when it holds under its name."""
+
+    __slots__ = ("limit", "name", "since_us", "store", "unit")
+
+    def __init__(self, store: Near, named: NamedLimit, unit: cython.int, since_us: cython.longlong) -> None:
+        self.store = store
+        self.limit = named.limit
+        self.name = named.name
+        self.unit = unit
+        self.since_us = since_us
+
+
+@cython.cclass
+class Near(Store):
+    """A store whose cells are in memory: it decides, but does not know where its cells are."""
+
+    local = True
+
+    def __init__(self, clock: Clock | None = None) -> None:
+        self.go_by(SYSTEM if clock is None else clock)
+        self.last_us = 0
+        self.shift_us = 0
+        self.stamp = 0
+        self._lock = threading.RLock()
+        _stores.add(self)
+
+    # Time ------------------------------------------------------------------------------------------------------
+
+    def go_by(self, clock: Clock) -> None:
+        """Reads this clock from here on."""
+        self._clock = clock
+        self.system = self._clock if isinstance(self._clock, SystemClock) else None
+        self.offset_us = 0 if self.system is None else self.system.offset_us
+
+    @property
+    def clock(self) -> Any:
+        return self._clock
+
+    @cython.cfunc
+    def now(self) -> cython.longlong:
+        """The clock, read once per decision; a clock that went back is carried on from where it was."""
+        if self.system is not None:
+            return monotonic_us() + self.offset_us
+        now_us: cython.longlong = self._clock.now_us() + self.shift_us
+        if now_us < self.last_us:
+            self.shift_us += self.last_us - now_us
+            now_us = self.last_us
+        self.last_us = now_us
+        return now_us
+
+    def now_us(self) -> int:
+        """This store's time."""
+        return self.now()
+
+    # What a kind of cells says ---------------------------------------------------------------------------------
+
+    @cython.cfunc
+    def place_of(self, named: NamedLimit) -> Place:
+        """The place of a limit in this store; a limit remembers the last one."""
+        place = named.place
+        if isinstance(place, Place) and place.store is self:
+            return place
+        place = self.place(named)
+        named.place = place
+        return place
+
+    def place(self, named: NamedLimit) -> Place:
+        """The place of a limit in this store, made when it is first named."""
+        raise NotImplementedError
+
+    @cython.cfunc
+    def is_full(self, place: Place, needed: cython.longlong, now_us: cython.longlong) -> cython.bint:
+        """Whether there is no room for so many new keys, not even after looking for idle ones."""
+        raise NotImplementedError
+
+    @cython.cfunc
+    def known(self, place: Place, key: str, now_us: cython.longlong, full: cython.bint) -> cython.bint:
+        """Whether the key has a cell."""
+        raise NotImplementedError
+
+    @cython.cfunc
+    def read(self, place: Place, key: str, now_us: cython.longlong, full: cython.bint) -> State:
+        """The key's state in this limit's units; what an unseen key has when there is none. Nothing is written."""
+        raise NotImplementedError
+
+    @cython.cfunc
+    def put(
+        self,
+        place: Place,
+        key: str,
+        a: cython.longlong,
+        b: cython.longlong,
+        c: cython.longlong,
+        now_us: cython.longlong,
+        full: cython.bint,
+    ) -> cython.int:
+        """Stores what a rule answered: three integers, or one more entry of a log."""
+        raise NotImplementedError
+
+    @cython.cfunc
+    def crowded_until(self, place: Place, key: str, at: cython.longlong, now_us: cython.longlong) -> cython.longlong:
+        """When a log that may only be so long has room for one more entry, dated `at`; 0: it has now."""
+        return 0
+
+    @cython.cfunc
+    def expose(self, place: Place, key: str, now_us: cython.longlong, full: cython.bint) -> cython.int:
+        """A rule is about to change this key's log in place."""
+        return 0
+
+    def discard(self, place: Place, key: str) -> None:
+        """Forgets one key."""
+        raise NotImplementedError
+
+    def pairs(self, place: Place) -> list[tuple[str, int, Any]]:
+        """(key, unit, state as plain data) of every key of a place."""
+        raise NotImplementedError
+
+    def saved(self, place: Place, key: str, now_us: int) -> Any:
+        """A key's state as plain data in its limit's units; None when there is none."""
+        raise NotImplementedError
+
+    def limit_of(self, place: Place, unit: int) -> Limit:
+        """The limit whose units this number means at a place."""
+        raise NotImplementedError
+
+    def in_units(self, place: Place, unit: int, state: Any, now_us: int) -> Any:
+        """A state of another rate of the same name, converted."""
+        if unit == place.unit or place.limit.logs:
+            return state
+        return place.limit.convert(self.limit_of(place, unit), state, min(now_us, place.since_us))
+
+    @cython.cfunc
+    def begin(self) -> cython.int:
+        """Keeps everybody else out until `end`."""
+        self._lock.acquire()
+        return 0
+
+    @cython.cfunc
+    def end(self) -> cython.int:
+        self._lock.release()
+        return 0
+
+    # Deciding --------------------------------------------------------------------------------------------------
+
+    @cython.cfunc
+    def decide_one(
+        self,
+        decision: Decision,
+        place: Place,
+        key: str,
+        cost: cython.longlong,
+        max_wait_us: cython.longlong,
+        commit: cython.bint,
+        now_us: cython.longlong,
+    ) -> cython.longlong:
+        """One limit, one key, everybody else kept out; the answer goes into `decision`. Nothing is allocated in here."""
+        limit: Limit = place.limit
+        tick: cython.longlong = limit.tick
+        now: cython.longlong = now_us // tick
+        patience: cython.longlong = 0
+        if max_wait_us > 0 and limit.reserves:
+            patience = (now_us + max_wait_us) // tick - now
+        full: cython.bint = self.is_full(place, 1, now_us)
+        answer: Answer
+        state: State
+        until: cython.longlong = 0
+        while True:
+            stamp: cython.ulonglong = self.stamp
+            state = self.read(place, key, now_us, full)
+            answer = limit.rule(limit, state[0], state[1], state[2], now, now, cost, patience)
+            if stamp == self.stamp:
+                break
+        start: cython.longlong = answer[3]
+        if limit.logs and start >= 0 and cost > 0:
+            until = self.crowded_until(place, key, answer[0], now_us)
+            if until > 0:
+                start = REFUSED
+        seen: Answer = answer
+        if not commit or cost == 0 or until > 0:  # what is there now, beside the verdict on a hit
+            seen = limit.rule(limit, state[0], state[1], state[2], now, now, 0, 0)
+        elif start >= 0:
+            self.put(place, key, answer[0], answer[1], answer[2], now_us, full)
+        decision.remaining = seen[5]
+        decision.reset_us = seen[6] * tick - now_us if seen[6] > now else 0
+        decision.allowed = start >= 0 or cost == 0
+        decision.limit = limit.capacity
+        decision.retry_us = 0
+        decision.wait_us = 0
+        decision.start_us = now_us
+        if start > now and cost > 0:
+            decision.start_us = start * tick
+            decision.wait_us = start * tick - now_us
+        elif start < 0 and cost > 0:
+            if until > 0:
+                decision.retry_us = until - now_us
+            elif start != REFUSED:
+                decision.retry_us = -1
+            elif tick > 1 and max_wait_us > 0 and limit.reserves:
+                decision.retry_us = all_of.retry_us(limit, state[0], state[1], state[2], now_us, cost, max_wait_us) - now_us
+            else:
+                decision.retry_us = answer[4] * tick - now_us
+        return start
+
+    @cython.cfunc
+    def charge(
+        self,
+        claims: list,  # type: ignore[type-arg]
+        max_wait_us: cython.longlong,
+        commit: cython.bint,
+        now_us: cython.longlong,
+    ) -> cython.longlong:
+        """Several limits: load, decide, store. The common start, or REFUSED or NEVER; the answers are left in the claims.
+        When anything was decided in between, it is done again."""
+        i: cython.Py_ssize_t
+        claim: Claim
+        n: cython.Py_ssize_t = len(claims)
+        while True:
+            full: cython.bint = False
+            for i in range(n):  # whatever has to be made first may run Python
+                claim = claims[i]
+                full = full or self.is_full(self.place_of(claim.named), n, now_us)
+            stamp: cython.ulonglong = self.stamp
+            for i in range(n):
+                claim = claims[i]
+                state: State = self.read(self.place_of(claim.named), claim.key, now_us, full)
+                claim.a = state[0]
+                claim.b = state[1]
+                claim.c = state[2]
+            start_us: cython.longlong = all_of.decide(claims, now_us, max_wait_us)
+            if stamp == self.stamp:
+                break
+        if start_us >= 0 and self.is_crowded(claims, now_us):
+            start_us = REFUSED
+        if start_us >= 0 and commit:
+            for i in range(n):
+                claim = claims[i]
+                if claim.cost > 0:
+                    self.put(self.place_of(claim.named), claim.key, claim.new_a, claim.new_b, claim.new_c, now_us, full)
+                    claim.undoable = True
+        else:
+            for i in range(n):
+                all_of.look(claims[i], now_us)
+        return start_us
+
+    @cython.cfunc
+    def is_crowded(self, claims: list, now_us: cython.longlong) -> cython.bint:  # type: ignore[type-arg]
+        """Whether a log that may only be so long has no room for one of these claims; that claim is refused until it has."""
+        found: cython.bint = False
+        i: cython.Py_ssize_t
+        claim: Claim
+        for i in range(len(claims)):
+            claim = claims[i]
+            if claim.named.limit.logs and claim.cost > 0:
+                until: cython.longlong = self.crowded_until(self.place_of(claim.named), claim.key, claim.new_a, now_us)
+                if until > 0:
+                    claim.start = REFUSED
+                    claim.retry = until
+                    found = True
+        return found
+
+    def decide(self, claims: Sequence[Claim], max_wait_us: int | None = 0, commit: bool | int = True) -> Decision:
+        wait: cython.longlong = patience_us(max_wait_us)
+        asked = checked(claims)
+        self.begin()
+        try:
+            now_us: cython.longlong = self.now()
+            start_us: cython.longlong = self.charge(asked, wait, bool(commit), now_us)
+        finally:
+            self.end()
+        return together(asked, now_us, start_us)
+
+    def decide_many(self, asks: Sequence[Sequence[Claim]], max_wait_us: int | None = 0) -> list[Decision]:
+        wait: cython.longlong = patience_us(max_wait_us)
+        asked = [checked(claims) for claims in asks]
+        self.begin()
+        try:
+            now_us: cython.longlong = self.now()
+            return [together(claims, now_us, self.charge(claims, wait, True, now_us)) for claims in asked]
+        finally:
+            self.end()
+
+    def know(self, limit: NamedLimit) -> None:
+        self.place_of(limit)
+
+    def __bool__(self) -> bool:
+        return True
+
+    def _renew_lock(self) -> None:
+        self._lock = threading.RLock()
+
+
+def patience_us(max_wait_us: Any) -> int:
+    """A wait in microseconds: None is without bound."""
+    if max_wait_us is None or max_wait_us > MAX_WAIT:
+        return MAX_WAIT
+    return int(max_wait_us)
+
+
+def checked(claims: Any) -> Any:
+    """The claims of one decision: at least one, and a limit may be asked once for a key."""
+    asked = list(claims)
+    if not asked:
+        raise ConfigurationError("a decision needs at least one claim")
+    only_claims(asked)
+    if len(asked) > 1 and is_twice(asked):
+        raise ConfigurationError("one decision names the same limit and key twice; name it once, with the whole cost")
+    return asked
+
+
+@cython.cfunc
+def is_twice(claims: list) -> cython.bint:  # type: ignore[type-arg]
+    """Whether a limit is asked twice for one key. A few claims are compared by hand: a set of pairs costs more than the rules."""
+    n: cython.Py_ssize_t = len(claims)
+    i: cython.Py_ssize_t
+    j: cython.Py_ssize_t
+    one: Claim
+    two: Claim
+    if n > 12:
+        return len({(claim.limit.identity, claim.key) for claim in claims}) < n
+    for i in range(1, n):
+        one = claims[i]
+        for j in range(i):
+            two = claims[j]
+            if one.named.name == two.named.name and one.key == two.key and one.named.identity == two.named.identity:
+                return True
+    return False
+
+
+def only_claims(claims: Any) -> None:
+    """Nothing but claims may go below the waist: there, C takes them at their word."""
+    for claim in claims:
+        if not isinstance(claim, Claim):
+            raise TypeError(f"{claim!r} is no Claim")
+
+
+def _after_fork() -> None:
+    """A child starts with locks that nobody holds."""
+    for store in list(_stores):
+        store._renew_lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)

@@ -1,0 +1,131 @@
+# Cells in C memory, found by key: the compiled twin of table.py.
+cimport cython
+from cpython.unicode cimport PyUnicode_DATA, PyUnicode_GET_LENGTH, PyUnicode_KIND
+from libc.string cimport memcmp, memcpy
+
+cdef extern from *:
+    """
+    /* A str remembers its hash; asking the object for it is a call through two pointers. */
+    static inline Py_hash_t limitkeeper_str_hash(PyObject* key) {
+        Py_hash_t known = ((PyASCIIObject*) key)->hash;
+        return known != -1 ? known : PyObject_Hash(key);
+    }
+    """
+    Py_hash_t str_hash "limitkeeper_str_hash"(str key) noexcept
+
+cdef struct Cell:
+    unsigned long long hash
+    long long a, b, c
+    unsigned int next          # index + 1 of the next cell of the chain
+    unsigned int size          # bytes of the key
+    char key[21]               # the key itself, or a pointer to it
+    unsigned char kind         # width of the key's characters
+    unsigned short unit        # which limit's units the state is in; 0: none yet
+
+cdef enum:
+    SEGMENT = 4096      # cells: 256 KiB
+    INLINE = 21         # bytes of a key that fit into its cell
+
+cdef inline bint same_key(Cell* cell, unsigned int size, int kind, const void* data) noexcept nogil:
+    cdef const char* own = &cell.key[0]
+    cdef const char* other = <const char*> data
+    cdef unsigned long long x, y
+    cdef unsigned int u, v
+    if cell.size != size or cell.kind != kind:
+        return False
+    if size > INLINE:
+        own = (<char**> own)[0]
+    # Most keys are short: a call of memcmp would cost more than comparing them here, in words that may overlap.
+    if size >= 8:
+        while size > 8:
+            memcpy(&x, own, 8)
+            memcpy(&y, other, 8)
+            if x != y:
+                return False
+            if size < 16:
+                own += size - 8
+                other += size - 8
+                size = 8
+            else:
+                own += 8
+                other += 8
+                size -= 8
+        memcpy(&x, own, 8)
+        memcpy(&y, other, 8)
+        return x == y
+    if size >= 4:
+        memcpy(&u, own, 4)
+        memcpy(&v, other, 4)
+        if u != v:
+            return False
+        memcpy(&u, own + size - 4, 4)
+        memcpy(&v, other + size - 4, 4)
+        return u == v
+    while size:
+        size -= 1
+        if own[size] != other[size]:
+            return False
+    return True
+
+@cython.final
+cdef class Room:
+    cdef readonly long long max_keys, live, shared
+
+@cython.final
+cdef class Table:
+    cdef readonly Room room
+    cdef readonly long long birth_us
+    cdef readonly list units, since
+    cdef dict numbers
+    cdef bint logs
+    cdef unsigned int* heads
+    cdef unsigned long long mask
+    cdef unsigned int* old
+    cdef unsigned long long old_mask, moved
+    cdef Cell** segments
+    cdef Py_ssize_t n, allocated, segment_room, cursor, loose
+    cdef Cell* overflow
+    cdef unsigned long long secret
+    cdef Cell* insert(self, str key, long long now_us) noexcept
+    cdef Cell* stranger(self, str key) noexcept
+    cdef bint is_shared(self, Cell* cell) noexcept nogil
+    cdef void discard(self, str key) noexcept
+    cdef void sweep(self, Py_ssize_t budget, long long now_us) noexcept
+    cdef bint make_room(self, Cell* cell, long long before) noexcept
+    cdef bint grow(self) noexcept
+    cdef void resize(self, unsigned long long size) noexcept
+    cdef void migrate(self, Py_ssize_t budget) noexcept
+    cdef void remove(self, Py_ssize_t i) noexcept
+    cdef void give_up_loose(self) noexcept
+    cdef bint is_new(self, Cell* cell, long long now_us) noexcept
+    cdef tuple state_of(self, Cell* cell)
+    cdef str key_of(self, Cell* cell)
+
+    # Finding a cell is the heart of the hot path, so it is laid open here for the C compiler to put into its callers.
+
+    cdef inline Cell* at(self, Py_ssize_t i) noexcept nogil:
+        return &self.segments[i // SEGMENT][i % SEGMENT]
+
+    cdef inline unsigned int* chain(self, unsigned long long hashed) noexcept nogil:
+        """The head of the chain that holds, or would hold, this hash."""
+        if self.old != NULL and (hashed & self.old_mask) >= self.moved:
+            return &self.old[hashed & self.old_mask]
+        return &self.heads[hashed & self.mask]
+
+    cdef inline unsigned long long hashed(self, str key) noexcept:
+        """The string's own hash, keyed once more: it can be fixed from outside, and its low bits chosen."""
+        cdef unsigned long long mixed = (<unsigned long long> str_hash(key) ^ self.secret) * <unsigned long long> 0x9E3779B97F4A7C15
+        return mixed ^ (mixed >> 32)
+
+    cdef inline Cell* find(self, str key) noexcept:
+        cdef unsigned long long hashed = self.hashed(key)
+        cdef unsigned int link = self.chain(hashed)[0]
+        cdef int kind = PyUnicode_KIND(key)
+        cdef unsigned int size = <unsigned int> (PyUnicode_GET_LENGTH(key) * kind)
+        cdef Cell* cell
+        while link:
+            cell = self.at(link - 1)
+            if cell.hash == hashed and same_key(cell, size, kind, PyUnicode_DATA(key)):
+                return cell
+            link = cell.next
+        return NULL

@@ -1,0 +1,19 @@
+"""A policy in front of gRPC services: `grpc.server(…, interceptors=[RateLimitInterceptor("limitkeeper.yaml")])`, and its aio twin.
+
+A call is a request of method POST whose path is "/package.Service/Method" and whose headers are its metadata. A refused call ends
+with RESOURCE_EXHAUSTED (UNAVAILABLE where the service is at fault) and says exactly when to come back; neither its message is
+deserialised nor its handler called.
+"""
+
+from __future__ import annotations
+
+from ...errors import ConfigurationError
+
+try:
+    from .aio import AsyncRateLimitInterceptor
+    from .sync import RateLimitInterceptor
+except ModuleNotFoundError as error:
+    raise ConfigurationError(f"gRPC needs {error.name}, which is not here: pip install 'limitkeeper[grpc]'") from error
+from .facts import GrpcFacts, current
+
+__all__ = ["AsyncRateLimitInterceptor", "GrpcFacts", "RateLimitInterceptor", "current"]
