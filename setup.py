@@ -15,7 +15,7 @@ from setuptools import Extension, setup
 COMPILED = (
     "decision",
     "clock",
-    "verbs",
+    "limiter_base",
     "algorithms/limit",
     "algorithms/claim",
     "algorithms/all_of",

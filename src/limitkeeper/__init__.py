@@ -31,9 +31,9 @@ from .errors import (
     StoreUnavailable,
 )
 from .limiter import AsyncLimiter, Limiter
+from .limiter_base import COMPILED as compiled
 from .reservation import Reservation
 from .stores import MemoryStore, store_from_url
-from .verbs import COMPILED as compiled
 
 if _TYPE_CHECKING:
     from .stores import GuardedStore, LeasedStore, RedisStore, ShardedStore, SharedStore

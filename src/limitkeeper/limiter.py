@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from .decision import Decision
-from .line import refunded
+from .limiter_base import Cost, Key, LimiterBase, checked_cost, is_off
 from .rate import Duration
 from .reservation import AsyncReservation, PendingReservation, Reservation
 from .stores import Store
-from .verbs import Cost, Key, Verbs, checked_cost, is_off
-from .waiting import Limits, Waits
+from .wait_queue import refunded
+from .waiting_limiter import Limits, WaitingLimiter
 
 #: The compiled verb itself: bound to an instance it would cost a fifth of an awaited hit more.
-_hit = Verbs.hit
+_hit = LimiterBase.hit
 
 
-class Limiter(Waits):
+class Limiter(WaitingLimiter):
     """`Limiter(TokenBucket("5/s burst 10"))`: rate limiting for threads and plain functions."""
 
     __slots__ = ()
@@ -52,7 +52,7 @@ class Limiter(Waits):
         self.close()
 
 
-class AsyncLimiter(Waits):
+class AsyncLimiter(WaitingLimiter):
     """The same for asyncio. On a store in this process nothing is awaited but the waiting itself."""
 
     __slots__ = ("_local",)

@@ -16,17 +16,17 @@ from typing import TYPE_CHECKING, Any
 from .algorithms.claim import Claim
 from .decision import Decision
 from .errors import ConfigurationError, RateLimited, StoreError
-from .line import Turn
-from .verbs import checked_cost, is_off
+from .limiter_base import checked_cost, is_off
+from .wait_queue import Waiter
 
 if TYPE_CHECKING:
-    from .waiting import Waits
+    from .waiting_limiter import WaitingLimiter
 
 
 class Charge:
     """What both colours of a reservation share: what was charged, and what is to be given back."""
 
-    def __init__(self, limiter: Waits, key: Any, cost: Any, turn: Turn | None, decision: Decision) -> None:
+    def __init__(self, limiter: WaitingLimiter, key: Any, cost: Any, turn: Waiter | None, decision: Decision) -> None:
         self._limiter = limiter
         self._key = key
         self._cost = cost
@@ -91,7 +91,7 @@ class Reservation(Charge):
             self._limiter._line.done(self._turn)
         try:
             if change and not self._free:
-                self._limiter._line.leave([Turn(change, self.decision, None)])
+                self._limiter._line.leave([Waiter(change, self.decision, None)])
         except StoreError as error:
             self._limiter._give_back_failed(self._key, self._cost, self.decision, error)
         return True
@@ -134,7 +134,7 @@ class AsyncReservation(Charge):
             self._limiter._line.done(self._turn)
         try:
             if change and not self._free:
-                await self._limiter._return_async(Turn(change, self.decision, None))
+                await self._limiter._return_async(Waiter(change, self.decision, None))
         except StoreError as error:
             self._limiter._give_back_failed(self._key, self._cost, self.decision, error)
         return True

@@ -15,8 +15,8 @@ from types import ModuleType
 import pytest
 
 import limitkeeper
-from limitkeeper import _plain
-from limitkeeper.algorithms import verdict
+from limitkeeper import _cython_shim
+from limitkeeper.algorithms import constants
 
 ROOT = Path(__file__).parents[2]
 SRC = ROOT / "src" / "limitkeeper"
@@ -84,8 +84,8 @@ def test_verdict_says_the_same_to_python_and_to_c():
     defined = {name: int(value.rstrip("L")) for name, value in re.findall(r"#define (\w+) (\S+)", text)}
     found = {name: int(value) for name, value in re.findall(r"^    (\w+) = (-?\d+)$", text, re.M)}
     found |= {name: defined[there] for name, there in re.findall(r'const long long (\w+) "(\w+)"', text)}
-    assert found.pop("PLAIN") != verdict.PLAIN
-    assert found == {name: value for name, value in vars(verdict).items() if name.isupper() and name != "PLAIN"}
+    assert found.pop("PLAIN") != constants.PLAIN
+    assert found == {name: value for name, value in vars(constants).items() if name.isupper() and name != "PLAIN"}
 
 
 def used_of_cython(path: Path) -> set[str]:
@@ -100,14 +100,16 @@ def used_of_cython(path: Path) -> set[str]:
 def test_plain_offers_everything_that_the_sources_use_of_cython():
     """Where Cython is not installed, `_plain` has every marker and type that any source mentions."""
     used = {name for path in SRC.rglob("*.py") if carries_the_header(path) for name in used_of_cython(path)}
-    assert sorted(name for name in used if not hasattr(_plain, name)) == []
+    assert sorted(name for name in used if not hasattr(_cython_shim, name)) == []
 
 
 def test_plain_offers_nothing_that_nobody_uses():
     """What `_plain` offers is used somewhere, so that it does not grow by habit."""
     used = {name for path in SRC.rglob("*.py") if carries_the_header(path) for name in used_of_cython(path)}
     borrowed = {"annotations", "Any", "Callable", "T", "TypeVar"}
-    offered = {name for name, value in vars(_plain).items() if not name.startswith("_") and not isinstance(value, ModuleType)}
+    offered = {
+        name for name, value in vars(_cython_shim).items() if not name.startswith("_") and not isinstance(value, ModuleType)
+    }
     offered -= borrowed
     assert sorted(offered - used) == []
 

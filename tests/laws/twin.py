@@ -10,7 +10,7 @@ import sys
 from typing import Any
 
 from limitkeeper import Limiter, MemoryStore
-from limitkeeper.algorithms.text import parse_limit
+from limitkeeper.algorithms.limit_parser import parse_limit
 from limitkeeper.testing import ManualClock, traces
 from limitkeeper.testing.player import Player
 

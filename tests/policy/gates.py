@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from limitkeeper import MemoryStore
-from limitkeeper.algorithms.text import parse_limits
+from limitkeeper.algorithms.limit_parser import parse_limits
 from limitkeeper.policy import Gate, Passage, Policy, WrittenFacts
 from limitkeeper.policy.identity.identify import Header
 from limitkeeper.policy.model import Rule

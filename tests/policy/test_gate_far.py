@@ -6,7 +6,7 @@ import pytest
 from gates import asked, key, passes, policy, request, rule
 
 from limitkeeper import LeasedStore, MemoryStore
-from limitkeeper.algorithms.text import parse_limit
+from limitkeeper.algorithms.limit_parser import parse_limit
 from limitkeeper.policy import Gate
 from limitkeeper.policy.model import CLOSED, LOCAL, SHADOW, WAIT, Charge, Exemption, Match, Once, OnFailure, OnRefusal, ShutOut
 from limitkeeper.testing import ManualClock

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from limitkeeper import MemoryStore
 from limitkeeper.algorithms.claim import Claim, NamedLimit
-from limitkeeper.algorithms.text import parse_limits
+from limitkeeper.algorithms.limit_parser import parse_limits
 from limitkeeper.policy import Gate, WrittenFacts
 from limitkeeper.policy.identity.identify import Header
 from limitkeeper.policy.model import SHADOW, Charge, Cost, Once, OnRefusal, Policy, Tiers

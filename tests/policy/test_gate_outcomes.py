@@ -10,7 +10,7 @@ import pytest
 from gates import COLOURS, asked, gate, key, passes, request, rule
 
 from limitkeeper import MemoryStore
-from limitkeeper.algorithms.text import parse_limit
+from limitkeeper.algorithms.limit_parser import parse_limit
 from limitkeeper.policy import WrittenFacts
 from limitkeeper.policy.identity.complaints import Complaints
 from limitkeeper.policy.model import DEGRADE, SHADOW, Answer, Charge, Cost, Exemption, Match, Once, OnRefusal, ShutOut

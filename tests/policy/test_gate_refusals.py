@@ -8,7 +8,7 @@ import pytest
 from gates import COLOURS, asked, gate, key, passes, policy, request, rule
 
 from limitkeeper import MemoryStore
-from limitkeeper.algorithms.text import parse_limit
+from limitkeeper.algorithms.limit_parser import parse_limit
 from limitkeeper.decision import Decision
 from limitkeeper.errors import StoreError
 from limitkeeper.policy import Gate

@@ -19,7 +19,7 @@ from limitkeeper import (
     SlidingWindowLog,
     TokenBucket,
 )
-from limitkeeper.algorithms.text import parse_limit
+from limitkeeper.algorithms.limit_parser import parse_limit
 from limitkeeper.rate import duration_us
 
 SECOND, MINUTE, HOUR, DAY = 10**6, 60 * 10**6, 3600 * 10**6, 86400 * 10**6

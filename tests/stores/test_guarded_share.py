@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from limitkeeper import ConfigurationError
-from limitkeeper.algorithms.text import named_limits
+from limitkeeper.algorithms.limit_parser import named_limits
 from limitkeeper.stores.guarded.share import share_of_nodes, shared_limit
 from limitkeeper.testing.traces import limits
 

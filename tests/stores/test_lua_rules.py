@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from limitkeeper import FixedWindow, LeakyBucket, LeakyBucketQueue, Limit, SlidingWindowCounter, SlidingWindowLog, TokenBucket
-from limitkeeper.algorithms.verdict import MAX_WAIT, TOP
+from limitkeeper.algorithms.constants import MAX_WAIT, TOP
 from limitkeeper.stores.redis.packed import rule_of
 from limitkeeper.stores.redis.script import sections
 from limitkeeper.testing.traces import limits

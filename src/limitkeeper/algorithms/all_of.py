@@ -13,18 +13,18 @@ from typing import Any
 try:
     import cython
 except ModuleNotFoundError:
-    from limitkeeper import _plain as cython  # type: ignore[no-redef]
+    from limitkeeper import _cython_shim as cython  # type: ignore[no-redef]
 
 if cython.compiled:
     from cython.cimports.limitkeeper.algorithms.claim import Claim
+    from cython.cimports.limitkeeper.algorithms.constants import MAX_WAIT, PLAIN, REFUSED
     from cython.cimports.limitkeeper.algorithms.limit import Answer, Limit
-    from cython.cimports.limitkeeper.algorithms.verdict import MAX_WAIT, PLAIN, REFUSED
     from cython.cimports.limitkeeper.decision import Decision, Decisions, fresh
 else:
     from ..decision import Decision, Decisions, fresh
     from .claim import Claim
+    from .constants import MAX_WAIT, PLAIN, REFUSED
     from .limit import Answer, Limit
-    from .verdict import MAX_WAIT, PLAIN, REFUSED
 
 
 @cython.cfunc

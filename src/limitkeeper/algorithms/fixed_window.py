@@ -16,17 +16,17 @@ from typing import Any
 try:
     import cython
 except ModuleNotFoundError:
-    from limitkeeper import _plain as cython  # type: ignore[no-redef]
+    from limitkeeper import _cython_shim as cython  # type: ignore[no-redef]
 
 from ..errors import InvalidLimit
 from ..rate import Duration
 
 if cython.compiled:
+    from cython.cimports.limitkeeper.algorithms.constants import NEVER, REFUSED, TOP
     from cython.cimports.limitkeeper.algorithms.limit import Answer, Limit, State
-    from cython.cimports.limitkeeper.algorithms.verdict import NEVER, REFUSED, TOP
 else:
+    from .constants import NEVER, REFUSED, TOP
     from .limit import Answer, Limit, State
-    from .verdict import NEVER, REFUSED, TOP
 
 
 from .limit import option

@@ -25,11 +25,11 @@ from typing import Any
 try:
     import cython
 except ModuleNotFoundError:
-    from limitkeeper import _plain as cython  # type: ignore[no-redef]
+    from limitkeeper import _cython_shim as cython  # type: ignore[no-redef]
 
 from ..errors import ConfigurationError, InvalidLimit
 from ..rate import Duration, Rate, period_text, read_rate
-from .verdict import TOP
+from .constants import TOP
 
 if not cython.compiled:
     State = tuple[int, int, int]

@@ -19,17 +19,17 @@ from typing import Any
 try:
     import cython
 except ModuleNotFoundError:
-    from limitkeeper import _plain as cython  # type: ignore[no-redef]
+    from limitkeeper import _cython_shim as cython  # type: ignore[no-redef]
 
 from ..rate import Duration
 
 if cython.compiled:
     from cython.cimports.cpython.array import array as c_array
+    from cython.cimports.limitkeeper.algorithms.constants import MAX_WAIT, NEVER, REFUSED
     from cython.cimports.limitkeeper.algorithms.limit import Answer, Limit, State
-    from cython.cimports.limitkeeper.algorithms.verdict import MAX_WAIT, NEVER, REFUSED
 else:
+    from .constants import MAX_WAIT, NEVER, REFUSED
     from .limit import Answer, Limit, State
-    from .verdict import MAX_WAIT, NEVER, REFUSED
 
 
 @cython.cfunc

@@ -21,7 +21,7 @@ from typing import Any
 
 from ..algorithms.claim import NamedLimit
 from ..algorithms.limit import Limit
-from ..algorithms.text import parse_limit
+from ..algorithms.limit_parser import parse_limit
 from ..clock import Clock
 from ..errors import ConfigurationError
 from ..stores.memory import MemoryStore

@@ -20,10 +20,10 @@ from typing import Any
 try:
     import cython
 except ModuleNotFoundError:
-    from limitkeeper import _plain as cython  # type: ignore[no-redef]
+    from limitkeeper import _cython_shim as cython  # type: ignore[no-redef]
 
 if cython.compiled:
-    from cython.cimports.limitkeeper import verbs
+    from cython.cimports.limitkeeper import limiter_base
     from cython.cimports.limitkeeper.algorithms.claim import Claim
     from cython.cimports.limitkeeper.decision import Decision, Decisions
     from cython.cimports.limitkeeper.monotonic import monotonic_us
@@ -33,7 +33,7 @@ if cython.compiled:
     from cython.cimports.limitkeeper.policy.passage import Entry, Passage, begun
     from cython.cimports.limitkeeper.stores.contract import Store
 else:
-    from .. import verbs
+    from .. import limiter_base
     from ..algorithms.claim import Claim
     from ..clock import monotonic_us
     from ..decision import Decision, Decisions
@@ -90,7 +90,7 @@ class Asking:
         passage.began_us = monotonic_us()
         passage.facts = facts
         plan: Plan = edition.plan(facts)
-        if plan.exempt or verbs.off:
+        if plan.exempt or limiter_base.off:
             return passage
         excused: object = None
         if plan.pardons:

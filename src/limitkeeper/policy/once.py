@@ -17,8 +17,8 @@ from ..algorithms.claim import Claim, NamedLimit
 from ..algorithms.fixed_window import FixedWindow
 from ..decision import Decision
 from ..errors import StoreError, StoreUnavailable
-from ..line import Turn, line_of
 from ..rate import Rate
+from ..wait_queue import Waiter, wait_queue_of
 from .clause import escaped
 from .identity.keeping import kept, remember
 from .model import Rule
@@ -150,13 +150,13 @@ def unpaid(passage: Passage) -> list[Mark]:
     return passage.onces  # type: ignore[no-any-return]
 
 
-def twins(gate: Any, passage: Passage, decision: Decision, marks: list[Mark], told: list[Decision]) -> list[Turn]:
+def twins(gate: Any, passage: Passage, decision: Decision, marks: list[Mark], told: list[Decision]) -> list[Waiter]:
     """What goes back to those who were not the first after all. `passage.onces` are the marks that were made."""
     passage.onces = [(clause, claim, answer) for (clause, claim, _), answer in zip(marks, told, strict=True) if answer.allowed]
     again = {id(clause) for clause, _, answer in passage.onces if answer.remaining < answer.limit - 1 and not clause.owes}
     claims = gate.claims_of(passage) if again else []
     back = [claim for claim, entry in zip(claims, passage.entries, strict=False) if id(entry.clause) in again]
-    return [Turn(back, decision, None)] if back else []
+    return [Waiter(back, decision, None)] if back else []
 
 
 def paid(gate: Any, passage: Passage, decision: Decision) -> None:
@@ -166,7 +166,7 @@ def paid(gate: Any, passage: Passage, decision: Decision) -> None:
         try:
             turns = twins(gate, passage, decision, marks, gate.store.decide_many([[claim] for _, claim, _ in marks], 0))
             if turns:
-                line_of(gate.store).leave(turns)
+                wait_queue_of(gate.store).leave(turns)
         except StoreError as error:
             not_marked(gate, error)
 
@@ -178,9 +178,9 @@ async def apaid(gate: Any, passage: Passage, decision: Decision) -> None:
             told = await gate.store.adecide_many([[claim] for _, claim, _ in marks], 0)
             turns = twins(gate, passage, decision, marks, told)
             if turns and gate.store.local:
-                line_of(gate.store).leave(turns)
+                wait_queue_of(gate.store).leave(turns)
             elif turns:
-                await line_of(gate.store).aleave(turns)
+                await wait_queue_of(gate.store).aleave(turns)
         except StoreError as error:
             not_marked(gate, error)
 

@@ -20,7 +20,7 @@ from itertools import islice
 from typing import Any
 
 from ..algorithms.limit import Limit
-from ..algorithms.text import parse_limits
+from ..algorithms.limit_parser import parse_limits
 from ..clock import SYSTEM, Clock
 from ..errors import ConfigurationError, InvalidLimit
 from .identity.complaints import Complaints, checked_call, title

@@ -21,10 +21,10 @@ from ..algorithms.leaky_queue import LeakyBucketQueue
 from ..algorithms.token_bucket import TokenBucket
 from ..decision import Decision, Decisions
 from ..errors import RateLimited
-from ..line import Turn
 from ..stores.contract import Store
 from ..stores.guarded.fallback import spoken
-from ..waiting import Waits
+from ..wait_queue import Waiter
+from ..waiting_limiter import WaitingLimiter
 from .passage import QUEUE_FULL, Passage
 
 #: A limiter must have a limit; nobody is ever asked for this one.
@@ -47,7 +47,7 @@ class Ticket:
         return hash(self.which)
 
 
-class Patient(Waits):
+class Patient(WaitingLimiter):
     """A limiter that waits for tickets."""
 
     __slots__ = ()
@@ -99,7 +99,7 @@ class Queue:
         try:
             told = self._patient._acquire(Ticket([claims[i] for i in later]), 1, left)  # type: ignore[arg-type]
         except BaseException as error:
-            self._patient._give_up(Turn(held.claims, turn, None), held, 1, turn)  # type: ignore[arg-type]
+            self._patient._give_up(Waiter(held.claims, turn, None), held, 1, turn)  # type: ignore[arg-type]
             if not isinstance(error, RateLimited):
                 raise
             return error.decision if gate.failing.has_failed(error.decision) else self._store.decide(claims, 0, True)
@@ -131,7 +131,7 @@ class Queue:
         try:
             told = await self._patient._aacquire(Ticket([claims[i] for i in later]), 1, left)  # type: ignore[arg-type]
         except BaseException as error:
-            await self._patient._agive_up(Turn(held.claims, turn, None), held, 1, turn)  # type: ignore[arg-type]
+            await self._patient._agive_up(Waiter(held.claims, turn, None), held, 1, turn)  # type: ignore[arg-type]
             if not isinstance(error, RateLimited):
                 raise
             return error.decision if gate.failing.has_failed(error.decision) else await self._store.adecide(claims, 0, True)

@@ -13,7 +13,7 @@ from typing import Any
 from ..algorithms.claim import Claim
 from ..decision import Decision
 from ..errors import StoreError
-from ..line import Turn, line_of
+from ..wait_queue import Waiter, wait_queue_of
 from .identity.complaints import Complaints, title
 from .model import Charge
 from .passage import Passage
@@ -52,35 +52,35 @@ def changed(clause: Any, claim: Claim, facts: Any, status: int, size: int) -> li
     return [Claim(claim.limit, claim.key, change, claim.cost)] if change else []
 
 
-def shadows(gate: Any, passage: Passage, status: int, size: int) -> list[Turn]:
+def shadows(gate: Any, passage: Passage, status: int, size: int) -> list[Waiter]:
     """What goes back of rules in shadow."""
     found = []
     for clause, claims, decision in passage.shadow or ():
         if decision is None or not (clause.owes and decision.allowed) or gate.failing.has_failed(decision):
             continue
         back = [one for claim in claims for one in changed(clause, claim, passage.facts, status, size)]
-        found += [Turn(back, decision, None)] if back else []
+        found += [Waiter(back, decision, None)] if back else []
     return found
 
 
-def marks(passage: Passage, status: int) -> list[Turn]:
+def marks(passage: Passage, status: int) -> list[Waiter]:
     """Marks of charges that go back: nothing was charged, so a repetition of it would be the first."""
     found = passage.onces or ()
     return [
-        Turn([claim], answer, None)
+        Waiter([claim], answer, None)
         for clause, claim, answer in found
         if answer is not None and not counts(clause.rule.charge, status, passage.facts)
     ]
 
 
-def turns_of(gate: Any, passage: Passage, status: int, size: int) -> list[Turn]:
+def turns_of(gate: Any, passage: Passage, status: int, size: int) -> list[Waiter]:
     """What leaves the line, once."""
     passage.owes = False
-    found: list[Turn] = []
+    found: list[Waiter] = []
     if passage.allowed and passage.claims is not None and passage.decision is not None:
         claims = changes(passage, status, size)
         decision: Any = passage.decision
-        found = [*([Turn(claims, decision, None)] if claims else ()), *marks(passage, status)]
+        found = [*([Waiter(claims, decision, None)] if claims else ()), *marks(passage, status)]
     if passage.allowed and passage.shadow:
         found += shadows(gate, passage, status, size)
     passage.facts = None
@@ -90,7 +90,7 @@ def turns_of(gate: Any, passage: Passage, status: int, size: int) -> list[Turn]:
 # Alerts ---------------------------------------------------------------------------------------------------------------
 
 
-def rising(passage: Passage, turns: list[Turn]) -> list[tuple[int, int]]:
+def rising(passage: Passage, turns: list[Waiter]) -> list[tuple[int, int]]:
     """Which entries were charged on top, and how much, of rules that want to be told: a response may cross their mark."""
     more = {(claim.limit, claim.key): -claim.cost for turn in turns for claim in turn.claims if claim.cost < 0}
     pairs = enumerate(zip(passage.entries, passage.keys, strict=True)) if more else ()
@@ -121,7 +121,7 @@ def settled(gate: Any, passage: Passage, status: int, size: int) -> None:
     store, turns = passage.edition.store, turns_of(gate, passage, status, size)
     if turns:
         try:
-            line_of(store).leave(turns)
+            wait_queue_of(store).leave(turns)
             risen = rising(passage, turns)
             if risen:
                 alert(gate, passage, risen, store.decide(look_at(passage, risen), 0, False))
@@ -134,9 +134,9 @@ async def asettled(gate: Any, passage: Passage, status: int, size: int) -> None:
     if turns:
         try:
             if store.local:
-                line_of(store).leave(turns)
+                wait_queue_of(store).leave(turns)
             else:
-                await line_of(store).aleave(turns)
+                await wait_queue_of(store).aleave(turns)
             risen = rising(passage, turns)
             if risen:
                 claims = look_at(passage, risen)

@@ -10,8 +10,8 @@ from __future__ import annotations
 from typing import Any
 
 from ..algorithms.claim import NamedLimit
+from ..limiter_base import is_off
 from ..stores.memory import MemoryStore
-from ..verbs import is_off
 from .clause import key_of
 from .model import Policy
 from .passage import SHUT_OUT, Passage, Refusal

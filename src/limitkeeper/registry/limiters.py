@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ..algorithms import ALGORITHMS
-from ..algorithms.text import named_limits
+from ..algorithms.limit_parser import named_limits
 from ..errors import ConfigurationError
 from ..limiter import AsyncLimiter, Limiter, Limits
 from ..stores import Store

@@ -20,7 +20,7 @@ from math import ceil, gcd
 from typing import Any, NamedTuple
 
 from ..algorithms import TokenBucket
-from ..algorithms.verdict import MAX_WAIT
+from ..algorithms.constants import MAX_WAIT
 from ..errors import InvalidLimit
 from ..rate import MAX_COUNT, UNITS, Duration, Rate, exact_us
 

@@ -19,9 +19,9 @@ from typing import NamedTuple
 from ..decision import Decision
 from ..errors import RateLimited
 from ..limiter import AsyncLimiter, Limiter
+from ..limiter_base import checked_cost
 from ..observe.events import DRAINED
 from ..stores import Store
-from ..verbs import checked_cost
 from .config import RateLimiterConfig
 from .errors import AcquirePermissionCancelled, RequestNotPermitted
 from .events import EventPublisher, EventType

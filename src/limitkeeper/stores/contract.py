@@ -13,15 +13,15 @@ from typing import Any
 try:
     import cython
 except ModuleNotFoundError:
-    from limitkeeper import _plain as cython  # type: ignore[no-redef]
+    from limitkeeper import _cython_shim as cython  # type: ignore[no-redef]
 
 if cython.compiled:
     from cython.cimports.limitkeeper.algorithms.claim import Claim, NamedLimit
-    from cython.cimports.limitkeeper.algorithms.verdict import MAX_WAIT
+    from cython.cimports.limitkeeper.algorithms.constants import MAX_WAIT
     from cython.cimports.limitkeeper.decision import Decision
 else:
     from ..algorithms.claim import Claim, NamedLimit
-    from ..algorithms.verdict import MAX_WAIT
+    from ..algorithms.constants import MAX_WAIT
     from ..decision import Decision
 
 

@@ -12,13 +12,13 @@ from collections.abc import Sequence
 try:
     import cython
 except ModuleNotFoundError:
-    from limitkeeper import _plain as cython  # type: ignore[no-redef]
+    from limitkeeper import _cython_shim as cython  # type: ignore[no-redef]
 
 if cython.compiled:
     from cython.cimports.limitkeeper.algorithms import all_of
     from cython.cimports.limitkeeper.algorithms.claim import Claim, NamedLimit
+    from cython.cimports.limitkeeper.algorithms.constants import PLAIN, REFUSED
     from cython.cimports.limitkeeper.algorithms.limit import Answer, Limit, State
-    from cython.cimports.limitkeeper.algorithms.verdict import PLAIN, REFUSED
     from cython.cimports.limitkeeper.decision import Decision
     from cython.cimports.limitkeeper.stores.cells import Cells, Spot
     from cython.cimports.limitkeeper.stores.near import blank
@@ -26,8 +26,8 @@ if cython.compiled:
 else:
     from ..algorithms import all_of
     from ..algorithms.claim import Claim, NamedLimit
+    from ..algorithms.constants import PLAIN, REFUSED
     from ..algorithms.limit import Answer, Limit, State
-    from ..algorithms.verdict import PLAIN, REFUSED
     from ..decision import Decision
     from .cells import Cells, Spot
     from .near import blank

@@ -18,13 +18,13 @@ from typing import Any
 try:
     import cython
 except ModuleNotFoundError:
-    from limitkeeper import _plain as cython  # type: ignore[no-redef]
+    from limitkeeper import _cython_shim as cython  # type: ignore[no-redef]
 
 if cython.compiled:
     from cython.cimports.limitkeeper.algorithms import all_of
     from cython.cimports.limitkeeper.algorithms.claim import Claim, NamedLimit
+    from cython.cimports.limitkeeper.algorithms.constants import MAX_WAIT, REFUSED
     from cython.cimports.limitkeeper.algorithms.limit import Answer, Limit, State
-    from cython.cimports.limitkeeper.algorithms.verdict import MAX_WAIT, REFUSED
     from cython.cimports.limitkeeper.clock import SystemClock
     from cython.cimports.limitkeeper.decision import Decision
     from cython.cimports.limitkeeper.monotonic import monotonic_us
@@ -32,8 +32,8 @@ if cython.compiled:
 else:
     from ..algorithms import all_of
     from ..algorithms.claim import Claim, NamedLimit
+    from ..algorithms.constants import MAX_WAIT, REFUSED
     from ..algorithms.limit import Answer, Limit, State
-    from ..algorithms.verdict import MAX_WAIT, REFUSED
     from ..clock import SystemClock, monotonic_us
     from ..decision import Decision, fresh
     from .contract import Store

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from ..verbs import switch
+from ..limiter_base import switch
 
 
 class ManualClock:

@@ -14,7 +14,7 @@ from urllib.parse import parse_qsl
 try:
     import cython
 except ModuleNotFoundError:
-    from limitkeeper import _plain as cython  # type: ignore[no-redef]
+    from limitkeeper import _cython_shim as cython  # type: ignore[no-redef]
 
 if cython.compiled:
     from cython.cimports.limitkeeper.policy.asking import Asking

@@ -6,7 +6,7 @@ import re
 
 from ...algorithms import ALGORITHMS
 from ...algorithms.limit import Limit
-from ...algorithms.text import parse_limit
+from ...algorithms.limit_parser import parse_limit
 from ...errors import InvalidLimit
 from ...rate import WRITE
 from ..model import Limits

@@ -14,11 +14,11 @@ from typing import Any
 try:
     import cython
 except ModuleNotFoundError:
-    from limitkeeper import _plain as cython  # type: ignore[no-redef]
+    from limitkeeper import _cython_shim as cython  # type: ignore[no-redef]
 
 if cython.compiled:
     from cython.cimports.limitkeeper.algorithms.claim import Claim, NamedLimit
-    from cython.cimports.limitkeeper.algorithms.verdict import PLAIN, REFUSED
+    from cython.cimports.limitkeeper.algorithms.constants import PLAIN, REFUSED
     from cython.cimports.limitkeeper.decision import Decision
     from cython.cimports.limitkeeper.monotonic import monotonic_us
     from cython.cimports.limitkeeper.stores.contract import Store
@@ -26,7 +26,7 @@ if cython.compiled:
     from cython.cimports.limitkeeper.stores.near import Near, blank
 else:
     from ...algorithms.claim import Claim, NamedLimit
-    from ...algorithms.verdict import PLAIN, REFUSED
+    from ...algorithms.constants import PLAIN, REFUSED
     from ...clock import monotonic_us
     from ...decision import Decision
     from ..contract import Store

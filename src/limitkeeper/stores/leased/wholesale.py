@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from ...algorithms.claim import Claim
-from ...algorithms.verdict import MAX_WAIT
+from ...algorithms.constants import MAX_WAIT
 from ...decision import Decision, Decisions
 from .attendant import running_loop
 from .batches import fetching, refuse, returning

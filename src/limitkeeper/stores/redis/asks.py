@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ...algorithms.claim import Claim, NamedLimit
-from ...algorithms.verdict import MAX_WAIT
+from ...algorithms.constants import MAX_WAIT
 from ...decision import Decision, Decisions
 from .ask import CLOCK, NOW, ONE, TWO, Ask, pack_claims, parts_of
 from .known import in_units, item, knowing, loading

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ...algorithms.claim import Claim, NamedLimit
-from ...algorithms.text import parse_limit
+from ...algorithms.limit_parser import parse_limit
 from ...errors import ConfigurationError
 from .ask import LENGTH, NOW, ONE, STATE, Ask, pack_claims, parts_of
 from .names import Names, key_bytes, key_text

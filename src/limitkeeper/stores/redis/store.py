@@ -18,7 +18,7 @@ from itertools import groupby
 from typing import Any
 
 from ...algorithms.claim import Claim, NamedLimit
-from ...algorithms.verdict import MAX_WAIT
+from ...algorithms.constants import MAX_WAIT
 from ...clock import SYSTEM
 from ...decision import Decision
 from ...errors import ConfigurationError, StoreError

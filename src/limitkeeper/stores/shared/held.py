@@ -21,7 +21,7 @@ from typing import Any
 try:
     import cython
 except ModuleNotFoundError:
-    from limitkeeper import _plain as cython  # type: ignore[no-redef]
+    from limitkeeper import _cython_shim as cython  # type: ignore[no-redef]
 
 if cython.compiled:
     from cython.cimports.limitkeeper.algorithms.claim import NamedLimit
@@ -42,7 +42,7 @@ else:
     from . import words as w
     from .sheet import Sheet
 
-from ...algorithms.text import parse_limit
+from ...algorithms.limit_parser import parse_limit
 from ...clock import SYSTEM, Clock
 from ...errors import ConfigurationError, StoreError, StoreTimeout, StoreUnavailable
 from .owner import has_proc, is_alive, word_of

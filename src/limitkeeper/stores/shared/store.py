@@ -22,7 +22,7 @@ from typing import Any
 try:
     import cython
 except ModuleNotFoundError:
-    from limitkeeper import _plain as cython  # type: ignore[no-redef]
+    from limitkeeper import _cython_shim as cython  # type: ignore[no-redef]
 
 if cython.compiled:
     from cython.cimports.limitkeeper.algorithms.claim import NamedLimit

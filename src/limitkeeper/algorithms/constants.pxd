@@ -1,4 +1,4 @@
-# The C side of verdict.py.
+# The C side of constants.py.
 cdef enum:
     PLAIN = 0
     REFUSED = -1

@@ -1,4 +1,4 @@
-# The C face of verbs.py.
+# The C face of limiter_base.py.
 from limitkeeper.algorithms.claim cimport NamedLimit
 from limitkeeper.decision cimport Decision
 from limitkeeper.stores.cells cimport Spot
@@ -12,7 +12,7 @@ cpdef long long checked_cost(object cost)
 cpdef str checked_key(object key)
 cdef bint only_str(list keys)
 
-cdef class Verbs:
+cdef class LimiterBase:
     cdef readonly Store store
     cdef readonly dict limits
     cdef readonly str name

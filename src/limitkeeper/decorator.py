@@ -8,11 +8,11 @@ from collections.abc import AsyncIterator, Awaitable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from .decision import Decision
+from .limiter_base import Key
 from .rate import Duration
-from .verbs import Key
 
 if TYPE_CHECKING:
-    from .waiting import Waits
+    from .waiting_limiter import WaitingLimiter
 
 
 def _called(value: Any, args: Any, kwargs: Any) -> Any:
@@ -29,7 +29,7 @@ def _key_of(key: Any, args: Any, kwargs: Any) -> Key:
     return found  # type: ignore[no-any-return]
 
 
-def decorated(limiter: Waits, function: Any, key: Any, cost: Any, timeout: Duration | None) -> Any:
+def decorated(limiter: WaitingLimiter, function: Any, key: Any, cost: Any, timeout: Duration | None) -> Any:
     if not callable(function) or isinstance(function, (staticmethod, classmethod)):
         raise TypeError(f"limit() decorates a function, not {function!r}; put it below @staticmethod and @classmethod")
 

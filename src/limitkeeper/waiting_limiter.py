@@ -15,17 +15,17 @@ from typing import Any, NamedTuple, TypeVar
 
 from .algorithms import Limit
 from .algorithms.claim import Claim
-from .algorithms.text import named_limits
-from .algorithms.verdict import MAX_WAIT
+from .algorithms.constants import MAX_WAIT
+from .algorithms.limit_parser import named_limits
 from .decision import Decision
-from .decorate import decorated
+from .decorator import decorated
 from .errors import ConfigurationError, RateLimited, StoreError
-from .line import Line, Turn, Turnstile, line_of
+from .limiter_base import Cost, Key, LimiterBase, is_off
 from .observe.events import GIVE_BACK_FAILED, WAITED
 from .rate import Duration, duration_us
 from .stores import Store, store_from_url
 from .stores.workers import memory_store
-from .verbs import Cost, Key, Verbs, is_off
+from .wait_queue import FifoGate, Waiter, WaitQueue, wait_queue_of
 
 log = logging.getLogger("limitkeeper")
 F = TypeVar("F", bound=Callable[..., Any])
@@ -42,7 +42,7 @@ class Stats(NamedTuple):
     shared: int
 
 
-class Waits(Verbs):
+class WaitingLimiter(LimiterBase):
     """What both colours share: how to wait, how to leave, how to decorate."""
 
     __slots__ = ("_line", "_loops", "_owns", "_turnstile")
@@ -58,9 +58,9 @@ class Waits(Verbs):
         elif not isinstance(store, Store):
             raise ConfigurationError(f"store must be a store or a URL such as 'memory://', not {store!r}")
         super().__init__(named_limits(limits, name), store, name)
-        self._line: Line = line_of(store)
-        self._turnstile = Turnstile()
-        self._loops: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Turnstile] = weakref.WeakKeyDictionary()
+        self._line: WaitQueue = wait_queue_of(store)
+        self._turnstile = FifoGate()
+        self._loops: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, FifoGate] = weakref.WeakKeyDictionary()
 
     def __repr__(self) -> str:
         limits = ", ".join(
@@ -83,7 +83,7 @@ class Waits(Verbs):
 
     # Waiting ---------------------------------------------------------------------------------------------------
 
-    def _book(self, key: Key, cost: Cost, patience_us: int) -> tuple[Decision, Turn | None]:
+    def _book(self, key: Key, cost: Cost, patience_us: int) -> tuple[Decision, Waiter | None]:
         """One decision; a start to come takes its place in the line in the same step."""
         if patience_us == 0:
             return self.decide(key, cost), None
@@ -95,22 +95,22 @@ class Waits(Verbs):
             decision = self.decide_claims(claims, key, cost, patience_us)
             return decision, self._turn(claims, patience_us, decision)
 
-    async def _abook(self, key: Key, cost: Cost, patience_us: int) -> tuple[Decision, Turn | None]:
+    async def _abook(self, key: Key, cost: Cost, patience_us: int) -> tuple[Decision, Waiter | None]:
         if self.store.local:
             return self._book(key, cost, patience_us)
         claims = self.claims(key, cost)
         decision = await self._ask_claims(claims, patience_us)
         return decision, self._turn(claims, patience_us, decision)
 
-    def _turn(self, claims: list[Claim], patience_us: int, decision: Decision) -> Turn | None:
+    def _turn(self, claims: list[Claim], patience_us: int, decision: Decision) -> Waiter | None:
         if not decision.wait_us:
             return None
         deadline = None if patience_us >= MAX_WAIT else decision.start_us - decision.wait_us + patience_us
-        turn = Turn(claims, decision, deadline)
+        turn = Waiter(claims, decision, deadline)
         self._line.join(turn)
         return turn
 
-    def _sleep(self, turn: Turn, key: Key, cost: Cost) -> None:
+    def _sleep(self, turn: Waiter, key: Key, cost: Cost) -> None:
         """Sleeps until the turn has come, which may be earlier than promised."""
         wake = threading.Event()
         turn.asleep, turn.wake = True, wake.set
@@ -127,7 +127,7 @@ class Waits(Verbs):
             raise
         self._come(turn, key, cost)
 
-    async def _asleep(self, turn: Turn, key: Key, cost: Cost) -> None:
+    async def _asleep(self, turn: Waiter, key: Key, cost: Cost) -> None:
         loop = asyncio.get_running_loop()
         wake = asyncio.Event()
         turn.asleep, turn.wake = True, lambda: _wake(loop, wake)
@@ -151,27 +151,27 @@ class Waits(Verbs):
         """Seconds until a start that has moved up while its waiter slept."""
         return max(0, decision.start_us - self.store.now_us()) / 1e6
 
-    def _come(self, turn: Turn, key: Key, cost: Cost) -> None:
+    def _come(self, turn: Waiter, key: Key, cost: Cost) -> None:
         self._line.done(turn)
         if self._publisher is not None:
             self.events.publish(WAITED, self.name, key, cost, turn.decision)
 
     # Giving back -----------------------------------------------------------------------------------------------
 
-    def _give_up(self, turn: Turn | None, key: Key, cost: Cost, decision: Decision) -> None:
+    def _give_up(self, turn: Waiter | None, key: Key, cost: Cost, decision: Decision) -> None:
         """Gives a start back. A store that fails at it is told as an event: it must not hide why somebody gave up."""
         try:
-            self._line.leave([turn or Turn(self.claims(key, cost), decision, None)])
+            self._line.leave([turn or Waiter(self.claims(key, cost), decision, None)])
         except StoreError as error:
             self._give_back_failed(key, cost, decision, error)
 
-    async def _agive_up(self, turn: Turn | None, key: Key, cost: Cost, decision: Decision) -> None:
+    async def _agive_up(self, turn: Waiter | None, key: Key, cost: Cost, decision: Decision) -> None:
         try:
-            await self._return_async(turn or Turn(self.claims(key, cost), decision, None))
+            await self._return_async(turn or Waiter(self.claims(key, cost), decision, None))
         except StoreError as error:
             self._give_back_failed(key, cost, decision, error)
 
-    async def _return_async(self, turn: Turn) -> None:
+    async def _return_async(self, turn: Waiter) -> None:
         if self.store.local:
             self._line.leave([turn])
         else:
@@ -242,7 +242,7 @@ class Waits(Verbs):
         clock, ticket = self.store.clock, self._ticket(key)
         deadline = None if timeout is None else clock.now_us() + duration_us(timeout)
         turn = asyncio.Event()
-        turnstile = self._loops.setdefault(asyncio.get_running_loop(), Turnstile())
+        turnstile = self._loops.setdefault(asyncio.get_running_loop(), FifoGate())
         first = turnstile.enter(ticket, turn)
         waited = not first
         try:
@@ -268,7 +268,7 @@ class Waits(Verbs):
 
     async def _ask(self, key: Key, cost: Cost, patience_us: int = 0, commit: bool = True) -> Decision:
         if self.store.local:
-            return self.decide(key, cost, patience_us) if commit else Verbs.peek(self, key, cost)
+            return self.decide(key, cost, patience_us) if commit else LimiterBase.peek(self, key, cost)
         return await self._ask_claims(self.claims(key, cost), patience_us, commit)
 
     async def _ask_claims(self, claims: list[Claim], patience_us: int, commit: bool = True) -> Decision:

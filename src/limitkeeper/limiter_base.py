@@ -13,7 +13,7 @@ from typing import Any
 try:
     import cython
 except ModuleNotFoundError:
-    from limitkeeper import _plain as cython  # type: ignore[no-redef]
+    from limitkeeper import _cython_shim as cython  # type: ignore[no-redef]
 
 if cython.compiled:
     from cython.cimports.limitkeeper.decision import Decision, fresh
@@ -29,8 +29,8 @@ else:
     from .stores.near import blank
 
 from .algorithms.claim import Claim, NamedLimit
+from .algorithms.constants import MAX_WAIT
 from .algorithms.limit import Limit, refuse_refund
-from .algorithms.verdict import MAX_WAIT
 from .errors import ConfigurationError, InvalidCost
 from .observe.events import ALLOWED, REFUSED, SHARED_CELL, Publisher
 from .stores.contract import Store
@@ -88,7 +88,7 @@ def only_str(keys: list) -> cython.bint:  # type: ignore[type-arg]
 
 
 @cython.cclass
-class Verbs:
+class LimiterBase:
     """What Limiter and AsyncLimiter share."""
 
     # fmt: off

@@ -27,7 +27,7 @@ Pair = tuple[Any, str]
 _arrivals = itertools.count()
 
 
-class Turn:
+class Waiter:
     """A start that is still to come: what was charged, when, and whom to wake when it comes earlier."""
 
     __slots__ = ("arrival", "asleep", "claims", "deadline_us", "decision", "wake")
@@ -44,12 +44,12 @@ class Turn:
         return {(claim.limit.identity, claim.key) for claim in self.claims}
 
 
-def refunded(claims: Sequence[Claim]) -> Turn:
+def refunded(claims: Sequence[Claim]) -> Waiter:
     """What a refund gives back: a charge whose moment nobody knows."""
-    return Turn(claims, Decision(True, start_us=-1), None)
+    return Waiter(claims, Decision(True, start_us=-1), None)
 
 
-class Line:
+class WaitQueue:
     """Everybody in this process who holds a start to come in one store."""
 
     def __init__(self, store: Store) -> None:
@@ -59,11 +59,11 @@ class Line:
     def renew(self) -> None:
         """Starts again with nobody in it."""
         self.lock = threading.RLock()
-        self._turns: dict[Pair, list[Turn]] = {}
-        self._leaving: list[Turn] = []
+        self._turns: dict[Pair, list[Waiter]] = {}
+        self._leaving: list[Waiter] = []
         self._moving: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock] = weakref.WeakKeyDictionary()
 
-    def join(self, turn: Turn) -> None:
+    def join(self, turn: Waiter) -> None:
         """Takes a place, in the order of starts; those whose start is over step out on the way."""
         with self.lock:
             for pair in turn.pairs():
@@ -76,7 +76,7 @@ class Line:
                     at -= 1
                 line.insert(at, turn)
 
-    def done(self, turn: Turn) -> None:
+    def done(self, turn: Waiter) -> None:
         """The turn has come, or is settled otherwise."""
         with self.lock:
             for pair in turn.pairs():
@@ -86,7 +86,7 @@ class Line:
                     if not line:
                         del self._turns[pair]
 
-    def leave(self, turns: Sequence[Turn]) -> None:
+    def leave(self, turns: Sequence[Waiter]) -> None:
         """Gives these charges back, whole turns or parts of them; in process, everybody behind them moves up.
 
         Without that the rule alone would decide, and it gives back only what nobody has reserved behind: under
@@ -103,7 +103,7 @@ class Line:
                 for turn in reversed(turns):
                     store.give_back(turn.claims, turn.decision.start_us)
 
-    async def aleave(self, turns: Sequence[Turn]) -> None:
+    async def aleave(self, turns: Sequence[Waiter]) -> None:
         """As leave, where the store is far away: awaited, one after the other in each loop, and no lock is held meanwhile."""
         store = self._store()
         if store is None:
@@ -119,7 +119,7 @@ class Line:
                 for turn in reversed(turns):
                     await store.agive_back(turn.claims, turn.decision.start_us)
 
-    def _parting(self, turns: Sequence[Turn]) -> tuple[list[Turn], list[Any]]:
+    def _parting(self, turns: Sequence[Waiter]) -> tuple[list[Waiter], list[Any]]:
         """Those who leave step out. Answers with all concerned, in order, and what to rebook: nothing when nobody is behind."""
         behind = [] if any(claim.cost < 0 for turn in turns for claim in turn.claims) else self._behind(turns)
         for turn in turns:
@@ -130,7 +130,7 @@ class Line:
         order = sorted([*turns, *behind], key=lambda turn: (turn.decision.start_us, turn.arrival))
         return order, [(turn.claims, turn.decision.start_us, turn.deadline_us, id(turn) not in leaving) for turn in order]
 
-    def _move_up(self, order: Sequence[Turn], decisions: Sequence[Decision | None]) -> None:
+    def _move_up(self, order: Sequence[Waiter], decisions: Sequence[Decision | None]) -> None:
         for turn, decision in zip(order, decisions, strict=True):
             if decision is None:
                 continue
@@ -139,13 +139,13 @@ class Line:
             if moved and turn.wake is not None:
                 turn.wake()
 
-    def _behind(self, turns: Sequence[Turn]) -> list[Turn]:
+    def _behind(self, turns: Sequence[Waiter]) -> list[Waiter]:
         """Those with a later start that share a key with the leaving, or with somebody who does."""
         if not hasattr(self._store(), "rebook"):
             return []
         first = min(turn.decision.start_us for turn in turns)
         shared: set[Pair] = set().union(*(turn.pairs() for turn in turns))
-        found: list[Turn] = []
+        found: list[Waiter] = []
         seen = {id(turn) for turn in turns}
         grown = True
         while grown:
@@ -159,7 +159,7 @@ class Line:
                         shared |= other.pairs()
         return found
 
-    def leave_soon(self, turn: Turn, loop: asyncio.AbstractEventLoop) -> None:
+    def leave_soon(self, turn: Waiter, loop: asyncio.AbstractEventLoop) -> None:
         """As leave, for a task that was cancelled: all that are cancelled in this turn of the loop leave together."""
         with self.lock:
             self._leaving.append(turn)
@@ -189,21 +189,21 @@ class Line:
             return len(asleep)
 
 
-_lines: weakref.WeakKeyDictionary[Store, Line] = weakref.WeakKeyDictionary()
+_lines: weakref.WeakKeyDictionary[Store, WaitQueue] = weakref.WeakKeyDictionary()
 _lines_lock = threading.Lock()
-_turnstiles: weakref.WeakSet[Turnstile] = weakref.WeakSet()
+_turnstiles: weakref.WeakSet[FifoGate] = weakref.WeakSet()
 
 
-def line_of(store: Store) -> Line:
+def wait_queue_of(store: Store) -> WaitQueue:
     """The line of a store."""
     with _lines_lock:
         line = _lines.get(store)
         if line is None:
-            line = _lines[store] = Line(store)
+            line = _lines[store] = WaitQueue(store)
         return line
 
 
-class Turnstile:
+class FifoGate:
     """Waiters of one key in order of arrival; only the first may ask, the others wait on their tickets."""
 
     def __init__(self) -> None:
