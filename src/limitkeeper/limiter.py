@@ -66,7 +66,9 @@ class AsyncLimiter(WaitingLimiter):
         if self._local:
             return _hit(self, key, cost)
         if self.only is not None and type(key) is str and not is_off():
-            decision = self.store.at_once(self.only, key, checked_cost(cost) if isinstance(cost, int) else self._costs(cost)[0])
+            decision = self.store.hit_nowait(
+                self.only, key, checked_cost(cost) if isinstance(cost, int) else self._costs(cost)[0]
+            )
             if decision is not None:
                 return self.count(decision, key, cost)
         return self.count(await self._ask(key, cost), key, cost)

@@ -18,15 +18,15 @@ except ModuleNotFoundError:
 if cython.compiled:
     from cython.cimports.limitkeeper.decision import Decision, fresh
     from cython.cimports.limitkeeper.monotonic import monotonic_us
-    from cython.cimports.limitkeeper.stores.cells import Spot
+    from cython.cimports.limitkeeper.stores.cell_store import blank
     from cython.cimports.limitkeeper.stores.memory import MemoryStore
-    from cython.cimports.limitkeeper.stores.near import blank
+    from cython.cimports.limitkeeper.stores.memory_cells import TableHandle
 else:
     from .clock import monotonic_us
     from .decision import Decision, fresh
-    from .stores.cells import Spot
+    from .stores.cell_store import blank
     from .stores.memory import MemoryStore
-    from .stores.near import blank
+    from .stores.memory_cells import TableHandle
 
 from .algorithms.claim import Claim, NamedLimit
 from .algorithms.constants import MAX_WAIT
@@ -105,7 +105,7 @@ class LimiterBase:
         self.memory: Any = store if type(store) is MemoryStore else None  # a subclass is asked as any other store
         self.place: Any = None
         for named in self.named:
-            store.know(named)
+            store.register(named)
         if self.memory is not None and len(self.named) == 1:
             self.place = self.named[0].place
         self.only: Any = self.named[0] if len(self.named) == 1 and self.place is None else None  # one limit, another store
@@ -153,7 +153,7 @@ class LimiterBase:
     # Deciding --------------------------------------------------------------------------------------------------
 
     @cython.cfunc
-    def one(self, key: str, cost: Any, max_wait_us: cython.longlong, commit: cython.bint) -> Decision:
+    def decide_one(self, key: str, cost: Any, max_wait_us: cython.longlong, commit: cython.bint) -> Decision:
         """One limit in memory, a plain key."""
         units: cython.longlong = 1
         if cost is not ONE:
@@ -168,9 +168,9 @@ class LimiterBase:
     def ask(self, key: Any, cost: Any, max_wait_us: cython.longlong, commit: cython.bint) -> Decision:
         """Any store, any number of limits."""
         if self.place is not None and isinstance(key, str) and not off:
-            return self.one(checked_key(key), cost, max_wait_us, commit)
+            return self.decide_one(checked_key(key), cost, max_wait_us, commit)
         if self.only is not None and isinstance(key, str) and not off:
-            return self.store.one(self.only, checked_key(key), self._costs(cost)[0], max_wait_us, commit)
+            return self.store.decide_one(self.only, checked_key(key), self._costs(cost)[0], max_wait_us, commit)
         claims = self.claims(key, cost)
         if off or not claims:
             return self.free()
@@ -228,7 +228,7 @@ class LimiterBase:
                 with self.memory._lock:
                     decision = self.memory.decide_quickly(fresh(self.place.name), self.place, key, 1, 0, True, now_us)
         elif self.only is not None and type(key) is str and cost is ONE and not off:
-            decision = self.store.one(self.only, key, 1, 0, True)
+            decision = self.store.decide_one(self.only, key, 1, 0, True)
         else:
             decision = self.ask(key, cost, 0, True)
         if decision.allowed:
@@ -284,7 +284,7 @@ class LimiterBase:
     def many_now(self, keys: list, costs: Any, strangers: Any) -> list:  # type: ignore[type-arg]
         units: cython.longlong = 1
         memory: MemoryStore = self.memory
-        place: Spot = self.place
+        place: TableHandle = self.place
         now_us: cython.longlong = memory.now()
         n: cython.Py_ssize_t = len(keys)
         found: list = [None] * n  # type: ignore[type-arg]
@@ -343,7 +343,7 @@ class LimiterBase:
     @property
     def shared(self) -> int:
         """Decisions made on shared cells, because the store was full."""
-        return self.memory.room.shared if self.memory is not None else self.store.strangers
+        return self.memory.room.shared if self.memory is not None else self.store.overflow
 
     def counts(self) -> tuple[int, int]:
         """(allowed, refused) since this limiter was made."""

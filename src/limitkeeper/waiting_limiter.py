@@ -24,7 +24,7 @@ from .limiter_base import Cost, Key, LimiterBase, is_off
 from .observe.events import GIVE_BACK_FAILED, WAITED
 from .rate import Duration, duration_us
 from .stores import Store, store_from_url
-from .stores.workers import memory_store
+from .stores.worker_warning import memory_store
 from .wait_queue import FifoGate, Waiter, WaitQueue, wait_queue_of
 
 log = logging.getLogger("limitkeeper")

@@ -136,7 +136,7 @@ def test_who_would_wait_is_not_refused_at_once():
     g, _ = leased_gate(one)
     assert passes(g, 11) == [True] * 10 + [False]
     (entry,) = g.edition.clauses[0].otherwise
-    assert not g.store.at_once(entry.named, "*", 1)
+    assert not g.store.hit_nowait(entry.named, "*", 1)
     assert g.quick(request()) is None
 
 

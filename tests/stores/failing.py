@@ -15,10 +15,10 @@ ALL = {"decide", "decide_many", "give_back", "reset", "items", "load"}
 class FailingStore(WrappedStore):
     """A wrapped store that may fail to know a limit too."""
 
-    def know(self, limit: Any) -> None:
-        if "know" in self.failing:
+    def register(self, limit: Any) -> None:
+        if "register" in self.failing:
             raise StoreUnavailable("know: nobody answers")
-        self.inner.know(limit)
+        self.inner.register(limit)
 
 
 class HangingStore(FailingStore):

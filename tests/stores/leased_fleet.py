@@ -39,8 +39,8 @@ class Tally(Store):
     def now_us(self) -> int:
         return self.inner.now_us()
 
-    def know(self, limit: Any) -> None:
-        self.inner.know(limit)
+    def register(self, limit: Any) -> None:
+        self.inner.register(limit)
 
     def _noted(self, verb: str, cost: int) -> Store:
         self.calls.append((verb, cost))

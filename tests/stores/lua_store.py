@@ -54,7 +54,7 @@ class LuaStore(Store):
     def again(self, ask: asks.Ask) -> asks.Ask:
         return asks.converted(ask, {name: self.client.hgetall(name) for name in ask.registries()})
 
-    def know(self, limit: NamedLimit) -> None:
+    def register(self, limit: NamedLimit) -> None:
         self.send(asks.knowing(self.names, limit, self.moment()))
 
     def decide(self, claims: Sequence[Claim], max_wait_us: int | None = 0, commit: bool | int = True) -> Decision:

@@ -25,13 +25,13 @@ class AtOnce(FailingStore):
 
     at_hand = 3
 
-    def at_once(self, named, key, cost):
-        if "at_once" in self.failing:
+    def hit_nowait(self, named, key, cost):
+        if "hit_nowait" in self.failing:
             raise StoreUnavailable("at_once: nobody answers")
         if not self.at_hand:
             return None
         self.at_hand -= 1
-        return self.inner.one(named, key, cost, 0, True)
+        return self.inner.decide_one(named, key, cost, 0, True)
 
 
 def guard_of(behind, clock, **more) -> GuardedStore:
@@ -52,7 +52,7 @@ def test_what_the_store_has_at_hand_is_answered_at_once(store, clock):
         told = [await limiter.hit("a") for _ in range(5)]
         assert all(guard.answered_here(one) for one in told)
         assert behind.calls == ["decide", "decide", "decide"]
-        return guard.at_once(limiter.named[0], "a", 1)
+        return guard.hit_nowait(limiter.named[0], "a", 1)
 
     assert guard.answered_here(asyncio.run(main()))
 
@@ -60,10 +60,10 @@ def test_what_the_store_has_at_hand_is_answered_at_once(store, clock):
 def test_failing_at_what_is_at_hand_is_a_failure(store, clock):
     """A store that fails there too is answered for."""
     behind = AtOnce(store)
-    behind.failing |= {"at_once"}
+    behind.failing |= {"hit_nowait"}
     guard = guard_of(behind, clock)
     limiter = Limiter(FixedWindow("100/h"), store=guard)
-    assert guard.answered_here(guard.at_once(limiter.named[0], "a", 1))
+    assert guard.answered_here(guard.hit_nowait(limiter.named[0], "a", 1))
     assert guard.state == "open"
 
 
@@ -76,7 +76,7 @@ def test_half_open_nothing_is_answered_at_once(store, clock):
     limiter.hit("a")
     behind.failing.clear()
     guard.probe()
-    assert guard.at_once(limiter.named[0], "a", 1) is None
+    assert guard.hit_nowait(limiter.named[0], "a", 1) is None
 
 
 # Shards
@@ -84,7 +84,7 @@ def test_half_open_nothing_is_answered_at_once(store, clock):
 
 @pytest.fixture
 def shards(clock):
-    return {name: FailingStore(MemoryStore(clock=clock), local=True) for name in ("one", "two", "three")}
+    return {name: FailingStore(MemoryStore(clock=clock), local=True) for name in ("decide_one", "two", "three")}
 
 
 @pytest.fixture
@@ -111,7 +111,7 @@ def test_a_charge_over_a_dead_shard_and_a_living_one_goes_back_to_both(sharded, 
     store = sharded(guards, hot=False)
     limiter = Limiter({"user": FixedWindow("10/h"), "tenant": FixedWindow("10/h")}, store=store)
     homes = {n: store.home(f"key {n}").name for n in range(50)}
-    user = next(f"key {n}" for n, home in homes.items() if home == "one")
+    user = next(f"key {n}" for n, home in homes.items() if home == "decide_one")
     tenant = next(f"key {n}" for n, home in homes.items() if home == "two")
     both = {"user": user, "tenant": tenant}
     shards["two"].failing |= ALL

@@ -277,13 +277,13 @@ def test_one_failure_while_half_open_costs_one_call(behind, guarded, clock):
 
 def test_a_limiter_can_be_made_while_the_store_is_down(behind, guarded, store, monkeypatch):
     """A limit whose birth can't be told is told when the store is back."""
-    behind.failing |= {*ALL, "know"}
+    behind.failing |= {*ALL, "register"}
     guard = guarded("local", share=2)
     limiter = Limiter({"slow": TokenBucket("1/h burst 10 initial 0")}, store=guard)
     assert not limiter.hit("a")
     broken(behind, guard, limiter)
     known = []
-    monkeypatch.setattr(behind, "know", lambda limit: known.append(limit.name))
+    monkeypatch.setattr(behind, "register", lambda limit: known.append(limit.name))
     behind.failing.clear()
     guard.probe()
     assert known == ["slow"]

@@ -45,7 +45,7 @@ class Both:
         self.lua = Limiter(named, store=(MovingStore if moving else LuaStore)(client, self.lua_clock), name="twins")
         self.memory = Limiter(named, store=memory if moving else WrappedStore(memory), name="twins")
         for one in self.memory.named:
-            memory.know(one)
+            memory.register(one)
 
     def play(self, trace: list[Any]) -> None:
         lua, memory = Player(self.lua, self.lua_clock), Player(self.memory, self.clock)
@@ -114,7 +114,7 @@ def test_many_asks_in_one_call_are_as_many_calls(valkey: Valkey, some: list[Limi
         named = [NamedLimit("many", str(limit), limit) for limit in some]
         for store in stores:
             for one in named:
-                store.know(one)
+                store.register(one)
         made = [[ask_of(store, named, *each) for each in drawn] for store in stores]
         together = stores[0].send(*made[0]) if drawn else []
         assert together == [stores[1].send(ask)[0] for ask in made[1]]

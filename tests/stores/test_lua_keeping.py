@@ -67,7 +67,7 @@ def named(limit: Limit, name: str = "kept") -> NamedLimit:
 def test_a_state_lives_until_it_is_as_new_and_a_second_more(client: Any, limit: Limit) -> None:
     """After every charge, patient or not, and after giving back, a key's time to live is its reset plus a second."""
     store, one = LuaStore(client), named(limit)
-    store.know(one)
+    store.register(one)
     for step in range(3):
         if step == 2:
             store.give_back([Claim(one, "a", 1)], store.server_us())
@@ -84,7 +84,7 @@ def test_nothing_is_left_without_a_time_to_live(client: Any, limit: Limit) -> No
     store = LuaStore(client)
     one, ramp = named(limit), named(TokenBucket("5/s burst 10 initial 1"), "ramp")
     for each in (one, ramp):
-        store.know(each)
+        store.register(each)
         for key in ("a", "b" * 500):
             store.decide([Claim(each, key, 2)], None)
             store.give_back([Claim(each, key, 1)], store.server_us())
@@ -97,7 +97,7 @@ def test_nothing_is_left_without_a_time_to_live(client: Any, limit: Limit) -> No
 def test_a_key_outlives_the_ramp_of_its_limit(client: Any) -> None:
     """While an unseen key would hold less than a full bucket, a key that was seen is not forgotten."""
     store, one = LuaStore(client), named(TokenBucket("1/s burst 100 initial 90"))
-    store.know(one)
+    store.register(one)
     assert store.decide([Claim(one, "a", 1)])
     assert 10_000 < client.pttl(store.names.key(one, "a")) <= 12_000
 
@@ -105,7 +105,7 @@ def test_a_key_outlives_the_ramp_of_its_limit(client: Any) -> None:
 def test_made_up_times_are_kept_for_an_hour(client: Any) -> None:
     """On a clock of one's own a state can't tell when it will be as new, so it lives for an hour."""
     store, one = LuaStore(client, ManualClock(NOON)), named(TokenBucket("5/s"))
-    store.know(one)
+    store.register(one)
     store.decide([Claim(one, "a", 1)])
     store.decide([Claim(one, "a", 1)], None)
     assert all(3_590_000 < client.pttl(name) <= 3_600_000 for name in client.scan_iter())
@@ -116,7 +116,7 @@ def test_no_decision_depends_on_a_key_having_expired(client: Any) -> None:
     for limit in ALL:
         clock = ManualClock(NOON)
         store, one = LuaStore(client, clock), named(limit, str(limit))
-        store.know(one)
+        store.register(one)
         store.decide([Claim(one, "old", 3)], None)
         clock.advance(10 * 3600)
         assert store.decide([Claim(one, "old", 2)], None) == store.decide([Claim(one, "new", 2)], None)
@@ -139,7 +139,7 @@ def test_refused_and_peeked_write_nothing(client: Any, limit: Limit) -> None:
     """Refused, refused for ever, peeked, a cost of nothing, and given back where nothing is: not a byte changes."""
     store, one, other = LuaStore(client), named(limit), named(TokenBucket("1000/s"), "other")
     for each in (one, other):
-        store.know(each)
+        store.register(each)
         store.decide([Claim(each, "a", 1)])
     while store.decide([Claim(one, "a", 1)]):
         pass
@@ -180,7 +180,7 @@ def test_a_changed_rate_reads_the_old_state_as_memory_does(client: Any, old: Lim
     for store, clock, said in zip(stores, clocks, told, strict=True):
         for step, limit in enumerate((old, new, old, new)):
             one = NamedLimit("changing", "rate", limit)
-            store.know(one)
+            store.register(one)
             for cost, max_wait_us, commit in ((1, 0, False), (2, 0, True), (1, 10**7, True), (1, 0, True)):
                 said.append(store.decide([Claim(one, "a", cost)], max_wait_us, commit))
                 clock.advance(0.37 + step)
@@ -197,7 +197,7 @@ def test_several_stale_limits_are_converted_together(client: Any) -> None:
         named_limits = [NamedLimit("several", type(limit).kind, limit) for limit in limits]
         for each, said in zip((store, memory), told, strict=True):
             for one in named_limits:
-                each.know(one)
+                each.register(one)
             said += each.decide_many([[Claim(one, "a") for one in named_limits]] * 5)
             each.give_back([Claim(one, "a") for one in named_limits])
             said.append(each.decide([Claim(one, "a") for one in named_limits], 10**6))
@@ -211,7 +211,7 @@ def test_giving_back_converts_first(client: Any) -> None:
     for store in (LuaStore(client, clock), MemoryStore(clock=clock)):
         for limit in (TokenBucket("5/s burst 10"), TokenBucket("7/min burst 9")):
             one = NamedLimit("x", "x", limit)
-            store.know(one)
+            store.register(one)
             store.decide([Claim(one, "a", 4)])
             store.give_back([Claim(one, "a", 1)])
         states.append(list(store.items(one)))
@@ -222,7 +222,7 @@ def test_a_state_of_a_rate_that_nobody_remembers_is_taken_for_used_up(client: An
     """When the registry is gone, an old state is not forgiven: the key starts empty, and fills up as the new rate says."""
     store = LuaStore(client)
     old, new = named(TokenBucket("5/s burst 10")), named(TokenBucket("1/h burst 3"))
-    store.know(old)
+    store.register(old)
     assert store.decide([Claim(old, "a", 1)])
     client.delete(store.names.registry(old))
     assert store.decide([Claim(new, "a", 1)]).remaining == 0
@@ -235,7 +235,7 @@ def test_a_state_that_changed_meanwhile_is_not_overwritten(client: Any) -> None:
     store = LuaStore(client, clock)
     old, new = named(TokenBucket("1/h burst 10")), named(TokenBucket("2/h burst 10"))
     for one in (old, new):
-        store.know(one)
+        store.register(one)
     store.decide([Claim(old, "a", 3)])
     ask = asks.deciding(store.names, [Claim(new, "a", 1)], now_us=store.moment())
     asks.read_all([ask], client.eval(asks.call_of([ask])[0].source, 1, *ask.keys, ask.body))
@@ -251,12 +251,12 @@ def test_a_birth_is_written_once(client: Any) -> None:
     """Whoever makes the limiter later, on whatever machine, is told the same birth, and unseen keys fill up from it."""
     clock = ManualClock(NOON)
     one = named(TokenBucket("1/s burst 10 initial 0"))
-    LuaStore(client, clock).know(one)
+    LuaStore(client, clock).register(one)
     clock.advance(4)
     later = LuaStore(client, clock)
     with pytest.raises(ConfigurationError, match="birth"):
         later.decide([Claim(one, "a", 1)])
-    later.know(one)
+    later.register(one)
     assert later.decide([Claim(one, "a", 4)]).remaining == 0
     clock.advance(3)
     assert later.decide([Claim(one, "b", 1)]).remaining == 6
@@ -266,10 +266,10 @@ def test_two_limits_that_meet_in_one_digest_are_told_apart(client: Any) -> None:
     """Should 72 bits ever not be enough, the second limit is refused by name instead of sharing the first one's state."""
     store = LuaStore(client)
     first, second = named(TokenBucket("5/s"), "first"), named(TokenBucket("5/s"), "second")
-    store.know(first)
+    store.register(first)
     place_of(store.names, second).registry = store.names.registry(first)
     with pytest.raises(ConfigurationError, match=r"second.*first.*rename"):
-        store.know(second)
+        store.register(second)
 
 
 @every_rule
@@ -279,7 +279,7 @@ def test_items_come_back_whole_and_load_takes_them(client: Any, limit: Limit) ->
     store, other, one = LuaStore(client, clock), LuaStore(client, clock, prefix="other"), named(limit)
     keys = ["", "a", "}{", "\ud800\0", "x" * 10_000, "y" * 129]
     for each in (store, other):
-        each.know(one)
+        each.register(one)
     for cost, key in enumerate(keys):
         store.decide([Claim(one, key, 1 + cost % 3)], None)
     found = dict(store.items(one))
@@ -299,7 +299,7 @@ def test_a_clock_that_went_back_grants_nothing_and_locks_nobody_out(client: Any,
     """After a step back nothing extra is there, and a lone caller waits no longer than it was told before the step."""
     clock = ManualClock(NOON)
     store, one = LuaStore(client, clock), named(limit)
-    store.know(one)
+    store.register(one)
     while store.decide([Claim(one, "a", 1)]):
         pass
     told = store.decide([Claim(one, "a", 1)])
@@ -323,7 +323,7 @@ def test_a_peek_after_a_step_back_writes_nothing(client: Any, limit: Limit) -> N
     """Only a call that was meant to charge moves the dates; a peek sees them moved and leaves them."""
     clock = ManualClock(NOON)
     store, one = LuaStore(client, clock), named(limit)
-    store.know(one)
+    store.register(one)
     store.decide([Claim(one, "a", 1)])
     clock.advance(-100)
     store.last_us = store.shift_us = 0
@@ -344,7 +344,7 @@ def test_reservations_keep_their_distance_when_the_clock_goes_back(client: Any) 
         FixedWindow("1/s", align="first"),
     ):
         one = named(limit, str(limit))
-        store.know(one)
+        store.register(one)
         assert [store.decide([Claim(one, "a", 1)], None).wait for _ in range(3)] == [0.0, 1.0, 2.0]
         clock.advance(-3600)
         store.last_us = store.shift_us = 0
@@ -372,7 +372,7 @@ def test_the_servers_clock_goes_back(tmp_path: Path, eventually: Callable[..., N
     clock = ServersClock(tmp_path)
     with Valkey(env=clock.env) as server, server.client() as client:
         store, one = LuaStore(client), named(TokenBucket("1/min burst 3"))
-        store.know(one)
+        store.register(one)
         started = store.server_us()
         assert [bool(store.decide([Claim(one, "a", 1)])) for _ in range(4)] == [True, True, True, False]
         clock.move(store, -3600, eventually)

@@ -45,7 +45,7 @@ def test_a_script_holds_only_the_rules_in_use(file: str, verb: str) -> None:
     assert found == {file}
     assert ("function next_claim" in source) == (verb != "hit")
     assert (f"function {file}_back" in source) == (verb in ("give_back", "rebook"))
-    assert ("HSETNX" in source) == (verb == "know")
+    assert ("HSETNX" in source) == (verb == "register")
 
 
 @pytest.mark.parametrize("clock", [(), ("clock",)], ids=["server's time", "own clock"])

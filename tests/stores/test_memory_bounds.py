@@ -248,10 +248,10 @@ def test_a_log_grows_with_calls_not_with_cost(clock):
 
 def test_a_name_has_so_many_limits_and_says_so(monkeypatch):
     """Who makes up a limit for every key is told at the last one that can be kept apart; those that were there go on."""
-    from limitkeeper.stores import table
+    from limitkeeper.stores import cell_table
 
-    assert table.MOST_UNITS == 65_535
-    monkeypatch.setattr(table, "MOST_UNITS", 3)
+    assert cell_table.MOST_UNITS == 65_535
+    monkeypatch.setattr(cell_table, "MOST_UNITS", 3)
     store = MemoryStore()
     limiters = [Limiter(TokenBucket(f"{n}/h burst {n}"), store=store, name="one") for n in (1, 2, 3)]
     assert all(limiter.hit("ann") for limiter in limiters)

@@ -125,8 +125,8 @@ def test_near_shards_answer_at_once_to_awaiting_callers(clock):
     sharded = ShardedStore({"near": MemoryStore(clock=clock), "far": far}, hot=False)
     limiter = AsyncLimiter("5/h", store=sharded)
     named = limiter.named[0]
-    assert sharded.at_once(named, key_on(sharded, "near"), 1).remaining == 4
-    assert sharded.at_once(named, key_on(sharded, "far"), 1) is None
+    assert sharded.hit_nowait(named, key_on(sharded, "near"), 1).remaining == 4
+    assert sharded.hit_nowait(named, key_on(sharded, "far"), 1) is None
     assert far.calls == []
     assert asyncio.run(limiter.hit(key_on(sharded, "far"))).remaining == 4
 
@@ -136,8 +136,8 @@ def test_strangers_of_all_shards_are_counted(make, clock):
     sharded = ShardedStore([MemoryStore(max_keys=10, clock=clock) for _ in range(2)])
     limiter = make("5/h", store=sharded)
     limiter.hit_many(KEYS)
-    assert sharded.strangers == sum(store.strangers for store in sharded.shards.values()) > 0
-    assert limiter.stats().shared == sharded.strangers
+    assert sharded.overflow == sum(store.overflow for store in sharded.shards.values()) > 0
+    assert limiter.stats().shared == sharded.overflow
 
 
 def test_a_budget_is_passed_on_to_every_shard(clock):

@@ -9,8 +9,8 @@ import warnings
 import pytest
 
 from limitkeeper import Limiter, MemoryStore, SeveralWorkers, store_from_url
-from limitkeeper.stores import workers
-from limitkeeper.stores.workers import several_workers
+from limitkeeper.stores import worker_warning
+from limitkeeper.stores.worker_warning import several_workers
 
 #: Runs `work(number)` in so many children at once; each keeps alive until all are done. What each printed comes out in order.
 FORKS = """
@@ -63,7 +63,7 @@ def forks(python):
 @pytest.fixture
 def untold(monkeypatch):
     """As if nobody had been warned yet."""
-    monkeypatch.setattr(workers, "_told", False)
+    monkeypatch.setattr(worker_warning, "_told", False)
 
 
 # The pitfall

@@ -234,7 +234,7 @@ def test_what_can_never_pass_is_told_not_to_try_again(serve, clock):
 def test_a_store_that_fails_closed_is_unavailable(serve, store):
     """Where the service is at fault the status is UNAVAILABLE, with a delay and no talk of quotas."""
     failing = WrappedStore(store, local=True)
-    failing.failing = {"decide", "one"}
+    failing.failing = {"decide", "decide_one"}
     _, client = serve(gate(rule(FixedWindow("5/h"), on_failure=OnFailure(CLOSED)), store=failing))
     error = refusal(client.pay)
     assert error.code() is Code.UNAVAILABLE

@@ -80,7 +80,7 @@ class Lines:
         self.shown = shown
         self.named = NamedLimit("limitkeeper.logs", "lines", limit)
         self.store = MemoryStore(max_keys=MOST) if clock is None else MemoryStore(max_keys=MOST, clock=clock)
-        self.store.know(self.named)
+        self.store.register(self.named)
         self.left_out: dict[str, count[int]] = {}
 
     def hear(self, event: Event) -> None:
@@ -95,7 +95,7 @@ class Lines:
     def _suppressed(self, kind: str, rule: str) -> int | None:
         """How many were left out since the last line; None: this one is left out too."""
         which = f"{kind}: {rule}"
-        if self.store.one(self.named, which, 1, 0, True):
+        if self.store.decide_one(self.named, which, 1, 0, True):
             drawn = self.left_out.pop(which, None)
             return 0 if drawn is None else next(drawn)
         if len(self.left_out) < MOST:

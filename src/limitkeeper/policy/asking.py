@@ -302,7 +302,7 @@ class Asking:
         if len(passage.entries) > 1 or passage.owes:
             return None  # type: ignore[return-value]
         entry: Entry = passage.entries[0]
-        found = self.store.at_once(entry.named, passage.keys[0], passage.costs[0])
+        found = self.store.hit_nowait(entry.named, passage.keys[0], passage.costs[0])
         if found is None:
             return None  # type: ignore[return-value]
         decision: Decision = found

@@ -111,7 +111,7 @@ class Gate(Asking):
                 begin()
             for entries in clause.made.values():
                 for entry in entries:
-                    self.store.know(entry.named)
+                    self.store.register(entry.named)
 
     @property
     def policy(self) -> Policy:

@@ -3,5 +3,5 @@ from limitkeeper.algorithms.claim cimport NamedLimit
 from limitkeeper.decision cimport Decision
 
 cdef class Store:
-    cpdef Decision one(self, NamedLimit named, str key, long long cost, long long max_wait_us, bint commit)
-    cpdef Decision at_once(self, NamedLimit named, str key, long long cost)
+    cpdef Decision decide_one(self, NamedLimit named, str key, long long cost, long long max_wait_us, bint commit)
+    cpdef Decision hit_nowait(self, NamedLimit named, str key, long long cost)

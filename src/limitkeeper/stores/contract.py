@@ -47,7 +47,7 @@ class Store:
         """This store's time."""
         return int(self.clock.now_us())
 
-    def know(self, limit: NamedLimit) -> None:
+    def register(self, limit: NamedLimit) -> None:
         """A limiter with this limit was made: its birth, for those that do not start full."""
 
     def decide(self, claims: Sequence[Claim], max_wait_us: int | None = 0, commit: bool | int = True) -> Decision:
@@ -59,7 +59,7 @@ class Store:
         raise NotImplementedError
 
     @cython.ccall
-    def one(
+    def decide_one(
         self, named: NamedLimit, key: str, cost: cython.longlong, max_wait_us: cython.longlong, commit: cython.bint
     ) -> Decision:
         """One limit, one plain key: the way of most calls, so that a store can be quick about it. `max_wait_us` is at most
@@ -67,7 +67,7 @@ class Store:
         return self.decide([Claim(named, key, cost)], None if max_wait_us >= MAX_WAIT else max_wait_us, commit)
 
     @cython.ccall
-    def at_once(self, named: NamedLimit, key: str, cost: cython.longlong) -> Decision | None:
+    def hit_nowait(self, named: NamedLimit, key: str, cost: cython.longlong) -> Decision | None:
         """A hit, when it can be answered without waiting for anybody outside this process; otherwise None, nothing done."""
         return None
 
@@ -76,7 +76,7 @@ class Store:
         return self.local
 
     @property
-    def strangers(self) -> int:
+    def overflow(self) -> int:
         """How many decisions were made on shared cells, because the store was full."""
         return 0
 

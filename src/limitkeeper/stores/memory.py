@@ -20,32 +20,32 @@ if cython.compiled:
     from cython.cimports.limitkeeper.algorithms.constants import PLAIN, REFUSED
     from cython.cimports.limitkeeper.algorithms.limit import Answer, Limit, State
     from cython.cimports.limitkeeper.decision import Decision
-    from cython.cimports.limitkeeper.stores.cells import Cells, Spot
-    from cython.cimports.limitkeeper.stores.near import blank
-    from cython.cimports.limitkeeper.stores.table import Table
+    from cython.cimports.limitkeeper.stores.cell_store import blank
+    from cython.cimports.limitkeeper.stores.cell_table import Table
+    from cython.cimports.limitkeeper.stores.memory_cells import MemoryCells, TableHandle
 else:
     from ..algorithms import all_of
     from ..algorithms.claim import Claim, NamedLimit
     from ..algorithms.constants import PLAIN, REFUSED
     from ..algorithms.limit import Answer, Limit, State
     from ..decision import Decision
-    from .cells import Cells, Spot
-    from .near import blank
-    from .table import Table
+    from .cell_store import blank
+    from .cell_table import Table
+    from .memory_cells import MemoryCells, TableHandle
 
 from ..algorithms.all_of import together
-from .near import checked, patience_us
+from .cell_store import checked, patience_us
 
 
 @cython.cclass
-class MemoryStore(Cells):
+class MemoryStore(MemoryCells):
     """The default store. `max_keys` bounds it; `clock` is for tests."""
 
     @cython.cfunc
     def decide_quickly(
         self,
         decision: Decision,
-        place: Spot,
+        place: TableHandle,
         key: str,
         cost: cython.longlong,
         max_wait_us: cython.longlong,
@@ -72,7 +72,7 @@ class MemoryStore(Cells):
         reset: cython.longlong
         while True:
             if PLAIN:
-                stamp = self.stamp
+                stamp = self.revision
             cell = table.find(key)
             known: cython.bint = False
             if cell:
@@ -84,7 +84,7 @@ class MemoryStore(Cells):
             else:
                 state = self.read(place, key, now_us, full)
                 answer = limit.rule(limit, state[0], state[1], state[2], now, now, cost, patience)
-            if not PLAIN or stamp == self.stamp:
+            if not PLAIN or stamp == self.revision:
                 break
         a, b, c, start, retry, remaining, reset = answer
         if start >= 0 and commit and cost > 0:
@@ -92,7 +92,7 @@ class MemoryStore(Cells):
                 cell.a = a
                 cell.b = b
                 cell.c = c
-                self.stamp += 1
+                self.revision += 1
             else:
                 self.put(place, key, a, b, c, now_us, full)
         elif not commit or cost == 0:
@@ -123,7 +123,7 @@ class MemoryStore(Cells):
     @cython.cfunc
     def glance(
         self,
-        place: Spot,
+        place: TableHandle,
         key: str,
         cost: cython.longlong,
         start: cython.longlong,
@@ -149,12 +149,12 @@ class MemoryStore(Cells):
         )
 
     @cython.ccall
-    def one(
+    def decide_one(
         self, named: NamedLimit, key: str, cost: cython.longlong, max_wait_us: cython.longlong, commit: cython.bint
     ) -> Decision:
         if type(self) is not MemoryStore:  # a subclass that decides otherwise is asked in its own way
-            return Cells.one(self, named, key, cost, max_wait_us, commit)
-        place: Spot = self.place_of(named)  # type: ignore[assignment]
+            return MemoryCells.decide_one(self, named, key, cost, max_wait_us, commit)
+        place: TableHandle = self.place_of(named)  # type: ignore[assignment]
         if cython.compiled:
             return self.decide_quickly(blank(self, place), place, key, cost, max_wait_us, commit, self.now())
         with self._lock:

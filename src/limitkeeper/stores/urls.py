@@ -78,7 +78,7 @@ def maker_of(scheme: str, url: str) -> Callable[..., Store]:
 
 
 def memory(url: str, parts: Any, options: Options) -> Store:
-    from .workers import memory_store
+    from .worker_warning import memory_store
 
     if parts.netloc or parts.path.strip("/"):
         raise ConfigurationError(f"{masked(url)}: memory:// has no host and no path; it takes only ?max_keys=…")

@@ -51,10 +51,10 @@ class Fallback:
         self.clock = clock
         self.until_us = until_us
 
-    def know(self, named: NamedLimit) -> None:
+    def register(self, named: NamedLimit) -> None:
         """A limiter with this limit was made."""
 
-    def one(self, named: NamedLimit, key: str, cost: int, max_wait_us: int, commit: bool) -> Decision:
+    def decide_one(self, named: NamedLimit, key: str, cost: int, max_wait_us: int, commit: bool) -> Decision:
         raise NotImplementedError
 
     def decide(self, claims: Sequence[Claim], max_wait_us: int | None, commit: bool | int) -> Decision:
@@ -73,32 +73,32 @@ class Fallback:
         """Lets go of what is kept."""
 
     @property
-    def strangers(self) -> int:
+    def overflow(self) -> int:
         return 0
 
 
 class Unlimited(Fallback):
     """`on_failure="open"`: everything that could ever pass is let through. All of the limit is there, for the next one too."""
 
-    def one(self, named: NamedLimit, key: str, cost: int, max_wait_us: int, commit: bool) -> Decision:
+    def decide_one(self, named: NamedLimit, key: str, cost: int, max_wait_us: int, commit: bool) -> Decision:
         size = named.limit.capacity
         fits = cost <= size
         return Decision(fits, size, size, 0 if fits else -1, 0, 0, HERE + self.clock.now_us(), named.name)
 
     def decide(self, claims: Sequence[Claim], max_wait_us: int | None, commit: bool | int) -> Decision:
-        return spoken([self.one(claim.limit, claim.key, claim.cost, 0, bool(commit)) for claim in claims])
+        return spoken([self.decide_one(claim.limit, claim.key, claim.cost, 0, bool(commit)) for claim in claims])
 
 
 class Refusal(Fallback):
     """`on_failure="closed"`: refused until the next probe, and what can never fit is told so."""
 
-    def one(self, named: NamedLimit, key: str, cost: int, max_wait_us: int, commit: bool) -> Decision:
+    def decide_one(self, named: NamedLimit, key: str, cost: int, max_wait_us: int, commit: bool) -> Decision:
         size = named.limit.capacity
         free, now_us, until = cost == 0, HERE + self.clock.now_us(), self.until_us()
         return Decision(free, size, 0, 0 if free else until if cost <= size else -1, until, 0, now_us, named.name)
 
     def decide(self, claims: Sequence[Claim], max_wait_us: int | None, commit: bool | int) -> Decision:
-        return spoken([self.one(claim.limit, claim.key, claim.cost, 0, bool(commit)) for claim in claims])
+        return spoken([self.decide_one(claim.limit, claim.key, claim.cost, 0, bool(commit)) for claim in claims])
 
 
 class LocalShare(Fallback):
@@ -126,8 +126,8 @@ class LocalShare(Fallback):
             self.shares[named] = found
         return found
 
-    def know(self, named: NamedLimit) -> None:
-        self.memory.know(self.share(named))
+    def register(self, named: NamedLimit) -> None:
+        self.memory.register(self.share(named))
 
     def claims(self, claims: Sequence[Claim]) -> list[Claim]:
         """The same claims on the shares, with what they remember of a charge."""
@@ -140,8 +140,8 @@ class LocalShare(Fallback):
             found.append(mine)
         return found
 
-    def one(self, named: NamedLimit, key: str, cost: int, max_wait_us: int, commit: bool) -> Decision:
-        d = self.memory.one(self.shares.get(named) or self.share(named), key, cost, max_wait_us, commit)
+    def decide_one(self, named: NamedLimit, key: str, cost: int, max_wait_us: int, commit: bool) -> Decision:
+        d = self.memory.decide_one(self.shares.get(named) or self.share(named), key, cost, max_wait_us, commit)
         if d.retry_us < 0:
             return self._told(d, cost <= named.limit.capacity)
         # as dated_here, without the calls: this is the way of every hit while the store is away
@@ -183,8 +183,8 @@ class LocalShare(Fallback):
         self.memory.close()
 
     @property
-    def strangers(self) -> int:
-        return int(self.memory.strangers)
+    def overflow(self) -> int:
+        return int(self.memory.overflow)
 
 
 ON_FAILURE: dict[str, type[Fallback]] = {"open": Unlimited, "closed": Refusal, "local": LocalShare}

@@ -32,8 +32,8 @@ class PromptStore(Store):
         return self.inner.clock
 
     @property
-    def strangers(self) -> int:
-        return self.inner.strangers
+    def overflow(self) -> int:
+        return self.inner.overflow
 
     def answers_within(self, budget_us: int) -> bool:
         self.budget_us = min(budget_us, self.budget_us)
@@ -42,8 +42,8 @@ class PromptStore(Store):
     def can_reserve(self, limit: NamedLimit) -> bool:
         return self.inner.can_reserve(limit)
 
-    def know(self, limit: NamedLimit) -> None:
-        self._run(lambda: self.inner.know(limit))
+    def register(self, limit: NamedLimit) -> None:
+        self._run(lambda: self.inner.register(limit))
 
     def items(self, limit: NamedLimit) -> Iterable[tuple[str, Any]]:
         return self.inner.items(limit)
@@ -97,14 +97,14 @@ class PromptStore(Store):
 
     # Verbs -----------------------------------------------------------------------------------------------------
 
-    def one(self, named: NamedLimit, key: str, cost: int, max_wait_us: int, commit: bool) -> Decision:
+    def decide_one(self, named: NamedLimit, key: str, cost: int, max_wait_us: int, commit: bool) -> Decision:
         found: Decision = self._run(
-            lambda: self.inner.one(named, key, cost, max_wait_us, commit), [[Claim(named, key, cost)]] if commit else ()
+            lambda: self.inner.decide_one(named, key, cost, max_wait_us, commit), [[Claim(named, key, cost)]] if commit else ()
         )
         return found
 
-    def at_once(self, named: NamedLimit, key: str, cost: int) -> Decision | None:
-        return self.inner.at_once(named, key, cost)
+    def hit_nowait(self, named: NamedLimit, key: str, cost: int) -> Decision | None:
+        return self.inner.hit_nowait(named, key, cost)
 
     def decide(self, claims: Sequence[Claim], max_wait_us: int | None = 0, commit: bool | int = True) -> Decision:
         asked = copied(claims)

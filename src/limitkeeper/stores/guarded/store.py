@@ -129,8 +129,8 @@ class GuardedStore(Store):
         return self._breaker.state
 
     @property
-    def strangers(self) -> int:
-        return self.inner.strangers + self._fallback.strangers
+    def overflow(self) -> int:
+        return self.inner.overflow + self._fallback.overflow
 
     @property
     def events(self) -> Publisher:
@@ -160,11 +160,11 @@ class GuardedStore(Store):
     def can_reserve(self, limit: NamedLimit) -> bool:
         return self.inner.can_reserve(limit)
 
-    def know(self, limit: NamedLimit) -> None:
-        self._fallback.know(limit)
+    def register(self, limit: NamedLimit) -> None:
+        self._fallback.register(limit)
         if self._breaker.closed or self._watch.may_ask():
             try:
-                self._store.know(limit)
+                self._store.register(limit)
                 return
             except StoreError as error:
                 self._watch.failed(error, [Claim(limit, "", 1)])
@@ -172,28 +172,28 @@ class GuardedStore(Store):
 
     # Deciding --------------------------------------------------------------------------------------------------
 
-    def one(self, named: NamedLimit, key: str, cost: int, max_wait_us: int, commit: bool) -> Decision:
+    def decide_one(self, named: NamedLimit, key: str, cost: int, max_wait_us: int, commit: bool) -> Decision:
         if self._breaker.closed or self._watch.may_ask():
             try:
-                decision = self._store.one(named, key, cost, max_wait_us, commit)
+                decision = self._store.decide_one(named, key, cost, max_wait_us, commit)
             except StoreError as error:
                 self._watch.failed(error, [Claim(named, key, 1)])
             else:
                 self._breaker.streak += 1
                 return decision
         self._degraded += 1
-        return self._fallback.one(named, key, cost, max_wait_us, commit)
+        return self._fallback.decide_one(named, key, cost, max_wait_us, commit)
 
-    def at_once(self, named: NamedLimit, key: str, cost: int) -> Decision | None:
+    def hit_nowait(self, named: NamedLimit, key: str, cost: int) -> Decision | None:
         if self._breaker.closed:
             try:
-                return self._store.at_once(named, key, cost)
+                return self._store.hit_nowait(named, key, cost)
             except StoreError as error:
                 self._watch.failed(error, [Claim(named, key, 1)])
         elif self._breaker.state != OPEN or self._watch.may_ask():
             return None
         self._degraded += 1
-        return self._fallback.one(named, key, cost, 0, True)
+        return self._fallback.decide_one(named, key, cost, 0, True)
 
     def decide(self, claims: Sequence[Claim], max_wait_us: int | None = 0, commit: bool | int = True) -> Decision:
         if self._breaker.closed or self._watch.may_ask():
@@ -390,7 +390,7 @@ class GuardedStore(Store):
     def _introduce(self) -> None:
         """Tells the store of limits that were made while it was away."""
         while self._untold:
-            self._store.know(self._untold[0])
+            self._store.register(self._untold[0])
             self._untold.pop(0)
 
     def leave(self) -> None:

@@ -3,9 +3,9 @@ from limitkeeper.algorithms.claim cimport NamedLimit
 from limitkeeper.decision cimport Decision
 from limitkeeper.stores.contract cimport Store
 from limitkeeper.stores.leased.lease cimport Lease, Terms
-from limitkeeper.stores.near cimport Near
+from limitkeeper.stores.cell_store cimport CellStore
 
-cdef class Hands(Near):
+cdef class Hands(CellStore):
     cdef readonly Store store
     cdef readonly bint controlled, exact
     cdef readonly long long lease, life_us, max_keys

@@ -21,26 +21,26 @@ if cython.compiled:
     from cython.cimports.limitkeeper.algorithms.constants import PLAIN, REFUSED
     from cython.cimports.limitkeeper.decision import Decision
     from cython.cimports.limitkeeper.monotonic import monotonic_us
+    from cython.cimports.limitkeeper.stores.cell_store import CellStore, blank
     from cython.cimports.limitkeeper.stores.contract import Store
     from cython.cimports.limitkeeper.stores.leased.lease import Lease, Terms
-    from cython.cimports.limitkeeper.stores.near import Near, blank
 else:
     from ...algorithms.claim import Claim, NamedLimit
     from ...algorithms.constants import PLAIN, REFUSED
     from ...clock import monotonic_us
     from ...decision import Decision
+    from ..cell_store import CellStore, blank
     from ..contract import Store
-    from ..near import Near, blank
     from .lease import Lease, Terms
 
 from ...algorithms.all_of import together
 from ...clock import SystemClock
-from ..near import checked
+from ..cell_store import checked
 from .attendant import Attendant
 
 
 @cython.cclass
-class Hands(Near):
+class Hands(CellStore):
     """What is in hand for every key, before anything is asked of the parent."""
 
     def __init__(self, store: Store, lease: cython.longlong, life_us: cython.longlong, max_keys: cython.longlong) -> None:
@@ -208,7 +208,7 @@ class Hands(Near):
             return self.refused(terms, lease, now_us) if retry > 0 else None
 
     @cython.ccall
-    def one(
+    def decide_one(
         self, named: NamedLimit, key: str, cost: cython.longlong, max_wait_us: cython.longlong, commit: cython.bint
     ) -> Decision:
         decision: Decision | None = None
@@ -222,7 +222,7 @@ class Hands(Near):
         return decision
 
     @cython.ccall
-    def at_once(self, named: NamedLimit, key: str, cost: cython.longlong) -> Decision | None:
+    def hit_nowait(self, named: NamedLimit, key: str, cost: cython.longlong) -> Decision | None:
         if cython.compiled:
             return self.from_hand(named, key, cost, 0, True)
         with self._lock:

@@ -1,9 +1,9 @@
 # The C face of lease.py.
 from limitkeeper.algorithms.claim cimport NamedLimit
 from limitkeeper.algorithms.limit cimport Limit
-from limitkeeper.stores.near cimport Place
+from limitkeeper.stores.cell_store cimport LimitHandle
 
-cdef class Terms(Place):
+cdef class Terms(LimitHandle):
     cdef readonly NamedLimit named, theirs
     cdef readonly dict leases
     cdef readonly bint leased, paced, walled

@@ -26,23 +26,23 @@ except ModuleNotFoundError:
 if cython.compiled:
     from cython.cimports.limitkeeper.algorithms.claim import NamedLimit
     from cython.cimports.limitkeeper.algorithms.limit import Limit
-    from cython.cimports.limitkeeper.stores.near import Near, Place
+    from cython.cimports.limitkeeper.stores.cell_store import CellStore, LimitHandle
 else:
     from ...algorithms.claim import NamedLimit
     from ...algorithms.limit import Limit
-    from ..near import Near, Place
+    from ..cell_store import CellStore, LimitHandle
 
 from ...algorithms.fixed_window import FixedWindow
 
 
 @cython.cclass
-class Terms(Place):
+class Terms(LimitHandle):
     """How one limit is leased: whether at all, in what sizes, and under which limit the parent knows it."""
 
     __slots__ = ("fair", "fixed", "leased", "leases", "life_us", "most", "named", "paced", "theirs", "tokens_us", "walled")
 
     def __init__(
-        self, store: Near, named: NamedLimit, theirs: NamedLimit, fixed: cython.longlong, life_us: cython.longlong
+        self, store: CellStore, named: NamedLimit, theirs: NamedLimit, fixed: cython.longlong, life_us: cython.longlong
     ) -> None:
         limit: Limit = theirs.limit
         super().__init__(store, named, 1, 0)

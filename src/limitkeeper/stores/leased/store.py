@@ -41,7 +41,7 @@ else:
 from ...algorithms.fixed_window import FixedWindow
 from ...errors import ConfigurationError, StoreError
 from ...rate import Duration, duration_us
-from ..near import checked, only_claims, patience_us
+from ..cell_store import checked, only_claims, patience_us
 from . import batches, ledger, wholesale
 from .flight import arun, run
 from .strict import stretched
@@ -144,8 +144,8 @@ class LeasedStore(Hands):
 
     # Keeping house ---------------------------------------------------------------------------------------------
 
-    def know(self, limit: NamedLimit) -> None:
-        self.store.know(self.terms_of(limit).theirs)
+    def register(self, limit: NamedLimit) -> None:
+        self.store.register(self.terms_of(limit).theirs)
 
     def can_reserve(self, limit: NamedLimit) -> bool:
         return self.store.can_reserve(limit)
@@ -154,8 +154,8 @@ class LeasedStore(Hands):
         return self.store.answers_within(max(1, budget_us // 3))  # a call may ask for a batch, for a part of it, and for itself
 
     @property
-    def strangers(self) -> int:
-        return self.store.strangers
+    def overflow(self) -> int:
+        return self.store.overflow
 
     def __len__(self) -> int:
         """How many keys have a lease, or a refusal that is remembered."""

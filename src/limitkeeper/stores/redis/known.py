@@ -34,12 +34,12 @@ class Knowing(Ask):
     def __init__(self, place: Place, now_us: int | None) -> None:
         self.place, self.now_us = place, now_us
         self.answer = self.stale = None
-        self.rules = parts_of("know", (), now_us)
+        self.rules = parts_of("register", (), now_us)
         self.keys = [place.registry]
         texts = (b"%x" % place.fingerprint, str(place.limit).encode(), identity(place.named))
         packed = b"".join(LENGTH.pack(len(text)) + text for text in texts)
         moment = b"" if now_us is None else NOW.pack(now_us)
-        self.body = bytes((VERBS["know"][0],)) + _DOUBLE.pack(_kept_ms(place)) + packed + moment
+        self.body = bytes((VERBS["register"][0],)) + _DOUBLE.pack(_kept_ms(place)) + packed + moment
 
     def places(self) -> list[Place]:
         return [self.place]

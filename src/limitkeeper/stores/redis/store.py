@@ -23,8 +23,8 @@ from ...clock import SYSTEM
 from ...decision import Decision
 from ...errors import ConfigurationError, StoreError
 from ...rate import Duration, duration_us
+from ..cell_store import checked, patience_us
 from ..contract import Store
-from ..near import checked, patience_us
 from . import answers, keeping
 from .address import Address, read_url
 from .asks import Ask, deciding, giving_back, hitting, rebooking
@@ -137,7 +137,7 @@ class RedisStore(Store):
 
     # Knowing limits --------------------------------------------------------------------------------------------
 
-    def know(self, limit: NamedLimit) -> None:
+    def register(self, limit: NamedLimit) -> None:
         """The server hears of a limit at its first use: it may be away now."""
         place_of(self.names, limit)
         given_us = self._given_us()
@@ -196,7 +196,7 @@ class RedisStore(Store):
 
     # Sync ------------------------------------------------------------------------------------------------------
 
-    def one(self, named: NamedLimit, key: str, cost: int, max_wait_us: int, commit: bool | int) -> Decision:
+    def decide_one(self, named: NamedLimit, key: str, cost: int, max_wait_us: int, commit: bool | int) -> Decision:
         place: Place | None = self.names.places.get(named)
         if max_wait_us or not commit or place is None or place.since_us is None:
             return self.decide([Claim(named, key, cost)], None if max_wait_us >= MAX_WAIT else max_wait_us, commit)

@@ -64,9 +64,9 @@ class Membership(Routed):
 
     def _tell(self, limit: NamedLimit, shard: Shard) -> None:
         """Lets a shard know a limit, and whoever leases from it."""
-        shard.store.know(self.at(limit, shard))
+        shard.store.register(self.at(limit, shard))
         if shard.leasing is not None:
-            shard.leasing.store.know(self.at(limit, shard.leasing))
+            shard.leasing.store.register(self.at(limit, shard.leasing))
 
     def _members(self) -> Members:
         return tuple((name, shard.weight) for name, shard in self._shards.items() if name not in self._lost)

@@ -234,7 +234,7 @@ class Routed(Store):
     # One limit, one key ----------------------------------------------------------------------------------------
 
     @cython.ccall
-    def one(
+    def decide_one(
         self, named: NamedLimit, key: str, cost: cython.longlong, max_wait_us: cython.longlong, commit: cython.bint
     ) -> Decision:
         shard: Shard
@@ -250,7 +250,7 @@ class Routed(Store):
         finally:
             self.leave(side)
         self.elsewhere(shard, lost)
-        return self.one(named, key, cost, max_wait_us, commit)
+        return self.decide_one(named, key, cost, max_wait_us, commit)
 
     @cython.cfunc
     def asked(
@@ -270,8 +270,8 @@ class Routed(Store):
         known: NamedLimit = self.spread(named).at(shard)
         if shard.memory is not None:
             memory: MemoryStore = shard.memory
-            return memory.one(known, key, cost, max_wait_us, commit)
-        decision = shard.store.one(known, key, cost, max_wait_us, commit)
+            return memory.decide_one(known, key, cost, max_wait_us, commit)
+        decision = shard.store.decide_one(known, key, cost, max_wait_us, commit)
         if heavy is not None:
             heavy.hit(key, decision.start_us - decision.wait_us)
         return decision
@@ -330,7 +330,7 @@ class Routed(Store):
         return 0
 
     @cython.ccall
-    def at_once(self, named: NamedLimit, key: str, cost: cython.longlong) -> Decision | None:
+    def hit_nowait(self, named: NamedLimit, key: str, cost: cython.longlong) -> Decision | None:
         side: cython.int = self.enter()
         try:
             shard: Shard = self.find(key)
@@ -341,7 +341,7 @@ class Routed(Store):
             heavy: Heavy = shard.heavy
             if heavy is not None and heavy.hot and key in heavy.hot and shard.leasing is not None:
                 shard = shard.leasing
-            decision: Decision = shard.store.at_once(self.spread(named).at(shard), key, cost)
+            decision: Decision = shard.store.hit_nowait(self.spread(named).at(shard), key, cost)
             if decision is not None and heavy is not None:
                 heavy.hit(key, decision.start_us - decision.wait_us)
             return decision

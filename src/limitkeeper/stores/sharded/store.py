@@ -22,8 +22,8 @@ from ...algorithms.claim import Claim, NamedLimit
 from ...decision import Decision
 from ...errors import ConfigurationError, StoreError, StoreUnavailable
 from ...rate import Duration, duration_us
+from ..cell_store import checked, only_claims
 from ..contract import Store
-from ..near import checked, only_claims
 from . import span
 from .membership import Membership
 from .routing import Shard
@@ -83,8 +83,8 @@ class ShardedStore(Membership):
         return store
 
     @property
-    def strangers(self) -> int:
-        return sum(shard.store.strangers for shard in self._shards.values())
+    def overflow(self) -> int:
+        return sum(shard.store.overflow for shard in self._shards.values())
 
     def __len__(self) -> int:
         """How many keys the shards hold, as far as they say so."""
@@ -93,7 +93,7 @@ class ShardedStore(Membership):
     def __bool__(self) -> bool:
         return True
 
-    def know(self, limit: NamedLimit) -> None:
+    def register(self, limit: NamedLimit) -> None:
         self._known[limit.identity] = limit
         for shard in self._shards.values():
             self._tell(limit, shard)

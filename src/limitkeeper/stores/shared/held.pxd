@@ -1,12 +1,12 @@
 # The C face of held.py.
-from limitkeeper.stores.near cimport Place
-from limitkeeper.stores.returns cimport Returns
+from limitkeeper.stores.cell_store cimport LimitHandle
+from limitkeeper.stores.refunds cimport RefundingStore
 from limitkeeper.stores.shared.sheet cimport Sheet
 
-cdef class Row(Place):
+cdef class Row(LimitHandle):
     cdef readonly long long table, birth_us
 
-cdef class Held(Returns):
+cdef class Held(RefundingStore):
     cdef Sheet sheet
     cdef readonly str path
     cdef object _mapped, _tables, _units, _since, _known

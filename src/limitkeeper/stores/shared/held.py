@@ -27,8 +27,8 @@ if cython.compiled:
     from cython.cimports.limitkeeper.algorithms.claim import NamedLimit
     from cython.cimports.limitkeeper.algorithms.limit import Limit
     from cython.cimports.limitkeeper.monotonic import monotonic_us
-    from cython.cimports.limitkeeper.stores.near import Place
-    from cython.cimports.limitkeeper.stores.returns import Returns
+    from cython.cimports.limitkeeper.stores.cell_store import LimitHandle
+    from cython.cimports.limitkeeper.stores.refunds import RefundingStore
     from cython.cimports.limitkeeper.stores.shared import layout as lay
     from cython.cimports.limitkeeper.stores.shared import words as w
     from cython.cimports.limitkeeper.stores.shared.sheet import Sheet
@@ -36,8 +36,8 @@ else:
     from ...algorithms.claim import NamedLimit
     from ...algorithms.limit import Limit
     from ...clock import monotonic_us
-    from ..near import Place
-    from ..returns import Returns
+    from ..cell_store import LimitHandle
+    from ..refunds import RefundingStore
     from . import layout as lay
     from . import words as w
     from .sheet import Sheet
@@ -51,7 +51,7 @@ log = logging.getLogger("limitkeeper")
 
 
 @cython.cclass
-class Row(Place):
+class Row(LimitHandle):
     """A place in a shared file: the number of its table there."""
 
     __slots__ = ("birth_us", "table")
@@ -71,7 +71,7 @@ class Row(Place):
 
 
 @cython.cclass
-class Held(Returns):
+class Held(RefundingStore):
     """A store in a file that is held by one process at a time."""
 
     @cython.annotation_typing(False)
@@ -224,7 +224,7 @@ class Held(Returns):
 
     # The directory ---------------------------------------------------------------------------------------------
 
-    def place(self, named: NamedLimit) -> Place:
+    def place(self, named: NamedLimit) -> LimitHandle:
         limit, mapped = named.limit, self._mapped
         if mapped is None:
             raise self._is_closed()
@@ -277,7 +277,7 @@ class Held(Returns):
                 self._units[table, text] = len(self.sheet.units)
             self._known = following
 
-    def limit_of(self, place: Place, unit: int) -> Limit:
+    def limit_of(self, place: LimitHandle, unit: int) -> Limit:
         if unit > len(self.sheet.units):
             self.learn()
         return self.sheet.units[unit - 1]
@@ -306,7 +306,7 @@ class Held(Returns):
             self.sheet.roll_back()
 
     def _renew_lock(self) -> None:
-        Returns._renew_lock(self)
+        RefundingStore._renew_lock(self)
         self.closing = False
         if self._mapped is not None:
             self._introduce()

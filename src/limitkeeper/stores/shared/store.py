@@ -29,7 +29,7 @@ if cython.compiled:
     from cython.cimports.limitkeeper.algorithms.limit import Limit, State
     from cython.cimports.limitkeeper.decision import Decision
     from cython.cimports.limitkeeper.monotonic import monotonic_us
-    from cython.cimports.limitkeeper.stores.near import Near, Place, blank
+    from cython.cimports.limitkeeper.stores.cell_store import CellStore, LimitHandle, blank
     from cython.cimports.limitkeeper.stores.shared import layout as lay
     from cython.cimports.limitkeeper.stores.shared import words as w
     from cython.cimports.limitkeeper.stores.shared.held import Held
@@ -39,13 +39,13 @@ else:
     from ...algorithms.limit import Limit, State
     from ...clock import monotonic_us
     from ...decision import Decision
-    from ..near import Near, Place, blank
+    from ..cell_store import CellStore, LimitHandle, blank
     from . import layout as lay
     from . import words as w
     from .held import Held
     from .sheet import Sheet
 
-    def row(place: Place) -> Any:
+    def row(place: LimitHandle) -> Any:
         """A place in a shared file."""
         return place
 
@@ -103,10 +103,10 @@ class SharedStore(Held):
     # Deciding --------------------------------------------------------------------------------------------------
 
     @cython.ccall
-    def one(
+    def decide_one(
         self, named: NamedLimit, key: str, cost: cython.longlong, max_wait_us: cython.longlong, commit: cython.bint
     ) -> Decision:
-        place: Place = self.place_of(named)
+        place: LimitHandle = self.place_of(named)
         decision: Decision = blank(self, place)
         now_us: cython.longlong = 0
         if self.system is None:
@@ -117,7 +117,7 @@ class SharedStore(Held):
                     self.seen = None
                     if self.system is not None:
                         now_us = monotonic_us() + self.offset_us
-                    if self.decide_one(decision, place, key, cost, max_wait_us, commit, now_us) >= 0 and commit:
+                    if self.decide_cell(decision, place, key, cost, max_wait_us, commit, now_us) >= 0 and commit:
                         self.tidy(now_us)
                 finally:
                     if self.sheet.words[lay.JOURNAL]:
@@ -128,7 +128,7 @@ class SharedStore(Held):
         try:
             if self.system is not None:
                 now_us = self.now()
-            if self.decide_one(decision, place, key, cost, max_wait_us, commit, now_us) >= 0 and commit:
+            if self.decide_cell(decision, place, key, cost, max_wait_us, commit, now_us) >= 0 and commit:
                 self.tidy(now_us)
         finally:
             self.end()
@@ -157,7 +157,7 @@ class SharedStore(Held):
         """All of it is one change: whoever finds it half made takes all of it back."""
         self.holding = True
         try:
-            start_us: cython.longlong = Near.charge(self, claims, max_wait_us, commit, now_us)
+            start_us: cython.longlong = CellStore.charge(self, claims, max_wait_us, commit, now_us)
         finally:
             self.holding = False
         self.sheet.commit()
@@ -168,7 +168,7 @@ class SharedStore(Held):
     # Cells -----------------------------------------------------------------------------------------------------
 
     @cython.cfunc
-    def is_full(self, place: Place, needed: cython.longlong, now_us: cython.longlong) -> cython.bint:
+    def is_full(self, place: LimitHandle, needed: cython.longlong, now_us: cython.longlong) -> cython.bint:
         sheet: Sheet = self.sheet
         if sheet.words[lay.LIVE] + needed <= sheet.max_keys:
             return False
@@ -177,7 +177,7 @@ class SharedStore(Held):
         return bool(sheet.words[lay.LIVE] + needed > sheet.max_keys)
 
     @cython.cfunc
-    def find(self, place: Place, key: str, now_us: cython.longlong, full: cython.bint) -> cython.longlong:
+    def find(self, place: LimitHandle, key: str, now_us: cython.longlong, full: cython.bint) -> cython.longlong:
         """The word at which the key's cell begins: its own, one that strangers share, or 0 for none."""
         sheet: Sheet = self.sheet
         table: cython.longlong = row(place).table
@@ -197,11 +197,11 @@ class SharedStore(Held):
         return 0
 
     @cython.cfunc
-    def known(self, place: Place, key: str, now_us: cython.longlong, full: cython.bint) -> cython.bint:
+    def known(self, place: LimitHandle, key: str, now_us: cython.longlong, full: cython.bint) -> cython.bint:
         return bool(self.find(place, shortened(key), now_us, full) != 0)
 
     @cython.cfunc
-    def read(self, place: Place, key: str, now_us: cython.longlong, full: cython.bint) -> State:
+    def read(self, place: LimitHandle, key: str, now_us: cython.longlong, full: cython.bint) -> State:
         sheet: Sheet = self.sheet
         cell: cython.longlong = self.find(place, shortened(key), now_us, full)
         if not cell:
@@ -221,12 +221,12 @@ class SharedStore(Held):
         return self.converted(place, cell, unit, now_us)
 
     @cython.cfunc
-    def first(self, place: Place) -> State:
+    def first(self, place: LimitHandle) -> State:
         """What an unseen key has."""
         return place.limit.unseen(row(place).birth_us)
 
     @cython.cfunc
-    def converted(self, place: Place, cell: cython.longlong, unit: cython.longlong, now_us: cython.longlong) -> State:
+    def converted(self, place: LimitHandle, cell: cython.longlong, unit: cython.longlong, now_us: cython.longlong) -> State:
         """A state written under another rate of this name; no finaliser may run meanwhile, it could want the lock."""
         collecting = gc.isenabled()
         gc.disable()
@@ -240,7 +240,7 @@ class SharedStore(Held):
     @cython.cfunc
     def put(
         self,
-        place: Place,
+        place: LimitHandle,
         key: str,
         a: cython.longlong,
         b: cython.longlong,
@@ -259,7 +259,7 @@ class SharedStore(Held):
             cell = sheet.stranger(table, self.hash)
             if not cell:
                 cell = sheet.insert_stranger(table, place.unit, self.hash)
-        self.stamp += 1
+        self.revision += 1
         tag: cython.longlong = sheet.words[cell + lay.TAG]
         unit: cython.longlong = place.unit
         if (tag >> 16) & 0xFFFF != unit:
@@ -276,18 +276,18 @@ class SharedStore(Held):
         return 0
 
     @cython.cfunc
-    def expose(self, place: Place, key: str, now_us: cython.longlong, full: cython.bint) -> cython.int:
+    def expose(self, place: LimitHandle, key: str, now_us: cython.longlong, full: cython.bint) -> cython.int:
         cell: cython.longlong = self.find(place, shortened(key), now_us, full)
         if cell and self.sheet.words[cell + lay.STATE + 2]:
             self.sheet.note_log(self.sheet.words[cell + lay.STATE + 2])
         return 0
 
     @cython.cfunc
-    def crowded_until(self, place: Place, key: str, at: cython.longlong, now_us: cython.longlong) -> cython.longlong:
+    def crowded_until(self, place: LimitHandle, key: str, at: cython.longlong, now_us: cython.longlong) -> cython.longlong:
         cell: cython.longlong = self.find(place, shortened(key), now_us, self.sheet.words[lay.LIVE] >= self.sheet.max_keys)
         return self.sheet.crowded_until(cell, at, place.limit.window, now_us) if cell else 0
 
-    def discard(self, place: Place, key: str) -> None:
+    def discard(self, place: LimitHandle, key: str) -> None:
         sheet: Sheet = self.sheet
         table: cython.longlong = row(place).table
         text: str = shortened(key)
@@ -297,7 +297,7 @@ class SharedStore(Held):
             sheet.remove(cell, place.limit.logs)
             sheet.commit()
 
-    def replace(self, place: Place, key: str, state: Any, now_us: int) -> None:
+    def replace(self, place: LimitHandle, key: str, state: Any, now_us: int) -> None:
         """Written over what is there, as one change: nobody who dies in between leaves a key without a state. (What is
         forgotten and used again within one change could not be taken back.)"""
         if state is None:
@@ -306,7 +306,7 @@ class SharedStore(Held):
             self.restore(place, key, state, now_us)
 
     @cython.cfunc
-    def restore(self, place: Place, key: str, state: Any, now_us: cython.longlong) -> cython.int:
+    def restore(self, place: LimitHandle, key: str, state: Any, now_us: cython.longlong) -> cython.int:
         if not place.limit.logs:
             return Held.restore(self, place, key, state, now_us)
         sheet: Sheet = self.sheet
@@ -321,10 +321,10 @@ class SharedStore(Held):
         tag: cython.longlong = sheet.words[cell + lay.TAG]
         sheet.change(cell + lay.TAG, (tag & 0xFFFF) | (unit << 16) | (tag >> 32 << 32))
         sheet.fill(cell, state[0])
-        self.stamp += 1
+        self.revision += 1
         return sheet.commit()
 
-    def pairs(self, place: Place) -> list[tuple[str, int, Any]]:
+    def pairs(self, place: LimitHandle) -> list[tuple[str, int, Any]]:
         sheet: Sheet = self.sheet
         found: dict[str, tuple[int, Any]] = {}
         start = 0
@@ -345,7 +345,7 @@ class SharedStore(Held):
             start += AT_A_TIME
         return [(key, unit, state) for key, (unit, state) in found.items()]
 
-    def saved(self, place: Place, key: str, now_us: int) -> Any:
+    def saved(self, place: LimitHandle, key: str, now_us: int) -> Any:
         sheet: Sheet = self.sheet
         table: cython.longlong = row(place).table
         text: str = shortened(key)
@@ -374,14 +374,14 @@ class SharedStore(Held):
         return True
 
     @property
-    def strangers(self) -> int:
+    def overflow(self) -> int:
         return self.sheet.get(lay.STRANGERS)
 
     def stats(self) -> dict[str, int]:
         """What the file has seen: keys now, decisions on shared cells, locks of the dead taken over, entries without a place."""
         if self._mapped is None:
             raise self._is_closed()
-        words = {"keys": lay.LIVE, "strangers": lay.STRANGERS, "takeovers": lay.TAKEOVERS, "crowded": lay.CROWDED}
+        words = {"keys": lay.LIVE, "overflow": lay.STRANGERS, "takeovers": lay.TAKEOVERS, "crowded": lay.CROWDED}
         return {name: self.sheet.get(word) for name, word in words.items()}
 
     def __len__(self) -> int:

@@ -1,43 +1,43 @@
-# The C face of near.py.
+# The C face of cell_store.py.
 from limitkeeper.algorithms.claim cimport NamedLimit
 from limitkeeper.algorithms.limit cimport Limit, State
 from limitkeeper.clock cimport SystemClock
 from limitkeeper.decision cimport Decision, fresh, unshared
 from limitkeeper.stores.contract cimport Store
 
-cdef class Place:
-    cdef readonly Near store
+cdef class LimitHandle:
+    cdef readonly CellStore store
     cdef readonly Limit limit
     cdef readonly int unit
     cdef readonly long long since_us
     cdef readonly str name
 
-cdef class Near(Store):
+cdef class CellStore(Store):
     cdef SystemClock system
     cdef Decision spare, other
     cdef object _clock, _lock
     cdef long long offset_us, last_us, shift_us
-    cdef unsigned long long stamp
+    cdef unsigned long long revision
     cdef object __weakref__
     cdef long long now(self)
-    cdef Place place_of(self, NamedLimit named)
-    cdef bint is_full(self, Place place, long long needed, long long now_us)
-    cdef bint known(self, Place place, str key, long long now_us, bint full)
-    cdef State read(self, Place place, str key, long long now_us, bint full)
-    cdef int put(self, Place place, str key, long long a, long long b, long long c, long long now_us, bint full)
-    cdef long long crowded_until(self, Place place, str key, long long at, long long now_us)
-    cdef int expose(self, Place place, str key, long long now_us, bint full)
+    cdef LimitHandle place_of(self, NamedLimit named)
+    cdef bint is_full(self, LimitHandle place, long long needed, long long now_us)
+    cdef bint known(self, LimitHandle place, str key, long long now_us, bint full)
+    cdef State read(self, LimitHandle place, str key, long long now_us, bint full)
+    cdef int put(self, LimitHandle place, str key, long long a, long long b, long long c, long long now_us, bint full)
+    cdef long long crowded_until(self, LimitHandle place, str key, long long at, long long now_us)
+    cdef int expose(self, LimitHandle place, str key, long long now_us, bint full)
     cdef int begin(self)
     cdef int end(self)
-    cdef long long decide_one(self, Decision decision, Place place, str key, long long cost, long long max_wait_us, bint commit, long long now_us)
+    cdef long long decide_cell(self, Decision decision, LimitHandle place, str key, long long cost, long long max_wait_us, bint commit, long long now_us)
     cdef long long charge(self, list claims, long long max_wait_us, bint commit, long long now_us)
     cdef bint is_crowded(self, list claims, long long now_us)
 
 cdef bint is_twice(list claims)
 
-cdef inline Decision blank(Near store, Place place):
-    """A Decision to be filled in: one of the last two, when its caller has let go of it (allocating and freeing one would
-    be a quarter of a hit; two, because many keep an answer until they have the next), or a new one."""
+cdef inline Decision blank(CellStore store, LimitHandle place):
+    """A Decision to be filled in: decide_one of the last two, when its caller has let go of it (allocating and freeing decide_one would
+    be a quarter of a hit; two, because many keep an answer until they have the next), or a new decide_one."""
     cdef Decision decision = store.spare
     if decision is None or not unshared(decision):
         decision = store.other

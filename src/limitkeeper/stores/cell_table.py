@@ -20,7 +20,7 @@ MOST_UNITS = 65_535
 TOO_MANY_UNITS = f"more than {MOST_UNITS} different limits under one name; round them to fewer, or give them names of their own"
 
 
-class Room:
+class Capacity:
     """How many keys a store may hold, over all its tables."""
 
     __slots__ = ("live", "max_keys", "shared")
@@ -43,7 +43,7 @@ class Cell:
 
 
 class Table:
-    def __init__(self, room: Room, birth_us: int, logs: bool) -> None:
+    def __init__(self, room: Capacity, birth_us: int, logs: bool) -> None:
         self.room = room
         self.birth_us = birth_us
         self.logs = logs

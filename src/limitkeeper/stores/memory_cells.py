@@ -21,20 +21,20 @@ if cython.compiled:
     from cython.cimports.limitkeeper.algorithms import sliding_log
     from cython.cimports.limitkeeper.algorithms.claim import NamedLimit
     from cython.cimports.limitkeeper.algorithms.limit import Limit, State
-    from cython.cimports.limitkeeper.stores.near import Place
-    from cython.cimports.limitkeeper.stores.returns import Returns
-    from cython.cimports.limitkeeper.stores.table import Room, Table
+    from cython.cimports.limitkeeper.stores.cell_store import LimitHandle
+    from cython.cimports.limitkeeper.stores.cell_table import Capacity, Table
+    from cython.cimports.limitkeeper.stores.refunds import RefundingStore
 else:
     from ..algorithms import sliding_log
     from ..algorithms.claim import NamedLimit
     from ..algorithms.limit import Limit, State
-    from .near import Place
-    from .returns import Returns
-    from .table import Room, Table
+    from .cell_store import LimitHandle
+    from .cell_table import Capacity, Table
+    from .refunds import RefundingStore
 
     CellPointer = Any
 
-    def table_of(place: Place) -> Any:
+    def table_of(place: LimitHandle) -> Any:
         """A place's table."""
         return place.table  # type: ignore[attr-defined]
 
@@ -44,19 +44,19 @@ from ..errors import ConfigurationError
 
 
 @cython.cclass
-class Spot(Place):
+class TableHandle(LimitHandle):
     """A place in this process: its table."""
 
     __slots__ = ("table",)
 
-    def __init__(self, store: Cells, table: Table, named: NamedLimit, now_us: cython.longlong) -> None:
+    def __init__(self, store: MemoryCells, table: Table, named: NamedLimit, now_us: cython.longlong) -> None:
         unit: cython.int = table.unit_of(named.limit, now_us)
         super().__init__(store, named, unit, table.since[unit - 1])
         self.table = table
 
 
 @cython.cclass
-class Cells(Returns):
+class MemoryCells(RefundingStore):
     """Cells in tables of this process, before anything is decided."""
 
     @cython.annotation_typing(False)
@@ -64,55 +64,55 @@ class Cells(Returns):
         if isinstance(max_keys, bool) or not isinstance(max_keys, int) or max_keys < 1:
             raise ConfigurationError(f"max_keys must be a whole number of keys, at least 1, not {max_keys!r}")
         super().__init__(clock)
-        self.room = Room(max_keys)
+        self.room = Capacity(max_keys)
         self.calls = 0
         self.spare = self.other = None
         self._tables: dict[Any, Table] = {}
 
     @property
-    def strangers(self) -> int:
+    def overflow(self) -> int:
         return int(self.room.shared)
 
     # Places ----------------------------------------------------------------------------------------------------
 
-    def place(self, named: NamedLimit) -> Place:
+    def place(self, named: NamedLimit) -> LimitHandle:
         with self._lock:
             now_us = self.now()
             table = self._tables.get(named.identity)
             if table is None:
                 table = Table(self.room, now_us, named.limit.logs)
                 self._tables[named.identity] = table
-            return Spot(self, table, named, now_us)
+            return TableHandle(self, table, named, now_us)
 
-    def limit_of(self, place: Place, unit: int) -> Limit:
+    def limit_of(self, place: LimitHandle, unit: int) -> Limit:
         return table_of(place).units[unit - 1]  # type: ignore[no-any-return]
 
-    def discard(self, place: Place, key: str) -> None:
+    def discard(self, place: LimitHandle, key: str) -> None:
         table_of(place).discard(key)
 
-    def pairs(self, place: Place) -> list[tuple[str, int, Any]]:
+    def pairs(self, place: LimitHandle) -> list[tuple[str, int, Any]]:
         with self._lock:
             return table_of(place).items()  # type: ignore[no-any-return]
 
-    def saved(self, place: Place, key: str, now_us: int) -> Any:
+    def saved(self, place: LimitHandle, key: str, now_us: int) -> Any:
         unit, state = table_of(place).saved(key)
         return state if state is None else self.in_units(place, unit, state, now_us)
 
     # Cells -----------------------------------------------------------------------------------------------------
 
     @cython.cfunc
-    def is_full(self, place: Place, needed: cython.longlong, now_us: cython.longlong) -> cython.bint:
+    def is_full(self, place: LimitHandle, needed: cython.longlong, now_us: cython.longlong) -> cython.bint:
         if self.room.live + needed <= self.room.max_keys:
             return False
         table_of(place).sweep(16, now_us)
         return self.room.live + needed > self.room.max_keys
 
     @cython.cfunc
-    def known(self, place: Place, key: str, now_us: cython.longlong, full: cython.bint) -> cython.bint:
+    def known(self, place: LimitHandle, key: str, now_us: cython.longlong, full: cython.bint) -> cython.bint:
         return True if self.find(place, key, now_us, full) else False  # noqa: SIM210 - a pointer when compiled
 
     @cython.cfunc
-    def find(self, place: Place, key: str, now_us: cython.longlong, full: cython.bint) -> CellPointer:
+    def find(self, place: LimitHandle, key: str, now_us: cython.longlong, full: cython.bint) -> CellPointer:
         """The key's cell, or a shared one for a stranger to a full store, or none."""
         table: Table = table_of(place)
         cell = table.find(key)
@@ -137,7 +137,7 @@ class Cells(Returns):
         return cell
 
     @cython.cfunc
-    def read(self, place: Place, key: str, now_us: cython.longlong, full: cython.bint) -> State:
+    def read(self, place: LimitHandle, key: str, now_us: cython.longlong, full: cython.bint) -> State:
         table: Table = table_of(place)
         while True:
             cell = self.find(place, key, now_us, full)
@@ -166,7 +166,7 @@ class Cells(Returns):
     @cython.cfunc
     def put(
         self,
-        place: Place,
+        place: LimitHandle,
         key: str,
         a: cython.longlong,
         b: cython.longlong,
@@ -180,7 +180,7 @@ class Cells(Returns):
             cell = table.insert(key, now_us)
             if not cell:
                 raise MemoryError
-        self.stamp += 1
+        self.revision += 1
         cell.unit = place.unit
         if not table.logs:
             cell.a = a

@@ -1,4 +1,4 @@
-# Cells in C memory, found by key: the compiled twin of table.py.
+# Cells in C memory, found by key: the compiled twin of cell_table.py.
 cimport cython
 from cpython.unicode cimport PyUnicode_DATA, PyUnicode_GET_LENGTH, PyUnicode_KIND
 from libc.string cimport memcmp, memcpy
@@ -68,12 +68,12 @@ cdef inline bint same_key(Cell* cell, unsigned int size, int kind, const void* d
     return True
 
 @cython.final
-cdef class Room:
+cdef class Capacity:
     cdef readonly long long max_keys, live, shared
 
 @cython.final
 cdef class Table:
-    cdef readonly Room room
+    cdef readonly Capacity room
     cdef readonly long long birth_us
     cdef readonly list units, since
     cdef dict numbers

@@ -15,19 +15,19 @@ if cython.compiled:
     from cython.cimports.limitkeeper.algorithms.claim import Claim, NamedLimit
     from cython.cimports.limitkeeper.algorithms.limit import Limit, State
     from cython.cimports.limitkeeper.decision import Decision
-    from cython.cimports.limitkeeper.stores.near import Near, Place
+    from cython.cimports.limitkeeper.stores.cell_store import CellStore, LimitHandle
 else:
     from ..algorithms.claim import Claim, NamedLimit
     from ..algorithms.limit import Limit, State
     from ..decision import Decision
-    from .near import Near, Place
+    from .cell_store import CellStore, LimitHandle
 
 from ..algorithms.all_of import together
-from .near import only_claims, patience_us
+from .cell_store import only_claims, patience_us
 
 
 @cython.cclass
-class Returns(Near):
+class RefundingStore(CellStore):
     """A store near by that takes back what it gave."""
 
     @cython.cfunc
@@ -39,13 +39,13 @@ class Returns(Near):
 
     @cython.cfunc
     def return_one(self, claim: Claim, charged_at: cython.longlong, now_us: cython.longlong) -> cython.int:
-        place: Place = self.place_of(claim.named)
+        place: LimitHandle = self.place_of(claim.named)
         limit: Limit = place.limit
         tick: cython.longlong = limit.tick
         at: cython.longlong = charged_at // tick if charged_at >= 0 else -1
         full: cython.bint = self.is_full(place, 1, now_us)
         while True:
-            stamp: cython.ulonglong = self.stamp
+            stamp: cython.ulonglong = self.revision
             if claim.cost >= 0 and not self.known(place, claim.key, now_us, full):
                 return 0
             state: State = self.read(place, claim.key, now_us, full)
@@ -56,7 +56,7 @@ class Returns(Near):
             if limit.logs:
                 self.expose(place, claim.key, now_us, full)
             back: State = limit.undo(limit, state[0], state[1], state[2], now_us // tick, claim.cost, claim.charged, at)
-            if stamp == self.stamp:
+            if stamp == self.revision:
                 break
         return self.put(place, claim.key, back[0], back[1], back[2], now_us, full)
 
@@ -118,14 +118,14 @@ class Returns(Near):
                 self.return_all(list(asked), charged_at, now_us)
         return [None] * len(turns)
 
-    def replace(self, place: Place, key: str, state: Any, now_us: int) -> None:
+    def replace(self, place: LimitHandle, key: str, state: Any, now_us: int) -> None:
         """Puts a state given as plain data in the place of whatever a key has; None: nothing."""
         self.discard(place, key)
         if state is not None:
             self.restore(place, key, state, now_us)
 
     @cython.cfunc
-    def restore(self, place: Place, key: str, state: Any, now_us: cython.longlong) -> cython.int:
+    def restore(self, place: LimitHandle, key: str, state: Any, now_us: cython.longlong) -> cython.int:
         """Stores a state given as plain data: three integers, or the entries of a log."""
         full: cython.bint = self.is_full(place, 1, now_us)
         if not place.limit.logs:
@@ -143,12 +143,12 @@ class Returns(Near):
         try:
             for claim in asked:
                 self.discard(self.place_of(claim.limit), claim.key)
-                self.stamp += 1
+                self.revision += 1
         finally:
             self.end()
 
     def items(self, limit: NamedLimit) -> Iterable[tuple[str, Any]]:
-        place: Place = self.place(limit)
+        place: LimitHandle = self.place(limit)
         now_us = self.now()
         return [(key, self.in_units(place, unit, state, now_us)) for key, unit, state in self.pairs(place)]
 
@@ -157,7 +157,7 @@ class Returns(Near):
         for key, _ in pairs:
             if type(key) is not str:
                 raise TypeError(f"a key must be a str, not {type(key).__name__}: {key!r}")
-        place: Place = self.place(limit)
+        place: LimitHandle = self.place(limit)
         for start in range(0, len(pairs), 500):  # some at a time: others wait meanwhile
             self.begin()
             try:

@@ -111,7 +111,7 @@ def flagged(said: Sequence[str], flags: Sequence[str]) -> str:
 # Copies of one store in several children ------------------------------------------------------------------------------
 
 
-class Notice:
+class FirstUseProbe:
     """A clock that is read once, by the first decision of a child; from then on the store reads its own."""
 
     def __init__(self, store: MemoryStore, number: int, page: mmap.mmap) -> None:
@@ -173,7 +173,7 @@ def _before_fork() -> None:
 def _after_fork() -> None:
     if _page is not None:
         for store, number in list(_made.items()):
-            store.go_by(Notice(store, number, _page))
+            store.go_by(FirstUseProbe(store, number, _page))
 
 
 if hasattr(os, "register_at_fork"):

@@ -38,7 +38,7 @@ else:
     from ..decision import Decision, fresh
     from .contract import Store
 
-    def blank(store: Near, place: Place) -> Decision:
+    def blank(store: CellStore, place: LimitHandle) -> Decision:
         """A Decision to be filled in."""
         return fresh(place.name)
 
@@ -51,12 +51,12 @@ _stores: Any = weakref.WeakSet()
 
 
 @cython.cclass
-class Place:
+class LimitHandle:
     """Where one limit lives in a store: the number of its units there, and since when it holds under its name."""
 
     __slots__ = ("limit", "name", "since_us", "store", "unit")
 
-    def __init__(self, store: Near, named: NamedLimit, unit: cython.int, since_us: cython.longlong) -> None:
+    def __init__(self, store: CellStore, named: NamedLimit, unit: cython.int, since_us: cython.longlong) -> None:
         self.store = store
         self.limit = named.limit
         self.name = named.name
@@ -65,7 +65,7 @@ class Place:
 
 
 @cython.cclass
-class Near(Store):
+class CellStore(Store):
     """A store whose cells are in memory: it decides, but does not know where its cells are."""
 
     local = True
@@ -74,7 +74,7 @@ class Near(Store):
         self.go_by(SYSTEM if clock is None else clock)
         self.last_us = 0
         self.shift_us = 0
-        self.stamp = 0
+        self.revision = 0
         self._lock = threading.RLock()
         _stores.add(self)
 
@@ -109,38 +109,38 @@ class Near(Store):
     # What a kind of cells says ---------------------------------------------------------------------------------
 
     @cython.cfunc
-    def place_of(self, named: NamedLimit) -> Place:
+    def place_of(self, named: NamedLimit) -> LimitHandle:
         """The place of a limit in this store; a limit remembers the last one."""
         place = named.place
-        if isinstance(place, Place) and place.store is self:
+        if isinstance(place, LimitHandle) and place.store is self:
             return place
         place = self.place(named)
         named.place = place
         return place
 
-    def place(self, named: NamedLimit) -> Place:
+    def place(self, named: NamedLimit) -> LimitHandle:
         """The place of a limit in this store, made when it is first named."""
         raise NotImplementedError
 
     @cython.cfunc
-    def is_full(self, place: Place, needed: cython.longlong, now_us: cython.longlong) -> cython.bint:
+    def is_full(self, place: LimitHandle, needed: cython.longlong, now_us: cython.longlong) -> cython.bint:
         """Whether there is no room for so many new keys, not even after looking for idle ones."""
         raise NotImplementedError
 
     @cython.cfunc
-    def known(self, place: Place, key: str, now_us: cython.longlong, full: cython.bint) -> cython.bint:
+    def known(self, place: LimitHandle, key: str, now_us: cython.longlong, full: cython.bint) -> cython.bint:
         """Whether the key has a cell."""
         raise NotImplementedError
 
     @cython.cfunc
-    def read(self, place: Place, key: str, now_us: cython.longlong, full: cython.bint) -> State:
+    def read(self, place: LimitHandle, key: str, now_us: cython.longlong, full: cython.bint) -> State:
         """The key's state in this limit's units; what an unseen key has when there is none. Nothing is written."""
         raise NotImplementedError
 
     @cython.cfunc
     def put(
         self,
-        place: Place,
+        place: LimitHandle,
         key: str,
         a: cython.longlong,
         b: cython.longlong,
@@ -152,32 +152,32 @@ class Near(Store):
         raise NotImplementedError
 
     @cython.cfunc
-    def crowded_until(self, place: Place, key: str, at: cython.longlong, now_us: cython.longlong) -> cython.longlong:
+    def crowded_until(self, place: LimitHandle, key: str, at: cython.longlong, now_us: cython.longlong) -> cython.longlong:
         """When a log that may only be so long has room for one more entry, dated `at`; 0: it has now."""
         return 0
 
     @cython.cfunc
-    def expose(self, place: Place, key: str, now_us: cython.longlong, full: cython.bint) -> cython.int:
+    def expose(self, place: LimitHandle, key: str, now_us: cython.longlong, full: cython.bint) -> cython.int:
         """A rule is about to change this key's log in place."""
         return 0
 
-    def discard(self, place: Place, key: str) -> None:
+    def discard(self, place: LimitHandle, key: str) -> None:
         """Forgets one key."""
         raise NotImplementedError
 
-    def pairs(self, place: Place) -> list[tuple[str, int, Any]]:
+    def pairs(self, place: LimitHandle) -> list[tuple[str, int, Any]]:
         """(key, unit, state as plain data) of every key of a place."""
         raise NotImplementedError
 
-    def saved(self, place: Place, key: str, now_us: int) -> Any:
+    def saved(self, place: LimitHandle, key: str, now_us: int) -> Any:
         """A key's state as plain data in its limit's units; None when there is none."""
         raise NotImplementedError
 
-    def limit_of(self, place: Place, unit: int) -> Limit:
+    def limit_of(self, place: LimitHandle, unit: int) -> Limit:
         """The limit whose units this number means at a place."""
         raise NotImplementedError
 
-    def in_units(self, place: Place, unit: int, state: Any, now_us: int) -> Any:
+    def in_units(self, place: LimitHandle, unit: int, state: Any, now_us: int) -> Any:
         """A state of another rate of the same name, converted."""
         if unit == place.unit or place.limit.logs:
             return state
@@ -197,10 +197,10 @@ class Near(Store):
     # Deciding --------------------------------------------------------------------------------------------------
 
     @cython.cfunc
-    def decide_one(
+    def decide_cell(
         self,
         decision: Decision,
-        place: Place,
+        place: LimitHandle,
         key: str,
         cost: cython.longlong,
         max_wait_us: cython.longlong,
@@ -219,10 +219,10 @@ class Near(Store):
         state: State
         until: cython.longlong = 0
         while True:
-            stamp: cython.ulonglong = self.stamp
+            stamp: cython.ulonglong = self.revision
             state = self.read(place, key, now_us, full)
             answer = limit.rule(limit, state[0], state[1], state[2], now, now, cost, patience)
-            if stamp == self.stamp:
+            if stamp == self.revision:
                 break
         start: cython.longlong = answer[3]
         if limit.logs and start >= 0 and cost > 0:
@@ -273,7 +273,7 @@ class Near(Store):
             for i in range(n):  # whatever has to be made first may run Python
                 claim = claims[i]
                 full = full or self.is_full(self.place_of(claim.named), n, now_us)
-            stamp: cython.ulonglong = self.stamp
+            stamp: cython.ulonglong = self.revision
             for i in range(n):
                 claim = claims[i]
                 state: State = self.read(self.place_of(claim.named), claim.key, now_us, full)
@@ -281,7 +281,7 @@ class Near(Store):
                 claim.b = state[1]
                 claim.c = state[2]
             start_us: cython.longlong = all_of.decide(claims, now_us, max_wait_us)
-            if stamp == self.stamp:
+            if stamp == self.revision:
                 break
         if start_us >= 0 and self.is_crowded(claims, now_us):
             start_us = REFUSED
@@ -333,7 +333,7 @@ class Near(Store):
         finally:
             self.end()
 
-    def know(self, limit: NamedLimit) -> None:
+    def register(self, limit: NamedLimit) -> None:
         self.place_of(limit)
 
     def __bool__(self) -> bool:
