@@ -15,7 +15,7 @@ from shared_file import Picture
 
 from limitkeeper import FixedWindow, Limiter, SlidingWindowLog, StoreTimeout, TokenBucket, compiled
 from limitkeeper.stores.shared import SharedStore, layout
-from limitkeeper.stores.shared.owner import word_of
+from limitkeeper.stores.shared.lock_owner import word_of
 
 PLENTY = 10**9
 

@@ -22,11 +22,11 @@ except ModuleNotFoundError:
     from limitkeeper import _cython_shim as cython  # type: ignore[no-redef]
 
 if cython.compiled:
+    from cython.cimports.limitkeeper.stores.shared import key_codec as w
     from cython.cimports.limitkeeper.stores.shared import layout as lay
-    from cython.cimports.limitkeeper.stores.shared import words as w
 else:
+    from . import key_codec as w
     from . import layout as lay
-    from . import words as w
 
 from ...errors import StoreError
 

@@ -1,9 +1,9 @@
 # The C face of shared.py.
 from limitkeeper.algorithms.limit cimport State
-from limitkeeper.stores.shared.held cimport Held, Row
+from limitkeeper.stores.shared.locked_file cimport LockedFile, RowHandle
 from limitkeeper.stores.cell_store cimport LimitHandle
 
-cdef class SharedStore(Held):
+cdef class SharedStore(LockedFile):
     cdef bint holding
     cdef long long hash
     cdef int tidy(self, long long now_us)
@@ -11,6 +11,6 @@ cdef class SharedStore(Held):
     cdef State first(self, LimitHandle place)
     cdef State converted(self, LimitHandle place, long long cell, long long unit, long long now_us)
 
-cdef inline Row row(LimitHandle place):
+cdef inline RowHandle row(LimitHandle place):
     """A place in a shared file."""
-    return <Row> place
+    return <RowHandle> place

@@ -30,20 +30,20 @@ if cython.compiled:
     from cython.cimports.limitkeeper.decision import Decision
     from cython.cimports.limitkeeper.monotonic import monotonic_us
     from cython.cimports.limitkeeper.stores.cell_store import CellStore, LimitHandle, blank
+    from cython.cimports.limitkeeper.stores.shared import key_codec as w
     from cython.cimports.limitkeeper.stores.shared import layout as lay
-    from cython.cimports.limitkeeper.stores.shared import words as w
-    from cython.cimports.limitkeeper.stores.shared.held import Held
-    from cython.cimports.limitkeeper.stores.shared.sheet import Sheet
+    from cython.cimports.limitkeeper.stores.shared.cell_table import SharedCellTable
+    from cython.cimports.limitkeeper.stores.shared.locked_file import LockedFile
 else:
     from ...algorithms.claim import NamedLimit
     from ...algorithms.limit import Limit, State
     from ...clock import monotonic_us
     from ...decision import Decision
     from ..cell_store import CellStore, LimitHandle, blank
+    from . import key_codec as w
     from . import layout as lay
-    from . import words as w
-    from .held import Held
-    from .sheet import Sheet
+    from .cell_table import SharedCellTable
+    from .locked_file import LockedFile
 
     def row(place: LimitHandle) -> Any:
         """A place in a shared file."""
@@ -53,7 +53,7 @@ else:
 from ...clock import Clock
 from ...errors import ConfigurationError
 from ...rate import Duration, duration_us
-from .mapped import Mapped
+from .mapped_file import MappedFile
 
 #: Characters of a key that are kept as they are; of a longer one, its beginning and a digest.
 LONGEST = 16384
@@ -63,7 +63,7 @@ AT_A_TIME = 2048
 
 
 @cython.cclass
-class SharedStore(Held):
+class SharedStore(LockedFile):
     """`SharedStore("/dev/shm/limits")`: exact across the processes of a host. `max_keys` and `log_entries` (places of a
     sliding log per key) belong to the file; `timeout` is how long a call waits for a process that was stopped while it held
     the lock."""
@@ -88,7 +88,7 @@ class SharedStore(Held):
         super().__init__(os.path.abspath(os.fspath(path)), timeout_us, clock)
         self.holding = False
         self.hash = 0
-        mapped = Mapped(self.path, max_keys, log_entries, lay.ATOMIC if self.atomic else lay.LOCK_FILE)
+        mapped = MappedFile(self.path, max_keys, log_entries, lay.ATOMIC if self.atomic else lay.LOCK_FILE)
         try:
             self._open_sheet(mapped, max_keys)
             if mapped.alone:
@@ -169,7 +169,7 @@ class SharedStore(Held):
 
     @cython.cfunc
     def is_full(self, place: LimitHandle, needed: cython.longlong, now_us: cython.longlong) -> cython.bint:
-        sheet: Sheet = self.sheet
+        sheet: SharedCellTable = self.sheet
         if sheet.words[lay.LIVE] + needed <= sheet.max_keys:
             return False
         self.seen = None
@@ -179,7 +179,7 @@ class SharedStore(Held):
     @cython.cfunc
     def find(self, place: LimitHandle, key: str, now_us: cython.longlong, full: cython.bint) -> cython.longlong:
         """The word at which the key's cell begins: its own, one that strangers share, or 0 for none."""
-        sheet: Sheet = self.sheet
+        sheet: SharedCellTable = self.sheet
         table: cython.longlong = row(place).table
         if self.seen is key and self.seen_table == table:  # found a moment ago, and the lock is still held
             return self.seen_cell
@@ -202,7 +202,7 @@ class SharedStore(Held):
 
     @cython.cfunc
     def read(self, place: LimitHandle, key: str, now_us: cython.longlong, full: cython.bint) -> State:
-        sheet: Sheet = self.sheet
+        sheet: SharedCellTable = self.sheet
         cell: cython.longlong = self.find(place, shortened(key), now_us, full)
         if not cell:
             if full:
@@ -248,7 +248,7 @@ class SharedStore(Held):
         now_us: cython.longlong,
         full: cython.bint,
     ) -> cython.int:
-        sheet: Sheet = self.sheet
+        sheet: SharedCellTable = self.sheet
         limit: Limit = place.limit
         table: cython.longlong = row(place).table
         text: str = shortened(key)
@@ -288,7 +288,7 @@ class SharedStore(Held):
         return self.sheet.crowded_until(cell, at, place.limit.window, now_us) if cell else 0
 
     def discard(self, place: LimitHandle, key: str) -> None:
-        sheet: Sheet = self.sheet
+        sheet: SharedCellTable = self.sheet
         table: cython.longlong = row(place).table
         text: str = shortened(key)
         cell: cython.longlong = sheet.find(table, text, w.hashed(text, sheet.secret, sheet.other, table))
@@ -308,15 +308,15 @@ class SharedStore(Held):
     @cython.cfunc
     def restore(self, place: LimitHandle, key: str, state: Any, now_us: cython.longlong) -> cython.int:
         if not place.limit.logs:
-            return Held.restore(self, place, key, state, now_us)
-        sheet: Sheet = self.sheet
+            return LockedFile.restore(self, place, key, state, now_us)
+        sheet: SharedCellTable = self.sheet
         text: str = shortened(key)
         full: cython.bint = self.is_full(place, 1, now_us)
         cell: cython.longlong = self.find(place, text, now_us, full)
         if not cell and not full:
             cell = sheet.insert(row(place).table, place.unit, text, self.hash)
         if not cell or sheet.is_shared(cell):  # onto what strangers share, an entry at a time
-            return Held.restore(self, place, key, state, now_us)
+            return LockedFile.restore(self, place, key, state, now_us)
         unit: cython.longlong = place.unit
         tag: cython.longlong = sheet.words[cell + lay.TAG]
         sheet.change(cell + lay.TAG, (tag & 0xFFFF) | (unit << 16) | (tag >> 32 << 32))
@@ -325,7 +325,7 @@ class SharedStore(Held):
         return sheet.commit()
 
     def pairs(self, place: LimitHandle) -> list[tuple[str, int, Any]]:
-        sheet: Sheet = self.sheet
+        sheet: SharedCellTable = self.sheet
         found: dict[str, tuple[int, Any]] = {}
         start = 0
         while start < sheet.get(lay.HIGH):  # a part at a time: others wait for the lock meanwhile
@@ -346,7 +346,7 @@ class SharedStore(Held):
         return [(key, unit, state) for key, (unit, state) in found.items()]
 
     def saved(self, place: LimitHandle, key: str, now_us: int) -> Any:
-        sheet: Sheet = self.sheet
+        sheet: SharedCellTable = self.sheet
         table: cython.longlong = row(place).table
         text: str = shortened(key)
         cell: cython.longlong = sheet.find(table, text, w.hashed(text, sheet.secret, sheet.other, table))
@@ -365,7 +365,7 @@ class SharedStore(Held):
             self.end()
 
     def _renew_lock(self) -> None:
-        Held._renew_lock(self)
+        LockedFile._renew_lock(self)
         self.holding = False
 
     def answers_within(self, budget_us: int) -> bool:

@@ -1,4 +1,4 @@
-# Keys as bytes in words, a hash that every process of a host agrees on, and the lock's atomics: the compiled twin of words.py.
+# Keys as bytes in words, a hash that every process of a host agrees on, and the lock's atomics: the compiled twin of key_codec.py.
 from cpython.bytes cimport PyBytes_FromStringAndSize
 from cpython.unicode cimport PyUnicode_DATA, PyUnicode_FromKindAndData, PyUnicode_GET_LENGTH, PyUnicode_KIND
 from libc.string cimport memcmp, memcpy

@@ -1,7 +1,7 @@
-# The C face of sheet.py.
-from limitkeeper.stores.shared.rings cimport Rings
+# The C face of cell_table.py.
+from limitkeeper.stores.shared.log_rings cimport LogRings
 
-cdef class Sheet(Rings):
+cdef class SharedCellTable(LogRings):
     cdef long long heads, cells, blocks, mask, blocks_room, secret, other
     cdef readonly list units, births
     cdef long long find(self, long long table, str key, long long hash)

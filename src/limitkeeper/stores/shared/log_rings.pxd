@@ -1,7 +1,7 @@
-# The C face of rings.py.
+# The C face of log_rings.py.
 from limitkeeper.stores.shared.journal cimport Journal
 
-cdef class Rings(Journal):
+cdef class LogRings(Journal):
     cdef long long logs, log_words, max_keys
     cdef long long log_at(self, long long number)
     cdef long long open_log(self, long long cell)

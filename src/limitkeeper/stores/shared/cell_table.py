@@ -16,14 +16,14 @@ except ModuleNotFoundError:
 
 if cython.compiled:
     from cython.cimports.limitkeeper.algorithms.limit import Answer, Limit
+    from cython.cimports.limitkeeper.stores.shared import key_codec as w
     from cython.cimports.limitkeeper.stores.shared import layout as lay
-    from cython.cimports.limitkeeper.stores.shared import words as w
-    from cython.cimports.limitkeeper.stores.shared.rings import Rings
+    from cython.cimports.limitkeeper.stores.shared.log_rings import LogRings
 else:
     from ...algorithms.limit import Answer, Limit
+    from . import key_codec as w
     from . import layout as lay
-    from . import words as w
-    from .rings import Rings
+    from .log_rings import LogRings
 
 from ...algorithms.sliding_log import read_log
 from ...errors import StoreError
@@ -31,7 +31,7 @@ from .layout import Regions
 
 
 @cython.cclass
-class Sheet(Rings):
+class SharedCellTable(LogRings):
     """The cells of one file. Whoever calls holds the file's lock."""
 
     def __init__(self, memory: Any, plan: Regions, max_keys: int, secret: int, other: int) -> None:

@@ -18,12 +18,12 @@ from ...clock import steady_us, utc_us
 from ...errors import ConfigurationError, StoreUnavailable
 from . import layout as at
 from .layout import Regions, regions
-from .owner import boot, namespace
+from .lock_owner import boot, namespace
 
 PROTOCOLS = {at.ATOMIC: "compare-and-swap (compiled)", at.LOCK_FILE: "a lock file (not compiled)"}
 
 
-class Mapped:
+class MappedFile:
     """An open file: its memory, its plan, and whether this process found it alone."""
 
     def __init__(self, path: str, max_keys: int, log_entries: int, protocol: int) -> None:
@@ -33,7 +33,7 @@ class Mapped:
         self.fd, self.alone = self._open()
         try:
             self.words: Any = None
-            self.old: Mapped | None = None
+            self.old: MappedFile | None = None
             if self.alone and self._is_unmade():
                 self._make()
             self._check()
@@ -162,7 +162,7 @@ class Mapped:
         self.words = memoryview(self.memory).cast("q")
         self._stamp(self.words, old_words[at.LAST])
         self.words[at.SECRET], self.words[at.SECRET + 1] = old_words[at.SECRET], old_words[at.SECRET + 1]
-        self.old = Mapped.__new__(Mapped)
+        self.old = MappedFile.__new__(MappedFile)
         self.old.path, self.old.fd, self.old.memory, self.old.words = self.path, old_fd, old_memory, old_words
         self.old.plan, self.old.old = self.plan, None
         self.replacing = fresh

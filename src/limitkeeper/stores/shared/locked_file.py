@@ -29,36 +29,36 @@ if cython.compiled:
     from cython.cimports.limitkeeper.monotonic import monotonic_us
     from cython.cimports.limitkeeper.stores.cell_store import LimitHandle
     from cython.cimports.limitkeeper.stores.refunds import RefundingStore
+    from cython.cimports.limitkeeper.stores.shared import key_codec as w
     from cython.cimports.limitkeeper.stores.shared import layout as lay
-    from cython.cimports.limitkeeper.stores.shared import words as w
-    from cython.cimports.limitkeeper.stores.shared.sheet import Sheet
+    from cython.cimports.limitkeeper.stores.shared.cell_table import SharedCellTable
 else:
     from ...algorithms.claim import NamedLimit
     from ...algorithms.limit import Limit
     from ...clock import monotonic_us
     from ..cell_store import LimitHandle
     from ..refunds import RefundingStore
+    from . import key_codec as w
     from . import layout as lay
-    from . import words as w
-    from .sheet import Sheet
+    from .cell_table import SharedCellTable
 
 from ...algorithms.limit_parser import parse_limit
 from ...clock import SYSTEM, Clock
 from ...errors import ConfigurationError, StoreError, StoreTimeout, StoreUnavailable
-from .owner import has_proc, is_alive, word_of
+from .lock_owner import has_proc, is_alive, word_of
 
 log = logging.getLogger("limitkeeper")
 
 
 @cython.cclass
-class Row(LimitHandle):
+class RowHandle(LimitHandle):
     """A place in a shared file: the number of its table there."""
 
     __slots__ = ("birth_us", "table")
 
     def __init__(
         self,
-        store: Held,
+        store: LockedFile,
         named: NamedLimit,
         table: cython.longlong,
         birth_us: cython.longlong,
@@ -71,7 +71,7 @@ class Row(LimitHandle):
 
 
 @cython.cclass
-class Held(RefundingStore):
+class LockedFile(RefundingStore):
     """A store in a file that is held by one process at a time."""
 
     @cython.annotation_typing(False)
@@ -95,7 +95,7 @@ class Held(RefundingStore):
         self._tables: dict[str, int] = {}
         self._units: dict[tuple[int, str], int] = {}
         self._since: list[int] = []
-        self.sheet = Sheet(mapped.memory, mapped.plan, max_keys, words[lay.SECRET], words[lay.SECRET + 1])
+        self.sheet = SharedCellTable(mapped.memory, mapped.plan, max_keys, words[lay.SECRET], words[lay.SECRET + 1])
         if self.system is not None:
             self.offset_us = words[lay.OFFSET]
         self._mapped = mapped
@@ -240,7 +240,7 @@ class Held(RefundingStore):
             self.learn()
             table = self._tables.get(identity) or self._enter(1, 0, now_us, identity)
             unit = self._units.get((table, limit.text)) or self._enter(2, table, now_us, limit.text)
-            return Row(self, named, table, self.sheet.births[table - 1], unit, self._since[unit - 1])
+            return RowHandle(self, named, table, self.sheet.births[table - 1], unit, self._since[unit - 1])
         finally:
             self.end()
 
@@ -284,7 +284,7 @@ class Held(RefundingStore):
 
     def _bring_over(self, old: Any, max_keys: int) -> None:
         """Takes over the cells of a file from before the machine was started anew; what does not check out is left behind."""
-        sheet: Sheet = Sheet(old.memory, old.plan, max_keys, old.words[lay.SECRET], old.words[lay.SECRET + 1])
+        sheet: SharedCellTable = SharedCellTable(old.memory, old.plan, max_keys, old.words[lay.SECRET], old.words[lay.SECRET + 1])
         try:
             sheet.mend(old.plan.end)
             for kind, table, moment, text, _ in entries(old, 0, old.words[lay.DIRECTORY]):
@@ -294,7 +294,7 @@ class Held(RefundingStore):
         finally:
             sheet.close()
 
-    def _bring_cell(self, old: Sheet, cell: cython.longlong) -> None:
+    def _bring_cell(self, old: SharedCellTable, cell: cython.longlong) -> None:
         tag = old.get(cell + lay.TAG)
         table, unit = tag & 0xFFFF, (tag >> 16) & 0xFFFF
         if not 0 < table <= len(self.sheet.births) or not 0 < unit <= len(self.sheet.units) or tag >> 32 not in (1, 2, 4):

@@ -1,13 +1,13 @@
-# The C face of held.py.
+# The C face of locked_file.py.
 from limitkeeper.stores.cell_store cimport LimitHandle
 from limitkeeper.stores.refunds cimport RefundingStore
-from limitkeeper.stores.shared.sheet cimport Sheet
+from limitkeeper.stores.shared.cell_table cimport SharedCellTable
 
-cdef class Row(LimitHandle):
+cdef class RowHandle(LimitHandle):
     cdef readonly long long table, birth_us
 
-cdef class Held(RefundingStore):
-    cdef Sheet sheet
+cdef class LockedFile(RefundingStore):
+    cdef SharedCellTable sheet
     cdef readonly str path
     cdef object _mapped, _tables, _units, _since, _known
     cdef int _lock_fd, depth

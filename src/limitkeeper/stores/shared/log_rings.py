@@ -28,7 +28,7 @@ from .layout import Regions
 
 
 @cython.cclass
-class Rings(Journal):
+class LogRings(Journal):
     """The logs of one file. Whoever calls holds the file's lock."""
 
     def __init__(self, memory: Any, plan: Regions, max_keys: int) -> None:
