@@ -20,12 +20,12 @@ from redis_sync import MINIMAL
 
 from limitkeeper import Limit, SlidingWindowLog, TokenBucket
 from limitkeeper.algorithms.claim import Claim, NamedLimit
-from limitkeeper.stores.redis.asks import Ask, call_of, deciding, hitting
-from limitkeeper.stores.redis.names import Names
+from limitkeeper.stores.redis.key_names import KeyNames
+from limitkeeper.stores.redis.operations import ScriptRequest, call_of, deciding, hitting
 from servers.valkey import Valkey
 
 KEYS = [f"user:{n}" for n in range(1000)]
-NAMES = Names()
+NAMES = KeyNames()
 
 
 class Bare:
@@ -55,7 +55,7 @@ def named(limit: Limit, name: str = "bench") -> NamedLimit:
 def cases(client: Any) -> dict[str, tuple[list[bytes], int]]:
     """Commands, and how many decisions each of them is."""
 
-    def sent(asks: Sequence[Ask]) -> bytes:
+    def sent(asks: Sequence[ScriptRequest]) -> bytes:
         script, keys, body = call_of(asks)
         client.script_load(script.source)
         return evalsha(script.sha, keys, body)

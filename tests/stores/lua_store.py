@@ -11,8 +11,8 @@ from limitkeeper import Decision
 from limitkeeper.algorithms.claim import Claim, NamedLimit
 from limitkeeper.stores import Store
 from limitkeeper.stores.memory import checked
-from limitkeeper.stores.redis import asks
-from limitkeeper.stores.redis.names import Names
+from limitkeeper.stores.redis import operations
+from limitkeeper.stores.redis.key_names import KeyNames
 
 
 class LuaStore(Store):
@@ -21,7 +21,7 @@ class LuaStore(Store):
     def __init__(self, client: redis.Redis, clock: Any = None, prefix: str = "limitkeeper") -> None:
         self.client = client
         self._clock = clock
-        self.names = Names(prefix, marked=clock is not None)
+        self.names = KeyNames(prefix, marked=clock is not None)
         self.trips = 0
         self.last_us = self.shift_us = 0
 
@@ -40,33 +40,33 @@ class LuaStore(Store):
         self.last_us = now_us
         return int(now_us)
 
-    def send(self, *sent: asks.Ask) -> list[Any]:
+    def send(self, *sent: operations.Ask) -> list[Any]:
         """One call for all of them; those that are stale are converted and sent again."""
-        script, keys, body = asks.call_of(sent)
+        script, keys, body = operations.call_of(sent)
         self.trips += 1
         try:
             reply = self.client.evalsha(script.sha.decode(), len(keys), *keys, body)
         except redis.exceptions.NoScriptError:
             reply = self.client.eval(script.source, len(keys), *keys, body)
-        asks.read_all(sent, reply)
+        operations.read_all(sent, reply)
         return [self.send(self.again(ask))[0] if ask.stale else ask.answer for ask in sent]
 
-    def again(self, ask: asks.Ask) -> asks.Ask:
-        return asks.converted(ask, {name: self.client.hgetall(name) for name in ask.registries()})
+    def again(self, ask: operations.Ask) -> operations.Ask:
+        return operations.converted(ask, {name: self.client.hgetall(name) for name in ask.registries()})
 
     def register(self, limit: NamedLimit) -> None:
-        self.send(asks.knowing(self.names, limit, self.moment()))
+        self.send(operations.knowing(self.names, limit, self.moment()))
 
     def decide(self, claims: Sequence[Claim], max_wait_us: int | None = 0, commit: bool | int = True) -> Decision:
-        return self.send(asks.deciding(self.names, checked(claims), max_wait_us, commit, self.moment()))[0]
+        return self.send(operations.deciding(self.names, checked(claims), max_wait_us, commit, self.moment()))[0]
 
     def decide_many(self, many: Sequence[Sequence[Claim]], max_wait_us: int | None = 0) -> list[Decision]:
         now_us = self.moment()
-        made = [asks.deciding(self.names, checked(claims), max_wait_us, True, now_us) for claims in many]
+        made = [operations.deciding(self.names, checked(claims), max_wait_us, True, now_us) for claims in many]
         return self.send(*made) if made else []
 
     def give_back(self, claims: Sequence[Claim], charged_at: int = -1) -> None:
-        self.send(asks.giving_back(self.names, claims, charged_at, self.moment()))
+        self.send(operations.giving_back(self.names, claims, charged_at, self.moment()))
 
     def reset(self, claims: Sequence[Claim]) -> None:
         if claims:
@@ -76,13 +76,13 @@ class LuaStore(Store):
         fields = self.client.hgetall(self.names.registry(limit))
         now_us = self.moment() or self.server_us()
         return [
-            asks.item(self.names, limit, name, self.client.get(name), fields, now_us)
+            operations.item(self.names, limit, name, self.client.get(name), fields, now_us)
             for name in self.client.scan_iter(match=self.names.pattern(limit))
         ]
 
     def load(self, limit: NamedLimit, items: Iterable[tuple[str, Any]]) -> None:
         for key, state in items:
-            self.send(asks.loading(self.names, limit, key, state, self.moment()))
+            self.send(operations.loading(self.names, limit, key, state, self.moment()))
 
     def server_us(self) -> int:
         seconds, us = self.client.time()
@@ -93,4 +93,4 @@ class MovingStore(LuaStore):
     """One whose waiters move up when somebody leaves."""
 
     def rebook(self, turns: Sequence[Any]) -> list[Decision | None]:
-        return self.send(asks.rebooking(self.names, turns, self.moment()))[0]
+        return self.send(operations.rebooking(self.names, turns, self.moment()))[0]

@@ -26,8 +26,8 @@ from limitkeeper import (
     TokenBucket,
 )
 from limitkeeper.algorithms.claim import Claim, NamedLimit
-from limitkeeper.stores.redis import asks
-from limitkeeper.stores.redis.packed import place_of
+from limitkeeper.stores.redis import operations
+from limitkeeper.stores.redis.codec import entry_of
 from limitkeeper.testing import ManualClock
 from servers.valkey import Valkey
 from stand_ins import NOON
@@ -237,8 +237,8 @@ def test_a_state_that_changed_meanwhile_is_not_overwritten(client: Any) -> None:
     for one in (old, new):
         store.register(one)
     store.decide([Claim(old, "a", 3)])
-    ask = asks.deciding(store.names, [Claim(new, "a", 1)], now_us=store.moment())
-    asks.read_all([ask], client.eval(asks.call_of([ask])[0].source, 1, *ask.keys, ask.body))
+    ask = operations.deciding(store.names, [Claim(new, "a", 1)], now_us=store.moment())
+    operations.read_all([ask], client.eval(operations.call_of([ask])[0].source, 1, *ask.keys, ask.body))
     assert ask.stale
     assert store.decide([Claim(new, "a", 2)]).remaining == 5
     assert store.send(store.again(ask))[0].remaining == 4
@@ -267,7 +267,7 @@ def test_two_limits_that_meet_in_one_digest_are_told_apart(client: Any) -> None:
     store = LuaStore(client)
     first, second = named(TokenBucket("5/s"), "first"), named(TokenBucket("5/s"), "second")
     store.register(first)
-    place_of(store.names, second).registry = store.names.registry(first)
+    entry_of(store.names, second).registry = store.names.registry(first)
     with pytest.raises(ConfigurationError, match=r"second.*first.*rename"):
         store.register(second)
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from limitkeeper import ConfigurationError, FixedWindow, TokenBucket
 from limitkeeper.algorithms.claim import NamedLimit
-from limitkeeper.stores.redis.names import LONGEST, Names, digest, is_hashed, key_bytes, tag
+from limitkeeper.stores.redis.key_names import LONGEST, KeyNames, digest, is_hashed, key_bytes, tag
 from servers.valkey import Valkey
 
 #: Any str: lone surrogates, NUL, braces, the marks that escaping uses, and what is too long to be kept as it is.
@@ -28,7 +28,7 @@ def named(limiter: str, name: str) -> NamedLimit:
 @example([("a", "b", "==}"), ("a", "b", "=}")])
 def test_no_two_share_a_name(some: list[tuple[str, str, str]]) -> None:
     """(limiter, limit, key) that differ anywhere have different names, whatever stands in them."""
-    names = Names()
+    names = KeyNames()
     assert len({names.key(named(limiter, name), key) for limiter, name, key in some}) == len(some)
 
 
@@ -38,7 +38,7 @@ def test_no_two_share_a_name(some: list[tuple[str, str, str]]) -> None:
 @example("#" + "x" * 127)
 def test_a_name_is_read_back(key: str) -> None:
     """The caller's key comes out of the name as it went in; of one that was hashed, nothing does."""
-    names = Names("app")
+    names = KeyNames("app")
     found = names.parse(names.key(named("a", "b"), key))
     assert found == (None if is_hashed(key_bytes(key)) else key)
 
@@ -46,10 +46,10 @@ def test_a_name_is_read_back(key: str) -> None:
 @pytest.mark.parametrize("key", ["x" * 10_000, "ä" * 5_000, "\0" * 200])
 def test_a_long_key_has_a_short_name(key: str) -> None:
     """A key of 10 kB takes no more room in its name than one of 128 bytes, and no other has that name."""
-    name = Names().key(named("a", "b"), key)
+    name = KeyNames().key(named("a", "b"), key)
     assert len(name) <= LONGEST
-    assert name != Names().key(named("a", "b"), key + "x")
-    assert name != Names().key(named("a", "b"), tag(key_bytes(key)).decode())
+    assert name != KeyNames().key(named("a", "b"), key + "x")
+    assert name != KeyNames().key(named("a", "b"), tag(key_bytes(key)).decode())
 
 
 def slot_text(name: bytes) -> bytes:
@@ -61,14 +61,14 @@ def slot_text(name: bytes) -> bytes:
 @given(texts)
 def test_limits_on_one_key_lie_in_one_slot(key: str) -> None:
     """The hash tag of a name depends on the key alone, so that several limits on one key are decided in one step."""
-    first, second = (Names().key(one, key) for one in (named("a", "b"), NamedLimit("c", "d", FixedWindow("1/s"))))
+    first, second = (KeyNames().key(one, key) for one in (named("a", "b"), NamedLimit("c", "d", FixedWindow("1/s"))))
     assert first != second
     assert slot_text(first) == slot_text(second) != first
 
 
 def test_a_tag_in_the_prefix_keeps_everything_in_one_slot() -> None:
     """`prefix="{app}"` puts every key in the slot of that tag."""
-    names = Names("{app}")
+    names = KeyNames("{app}")
     assert {slot_text(names.key(named("a", "b"), key)) for key in ("x", "y", "}z")} == {b"app"}
 
 
@@ -76,13 +76,13 @@ def test_a_tag_in_the_prefix_keeps_everything_in_one_slot() -> None:
 def test_a_prefix_that_breaks_tags_is_refused(prefix: str) -> None:
     """Half a hash tag in the prefix would scatter keys that belong together: the error says what to write."""
     with pytest.raises(ConfigurationError, match="prefix"):
-        Names(prefix)
+        KeyNames(prefix)
 
 
 @pytest.mark.parametrize("prefix", ["limitkeeper", "a*b[c]?", "{app}", "back\\slash^-"])
 def test_the_pattern_of_a_limit_finds_its_keys_only(valkey: Valkey, prefix: str) -> None:
     """SCAN with a limit's pattern meets its keys and nobody else's, whatever stands in the prefix."""
-    names, keys = Names(prefix), ["", "x", "}", "*", "\0", "\ud800", "y" * 500]
+    names, keys = KeyNames(prefix), ["", "x", "}", "*", "\0", "\ud800", "y" * 500]
     ours, theirs = ([names.key(named("a", name), key) for key in keys] for name in ("b", "c"))
     with valkey.client() as client:
         client.flushall()
@@ -92,7 +92,7 @@ def test_the_pattern_of_a_limit_finds_its_keys_only(valkey: Valkey, prefix: str)
 
 def test_times_that_are_made_up_have_names_of_their_own() -> None:
     """A store on its own clock never meets the keys of one that runs on the server's."""
-    real, marked = Names("app"), Names("app", marked=True)
+    real, marked = KeyNames("app"), KeyNames("app", marked=True)
     assert real.key(named("a", "b"), "k") != marked.key(named("a", "b"), "k")
     assert real.registry(named("a", "b")) != marked.registry(named("a", "b"))
 
@@ -101,7 +101,7 @@ def test_times_that_are_made_up_have_names_of_their_own() -> None:
 def test_a_foreign_name_is_an_error(name: bytes) -> None:
     """What is no key of ours is not taken for one."""
     with pytest.raises(ConfigurationError, match="no key of limitkeeper"):
-        Names().parse(name)
+        KeyNames().parse(name)
 
 
 def test_the_digest_counts_where_texts_end() -> None:

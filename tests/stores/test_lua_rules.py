@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from limitkeeper import FixedWindow, LeakyBucket, LeakyBucketQueue, Limit, SlidingWindowCounter, SlidingWindowLog, TokenBucket
 from limitkeeper.algorithms.constants import MAX_WAIT, TOP
-from limitkeeper.stores.redis.packed import rule_of
-from limitkeeper.stores.redis.script import sections
+from limitkeeper.stores.redis.codec import rule_of
+from limitkeeper.stores.redis.script_builder import sections
 from limitkeeper.testing.traces import limits
 from servers.valkey import Valkey
 

@@ -11,8 +11,8 @@ import pytest
 import limitkeeper.stores.redis
 from limitkeeper import ConfigurationError, Limit, TokenBucket
 from limitkeeper.algorithms import ALGORITHMS
-from limitkeeper.stores.redis.packed import RULES, fingerprint, rule_of
-from limitkeeper.stores.redis.script import FILES, VERBS, script_of, sections
+from limitkeeper.stores.redis.codec import RULES, fingerprint, rule_of
+from limitkeeper.stores.redis.script_builder import FILES, VERBS, script_of, sections
 from limitkeeper.testing.traces import LIMITS
 from servers.valkey import Valkey
 

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from limitkeeper import AsyncLimiter, FixedWindow, Limiter, SlidingWindowLog, StoreError, TokenBucket
 from limitkeeper.stores.redis import RedisStore
 from limitkeeper.stores.redis.cluster import slot_of
-from limitkeeper.stores.redis.link import now_us
+from limitkeeper.stores.redis.sync_connection import now_us
 from limitkeeper.testing import ManualClock, StoreContract
 from limitkeeper.testing.contract_state import Bare
 from servers.cluster import Cluster

@@ -14,7 +14,7 @@ import pytest
 from laboratory.witness import Watch
 from limitkeeper import AsyncLimiter, Limiter, StoreError, StoreTimeout, StoreUnavailable, TokenBucket
 from limitkeeper.stores.redis import RedisStore
-from limitkeeper.stores.redis.link import now_us
+from limitkeeper.stores.redis.sync_connection import now_us
 from servers.valkey import Valkey, free_port
 from stand_ins import driven
 

@@ -145,7 +145,7 @@ class HashOverrides:
 
 
 def _hash_of(url: str, name: str) -> Any:
-    from ..stores.redis.hashes import RedisHash
+    from ..stores.redis.hash_reader import RedisHash
 
     return RedisHash(url, name)
 

@@ -61,6 +61,6 @@ def _options_hold(parts: Any, options: dict[str, str], text: str) -> None:
             number(name, options[name], text)
     if parts.scheme in REDIS:
         from ...stores.redis.address import read_url
-        from ...stores.redis.hashes import address_only
+        from ...stores.redis.hash_reader import address_only
 
         read_url(address_only(text))

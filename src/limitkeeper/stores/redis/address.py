@@ -42,7 +42,7 @@ OPTIONS = {"db", "username", "password", "sentinel_username", "sentinel_password
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class Endpoint:
     """Where one server listens: a host and port, or the path of a UNIX socket."""
 
     host: str
@@ -107,7 +107,7 @@ class Address:
     """Some places to begin with, what kind of house they are, and how to come in."""
 
     kind: str
-    places: tuple[Place, ...]
+    places: tuple[Endpoint, ...]
     login: Login = Login()
     service: str = ""
     sentinels: Login = Login()
@@ -139,7 +139,7 @@ def read_url(url: str) -> Address:
     if parts.scheme.endswith("unix"):
         if not path.startswith("/") or hosts:
             raise ConfigurationError(f"{_shown(url)}: write the socket's path after three slashes, as in unix:///run/redis.sock")
-        return Address(kind, (Place("", 0, path),), replace(login, db=_db(options.get("db", "0"), url)), options=options)
+        return Address(kind, (Endpoint("", 0, path),), replace(login, db=_db(options.get("db", "0"), url)), options=options)
     port = 26379 if kind == "sentinel" else 6379
     places = tuple(_place(one, port, url) for one in (hosts or "localhost").split(","))
     if kind == "single" and len(places) > 1:
@@ -173,11 +173,11 @@ def _credentials(netloc: str) -> tuple[str | None, str | None, str]:
     return unquote(user) or None, unquote(password), hosts
 
 
-def _place(text: str, port: int, url: str) -> Place:
+def _place(text: str, port: int, url: str) -> Endpoint:
     host, _, number = text.rpartition(":") if not text.endswith("]") and ":" in text else (text, "", "")
     if number and not (number.isascii() and number.isdigit() and 0 < int(number) < 65536):
         raise ConfigurationError(f"{_shown(url)}: {number!r} is no port; write a number from 1 to 65535")
-    return Place(unquote(host.strip("[]")) or "localhost", int(number) if number else port)
+    return Endpoint(unquote(host.strip("[]")) or "localhost", int(number) if number else port)
 
 
 def _db(text: str, url: str) -> int:

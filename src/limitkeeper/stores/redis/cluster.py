@@ -11,11 +11,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from ...errors import StoreUnavailable
-from .address import Address, Place
-from .asks import Ask
-from .parcel import Errand, Parcel, parcelled
+from .address import Address, Endpoint
+from .operations import ScriptRequest
 from .resp import ReplyError, word
 from .route import AGAIN, FAILED, LATER, Route
+from .script_call import RoutedCommands, ScriptCall, parcelled
 from .trips import Plan, Trip
 
 SLOTS = 16384
@@ -39,16 +39,16 @@ class Cluster(Route):
     def __init__(self, address: Address) -> None:
         super().__init__(address)
         self.direct = None
-        self._slots: list[Place | None] = []
-        self._known: list[Place] = list(address.places)
+        self._slots: list[Endpoint | None] = []
+        self._known: list[Endpoint] = list(address.places)
 
-    def parcels(self, asks: Sequence[Ask], most: int) -> list[Parcel]:
-        by_slot: dict[int, list[Ask]] = {}
+    def parcels(self, asks: Sequence[ScriptRequest], most: int) -> list[ScriptCall]:
+        by_slot: dict[int, list[ScriptRequest]] = {}
         for ask in asks:
             by_slot.setdefault(slot_of(ask.keys[0]), []).append(ask)
         return [parcel for some in by_slot.values() for parcel in parcelled(some, most)]
 
-    def find(self, errands: Sequence[Errand]) -> Plan[None]:
+    def find(self, errands: Sequence[RoutedCommands]) -> Plan[None]:
         if not self._slots:
             yield from self._read_map()
         for errand in errands:
@@ -59,7 +59,7 @@ class Cluster(Route):
                 self._slots = []
                 raise StoreUnavailable(f"{self.address}: no node serves slot {slot_of(errand.key or b'')}")
 
-    def everywhere(self) -> Plan[list[Place]]:
+    def everywhere(self) -> Plan[list[Endpoint]]:
         yield from self._read_map()
         return list({place: None for place in self._slots if place is not None})
 
@@ -75,21 +75,21 @@ class Cluster(Route):
                 self._known.remove(place)
         raise StoreUnavailable(f"{self.address}: no node says who serves what ({'; '.join(said)})")
 
-    def _learn(self, ranges: list[Any], told_by: Place) -> None:
-        slots: list[Place | None] = [None] * SLOTS
+    def _learn(self, ranges: list[Any], told_by: Endpoint) -> None:
+        slots: list[Endpoint | None] = [None] * SLOTS
         known = {told_by: None}
         for first, last, primary, *_ in ranges:
-            place = Place((primary[0] or b"").decode() or told_by.host, int(primary[1]))
+            place = Endpoint((primary[0] or b"").decode() or told_by.host, int(primary[1]))
             slots[first : last + 1] = [place] * (last - first + 1)
             known[place] = None
         self._slots, self._known = slots, list(known)
 
-    def wrong(self, errand: Errand, error: Any) -> str:
+    def wrong(self, errand: RoutedCommands, error: Any) -> str:
         kind = word(error)
         if kind in ("MOVED", "ASK"):
             _, slot, where = str(error).split(" ", 3)[:3]
             host, _, port = where.rpartition(":")
-            place = Place(host or (errand.place.host if errand.place else ""), int(port))
+            place = Endpoint(host or (errand.place.host if errand.place else ""), int(port))
             errand.place = place
             if kind == "ASK":
                 errand.asking = True
@@ -102,7 +102,7 @@ class Cluster(Route):
             return LATER
         return FAILED
 
-    def gone(self, place: Place | None) -> None:
+    def gone(self, place: Endpoint | None) -> None:
         """A node that can't be reached may have been replaced: the map is read again, and not first from that node."""
         self._slots = []
         if place in self._known:

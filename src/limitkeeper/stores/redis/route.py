@@ -11,10 +11,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ...errors import StoreError, StoreUnavailable
-from .address import Address, Place
-from .asks import Ask
-from .parcel import Errand, Parcel, parcelled
+from .address import Address, Endpoint
+from .operations import ScriptRequest
 from .resp import ReplyError, unavailable, word
+from .script_call import RoutedCommands, ScriptCall, parcelled
 from .trips import Outcome, Pause, Plan, Trip
 
 AGAIN, LATER, FAILED = "again", "later", "failed"
@@ -31,41 +31,41 @@ class Route:
         self.address = address
         self.login = address.login
         #: The one place where everything is, when there is one and it is known.
-        self.direct: Place | None = address.places[0]
+        self.direct: Endpoint | None = address.places[0]
         #: Called when a server turns out to have lost what it knew (restarted, flushed, another took its place).
         self.forgotten: Callable[[], None] = _nothing
-        self._taught: dict[tuple[Place | None, bytes], int] = {}  # scripts that a place has learnt from us, and when
+        self._taught: dict[tuple[Endpoint | None, bytes], int] = {}  # scripts that a place has learnt from us, and when
         self._lessons = 0
 
     # What topologies differ in -------------------------------------------------------------------------------------------
 
-    def parcels(self, asks: Sequence[Ask], most: int) -> list[Parcel]:
+    def parcels(self, asks: Sequence[ScriptRequest], most: int) -> list[ScriptCall]:
         """What may travel in one script call: at most so many asks."""
         return parcelled(asks, most)
 
-    def find(self, errands: Sequence[Errand]) -> Plan[None]:
+    def find(self, errands: Sequence[RoutedCommands]) -> Plan[None]:
         """Says for each errand where it goes."""
         for errand in errands:
             errand.place = self.direct
         return
         yield []
 
-    def everywhere(self) -> Plan[list[Place]]:
+    def everywhere(self) -> Plan[list[Endpoint]]:
         """All places that keep keys."""
         assert self.direct is not None
         return [self.direct]
         yield []
 
-    def wrong(self, errand: Errand, error: Any) -> str:
+    def wrong(self, errand: RoutedCommands, error: Any) -> str:
         """What to do about an error reply: ask again, ask again after a moment, or give up."""
         return FAILED
 
-    def gone(self, place: Place | None) -> None:
+    def gone(self, place: Endpoint | None) -> None:
         """A place could not be reached."""
 
     # What they share -----------------------------------------------------------------------------------------------------
 
-    def carried(self, errands: Sequence[Errand]) -> Plan[None]:
+    def carried(self, errands: Sequence[RoutedCommands]) -> Plan[None]:
         """Brings every errand where it belongs. Afterwards each has taken its replies, or holds its error."""
         waiting = list(errands)
         for _ in range(self.tries):
@@ -92,15 +92,15 @@ class Route:
             if pause:
                 yield Pause(MOMENT)
 
-    def _loads(self, errands: Sequence[Errand]) -> list[tuple[Place, list[Errand]]]:
+    def _loads(self, errands: Sequence[RoutedCommands]) -> list[tuple[Endpoint, list[RoutedCommands]]]:
         """Errands by their place: one write each."""
-        loads: dict[Place, list[Errand]] = {}
+        loads: dict[Endpoint, list[RoutedCommands]] = {}
         for errand in errands:
             assert errand.place is not None
             loads.setdefault(errand.place, []).append(errand)
         return list(loads.items())
 
-    def _verdicts(self, place: Place, load: list[Errand], outcome: Outcome) -> list[str | None]:
+    def _verdicts(self, place: Endpoint, load: list[RoutedCommands], outcome: Outcome) -> list[str | None]:
         if outcome.error is not None:
             self.gone(place)
             for errand in load:
@@ -114,30 +114,30 @@ class Route:
             found.append(self._verdict(errand, replies[1::2] if errand.asking else replies))
         return found
 
-    def _verdict(self, errand: Errand, replies: list[Any]) -> str | None:
+    def _verdict(self, errand: RoutedCommands, replies: list[Any]) -> str | None:
         errors = [reply for reply in replies if isinstance(reply, ReplyError)]
         errand.asking = False
         if not errors:
             return self._taken(errand, replies)
         errand.error = unavailable(errors[0], errand.place)
-        if word(errors[0]) == "NOSCRIPT" and isinstance(errand, Parcel):
+        if word(errors[0]) == "NOSCRIPT" and isinstance(errand, ScriptCall):
             self._teach(errand)
             return AGAIN
         return self.wrong(errand, errors[0])
 
-    def _teach(self, parcel: Parcel) -> None:
+    def _teach(self, parcel: ScriptCall) -> None:
         """The script itself is to travel. A place that had learnt it before this was sent has lost it, and perhaps all else."""
         parcel.whole = True
         if self._taught.get((parcel.place, parcel.sha), parcel.begun + 1) <= parcel.begun:
             self._taught = {lesson: when for lesson, when in self._taught.items() if lesson[0] != parcel.place}
             self.forgotten()
 
-    def _taken(self, errand: Errand, replies: list[Any]) -> str | None:
+    def _taken(self, errand: RoutedCommands, replies: list[Any]) -> str | None:
         if not errand.take(replies):
             errand.error = StoreUnavailable(f"{errand.place} answered what no Redis would: {replies!r}")
             return FAILED
         errand.error = None
-        if isinstance(errand, Parcel) and errand.whole:
+        if isinstance(errand, ScriptCall) and errand.whole:
             self._lessons += 1
             self._taught[errand.place, errand.sha] = self._lessons
         return None

@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from ...errors import StoreUnavailable
-from .address import Address, Place
-from .parcel import Errand
+from .address import Address, Endpoint
 from .resp import ReplyError, word
 from .route import AGAIN, FAILED, Route
+from .script_call import RoutedCommands
 from .trips import Outcome, Plan, Trip
 
 
@@ -28,24 +28,24 @@ class Sentinels(Route):
         self.direct = None
         self._sentinels = list(address.places)
 
-    def find(self, errands: Sequence[Errand]) -> Plan[None]:
+    def find(self, errands: Sequence[RoutedCommands]) -> Plan[None]:
         if self.direct is None:
             self.direct = yield from self._primary()
         for errand in errands:
             errand.place = self.direct
 
-    def everywhere(self) -> Plan[list[Place]]:
+    def everywhere(self) -> Plan[list[Endpoint]]:
         if self.direct is None:
             self.direct = yield from self._primary()
         return [self.direct]
 
-    def _primary(self) -> Plan[Place]:
+    def _primary(self) -> Plan[Endpoint]:
         said = []
         for sentinel in list(self._sentinels):
             ask = ["SENTINEL", "GET-MASTER-ADDR-BY-NAME", self.address.service]
             (told,) = yield [Trip(sentinel, self.address.sentinels, [ask])]
             place = self._place(told)
-            if isinstance(place, Place):
+            if isinstance(place, Endpoint):
                 (role,) = yield [Trip(place, self.login, [["ROLE"]])]
                 if role.error is None and not isinstance(role.replies[0], ReplyError) and role.replies[0][0] == b"master":
                     return place
@@ -56,7 +56,7 @@ class Sentinels(Route):
                 self._sentinels.append(sentinel)
         raise StoreUnavailable(f"no primary of {self.address.service!r} is known: {'; '.join(said)}")
 
-    def _place(self, told: Outcome) -> Place | str:
+    def _place(self, told: Outcome) -> Endpoint | str:
         if told.error is not None:
             return str(told.error)
         reply: Any = told.replies[0]
@@ -64,9 +64,9 @@ class Sentinels(Route):
             return repr(str(reply))
         if not reply:
             return f"it knows no service {self.address.service!r}"
-        return Place(reply[0].decode(), int(reply[1]))
+        return Endpoint(reply[0].decode(), int(reply[1]))
 
-    def wrong(self, errand: Errand, error: Any) -> str:
+    def wrong(self, errand: RoutedCommands, error: Any) -> str:
         if word(error) == "READONLY":
             self.gone(errand.place)
             return AGAIN
@@ -74,6 +74,6 @@ class Sentinels(Route):
             self.gone(errand.place)
         return FAILED
 
-    def gone(self, place: Place | None) -> None:
+    def gone(self, place: Endpoint | None) -> None:
         if place == self.direct:
             self.direct = None

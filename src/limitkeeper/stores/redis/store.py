@@ -25,24 +25,24 @@ from ...errors import ConfigurationError, StoreError
 from ...rate import Duration, duration_us
 from ..cell_store import checked, patience_us
 from ..contract import Store
-from . import answers, keeping
+from . import executor, key_scan
 from .address import Address, read_url
-from .asks import Ask, deciding, giving_back, hitting, rebooking
-from .borrowed import BorrowedLinks, BorrowedStreams, Through
-from .client import is_client, read_client
+from .async_connection import AsyncConnections
+from .batcher import Batcher
+from .batchers_by_loop import BatchersByLoop
+from .client_passthrough import AsyncClientPool, ClientPool, ClientRoute
 from .cluster import Cluster
-from .coach import Coach
-from .link import Links, now_us
-from .loops import Loops
-from .names import Names
-from .packed import Place, place_of
-from .parcel import MANY, understood
+from .codec import LimitEntry, entry_of
+from .cross_slot import CrossSlotDecision, groups_of
+from .from_redis_py import is_client, read_client
+from .key_names import KeyNames
+from .operations import ScriptRequest, deciding, giving_back, hitting, rebooking
 from .resp import call_bytes, required
 from .route import Route
-from .script import script_of
+from .script_builder import script_of
+from .script_call import MANY, understood
 from .sentinel import Sentinels
-from .spanning import Span, groups_of
-from .stream import Streams
+from .sync_connection import SyncPool, now_us
 from .trips import Plan, T
 
 LONGEST_US = 86_400_000_000
@@ -73,17 +73,17 @@ class RedisStore(Store):
         self._client = server if not isinstance(server, str) else None
         address = _address(server)
         options = {} if address is None else address.options
-        self.names = Names(options.get("prefix", "limitkeeper") if prefix is None else prefix, marked=clock is not None)
+        self.names = KeyNames(options.get("prefix", "limitkeeper") if prefix is None else prefix, marked=clock is not None)
         self.timeout_us = duration_us(timeout if timeout is not None else options.get("timeout", "1s"))
         if not 0 < self.timeout_us <= LONGEST_US:
             raise ConfigurationError(f"timeout={timeout!r}: the budget of a call must be more than nothing and at most a day")
         self.borrowed = address is None
-        self.route: Route = Through(server) if address is None else ROUTES[address.kind](address)
+        self.route: Route = ClientRoute(server) if address is None else ROUTES[address.kind](address)
         self.route.forgotten = self.forget
         self.address = self.route.address
-        self.links = BorrowedLinks(server) if address is None else Links()
+        self.links = ClientPool(server) if address is None else SyncPool()
         self._near: tuple[Any, list[Any]] = (None, [])  # the place where everything is, and the connections at hand to it
-        self.loops = Loops(self)
+        self.loops = BatchersByLoop(self)
         self._clock = clock
         self._clock_lock = threading.Lock()
         self._shift_us = self._last_us = 0
@@ -105,7 +105,7 @@ class RedisStore(Store):
         if self._clock is not None:
             return self._given_us() or 0
         if self._heard is None:
-            self._hear(self._run(keeping.server_time(self.route)))
+            self._hear(self._run(key_scan.server_time(self.route)))
         return self.estimated_us()
 
     def estimated_us(self) -> int:
@@ -131,32 +131,32 @@ class RedisStore(Store):
         self.timeout_us = min(self.timeout_us, max(1000, budget_us))
         return not self.borrowed
 
-    def streams(self, loop: asyncio.AbstractEventLoop) -> Streams:
+    def streams(self, loop: asyncio.AbstractEventLoop) -> AsyncConnections:
         """The connections for a loop."""
-        return BorrowedStreams(loop, self._client) if self.borrowed else Streams(loop)
+        return AsyncClientPool(loop, self._client) if self.borrowed else AsyncConnections(loop)
 
     # Knowing limits --------------------------------------------------------------------------------------------
 
     def register(self, limit: NamedLimit) -> None:
         """The server hears of a limit at its first use: it may be away now."""
-        place_of(self.names, limit)
+        entry_of(self.names, limit)
         given_us = self._given_us()
         if given_us is not None:
             self._known_since.setdefault(limit, given_us)
 
     def _strangers(self, claims: Iterable[Claim]) -> list[NamedLimit]:
         """The limits of which the server has not heard yet."""
-        return [named for named in dict.fromkeys(claim.named for claim in claims) if place_of(self.names, named).since_us is None]
+        return [named for named in dict.fromkeys(claim.named for claim in claims) if entry_of(self.names, named).since_us is None]
 
     def _introduced(self, strangers: Sequence[NamedLimit], given_us: int | None) -> Plan[None]:
         """Under a clock of one's own, a limit is as old as its limiter; by the server's time, as its first use."""
         since = [(named, given_us if given_us is None else self._known_since.get(named, given_us)) for named in strangers]
-        return answers.introduced(self.route, self.names, since)
+        return executor.introduced(self.route, self.names, since)
 
     # Asking ----------------------------------------------------------------------------------------------------
 
-    def answered(self, asks: Sequence[Ask]) -> Plan[list[StoreError | None]]:
-        return answers.answered(self.route, asks)
+    def answered(self, asks: Sequence[ScriptRequest]) -> Plan[list[StoreError | None]]:
+        return executor.answered(self.route, asks)
 
     def forget(self) -> None:
         """The server has lost what it knew: limits are made known to it again before their next use."""
@@ -167,7 +167,7 @@ class RedisStore(Store):
         """Follows a plan within the budget; a `long` one has it for each of its steps."""
         return self.links.run(plan, now_us() + self.timeout_us, self.timeout_us if long else 0)
 
-    def _ask(self, ask: Ask, deadline: int) -> Decision:
+    def _ask(self, ask: ScriptRequest, deadline: int) -> Decision:
         """The answer to an ask. A call to a known place, on a connection at hand, goes the straight way."""
         place = self.route.direct
         if place is not None:
@@ -181,14 +181,14 @@ class RedisStore(Store):
                 raise
             if type(reply) is bytes and understood((ask,), reply) and ask.stale is None:
                 return self._told(ask.answer)
-        answers.raise_first(self.links.run(self.answered([ask]), deadline))
+        executor.raise_first(self.links.run(self.answered([ask]), deadline))
         return self._told(ask.answer)
 
     def _spans(self, claims: Sequence[Claim]) -> bool:
         return len(claims) > 1 and isinstance(self.route, Cluster) and len(groups_of(self.names, claims)) > 1
 
     def _span(self, claims: Sequence[Claim], wait_us: int, commit: bool, given_us: int | None) -> Plan[Decision]:
-        return Span(self.names, self.answered, claims, wait_us, commit, given_us).answer()
+        return CrossSlotDecision(self.names, self.answered, claims, wait_us, commit, given_us).answer()
 
     def _told(self, decision: Decision) -> Decision:
         self._heard = (decision.start_us - decision.wait_us, now_us())
@@ -197,7 +197,7 @@ class RedisStore(Store):
     # Sync ------------------------------------------------------------------------------------------------------
 
     def decide_one(self, named: NamedLimit, key: str, cost: int, max_wait_us: int, commit: bool | int) -> Decision:
-        place: Place | None = self.names.places.get(named)
+        place: LimitEntry | None = self.names.places.get(named)
         if max_wait_us or not commit or place is None or place.since_us is None:
             return self.decide([Claim(named, key, cost)], None if max_wait_us >= MAX_WAIT else max_wait_us, commit)
         ask = hitting(self.names, named, key, cost, None if self._clock is None else self._given_us())
@@ -220,7 +220,7 @@ class RedisStore(Store):
         if self._spans(claims):
             return (yield from self._span(claims, wait_us, commit, given_us))
         ask = deciding(self.names, claims, wait_us, commit, given_us)
-        answers.raise_first((yield from self.answered([ask])))
+        executor.raise_first((yield from self.answered([ask])))
         decision: Decision = ask.answer
         return decision
 
@@ -241,7 +241,7 @@ class RedisStore(Store):
                     found.append((yield from self._span(claims, wait_us, True, given_us)))  # noqa: PERF401 - a plan goes on in between
             else:
                 whole = [deciding(self.names, claims, wait_us, True, given_us) for claims in run]
-                answers.raise_first((yield from answers.answered(self.route, whole, MANY)))
+                executor.raise_first((yield from executor.answered(self.route, whole, MANY)))
                 found += [ask.answer for ask in whole]
         return found
 
@@ -255,7 +255,7 @@ class RedisStore(Store):
             yield from self._introduced(strangers, given_us)
         groups = [group.claims for group in groups_of(self.names, claims)] if isinstance(self.route, Cluster) else [claims]
         errors = yield from self.answered([giving_back(self.names, group, charged_at, given_us) for group in groups])
-        answers.raise_first(errors)
+        executor.raise_first(errors)
 
     def rebook(self, turns: Sequence[Any]) -> list[Decision | None]:
         """Some leave a line and the others move up, in one script call: see `MemoryStore.rebook`."""
@@ -270,28 +270,28 @@ class RedisStore(Store):
                     yield from self._returned(asked, charged_at)
             return [None] * len(turns)
         ask = rebooking(self.names, turns, self._given_us())
-        answers.raise_first((yield from self.answered([ask])))
+        executor.raise_first((yield from self.answered([ask])))
         found: list[Decision | None] = ask.answer
         return found
 
     def reset(self, claims: Sequence[Claim]) -> None:
-        self._run(keeping.forgotten(self.route, self.names, claims))
+        self._run(key_scan.forgotten(self.route, self.names, claims))
 
     def items(self, limit: NamedLimit) -> Iterable[tuple[str, Any]]:
         return self._run(self._kept(limit), long=True)
 
     def _kept(self, limit: NamedLimit) -> Plan[list[tuple[str, Any]]]:
         given_us = self._given_us()
-        return (yield from keeping.kept(self.route, self.names, limit, given_us))
+        return (yield from key_scan.kept(self.route, self.names, limit, given_us))
 
     def load(self, limit: NamedLimit, items: Iterable[tuple[str, Any]]) -> None:
         self._run(self._loaded(limit, list(items)), long=True)
 
     def _loaded(self, limit: NamedLimit, items: Sequence[tuple[str, Any]]) -> Plan[None]:
         given_us = self._given_us()
-        if place_of(self.names, limit).since_us is None:
+        if entry_of(self.names, limit).since_us is None:
             yield from self._introduced([limit], given_us)
-        yield from keeping.taken_over(self.route, self.names, limit, items, given_us)
+        yield from key_scan.taken_over(self.route, self.names, limit, items, given_us)
 
     def close(self) -> None:
         self.links.close()
@@ -299,7 +299,7 @@ class RedisStore(Store):
 
     # Async -----------------------------------------------------------------------------------------------------
 
-    def _coach(self) -> Coach:
+    def _coach(self) -> Batcher:
         return self.loops.coach()
 
     async def _arun(self, plan: Plan[T], deadline: float | None = None) -> T:
@@ -329,7 +329,7 @@ class RedisStore(Store):
         return await self._arun(self._rebooked(list(turns)))
 
     async def areset(self, claims: Sequence[Claim]) -> None:
-        await self._arun(keeping.forgotten(self.route, self.names, claims))
+        await self._arun(key_scan.forgotten(self.route, self.names, claims))
 
     async def aclose(self) -> None:
         self.links.close()

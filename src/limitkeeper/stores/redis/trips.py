@@ -11,7 +11,7 @@ from collections.abc import Generator
 from typing import Any, NamedTuple, TypeVar
 
 from ...errors import StoreError
-from .address import Login, Place
+from .address import Endpoint, Login
 from .resp import Command
 
 T = TypeVar("T")
@@ -20,7 +20,7 @@ T = TypeVar("T")
 class Trip(NamedTuple):
     """Commands for one place, written in one go."""
 
-    place: Place
+    place: Endpoint
     login: Login
     commands: list[Command]
 

@@ -16,22 +16,22 @@ from typing import Any
 from ...algorithms.claim import Claim, NamedLimit
 from ...algorithms.limit_parser import parse_limit
 from ...errors import ConfigurationError
-from .ask import LENGTH, NOW, ONE, STATE, Ask, pack_claims, parts_of
-from .names import Names, key_bytes, key_text
-from .packed import Place, place_of, read_value
-from .script import VERBS
+from .codec import LimitEntry, entry_of, read_value
+from .key_names import KeyNames, key_bytes, key_text
+from .script_builder import VERBS
+from .script_request import LENGTH, NOW, ONE, STATE, ScriptRequest, pack_claims, parts_of
 
 #: A registry is kept at least so long after a limiter with its limit was last made: 400 days, in ms. Longer where a state may be.
 _KEPT_MS = 400 * 86_400_000
 _DOUBLE = struct.Struct("<d")
 
 
-class Knowing(Ask):
+class RegisterRequest(ScriptRequest):
     """Makes a limit known; the answer is its birth (µs)."""
 
     __slots__ = ("place",)
 
-    def __init__(self, place: Place, now_us: int | None) -> None:
+    def __init__(self, place: LimitEntry, now_us: int | None) -> None:
         self.place, self.now_us = place, now_us
         self.answer = self.stale = None
         self.rules = parts_of("register", (), now_us)
@@ -41,7 +41,7 @@ class Knowing(Ask):
         moment = b"" if now_us is None else NOW.pack(now_us)
         self.body = bytes((VERBS["register"][0],)) + _DOUBLE.pack(_kept_ms(place)) + packed + moment
 
-    def places(self) -> list[Place]:
+    def places(self) -> list[LimitEntry]:
         return [self.place]
 
     def read(self, reply: bytes, at: int) -> int:
@@ -60,12 +60,12 @@ class Knowing(Ask):
         return at
 
 
-class Loading(Ask):
+class LoadRequest(ScriptRequest):
     """Puts a state under a key, whatever is there; the answer is True."""
 
     __slots__ = ("place",)
 
-    def __init__(self, place: Place, key: str, state: Any, now_us: int | None) -> None:
+    def __init__(self, place: LimitEntry, key: str, state: Any, now_us: int | None) -> None:
         self.place, self.now_us = place, now_us
         self.answer = self.stale = None
         self.rules = parts_of("load", (place,), now_us)
@@ -77,7 +77,7 @@ class Loading(Ask):
         parts += [LENGTH.pack(len(packed)), packed]
         self.body = b"".join(parts)
 
-    def places(self) -> list[Place]:
+    def places(self) -> list[LimitEntry]:
         return [self.place]
 
     def read(self, reply: bytes, at: int) -> int:
@@ -85,33 +85,33 @@ class Loading(Ask):
         return at + ONE.size
 
 
-def knowing(names: Names, named: NamedLimit, now_us: int | None = None) -> Ask:
+def knowing(names: KeyNames, named: NamedLimit, now_us: int | None = None) -> ScriptRequest:
     """Asks for a limit's birth, and leaves word of its rate; to be sent before the first decision on it."""
-    return Knowing(place_of(names, named), now_us)
+    return RegisterRequest(entry_of(names, named), now_us)
 
 
-def is_known(names: Names, named: NamedLimit) -> bool:
+def is_known(names: KeyNames, named: NamedLimit) -> bool:
     """Whether `knowing` was answered for this limit."""
-    return place_of(names, named).birth_us is not None
+    return entry_of(names, named).birth_us is not None
 
 
-def loading(names: Names, named: NamedLimit, key: str, state: Any, now_us: int | None = None) -> Ask:
+def loading(names: KeyNames, named: NamedLimit, key: str, state: Any, now_us: int | None = None) -> ScriptRequest:
     """Takes over a key's state, as `item` gave it."""
-    return Loading(place_of(names, named), key, state, now_us)
+    return LoadRequest(entry_of(names, named), key, state, now_us)
 
 
 def item(
-    names: Names, named: NamedLimit, redis_key: bytes, value: bytes, fields: Mapping[bytes, bytes], now_us: int
+    names: KeyNames, named: NamedLimit, redis_key: bytes, value: bytes, fields: Mapping[bytes, bytes], now_us: int
 ) -> tuple[str, Any]:
     """(key, state in the limit's units) of what lies under a name. `fields`: the limit's registry, read with HGETALL."""
-    place = place_of(names, named)
+    place = entry_of(names, named)
     key = names.parse(redis_key)
     if key is None:
         key = read_value(place.limit, value).key
     return str(key), in_units(place, value, fields, now_us)
 
 
-def in_units(place: Place, raw: bytes, fields: Mapping[bytes, bytes], now_us: int) -> Any:
+def in_units(place: LimitEntry, raw: bytes, fields: Mapping[bytes, bytes], now_us: int) -> Any:
     """A state in its limit's units. Of a rate that nobody remembers, all is taken for used: nothing is forgiven."""
     limit = place.limit
     stored = read_value(limit, raw)
@@ -134,7 +134,7 @@ def identity(named: NamedLimit) -> bytes:
     return b"\n".join(b"%d:%b" % (len(part), part) for part in map(key_bytes, named.identity))
 
 
-def _kept_ms(place: Place) -> int:
+def _kept_ms(place: LimitEntry) -> int:
     if place.names.marked:
         return 3_600_000
     limit = place.limit

@@ -7,24 +7,24 @@ import os
 import weakref
 from typing import Any
 
-from .coach import Coach, Stagecoach
+from .batcher import Batcher, BatcherHost
 
 _inherited: list[Any] = []
 
 
-class Loops:
+class BatchersByLoop:
     """The coaches of a store, one for each running loop."""
 
-    def __init__(self, store: Stagecoach) -> None:
+    def __init__(self, store: BatcherHost) -> None:
         self._store = weakref.ref(store)
-        self._coaches: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Coach] = weakref.WeakKeyDictionary()
+        self._coaches: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Batcher] = weakref.WeakKeyDictionary()
         self._last: Any = None  # of the loop that asked last: a dictionary of weak keys is slow to ask
         _all_loops.add(self)
 
-    def coach(self) -> Coach:
+    def coach(self) -> Batcher:
         """The coach of the running loop."""
         loop = asyncio.get_running_loop()
-        last: Coach | None = self._last
+        last: Batcher | None = self._last
         if last is not None and last.loop is loop:
             return last
         found = self._coaches.get(loop)
@@ -32,7 +32,7 @@ class Loops:
             self._tidy()
             store = self._store()
             assert store is not None
-            found = self._coaches[loop] = Coach(store, store.streams(loop))
+            found = self._coaches[loop] = Batcher(store, store.streams(loop))
         self._last = found
         return found
 
@@ -71,7 +71,7 @@ def _running() -> asyncio.AbstractEventLoop | None:
         return None
 
 
-_all_loops: weakref.WeakSet[Loops] = weakref.WeakSet()
+_all_loops: weakref.WeakSet[BatchersByLoop] = weakref.WeakSet()
 
 
 def _after_fork() -> None:

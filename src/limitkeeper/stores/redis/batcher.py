@@ -13,44 +13,44 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from ...errors import ConfigurationError, StoreError, StoreUnavailable
-from .address import Login, Place
-from .asks import Ask
-from .parcel import Parcel, parcelled
+from .address import Endpoint, Login
+from .async_connection import AsyncConnections
+from .operations import ScriptRequest
 from .resp import pack
 from .route import Route
-from .stream import Streams
+from .script_call import ScriptCall, parcelled
 from .trips import Plan
 
 #: Who finds no seat takes the next coach, a turn of the loop later: then the server decides on one while the client makes
 #: ready the other. 64 tasks get 88 000 decisions a second in two coaches, 62 000 in one (measured on loopback).
-SEATS = 32
+MAX_BATCH = 32
 
 
-class Stagecoach(Protocol):
+class BatcherHost(Protocol):
     """What a coach needs of its store."""
 
     route: Route
     timeout_us: int
 
-    def streams(self, loop: asyncio.AbstractEventLoop) -> Streams: ...
+    def streams(self, loop: asyncio.AbstractEventLoop) -> AsyncConnections: ...
 
-    def answered(self, asks: Sequence[Ask]) -> Plan[list[StoreError | None]]: ...
+    def answered(self, asks: Sequence[ScriptRequest]) -> Plan[list[StoreError | None]]: ...
 
 
-class Coach:
+class Batcher:
     """Of one loop and one store."""
 
-    def __init__(self, store: Stagecoach, streams: Streams) -> None:
+    def __init__(self, store: BatcherHost, streams: AsyncConnections) -> None:
         self.store = store
         self.streams = streams
         self.loop = streams.loop
-        self._asks: list[Ask] = []
+        self._asks: list[ScriptRequest] = []
         self._callers: list[asyncio.Future[None]] = []
         self._journeys: set[asyncio.Task[None]] = set()
         self._until: float | None = None
         self._meetings: dict[Any, asyncio.Task[None]] = {}
 
-    def board(self, ask: Ask, deadline: float | None = None) -> asyncio.Future[None]:
+    def board(self, ask: ScriptRequest, deadline: float | None = None) -> asyncio.Future[None]:
         """A seat for an ask: the future is done when the ask is answered. A deadline is for those who spent time before."""
         caller: asyncio.Future[None] = self.loop.create_future()
         if not self._asks:
@@ -78,8 +78,8 @@ class Coach:
             meeting.exception()  # whoever waited for it was told
 
     def _depart(self) -> None:
-        asks, callers, until = self._asks[:SEATS], self._callers[:SEATS], self._until
-        del self._asks[:SEATS], self._callers[:SEATS]
+        asks, callers, until = self._asks[:MAX_BATCH], self._callers[:MAX_BATCH], self._until
+        del self._asks[:MAX_BATCH], self._callers[:MAX_BATCH]
         if self._asks:
             self.loop.call_soon(self._depart)
         else:
@@ -102,7 +102,9 @@ class Coach:
             _tell(callers, error)
             raise
 
-    def _drive(self, place: Place, login: Login, asks: list[Ask], callers: list[asyncio.Future[None]], deadline: float) -> None:
+    def _drive(
+        self, place: Endpoint, login: Login, asks: list[ScriptRequest], callers: list[asyncio.Future[None]], deadline: float
+    ) -> None:
         """The straight way, to a place that is known."""
         parcels = parcelled(asks)
         stream = self.streams.stream(place, login, max(0.001, deadline - self.loop.time()))
@@ -119,21 +121,23 @@ class Coach:
 
         stream.write(pack([command for parcel in parcels for command in parcel.commands()]), len(parcels), deadline, arrived)
 
-    def _read(self, parcels: list[Parcel], replies: list[Any]) -> bool:
+    def _read(self, parcels: list[ScriptCall], replies: list[Any]) -> bool:
         """Whether all is answered; otherwise all those that are not go the long way."""
         whole = True
         for parcel, reply in zip(parcels, replies, strict=True):
             whole = type(reply) is bytes and parcel.take([reply]) and whole
         return whole and not any(ask.stale is not None for parcel in parcels for ask in parcel.asks)
 
-    def _take_the_long_way(self, asks: list[Ask], callers: list[asyncio.Future[None]], deadline: float) -> None:
+    def _take_the_long_way(self, asks: list[ScriptRequest], callers: list[asyncio.Future[None]], deadline: float) -> None:
         """Those that are not answered yet: what the plan for the topology says."""
         left = [at for at, ask in enumerate(asks) if ask.answer is None or ask.stale is not None]
         task = self.loop.create_task(self._journey(asks, callers, left, deadline))
         self._journeys.add(task)
         task.add_done_callback(self._journeys.discard)
 
-    async def _journey(self, asks: list[Ask], callers: list[asyncio.Future[None]], left: list[int], deadline: float) -> None:
+    async def _journey(
+        self, asks: list[ScriptRequest], callers: list[asyncio.Future[None]], left: list[int], deadline: float
+    ) -> None:
         errors: Sequence[Exception | None] = []
         try:
             errors = await self.streams.run(self.store.answered([asks[at] for at in left]), deadline)

@@ -10,17 +10,17 @@ from collections.abc import Iterable, Sequence
 
 from ...algorithms.claim import NamedLimit
 from ...errors import StoreError
-from .asks import Ask, converted, knowing
-from .names import Names
-from .parcel import MOST, Errand
+from .key_names import KeyNames
+from .operations import ScriptRequest, converted, knowing
 from .route import Route
+from .script_call import MOST, RoutedCommands
 from .trips import Plan
 
 #: So often a state that changes its rate meanwhile is looked at again.
 LOOKS = 4
 
 
-def introduced(route: Route, names: Names, limits: Iterable[tuple[NamedLimit, int | None]]) -> Plan[None]:
+def introduced(route: Route, names: KeyNames, limits: Iterable[tuple[NamedLimit, int | None]]) -> Plan[None]:
     """Makes limits known to the server; with each goes when (µs) it came to be, None: now, by the server's time."""
     errors = yield from answered(route, [knowing(names, named, now_us) for named, now_us in limits])
     raise_first(errors)
@@ -32,7 +32,7 @@ def raise_first(errors: Iterable[StoreError | None]) -> None:
             raise error
 
 
-def answered(route: Route, asks: Sequence[Ask], most: int = MOST) -> Plan[list[StoreError | None]]:
+def answered(route: Route, asks: Sequence[ScriptRequest], most: int = MOST) -> Plan[list[StoreError | None]]:
     """Has asks answered, at most so many in a call; says for each what went wrong. Those that found a state of another rate go
     again, with it converted."""
     errors: list[StoreError | None] = [None] * len(asks)
@@ -60,7 +60,7 @@ def answered(route: Route, asks: Sequence[Ask], most: int = MOST) -> Plan[list[S
 
 def registries(route: Route, keys: Sequence[bytes]) -> Plan[dict[bytes, dict[bytes, bytes]]]:
     """The fields of some registries."""
-    errands = [Errand([["HGETALL", key]], key) for key in dict.fromkeys(keys)]
+    errands = [RoutedCommands([["HGETALL", key]], key) for key in dict.fromkeys(keys)]
     yield from route.carried(errands)
     raise_first(errand.error for errand in errands)
     return {errand.key or b"": dict(zip(errand.replies[0][::2], errand.replies[0][1::2], strict=True)) for errand in errands}

@@ -17,11 +17,11 @@ from typing import Any
 from ...algorithms.claim import Claim, NamedLimit
 from ...algorithms.constants import MAX_WAIT
 from ...decision import Decision, Decisions
-from .ask import CLOCK, NOW, ONE, TWO, Ask, pack_claims, parts_of
-from .known import in_units, item, knowing, loading
-from .names import LONGEST, Names, key_bytes, tag
-from .packed import Place, place_of
-from .script import VERBS, Script, script_of
+from .codec import LimitEntry, entry_of
+from .key_names import LONGEST, KeyNames, key_bytes, tag
+from .limit_registry import in_units, item, knowing, loading
+from .script_builder import VERBS, Script, script_of
+from .script_request import CLOCK, NOW, ONE, TWO, ScriptRequest, pack_claims, parts_of
 
 _FOUR = struct.Struct("<4q")
 _SIX = struct.Struct("<6q")
@@ -31,11 +31,11 @@ _REBOOK = struct.Struct("<BI")
 _TURN = struct.Struct("<HBdd")
 
 
-class Hit(Ask):
+class HitRequest(ScriptRequest):
     """One limit, one short key, no patience: the straight way."""
 
     __slots__ = ("cost", "key", "place")
-    place: Place
+    place: LimitEntry
     key: str
     cost: int
 
@@ -47,22 +47,22 @@ class Hit(Ask):
         self.answer = Decision(retry_us == 0, place.capacity, left, retry_us, reset_us, 0, now_us, place.name)
         return at + 32
 
-    def places(self) -> list[Place]:
+    def places(self) -> list[LimitEntry]:
         return [self.place]
 
-    def again(self, instead: list[Any]) -> Ask:
+    def again(self, instead: list[Any]) -> ScriptRequest:
         claim = Claim(self.place.named, self.key, self.cost)
-        return Deciding(self.place.names, [claim], 0, True, self.now_us, 0, instead)
+        return DecideRequest(self.place.names, [claim], 0, True, self.now_us, 0, instead)
 
 
-class Deciding(Ask):
+class DecideRequest(ScriptRequest):
     """Any number of limits, patience, peeks: the long way."""
 
     __slots__ = ("_again", "claims", "commit", "max_wait_us", "spots")
 
     def __init__(
         self,
-        names: Names,
+        names: KeyNames,
         claims: Sequence[Claim],
         max_wait_us: int,
         commit: int,
@@ -73,7 +73,7 @@ class Deciding(Ask):
         self._again = (names, claims, max_wait_us, commit, now_us, not_before_us)
         self.claims, self.max_wait_us, self.commit, self.now_us = claims, max_wait_us, commit, now_us
         self.stale = self.answer = None
-        self.spots = [place_of(names, claim.limit) for claim in claims]
+        self.spots = [entry_of(names, claim.limit) for claim in claims]
         self.rules = parts_of("decide", self.spots, now_us)
         parts = [_DECIDE.pack(VERBS["decide"][0], len(claims), int(commit), max_wait_us, not_before_us)]
         if now_us is not None:
@@ -81,11 +81,11 @@ class Deciding(Ask):
         self.keys = pack_claims(parts, self.spots, claims, instead)
         self.body = b"".join(parts)
 
-    def places(self) -> list[Place]:
+    def places(self) -> list[LimitEntry]:
         return self.spots
 
-    def again(self, instead: list[Any]) -> Ask:
-        return Deciding(*self._again, instead)
+    def again(self, instead: list[Any]) -> ScriptRequest:
+        return DecideRequest(*self._again, instead)
 
     def read(self, reply: bytes, at: int) -> int:
         now_us, start_us = TWO.unpack_from(reply, at)
@@ -96,18 +96,18 @@ class Deciding(Ask):
         return at
 
 
-class GivingBack(Ask):
+class GiveBackRequest(ScriptRequest):
     """Takes charges away from where they were made."""
 
     __slots__ = ("_again", "spots")
 
     def __init__(
-        self, names: Names, claims: Sequence[Claim], charged_at: int, now_us: int | None, instead: Sequence[Any] = ()
+        self, names: KeyNames, claims: Sequence[Claim], charged_at: int, now_us: int | None, instead: Sequence[Any] = ()
     ) -> None:
         self._again = (names, claims, charged_at, now_us)
         self.now_us = now_us
         self.stale = self.answer = None
-        self.spots = [place_of(names, claim.limit) for claim in claims]
+        self.spots = [entry_of(names, claim.limit) for claim in claims]
         self.rules = parts_of("give_back", self.spots, now_us)
         parts = [_GIVE_BACK.pack(VERBS["give_back"][0], len(claims), charged_at)]
         if now_us is not None:
@@ -115,11 +115,11 @@ class GivingBack(Ask):
         self.keys = pack_claims(parts, self.spots, claims, instead, gives=True)
         self.body = b"".join(parts)
 
-    def places(self) -> list[Place]:
+    def places(self) -> list[LimitEntry]:
         return self.spots
 
-    def again(self, instead: list[Any]) -> Ask:
-        return GivingBack(*self._again, instead)
+    def again(self, instead: list[Any]) -> ScriptRequest:
+        return GiveBackRequest(*self._again, instead)
 
     def read(self, reply: bytes, at: int) -> int:
         (now_us,) = ONE.unpack_from(reply, at)
@@ -129,16 +129,16 @@ class GivingBack(Ask):
         return at + 8
 
 
-class Rebooking(Ask):
+class RebookRequest(ScriptRequest):
     """Some leave a line and the others move up: `MemoryStore.rebook` in one call."""
 
     __slots__ = ("_again", "spots", "turns")
 
-    def __init__(self, names: Names, turns: Sequence[Any], now_us: int | None, instead: Sequence[Any] = ()) -> None:
+    def __init__(self, names: KeyNames, turns: Sequence[Any], now_us: int | None, instead: Sequence[Any] = ()) -> None:
         self._again = (names, turns, now_us)
         self.turns, self.now_us = turns, now_us
         self.stale = self.answer = None
-        self.spots = [[place_of(names, claim.limit) for claim in claims] for claims, _, _, _ in turns]
+        self.spots = [[entry_of(names, claim.limit) for claim in claims] for claims, _, _, _ in turns]
         self.rules = parts_of("rebook", self.places(), now_us)
         parts, self.keys = [_REBOOK.pack(VERBS["rebook"][0], len(turns))], []
         if now_us is not None:
@@ -149,11 +149,11 @@ class Rebooking(Ask):
             self.keys += pack_claims(parts, spots, claims, instead[at : at + len(claims)], gives=True)
         self.body = b"".join(parts)
 
-    def places(self) -> list[Place]:
+    def places(self) -> list[LimitEntry]:
         return [place for spots in self.spots for place in spots]
 
-    def again(self, instead: list[Any]) -> Ask:
-        return Rebooking(*self._again, instead)
+    def again(self, instead: list[Any]) -> ScriptRequest:
+        return RebookRequest(*self._again, instead)
 
     def read(self, reply: bytes, at: int) -> int:
         (now_us,) = ONE.unpack_from(reply, at)
@@ -172,15 +172,15 @@ class Rebooking(Ask):
 # Making asks ---------------------------------------------------------------------------------------------------------------
 
 
-def hitting(names: Names, named: NamedLimit, key: str, cost: int = 1, now_us: int | None = None) -> Ask:
+def hitting(names: KeyNames, named: NamedLimit, key: str, cost: int = 1, now_us: int | None = None) -> ScriptRequest:
     """A hit on one limit: what most calls are."""
     place = names.places.get(named)
     if place is None:
-        place = place_of(names, named)
+        place = entry_of(names, named)
     data = key_bytes(key)
     if cost <= 0 or not place.straight or len(data) > LONGEST:
-        return Deciding(names, [Claim(named, key, cost)], 0, True, now_us, 0)
-    ask = Hit()
+        return DecideRequest(names, [Claim(named, key, cost)], 0, True, now_us, 0)
+    ask = HitRequest()
     ask.place, ask.key, ask.cost, ask.now_us = place, key, cost, now_us
     ask.stale = ask.answer = None
     ask.keys = [place.head + tag(data) + b"}"]
@@ -193,33 +193,33 @@ def hitting(names: Names, named: NamedLimit, key: str, cost: int = 1, now_us: in
 
 
 def deciding(
-    names: Names,
+    names: KeyNames,
     claims: Sequence[Claim],
     max_wait_us: int | None = 0,
     commit: bool | int = True,
     now_us: int | None = None,
     not_before_us: int = 0,
-) -> Ask:
+) -> ScriptRequest:
     """A decision on claims; its answer is a Decision. `not_before_us`: none of them starts earlier than that. `commit` 2: charge,
     and remember the states around the charge even without patience (for whoever may have to undo it)."""
     patience = MAX_WAIT if max_wait_us is None or max_wait_us > MAX_WAIT else int(max_wait_us)
     if len(claims) == 1 and not patience and commit == 1 and not not_before_us:
         return hitting(names, claims[0].limit, claims[0].key, claims[0].cost, now_us)
-    return Deciding(names, claims, patience, int(commit), now_us, not_before_us)
+    return DecideRequest(names, claims, patience, int(commit), now_us, not_before_us)
 
 
-def giving_back(names: Names, claims: Sequence[Claim], charged_at: int = -1, now_us: int | None = None) -> Ask:
+def giving_back(names: KeyNames, claims: Sequence[Claim], charged_at: int = -1, now_us: int | None = None) -> ScriptRequest:
     """Takes the claims' cost away from where it was charged; answers True."""
-    return GivingBack(names, list(claims), charged_at, now_us)
+    return GiveBackRequest(names, list(claims), charged_at, now_us)
 
 
-def rebooking(names: Names, turns: Sequence[Any], now_us: int | None = None) -> Ask:
+def rebooking(names: KeyNames, turns: Sequence[Any], now_us: int | None = None) -> ScriptRequest:
     """Each turn is (claims, charged_at, deadline_us, stays); the answer is a list of their new Decisions, None for one that
     stays as it is."""
-    return Rebooking(names, turns, now_us)
+    return RebookRequest(names, turns, now_us)
 
 
-def call_of(asks: Sequence[Ask]) -> tuple[Script, list[bytes], bytes]:
+def call_of(asks: Sequence[ScriptRequest]) -> tuple[Script, list[bytes], bytes]:
     """One script call for all of these: EVALSHA script.sha, the keys, the body."""
     if len(asks) == 1:
         return script_of(asks[0].rules), asks[0].keys, asks[0].body
@@ -230,7 +230,7 @@ def call_of(asks: Sequence[Ask]) -> tuple[Script, list[bytes], bytes]:
     return script_of(rules), [key for ask in asks for key in ask.keys], b"".join([ask.body for ask in asks])
 
 
-def read_all(asks: Iterable[Ask], reply: bytes) -> None:
+def read_all(asks: Iterable[ScriptRequest], reply: bytes) -> None:
     """Hands each ask its part of the reply. What was stale before and is answered now has been decided: it is not asked again."""
     at = 0
     for ask in asks:
@@ -238,7 +238,7 @@ def read_all(asks: Iterable[Ask], reply: bytes) -> None:
         at = ask.read(reply, at)
 
 
-def converted(ask: Ask, texts: Mapping[bytes, Mapping[bytes, bytes]]) -> Ask:
+def converted(ask: ScriptRequest, texts: Mapping[bytes, Mapping[bytes, bytes]]) -> ScriptRequest:
     """The ask to be sent after one came back stale. `texts`: registry -> its fields, for all of `ask.registries()`."""
     instead: list[Any] = []
     for place, raw in zip(ask.places(), ask.stale or (), strict=True):
@@ -251,7 +251,7 @@ def converted(ask: Ask, texts: Mapping[bytes, Mapping[bytes, bytes]]) -> Ask:
 
 
 def _decision(
-    reply: bytes, at: int, spots: Sequence[Place], claims: Sequence[Claim], now_us: int, undoable: bool
+    reply: bytes, at: int, spots: Sequence[LimitEntry], claims: Sequence[Claim], now_us: int, undoable: bool
 ) -> tuple[Decision, int]:
     """The Decision at a place in a reply, and where it ends; claims remember the states around an undoable charge."""
     (start_us,) = ONE.unpack_from(reply, at)
@@ -269,7 +269,7 @@ def _decision(
     return (parts[0] if len(parts) == 1 else spoken(parts, now_us, start_us)), at
 
 
-def _part(place: Place, now_us: int, start: int, retry_us: int, left: int, reset_us: int) -> Decision:
+def _part(place: LimitEntry, now_us: int, start: int, retry_us: int, left: int, reset_us: int) -> Decision:
     """The answer of one limit, as `all_of.alone` gives it."""
     if start >= 0:
         return Decision(True, place.capacity, left, 0, reset_us, start - now_us, start, place.name)

@@ -19,7 +19,7 @@ from typing import Any
 
 from ...clock import SYSTEM
 from ...errors import StoreError, StoreTimeout, StoreUnavailable
-from .address import Login, Place
+from .address import Endpoint, Login
 from .resp import ProtocolError, ReplyError, pack, reader, unavailable
 from .trips import Outcome, Pause, Plan, T, Trip
 
@@ -49,12 +49,12 @@ def lost(place: object, error: object) -> StoreUnavailable:
     return StoreUnavailable(f"{place}: the connection is lost ({error or 'closed by the server'})")
 
 
-class Link:
+class SyncConnection:
     """One connection, used by one thread at a time."""
 
     __slots__ = ("_poll", "_reader", "_recv", "_send", "_sock", "generation", "place", "secure")
 
-    def __init__(self, sock: socket.socket, place: Place, generation: int) -> None:
+    def __init__(self, sock: socket.socket, place: Endpoint, generation: int) -> None:
         self._sock = sock
         self._poll = poll_of(sock)
         self._send: Callable[[bytes], int] = sock.send
@@ -129,7 +129,7 @@ class Link:
         self._sock.close()  # a store that nobody closed
 
 
-def connected(place: Place, login: Login, deadline_us: int, generation: int = 0) -> Link:
+def connected(place: Endpoint, login: Login, deadline_us: int, generation: int = 0) -> SyncConnection:
     """A new connection, greeted. Raises StoreUnavailable or StoreTimeout; nothing has been asked of the server then."""
     sock = None
     try:
@@ -138,7 +138,7 @@ def connected(place: Place, login: Login, deadline_us: int, generation: int = 0)
             sock.settimeout(max(0.001, (deadline_us - now_us()) / 1e6))
             sock = login.tls.context().wrap_socket(sock, server_hostname=place.host or "localhost")
         sock.setblocking(False)
-        link = Link(sock, place, generation)
+        link = SyncConnection(sock, place, generation)
         greeting = login.commands()
         if greeting:
             link.send(pack(greeting), deadline_us)
@@ -157,7 +157,7 @@ def connected(place: Place, login: Login, deadline_us: int, generation: int = 0)
         raise
 
 
-def _socket(place: Place, deadline_us: int) -> socket.socket:
+def _socket(place: Endpoint, deadline_us: int) -> socket.socket:
     left = (deadline_us - now_us()) / 1e6
     if left <= 0:
         raise TimeoutError
@@ -176,20 +176,20 @@ def _socket(place: Place, deadline_us: int) -> socket.socket:
     return sock
 
 
-class Links:
+class SyncPool:
     """The connections of a store's sync colour. A child process starts with none of its parent's."""
 
     def __init__(self) -> None:
-        self._idle: dict[tuple[Place, Login], list[Link]] = {}
+        self._idle: dict[tuple[Endpoint, Login], list[SyncConnection]] = {}
         self.generation = 0
         _all_links.add(self)
 
-    def idle(self, place: Place, login: Login) -> list[Link]:
+    def idle(self, place: Endpoint, login: Login) -> list[SyncConnection]:
         """Those that nobody uses; taking the last and putting it back needs no lock."""
         found = self._idle.get((place, login))
         return found if found is not None else self._idle.setdefault((place, login), [])
 
-    def take(self, place: Place, login: Login, deadline_us: int) -> Link:
+    def take(self, place: Endpoint, login: Login, deadline_us: int) -> SyncConnection:
         """A connection that is ready to be written on; of those at hand, the one used last."""
         idle = self.idle(place, login)
         while idle:
@@ -202,13 +202,13 @@ class Links:
             link.close()
         return connected(place, login, deadline_us, self.generation)
 
-    def give(self, link: Link, login: Login) -> None:
+    def give(self, link: SyncConnection, login: Login) -> None:
         if link.generation == self.generation:
             self.idle(link.place, login).append(link)
         else:
             link.close()
 
-    def call(self, idle: list[Link], data: bytes, deadline_us: int) -> Any:
+    def call(self, idle: list[SyncConnection], data: bytes, deadline_us: int) -> Any:
         """One command, one reply, on a connection that is at hand: the way of most calls. None: nothing was sent, or there is no
         such connection; a plan may try."""
         try:
@@ -239,7 +239,7 @@ class Links:
             one if isinstance(one, Outcome) else self._end(trip, one, deadline_us) for trip, one in zip(trips, begun, strict=True)
         ]
 
-    def _begin(self, trip: Trip, deadline_us: int) -> Link | Outcome:
+    def _begin(self, trip: Trip, deadline_us: int) -> SyncConnection | Outcome:
         data = pack(trip.commands)
         for attempt in (1, 2):
             try:
@@ -261,7 +261,7 @@ class Links:
                 raise
         raise AssertionError("unreachable")
 
-    def _end(self, trip: Trip, link: Link, deadline_us: int) -> Outcome:
+    def _end(self, trip: Trip, link: SyncConnection, deadline_us: int) -> Outcome:
         try:
             replies = [link.receive(deadline_us) for _ in trip.commands]
         except BaseException as error:
@@ -295,7 +295,7 @@ class Links:
                 idle.pop().close()
 
 
-_all_links: weakref.WeakSet[Links] = weakref.WeakSet()
+_all_links: weakref.WeakSet[SyncPool] = weakref.WeakSet()
 
 
 def _after_fork() -> None:

@@ -19,16 +19,16 @@ from typing import Any
 from ...algorithms.claim import Claim
 from ...decision import Decision, Decisions
 from ...errors import StoreError, StoreUnavailable
-from .asks import Ask, deciding, giving_back
 from .cluster import slot_of
-from .names import Names
+from .key_names import KeyNames
+from .operations import ScriptRequest, deciding, giving_back
 from .trips import Plan
 
 #: So often a common start is looked for while others take theirs.
 ROUNDS = 12
 
 
-class Group:
+class SlotGroup:
     """The claims of one slot, and what was told about them."""
 
     def __init__(self, claims: list[Claim], places: list[int]) -> None:
@@ -50,29 +50,29 @@ class Group:
         return int(self.decision.start_us) - self.now_us
 
 
-def groups_of(names: Names, claims: Sequence[Claim]) -> list[Group]:
+def groups_of(names: KeyNames, claims: Sequence[Claim]) -> list[SlotGroup]:
     """Claims by slot, in order."""
     found: dict[int, list[int]] = {}
     for at, claim in enumerate(claims):
         found.setdefault(slot_of(names.key(claim.named, claim.key)), []).append(at)
-    return [Group([claims[at] for at in places], places) for places in found.values()]
+    return [SlotGroup([claims[at] for at in places], places) for places in found.values()]
 
 
-class Span:
+class CrossSlotDecision:
     """One decision over several slots. `answer` is a plan: it asks through `answered`, which tells an error for each ask."""
 
     def __init__(
-        self, names: Names, answered: Any, claims: Sequence[Claim], wait_us: int, commit: bool, now_us: int | None
+        self, names: KeyNames, answered: Any, claims: Sequence[Claim], wait_us: int, commit: bool, now_us: int | None
     ) -> None:
         self.names, self.answered, self.claims, self.commit, self.now_us = names, answered, claims, commit, now_us
         self.wait_us = wait_us if all(claim.named.limit.reserves for claim in claims) else 0
         self.groups = groups_of(names, claims)
 
-    def ask(self, group: Group, commit: bool, not_before_us: int = 0) -> Ask:
+    def ask(self, group: SlotGroup, commit: bool, not_before_us: int = 0) -> ScriptRequest:
         """A charge remembers the states around it: given back before anybody else came, it leaves no trace."""
         return deciding(self.names, group.claims, self.wait_us, 2 if commit else 0, self.now_us, not_before_us)
 
-    def back(self, group: Group) -> Ask:
+    def back(self, group: SlotGroup) -> ScriptRequest:
         return giving_back(self.names, group.claims, group.decision.start_us, self.now_us)
 
     def answer(self) -> Plan[Decision]:
@@ -96,7 +96,7 @@ class Span:
         if charged:
             yield from self.tell(charged, [[self.back(group), self.ask(group, False)] for group in charged], False)
 
-    def tell(self, groups: Sequence[Group], asks: Sequence[Sequence[Ask]], stored: bool) -> Plan[None]:
+    def tell(self, groups: Sequence[SlotGroup], asks: Sequence[Sequence[ScriptRequest]], stored: bool) -> Plan[None]:
         """Asks for several groups at once. When one can't be asked, the others give back what they were charged."""
         flat = [ask for some in asks for ask in some]
         errors: list[StoreError | None] = yield from self.answered(flat)

@@ -17,9 +17,9 @@ from contextlib import suppress
 from typing import Any
 
 from ...errors import StoreError
-from .address import Login, Place
-from .link import StoreTimeout, StoreUnavailable, lost, poll_of, too_late
+from .address import Endpoint, Login
 from .resp import ProtocolError, ReplyError, pack, reader, unavailable
+from .sync_connection import StoreTimeout, StoreUnavailable, lost, poll_of, too_late
 from .trips import Outcome, Pause, Plan, T, Trip
 
 #: Told the replies; or the error, and whether it is certain that nothing was done.
@@ -43,10 +43,10 @@ class Expected:
         self.replies: list[Any] = []
 
 
-class Stream(asyncio.Protocol):
+class AsyncConnection(asyncio.Protocol):
     """One connection of one loop. `usable` until it is lost or left."""
 
-    def __init__(self, place: Place, login: Login, loop: asyncio.AbstractEventLoop, patience: float) -> None:
+    def __init__(self, place: Endpoint, login: Login, loop: asyncio.AbstractEventLoop, patience: float) -> None:
         self.place, self.login, self.loop = place, login, loop
         self.usable = True
         self._patience = patience
@@ -221,17 +221,17 @@ class Stream(asyncio.Protocol):
             transport._call_connection_lost(None)
 
 
-class Streams:
+class AsyncConnections:
     """The connections of one loop."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
-        self._open: dict[tuple[Place, Login], Stream] = {}
-        self._left: list[Stream] = []
+        self._open: dict[tuple[Endpoint, Login], AsyncConnection] = {}
+        self._left: list[AsyncConnection] = []
         self._keeper: AsyncGenerator[None, None] | None = None
         self._beginning: asyncio.Task[None] | None = None
 
-    def stream(self, place: Place, login: Login, patience: float) -> Stream:
+    def stream(self, place: Endpoint, login: Login, patience: float) -> AsyncConnection:
         """The connection to a place; another one when the last is lost or left."""
         found = self._open.get((place, login))
         if found is not None and found.fresh():
@@ -242,7 +242,7 @@ class Streams:
         if found is not None and found._expected:
             self._left = [one for one in self._left if one._expected]
             self._left.append(found)
-        made = self._open[place, login] = Stream(place, login, self.loop, patience)
+        made = self._open[place, login] = AsyncConnection(place, login, self.loop, patience)
         return made
 
     async def _begin(self) -> None:

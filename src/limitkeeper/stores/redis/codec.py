@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from ...algorithms.claim import NamedLimit
 from ...algorithms.limit import Limit
 from ...errors import ConfigurationError
-from .names import Names, key_text
+from .key_names import KeyNames, key_text
 
 
 class Rule(NamedTuple):
@@ -59,7 +59,7 @@ def fingerprint(text: str) -> int:
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 12
 
 
-class Place:
+class LimitEntry:
     """What is known of one limit under one set of names: everything that does not change from call to call."""
 
     # fmt: off
@@ -67,7 +67,7 @@ class Place:
                  "registry", "rule", "since_us", "straight")
     # fmt: on
 
-    def __init__(self, names: Names, named: NamedLimit) -> None:
+    def __init__(self, names: KeyNames, named: NamedLimit) -> None:
         limit = named.limit
         self.names, self.named, self.limit, self.name = names, named, limit, named.name
         self.rule = rule_of(limit)
@@ -95,11 +95,11 @@ class Place:
         return limit.new(self.birth_us), (self.birth_us // limit.tick + limit.ramp) * limit.tick
 
 
-def place_of(names: Names, named: NamedLimit) -> Place:
+def entry_of(names: KeyNames, named: NamedLimit) -> LimitEntry:
     """The place of a limit, made when it is first named."""
-    place: Place | None = names.places.get(named)
+    place: LimitEntry | None = names.places.get(named)
     if place is None:
-        place = names.places[named] = Place(names, named)
+        place = names.places[named] = LimitEntry(names, named)
     return place
 
 

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from ...algorithms.claim import Claim
-from .names import is_hashed, key_bytes, tag
-from .packed import Place
+from .codec import LimitEntry
+from .key_names import is_hashed, key_bytes, tag
 
 ONE = struct.Struct("<q")
 TWO = struct.Struct("<2q")
@@ -20,7 +20,7 @@ _STATES = struct.Struct("<6d")
 _CHARGED = struct.Struct("<dB")
 
 
-class Ask:
+class ScriptRequest:
     """One operation. `rules` is what its script must hold; after `read`, `answer` is its answer, or `stale` is not None."""
 
     __slots__ = ("answer", "body", "found_us", "keys", "now_us", "rules", "stale")
@@ -41,11 +41,11 @@ class Ask:
         """Takes this ask's part of a reply, and says where the next one's begins."""
         raise NotImplementedError
 
-    def places(self) -> list[Place]:
+    def places(self) -> list[LimitEntry]:
         """The limits that are asked, in order."""
         raise NotImplementedError
 
-    def again(self, instead: list[Any]) -> Ask:
+    def again(self, instead: list[Any]) -> ScriptRequest:
         """The same, with converted states to be taken instead of stale ones."""
         raise NotImplementedError
 
@@ -68,13 +68,13 @@ class Ask:
 CLOCK = frozenset(("clock",))
 
 
-def parts_of(verb: str, spots: Sequence[Place], now_us: int | None) -> frozenset[str]:
+def parts_of(verb: str, spots: Sequence[LimitEntry], now_us: int | None) -> frozenset[str]:
     parts = frozenset((verb, *[place.rule.file for place in spots]))
     return parts if now_us is None else parts | CLOCK
 
 
 def pack_claims(
-    parts: list[bytes], spots: Sequence[Place], claims: Sequence[Claim], instead: Sequence[Any], gives: bool = False
+    parts: list[bytes], spots: Sequence[LimitEntry], claims: Sequence[Claim], instead: Sequence[Any], gives: bool = False
 ) -> list[bytes]:
     """Packs claims behind what is there already; answers with their keys."""
     keys = []

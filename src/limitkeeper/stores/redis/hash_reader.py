@@ -7,11 +7,11 @@ from urllib.parse import parse_qsl, urlencode, urlsplit
 from ...errors import ConfigurationError, StoreUnavailable
 from ..urls import WRAPPING
 from .address import read_url
-from .keeping import sent
-from .link import Links, now_us
-from .parcel import Errand
+from .key_scan import sent
 from .resp import required
+from .script_call import RoutedCommands
 from .store import ROUTES
+from .sync_connection import SyncPool, now_us
 
 
 def address_only(url: str) -> str:
@@ -33,13 +33,13 @@ class RedisHash:
         self.name = name
         self.timeout_us = timeout_us
         self.route = ROUTES[address.kind](address)
-        self.links = Links()
+        self.links = SyncPool()
 
     def __str__(self) -> str:
         return f"{self.route.address}, hash {self.name!r}"
 
     def read(self) -> dict[bytes, bytes]:
-        errand = Errand([["HGETALL", self.name]], self.name.encode())
+        errand = RoutedCommands([["HGETALL", self.name]], self.name.encode())
         (told,) = self.links.run(sent(self.route, [errand]), now_us() + self.timeout_us)
         if not isinstance(told, list) or len(told) % 2:
             raise StoreUnavailable(f"{self} answered what no Redis would: {type(told).__name__}")

@@ -13,7 +13,7 @@ from __future__ import annotations
 from typing import Any
 
 from ...errors import ConfigurationError
-from .address import Address, Login, Place, Tls
+from .address import Address, Endpoint, Login, Tls
 
 MIRRORED = {"Connection", "SSLConnection", "UnixDomainSocketConnection"}
 
@@ -46,8 +46,8 @@ def read_client(client: Any) -> Address | None:
     if login is None:
         return None
     if settings.get("path"):
-        return Address("single", (Place("", 0, settings["path"]),), login)
-    return Address("single", (Place(settings.get("host", "localhost"), int(settings.get("port", 6379))),), login)
+        return Address("single", (Endpoint("", 0, settings["path"]),), login)
+    return Address("single", (Endpoint(settings.get("host", "localhost"), int(settings.get("port", 6379))),), login)
 
 
 def _login(settings: dict[str, Any], secure: bool) -> Login | None:
@@ -77,7 +77,7 @@ def _cluster(client: Any, nodes: Any) -> Address:
     login = _login(settings, secure)
     if login is None or not starts:
         raise ConfigurationError("this RedisCluster's settings can't be read; pass a redis+cluster:// URL instead")
-    places = tuple(Place(node.host, int(node.port)) for node in starts)
+    places = tuple(Endpoint(node.host, int(node.port)) for node in starts)
     return Address("cluster", places, Login(login.username, login.password, 0, login.tls))
 
 
@@ -89,6 +89,6 @@ def _sentinel(settings: dict[str, Any], pool: Any, manager: Any) -> Address:
         raise ConfigurationError("this Sentinel client's settings can't be read; pass a redis+sentinel:// URL instead")
     if not getattr(pool, "is_master", True):
         raise ConfigurationError("slave_for() leads to a replica, which takes no writes; pass Sentinel.master_for(…)")
-    places = tuple(Place(one.get("host", "localhost"), int(one.get("port", 26379))) for one in asked)
+    places = tuple(Endpoint(one.get("host", "localhost"), int(one.get("port", 26379))) for one in asked)
     sentinels = _login({**asked[0], "redis_connect_func": None}, False) or Login()
     return Address("sentinel", places, login, pool.service_name, sentinels)

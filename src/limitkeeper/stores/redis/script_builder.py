@@ -15,7 +15,7 @@ from functools import cache
 from importlib.resources import files
 from typing import NamedTuple
 
-from .packed import RULES
+from .codec import RULES
 
 #: Verbs of the long way: the first byte of an ask -> the function that reads it.
 VERBS: dict[str, tuple[int, str]] = {

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from ...errors import StoreError
-from .address import Place
-from .asks import Ask, call_of, read_all
+from .address import Endpoint
+from .operations import ScriptRequest, call_of, read_all
 from .resp import Command
 
 #: So many asks travel in one script call at most: a larger batch would keep the server, and the callers behind it, waiting.
@@ -21,12 +21,12 @@ MOST = 64
 MANY = 1000
 
 
-class Errand:
+class RoutedCommands:
     """Commands for the place that keeps `key`; without a key, for any."""
 
     __slots__ = ("_commands", "asking", "begun", "error", "key", "place", "replies")
 
-    def __init__(self, commands: Sequence[Command], key: bytes | None = None, place: Place | None = None) -> None:
+    def __init__(self, commands: Sequence[Command], key: bytes | None = None, place: Endpoint | None = None) -> None:
         self._commands = list(commands)
         self.key = key
         self.place = place
@@ -51,12 +51,12 @@ class Errand:
         return True
 
 
-class Parcel(Errand):
+class ScriptCall(RoutedCommands):
     """Asks that share one script call."""
 
     __slots__ = ("asks", "whole")
 
-    def __init__(self, asks: Sequence[Ask]) -> None:
+    def __init__(self, asks: Sequence[ScriptRequest]) -> None:
         super().__init__((), asks[0].keys[0])
         self.asks = asks
         self.whole = False  # whether the script travels itself: the server does not know it yet
@@ -79,7 +79,7 @@ class Parcel(Errand):
         return understood(self.asks, replies[0])
 
 
-def understood(asks: Sequence[Ask], reply: Any) -> bool:
+def understood(asks: Sequence[ScriptRequest], reply: Any) -> bool:
     """Hands each ask its part of a reply. False: no script of ours said that; whoever answered is no Redis, or a broken one."""
     try:
         read_all(asks, reply)
@@ -88,6 +88,6 @@ def understood(asks: Sequence[Ask], reply: Any) -> bool:
     return True
 
 
-def parcelled(asks: Sequence[Ask], most: int = MOST) -> list[Parcel]:
+def parcelled(asks: Sequence[ScriptRequest], most: int = MOST) -> list[ScriptCall]:
     """Asks of one slot (or of a single server), in order, so many to a call."""
-    return [Parcel(asks[at : at + most]) for at in range(0, len(asks), most)]
+    return [ScriptCall(asks[at : at + most]) for at in range(0, len(asks), most)]

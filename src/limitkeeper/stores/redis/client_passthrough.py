@@ -10,13 +10,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from ...errors import ConfigurationError, StoreTimeout, StoreUnavailable
-from .address import Address, Place
-from .client import is_async
-from .link import Links
-from .parcel import Errand
+from .address import Address, Endpoint
+from .async_connection import AsyncConnections
+from .from_redis_py import is_async
 from .resp import ReplyError
 from .route import Route
-from .stream import Streams
+from .script_call import RoutedCommands
+from .sync_connection import SyncPool
 from .trips import Outcome, Plan, Trip
 
 #: redis-py takes the first word off an error reply and makes a class of it.
@@ -34,21 +34,21 @@ WORDS = {
 }
 
 
-class Through(Route):
+class ClientRoute(Route):
     """The way that a client knows and we do not."""
 
     def __init__(self, client: Any) -> None:
-        self.name = Place(f"the {type(client).__name__} passed in", 0)
+        self.name = Endpoint(f"the {type(client).__name__} passed in", 0)
         super().__init__(Address("single", (self.name,)))
         self.direct = None
 
-    def find(self, errands: Sequence[Errand]) -> Plan[None]:
+    def find(self, errands: Sequence[RoutedCommands]) -> Plan[None]:
         for errand in errands:
             errand.place = self.name
         return
         yield []
 
-    def everywhere(self) -> Plan[list[Place]]:
+    def everywhere(self) -> Plan[list[Endpoint]]:
         return [self.name]
         yield []
 
@@ -66,7 +66,7 @@ def told(error: Exception, place: object) -> Any:
     return StoreUnavailable(f"{place}: {type(error).__name__}: {error}")
 
 
-class BorrowedLinks(Links):
+class ClientPool(SyncPool):
     """The sync colour of a client."""
 
     def __init__(self, client: Any) -> None:
@@ -94,7 +94,7 @@ class BorrowedLinks(Links):
         return Outcome(replies)
 
 
-class BorrowedStreams(Streams):
+class AsyncClientPool(AsyncConnections):
     """The asyncio colour of a client."""
 
     def __init__(self, loop: Any, client: Any) -> None:

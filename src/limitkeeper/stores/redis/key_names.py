@@ -48,7 +48,7 @@ def digest(*parts: str) -> bytes:
     return urlsafe_b64encode(hashlib.sha256(joined).digest()[:9])
 
 
-class Names:
+class KeyNames:
     """Keys under a prefix. `marked`: the store runs on a clock of its own. What is known of each limit is kept in `places`."""
 
     def __init__(self, prefix: str = "limitkeeper", marked: bool = False) -> None:
