@@ -39,7 +39,7 @@ COMPILED = (
     "stores/sharded/heavy",
     "stores/sharded/routing",
     "stores/leased/lease",
-    "stores/leased/hands",
+    "stores/leased/lease_cache",
     "stores/leased/store",
     "policy/facts",
     "policy/passage",

@@ -3,7 +3,7 @@ from limitkeeper.algorithms.claim cimport NamedLimit
 from limitkeeper.algorithms.limit cimport Limit
 from limitkeeper.stores.cell_store cimport LimitHandle
 
-cdef class Terms(LimitHandle):
+cdef class LeaseTerms(LimitHandle):
     cdef readonly NamedLimit named, theirs
     cdef readonly dict leases
     cdef readonly bint leased, paced, walled
@@ -11,7 +11,7 @@ cdef class Terms(LimitHandle):
     cdef readonly double tokens_us
 
 cdef class Lease:
-    cdef readonly Terms terms
+    cdef readonly LeaseTerms terms
     cdef readonly str key
     cdef public long long left, size, start_us, end_us, charged_at, since_us
     cdef public long long next_left, next_size, next_start_us, next_end_us, next_charged_at, next_since_us

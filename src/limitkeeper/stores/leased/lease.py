@@ -36,7 +36,7 @@ from ...algorithms.fixed_window import FixedWindow
 
 
 @cython.cclass
-class Terms(LimitHandle):
+class LeaseTerms(LimitHandle):
     """How one limit is leased: whether at all, in what sizes, and under which limit the parent knows it."""
 
     __slots__ = ("fair", "fixed", "leased", "leases", "life_us", "most", "named", "paced", "theirs", "tokens_us", "walled")
@@ -78,7 +78,7 @@ class Lease:
                  "size", "spare", "start_us", "terms", "thrifty", "trusted_until_us", "turns", "used", "watch_us")
     # fmt: on
 
-    def __init__(self, terms: Terms, key: str, now_us: cython.longlong) -> None:
+    def __init__(self, terms: LeaseTerms, key: str, now_us: cython.longlong) -> None:
         self.terms = terms
         self.key = key
         self.seen_us = self.mark_us = now_us
@@ -255,7 +255,7 @@ class Lease:
     def wanted(self, now_us: int, cost: int, trip_us: int) -> int:
         """The size of the next batch. It grows at most fourfold from one to the next: a first guess may be far off."""
         self.measure(now_us)
-        terms: Terms = self.terms
+        terms: LeaseTerms = self.terms
         if terms.fixed and not self.thrifty:
             return max(cost, int(terms.fixed))
         return max(cost, 1, min(terms.ceiling(trip_us), 4 * int(self.size), int(self.rate * terms.life_us * 0.75)))
@@ -267,13 +267,13 @@ class Lease:
 
     def stand_in_line(self, size: int, wait_us: int, trip_us: int) -> None:
         """The size to ask for next where nodes stand in line: half of what fits into a life behind those ahead of us."""
-        terms: Terms = self.terms
+        terms: LeaseTerms = self.terms
         ahead = wait_us * terms.tokens_us - size
         self.share = max(1, min(terms.ceiling(trip_us), int((terms.life_us * terms.tokens_us - ahead) / 2)))
 
     def refills_by_itself(self, left: int) -> bool:
         """Whether giving so much back is not worth a call: the parent has plenty, and gains as much within a lease life."""
-        terms: Terms = self.terms
+        terms: LeaseTerms = self.terms
         return bool(terms.paced and left <= terms.tokens_us * terms.life_us and 2 * self.spare >= terms.limit.capacity)
 
     def watch_low(self, trip_us: int) -> None:

@@ -1,6 +1,6 @@
 # The C face of leased.py.
-from limitkeeper.stores.leased.hands cimport Hands
+from limitkeeper.stores.leased.lease_cache cimport LeaseCache
 
-cdef class LeasedStore(Hands):
+cdef class LeasedStore(LeaseCache):
     cdef readonly dict prices
     cdef readonly bint strict

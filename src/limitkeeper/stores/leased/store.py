@@ -29,22 +29,22 @@ if cython.compiled:
     from cython.cimports.limitkeeper.algorithms.claim import Claim, NamedLimit
     from cython.cimports.limitkeeper.decision import Decision
     from cython.cimports.limitkeeper.stores.contract import Store
-    from cython.cimports.limitkeeper.stores.leased.hands import Hands
-    from cython.cimports.limitkeeper.stores.leased.lease import Lease, Terms
+    from cython.cimports.limitkeeper.stores.leased.lease import Lease, LeaseTerms
+    from cython.cimports.limitkeeper.stores.leased.lease_cache import LeaseCache
 else:
     from ...algorithms.claim import Claim, NamedLimit
     from ...decision import Decision
     from ..contract import Store
-    from .hands import Hands
-    from .lease import Lease, Terms
+    from .lease import Lease, LeaseTerms
+    from .lease_cache import LeaseCache
 
 from ...algorithms.fixed_window import FixedWindow
 from ...errors import ConfigurationError, StoreError
 from ...rate import Duration, duration_us
 from ..cell_store import checked, only_claims, patience_us
-from . import batches, ledger, wholesale
+from . import lease_table, parent_calls, refill
+from .derated_limit import stretched
 from .flight import arun, run
-from .strict import stretched
 
 log = logging.getLogger("limitkeeper")
 #: The longest that the background waits after failures.
@@ -52,7 +52,7 @@ MOST_BACKOFF_US = 5_000_000
 
 
 @cython.cclass
-class LeasedStore(Hands):
+class LeasedStore(LeaseCache):
     """Batches from `store`, spent in RAM. `life` is how long a batch may be spent; `max_keys` bounds the keys with a lease."""
 
     @cython.annotation_typing(False)
@@ -90,7 +90,7 @@ class LeasedStore(Hands):
 
     def over_admission(self, limit: Any, nodes: int) -> float:
         """The most that so many nodes can admit in a window beyond what the limit itself says."""
-        terms = Terms(self, NamedLimit("", "", limit), NamedLimit("", "", limit), self.lease, self.life_us)
+        terms = LeaseTerms(self, NamedLimit("", "", limit), NamedLimit("", "", limit), self.lease, self.life_us)
         if self.strict or self.exact or terms.walled or not terms.leased:
             return 0.0
         batch = terms.ceiling(self.trip_us)
@@ -100,35 +100,35 @@ class LeasedStore(Hands):
     # Deciding --------------------------------------------------------------------------------------------------
 
     def decided(self, claims: list[Claim], max_wait_us: int, commit: bool | int) -> Decision:
-        return run(self.store, wholesale.deciding(self, claims, max_wait_us, bool(commit)))  # type: ignore[no-any-return]
+        return run(self.store, parent_calls.deciding(self, claims, max_wait_us, bool(commit)))  # type: ignore[no-any-return]
 
     def decide(self, claims: Sequence[Claim], max_wait_us: int | None = 0, commit: bool | int = True) -> Decision:
         wait_us = patience_us(max_wait_us)
         asked, decision = self.ram(claims, wait_us, bool(commit))
         if decision is not None:
             return decision  # type: ignore[no-any-return]
-        return run(self.store, wholesale.deciding(self, asked, wait_us, bool(commit)))  # type: ignore[no-any-return]
+        return run(self.store, parent_calls.deciding(self, asked, wait_us, bool(commit)))  # type: ignore[no-any-return]
 
     async def adecide(self, claims: Sequence[Claim], max_wait_us: int | None = 0, commit: bool | int = True) -> Decision:
         wait_us = patience_us(max_wait_us)
         asked, decision = self.ram(claims, wait_us, bool(commit))
         if decision is not None:
             return decision  # type: ignore[no-any-return]
-        return await arun(self.store, wholesale.deciding(self, asked, wait_us, bool(commit)))  # type: ignore[no-any-return]
+        return await arun(self.store, parent_calls.deciding(self, asked, wait_us, bool(commit)))  # type: ignore[no-any-return]
 
     def decide_many(self, asks: Sequence[Sequence[Claim]], max_wait_us: int | None = 0) -> list[Decision]:
-        plan = wholesale.deciding_many(self, [checked(claims) for claims in asks], patience_us(max_wait_us))
+        plan = parent_calls.deciding_many(self, [checked(claims) for claims in asks], patience_us(max_wait_us))
         return run(self.store, plan)  # type: ignore[no-any-return]
 
     async def adecide_many(self, asks: Sequence[Sequence[Claim]], max_wait_us: int | None = 0) -> list[Decision]:
-        plan = wholesale.deciding_many(self, [checked(claims) for claims in asks], patience_us(max_wait_us))
+        plan = parent_calls.deciding_many(self, [checked(claims) for claims in asks], patience_us(max_wait_us))
         return await arun(self.store, plan)  # type: ignore[no-any-return]
 
     def give_back(self, claims: Sequence[Claim], charged_at: int = -1) -> None:
-        run(self.store, wholesale.giving_back(self, list(claims), charged_at))
+        run(self.store, parent_calls.giving_back(self, list(claims), charged_at))
 
     async def agive_back(self, claims: Sequence[Claim], charged_at: int = -1) -> None:
-        await arun(self.store, wholesale.giving_back(self, list(claims), charged_at))
+        await arun(self.store, parent_calls.giving_back(self, list(claims), charged_at))
 
     @property
     def rebook(self) -> Any:
@@ -216,17 +216,17 @@ class LeasedStore(Hands):
 
     def tend(self) -> None:
         """What the background does, in one step: gives back what expired, fetches what runs low, forgets what is idle."""
-        run(self.store, batches.tending(self))
+        run(self.store, refill.tending(self))
 
     async def atend(self) -> None:
-        await arun(self.store, batches.tending(self))
+        await arun(self.store, refill.tending(self))
 
     def return_all(self) -> None:
         """Gives everything in hand back."""
-        run(self.store, batches.returning(self, ledger.everything(self)))
+        run(self.store, refill.returning(self, lease_table.everything(self)))
 
     async def areturn_all(self) -> None:
-        await arun(self.store, batches.returning(self, ledger.everything(self)))
+        await arun(self.store, refill.returning(self, lease_table.everything(self)))
 
     def close(self) -> None:
         """Gives everything in hand back, ends the background, and closes the parent."""

@@ -23,7 +23,7 @@ if cython.compiled:
     from cython.cimports.limitkeeper.monotonic import monotonic_us
     from cython.cimports.limitkeeper.stores.cell_store import CellStore, blank
     from cython.cimports.limitkeeper.stores.contract import Store
-    from cython.cimports.limitkeeper.stores.leased.lease import Lease, Terms
+    from cython.cimports.limitkeeper.stores.leased.lease import Lease, LeaseTerms
 else:
     from ...algorithms.claim import Claim, NamedLimit
     from ...algorithms.constants import PLAIN, REFUSED
@@ -31,16 +31,16 @@ else:
     from ...decision import Decision
     from ..cell_store import CellStore, blank
     from ..contract import Store
-    from .lease import Lease, Terms
+    from .lease import Lease, LeaseTerms
 
 from ...algorithms.all_of import together
 from ...clock import SystemClock
 from ..cell_store import checked
-from .attendant import Attendant
+from .maintenance import Maintenance
 
 
 @cython.cclass
-class Hands(CellStore):
+class LeaseCache(CellStore):
     """What is in hand for every key, before anything is asked of the parent."""
 
     def __init__(self, store: Store, lease: cython.longlong, life_us: cython.longlong, max_keys: cython.longlong) -> None:
@@ -51,7 +51,7 @@ class Hands(CellStore):
         self.life_us = life_us
         self.max_keys = max_keys
         self.controlled = not isinstance(store.clock, SystemClock) and hasattr(store.clock, "advance")
-        self.terms: dict[NamedLimit, Terms] = {}
+        self.terms: dict[NamedLimit, LeaseTerms] = {}
         self.trip_us = 1000
         self.apart_us = self.asked = self.failures = 0
         self.begin_again()
@@ -67,7 +67,7 @@ class Hands(CellStore):
         self.due: deque[Lease] = deque()
         self.watched: list[Any] = []
         self.spoiled: deque[Any] = deque(maxlen=self.max_keys)
-        self.attendant: Any = None if self.controlled else Attendant(self)
+        self.attendant: Any = None if self.controlled else Maintenance(self)
 
     def _renew_lock(self) -> None:
         super()._renew_lock()
@@ -89,7 +89,7 @@ class Hands(CellStore):
     def lock(self) -> Any:
         return self._lock
 
-    def agreed(self, named: NamedLimit) -> Terms:
+    def agreed(self, named: NamedLimit) -> LeaseTerms:
         """How a limit is leased."""
         return self.terms_of(named)
 
@@ -119,12 +119,12 @@ class Hands(CellStore):
     # Terms -----------------------------------------------------------------------------------------------------
 
     @cython.cfunc
-    def terms_of(self, named: NamedLimit) -> Terms:
+    def terms_of(self, named: NamedLimit) -> LeaseTerms:
         """How a limit is leased; the last one asked for is remembered."""
-        found: Terms | None = self.terms.get(named)
+        found: LeaseTerms | None = self.terms.get(named)
         if found is None:
             with self._lock:
-                found = self.terms.get(named) or Terms(self, named, self.parents(named), self.lease, self.life_us)
+                found = self.terms.get(named) or LeaseTerms(self, named, self.parents(named), self.lease, self.life_us)
                 self.terms[named] = found
         self.last_named = None  # never the one with the terms of the other
         self.last = found
@@ -142,7 +142,7 @@ class Hands(CellStore):
         self, named: NamedLimit, key: str, cost: cython.longlong, max_wait_us: cython.longlong, commit: cython.bint
     ) -> Decision | None:
         """The answer, when what is in hand or was refused before gives it; otherwise None."""
-        terms: Terms = self.last if self.last_named is named else self.terms_of(named)
+        terms: LeaseTerms = self.last if self.last_named is named else self.terms_of(named)
         found = terms.leases.get(key)
         if found is None or cost <= 0:
             return None
@@ -172,7 +172,7 @@ class Hands(CellStore):
         return not self.exact
 
     @cython.cfunc
-    def spent(self, terms: Terms, lease: Lease, now_us: cython.longlong, more: cython.longlong) -> Decision:
+    def spent(self, terms: LeaseTerms, lease: Lease, now_us: cython.longlong, more: cython.longlong) -> Decision:
         decision: Decision = blank(self, terms)
         decision.allowed = True
         decision.limit = terms.limit.capacity
@@ -186,7 +186,7 @@ class Hands(CellStore):
         return decision
 
     @cython.cfunc
-    def refused(self, terms: Terms, lease: Lease, now_us: cython.longlong) -> Decision:
+    def refused(self, terms: LeaseTerms, lease: Lease, now_us: cython.longlong) -> Decision:
         decision: Decision = blank(self, terms)
         decision.allowed = False
         decision.limit = terms.limit.capacity
@@ -199,7 +199,7 @@ class Hands(CellStore):
             decision.__class__ = Decision
         return decision
 
-    def told(self, terms: Terms, lease: Lease, now_us: int, cost: int) -> Decision | None:
+    def told(self, terms: LeaseTerms, lease: Lease, now_us: int, cost: int) -> Decision | None:
         """What a call is told after the parent was asked for a batch."""
         with self._lock:
             if lease.take(now_us, cost):

@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any
 from ...algorithms.claim import Claim
 from ...algorithms.constants import MAX_WAIT
 from ...decision import Decision, Decisions
-from .attendant import running_loop
-from .batches import fetching, refuse, returning
 from .flight import Plan
-from .lease import Lease, Terms
-from .ledger import all_in_hand, remembered
+from .lease import Lease, LeaseTerms
+from .lease_table import all_in_hand, remembered
+from .maintenance import running_loop
+from .refill import fetching, refuse, returning
 
 if TYPE_CHECKING:
     from .store import LeasedStore
@@ -75,7 +75,7 @@ def through(store: LeasedStore, claims: Sequence[Claim], wait_us: int, commit: b
     return (yield "decide", (theirs, None if wait_us >= MAX_WAIT else wait_us, commit))
 
 
-def asking(store: LeasedStore, terms: Terms, key: str, cost: int, commit: bool) -> Plan:
+def asking(store: LeasedStore, terms: LeaseTerms, key: str, cost: int, commit: bool) -> Plan:
     """One limit, one key, now."""
     if not terms.leased or cost <= 0 or cost > terms.limit.capacity:
         return (yield from through(store, [Claim(terms.named, key, cost)], 0, commit))
@@ -108,21 +108,21 @@ def asking(store: LeasedStore, terms: Terms, key: str, cost: int, commit: bool) 
     return (yield from cold(store, terms, lease, key, cost))
 
 
-def leading(store: LeasedStore, terms: Terms, lease: Lease, cost: int, wanted: int) -> Plan:
+def leading(store: LeasedStore, terms: LeaseTerms, lease: Lease, cost: int, wanted: int) -> Plan:
     """Fetches a batch for everybody who needs it, and answers its own call from it."""
     yield from fetching(store, [(lease, cost, wanted)])
     found = store.told(terms, lease, store.moment_us(), cost)
     return found if found is not None else (yield from cold(store, terms, lease, lease.key, cost))
 
 
-def peeking(store: LeasedStore, terms: Terms, lease: Lease | None, key: str, cost: int) -> Plan:
+def peeking(store: LeasedStore, terms: LeaseTerms, lease: Lease | None, key: str, cost: int) -> Plan:
     """What a hit would be told: what is in hand counts, the parent is asked about the rest."""
     hand = 0 if lease is None else lease.in_hand(store.moment_us())
     decision = yield "decide", ([Claim(terms.theirs, key, max(0, cost - hand))], 0, False)
     return with_hand(terms, decision, hand)
 
 
-def cold(store: LeasedStore, terms: Terms, lease: Lease | None, key: str, cost: int) -> Plan:
+def cold(store: LeasedStore, terms: LeaseTerms, lease: Lease | None, key: str, cost: int) -> Plan:
     """The call itself, less what is in hand; the parent's answer."""
     held = turns = used = 0
     if lease is not None:
@@ -161,7 +161,7 @@ def put_back(store: LeasedStore, lease: Lease | None, part: int) -> None:
             lease.put_back(store.moment_us(), MAX_WAIT, part)
 
 
-def with_hand(terms: Terms, decision: Decision, hand: int) -> Decision:
+def with_hand(terms: LeaseTerms, decision: Decision, hand: int) -> Decision:
     """The parent's answer, with what is in hand beside it and under the limit's own name."""
     if not hand and terms.theirs is terms.named:
         return decision

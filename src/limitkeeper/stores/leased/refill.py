@@ -20,10 +20,10 @@ from typing import TYPE_CHECKING, Any
 from ...algorithms.claim import Claim
 from ...decision import Decision
 from ...errors import StoreError
-from .attendant import running_loop
 from .flight import Flight, Plan
 from .lease import Lease
-from .ledger import retire, tidy, watch
+from .lease_table import retire, tidy, watch
+from .maintenance import running_loop
 
 if TYPE_CHECKING:
     from .store import LeasedStore

@@ -16,7 +16,7 @@ from typing import Any
 log = logging.getLogger("limitkeeper")
 
 
-class Attendant:
+class Maintenance:
     """Wakes up when a lease runs low or ends."""
 
     def __init__(self, store: Any) -> None:

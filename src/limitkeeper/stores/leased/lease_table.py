@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from ...algorithms.claim import Claim
-from .lease import Lease, Terms
+from .lease import Lease, LeaseTerms
 
 if TYPE_CHECKING:
     from .store import LeasedStore
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _turns = itertools.count()
 
 
-def remembered(store: LeasedStore, terms: Terms, key: str, cost: int, now_us: int) -> Lease | None:
+def remembered(store: LeasedStore, terms: LeaseTerms, key: str, cost: int, now_us: int) -> Lease | None:
     """A lease for a key, with nothing in hand yet; None when there are too many keys."""
     tidy(store, now_us, 2)
     if store.keys >= store.max_keys:
