@@ -36,7 +36,7 @@ COMPILED = (
     "stores/cell_table",
     "stores/memory_cells",
     "stores/memory",
-    "stores/sharded/heavy",
+    "stores/sharded/hot_keys",
     "stores/sharded/routing",
     "stores/leased/lease",
     "stores/leased/lease_cache",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import sys
 
-from limitkeeper.stores.sharded.heavy import EVERY, Heavy
+from limitkeeper.stores.sharded.hot_keys import EVERY, HotKeys
 
 SECOND = 1_000_000
 
@@ -18,7 +18,7 @@ def feed(heavy, keys, seconds, begin=0):
 
 def test_one_key_with_all_the_traffic_is_hot_within_a_second():
     """Ten thousand hits of one key in a second: it is hot when about the rate has been reached, long before the end."""
-    heavy = Heavy(rate=1000)
+    heavy = HotKeys(rate=1000)
     hits = 0
     while "viral" not in heavy.hot:
         heavy.hit("viral", hits * 100)
@@ -30,7 +30,7 @@ def test_a_hot_key_is_found_among_many_others():
     """A key with a tenth of the traffic is found among 50 000 others with 64 counters."""
     chance = random.Random(1)
     keys = ["viral" if chance.random() < 0.1 else f"user:{chance.randrange(50_000)}" for _ in range(100_000)]
-    heavy = Heavy(rate=1000)
+    heavy = HotKeys(rate=1000)
     feed(heavy, keys, 2)
     assert list(heavy.hot) == ["viral"]
 
@@ -38,28 +38,28 @@ def test_a_hot_key_is_found_among_many_others():
 def test_evenly_spread_traffic_makes_nobody_hot():
     """A hundred thousand hits a second, spread over a thousand keys, are a hundred each: nobody is hot."""
     chance = random.Random(2)
-    heavy = Heavy(rate=1000)
+    heavy = HotKeys(rate=1000)
     feed(heavy, [f"user:{chance.randrange(1000)}" for _ in range(200_000)], 2)
     assert heavy.hot == {}
 
 
 def test_few_hits_are_never_hot():
     """A key with all the traffic of a quiet process is not hot: what counts is hits a second, not its share."""
-    heavy = Heavy(rate=1000)
+    heavy = HotKeys(rate=1000)
     feed(heavy, ["only"] * 4000, 10)
     assert heavy.hot == {}
 
 
 def test_keys_that_take_turns_are_counted_alike():
     """Hits are looked at in uneven distances: eight keys that take turns are all found, though one in eight is looked at."""
-    heavy = Heavy(rate=1000)
+    heavy = HotKeys(rate=1000)
     feed(heavy, [f"user:{i % EVERY}" for i in range(16 * 2000)], 1)
     assert len(heavy.hot) == EVERY
 
 
 def test_what_is_hot_cools_down():
     """A key is hot until a window brings less than half of the rate; one that stops altogether is not hot at the next look."""
-    heavy = Heavy(rate=1000)
+    heavy = HotKeys(rate=1000)
     feed(heavy, ["viral"] * 5000, 1)
     feed(heavy, ["viral"] * 1600, 2, begin=1 * SECOND)
     assert "viral" in heavy.hot
@@ -73,7 +73,7 @@ def test_what_is_hot_cools_down():
 
 def test_memory_is_bounded_whatever_comes():
     """A million different keys leave at most `counters` of them behind."""
-    heavy = Heavy(rate=10, counters=16)
+    heavy = HotKeys(rate=10, counters=16)
     for i in range(100_000):
         heavy.hit(f"user:{i}", i)
         assert len(heavy.counts) <= 16
@@ -83,7 +83,7 @@ def test_memory_is_bounded_whatever_comes():
 
 def test_a_clock_that_goes_back_locks_nothing():
     """After a step back the next window begins there."""
-    heavy = Heavy(rate=1000)
+    heavy = HotKeys(rate=1000)
     feed(heavy, ["viral"] * 2000, 1, begin=100 * SECOND)
     feed(heavy, ["viral"] * 5000, 1, begin=0)
     assert "viral" in heavy.hot

@@ -12,7 +12,7 @@ Two windows, this one and the last: what is told covers between one and two wind
 who stopped is forgotten. A key that only one of them counts may have had as much as that one's least in the other, so this much
 is added to its count and its error; both bounds hold for the two together.
 
-Only refusals are offered. Rejected: `stores/sharded/heavy.py` (Misra and Gries over a sample: it finds who is hot for a few
+Only refusals are offered. Rejected: `stores/sharded/hot_keys.py` (Misra and Gries over a sample: it finds who is hot for a few
 additions per hit, but tells no count that could be shown), halving all counts now and then (counts in fractions, bounds that
 leak), a counter for every key (unbounded: a flood of keys is what this is for).
 """

@@ -39,7 +39,7 @@ class Progress(NamedTuple):
 Listener = Callable[[Progress], object]
 
 
-class Gate:
+class KeyGate:
     """What those who ask for a key on its way wait at, in both colours."""
 
     def __init__(self) -> None:

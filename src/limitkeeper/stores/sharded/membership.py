@@ -17,8 +17,8 @@ from ...algorithms.claim import NamedLimit
 from ...errors import ConfigurationError, StoreTimeout, StoreUnavailable
 from ..contract import Store
 from ..leased import LeasedStore
-from .handoff import Copy, Gate, Listener, Progress, drain
-from .heavy import Heavy
+from .handoff import Copy, KeyGate, Listener, Progress, drain
+from .hot_keys import HotKeys
 from .routing import Routed, Shard
 from .slots import Members, homes
 
@@ -52,7 +52,7 @@ class Membership(Routed):
         if isinstance(weight, bool) or not isinstance(weight, (int, float)) or not weight > 0:
             raise ConfigurationError(f"shard {name!r}: a weight must be a number above 0, not {weight!r}")
         far = self._hot_rate > 0 and not store.local
-        shard = Shard(next(self._numbers), name, float(weight), store, Heavy(self._hot_rate) if far else None)
+        shard = Shard(next(self._numbers), name, float(weight), store, HotKeys(self._hot_rate) if far else None)
         if far:
             shard.leasing = Shard(next(self._numbers), name, float(weight), LeasedStore(store, **self._leases))
             shard.leasing.base = shard
@@ -195,7 +195,7 @@ class Membership(Routed):
     def _move(self, source: Shard, targets: dict[int, Shard], told: Told) -> int:
         """One shard hands slots over: close, wait for those under way, copy, point, open, forget."""
         door = Shard(-1, source.name, 1.0, None)
-        door.gate = Gate()
+        door.gate = KeyGate()
         copy = Copy(source, targets, self.at)
         moved = False
         try:

@@ -2,7 +2,7 @@
 from limitkeeper.algorithms.claim cimport Claim, NamedLimit
 from limitkeeper.decision cimport Decision
 from limitkeeper.stores.contract cimport Store
-from limitkeeper.stores.sharded.heavy cimport Heavy
+from limitkeeper.stores.sharded.hot_keys cimport HotKeys
 from limitkeeper.stores.memory cimport MemoryStore
 
 cdef class Shard:
@@ -11,7 +11,7 @@ cdef class Shard:
     cdef readonly double weight
     cdef readonly Store store
     cdef readonly MemoryStore memory
-    cdef readonly Heavy heavy
+    cdef readonly HotKeys heavy
     cdef public Shard leasing, base
     cdef public object gate
     cdef readonly NamedLimit pacer

@@ -26,13 +26,13 @@ if cython.compiled:
     from cython.cimports.limitkeeper.decision import Decision
     from cython.cimports.limitkeeper.stores.contract import Store
     from cython.cimports.limitkeeper.stores.memory import MemoryStore
-    from cython.cimports.limitkeeper.stores.sharded.heavy import Heavy
+    from cython.cimports.limitkeeper.stores.sharded.hot_keys import HotKeys
 else:
     from ...algorithms.claim import Claim, NamedLimit
     from ...decision import Decision
     from ..contract import Store
     from ..memory import MemoryStore
-    from .heavy import Heavy
+    from .hot_keys import HotKeys
 
 from zlib import crc32
 
@@ -264,7 +264,7 @@ class Routed(Store):
     ) -> Decision:
         """A shard's own answer; that of its leases for a hot key."""
         decision: Decision
-        heavy: Heavy = shard.heavy
+        heavy: HotKeys = shard.heavy
         if heavy is not None and heavy.hot and key in heavy.hot and shard.leasing is not None:
             shard = shard.leasing
         known: NamedLimit = self.spread(named).at(shard)
@@ -306,7 +306,7 @@ class Routed(Store):
 
     @cython.cfunc
     def through(self, shard: Shard, claims: list) -> Shard:  # type: ignore[type-arg]
-        heavy: Heavy = shard.heavy
+        heavy: HotKeys = shard.heavy
         if heavy is None or shard.leasing is None or not heavy.hot:
             return shard
         claim: Claim = claims[0]
@@ -324,7 +324,7 @@ class Routed(Store):
 
     @cython.cfunc
     def count(self, shard: Shard, claims: list, decision: Decision) -> cython.int:  # type: ignore[type-arg]
-        heavy: Heavy = shard.heavy
+        heavy: HotKeys = shard.heavy
         claim: Claim = claims[0]
         heavy.hit(claim.key, decision.start_us - decision.wait_us)
         return 0
@@ -338,7 +338,7 @@ class Routed(Store):
                 return None
             if shard.memory is not None:
                 return self.asked(shard, named, key, cost, 0, True)
-            heavy: Heavy = shard.heavy
+            heavy: HotKeys = shard.heavy
             if heavy is not None and heavy.hot and key in heavy.hot and shard.leasing is not None:
                 shard = shard.leasing
             decision: Decision = shard.store.hit_nowait(self.spread(named).at(shard), key, cost)

@@ -24,11 +24,11 @@ from ...errors import ConfigurationError, StoreError, StoreUnavailable
 from ...rate import Duration, duration_us
 from ..cell_store import checked, only_claims
 from ..contract import Store
-from . import span
+from . import two_phase
 from .membership import Membership
 from .routing import Shard
-from .span import Group
 from .steps import Call, Closed, Run, Step, Steps, fine, opened
+from .two_phase import ShardGroup
 
 log = logging.getLogger("limitkeeper")
 #: Hits a second from which on a key is hot.
@@ -175,7 +175,7 @@ class ShardedStore(Membership):
         shard = self.only(asked)
         if shard is None:
             groups = self._groups(asked)
-            joined: span.Joined = yield from span.decide(groups, max_wait_us, commit, self._tag)
+            joined: two_phase.Joined = yield from two_phase.decide(groups, max_wait_us, commit, self._tag)
             for group, start_us in joined.charged:
                 self.kept([asked[place] for place in group.places], group.claims)
                 self._remember(joined.decision.start_us, start_us, group.claims)
@@ -231,13 +231,13 @@ class ShardedStore(Membership):
         groups = self._groups(asked, leased=True)
         fine((yield Step([Call(group.shard, "reset", (group.claims,)) for group in groups])))
 
-    def _groups(self, asked: list[Claim], leased: bool = False) -> list[Group]:
+    def _groups(self, asked: list[Claim], leased: bool = False) -> list[ShardGroup]:
         """The claims by the shards they live on, in the order in which these are first named; hot ones through their leases."""
         places: dict[Shard, list[int]] = {}
         for i, claim in enumerate(asked):
             shard = opened(self.home(claim.key))
             places.setdefault(self.way(shard, [claim]) if leased else shard, []).append(i)
-        return [Group(shard, self.sent([asked[i] for i in some], shard), some) for shard, some in places.items()]
+        return [ShardGroup(shard, self.sent([asked[i] for i in some], shard), some) for shard, some in places.items()]
 
     def _remember(self, told_us: int, start_us: int, claims: list[Claim]) -> None:
         """A charge on a shard whose clock differs is given back at that shard's own start."""

@@ -36,7 +36,7 @@ ROUNDS = 8
 _pacers = itertools.count()
 
 
-class Group(NamedTuple):
+class ShardGroup(NamedTuple):
     """The claims of one decision that live on one shard, and where they stand in the decision."""
 
     shard: Any
@@ -48,10 +48,10 @@ class Joined(NamedTuple):
     """The decision, and where it was charged: (group, start of its charge)."""
 
     decision: Decision
-    charged: list[tuple[Group, int]]
+    charged: list[tuple[ShardGroup, int]]
 
 
-def decide(groups: Sequence[Group], max_wait_us: int | None, commit: bool, tag: str) -> Steps:
+def decide(groups: Sequence[ShardGroup], max_wait_us: int | None, commit: bool, tag: str) -> Steps:
     """The steps of one decision; ends with a `Joined`. `tag` makes pacers of this process its own."""
     for group in groups:
         if not all(group.shard.store.can_reserve(claim.limit) for claim in group.claims):
@@ -77,7 +77,7 @@ def decide(groups: Sequence[Group], max_wait_us: int | None, commit: bool, tag: 
 # Taking ----------------------------------------------------------------------------------------------------------------
 
 
-def take(groups: Sequence[Group], calls: list[Call]) -> Steps:
+def take(groups: Sequence[ShardGroup], calls: list[Call]) -> Steps:
     """Charges every group, or none: the decisions of all, or None when one refused."""
     answers = yield Step(calls, eager=True)
     granted = [isinstance(answer, Decision) and bool(answer) for answer in answers]
@@ -88,13 +88,13 @@ def take(groups: Sequence[Group], calls: list[Call]) -> Steps:
     return None
 
 
-def give_back(charged: Sequence[tuple[Group, Decision]]) -> Steps:
+def give_back(charged: Sequence[tuple[ShardGroup, Decision]]) -> Steps:
     """Takes charges away again, each at its own start. A shard that fails at it keeps the charge."""
     if charged:
         yield Step([Call(group.shard, "give_back", (group.claims, decision.start_us)) for group, decision in charged])
 
 
-def take_at(groups: Sequence[Group], found: list[Decision], common: int, max_wait_us: int | None, tag: str) -> Steps:
+def take_at(groups: Sequence[ShardGroup], found: list[Decision], common: int, max_wait_us: int | None, tag: str) -> Steps:
     """Charges every group `common` microseconds after it was looked at; None when somebody came in between."""
     begun = [found[group.places[0]].start_us - found[group.places[0]].wait_us for group in groups]
     own = [max(found[place].wait_us for place in group.places) for group in groups]
@@ -132,14 +132,14 @@ def pace(shard: Any, key: str, begun_us: int, wait_us: int) -> Call:
     return Call(shard, "load", (shard.pacer, [(key, (begun_us, wait_us, 0))]))
 
 
-def paced_claims(group: Group, pacer: str | None) -> list[Claim]:
+def paced_claims(group: ShardGroup, pacer: str | None) -> list[Claim]:
     return group.claims if pacer is None else [*group.claims, Claim(group.shard.pacer, pacer, 1)]
 
 
 # Looking -----------------------------------------------------------------------------------------------------------------
 
 
-def look(groups: Sequence[Group], max_wait_us: int | None) -> Steps:
+def look(groups: Sequence[ShardGroup], max_wait_us: int | None) -> Steps:
     """What each claim would be told on its own now, in order; nothing is stored."""
     places = [place for group in groups for place in group.places]
     calls = [Call(g.shard, "decide", ([claim], max_wait_us, False)) for g in groups for claim in g.claims]
@@ -147,7 +147,7 @@ def look(groups: Sequence[Group], max_wait_us: int | None) -> Steps:
     return [answer for _, answer in sorted(zip(places, answers, strict=True), key=lambda pair: pair[0])]
 
 
-def in_order(groups: Sequence[Group]) -> list[Claim]:
+def in_order(groups: Sequence[ShardGroup]) -> list[Claim]:
     """All claims as they stand in the decision."""
     pairs = [pair for group in groups for pair in zip(group.places, group.claims, strict=True)]
     return [claim for _, claim in sorted(pairs, key=lambda pair: pair[0])]
@@ -171,7 +171,7 @@ def refused(part: Decision, retry_us: int = 1) -> Decision:
 # Joining -----------------------------------------------------------------------------------------------------------------
 
 
-def joined(groups: Sequence[Group], charged: Sequence[Decision]) -> Joined:
+def joined(groups: Sequence[ShardGroup], charged: Sequence[Decision]) -> Joined:
     """One decision out of those of all shards."""
     parts: dict[int, Decision] = {}
     for group, decision in zip(groups, charged, strict=True):

@@ -1,5 +1,5 @@
-# The C face of heavy.py.
-cdef class Heavy:
+# The C face of hot_keys.py.
+cdef class HotKeys:
     cdef readonly long long rate, counters, window_us, since_us
     cdef long long skip, chance
     cdef readonly dict counts

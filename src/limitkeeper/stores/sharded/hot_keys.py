@@ -26,7 +26,7 @@ EVERY = 8
 
 
 @cython.cclass
-class Heavy:
+class HotKeys:
     """Counts keys; `hot` holds those that are hot now, as {key: hits a second}."""
 
     __slots__ = ("chance", "counters", "counts", "hot", "rate", "since_us", "skip", "window_us")
