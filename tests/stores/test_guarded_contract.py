@@ -9,7 +9,7 @@ from failing import FailingStore, HangingTasks
 
 from limitkeeper import Limiter, MemoryStore
 from limitkeeper.stores.guarded import GuardedStore
-from limitkeeper.stores.guarded.prompt import PromptStore
+from limitkeeper.stores.guarded.deadline_store import DeadlineStore
 from limitkeeper.testing import ManualClock, StoreContract
 
 SOAK = os.environ.get("LIMITKEEPER_SOAK") == "1"
@@ -51,7 +51,7 @@ class TestGuardedTwoFacedStore(StoreContract):
 def test_a_store_that_promises_to_be_prompt_is_asked_itself(store):
     """A store near by is called as it is; one far away that promises nothing is called by others."""
     assert GuardedStore(store)._store is store
-    assert isinstance(GuardedStore(FailingStore(store))._store, PromptStore)
+    assert isinstance(GuardedStore(FailingStore(store))._store, DeadlineStore)
 
 
 @pytest.mark.parametrize("near", [True, False], ids=["near", "far"])

@@ -13,7 +13,7 @@ from failing import FailingStore, HangingStore, HangingTasks
 
 from limitkeeper import AsyncLimiter, FixedWindow, Limiter, StoreTimeout
 from limitkeeper.stores.guarded import GuardedStore
-from limitkeeper.stores.guarded.prompt import PromptStore
+from limitkeeper.stores.guarded.deadline_store import DeadlineStore
 
 #: What turns of threads and loops may take on top of a budget; how late the machine is comes on top of that.
 NOISE = 0.1
@@ -98,7 +98,7 @@ def test_a_refused_late_answer_gives_nothing_back(store, eventually):
 def test_abandoned_calls_are_bounded(store):
     """However many callers there are, no more than so many calls hang; the others are told at once."""
     hanging = HangingStore(store)
-    prompt = PromptStore(hanging, 100_000)
+    prompt = DeadlineStore(hanging, 100_000)
     limiter = Limiter("1000/s", store=prompt)
     before = threading.active_count()
 
@@ -141,7 +141,7 @@ def test_a_probe_gets_through_although_all_others_hang_for_ever(store, eventuall
 def test_a_call_that_nobody_has_begun_is_not_made(store, eventually):
     """When all who could ask are busy, a caller whose time is up leaves nothing behind."""
     hanging = HangingStore(store)
-    prompt = PromptStore(hanging, 50_000)
+    prompt = DeadlineStore(hanging, 50_000)
     prompt.errands.most = 1
     limiter = Limiter(FixedWindow("10/400d"), store=prompt)
 
@@ -168,7 +168,7 @@ def test_a_call_that_nobody_has_begun_is_not_made(store, eventually):
 
 def test_threads_in_their_budget_are_all_answered(store):
     """More callers than threads: each is asked for in its turn, and none is lost."""
-    prompt = PromptStore(FailingStore(store), 60_000_000)
+    prompt = DeadlineStore(FailingStore(store), 60_000_000)
     prompt.errands.most = 3
     limiter = Limiter(FixedWindow("1000/400d"), store=prompt)
     threads = [threading.Thread(target=lambda: [limiter.hit("a") for _ in range(25)]) for _ in range(12)]

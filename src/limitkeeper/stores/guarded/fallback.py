@@ -77,7 +77,7 @@ class Fallback:
         return 0
 
 
-class Unlimited(Fallback):
+class FailOpen(Fallback):
     """`on_failure="open"`: everything that could ever pass is let through. All of the limit is there, for the next one too."""
 
     def decide_one(self, named: NamedLimit, key: str, cost: int, max_wait_us: int, commit: bool) -> Decision:
@@ -89,7 +89,7 @@ class Unlimited(Fallback):
         return spoken([self.decide_one(claim.limit, claim.key, claim.cost, 0, bool(commit)) for claim in claims])
 
 
-class Refusal(Fallback):
+class FailClosed(Fallback):
     """`on_failure="closed"`: refused until the next probe, and what can never fit is told so."""
 
     def decide_one(self, named: NamedLimit, key: str, cost: int, max_wait_us: int, commit: bool) -> Decision:
@@ -187,7 +187,7 @@ class LocalShare(Fallback):
         return int(self.memory.overflow)
 
 
-ON_FAILURE: dict[str, type[Fallback]] = {"open": Unlimited, "closed": Refusal, "local": LocalShare}
+ON_FAILURE: dict[str, type[Fallback]] = {"open": FailOpen, "closed": FailClosed, "local": LocalShare}
 
 
 def without_a_store(on_failure: str, share: Share | None, max_keys: int, clock: Clock, until_us: Callable[[], int]) -> Fallback:

@@ -28,10 +28,10 @@ from ...observe.events import GIVE_BACK_DROPPED, Publisher
 from ...rate import Duration, duration_us
 from ..contract import Store
 from .breaker import OPEN, Breaker
+from .deadline_store import DeadlineStore
 from .fallback import Fallback, made_here, without_a_store
-from .prompt import PromptStore
+from .health import StoreHealth
 from .share import Share
-from .watch import Watch
 
 _guards: weakref.WeakSet[GuardedStore] = weakref.WeakSet()
 
@@ -89,16 +89,16 @@ class GuardedStore(Store):
         self._own_rng = rng is None
         times = (duration_us(backoff), duration_us(max_backoff), duration_us(ramp))
         self._breaker = Breaker(Random() if rng is None else rng, failures, ratio, *times)
-        self._watch = Watch(self._breaker, own_clock, type(store).__name__ if name is None else name, self, background)
+        self._watch = StoreHealth(self._breaker, own_clock, type(store).__name__ if name is None else name, self, background)
         self._fallback: Fallback = without_a_store(on_failure, share, max_keys, own_clock, self._watch.until_probe_us)
-        self._store: Store = store if store.answers_within(self.budget_us) else PromptStore(store, self.budget_us)
+        self._store: Store = store if store.answers_within(self.budget_us) else DeadlineStore(store, self.budget_us)
         self._untold: list[NamedLimit] = []
         self._degraded = self._dropped = 0  # added to without a lock: between reading and writing there is no call
         _guards.add(self)
 
     def _renew(self) -> None:
         """In a new process: nobody in the background, and a chance of its own."""
-        if isinstance(self._store, PromptStore):
+        if isinstance(self._store, DeadlineStore):
             self._store.errands.renew()
         self._watch.renew(Random() if self._own_rng else None)
 
@@ -140,7 +140,7 @@ class GuardedStore(Store):
     def stats(self) -> GuardStats:
         """Numbers since this guard was made; `degraded` are decisions that were answered here."""
         watch = self._watch
-        abandoned = self._store.errands.abandoned if isinstance(self._store, PromptStore) else 0
+        abandoned = self._store.errands.abandoned if isinstance(self._store, DeadlineStore) else 0
         with watch.lock:
             counted = (watch.failures, watch.timeouts, watch.opened, watch.probes, self._degraded, self._dropped)
             return GuardStats(self._breaker.state, self._breaker.since_us, *counted, abandoned)
@@ -154,7 +154,7 @@ class GuardedStore(Store):
         if budget_us < self.budget_us:
             self.budget_us = budget_us
             if not self._store.answers_within(budget_us):
-                self._store = PromptStore(self.inner, budget_us)
+                self._store = DeadlineStore(self.inner, budget_us)
         return True
 
     def can_reserve(self, limit: NamedLimit) -> bool:
@@ -374,14 +374,14 @@ class GuardedStore(Store):
 
     def ask_again(self, claims: Sequence[Claim]) -> None:
         """What a probe does."""
-        if isinstance(self._store, PromptStore):
+        if isinstance(self._store, DeadlineStore):
             self._store.look(claims)
         else:
             self._store.decide(claims, 0, False)
         self._introduce()
 
     async def aask_again(self, claims: Sequence[Claim]) -> None:
-        if isinstance(self._store, PromptStore):
+        if isinstance(self._store, DeadlineStore):
             await self._store.alook(claims)
         else:
             await self._store.adecide(claims, 0, False)

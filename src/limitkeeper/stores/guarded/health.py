@@ -18,7 +18,7 @@ from ...algorithms.claim import Claim
 from ...errors import StoreError, StoreTimeout
 from ...observe.events import BREAKER_CLOSED, HALF_OPENED, OPENED, PROBE_FAILED, STORE_KINDS, Publisher
 from .breaker import OPEN, Breaker
-from .lookout import Lookout
+from .prober import Prober
 
 log = logging.getLogger("limitkeeper")
 
@@ -31,7 +31,7 @@ class Probed(Protocol):
     async def aask_again(self, claims: Sequence[Claim]) -> None: ...
 
 
-class Watch:
+class StoreHealth:
     """One for each guard."""
 
     def __init__(self, breaker: Breaker, clock: Any, name: str, guard: Probed, background: bool) -> None:
@@ -49,7 +49,7 @@ class Watch:
     def renew(self, rng: Random | None) -> None:
         """In a new process: a lock that nobody holds, nobody in the background, and a chance of its own."""
         self.lock = threading.RLock()
-        self.lookout: Lookout | None = None
+        self.lookout: Prober | None = None
         self.breaker.probing = False
         if rng is not None:
             self.breaker.rng = rng
@@ -161,10 +161,10 @@ class Watch:
             loop = None
         with self.lock:
             if self.lookout is None or not self.lookout.alive:
-                self.lookout = Lookout(self)
+                self.lookout = Prober(self)
                 self.lookout.post(loop)
 
-    def pause_us(self, lookout: Lookout) -> int | None:
+    def pause_us(self, lookout: Prober) -> int | None:
         """How long a lookout sleeps before it looks again; None when it is needed no more."""
         breaker = self.breaker
         now_us: int = self.clock.now_us()

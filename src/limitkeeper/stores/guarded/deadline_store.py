@@ -13,18 +13,18 @@ from typing import Any
 from ...algorithms.claim import Claim, NamedLimit
 from ...decision import Decision
 from ..contract import Store
-from .errands import Errands
+from .deadline_pool import DeadlinePool
 
 Asks = Sequence[Sequence[Claim]]
 
 
-class PromptStore(Store):
+class DeadlineStore(Store):
     """`PromptStore(store, 20_000)`: every verb but `items` and `load` ends within 20 ms, with an answer or with StoreTimeout."""
 
     def __init__(self, store: Store, budget_us: int) -> None:
         self.inner = store
         self.budget_us = budget_us
-        self.errands = Errands()
+        self.errands = DeadlinePool()
         self.two_faced = type(store).adecide is not Store.adecide
 
     @property

@@ -12,15 +12,15 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .watch import Watch
+    from .health import StoreHealth
 
 
-class Lookout:
+class Prober:
     """One at a time for each watch."""
 
     __slots__ = ("over", "stop", "task", "thread", "wake", "watch")
 
-    def __init__(self, watch: Watch) -> None:
+    def __init__(self, watch: StoreHealth) -> None:
         self.watch = weakref.ref(watch)
         self.over = False  # it has ended by itself
         self.stop = threading.Event()

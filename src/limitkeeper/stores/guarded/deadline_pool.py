@@ -27,7 +27,7 @@ IDLE = 5.0
 GRACE = 500
 
 
-class Errand:
+class PooledCall:
     """One call: under way, done, or abandoned; whichever comes first stays."""
 
     __slots__ = ("abandoned", "answer", "begun", "call", "done", "error", "late", "wake")
@@ -46,7 +46,7 @@ class Errand:
         return self.answer
 
 
-class Errands:
+class DeadlinePool:
     """Threads and tasks that ask a store which may hang. Safe for threads; a forked child makes its own."""
 
     def __init__(self, most: int = 32) -> None:
@@ -57,7 +57,7 @@ class Errands:
     def renew(self) -> None:
         """Starts again with nobody under way."""
         self.lock = threading.Lock()
-        self.jobs: queue.SimpleQueue[Errand | None] = queue.SimpleQueue()
+        self.jobs: queue.SimpleQueue[PooledCall | None] = queue.SimpleQueue()
         self.threads = 0
         self.free = 0  # threads that wait for work and are promised to nobody
         self.queued = 0  # errands that no thread is promised to
@@ -75,7 +75,7 @@ class Errands:
         """The answer of `call`, or StoreTimeout when it takes longer; then `late` hears the answer."""
         latch, end_us = threading.Lock(), SYSTEM.now_us() + budget_us
         latch.acquire()
-        errand = Errand(call, late, latch.release)
+        errand = PooledCall(call, late, latch.release)
         self._hand_over(errand, self.most * (1 + looks))
         try:
             in_time = latch.acquire(timeout=max(0, end_us - SYSTEM.now_us()) / 1e6)  # a thread's start is in the budget too
@@ -92,7 +92,7 @@ class Errands:
         """The same, awaited: for a store whose async face is its sync one."""
         loop = asyncio.get_running_loop()
         over = asyncio.Event()
-        errand = Errand(call, late, lambda: loop.call_soon_threadsafe(over.set))
+        errand = PooledCall(call, late, lambda: loop.call_soon_threadsafe(over.set))
         self._hand_over(errand, self.most * (1 + looks))
         try:
             async with asyncio.timeout(budget_us / 1e6):
@@ -105,7 +105,7 @@ class Errands:
             raise
         return errand.end()
 
-    def _hand_over(self, errand: Errand, most: int) -> None:
+    def _hand_over(self, errand: PooledCall, most: int) -> None:
         with self.lock:
             if self.hanging >= most:
                 raise StoreTimeout(f"{self.hanging} calls to the store hang; nobody is left to ask it")
@@ -120,7 +120,7 @@ class Errands:
         if fresh:
             threading.Thread(target=self._work, args=(self.jobs,), name="limitkeeper errand", daemon=True).start()
 
-    def _abandon(self, errand: Errand) -> bool:
+    def _abandon(self, errand: PooledCall) -> bool:
         """Whether the caller leaves without an answer."""
         with self.lock:
             if errand.done:
@@ -129,7 +129,7 @@ class Errands:
             self.hanging += errand.begun
             return True
 
-    def _work(self, jobs: queue.SimpleQueue[Errand | None]) -> None:
+    def _work(self, jobs: queue.SimpleQueue[PooledCall | None]) -> None:
         while True:
             try:
                 errand = jobs.get(timeout=IDLE)
@@ -158,7 +158,7 @@ class Errands:
             self.threads -= leaves
             return leaves
 
-    def _carry_out(self, errand: Errand) -> None:
+    def _carry_out(self, errand: PooledCall) -> None:
         try:
             errand.answer = errand.call()
         except BaseException as error:
@@ -174,7 +174,7 @@ class Errands:
         except RuntimeError:  # its event loop is closed: nobody waits any more
             self._tell_late(errand)
 
-    def _tell_late(self, errand: Errand) -> None:
+    def _tell_late(self, errand: PooledCall) -> None:
         if errand.error is None and errand.late is not None:
             try:
                 errand.late(errand.answer)
@@ -193,7 +193,7 @@ class Errands:
         """The same for a coroutine: it becomes a task, which goes on by itself when the caller's time is up."""
         if self.abandoned >= self.most * (1 + looks):
             raise StoreTimeout(f"{self.abandoned} calls to the store hang; nobody is left to ask it")
-        errand = Errand(nothing, None, nothing)
+        errand = PooledCall(nothing, None, nothing)
         task = asyncio.ensure_future(self._acarry_out(errand, call, late))
         try:
             await asyncio.wait({task}, timeout=budget_us / 1e6)
@@ -205,7 +205,7 @@ class Errands:
             raise too_late(budget_us)
         return task.result()
 
-    def _aabandon(self, errand: Errand, task: asyncio.Task[Any], budget_us: int) -> None:
+    def _aabandon(self, errand: PooledCall, task: asyncio.Task[Any], budget_us: int) -> None:
         errand.abandoned = True
         self.tasks.add(task)
         last = asyncio.get_running_loop().call_later(GRACE * budget_us / 1e6, task.cancel)
@@ -218,7 +218,7 @@ class Errands:
 
         task.add_done_callback(end)
 
-    async def _acarry_out(self, errand: Errand, call: Callable[[], Awaitable[Any]], late: Any) -> Any:
+    async def _acarry_out(self, errand: PooledCall, call: Callable[[], Awaitable[Any]], late: Any) -> Any:
         answer = await call()
         if errand.abandoned and late is not None:
             try:
