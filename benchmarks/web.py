@@ -15,9 +15,9 @@ from timing import Case, Effort, measure, one_core
 from web_served import served
 from web_slices import SCOPE, Loop, Taken, asgi, asgi_new_paths, paths, status_of, take, wsgi
 
-from limitkeeper.policy.edition import Edition
-from limitkeeper.policy.facts import Facts
+from limitkeeper.policy.compiled_policy import CompiledPolicy
 from limitkeeper.policy.gate import Gate
+from limitkeeper.policy.request_context import RequestContext
 from limitkeeper.web.asgi_wire import AsgiFacts
 
 #: Our cases: (name, base, app, how it is asked). What a floor is, is said in its name.
@@ -101,10 +101,10 @@ def matching(effort: Effort, note: Callable[[str], None]) -> dict[str, float]:
     """Nanoseconds to find the rules that a request is meant by, of one rule and of a thousand."""
     cases = []
     for name, policy in (("one", apps.one_of(1)), ("1000", apps.one_of(1000)), ("1000 hosts", apps.by_host(1000))):
-        edition = Edition(policy)
+        edition = CompiledPolicy(policy)
         path = paths()
-        facts = cycle([Facts("GET", next(path)) for _ in range(12_000)])
-        cases.append(Case(f"{name}, seen", "plan(k)", {"plan": edition.plan, "k": Facts("GET", "/products/17")}))
+        facts = cycle([RequestContext("GET", next(path)) for _ in range(12_000)])
+        cases.append(Case(f"{name}, seen", "plan(k)", {"plan": edition.plan, "k": RequestContext("GET", "/products/17")}))
         cases.append(Case(f"{name}, new", "plan(k())", {"plan": edition.plan, "k": facts.__next__}))
         cases.append(Case(f"{name}, asked", "ask(facts(k))", {"ask": Gate(policy).quick, "facts": AsgiFacts, "k": SCOPE}))
     took, _ = measure(cases, effort, note)

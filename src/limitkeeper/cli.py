@@ -18,7 +18,7 @@ from io import TextIOWrapper
 from typing import Any, TextIO
 
 from .errors import LimitkeeperError
-from .policy.reading.mistakes import ERROR, Mistake
+from .policy.reading.diagnostics import ERROR, Diagnostic
 
 WELL, WRONG, UNREADABLE = 0, 1, 2
 #: Who asks what a store holds has more time than a request.
@@ -104,7 +104,7 @@ def run_check(said: argparse.Namespace) -> int:
     return worst
 
 
-def summary(file: str, policy: Any, mistakes: Sequence[Mistake], strict: bool) -> str:
+def summary(file: str, policy: Any, mistakes: Sequence[Diagnostic], strict: bool) -> str:
     errors = sum(mistake.severity == ERROR or strict for mistake in mistakes)
     others = len(mistakes) - errors
     found = [counted(number, word) for number, word in ((errors, "mistake"), (others, "warning")) if number]
@@ -116,7 +116,7 @@ def counted(number: int, word: str) -> str:
     return f"{number} {word}{'' if number == 1 else 's'}"
 
 
-def show(file: str, mistakes: Sequence[Mistake], out: TextIO, strict: bool = False) -> None:
+def show(file: str, mistakes: Sequence[Diagnostic], out: TextIO, strict: bool = False) -> None:
     """Each mistake with its line; in colour where somebody looks."""
     colourful = out.isatty() and "NO_COLOR" not in os.environ
     for mistake in mistakes:
@@ -160,9 +160,9 @@ def run_explain(said: argparse.Namespace) -> int:
 
 
 def explanation_of(policy: Any, line: str, url: str | None) -> Any:
-    from .policy.explained import Explanation
+    from .policy.explanation import Explanation
     from .policy.gate import Gate
-    from .policy.request import read_request
+    from .policy.request_line import read_request
     from .stores import MemoryStore, store_from_url
 
     request = read_request(line, policy)

@@ -15,7 +15,7 @@ from limitkeeper import ConfigurationError, FixedWindow, InvalidLimit, Limiter, 
 from limitkeeper.observe.logs import JsonFormatter, log_refusals
 from limitkeeper.observe.veil import Veil
 from limitkeeper.policy.gate import Gate
-from limitkeeper.policy.model import ShutOut
+from limitkeeper.policy.model import PenaltyBoxConfig
 from limitkeeper.testing import ManualClock
 from stand_ins import NOON
 
@@ -251,7 +251,9 @@ def test_an_alert_is_of_the_rule_that_crossed(kept):
 def test_a_shut_out_names_nobody_else(kept, key, whom):
     """Who is shut out is named by a rule that counts by the same key; the key of another rule is not theirs."""
     gate = Gate(
-        replace(policy(rules=(rule("api", FixedWindow("1/min")),)), shut_out=ShutOut(FixedWindow("1/min"), 60_000_000, key)),
+        replace(
+            policy(rules=(rule("api", FixedWindow("1/min")),)), shut_out=PenaltyBoxConfig(FixedWindow("1/min"), 60_000_000, key)
+        ),
         store=MemoryStore(clock=ManualClock(NOON)),
     )
     log_refusals(gate, logger=kept.logger, clock=ManualClock(NOON), show_keys=True)

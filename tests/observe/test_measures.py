@@ -10,7 +10,7 @@ from traffic import USER, asked, busy_gate, failing_gate, gate_on
 from limitkeeper import FixedWindow
 from limitkeeper.observe.measures import COUNTER, GAUGE, HISTOGRAM, MEASURES, offender_measure
 from limitkeeper.observe.tally import Histogram, Offender, RuleTally, Tally
-from limitkeeper.policy.model import ShutOut
+from limitkeeper.policy.model import PenaltyBoxConfig
 from limitkeeper.testing import ManualClock
 from stand_ins import NOON
 
@@ -180,6 +180,6 @@ def test_a_reload_takes_nothing_from_the_shut_out():
     gate = busy_gate()
     before = gate.tally().shut_out
     assert before > 0
-    for said in (None, ShutOut(FixedWindow("5/min"), 1_000_000, USER)):
+    for said in (None, PenaltyBoxConfig(FixedWindow("5/min"), 1_000_000, USER)):
         gate.reload(replace(gate.policy, shut_out=said))
         assert gate.tally().shut_out == before

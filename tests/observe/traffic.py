@@ -7,7 +7,7 @@ from typing import Any
 from limitkeeper import FixedWindow, MemoryStore, TokenBucket
 from limitkeeper.policy import Gate, Passage, Policy, WrittenFacts
 from limitkeeper.policy.identity.identify import Header
-from limitkeeper.policy.model import LOCAL, SHADOW, WAIT, Charge, Exemption, Match, OnFailure, OnRefusal, Rule, ShutOut
+from limitkeeper.policy.model import LOCAL, SHADOW, WAIT, Charge, Exemption, Match, OnFailure, OnRefusal, PenaltyBoxConfig, Rule
 from limitkeeper.testing import ManualClock
 from stand_ins import NOON, WrappedStore
 
@@ -34,7 +34,7 @@ def policy(name: str = "shop", rules: tuple[Rule, ...] = RULES, **more: Any) -> 
         identify={"user": Header("x-user")},
         rules=rules,
         exempt=(Exemption(match=(Match(path="/healthz"),)),),
-        shut_out=ShutOut(FixedWindow("20/min"), 60_000_000, USER),
+        shut_out=PenaltyBoxConfig(FixedWindow("20/min"), 60_000_000, USER),
         **more,
     )
 

@@ -15,11 +15,11 @@ import limitkeeper
 from limitkeeper import Limiter, MemoryStore, TokenBucket
 from limitkeeper.cli import main, show
 from limitkeeper.policy import Policy, WrittenFacts
-from limitkeeper.policy.explained import Explanation
+from limitkeeper.policy.explanation import Explanation
 from limitkeeper.policy.gate import Gate
-from limitkeeper.policy.reading.mistakes import Mistake
+from limitkeeper.policy.reading.diagnostics import Diagnostic
 from limitkeeper.policy.reading.schema import schema
-from limitkeeper.policy.request import read_request
+from limitkeeper.policy.request_line import read_request
 from limitkeeper.testing import ManualClock
 from servers.valkey import Valkey
 
@@ -125,7 +125,7 @@ def test_colour_is_for_terminals():
         def isatty(self) -> bool:
             return True
 
-    mistake = Mistake("error", "a.yaml", 1, 1, "x", "message", excerpt="x: 1")
+    mistake = Diagnostic("error", "a.yaml", 1, 1, "x", "message", excerpt="x: 1")
     there, plain = Terminal(), io.StringIO()
     show("a.yaml", [mistake], plain)
     assert "\x1b" not in plain.getvalue()

@@ -10,9 +10,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from limitkeeper.errors import ConfigurationError
-from limitkeeper.policy.facts import WrittenFacts
 from limitkeeper.policy.identity.addresses import MOST_KEPT, Networks, network_text, read_address
 from limitkeeper.policy.identity.client_ip import MOST_HOPS, ClientIp
+from limitkeeper.policy.request_context import WrittenRequest
 
 STEADY = settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck))
 
@@ -22,7 +22,7 @@ BEHIND = ClientIp(trusted_proxies=("10.0.0.0/8", "fd00::/8"))
 
 def seen(chain: str | None, peer: str | None = PROXY, ip: ClientIp = BEHIND) -> str | None:
     headers = {} if chain is None else {ip.header: chain}
-    return ip.of(WrittenFacts(peer=peer, headers=headers))
+    return ip.of(WrittenRequest(peer=peer, headers=headers))
 
 
 @pytest.mark.parametrize(
@@ -266,7 +266,7 @@ def test_a_mistake_is_told_with_its_remedy(wrong, remedy):
 def test_identities_are_values():
     """Equal words make equal identities, whatever they remember."""
     one, two = ClientIp(("10.0.0.0/8",)), ClientIp(("10.0.0.0/8",))
-    one.of(WrittenFacts(peer="1.2.3.4"))
+    one.of(WrittenRequest(peer="1.2.3.4"))
     assert one == two
     assert hash(one) == hash(two)
     assert one != ClientIp(("10.0.0.0/9",))

@@ -8,7 +8,19 @@ from gates import asked, key, passes, policy, request, rule
 from limitkeeper import LeasedStore, MemoryStore
 from limitkeeper.algorithms.limit_parser import parse_limit
 from limitkeeper.policy import Gate
-from limitkeeper.policy.model import CLOSED, LOCAL, SHADOW, WAIT, Charge, Exemption, Match, Once, OnFailure, OnRefusal, ShutOut
+from limitkeeper.policy.model import (
+    CLOSED,
+    LOCAL,
+    SHADOW,
+    WAIT,
+    Charge,
+    Exemption,
+    Match,
+    Once,
+    OnFailure,
+    OnRefusal,
+    PenaltyBoxConfig,
+)
 from limitkeeper.testing import ManualClock
 from stand_ins import WrappedStore
 
@@ -47,7 +59,9 @@ def test_nobody_asks_the_store_for_a_request_that_nothing_limits(colour):
 @pytest.mark.parametrize("colour", [*FAR, "quick"])
 def test_nobody_asks_the_store_for_who_is_shut_out(colour):
     """Who is shut out costs a far store nothing, in any colour."""
-    g, store = far_gate(rule("user", "1/h", key=key("user")), shut_out=ShutOut(parse_limit("1/h"), 60_000_000, key("user")))
+    g, store = far_gate(
+        rule("user", "1/h", key=key("user")), shut_out=PenaltyBoxConfig(parse_limit("1/h"), 60_000_000, key("user"))
+    )
     assert passes(g, 3, user="a") == [True, False, False]
     del store.calls[:]
     assert asked(g, request(user="a"), colour).refusal.reason == "shut out"

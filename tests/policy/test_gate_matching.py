@@ -8,8 +8,8 @@ from gates import asked, gate, key, passes, request, rule
 from limitkeeper import TokenBucket
 from limitkeeper.errors import ConfigurationError
 from limitkeeper.policy import Policy, WrittenFacts
-from limitkeeper.policy.edition import Edition
-from limitkeeper.policy.identity.complaints import Complaints
+from limitkeeper.policy.compiled_policy import CompiledPolicy
+from limitkeeper.policy.identity.callback_errors import CallbackErrors
 from limitkeeper.policy.identity.identify import Captured
 from limitkeeper.policy.model import DEGRADE, SHARE, Cost, Exemption, Match, OnRefusal, When
 
@@ -145,11 +145,11 @@ def degrading(handler):
 def test_a_handler_is_known_by_its_name_or_its_place():
     """A handler is given by name, or imported from where the policy says; neither is there: the gate is not made."""
     (one,) = degrading("cheap").rules
-    assert Edition(degrading("cheap"), {"cheap": max}).handler(one) is max
-    assert Edition(degrading("os.path:join")).handlers["all"] is __import__("os").path.join
+    assert CompiledPolicy(degrading("cheap"), {"cheap": max}).handler(one) is max
+    assert CompiledPolicy(degrading("os.path:join")).handlers["all"] is __import__("os").path.join
     with pytest.raises(ConfigurationError, match=r"rule 'all': no handler is called 'cheap'; give handlers=\{'cheap': …\}"):
-        Edition(degrading("cheap"))
-    assert Edition(degrading("cheap"), imports=False).handlers == {}
+        CompiledPolicy(degrading("cheap"))
+    assert CompiledPolicy(degrading("cheap"), imports=False).handlers == {}
 
 
 # Keys -----------------------------------------------------------------------------------------------------------------
@@ -198,7 +198,7 @@ def test_a_rule_without_a_mark_alerts_nobody():
 
 def test_a_cost_that_is_no_number_is_complained_of(caplog, monkeypatch):
     """Who wrote the function reads in the log what it answered, and what the request cost."""
-    monkeypatch.setattr("limitkeeper.policy.clause.complaints", Complaints())
+    monkeypatch.setattr("limitkeeper.policy.compiled_rule.complaints", CallbackErrors())
     passes(gate(rule("all", "9/h", cost=Cost("call", 3, call=lambda facts: 1.5))), 1)
     (record,) = caplog.records
     assert record.getMessage().endswith("answered a float, not a whole number: it costs 3")

@@ -12,8 +12,8 @@ from gates import COLOURS, asked, gate, key, passes, request, rule
 from limitkeeper import MemoryStore
 from limitkeeper.algorithms.limit_parser import parse_limit
 from limitkeeper.policy import WrittenFacts
-from limitkeeper.policy.identity.complaints import Complaints
-from limitkeeper.policy.model import DEGRADE, SHADOW, Answer, Charge, Cost, Exemption, Match, Once, OnRefusal, ShutOut
+from limitkeeper.policy.identity.callback_errors import CallbackErrors
+from limitkeeper.policy.model import DEGRADE, SHADOW, Answer, Charge, Cost, Exemption, Match, Once, OnRefusal, PenaltyBoxConfig
 from limitkeeper.testing import ManualClock, unlimited
 
 
@@ -110,7 +110,7 @@ def test_no_client_says_that_its_request_costs_nothing(source):
 def test_functions_that_raise_break_no_request(caplog, monkeypatch):
     """A cost that can't be told is the default, an outcome of which nobody knows counts; both are logged."""
     for module in ("clause", "settle"):
-        monkeypatch.setattr(f"limitkeeper.policy.{module}.complaints", Complaints())
+        monkeypatch.setattr(f"limitkeeper.policy.{module}.complaints", CallbackErrors())
     g = gate(rule("all", "2/h", cost=Cost("call", call=broken), charge=Charge(call=broken)))
     for _ in range(2):
         asked(g, request()).done(200)
@@ -228,7 +228,7 @@ def test_spending_alerts_once_when_it_crosses_the_mark():
 def shut_out_gate(**said):
     return gate(
         rule("user", "1/s", key=key("user|ip")),
-        shut_out=ShutOut(parse_limit("fixed window 3/min"), 60_000_000, key("user|ip")),
+        shut_out=PenaltyBoxConfig(parse_limit("fixed window 3/min"), 60_000_000, key("user|ip")),
         exempt=(Exemption(match=(Match(path="/healthz"),)),),
         **said,
     )
@@ -335,7 +335,7 @@ def test_a_passage_leaves_no_circle_behind(colour):
     g = gate(
         rule("user", "2/min", key=key("user")),
         rule("login", "9/min", key=key("tenant"), charge=Charge(((401, 401),))),
-        shut_out=ShutOut(parse_limit("fixed window 2/min"), 60_000_000, key("user")),
+        shut_out=PenaltyBoxConfig(parse_limit("fixed window 2/min"), 60_000_000, key("user")),
     )
     gc.collect()
     gc.disable()
@@ -354,8 +354,10 @@ def test_a_passage_leaves_no_circle_behind(colour):
 
 def test_a_memory_full_of_those_shut_out_is_not_searched_for_every_refusal(monkeypatch):
     """When as many as can be remembered are shut out, others are refused by their limits; those whose time is over make room."""
-    monkeypatch.setattr("limitkeeper.policy.shut_out.MOST", 3)
-    g = gate(rule("all", "fixed window 1/h", key=key("ip")), shut_out=ShutOut(parse_limit("fixed window 1/h"), 10_000_000))
+    monkeypatch.setattr("limitkeeper.policy.penalty_box.MOST", 3)
+    g = gate(
+        rule("all", "fixed window 1/h", key=key("ip")), shut_out=PenaltyBoxConfig(parse_limit("fixed window 1/h"), 10_000_000)
+    )
     for host in range(5):
         assert passes(g, 4, peer=f"192.0.2.{host}") == [True, False, False, False]
     assert (len(g.shutter), g.tally().shut_out) == (3, 3)

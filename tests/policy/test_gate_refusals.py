@@ -12,8 +12,19 @@ from limitkeeper.algorithms.limit_parser import parse_limit
 from limitkeeper.decision import Decision
 from limitkeeper.errors import StoreError
 from limitkeeper.policy import Gate
-from limitkeeper.policy.model import CLOSED, DEGRADE, WAIT, Answer, Charge, Cost, Exemption, OnFailure, OnRefusal, ShutOut
-from limitkeeper.policy.refusing import seconds
+from limitkeeper.policy.model import (
+    CLOSED,
+    DEGRADE,
+    WAIT,
+    Answer,
+    Charge,
+    Cost,
+    Exemption,
+    OnFailure,
+    OnRefusal,
+    PenaltyBoxConfig,
+)
+from limitkeeper.policy.refusal import seconds
 from limitkeeper.testing import ManualClock
 from stand_ins import WrappedStore
 
@@ -74,9 +85,9 @@ def test_every_reason_has_its_words():
     assert last_of(2, rule("all", "1/s")).message == "Too many requests. Retry after 1s."
     full = last_of(2, rule("all", "1/s", on_refusal=waits))
     assert (full.reason, full.status, full.message) == ("queue full", 503, "Too many requests are waiting. Retry after 1s.")
-    shut = last_of(3, rule("all", "1/h"), shut_out=ShutOut(parse_limit("fixed window 1/h"), 60_000_000))
+    shut = last_of(3, rule("all", "1/h"), shut_out=PenaltyBoxConfig(parse_limit("fixed window 1/h"), 60_000_000))
     assert shut.message.startswith("Too many requests. Retry after ")
-    shut = last_of(4, rule("all", "1/h"), shut_out=ShutOut(parse_limit("fixed window 1/h"), 60_000_000))
+    shut = last_of(4, rule("all", "1/h"), shut_out=PenaltyBoxConfig(parse_limit("fixed window 1/h"), 60_000_000))
     assert shut.message == "Too many refused requests. Retry after 60s."
 
 
@@ -115,7 +126,9 @@ def test_the_rule_that_degrades_counts_it():
 def shut_out_gate(**said):
     """A gate that shuts user a out, whose requests were refused twice."""
     g = gate(
-        rule("all", "1/h", key=key("user")), shut_out=ShutOut(parse_limit("fixed window 1/h"), 60_000_000, key("user")), **said
+        rule("all", "1/h", key=key("user")),
+        shut_out=PenaltyBoxConfig(parse_limit("fixed window 1/h"), 60_000_000, key("user")),
+        **said,
     )
     assert passes(g, 3, user="a") == [True, False, False]
     assert g.tally().shut_out_now == 1
@@ -133,7 +146,7 @@ def test_who_is_pardoned_is_not_shut_out():
 
 def test_refusals_of_nobody_shut_nobody_out():
     """Where the key of shutting out is not there, refusals are counted for nobody."""
-    said = ShutOut(parse_limit("fixed window 1/h"), 60_000_000, key("user"))
+    said = PenaltyBoxConfig(parse_limit("fixed window 1/h"), 60_000_000, key("user"))
     g = gate(rule("all", "fixed window 1/h"), shut_out=said)
     assert passes(g, 5) == [True] + [False] * 4
     assert asked(g, request()).refusal.reason == "quota"

@@ -9,18 +9,18 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from limitkeeper.errors import ConfigurationError
-from limitkeeper.policy.facts import WrittenFacts
+from limitkeeper.policy.identity.callback_errors import CallbackErrors
 from limitkeeper.policy.identity.client_ip import ClientIp
-from limitkeeper.policy.identity.complaints import Complaints
 from limitkeeper.policy.identity.hosts import host_matches, host_of, host_pattern
 from limitkeeper.policy.identity.identify import Called, Captured, Certificate, Cookie, Header, Network, Query
-from limitkeeper.policy.identity.keeping import HASHED, LONGEST, kept, remember
+from limitkeeper.policy.identity.key_hashing import HASHED, LONGEST, kept, remember
+from limitkeeper.policy.request_context import WrittenRequest
 
 STEADY = settings(deadline=None, suppress_health_check=list(HealthCheck))
 
 
-def with_header(**headers: str) -> WrittenFacts:
-    return WrittenFacts(headers={name.replace("_", "-"): value for name, value in headers.items()})
+def with_header(**headers: str) -> WrittenRequest:
+    return WrittenRequest(headers={name.replace("_", "-"): value for name, value in headers.items()})
 
 
 def test_a_header_is_found_whatever_the_case_of_its_name():
@@ -32,7 +32,7 @@ def test_a_header_is_found_whatever_the_case_of_its_name():
 @pytest.mark.parametrize("value", ["", " ", "\t"])
 def test_an_empty_value_is_no_value(value):
     """A client that sends a blank is as unknown as one that sends nothing."""
-    facts = WrittenFacts(headers={"X-Tenant": value, "Cookie": f"sid={value}"}, query={"key": value})
+    facts = WrittenRequest(headers={"X-Tenant": value, "Cookie": f"sid={value}"}, query={"key": value})
     for identity in (Header("X-Tenant"), Query("key"), Cookie("sid")):
         assert identity.of(facts) is None
     assert Header("X-Tenant", default="nobody").of(facts) == "nobody"
@@ -40,7 +40,7 @@ def test_an_empty_value_is_no_value(value):
 
 def test_a_query_parameter_and_a_captured_part_are_found():
     """Query parameters by their exact name; parts of the path by the template's."""
-    facts = WrittenFacts(query={"api_key": "k1"})
+    facts = WrittenRequest(query={"api_key": "k1"})
     facts.captured = {"order_id": "42"}
     assert (Query("api_key").of(facts), Query("API_KEY").of(facts)) == ("k1", None)
     assert (Captured("order_id").of(facts), Captured("other", "none").of(facts)) == ("42", "none")
@@ -67,7 +67,7 @@ def test_a_query_parameter_and_a_captured_part_are_found():
 )
 def test_a_cookie_is_found_among_others(header, value):
     """The one of its exact name, on whichever line it came; several that differ are told apart from nobody's."""
-    assert Cookie("sid").of(WrittenFacts(headers={"Cookie": header})) == value
+    assert Cookie("sid").of(WrittenRequest(headers={"Cookie": header})) == value
 
 
 @STEADY
@@ -75,24 +75,24 @@ def test_a_cookie_is_found_among_others(header, value):
 def test_no_cookie_header_breaks_its_reader(header, name):
     """Any text in the header, any name that is looked for: a value or nothing."""
     if name.strip():
-        found = Cookie(name).of(WrittenFacts(headers={"Cookie": header}))
+        found = Cookie(name).of(WrittenRequest(headers={"Cookie": header}))
         assert found is None or found.strip('" ') in header
 
 
 def test_a_certificate_names_its_bearer():
     """The first alternative name, or the subject; without a certificate nobody."""
-    facts = WrittenFacts(certificate={"subject": "CN=billing", "san": ["", "spiffe://shop/billing", "billing.internal"]})
+    facts = WrittenRequest(certificate={"subject": "CN=billing", "san": ["", "spiffe://shop/billing", "billing.internal"]})
     assert Certificate("san").of(facts) == "spiffe://shop/billing"
     assert Certificate("subject").of(facts) == "CN=billing"
-    assert Certificate("san", default="stranger").of(WrittenFacts()) == "stranger"
-    assert Certificate("san").of(WrittenFacts(certificate={"san": [], "subject": 7})) is None
+    assert Certificate("san", default="stranger").of(WrittenRequest()) == "stranger"
+    assert Certificate("san").of(WrittenRequest(certificate={"san": [], "subject": 7})) is None
 
 
 def test_a_function_of_the_application_says_who():
     """Text and whole numbers count; the function sees the facts."""
     assert Called(lambda facts: facts.header("x-user")).of(with_header(x_user="ann")) == "ann"
-    assert Called(lambda facts: 42).of(WrittenFacts()) == "42"
-    assert Called(lambda facts: None, default="all").of(WrittenFacts()) == "all"
+    assert Called(lambda facts: 42).of(WrittenRequest()) == "42"
+    assert Called(lambda facts: None, default="all").of(WrittenRequest()) == "all"
 
 
 @pytest.mark.parametrize("answer", [True, 1.5, ["ann"], b"ann", ZeroDivisionError])
@@ -106,7 +106,7 @@ def test_a_function_that_misbehaves_says_nothing(answer, caplog):
 
     identity = Called(vip_of, default="nobody")
     with caplog.at_level(logging.WARNING, logger="limitkeeper"):
-        assert [identity.of(WrittenFacts()) for _ in range(50)] == ["nobody"] * 50
+        assert [identity.of(WrittenRequest()) for _ in range(50)] == ["nobody"] * 50
     assert len(caplog.records) == 1
     assert "vip_of" in caplog.text
     assert "secret-key-42" not in caplog.text
@@ -115,7 +115,7 @@ def test_a_function_that_misbehaves_says_nothing(answer, caplog):
 
 def test_complaints_tell_how_many_were_not_told(caplog):
     """After the pause one line says how many there were meanwhile."""
-    complaints = Complaints(every_us=0)
+    complaints = CallbackErrors(every_us=0)
     complaints.tell("first")
     complaints.every_us = 60_000_000
     complaints.tell("silent")
@@ -166,16 +166,16 @@ def test_the_narrowest_network_gives_the_class(peer, name):
     """Of several networks that hold an address the one with the longest prefix decides, in whatever order they are written."""
     for classes in (CLASSES, CLASSES[::-1]):
         identity = Network(ClientIp(), classes, default="public")
-        assert [identity.of(WrittenFacts(peer=peer)) for _ in range(2)] == [name, name]
+        assert [identity.of(WrittenRequest(peer=peer)) for _ in range(2)] == [name, name]
 
 
 def test_a_class_can_not_be_claimed():
     """A client that writes an inside address into a header stays outside; one behind a trusted proxy is who the proxy says."""
-    facts = WrittenFacts(peer="8.8.8.8", headers={"X-Forwarded-For": "10.1.2.3"})
+    facts = WrittenRequest(peer="8.8.8.8", headers={"X-Forwarded-For": "10.1.2.3"})
     assert Network(ClientIp(), CLASSES, "public").of(facts) == "public"
     behind = Network(ClientIp(("172.16.0.0/12",)), CLASSES, "public")
-    assert behind.of(WrittenFacts(peer="172.16.0.1", headers={"X-Forwarded-For": "10.1.2.3, 8.8.8.8"})) == "public"
-    assert behind.of(WrittenFacts(peer="172.16.0.1", headers={"X-Forwarded-For": "8.8.8.8, 10.1.2.3"})) == "internal"
+    assert behind.of(WrittenRequest(peer="172.16.0.1", headers={"X-Forwarded-For": "10.1.2.3, 8.8.8.8"})) == "public"
+    assert behind.of(WrittenRequest(peer="172.16.0.1", headers={"X-Forwarded-For": "8.8.8.8, 10.1.2.3"})) == "internal"
 
 
 # What is kept
@@ -185,7 +185,7 @@ def test_a_long_value_is_kept_as_its_hash():
     """A megabyte in a header takes 71 characters in the store, and is still one key per value."""
     bomb = "x" * 1_000_000
     keys = {
-        identity.of(WrittenFacts(headers={"X-Key": bomb, "Cookie": f"k={bomb}"}, query={"k": bomb}))
+        identity.of(WrittenRequest(headers={"X-Key": bomb, "Cookie": f"k={bomb}"}, query={"k": bomb}))
         for identity in (Header("X-Key"), Cookie("k"), Query("k"))
     }
     assert keys == {kept(bomb)}
@@ -207,7 +207,7 @@ def test_two_values_never_share_a_key(one, other):
 def test_keys_may_hold_any_character():
     """Control characters, line breaks and lone surrogates are kept as they are: stores take any text."""
     for value in ("a\r\nX-Evil: 1", "\x00", "\ud800", "💧", "%0d%0a"):
-        assert Header("X-Key").of(WrittenFacts(headers={"X-Key": f"k{value}k"})) == f"k{value}k"
+        assert Header("X-Key").of(WrittenRequest(headers={"X-Key": f"k{value}k"})) == f"k{value}k"
     assert kept("\ud800" * 300).startswith(HASHED)
 
 

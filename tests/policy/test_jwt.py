@@ -16,8 +16,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from limitkeeper.errors import ConfigurationError
-from limitkeeper.policy.facts import WrittenFacts
 from limitkeeper.policy.identity.jwt import LONGEST, MOST_HELD, MOST_REFUSED, Jwt, Verifier
+from limitkeeper.policy.request_context import WrittenRequest
 from limitkeeper.testing import ManualClock
 
 STEADY = settings(deadline=None, suppress_health_check=list(HealthCheck))
@@ -45,8 +45,8 @@ def verifier(moment):
     return Verifier(PUBLIC, ("RS256",), now_us=moment.now_us)
 
 
-def bearing(token: str, scheme: str = "Bearer ") -> WrittenFacts:
-    return WrittenFacts(headers={"Authorization": scheme + token})
+def bearing(token: str, scheme: str = "Bearer ") -> WrittenRequest:
+    return WrittenRequest(headers={"Authorization": scheme + token})
 
 
 def signed(key=PRIVATE, algorithm="RS256", **claims) -> str:
@@ -237,7 +237,7 @@ def test_what_is_remembered_about_tokens_is_bounded(verifier, monkeypatch):
 def test_another_header_can_hold_the_token():
     """Behind a gateway it may travel in a header of its own; then Authorization does not count."""
     identity = Jwt("sub", Verifier(PUBLIC, ("RS256",), header="X-Id-Token"))
-    assert identity.of(WrittenFacts(headers={"X-Id-Token": signed()})) == "ann"
+    assert identity.of(WrittenRequest(headers={"X-Id-Token": signed()})) == "ann"
     assert identity.of(bearing(signed())) is None
 
 

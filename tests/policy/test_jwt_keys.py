@@ -11,10 +11,10 @@ from cryptography.hazmat.primitives.asymmetric import ec, rsa
 
 from limitkeeper.errors import ConfigurationError
 from limitkeeper.policy import Policy, PolicyError
-from limitkeeper.policy.facts import WrittenFacts
 from limitkeeper.policy.gate import Gate
 from limitkeeper.policy.identity.jwt import Jwt, Verifier
-from limitkeeper.policy.identity.keys import MOST_KEYS
+from limitkeeper.policy.identity.jwt_keys import MOST_KEYS
+from limitkeeper.policy.request_context import WrittenRequest
 
 OLD, NEW, STRANGER = (rsa.generate_private_key(65537, 2048) for _ in range(3))
 CURVE = ec.generate_private_key(ec.SECP256R1())
@@ -38,7 +38,7 @@ def token(private, algorithm="RS256", **headers) -> str:
 
 
 def who(verifier: Verifier, said: str) -> str | None:
-    return Jwt("sub", verifier).of(WrittenFacts(headers={"Authorization": f"Bearer {said}"}))
+    return Jwt("sub", verifier).of(WrittenRequest(headers={"Authorization": f"Bearer {said}"}))
 
 
 TEXTS = {
@@ -124,7 +124,7 @@ def test_a_key_is_changed_without_locking_anybody_out(tmp_path):
         (tmp_path / "keys").write_text(text)
         (tmp_path / "limitkeeper.yaml").write_text(POLICY)
         with Gate(Policy.load(tmp_path / "limitkeeper.yaml")) as gate:
-            asked = [gate.ask(WrittenFacts(headers={"Authorization": token(private)})) for private in (OLD, NEW)]
+            asked = [gate.ask(WrittenRequest(headers={"Authorization": token(private)})) for private in (OLD, NEW)]
             known.append([passage.keys for passage in asked])
     assert known == [[["ann"], []], [["ann"], ["ann"]], [[], ["ann"]]]
 

@@ -22,13 +22,13 @@ from limitkeeper.policy.model import (
     Once,
     OnFailure,
     OnRefusal,
-    ShutOut,
+    PenaltyBoxConfig,
     Tiers,
     When,
 )
 from limitkeeper.policy.overrides import CalledOverrides, HashOverrides
-from limitkeeper.policy.reading.mistakes import PolicyError
-from limitkeeper.policy.reading.named import Named, names_of
+from limitkeeper.policy.reading.diagnostics import PolicyError
+from limitkeeper.policy.reading.import_string import Named, names_of
 from limitkeeper.policy.reading.nodes import plain
 from limitkeeper.policy.reading.schema import schema
 from limitkeeper.policy.reading.yaml import LARGEST, tree_of
@@ -107,7 +107,7 @@ def test_the_top_of_a_policy(everything):
         True,
     )
     assert policy.headers == Headers("draft-7", x=False, reset="epoch", success="near", partition=True, cors=False)
-    assert policy.shut_out == ShutOut(TokenBucket("100/min"), 60_000_000, (("user", "ip"),))
+    assert policy.shut_out == PenaltyBoxConfig(TokenBucket("100/min"), 60_000_000, (("user", "ip"),))
     assert policy.safe_concurrency == 1000
 
 

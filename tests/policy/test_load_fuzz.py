@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 
 from limitkeeper import ConfigurationError
 from limitkeeper.policy import Policy
+from limitkeeper.policy.reading.diagnostics import PolicyError
 from limitkeeper.policy.reading.load import examined
-from limitkeeper.policy.reading.mistakes import PolicyError
 from limitkeeper.policy.reading.schema import schema
 from limitkeeper.policy.reading.yaml import LARGEST
-from limitkeeper.policy.request import read_request
+from limitkeeper.policy.request_line import read_request
 
 HERE = Path(__file__).parent
 SHOP = (HERE / "shop.yaml").read_text().replace("jwt.pub", str(HERE / "jwt.pub"))

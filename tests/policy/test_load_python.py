@@ -16,7 +16,7 @@ from limitkeeper.policy.identity.client_ip import ClientIp
 from limitkeeper.policy.identity.identify import Header
 from limitkeeper.policy.identity.jwt import Jwt, Verifier
 from limitkeeper.policy.model import Charge, Cost, Match, OnFailure, OnRefusal
-from limitkeeper.policy.reading.mistakes import PolicyError
+from limitkeeper.policy.reading.diagnostics import PolicyError
 
 
 def one_rule(**said: Any) -> Any:

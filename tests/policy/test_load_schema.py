@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from limitkeeper.policy.reading.diagnostics import FORM, YAML
 from limitkeeper.policy.reading.load import examined
-from limitkeeper.policy.reading.mistakes import FORM, YAML
 from limitkeeper.policy.reading.nodes import plain
 from limitkeeper.policy.reading.schema import schema
 from limitkeeper.policy.reading.yaml import tree_of

@@ -9,53 +9,53 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from limitkeeper import FixedWindow, TokenBucket
-from limitkeeper.policy.clause import joined
-from limitkeeper.policy.match import Matcher
+from limitkeeper.policy.compiled_rule import joined
 from limitkeeper.policy.model import Match, OnFailure, OnRefusal
-from limitkeeper.policy.reading import limit_words, routes, store_words, words
-from limitkeeper.policy.reading.page import Wrong, did_you_mean, nearest
-from limitkeeper.policy.reading.reach import covers
+from limitkeeper.policy.path_matcher import PathMatcher
+from limitkeeper.policy.reading import limit_parser, route_parser, store_url, value_parsers
+from limitkeeper.policy.reading.parse_context import ParseError, did_you_mean, nearest
+from limitkeeper.policy.reading.unreachable import covers
 
 MEANINGS: list[tuple[Any, str, Any]] = [
-    (words.alternatives, "user", ("user",)),
-    (words.alternatives, " user|ip ", ("user", "ip")),
-    (words.alternatives, "a | b | c-d.e", ("a", "b", "c-d.e")),
-    (limit_words.limits, "5/s", (TokenBucket("5/s"),)),
-    (limit_words.limits, "Unlimited", ()),
-    (limit_words.limits, " token  bucket 5/s ;fixed window 9/min", (TokenBucket("5/s"), FixedWindow("9/min"))),
-    (routes.match, "POST /checkout", Match(frozenset({"POST"}), "/checkout")),
-    (routes.match, "get,  head  /x/**", Match(frozenset({"GET", "HEAD"}), "/x/**")),
-    (routes.match, "/", Match(path="/")),
-    (routes.match, "M-SEARCH /x", Match(frozenset({"M-SEARCH"}), "/x")),
-    (routes.host, "API.Example.COM.", "api.example.com"),
-    (routes.host, "*.example.com", "*.example.com"),
-    (routes.network, "10.0.0.0/8", "10.0.0.0/8"),
-    (routes.network, "192.0.2.7", "192.0.2.7/32"),
-    (routes.network, "2001:DB8::/32", "2001:db8::/32"),
-    (words.on_refusal, "reject", OnRefusal("reject")),
-    (words.on_refusal, "Shadow", OnRefusal("shadow")),
-    (words.on_refusal, "wait up to 200ms", OnRefusal("wait", 200_000)),
-    (words.on_refusal, "wait up to 1 minute queue 5", OnRefusal("wait", 60_000_000, 5)),
-    (words.on_refusal, "degrade cached", OnRefusal("degrade", handler="cached")),
-    (words.on_refusal, "degrade a.b:c.d", OnRefusal("degrade", handler="a.b:c.d")),
-    (words.on_failure, "open", OnFailure("open")),
-    (words.on_failure, "local", OnFailure("local", "1")),
-    (words.on_failure, "local 1/4", OnFailure("local", "1/4")),
-    (words.on_failure, "local 4", OnFailure("local", "4")),
-    (words.percent, "80%", 0.8),
-    (words.percent, "99.5 %", 0.995),
-    (words.percent, "100%", 1.0),
-    (words.size, "1kB", 1000),
-    (words.size, "4 KiB", 4096),
-    (words.size, "512", 512),
-    (words.statuses, "401", (401, 401)),
-    (words.statuses, "4XX", (400, 499)),
-    (words.statuses, "500-503", (500, 503)),
-    (words.told, "Again in {retry_after}s, {not one}", "Again in {retry_after}s, {not one}"),
-    (words.call, "a.b:c", "a.b:c"),
-    (store_words.store_url, "memory://", "memory://"),
-    (store_words.store_url, "unix:///run/redis.sock", "unix:///run/redis.sock"),
-    (store_words.store_url, "sharded+redis://a,b/0?lease=50&guard=open", "sharded+redis://a,b/0?lease=50&guard=open"),
+    (value_parsers.alternatives, "user", ("user",)),
+    (value_parsers.alternatives, " user|ip ", ("user", "ip")),
+    (value_parsers.alternatives, "a | b | c-d.e", ("a", "b", "c-d.e")),
+    (limit_parser.limits, "5/s", (TokenBucket("5/s"),)),
+    (limit_parser.limits, "Unlimited", ()),
+    (limit_parser.limits, " token  bucket 5/s ;fixed window 9/min", (TokenBucket("5/s"), FixedWindow("9/min"))),
+    (route_parser.match, "POST /checkout", Match(frozenset({"POST"}), "/checkout")),
+    (route_parser.match, "get,  head  /x/**", Match(frozenset({"GET", "HEAD"}), "/x/**")),
+    (route_parser.match, "/", Match(path="/")),
+    (route_parser.match, "M-SEARCH /x", Match(frozenset({"M-SEARCH"}), "/x")),
+    (route_parser.host, "API.Example.COM.", "api.example.com"),
+    (route_parser.host, "*.example.com", "*.example.com"),
+    (route_parser.network, "10.0.0.0/8", "10.0.0.0/8"),
+    (route_parser.network, "192.0.2.7", "192.0.2.7/32"),
+    (route_parser.network, "2001:DB8::/32", "2001:db8::/32"),
+    (value_parsers.on_refusal, "reject", OnRefusal("reject")),
+    (value_parsers.on_refusal, "Shadow", OnRefusal("shadow")),
+    (value_parsers.on_refusal, "wait up to 200ms", OnRefusal("wait", 200_000)),
+    (value_parsers.on_refusal, "wait up to 1 minute queue 5", OnRefusal("wait", 60_000_000, 5)),
+    (value_parsers.on_refusal, "degrade cached", OnRefusal("degrade", handler="cached")),
+    (value_parsers.on_refusal, "degrade a.b:c.d", OnRefusal("degrade", handler="a.b:c.d")),
+    (value_parsers.on_failure, "open", OnFailure("open")),
+    (value_parsers.on_failure, "local", OnFailure("local", "1")),
+    (value_parsers.on_failure, "local 1/4", OnFailure("local", "1/4")),
+    (value_parsers.on_failure, "local 4", OnFailure("local", "4")),
+    (value_parsers.percent, "80%", 0.8),
+    (value_parsers.percent, "99.5 %", 0.995),
+    (value_parsers.percent, "100%", 1.0),
+    (value_parsers.size, "1kB", 1000),
+    (value_parsers.size, "4 KiB", 4096),
+    (value_parsers.size, "512", 512),
+    (value_parsers.statuses, "401", (401, 401)),
+    (value_parsers.statuses, "4XX", (400, 499)),
+    (value_parsers.statuses, "500-503", (500, 503)),
+    (value_parsers.told, "Again in {retry_after}s, {not one}", "Again in {retry_after}s, {not one}"),
+    (value_parsers.call, "a.b:c", "a.b:c"),
+    (store_url.store_url, "memory://", "memory://"),
+    (store_url.store_url, "unix:///run/redis.sock", "unix:///run/redis.sock"),
+    (store_url.store_url, "sharded+redis://a,b/0?lease=50&guard=open", "sharded+redis://a,b/0?lease=50&guard=open"),
 ]
 
 
@@ -66,65 +66,65 @@ def test_what_a_word_means(read, text, meaning):
 
 
 NONSENSE: list[tuple[Any, str, str, str | None]] = [
-    (words.alternatives, "user |", "nothing stands on one side of a '|'", "|"),
-    (words.alternatives, "user | user", "'user' stands twice", "user"),
-    (words.alternatives, "user or ip", "write 'user | ip'", "user or ip"),
-    (words.alternatives, "a | everyone", "'everyone' stands alone", "everyone"),
-    (words.alternatives, "user + ip", "[user, ip]", "user + ip"),
-    (limit_words.limits, "5/s; tokn bucket 9/s", "did you mean 'token bucket'?", "tokn bucket"),
-    (limit_words.limits, "none", "write unlimited", "none"),
-    (limit_words.limits, "unlimited 5/s", "'unlimited' stands alone", "unlimited"),
-    (limit_words.limits, "token bucket 5/month", "has no fixed length", "token bucket 5/month"),
-    (limit_words.limits, "5/s bursts 10", "'bursts' does not belong here", "bursts 10"),
-    (limit_words.limits, "token bucket 5/s burst 10 burst 11", "said twice", "token bucket 5/s burst 10 burst 11"),
-    (limit_words.limits, "token bucket 5", "is not a rate", None),
-    (routes.match, "", "nothing stands here", None),
-    (routes.match, "GET/x", "take methods and path apart with a space", "GET"),
-    (routes.match, "api.example.com/x", "a path begins with '/'", "api.example.com"),
-    (routes.match, "GET /a b", "a space in it", "/a b"),
-    (routes.match, "/a/{b}/../c", "'..'", ".."),
-    (routes.match, "/{}", "has no name", "{}"),
-    (routes.path, "/a#b", "no request's path has a '#'", "#"),
-    (routes.host, "https://x.example", "more than a host", None),
-    (routes.host, "a b", "is no host", None),
-    (routes.network, "10.0.0.0/99", "no address and no network", None),
-    (routes.network, "localhost", "no address and no network", None),
-    (routes.proxies, "::/0", "trusts everybody", None),
-    (words.on_refusal, "", "nothing that can happen", None),
-    (words.on_refusal, "wait 200ms", "write wait up to 200ms", None),
-    (words.on_refusal, "wait up to", "a wait without a time has no end", None),
-    (words.on_refusal, "wait up to 200ms queue 0", "not from 1 to 100000", None),
-    (words.on_refusal, "wait up to 0s", "not between 0 and 60s", None),
-    (words.on_refusal, "wait up to 1s and more", "is not understood", None),
-    (words.on_refusal, "degrade a b", "has no handler", None),
-    (words.on_refusal, "degrade :b", "names nothing to call", None),
-    (words.on_failure, "local 0", "is no share", None),
-    (words.on_failure, "opne", "did you mean 'open'?", None),
-    (words.percent, "0%", "not between 1% and 100%", None),
-    (words.percent, "eighty", "write it like 80%", None),
-    (words.size, "0kB", "not between", None),
-    (words.statuses, "499-400", "is no status", None),
-    (words.statuses, "600", "is no status", None),
-    (words.told, "{retry_afte}", "did you mean 'retry_after'?", "{retry_afte}"),
-    (words.title, "", "1 to 64 characters", None),
-    (words.title, " a", "begins or ends with a space", None),
-    (words.title, "a\\b", "write 'ab'", "\\"),
-    (words.title, "日本", "write 'rule'", "日"),
-    (words.header_name, "X Tenant", "can't be the name of a header", None),
-    (words.call, "shop", "names nothing to call", None),
-    (store_words.store_url, "redis://host:port/0", "write it like", None),
-    (store_words.store_url, "memory://host", "no host and no path", None),
-    (store_words.store_url, "shared://limits", "three slashes", None),
-    (store_words.store_url, "redis://h?budgett=3", "did you mean budget=?", None),
-    (store_words.store_url, "limitkeeper://h", "not there yet", None),
-    (store_words.redis_url, "memory://", "is no Redis server", None),
+    (value_parsers.alternatives, "user |", "nothing stands on one side of a '|'", "|"),
+    (value_parsers.alternatives, "user | user", "'user' stands twice", "user"),
+    (value_parsers.alternatives, "user or ip", "write 'user | ip'", "user or ip"),
+    (value_parsers.alternatives, "a | everyone", "'everyone' stands alone", "everyone"),
+    (value_parsers.alternatives, "user + ip", "[user, ip]", "user + ip"),
+    (limit_parser.limits, "5/s; tokn bucket 9/s", "did you mean 'token bucket'?", "tokn bucket"),
+    (limit_parser.limits, "none", "write unlimited", "none"),
+    (limit_parser.limits, "unlimited 5/s", "'unlimited' stands alone", "unlimited"),
+    (limit_parser.limits, "token bucket 5/month", "has no fixed length", "token bucket 5/month"),
+    (limit_parser.limits, "5/s bursts 10", "'bursts' does not belong here", "bursts 10"),
+    (limit_parser.limits, "token bucket 5/s burst 10 burst 11", "said twice", "token bucket 5/s burst 10 burst 11"),
+    (limit_parser.limits, "token bucket 5", "is not a rate", None),
+    (route_parser.match, "", "nothing stands here", None),
+    (route_parser.match, "GET/x", "take methods and path apart with a space", "GET"),
+    (route_parser.match, "api.example.com/x", "a path begins with '/'", "api.example.com"),
+    (route_parser.match, "GET /a b", "a space in it", "/a b"),
+    (route_parser.match, "/a/{b}/../c", "'..'", ".."),
+    (route_parser.match, "/{}", "has no name", "{}"),
+    (route_parser.path, "/a#b", "no request's path has a '#'", "#"),
+    (route_parser.host, "https://x.example", "more than a host", None),
+    (route_parser.host, "a b", "is no host", None),
+    (route_parser.network, "10.0.0.0/99", "no address and no network", None),
+    (route_parser.network, "localhost", "no address and no network", None),
+    (route_parser.proxies, "::/0", "trusts everybody", None),
+    (value_parsers.on_refusal, "", "nothing that can happen", None),
+    (value_parsers.on_refusal, "wait 200ms", "write wait up to 200ms", None),
+    (value_parsers.on_refusal, "wait up to", "a wait without a time has no end", None),
+    (value_parsers.on_refusal, "wait up to 200ms queue 0", "not from 1 to 100000", None),
+    (value_parsers.on_refusal, "wait up to 0s", "not between 0 and 60s", None),
+    (value_parsers.on_refusal, "wait up to 1s and more", "is not understood", None),
+    (value_parsers.on_refusal, "degrade a b", "has no handler", None),
+    (value_parsers.on_refusal, "degrade :b", "names nothing to call", None),
+    (value_parsers.on_failure, "local 0", "is no share", None),
+    (value_parsers.on_failure, "opne", "did you mean 'open'?", None),
+    (value_parsers.percent, "0%", "not between 1% and 100%", None),
+    (value_parsers.percent, "eighty", "write it like 80%", None),
+    (value_parsers.size, "0kB", "not between", None),
+    (value_parsers.statuses, "499-400", "is no status", None),
+    (value_parsers.statuses, "600", "is no status", None),
+    (value_parsers.told, "{retry_afte}", "did you mean 'retry_after'?", "{retry_afte}"),
+    (value_parsers.title, "", "1 to 64 characters", None),
+    (value_parsers.title, " a", "begins or ends with a space", None),
+    (value_parsers.title, "a\\b", "write 'ab'", "\\"),
+    (value_parsers.title, "日本", "write 'rule'", "日"),
+    (value_parsers.header_name, "X Tenant", "can't be the name of a header", None),
+    (value_parsers.call, "shop", "names nothing to call", None),
+    (store_url.store_url, "redis://host:port/0", "write it like", None),
+    (store_url.store_url, "memory://host", "no host and no path", None),
+    (store_url.store_url, "shared://limits", "three slashes", None),
+    (store_url.store_url, "redis://h?budgett=3", "did you mean budget=?", None),
+    (store_url.store_url, "limitkeeper://h", "not there yet", None),
+    (store_url.redis_url, "memory://", "is no Redis server", None),
 ]
 
 
 @pytest.mark.parametrize(("read", "text", "told", "part"), NONSENSE, ids=[f"{text}" for _, text, _, _ in NONSENSE])
 def test_what_is_said_of_nonsense(read, text, told, part):
     """Each text is refused with a reason and a remedy, at the part that is wrong."""
-    with pytest.raises(Wrong) as caught:
+    with pytest.raises(ParseError) as caught:
         read(text)
     wrong = caught.value
     said = f"{wrong.message}; {wrong.suggestion}"
@@ -136,9 +136,31 @@ def test_what_is_said_of_nonsense(read, text, told, part):
 
 
 READERS = (
-    *(words.alternatives, words.on_refusal, words.on_failure, words.percent, words.size, words.statuses, words.told),
-    *(words.title, words.call, words.header_name, words.identity_name, words.value, limit_words.limits),
-    *(routes.match, routes.host, routes.network, routes.proxies, store_words.store_url, store_words.redis_url),
+    *(
+        value_parsers.alternatives,
+        value_parsers.on_refusal,
+        value_parsers.on_failure,
+        value_parsers.percent,
+        value_parsers.size,
+        value_parsers.statuses,
+        value_parsers.told,
+    ),
+    *(
+        value_parsers.title,
+        value_parsers.call,
+        value_parsers.header_name,
+        value_parsers.identity_name,
+        value_parsers.value,
+        limit_parser.limits,
+    ),
+    *(
+        route_parser.match,
+        route_parser.host,
+        route_parser.network,
+        route_parser.proxies,
+        store_url.store_url,
+        store_url.redis_url,
+    ),
 )
 
 
@@ -148,7 +170,7 @@ def test_any_text_is_read_or_refused(read, text):
     """No reader raises anything but Wrong, and its part lies within the text."""
     try:
         read(text)
-    except Wrong as wrong:
+    except ParseError as wrong:
         part = wrong.part
     else:
         return
@@ -186,7 +208,7 @@ REQUEST = st.tuples(METHODS, st.lists(st.sampled_from("abc"), max_size=4), st.sa
 
 def means(match: Match, request: tuple[str, list[str], str]) -> bool:
     method, segments, host = request
-    hits, _ = Matcher([[match]]).find(method, "/" + "/".join(segments))
+    hits, _ = PathMatcher([[match]]).find(method, "/" + "/".join(segments))
     return bool(hits) and match.host in ("", host)
 
 

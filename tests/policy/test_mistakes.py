@@ -9,8 +9,8 @@ import pytest
 
 from limitkeeper import ConfigurationError
 from limitkeeper.policy import Policy
+from limitkeeper.policy.reading.diagnostics import ERROR, FORM, WIDTH, YAML, Diagnostic, PolicyError
 from limitkeeper.policy.reading.load import examined
-from limitkeeper.policy.reading.mistakes import ERROR, FORM, WIDTH, YAML, Mistake, PolicyError
 from limitkeeper.policy.reading.nodes import plain
 from limitkeeper.policy.reading.schema import schema
 from limitkeeper.policy.reading.yaml import text_of, tree_of
@@ -136,7 +136,7 @@ def test_a_terminal_is_safe_from_a_file():
 
 def test_a_mistake_is_a_value():
     """Mistakes are equal by value, and tell JSON everything."""
-    mistake = Mistake("error", "a.yaml", 1, 2, "x", "message", "suggestion")
-    assert mistake == Mistake("error", "a.yaml", 1, 2, "x", "message", "suggestion")
+    mistake = Diagnostic("error", "a.yaml", 1, 2, "x", "message", "suggestion")
+    assert mistake == Diagnostic("error", "a.yaml", 1, 2, "x", "message", "suggestion")
     assert mistake.as_dict()["column"] == 2
     assert str(mistake) == "a.yaml:1:2: error: message; suggestion"

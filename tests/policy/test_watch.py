@@ -15,11 +15,11 @@ import pytest
 import limitkeeper
 from limitkeeper import MemoryStore
 from limitkeeper.errors import ConfigurationError
-from limitkeeper.policy import watch as watching
-from limitkeeper.policy.facts import WrittenFacts
+from limitkeeper.policy import file_watcher as watching
+from limitkeeper.policy.file_watcher import FileWatcher, watch_policy
 from limitkeeper.policy.gate import Gate
 from limitkeeper.policy.model import Policy
-from limitkeeper.policy.watch import Watch, watch_policy
+from limitkeeper.policy.request_context import WrittenRequest
 from limitkeeper.testing import ManualClock
 
 SOON = "10ms"
@@ -40,7 +40,7 @@ def watched(file):
     class Watched:
         def __init__(self, path=file, **more):
             self.seen: list[str] = []
-            self.watch = Watch(path, lambda: self.seen.append(Path(path).read_text()), SOON, **more)
+            self.watch = FileWatcher(path, lambda: self.seen.append(Path(path).read_text()), SOON, **more)
             begun.append(self.watch)
 
     yield Watched
@@ -156,7 +156,7 @@ def test_a_listener_that_raises_is_logged_and_told_of_the_next_change(file, even
         seen.append(file.read_text())
         raise RuntimeError("no")
 
-    watch = Watch(file, changed, SOON)
+    watch = FileWatcher(file, changed, SOON)
     try:
         replaced(file, "two")
         eventually(lambda: seen == ["two"])
@@ -182,7 +182,7 @@ def test_a_program_may_change_its_folder(watched, file, eventually, monkeypatch,
     """A relative path is the one it was when the watch began."""
     monkeypatch.chdir(tmp_path)
     seen: list[str] = []
-    watch = Watch("limitkeeper.yaml", lambda: seen.append("changed"), SOON)
+    watch = FileWatcher("limitkeeper.yaml", lambda: seen.append("changed"), SOON)
     try:
         monkeypatch.chdir("/")
         replaced(file, "two")
@@ -194,7 +194,7 @@ def test_a_program_may_change_its_folder(watched, file, eventually, monkeypatch,
 def test_an_interval_of_nothing_is_refused(file):
     """A file is not looked at all the time."""
     with pytest.raises(ConfigurationError, match="at least 10ms"):
-        Watch(file, lambda: None, 0)
+        FileWatcher(file, lambda: None, 0)
 
 
 hanging_up = pytest.mark.skipif(not hasattr(signal, "SIGHUP"), reason="needs SIGHUP")
@@ -207,7 +207,7 @@ def test_sighup_loads_at_once_and_whoever_listened_before_hears_it_too(file, eve
     before = signal.signal(signal.SIGHUP, lambda number, frame: heard.append(number))
     mine = signal.getsignal(signal.SIGHUP)
     try:
-        watch = Watch(file, lambda: seen.append("loaded"), "1h", hang_up=True)
+        watch = FileWatcher(file, lambda: seen.append("loaded"), "1h", hang_up=True)
         assert watch.hangs_up
         os.kill(os.getpid(), signal.SIGHUP)
         eventually(lambda: seen == ["loaded"])
@@ -223,8 +223,8 @@ def test_several_watches_hear_one_signal(file, eventually):
     """Stopped in whatever order, none takes the signal from another, and nobody is ended by it."""
     before = signal.getsignal(signal.SIGHUP)
     seen: list[str] = []
-    one = Watch(file, lambda: seen.append("one"), "1h", hang_up=True)
-    two = Watch(file, lambda: seen.append("two"), "1h", hang_up=True)
+    one = FileWatcher(file, lambda: seen.append("one"), "1h", hang_up=True)
+    two = FileWatcher(file, lambda: seen.append("two"), "1h", hang_up=True)
     try:
         os.kill(os.getpid(), signal.SIGHUP)
         eventually(lambda: sorted(seen) == ["one", "two"])
@@ -244,7 +244,7 @@ def test_a_program_ends_with_its_terminal(file, tmp_path, closed):
     """SIGHUP from a window that was closed ends a program as ever; from anybody else it loads the file."""
     code = f"""
 import os, signal, threading
-from limitkeeper.policy.watch import Watch
+from limitkeeper.policy.file_watcher import Watch
 signal.signal(signal.SIGHUP, signal.SIG_DFL)  # whoever runs the tests under nohup has it ignored
 loaded = threading.Event()
 watch = Watch({str(file)!r}, loaded.set, "1h", hang_up=True)
@@ -271,8 +271,8 @@ os._exit(7 if loaded.wait(60) else 8)
 
 def test_without_the_main_thread_there_is_no_signal(file):
     """Elsewhere signals can't be listened to: the watch says so and watches."""
-    made: list[Watch] = []
-    thread = threading.Thread(target=lambda: made.append(Watch(file, lambda: None, SOON, hang_up=True)))
+    made: list[FileWatcher] = []
+    thread = threading.Thread(target=lambda: made.append(FileWatcher(file, lambda: None, SOON, hang_up=True)))
     thread.start()
     thread.join()
     assert not made[0].hangs_up
@@ -319,7 +319,7 @@ def gate(file):
 
 
 def passed(gate: Gate, times: int) -> list[bool]:
-    return [bool(gate.ask(WrittenFacts())) for _ in range(times)]
+    return [bool(gate.ask(WrittenRequest())) for _ in range(times)]
 
 
 def test_a_policy_that_loads_is_enforced_and_one_that_does_not_is_refused(gate, file, eventually):

@@ -8,9 +8,9 @@ from typing import Any
 from limitkeeper import MemoryStore
 from limitkeeper.algorithms.claim import Claim, NamedLimit
 from limitkeeper.algorithms.limit import Limit
+from limitkeeper.policy.evaluation import QUOTA, Entry, Evaluation, Refusal
 from limitkeeper.policy.model import Answer, Headers, OnRefusal, Policy, Rule
-from limitkeeper.policy.passage import QUOTA, Entry, Passage, Refusal
-from limitkeeper.policy.refusing import refusal_of
+from limitkeeper.policy.refusal import refusal_of
 from limitkeeper.testing import ManualClock
 from stand_ins import NOON
 
@@ -39,10 +39,10 @@ class Desk:
             rule = Rule(label, (limit,), answer=answer or Answer(), on_refusal=on_refusal or OnRefusal())
             self.entries.append(Entry(rule, NamedLimit("shop", label, limit), label))
 
-    def ask(self, cost: int = 1, key: str = "ann", costs: Any = None) -> Passage:
+    def ask(self, cost: int = 1, key: str = "ann", costs: Any = None) -> Evaluation:
         charged = costs or [cost] * len(self.entries)
         claims = [Claim(entry.named, key, units) for entry, units in zip(self.entries, charged, strict=True)]
-        passage = Passage(self.gate, self.edition)
+        passage = Evaluation(self.gate, self.edition)
         passage.origin = True  # a page asks: every field that there may be is told
         passage.decision = self.store.decide(claims)
         passage.entries, passage.keys = list(self.entries), [key] * len(claims)
@@ -51,15 +51,15 @@ class Desk:
             passage.refusal = refusal_of(passage, passage.decision, QUOTA)
         return passage
 
-    def after(self, number: int) -> Passage:
+    def after(self, number: int) -> Evaluation:
         """The last of so many requests at once."""
         for _ in range(number - 1):
             self.ask()
         return self.ask()
 
-    def bare(self, refusal: Refusal) -> Passage:
+    def bare(self, refusal: Refusal) -> Evaluation:
         """A refusal without a decision: who is shut out, or a store that failed."""
-        passage = Passage(self.gate, self.edition)
+        passage = Evaluation(self.gate, self.edition)
         passage.origin = True  # a page asks: every field that there may be is told
         passage.allowed = False
         passage.refusal = refusal

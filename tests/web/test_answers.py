@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from passages import Desk
 
 from limitkeeper import FixedWindow, TokenBucket
+from limitkeeper.policy.evaluation import QUEUE_FULL, QUOTA, SHUT_OUT, STORE, Refusal
 from limitkeeper.policy.model import Answer, Rule
-from limitkeeper.policy.passage import QUEUE_FULL, QUOTA, SHUT_OUT, STORE, Refusal
 from limitkeeper.web.answers import KEPT, _plain, plain, prefers_problem
 from limitkeeper.web.headers import body, fields, merge, text_fields
 

@@ -9,7 +9,7 @@ import pytest
 from asgi_loop import scope_of
 
 from limitkeeper.policy import Gate, Policy
-from limitkeeper.policy.facts import PARAMETERS
+from limitkeeper.policy.request_context import PARAMETERS
 from limitkeeper.web.asgi_wire import AsgiFacts, Sending
 
 

@@ -12,7 +12,7 @@ from grpc_shop import Client, Shop, details, gate, refusal, rule, serving, trail
 
 from limitkeeper import FixedWindow, TokenBucket
 from limitkeeper.policy.identity.identify import Header
-from limitkeeper.policy.model import CLOSED, DEGRADE, Answer, Charge, Cost, Headers, OnFailure, OnRefusal, ShutOut
+from limitkeeper.policy.model import CLOSED, DEGRADE, Answer, Charge, Cost, Headers, OnFailure, OnRefusal, PenaltyBoxConfig
 from limitkeeper.testing import ManualClock
 from stand_ins import WrappedStore
 
@@ -244,7 +244,7 @@ def test_a_store_that_fails_closed_is_unavailable(serve, store):
 
 def test_who_is_shut_out_is_told_so(serve, clock):
     """A client that is refused too often is refused without a question to the store, until its time is over."""
-    shut = ShutOut(FixedWindow("2/min"), 60_000_000)
+    shut = PenaltyBoxConfig(FixedWindow("2/min"), 60_000_000)
     guarded = gate(rule(FixedWindow("1/h"), key=(("ip",),)), clock=clock, shut_out=shut)
     _, client = serve(guarded)
     client.pay()

@@ -10,8 +10,8 @@ from passages import Desk, lines
 
 from limitkeeper import FixedWindow, LeakyBucketQueue, SlidingWindowLog, TokenBucket
 from limitkeeper.algorithms.claim import Claim
+from limitkeeper.policy.evaluation import SHUT_OUT, Evaluation, Refusal
 from limitkeeper.policy.model import DEGRADE, Headers, OnRefusal, Policy
-from limitkeeper.policy.passage import SHUT_OUT, Passage, Refusal
 from limitkeeper.web.headers import MOST, fields, text_fields
 from stand_ins import NOON
 
@@ -127,7 +127,7 @@ def test_headers_off_leave_the_way_back():
 def test_nothing_limits_nothing_is_told():
     """A request that no rule is meant for gets no field."""
     desk = Desk()
-    assert fields(Passage(desk.gate, desk.edition)) == []
+    assert fields(Evaluation(desk.gate, desk.edition)) == []
 
 
 def test_a_refusal_without_a_decision_says_when_to_come_back():

@@ -12,8 +12,8 @@ from servers_wsgi import GunicornApp, Waitress
 from wsgi_apps import BUILDERS, WsgiApp
 
 from limitkeeper.policy import Facts, Policy
+from limitkeeper.policy.evaluation import Evaluation
 from limitkeeper.policy.gate import Gate
-from limitkeeper.policy.passage import Passage
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
@@ -47,7 +47,7 @@ def test_a_refused_head_leaves_the_connection_whole(framework, store):
 
 def ours():
     """Every passage and every request's facts that somebody still holds."""
-    return [one for one in gc.get_objects() if issubclass(type(one), (Passage, Facts))]
+    return [one for one in gc.get_objects() if issubclass(type(one), (Evaluation, Facts))]
 
 
 @pytest.mark.parametrize("framework", BUILDERS)

@@ -12,8 +12,8 @@ from wsgi_apps import InProcess, chunks_of, environ_of
 
 from limitkeeper import MemoryStore
 from limitkeeper.policy import Policy, WrittenFacts
-from limitkeeper.policy.facts import PARAMETERS
 from limitkeeper.policy.gate import Gate
+from limitkeeper.policy.request_context import PARAMETERS
 from limitkeeper.web.wsgi import RateLimitMiddleware
 from limitkeeper.web.wsgi_wire import WsgiFacts
 

@@ -1,9 +1,9 @@
 """Policies: who is limited by what, in a file or in Python, and the gate that enforces one."""
 
-from .facts import Facts, WrittenFacts
+from .evaluation import Evaluation, Refusal
 from .gate import Gate
 from .model import Policy
-from .passage import Passage, Refusal
-from .reading.mistakes import Mistake, PolicyError
+from .reading.diagnostics import Diagnostic, PolicyError
+from .request_context import RequestContext, WrittenRequest
 
 __all__ = ["Facts", "Gate", "Mistake", "Passage", "Policy", "PolicyError", "Refusal", "WrittenFacts"]

@@ -7,9 +7,9 @@ from typing import Any
 
 from ..algorithms.claim import Claim
 from ..decision import Decision
-from .match import limits_host
+from .evaluation import Entry
 from .model import Rule
-from .passage import Entry
+from .path_matcher import limits_host
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ def one(gate: Any, clause: Any, facts: Any, plan: Any, excused: Any) -> Explaine
 
 def unmet_condition(clause: Any, facts: Any) -> str:
     """Which part of a rule's `when` does not hold; "" when all of it does."""
-    from .clause import identity_of
+    from .compiled_rule import identity_of
 
     when = clause.rule.when
     for name in when.present:

@@ -20,21 +20,21 @@ from ..observe.offenders import Offenders
 from ..observe.tally import DECISION_BOUNDS_US, Histogram, Tally
 from ..stores import Store, store_from_url
 from ..stores.guarded import GuardedStore
-from . import settle
-from .asking import Asking
-from .edition import Edition
+from . import settlement
+from .compiled_policy import CompiledPolicy
+from .evaluate import Evaluator
+from .evaluation import Evaluation
 from .explain import Explained, explain
-from .facts import Facts
-from .failing import Failing
 from .model import Policy
-from .passage import Passage
-from .queue import Queue
-from .shut_out import Shutter
+from .on_failure import FailureAnswers
+from .penalty_box import PenaltyBox
+from .request_context import RequestContext
+from .waiting_requests import WaitingRequests
 
 log = logging.getLogger("limitkeeper")
 
 
-class Gate(Asking):
+class Gate(Evaluator):
     """`Gate("limitkeeper.yaml")`, `Gate(Policy.of(…), store=MemoryStore())`: a policy, its store, and what was counted.
 
     `handlers` are the degrade handlers that a policy names without saying where they are. `clock` is for tests of stores that are
@@ -58,7 +58,7 @@ class Gate(Asking):
         super().__init__()
         self.handlers = dict(handlers or {})
         self._imports = imports
-        self.edition = Edition(policy, self.handlers, imports)
+        self.edition = CompiledPolicy(policy, self.handlers, imports)
         self._given = store
         self._opened: dict[tuple[str, int], Store] = {}
         self._reloading = threading.RLock()
@@ -68,9 +68,9 @@ class Gate(Asking):
         self.store = self.edition.store = self._store_of(policy)
         self.far = not self.store.local
         self.clock = clock if clock is not None else self.store.clock if self.store.local else SYSTEM
-        self.failing = Failing(self.clock)
-        self.queue = Queue(self.store)
-        self.shutter = None if policy.shut_out is None else Shutter(policy, self.clock)
+        self.failing = FailureAnswers(self.clock)
+        self.queue = WaitingRequests(self.store)
+        self.shutter = None if policy.shut_out is None else PenaltyBox(policy, self.clock)
         self._shut_out_before = 0  # by the shutters of earlier versions: a counter never goes back
         self.offenders = Offenders(show_keys=show_keys, secret=self.secret, clock=self.clock)
         self.marks: dict[Any, NamedLimit] = {}
@@ -128,14 +128,14 @@ class Gate(Asking):
 
     # Settling, explaining --------------------------------------------------------------------------------------
 
-    def settle(self, passage: Passage, status: int, size: int) -> None:
+    def settle(self, passage: Evaluation, status: int, size: int) -> None:
         """Gives back, or charges more, now that the response is known."""
-        settle.settled(self, passage, status, size)
+        settlement.settled(self, passage, status, size)
 
-    async def asettle(self, passage: Passage, status: int, size: int) -> None:
-        await settle.asettled(self, passage, status, size)
+    async def asettle(self, passage: Evaluation, status: int, size: int) -> None:
+        await settlement.asettled(self, passage, status, size)
 
-    def explain(self, facts: Facts) -> list[Explained]:
+    def explain(self, facts: RequestContext) -> list[Explained]:
         """What every rule of the policy says to a request. Nothing is charged."""
         return explain(self, facts)
 
@@ -165,7 +165,7 @@ class Gate(Asking):
         self.tell(RELOADED, None)
 
     def _reload(self, policy: Policy) -> None:
-        edition = Edition(policy, self.handlers, self._imports)
+        edition = CompiledPolicy(policy, self.handlers, self._imports)
         before = {clause.name: clause for clause in self.edition.clauses}
         for clause in edition.clauses:
             if clause.name in before:
@@ -173,10 +173,10 @@ class Gate(Asking):
         store = edition.store = self._store_of(policy)
         old, self.edition = self.edition, edition
         if store is not self.store:
-            self.store, self.far, self.queue = store, not store.local, Queue(store)
+            self.store, self.far, self.queue = store, not store.local, WaitingRequests(store)
         if policy.shut_out != old.policy.shut_out:
             self._shut_out_before += 0 if self.shutter is None else self.shutter.refused
-            self.shutter = None if policy.shut_out is None else Shutter(policy, self.clock)
+            self.shutter = None if policy.shut_out is None else PenaltyBox(policy, self.clock)
         self._know()
         self.reloads += 1
         for clause in old.clauses:
@@ -194,7 +194,7 @@ class Gate(Asking):
         if self.policy.source is None:
             raise ConfigurationError("this policy was not read from a file, so there is nothing to watch; use Policy.load(path)")
         if self._watch is None:
-            from .watch import watch_policy
+            from .file_watcher import watch_policy
 
             self._watch = watch_policy(self, interval=interval)
 

@@ -170,7 +170,7 @@ class Exemption:
 
 
 @dataclass(frozen=True, slots=True)
-class ShutOut:
+class PenaltyBoxConfig:
     """Who is refused more often than `limit` is shut out for `for_us`, without asking the store."""
 
     limit: Limit
@@ -210,7 +210,7 @@ class Policy:
     identify: Mapping[str, Identity] = field(default_factory=dict)
     exempt: tuple[Exemption, ...] = ()
     rules: tuple[Rule, ...] = ()
-    shut_out: ShutOut | None = None
+    shut_out: PenaltyBoxConfig | None = None
     headers: Headers = field(default_factory=Headers)
     budget_us: int = 20_000
     safe_concurrency: int | None = None

@@ -23,8 +23,8 @@ from ..algorithms.limit import Limit
 from ..algorithms.limit_parser import parse_limits
 from ..clock import SYSTEM, Clock
 from ..errors import ConfigurationError, InvalidLimit
-from .identity.complaints import Complaints, checked_call, title
-from .identity.keeping import LONGEST, remember
+from .identity.callback_errors import CallbackErrors, checked_call, title
+from .identity.key_hashing import LONGEST, remember
 from .model import Limits
 
 log = logging.getLogger("limitkeeper")
@@ -60,7 +60,7 @@ class CalledOverrides:
             raise ConfigurationError(f"keep: {keep_us} µs; write how long an answer is kept, such as 10s")
         self.call = call
         self.keep_us = keep_us
-        self.complaints = Complaints()
+        self.complaints = CallbackErrors()
         self._clock = clock
         self._kept: dict[str, tuple[int, Limits | None]] = {}
 
@@ -157,7 +157,7 @@ class Reader:
         self.id = (url, name, refresh_us)
         self.limits: dict[str, Limits] = _known.get((url, name), {})
         self.first = threading.Event()
-        self.complaints = Complaints()
+        self.complaints = CallbackErrors()
         self.users = 0
         self._understood: dict[bytes, Limits] = {}  # by text: plans are few, customers many
         self._misread: set[tuple[bytes, bytes]] = set()  # fields that were complained of

@@ -12,10 +12,10 @@ from typing import Any
 from ..decision import Decision
 from ..errors import StoreError
 from ..observe.events import SHADOW
-from .passage import Passage
+from .evaluation import Evaluation
 
 
-def asked(gate: Any, passage: Passage) -> Passage:
+def asked(gate: Any, passage: Evaluation) -> Evaluation:
     if passage.shadow:
         try:
             told(gate, passage, gate.store.decide_many([claims for _, claims, _ in passage.shadow], 0))
@@ -24,7 +24,7 @@ def asked(gate: Any, passage: Passage) -> Passage:
     return passage
 
 
-async def aasked(gate: Any, passage: Passage) -> Passage:
+async def aasked(gate: Any, passage: Evaluation) -> Evaluation:
     if passage.shadow:
         try:
             told(gate, passage, await gate.store.adecide_many([claims for _, claims, _ in passage.shadow], 0))
@@ -33,7 +33,7 @@ async def aasked(gate: Any, passage: Passage) -> Passage:
     return passage
 
 
-def told(gate: Any, passage: Passage, answers: list[Decision]) -> None:
+def told(gate: Any, passage: Evaluation, answers: list[Decision]) -> None:
     passage.shadow = [(clause, claims, answer) for (clause, claims, _), answer in zip(passage.shadow, answers, strict=True)]
     for clause, _, answer in passage.shadow:
         if answer.allowed:

@@ -11,8 +11,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from ..policy.evaluation import QUEUE_FULL, QUOTA, SHUT_OUT, STORE, Evaluation, Refusal
 from ..policy.model import Answer
-from ..policy.passage import QUEUE_FULL, QUOTA, SHUT_OUT, STORE, Passage, Refusal
 
 JSON, PROBLEM, TEXT = b"application/json", b"application/problem+json", b"text/plain; charset=utf-8"
 CODE = "RATE_LIMITED"
@@ -30,7 +30,7 @@ KEPT = 1024
 _plain: dict[str, bytes] = {}
 
 
-def body(passage: Passage, accept: str | None = None) -> tuple[bytes, bytes]:
+def body(passage: Evaluation, accept: str | None = None) -> tuple[bytes, bytes]:
     """(content type, body) of a refused passage. `accept` is the client's Accept field."""
     refusal = passage.refusal
     if refusal is None:
@@ -49,7 +49,7 @@ def body(passage: Passage, accept: str | None = None) -> tuple[bytes, bytes]:
     return JSON, written(filled(own, words))
 
 
-def is_plain(passage: Passage, refusal: Refusal, accept: str | None) -> bool:
+def is_plain(passage: Evaluation, refusal: Refusal, accept: str | None) -> bool:
     """Whether the body is the usual one, whatever the client accepts: the way of a client in a retry loop."""
     answer = refusal.rule.answer if refusal.rule is not None else None
     if passage.policy.problem or (accept is not None and "problem" in accept[:LONGEST].lower()):
@@ -67,7 +67,7 @@ def plain(message: str) -> bytes:
     return found
 
 
-def wants_problem(passage: Passage, refusal: Refusal, accept: str | None) -> bool:
+def wants_problem(passage: Evaluation, refusal: Refusal, accept: str | None) -> bool:
     """Whether the rule wants problem details; or else, unless the rule has a body of its own, the policy or the client."""
     answer = refusal.rule.answer if refusal.rule is not None else Answer()
     if answer.problem or answer.body is not None:

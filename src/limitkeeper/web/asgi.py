@@ -17,9 +17,9 @@ from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from pathlib import Path
 from typing import Any
 
+from ..policy.evaluation import Evaluation
 from ..policy.gate import Gate, gate_of
 from ..policy.model import Policy
-from ..policy.passage import Passage
 from ..stores import Store
 from .asgi_socket import Socket, refuse_socket
 from .asgi_wire import START, AsgiFacts, Sending, admitted, begun, has_origin
@@ -125,7 +125,7 @@ def outcome(error: BaseException) -> int:
     return GONE if isinstance(error, asyncio.CancelledError) else FAILED
 
 
-async def refuse(passage: Passage, scope: Scope, receive: Receive, send: Send) -> None:
+async def refuse(passage: Evaluation, scope: Scope, receive: Receive, send: Send) -> None:
     """Answers instead of the handler: with the rule's degrade handler, or with why and when to come back."""
     degrade = passage.degrade
     if degrade is not None:
@@ -141,7 +141,7 @@ async def refuse(passage: Passage, scope: Scope, receive: Receive, send: Send) -
 class Owing:
     """A `send` for a passage that is settled when its response is known: which status, how many bytes."""
 
-    def __init__(self, passage: Passage, send: Send) -> None:
+    def __init__(self, passage: Evaluation, send: Send) -> None:
         self.passage = passage
         self.send = send
         self.status = 0

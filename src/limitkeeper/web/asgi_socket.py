@@ -15,9 +15,9 @@ from asyncio import CancelledError
 from collections import deque
 from typing import Any
 
+from ..policy.evaluation import Evaluation
 from ..policy.gate import Gate
 from ..policy.model import Policy
-from ..policy.passage import Passage
 from .asgi_wire import AsgiFacts
 from .bodies import FAILED, GONE
 from .headers import body, fields, merge
@@ -31,7 +31,7 @@ MESSAGE = "MESSAGE"
 ACCEPTED, CLOSED = 101, 403
 
 
-async def refuse_socket(passage: Passage, facts: AsgiFacts, scope: Any, receive: Any, send: Any) -> None:
+async def refuse_socket(passage: Evaluation, facts: AsgiFacts, scope: Any, receive: Any, send: Any) -> None:
     """Answers a handshake that does not pass."""
     assert passage.refusal is not None
     await receive()  # websocket.connect: nothing may be sent before it
@@ -46,7 +46,7 @@ async def refuse_socket(passage: Passage, facts: AsgiFacts, scope: Any, receive:
     await send({"type": "websocket.http.response.body", "body": content})
 
 
-def reason(passage: Passage) -> str:
+def reason(passage: Evaluation) -> str:
     """Why, in what fits into a close frame."""
     assert passage.refusal is not None
     return passage.refusal.message.encode()[:REASON].decode(errors="ignore")
@@ -59,7 +59,7 @@ def counts_messages(policy: Policy) -> bool:
 class Socket:
     """One open connection: its `receive` asks the gate for every message, its `send` says nothing more once it was closed."""
 
-    def __init__(self, gate: Gate, passage: Passage, scope: Any, receive: Any, send: Any) -> None:
+    def __init__(self, gate: Gate, passage: Evaluation, scope: Any, receive: Any, send: Any) -> None:
         self.gate = gate
         self.passage = passage
         self.scope = scope
@@ -108,7 +108,7 @@ class Socket:
             self._policy, self._counts = policy, counts_messages(policy)
         return self._counts
 
-    async def close(self, passage: Passage) -> Any:
+    async def close(self, passage: Evaluation) -> Any:
         """Ends the connection, and tells the app that it has ended."""
         said = reason(passage)
         self.closed = True

@@ -1,17 +1,17 @@
 # The C face of asgi_wire.py.
-from limitkeeper.policy.facts cimport Facts
-from limitkeeper.policy.passage cimport Passage
+from limitkeeper.policy.request_context cimport RequestContext
+from limitkeeper.policy.evaluation cimport Evaluation
 
-cdef class AsgiFacts(Facts):
+cdef class AsgiFacts(RequestContext):
     cdef readonly object scope
     cdef object _query
 
 cdef class Sending:
-    cdef Passage _passage
+    cdef Evaluation _passage
     cdef object _send
 
 cdef long long LENGTHS
 
 cpdef bint has_origin(object scope)
-cpdef object begun(Passage passage, object message)
+cpdef object begun(Evaluation passage, object message)
 cdef list together(object given, list added)

@@ -17,16 +17,16 @@ except ModuleNotFoundError:
     from limitkeeper import _cython_shim as cython  # type: ignore[no-redef]
 
 if cython.compiled:
-    from cython.cimports.limitkeeper.policy.asking import Asking
-    from cython.cimports.limitkeeper.policy.facts import Facts
-    from cython.cimports.limitkeeper.policy.passage import Passage
+    from cython.cimports.limitkeeper.policy.evaluate import Evaluator
+    from cython.cimports.limitkeeper.policy.evaluation import Evaluation
+    from cython.cimports.limitkeeper.policy.request_context import RequestContext
     from cython.cimports.limitkeeper.web.headers import fields
 else:
-    from ..policy.facts import Facts
-    from ..policy.passage import Passage
+    from ..policy.evaluation import Evaluation
+    from ..policy.request_context import RequestContext
     from .headers import fields
 
-from ..policy.facts import NOTHING, PARAMETERS, USUAL, differing, method_of
+from ..policy.request_context import NOTHING, PARAMETERS, USUAL, differing, method_of
 from .headers import FAMILY, merge
 
 #: The lengths of the names of our fields, as bits: a response whose names have other lengths has none of them.
@@ -37,7 +37,7 @@ START = "http.response.start"
 
 
 @cython.cclass
-class AsgiFacts(Facts):
+class AsgiFacts(RequestContext):
     """What a policy may ask about an ASGI scope, of a request, of a websocket's handshake or (MESSAGE) of one of its messages."""
 
     __slots__ = ("_query", "scope")
@@ -120,7 +120,7 @@ def admitted(quick: Any, scope: Any, send: Any) -> Any:
     scope["limitkeeper"] = told
     if told is None:
         return None
-    passage: Passage = told
+    passage: Evaluation = told
     passage.origin = has_origin(scope)
     if not passage.allowed or passage.owes:
         return None
@@ -143,13 +143,13 @@ class Sending:
 
     __slots__ = ("_passage", "_send")
 
-    def __init__(self, passage: Passage, send: Any) -> None:
-        self._passage: Passage | None = passage
+    def __init__(self, passage: Evaluation, send: Any) -> None:
+        self._passage: Evaluation | None = passage
         self._send = send
 
     def __call__(self, message: Any) -> Any:
         if self._passage is not None and message["type"] == START:
-            passage: Passage = self._passage
+            passage: Evaluation = self._passage
             self._passage = None
             message = begun(passage, message)
         return self._send(message)
@@ -157,18 +157,18 @@ class Sending:
     def ended(self, status: int) -> None:
         """The handler is done: unless its response had begun, this is what became of it."""
         if self._passage is not None:
-            passage: Passage = self._passage
+            passage: Evaluation = self._passage
             self._passage = None
             if passage.allowed:
                 passage.responded(status)
 
 
 @cython.ccall
-def begun(passage: Passage, message: Any) -> Any:
+def begun(passage: Evaluation, message: Any) -> Any:
     """The start of a response, with the fields of its passage."""
     if passage.allowed:
-        if cython.compiled and isinstance(passage.gate, Asking):
-            gate: Asking = passage.gate
+        if cython.compiled and isinstance(passage.gate, Evaluator):
+            gate: Evaluator = passage.gate
             gate.count_response(passage, message["status"])
         else:
             passage.gate.count_response(passage, message["status"])

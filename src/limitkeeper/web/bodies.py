@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator
 from typing import Any
 
-from ..policy.passage import Passage
+from ..policy.evaluation import Evaluation
 
 #: The status of a response that never came, or broke.
 FAILED = 500
@@ -17,7 +17,7 @@ FAILED = 500
 GONE = 499
 
 
-def let_go(passage: Passage, origin: bool) -> Passage:
+def let_go(passage: Evaluation, origin: bool) -> Evaluation:
     """Parts a passage from its request, unless that is needed to settle it; `origin` is the one thing to remember of it.
 
     The facts hold the request, which holds the passage: a circle would wait for the garbage collector.
@@ -34,7 +34,7 @@ class Account:
 
     __slots__ = ("head", "passage", "settled", "size", "status")
 
-    def __init__(self, passage: Passage, status: int = 0, head: bool = False) -> None:
+    def __init__(self, passage: Evaluation, status: int = 0, head: bool = False) -> None:
         self.passage = passage
         self.status = status
         self.head = head

@@ -9,9 +9,9 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+from ..policy.evaluation import Evaluation
 from ..policy.gate import Gate
-from ..policy.match import limits_host
-from ..policy.passage import Passage
+from ..policy.path_matcher import limits_host
 from .asgi import declared, outcome
 from .asgi_wire import START, AsgiFacts
 from .bodies import FAILED
@@ -27,7 +27,7 @@ class Asked:
     __slots__ = ("passages", "settles")
 
     def __init__(self, settles: bool = False) -> None:
-        self.passages: list[Passage] = []
+        self.passages: list[Evaluation] = []
         self.settles = settles
 
     def fields(self, scope: Any) -> list[tuple[str, str]]:

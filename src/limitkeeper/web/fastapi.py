@@ -20,7 +20,7 @@ from fastapi import Depends, FastAPI, HTTPException, Request, Response, WebSocke
 from starlette.requests import HTTPConnection
 
 from ..errors import ConfigurationError
-from ..policy.passage import Passage
+from ..policy.evaluation import Evaluation
 from .answers import body
 from .apart import place_of, placed
 from .asgi_socket import TRY_LATER, reason
@@ -33,7 +33,7 @@ from .routes import fitting, told
 class TooManyRequests(HTTPException):
     """A refusal, on its way to the client. `passage` says why."""
 
-    def __init__(self, passage: Passage, accept: str | None, fields: dict[str, str]) -> None:
+    def __init__(self, passage: Evaluation, accept: str | None, fields: dict[str, str]) -> None:
         assert passage.refusal is not None
         self.passage = passage
         kind, self.content = body(passage, accept)
@@ -71,12 +71,12 @@ class RateLimit(Question):
         #: By route and depth: the name, and the route, so that nobody else is taken for it.
         self._names: dict[tuple[int, int], tuple[Any, str]] = {}
 
-    async def __call__(self, connection: HTTPConnection, response: Response) -> Passage:
+    async def __call__(self, connection: HTTPConnection, response: Response) -> Evaluation:
         return await self.check(connection, response)
 
     async def check(
         self, connection: HTTPConnection, response: Response | None = None, *, key: str | int | None = None
-    ) -> Passage:
+    ) -> Evaluation:
         """Asks from within another dependency or a handler; `key` says outright who it is: `check(request, key=user.id)`."""
         scope = connection.scope
         if self.was_asked(scope):
@@ -126,11 +126,11 @@ def standing(app: Any, endpoint: Any) -> int:
     return sum(getattr(route, "endpoint", None) is endpoint or standing(route, endpoint) for route in routes)
 
 
-def current(connection: HTTPConnection) -> Passage | None:
+def current(connection: HTTPConnection) -> Evaluation | None:
     """What was decided about this request: the policy's answer, or the first limit's. None: nobody was asked."""
-    passage: Passage | None = connection.scope.get("limitkeeper")
+    passage: Evaluation | None = connection.scope.get("limitkeeper")
     return passage
 
 
 #: `def handler(passage: CurrentPassage)`: the decision, for handlers that want to look.
-CurrentPassage = Annotated[Passage | None, Depends(current)]
+CurrentPassage = Annotated[Evaluation | None, Depends(current)]

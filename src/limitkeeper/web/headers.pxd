@@ -1,4 +1,4 @@
 # The C face of headers.py.
-from limitkeeper.policy.passage cimport Passage
+from limitkeeper.policy.evaluation cimport Evaluation
 
-cpdef list fields(Passage passage)
+cpdef list fields(Evaluation passage)

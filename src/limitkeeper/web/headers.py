@@ -17,14 +17,14 @@ except ModuleNotFoundError:
 
 if cython.compiled:
     from cython.cimports.limitkeeper.decision import Decision
-    from cython.cimports.limitkeeper.policy.passage import Entry, Passage
+    from cython.cimports.limitkeeper.policy.evaluation import Entry, Evaluation
     from cython.cimports.limitkeeper.web.wire import Posting, Style, digits, item, left
 else:
     from ..decision import Decision
-    from ..policy.passage import Entry, Passage
+    from ..policy.evaluation import Entry, Evaluation
     from .wire import Posting, Style, digits, item, left
 
-from ..policy.passage import Refusal
+from ..policy.evaluation import Refusal
 from .answers import body
 from .wire import ELEVEN, NONE, SPELT, older_fields, partition, reset_of
 
@@ -53,7 +53,7 @@ def posted(entry: Entry, headers: Any) -> Posting:
 
 
 @cython.ccall
-def fields(passage: Passage) -> list:  # type: ignore[type-arg]
+def fields(passage: Evaluation) -> list:  # type: ignore[type-arg]
     """What a response tells, allowed or refused. Nothing where nothing limits, or on a success where the policy says so."""
     decision: Decision = passage.decision  # type: ignore[assignment]
     entries = passage.entries
@@ -78,7 +78,7 @@ def fields(passage: Passage) -> list:  # type: ignore[type-arg]
     return found
 
 
-def refused_fields(passage: Passage, found: Fields, expose: Any) -> Fields:
+def refused_fields(passage: Evaluation, found: Fields, expose: Any) -> Fields:
     """Adds when to come back, and that nobody keeps this answer. Where a handler answers instead, its answer is no refusal."""
     refusal: Refusal = passage.refusal  # type: ignore[assignment]
     if passage.degrade is None:
@@ -91,7 +91,7 @@ def refused_fields(passage: Passage, found: Fields, expose: Any) -> Fields:
 
 
 @cython.cfunc
-def one_limit(found: list, passage: Passage, posting: Posting, part: Decision) -> cython.int:  # type: ignore[type-arg]
+def one_limit(found: list, passage: Evaluation, posting: Posting, part: Decision) -> cython.int:  # type: ignore[type-arg]
     style: Style = posting.style
     if style.wire == ELEVEN:
         if style.partition:
@@ -113,7 +113,7 @@ def one_limit(found: list, passage: Passage, posting: Posting, part: Decision) -
 @cython.cfunc
 def several_limits(
     found: list,  # type: ignore[type-arg]
-    passage: Passage,
+    passage: Evaluation,
     headers: Any,
     decision: Decision,
     entries: Any,
@@ -164,7 +164,7 @@ FAMILIES |= {name: 1 if name.startswith(b"r") else 2 for name in SPELT if name n
 FAMILY: dict[Any, int] = {**FAMILIES, **{name.decode(): family for name, family in FAMILIES.items()}}
 
 
-def text_fields(passage: Passage) -> list[tuple[str, str]]:
+def text_fields(passage: Evaluation) -> list[tuple[str, str]]:
     """The same fields as text, names as people write them."""
     return [(SPELT[name], value.decode("ascii")) for name, value in fields(passage)]
 

@@ -13,9 +13,9 @@ from typing import Any
 from starlette.requests import HTTPConnection
 
 from ..errors import ConfigurationError
+from ..policy.evaluation import Evaluation
 from ..policy.gate import Gate, gate_of
 from ..policy.model import Policy
-from ..policy.passage import Passage
 from ..stores import MemoryStore, Store
 from ..stores.urls import store_from_url
 from .asgi_wire import AsgiFacts, has_origin
@@ -63,7 +63,7 @@ class Question:
         """Whether the policy's middleware has asked this rule already for this request."""
         return self._rule is not None and self._rule.was_asked(scope)
 
-    async def ask(self, connection: HTTPConnection, facts: AsgiFacts, name: str, key: str | int | None = None) -> Passage:
+    async def ask(self, connection: HTTPConnection, facts: AsgiFacts, name: str, key: str | int | None = None) -> Evaluation:
         """Asks, and keeps the answer with the request. `name` says which route; `key` says outright who it is."""
         scope = connection.scope
         gate = self._rule.gate() if self._rule is not None else self._gate(name)

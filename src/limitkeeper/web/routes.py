@@ -18,9 +18,9 @@ from threading import Lock
 from typing import Any
 from uuid import UUID
 
+from ..policy.evaluation import Evaluation
 from ..policy.gate import Gate
 from ..policy.model import Policy
-from ..policy.passage import Passage
 from ..stores import MemoryStore, Store
 from .headers import text_fields
 
@@ -136,17 +136,17 @@ def bound_to(view: Any) -> Any:
     return None
 
 
-def tightest(passages: Sequence[Passage]) -> Passage:
+def tightest(passages: Sequence[Evaluation]) -> Evaluation:
     """Of several answers to one request the one to speak of: who refused, or who has the smallest part left."""
 
-    def left(passage: Passage) -> float:
+    def left(passage: Evaluation) -> float:
         decision = passage.decision
         return -1.0 if not passage.allowed else 2.0 if decision is None else decision.remaining / max(1, decision.limit)
 
     return min(passages, key=left)
 
 
-def told(passages: Sequence[Passage]) -> list[tuple[str, str]]:
+def told(passages: Sequence[Evaluation]) -> list[tuple[str, str]]:
     """The fields of a request that several gates were asked about: all limits are named, the tightest one speaks for them."""
     first = tightest(passages)
     if len(passages) == 1:

@@ -23,9 +23,9 @@ from starlette.requests import HTTPConnection
 from starlette.responses import Response
 
 from ..errors import ConfigurationError
+from ..policy.evaluation import Evaluation
 from ..policy.gate import Gate
 from ..policy.model import Policy
-from ..policy.passage import Passage
 from ..stores import Store
 from .answers import body
 from .apart import has_siblings, place_of, placed
@@ -126,7 +126,7 @@ def status_of(error: BaseException) -> int:
     return error.status_code if isinstance(error, HTTPException) else outcome(error)
 
 
-def refusal(passage: Passage, facts: AsgiFacts, scope: Any) -> Any:
+def refusal(passage: Evaluation, facts: AsgiFacts, scope: Any) -> Any:
     """The rule's own answer, or why and when to come back, with the fields of every limit that was asked."""
     if passage.degrade is not None:
         return Following(passage.degrade, passage)
@@ -135,7 +135,7 @@ def refusal(passage: Passage, facts: AsgiFacts, scope: Any) -> Any:
     return Response(content, passage.refusal.status, dict(asked_of(scope).fields(scope)), kind.decode())
 
 
-def answered(passage: Passage, response: Any, scope: Any, innermost: bool) -> Any:
+def answered(passage: Evaluation, response: Any, scope: Any, innermost: bool) -> Any:
     """The endpoint's response with the fields; what the outcome or the size decides is settled when it has gone."""
     if not isinstance(response, Response):
         if not callable(response):
@@ -155,7 +155,7 @@ def answered(passage: Passage, response: Any, scope: Any, innermost: bool) -> An
 class Following:
     """A response that its passage follows to the end."""
 
-    def __init__(self, app: Any, passage: Passage) -> None:
+    def __init__(self, app: Any, passage: Evaluation) -> None:
         self.app = app
         self.passage = passage
 

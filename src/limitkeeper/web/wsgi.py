@@ -15,9 +15,9 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
+from ..policy.evaluation import Evaluation
 from ..policy.gate import Gate, gate_of
 from ..policy.model import Policy
-from ..policy.passage import Passage
 from ..stores import Store
 from .bodies import Account, Body
 from .headers import body, text_fields
@@ -46,14 +46,14 @@ class RateLimitMiddleware(Doorway):
         self._owns = self.gate is not policy
         super().__init__(app, self.gate.ask)
 
-    def refuse(self, passage: Passage, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
+    def refuse(self, passage: Evaluation, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
         """The answer of a request that may not go on: the rule's own handler, or a few bytes."""
         if passage.degrade is not None:
             answered: Iterable[bytes] = passage.degrade(environ, Start(start_response, passage))
             return answered
         return refusal(passage, environ, start_response)
 
-    def owing(self, passage: Passage, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
+    def owing(self, passage: Evaluation, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
         """Calls the application for a passage that is settled when its response has gone, whatever way it goes."""
         account = Account(passage, head=environ["REQUEST_METHOD"] == "HEAD")
         start = CountedStart(start_response, account)
@@ -84,7 +84,7 @@ def status_line(status: int) -> str:
         return f"{status} Refused"
 
 
-def refusal(passage: Passage, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
+def refusal(passage: Evaluation, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
     """Why, and when to come back."""
     assert passage.refusal is not None
     kind, text = body(passage, environ.get("HTTP_ACCEPT"))

@@ -1,13 +1,13 @@
 # The C face of wsgi_wire.py.
-from limitkeeper.policy.facts cimport Facts
-from limitkeeper.policy.passage cimport Passage
+from limitkeeper.policy.request_context cimport RequestContext
+from limitkeeper.policy.evaluation cimport Evaluation
 
-cdef class WsgiFacts(Facts):
+cdef class WsgiFacts(RequestContext):
     cdef public dict environ
 
 cdef class Start:
     cdef readonly object start_response
-    cdef readonly Passage passage
+    cdef readonly Evaluation passage
     cdef readonly int status
 
 cdef class Doorway:

@@ -18,15 +18,15 @@ except ModuleNotFoundError:
     from limitkeeper import _cython_shim as cython  # type: ignore[no-redef]
 
 if cython.compiled:
-    from cython.cimports.limitkeeper.policy.facts import Facts
-    from cython.cimports.limitkeeper.policy.passage import Passage
+    from cython.cimports.limitkeeper.policy.evaluation import Evaluation
+    from cython.cimports.limitkeeper.policy.request_context import RequestContext
     from cython.cimports.limitkeeper.web.headers import fields
 else:
-    from ..policy.facts import Facts
-    from ..policy.passage import Passage
+    from ..policy.evaluation import Evaluation
+    from ..policy.request_context import RequestContext
     from .headers import fields
 
-from ..policy.facts import NOTHING, PARAMETERS, USUAL, differing, method_of
+from ..policy.request_context import NOTHING, PARAMETERS, USUAL, differing, method_of
 from .headers import merge
 from .wire import SPELT
 
@@ -69,7 +69,7 @@ def first_of(query: str, name: str) -> str | None:
 
 
 @cython.cclass
-class WsgiFacts(Facts):
+class WsgiFacts(RequestContext):
     """Facts over an environ. Nothing is read before somebody asks, and never the body."""
 
     __slots__ = ("environ",)
@@ -112,13 +112,13 @@ class Start:
 
     __slots__ = ("passage", "start_response", "status")
 
-    def __init__(self, start_response: Any, passage: Passage) -> None:
+    def __init__(self, start_response: Any, passage: Evaluation) -> None:
         self.start_response = start_response
         self.passage = passage
         self.status = 0
 
     def __call__(self, status: str, headers: list[tuple[str, str]], exc_info: Any = None) -> Any:
-        passage: Passage = self.passage
+        passage: Evaluation = self.passage
         code = 200 if status == "200 OK" else int(status[:3])
         if self.status == 0 and passage.allowed:
             passage.responded(code)
@@ -130,7 +130,7 @@ class Start:
 
 
 @cython.cfunc
-def put(own: list, passage: Passage) -> list:  # type: ignore[type-arg]
+def put(own: list, passage: Evaluation) -> list:  # type: ignore[type-arg]
     """A response's fields and a passage's. Only where a length is that of one of ours `merge` has to look closer."""
     added: list = spelt(fields(passage))  # type: ignore[type-arg]
     name: str
@@ -168,7 +168,7 @@ class Doorway:
         self.ask = ask
 
     def __call__(self, environ: dict[str, Any], start_response: Any) -> Any:
-        passage: Passage = self.ask(facts_of(environ))
+        passage: Evaluation = self.ask(facts_of(environ))
         environ[PASSAGE] = passage
         passage.origin = "HTTP_ORIGIN" in environ
         if passage.owes and passage.allowed:
@@ -210,7 +210,7 @@ def read(facts: WsgiFacts, environ: dict) -> cython.int:  # type: ignore[type-ar
 
 
 @cython.cfunc
-def started(start_response: Any, passage: Passage) -> Start:
+def started(start_response: Any, passage: Evaluation) -> Start:
     start: Start = Start.__new__(Start)
     start.start_response = start_response
     start.passage = passage

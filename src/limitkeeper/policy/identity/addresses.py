@@ -11,7 +11,7 @@ import ipaddress
 import socket
 
 from ...errors import ConfigurationError
-from .keeping import remember
+from .key_hashing import remember
 
 Address = tuple[int, int]
 

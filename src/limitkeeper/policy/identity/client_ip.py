@@ -18,9 +18,9 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from ...errors import ConfigurationError
-from ..facts import Facts
+from ..request_context import RequestContext
 from .addresses import MOST_KEPT, Address, Networks, address_text, network_text, read_address
-from .keeping import LONGEST, kept, remember
+from .key_hashing import LONGEST, kept, remember
 
 #: In `trusted_proxies`: whoever comes over a UNIX socket.
 UNIX = "unix"
@@ -71,13 +71,13 @@ class ClientIp:
         made(self, "_direct", {})
         made(self, "_chains", {})
 
-    def of(self, facts: Facts) -> str | None:
+    def of(self, facts: RequestContext) -> str | None:
         """The client's key: its address, or its network where prefixes say so. None: a UNIX socket, and nobody told."""
         peer = facts.peer()
         key = self._direct.get(peer)  # type: ignore[arg-type]  # peers that are no proxy: nothing else needs to be looked at
         return key if key is not None else self._found(facts, peer)
 
-    def address(self, facts: Facts) -> str | None:
+    def address(self, facts: RequestContext) -> str | None:
         """The client's whole address: what networks are compared with."""
         peer = facts.peer()
         client = self._told(facts) if self._trusts(peer) else None
@@ -88,7 +88,7 @@ class ClientIp:
             return UNIX in self.trusted_proxies
         return bool(self.trusted) and self.trusted.holds(peer)
 
-    def _found(self, facts: Facts, peer: str | None) -> str | None:
+    def _found(self, facts: RequestContext, peer: str | None) -> str | None:
         if self._trusts(peer):
             client = self._told(facts)
             return client.key if client is not None else None if peer is None else self._key(peer)
@@ -105,7 +105,7 @@ class ClientIp:
         """The key of an address."""
         return network_text(address, self.ipv6_prefix if address[0] == 6 else self.ipv4_prefix)
 
-    def _told(self, facts: Facts) -> Client | None:
+    def _told(self, facts: RequestContext) -> Client | None:
         """The client, as trusted proxies tell; None: they say nothing that can be believed. A client sends the same header each
         time, so what a header means is remembered."""
         value = facts.header(self._name)

@@ -6,7 +6,7 @@ import re
 
 from ...errors import ConfigurationError
 from .addresses import MOST_KEPT, address_text, read_address
-from .keeping import remember
+from .key_hashing import remember
 
 _NAME = re.compile(r"[a-z0-9_](?:[a-z0-9_-]*[a-z0-9_])?(?:\.[a-z0-9_](?:[a-z0-9_-]*[a-z0-9_])?)*")
 _LONGEST = 253

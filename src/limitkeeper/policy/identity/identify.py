@@ -13,11 +13,11 @@ from typing import Any
 from urllib.parse import unquote
 
 from ...errors import ConfigurationError
-from ..facts import Facts
+from ..request_context import RequestContext
 from .addresses import MOST_KEPT, read_address, read_network
+from .callback_errors import CallbackErrors, checked_call, title
 from .client_ip import ClientIp
-from .complaints import Complaints, checked_call, title
-from .keeping import kept, remember
+from .key_hashing import kept, remember
 
 _ESCAPED = re.compile(r"\\(?:([0-3][0-7]{2})|(.))", re.S)
 SUBJECT, SAN = "subject", "san"
@@ -51,7 +51,7 @@ class Header:
     def __post_init__(self) -> None:
         _named(self, lower=True)
 
-    def of(self, facts: Facts) -> str | None:
+    def of(self, facts: RequestContext) -> str | None:
         value = facts.header(self.name)
         if value is not None and "," in value and facts.differs("header", self.name):
             return SEVERAL
@@ -68,7 +68,7 @@ class Query:
     def __post_init__(self) -> None:
         _named(self)
 
-    def of(self, facts: Facts) -> str | None:
+    def of(self, facts: RequestContext) -> str | None:
         return SEVERAL if facts.differs("query", self.name) else _value(facts.query(self.name), self.default)
 
 
@@ -92,7 +92,7 @@ class Cookie:
         _named(self)
         object.__setattr__(self, "_pattern", re.compile(rf"(?:^|[;,])\s*{re.escape(self.name)}\s*=([^;,]*)"))
 
-    def of(self, facts: Facts) -> str | None:
+    def of(self, facts: RequestContext) -> str | None:
         header = facts.header("cookie")
         if not header:
             return self.default
@@ -114,7 +114,7 @@ class Captured:
     def __post_init__(self) -> None:
         _named(self)
 
-    def of(self, facts: Facts) -> str | None:
+    def of(self, facts: RequestContext) -> str | None:
         return _value(facts.captured.get(self.name), self.default)
 
 
@@ -129,7 +129,7 @@ class Certificate:
         if self.field not in (SUBJECT, SAN):
             raise ConfigurationError(f"certificate: {self.field!r} is nothing a certificate is known by; write san or subject")
 
-    def of(self, facts: Facts) -> str | None:
+    def of(self, facts: RequestContext) -> str | None:
         certificate = facts.certificate()
         said = None if certificate is None else certificate.get(self.field)
         if isinstance(said, (list, tuple)):
@@ -146,12 +146,12 @@ class Called:
 
     call: Callable[[Any], Any]
     default: str | None = None
-    complaints: Complaints = field(init=False, repr=False, compare=False, default_factory=Complaints)
+    complaints: CallbackErrors = field(init=False, repr=False, compare=False, default_factory=CallbackErrors)
 
     def __post_init__(self) -> None:
         checked_call(self.call)
 
-    def of(self, facts: Facts) -> str | None:
+    def of(self, facts: RequestContext) -> str | None:
         try:
             said = self.call(facts)
         except Exception as error:
@@ -164,7 +164,7 @@ class Called:
         self.complaints.tell("%s answered a %s, not text: it counts as nothing", title(self.call), type(said).__name__)
         return self.default
 
-    def address(self, facts: Facts) -> str | None:
+    def address(self, facts: RequestContext) -> str | None:
         """As the identity `ip`: the client's address, which networks are compared with."""
         return self.of(facts)
 
@@ -183,7 +183,7 @@ class Network:
         found = [(*read_network(text), name) for name, texts in self.classes for text in texts]
         object.__setattr__(self, "_ordered", tuple(sorted(found, key=lambda one: one[1])))
 
-    def of(self, facts: Facts) -> str | None:
+    def of(self, facts: RequestContext) -> str | None:
         address = self.ip.address(facts)
         if address is None:
             return self.default

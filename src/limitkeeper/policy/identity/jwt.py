@@ -17,9 +17,9 @@ from typing import Any
 
 from ...clock import utc_us
 from ...errors import ConfigurationError
-from ..facts import Facts
-from .keeping import kept, remember
-from .keys import Key, keys_of, pyjwt
+from ..request_context import RequestContext
+from .jwt_keys import Key, keys_of, pyjwt
+from .key_hashing import kept, remember
 
 #: A longer header is not looked at.
 LONGEST = 8_192
@@ -32,7 +32,7 @@ _END = 1 << 62
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class CachedToken:
     """A token whose signature holds: its claims, and the moments between which they count."""
 
     claims: Mapping[str, Any]
@@ -57,7 +57,7 @@ class Verifier:
     now_us: Callable[[], int] = field(default=utc_us, repr=False, compare=False)
     _keys: tuple[Key, ...] = field(init=False, repr=False, compare=False)
     _name: str = field(init=False, repr=False, compare=False)
-    _held: dict[str, Held] = field(init=False, repr=False, compare=False, default_factory=dict)
+    _held: dict[str, CachedToken] = field(init=False, repr=False, compare=False, default_factory=dict)
     _refused: dict[str, None] = field(init=False, repr=False, compare=False, default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -67,7 +67,7 @@ class Verifier:
         object.__setattr__(self, "_name", self.header.strip().lower())
         object.__setattr__(self, "_keys", keys_of(self.key, self.algorithms))
 
-    def claims(self, facts: Facts) -> Mapping[str, Any] | None:
+    def claims(self, facts: RequestContext) -> Mapping[str, Any] | None:
         """The claims of a request's token; None: there is no token that counts."""
         value = facts.header(self._name)
         if not value:
@@ -90,7 +90,7 @@ class Verifier:
                 return None
         return held.claims if held.since_us <= self.now_us() < held.until_us else None
 
-    def _verified(self, token: str) -> Held | None:
+    def _verified(self, token: str) -> CachedToken | None:
         if token in self._refused:
             return None
         held = self._look(token)
@@ -98,11 +98,11 @@ class Verifier:
             return remember(self._refused, token, None, MOST_REFUSED)
         return remember(self._held, token, held, MOST_HELD)
 
-    def _look(self, token: str) -> Held | None:
+    def _look(self, token: str) -> CachedToken | None:
         found = (self._signed_by(key, token) for key in self._keys if len(self._keys) == 1 or may_have_signed(key, token))
         return next((held for held in found if held is not None), None)
 
-    def _signed_by(self, key: Key, token: str) -> Held | None:
+    def _signed_by(self, key: Key, token: str) -> CachedToken | None:
         options = {**_CHECKS, "verify_aud": self.audience is not None}
         try:
             claims = pyjwt().decode(
@@ -111,7 +111,7 @@ class Verifier:
             since, until = _moment(claims.get("nbf"), 0), _moment(claims.get("exp"), _END)
         except Exception:  # whatever a stranger's text brings about: it is no token
             return None
-        return Held(claims, since - self.leeway_us, until + self.leeway_us)
+        return CachedToken(claims, since - self.leeway_us, until + self.leeway_us)
 
 
 def may_have_signed(key: Key, token: str) -> bool:
@@ -144,7 +144,7 @@ class Jwt:
         if not isinstance(self.claim, str) or not self.claim:
             raise ConfigurationError(f"claim: {self.claim!r} is no name of a claim; write one, such as sub")
 
-    def of(self, facts: Facts) -> str | None:
+    def of(self, facts: RequestContext) -> str | None:
         claims = self.verifier.claims(facts)
         said = None if claims is None else claims.get(self.claim)
         if isinstance(said, str):

@@ -6,22 +6,22 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import ConfigurationError
-from ..clause import joined
+from ..compiled_rule import joined
 from ..model import Headers, Limits, OnFailure, Policy, Rule, Tiers
 from ..overrides import HashOverrides
 from .fields import Said
 from .identities import Identities
-from .nodes import Several
-from .page import Page
+from .nodes import ListNode
+from .parse_context import ParseContext
 from .rules import RuleDraft, TiersDraft
 from .sections import ExemptionDraft, Loaded
-from .shapes import BAD, only_configuration
+from .validators import BAD, only_configuration
 
 
 class Assembly:
     """A policy with the drafts that it was made of, for those who check it."""
 
-    def __init__(self, loaded: Loaded, page: Page, source: Path | None) -> None:
+    def __init__(self, loaded: Loaded, page: ParseContext, source: Path | None) -> None:
         said = loaded.said
         self.page = page
         self.said = said
@@ -107,7 +107,7 @@ class Assembly:
             told = "this rule has one key for everybody, so no key can have a limit of its own"
             self.page.wrong(said.word("override"), "override", told, "give the rule a key:, or leave override out")
             return BAD
-        if isinstance(said.at("override"), Several):
+        if isinstance(said.at("override"), ListNode):
             return self._listed_override(draft, value)
         if len(draft.key) > 1:
             told = f"the key has {len(draft.key)} parts, and one value can't name them"

@@ -3,27 +3,29 @@
 from __future__ import annotations
 
 from ..model import Key, Match, When
-from . import routes, words
+from . import route_parser, value_parsers
 from .fields import Fields, Said, Word
 from .identities import TEXT
-from .page import Page
-from .shapes import Kinds, Listing, Made, Words
+from .parse_context import ParseContext
+from .validators import Kinds, ListOf, Made, Text
 
-METHODS = Made(Listing(Words("a method", routes.methods, "GET, HEAD"), "methods"), lambda found: frozenset[str]().union(*found))
+METHODS = Made(
+    ListOf(Text("a method", route_parser.methods, "GET, HEAD"), "methods"), lambda found: frozenset[str]().union(*found)
+)
 
 
-def _match(said: Said, page: Page) -> Match:
+def _match(said: Said, page: ParseContext) -> Match:
     return Match(said.get("methods", frozenset()), said.get("path", ""), said.get("host", ""))
 
 
-PATH = Words("a path", routes.path, "/checkout")
+PATH = Text("a path", route_parser.path, "/checkout")
 MATCH_TABLE = Fields(
     "match",
     {
         "methods": Word(METHODS, "HTTP methods; without them every one. GET means HEAD too."),
         "path": Word(PATH, "A path: literal segments, {name} or * for one, ** at the end for any rest."),
         "host": Word(
-            Words("a host", routes.host, "api.example.com"), "The host that was asked for; *.example.com for all below it."
+            Text("a host", route_parser.host, "api.example.com"), "The host that was asked for; *.example.com for all below it."
         ),
     },
     _match,
@@ -31,17 +33,17 @@ MATCH_TABLE = Fields(
 )
 ONE_MATCH = Kinds(
     "a match",
-    text=Words("a match", routes.match, "POST /checkout", ready=lambda value: isinstance(value, Match)),
+    text=Text("a match", route_parser.match, "POST /checkout", ready=lambda value: isinstance(value, Match)),
     table=MATCH_TABLE,
 )
-MATCHES = Listing(ONE_MATCH, "a match, or a list of them")
-PATHS = Listing(PATH, "a path, or a list of them")
+MATCHES = ListOf(ONE_MATCH, "a match, or a list of them")
+PATHS = ListOf(PATH, "a path, or a list of them")
 
-NAMES = Listing(Words("an identity", words.identity_name, "user"), "an identity, or a list of them")
-VALUES = Listing(TEXT, "a value, or a list of them")
+NAMES = ListOf(Text("an identity", value_parsers.identity_name, "user"), "an identity, or a list of them")
+VALUES = ListOf(TEXT, "a value, or a list of them")
 
 
-def _when(said: Said, page: Page) -> When:
+def _when(said: Said, page: ParseContext) -> When:
     equals = tuple((name, said.get(name)) for name in said if name not in ("present", "absent"))
     return When(said.get("present", ()), said.get("absent", ()), equals)
 
@@ -54,21 +56,21 @@ WHEN = Fields(
     },
     _when,
     others=VALUES,
-    named=words.identity_name,
+    named=value_parsers.identity_name,
     example="{present: partner}",
 )
 
-ALTERNATIVES = Words("an identity", words.alternatives, "user | ip")
+ALTERNATIVES = Text("an identity", value_parsers.alternatives, "user | ip")
 
 
 def _lone_key(text: str) -> Key:
-    return () if text.strip() == words.EVERYONE else (words.alternatives(text),)
+    return () if text.strip() == value_parsers.EVERYONE else (value_parsers.alternatives(text),)
 
 
 KEY = Kinds(
     "a key",
-    text=Words("a key", _lone_key, "user | ip"),
-    several=Listing(ALTERNATIVES, "parts of a key", alone=False),
+    text=Text("a key", _lone_key, "user | ip"),
+    several=ListOf(ALTERNATIVES, "parts of a key", alone=False),
 )
 
 

@@ -6,17 +6,17 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from .mistakes import FORM
-from .nodes import Node, Place, Scalar, Table
-from .page import Page, Wrong, did_you_mean, short
-from .shapes import BAD, MISFITS, Json, Shape, only_configuration
+from .diagnostics import FORM
+from .nodes import Node, Scalar, SourcePosition, Table
+from .parse_context import ParseContext, ParseError, did_you_mean, short
+from .validators import BAD, MISFITS, Json, Validator, only_configuration
 
 
 @dataclass(frozen=True)
 class Word:
     """One word of a table: its shape, what it says, and whether it must be there."""
 
-    shape: Shape
+    shape: Validator
     says: str = ""
     required: bool = False
 
@@ -42,7 +42,7 @@ class Said:
         found = self.node.entries.get(word)
         return self.node if found is None else found[1]
 
-    def word(self, word: str) -> Place:
+    def word(self, word: str) -> SourcePosition:
         """Where the word itself stands."""
         found = self.node.entries.get(word)
         return self.node.place if found is None else found[0].place
@@ -56,23 +56,23 @@ class Said:
 MOST = 10_000
 
 
-def too_many(node: Table, page: Page) -> bool:
+def too_many(node: Table, page: ParseContext) -> bool:
     if len(node.entries) <= MOST:
         return False
     page.wrong(node.place, "", f"this table has {len(node.entries)} words; {MOST} are the most", "", FORM)
     return True
 
 
-class Fields(Shape):
+class Fields(Validator):
     """A table of known words. `build(said, page)` makes the value; `others` is what stands behind any other word."""
 
     def __init__(
         self,
         what: str,
         words: dict[str, Word],
-        build: Callable[[Said, Page], Any],
+        build: Callable[[Said, ParseContext], Any],
         *,
-        others: Shape | None = None,
+        others: Validator | None = None,
         named: Callable[[str], Any] = str,
         one_of: tuple[str, ...] = (),
         names: str = "",
@@ -87,7 +87,7 @@ class Fields(Shape):
         self.names = names
         self.example = example
 
-    def read(self, node: Node, page: Page) -> Any:
+    def read(self, node: Node, page: ParseContext) -> Any:
         if not isinstance(node, Table):
             return self.refuse(node, page)
         if too_many(node, page):
@@ -105,7 +105,7 @@ class Fields(Shape):
             page.wrong(node.place, "", message, remedy)
             return BAD
 
-    def value(self, text: str, word: Scalar, item: Node, page: Page) -> Any:
+    def value(self, text: str, word: Scalar, item: Node, page: ParseContext) -> Any:
         known = self.words.get(text)
         if known is not None:
             return known.shape.read(item, page)
@@ -116,12 +116,12 @@ class Fields(Shape):
         value = self.others.read(item, page)
         try:
             self.named(text)
-        except Wrong as wrong:
+        except ParseError as wrong:
             page.wrong_text(word, wrong)
             return BAD
         return value
 
-    def complete(self, said: Said, page: Page) -> None:
+    def complete(self, said: Said, page: ParseContext) -> None:
         """Notes words that must be there, and two that exclude each other."""
         if said.node.partial:
             return
@@ -157,24 +157,24 @@ class Fields(Shape):
         return said
 
 
-def first_place(node: Table) -> Place:
+def first_place(node: Table) -> SourcePosition:
     """Where a table begins: its first word, when it has one."""
     for word, _ in node.entries.values():
         return word.place if word.place.line else node.place
     return node.place
 
 
-class Pairs(Shape):
+class Pairs(Validator):
     """A table whose words are anybody's: pairs of a name and a value, in order."""
 
-    def __init__(self, what: str, item: Shape, named: Callable[[str], Any] = str, example: str = "", least: int = 1) -> None:
+    def __init__(self, what: str, item: Validator, named: Callable[[str], Any] = str, example: str = "", least: int = 1) -> None:
         self.what = what
         self.item = item
         self.named = named
         self.example = example
         self.least = least
 
-    def read(self, node: Node, page: Page) -> Any:
+    def read(self, node: Node, page: ParseContext) -> Any:
         if not isinstance(node, Table):
             return self.refuse(node, page)
         if len(node.entries) < self.least:
@@ -186,7 +186,7 @@ class Pairs(Shape):
         for text, (word, item) in node.entries.items():
             try:
                 name = self.named(text)
-            except Wrong as wrong:
+            except ParseError as wrong:
                 page.wrong_text(word, wrong)
                 name = BAD
             pairs.append((name, self.item.read(item, page)))

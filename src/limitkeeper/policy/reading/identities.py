@@ -10,14 +10,14 @@ from ...errors import ConfigurationError
 from ..identity.client_ip import ClientIp
 from ..identity.identify import Called, Captured, Certificate, Cookie, Header, Network, Query
 from ..identity.jwt import Jwt, Verifier
-from ..identity.keys import is_public
+from ..identity.jwt_keys import is_public
 from ..model import Identity
-from . import routes, words
+from . import route_parser, value_parsers
 from .fields import Fields, Pairs, Said, Word
-from .named import Named
-from .nodes import Node, Place, Scalar
-from .page import Page, Wrong, bounded, did_you_mean
-from .shapes import BAD, Choice, Listing, Number, Ready, Shape, Span, Words, only_configuration
+from .import_string import Named
+from .nodes import Node, Scalar, SourcePosition
+from .parse_context import ParseContext, ParseError, bounded, did_you_mean
+from .validators import BAD, Choice, DurationText, ListOf, Number, Ready, Text, Validator, only_configuration
 
 #: Headers in which anybody can write any address.
 ADDRESS_HEADERS = (
@@ -55,34 +55,36 @@ class Draft:
         return self.said.get(self.kind, BAD)
 
 
-CALL = Words("the name of something to call", lambda text: Named(words.call(text)), "package.module:attribute", ready=callable)
-NETWORKS = Listing(Words("a network", routes.network, "10.0.0.0/8"), "networks")
-NAME = Words("a name", lambda text: bounded(text), "api_key")
-TEXT = Words("a text", bounded, loose=True)
-VALUE = Words("a value", words.value, "free", loose=True)
-SECRET = Words("a key", str, secret=True)
+CALL = Text(
+    "the name of something to call", lambda text: Named(value_parsers.call(text)), "package.module:attribute", ready=callable
+)
+NETWORKS = ListOf(Text("a network", route_parser.network, "10.0.0.0/8"), "networks")
+NAME = Text("a name", lambda text: bounded(text), "api_key")
+TEXT = Text("a text", bounded, loose=True)
+VALUE = Text("a value", value_parsers.value, "free", loose=True)
+SECRET = Text("a key", str, secret=True)
 
 
-def _kept(said: Said, page: Page) -> Said:
+def _kept(said: Said, page: ParseContext) -> Said:
     return said
 
 
 JWT = Fields(
     "jwt",
     {
-        "claim": Word(Words("the name of a claim", bounded, "sub"), "The claim whose value is the identity.", required=True),
+        "claim": Word(Text("the name of a claim", bounded, "sub"), "The claim whose value is the identity.", required=True),
         "key_file": Word(
-            Words("a file", str, "jwt.pub"),
+            Text("a file", str, "jwt.pub"),
             "A file with the public key (PEM, also several, or a key set) or the secret, relative to the policy.",
         ),
         "key": Word(SECRET, "The key itself; better key_file or key_env."),
-        "key_env": Word(Words("the name of a variable", bounded, "JWT_KEY"), "The environment variable that holds the key."),
-        "algorithms": Word(Listing(Words("an algorithm", bounded, "RS256"), "algorithms"), "What tokens may be signed with."),
-        "issuer": Word(Words("a text", bounded), "iss of every token that counts."),
-        "audience": Word(Words("a text", bounded), "aud of every token that counts."),
-        "leeway": Word(Span("0s", "1h"), "How far clocks may be apart."),
+        "key_env": Word(Text("the name of a variable", bounded, "JWT_KEY"), "The environment variable that holds the key."),
+        "algorithms": Word(ListOf(Text("an algorithm", bounded, "RS256"), "algorithms"), "What tokens may be signed with."),
+        "issuer": Word(Text("a text", bounded), "iss of every token that counts."),
+        "audience": Word(Text("a text", bounded), "aud of every token that counts."),
+        "leeway": Word(DurationText("0s", "1h"), "How far clocks may be apart."),
         "header": Word(
-            Words("the name of a header", words.header_name, "Authorization"), "Where the token is; default Authorization."
+            Text("the name of a header", value_parsers.header_name, "Authorization"), "Where the token is; default Authorization."
         ),
     },
     _kept,
@@ -91,15 +93,16 @@ CLIENT_IP = Fields(
     "client_ip",
     {
         "trusted_proxies": Word(
-            Listing(
-                Words("a network", lambda text: text if text == "unix" else routes.proxies(text), "10.0.0.0/8"),
+            ListOf(
+                Text("a network", lambda text: text if text == "unix" else route_parser.proxies(text), "10.0.0.0/8"),
                 "networks",
                 least=0,
             ),
             "Networks whose word about the client's address counts; unix for a socket.",
         ),
         "header": Word(
-            Words("the name of a header", words.header_name, "X-Forwarded-For"), "Where they write it; default X-Forwarded-For."
+            Text("the name of a header", value_parsers.header_name, "X-Forwarded-For"),
+            "Where they write it; default X-Forwarded-For.",
         ),
         "ipv6_prefix": Word(Number("a prefix", 1, 128), "An IPv6 client is counted by its network of this length; default 64."),
         "ipv4_prefix": Word(Number("a prefix", 1, 32), "The same for IPv4; default 32, each address for itself."),
@@ -110,11 +113,13 @@ CLASSES = Pairs("classes of networks", NETWORKS, bounded, "{internal: [10.1.0.0/
 IDENTITY = Fields(
     "an identity",
     {
-        "header": Word(Words("the name of a header", words.header_name, "X-Tenant"), "A request header, as the client wrote it."),
+        "header": Word(
+            Text("the name of a header", value_parsers.header_name, "X-Tenant"), "A request header, as the client wrote it."
+        ),
         "query": Word(NAME, "A query parameter."),
         "cookie": Word(NAME, "A cookie."),
         "path": Word(
-            Words("a captured name", bounded, "order_id"),
+            Text("a captured name", bounded, "order_id"),
             "A part of the path that a template captured: /orders/{order_id}.",
         ),
         "jwt": Word(JWT, "A claim of a verified token."),
@@ -133,15 +138,20 @@ def is_identity(value: object) -> bool:
     return callable(getattr(value, "of", None))
 
 
-IDENTIFY: Shape = Fields(
-    "identify", {}, _kept, others=Ready(is_identity, IDENTITY), named=words.identity_name, example="{user: {header: X-User}}"
+IDENTIFY: Validator = Fields(
+    "identify",
+    {},
+    _kept,
+    others=Ready(is_identity, IDENTITY),
+    named=value_parsers.identity_name,
+    example="{user: {header: X-User}}",
 )
 
 
 class Identities:
     """Makes all identities of a policy from what was said. `at` is where each stands, `defaults` what it is without a value."""
 
-    def __init__(self, said: Said | None, page: Page) -> None:
+    def __init__(self, said: Said | None, page: ParseContext) -> None:
         self.page = page
         self.said = said
         self.drafts: dict[str, Any] = dict(said.values) if said is not None else {}
@@ -151,8 +161,8 @@ class Identities:
         self.names = {*(said.node.entries if said is not None else ()), "ip"}
         self._make()
 
-    def at(self, name: str) -> Place:
-        return self.said.word(name) if self.said is not None else Place(path="identify")
+    def at(self, name: str) -> SourcePosition:
+        return self.said.word(name) if self.said is not None else SourcePosition(path="identify")
 
     def default(self, name: str) -> str | None:
         """The value that an identity has where nothing says one."""
@@ -336,18 +346,20 @@ class Identities:
         return True
 
 
-def algorithm_mistake(name: str, public: bool) -> Wrong | None:
+def algorithm_mistake(name: str, public: bool) -> ParseError | None:
     if name.lower() == "none":
-        return Wrong("'none' lets anybody write a token", "name the algorithm that your tokens are signed with, such as RS256")
+        return ParseError(
+            "'none' lets anybody write a token", "name the algorithm that your tokens are signed with, such as RS256"
+        )
     if name not in ALGORITHMS:
-        return Wrong(f"no algorithm is called {name!r}", did_you_mean(name, ALGORITHMS))
+        return ParseError(f"no algorithm is called {name!r}", did_you_mean(name, ALGORITHMS))
     if name.startswith("HS") and public:
         told = f"{name} takes the key as a shared secret, and this one is public: anybody could sign with it"
-        return Wrong(told, "write RS256 or ES256 for a public key")
+        return ParseError(told, "write RS256 or ES256 for a public key")
     return None
 
 
-def place_of(node: Node, text: str) -> Place:
+def place_of(node: Node, text: str) -> SourcePosition:
     """Where a text stands in a list, or alone."""
     for item in getattr(node, "items", ()):
         if isinstance(item, Scalar) and item.text == text:

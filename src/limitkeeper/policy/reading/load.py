@@ -11,12 +11,12 @@ from typing import Any
 from ...errors import ConfigurationError
 from ..model import Policy
 from .assembly import Assembly
-from .check import check
-from .mistakes import YAML
+from .diagnostics import YAML
 from .nodes import Node, TooDeep, from_python
-from .page import Enough, Page
+from .parse_context import ParseContext, TooManyErrors
 from .sections import POLICY
-from .shapes import BAD
+from .semantic_checks import check
+from .validators import BAD
 from .yaml import LARGEST, NotYaml, text_of, tree_of
 
 log = logging.getLogger("limitkeeper")
@@ -31,13 +31,13 @@ def read(text: str) -> Policy:
     """Reads the text of a policy file; files that it names are looked for in the working folder."""
     if not isinstance(text, str):
         raise ConfigurationError(f"a policy is read from text, not from {text!r:.60}; Policy.load(path) reads a file")
-    page = Page("<text>", text.splitlines())
+    page = ParseContext("<text>", text.splitlines())
     return _told(_of_text(text, page, None), page)
 
 
 def of(said: Mapping[str, Any]) -> Policy:
     """Reads a policy that was said in Python."""
-    page = Page()
+    page = ParseContext()
     try:
         tree = from_python(said)
     except TooDeep as error:
@@ -46,7 +46,7 @@ def of(said: Mapping[str, Any]) -> Policy:
     return _told(_assembled(tree, page, None), page)
 
 
-def examined(path: str | Path, imports: bool = False) -> tuple[Policy | None, Page]:
+def examined(path: str | Path, imports: bool = False) -> tuple[Policy | None, ParseContext]:
     """A file's policy (None: it has errors) and the page with all mistakes; nothing is raised but ConfigurationError for an
     unreadable file."""
     if not isinstance(path, (str, os.PathLike)) or not str(path):
@@ -58,7 +58,7 @@ def examined(path: str | Path, imports: bool = False) -> tuple[Policy | None, Pa
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise ConfigurationError(f"{path}: the policy can't be read: {reason.lower()}") from None
-    page = Page(str(path), data.decode("utf-8-sig", "replace").splitlines(), place.parent, imports)
+    page = ParseContext(str(path), data.decode("utf-8-sig", "replace").splitlines(), place.parent, imports)
     try:
         text = text_of(data)
     except NotYaml as error:
@@ -67,7 +67,7 @@ def examined(path: str | Path, imports: bool = False) -> tuple[Policy | None, Pa
     return _of_text(text, page, place), page
 
 
-def _of_text(text: str, page: Page, source: Path | None) -> Policy | None:
+def _of_text(text: str, page: ParseContext, source: Path | None) -> Policy | None:
     try:
         tree, refused = tree_of(text)
         for error in refused:
@@ -75,28 +75,28 @@ def _of_text(text: str, page: Page, source: Path | None) -> Policy | None:
     except NotYaml as error:
         _note(error, page)
         return None
-    except Enough:
+    except TooManyErrors:
         return None
     return _assembled(tree, page, source)
 
 
-def _note(error: NotYaml, page: Page) -> None:
+def _note(error: NotYaml, page: ParseContext) -> None:
     page.wrong(error.place, error.text, error.message, error.suggestion, YAML)
 
 
-def _assembled(tree: Node, page: Page, source: Path | None) -> Policy | None:
+def _assembled(tree: Node, page: ParseContext, source: Path | None) -> Policy | None:
     try:
         loaded = POLICY.read(tree, page)
         if loaded is BAD:
             return None
         assembly = Assembly(loaded, page, source)
         check(assembly)
-    except Enough:
+    except TooManyErrors:
         return None
     return None if page.failed else assembly.policy
 
 
-def _told(policy: Policy | None, page: Page) -> Policy:
+def _told(policy: Policy | None, page: ParseContext) -> Policy:
     if policy is None:
         raise page.error()
     for mistake in page.mistakes():

@@ -17,7 +17,7 @@ MOST = 100_000
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class SourcePosition:
     """Where something stands: `line` and `column` from 1, `length` characters of that line; 0 for a policy from Python."""
 
     line: int = 0
@@ -25,8 +25,8 @@ class Place:
     length: int = 1
     path: str = ""
 
-    def part(self, start: int, length: int) -> Place:
-        return Place(self.line, self.column + start, max(1, length), self.path) if self.line else self
+    def part(self, start: int, length: int) -> SourcePosition:
+        return SourcePosition(self.line, self.column + start, max(1, length), self.path) if self.line else self
 
 
 class Node:
@@ -35,7 +35,7 @@ class Node:
     __slots__ = ("place",)
     noun = "nothing"
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: SourcePosition) -> None:
         self.place = place
 
 
@@ -45,25 +45,25 @@ class Scalar(Node):
     __slots__ = ("exact", "offset", "text", "value")
     noun = "a text"
 
-    def __init__(self, place: Place, value: Any, text: str, offset: int = 0, exact: bool = False) -> None:
+    def __init__(self, place: SourcePosition, value: Any, text: str, offset: int = 0, exact: bool = False) -> None:
         super().__init__(place)
         self.value = value
         self.text = text
         self.offset = offset
         self.exact = exact
 
-    def within(self, start: int, length: int) -> Place:
+    def within(self, start: int, length: int) -> SourcePosition:
         """The place of a part of the text; of the whole where it was folded or escaped."""
         return self.place.part(self.offset + start, length) if self.exact else self.place
 
 
-class Several(Node):
+class ListNode(Node):
     """A list."""
 
     __slots__ = ("items",)
     noun = "a list"
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: SourcePosition) -> None:
         super().__init__(place)
         self.items: list[Node] = []
 
@@ -74,7 +74,7 @@ class Table(Node):
     __slots__ = ("entries", "partial")
     noun = "a table"
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: SourcePosition) -> None:
         super().__init__(place)
         self.partial = False
         self.entries: dict[str, tuple[Scalar, Node]] = {}
@@ -89,7 +89,7 @@ class Missing(Node):
 class TooDeep(Exception):
     """Something lies deeper, or is more, than any policy."""
 
-    def __init__(self, place: Place, message: str) -> None:
+    def __init__(self, place: SourcePosition, message: str) -> None:
         super().__init__(message)
         self.place = place
 
@@ -99,7 +99,7 @@ def under(path: str, word: str) -> str:
     return f"{path}.{word}" if path else word
 
 
-def scalar_of(value: Any, place: Place) -> Scalar:
+def scalar_of(value: Any, place: SourcePosition) -> Scalar:
     """A value from Python as a scalar."""
     if isinstance(value, bool):
         return Scalar(place, value, "true" if value else "false")
@@ -127,30 +127,30 @@ class _Builder:
         self.count = 0
 
     def node(self, value: Any, path: str, depth: int) -> Node:
-        place = Place(path=path)
+        place = SourcePosition(path=path)
         self.count += 1
         if depth > DEEPEST or self.count > MOST:
             raise TooDeep(place, "this policy is too deep or too large; does a list contain itself?")
         if isinstance(value, Mapping):
             return self.table(value, place, depth)
         if isinstance(value, (list, tuple)) and not hasattr(value, "_fields"):
-            several = Several(place)
+            several = ListNode(place)
             several.items = [self.node(item, f"{path}[{i}]", depth + 1) for i, item in enumerate(value)]
             return several
         return scalar_of(value, place)
 
-    def table(self, value: Mapping[Any, Any], place: Place, depth: int) -> Table:
+    def table(self, value: Mapping[Any, Any], place: SourcePosition, depth: int) -> Table:
         table = Table(place)
         for word, item in value.items():
             if item is None and isinstance(word, str):
                 continue  # None is not said
-            key = scalar_of(word, Place(path=under(place.path, shown_word(word))))
+            key = scalar_of(word, SourcePosition(path=under(place.path, shown_word(word))))
             table.entries[key.text] = (key, self.node(item, key.place.path, depth + 1))
         return table
 
 
 def shown_word(word: Any) -> str:
-    return word if isinstance(word, str) else scalar_of(word, Place()).text
+    return word if isinstance(word, str) else scalar_of(word, SourcePosition()).text
 
 
 def from_python(value: Any) -> Node:
@@ -162,7 +162,7 @@ def plain(node: Node) -> Any:
     """The values of a tree, as JSON has them."""
     if isinstance(node, Table):
         return {word: plain(item) for word, (_, item) in node.entries.items()}
-    if isinstance(node, Several):
+    if isinstance(node, ListNode):
         return [plain(item) for item in node.items]
     assert isinstance(node, Scalar)
     return node.value

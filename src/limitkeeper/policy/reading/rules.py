@@ -7,13 +7,28 @@ from typing import Any
 from ...algorithms.limit import Limit
 from ..model import SHARE, SKIP, Answer, Charge, Cost, Key, Limits, Once, OnFailure, OnRefusal, Rule, Tiers, When
 from ..overrides import CalledOverrides
-from . import limit_words, store_words, words
+from . import limit_parser, store_url, value_parsers
 from .conditions import KEY, MATCHES, WHEN
 from .fields import Fields, Pairs, Said, Word
 from .identities import CALL, TEXT
-from .nodes import Node, Scalar, Several
-from .page import Page, Wrong, bounded
-from .shapes import BAD, Anything, Choice, Json, Kinds, Listing, Made, Number, Ready, Shape, Span, Truth, Url, Words
+from .nodes import ListNode, Node, Scalar
+from .parse_context import ParseContext, ParseError, bounded
+from .validators import (
+    BAD,
+    Anything,
+    Boolean,
+    Choice,
+    DurationText,
+    Json,
+    Kinds,
+    ListOf,
+    Made,
+    Number,
+    Ready,
+    Text,
+    Url,
+    Validator,
+)
 
 # Limits ------------------------------------------------------------------------------------------------------------------
 
@@ -22,13 +37,11 @@ def _is_limit(value: object) -> bool:
     return isinstance(value, Limit)
 
 
-LIMIT_TEXT = Words("a limit", limit_words.limits, "token bucket 5/s burst 10", ready=_is_limit, taken=lambda value: (value,))
+LIMIT_TEXT = Text("a limit", limit_parser.limits, "token bucket 5/s burst 10", ready=_is_limit, taken=lambda value: (value,))
 LIMITS = Kinds(
     "a limit",
     text=LIMIT_TEXT,
-    several=Made(
-        Listing(LIMIT_TEXT, "a list of limits", alone=False), lambda found: tuple(one for some in found for one in some)
-    ),
+    several=Made(ListOf(LIMIT_TEXT, "a list of limits", alone=False), lambda found: tuple(one for some in found for one in some)),
 )
 
 
@@ -45,7 +58,7 @@ class TiersDraft:
 TIERS = Fields(
     "limits by an identity",
     {
-        "by": Word(Words("an identity", words.identity_name, "plan"), "The identity whose value chooses.", required=True),
+        "by": Word(Text("an identity", value_parsers.identity_name, "plan"), "The identity whose value chooses.", required=True),
         "default": Word(LIMITS, "For values that are not listed; otherwise those of the identity's own default."),
     },
     lambda said, page: TiersDraft(said),
@@ -53,18 +66,18 @@ TIERS = Fields(
     named=bounded,
     example="{by: plan, free: token bucket 20/s burst 40, pro: token bucket 100/s burst 200}",
 )
-LIMIT = Kinds("a limit", text=LIMIT_TEXT, several=LIMITS.shapes[Several], table=TIERS)
+LIMIT = Kinds("a limit", text=LIMIT_TEXT, several=LIMITS.shapes[ListNode], table=TIERS)
 LIMIT.example = LIMIT_TEXT.example
 
 # Overrides ---------------------------------------------------------------------------------------------------------------
 
 
-class KeyPart(Shape):
+class KeyPart(Validator):
     """One part of a joined key: a text, or nothing for a part that is absent."""
 
     what = "a part of a key"
 
-    def read(self, node: Node, page: Page) -> Any:
+    def read(self, node: Node, page: ParseContext) -> Any:
         if isinstance(node, Scalar) and node.value is None:
             return None
         return TEXT.read(node, page)
@@ -77,7 +90,7 @@ OVERRIDE_ENTRY = Fields(
     "an override",
     {
         "key": Word(
-            Listing(KeyPart(), "a key, or the parts of a joined one"),
+            ListOf(KeyPart(), "a key, or the parts of a joined one"),
             "The value of the key, or a list of its parts.",
             required=True,
         ),
@@ -89,11 +102,11 @@ OVERRIDE_ENTRY = Fields(
 OVERRIDE = Kinds(
     "limits of single keys",
     table=Pairs("limits of single keys", LIMITS, str, "{acme-corp: token bucket 500/s burst 1000}"),
-    several=Listing(OVERRIDE_ENTRY, "a list of overrides", alone=False, most=10_000),
+    several=ListOf(OVERRIDE_ENTRY, "a list of overrides", alone=False, most=10_000),
 )
 
 
-def _overrides(said: Said, page: Page) -> Any:
+def _overrides(said: Said, page: ParseContext) -> Any:
     if "call" in said:
         call = said.get("call")
         return BAD if call is None else CalledOverrides(call, said.get("keep", 10_000_000))
@@ -104,10 +117,10 @@ OVERRIDES_TABLE = Fields(
     "overrides",
     {
         "call": Word(CALL, "A callable that takes the key and answers a limit, a text or None."),
-        "keep": Word(Span("0s", "1d"), "How long its answer is kept; default 10s."),
-        "redis_hash": Word(Words("the name of a hash", bounded, "shop:limits"), "A Redis hash of key → limit."),
-        "url": Word(Url("a URL", store_words.redis_url, "redis://localhost:6379"), "Its server; default: the policy's store."),
-        "refresh": Word(Span("100ms", "1d"), "How often the hash is read; default 5s."),
+        "keep": Word(DurationText("0s", "1d"), "How long its answer is kept; default 10s."),
+        "redis_hash": Word(Text("the name of a hash", bounded, "shop:limits"), "A Redis hash of key → limit."),
+        "url": Word(Url("a URL", store_url.redis_url, "redis://localhost:6379"), "Its server; default: the policy's store."),
+        "refresh": Word(DurationText("100ms", "1d"), "How often the hash is read; default 5s."),
     },
     _overrides,
     one_of=("call", "redis_hash"),
@@ -122,7 +135,7 @@ MOST = 1_000_000_000
 UNITS = Number("units", 0, MOST)
 
 
-def _cost(said: Said, page: Page) -> Any:
+def _cost(said: Said, page: ParseContext) -> Any:
     _refuse_beside(said, page, ("estimate",), "response")
     _refuse_beside(said, page, ("default", "max"), "header", "query", "call")
     if "response" in said:
@@ -134,7 +147,7 @@ def _cost(said: Said, page: Page) -> Any:
     return Cost(source, said.get("default", 1), name.lower() if source == "header" else name, said.get("max", MOST))
 
 
-def _refuse_beside(said: Said, page: Page, some: tuple[str, ...], *kinds: str) -> None:
+def _refuse_beside(said: Said, page: ParseContext, some: tuple[str, ...], *kinds: str) -> None:
     for word in some:
         if word in said and not any(kind in said for kind in kinds):
             page.wrong(said.word(word), word, f"{word!r} belongs to {' or '.join(kinds)}", "take it out")
@@ -148,9 +161,11 @@ COST = Ready(
         table=Fields(
             "cost",
             {
-                "header": Word(Words("the name of a header", words.header_name, "X-Cost"), "A header that holds a whole number."),
-                "query": Word(Words("a name", bounded, "n"), "A query parameter that holds a whole number."),
-                "response": Word(Words("a size", words.size, "1kB", loose=True), "One unit for each of so many bytes."),
+                "header": Word(
+                    Text("the name of a header", value_parsers.header_name, "X-Cost"), "A header that holds a whole number."
+                ),
+                "query": Word(Text("a name", bounded, "n"), "A query parameter that holds a whole number."),
+                "response": Word(Text("a size", value_parsers.size, "1kB", loose=True), "One unit for each of so many bytes."),
                 "call": Word(CALL, "A callable that takes the facts of a request and answers a whole number."),
                 "default": Word(UNITS, "Where the request says none; default 1."),
                 "max": Word(Number("units", 1, MOST), "Never more than this."),
@@ -163,13 +178,13 @@ COST = Ready(
         ),
     ),
 )
-STATUS = Words("a status", words.statuses, "401 or 4xx", loose=True)
+STATUS = Text("a status", value_parsers.statuses, "401 or 4xx", loose=True)
 CHARGE = Ready(
     callable,
     Fields(
         "charge",
         {
-            "status": Word(Listing(STATUS, "statuses"), "Only responses of these count: 401, 4xx, 400-499."),
+            "status": Word(ListOf(STATUS, "statuses"), "Only responses of these count: 401, 4xx, 400-499."),
             "call": Word(CALL, "A callable that takes the status and the facts, and answers whether it counts."),
         },
         lambda said, page: Charge(said.get("status", ()), said.get("call")),
@@ -180,20 +195,20 @@ CHARGE = Ready(
 
 
 def _once(text: str) -> Once:
-    return Once(words.header_name(text).lower())
+    return Once(value_parsers.header_name(text).lower())
 
 
 ONCE = Kinds(
     "the name of a header",
-    text=Words("the name of a header", _once, "Idempotency-Key"),
+    text=Text("the name of a header", _once, "Idempotency-Key"),
     table=Fields(
         "once",
         {
             "header": Word(
-                Words("the name of a header", words.header_name, "Idempotency-Key"),
+                Text("the name of a header", value_parsers.header_name, "Idempotency-Key"),
                 "Requests with the same value are charged once.",
             ),
-            "for": Word(Span("1s", "7d"), "How long a value is remembered; default 24h."),
+            "for": Word(DurationText("1s", "7d"), "How long a value is remembered; default 24h."),
             "replays": Word(Number("repetitions", 1, 1_000_000), "So many repetitions are free; default 10."),
         },
         lambda said, page: Once(
@@ -204,21 +219,21 @@ ONCE = Kinds(
 
 # What happens beyond it ------------------------------------------------------------------------------------------------------
 
-ON_REFUSAL = Words(
+ON_REFUSAL = Text(
     "what happens on a refusal",
-    words.on_refusal,
+    value_parsers.on_refusal,
     "reject, wait up to 200ms, degrade <handler> or shadow",
     ready=lambda value: callable(value) or isinstance(value, OnRefusal),
     taken=lambda value: value if isinstance(value, OnRefusal) else OnRefusal("degrade", handler=value),
 )
-ON_FAILURE = Words(
+ON_FAILURE = Text(
     "what happens when the store fails",
-    words.on_failure,
+    value_parsers.on_failure,
     "open, closed or local 1/4",
     ready=lambda value: isinstance(value, OnFailure),
 )
-MESSAGE = Words("a message", words.told, '"Too many. Retry after {retry_after}s."')
-BODY_WORDS = (*words.PLACEHOLDERS, "message")
+MESSAGE = Text("a message", value_parsers.told, '"Too many. Retry after {retry_after}s."')
+BODY_WORDS = (*value_parsers.PLACEHOLDERS, "message")
 
 
 class Body(Anything):
@@ -226,15 +241,15 @@ class Body(Anything):
 
     what = "a body"
 
-    def read(self, node: Node, page: Page) -> Any:
+    def read(self, node: Node, page: ParseContext) -> Any:
         value = super().read(node, page)
         return BAD if value is BAD or not self._texts_hold(node, page) else value
 
-    def _texts_hold(self, node: Node, page: Page) -> bool:
+    def _texts_hold(self, node: Node, page: ParseContext) -> bool:
         if isinstance(node, Scalar) and isinstance(node.value, str):
             try:
-                words.told(node.text, BODY_WORDS)
-            except Wrong as wrong:
+                value_parsers.told(node.text, BODY_WORDS)
+            except ParseError as wrong:
                 page.wrong_text(node, wrong)
                 return False
         return True
@@ -242,12 +257,16 @@ class Body(Anything):
 
 def _alert(value: float) -> float:
     if not 0.01 <= value <= 1:
-        raise Wrong(f"{value!r} is not between 1% and 100%", f"write {value:g}%" if 1 < value <= 100 else "write it like 80%")
+        raise ParseError(
+            f"{value!r} is not between 1% and 100%", f"write {value:g}%" if 1 < value <= 100 else "write it like 80%"
+        )
     return float(value)
 
 
-ALERT = Words("a part of a limit", words.percent, "80%", ready=lambda value: isinstance(value, float), taken=_alert, loose=True)
-PROBLEM = Truth()
+ALERT = Text(
+    "a part of a limit", value_parsers.percent, "80%", ready=lambda value: isinstance(value, float), taken=_alert, loose=True
+)
+PROBLEM = Boolean()
 SAFE_CONCURRENCY = Number("requests at a time", 1, 1_000_000)
 
 
@@ -291,11 +310,11 @@ RULE = Fields(
     "a rule",
     {
         "name": Word(
-            Words("a name", words.title, "checkout", loose=True),
+            Text("a name", value_parsers.title, "checkout", loose=True),
             "Names the rule: in headers, in numbers, in the store. Once.",
             required=True,
         ),
-        "description": Word(Words("a text", str), "For people."),
+        "description": Word(Text("a text", str), "For people."),
         "match": Word(MATCHES, "Which requests: POST /checkout, a list, or {methods, path, host}. Without it: all."),
         "when": Word(WHEN, "Only while this holds of the identities."),
         "key": Word(KEY, "Who is counted: user, user | ip, [tenant, user]. Without it: all together."),

@@ -6,16 +6,16 @@ import os
 from typing import Any
 
 from ...algorithms.limit import Limit
-from ..model import Exemption, Headers, Match, ShutOut, When
-from . import limit_words, store_words, words
+from ..model import Exemption, Headers, Match, PenaltyBoxConfig, When
+from . import limit_parser, store_url, value_parsers
 from .conditions import KEY, MATCHES, PATHS, WHEN
 from .fields import Fields, Pairs, Said, Word
 from .identities import IDENTIFY, NETWORKS
 from .identities import place_of as place_in
-from .nodes import Node, Place, Scalar
-from .page import Page, bounded
+from .nodes import Node, Scalar, SourcePosition
+from .parse_context import ParseContext, bounded
 from .rules import ON_FAILURE, PROBLEM, RULE, SAFE_CONCURRENCY
-from .shapes import BAD, Choice, Kinds, Listing, Shape, Span, Truth, Url, Words
+from .validators import BAD, Boolean, Choice, DurationText, Kinds, ListOf, Text, Url, Validator
 
 _NO_HEADERS = Headers(wire="none", x=False, reset="off", success="never", partition=False, cors=False)
 
@@ -32,14 +32,14 @@ class EnvironmentDraft:
 
 FROM_ENVIRONMENT = Fields(
     "a value from the environment",
-    {"env": Word(Words("the name of a variable", bounded, "PROBE_TOKEN"), "The variable that holds it.", required=True)},
+    {"env": Word(Text("the name of a variable", bounded, "PROBE_TOKEN"), "The variable that holds it.", required=True)},
     lambda said, page: EnvironmentDraft(said),
     example="{env: PROBE_TOKEN}",
 )
 HEADER_VALUES = Pairs(
     "headers and their values",
-    Kinds("a value", text=Words("a value", str, "{env: PROBE_TOKEN}", secret=True, loose=True), table=FROM_ENVIRONMENT),
-    words.header_name,
+    Kinds("a value", text=Text("a value", str, "{env: PROBE_TOKEN}", secret=True, loose=True), table=FROM_ENVIRONMENT),
+    value_parsers.header_name,
     "{X-Probe: {env: PROBE_TOKEN}}",
 )
 
@@ -52,7 +52,7 @@ class ExemptionDraft:
         self.exemption = exemption
 
 
-def _exemption(said: Said, page: Page) -> Any:
+def _exemption(said: Said, page: ParseContext) -> Any:
     if not any(word in said for word in ("path", "match", "network", "header", "when")):
         told = (
             "this exemption exempts everybody from everything"
@@ -78,7 +78,7 @@ def _exemption(said: Said, page: Page) -> Any:
 REMEDY = "write a secret, like {X-Probe: {env: PROBE_TOKEN}}"
 
 
-def _header_value(name: str, value: Any, said: Said, page: Page) -> str:
+def _header_value(name: str, value: Any, said: Said, page: ParseContext) -> str:
     if not isinstance(value, EnvironmentDraft):
         found, place = str(value).strip(), said.at("header").place
         if not found:
@@ -95,7 +95,7 @@ def _header_value(name: str, value: Any, said: Said, page: Page) -> str:
     return _sendable(name, found, value.place, page)
 
 
-def _sendable(name: str, value: str, place: Place, page: Page) -> str:
+def _sendable(name: str, value: str, place: SourcePosition, page: ParseContext) -> str:
     if not (value.isascii() and value.isprintable()):
         page.wrong(place, "", f"this value of {name} has characters that no header carries", "write it in printable ASCII")
     return value
@@ -110,7 +110,7 @@ EXEMPTION = Fields(
         "header": Word(HEADER_VALUES, "Headers with these values, compared in constant time."),
         "when": Word(WHEN, "While this holds of the identities."),
         "limits": Word(
-            Listing(Words("the name of a rule", str, "user", loose=True), "names of rules"),
+            ListOf(Text("the name of a rule", str, "user", loose=True), "names of rules"),
             "Only from these rules; default: all.",
         ),
     },
@@ -124,38 +124,38 @@ HEADERS_TABLE = Fields(
     "headers",
     {
         "wire": Word(Choice("draft-11", "draft-7", "draft-6", "none"), "The form of RateLimit and RateLimit-Policy."),
-        "x": Word(Truth(), "X-RateLimit-Limit and X-RateLimit-Remaining."),
+        "x": Word(Boolean(), "X-RateLimit-Limit and X-RateLimit-Remaining."),
         "reset": Word(Choice("off", "delta", "epoch"), "X-RateLimit-Reset: seconds from now, or a moment."),
         "success": Word(Choice("always", "near", "never"), "On answers that were let pass: always, when little is left, never."),
-        "partition": Word(Truth(), "pk=, a keyed hash of the key."),
-        "cors": Word(Truth(), "Names the fields in Access-Control-Expose-Headers."),
+        "partition": Word(Boolean(), "pk=, a keyed hash of the key."),
+        "cors": Word(Boolean(), "Names the fields in Access-Control-Expose-Headers."),
     },
     lambda said, page: Headers(**{word: said.get(word) for word in said}),
     example="{wire: draft-11, x: true}",
 )
 
 
-class HeadersShape(Shape):
+class HeadersShape(Validator):
     """A table of what headers carry, or off."""
 
     what = "what headers carry"
     example = "headers: off"
 
-    def read(self, node: Node, page: Page) -> Any:
+    def read(self, node: Node, page: ParseContext) -> Any:
         if isinstance(node, Scalar) and isinstance(node.value, Headers):
             return node.value
         if isinstance(node, Scalar):
-            value = Truth().read(node, page)
+            value = Boolean().read(node, page)
             return BAD if value is BAD else Headers() if value else _NO_HEADERS
         return HEADERS_TABLE.read(node, page)
 
     def schema(self) -> dict[str, Any]:
-        return {"anyOf": [HEADERS_TABLE.schema(), Truth().schema()]}
+        return {"anyOf": [HEADERS_TABLE.schema(), Boolean().schema()]}
 
 
-AFTER = Words(
+AFTER = Text(
     "how many refusals are too many",
-    lambda text: limit_words.limit(bounded(text)),
+    lambda text: limit_parser.limit(bounded(text)),
     "100/min",
     ready=lambda value: isinstance(value, Limit),
 )
@@ -163,11 +163,11 @@ SHUT_OUT = Fields(
     "shut_out",
     {
         "after": Word(AFTER, "How many refusals: 100/min.", required=True),
-        "for": Word(Span("1s", "1d"), "How long nobody asks the store for them.", required=True),
+        "for": Word(DurationText("1s", "1d"), "How long nobody asks the store for them.", required=True),
         "key": Word(KEY, "Who is shut out; default ip."),
     },
     lambda said, page: (
-        ShutOut(said.get("after"), said.get("for"), said.get("key", (("ip",),)))
+        PenaltyBoxConfig(said.get("after"), said.get("for"), said.get("key", (("ip",),)))
         if said.get("after") is not None and said.get("for") is not None
         else BAD
     ),
@@ -183,30 +183,34 @@ class Loaded:
     def __init__(self, said: Said) -> None:
         self.said = said
 
-    def place(self, word: str) -> Place:
+    def place(self, word: str) -> SourcePosition:
         return self.said.word(word)
 
 
-STORE = Url("the URL of a store", store_words.store_url, "redis://localhost:6379 or memory://")
+STORE = Url("the URL of a store", store_url.store_url, "redis://localhost:6379 or memory://")
 POLICY = Fields(
     "a policy",
     {
-        "name": Word(Words("a name", words.title, "shop", loose=True), "Names the state in the store; default limitkeeper."),
+        "name": Word(
+            Text("a name", value_parsers.title, "shop", loose=True), "Names the state in the store; default limitkeeper."
+        ),
         "store": Word(
             STORE,
             "Where the state lives: memory://, shared:///path, redis://host:6379; default memory://.",
         ),
-        "budget": Word(Span("100us", "1min"), "A far store answers within this, or the rules' on_failure does; default 20ms."),
+        "budget": Word(
+            DurationText("100us", "1min"), "A far store answers within this, or the rules' on_failure does; default 20ms."
+        ),
         "on_failure": Word(ON_FAILURE, "The default of the rules: open | closed | local 1/4."),
         "safe_concurrency": Word(SAFE_CONCURRENCY, "Bursts above it are warned of."),
         "problem": Word(PROBLEM, "Refusals are application/problem+json."),
         "headers": Word(HeadersShape(), "Which header fields answers carry; off for none."),
         "identify": Word(IDENTIFY, "Facts about a request that have a name."),
         "exempt": Word(
-            Listing(EXEMPTION, "a list of exemptions", least=0, alone=False, sound=True), "Requests that are not limited."
+            ListOf(EXEMPTION, "a list of exemptions", least=0, alone=False, sound=True), "Requests that are not limited."
         ),
         "shut_out": Word(SHUT_OUT, "Who is refused too often is refused without asking the store."),
-        "limits": Word(Listing(RULE, "a list of rules", least=0, alone=False, sound=True, most=5000), "Who is limited by what."),
+        "limits": Word(ListOf(RULE, "a list of rules", least=0, alone=False, sound=True, most=5000), "Who is limited by what."),
     },
     lambda said, page: Loaded(said),
     example="a table with limits: and what belongs to it",

@@ -14,7 +14,7 @@ from types import ModuleType
 from typing import Any
 
 from ...errors import ConfigurationError
-from .nodes import DEEPEST, Missing, Node, Place, Scalar, Several, Table, under
+from .nodes import DEEPEST, ListNode, Missing, Node, Scalar, SourcePosition, Table, under
 
 #: The largest file, in bytes.
 LARGEST = 500_000
@@ -29,7 +29,7 @@ _WORDS |= {word.title(): value for word, value in _WORDS.items()} | {word.upper(
 class NotYaml(Exception):
     """The text is no YAML that a policy may be."""
 
-    def __init__(self, place: Place, text: str, message: str, suggestion: str = "") -> None:
+    def __init__(self, place: SourcePosition, text: str, message: str, suggestion: str = "") -> None:
         super().__init__(message)
         self.place = place
         self.text = text
@@ -50,18 +50,18 @@ def text_of(data: bytes) -> str:
     """The text of a file's bytes: UTF-8, with or without a byte order mark."""
     if len(data) > LARGEST:
         raise NotYaml(
-            Place(),
+            SourcePosition(),
             "",
             f"the file has {len(data):,} bytes; a policy has at most {LARGEST:,}",
             "take overrides from a call or a Redis hash",
         )
     if data.startswith((b"\xff\xfe", b"\xfe\xff")):
-        raise NotYaml(Place(1, 1), "", "the file is written in UTF-16", "save it as UTF-8")
+        raise NotYaml(SourcePosition(1, 1), "", "the file is written in UTF-16", "save it as UTF-8")
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         before = data[: error.start].decode("utf-8", "replace")
-        place = Place(before.count("\n") + 1, len(before) - before.rfind("\n"))
+        place = SourcePosition(before.count("\n") + 1, len(before) - before.rfind("\n"))
         raise NotYaml(place, repr(data[error.start : error.start + 1])[1:], "the file is not UTF-8", "save it as UTF-8") from None
 
 
@@ -69,7 +69,7 @@ def tree_of(text: str) -> tuple[Node, list[NotYaml]]:
     """The tree of a text, and what a policy can't have but can be read around."""
     yaml = library()
     if len(text) > LARGEST:
-        raise NotYaml(Place(), "", f"the text has {len(text):,} characters; a policy has at most {LARGEST:,}")
+        raise NotYaml(SourcePosition(), "", f"the text has {len(text):,} characters; a policy has at most {LARGEST:,}")
     refuse_unprintable(yaml, text)
     lines = text.splitlines()
     quick = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -90,7 +90,7 @@ def refuse_unprintable(yaml: ModuleType, text: str) -> None:
     if found is None:
         return
     before = text[: found.start()]
-    place = Place(before.count("\n") + 1, len(before) - before.rfind("\n"))
+    place = SourcePosition(before.count("\n") + 1, len(before) - before.rfind("\n"))
     raise NotYaml(
         place,
         found[0],
@@ -125,10 +125,10 @@ class Builder:
                 self.open.pop()
                 self.words.pop()
         if self.root is None or (isinstance(self.root, Scalar) and self.root.value is None):
-            raise NotYaml(Place(), "", "the file is empty", "a policy has at least limits: with one rule")
+            raise NotYaml(SourcePosition(), "", "the file is empty", "a policy has at least limits: with one rule")
         return self.root, self.refused
 
-    def refuse(self, place: Place, text: str, message: str, suggestion: str) -> None:
+    def refuse(self, place: SourcePosition, text: str, message: str, suggestion: str) -> None:
         self.refused.append(NotYaml(place, text, message, suggestion))
         if len(self.refused) > 100:
             raise self.refused[0]
@@ -161,7 +161,7 @@ class Builder:
         if isinstance(event, self.yaml.ScalarEvent):
             self.add(self.scalar(event, path))
             return
-        kind = Table if isinstance(event, self.yaml.MappingStartEvent) else Several
+        kind = Table if isinstance(event, self.yaml.MappingStartEvent) else ListNode
         node = kind(place_of(event, path))
         self.add(node)
         if len(self.open) >= DEEPEST:
@@ -175,7 +175,7 @@ class Builder:
         if not self.open:
             return ""
         top = self.open[-1]
-        if isinstance(top, Several):
+        if isinstance(top, ListNode):
             return f"{top.place.path}[{len(top.items)}]"
         word = self.words[-1]
         return top.place.path if word is None else under(top.place.path, word.text)
@@ -185,7 +185,7 @@ class Builder:
             self.root = node
             return
         top = self.open[-1]
-        if isinstance(top, Several):
+        if isinstance(top, ListNode):
             top.items.append(node)
             return
         assert isinstance(top, Table)
@@ -211,7 +211,7 @@ class Builder:
         if before is not None:
             told = f"{word.text!r} stands here twice: first in line {before[0].place.line}"
             self.refuse(word.place, word.text, told, "say it once")
-        place = Place(word.place.line, word.place.column, word.place.length, under(table.place.path, word.text))
+        place = SourcePosition(word.place.line, word.place.column, word.place.length, under(table.place.path, word.text))
         return Scalar(place, word.value, word.text, word.offset, word.exact)
 
     def scalar(self, event: Any, path: str) -> Scalar:
@@ -235,10 +235,10 @@ def resolved(text: str) -> Any:
     return text
 
 
-def place_of(event: Any, path: str = "") -> Place:
+def place_of(event: Any, path: str = "") -> SourcePosition:
     start, end = event.start_mark, event.end_mark
     length = end.column - start.column if end.line == start.line else 1
-    return Place(start.line + 1, start.column + 1, max(1, length), path)
+    return SourcePosition(start.line + 1, start.column + 1, max(1, length), path)
 
 
 # Mistakes of the parser, in words --------------------------------------------------------------------------------------
@@ -287,7 +287,7 @@ def explained(error: Any, lines: list[str]) -> NotYaml:
     opening = any(word in said for word in _AT_THE_OPENING)
     said = said.replace("found character that cannot", f"found character {at(error, lines)!r} that cannot")
     mark = (getattr(error, "context_mark", None) if opening else None) or getattr(error, "problem_mark", None)
-    place = Place(min(mark.line + 1, max(1, len(lines))), mark.column + 1) if mark is not None else Place()
+    place = SourcePosition(min(mark.line + 1, max(1, len(lines))), mark.column + 1) if mark is not None else SourcePosition()
     for pattern, message, suggestion in _REMEDIES:
         found = pattern.search(said)
         if found is not None:

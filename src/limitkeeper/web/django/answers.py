@@ -9,8 +9,8 @@ from django.core.exceptions import BadRequest, PermissionDenied, SuspiciousOpera
 from django.http import Http404, HttpRequest, HttpResponse
 from django.http.response import HttpResponseBase
 
-from ...policy.facts import method_of
-from ...policy.passage import Passage
+from ...policy.evaluation import Evaluation
+from ...policy.request_context import method_of
 from ..answers import body
 from ..bodies import FAILED, GONE, Account, AsyncBody, Body
 from ..headers import merge
@@ -40,7 +40,7 @@ class DjangoFacts(WsgiFacts):
         self.captured = NOTHING
 
 
-def refusal(passage: Passage, request: HttpRequest) -> HttpResponse:
+def refusal(passage: Evaluation, request: HttpRequest) -> HttpResponse:
     """Why, and when to come back."""
     assert passage.refusal is not None
     kind, text = body(passage, request.META.get("HTTP_ACCEPT"))
@@ -59,7 +59,7 @@ def put(fields: list[tuple[str, str]], response: HttpResponseBase) -> None:
             response.headers[name] = value
 
 
-def answered(passage: Passage, response: HttpResponseBase, request: HttpRequest) -> Account | None:
+def answered(passage: Evaluation, response: HttpResponseBase, request: HttpRequest) -> Account | None:
     """Counts a response. What is owed and known comes back, to be settled; what isn't is settled at the body's end."""
     passage.responded(response.status_code)
     if not passage.owes:
@@ -89,7 +89,7 @@ def status_of(error: BaseException) -> int:
     return next((status for kind, status in STATUSES if isinstance(error, kind)), FAILED)
 
 
-def failed(passage: Passage, status: int) -> Account:
+def failed(passage: Evaluation, status: int) -> Account:
     """The account of a view that raised."""
     passage.responded(status)
     return Account(passage, status)

@@ -25,12 +25,12 @@ from django.core.checks import CheckMessage, Error
 from django.core.checks import Warning as Notice
 
 from ...errors import ConfigurationError
-from ...policy.edition import Edition
+from ...policy.compiled_policy import CompiledPolicy
 from ...policy.gate import Gate
 from ...policy.identity.identify import Called
 from ...policy.model import Policy
+from ...policy.reading.diagnostics import ERROR, Diagnostic
 from ...policy.reading.load import examined
-from ...policy.reading.mistakes import ERROR, Mistake
 from ...stores.memory import MemoryStore
 from .site import handlers_said, policy_said, said
 
@@ -78,7 +78,7 @@ def read() -> tuple[Policy | None, list[CheckMessage]]:
     return made, [complaint(mistake) for mistake in page.mistakes()]
 
 
-def complaint(mistake: Mistake) -> CheckMessage:
+def complaint(mistake: Diagnostic) -> CheckMessage:
     """One mistake of a policy's file, as Django shows it: its place in front, what to write instead as the hint."""
     kind, name = (Error, "limitkeeper.E003") if mistake.severity == ERROR else (Notice, "limitkeeper.W001")
     return kind(f"{mistake.place}: {mistake.message}", hint=mistake.suggestion or None, id=name)
@@ -89,7 +89,7 @@ def functions(policy: Policy | None) -> Iterator[CheckMessage]:
     if policy is None or isinstance(policy_said(), Gate):  # a gate has found all of it
         return
     try:
-        Edition(policy, handlers_said()).close()
+        CompiledPolicy(policy, handlers_said()).close()
     except ConfigurationError as error:
         hint = 'Views are given as LIMITKEEPER = {"HANDLERS": {"cached": "shop.views.cached"}}.'
         yield Error(str(error), hint=hint, id="limitkeeper.E004")

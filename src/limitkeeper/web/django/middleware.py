@@ -16,7 +16,7 @@ from django.http import HttpRequest
 from django.http.response import HttpResponseBase
 from django.urls import Resolver404, get_resolver, resolve
 
-from ...policy.passage import Passage
+from ...policy.evaluation import Evaluation
 from ..bodies import let_go
 from ..headers import text_fields
 from ..routes import EXEMPT
@@ -83,14 +83,14 @@ class RateLimitMiddleware:
             await account.asettle()
         return told(passage, response)
 
-    def refuse(self, passage: Passage, request: HttpRequest) -> HttpResponseBase:
+    def refuse(self, passage: Evaluation, request: HttpRequest) -> HttpResponseBase:
         """The rule's own view, or a few bytes."""
         view: Any = passage.degrade
         if view is None:
             return refusal(passage, request)
         return async_to_sync(view)(request) if iscoroutinefunction(view) else view(request)
 
-    async def arefuse(self, passage: Passage, request: HttpRequest) -> HttpResponseBase:
+    async def arefuse(self, passage: Evaluation, request: HttpRequest) -> HttpResponseBase:
         view: Any = passage.degrade
         if view is None:
             return refusal(passage, request)
@@ -109,7 +109,7 @@ class RateLimitMiddleware:
             return False
 
 
-def told(passage: Passage, response: HttpResponseBase) -> HttpResponseBase:
+def told(passage: Evaluation, response: HttpResponseBase) -> HttpResponseBase:
     fields = text_fields(passage)
     if fields:
         put(fields, response)

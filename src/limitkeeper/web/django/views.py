@@ -21,8 +21,8 @@ from asgiref.sync import iscoroutinefunction, sync_to_async
 from django.http import HttpRequest
 from django.http.response import HttpResponseBase
 
+from ...policy.evaluation import Evaluation
 from ...policy.gate import Gate
-from ...policy.passage import Passage
 from ..apart import Places, has_siblings
 from ..bodies import let_go
 from ..routes import DEPTH, EXEMPT, Key, bound_to, fitting, name_of
@@ -123,7 +123,7 @@ def gate_at(places: Places, request: HttpRequest) -> Gate:
     return site().gate_for(places.at(getattr(getattr(request, "resolver_match", None), "route", None)))
 
 
-async def instead(passage: Passage, request: HttpRequest, *args: Any, **named: Any) -> HttpResponseBase:
+async def instead(passage: Evaluation, request: HttpRequest, *args: Any, **named: Any) -> HttpResponseBase:
     view: Any = passage.degrade
     if view is None:
         return refusal(passage, request)
@@ -131,7 +131,7 @@ async def instead(passage: Passage, request: HttpRequest, *args: Any, **named: A
     return await answer
 
 
-def came(request: HttpRequest, passage: Passage) -> Passage:
+def came(request: HttpRequest, passage: Evaluation) -> Evaluation:
     """Keeps a passage with its request: all of them for the fields, the last one as `request.limitkeeper`."""
     policy = getattr(request, "limitkeeper", None)
     kept = getattr(request, "_limitkeeper", None)

@@ -14,8 +14,8 @@ from flask.ctx import RequestContext
 from flask.globals import app_ctx, request_ctx
 from werkzeug.exceptions import HTTPException
 
+from ...policy.evaluation import Evaluation
 from ...policy.gate import Gate
-from ...policy.passage import Passage
 from ..wsgi import Environ, RateLimitMiddleware, StartResponse
 from ..wsgi_wire import PASSAGE, Start
 from .refused import Refused, refused
@@ -46,7 +46,7 @@ class FlaskMiddleware(RateLimitMiddleware):
         except HTTPException:
             return None
 
-    def refuse(self, passage: Passage, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
+    def refuse(self, passage: Evaluation, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
         session: Any = self.flask.session_interface.make_null_session(self.flask)
         with RequestContext(self.flask, environ, session=session):
             g.limitkeeper = passage
@@ -55,7 +55,7 @@ class FlaskMiddleware(RateLimitMiddleware):
             finally:
                 preserve(environ)
 
-    def answer(self, passage: Passage) -> Response:
+    def answer(self, passage: Evaluation) -> Response:
         app = self.flask
         try:
             if passage.degrade is not None:

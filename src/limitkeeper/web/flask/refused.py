@@ -8,7 +8,7 @@ from typing import Any
 from flask import request
 from werkzeug.exceptions import HTTPException, default_exceptions
 
-from ...policy.passage import Passage
+from ...policy.evaluation import Evaluation
 from ..answers import body
 
 
@@ -16,7 +16,7 @@ class Refused(HTTPException):
     """What a refused request raises. `passage` is the gate's answer, `retry_after` whole seconds (None: never), and
     `description` the message. Handlers of its status (429, 503, …) are found as for werkzeug's own exceptions."""
 
-    def __init__(self, passage: Passage) -> None:
+    def __init__(self, passage: Evaluation) -> None:
         assert passage.refusal is not None
         super().__init__(passage.refusal.message)
         self.passage = passage
@@ -39,6 +39,6 @@ def kind(status: int) -> type[Refused]:
     return type(known.__name__ if known is not HTTPException else "Refused", (Refused, known), {"code": status})
 
 
-def refused(passage: Passage) -> Refused:
+def refused(passage: Evaluation) -> Refused:
     assert passage.refusal is not None
     return kind(passage.refusal.status)(passage)

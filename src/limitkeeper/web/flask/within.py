@@ -15,8 +15,8 @@ from werkzeug.datastructures import Headers
 from werkzeug.wrappers import Response
 
 from ...errors import ConfigurationError
+from ...policy.evaluation import Evaluation
 from ...policy.gate import Gate
-from ...policy.passage import Passage
 from ..apart import Places
 from ..bodies import Account, Body, let_go
 from ..headers import merge
@@ -78,7 +78,7 @@ def asked(gate: Gate) -> Any:
 def tell(response: Response) -> Response:
     """Puts the fields on the response, counts it, and settles what is owed or leaves that to the end of its body."""
     environ = request.environ
-    passages: list[Passage] = environ[ASKED]
+    passages: list[Evaluation] = environ[ASKED]
     before = environ.get(BEFORE)
     fields = told(passages if before is None else [before, *passages])
     response.headers = Headers(merge(list(response.headers), fields))

@@ -10,9 +10,9 @@ from typing import Any
 
 import grpc
 
+from ...policy.evaluation import Evaluation
 from ...policy.gate import Gate, gate_of
 from ...policy.model import Policy
-from ...policy.passage import Passage
 from ...stores.contract import Store
 from .call import Call, SeenInTask
 from .facts import GrpcFacts, passing
@@ -82,7 +82,7 @@ class TaskGuard(Guard):
             await self.behaviour_of(passage)(await self.request(raw, facts, seen), seen)
             await seen.tell()
 
-    async def ask(self, facts: GrpcFacts, context: Any) -> Passage:
+    async def ask(self, facts: GrpcFacts, context: Any) -> Evaluation:
         """Lets pass, or ends the call. A client that goes away while it waits gives its place back."""
         passage = self.gate.quick(facts)
         if passage is None:
@@ -91,7 +91,7 @@ class TaskGuard(Guard):
             await context.abort(*refused_status(passage, passage.refusal))
         return passage
 
-    def behaviour_of(self, passage: Passage) -> Any:
+    def behaviour_of(self, passage: Evaluation) -> Any:
         return self.behaviour if passage.allowed else passage.degrade
 
     async def request(self, raw: Any, facts: GrpcFacts, seen: SeenInTask) -> Any:
@@ -139,7 +139,7 @@ class TaskGuard(Guard):
         return SeenInTask(context, call, read, write)
 
     @asynccontextmanager
-    async def call(self, passage: Passage, context: Any) -> AsyncIterator[Call]:
+    async def call(self, passage: Evaluation, context: Any) -> AsyncIterator[Call]:
         """Counts and settles a call at its end, however it ends; to the handler `current()` is its passage."""
         call = Call(passage, context)
         error: BaseException | None = None

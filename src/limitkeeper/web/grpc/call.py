@@ -13,7 +13,7 @@ from typing import Any
 
 import grpc
 
-from ...policy.passage import Passage
+from ...policy.evaluation import Evaluation
 from .status import Code, http_of, metadata_of
 
 log = logging.getLogger("limitkeeper")
@@ -22,7 +22,7 @@ log = logging.getLogger("limitkeeper")
 class Call:
     """A passage and what became of it."""
 
-    def __init__(self, passage: Passage, context: Any) -> None:
+    def __init__(self, passage: Evaluation, context: Any) -> None:
         self.passage = passage
         self.context = context
         self.metadata: Any = metadata_of(passage)

@@ -7,20 +7,20 @@ from contextvars import ContextVar
 from typing import Any
 from urllib.parse import unquote
 
-from ...policy.facts import Facts
+from ...policy.evaluation import Evaluation
 from ...policy.model import Policy
-from ...policy.passage import Passage
+from ...policy.request_context import RequestContext
 
 MESSAGE = "MESSAGE"
-passing: ContextVar[Passage | None] = ContextVar("limitkeeper.web.grpc", default=None)
+passing: ContextVar[Evaluation | None] = ContextVar("limitkeeper.web.grpc", default=None)
 
 
-def current() -> Passage | None:
+def current() -> Evaluation | None:
     """The passage of the call that is being handled here; None outside of a handler, and where nobody guards the server."""
     return passing.get()
 
 
-class GrpcFacts(Facts):
+class GrpcFacts(RequestContext):
     """A call is a POST to its method's path; metadata are its headers, binary ones left out. `raw` is the servicer context."""
 
     __slots__ = ()

@@ -17,7 +17,7 @@ import grpc
 from google.rpc import error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
-from ...policy.passage import QUEUE_FULL, QUOTA, SHUT_OUT, STORE, Passage, Refusal
+from ...policy.evaluation import QUEUE_FULL, QUOTA, SHUT_OUT, STORE, Evaluation, Refusal
 from ..headers import fields
 
 DOMAIN = "limitkeeper"
@@ -53,14 +53,14 @@ def http_of(code: Any) -> int:
     return HTTP.get(code, 500)
 
 
-def metadata_of(passage: Passage) -> Metadata:
+def metadata_of(passage: Evaluation) -> Metadata:
     """The fields of a response that mean something in gRPC, as metadata."""
     return tuple(
         [(name.decode(), value.decode()) for name, value in fields(passage) if not name.startswith((b"access", b"cache"))]
     )
 
 
-def refused_status(passage: Passage, refusal: Refusal) -> tuple[Any, str, Metadata]:
+def refused_status(passage: Evaluation, refusal: Refusal) -> tuple[Any, str, Metadata]:
     """(code, message, trailing metadata) of a refused call."""
     code = Code.UNAVAILABLE if refusal.status >= 500 else Code.RESOURCE_EXHAUSTED
     message = shortened(refusal.message)

@@ -12,9 +12,9 @@ from typing import Any, NoReturn
 
 import grpc
 
+from ...policy.evaluation import Evaluation
 from ...policy.gate import Gate, gate_of
 from ...policy.model import Policy
-from ...policy.passage import Passage
 from ...stores.contract import Store
 from .call import Call, SeenInThread
 from .facts import GrpcFacts, passing
@@ -79,7 +79,7 @@ class ThreadGuard(Guard):
                 yield data
             seen.tell()
 
-    def ask(self, facts: GrpcFacts, context: Any) -> Passage:
+    def ask(self, facts: GrpcFacts, context: Any) -> Evaluation:
         """Lets pass, or ends the call. A client that goes away while it waits gives its place back."""
         passage = self.gate.quick(facts)
         if passage is None:
@@ -90,10 +90,10 @@ class ThreadGuard(Guard):
             end(context, code, message)
         return passage
 
-    def behaviour_of(self, passage: Passage) -> Any:
+    def behaviour_of(self, passage: Evaluation) -> Any:
         return self.behaviour if passage.allowed else passage.degrade
 
-    def within(self, passage: Passage, behaviour: Any, *arguments: Any) -> Any:
+    def within(self, passage: Evaluation, behaviour: Any, *arguments: Any) -> Any:
         """Runs a step of the handler, to whom `current()` is this passage."""
         token = passing.set(passage)
         try:
@@ -129,7 +129,7 @@ class ThreadGuard(Guard):
         return data
 
     @contextmanager
-    def call(self, passage: Passage, context: Any) -> Iterator[Call]:
+    def call(self, passage: Evaluation, context: Any) -> Iterator[Call]:
         """Counts and settles a call at its end, however it ends."""
         call = Call(passage, context)
         error: BaseException | None = None
@@ -178,7 +178,7 @@ class Lobby:
 LOBBY = Lobby()
 
 
-def waited(gate: Gate, facts: GrpcFacts, context: Any) -> Passage:
+def waited(gate: Gate, facts: GrpcFacts, context: Any) -> Evaluation:
     """Asks and waits; cancelled, and its place given back, when the client goes away or its deadline passes.
 
     grpc.aio tells a thread of a deadline only: there a client that goes away is waited for."""

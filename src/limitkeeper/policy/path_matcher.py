@@ -55,7 +55,7 @@ class Node:
         self.rests: list[Pattern] = []
 
 
-class Matcher:
+class PathMatcher:
     """The matches of many rules. `find` gives the rules by index, in order, and what their templates captured."""
 
     def __init__(self, rules: Iterable[Sequence[Match]]) -> None:

@@ -27,10 +27,10 @@ if cython.compiled:
     from cython.cimports.limitkeeper.algorithms.claim import Claim
     from cython.cimports.limitkeeper.decision import Decision, Decisions
     from cython.cimports.limitkeeper.monotonic import monotonic_us
-    from cython.cimports.limitkeeper.policy.clause import Clause
-    from cython.cimports.limitkeeper.policy.edition import Edition, Plan
-    from cython.cimports.limitkeeper.policy.facts import Facts
-    from cython.cimports.limitkeeper.policy.passage import Entry, Passage, begun
+    from cython.cimports.limitkeeper.policy.compiled_policy import CompiledPolicy, MatchedRules
+    from cython.cimports.limitkeeper.policy.compiled_rule import CompiledRule
+    from cython.cimports.limitkeeper.policy.evaluation import Entry, Evaluation, begun
+    from cython.cimports.limitkeeper.policy.request_context import RequestContext
     from cython.cimports.limitkeeper.stores.contract import Store
 else:
     from .. import limiter_base
@@ -38,16 +38,16 @@ else:
     from ..clock import monotonic_us
     from ..decision import Decision, Decisions
     from ..stores.contract import Store
-    from .clause import Clause
-    from .edition import Edition, Plan
-    from .facts import Facts
-    from .passage import Entry, Passage, begun
+    from .compiled_policy import CompiledPolicy, MatchedRules
+    from .compiled_rule import CompiledRule
+    from .evaluation import Entry, Evaluation, begun
+    from .request_context import RequestContext
 
 from ..errors import StoreError
 from ..observe.events import ALERT
 from ..observe.tally import DECISION_BOUNDS_US, RESPONSE_BOUNDS_MS
-from . import once, refusing, shadow
-from .identity.complaints import Complaints
+from . import idempotency, refusal, shadow
+from .identity.callback_errors import CallbackErrors
 
 BOUNDS = len(DECISION_BOUNDS_US)
 #: So many of the bounds are 1, 2, 4, 8 …: found without looking at the table.
@@ -57,7 +57,7 @@ RESPONSE_BOUNDS = len(RESPONSE_BOUNDS_MS)
 
 
 @cython.cclass
-class Asking:
+class Evaluator:
     """What every request goes through; `Gate` adds what happens around it."""
 
     # fmt: off
@@ -78,18 +78,18 @@ class Asking:
         self.requests = self.allowed_requests = self.refused_requests = self.exempt_requests = self.unlimited_requests = 0
         self.latency: list[int] = [0] * (BOUNDS + 1)
         self.latency_sum = 0
-        self.complaints = Complaints()
+        self.complaints = CallbackErrors()
 
     # Preparing -------------------------------------------------------------------------------------------------
 
     @cython.cfunc
-    def prepare(self, facts: Facts) -> Passage:
+    def prepare(self, facts: RequestContext) -> Evaluation:
         """What a request asks for: the entries, keys and costs of all rules that are meant."""
-        edition: Edition = self.edition
-        passage: Passage = begun(self, edition)
+        edition: CompiledPolicy = self.edition
+        passage: Evaluation = begun(self, edition)
         passage.began_us = monotonic_us()
         passage.facts = facts
-        plan: Plan = edition.plan(facts)
+        plan: MatchedRules = edition.plan(facts)
         if plan.exempt or limiter_base.off:
             return passage
         excused: object = None
@@ -101,7 +101,7 @@ class Asking:
             plan = edition.hosted(plan, facts)
         passage.costs = []
         i: cython.Py_ssize_t
-        clause: Clause
+        clause: CompiledRule
         for i in range(len(plan.clauses)):
             clause = plan.clauses[i]
             if (excused is not None and clause.name in excused) or not clause.meant(facts):  # type: ignore[operator]
@@ -113,7 +113,7 @@ class Asking:
         return passage
 
     @cython.cfunc
-    def add(self, passage: Passage, clause: Clause, facts: Facts, key: str) -> cython.int:
+    def add(self, passage: Evaluation, clause: CompiledRule, facts: RequestContext, key: str) -> cython.int:
         """One rule's entries, to be asked with all others; in shadow, or once, on its own."""
         limits: tuple = clause.limits_for(facts, key)  # type: ignore[type-arg]
         if not limits:
@@ -145,7 +145,7 @@ class Asking:
         return 0
 
     @cython.cfunc
-    def claims(self, passage: Passage) -> list:  # type: ignore[type-arg]
+    def claims(self, passage: Evaluation) -> list:  # type: ignore[type-arg]
         """The claims of a passage, made when they are first needed."""
         if passage.claims is None:
             found: list = []  # type: ignore[type-arg]
@@ -157,7 +157,7 @@ class Asking:
         return passage.claims  # type: ignore[no-any-return]
 
     @cython.cfunc
-    def decide(self, passage: Passage) -> Decision:
+    def decide(self, passage: Evaluation) -> Decision:
         """One question for all entries, asked of a store in this process (or waited for)."""
         if len(passage.entries) == 1 and not passage.owes:
             entry: Entry = passage.entries[0]
@@ -167,7 +167,7 @@ class Asking:
     # Concluding ------------------------------------------------------------------------------------------------
 
     @cython.cfunc
-    def passed(self, passage: Passage, decision: Decision) -> Passage:
+    def passed(self, passage: Evaluation, decision: Decision) -> Evaluation:
         """Counts a request that every rule let pass."""
         passage.decision = decision
         passage.allowed = True
@@ -189,8 +189,8 @@ class Asking:
         return passage
 
     @cython.cfunc
-    def count_one(self, passage: Passage, entry: Entry, part: Decision, i: cython.Py_ssize_t) -> cython.int:
-        clause: Clause = entry.clause
+    def count_one(self, passage: Evaluation, entry: Entry, part: Decision, i: cython.Py_ssize_t) -> cython.int:
+        clause: CompiledRule = entry.clause
         if entry.label is clause.name:
             clause.passed += 1
         if part.remaining * 5 < part.limit and passage.near_by is not clause:
@@ -205,7 +205,7 @@ class Asking:
         return 0
 
     @cython.cfunc
-    def timed(self, passage: Passage) -> cython.int:
+    def timed(self, passage: Evaluation) -> cython.int:
         """Counts how long the decision took."""
         took: cython.longlong = monotonic_us() - passage.began_us - passage.wait_us
         if took < 0:  # who waited on another clock than the machine's
@@ -222,7 +222,7 @@ class Asking:
         return 0
 
     @cython.cfunc
-    def free(self, passage: Passage) -> Passage:
+    def free(self, passage: Evaluation) -> Evaluation:
         """A request that nothing limits."""
         if not passage.owes:
             passage.facts = None
@@ -234,11 +234,11 @@ class Asking:
             self.unlimited_requests += 1
         return passage
 
-    def claims_of(self, passage: Passage) -> list[Claim]:
+    def claims_of(self, passage: Evaluation) -> list[Claim]:
         """The claims of a passage, for whoever asks the store himself."""
         return self.claims(passage)
 
-    def let_pass(self, passage: Passage, decision: Any) -> Passage:
+    def let_pass(self, passage: Evaluation, decision: Any) -> Evaluation:
         """Counts a request that passes, though the store was not asked."""
         if decision is not None:
             return self.passed(passage, decision)
@@ -248,13 +248,13 @@ class Asking:
         self.allowed_requests += 1
         return passage
 
-    def refused_one(self, passage: Passage) -> None:
+    def refused_one(self, passage: Evaluation) -> None:
         passage.facts = None
         self.timed(passage)
         self.requests += 1
         self.refused_requests += 1
 
-    def alerted(self, passage: Passage, entry: Entry, part: Decision, i: int) -> None:
+    def alerted(self, passage: Evaluation, entry: Entry, part: Decision, i: int) -> None:
         """A key's use has crossed its rule's mark."""
         self.complaints.tell("%s: a key has used %d of %d", entry.label, part.limit - part.remaining, part.limit)
         self.tell(ALERT, passage)
@@ -267,9 +267,9 @@ class Asking:
 
     # The three ways to ask ---------------------------------------------------------------------------------------
 
-    def quick(self, facts: Facts) -> Passage | None:
+    def quick(self, facts: RequestContext) -> Evaluation | None:
         """The answer, when this process can give it without waiting for anything; otherwise None, and nothing was done."""
-        passage: Passage
+        passage: Evaluation
         decision: Decision
         if self.shutter is not None:
             shut = self.shutter.shut(self, facts)
@@ -288,12 +288,12 @@ class Asking:
             return self.failing.answer(self, passage, error)  # type: ignore[no-any-return]
         if decision.allowed:
             return self.passed(passage, decision)
-        if refusing.may_wait(passage, decision):
+        if refusal.may_wait(passage, decision):
             return None
-        return refusing.refused(self, passage, decision)
+        return refusal.refused(self, passage, decision)
 
     @cython.cfunc
-    def quick_far(self, passage: Passage) -> Passage:
+    def quick_far(self, passage: Evaluation) -> Evaluation:
         """A far store can answer one plain hit at once when it holds a lease for it."""
         if passage.special:
             return None  # type: ignore[return-value]
@@ -310,28 +310,28 @@ class Asking:
             return self.failing.answer(self, passage, decision)  # type: ignore[no-any-return]
         if decision.allowed:
             return self.passed(passage, decision)
-        if refusing.may_wait(passage, decision):
+        if refusal.may_wait(passage, decision):
             return None  # type: ignore[return-value]
-        return refusing.refused(self, passage, decision)
+        return refusal.refused(self, passage, decision)
 
-    def quick_special(self, passage: Passage) -> Passage | None:
+    def quick_special(self, passage: Evaluation) -> Evaluation | None:
         """Rules in shadow and charges made once, on a store in this process."""
         try:
-            once.marked(self, passage)
+            idempotency.marked(self, passage)
             if not passage.entries:
                 return shadow.asked(self, self.free(passage))
             decision: Decision = self.decide(passage)
             if not decision.allowed:
-                once.unmarked(self, passage)
-                if refusing.may_wait(passage, decision):
+                idempotency.unmarked(self, passage)
+                if refusal.may_wait(passage, decision):
                     return None
-                return refusing.refused(self, passage, decision)
+                return refusal.refused(self, passage, decision)
         except StoreError as error:
             return self.failing.answer(self, passage, error)  # type: ignore[no-any-return]
-        once.paid(self, passage, decision)
+        idempotency.paid(self, passage, decision)
         return shadow.asked(self, self.passed(passage, decision))
 
-    def ask(self, facts: Facts) -> Passage:
+    def ask(self, facts: RequestContext) -> Evaluation:
         """The answer, waited for: in a rule's queue, or for a store that is far away."""
         if not self.far:  # nearly always that is all
             found = self.quick(facts)
@@ -341,36 +341,36 @@ class Asking:
             shut = self.shutter.shut(self, facts)
             if shut is not None:
                 return shut  # type: ignore[no-any-return]
-        passage: Passage = self.prepare(facts)
+        passage: Evaluation = self.prepare(facts)
         try:
-            once.marked(self, passage)
+            idempotency.marked(self, passage)
             if not passage.entries:
                 return shadow.asked(self, self.free(passage))
             decision: Decision = self.decide(passage)
             if self.failing.has_failed(decision):
                 return self.failing.answer(self, passage, decision)  # type: ignore[no-any-return]
             if not decision.allowed:
-                if refusing.may_wait(passage, decision):
+                if refusal.may_wait(passage, decision):
                     decision = self.queue.wait(self, passage, decision)
                     if self.failing.has_failed(decision):
                         return self.failing.answer(self, passage, decision)  # type: ignore[no-any-return]
                 if not decision.allowed:
-                    once.unmarked(self, passage)
-                    return refusing.refused(self, passage, decision)
+                    idempotency.unmarked(self, passage)
+                    return refusal.refused(self, passage, decision)
         except StoreError as error:
             return self.failing.answer(self, passage, error)  # type: ignore[no-any-return]
-        once.paid(self, passage, decision)
+        idempotency.paid(self, passage, decision)
         return shadow.asked(self, self.passed(passage, decision))
 
-    async def aask(self, facts: Facts) -> Passage:
+    async def aask(self, facts: RequestContext) -> Evaluation:
         """The same, awaited. Nothing blocks the loop."""
         if self.shutter is not None:
             shut = self.shutter.shut(self, facts)
             if shut is not None:
                 return shut  # type: ignore[no-any-return]
-        passage: Passage = self.prepare(facts)
+        passage: Evaluation = self.prepare(facts)
         try:
-            await once.amarked(self, passage)
+            await idempotency.amarked(self, passage)
             if not passage.entries:
                 return await shadow.aasked(self, self.free(passage))
             if self.far:
@@ -380,22 +380,22 @@ class Asking:
             if self.failing.has_failed(decision):
                 return self.failing.answer(self, passage, decision)  # type: ignore[no-any-return]
             if not decision.allowed:
-                if refusing.may_wait(passage, decision):
+                if refusal.may_wait(passage, decision):
                     decision = await self.queue.await_(self, passage, decision)
                     if self.failing.has_failed(decision):
                         return self.failing.answer(self, passage, decision)  # type: ignore[no-any-return]
                 if not decision.allowed:
-                    await once.aunmarked(self, passage)
-                    return refusing.refused(self, passage, decision)
+                    await idempotency.aunmarked(self, passage)
+                    return refusal.refused(self, passage, decision)
         except StoreError as error:
             return self.failing.answer(self, passage, error)  # type: ignore[no-any-return]
-        await once.apaid(self, passage, decision)
+        await idempotency.apaid(self, passage, decision)
         return await shadow.aasked(self, self.passed(passage, decision))
 
     # Responses -------------------------------------------------------------------------------------------------
 
     @cython.ccall
-    def count_response(self, passage: Passage, status: cython.int) -> cython.void:
+    def count_response(self, passage: Evaluation, status: cython.int) -> cython.void:
         """Counts a response and its time under every rule that let the request pass."""
         took: cython.longlong = monotonic_us() - passage.began_us
         i: cython.Py_ssize_t = 0
@@ -405,7 +405,7 @@ class Asking:
         k: cython.Py_ssize_t
         for k in range(len(passage.entries)):
             entry: Entry = passage.entries[k]
-            clause: Clause = entry.clause
+            clause: CompiledRule = entry.clause
             if entry.label is clause.name:
                 clause.times[i] += 1
                 clause.statuses[family] += 1

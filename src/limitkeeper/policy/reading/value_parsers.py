@@ -13,7 +13,7 @@ from ...errors import ConfigurationError, InvalidLimit
 from ...rate import duration_us
 from ...stores.guarded.share import share_of_nodes
 from ..model import CLOSED, DEGRADE, LOCAL, OPEN, REJECT, SHADOW, WAIT, OnFailure, OnRefusal
-from .page import Wrong, bounded, did_you_mean, short
+from .parse_context import ParseError, bounded, did_you_mean, short
 
 EVERYONE = "everyone"
 #: Words that have a meaning where an identity's name may stand.
@@ -34,13 +34,13 @@ _BYTES = {"": 1, "b": 1, "kb": 1000, "mb": 10**6, "gb": 10**9, "kib": 1024, "mib
 def title(text: str) -> str:
     """The name of a policy or a rule, which goes into header fields."""
     if not text or len(text) > 64:
-        raise Wrong(f"a name has 1 to 64 characters, not {len(text)}", "shorten it")
+        raise ParseError(f"a name has 1 to 64 characters, not {len(text)}", "shorten it")
     for place, character in enumerate(text):
         if not " " <= character <= "~" or character in '"\\':
             told = f"{character!r} can't stand in a name, which goes into header fields"
-            raise Wrong(told, f"write {plain_title(text)!r}", (place, 1))
+            raise ParseError(told, f"write {plain_title(text)!r}", (place, 1))
     if text != text.strip():
-        raise Wrong(f"{text!r} begins or ends with a space", f"write {text.strip()!r}")
+        raise ParseError(f"{text!r} begins or ends with a space", f"write {text.strip()!r}")
     return text
 
 
@@ -53,23 +53,23 @@ def plain_title(text: str) -> str:
 def identity_name(text: str) -> str:
     """The name of an identity: like a name in a program, so that "user | ip" can be told apart."""
     if text in RESERVED:
-        raise Wrong(f"{text!r} has a meaning of its own and can't name an identity", f"write {text}_id, for example")
+        raise ParseError(f"{text!r} has a meaning of its own and can't name an identity", f"write {text}_id, for example")
     if len(text) > 64 or not _NAME.fullmatch(text):
-        raise Wrong(f"{short(text)!r} can't name an identity", "letters, digits and _ . - can, beginning with a letter")
+        raise ParseError(f"{short(text)!r} can't name an identity", "letters, digits and _ . - can, beginning with a letter")
     return text
 
 
 def value(text: str) -> str:
     """A value that somebody may have: not an empty one."""
     if not bounded(text).strip():
-        raise Wrong("an empty text is no value", "write one, or leave the word out")
+        raise ParseError("an empty text is no value", "write one, or leave the word out")
     return text.strip()
 
 
 def header_name(text: str) -> str:
     """The name of a header field."""
     if len(text) > 100 or not _TOKEN.fullmatch(text):
-        raise Wrong(f"{short(text)!r} can't be the name of a header", "write it like X-Tenant")
+        raise ParseError(f"{short(text)!r} can't be the name of a header", "write it like X-Tenant")
     return text
 
 
@@ -79,7 +79,7 @@ def call(text: str) -> str:
         module, _, attribute = text.rpartition(".")
         known = re.fullmatch(r"[\w.]+", text) and module
         like = f"{module}:{attribute}" if known else "shop.people:vip_of"
-        raise Wrong(f"{short(text)!r} names nothing to call", f"write package.module:attribute, like {like}")
+        raise ParseError(f"{short(text)!r} names nothing to call", f"write package.module:attribute, like {like}")
     return text
 
 
@@ -90,18 +90,18 @@ def alternatives(text: str) -> tuple[str, ...]:
     """One part of a key: "user", or "user | ip", the first one present."""
     found, start = [], 0
     if not text.strip():
-        raise Wrong("an empty text is no key", "write it like user | ip, or leave the word out")
+        raise ParseError("an empty text is no key", "write it like user | ip, or leave the word out")
     for piece in bounded(text).split("|"):
         name = piece.strip()
         at = start + len(piece) - len(piece.lstrip())
         if not name:
-            raise Wrong(f"nothing stands on one side of a '|' in {text!r}", "write it like user | ip", (text.find("|"), 1))
+            raise ParseError(f"nothing stands on one side of a '|' in {text!r}", "write it like user | ip", (text.find("|"), 1))
         if name in found:
-            raise Wrong(f"{name!r} stands twice in {text!r}", "say it once", (at, len(name)))
+            raise ParseError(f"{name!r} stands twice in {text!r}", "say it once", (at, len(name)))
         try:
             found.append(identity_name(name))
-        except Wrong as wrong:
-            raise Wrong(wrong.message, key_remedy(name) or wrong.suggestion, (at, len(name))) from None
+        except ParseError as wrong:
+            raise ParseError(wrong.message, key_remedy(name) or wrong.suggestion, (at, len(name))) from None
         start += len(piece) + 1
     return tuple(found)
 
@@ -128,17 +128,17 @@ def on_refusal(text: str) -> OnRefusal:
     if verb in (REJECT, SHADOW) and len(words) == 1:
         return OnRefusal(verb)
     if verb == SHADOW or SHADOW in (word.lower().strip(",;") for word in words[1:] if verb == WAIT):
-        raise Wrong("a rule in shadow lets everybody pass, so nobody waits", "write shadow or wait up to …, not both")
+        raise ParseError("a rule in shadow lets everybody pass, so nobody waits", "write shadow or wait up to …, not both")
     if verb == WAIT:
         return wait(" ".join(words))
     if verb == DEGRADE:
         if len(words) != 2:
-            raise Wrong(
+            raise ParseError(
                 "'degrade' has no handler", "write degrade package.module:handler, or the name of one given to the middleware"
             )
         return OnRefusal(DEGRADE, handler=call(words[1]) if ":" in words[1] else words[1])
     remedy = did_you_mean(verb, (REJECT, WAIT, DEGRADE, SHADOW), "write reject, wait up to 200ms, degrade <handler> or shadow")
-    raise Wrong(f"{short(text)!r} is nothing that can happen on a refusal", remedy)
+    raise ParseError(f"{short(text)!r} is nothing that can happen on a refusal", remedy)
 
 
 _WAIT = re.compile(
@@ -151,26 +151,26 @@ def wait(text: str) -> OnRefusal:
     like = "write it like wait up to 200ms queue 100"
     found = _WAIT.fullmatch(text)
     if found is None or found["rest"].strip():
-        raise Wrong(f"{short(text)!r} is not understood", like)
+        raise ParseError(f"{short(text)!r} is not understood", like)
     if found["time"] is None:
-        raise Wrong("a wait without a time has no end", like)
+        raise ParseError("a wait without a time has no end", like)
     if found["time"].lower() in ("forever", "infinite", "inf", "unlimited", "unbounded", "none", "indefinitely"):
-        raise Wrong(f"a wait of {found['time']!r} has no end: every refused request would stay", like)
+        raise ParseError(f"a wait of {found['time']!r} has no end: every refused request would stay", like)
     try:
         time_us = duration_us(found["time"])
     except (InvalidLimit, ValueError):
-        raise Wrong(f"{short(found['time'])!r} is no duration", like) from None
+        raise ParseError(f"{short(found['time'])!r} is no duration", like) from None
     if found["to"] is None:
-        raise Wrong(f"{short(text)!r} is not understood", f"write wait up to {found['time']}")
+        raise ParseError(f"{short(text)!r} is not understood", f"write wait up to {found['time']}")
     if not 0 < time_us <= duration_us(PATIENCE):
-        raise Wrong(
+        raise ParseError(
             f"a wait of {found['time']} is not between 0 and {PATIENCE}", "clients give up sooner; let them retry instead"
         )
     queue = found["queue"]
     if queue is None:
         return OnRefusal(WAIT, time_us)
     if not (queue.isascii() and queue.isdigit()) or len(queue) > 6 or not 1 <= int(queue) <= 100_000:
-        raise Wrong(f"a queue of {short(queue)!r} is not from 1 to 100000", like)
+        raise ParseError(f"a queue of {short(queue)!r} is not from 1 to 100000", like)
     return OnRefusal(WAIT, time_us, int(queue))
 
 
@@ -185,12 +185,12 @@ def on_failure(text: str) -> OnFailure:
         try:
             share_of_nodes(share)
         except ConfigurationError:
-            raise Wrong(
+            raise ParseError(
                 f"{share!r} is no share of a limit", "write local 1/4 where four nodes share it, or local alone"
             ) from None
         return OnFailure(LOCAL, share)
     remedy = did_you_mean(verb, (OPEN, CLOSED, LOCAL), "write open, closed or local 1/4")
-    raise Wrong(f"{short(text)!r} is nothing that can happen when a store fails", remedy)
+    raise ParseError(f"{short(text)!r} is nothing that can happen when a store fails", remedy)
 
 
 def percent(text: str) -> float:
@@ -198,9 +198,9 @@ def percent(text: str) -> float:
     found = re.fullmatch(r"\s*(\d{1,3}(?:\.\d{1,4})?)\s*%\s*", text)
     if found is None:
         remedy = f"write {text.strip()}%" if re.fullmatch(r"\s*\d{1,3}(\.\d+)?\s*", text) else "write it like 80%"
-        raise Wrong(f"{short(text)!r} is no part of a limit", remedy)
+        raise ParseError(f"{short(text)!r} is no part of a limit", remedy)
     if not 1 <= float(found[1]) <= 100:
-        raise Wrong(f"{text.strip()} is not between 1% and 100%", "write it like 80%")
+        raise ParseError(f"{text.strip()} is not between 1% and 100%", "write it like 80%")
     return round(float(found[1]) / 100, 6)
 
 
@@ -208,9 +208,9 @@ def size(text: str) -> int:
     """ "1kB" is 1000 bytes, "1KiB" 1024."""
     found = _SIZE.fullmatch(text.strip())
     if found is None or found[2].lower() not in _BYTES:
-        raise Wrong(f"{short(text)!r} is no size", "write it like 1kB, 1KiB or 4MB")
+        raise ParseError(f"{short(text)!r} is no size", "write it like 1kB, 1KiB or 4MB")
     if not 1 <= int(found[1]) * _BYTES[found[2].lower()] <= 10**12:
-        raise Wrong(f"{short(text)!r} is not between 1B and 1000GB", "write it like 1kB")
+        raise ParseError(f"{short(text)!r} is not between 1B and 1000GB", "write it like 1kB")
     return int(found[1]) * _BYTES[found[2].lower()]
 
 
@@ -221,16 +221,16 @@ def statuses(text: str) -> tuple[int, int]:
         return int(words[0]) * 100, int(words[0]) * 100 + 99
     found = re.fullmatch(r"([1-5]\d\d)(?:\s*-\s*([1-5]\d\d))?", words)
     if found is None or int(found[2] or found[1]) < int(found[1]):
-        raise Wrong(f"{short(text)!r} is no status", "write it like 401, 4xx or 400-499")
+        raise ParseError(f"{short(text)!r} is no status", "write it like 401, 4xx or 400-499")
     return int(found[1]), int(found[2] or found[1])
 
 
 def told(text: str, known: tuple[str, ...] = PLACEHOLDERS) -> str:
     """A message: its {placeholders} are known ones."""
     if len(text) > 2000:
-        raise Wrong(f"a message has at most 2000 characters, not {len(text)}")
+        raise ParseError(f"a message has at most 2000 characters, not {len(text)}")
     for found in re.finditer(r"\{(\w+)\}", text):
         if found[1] not in known:
             remedy = did_you_mean(found[1], known, f"there are {', '.join('{' + word + '}' for word in known)}")
-            raise Wrong(f"nothing is put in the place of {found[0]}", remedy, (found.start(), len(found[0])))
+            raise ParseError(f"nothing is put in the place of {found[0]}", remedy, (found.start(), len(found[0])))
     return text

@@ -10,7 +10,7 @@ from ...algorithms.limit_parser import parse_limit
 from ...errors import InvalidLimit
 from ...rate import WRITE
 from ..model import Limits
-from .page import Wrong, bounded, did_you_mean, nearest, short
+from .parse_context import ParseError, bounded, did_you_mean, nearest, short
 
 UNLIMITED = "unlimited"
 _OPTION = re.compile(r"^(?:'(\w+)' does not|(burst|initial|capacity|align)\b)")
@@ -32,11 +32,13 @@ def limit(text: str, start: int = 0) -> Limit:
     words = text.strip()
     at = start + len(text) - len(text.lstrip())
     if not words:
-        raise Wrong("nothing stands on one side of a ';'", "write it like token bucket 5/s; fixed window 1000/min", (start, 1))
+        raise ParseError(
+            "nothing stands on one side of a ';'", "write it like token bucket 5/s; fixed window 1000/min", (start, 1)
+        )
     named = re.match(r"[^\d;]*", words)
     kind = " ".join((named[0] if named else "").split()).lower()
     if kind and (kind not in ALGORITHMS or kind == words.lower()):
-        raise Wrong(*unknown_kind(words, kind), (at, max(1, len((named[0] if named else "").rstrip()))))
+        raise ParseError(*unknown_kind(words, kind), (at, max(1, len((named[0] if named else "").rstrip()))))
     try:
         return parse_limit(words)
     except (InvalidLimit, ValueError) as error:
@@ -54,7 +56,7 @@ def unknown_kind(words: str, kind: str) -> tuple[str, str]:
     return f"no algorithm is called {short(kind)!r}", did_you_mean(kind, ALGORITHMS)
 
 
-def misread_limit(words: str, error: Exception, at: int) -> Wrong:
+def misread_limit(words: str, error: Exception, at: int) -> ParseError:
     """An InvalidLimit at its place: the option that is wrong, or the whole limit."""
     said = str(error)
     for kind in ("", *ALGORITHMS):  # what the message repeats: the text with or without the name of the rule
@@ -66,7 +68,7 @@ def misread_limit(words: str, error: Exception, at: int) -> Wrong:
         option = re.search(rf"\b{found[1] or found[2]}\s+\S+", words, re.I)
         if option is not None:
             remedy = f"write it like {option[0].split()[0]} 10" if remedy == WRITE else remedy
-            return Wrong(message or said, remedy, (at + option.start(), len(option[0])))
+            return ParseError(message or said, remedy, (at + option.start(), len(option[0])))
     shown = said if repr(words)[:20] in said else f"{short(words)!r}: {said}"
     message, _, remedy = shown.rpartition("; ")
-    return Wrong(message or shown, remedy if message else "", (at, len(words)))
+    return ParseError(message or shown, remedy if message else "", (at, len(words)))

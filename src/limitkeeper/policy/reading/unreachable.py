@@ -10,12 +10,12 @@ from ..identity.addresses import read_address
 from ..identity.client_ip import ClientIp
 from ..identity.identify import Captured, Network
 from ..identity.paths import tidy
-from ..match import segments_of
 from ..model import SKIP, Exemption, Match, Rule, Tiers, When
+from ..path_matcher import segments_of
 from .assembly import Assembly
 from .conditions import key_names
-from .nodes import Node, Place, Scalar, Several, Table
-from .page import Page, did_you_mean
+from .nodes import ListNode, Node, Scalar, SourcePosition, Table
+from .parse_context import ParseContext, did_you_mean
 from .rules import RuleDraft
 
 #: More pairs of rules and exemptions, or of templates, than this are not compared.
@@ -34,12 +34,12 @@ def check_reach(assembly: Assembly) -> None:
     check_exempted(assembly)
 
 
-def name_place(node: Node, name: str) -> Place:
+def name_place(node: Node, name: str) -> SourcePosition:
     """Where a name stands in a text, a list or a table."""
     if isinstance(node, Scalar):
         start = node.text.find(name)
         return node.within(start, len(name)) if start >= 0 else node.place
-    if isinstance(node, Several):
+    if isinstance(node, ListNode):
         for item in node.items:
             if isinstance(item, Scalar) and name in item.text:
                 return name_place(item, name)
@@ -82,13 +82,13 @@ def check_when(assembly: Assembly, when: When, node: Node) -> None:
                 page.wrong(value_place(node, name, value), value, f"{name!r} is never {value!r}", f"write {spelt!r}")
 
 
-def absent_place(node: Node, name: str) -> Place:
+def absent_place(node: Node, name: str) -> SourcePosition:
     if isinstance(node, Table) and "absent" in node.entries:
         return name_place(node.entries["absent"][1], name)
     return node.place
 
 
-def value_place(node: Node, name: str, value: str) -> Place:
+def value_place(node: Node, name: str, value: str) -> SourcePosition:
     if isinstance(node, Table) and name in node.entries:
         return name_place(node.entries[name][1], value)
     return node.place
@@ -137,7 +137,7 @@ def overridden(draft: RuleDraft) -> Iterator[tuple[tuple[str | None, ...], Node]
     """The keys that have limits of their own, in parts, and where they stand."""
     node = draft.said.at("override")
     said = draft.said.get("override", ())
-    if isinstance(node, Several):
+    if isinstance(node, ListNode):
         yield from ((parts, entry.at("key")) for parts, _, entry in said)
     else:
         yield from (((value,), node) for value, _ in said)
@@ -179,7 +179,7 @@ def check_tiers(assembly: Assembly, draft: RuleDraft, rule: Rule) -> None:
 
 def check_exempted(assembly: Assembly) -> None:
     """A rule all of whose requests are exempt limits nobody."""
-    page: Page = assembly.page
+    page: ParseContext = assembly.page
     wholly = [(one.said, one.exemption) for one in assembly.exemptions if unconditional(one.exemption)]
     if len(wholly) * len(assembly.rules) > MOST_PAIRS:
         return

@@ -7,14 +7,14 @@ from collections.abc import Iterator
 from ...algorithms import LeakyBucket, LeakyBucketQueue, SlidingWindowCounter, TokenBucket
 from ...errors import ConfigurationError
 from ..identity.identify import Captured
-from ..model import SHADOW, WAIT, Limits, Rule, ShutOut, Tiers, When
+from ..model import SHADOW, WAIT, Limits, PenaltyBoxConfig, Rule, Tiers, When
 from .assembly import Assembly
 from .conditions import key_names
-from .named import handlers_of, names_of, sound
-from .nodes import Node, Place, Table
-from .page import did_you_mean
-from .reach import check_places, check_reach, name_place
+from .import_string import handlers_of, names_of, sound
+from .nodes import Node, SourcePosition, Table
+from .parse_context import did_you_mean
 from .rules import RuleDraft, TiersDraft
+from .unreachable import check_places, check_reach, name_place
 
 
 def check(assembly: Assembly) -> None:
@@ -78,7 +78,7 @@ def check_identities(assembly: Assembly) -> None:
     for exemption in assembly.exemptions:
         known_when(assembly, exemption.exemption.when, exemption.said.at("when"))
     shut_out = assembly.said.get("shut_out")
-    if isinstance(shut_out, ShutOut):
+    if isinstance(shut_out, PenaltyBoxConfig):
         node = assembly.said.at("shut_out")
         at = node.entries["key"][1] if isinstance(node, Table) and "key" in node.entries else node
         known_names(assembly, key_names(shut_out.key), at)
@@ -125,7 +125,7 @@ def limits_of(rule: Rule) -> Iterator[Limits]:
     yield from (limits for _, limits in rule.override)
 
 
-def limits_at(draft: RuleDraft, rule: Rule) -> Iterator[tuple[Limits, Place]]:
+def limits_at(draft: RuleDraft, rule: Rule) -> Iterator[tuple[Limits, SourcePosition]]:
     """The same, with the place of each."""
     node = draft.said.at("limit")
     if not isinstance(rule.limit, Tiers):
@@ -175,7 +175,7 @@ def check_cost(assembly: Assembly, draft: RuleDraft, rule: Rule) -> None:
         page.wrong(said.word(word), word, told, "use a token bucket")
 
 
-def cost_place(node: Node, word: str) -> Place:
+def cost_place(node: Node, word: str) -> SourcePosition:
     return node.entries[word][1].place if isinstance(node, Table) and word in node.entries else node.place
 
 

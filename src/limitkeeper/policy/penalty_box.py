@@ -12,10 +12,10 @@ from typing import Any
 from ..algorithms.claim import NamedLimit
 from ..limiter_base import is_off
 from ..stores.memory import MemoryStore
-from .clause import key_of
+from .compiled_rule import key_of
+from .evaluation import SHUT_OUT, Evaluation, Refusal
 from .model import Policy
-from .passage import SHUT_OUT, Passage, Refusal
-from .refusing import MESSAGES, seconds
+from .refusal import MESSAGES, seconds
 
 #: How many clients are remembered as shut out, and how many refusals are counted at a time.
 MOST = 100_000
@@ -23,7 +23,7 @@ MOST = 100_000
 SWEEP_US = 1_000_000
 
 
-class Shutter:
+class PenaltyBox:
     """The clients that are shut out, and until when."""
 
     def __init__(self, policy: Policy, clock: Any) -> None:
@@ -40,7 +40,7 @@ class Shutter:
         now_us = self.clock.now_us()
         return sum(1 for until in list(self._until.values()) if until > now_us)
 
-    def shut(self, gate: Any, facts: Any) -> Passage | None:
+    def shut(self, gate: Any, facts: Any) -> Evaluation | None:
         """The refusal of somebody who is shut out; None for everybody else. Exempt requests are never shut out."""
         if not self._until or is_off():
             return None
@@ -60,12 +60,12 @@ class Shutter:
         gate.offenders.offer(SHUT_OUT, key)
         gate.requests += 1
         gate.refused_requests += 1
-        passage = Passage(gate, edition)
+        passage = Evaluation(gate, edition)
         passage.allowed = False
         passage.refusal = Refusal(SHUT_OUT, 429, seconds(left_us), MESSAGES[SHUT_OUT](seconds(left_us)), retry_us=left_us)
         return passage
 
-    def note(self, gate: Any, passage: Passage) -> bool:
+    def note(self, gate: Any, passage: Evaluation) -> bool:
         """Counts a refusal; True when it was one too many."""
         key: Any = key_of(passage.edition.identities, passage.facts, self.said.key)
         if key is None or self._store.one(self._limit, key, 1, 0, True).allowed:

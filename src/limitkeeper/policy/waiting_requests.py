@@ -25,13 +25,13 @@ from ..stores.contract import Store
 from ..stores.guarded.fallback import spoken
 from ..wait_queue import Waiter
 from ..waiting_limiter import WaitingLimiter
-from .passage import QUEUE_FULL, Passage
+from .evaluation import QUEUE_FULL, Evaluation
 
 #: A limiter must have a limit; nobody is ever asked for this one.
 NOBODY = TokenBucket("1/s")
 
 
-class Ticket:
+class ClaimsKey:
     """The claims of one request, as a limiter's key: equal when they are for the same limits and keys."""
 
     __slots__ = ("claims", "which")
@@ -41,13 +41,13 @@ class Ticket:
         self.which = frozenset((claim.limit.identity, claim.key) for claim in claims)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Ticket) and self.which == other.which
+        return isinstance(other, ClaimsKey) and self.which == other.which
 
     def __hash__(self) -> int:
         return hash(self.which)
 
 
-class Patient(WaitingLimiter):
+class RequestLimiter(WaitingLimiter):
     """A limiter that waits for tickets."""
 
     __slots__ = ()
@@ -61,19 +61,19 @@ class Patient(WaitingLimiter):
         return claims
 
 
-class Queue:
+class WaitingRequests:
     """Everybody who waits at a gate, in this process."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._patient = Patient(store, True)
-        self._asking = Patient(store, False)
+        self._patient = RequestLimiter(store, True)
+        self._asking = RequestLimiter(store, False)
 
-    def _which(self, claims: list[Claim]) -> Patient:
+    def _which(self, claims: list[Claim]) -> RequestLimiter:
         reserves = all(self._store.can_reserve(claim.limit) for claim in claims)
         return self._patient if reserves else self._asking
 
-    def wait(self, gate: Any, passage: Passage, refused: Decision) -> Decision:
+    def wait(self, gate: Any, passage: Evaluation, refused: Decision) -> Decision:
         """Waits for a refused request's turn; the decision that let it pass, or the one that refused it in the end."""
         waiting = enter(passage, refused)
         if waiting is None:
@@ -81,7 +81,7 @@ class Queue:
         claims = gate.claims_of(passage)
         patient = self._which(claims)
         later = asked_later(claims, refused) if patient.reserves else []
-        held = Ticket([claim for i, claim in enumerate(claims) if i not in later])
+        held = ClaimsKey([claim for i, claim in enumerate(claims) if i not in later])
         try:
             patience, begun_us = patience_of(waiting), gate.clock.now_us()
             decision = patient._acquire(held, 1, patience)  # type: ignore[arg-type]
@@ -94,10 +94,10 @@ class Queue:
         finally:
             leave(waiting)
 
-    def _rest(self, gate: Any, claims: list[Claim], later: list[int], held: Ticket, turn: Decision, left: float) -> Decision:
+    def _rest(self, gate: Any, claims: list[Claim], later: list[int], held: ClaimsKey, turn: Decision, left: float) -> Decision:
         """What took no turn, now that the turn has come; where it is refused, the turn goes back."""
         try:
-            told = self._patient._acquire(Ticket([claims[i] for i in later]), 1, left)  # type: ignore[arg-type]
+            told = self._patient._acquire(ClaimsKey([claims[i] for i in later]), 1, left)  # type: ignore[arg-type]
         except BaseException as error:
             self._patient._give_up(Waiter(held.claims, turn, None), held, 1, turn)  # type: ignore[arg-type]
             if not isinstance(error, RateLimited):
@@ -105,14 +105,14 @@ class Queue:
             return error.decision if gate.failing.has_failed(error.decision) else self._store.decide(claims, 0, True)
         return told if gate.failing.has_failed(told) else mingled(turn, told.decisions, later)
 
-    async def await_(self, gate: Any, passage: Passage, refused: Decision) -> Decision:
+    async def await_(self, gate: Any, passage: Evaluation, refused: Decision) -> Decision:
         waiting = enter(passage, refused)
         if waiting is None:
             return full(passage, refused)
         claims = gate.claims_of(passage)
         patient = self._which(claims)
         later = asked_later(claims, refused) if patient.reserves else []
-        held = Ticket([claim for i, claim in enumerate(claims) if i not in later])
+        held = ClaimsKey([claim for i, claim in enumerate(claims) if i not in later])
         try:
             patience, begun_us = patience_of(waiting), gate.clock.now_us()
             decision = await patient._aacquire(held, 1, patience)  # type: ignore[arg-type]
@@ -126,10 +126,10 @@ class Queue:
             leave(waiting)
 
     async def _arest(
-        self, gate: Any, claims: list[Claim], later: list[int], held: Ticket, turn: Decision, left: float
+        self, gate: Any, claims: list[Claim], later: list[int], held: ClaimsKey, turn: Decision, left: float
     ) -> Decision:
         try:
-            told = await self._patient._aacquire(Ticket([claims[i] for i in later]), 1, left)  # type: ignore[arg-type]
+            told = await self._patient._aacquire(ClaimsKey([claims[i] for i in later]), 1, left)  # type: ignore[arg-type]
         except BaseException as error:
             await self._patient._agive_up(Waiter(held.claims, turn, None), held, 1, turn)  # type: ignore[arg-type]
             if not isinstance(error, RateLimited):
@@ -150,7 +150,7 @@ def asked_later(claims: list[Claim], refused: Decision) -> list[int]:
     return [i for i, part in enumerate(refused.decisions) if closing[i] and part.allowed]
 
 
-def still(patience: float, passage: Passage, later: list[int], waited_us: int) -> float:
+def still(patience: float, passage: Evaluation, later: list[int], waited_us: int) -> float:
     """Seconds that may still be waited for them: none where one of their rules does not wait."""
     clauses = [passage.entries[i].clause for i in later]
     if not all(clause.waits for clause in clauses):
@@ -166,7 +166,7 @@ def mingled(turn: Decision, others: Any, later: list[int]) -> Decision:
     return Decisions(told.decisions, *fields)
 
 
-def refusers(passage: Passage, decision: Decision) -> list[Any]:
+def refusers(passage: Evaluation, decision: Decision) -> list[Any]:
     """The clauses that refuse, once each."""
     found: dict[str, Any] = {}
     for entry, part in zip(passage.entries, decision.decisions, strict=True):
@@ -175,7 +175,7 @@ def refusers(passage: Passage, decision: Decision) -> list[Any]:
     return list(found.values())
 
 
-def enter(passage: Passage, refused: Decision) -> list[Any] | None:
+def enter(passage: Evaluation, refused: Decision) -> list[Any] | None:
     """Takes a place in the queue of every rule that makes it wait; None when one of them is full."""
     waiting = refusers(passage, refused)
     for clause in waiting:
@@ -192,7 +192,7 @@ def leave(waiting: list[Any]) -> None:
         clause.crowd.waiting -= 1
 
 
-def full(passage: Passage, refused: Decision) -> Decision:
+def full(passage: Evaluation, refused: Decision) -> Decision:
     """Refused because too many wait already."""
     passage.reason = QUEUE_FULL
     return refused
@@ -203,7 +203,7 @@ def patience_of(waiting: list[Any]) -> float:
     return min(clause.rule.on_refusal.wait_us for clause in waiting) / 1e6  # type: ignore[no-any-return]
 
 
-def waited(passage: Passage, waiting: list[Any], decision: Decision, waited_us: int) -> Decision:
+def waited(passage: Evaluation, waiting: list[Any], decision: Decision, waited_us: int) -> Decision:
     passage.wait_us = max(0, waited_us)
     for clause in waiting if decision.allowed else ():
         clause.waited += 1

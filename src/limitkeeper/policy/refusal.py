@@ -16,16 +16,16 @@ except ModuleNotFoundError:
 
 if cython.compiled:
     from cython.cimports.limitkeeper.decision import Decision
-    from cython.cimports.limitkeeper.policy.clause import Clause
-    from cython.cimports.limitkeeper.policy.passage import Entry, Passage, Refusal
+    from cython.cimports.limitkeeper.policy.compiled_rule import CompiledRule
+    from cython.cimports.limitkeeper.policy.evaluation import Entry, Evaluation, Refusal
 else:
     from ..decision import Decision
-    from .clause import Clause
-    from .passage import Entry, Passage, Refusal
+    from .compiled_rule import CompiledRule
+    from .evaluation import Entry, Evaluation, Refusal
 
 from ..observe.events import REFUSED
+from .evaluation import QUEUE_FULL, QUOTA, SHUT_OUT, STORE
 from .model import DEGRADE
-from .passage import QUEUE_FULL, QUOTA, SHUT_OUT, STORE
 
 
 def again(seconds: int | None) -> str:
@@ -45,7 +45,7 @@ def seconds(microseconds: int) -> int:
     return -(-microseconds // 1_000_000)
 
 
-def may_wait(passage: Passage, decision: Decision) -> bool:
+def may_wait(passage: Evaluation, decision: Decision) -> bool:
     """Whether every rule that refuses would rather wait, and it can pass at all."""
     if decision.retry_us < 0:
         return False
@@ -63,13 +63,13 @@ def filled(text: str, retry_after: int | None, limit: int, remaining: int, rule:
     return text
 
 
-def speaker_of(passage: Passage, decision: Decision) -> tuple[Entry, Decision]:
+def speaker_of(passage: Evaluation, decision: Decision) -> tuple[Entry, Decision]:
     """The refusing entry whose rule speaks."""
     refusing = [pair for pair in zip(passage.entries, decision.decisions, strict=True) if not pair[1].allowed]
     return max(refusing, key=lambda pair: (pair[0].rule.priority, pair[1].retry_us < 0, pair[1].retry_us))
 
 
-def refusal_of(passage: Passage, decision: Decision, reason: str) -> Refusal:
+def refusal_of(passage: Evaluation, decision: Decision, reason: str) -> Refusal:
     """What a refused request is told, by whichever of its rules speaks."""
     entry, part = speaker_of(passage, decision)
     labels = [one.label for one, told in zip(passage.entries, decision.decisions, strict=True) if not told.allowed]
@@ -90,11 +90,11 @@ def worded(decision: Decision, entry: Entry, part: Decision, violated: tuple, re
     return Refusal(reason, status, retry_after, text, rule, violated, part.limit, part.remaining, decision.retry_us)
 
 
-def refused(gate: Any, passage: Passage, decision: Decision) -> Passage:
+def refused(gate: Any, passage: Evaluation, decision: Decision) -> Evaluation:
     """Counts a refused request and says why."""
     entry: Entry = passage.entries[0]
     part: Decision
-    clause: Clause = entry.clause
+    clause: CompiledRule = entry.clause
     last: Any = None
     refusal: Refusal
     passage.decision = decision
@@ -123,6 +123,6 @@ def refused(gate: Any, passage: Passage, decision: Decision) -> Passage:
     return passage
 
 
-def clause_of(passage: Passage, rule: Any) -> Clause:
+def clause_of(passage: Evaluation, rule: Any) -> CompiledRule:
     """A rule as it runs."""
     return next(entry.clause for entry in passage.entries if entry.rule is rule)  # type: ignore[no-any-return]

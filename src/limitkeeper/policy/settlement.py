@@ -14,12 +14,12 @@ from ..algorithms.claim import Claim
 from ..decision import Decision
 from ..errors import StoreError
 from ..wait_queue import Waiter, wait_queue_of
-from .identity.complaints import Complaints, title
+from .evaluation import Evaluation
+from .identity.callback_errors import CallbackErrors, title
 from .model import Charge
-from .passage import Passage
 
 log = logging.getLogger("limitkeeper")
-complaints = Complaints()
+complaints = CallbackErrors()
 
 
 def counts(charge: Charge, status: int, facts: Any) -> bool:
@@ -33,7 +33,7 @@ def counts(charge: Charge, status: int, facts: Any) -> bool:
     return not charge.statuses or any(low <= status <= high for low, high in charge.statuses)
 
 
-def changes(passage: Passage, status: int, size: int) -> list[Claim]:
+def changes(passage: Evaluation, status: int, size: int) -> list[Claim]:
     """What goes back, claim by claim; a negative cost is charged on top."""
     found = []
     for claim, entry in zip(passage.claims, passage.entries, strict=True):
@@ -52,7 +52,7 @@ def changed(clause: Any, claim: Claim, facts: Any, status: int, size: int) -> li
     return [Claim(claim.limit, claim.key, change, claim.cost)] if change else []
 
 
-def shadows(gate: Any, passage: Passage, status: int, size: int) -> list[Waiter]:
+def shadows(gate: Any, passage: Evaluation, status: int, size: int) -> list[Waiter]:
     """What goes back of rules in shadow."""
     found = []
     for clause, claims, decision in passage.shadow or ():
@@ -63,7 +63,7 @@ def shadows(gate: Any, passage: Passage, status: int, size: int) -> list[Waiter]
     return found
 
 
-def marks(passage: Passage, status: int) -> list[Waiter]:
+def marks(passage: Evaluation, status: int) -> list[Waiter]:
     """Marks of charges that go back: nothing was charged, so a repetition of it would be the first."""
     found = passage.onces or ()
     return [
@@ -73,7 +73,7 @@ def marks(passage: Passage, status: int) -> list[Waiter]:
     ]
 
 
-def turns_of(gate: Any, passage: Passage, status: int, size: int) -> list[Waiter]:
+def turns_of(gate: Any, passage: Evaluation, status: int, size: int) -> list[Waiter]:
     """What leaves the line, once."""
     passage.owes = False
     found: list[Waiter] = []
@@ -90,7 +90,7 @@ def turns_of(gate: Any, passage: Passage, status: int, size: int) -> list[Waiter
 # Alerts ---------------------------------------------------------------------------------------------------------------
 
 
-def rising(passage: Passage, turns: list[Waiter]) -> list[tuple[int, int]]:
+def rising(passage: Evaluation, turns: list[Waiter]) -> list[tuple[int, int]]:
     """Which entries were charged on top, and how much, of rules that want to be told: a response may cross their mark."""
     more = {(claim.limit, claim.key): -claim.cost for turn in turns for claim in turn.claims if claim.cost < 0}
     pairs = enumerate(zip(passage.entries, passage.keys, strict=True)) if more else ()
@@ -98,11 +98,11 @@ def rising(passage: Passage, turns: list[Waiter]) -> list[tuple[int, int]]:
     return [(i, units) for i, units in found if units]
 
 
-def look_at(passage: Passage, risen: list[tuple[int, int]]) -> list[Claim]:
+def look_at(passage: Evaluation, risen: list[tuple[int, int]]) -> list[Claim]:
     return [Claim(passage.entries[i].named, passage.keys[i], 0) for i, _ in risen]
 
 
-def alert(gate: Any, passage: Passage, risen: list[tuple[int, int]], told: Decision) -> None:
+def alert(gate: Any, passage: Evaluation, risen: list[tuple[int, int]], told: Decision) -> None:
     """Tells of every key whose use was below its rule's mark when the request came, and is above it now."""
     decision: Any = passage.decision
     for (i, units), after in zip(risen, told.decisions, strict=True):
@@ -117,7 +117,7 @@ def alert(gate: Any, passage: Passage, risen: list[tuple[int, int]], told: Decis
 # In both colours ------------------------------------------------------------------------------------------------------
 
 
-def settled(gate: Any, passage: Passage, status: int, size: int) -> None:
+def settled(gate: Any, passage: Evaluation, status: int, size: int) -> None:
     store, turns = passage.edition.store, turns_of(gate, passage, status, size)
     if turns:
         try:
@@ -129,7 +129,7 @@ def settled(gate: Any, passage: Passage, status: int, size: int) -> None:
             not_delivered(gate, error)
 
 
-async def asettled(gate: Any, passage: Passage, status: int, size: int) -> None:
+async def asettled(gate: Any, passage: Evaluation, status: int, size: int) -> None:
     store, turns = passage.edition.store, turns_of(gate, passage, status, size)
     if turns:
         try:

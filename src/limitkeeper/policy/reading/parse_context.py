@@ -6,14 +6,14 @@ from collections.abc import Iterable
 from difflib import get_close_matches
 from pathlib import Path
 
-from .mistakes import ERROR, MEANING, WARNING, Mistake, PolicyError
-from .nodes import Node, Place, Scalar
+from .diagnostics import ERROR, MEANING, WARNING, Diagnostic, PolicyError
+from .nodes import Node, Scalar, SourcePosition
 
 #: After so many mistakes reading ends: nobody reads more of them at once.
 ENOUGH = 100
 
 
-class Wrong(Exception):
+class ParseError(Exception):
     """A text that can't be read: why, what to write, and which part of it (start, length)."""
 
     def __init__(self, message: str, suggestion: str = "", part: tuple[int, int] | None = None) -> None:
@@ -30,15 +30,15 @@ LONGEST = 400
 def bounded(text: str) -> str:
     """A text that is not longer than anything that makes sense."""
     if len(text) > LONGEST:
-        raise Wrong(f"{short(text)!r} has {len(text)} characters; nothing here is that long")
+        raise ParseError(f"{short(text)!r} has {len(text)} characters; nothing here is that long")
     return text
 
 
-class Enough(Exception):
+class TooManyErrors(Exception):
     """There are more mistakes than anybody wants to read."""
 
 
-class Page:
+class ParseContext:
     """Collects mistakes. `folder` is where files that the policy names are looked for."""
 
     def __init__(self, file: str = "", lines: list[str] | None = None, folder: Path | None = None, imports: bool = False) -> None:
@@ -46,8 +46,8 @@ class Page:
         self.lines = lines or []
         self.folder = folder or Path()
         self.imports = imports
-        self.notes: list[tuple[str, Place, str, str, str, str]] = []
-        self.hidden: list[Place] = []
+        self.notes: list[tuple[str, SourcePosition, str, str, str, str]] = []
+        self.hidden: list[SourcePosition] = []
         self.secrets: set[str] = set()
         self.files: list[Path] = []  # that were looked for, found or not
 
@@ -55,18 +55,18 @@ class Page:
     def failed(self) -> bool:
         return any(note[0] == ERROR for note in self.notes)
 
-    def wrong(self, place: Place, text: str, message: str, suggestion: str = "", kind: str = MEANING) -> None:
+    def wrong(self, place: SourcePosition, text: str, message: str, suggestion: str = "", kind: str = MEANING) -> None:
         """Notes an error at a place."""
         self.notes.append((ERROR, place, text, message, suggestion, kind))
         if len(self.notes) >= ENOUGH:
-            raise Enough
+            raise TooManyErrors
 
-    def warn(self, place: Place, text: str, message: str, suggestion: str = "") -> None:
+    def warn(self, place: SourcePosition, text: str, message: str, suggestion: str = "") -> None:
         """Notes a warning at a place."""
         if len(self.notes) < ENOUGH - 1:
             self.notes.append((WARNING, place, text, message, suggestion, MEANING))
 
-    def wrong_text(self, node: Scalar, wrong: Wrong, kind: str = MEANING) -> None:
+    def wrong_text(self, node: Scalar, wrong: ParseError, kind: str = MEANING) -> None:
         """Notes that a text could not be read."""
         place, text = node.place, node.text
         if wrong.part is not None:
@@ -84,7 +84,7 @@ class Page:
         if len(secret) > 2:
             self.secrets.add(secret)
 
-    def mistakes(self) -> tuple[Mistake, ...]:
+    def mistakes(self) -> tuple[Diagnostic, ...]:
         """All of them, in the order of the file."""
         found = [self._mistake(*note) for note in dict.fromkeys(self.notes)]
         return tuple(sorted(found, key=lambda mistake: (mistake.line, mistake.column)))
@@ -92,11 +92,11 @@ class Page:
     def error(self) -> PolicyError:
         return PolicyError(self.mistakes(), int(len(self.notes) >= ENOUGH), tuple(self.files))
 
-    def _mistake(self, severity: str, place: Place, text: str, message: str, suggestion: str, kind: str) -> Mistake:
+    def _mistake(self, severity: str, place: SourcePosition, text: str, message: str, suggestion: str, kind: str) -> Diagnostic:
         excerpt = self._excerpt(place.line)
         for secret in self.secrets:
             text, message, suggestion = (said.replace(secret, "…") for said in (text, message, suggestion))
-        return Mistake(
+        return Diagnostic(
             severity,
             self.file,
             place.line,

@@ -16,21 +16,21 @@ except ModuleNotFoundError:
     from limitkeeper import _cython_shim as cython  # type: ignore[no-redef]
 
 if cython.compiled:
-    from cython.cimports.limitkeeper.policy.clause import Clause, holds
-    from cython.cimports.limitkeeper.policy.facts import Facts
+    from cython.cimports.limitkeeper.policy.compiled_rule import CompiledRule, holds
+    from cython.cimports.limitkeeper.policy.request_context import RequestContext
 else:
-    from .clause import Clause, holds
-    from .facts import Facts
+    from .compiled_rule import CompiledRule, holds
+    from .request_context import RequestContext
 
 from ..errors import ConfigurationError
-from .clause import condition
+from .compiled_rule import condition
 from .identity.addresses import Networks
 from .identity.client_ip import ClientIp
 from .identity.hosts import patterns_of
 from .identity.paths import readings
-from .match import Matcher, host_is_meant
 from .model import DEGRADE, Exemption, Policy, Rule
-from .reading.named import import_all
+from .path_matcher import PathMatcher, host_is_meant
+from .reading.import_string import import_all
 from .reading.reference import resolved
 
 METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS", "MESSAGE")
@@ -41,7 +41,7 @@ UNREADABLE = ("",)
 
 
 @cython.cclass
-class Pardon:
+class CompiledExemption:
     """An exemption at work."""
 
     __slots__ = ("headers", "networks", "rules", "when", "whole")
@@ -54,7 +54,7 @@ class Pardon:
         self.whole = self.networks is None and not self.headers and self.when is None
 
     @cython.ccall
-    def applies(self, identities: dict, facts: Facts, address: Any) -> cython.bint:  # type: ignore[type-arg]
+    def applies(self, identities: dict, facts: RequestContext, address: Any) -> cython.bint:  # type: ignore[type-arg]
         """Whether everything that the exemption says (besides its match) holds."""
         if self.networks is not None:
             client = address.address(facts)
@@ -68,12 +68,12 @@ class Pardon:
 
 
 @cython.cclass
-class Plan:
+class MatchedRules:
     """What a path is meant by: clauses, the hosts that each wants (none: any), exemptions, and what its templates captured."""
 
     __slots__ = ("captured", "clauses", "exempt", "hosts", "named", "narrow", "pardons")
 
-    def __init__(self, clauses: list[Clause], hosts: list[Any], pardons: list[Any], captured: Mapping[str, str]) -> None:
+    def __init__(self, clauses: list[CompiledRule], hosts: list[Any], pardons: list[Any], captured: Mapping[str, str]) -> None:
         self.exempt = False
         for pardon, wanted in pardons:
             if pardon.whole and not wanted:
@@ -85,9 +85,9 @@ class Plan:
         self.pardons = [(pardon, wanted) for pardon, wanted in pardons if not pardon.whole or wanted]
         self.captured: Any = captured or None
         self.named = frozenset([host for wanted in hosts for host in wanted])
-        self.narrow: dict[tuple[str, ...], Plan] = {}
+        self.narrow: dict[tuple[str, ...], MatchedRules] = {}
 
-    def within(self, patterns: tuple[str, ...], everything: bool | int) -> Plan:
+    def within(self, patterns: tuple[str, ...], everything: bool | int) -> MatchedRules:
         """The plan for hosts that are meant by these patterns (or by all of them), made once: there are as many as the policy
         names, whatever hosts clients make up."""
         kept = [
@@ -95,14 +95,14 @@ class Plan:
             for clause, wanted in zip(self.clauses, self.hosts, strict=True)
             if not wanted or everything or not set(wanted).isdisjoint(patterns)
         ]
-        plan = Plan(kept, [() for _ in kept], [], self.captured or {})
+        plan = MatchedRules(kept, [() for _ in kept], [], self.captured or {})
         plan.exempt, plan.pardons = self.exempt, self.pardons
         self.narrow[patterns] = plan
         return plan
 
 
 @cython.cclass
-class Edition:
+class CompiledPolicy:
     """A policy made ready. `handlers` are the degrade handlers by name, for those the policy does not import itself."""
 
     # fmt: off
@@ -119,14 +119,14 @@ class Edition:
         self.identities: dict[str, Any] = {"ip": ClientIp(), **policy.identify}
         ip = self.identities["ip"]
         self.address: Any = ip if hasattr(ip, "address") else ClientIp()
-        self.clauses = [Clause(policy.name, rule, self.identities) for rule in policy.rules]
+        self.clauses = [CompiledRule(policy.name, rule, self.identities) for rule in policy.rules]
         degraded = [rule for rule in policy.rules if imports and is_degraded(rule)]
         self.handlers = {rule.name: handler_of(rule, handlers or {}) for rule in degraded}
         self.shut_key: Any = policy.shut_out.key if policy.shut_out is not None else None
         matches = [rule.match for rule in policy.rules] + [exemption.match for exemption in policy.exempt]
-        self.matcher = Matcher(matches)
-        self.pardons: list[Any] = [Pardon(exemption) for exemption in policy.exempt]
-        self.known: dict[str, dict[str, Plan]] = {method: {} for method in METHODS}
+        self.matcher = PathMatcher(matches)
+        self.pardons: list[Any] = [CompiledExemption(exemption) for exemption in policy.exempt]
+        self.known: dict[str, dict[str, MatchedRules]] = {method: {} for method in METHODS}
         self.remembered = 0
         self.store: Any = None  # that the gate has opened for it: what was charged under it goes back there
 
@@ -134,10 +134,10 @@ class Edition:
         return self.handlers[rule.name]
 
     @cython.ccall
-    def plan(self, facts: Facts) -> Plan:
+    def plan(self, facts: RequestContext) -> MatchedRules:
         """What a request's path is meant by, and what its templates captured."""
         paths: dict = self.known.get(facts.method)  # type: ignore[type-arg,assignment]
-        plan: Plan
+        plan: MatchedRules
         if paths is not None:
             plan = paths.get(facts.path)  # type: ignore[assignment]
             if plan is None:
@@ -149,7 +149,7 @@ class Edition:
             facts.captured = plan.captured
         return plan
 
-    def find(self, method: str, path: str) -> Plan:
+    def find(self, method: str, path: str) -> MatchedRules:
         """A rule is meant by any reading of a path (most paths have one), an exemption only by all of them."""
         first, *others = [self.matcher.find(method, reading) for reading in readings(path)]
         hits, captured = dict(first[0]), first[1]
@@ -166,9 +166,9 @@ class Edition:
         clauses = [self.clauses[index] for index, _ in ordered if index < n]
         hosts = [wanted for index, wanted in ordered if index < n]
         pardons = [(self.pardons[index - n], wanted) for index, wanted in ordered if index >= n]
-        return Plan(clauses, hosts, pardons, captured)
+        return MatchedRules(clauses, hosts, pardons, captured)
 
-    def remember(self, paths: dict[str, Plan], path: str, plan: Plan) -> None:
+    def remember(self, paths: dict[str, MatchedRules], path: str, plan: MatchedRules) -> None:
         """Bounded: a flood of made-up paths makes the memory start again, never grow."""
         if len(path) > LONGEST:
             return
@@ -180,7 +180,7 @@ class Edition:
         self.remembered += 1
 
     @cython.ccall
-    def hosted(self, plan: Plan, facts: Facts) -> Plan:
+    def hosted(self, plan: MatchedRules, facts: RequestContext) -> MatchedRules:
         """The plan for the host of a request, where rules name hosts. A Host that can't be read may well be read by the
         application: it is meant by all of them."""
         host: str = facts.host()
@@ -190,7 +190,7 @@ class Edition:
         return plan.within(patterns, unreadable) if found is None else found
 
     @cython.ccall
-    def pardoned(self, plan: Plan, facts: Facts) -> object:
+    def pardoned(self, plan: MatchedRules, facts: RequestContext) -> object:
         """None: nothing is exempt. True: everything. Otherwise the names of the rules that are not asked."""
         names: set = set()  # type: ignore[type-arg]
         for pardon, wanted in plan.pardons:

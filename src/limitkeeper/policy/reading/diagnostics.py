@@ -25,7 +25,7 @@ WIDTH = 110
 
 
 @dataclass(frozen=True, slots=True)
-class Mistake:
+class Diagnostic:
     """One mistake. `line` and `column` count from 1 and are 0 for a policy from Python; `excerpt` is the source line."""
 
     severity: str
@@ -61,7 +61,7 @@ class Mistake:
         return asdict(self)
 
 
-def shown(mistake: Mistake) -> str:
+def shown(mistake: Diagnostic) -> str:
     """The source line with a caret under the offending text; long lines are cut around it."""
     line, start = mistake.excerpt, mistake.column - 1
     if len(line) > WIDTH:
@@ -77,14 +77,14 @@ class PolicyError(ConfigurationError):
     """A policy that can't be used. `mistakes` are all of them, in the order of the file; the text shows each with its line.
     `files` are those that were looked for on the way: what is missing may lie there later."""
 
-    def __init__(self, mistakes: Iterable[Mistake], left_out: int = 0, files: tuple[Path, ...] = ()) -> None:
+    def __init__(self, mistakes: Iterable[Diagnostic], left_out: int = 0, files: tuple[Path, ...] = ()) -> None:
         self.mistakes = tuple(mistakes)
         self.left_out = left_out
         self.files = files
         super().__init__(self.mistakes, left_out, files)
 
     @property
-    def errors(self) -> tuple[Mistake, ...]:
+    def errors(self) -> tuple[Diagnostic, ...]:
         return tuple(mistake for mistake in self.mistakes if mistake.severity == ERROR)
 
     def __str__(self) -> str:

@@ -18,15 +18,15 @@ from ..observe.events import STORE_FAILED
 from ..stores.guarded import GuardedStore
 from ..stores.guarded.fallback import LocalShare, spoken
 from ..stores.guarded.share import share_of_nodes
+from .evaluation import STORE, Evaluation, Refusal
 from .model import CLOSED, LOCAL
-from .passage import STORE, Passage, Refusal
-from .refusing import MESSAGES, refused, seconds
+from .refusal import MESSAGES, refused, seconds
 
 #: How soon to come back when nobody knows better.
 SOON_US = 1_000_000
 
 
-class Failing:
+class FailureAnswers:
     """Answers without a store."""
 
     def __init__(self, clock: Any) -> None:
@@ -43,7 +43,7 @@ class Failing:
             found = self._shares[text] = LocalShare(self.clock, lambda: SOON_US, share_of_nodes(text), 1_000_000)
         return found
 
-    def answer(self, gate: Any, passage: Passage, failure: Decision | StoreError) -> Passage:
+    def answer(self, gate: Any, passage: Evaluation, failure: Decision | StoreError) -> Evaluation:
         """The passage of a request that the store did not answer."""
         passage.special = passage.owes = False
         gate.tell(STORE_FAILED, passage, failure if isinstance(failure, StoreError) else None)
@@ -62,7 +62,7 @@ class Failing:
             return gate.let_pass(passage, None)  # type: ignore[no-any-return]
         return self.local(gate, passage)
 
-    def local(self, gate: Any, passage: Passage) -> Passage:
+    def local(self, gate: Any, passage: Evaluation) -> Evaluation:
         """On the declared shares. Limits with different shares are charged one after the other; where one refuses, the others get
         theirs back and say what they would have told, so that the longest wait is the one that is promised."""
         asks: list[tuple[LocalShare, list[Claim]]] = []
@@ -79,7 +79,7 @@ class Failing:
                 return refused(gate, passage, spoken([one.decide(asked, 0, False) for one, asked in asks]))
         return gate.let_pass(passage, spoken(parts))  # type: ignore[no-any-return]
 
-    def closed(self, gate: Any, passage: Passage, entry: Any, failure: Decision | StoreError) -> Passage:
+    def closed(self, gate: Any, passage: Evaluation, entry: Any, failure: Decision | StoreError) -> Evaluation:
         retry_us = failure.retry_us if isinstance(failure, Decision) and failure.retry_us > 0 else SOON_US
         rule = entry.rule
         status = rule.answer.status if rule.answer.status in (500, 502, 503, 504) else 503

@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 from urllib.parse import parse_qsl
 
 from ..errors import ConfigurationError
-from .facts import WrittenFacts
 from .identity.addresses import read_address
 from .model import Policy
-from .reading.page import did_you_mean
+from .reading.parse_context import did_you_mean
+from .request_context import WrittenRequest
 
 WRITE = "write it like 'POST /checkout user=42 header:X-Tenant=acme'"
 PARTS = ("header", "query", "cookie")
@@ -32,14 +32,14 @@ class Request:
     cookies: dict[str, str] = field(default_factory=dict)
     peer: str | None = None
 
-    def facts(self) -> WrittenFacts:
+    def facts(self) -> WrittenRequest:
         """The facts of this request; without a peer or an address it comes from this machine."""
         headers = dict(self.headers)
         if self.cookies:
             headers["cookie"] = "; ".join(f"{name}={value}" for name, value in self.cookies.items())
         address = self.identities.get("ip") or ""
         peer = self.peer or (address if read_address(address) else "127.0.0.1")
-        return WrittenFacts(self.method, self.path, headers=headers, query=self.query, peer=peer, identities=self.identities)
+        return WrittenRequest(self.method, self.path, headers=headers, query=self.query, peer=peer, identities=self.identities)
 
     def __str__(self) -> str:
         return f"{self.method} {self.path}"

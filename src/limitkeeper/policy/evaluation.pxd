@@ -1,4 +1,4 @@
-# The C face of passage.py.
+# The C face of evaluation.py.
 from limitkeeper.algorithms.claim cimport NamedLimit
 from limitkeeper.decision cimport Decision
 
@@ -14,7 +14,7 @@ cdef class Refusal:
     cdef readonly tuple violated
     cdef readonly long long status, limit, remaining, retry_us
 
-cdef class Passage:
+cdef class Evaluation:
     cdef public object gate, edition, facts, refusal, near_by
     cdef public bint allowed, origin, owes, special
     cdef public Decision decision
@@ -22,9 +22,9 @@ cdef class Passage:
     cdef public object shadows, reason
     cdef public long long wait_us, began_us
 
-cdef inline Passage begun(object gate, object edition):
+cdef inline Evaluation begun(object gate, object edition):
     """A passage as its constructor makes it, without calling it."""
-    cdef Passage passage = Passage.__new__(Passage)
+    cdef Evaluation passage = Evaluation.__new__(Evaluation)
     passage.gate = gate
     passage.edition = edition
     passage.allowed = True

@@ -14,27 +14,27 @@ from typing import Any
 
 from ...errors import ConfigurationError, InvalidLimit
 from ...rate import duration_us
-from .mistakes import FORM
-from .nodes import Missing, Node, Scalar, Several, Table
-from .page import Page, Wrong, did_you_mean, short
+from .diagnostics import FORM
+from .nodes import ListNode, Missing, Node, Scalar, Table
+from .parse_context import ParseContext, ParseError, did_you_mean, short
 
 Json = dict[str, Any]
 BAD: Any = type("Bad", (), {"__repr__": lambda self: "BAD", "__bool__": lambda self: False})()
 
 
-class Shape:
+class Validator:
     """The base: `what` it is, as a noun, and an `example`."""
 
     what = "something"
     example = ""
 
-    def read(self, node: Node, page: Page) -> Any:
+    def read(self, node: Node, page: ParseContext) -> Any:
         raise NotImplementedError
 
     def schema(self) -> Json:
         raise NotImplementedError
 
-    def refuse(self, node: Node, page: Page) -> Any:
+    def refuse(self, node: Node, page: ParseContext) -> Any:
         """Notes that something else stands here."""
         if not isinstance(node, Missing):
             page.wrong(node.place, text_of(node), f"{shown(node)} stands here, not {self.what}", self.remedy(), FORM)
@@ -57,7 +57,7 @@ def shown(node: Node) -> str:
     return repr(short(node.text)) if isinstance(node.value, str) else short(node.text)
 
 
-class Words(Shape):
+class Text(Validator):
     """A text that `parse` reads, raising Wrong. `ready` tells values from Python that need no reading.
 
     A number or true/false that was written without quotes is taken as its text where `loose`.
@@ -84,7 +84,7 @@ class Words(Shape):
         self.pattern = pattern
         self.secret = secret
 
-    def read(self, node: Node, page: Page) -> Any:
+    def read(self, node: Node, page: ParseContext) -> Any:
         if not isinstance(node, Scalar) or node.value is None:
             return self.refuse(node, page)
         if self.secret:
@@ -97,7 +97,7 @@ class Words(Shape):
             if self.pattern and not re.search(self.pattern, node.text):
                 return self.refuse(node, page)
             return self.parse(node.text)
-        except Wrong as wrong:
+        except ParseError as wrong:
             page.wrong_text(node, wrong)
             return BAD
 
@@ -106,12 +106,12 @@ class Words(Shape):
         return said | ({"pattern": self.pattern} if self.pattern else {})
 
 
-class Url(Words):
+class Url(Text):
     """A URL; its login and password are never shown."""
 
     login = re.compile(r"(?<=://)[^/]*(?=@)|(?<=password=)[^&#]*")
 
-    def read(self, node: Node, page: Page) -> Any:
+    def read(self, node: Node, page: ParseContext) -> Any:
         if isinstance(node, Scalar) and isinstance(node.value, str):
             for found in self.login.finditer(node.text):
                 page.hide(node, found.start(), len(found[0]))
@@ -119,14 +119,14 @@ class Url(Words):
         return super().read(node, page)
 
 
-class Number(Shape):
+class Number(Validator):
     """A whole number within bounds."""
 
     def __init__(self, what: str, low: int, high: int) -> None:
         self.what = f"{what} (a whole number from {low} to {high})"
         self.low, self.high = low, high
 
-    def read(self, node: Node, page: Page) -> Any:
+    def read(self, node: Node, page: ParseContext) -> Any:
         value = node.value if isinstance(node, Scalar) else None
         if isinstance(value, bool) or not isinstance(value, int) or not self.low <= value <= self.high:
             return self.refuse(node, page)
@@ -136,13 +136,13 @@ class Number(Shape):
         return {"type": "integer", "minimum": self.low, "maximum": self.high}
 
 
-class Truth(Shape):
+class Boolean(Validator):
     """true or false; on, off, yes and no mean the same."""
 
     what = "true or false"
     words: Mapping[str, bool] = {"on": True, "yes": True, "off": False, "no": False}
 
-    def read(self, node: Node, page: Page) -> Any:
+    def read(self, node: Node, page: ParseContext) -> Any:
         value = node.value if isinstance(node, Scalar) else None
         if isinstance(value, str):
             value = self.words.get(value.lower(), value)
@@ -152,14 +152,14 @@ class Truth(Shape):
         return {"enum": [True, False, *(form for word in self.words for form in (word, word.title(), word.upper()))]}
 
 
-class Choice(Shape):
+class Choice(Validator):
     """One of a few words."""
 
     def __init__(self, *words: str) -> None:
         self.words = words
         self.what = "one of " + ", ".join(words)
 
-    def read(self, node: Node, page: Page) -> Any:
+    def read(self, node: Node, page: ParseContext) -> Any:
         if not isinstance(node, Scalar) or node.value is None:
             return self.refuse(node, page)
         text = "off" if node.value is False and "off" in self.words else node.text
@@ -174,7 +174,7 @@ class Choice(Shape):
         return {"enum": [*self.words, *([False] if "off" in self.words else [])]}
 
 
-class Span(Shape):
+class DurationText(Validator):
     """A duration in microseconds: text ("200ms"), seconds as a number, a timedelta from Python."""
 
     what = "a duration"
@@ -184,7 +184,7 @@ class Span(Shape):
         self.low, self.high = low, high
         self.bounds = duration_us(low), duration_us(high)
 
-    def read(self, node: Node, page: Page) -> Any:
+    def read(self, node: Node, page: ParseContext) -> Any:
         value = node.value if isinstance(node, Scalar) else None
         if isinstance(value, bool) or not isinstance(value, (str, int, float, timedelta)):
             return self.refuse(node, page)
@@ -203,11 +203,11 @@ class Span(Shape):
         return {"type": ["string", "number"]}
 
 
-class Listing(Shape):
+class ListOf(Validator):
     """A list of one shape; one thing alone is a list of one. Where `sound`, what could not be read is left out of it."""
 
     def __init__(
-        self, item: Shape, what: str = "", least: int = 1, most: int = 1000, *, alone: bool = True, sound: bool = False
+        self, item: Validator, what: str = "", least: int = 1, most: int = 1000, *, alone: bool = True, sound: bool = False
     ) -> None:
         self.item = item
         self.what = what or f"a list of {item.what}"
@@ -217,8 +217,8 @@ class Listing(Shape):
         self.sound = sound
         self.most = most
 
-    def read(self, node: Node, page: Page) -> Any:
-        if not isinstance(node, Several):
+    def read(self, node: Node, page: ParseContext) -> Any:
+        if not isinstance(node, ListNode):
             if not self.alone or isinstance(node, Missing):
                 return self.refuse(node, page)
             value = self.item.read(node, page)
@@ -239,15 +239,17 @@ class Listing(Shape):
         return {"anyOf": [self.item.schema(), several]} if self.alone else several
 
 
-class Kinds(Shape):
+class Kinds(Validator):
     """Something that may be written as a text, as a list or as a table."""
 
-    def __init__(self, what: str, *, text: Shape | None = None, several: Shape | None = None, table: Shape | None = None) -> None:
+    def __init__(
+        self, what: str, *, text: Validator | None = None, several: Validator | None = None, table: Validator | None = None
+    ) -> None:
         self.what = what
-        self.shapes = {Scalar: text, Several: several, Table: table}
+        self.shapes = {Scalar: text, ListNode: several, Table: table}
         self.example = next((shape.example for shape in self.shapes.values() if shape is not None and shape.example), "")
 
-    def read(self, node: Node, page: Page) -> Any:
+    def read(self, node: Node, page: ParseContext) -> Any:
         shape = self.shapes.get(type(node))
         if shape is None or (isinstance(node, Scalar) and node.value is None):
             return self.refuse(node, page)
@@ -257,14 +259,14 @@ class Kinds(Shape):
         return {"anyOf": [shape.schema() for shape in self.shapes.values() if shape is not None]}
 
 
-class Made(Shape):
+class Made(Validator):
     """Another shape, of whose value something else is made."""
 
-    def __init__(self, shape: Shape, made: Callable[[Any], Any]) -> None:
+    def __init__(self, shape: Validator, made: Callable[[Any], Any]) -> None:
         self.shape, self.made = shape, made
         self.what, self.example = shape.what, shape.example
 
-    def read(self, node: Node, page: Page) -> Any:
+    def read(self, node: Node, page: ParseContext) -> Any:
         value = self.shape.read(node, page)
         return BAD if value is BAD else self.made(value)
 
@@ -272,14 +274,14 @@ class Made(Shape):
         return self.shape.schema()
 
 
-class Ready(Shape):
+class Ready(Validator):
     """A value from Python that is used as it is, or else what a shape says."""
 
-    def __init__(self, ready: Callable[[Any], bool], shape: Shape) -> None:
+    def __init__(self, ready: Callable[[Any], bool], shape: Validator) -> None:
         self.ready, self.shape = ready, shape
         self.what, self.example = shape.what, shape.example
 
-    def read(self, node: Node, page: Page) -> Any:
+    def read(self, node: Node, page: ParseContext) -> Any:
         if (
             isinstance(node, Scalar)
             and node.value is not None
@@ -293,16 +295,16 @@ class Ready(Shape):
         return self.shape.schema()
 
 
-class Anything(Shape):
+class Anything(Validator):
     """Whatever JSON has."""
 
     what = "a value"
 
-    def read(self, node: Node, page: Page) -> Any:
+    def read(self, node: Node, page: ParseContext) -> Any:
         if isinstance(node, Table):
             read = {word: self.read(item, page) for word, (_, item) in node.entries.items()}
             return BAD if any(value is BAD for value in read.values()) else read
-        if isinstance(node, Several):
+        if isinstance(node, ListNode):
             values = [self.read(item, page) for item in node.items]
             return BAD if any(value is BAD for value in values) else values
         if not isinstance(node, Scalar) or not (node.value is None or isinstance(node.value, (str, int, float))):

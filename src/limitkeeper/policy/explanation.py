@@ -9,15 +9,15 @@ from collections.abc import Iterator
 from math import ceil, inf
 from typing import Any
 
-from .clause import identity_of, key_of
-from .edition import Pardon
+from .compiled_policy import CompiledExemption
+from .compiled_rule import identity_of, key_of
 from .explain import Explained
 from .identity.client_ip import ClientIp
 from .identity.paths import tidy
-from .match import Matcher, host_is_meant
 from .model import DEGRADE, SHADOW, WAIT, Exemption, Policy, Rule, Tiers
-from .reading.page import short
-from .request import Request
+from .path_matcher import PathMatcher, host_is_meant
+from .reading.parse_context import short
+from .request_line import Request
 
 EVERYBODY = "one key for everybody"
 #: What `gate.explain` says of a rule that is not asked because of an exemption.
@@ -144,10 +144,10 @@ def exempting(policy: Policy, facts: Any) -> Iterator[str]:
     """The exemptions that hold for a request, as they stand in the policy."""
     identities: dict[str, Any] = dict(policy.identify)
     address = identities["ip"] if hasattr(identities.get("ip"), "address") else ClientIp()
-    hits, _ = Matcher([exemption.match for exemption in policy.exempt]).find(facts.method, tidy(facts.path))
+    hits, _ = PathMatcher([exemption.match for exemption in policy.exempt]).find(facts.method, tidy(facts.path))
     for number, hosts in hits:
         exemption = policy.exempt[number]
-        if (not hosts or host_is_meant(hosts, facts.host())) and Pardon(exemption).applies(identities, facts, address):
+        if (not hosts or host_is_meant(hosts, facts.host())) and CompiledExemption(exemption).applies(identities, facts, address):
             yield f"exempt[{number}]{told(exemption)}"
 
 

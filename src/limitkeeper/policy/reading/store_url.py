@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 
 from ...errors import ConfigurationError
 from ...stores.urls import REDIS, WRAPPERS, WRAPPING, maker_of, masked, number, only, options_of
-from .page import Wrong, nearest
+from .parse_context import ParseError, nearest
 
 
 def store_url(text: str) -> str:
@@ -20,14 +20,14 @@ def store_url(text: str) -> str:
     except (ConfigurationError, ValueError) as error:
         said = str(error).removeprefix(f"{masked(text)}: ")
         message, _, remedy = said.rpartition("; ")
-        raise Wrong(message or said, remedy if message else "write it like redis://localhost:6379 or memory://") from None
+        raise ParseError(message or said, remedy if message else "write it like redis://localhost:6379 or memory://") from None
     return text
 
 
 def redis_url(text: str) -> str:
     """The URL of a server that has hashes."""
     if not text.startswith(("redis", "valkey", "unix")):
-        raise Wrong(f"{masked(text)[1:-1]!r} is no Redis server", "write it like redis://localhost:6379")
+        raise ParseError(f"{masked(text)[1:-1]!r} is no Redis server", "write it like redis://localhost:6379")
     return store_url(text)
 
 

@@ -38,7 +38,7 @@ def differing(query: str, name: str) -> bool:
 
 
 @cython.cclass
-class Facts:
+class RequestContext:
     """The base of every framework's facts.
 
     method   upper case ("POST"); "MESSAGE" is one message of a websocket or a stream
@@ -83,7 +83,7 @@ class Facts:
         return None
 
 
-class WrittenFacts(Facts):
+class WrittenRequest(RequestContext):
     """Facts that were written down: for `limitkeeper policy explain`, for tests, for batch jobs."""
 
     __slots__ = ("_certificate", "_headers", "_peer", "_query")

@@ -19,10 +19,10 @@ from ..decision import Decision
 from ..errors import StoreError, StoreUnavailable
 from ..rate import Rate
 from ..wait_queue import Waiter, wait_queue_of
-from .clause import escaped
-from .identity.keeping import kept, remember
+from .compiled_rule import escaped
+from .evaluation import Evaluation
+from .identity.key_hashing import kept, remember
 from .model import Rule
-from .passage import Passage
 
 log = logging.getLogger("limitkeeper")
 #: How many rules' marks are kept at hand.
@@ -44,7 +44,7 @@ def mark_of(gate: Any, clause: Any) -> NamedLimit:
     return found
 
 
-def claims_of(gate: Any, passage: Passage) -> list[list[Claim]]:
+def claims_of(gate: Any, passage: Evaluation) -> list[list[Claim]]:
     """The marks to ask for."""
     return [
         [Claim(mark_of(gate, clause), f"{escaped(key)}|{escaped(kept(told))}", 1)] for clause, _, key, _, told in passage.onces
@@ -59,7 +59,7 @@ def repeated(seen: list[Decision]) -> list[int]:
     return [i for i, mark in enumerate(seen) if mark.allowed and mark.remaining < mark.limit]
 
 
-def charged(passage: Passage, clause: Any, limits: Any, key: str, cost: int) -> None:
+def charged(passage: Evaluation, clause: Any, limits: Any, key: str, cost: int) -> None:
     """Adds the limits of one that is charged."""
     for entry in limits:
         passage.entries.append(entry)
@@ -69,7 +69,7 @@ def charged(passage: Passage, clause: Any, limits: Any, key: str, cost: int) -> 
         passage.owes = True
 
 
-def sorted_out(passage: Passage, asked: list[list[Claim]], seen: list[Decision], told: dict[int, Decision]) -> None:
+def sorted_out(passage: Evaluation, asked: list[list[Claim]], seen: list[Decision], told: dict[int, Decision]) -> None:
     """Adds the limits of those that are charged; a repetition is not."""
     marks: list[Mark] = []
     for i, (clause, limits, key, cost, _) in enumerate(passage.onces):
@@ -84,7 +84,7 @@ def sorted_out(passage: Passage, asked: list[list[Claim]], seen: list[Decision],
     passage.onces = marks
 
 
-def unknown(passage: Passage) -> None:
+def unknown(passage: Evaluation) -> None:
     """Nobody knows whether these are repetitions: all are charged, and whoever answers for the store finds every limit."""
     for clause, limits, key, cost, _ in passage.onces:
         charged(passage, clause, limits, key, cost)
@@ -97,7 +97,7 @@ def checked(gate: Any, seen: list[Decision]) -> None:
         raise StoreUnavailable("the store could not say whether a request is a repetition")
 
 
-def marked(gate: Any, passage: Passage) -> None:
+def marked(gate: Any, passage: Evaluation) -> None:
     """Looks for the marks, and leaves in the passage what is to be charged."""
     if passage.onces:
         asked = claims_of(gate, passage)
@@ -112,7 +112,7 @@ def marked(gate: Any, passage: Passage) -> None:
         sorted_out(passage, asked, seen, dict(zip(again, told, strict=True)))
 
 
-async def amarked(gate: Any, passage: Passage) -> None:
+async def amarked(gate: Any, passage: Evaluation) -> None:
     if passage.onces:
         asked = claims_of(gate, passage)
         try:
@@ -126,7 +126,7 @@ async def amarked(gate: Any, passage: Passage) -> None:
         sorted_out(passage, asked, seen, dict(zip(again, told, strict=True)))
 
 
-def unmarked(gate: Any, passage: Passage) -> None:
+def unmarked(gate: Any, passage: Evaluation) -> None:
     """Gives the repetitions of a refused request back."""
     for clause, claim, answer in passage.onces or ():
         if answer is not None:
@@ -134,7 +134,7 @@ def unmarked(gate: Any, passage: Passage) -> None:
             gate.store.give_back([claim], answer.start_us)
 
 
-async def aunmarked(gate: Any, passage: Passage) -> None:
+async def aunmarked(gate: Any, passage: Evaluation) -> None:
     for clause, claim, answer in passage.onces or ():
         if answer is not None:
             clause.replayed -= 1
@@ -144,13 +144,13 @@ async def aunmarked(gate: Any, passage: Passage) -> None:
 # After the charge -----------------------------------------------------------------------------------------------------
 
 
-def unpaid(passage: Passage) -> list[Mark]:
+def unpaid(passage: Evaluation) -> list[Mark]:
     """Marks that are to be made. Repetitions that were taken stay taken, whatever comes of them."""
     passage.onces = [mark for mark in passage.onces or () if mark[2] is None]
     return passage.onces  # type: ignore[no-any-return]
 
 
-def twins(gate: Any, passage: Passage, decision: Decision, marks: list[Mark], told: list[Decision]) -> list[Waiter]:
+def twins(gate: Any, passage: Evaluation, decision: Decision, marks: list[Mark], told: list[Decision]) -> list[Waiter]:
     """What goes back to those who were not the first after all. `passage.onces` are the marks that were made."""
     passage.onces = [(clause, claim, answer) for (clause, claim, _), answer in zip(marks, told, strict=True) if answer.allowed]
     again = {id(clause) for clause, _, answer in passage.onces if answer.remaining < answer.limit - 1 and not clause.owes}
@@ -159,7 +159,7 @@ def twins(gate: Any, passage: Passage, decision: Decision, marks: list[Mark], to
     return [Waiter(back, decision, None)] if back else []
 
 
-def paid(gate: Any, passage: Passage, decision: Decision) -> None:
+def paid(gate: Any, passage: Evaluation, decision: Decision) -> None:
     """Makes the marks of a request that was charged."""
     marks = unpaid(passage)
     if marks:
@@ -171,7 +171,7 @@ def paid(gate: Any, passage: Passage, decision: Decision) -> None:
             not_marked(gate, error)
 
 
-async def apaid(gate: Any, passage: Passage, decision: Decision) -> None:
+async def apaid(gate: Any, passage: Evaluation, decision: Decision) -> None:
     marks = unpaid(passage)
     if marks:
         try:

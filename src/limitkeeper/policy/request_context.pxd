@@ -1,5 +1,5 @@
-# The C face of facts.py.
-cdef class Facts:
+# The C face of request_context.py.
+cdef class RequestContext:
     cdef public str method, path
     cdef public object raw, captured
     cdef public dict found

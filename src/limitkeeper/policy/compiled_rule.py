@@ -10,17 +10,17 @@ except ModuleNotFoundError:
     from limitkeeper import _cython_shim as cython  # type: ignore[no-redef]
 
 if cython.compiled:
-    from cython.cimports.limitkeeper.policy.facts import Facts
-    from cython.cimports.limitkeeper.policy.passage import Entry
+    from cython.cimports.limitkeeper.policy.evaluation import Entry
+    from cython.cimports.limitkeeper.policy.request_context import RequestContext
 else:
-    from .facts import Facts
-    from .passage import Entry
+    from .evaluation import Entry
+    from .request_context import RequestContext
 
 from ..algorithms.claim import NamedLimit
 from ..observe.tally import RESPONSE_BOUNDS_MS, Histogram, RuleTally
 from .identity.addresses import read_address
+from .identity.callback_errors import CallbackErrors, title
 from .identity.client_ip import ClientIp
-from .identity.complaints import Complaints, title
 from .model import SHADOW, SHARE, WAIT, Key, Limits, Rule, Tiers, When
 
 _absent: Any = object()
@@ -35,7 +35,7 @@ EVERYONE, UNIDENTIFIED = "*", "-"
 
 
 @cython.ccall
-def identity_of(identities: dict, facts: Facts, name: str) -> object:  # type: ignore[type-arg]
+def identity_of(identities: dict, facts: RequestContext, name: str) -> object:  # type: ignore[type-arg]
     """What an identity says of a request; asked once."""
     value = facts.found.get(name, _absent)
     if value is _absent:
@@ -45,7 +45,7 @@ def identity_of(identities: dict, facts: Facts, name: str) -> object:  # type: i
 
 
 @cython.ccall
-def first_present(identities: dict, facts: Facts, names: tuple, plain: cython.bint) -> object:  # type: ignore[type-arg]
+def first_present(identities: dict, facts: RequestContext, names: tuple, plain: cython.bint) -> object:  # type: ignore[type-arg]
     """The first of these identities that is there. Where there are several, its name stands before its value: somebody who calls
     himself like another one's address is not that other one. `plain`: the value alone, but for such a one."""
     for name in names:
@@ -76,7 +76,7 @@ def joined(parts: list[Any]) -> str:
 
 
 @cython.ccall
-def key_of(identities: dict, facts: Facts, key: tuple, plain: cython.bint = False) -> object:  # type: ignore[type-arg]
+def key_of(identities: dict, facts: RequestContext, key: tuple, plain: cython.bint = False) -> object:  # type: ignore[type-arg]
     """The key of a request; None when no part of it is there."""
     if not key:
         return EVERYONE
@@ -90,7 +90,7 @@ def key_of(identities: dict, facts: Facts, key: tuple, plain: cython.bint = Fals
 
 
 @cython.ccall
-def holds(identities: dict, facts: Facts, when: tuple) -> cython.bint:  # type: ignore[type-arg]
+def holds(identities: dict, facts: RequestContext, when: tuple) -> cython.bint:  # type: ignore[type-arg]
     """Whether a condition (present, absent, equals) holds."""
     for name in when[0]:
         if identity_of(identities, facts, name) is None:
@@ -111,7 +111,7 @@ def condition(when: When) -> Any:
     return (when.present, when.absent, tuple((name, frozenset(values)) for name, values in when.equals))
 
 
-class Crowd:
+class WaitingCount:
     """Who waits for a rule now, whichever version of it they came to."""
 
     __slots__ = ("waiting",)
@@ -121,7 +121,7 @@ class Crowd:
 
 
 @cython.cclass
-class Clause:
+class CompiledRule:
     """One rule at work. Counters are plain integers; a reload hands them on to the rule of the same name."""
 
     # fmt: off
@@ -162,8 +162,8 @@ class Clause:
         self.alert = -1.0 if rule.alert is None else rule.alert
         self.passed = self.refused = self.waited = self.queue_full = self.degraded = self.shadow_refused = self.near = 0
         self.alerts = self.given_back = self.replayed = self.failed_open = self.failed_closed = self.failed_local = 0
-        self.crowd = Crowd()
-        self.elders: list[Clause] = []
+        self.crowd = WaitingCount()
+        self.elders: list[CompiledRule] = []
         self.past: dict[str, Any] = {}
         self.times: list[int] = [0] * (len(RESPONSE_BOUNDS_MS) + 1)
         self.statuses: list[int] = [0] * 6
@@ -186,7 +186,7 @@ class Clause:
     # What a request is told by ---------------------------------------------------------------------------------
 
     @cython.ccall
-    def key_for(self, facts: Facts) -> object:
+    def key_for(self, facts: RequestContext) -> object:
         """The key of this rule; None: not meant."""
         if self.lone is not None:
             value = identity_of(self.identities, facts, self.lone)
@@ -197,7 +197,7 @@ class Clause:
         return value
 
     @cython.ccall
-    def limits_for(self, facts: Facts, key: str) -> tuple:  # type: ignore[type-arg]
+    def limits_for(self, facts: RequestContext, key: str) -> tuple:  # type: ignore[type-arg]
         """The limits that hold for a key: its own, those of its tier, or the rule's."""
         if self.overridden or self.overrides is not None:
             if self.named:  # said of one identity ("user:42"), or of any of them
@@ -217,14 +217,14 @@ class Clause:
         return self.tiers.get(tier, self.otherwise)  # type: ignore[no-any-return]
 
     @cython.ccall
-    def cost_for(self, facts: Facts) -> cython.longlong:
+    def cost_for(self, facts: RequestContext) -> cython.longlong:
         """What this request costs."""
         if self.constant >= 0:
             return self.constant
         return told_cost(self.rule, facts)
 
     @cython.ccall
-    def meant(self, facts: Facts) -> cython.bint:
+    def meant(self, facts: RequestContext) -> cython.bint:
         """Whether the rule's condition holds."""
         if self.when is None:
             return True
@@ -232,7 +232,7 @@ class Clause:
 
     # Numbers ---------------------------------------------------------------------------------------------------
 
-    def inherit(self, before: Clause) -> None:
+    def inherit(self, before: CompiledRule) -> None:
         """Takes over what the rule of the same name counted in the versions before, and those who wait for it still. Requests
         that began with a version before are counted there: the last few are asked again whenever somebody wants the sum."""
         self.crowd, self.times, self.statuses = before.crowd, before.times, before.statuses
@@ -257,7 +257,7 @@ class Clause:
 
 
 #: What functions of the application that tell costs are complained of for.
-complaints = Complaints()
+complaints = CallbackErrors()
 
 
 def called_cost(rule: Rule, facts: Any) -> int:

@@ -8,7 +8,7 @@ from functools import lru_cache
 from typing import Any
 
 from ...errors import ConfigurationError
-from ..identity.complaints import checked_call
+from ..identity.callback_errors import checked_call
 from ..model import Policy
 from .reference import resolved
 

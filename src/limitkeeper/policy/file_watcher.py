@@ -40,7 +40,7 @@ STOP, HANG_UP = "stop", "hang up"
 MISSING = b""
 
 
-class Watch:
+class FileWatcher:
     """Calls `on_change()` in a thread of its own when a file has changed (or one of `more()`, other files that belong to it).
 
     `hang_up=True` also listens to SIGHUP where that is possible: in the main thread, on systems that have it (`hangs_up` says).
@@ -212,7 +212,7 @@ def _recent(stamps: dict[Path, Stamp]) -> bool:
     return any(stamp is not None and abs(now - stamp[0] // 1000) < RECENT_US for stamp in stamps.values())
 
 
-_all_watches: weakref.WeakSet[Watch] = weakref.WeakSet()
+_all_watches: weakref.WeakSet[FileWatcher] = weakref.WeakSet()
 
 
 def _after_fork() -> None:
@@ -226,7 +226,7 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork)
 
 
-def watch_policy(gate: Any, path: str | Path | None = None, interval: Duration = "1s", *, hang_up: bool = True) -> Watch:
+def watch_policy(gate: Any, path: str | Path | None = None, interval: Duration = "1s", *, hang_up: bool = True) -> FileWatcher:
     """Watches the file of a gate's policy, and the files that it names, until `stop()`.
 
     A file that loads is handed to `gate.reload`; one that does not, to `gate.reload_refused`, and the gate goes on as it was.
@@ -246,5 +246,5 @@ def watch_policy(gate: Any, path: str | Path | None = None, interval: Duration =
             watch.want(getattr(error, "files", ()))
             gate.reload_refused(error)
 
-    watch = Watch(source, changed, interval, more=lambda: gate.policy.files, hang_up=hang_up)
+    watch = FileWatcher(source, changed, interval, more=lambda: gate.policy.files, hang_up=hang_up)
     return watch

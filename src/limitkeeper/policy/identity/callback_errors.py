@@ -20,7 +20,7 @@ EVERY_US = 10_000_000
 
 
 @dataclass(slots=True, eq=False)
-class Complaints:
+class CallbackErrors:
     """`count` is how many there were; `tell` writes a line unless one was written a moment ago. Without a lock: threads that
     complain in the same instant may be counted as one."""
 

@@ -83,7 +83,7 @@ class Refusal:
 
 
 @cython.cclass
-class Passage:
+class Evaluation:
     """One request's answer.
 
     allowed    go on to the handler
@@ -158,4 +158,4 @@ class Passage:
 
 
 if not cython.compiled:
-    begun = Passage  # compiled, passage.pxd makes one without calling it
+    begun = Evaluation  # compiled, passage.pxd makes one without calling it

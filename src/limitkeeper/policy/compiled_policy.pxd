@@ -1,0 +1,24 @@
+# The C face of compiled_policy.py.
+from limitkeeper.policy.compiled_rule cimport CompiledRule
+from limitkeeper.policy.request_context cimport RequestContext
+
+cdef class CompiledExemption:
+    cdef readonly object networks, headers, when, rules
+    cdef readonly bint whole
+    cpdef bint applies(self, dict identities, RequestContext facts, object address)
+
+cdef class MatchedRules:
+    cdef readonly list clauses, pardons
+    cdef readonly object hosts, captured, named
+    cdef readonly dict narrow
+    cdef readonly bint exempt
+
+cdef class CompiledPolicy:
+    cdef readonly object policy, address, shut_key, matcher, handlers
+    cdef readonly dict identities, known
+    cdef readonly list clauses, pardons
+    cdef public long long remembered
+    cdef public object store
+    cpdef MatchedRules plan(self, RequestContext facts)
+    cpdef MatchedRules hosted(self, MatchedRules plan, RequestContext facts)
+    cpdef object pardoned(self, MatchedRules plan, RequestContext facts)
