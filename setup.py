@@ -47,10 +47,10 @@ COMPILED = (
     "policy/compiled_policy",
     "policy/refusal",
     "policy/evaluate",
-    "web/wire",
+    "web/ratelimit_fields",
     "web/headers",
-    "web/asgi_wire",
-    "web/wsgi_wire",
+    "web/asgi_fast",
+    "web/wsgi_fast",
 )
 REQUIRED = os.environ.get("LIMITKEEPER_REQUIRE_COMPILED") == "1"
 DISABLED = os.environ.get("LIMITKEEPER_DISABLE_COMPILED") == "1"

@@ -18,7 +18,7 @@ from web_slices import SCOPE, Loop, Taken, asgi, asgi_new_paths, paths, status_o
 from limitkeeper.policy.compiled_policy import CompiledPolicy
 from limitkeeper.policy.gate import Gate
 from limitkeeper.policy.request_context import RequestContext
-from limitkeeper.web.asgi_wire import AsgiFacts
+from limitkeeper.web.asgi_fast import AsgiRequestContext
 
 #: Our cases: (name, base, app, how it is asked). What a floor is, is said in its name.
 ONE, FIVE, FIVE_NEW = (
@@ -106,7 +106,9 @@ def matching(effort: Effort, note: Callable[[str], None]) -> dict[str, float]:
         facts = cycle([RequestContext("GET", next(path)) for _ in range(12_000)])
         cases.append(Case(f"{name}, seen", "plan(k)", {"plan": edition.plan, "k": RequestContext("GET", "/products/17")}))
         cases.append(Case(f"{name}, new", "plan(k())", {"plan": edition.plan, "k": facts.__next__}))
-        cases.append(Case(f"{name}, asked", "ask(facts(k))", {"ask": Gate(policy).quick, "facts": AsgiFacts, "k": SCOPE}))
+        cases.append(
+            Case(f"{name}, asked", "ask(facts(k))", {"ask": Gate(policy).quick, "facts": AsgiRequestContext, "k": SCOPE})
+        )
     took, _ = measure(cases, effort, note)
     return took
 

@@ -16,7 +16,7 @@ from limitkeeper import ConfigurationError
 from limitkeeper.observe.offenders import LATE, LONGEST, Offenders, Window
 from limitkeeper.observe.veil import Veil
 from limitkeeper.testing import ManualClock
-from limitkeeper.web.wire import partition
+from limitkeeper.web.ratelimit_fields import partition
 
 KEYS = st.integers(0, 40).map(lambda n: ("rule", f"k{n * n % 23}"))
 

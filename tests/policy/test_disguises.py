@@ -9,7 +9,7 @@ from limitkeeper import MemoryStore
 from limitkeeper.policy import Policy, WrittenFacts
 from limitkeeper.policy.gate import Gate
 from limitkeeper.testing import ManualClock
-from limitkeeper.web.asgi_wire import AsgiFacts
+from limitkeeper.web.asgi_fast import AsgiRequestContext
 
 SECRET = "a shared secret of at least 32 bytes"
 POLICY = f"""
@@ -200,6 +200,6 @@ def test_no_empty_parameter_hides_another():
     """`?key&key=x` has two values: an application may take the second, so it does not go past a rule as if there were none."""
     policy = Policy.read("identify: {k: {query: key}}\nlimits: [{name: k, key: k, limit: 1/s, cost: {query: n, max: 9}}]")
     scope = {"type": "http", "method": "GET", "path": "/", "headers": [], "query_string": b"key&key=x&n&n=5"}
-    assert policy.identify["k"].of(AsgiFacts(scope)) == "several values"
+    assert policy.identify["k"].of(AsgiRequestContext(scope)) == "several values"
     with Gate(policy, store=MemoryStore()) as gate:
-        assert gate.explain(AsgiFacts(scope))[0].cost == 9
+        assert gate.explain(AsgiRequestContext(scope))[0].cost == 9

@@ -13,8 +13,8 @@ from passages import Desk
 from limitkeeper import FixedWindow, TokenBucket
 from limitkeeper.policy.evaluation import QUEUE_FULL, QUOTA, SHUT_OUT, STORE, Refusal
 from limitkeeper.policy.model import Answer, Rule
-from limitkeeper.web.answers import KEPT, _plain, plain, prefers_problem
 from limitkeeper.web.headers import body, fields, merge, text_fields
+from limitkeeper.web.refusal_body import KEPT, _plain, plain, prefers_problem
 
 CHECKOUT = TokenBucket("5/s burst 10")
 WORDS = Answer(message="Too many checkout attempts. Retry after {retry_after}s.")

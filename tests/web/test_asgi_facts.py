@@ -10,11 +10,11 @@ from asgi_loop import scope_of
 
 from limitkeeper.policy import Gate, Policy
 from limitkeeper.policy.request_context import PARAMETERS
-from limitkeeper.web.asgi_wire import AsgiFacts, Sending
+from limitkeeper.web.asgi_fast import AsgiRequestContext, HeaderSend
 
 
-def facts(*headers: tuple[str, str], target: str = "/", **more: Any) -> AsgiFacts:
-    return AsgiFacts(scope_of("GET", target, list(headers), "192.0.2.1", **more))
+def facts(*headers: tuple[str, str], target: str = "/", **more: Any) -> AsgiRequestContext:
+    return AsgiRequestContext(scope_of("GET", target, list(headers), "192.0.2.1", **more))
 
 
 @pytest.mark.parametrize(
@@ -56,7 +56,7 @@ def test_a_query_gives_its_first_value():
 
 def test_a_scope_may_leave_things_out():
     """No query, no client, no mount point, no method: a handshake of the barest kind is still a GET of somebody unknown."""
-    told = AsgiFacts({"type": "websocket", "path": "/", "headers": []})
+    told = AsgiRequestContext({"type": "websocket", "path": "/", "headers": []})
     assert (told.method, told.path, told.query("a"), told.peer(), told.certificate()) == ("GET", "/", None, None, None)
     assert told.differs("query", "a") is False
     assert (told.found, told.captured) == ({}, {})
@@ -71,7 +71,7 @@ def test_a_socket_without_an_address_is_nobodys(client, peer):
 def test_any_mapping_is_a_scope():
     """A framework may hand on a mapping of its own, and finds it again in the facts."""
     scope = MappingProxyType(scope_of("GET", "/x?a=1", [("X-A", "1")], "192.0.2.1"))
-    told = AsgiFacts(scope)
+    told = AsgiRequestContext(scope)
     assert (told.path, told.query("a"), told.header("x-a"), told.peer()) == ("/x", "1", "1", "192.0.2.1")
     assert told.raw is scope
 
@@ -107,7 +107,7 @@ def test_a_start_is_counted_once(gate_and_passage):
     """However many starts an app sends, the first one is the response, and whatever fails behind it changes nothing."""
     gate, passage = gate_and_passage
     sent: list[Any] = []
-    sending = Sending(passage, sent.append)
+    sending = HeaderSend(passage, sent.append)
     start = {"type": "http.response.start", "status": 200, "headers": [(b"x" * 80, b"1"), (b"y" * 63, b"2")]}
     for _ in range(2):
         sending(start)
@@ -120,7 +120,7 @@ def test_a_start_is_counted_once(gate_and_passage):
 def test_a_failure_is_counted_once(gate_and_passage):
     """A handler that raised before its response is a 500, once."""
     gate, passage = gate_and_passage
-    sending = Sending(passage, print)
+    sending = HeaderSend(passage, print)
     sending.ended(500)
     sending.ended(500)
     assert gate.tally().rules[0].statuses == {"5xx": 1}

@@ -19,7 +19,7 @@ from django_asgi import Urls, configure
 from limitkeeper import ConfigurationError, MemoryStore
 from limitkeeper.policy import Policy
 from limitkeeper.web.django import limit
-from limitkeeper.web.django.site import site
+from limitkeeper.web.django.settings import site
 
 configure()
 

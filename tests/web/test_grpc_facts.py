@@ -16,7 +16,7 @@ from limitkeeper.policy.identity.identify import Certificate
 from limitkeeper.policy.model import Policy
 from limitkeeper.web.grpc import AsyncRateLimitInterceptor, GrpcFacts, RateLimitInterceptor, current
 from limitkeeper.web.grpc.call import SeenInTask, SeenInThread
-from limitkeeper.web.grpc.facts import address_of
+from limitkeeper.web.grpc.request_context import address_of
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from limitkeeper import MemoryStore
 from limitkeeper.policy import Policy
 from limitkeeper.policy.gate import Gate
 from limitkeeper.web.asgi import RateLimitMiddleware as Asgi
-from limitkeeper.web.django.answers import DjangoFacts
+from limitkeeper.web.django.responses import DjangoRequestContext
 from limitkeeper.web.wsgi import RateLimitMiddleware as Wsgi
 from stand_ins import driven
 
@@ -71,5 +71,5 @@ def test_no_request_passes_for_a_message(gate, ask):
 def test_django_says_no_message_either():
     """What Django calls the method is read in the same way."""
     configure()
-    assert DjangoFacts(RequestFactory().generic("MESSAGE", "/all")).method == "message"
-    assert DjangoFacts(RequestFactory().generic("post", "/login")).method == "POST"
+    assert DjangoRequestContext(RequestFactory().generic("MESSAGE", "/all")).method == "message"
+    assert DjangoRequestContext(RequestFactory().generic("post", "/login")).method == "POST"

@@ -12,7 +12,7 @@ from limitkeeper import MemoryStore
 from limitkeeper.policy import Policy
 from limitkeeper.policy.gate import Gate
 from limitkeeper.web.asgi import RateLimitMiddleware
-from limitkeeper.web.wsgi_wire import WsgiFacts
+from limitkeeper.web.wsgi_fast import WsgiRequestContext
 from stand_ins import driven
 
 POLICY = """
@@ -82,7 +82,7 @@ def test_wsgi_sees_several_parameters_too(gate):
     answers = []
     for n in range(3):
         environ = {**environ_of("GET", "/query"), "QUERY_STRING": f"api_key={n}&api_key=real"}
-        answers.append(bool(gate.ask(WsgiFacts(environ))))
+        answers.append(bool(gate.ask(WsgiRequestContext(environ))))
     assert answers == [True, True, False]
 
 

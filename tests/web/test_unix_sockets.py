@@ -16,7 +16,7 @@ from limitkeeper import MemoryStore
 from limitkeeper.policy import Policy
 from limitkeeper.policy.gate import Gate
 from limitkeeper.web.wsgi import RateLimitMiddleware
-from limitkeeper.web.wsgi_wire import WsgiFacts
+from limitkeeper.web.wsgi_fast import WsgiRequestContext
 
 POLICY = """
 identify: {{ip: {{client_ip: {{trusted_proxies: [{trusted}]}}}}}}
@@ -84,4 +84,4 @@ def test_nobody_is_known_by_a_socket(waitress_serves):
 @pytest.mark.parametrize(("told", "peer"), [("localhost", None), ("<local>", None), ("", None), ("127.0.0.1", "127.0.0.1")])
 def test_what_servers_call_a_socket_is_no_address(told, peer):
     """Words for the other end of a UNIX socket are no peer; an address of this machine is one."""
-    assert WsgiFacts({"REQUEST_METHOD": "GET", "REMOTE_ADDR": told}).peer() == peer
+    assert WsgiRequestContext({"REQUEST_METHOD": "GET", "REMOTE_ADDR": told}).peer() == peer

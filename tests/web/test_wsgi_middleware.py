@@ -15,7 +15,7 @@ from limitkeeper.policy import Policy, WrittenFacts
 from limitkeeper.policy.gate import Gate
 from limitkeeper.policy.request_context import PARAMETERS
 from limitkeeper.web.wsgi import RateLimitMiddleware
-from limitkeeper.web.wsgi_wire import WsgiFacts
+from limitkeeper.web.wsgi_fast import WsgiRequestContext
 
 TWO = "limits: [{name: api, key: ip, limit: token bucket 1/min burst 2}]"
 BYTES = "limits: [{name: bytes, key: ip, limit: fixed window 1000/min, cost: {response: 1B, estimate: 1}}]"
@@ -246,13 +246,13 @@ def test_the_middleware_keeps_the_wsgi_contract(gate, policy):
 
 def test_a_path_is_read_as_the_utf8_it_was():
     """Servers put a path's bytes into the environ letter by letter; the policy sees the text, mount point included."""
-    assert WsgiFacts(environ_of("GET", "/caf%C3%A9", SCRIPT_NAME="/shop")).path == "/shop/café"
-    assert "�" in WsgiFacts(environ_of("GET", "/caf%E9")).path
+    assert WsgiRequestContext(environ_of("GET", "/caf%C3%A9", SCRIPT_NAME="/shop")).path == "/shop/café"
+    assert "�" in WsgiRequestContext(environ_of("GET", "/caf%E9")).path
 
 
 def test_headers_are_found_by_their_names():
     """Any header is asked for in lower case; the two that have keys of their own too."""
-    facts = WsgiFacts(environ_of("POST", "/", [("X-Tenant", "acme")], b"body", CONTENT_TYPE="text/plain"))
+    facts = WsgiRequestContext(environ_of("POST", "/", [("X-Tenant", "acme")], b"body", CONTENT_TYPE="text/plain"))
     assert facts.header("x-tenant") == "acme"
     assert facts.header("content-length") == "4"
     assert facts.header("content-type") == "text/plain"
@@ -261,42 +261,42 @@ def test_headers_are_found_by_their_names():
 
 def test_two_spellings_of_a_header_are_one_key():
     """An environ can't tell X_Tenant from X-Tenant: what a server lets through counts as the same header."""
-    assert WsgiFacts(environ_of("GET", "/", [("X_Tenant", "mallory")])).header("x-tenant") == "mallory"
+    assert WsgiRequestContext(environ_of("GET", "/", [("X_Tenant", "mallory")])).header("x-tenant") == "mallory"
 
 
 def test_a_query_gives_its_first_value():
     """The first of several values counts, names may be encoded, and nothing is nothing."""
-    facts = WsgiFacts(environ_of("GET", "/?a=1&a=2&%62=3&empty="))
+    facts = WsgiRequestContext(environ_of("GET", "/?a=1&a=2&%62=3&empty="))
     assert [facts.query(name) for name in ("a", "b", "empty", "c")] == ["1", "3", "", None]
-    assert WsgiFacts(environ_of("GET", "/")).query("a") is None
-    assert WsgiFacts(environ_of("GET", "/?a=%FF")).query("a") == "\ufffd"
-    many = WsgiFacts(environ_of("GET", "/?" + "x=1&" * (PARAMETERS - 1) + "y=2&z=3"))
+    assert WsgiRequestContext(environ_of("GET", "/")).query("a") is None
+    assert WsgiRequestContext(environ_of("GET", "/?a=%FF")).query("a") == "\ufffd"
+    many = WsgiRequestContext(environ_of("GET", "/?" + "x=1&" * (PARAMETERS - 1) + "y=2&z=3"))
     assert (many.query("y"), many.query("z")) == ("2", None)
 
 
 def test_an_environ_may_leave_things_out():
     """No path, no mount point, no query, no address: it is still a request, for the root, of somebody unknown."""
     environ = {"REQUEST_METHOD": "GET"}
-    facts = WsgiFacts(environ)
+    facts = WsgiRequestContext(environ)
     assert (facts.path, facts.query("a"), facts.peer(), facts.certificate(), facts.header("x")) == ("", None, None, None, None)
     assert (facts.raw, facts.environ, facts.found, facts.captured) == (environ, environ, {}, {})
     assert facts.differs("query", "a") is facts.differs("header", "a") is False
-    assert WsgiFacts(environ_of("GET", "/?n=1&n=2")).differs("header", "n") is False
+    assert WsgiRequestContext(environ_of("GET", "/?n=1&n=2")).differs("header", "n") is False
 
 
 def test_a_unix_socket_has_no_peer():
     """Where the server knows no address, nobody makes one up."""
-    assert WsgiFacts(environ_of("GET", "/", REMOTE_ADDR="")).peer() is None
+    assert WsgiRequestContext(environ_of("GET", "/", REMOTE_ADDR="")).peer() is None
 
 
 def test_only_the_server_vouches_for_a_certificate():
     """A certificate counts when the server says it verified it; headers that look like it do not."""
     told = {"SSL_CLIENT_S_DN": "CN=billing", "SSL_CLIENT_SAN_DNS_0": "billing.test"}
-    assert WsgiFacts(environ_of("GET", "/", **told)).certificate() is None
-    verified = WsgiFacts(environ_of("GET", "/", SSL_CLIENT_VERIFY="SUCCESS", **told)).certificate()
+    assert WsgiRequestContext(environ_of("GET", "/", **told)).certificate() is None
+    verified = WsgiRequestContext(environ_of("GET", "/", SSL_CLIENT_VERIFY="SUCCESS", **told)).certificate()
     assert verified == {"subject": "CN=billing", "san": ["billing.test"]}
     forged = [("SSL-Client-S-DN", "CN=billing"), ("SSL-Client-Verify", "SUCCESS")]
-    assert WsgiFacts(environ_of("GET", "/", forged)).certificate() is None
+    assert WsgiRequestContext(environ_of("GET", "/", forged)).certificate() is None
 
 
 def test_a_certificate_has_all_its_names():
@@ -308,9 +308,12 @@ def test_a_certificate_has_all_its_names():
         "SSL_CLIENT_SAN_DNS_1": "",
     }
     told |= {"SSL_CLIENT_SAN_DNS_0": "x.test", "SSL_CLIENT_SAN_URI_0": "spiffe://x", "SSL_CLIENT_SAN_DNS_10": "y.test"}
-    assert WsgiFacts(environ_of("GET", "/", **told)).certificate() == {"subject": "CN=x", "san": ["spiffe://x", "x.test", "a@b"]}
-    assert WsgiFacts(environ_of("GET", "/", **{**told, "SSL_CLIENT_S_DN": ""})).certificate() is None
-    assert WsgiFacts(environ_of("GET", "/", **{**told, "SSL_CLIENT_VERIFY": "FAILED:x"})).certificate() is None
+    assert WsgiRequestContext(environ_of("GET", "/", **told)).certificate() == {
+        "subject": "CN=x",
+        "san": ["spiffe://x", "x.test", "a@b"],
+    }
+    assert WsgiRequestContext(environ_of("GET", "/", **{**told, "SSL_CLIENT_S_DN": ""})).certificate() is None
+    assert WsgiRequestContext(environ_of("GET", "/", **{**told, "SSL_CLIENT_VERIFY": "FAILED:x"})).certificate() is None
 
 
 def test_a_refusal_to_head_has_no_body(gate):

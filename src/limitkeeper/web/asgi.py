@@ -21,10 +21,10 @@ from ..policy.evaluation import Evaluation
 from ..policy.gate import Gate, gate_of
 from ..policy.model import Policy
 from ..stores import Store
-from .asgi_socket import Socket, refuse_socket
-from .asgi_wire import START, AsgiFacts, Sending, admitted, begun, has_origin
-from .bodies import FAILED, GONE
+from .asgi_fast import START, AsgiRequestContext, HeaderSend, admitted, begun, has_origin
+from .asgi_websocket import LimitedWebSocket, refuse_socket
 from .headers import body, fields
+from .response_settlement import FAILED, GONE
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
@@ -73,16 +73,16 @@ class RateLimitMiddleware:
         """A request that must be waited for, that is refused, or that owes something when its response is known."""
         passage = scope["limitkeeper"]
         if passage is None:
-            passage = scope["limitkeeper"] = await self.gate.aask(AsgiFacts(scope))
+            passage = scope["limitkeeper"] = await self.gate.aask(AsgiRequestContext(scope))
             passage.origin = has_origin(scope)
         if passage.owes and passage.allowed:
-            await Owing(passage, send).run(self.app, scope, receive)
+            await SettlingSend(passage, send).run(self.app, scope, receive)
             return
         passage.facts = None  # no circle: see `admitted`
         if not passage.allowed:
             await refuse(passage, scope, receive, send)
         else:
-            sending = Sending(passage, send)
+            sending = HeaderSend(passage, send)
             try:
                 await self.app(scope, receive, sending)
             except BaseException as error:
@@ -91,7 +91,7 @@ class RateLimitMiddleware:
             sending.ended(FAILED)
 
     async def _socket(self, scope: Scope, receive: Receive, send: Send) -> None:
-        facts = AsgiFacts(scope)
+        facts = AsgiRequestContext(scope)
         passage = self._quick(facts)
         if passage is None:
             passage = await self.gate.aask(facts)
@@ -100,7 +100,7 @@ class RateLimitMiddleware:
         if not passage.allowed:
             await refuse_socket(passage, facts, scope, receive, send)
             return
-        await Socket(self.gate, passage, scope, receive, send).run(self.app)
+        await LimitedWebSocket(self.gate, passage, scope, receive, send).run(self.app)
 
     async def _lifespan(self, scope: Scope, receive: Receive, send: Send) -> None:
         """A gate that was made here ends with the app, and begins again with it."""
@@ -129,16 +129,16 @@ async def refuse(passage: Evaluation, scope: Scope, receive: Receive, send: Send
     """Answers instead of the handler: with the rule's degrade handler, or with why and when to come back."""
     degrade = passage.degrade
     if degrade is not None:
-        await degrade(scope, receive, Sending(passage, send))
+        await degrade(scope, receive, HeaderSend(passage, send))
         return
     assert passage.refusal is not None
-    kind, content = body(passage, AsgiFacts(scope).header("accept"))
+    kind, content = body(passage, AsgiRequestContext(scope).header("accept"))
     told = [*fields(passage), (b"content-type", kind), (b"content-length", b"%d" % len(content))]
     await send({"type": START, "status": passage.refusal.status, "headers": told})
     await send({"type": "http.response.body", "body": b"" if scope["method"] == "HEAD" else content})
 
 
-class Owing:
+class SettlingSend:
     """A `send` for a passage that is settled when its response is known: which status, how many bytes."""
 
     def __init__(self, passage: Evaluation, send: Send) -> None:

@@ -21,13 +21,13 @@ from starlette.requests import HTTPConnection
 
 from ..errors import ConfigurationError
 from ..policy.evaluation import Evaluation
-from .answers import body
-from .apart import place_of, placed
-from .asgi_socket import TRY_LATER, reason
-from .asgi_wire import AsgiFacts
-from .dependencies import DependencyMiddleware, asked_of
-from .question import Question
-from .routes import fitting, told
+from .asgi_fast import AsgiRequestContext
+from .asgi_websocket import TRY_LATER, reason
+from .dependency_limits import DependencyMiddleware, asked_of
+from .refusal_body import body
+from .route_limit import RouteLimit
+from .view_identity import place_of, placed
+from .view_limit import fitting, told
 
 
 class TooManyRequests(HTTPException):
@@ -59,7 +59,7 @@ def install(app: FastAPI) -> None:
         app.add_middleware(DependencyMiddleware)
 
 
-class RateLimit(Question):
+class RateLimit(RouteLimit):
     """A limit to depend on. `key` is "ip", or a callable that is given the request (async too); None from it means the address.
 
     Every other word of a rule may follow: cost=, message=, on_refusal=, status=, charge=, … `policy` and `rule` name a rule of a
@@ -82,7 +82,7 @@ class RateLimit(Question):
         if self.was_asked(scope):
             return scope["limitkeeper"]  # type: ignore[no-any-return]
         asked = asked_of(scope)
-        facts = AsgiFacts(scope)
+        facts = AsgiRequestContext(scope)
         passage = await self.ask(connection, facts, self._named(scope, len(asked.passages)), key)
         if not passage.allowed:
             if scope["type"] == "websocket":

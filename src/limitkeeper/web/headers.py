@@ -18,15 +18,15 @@ except ModuleNotFoundError:
 if cython.compiled:
     from cython.cimports.limitkeeper.decision import Decision
     from cython.cimports.limitkeeper.policy.evaluation import Entry, Evaluation
-    from cython.cimports.limitkeeper.web.wire import Posting, Style, digits, item, left
+    from cython.cimports.limitkeeper.web.ratelimit_fields import FieldTemplate, Style, digits, item, left
 else:
     from ..decision import Decision
     from ..policy.evaluation import Entry, Evaluation
-    from .wire import Posting, Style, digits, item, left
+    from .ratelimit_fields import FieldTemplate, Style, digits, item, left
 
 from ..policy.evaluation import Refusal
-from .answers import body
-from .wire import ELEVEN, NONE, SPELT, older_fields, partition, reset_of
+from .ratelimit_fields import ELEVEN, NONE, SPELT, older_fields, partition, reset_of
+from .refusal_body import body
 
 #: A response names at most so many limits: the refusing ones and those closest to their end, in the policy's order.
 MOST = 10
@@ -40,14 +40,14 @@ def style_of(headers: Any) -> Style:
 
 
 @cython.cfunc
-def posted(entry: Entry, headers: Any) -> Posting:
+def posted(entry: Entry, headers: Any) -> FieldTemplate:
     """What is written down about a limit; anew when the policy's headers are others than then."""
     posting = entry.posting
-    if isinstance(posting, Posting):
-        known: Posting = posting
+    if isinstance(posting, FieldTemplate):
+        known: FieldTemplate = posting
         if known.style.headers is headers:
             return known
-    posting = Posting(entry, Style(headers))
+    posting = FieldTemplate(entry, Style(headers))
     entry.posting = posting
     return posting
 
@@ -60,7 +60,7 @@ def fields(passage: Evaluation) -> list:  # type: ignore[type-arg]
     headers = passage.edition.policy.headers
     if decision is None or not entries:
         return [] if passage.allowed else refused_fields(passage, [], style_of(headers).expose_retry)
-    posting: Posting = posted(entries[0], headers)
+    posting: FieldTemplate = posted(entries[0], headers)
     style: Style = posting.style
     if passage.allowed and (style.never or (style.near and decision.remaining * 5 >= decision.limit)):
         return []
@@ -91,7 +91,7 @@ def refused_fields(passage: Evaluation, found: Fields, expose: Any) -> Fields:
 
 
 @cython.cfunc
-def one_limit(found: list, passage: Evaluation, posting: Posting, part: Decision) -> cython.int:  # type: ignore[type-arg]
+def one_limit(found: list, passage: Evaluation, posting: FieldTemplate, part: Decision) -> cython.int:  # type: ignore[type-arg]
     style: Style = posting.style
     if style.wire == ELEVEN:
         if style.partition:
@@ -121,9 +121,9 @@ def several_limits(
     parts: tuple = decision.decisions  # type: ignore[type-arg]
     policies: list = []  # type: ignore[type-arg]
     items: list = []  # type: ignore[type-arg]
-    posting: Posting
+    posting: FieldTemplate
     part: Decision
-    speaker: Posting = posted(entries[0], headers)
+    speaker: FieldTemplate = posted(entries[0], headers)
     spoken: Decision = decision
     style: Style = speaker.style
     pk: bytes = b""

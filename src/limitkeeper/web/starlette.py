@@ -27,20 +27,20 @@ from ..policy.evaluation import Evaluation
 from ..policy.gate import Gate
 from ..policy.model import Policy
 from ..stores import Store
-from .answers import body
-from .apart import has_siblings, place_of, placed
-from .asgi import Owing, outcome
-from .asgi_socket import TRY_LATER, reason
-from .asgi_wire import AsgiFacts, Sending
-from .dependencies import asked_of
+from .asgi import SettlingSend, outcome
+from .asgi_fast import AsgiRequestContext, HeaderSend
+from .asgi_websocket import TRY_LATER, reason
+from .dependency_limits import asked_of
 from .headers import merge
-from .question import AnyKey, Question
-from .routes import DEPTH, name_of
+from .refusal_body import body
+from .route_limit import AnyKey, RouteLimit
+from .view_identity import has_siblings, place_of, placed
+from .view_limit import DEPTH, name_of
 
 E = TypeVar("E", bound=Callable[..., Any])
 
 
-class Limit(Question):
+class Limit(RouteLimit):
     """What `limit` was told."""
 
     written = '@limit("5/s burst 10"), or name a rule: @limit(policy=gate, rule="checkout")'
@@ -50,7 +50,7 @@ class Limit(Question):
         scope = connection.scope
         if self.was_asked(scope):
             return await run()
-        facts = AsgiFacts(scope)
+        facts = AsgiRequestContext(scope)
         passage = await self.ask(connection, facts, name)
         socket = scope["type"] == "websocket"
         if not passage.allowed:
@@ -126,7 +126,7 @@ def status_of(error: BaseException) -> int:
     return error.status_code if isinstance(error, HTTPException) else outcome(error)
 
 
-def refusal(passage: Evaluation, facts: AsgiFacts, scope: Any) -> Any:
+def refusal(passage: Evaluation, facts: AsgiRequestContext, scope: Any) -> Any:
     """The rule's own answer, or why and when to come back, with the fields of every limit that was asked."""
     if passage.degrade is not None:
         return Following(passage.degrade, passage)
@@ -161,6 +161,6 @@ class Following:
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if self.passage.owes and self.passage.allowed:
-            await Owing(self.passage, send).run(self.app, scope, receive)
+            await SettlingSend(self.passage, send).run(self.app, scope, receive)
         else:
-            await self.app(scope, receive, Sending(self.passage, send))
+            await self.app(scope, receive, HeaderSend(self.passage, send))

@@ -19,16 +19,16 @@ from ..policy.evaluation import Evaluation
 from ..policy.gate import Gate, gate_of
 from ..policy.model import Policy
 from ..stores import Store
-from .bodies import Account, Body
 from .headers import body, text_fields
-from .wsgi_wire import Doorway, Start
+from .response_settlement import Body, Settlement
+from .wsgi_fast import HeaderStartResponse, WsgiApp
 
 Environ = dict[str, Any]
 StartResponse = Callable[..., Callable[[bytes], object]]
 Application = Callable[[Environ, StartResponse], Iterable[bytes]]
 
 
-class RateLimitMiddleware(Doorway):
+class RateLimitMiddleware(WsgiApp):
     """Asks the policy before every request.
 
     `policy` is a path, a `Policy` or a `Gate` (which has its store and handlers already); `store` where its state lives, when not
@@ -49,13 +49,13 @@ class RateLimitMiddleware(Doorway):
     def refuse(self, passage: Evaluation, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
         """The answer of a request that may not go on: the rule's own handler, or a few bytes."""
         if passage.degrade is not None:
-            answered: Iterable[bytes] = passage.degrade(environ, Start(start_response, passage))
+            answered: Iterable[bytes] = passage.degrade(environ, HeaderStartResponse(start_response, passage))
             return answered
         return refusal(passage, environ, start_response)
 
     def owing(self, passage: Evaluation, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
         """Calls the application for a passage that is settled when its response has gone, whatever way it goes."""
-        account = Account(passage, head=environ["REQUEST_METHOD"] == "HEAD")
+        account = Settlement(passage, head=environ["REQUEST_METHOD"] == "HEAD")
         start = CountedStart(start_response, account)
         try:
             chunks: Iterable[bytes] = self.app(environ, start)
@@ -93,12 +93,12 @@ def refusal(passage: Evaluation, environ: Environ, start_response: StartResponse
     return [] if environ["REQUEST_METHOD"] == "HEAD" else [text]
 
 
-class CountedStart(Start):
+class CountedStart(HeaderStartResponse):
     """The same, where bytes count: those that go through `write`, and the length that the application announced."""
 
     __slots__ = ("account", "length")
 
-    def __init__(self, start_response: StartResponse, account: Account) -> None:
+    def __init__(self, start_response: StartResponse, account: Settlement) -> None:
         super().__init__(start_response, account.passage)
         self.account = account
         self.length: int | None = None

@@ -32,7 +32,7 @@ from ...policy.model import Policy
 from ...policy.reading.diagnostics import ERROR, Diagnostic
 from ...policy.reading.load import examined
 from ...stores.memory import MemoryStore
-from .site import handlers_said, policy_said, said
+from .settings import handlers_said, policy_said, said
 
 OURS = ("limitkeeper.web.django.RateLimitMiddleware", "limitkeeper.web.django.middleware.RateLimitMiddleware")
 SESSION = "django.contrib.sessions.middleware.SessionMiddleware"

@@ -17,11 +17,11 @@ from django.http.response import HttpResponseBase
 from django.urls import Resolver404, get_resolver, resolve
 
 from ...policy.evaluation import Evaluation
-from ..bodies import let_go
 from ..headers import text_fields
-from ..routes import EXEMPT
-from .answers import DjangoFacts, answered, failed, put, refusal, status_of
-from .site import site
+from ..response_settlement import let_go
+from ..view_limit import EXEMPT
+from .responses import DjangoRequestContext, answered, failed, put, refusal, status_of
+from .settings import site
 from .views import EXEMPTED
 
 
@@ -48,7 +48,7 @@ class RateLimitMiddleware:
         if self.is_exempt(request):
             request.limitkeeper = None
             return self.get_response(request)
-        passage = request.limitkeeper = let_go(self.gate.ask(DjangoFacts(request)), "HTTP_ORIGIN" in request.META)
+        passage = request.limitkeeper = let_go(self.gate.ask(DjangoRequestContext(request)), "HTTP_ORIGIN" in request.META)
         if not passage.allowed:
             return told(passage, self.refuse(passage, request))
         try:
@@ -66,7 +66,7 @@ class RateLimitMiddleware:
         if self.is_exempt(request):
             request.limitkeeper = None
             return await self.get_response(request)
-        facts = DjangoFacts(request)
+        facts = DjangoRequestContext(request)
         passage = self.gate.quick(facts)
         if passage is None:
             passage = await self.gate.aask(facts)

@@ -23,12 +23,12 @@ from django.http.response import HttpResponseBase
 
 from ...policy.evaluation import Evaluation
 from ...policy.gate import Gate
-from ..apart import Places, has_siblings
-from ..bodies import let_go
-from ..routes import DEPTH, EXEMPT, Key, bound_to, fitting, name_of
-from ..routes import told as told_together
-from .answers import DjangoFacts, answered, failed, put, refusal, status_of
-from .site import site
+from ..response_settlement import let_go
+from ..view_identity import Places, has_siblings
+from ..view_limit import DEPTH, EXEMPT, Key, bound_to, fitting, name_of
+from ..view_limit import told as told_together
+from .responses import DjangoRequestContext, answered, failed, put, refusal, status_of
+from .settings import site
 
 V = TypeVar("V", bound=Callable[..., Any])
 
@@ -80,7 +80,7 @@ def is_awaited(view: Any) -> bool:
 def called(view: Any, places: Places) -> Any:
     @wraps(view)
     def asking(request: HttpRequest, *args: Any, **named: Any) -> HttpResponseBase:
-        passage = came(request, gate_at(places, request).ask(DjangoFacts(request)))
+        passage = came(request, gate_at(places, request).ask(DjangoRequestContext(request)))
         if not passage.allowed:
             return told(request, passage.degrade(request, *args, **named) if passage.degrade else refusal(passage, request))
         try:
@@ -99,7 +99,7 @@ def called(view: Any, places: Places) -> Any:
 def awaited(view: Any, places: Places) -> Any:
     @wraps(view)
     async def asking(request: HttpRequest, *args: Any, **named: Any) -> HttpResponseBase:
-        gate, facts = gate_at(places, request), DjangoFacts(request)
+        gate, facts = gate_at(places, request), DjangoRequestContext(request)
         passage = gate.quick(facts)
         passage = came(request, await gate.aask(facts) if passage is None else passage)
         if not passage.allowed:

@@ -1,6 +1,6 @@
 """Flask behind a policy, and limits of single views."""
 
 from .extension import RateLimit
-from .refused import Refused
+from .refusal import RefusalException
 
 __all__ = ["RateLimit", "Refused"]

@@ -27,10 +27,10 @@ from ...policy.gate import Gate, gate_of
 from ...policy.model import Policy
 from ...stores import Store
 from ...stores.urls import store_from_url
-from ..apart import Places, has_siblings
-from ..routes import EXEMPT, Key, Route, Site, fitting, name_of
-from .around import FlaskMiddleware, hand_over
-from .within import asked, asked_unless_exempt, limited, settle_what_is_left, site_of
+from ..view_identity import Places, has_siblings
+from ..view_limit import EXEMPT, Key, ViewLimit, ViewLimits, fitting, name_of
+from .request_hooks import asked, asked_unless_exempt, limited, settle_what_is_left, site_of
+from .wsgi_middleware import FlaskMiddleware, hand_over
 
 V = TypeVar("V", bound=Callable[..., Any] | Blueprint)
 
@@ -66,13 +66,13 @@ class RateLimit:
             app.before_request(partial(asked_unless_exempt, site.gate))
         app.teardown_request(settle_what_is_left)
 
-    def _site(self, app: Flask, policy: Policy | Gate | str | Path | None) -> Site:
+    def _site(self, app: Flask, policy: Policy | Gate | str | Path | None) -> ViewLimits:
         said = next((one for one in (policy, self._policy, app.config.get("LIMITKEEPER_POLICY")) if one is not None), None)
         store: Any = self._store if self._store is not None else app.config.get("LIMITKEEPER_STORE")
         store = store_from_url(store) if isinstance(store, str) else store
         if isinstance(said, (str, Path)) and (Path(app.root_path) / said).exists():
             said = Path(app.root_path) / said
-        return Site(None if said is None else gate_of(said, store=store, handlers=self._handlers), store, self._handlers)
+        return ViewLimits(None if said is None else gate_of(said, store=store, handlers=self._handlers), store, self._handlers)
 
     @property
     def gate(self) -> Gate:
@@ -91,7 +91,7 @@ class RateLimit:
 
         def decorate(view: V) -> V:
             if isinstance(view, Blueprint):
-                route = Route(name or fitting(f"blueprint {view.import_name}.{view.name}"), limit, key, words)
+                route = ViewLimit(name or fitting(f"blueprint {view.import_name}.{view.name}"), limit, key, words)
                 view.before_request_funcs.setdefault(None, []).insert(0, lambda: asked(site_of(current_app).gate_for(route)))
                 return view
             places = Places(name or name_of(view), limit, key, words, name is None and has_siblings(view))

@@ -11,9 +11,9 @@ from ...errors import ConfigurationError
 
 try:
     from .aio import AsyncRateLimitInterceptor
-    from .sync import RateLimitInterceptor
+    from .threads import RateLimitInterceptor
 except ModuleNotFoundError as error:
     raise ConfigurationError(f"gRPC needs {error.name}, which is not here: pip install 'limitkeeper[grpc]'") from error
-from .facts import GrpcFacts, current
+from .request_context import GrpcRequestContext, current
 
 __all__ = ["AsyncRateLimitInterceptor", "GrpcFacts", "RateLimitInterceptor", "current"]

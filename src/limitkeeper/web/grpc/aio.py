@@ -15,10 +15,10 @@ from ...policy.gate import Gate, gate_of
 from ...policy.model import Policy
 from ...stores.contract import Store
 from .call import Call, SeenInTask
-from .facts import GrpcFacts, passing
-from .guard import Desk, Guard, log
+from .handler_wrapper import HandlerWrapper, PolicyFlags, log
+from .request_context import GrpcRequestContext, passing
 from .status import Code, refused_status
-from .sync import threaded
+from .threads import threaded
 
 
 class AsyncRateLimitInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
@@ -35,13 +35,13 @@ class AsyncRateLimitInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[mis
         handlers: Mapping[str, Callable[..., Any]] | None = None,
     ) -> None:
         self.gate = policy if isinstance(policy, Gate) else gate_of(policy, store=store, handlers=handlers)
-        self._desk = Desk(self.gate)
+        self._desk = PolicyFlags(self.gate)
 
     async def intercept_service(self, continuation: Callable[[Any], Any], handler_call_details: Any) -> Any:
         handler = await continuation(handler_call_details)
         if handler is None:
             return None
-        guard = TaskGuard(self._desk, handler_call_details.method, handler)
+        guard = TaskHandlerWrapper(self._desk, handler_call_details.method, handler)
         if inspect.isasyncgenfunction(guard.behaviour):
             return guard.handler(guard.stream)
         if inspect.iscoroutinefunction(guard.behaviour):
@@ -49,7 +49,7 @@ class AsyncRateLimitInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[mis
         return threaded(self._desk, handler_call_details.method, handler)
 
 
-class TaskGuard(Guard):
+class TaskHandlerWrapper(HandlerWrapper):
     async def answer(self, raw: Any, context: Any) -> Any:
         """A call with one response."""
         facts = self.facts(context)
@@ -82,7 +82,7 @@ class TaskGuard(Guard):
             await self.behaviour_of(passage)(await self.request(raw, facts, seen), seen)
             await seen.tell()
 
-    async def ask(self, facts: GrpcFacts, context: Any) -> Evaluation:
+    async def ask(self, facts: GrpcRequestContext, context: Any) -> Evaluation:
         """Lets pass, or ends the call. A client that goes away while it waits gives its place back."""
         passage = self.gate.quick(facts)
         if passage is None:
@@ -94,14 +94,14 @@ class TaskGuard(Guard):
     def behaviour_of(self, passage: Evaluation) -> Any:
         return self.behaviour if passage.allowed else passage.degrade
 
-    async def request(self, raw: Any, facts: GrpcFacts, seen: SeenInTask) -> Any:
+    async def request(self, raw: Any, facts: GrpcRequestContext, seen: SeenInTask) -> Any:
         return self.messages(raw, facts, seen) if self.streamed else await self.taken(raw, seen)
 
-    async def messages(self, raws: AsyncIterator[bytes], facts: GrpcFacts, seen: SeenInTask) -> AsyncIterator[Any]:
+    async def messages(self, raws: AsyncIterator[bytes], facts: GrpcRequestContext, seen: SeenInTask) -> AsyncIterator[Any]:
         async for raw in raws:
             yield await self.message(raw, facts, seen)
 
-    async def message(self, raw: bytes, facts: GrpcFacts, seen: SeenInTask) -> Any:
+    async def message(self, raw: bytes, facts: GrpcRequestContext, seen: SeenInTask) -> Any:
         """One message of a stream, asked for where a rule is meant by messages."""
         if self.desk.messages:
             passage = await self.ask(facts.message(), seen)
@@ -124,7 +124,7 @@ class TaskGuard(Guard):
         call.size += len(data) if data is not None else 0
         return data
 
-    def seen(self, context: Any, call: Call, facts: GrpcFacts) -> SeenInTask:
+    def seen(self, context: Any, call: Call, facts: GrpcRequestContext) -> SeenInTask:
         """The handler's context; what it reads and writes there is guarded too."""
 
         async def read(seen: SeenInTask) -> Any:

@@ -39,7 +39,7 @@ NEVER = frozenset('"\\')
 LISTED = ("RateLimit-Policy", "RateLimit")
 
 
-class Route:
+class ViewLimit:
     """One limit of one view, as it was said."""
 
     __slots__ = ("key", "name", "words")
@@ -63,7 +63,7 @@ class Route:
         return replace(policy, name=site.name, headers=site.headers, problem=site.problem, budget_us=site.budget_us)
 
 
-class Site:
+class ViewLimits:
     """What all views of one application share: the policy's gate where there is one, the store, and a gate for each route."""
 
     def __init__(self, gate: Gate | None, store: Store | None = None, handlers: Mapping[str, Any] | None = None) -> None:
@@ -73,10 +73,10 @@ class Site:
         self.handlers = handlers
         #: Endpoints that the policy is not asked about; None: nobody has looked yet.
         self.exempt: frozenset[str] | None = None
-        self._gates: dict[Route, Gate] = {}
+        self._gates: dict[ViewLimit, Gate] = {}
         self._making = Lock()
 
-    def gate_for(self, route: Route) -> Gate:
+    def gate_for(self, route: ViewLimit) -> Gate:
         """The route's own gate, made when its first request comes."""
         gate = self._gates.get(route)
         if gate is None:

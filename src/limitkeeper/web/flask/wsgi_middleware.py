@@ -17,9 +17,9 @@ from werkzeug.exceptions import HTTPException
 from ...policy.evaluation import Evaluation
 from ...policy.gate import Gate
 from ..wsgi import Environ, RateLimitMiddleware, StartResponse
-from ..wsgi_wire import PASSAGE, Start
-from .refused import Refused, refused
-from .within import BEFORE, exempt_endpoints
+from ..wsgi_fast import PASSAGE, HeaderStartResponse
+from .refusal import RefusalException, refused
+from .request_hooks import BEFORE, exempt_endpoints
 
 
 class FlaskMiddleware(RateLimitMiddleware):
@@ -51,7 +51,7 @@ class FlaskMiddleware(RateLimitMiddleware):
         with RequestContext(self.flask, environ, session=session):
             g.limitkeeper = passage
             try:
-                return self.answer(passage)(environ, Start(start_response, passage))
+                return self.answer(passage)(environ, HeaderStartResponse(start_response, passage))
             finally:
                 preserve(environ)
 
@@ -62,7 +62,7 @@ class FlaskMiddleware(RateLimitMiddleware):
                 return app.finalize_request(app.ensure_sync(passage.degrade)())
             try:
                 raise refused(passage)  # Flask's traps raise once more whatever is being handled
-            except Refused as refusal:
+            except RefusalException as refusal:
                 return app.finalize_request(app.handle_user_exception(refusal))
         except Exception as error:
             return app.handle_exception(error)

@@ -37,7 +37,7 @@ START = "http.response.start"
 
 
 @cython.cclass
-class AsgiFacts(RequestContext):
+class AsgiRequestContext(RequestContext):
     """What a policy may ask about an ASGI scope, of a request, of a websocket's handshake or (MESSAGE) of one of its messages."""
 
     __slots__ = ("_query", "scope")
@@ -116,7 +116,7 @@ def parsed(query: bytes) -> dict[str, str]:
 def admitted(quick: Any, scope: Any, send: Any) -> Any:
     """The way of most requests, in one step: asked, let pass, nothing owed. The `send` for its response, or None: something is
     out of the ordinary, and `scope["limitkeeper"]` is what was decided (None: nothing was done yet)."""
-    told = quick(AsgiFacts(scope))
+    told = quick(AsgiRequestContext(scope))
     scope["limitkeeper"] = told
     if told is None:
         return None
@@ -125,7 +125,7 @@ def admitted(quick: Any, scope: Any, send: Any) -> Any:
     if not passage.allowed or passage.owes:
         return None
     passage.facts = None  # they hold the scope, which holds the passage: a circle would wait for the garbage collector
-    return Sending(passage, send)
+    return HeaderSend(passage, send)
 
 
 @cython.ccall
@@ -138,7 +138,7 @@ def has_origin(scope: Any) -> cython.bint:
 
 
 @cython.cclass
-class Sending:
+class HeaderSend:
     """A `send` that adds a passage's fields to the start of the response, and tells the gate of it; once."""
 
     __slots__ = ("_passage", "_send")

@@ -13,7 +13,7 @@ import grpc
 
 from ...policy.gate import Gate
 from ...policy.model import WAIT, Policy
-from .facts import GrpcFacts, limits_messages
+from .request_context import GrpcRequestContext, limits_messages
 
 log = logging.getLogger("limitkeeper")
 
@@ -26,7 +26,7 @@ SHAPES = {
 }
 
 
-class Desk:
+class PolicyFlags:
     """A gate and what is known of its policy's version: whether messages are limited, whether anybody waits."""
 
     def __init__(self, gate: Gate) -> None:
@@ -52,10 +52,10 @@ class Desk:
         return self._waits
 
 
-class Guard:
+class HandlerWrapper:
     """One handler behind a gate."""
 
-    def __init__(self, desk: Desk, path: str, handler: Any) -> None:
+    def __init__(self, desk: PolicyFlags, path: str, handler: Any) -> None:
         self.desk = desk
         self.gate = desk.gate
         self.path = path
@@ -70,8 +70,8 @@ class Guard:
         """A handler that takes and gives bytes."""
         return self.make(behaviour)
 
-    def facts(self, context: Any) -> GrpcFacts:
-        return GrpcFacts("POST", self.path, context)
+    def facts(self, context: Any) -> GrpcRequestContext:
+        return GrpcRequestContext("POST", self.path, context)
 
     def read(self, raw: bytes) -> Any:
         """A message, deserialised."""

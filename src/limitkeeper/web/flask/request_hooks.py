@@ -17,12 +17,12 @@ from werkzeug.wrappers import Response
 from ...errors import ConfigurationError
 from ...policy.evaluation import Evaluation
 from ...policy.gate import Gate
-from ..apart import Places
-from ..bodies import Account, Body, let_go
 from ..headers import merge
-from ..routes import DEPTH, EXEMPT, Site, told
-from ..wsgi_wire import PASSAGE, WsgiFacts
-from .refused import refused
+from ..response_settlement import Body, Settlement, let_go
+from ..view_identity import Places
+from ..view_limit import DEPTH, EXEMPT, ViewLimits, told
+from ..wsgi_fast import PASSAGE, WsgiRequestContext
+from .refusal import refused
 
 #: Where the passages of a request are kept that were asked for within it; and the accounts that nobody settles yet.
 ASKED, OWED = "limitkeeper.asked", "limitkeeper.owed"
@@ -30,9 +30,9 @@ ASKED, OWED = "limitkeeper.asked", "limitkeeper.owed"
 BEFORE = "limitkeeper.before"
 
 
-def site_of(app: Any) -> Site:
+def site_of(app: Any) -> ViewLimits:
     """What `init_app` left with an application."""
-    site: Site | None = app.extensions.get("limitkeeper")
+    site: ViewLimits | None = app.extensions.get("limitkeeper")
     if site is None:
         raise ConfigurationError(f"{app.name!r} has no RateLimit: call limits.init_app(app) where it is made")
     return site
@@ -58,7 +58,7 @@ def asked_unless_exempt(gate: Gate) -> Any:
 def asked(gate: Gate) -> Any:
     """Asks for the current request. None: go on. A degrade handler's answer is answered instead; a refusal is raised."""
     environ = request.environ
-    facts = WsgiFacts(environ)
+    facts = WsgiRequestContext(environ)
     facts.raw = request._get_current_object()  # type: ignore[attr-defined]
     passage = let_go(gate.ask(facts), "HTTP_ORIGIN" in environ)
     g.limitkeeper = environ[PASSAGE] = passage
@@ -68,7 +68,7 @@ def asked(gate: Gate) -> Any:
     environ[ASKED].append(passage)
     if passage.allowed:
         if passage.owes:
-            environ.setdefault(OWED, []).append(Account(passage, head=request.method == "HEAD"))
+            environ.setdefault(OWED, []).append(Settlement(passage, head=request.method == "HEAD"))
         return None
     if passage.degrade is not None:
         return current_app.ensure_sync(passage.degrade)()
@@ -91,7 +91,7 @@ def tell(response: Response) -> Response:
     return response
 
 
-def settle(account: Account, response: Response) -> None:
+def settle(account: Settlement, response: Response) -> None:
     """At once where the size is known, at the end of the body where it isn't."""
     if not response.is_streamed:
         account.size = sum(map(len, response.iter_encoded()))

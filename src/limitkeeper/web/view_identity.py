@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from .routes import Key, Route, bound_to, fitting
+from .view_limit import Key, ViewLimit, bound_to, fitting
 
 
 class Places:
@@ -21,18 +21,18 @@ class Places:
     __slots__ = ("_apart", "_at", "_said", "whole")
 
     def __init__(self, name: str, limit: Any, key: Key, words: dict[str, Any], apart: bool = False) -> None:
-        self.whole = Route(name, limit, key, words)
+        self.whole = ViewLimit(name, limit, key, words)
         self._said = (limit, key, words)
         self._apart = apart
-        self._at: dict[str, Route] = {}
+        self._at: dict[str, ViewLimit] = {}
 
-    def at(self, place: str | None) -> Route:
+    def at(self, place: str | None) -> ViewLimit:
         """The limit at a place; everywhere the same one where the view's name says enough."""
         if not self._apart or place is None:
             return self.whole
         route = self._at.get(place)
         if route is None:
-            route = self._at.setdefault(place, Route(placed(self.whole.name, place), *self._said))
+            route = self._at.setdefault(place, ViewLimit(placed(self.whole.name, place), *self._said))
         return route
 
 

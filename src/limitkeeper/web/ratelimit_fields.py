@@ -92,7 +92,7 @@ def exposing(names: list[bytes], cors: bool) -> tuple[tuple[bytes, bytes], ...]:
 
 
 @cython.cclass
-class Posting:
+class FieldTemplate:
     """What never changes about one limit: its name, quota and window as bytes, and the numbers that `t` is made of.
 
     A bucket's r units take r · per / gain seconds; `rest_us` is what fills it but for one unit. `wide`: these leave 64 bits.
@@ -157,12 +157,12 @@ def seconds(us: cython.longlong) -> cython.longlong:
 
 @cython.cfunc
 @cython.exceptval(check=False)
-def left(posting: Posting, part: Decision) -> cython.longlong:
+def left(posting: FieldTemplate, part: Decision) -> cython.longlong:
     return part.remaining if part.remaining < posting.quota else posting.quota
 
 
 @cython.cfunc
-def within(posting: Posting, part: Decision, r: cython.longlong) -> cython.longlong:
+def within(posting: FieldTemplate, part: Decision, r: cython.longlong) -> cython.longlong:
     """The seconds `t` that belong to what is left; -1: none that would be true."""
     us: cython.longlong = part.reset_us
     t: cython.longlong
@@ -176,14 +176,14 @@ def within(posting: Posting, part: Decision, r: cython.longlong) -> cython.longl
     return posting.window if us <= 0 and r > 0 else seconds(us)
 
 
-def at_the_rate(posting: Posting, r: Any) -> Any:
+def at_the_rate(posting: FieldTemplate, r: Any) -> Any:
     """The seconds that r units take, in Python's integers."""
     per: Any = int(posting.per)
     return min(TOP, -(-int(r) * per // int(posting.gain)))
 
 
 @cython.cfunc
-def item(posting: Posting, part: Decision) -> bytes:
+def item(posting: FieldTemplate, part: Decision) -> bytes:
     """One member of RateLimit."""
     r: cython.longlong = left(posting, part)
     t: cython.longlong = within(posting, part, r)
@@ -192,7 +192,7 @@ def item(posting: Posting, part: Decision) -> bytes:
     return posting.begins + digits(r) + b";t=" + digits(t)
 
 
-def older_fields(posting: Posting, part: Decision) -> list[tuple[bytes, bytes]]:
+def older_fields(posting: FieldTemplate, part: Decision) -> list[tuple[bytes, bytes]]:
     """Drafts 6 and 7 tell of one limit, the one that speaks, and can't leave the reset out."""
     r: cython.longlong = left(posting, part)
     t: cython.longlong = within(posting, part, r)

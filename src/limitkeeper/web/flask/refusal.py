@@ -9,10 +9,10 @@ from flask import request
 from werkzeug.exceptions import HTTPException, default_exceptions
 
 from ...policy.evaluation import Evaluation
-from ..answers import body
+from ..refusal_body import body
 
 
-class Refused(HTTPException):
+class RefusalException(HTTPException):
     """What a refused request raises. `passage` is the gate's answer, `retry_after` whole seconds (None: never), and
     `description` the message. Handlers of its status (429, 503, …) are found as for werkzeug's own exceptions."""
 
@@ -33,12 +33,12 @@ class Refused(HTTPException):
 
 
 @cache
-def kind(status: int) -> type[Refused]:
+def kind(status: int) -> type[RefusalException]:
     """The exception's class for a status: also werkzeug's, so that whoever handles that handles this."""
     known: Any = default_exceptions.get(status, HTTPException)
-    return type(known.__name__ if known is not HTTPException else "Refused", (Refused, known), {"code": status})
+    return type(known.__name__ if known is not HTTPException else "Refused", (RefusalException, known), {"code": status})
 
 
-def refused(passage: Evaluation) -> Refused:
+def refused(passage: Evaluation) -> RefusalException:
     assert passage.refusal is not None
     return kind(passage.refusal.status)(passage)

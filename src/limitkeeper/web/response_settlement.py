@@ -28,7 +28,7 @@ def let_go(passage: Evaluation, origin: bool) -> Evaluation:
     return passage
 
 
-class Account:
+class Settlement:
     """The response of one passage so far: its status (0: none yet) and how many bytes went. `head`: whatever an application
     answers, the server sends nothing of it, and it costs nothing."""
 
@@ -71,7 +71,7 @@ class Body:
 
     __slots__ = ("_account", "_chunks", "_close", "_next")
 
-    def __init__(self, chunks: Iterable[Any], account: Account) -> None:
+    def __init__(self, chunks: Iterable[Any], account: Settlement) -> None:
         self._chunks = chunks
         self._account = account
         self._next: Callable[[], Any] | None = None
@@ -109,7 +109,7 @@ class AsyncBody:
 
     __slots__ = ("_account", "_chunks", "_close", "_next")
 
-    def __init__(self, chunks: AsyncIterable[Any], account: Account) -> None:
+    def __init__(self, chunks: AsyncIterable[Any], account: Settlement) -> None:
         self._chunks = chunks
         self._account = account
         self._next: AsyncIterator[Any] | None = None

@@ -18,9 +18,9 @@ from typing import Any
 from ..policy.evaluation import Evaluation
 from ..policy.gate import Gate
 from ..policy.model import Policy
-from .asgi_wire import AsgiFacts
-from .bodies import FAILED, GONE
+from .asgi_fast import AsgiRequestContext
 from .headers import body, fields, merge
+from .response_settlement import FAILED, GONE
 
 #: RFC 6455's registry: "Try Again Later".
 TRY_LATER = 1013
@@ -31,7 +31,7 @@ MESSAGE = "MESSAGE"
 ACCEPTED, CLOSED = 101, 403
 
 
-async def refuse_socket(passage: Evaluation, facts: AsgiFacts, scope: Any, receive: Any, send: Any) -> None:
+async def refuse_socket(passage: Evaluation, facts: AsgiRequestContext, scope: Any, receive: Any, send: Any) -> None:
     """Answers a handshake that does not pass."""
     assert passage.refusal is not None
     await receive()  # websocket.connect: nothing may be sent before it
@@ -56,7 +56,7 @@ def counts_messages(policy: Policy) -> bool:
     return any(MESSAGE in match.methods for rule in policy.rules for match in rule.match)
 
 
-class Socket:
+class LimitedWebSocket:
     """One open connection: its `receive` asks the gate for every message, its `send` says nothing more once it was closed."""
 
     def __init__(self, gate: Gate, passage: Evaluation, scope: Any, receive: Any, send: Any) -> None:
@@ -89,7 +89,7 @@ class Socket:
             return message
         if self.closed:
             return {"type": "websocket.disconnect", "code": TRY_LATER, "reason": ""}
-        facts = AsgiFacts(self.scope, MESSAGE)
+        facts = AsgiRequestContext(self.scope, MESSAGE)
         try:
             passage = self.gate.quick(facts)
             if passage is None:

@@ -1,12 +1,12 @@
-# The C face of asgi_wire.py.
+# The C face of asgi_fast.py.
 from limitkeeper.policy.request_context cimport RequestContext
 from limitkeeper.policy.evaluation cimport Evaluation
 
-cdef class AsgiFacts(RequestContext):
+cdef class AsgiRequestContext(RequestContext):
     cdef readonly object scope
     cdef object _query
 
-cdef class Sending:
+cdef class HeaderSend:
     cdef Evaluation _passage
     cdef object _send
 

@@ -1,4 +1,4 @@
-# The C face of wire.py.
+# The C face of ratelimit_fields.py.
 from limitkeeper.decision cimport Decision
 
 cdef class Style:
@@ -8,7 +8,7 @@ cdef class Style:
     cdef readonly object headers
     cdef readonly tuple expose, expose_refused, expose_retry
 
-cdef class Posting:
+cdef class FieldTemplate:
     cdef readonly bint bucket, wide
     cdef readonly long long quota, window, per, gain, rest_us
     cdef readonly bytes policy, begins, older
@@ -17,6 +17,6 @@ cdef class Posting:
 
 cdef bytes digits(long long number)
 cdef long long seconds(long long us) noexcept
-cdef long long left(Posting posting, Decision part) noexcept
-cdef long long within(Posting posting, Decision part, long long r)
-cdef bytes item(Posting posting, Decision part)
+cdef long long left(FieldTemplate posting, Decision part) noexcept
+cdef long long within(FieldTemplate posting, Decision part, long long r)
+cdef bytes item(FieldTemplate posting, Decision part)

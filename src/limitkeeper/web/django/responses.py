@@ -11,10 +11,10 @@ from django.http.response import HttpResponseBase
 
 from ...policy.evaluation import Evaluation
 from ...policy.request_context import method_of
-from ..answers import body
-from ..bodies import FAILED, GONE, Account, AsyncBody, Body
 from ..headers import merge
-from ..wsgi_wire import NOTHING, WsgiFacts
+from ..refusal_body import body
+from ..response_settlement import FAILED, GONE, AsyncBody, Body, Settlement
+from ..wsgi_fast import NOTHING, WsgiRequestContext
 
 #: What Django makes of the exceptions that it knows, and what a cancelled view means.
 STATUSES: tuple[tuple[Any, int], ...] = (
@@ -26,7 +26,7 @@ STATUSES: tuple[tuple[Any, int], ...] = (
 )
 
 
-class DjangoFacts(WsgiFacts):
+class DjangoRequestContext(WsgiRequestContext):
     """Facts over `request.META`, which has an environ's names under ASGI too. `raw` is the request."""
 
     __slots__ = ()
@@ -59,12 +59,12 @@ def put(fields: list[tuple[str, str]], response: HttpResponseBase) -> None:
             response.headers[name] = value
 
 
-def answered(passage: Evaluation, response: HttpResponseBase, request: HttpRequest) -> Account | None:
+def answered(passage: Evaluation, response: HttpResponseBase, request: HttpRequest) -> Settlement | None:
     """Counts a response. What is owed and known comes back, to be settled; what isn't is settled at the body's end."""
     passage.responded(response.status_code)
     if not passage.owes:
         return None
-    account = Account(passage, response.status_code, head=request.method == "HEAD")
+    account = Settlement(passage, response.status_code, head=request.method == "HEAD")
     if not response.streaming:
         if not getattr(response, "is_rendered", True):
             response.add_post_render_callback(lambda rendered: settle_rendered(account, rendered))
@@ -79,7 +79,7 @@ def answered(passage: Evaluation, response: HttpResponseBase, request: HttpReque
     return account
 
 
-def settle_rendered(account: Account, response: Any) -> None:
+def settle_rendered(account: Settlement, response: Any) -> None:
     account.size = len(response.content)
     account.settle()
 
@@ -89,7 +89,7 @@ def status_of(error: BaseException) -> int:
     return next((status for kind, status in STATUSES if isinstance(error, kind)), FAILED)
 
 
-def failed(passage: Evaluation, status: int) -> Account:
+def failed(passage: Evaluation, status: int) -> Settlement:
     """The account of a view that raised."""
     passage.responded(status)
-    return Account(passage, status)
+    return Settlement(passage, status)

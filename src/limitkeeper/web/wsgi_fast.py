@@ -28,7 +28,7 @@ else:
 
 from ..policy.request_context import NOTHING, PARAMETERS, USUAL, differing, method_of
 from .headers import merge
-from .wire import SPELT
+from .ratelimit_fields import SPELT
 
 #: Where the application finds what was decided.
 PASSAGE = "limitkeeper.passage"
@@ -69,7 +69,7 @@ def first_of(query: str, name: str) -> str | None:
 
 
 @cython.cclass
-class WsgiFacts(RequestContext):
+class WsgiRequestContext(RequestContext):
     """Facts over an environ. Nothing is read before somebody asks, and never the body."""
 
     __slots__ = ("environ",)
@@ -104,7 +104,7 @@ class WsgiFacts(RequestContext):
 
 
 @cython.cclass
-class Start:
+class HeaderStartResponse:
     """`start_response` with the header fields of a passage. A second call (with exc_info) takes the place of the first.
 
     `status` is the last one that was said, 0 before that.
@@ -158,7 +158,7 @@ def spelt(found: list) -> list:  # type: ignore[type-arg]
 
 
 @cython.cclass
-class Doorway:
+class WsgiApp:
     """The way of a request to its application and back. `RateLimitMiddleware` adds what is seldom: refusals, and debts."""
 
     __slots__ = ("app", "ask")
@@ -176,7 +176,7 @@ class Doorway:
         passage.facts = None  # they hold the environ, which holds the passage: a circle would wait for the garbage collector
         if not passage.allowed:
             return self.refuse(passage, environ, start_response)  # type: ignore[attr-defined]
-        start: Start = started(start_response, passage)
+        start: HeaderStartResponse = started(start_response, passage)
         try:
             return self.app(environ, start)
         except BaseException:
@@ -186,15 +186,15 @@ class Doorway:
 
 
 @cython.cfunc
-def facts_of(environ: dict) -> WsgiFacts:  # type: ignore[type-arg]
+def facts_of(environ: dict) -> WsgiRequestContext:  # type: ignore[type-arg]
     """`WsgiFacts(environ)`; compiled, without the detour of a call."""
-    facts: WsgiFacts = WsgiFacts.__new__(WsgiFacts)
+    facts: WsgiRequestContext = WsgiRequestContext.__new__(WsgiRequestContext)
     read(facts, environ)
     return facts
 
 
 @cython.cfunc
-def read(facts: WsgiFacts, environ: dict) -> cython.int:  # type: ignore[type-arg]
+def read(facts: WsgiRequestContext, environ: dict) -> cython.int:  # type: ignore[type-arg]
     path: str = environ.get("PATH_INFO", "")
     mounted: str = environ.get("SCRIPT_NAME", "")
     if mounted:
@@ -210,8 +210,8 @@ def read(facts: WsgiFacts, environ: dict) -> cython.int:  # type: ignore[type-ar
 
 
 @cython.cfunc
-def started(start_response: Any, passage: Evaluation) -> Start:
-    start: Start = Start.__new__(Start)
+def started(start_response: Any, passage: Evaluation) -> HeaderStartResponse:
+    start: HeaderStartResponse = HeaderStartResponse.__new__(HeaderStartResponse)
     start.start_response = start_response
     start.passage = passage
     start.status = 0

@@ -13,15 +13,15 @@ from ..policy.evaluation import Evaluation
 from ..policy.gate import Gate
 from ..policy.path_matcher import limits_host
 from .asgi import declared, outcome
-from .asgi_wire import START, AsgiFacts
-from .bodies import FAILED
-from .routes import told
+from .asgi_fast import START, AsgiRequestContext
+from .response_settlement import FAILED
+from .view_limit import told
 
 #: Where a scope keeps what its dependencies asked.
 ASKED = "limitkeeper.asked"
 
 
-class Asked:
+class DependencyEvaluations:
     """What the dependencies of one request were told. `settles`: somebody sees the response."""
 
     __slots__ = ("passages", "settles")
@@ -37,10 +37,10 @@ class Asked:
         return told([first, *others] if first is not None else others)
 
 
-def asked_of(scope: Any) -> Asked:
+def asked_of(scope: Any) -> DependencyEvaluations:
     found = scope.get(ASKED)
     if found is None:
-        found = scope[ASKED] = Asked()
+        found = scope[ASKED] = DependencyEvaluations()
     return found  # type: ignore[no-any-return]
 
 
@@ -54,7 +54,7 @@ class DependencyMiddleware:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        scope[ASKED] = asked = Asked(settles=True)
+        scope[ASKED] = asked = DependencyEvaluations(settles=True)
         response = Response(asked, scope, send)
         try:
             await self.app(scope, receive, response)
@@ -69,7 +69,7 @@ class DependencyMiddleware:
 class Response:
     """The response of such an app, on its way."""
 
-    def __init__(self, asked: Asked, scope: Any, send: Any) -> None:
+    def __init__(self, asked: DependencyEvaluations, scope: Any, send: Any) -> None:
         self.asked = asked
         self.scope = scope
         self.send = send
@@ -116,7 +116,7 @@ class Response:
                 passage.facts = None
 
 
-class RuleOf:
+class SingleRule:
     """One rule of a policy on its own, whatever it matches, for a dependency that names it; counted with the policy's rules."""
 
     def __init__(self, gate: Gate, rule: str) -> None:
@@ -139,7 +139,7 @@ class RuleOf:
         passage = scope.get("limitkeeper")
         if passage is None or passage.gate is not self.whole:
             return False
-        facts = AsgiFacts(scope)
+        facts = AsgiRequestContext(scope)
         plan = passage.edition.plan(facts)
         wanted = plan.hosts or [()] * len(plan.clauses)
         return any(

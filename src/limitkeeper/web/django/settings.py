@@ -24,7 +24,7 @@ from ...policy.gate import Gate, gate_of
 from ...policy.model import Policy
 from ...stores import Store
 from ...stores.urls import maker_of, store_from_url
-from ..routes import Site
+from ..view_limit import ViewLimits
 
 WORDS = ("HANDLERS", "POLICY", "STORE")
 #: What each of them may be, and how that is said.
@@ -35,7 +35,7 @@ KINDS: dict[str, tuple[tuple[type, ...], str]] = {
 }
 
 _making = Lock()
-_site: Site | None = None
+_site: ViewLimits | None = None
 
 
 def said() -> Mapping[str, Any]:
@@ -74,7 +74,7 @@ def handlers_said() -> dict[str, Any]:
     return found
 
 
-def site() -> Site:
+def site() -> ViewLimits:
     """The site of this process, made when it is first asked for. Every middleware and every view shares it."""
     global _site
     if _site is None:
@@ -84,12 +84,12 @@ def site() -> Site:
     return _site
 
 
-def made() -> Site:
+def made() -> ViewLimits:
     words, policy = said(), policy_said()
     store = words.get("STORE")
     store = store_from_url(store) if isinstance(store, str) else store
     handlers = handlers_said()
-    return Site(None if policy is None else gate_of(policy, store=store, handlers=handlers), store, handlers)
+    return ViewLimits(None if policy is None else gate_of(policy, store=store, handlers=handlers), store, handlers)
 
 
 def gate() -> Gate:

@@ -17,8 +17,8 @@ from ...policy.gate import Gate, gate_of
 from ...policy.model import Policy
 from ...stores.contract import Store
 from .call import Call, SeenInThread
-from .facts import GrpcFacts, passing
-from .guard import Desk, Guard, log
+from .handler_wrapper import HandlerWrapper, PolicyFlags, log
+from .request_context import GrpcRequestContext, passing
 from .status import Code, refused_status
 
 
@@ -36,7 +36,7 @@ class RateLimitInterceptor(grpc.ServerInterceptor):  # type: ignore[misc]
         handlers: Mapping[str, Callable[..., Any]] | None = None,
     ) -> None:
         self.gate = policy if isinstance(policy, Gate) else gate_of(policy, store=store, handlers=handlers)
-        self._desk = Desk(self.gate)
+        self._desk = PolicyFlags(self.gate)
 
     def intercept_service(self, continuation: Callable[[Any], Any], handler_call_details: Any) -> Any:
         handler = continuation(handler_call_details)
@@ -45,13 +45,13 @@ class RateLimitInterceptor(grpc.ServerInterceptor):  # type: ignore[misc]
         return threaded(self._desk, handler_call_details.method, handler)
 
 
-def threaded(desk: Desk, path: str, handler: Any) -> Any:
+def threaded(desk: PolicyFlags, path: str, handler: Any) -> Any:
     """A handler that runs in a thread, guarded."""
-    guard = ThreadGuard(desk, path, handler)
+    guard = ThreadHandlerWrapper(desk, path, handler)
     return guard.handler(guard.stream if guard.streams else guard.answer)
 
 
-class ThreadGuard(Guard):
+class ThreadHandlerWrapper(HandlerWrapper):
     def answer(self, raw: Any, context: Any) -> Any:
         """A call with one response."""
         facts = self.facts(context)
@@ -79,7 +79,7 @@ class ThreadGuard(Guard):
                 yield data
             seen.tell()
 
-    def ask(self, facts: GrpcFacts, context: Any) -> Evaluation:
+    def ask(self, facts: GrpcRequestContext, context: Any) -> Evaluation:
         """Lets pass, or ends the call. A client that goes away while it waits gives its place back."""
         passage = self.gate.quick(facts)
         if passage is None:
@@ -101,10 +101,10 @@ class ThreadGuard(Guard):
         finally:
             passing.reset(token)
 
-    def request(self, raw: Any, facts: GrpcFacts, seen: SeenInThread) -> Any:
+    def request(self, raw: Any, facts: GrpcRequestContext, seen: SeenInThread) -> Any:
         return self.messages(raw, facts, seen) if self.streamed else self.taken(raw, seen)
 
-    def messages(self, raws: Iterator[bytes], facts: GrpcFacts, seen: SeenInThread) -> Iterator[Any]:
+    def messages(self, raws: Iterator[bytes], facts: GrpcRequestContext, seen: SeenInThread) -> Iterator[Any]:
         """The messages of a stream, each of them asked for where a rule is meant by messages."""
         for raw in raws:
             if self.desk.messages:
@@ -178,7 +178,7 @@ class Lobby:
 LOBBY = Lobby()
 
 
-def waited(gate: Gate, facts: GrpcFacts, context: Any) -> Evaluation:
+def waited(gate: Gate, facts: GrpcRequestContext, context: Any) -> Evaluation:
     """Asks and waits; cancelled, and its place given back, when the client goes away or its deadline passes.
 
     grpc.aio tells a thread of a deadline only: there a client that goes away is waited for."""

@@ -20,7 +20,7 @@ def current() -> Evaluation | None:
     return passing.get()
 
 
-class GrpcFacts(RequestContext):
+class GrpcRequestContext(RequestContext):
     """A call is a POST to its method's path; metadata are its headers, binary ones left out. `raw` is the servicer context."""
 
     __slots__ = ()
@@ -44,9 +44,9 @@ class GrpcFacts(RequestContext):
         subject = subject or [f"CN={text_of(name)}" for name in known.get("x509_common_name", ())]
         return {"subject": subject[0] if subject else "", "san": names} if subject or names else None
 
-    def message(self) -> GrpcFacts:
+    def message(self) -> GrpcRequestContext:
         """The same caller with one message of a stream; who it is need not be found out again."""
-        facts = GrpcFacts(MESSAGE, self.path, self.raw)
+        facts = GrpcRequestContext(MESSAGE, self.path, self.raw)
         facts.found.update(self.found)
         return facts
 

@@ -1,14 +1,14 @@
-# The C face of wsgi_wire.py.
+# The C face of wsgi_fast.py.
 from limitkeeper.policy.request_context cimport RequestContext
 from limitkeeper.policy.evaluation cimport Evaluation
 
-cdef class WsgiFacts(RequestContext):
+cdef class WsgiRequestContext(RequestContext):
     cdef public dict environ
 
-cdef class Start:
+cdef class HeaderStartResponse:
     cdef readonly object start_response
     cdef readonly Evaluation passage
     cdef readonly int status
 
-cdef class Doorway:
+cdef class WsgiApp:
     cdef public object app, ask

@@ -18,14 +18,14 @@ from ..policy.gate import Gate, gate_of
 from ..policy.model import Policy
 from ..stores import MemoryStore, Store
 from ..stores.urls import store_from_url
-from .asgi_wire import AsgiFacts, has_origin
-from .dependencies import RuleOf, asked_of
-from .routes import CALLER, Key, Route
+from .asgi_fast import AsgiRequestContext, has_origin
+from .dependency_limits import SingleRule, asked_of
+from .view_limit import CALLER, Key, ViewLimit
 
 AnyKey = Key | Callable[[Any], Awaitable[Any]]
 
 
-class Question:
+class RouteLimit:
     """A limit, or a rule of a policy; `RateLimit` and `limit` say what the words mean."""
 
     #: How it is written, for whoever wrote it wrong.
@@ -51,19 +51,21 @@ class Question:
         self.awaited = iscoroutinefunction(key) or iscoroutinefunction(getattr(key, "__call__", None))  # noqa: B004
         self._store = store_from_url(store) if isinstance(store, str) else store
         self._gates: dict[str, Gate] = {}
-        self._rule: RuleOf | None = None
+        self._rule: SingleRule | None = None
         if not isinstance(self._store, (Store, NoneType)):
             raise ConfigurationError(f"store must be a store or its URL, not {store!r}")
         if policy is None or rule is None:
             self._route(name or "limit").policy(None)  # what is wrong with the words is said where they stand
         else:
-            self._rule = RuleOf(gate_of(policy, store=self._store), rule)
+            self._rule = SingleRule(gate_of(policy, store=self._store), rule)
 
     def was_asked(self, scope: Any) -> bool:
         """Whether the policy's middleware has asked this rule already for this request."""
         return self._rule is not None and self._rule.was_asked(scope)
 
-    async def ask(self, connection: HTTPConnection, facts: AsgiFacts, name: str, key: str | int | None = None) -> Evaluation:
+    async def ask(
+        self, connection: HTTPConnection, facts: AsgiRequestContext, name: str, key: str | int | None = None
+    ) -> Evaluation:
         """Asks, and keeps the answer with the request. `name` says which route; `key` says outright who it is."""
         scope = connection.scope
         gate = self._rule.gate() if self._rule is not None else self._gate(name)
@@ -85,11 +87,11 @@ class Question:
             scope["limitkeeper"] = passage
         return passage
 
-    def _route(self, name: str) -> Route:
+    def _route(self, name: str) -> ViewLimit:
         key: Any = self.key
         if key == "ip" or self.awaited:  # a key that is said outright takes the place of the address
             key = nobody
-        return Route(name, self.limit, key, self.words)
+        return ViewLimit(name, self.limit, key, self.words)
 
     def _gate(self, name: str) -> Gate:
         """The gate of this limit on this route; its state in the store goes by the name."""
