@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from html import escape
 
-from limitkeeper.observe.tally import RuleTally
+from limitkeeper.observe.snapshot import RuleSnapshot
 from limitkeeper.policy.gate import Gate
 from limitkeeper.policy.model import Limits, Match, Rule, Tiers
 from shop.lines import lines
@@ -33,7 +33,7 @@ def page(gate: Gate, base: str) -> str:
     )
 
 
-def row(rule: Rule, counted: RuleTally) -> str:
+def row(rule: Rule, counted: RuleSnapshot) -> str:
     meant = ", ".join(match_text(match) for match in rule.match) or "all"
     cells = "".join(f"<td>{escape(text)}" for text in (rule.name, meant, key_text(rule), limit_text(rule.limit)))
     refused = f'<td class="n{" r" if counted.refused else ""}">{counted.refused}'

@@ -12,7 +12,7 @@ import pytest
 import yaml
 from promql import unknown, unreadable
 
-from limitkeeper.observe.shipped import alert_rules
+from limitkeeper.observe.operator_files import alert_rules
 
 ROOT = Path(__file__).parents[2]
 GROUPS = yaml.safe_load(alert_rules())["groups"]

@@ -10,8 +10,8 @@ import subprocess
 import pytest
 from promql import plain, unknown, unreadable
 
-from limitkeeper.observe.measures import HISTOGRAM, MEASURES
-from limitkeeper.observe.shipped import dashboard
+from limitkeeper.observe.metrics import HISTOGRAM, MEASURES
+from limitkeeper.observe.operator_files import dashboard
 
 BOARD = json.loads(dashboard())
 PANELS = [panel for panel in BOARD["panels"] if panel["type"] != "row"]

@@ -12,8 +12,8 @@ import pytest
 from traffic import asked, failing_gate, gate_on, policy, rule
 
 from limitkeeper import ConfigurationError, FixedWindow, InvalidLimit, Limiter, MemoryStore
+from limitkeeper.observe.key_hash import KeyHash
 from limitkeeper.observe.logs import JsonFormatter, log_refusals
-from limitkeeper.observe.veil import Veil
 from limitkeeper.policy.gate import Gate
 from limitkeeper.policy.model import PenaltyBoxConfig
 from limitkeeper.testing import ManualClock
@@ -63,7 +63,7 @@ def test_a_refusal_is_one_record(kept):
             "event": "refused",
             "policy": "shop",
             "rule": "checkout",
-            "key": Veil(b"a secret of ours")("ann"),
+            "key": KeyHash(b"a secret of ours")("ann"),
             "reason": "quota",
             "status": 429,
             "retry_after": 60,
@@ -191,7 +191,7 @@ def test_what_never_fits_is_json_too(kept):
     limiter = Limiter("5/s", store=MemoryStore(clock=ManualClock()), name="plain")
     log_refusals(limiter, logger=kept.logger)
     limiter.hit("ann", cost=6)
-    assert kept.told == [{"event": "refused", "policy": "plain", "rule": "plain", "key": Veil()("ann"), "suppressed": 0}]
+    assert kept.told == [{"event": "refused", "policy": "plain", "rule": "plain", "key": KeyHash()("ann"), "suppressed": 0}]
     assert "Infinity" not in JsonFormatter().format(kept.records[0])
 
 
@@ -234,7 +234,7 @@ def test_a_shadow_says_whom(kept):
     log_refusals(gate, logger=kept.logger, clock=clock)
     for user in ("ann", "ann", "bob"):
         asked(gate, "/search", user)
-    assert [(told["rule"], told["key"]) for told in kept.told] == [("trial", Veil(b"a secret of ours")("ann"))]
+    assert [(told["rule"], told["key"]) for told in kept.told] == [("trial", KeyHash(b"a secret of ours")("ann"))]
 
 
 def test_an_alert_is_of_the_rule_that_crossed(kept):

@@ -8,8 +8,8 @@ from pathlib import Path
 from traffic import USER, asked, busy_gate, failing_gate, gate_on
 
 from limitkeeper import FixedWindow
-from limitkeeper.observe.measures import COUNTER, GAUGE, HISTOGRAM, MEASURES, offender_measure
-from limitkeeper.observe.tally import Histogram, Offender, RuleTally, Tally
+from limitkeeper.observe.metrics import COUNTER, GAUGE, HISTOGRAM, MEASURES, offender_measure
+from limitkeeper.observe.snapshot import Histogram, Offender, RuleSnapshot, Snapshot
 from limitkeeper.policy.model import PenaltyBoxConfig
 from limitkeeper.testing import ManualClock
 from stand_ins import NOON
@@ -19,18 +19,18 @@ NAMED = {measure.name: measure for measure in MEASURES}
 
 def test_every_number_of_a_tally_is_read():
     """Whatever a gate counts has a measure: setting any number of a tally changes what is read."""
-    blank = Tally("p", rules=(RuleTally("r"),))
+    blank = Snapshot("p", rules=(RuleSnapshot("r"),))
     plain = {measure.name: measure.of([blank]) for measure in MEASURES}
     unread = []
-    for field in fields(RuleTally):
+    for field in fields(RuleSnapshot):
         if field.name not in ("name", "responses", "statuses"):
-            tally = Tally("p", rules=(RuleTally("r", **{field.name: 7}),))
+            tally = Snapshot("p", rules=(RuleSnapshot("r", **{field.name: 7}),))
             if all(measure.of([tally]) == plain[measure.name] for measure in MEASURES):
                 unread.append(field.name)
-    for field in fields(Tally):
+    for field in fields(Snapshot):
         if isinstance(field.default, int):
-            tally = Tally("p", rules=(RuleTally("r"),), offenders=(Offender("r", "k", 1, 0),), **{field.name: 7})
-            before = Tally("p", rules=(RuleTally("r"),), offenders=(Offender("r", "k", 1, 0),))
+            tally = Snapshot("p", rules=(RuleSnapshot("r"),), offenders=(Offender("r", "k", 1, 0),), **{field.name: 7})
+            before = Snapshot("p", rules=(RuleSnapshot("r"),), offenders=(Offender("r", "k", 1, 0),))
             if all(measure.of([tally]) == measure.of([before]) for measure in MEASURES):
                 unread.append(field.name)
     assert unread == ["requests"]  # it is what the outcomes add up to
@@ -134,16 +134,16 @@ def test_offenders_have_a_measure_that_is_asked_for():
     assert len(offender_measure(5).of([tally])) == 3
     doubtful = offender_measure(1)
     assert doubtful.labels == ("policy", "rule", "key")
-    assert doubtful.of([Tally("p", offenders=(Offender("r", "k", 9, 4),))]) == {("p", "r", "k"): 5}
+    assert doubtful.of([Snapshot("p", offenders=(Offender("r", "k", 9, 4),))]) == {("p", "r", "k"): 5}
 
 
 def test_the_share_of_an_offender_is_never_too_high():
     """What the sketch may have got wrong is not held against anybody; a second limit counts for its rule; nobody is no share."""
     share = NAMED["top_offender_ratio"]
     offenders = (Offender("a", "x", 60, 20), Offender("a.2", "y", 50, 0), Offender("gone", "z", 90, 0))
-    tally = Tally("p", rules=(RuleTally("a"), RuleTally("b")), offenders=offenders, offered=100)
+    tally = Snapshot("p", rules=(RuleSnapshot("a"), RuleSnapshot("b")), offenders=offenders, offered=100)
     assert share.of([tally]) == {("p", "a"): 0.5, ("p", "b"): 0.0}
-    assert share.of([Tally("p", rules=(RuleTally("a"),))]) == {("p", "a"): 0.0}
+    assert share.of([Snapshot("p", rules=(RuleSnapshot("a"),))]) == {("p", "a"): 0.0}
 
 
 def test_measures_are_well_made():

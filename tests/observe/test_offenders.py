@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from limitkeeper import ConfigurationError
+from limitkeeper.observe.key_hash import KeyHash
 from limitkeeper.observe.offenders import LATE, LONGEST, Offenders, Window
-from limitkeeper.observe.veil import Veil
 from limitkeeper.testing import ManualClock
 from limitkeeper.web.ratelimit_fields import partition
 
@@ -127,18 +127,18 @@ def test_keys_are_veiled():
     for rule in ("a", "b"):
         plain.offer(rule, "user:42")
     keys = {one.key for one in plain.top()}
-    assert keys == {Veil("ours")("user:42")}
-    assert keys != {Veil("theirs")("user:42")} != {Veil()("user:42")}
+    assert keys == {KeyHash("ours")("user:42")}
+    assert keys != {KeyHash("theirs")("user:42")} != {KeyHash()("user:42")}
     assert all(len(key) == 12 and int(key, 16) >= 0 for key in keys)
     own = Offenders(clock=clock)
     own.offer("a", "\udcff")
-    assert own.top()[0].key == Veil()("\udcff")
+    assert own.top()[0].key == KeyHash()("\udcff")
 
 
 def test_a_hash_begins_like_the_partition_key():
     """With the gate's secret, what the log shows of a key are the first bytes of what a RateLimit field shows of it."""
     shown = partition(b"ours", "user:42").removeprefix(b";pk=:").removesuffix(b":")
-    assert b64decode(shown)[:6].hex() == Veil(b"ours")("user:42")
+    assert b64decode(shown)[:6].hex() == KeyHash(b"ours")("user:42")
 
 
 def test_a_long_key_takes_no_room():
@@ -147,7 +147,7 @@ def test_a_long_key_takes_no_room():
         offenders = Offenders(secret="ours", show_keys=show)
         offenders.offer("ip", "x" * 10_000)
         assert max(len(key) for _, key in offenders._now.counts) <= LONGEST
-        assert offenders.top()[0].key == Veil("ours")("x" * 10_000)
+        assert offenders.top()[0].key == KeyHash("ours")("x" * 10_000)
 
 
 def test_threads_lose_nothing():

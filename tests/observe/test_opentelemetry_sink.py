@@ -15,7 +15,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from traffic import asked, busy_gate, failing_gate, gate_on
 
 from limitkeeper import ConfigurationError
-from limitkeeper.observe.measures import COUNTER, HISTOGRAM, MEASURES
+from limitkeeper.observe.metrics import COUNTER, HISTOGRAM, MEASURES
 from limitkeeper.observe.opentelemetry import annotate, instrument
 from limitkeeper.policy import WrittenFacts
 from limitkeeper.testing import ManualClock

@@ -14,19 +14,19 @@ from prometheus_client.parser import text_string_to_metric_families
 from traffic import asked, busy_gate, failing_gate, gate_on
 
 from limitkeeper import ConfigurationError
-from limitkeeper.observe.measures import HISTOGRAM, MEASURES
+from limitkeeper.observe.metrics import HISTOGRAM, MEASURES
 from limitkeeper.observe.prometheus import LimitkeeperCollector
-from limitkeeper.observe.tally import DECISION_BOUNDS_US, RESPONSE_BOUNDS_MS, Histogram, RuleTally, Tally
+from limitkeeper.observe.snapshot import DECISION_BOUNDS_US, RESPONSE_BOUNDS_MS, Histogram, RuleSnapshot, Snapshot
 from limitkeeper.testing import ManualClock
 
 
 class Counted:
     """Somebody with a tally, and nothing else."""
 
-    def __init__(self, tally: Tally) -> None:
+    def __init__(self, tally: Snapshot) -> None:
         self.told = tally
 
-    def tally(self) -> Tally:
+    def tally(self) -> Snapshot:
         return self.told
 
 
@@ -56,7 +56,7 @@ def test_histograms_are_cumulative_and_in_seconds():
     """Buckets add up to +Inf, their ends are seconds, 800 ms and 2 s are ends of their own, and the sum is in seconds."""
     responses = Histogram(RESPONSE_BOUNDS_MS, tuple(range(len(RESPONSE_BOUNDS_MS) + 1)), 2500.0)
     decisions = Histogram(DECISION_BOUNDS_US, (1,) * (len(DECISION_BOUNDS_US) + 1), 5_000_000.0)
-    _, registry = scraped(Counted(Tally("p", rules=(RuleTally("r", responses=responses),), decisions=decisions)))
+    _, registry = scraped(Counted(Snapshot("p", rules=(RuleSnapshot("r", responses=responses),), decisions=decisions)))
     value, of = registry.get_sample_value, {"policy": "p", "rule": "r"}
     assert value("limitkeeper_response_seconds_bucket", {**of, "le": "0.8"}) == sum(range(9))
     assert value("limitkeeper_response_seconds_bucket", {**of, "le": "2.0"}) == sum(range(12))
@@ -121,7 +121,7 @@ def test_offenders_are_shown_only_when_asked_for():
 def test_odd_names_are_escaped():
     """A rule may be called anything: quotes, newlines and backslashes come out of the parser as they went in."""
     name = 'a "rule"\nwith \\ and ü'
-    text, _ = scraped(Counted(Tally("p", rules=(RuleTally(name, passed=3),))))
+    text, _ = scraped(Counted(Snapshot("p", rules=(RuleSnapshot(name, passed=3),))))
     found = {
         sample.labels["rule"]: sample.value
         for family in text_string_to_metric_families(text)
@@ -171,8 +171,8 @@ def test_the_number_of_series_follows_from_the_policy():
     def count(rules: int) -> int:
         tally = busy_gate().tally()
         one = tally.rules[0]
-        many = tuple(RuleTally(f"r{n}", responses=one.responses) for n in range(rules))
-        text, _ = scraped(Counted(Tally("p", rules=many, decisions=tally.decisions, store=failing_gate().tally().store)))
+        many = tuple(RuleSnapshot(f"r{n}", responses=one.responses) for n in range(rules))
+        text, _ = scraped(Counted(Snapshot("p", rules=many, decisions=tally.decisions, store=failing_gate().tally().store)))
         return len([line for line in text.splitlines() if not line.startswith("#")])
 
     assert count(2) - count(1) == count(3) - count(2) == 38

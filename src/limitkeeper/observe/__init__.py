@@ -1,6 +1,6 @@
 """What happened, and how often: events, tallies, and those who read them (Prometheus, OpenTelemetry, logs)."""
 
 from .events import Event, Publisher
-from .tally import Offender, Tally
+from .snapshot import Offender, Snapshot
 
 __all__ = ["Event", "Offender", "Publisher", "Tally"]

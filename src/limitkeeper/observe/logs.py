@@ -26,7 +26,7 @@ from ..clock import Clock
 from ..errors import ConfigurationError
 from ..stores.memory import MemoryStore
 from .events import ALERT, REFUSED, RELOAD_REFUSED, SHADOW, SHUT_OUT, STORE_FAILED, Event
-from .veil import Veil
+from .key_hash import KeyHash
 
 #: What is written down, and never below which level.
 LEAST = {REFUSED: 0, SHADOW: 0, ALERT: 0, SHUT_OUT: 0, STORE_FAILED: logging.ERROR, RELOAD_REFUSED: logging.ERROR}
@@ -52,11 +52,11 @@ def log_refusals(
     if events is None or REFUSED not in events.kinds:
         raise ConfigurationError(f"{gate!r} refuses nobody: give a Gate (a middleware has it as `.gate`)")
     secret = getattr(gate, "secret", None) if secret is None else secret
-    lines = Lines(
+    lines = SampledLog(
         logging.getLogger(logger) if isinstance(logger, str) else logger,
         level,
         parse_limit(rate) if isinstance(rate, str) else rate,
-        str if show_keys else Veil(secret),
+        str if show_keys else KeyHash(secret),
         clock,
     )
     stops = [events.on(kind, lines.hear) for kind in LEAST if kind in events.kinds]
@@ -68,7 +68,7 @@ def log_refusals(
     return stop
 
 
-class Lines:
+class SampledLog:
     """Decides which events become lines. No lock: who is left out draws a number from an iterator, and the next line takes the
     iterator away to see how far it came (who holds it just then may be missed)."""
 

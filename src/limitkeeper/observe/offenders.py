@@ -27,8 +27,8 @@ from collections import deque
 from ..clock import SYSTEM, Clock
 from ..errors import ConfigurationError
 from ..rate import Duration, duration_us
-from .tally import Offender
-from .veil import Veil
+from .key_hash import KeyHash
+from .snapshot import Offender
 
 Item = tuple[str, str]
 
@@ -38,7 +38,7 @@ LONGEST = 200
 LATE = 4096
 
 
-class Veiled(str):
+class HashedKey(str):
     """A key that was too long to be kept: this is its hash already."""
 
     __slots__ = ()
@@ -113,7 +113,7 @@ class Offenders:
         if not self.window_us:
             raise ConfigurationError(f"window={window!r}: counting needs some time; write '5min'")
         self.show_keys = show_keys
-        self._veil = Veil(secret)
+        self._veil = KeyHash(secret)
         self._clock: Clock = SYSTEM if clock is None else clock
         self._late: deque[Item] = deque(maxlen=LATE)
         self._renew()
@@ -128,7 +128,7 @@ class Offenders:
 
     def offer(self, rule: str, key: str) -> None:
         """Somebody was refused."""
-        self._late.append((rule, key if len(key) <= LONGEST else Veiled(self._veil(key))))
+        self._late.append((rule, key if len(key) <= LONGEST else HashedKey(self._veil(key))))
         crowded = len(self._late) > LATE // 2  # whoever counts does not get to run: let him
         if self._lock.acquire(crowded, 0.1 if crowded else -1):
             try:
@@ -175,7 +175,7 @@ class Offenders:
         return total, [Offender(item[0], self._shown(item[1]), count, error) for item, count, error in found[:n]]
 
     def _shown(self, key: str) -> str:
-        return key if self.show_keys or isinstance(key, Veiled) else self._veil(key)
+        return key if self.show_keys or isinstance(key, HashedKey) else self._veil(key)
 
 
 _all: weakref.WeakSet[Offenders] = weakref.WeakSet()

@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from ..errors import ConfigurationError
-from .measures import COUNTER, HISTOGRAM, MEASURES, Measure
-from .tally import Histogram
+from .metrics import COUNTER, HISTOGRAM, MEASURES, MetricDefinition
+from .snapshot import Histogram
 
 try:
     from opentelemetry import metrics, trace
@@ -39,7 +39,7 @@ def instrument(*gates: Any, meter: metrics.Meter | None = None) -> None:
         _register(measure, gates, used)
 
 
-def _register(measure: Measure, gates: tuple[Any, ...], meter: metrics.Meter) -> None:
+def _register(measure: MetricDefinition, gates: tuple[Any, ...], meter: metrics.Meter) -> None:
     name = f"limitkeeper.{measure.name}"
 
     def observed(told: Callable[[Any], Iterable[tuple[dict[str, str], float]]]) -> Callback:
@@ -64,7 +64,7 @@ def plain(value: Any) -> Iterable[tuple[dict[str, str], float]]:
     return [({}, value)]
 
 
-def parts(measure: Measure) -> Iterable[tuple[str, Callable[[Histogram], Iterable[tuple[dict[str, str], float]]]]]:
+def parts(measure: MetricDefinition) -> Iterable[tuple[str, Callable[[Histogram], Iterable[tuple[dict[str, str], float]]]]]:
     """The three sums of a histogram."""
 
     def bucket(value: Histogram) -> Iterator[tuple[dict[str, str], float]]:

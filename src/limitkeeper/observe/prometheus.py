@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from ..errors import ConfigurationError
-from .measures import COUNTER, HISTOGRAM, MEASURES, Labels, Measure, offender_measure
-from .tally import Histogram, Tallies
+from .metrics import COUNTER, HISTOGRAM, MEASURES, Labels, MetricDefinition, offender_measure
+from .snapshot import Histogram, SnapshotSource
 
 try:
     from prometheus_client import REGISTRY, CollectorRegistry
@@ -34,7 +34,7 @@ class LimitkeeperCollector(Collector):
     def __init__(self, *gates: Any, registry: CollectorRegistry | None = REGISTRY, offenders: int = 0) -> None:
         if isinstance(offenders, bool) or not isinstance(offenders, int) or not 0 <= offenders <= 100:
             raise ConfigurationError(f"offenders={offenders!r}: each is a time series; write a number between 0 and 100")
-        self._gates: tuple[Tallies, ...] = ()
+        self._gates: tuple[SnapshotSource, ...] = ()
         self._measures = (*MEASURES, offender_measure(offenders)) if offenders else MEASURES
         for gate in gates:
             self.add(gate)
@@ -61,7 +61,7 @@ class LimitkeeperCollector(Collector):
             yield family(measure, measure.of(tallies))
 
 
-def family(measure: Measure, values: dict[Labels, Any]) -> Metric:
+def family(measure: MetricDefinition, values: dict[Labels, Any]) -> Metric:
     """A measure's values in Prometheus' own form."""
     name = f"limitkeeper_{measure.name}"
     if measure.kind == HISTOGRAM:

@@ -17,7 +17,7 @@ else:
     from .request_context import RequestContext
 
 from ..algorithms.claim import NamedLimit
-from ..observe.tally import RESPONSE_BOUNDS_MS, Histogram, RuleTally
+from ..observe.snapshot import RESPONSE_BOUNDS_MS, Histogram, RuleSnapshot
 from .identity.addresses import read_address
 from .identity.callback_errors import CallbackErrors, title
 from .identity.client_ip import ClientIp
@@ -249,11 +249,11 @@ class CompiledRule:
         clauses = [*self.elders, self]
         return {name: self.past.get(name, 0) + sum(getattr(clause, name) for clause in clauses) for name in COUNTERS}
 
-    def tally(self) -> RuleTally:
+    def tally(self) -> RuleSnapshot:
         counted = self.counted()
         times = Histogram(RESPONSE_BOUNDS_MS, tuple(self.times), counted.pop("sum_ms"))
         statuses = {f"{i}xx": n for i, n in enumerate(self.statuses) if n}
-        return RuleTally(self.name, waiting=self.crowd.waiting, responses=times, statuses=statuses, **counted)
+        return RuleSnapshot(self.name, waiting=self.crowd.waiting, responses=times, statuses=statuses, **counted)
 
 
 #: What functions of the application that tell costs are complained of for.

@@ -45,7 +45,7 @@ else:
 
 from ..errors import StoreError
 from ..observe.events import ALERT
-from ..observe.tally import DECISION_BOUNDS_US, RESPONSE_BOUNDS_MS
+from ..observe.snapshot import DECISION_BOUNDS_US, RESPONSE_BOUNDS_MS
 from . import idempotency, refusal, shadow
 from .identity.callback_errors import CallbackErrors
 

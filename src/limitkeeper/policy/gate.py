@@ -17,7 +17,7 @@ from ..clock import SYSTEM
 from ..errors import ConfigurationError
 from ..observe.events import GATE_KINDS, RELOAD_REFUSED, RELOADED, Publisher
 from ..observe.offenders import Offenders
-from ..observe.tally import DECISION_BOUNDS_US, Histogram, Tally
+from ..observe.snapshot import DECISION_BOUNDS_US, Histogram, Snapshot
 from ..stores import Store, store_from_url
 from ..stores.guarded import GuardedStore
 from . import settlement
@@ -200,10 +200,10 @@ class Gate(Evaluator):
 
     # Numbers ---------------------------------------------------------------------------------------------------
 
-    def tally(self) -> Tally:
+    def tally(self) -> Snapshot:
         """Everything that was counted since the gate was made."""
         offered, offenders = self.offenders.look(10)
-        return Tally(
+        return Snapshot(
             self.policy.name,
             rules=tuple([clause.tally() for clause in self.edition.clauses]),
             requests=self.requests,

@@ -1,6 +1,6 @@
 """Files for operators that come with the package: alert rules for Prometheus, and a dashboard for Grafana.
 
-python -c 'from limitkeeper.observe.shipped import alert_rules; print(alert_rules())' > limitkeeper-alerts.yml
+python -c 'from limitkeeper.observe.operator_files import alert_rules; print(alert_rules())' > limitkeeper-alerts.yml
 """
 
 from __future__ import annotations

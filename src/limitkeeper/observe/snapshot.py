@@ -29,7 +29,7 @@ class Histogram:
 
 
 @dataclass(frozen=True, slots=True)
-class RuleTally:
+class RuleSnapshot:
     """One rule's outcomes since the gate was made; a reload keeps them while the rule keeps its name.
 
     passed          allowed, and charged
@@ -79,13 +79,13 @@ class Offender:
 
 
 @dataclass(frozen=True, slots=True)
-class Tally:
+class Snapshot:
     """Everything a gate counted. `store` is the guarded store's state and counters (`GuardStats`), None without a guard.
 
     `offenders` are the heaviest among the `offered` refusals that were looked at lately (`Offenders.top()`, `.offered`)."""
 
     policy: str
-    rules: tuple[RuleTally, ...] = ()
+    rules: tuple[RuleSnapshot, ...] = ()
     requests: int = 0
     allowed: int = 0
     refused: int = 0
@@ -101,8 +101,8 @@ class Tally:
     store: Any = None
 
 
-class Tallies:
+class SnapshotSource:
     """Whatever can be looked at: `Gate` is one."""
 
-    def tally(self) -> Tally:
+    def tally(self) -> Snapshot:
         raise NotImplementedError

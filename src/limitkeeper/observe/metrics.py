@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .events import SHUT_OUT
-from .tally import Histogram, Tally
+from .snapshot import Histogram, Snapshot
 
 COUNTER, GAUGE, HISTOGRAM = "counter", "gauge", "histogram"
 STATES = ("closed", "half open", "open")
@@ -26,7 +26,7 @@ Sample = tuple[Labels, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Measure:
+class MetricDefinition:
     """One number: `read(tally)` gives (values of its labels, value). A histogram's value is a `Histogram` in units of `scale`
     seconds. `largest`: of several gates the largest counts, not the sum."""
 
@@ -34,12 +34,12 @@ class Measure:
     kind: str
     help: str
     labels: Labels
-    read: Callable[[Tally], Iterable[Sample]]
+    read: Callable[[Snapshot], Iterable[Sample]]
     unit: str = ""
     scale: float = 1.0
     largest: bool = False
 
-    def of(self, tallies: Iterable[Tally]) -> dict[Labels, Any]:
+    def of(self, tallies: Iterable[Snapshot]) -> dict[Labels, Any]:
         """The values of several gates together."""
         found: dict[Labels, Any] = {}
         for tally in tallies:
@@ -57,59 +57,59 @@ class Measure:
         return Histogram(one.bounds, counts, one.sum + other.sum)
 
 
-def _requests(tally: Tally) -> Iterator[Sample]:
+def _requests(tally: Snapshot) -> Iterator[Sample]:
     yield (tally.policy, "allowed"), tally.allowed
     yield (tally.policy, "refused"), tally.refused
 
 
-def _of_policy(name: str) -> Callable[[Tally], Iterable[Sample]]:
+def _of_policy(name: str) -> Callable[[Snapshot], Iterable[Sample]]:
     return lambda tally: [((tally.policy,), getattr(tally, name))]
 
 
-def _of_rule(name: str) -> Callable[[Tally], Iterable[Sample]]:
+def _of_rule(name: str) -> Callable[[Snapshot], Iterable[Sample]]:
     return lambda tally: [((tally.policy, rule.name), getattr(rule, name)) for rule in tally.rules]
 
 
-def _by_rule(outcomes: dict[str, str]) -> Callable[[Tally], Iterable[Sample]]:
+def _by_rule(outcomes: dict[str, str]) -> Callable[[Snapshot], Iterable[Sample]]:
     return lambda tally: [
         ((tally.policy, rule.name, outcome), getattr(rule, name)) for rule in tally.rules for outcome, name in outcomes.items()
     ]
 
 
-def _of_store(name: str) -> Callable[[Tally], Iterable[Sample]]:
+def _of_store(name: str) -> Callable[[Snapshot], Iterable[Sample]]:
     return lambda tally: [] if tally.store is None else [((tally.policy,), getattr(tally.store, name))]
 
 
-def _state(tally: Tally) -> Iterator[Sample]:
+def _state(tally: Snapshot) -> Iterator[Sample]:
     if tally.store is not None:
         for state in STATES:
             yield (tally.policy, state.replace(" ", "_")), int(tally.store.state == state)
 
 
-def _reloads(tally: Tally) -> Iterator[Sample]:
+def _reloads(tally: Snapshot) -> Iterator[Sample]:
     yield (tally.policy, "loaded"), tally.reloads
     yield (tally.policy, "refused"), tally.reloads_refused
 
 
-def _statuses(tally: Tally) -> Iterator[Sample]:
+def _statuses(tally: Snapshot) -> Iterator[Sample]:
     for rule in tally.rules:
         other = sum(count for status, count in rule.statuses.items() if status not in CLASSES)
         for status in CLASSES:
             yield (tally.policy, rule.name, status), rule.statuses.get(status, 0) + (other if status == "5xx" else 0)
 
 
-def _decision_times(tally: Tally) -> Iterator[Sample]:
+def _decision_times(tally: Snapshot) -> Iterator[Sample]:
     if tally.decisions is not None:
         yield (tally.policy,), tally.decisions
 
 
-def _response_times(tally: Tally) -> Iterator[Sample]:
+def _response_times(tally: Snapshot) -> Iterator[Sample]:
     for rule in tally.rules:
         if rule.responses is not None:
             yield (tally.policy, rule.name), rule.responses
 
 
-def _share(tally: Tally) -> Iterator[Sample]:
+def _share(tally: Snapshot) -> Iterator[Sample]:
     """For each rule, the part of all that rules refused lately that is surely its heaviest offender's. Those who are shut out are
     refused by no rule: with them, whoever goes on would make everybody else's part look small, and his own too."""
     known = {rule.name: 0 for rule in tally.rules}
@@ -124,15 +124,15 @@ def _share(tally: Tally) -> Iterator[Sample]:
         yield (tally.policy, rule), min(1.0, count / refused) if refused > 0 else 0.0
 
 
-def offender_measure(most: int) -> Measure:
+def offender_measure(most: int) -> MetricDefinition:
     """The heaviest offenders, one series each: at most `most` for each policy, and others as time goes by."""
 
-    def read(tally: Tally) -> Iterator[Sample]:
+    def read(tally: Snapshot) -> Iterator[Sample]:
         for one in tally.offenders[:most]:
             yield (tally.policy, one.rule, one.key), one.count - one.error
 
     text = "Refusals lately of those who are refused most (at least so many). The key is a keyed hash."
-    return Measure("offender_refusals", GAUGE, text, ("policy", "rule", "key"), read)
+    return MetricDefinition("offender_refusals", GAUGE, text, ("policy", "rule", "key"), read)
 
 
 POLICY, RULE = ("policy",), ("policy", "rule")
@@ -141,39 +141,39 @@ DECISIONS = {"passed": "passed", "refused": "refused"}
 WITHOUT_STORE = {"open": "failed_open", "closed": "failed_closed", "local": "failed_local"}
 
 # fmt: off
-MEASURES: tuple[Measure, ...] = (
-    Measure("requests", COUNTER, "Requests that came to the gate: allowed, or refused.", ("policy", "outcome"), _requests),
-    Measure("exempt_requests", COUNTER, "Requests allowed because they are exempt.", POLICY, _of_policy("exempt")),
-    Measure("unlimited_requests", COUNTER, "Requests allowed because no rule is meant.", POLICY, _of_policy("unlimited")),
-    Measure("shut_out_requests", COUNTER, "Requests refused without asking the store: their client is shut out.",
+MEASURES: tuple[MetricDefinition, ...] = (
+    MetricDefinition("requests", COUNTER, "Requests that came to the gate: allowed, or refused.", ("policy", "outcome"), _requests),
+    MetricDefinition("exempt_requests", COUNTER, "Requests allowed because they are exempt.", POLICY, _of_policy("exempt")),
+    MetricDefinition("unlimited_requests", COUNTER, "Requests allowed because no rule is meant.", POLICY, _of_policy("unlimited")),
+    MetricDefinition("shut_out_requests", COUNTER, "Requests refused without asking the store: their client is shut out.",
             POLICY, _of_policy("shut_out")),
-    Measure("rule_decisions", COUNTER, "Decisions of a rule: passed, or refused.", (*RULE, "outcome"), _by_rule(DECISIONS)),
-    Measure("near_limit", COUNTER, "Requests that passed with less than a fifth of the limit left.", RULE, _of_rule("near")),
-    Measure("shadow_would_refuse", COUNTER, "Requests that a rule in shadow would refuse.", RULE, _of_rule("shadow_refused")),
-    Measure("alerts", COUNTER, "How often the spending of a key crossed the rule's alert mark.", RULE, _of_rule("alerts")),
-    Measure("waited", COUNTER, "Requests that passed after they waited their turn.", RULE, _of_rule("waited")),
-    Measure("queue_full", COUNTER, "Requests refused because too many were waiting.", RULE, _of_rule("queue_full")),
-    Measure("degraded", COUNTER, "Refused requests that a degrade handler answered.", RULE, _of_rule("degraded")),
-    Measure("given_back", COUNTER, "Charges taken back because the outcome does not count.", RULE, _of_rule("given_back")),
-    Measure("replayed", COUNTER, "Requests not charged: repetitions under one idempotency key.", RULE, _of_rule("replayed")),
-    Measure("without_store", COUNTER, "Decisions made without the store because it failed, by how: open, closed or local.",
+    MetricDefinition("rule_decisions", COUNTER, "Decisions of a rule: passed, or refused.", (*RULE, "outcome"), _by_rule(DECISIONS)),
+    MetricDefinition("near_limit", COUNTER, "Requests that passed with less than a fifth of the limit left.", RULE, _of_rule("near")),
+    MetricDefinition("shadow_would_refuse", COUNTER, "Requests that a rule in shadow would refuse.", RULE, _of_rule("shadow_refused")),
+    MetricDefinition("alerts", COUNTER, "How often the spending of a key crossed the rule's alert mark.", RULE, _of_rule("alerts")),
+    MetricDefinition("waited", COUNTER, "Requests that passed after they waited their turn.", RULE, _of_rule("waited")),
+    MetricDefinition("queue_full", COUNTER, "Requests refused because too many were waiting.", RULE, _of_rule("queue_full")),
+    MetricDefinition("degraded", COUNTER, "Refused requests that a degrade handler answered.", RULE, _of_rule("degraded")),
+    MetricDefinition("given_back", COUNTER, "Charges taken back because the outcome does not count.", RULE, _of_rule("given_back")),
+    MetricDefinition("replayed", COUNTER, "Requests not charged: repetitions under one idempotency key.", RULE, _of_rule("replayed")),
+    MetricDefinition("without_store", COUNTER, "Decisions made without the store because it failed, by how: open, closed or local.",
             (*RULE, "answer"), _by_rule(WITHOUT_STORE)),
-    Measure("waiting", GAUGE, "Requests that wait for their turn now.", RULE, _of_rule("waiting")),
-    Measure("responses", COUNTER, "Responses to requests that a rule let pass, by class of status. Refusals are not among them.",
+    MetricDefinition("waiting", GAUGE, "Requests that wait for their turn now.", RULE, _of_rule("waiting")),
+    MetricDefinition("responses", COUNTER, "Responses to requests that a rule let pass, by class of status. Refusals are not among them.",
             (*RULE, "status"), _statuses),
-    Measure("response_seconds", HISTOGRAM, "Time from the decision to the response, of requests that a rule let pass.",
+    MetricDefinition("response_seconds", HISTOGRAM, "Time from the decision to the response, of requests that a rule let pass.",
             RULE, _response_times, "seconds", 1e-3),
-    Measure("decision_seconds", HISTOGRAM, "Time that a decision took.", POLICY, _decision_times, "seconds", 1e-6),
-    Measure("shut_out_clients", GAUGE, "Clients that are shut out now.", POLICY, _of_policy("shut_out_now")),
-    Measure("top_offender_ratio", GAUGE, "Part of the policy's recent refusals that is due to one key of this rule (at least).",
+    MetricDefinition("decision_seconds", HISTOGRAM, "Time that a decision took.", POLICY, _decision_times, "seconds", 1e-6),
+    MetricDefinition("shut_out_clients", GAUGE, "Clients that are shut out now.", POLICY, _of_policy("shut_out_now")),
+    MetricDefinition("top_offender_ratio", GAUGE, "Part of the policy's recent refusals that is due to one key of this rule (at least).",
             RULE, _share, "ratio", largest=True),
-    Measure("store_state", GAUGE, "Guarded stores in this state: closed (all is well), half_open, or open (asked no more).",
+    MetricDefinition("store_state", GAUGE, "Guarded stores in this state: closed (all is well), half_open, or open (asked no more).",
             ("policy", "state"), _state),
-    Measure("store_failures", COUNTER, "Calls to the store that failed, timeouts included.", POLICY, _of_store("failures")),
-    Measure("store_timeouts", COUNTER, "Calls to the store that took longer than the budget.", POLICY, _of_store("timeouts")),
-    Measure("store_opened", COUNTER, "How often the store's breaker opened.", POLICY, _of_store("opened")),
-    Measure("store_probes", COUNTER, "Probes of a store that failed.", POLICY, _of_store("probes")),
-    Measure("reloads", COUNTER, "Policies that came to replace the running one: loaded, or refused.",
+    MetricDefinition("store_failures", COUNTER, "Calls to the store that failed, timeouts included.", POLICY, _of_store("failures")),
+    MetricDefinition("store_timeouts", COUNTER, "Calls to the store that took longer than the budget.", POLICY, _of_store("timeouts")),
+    MetricDefinition("store_opened", COUNTER, "How often the store's breaker opened.", POLICY, _of_store("opened")),
+    MetricDefinition("store_probes", COUNTER, "Probes of a store that failed.", POLICY, _of_store("probes")),
+    MetricDefinition("reloads", COUNTER, "Policies that came to replace the running one: loaded, or refused.",
             ("policy", "outcome"), _reloads),
 )
 # fmt: on

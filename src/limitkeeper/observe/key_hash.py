@@ -17,7 +17,7 @@ from ..errors import ConfigurationError
 _OWN = os.urandom(32)
 
 
-class Veil:
+class KeyHash:
     """`Veil("a secret of ours")("user:42")` is what others may see of a key."""
 
     __slots__ = ("_secret",)
