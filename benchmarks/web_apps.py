@@ -1,4 +1,4 @@
-"""The apps that are asked: one handler that answers "ok", bare, behind limitkeeper, and behind what somebody would write by hand."""
+"""The benchmarked apps: one handler that answers "ok", bare, behind limitkeeper, and behind a hand-written limiter."""
 
 from __future__ import annotations
 

@@ -4,7 +4,8 @@
 
 A round is one fault in the middle of some seconds of traffic, on limiters of its own name, so that each round has its own bound.
 It exits with 1 when anybody was admitted more than the mode's bound, a call took longer than its budget, a call never came back,
-an error was not limitkeeper's own, or a mode did not recover. The seed that is printed gives the same order again; with a part of a
+an error was not limitkeeper's own, or a mode did not recover. The seed that is printed gives the same order again; with a
+part of a
 name only those faults strike.
 """
 

@@ -1,4 +1,4 @@
-"""The command `limitkeeper`. Exit codes: 0 all is well, 1 something is wrong with what was looked at, 2 it could not be looked at.
+"""The command `limitkeeper`. Exit codes: 0 no errors, 1 errors found, 2 bad usage.
 
 limitkeeper policy check FILE…                     mistakes and warnings, each at its place
 limitkeeper policy explain FILE --request "…"      what the policy makes of a request

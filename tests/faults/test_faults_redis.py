@@ -1,6 +1,7 @@
 """RedisStore in real traffic while its server and its network are broken: threads and tasks on one store, a fault in the middle.
 
-Nothing hangs: each call answers or fails within its budget. Only limitkeeper's own errors come out. Nobody is admitted more than the
+Nothing hangs: each call answers or fails within its budget. Only limitkeeper's own errors come out. Nobody is admitted more
+than the
 limit says, plus what the fault is worth (a server that comes back empty: one more full limit). Afterwards all is as before.
 Traffic goes on until the fault was felt and until it is forgotten; how late the machine is at that, witnesses say.
 """

@@ -134,7 +134,8 @@ print([bool(limiter.hit("a")) for _ in range(3)], limiter.reserve("b").cancel())
 @pytest.mark.skipif(not limitkeeper.compiled, reason="about the compiled build")
 def test_the_compiled_core_needs_nothing_else_installed():
     """The compiled package imports without site-packages."""
-    code = f"import sys; sys.path.insert(0, {str(Path(limitkeeper.__path__[0]).parent)!r}); import limitkeeper; print(limitkeeper.compiled)"
+    root = str(Path(limitkeeper.__path__[0]).parent)
+    code = f"import sys; sys.path.insert(0, {root!r}); import limitkeeper; print(limitkeeper.compiled)"
     done = subprocess.run([sys.executable, "-I", "-S", "-c", code], capture_output=True, text=True, timeout=60)
     assert (done.stdout.strip(), done.returncode) == ("True", 0), done.stderr
 

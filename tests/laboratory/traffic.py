@@ -3,7 +3,8 @@
     traffic = Traffic(store, LIMITS, "round-1")
     traffic.start(); assert traffic.go_on(0.3, until=lambda seen: seen.errors.total() > 0); tally = traffic.stop()
 
-A tally counts what was admitted by limit and key, errors by class, and the longest call. An error that is not limitkeeper's own is
+A tally counts what was admitted by limit and key, errors by class, and the longest call. An error that is not limitkeeper's
+own is
 `strange`. A call that does not come back is `hung`. What is to be seen is awaited, not hoped for: a slow machine takes
 longer. A witness says how late this machine wakes a thread at the moment.
 """

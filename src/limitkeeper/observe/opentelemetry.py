@@ -1,6 +1,7 @@
 """OpenTelemetry: instruments that read tallies when somebody collects, and what a span may know of a decision.
 
-Only the API is needed; without an SDK all of this does nothing. Names are those of Prometheus with a dot (`limitkeeper.requests`),
+Only the API is needed; without an SDK all of this does nothing. Names are those of Prometheus with a dot
+(`limitkeeper.requests`),
 so that what an exporter makes of them (`limitkeeper_requests_total`) is what the alert rules name.
 
 The API has no histogram that is observed from outside, and recording every decision as it happens costs several microseconds
@@ -15,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from ..errors import ConfigurationError
-from .metrics import COUNTER, HISTOGRAM, MEASURES, MetricDefinition
+from .metrics import COUNTER, HISTOGRAM, MEASURES, MetricSpec
 from .snapshot import Histogram
 
 try:
@@ -39,7 +40,7 @@ def instrument(*gates: Any, meter: metrics.Meter | None = None) -> None:
         _register(measure, gates, used)
 
 
-def _register(measure: MetricDefinition, gates: tuple[Any, ...], meter: metrics.Meter) -> None:
+def _register(measure: MetricSpec, gates: tuple[Any, ...], meter: metrics.Meter) -> None:
     name = f"limitkeeper.{measure.name}"
 
     def observed(told: Callable[[Any], Iterable[tuple[dict[str, str], float]]]) -> Callback:
@@ -64,7 +65,7 @@ def plain(value: Any) -> Iterable[tuple[dict[str, str], float]]:
     return [({}, value)]
 
 
-def parts(measure: MetricDefinition) -> Iterable[tuple[str, Callable[[Histogram], Iterable[tuple[dict[str, str], float]]]]]:
+def parts(measure: MetricSpec) -> Iterable[tuple[str, Callable[[Histogram], Iterable[tuple[dict[str, str], float]]]]]:
     """The three sums of a histogram."""
 
     def bucket(value: Histogram) -> Iterator[tuple[dict[str, str], float]]:

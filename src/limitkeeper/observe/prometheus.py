@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from ..errors import ConfigurationError
-from .metrics import COUNTER, HISTOGRAM, MEASURES, Labels, MetricDefinition, offender_measure
+from .metrics import COUNTER, HISTOGRAM, MEASURES, Labels, MetricSpec, offender_measure
 from .snapshot import Histogram, SnapshotSource
 
 try:
@@ -61,7 +61,7 @@ class LimitkeeperCollector(Collector):
             yield family(measure, measure.of(tallies))
 
 
-def family(measure: MetricDefinition, values: dict[Labels, Any]) -> Metric:
+def family(measure: MetricSpec, values: dict[Labels, Any]) -> Metric:
     """A measure's values in Prometheus' own form."""
     name = f"limitkeeper_{measure.name}"
     if measure.kind == HISTOGRAM:

@@ -6,4 +6,4 @@ from .model import Policy
 from .reading.diagnostics import Diagnostic, PolicyError
 from .request_context import RequestContext, WrittenRequest
 
-__all__ = ["Facts", "Gate", "Mistake", "Passage", "Policy", "PolicyError", "Refusal", "WrittenFacts"]
+__all__ = ["RequestContext", "Gate", "Diagnostic", "Evaluation", "Policy", "PolicyError", "Refusal", "WrittenRequest"]

@@ -161,7 +161,7 @@ class Evaluator:
         """One question for all entries, asked of a store in this process (or waited for)."""
         if len(passage.entries) == 1 and not passage.owes:
             entry: Entry = passage.entries[0]
-            return self.store.one(entry.named, passage.keys[0], passage.costs[0], 0, True)
+            return self.store.decide_one(entry.named, passage.keys[0], passage.costs[0], 0, True)
         return self.store.decide(self.claims(passage), 0, True)
 
     # Concluding ------------------------------------------------------------------------------------------------

@@ -68,7 +68,7 @@ class PenaltyBox:
     def note(self, gate: Any, passage: Evaluation) -> bool:
         """Counts a refusal; True when it was one too many."""
         key: Any = key_of(passage.edition.identities, passage.facts, self.said.key)
-        if key is None or self._store.one(self._limit, key, 1, 0, True).allowed:
+        if key is None or self._store.decide_one(self._limit, key, 1, 0, True).allowed:
             return False
         now_us = self.clock.now_us()
         if len(self._until) >= MOST and now_us >= self._swept_us + SWEEP_US:

@@ -292,7 +292,7 @@ def spoken(parts: list[Decision], now_us: int, start_us: int) -> Decision:
 
 
 __all__ = [
-    "Ask",
+    "ScriptRequest",
     "call_of",
     "converted",
     "deciding",

@@ -21,7 +21,7 @@ from .codec import RULES
 VERBS: dict[str, tuple[int, str]] = {
     "decide": (16, "decide_ask"),
     "give_back": (17, "give_back_ask"),
-    "register": (18, "know_ask"),
+    "register": (18, "register_ask"),
     "load": (19, "load_ask"),
     "rebook": (20, "rebook_ask"),
 }

@@ -3,4 +3,4 @@
 from .extension import RateLimit
 from .refusal import RefusalException
 
-__all__ = ["RateLimit", "Refused"]
+__all__ = ["RateLimit", "RefusalException"]

@@ -1,6 +1,7 @@
 """Flask behind a policy, and limits of single views.
 
-    limits = RateLimit(app, policy="limitkeeper.yaml")     # or init_app in a factory; LIMITKEEPER_POLICY, LIMITKEEPER_STORE in app.config
+    limits = RateLimit(app, policy="limitkeeper.yaml")     # or init_app in a factory; LIMITKEEPER_POLICY, LIMITKEEPER_STORE
+    in app.config
 
     @app.post("/checkout")
     @limits.limit("5/s burst 10")

@@ -1,4 +1,4 @@
-"""A policy in front of gRPC services: `grpc.server(…, interceptors=[RateLimitInterceptor("limitkeeper.yaml")])`, and its aio twin.
+"""gRPC server interceptors: `grpc.server(…, interceptors=[RateLimitInterceptor("limitkeeper.yaml")])`, and one for `grpc.aio`.
 
 A call is a request of method POST whose path is "/package.Service/Method" and whose headers are its metadata. A refused call ends
 with RESOURCE_EXHAUSTED (UNAVAILABLE where the service is at fault) and says exactly when to come back; neither its message is
@@ -16,4 +16,4 @@ except ModuleNotFoundError as error:
     raise ConfigurationError(f"gRPC needs {error.name}, which is not here: pip install 'limitkeeper[grpc]'") from error
 from .request_context import GrpcRequestContext, current
 
-__all__ = ["AsyncRateLimitInterceptor", "GrpcFacts", "RateLimitInterceptor", "current"]
+__all__ = ["AsyncRateLimitInterceptor", "GrpcRequestContext", "RateLimitInterceptor", "current"]

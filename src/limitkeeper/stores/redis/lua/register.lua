@@ -1,6 +1,6 @@
 -- A limit made known: who its digest is, when it was born, and since when this rate holds. Each is written once; what is there
 -- is answered: birth, "since text" of this rate, identity, each behind its length.
-local function know_ask()
+local function register_ask()
   local ttl, print, text, identity
   ttl, print, text, identity, at = unpack('<dI4c0I4c0I4c0', body, at + 1)
   --@now
