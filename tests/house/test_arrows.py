@@ -14,12 +14,12 @@ SRC = Path(__file__).parents[2] / "src" / "limitkeeper"
 
 #: Storeys of the house, the lowest first; a room may use rooms of its own storey and of those below.
 STOREYS = (
-    ("_plain", "clock", "decision", "errors", "monotonic", "rate"),
+    ("_cython_shim", "clock", "decision", "errors", "monotonic", "rate"),
     ("algorithms",),
     ("observe", "stores"),
     (
-        *("concurrency", "decorate", "limiter", "line", "policy", "registry", "reservation", "resilience4j"),
-        *("testing", "verbs", "waiting"),
+        *("concurrency", "decorator", "limiter", "limiter_base", "policy", "registry", "reservation", "resilience4j"),
+        *("testing", "wait_queue", "waiting_limiter"),
     ),
     ("client", "plan", "service", "simulate", "web"),
     ("__init__",),

@@ -17,7 +17,7 @@ from traffic import asked, busy_gate, failing_gate, gate_on
 from limitkeeper import ConfigurationError
 from limitkeeper.observe.metrics import COUNTER, HISTOGRAM, MEASURES
 from limitkeeper.observe.opentelemetry import annotate, instrument
-from limitkeeper.policy import WrittenFacts
+from limitkeeper.policy import WrittenRequest
 from limitkeeper.testing import ManualClock
 
 
@@ -157,7 +157,7 @@ def test_a_shut_out_client_has_no_rule():
     (attributes,) = spans_of(passages[-1])
     assert attributes["limitkeeper.reason"] == "shut out"
     assert "limitkeeper.rule" not in attributes
-    assert gate.ask(WrittenFacts("GET", "/healthz", headers={"x-user": "ann"})).allowed
+    assert gate.ask(WrittenRequest("GET", "/healthz", headers={"x-user": "ann"})).allowed
 
 
 def test_without_the_api_it_says_what_to_install():

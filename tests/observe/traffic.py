@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from limitkeeper import FixedWindow, MemoryStore, TokenBucket
-from limitkeeper.policy import Gate, Passage, Policy, WrittenFacts
+from limitkeeper.policy import Evaluation, Gate, Policy, WrittenRequest
 from limitkeeper.policy.identity.identify import Header
 from limitkeeper.policy.model import LOCAL, SHADOW, WAIT, Charge, Exemption, Match, OnFailure, OnRefusal, PenaltyBoxConfig, Rule
 from limitkeeper.testing import ManualClock
@@ -43,9 +43,9 @@ def gate_on(clock: Any, name: str = "shop", **more: Any) -> Gate:
     return Gate(policy(name), store=MemoryStore(clock=clock), secret=b"a secret of ours", **more)
 
 
-def asked(gate: Gate, path: str, user: str = "ann", status: int | None = 200) -> Passage:
+def asked(gate: Gate, path: str, user: str = "ann", status: int | None = 200) -> Evaluation:
     """One request, and its response when it is let pass."""
-    passage = gate.ask(WrittenFacts("POST", path, headers={"x-user": user}))
+    passage = gate.ask(WrittenRequest("POST", path, headers={"x-user": user}))
     if passage.allowed and status is not None:
         passage.responded(status)
         passage.done(status, 100)

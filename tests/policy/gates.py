@@ -8,7 +8,7 @@ from typing import Any
 
 from limitkeeper import MemoryStore
 from limitkeeper.algorithms.limit_parser import parse_limits
-from limitkeeper.policy import Gate, Passage, Policy, WrittenFacts
+from limitkeeper.policy import Evaluation, Gate, Policy, WrittenRequest
 from limitkeeper.policy.identity.identify import Header
 from limitkeeper.policy.model import Rule
 from limitkeeper.testing import ManualClock
@@ -47,14 +47,14 @@ async def until(so: Callable[[], Any]) -> None:
             await asyncio.sleep(0.001)
 
 
-def request(line: str = "GET /", **headers: str) -> WrittenFacts:
+def request(line: str = "GET /", **headers: str) -> WrittenRequest:
     """`request("POST /checkout", user="42")`"""
     method, path = line.split(" ", 1)
     peer = headers.pop("peer", "192.0.2.7")
-    return WrittenFacts(method, path, headers=headers, peer=peer)
+    return WrittenRequest(method, path, headers=headers, peer=peer)
 
 
-def asked(gate: Gate, facts: WrittenFacts, colour: str = "ask") -> Passage:
+def asked(gate: Gate, facts: WrittenRequest, colour: str = "ask") -> Evaluation:
     """The gate's answer in a colour."""
     if colour == "aask":
         return asyncio.run(gate.aask(facts))

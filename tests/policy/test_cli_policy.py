@@ -14,7 +14,7 @@ import pytest
 import limitkeeper
 from limitkeeper import Limiter, MemoryStore, TokenBucket
 from limitkeeper.cli import main, show
-from limitkeeper.policy import Policy, WrittenFacts
+from limitkeeper.policy import Policy, WrittenRequest
 from limitkeeper.policy.explanation import Explanation
 from limitkeeper.policy.gate import Gate
 from limitkeeper.policy.reading.diagnostics import Diagnostic
@@ -377,7 +377,7 @@ def test_the_verdict_is_what_would_happen(action, verdict):
     policy = Policy.of(limits=[{"name": "a", "key": "ip", "limit": "token bucket 1/s burst 1", "on_refusal": action}])
     store = MemoryStore(clock=ManualClock())
     with Gate(policy, store=store, handlers={"cheaper": print}) as gate:
-        gate.ask(WrittenFacts())
+        gate.ask(WrittenRequest())
         request = read_request("GET /", policy)
         facts = request.facts()
         text = Explanation(policy, request, facts, gate.explain(facts)).text()

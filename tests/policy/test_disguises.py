@@ -6,7 +6,7 @@ import jwt
 import pytest
 
 from limitkeeper import MemoryStore
-from limitkeeper.policy import Policy, WrittenFacts
+from limitkeeper.policy import Policy, WrittenRequest
 from limitkeeper.policy.gate import Gate
 from limitkeeper.testing import ManualClock
 from limitkeeper.web.asgi_fast import AsgiRequestContext
@@ -34,7 +34,7 @@ def gate():
         yield gate
 
 
-def passed(gate: Gate, requests: list[WrittenFacts]) -> int:
+def passed(gate: Gate, requests: list[WrittenRequest]) -> int:
     return sum(bool(gate.ask(request)) for request in requests)
 
 
@@ -59,7 +59,7 @@ DISGUISES = [
 
 def test_no_spelling_of_a_path_has_a_limit_of_its_own(gate):
     """Fifteen disguises of one endpoint share its three requests."""
-    assert passed(gate, [WrittenFacts("POST", path) for path in DISGUISES]) == 3
+    assert passed(gate, [WrittenRequest("POST", path) for path in DISGUISES]) == 3
 
 
 def test_no_spoofed_chain_makes_a_new_client(gate):
@@ -69,46 +69,46 @@ def test_no_spoofed_chain_makes_a_new_client(gate):
         "unknown, 203.0.113.9",
         "203.0.113.9",
     ]
-    requests = [WrittenFacts("POST", "/checkout", peer="10.0.0.2", headers={"X-Forwarded-For": chain}) for chain in chains]
+    requests = [WrittenRequest("POST", "/checkout", peer="10.0.0.2", headers={"X-Forwarded-For": chain}) for chain in chains]
     assert passed(gate, requests) == 3
 
 
 def test_no_header_helps_without_a_proxy(gate):
     """A client that connects itself is who it is."""
     requests = [
-        WrittenFacts("POST", "/checkout", peer="203.0.113.9", headers={"X-Forwarded-For": f"{n}.1.1.1"}) for n in range(20)
+        WrittenRequest("POST", "/checkout", peer="203.0.113.9", headers={"X-Forwarded-For": f"{n}.1.1.1"}) for n in range(20)
     ]
     assert passed(gate, requests) == 3
 
 
 def test_no_rotation_within_a_network_makes_a_new_client(gate):
     """Twenty addresses of one /64 are one client; another /64 is another."""
-    rotating = [WrittenFacts("POST", "/checkout", peer=f"2001:db8:1:2:{n:x}::{n:x}") for n in range(20)]
+    rotating = [WrittenRequest("POST", "/checkout", peer=f"2001:db8:1:2:{n:x}::{n:x}") for n in range(20)]
     assert passed(gate, rotating) == 3
-    assert passed(gate, [WrittenFacts("POST", "/checkout", peer="2001:db8:1:3::1")]) == 1
+    assert passed(gate, [WrittenRequest("POST", "/checkout", peer="2001:db8:1:3::1")]) == 1
 
 
 def test_no_spelling_of_a_host_has_a_limit_of_its_own(gate):
     """Case, port and a last dot are the same host."""
     hosts = ["admin.example.com", "ADMIN.example.com", "admin.example.com:443", "admin.example.com.", "Admin.Example.Com.:80"]
-    assert passed(gate, [WrittenFacts("GET", "/", headers={"Host": host}) for host in hosts]) == 2
+    assert passed(gate, [WrittenRequest("GET", "/", headers={"Host": host}) for host in hosts]) == 2
 
 
 def test_a_host_that_can_not_be_read_slips_past_no_rule(gate):
     """An application may take the first of two hosts, or what stands before any colon; another host is another host."""
     hosts = ["admin.example.com:x", "admin.example.com, b.example", "admin.example.com:80:80", "admin.example.com/x", "@"]
-    assert passed(gate, [WrittenFacts("GET", "/", headers={"Host": host}) for host in hosts]) == 2
-    assert passed(gate, [WrittenFacts("GET", "/", headers={"Host": "www.example.com"})] * 5) == 5
-    assert passed(gate, [WrittenFacts("GET", "/")] * 5) == 5
+    assert passed(gate, [WrittenRequest("GET", "/", headers={"Host": host}) for host in hosts]) == 2
+    assert passed(gate, [WrittenRequest("GET", "/", headers={"Host": "www.example.com"})] * 5) == 5
+    assert passed(gate, [WrittenRequest("GET", "/")] * 5) == 5
 
 
 def test_no_forged_token_makes_a_new_user(gate):
     """Tokens that somebody else signed, or that have expired, all count for the address they came from."""
     forged = [jwt.encode({"sub": f"user{n}"}, f"another secret, number {n}, of 32 bytes", algorithm="HS256") for n in range(10)]
     forged += [jwt.encode({"sub": f"user{n}", "exp": 1}, SECRET, algorithm="HS256") for n in range(10)]
-    assert passed(gate, [WrittenFacts("GET", "/api/x", headers={"Authorization": f"Bearer {token}"}) for token in forged]) == 3
+    assert passed(gate, [WrittenRequest("GET", "/api/x", headers={"Authorization": f"Bearer {token}"}) for token in forged]) == 3
     honest = jwt.encode({"sub": "ann"}, SECRET, algorithm="HS256")
-    assert passed(gate, [WrittenFacts("GET", "/api/x", headers={"Authorization": f"Bearer {honest}"})] * 5) == 3
+    assert passed(gate, [WrittenRequest("GET", "/api/x", headers={"Authorization": f"Bearer {honest}"})] * 5) == 3
 
 
 @pytest.mark.parametrize("more", ["Bearer x", "x" * 9000, "Bearer x, Bearer y", ",", ""])
@@ -116,20 +116,20 @@ def test_a_second_line_does_not_hide_a_token(gate, more):
     """An application may take the first of several Authorization lines, or the last: the token in it counts either way."""
     honest = "Bearer " + jwt.encode({"sub": "ann"}, SECRET, algorithm="HS256")
     for lines in ([honest, more], [more, honest], [more, honest, more]):
-        facts = WrittenFacts("GET", "/api/x", headers={"Authorization": ", ".join(lines)})
+        facts = WrittenRequest("GET", "/api/x", headers={"Authorization": ", ".join(lines)})
         assert [one.key for one in gate.explain(facts) if one.rule.name == "api"] == ["user:ann"]
 
 
 def test_what_is_exempt_can_not_be_claimed(gate):
     """A path beside an exempt one, and an address in a header, exempt nobody."""
     beside = ["/healthz/../checkout", "/healthz%2f..%2fcheckout", "/healthz;/../checkout", "/healthz/..;/checkout"]
-    assert passed(gate, [WrittenFacts("POST", path) for path in beside * 3]) == 3
-    assert passed(gate, [WrittenFacts("GET", "/healthz")] * 10) == 10
+    assert passed(gate, [WrittenRequest("POST", path) for path in beside * 3]) == 3
+    assert passed(gate, [WrittenRequest("GET", "/healthz")] * 10) == 10
 
 
 def test_a_header_bomb_is_one_short_key(gate):
     """A megabyte of key is one client with one small entry in the store."""
-    bomb = WrittenFacts("GET", "/keyed", headers={"X-Api-Key": "x" * 1_000_000})
+    bomb = WrittenRequest("GET", "/keyed", headers={"X-Api-Key": "x" * 1_000_000})
     assert passed(gate, [bomb] * 3) == 1
     passage = gate.ask(bomb)
     assert [len(key) for key in passage.keys] == [71]
@@ -138,7 +138,7 @@ def test_a_header_bomb_is_one_short_key(gate):
 @pytest.mark.parametrize("value", ["a\r\nX-Evil: 1", "a\x00b", "a\u2028b", "\ud800", "%0d%0aX-Evil: 1"])
 def test_no_key_can_inject_anything(gate, value):
     """A key with line breaks, zeros or half characters is counted like any other."""
-    facts = WrittenFacts("GET", "/keyed", headers={"X-Api-Key": value})
+    facts = WrittenRequest("GET", "/keyed", headers={"X-Api-Key": value})
     assert passed(gate, [facts] * 3) == 1
     refusal = gate.ask(facts).refusal
     assert refusal is not None
@@ -164,14 +164,14 @@ def test_no_spelling_of_a_cookie_makes_a_new_session(cookies):
 
     policy = Policy.read("identify: {s: {cookie: sid}}\nlimits: [{name: s, key: s, limit: 1/s}]")
     assert cookie_parser(cookies)["sid"] in ("ab1", "%61b1")
-    assert policy.identify["s"].of(WrittenFacts(headers={"Cookie": cookies})) == "ab1"
+    assert policy.identify["s"].of(WrittenRequest(headers={"Cookie": cookies})) == "ab1"
 
 
 @pytest.mark.parametrize("between", ["\t", "  ", " \t "])
 def test_no_space_hides_a_token(gate, between):
     """Whoever splits the header into words finds the token behind a tab; so do the rules for users."""
     token = jwt.encode({"sub": "ann"}, SECRET, algorithm="HS256")
-    facts = WrittenFacts("GET", "/api/x", headers={"Authorization": f"Bearer{between}{token} "})
+    facts = WrittenRequest("GET", "/api/x", headers={"Authorization": f"Bearer{between}{token} "})
     assert [one.key for one in gate.explain(facts) if one.rule.name == "api"] == ["user:ann"]
 
 
@@ -191,7 +191,7 @@ def test_a_template_is_spelt_as_requests_are(template, paths):
         Policy.of(limits=[{"name": "x", "match": f"GET {template}", "key": "ip", "limit": "1/s"}]), store=MemoryStore()
     ) as gate:
         for path in paths:
-            facts = WrittenFacts("GET", path)
+            facts = WrittenRequest("GET", path)
             assert [one.meant for one in gate.explain(facts)] == [True], path
             assert facts.captured.get("id", "7") == "7"
 

@@ -9,7 +9,7 @@ import pytest
 from gates import asked
 
 from limitkeeper import ConfigurationError, MemoryStore, StoreUnavailable
-from limitkeeper.policy import Policy, WrittenFacts
+from limitkeeper.policy import Policy, WrittenRequest
 from limitkeeper.policy.gate import Gate
 from limitkeeper.testing import ManualClock
 from stand_ins import WrappedStore
@@ -21,7 +21,7 @@ def gate_of(text: str, store: MemoryStore | None = None) -> Gate:
     return Gate(Policy.read(text), store=MemoryStore(clock=ManualClock(1_000_000)) if store is None else store)
 
 
-def told(gate: Gate, facts: WrittenFacts, colour: str = "ask"):
+def told(gate: Gate, facts: WrittenRequest, colour: str = "ask"):
     return asyncio.run(gate.aask(facts)) if colour == "aask" else gate.ask(facts)
 
 
@@ -36,10 +36,10 @@ limits: [{name: tenant, match: "/t/{tenant_id}/**", key: tenant, limit: fixed wi
 def test_shutting_out_by_a_part_of_the_path_leaves_the_other_rules_as_they_are(colour):
     """Once somebody is shut out, keys that the path tells are still there: he stays out, and others are limited as before."""
     gate = gate_of(TENANTS)
-    answers = [told(gate, WrittenFacts("GET", "/t/one/x", peer="192.0.2.1"), colour) for _ in range(8)]
+    answers = [told(gate, WrittenRequest("GET", "/t/one/x", peer="192.0.2.1"), colour) for _ in range(8)]
     assert [answer.allowed for answer in answers] == [True] * 3 + [False] * 5
     assert answers[-1].refusal.reason == "shut out"
-    others = [told(gate, WrittenFacts("GET", "/t/two/x", peer="192.0.2.2"), colour).allowed for _ in range(5)]
+    others = [told(gate, WrittenRequest("GET", "/t/two/x", peer="192.0.2.2"), colour).allowed for _ in range(5)]
     assert others == [True] * 3 + [False] * 2
 
 
@@ -53,7 +53,7 @@ def test_a_response_that_crosses_the_mark_alerts(colour):
     gate.events.on("alert", heard.append)
     alerts = []
     for _ in range(20):
-        passage = told(gate, WrittenFacts(), colour)
+        passage = told(gate, WrittenRequest(), colour)
         if passage.allowed:
             asyncio.run(passage.adone(200, 7_000)) if colour == "aask" else passage.done(200, 7_000)
         alerts.append(gate.tally().rules[0].alerts)
@@ -64,7 +64,7 @@ def test_a_response_that_crosses_the_mark_alerts(colour):
 def test_a_request_that_crosses_the_mark_alerts_once_with_its_response():
     """What the estimate crossed is not told of again when the rest is charged."""
     gate = gate_of(BYTES.replace("{response: 1kB}", "{response: 1kB, estimate: 80}"))
-    gate.ask(WrittenFacts()).done(200, 90_000)
+    gate.ask(WrittenRequest()).done(200, 90_000)
     assert gate.tally().rules[0].alerts == 1
 
 
@@ -77,7 +77,7 @@ def test_a_rule_in_shadow_counts_what_it_will_count_in_earnest(colour, more):
     """Outcomes that do not count go back in shadow too: only failed logins would have been refused."""
     gate = gate_of(f"limits: [{LOGIN}{more}]")
     for status in [200] * 20 + [401] * 7:
-        passage = told(gate, WrittenFacts(), colour)
+        passage = told(gate, WrittenRequest(), colour)
         assert passage.owes
         asyncio.run(passage.adone(status)) if colour == "aask" else passage.done(status)
     tally = gate.tally().rules[0]
@@ -89,7 +89,7 @@ def test_a_function_that_judges_outcomes_is_given_the_facts_in_shadow_too():
     seen = []
     rule = {"name": "a", "key": "ip", "limit": "5/min", "on_refusal": "shadow", "charge": lambda s, f: seen.append((s, f.path))}
     with Gate(Policy.of(limits=[rule]), store=MemoryStore()) as gate:
-        gate.ask(WrittenFacts("GET", "/x")).done(404)
+        gate.ask(WrittenRequest("GET", "/x")).done(404)
     assert seen == [(404, "/x")]
 
 
@@ -104,7 +104,7 @@ class Broken(MemoryStore):
 def test_a_repetition_that_nobody_can_look_for_is_answered_as_its_rule_says(colour):
     """A rule that is closed when the store fails is closed to requests with an idempotency key too."""
     gate = gate_of("limits: [{name: a, key: ip, limit: 5/min, once: Idempotency-Key, on_failure: closed}]", Broken())
-    passage = told(gate, WrittenFacts(headers={"Idempotency-Key": "k"}), colour)
+    passage = told(gate, WrittenRequest(headers={"Idempotency-Key": "k"}), colour)
     assert (passage.allowed, passage.refusal.reason) == (False, "store")
     assert gate.tally().rules[0].failed_closed == 1
 
@@ -113,15 +113,15 @@ def test_what_was_charged_in_one_store_goes_back_to_it():
     """A version with another store forgives nobody in the new one what the old one had charged."""
     said = 'name: a\nstore: "memory://{}"\nlimits: [{{name: x, key: ip, limit: fixed window 5/day, charge: {{status: [401]}}}}]'
     with Gate(Policy.read(said.format(""))) as gate:
-        old = [gate.ask(WrittenFacts()) for _ in range(5)]
+        old = [gate.ask(WrittenRequest()) for _ in range(5)]
         gate.reload(Policy.read(said.format("?max_keys=1000")))
         for _ in range(5):
-            gate.ask(WrittenFacts()).done(401)
+            gate.ask(WrittenRequest()).done(401)
         for passage in old:
             passage.done(200)
-        assert not gate.ask(WrittenFacts()).allowed
+        assert not gate.ask(WrittenRequest()).allowed
         gate.reload(Policy.read(said.format("")))
-        assert gate.ask(WrittenFacts()).allowed
+        assert gate.ask(WrittenRequest()).allowed
 
 
 def client_of(facts):
@@ -145,7 +145,7 @@ def test_an_address_that_the_application_tells_is_the_one_that_networks_hold():
     with Gate(policy, store=MemoryStore()) as gate:
 
         def says(client, peer="10.9.0.1", **headers):
-            (one,) = gate.explain(WrittenFacts(peer=peer, headers={"X-Client": client, **headers}))
+            (one,) = gate.explain(WrittenRequest(peer=peer, headers={"X-Client": client, **headers}))
             return one.why or str(one.entries[0].named.limit)
 
         assert says("192.0.2.1") == "token bucket 5/s burst 5"
@@ -188,7 +188,7 @@ def test_what_ends_after_a_reload_is_counted():
     gate = gate_of(text)
     begun = []
     for _ in range(20):
-        begun.append(gate.ask(WrittenFacts(peer=f"192.0.2.{len(begun)}")))
+        begun.append(gate.ask(WrittenRequest(peer=f"192.0.2.{len(begun)}")))
         gate.reload(Policy.read(text))
     for passage in begun[-8:]:
         passage.done(200)
@@ -206,7 +206,7 @@ def test_an_override_may_be_said_of_one_identity_only():
     with Gate(policy, store=MemoryStore()) as gate:
 
         def most(**headers):
-            return gate.explain(WrittenFacts(headers={f"x-{name}": value for name, value in headers.items()}))[0].decision.limit
+            return gate.explain(WrittenRequest(headers={f"x-{name}": value for name, value in headers.items()}))[0].decision.limit
 
         assert (most(key="acme"), most(user="acme")) == (9, 5)
         assert (most(key="initech"), most(user="initech")) == (8, 8)
@@ -221,7 +221,7 @@ def test_a_store_that_fails_leaves_nothing_of_a_rule_in_shadow_to_settle(colour)
     with Gate(policy, store=store, clock=store.clock) as gate:
         for failing in ({"decide"}, {"decide_many"}, set()):
             store.failing = failing
-            passage = asked(gate, WrittenFacts("GET", "/", peer="10.0.0.1"), colour)
+            passage = asked(gate, WrittenRequest("GET", "/", peer="10.0.0.1"), colour)
             assert passage.allowed
             passage.done(200)
         assert {clause.name: clause.given_back for clause in gate.edition.clauses} == {"real": 2, "trial": 1}

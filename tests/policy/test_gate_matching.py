@@ -7,7 +7,7 @@ from gates import asked, gate, key, passes, request, rule
 
 from limitkeeper import TokenBucket
 from limitkeeper.errors import ConfigurationError
-from limitkeeper.policy import Policy, WrittenFacts
+from limitkeeper.policy import Policy, WrittenRequest
 from limitkeeper.policy.compiled_policy import CompiledPolicy
 from limitkeeper.policy.identity.callback_errors import CallbackErrors
 from limitkeeper.policy.identity.identify import Captured
@@ -92,7 +92,7 @@ def test_a_client_without_an_address_is_in_no_network():
     """Over a socket that tells no address nobody is exempt by his network."""
     g = gate(rule("all", "9/s"), exempt=(Exemption(networks=("0.0.0.0/0", "::/0")),))
     assert meant(g, peer="192.0.2.1") == []
-    assert [len(g.ask(WrittenFacts("GET", "/x", peer=peer)).entries) for peer in ("", "unix:", None)] == [1, 1, 1]
+    assert [len(g.ask(WrittenRequest("GET", "/x", peer=peer)).entries) for peer in ("", "unix:", None)] == [1, 1, 1]
 
 
 @pytest.mark.parametrize("told", ["\ud800", "s3cret\x00", "s\u00e9cret", ""])

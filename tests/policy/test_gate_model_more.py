@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from limitkeeper import MemoryStore
 from limitkeeper.algorithms.claim import Claim, NamedLimit
 from limitkeeper.algorithms.limit_parser import parse_limits
-from limitkeeper.policy import Gate, WrittenFacts
+from limitkeeper.policy import Gate, WrittenRequest
 from limitkeeper.policy.identity.identify import Header
 from limitkeeper.policy.model import SHADOW, Charge, Cost, Once, OnRefusal, Policy, Tiers
 from limitkeeper.testing import ManualClock
@@ -132,7 +132,7 @@ class Model:
 
 def facts_of(user, plan, told, idem):
     said = {"user": user, "plan": plan, "x-cost": told, "idempotency-key": idem}
-    return WrittenFacts("GET", "/", headers={name: value for name, value in said.items() if value}, peer="192.0.2.7")
+    return WrittenRequest("GET", "/", headers={name: value for name, value in said.items() if value}, peer="192.0.2.7")
 
 
 @settings(deadline=None)

@@ -11,7 +11,7 @@ from gates import COLOURS, asked, gate, key, passes, request, rule
 
 from limitkeeper import MemoryStore
 from limitkeeper.algorithms.limit_parser import parse_limit
-from limitkeeper.policy import WrittenFacts
+from limitkeeper.policy import WrittenRequest
 from limitkeeper.policy.identity.callback_errors import CallbackErrors
 from limitkeeper.policy.model import DEGRADE, SHADOW, Answer, Charge, Cost, Exemption, Match, Once, OnRefusal, PenaltyBoxConfig
 from limitkeeper.testing import ManualClock, unlimited
@@ -103,7 +103,7 @@ def test_no_client_says_that_its_request_costs_nothing(source):
     """A cost of 0 in a request counts as 1, unless the rule's own default is 0."""
     for units, passed in ((1, 2), (0, 5)):
         g = gate(rule("all", "2/s", cost=Cost(source, units, "n")))
-        facts = [WrittenFacts(headers={"n": zero}, query={"n": zero}) for zero in ("0", "00", "0", "0", "0")]
+        facts = [WrittenRequest(headers={"n": zero}, query={"n": zero}) for zero in ("0", "00", "0", "0", "0")]
         assert sum(bool(g.ask(one)) for one in facts) == passed
 
 

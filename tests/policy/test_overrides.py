@@ -10,7 +10,7 @@ import pytest
 
 from limitkeeper import FixedWindow, MemoryStore, TokenBucket
 from limitkeeper.errors import ConfigurationError, InvalidLimit
-from limitkeeper.policy import Policy, WrittenFacts, overrides
+from limitkeeper.policy import Policy, WrittenRequest, overrides
 from limitkeeper.policy.gate import Gate
 from limitkeeper.policy.overrides import MOST_KEPT, CalledOverrides, HashOverrides, limits_of
 from limitkeeper.testing import ManualClock
@@ -339,7 +339,7 @@ identify:
 
 
 def passed(gate: Gate, partner: str, times: int = 10) -> int:
-    return sum(bool(gate.ask(WrittenFacts(headers={"X-Api-Key": partner}))) for _ in range(times))
+    return sum(bool(gate.ask(WrittenRequest(headers={"X-Api-Key": partner}))) for _ in range(times))
 
 
 def test_a_plan_that_is_bought_needs_no_deploy(hashed, valkey, eventually):

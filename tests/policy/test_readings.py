@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from limitkeeper import MemoryStore
-from limitkeeper.policy import Gate, Policy, WrittenFacts
+from limitkeeper.policy import Gate, Policy, WrittenRequest
 from limitkeeper.testing import ManualClock
 
 TENANT = {"name": "tenant", "match": "/{tenant}", "limit": "fixed window 1/min"}
@@ -19,7 +19,7 @@ def gate():
 
 
 def answers(gate, path, times):
-    return [gate.ask(WrittenFacts("GET", path)).allowed for _ in range(times)]
+    return [gate.ask(WrittenRequest("GET", path)).allowed for _ in range(times)]
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from starlette_client import TestClient
 
 from limitkeeper import MemoryStore
 from limitkeeper.algorithms.claim import Claim
-from limitkeeper.policy import Passage, Policy
+from limitkeeper.policy import Evaluation, Policy
 from limitkeeper.policy.gate import Gate
 from limitkeeper.web.asgi import RateLimitMiddleware
 from stand_ins import WrappedStore, driven
@@ -179,7 +179,7 @@ def test_a_socket_is_let_in_by_any_store(gate_of):
     with TestClient(app).websocket_connect("/"):
         pass
     (passage,) = found
-    assert isinstance(passage, Passage)
+    assert isinstance(passage, Evaluation)
     assert passage.decision.remaining == 4
 
 

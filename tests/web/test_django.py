@@ -29,7 +29,7 @@ from served import Response
 from wsgi_apps import InProcess, environ_of
 
 from limitkeeper import ConfigurationError, MemoryStore
-from limitkeeper.policy import Policy, WrittenFacts
+from limitkeeper.policy import Policy, WrittenRequest
 from limitkeeper.policy.gate import Gate
 from limitkeeper.web.django import exempt
 from limitkeeper.web.django import gate as site_gate
@@ -45,7 +45,7 @@ def gate(store: MemoryStore):
 
 
 def left(gate: Gate) -> int:
-    return gate.explain(WrittenFacts("GET", "/"))[0].decision.remaining
+    return gate.explain(WrittenRequest("GET", "/"))[0].decision.remaining
 
 
 class Served:

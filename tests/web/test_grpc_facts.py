@@ -14,7 +14,7 @@ from limitkeeper import ConfigurationError, FixedWindow
 from limitkeeper.policy.gate import Gate
 from limitkeeper.policy.identity.identify import Certificate
 from limitkeeper.policy.model import Policy
-from limitkeeper.web.grpc import AsyncRateLimitInterceptor, GrpcFacts, RateLimitInterceptor, current
+from limitkeeper.web.grpc import AsyncRateLimitInterceptor, GrpcRequestContext, RateLimitInterceptor, current
 from limitkeeper.web.grpc.call import SeenInTask, SeenInThread
 from limitkeeper.web.grpc.request_context import address_of
 
@@ -42,7 +42,7 @@ def test_addresses_of_peers(peer, address):
 def facts(metadata=(), auth=None):
     said = {"invocation_metadata": metadata, "auth_context": auth or {}, "peer": "ipv4:192.0.2.1:55"}
     context = SimpleNamespace(**{name: (lambda value=value: value) for name, value in said.items()})
-    return GrpcFacts("POST", "/shop.Shop/Pay", context)
+    return GrpcRequestContext("POST", "/shop.Shop/Pay", context)
 
 
 def test_metadata_of_the_same_name_are_joined():

@@ -11,7 +11,7 @@ from served import play, play_real
 from servers_wsgi import GunicornApp, Waitress
 from wsgi_apps import BUILDERS, WsgiApp
 
-from limitkeeper.policy import Facts, Policy
+from limitkeeper.policy import Policy, RequestContext
 from limitkeeper.policy.evaluation import Evaluation
 from limitkeeper.policy.gate import Gate
 
@@ -47,7 +47,7 @@ def test_a_refused_head_leaves_the_connection_whole(framework, store):
 
 def ours():
     """Every passage and every request's facts that somebody still holds."""
-    return [one for one in gc.get_objects() if issubclass(type(one), (Evaluation, Facts))]
+    return [one for one in gc.get_objects() if issubclass(type(one), (Evaluation, RequestContext))]
 
 
 @pytest.mark.parametrize("framework", BUILDERS)

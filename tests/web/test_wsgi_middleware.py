@@ -11,7 +11,7 @@ import pytest
 from wsgi_apps import InProcess, chunks_of, environ_of
 
 from limitkeeper import MemoryStore
-from limitkeeper.policy import Policy, WrittenFacts
+from limitkeeper.policy import Policy, WrittenRequest
 from limitkeeper.policy.gate import Gate
 from limitkeeper.policy.request_context import PARAMETERS
 from limitkeeper.web.wsgi import RateLimitMiddleware
@@ -30,7 +30,7 @@ def gate(store: MemoryStore):
 
 def left(gate: Gate) -> int:
     """What this client has left, without taking any of it."""
-    return gate.explain(WrittenFacts("GET", "/"))[0].decision.remaining
+    return gate.explain(WrittenRequest("GET", "/"))[0].decision.remaining
 
 
 def ok(body):

@@ -6,4 +6,4 @@ from .model import Policy
 from .reading.diagnostics import Diagnostic, PolicyError
 from .request_context import RequestContext, WrittenRequest
 
-__all__ = ["RequestContext", "Gate", "Diagnostic", "Evaluation", "Policy", "PolicyError", "Refusal", "WrittenRequest"]
+__all__ = ["Diagnostic", "Evaluation", "Gate", "Policy", "PolicyError", "Refusal", "RequestContext", "WrittenRequest"]
