@@ -15,7 +15,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 import limitkeeper
-from laboratory.witness import Watch
+from fault_lab.witness import Watch
 from limitkeeper import AsyncLimiter, Limiter, MemoryStore
 from limitkeeper.testing import ManualClock
 from servers.valkey import Valkey
@@ -33,15 +33,11 @@ settings.load_profile("soak" if os.environ.get("LIMITKEEPER_SOAK") == "1" else "
 #: is "plain" in its second run only). So do tests whose point is a server: the middleware before it is tried in process in both.
 ONCE = (
     "policy/test_cli_policy.py",
-    "policy/test_client_ip.py",
-    "policy/test_identify.py",
-    "policy/test_jwt.py",
-    "policy/test_load*.py",
-    "policy/test_mistakes.py",
+    "policy/identity/*.py",
+    "policy/reading/*.py",
     "policy/test_overrides.py",
-    "policy/test_paths.py",
     "policy/test_policy_docs.py",
-    "policy/test_watch*.py",
+    "policy/test_file_watcher*.py",
     "observe/*.py",
 )
 SERVED = ("test_behind_", "test_frameworks_behind_", "test_django_asgi_behind_")

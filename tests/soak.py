@@ -22,11 +22,11 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
-from laboratory.crew import Worker
-from laboratory.faults import FAULTS, MORE_FAULTS, Fault, Laboratory
-from laboratory.modes import MODES
-from laboratory.traffic import Tally
-from laboratory.verdict import Record, as_data, judged, markdown, plain, table
+from fault_lab.faults import FAULTS, MORE_FAULTS, Fault, Laboratory
+from fault_lab.modes import MODES
+from fault_lab.traffic import Tally
+from fault_lab.verdict import Record, as_data, judged, markdown, plain, table
+from fault_lab.workers import Worker
 from servers.faketime import Skew, faketime_library
 
 OUT = Path(__file__).resolve().parents[1] / "out"
@@ -34,7 +34,7 @@ WORKERS = 2
 
 
 class Soak:
-    """The whole of it: a laboratory, a crew, and what has been seen."""
+    """The whole of it: a fault_lab, a crew, and what has been seen."""
 
     def __init__(self, seconds: float, seed: int) -> None:
         self.seconds, self.seed = seconds, seed

@@ -8,9 +8,9 @@ from contextlib import ExitStack
 
 import pytest
 
-from laboratory.crew import Worker
-from laboratory.modes import MODES
-from laboratory.traffic import KEYS, LIMITS, PATIENCE, Tally, between, over
+from fault_lab.modes import MODES
+from fault_lab.traffic import KEYS, LIMITS, PATIENCE, Tally, between, over
+from fault_lab.workers import Worker
 from servers.faketime import Skew
 
 #: Not to be used up by a busy machine: budgets are the point of other tests.

@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from laboratory.houses import ReplicatedCluster, WatchedHouse
-from laboratory.traffic import LIMITS, Tally, Traffic, between, over
-from laboratory.witness import Watch
+from fault_lab.topologies import ReplicatedCluster, WatchedHouse
+from fault_lab.traffic import LIMITS, Tally, Traffic, between, over
+from fault_lab.witness import Watch
 from limitkeeper import RedisStore
 from limitkeeper.stores.redis.cluster import slot_of
 

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from laboratory.traffic import most
+from fault_lab.traffic import most
 from limitkeeper import LeasedStore, Limiter, RedisStore, TokenBucket
 from servers.proxy import Proxy
 

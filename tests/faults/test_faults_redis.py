@@ -14,9 +14,9 @@ from dataclasses import dataclass
 
 import pytest
 
-from laboratory.faults import FAULTS, Fault, Laboratory
-from laboratory.traffic import KEYS, LIMITS, Tally, Traffic, between, over
-from laboratory.witness import Watch
+from fault_lab.faults import FAULTS, Fault, Laboratory
+from fault_lab.traffic import KEYS, LIMITS, Tally, Traffic, between, over
+from fault_lab.witness import Watch
 from limitkeeper import RedisStore
 
 BUDGET = 0.15

@@ -6,11 +6,11 @@ import time
 
 import pytest
 
-from laboratory.faults import FAULTS, Laboratory
-from laboratory.modes import MODES
-from laboratory.traffic import LIMITS, Traffic, between, over
-from laboratory.verdict import counted, unrecovered
-from laboratory.witness import Watch
+from fault_lab.faults import FAULTS, Laboratory
+from fault_lab.modes import MODES
+from fault_lab.traffic import LIMITS, Traffic, between, over
+from fault_lab.verdict import counted, unrecovered
+from fault_lab.witness import Watch
 from limitkeeper import RedisStore, ShardedStore
 from servers.valkey import Valkey
 

@@ -7,8 +7,8 @@ import time
 
 import pytest
 
-from laboratory.faults import FAULTS, Laboratory
-from laboratory.traffic import KEYS, LIMITS, Tally, Traffic, most, over
+from fault_lab.faults import FAULTS, Laboratory
+from fault_lab.traffic import KEYS, LIMITS, Tally, Traffic, most, over
 from limitkeeper import MemoryStore, StoreUnavailable
 
 

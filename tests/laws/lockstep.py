@@ -7,7 +7,7 @@ from typing import Any
 from limitkeeper import Limiter, MemoryStore
 from limitkeeper.testing import ManualClock
 from limitkeeper.testing.player import Player
-from model.player import WorldPlayer
+from models.player import WorldPlayer
 
 #: 2023-11-14, on no round minute.
 BEGIN = 1_700_000_123.456789

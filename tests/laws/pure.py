@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from limitkeeper import Limit
 from limitkeeper.testing.traces import HUGE, costs, limits, moments
-from model import model_of
+from models import model_of
 
 #: A moment far from zero and on no round window, in microseconds.
 BEGIN_US = 1_700_000_123_456_789

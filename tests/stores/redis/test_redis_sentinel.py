@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 import pytest
 import redis
 
-from laboratory.witness import Watch
+from fault_lab.witness import Watch
 from limitkeeper import AsyncLimiter, Limiter, StoreError, StoreUnavailable, TokenBucket
 from limitkeeper.stores.redis import RedisStore
 from servers.sentinel import Watched

@@ -13,7 +13,7 @@ from flask.views import MethodView
 from limitkeeper import ConfigurationError, MemoryStore
 from limitkeeper.policy import Policy
 from limitkeeper.policy.gate import Gate
-from limitkeeper.web.flask import RateLimit, Refused
+from limitkeeper.web.flask import RateLimit, RefusalException
 
 ONE = "limits: [{name: api, key: ip, limit: token bucket 1/min burst 1}]"
 
@@ -157,7 +157,7 @@ def test_an_error_handler_may_answer(app, gate):
 
     @app.errorhandler(429)
     def too_many(error):
-        assert isinstance(error, Refused)
+        assert isinstance(error, RefusalException)
         assert g.limitkeeper is error.passage
         return {"wait": error.retry_after, "said": error.description}, 429
 

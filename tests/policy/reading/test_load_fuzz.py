@@ -19,7 +19,7 @@ from limitkeeper.policy.reading.schema import schema
 from limitkeeper.policy.reading.yaml import LARGEST
 from limitkeeper.policy.request_line import read_request
 
-HERE = Path(__file__).parent
+HERE = Path(__file__).parents[1]
 SHOP = (HERE / "shop.yaml").read_text().replace("jwt.pub", str(HERE / "jwt.pub"))
 EVERYTHING = (HERE / "everything.yaml").read_text().replace("jwt.pub", str(HERE / "jwt.pub"))
 

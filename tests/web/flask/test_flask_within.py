@@ -11,7 +11,7 @@ from flask.views import MethodView
 from limitkeeper import MemoryStore
 from limitkeeper.policy import Policy
 from limitkeeper.policy.gate import Gate
-from limitkeeper.web.flask import RateLimit, Refused
+from limitkeeper.web.flask import RateLimit, RefusalException
 
 ONE = "limits: [{name: api, key: ip, limit: token bucket 1/min burst 1}]"
 
@@ -79,7 +79,7 @@ def test_trapped_refusals(app, gate):
     RateLimit(app, policy=gate())
     http = app.test_client()
     http.get("/")
-    with pytest.raises(Refused):
+    with pytest.raises(RefusalException):
         http.get("/")
 
 

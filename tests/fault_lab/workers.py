@@ -27,7 +27,7 @@ class Worker:
         self.start()
 
     def start(self) -> None:
-        command = [sys.executable, "-m", "laboratory.worker", self.mode.name, json.dumps(self.places), str(self.pause)]
+        command = [sys.executable, "-m", "fault_lab.worker", self.mode.name, json.dumps(self.places), str(self.pause)]
         paths = os.pathsep.join([str(TESTS), *filter(None, [os.environ.get("PYTHONPATH")])])
         env = {**os.environ, **(self.skew.env if self.skew is not None else {}), "PYTHONPATH": paths}
         pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": self.log or None}

@@ -33,7 +33,7 @@ from limitkeeper.policy.reading.nodes import plain
 from limitkeeper.policy.reading.schema import schema
 from limitkeeper.policy.reading.yaml import LARGEST, tree_of
 
-HERE = Path(__file__).parent
+HERE = Path(__file__).parents[1]
 POST_CHECKOUT = (Match(frozenset({"POST"}), "/checkout"),)
 
 

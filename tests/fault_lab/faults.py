@@ -48,7 +48,7 @@ class Laboratory:
             self._build()
 
     def _build(self) -> None:
-        from .houses import ReplicatedCluster, WatchedHouse
+        from .topologies import ReplicatedCluster, WatchedHouse
 
         second = self.stack.enter_context(Valkey())
         self.watched = self.stack.enter_context(WatchedHouse())

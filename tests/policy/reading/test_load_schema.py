@@ -17,7 +17,7 @@ from limitkeeper.policy.reading.nodes import plain
 from limitkeeper.policy.reading.schema import schema
 from limitkeeper.policy.reading.yaml import tree_of
 
-HERE = Path(__file__).parent
+HERE = Path(__file__).parents[1]
 EVERYTHING = (HERE / "everything.yaml").read_text()
 VALIDATOR = jsonschema.Draft202012Validator(schema())
 WORDS = sorted({word for word in str(schema()).replace("'", " ").split() if word.isidentifier()})

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from laboratory.witness import Watch
+from fault_lab.witness import Watch
 from limitkeeper import AsyncLimiter, Limiter, StoreError, StoreTimeout, StoreUnavailable, TokenBucket
 from limitkeeper.stores.redis import RedisStore
 from limitkeeper.stores.redis.sync_connection import now_us

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from laboratory.witness import Watch
+from fault_lab.witness import Watch
 from limitkeeper import AsyncLimiter, FixedWindow, Limiter, StoreTimeout, StoreUnavailable, TokenBucket
 from limitkeeper.stores.redis import RedisStore
 from servers.valkey import Valkey
