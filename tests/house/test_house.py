@@ -49,7 +49,7 @@ def tree() -> list[Path]:
     found = []
     for folder, folders, names in os.walk(ROOT):
         folders[:] = [name for name in folders if name not in LEFT_OUT and not name.endswith((".egg-info", "_cache", "_CACHE"))]
-        folders[:] = [name for name in folders if not name.startswith(".") or name == ".ci"]
+        folders[:] = [name for name in folders if not name.startswith(".") or name in (".ci", ".github")]
         found += [Path(folder, name) for name in names if Path(name).suffix in TEXT]
     return sorted(found)
 
