@@ -19,13 +19,12 @@ leak), a counter for every key (unbounded: a flood of keys is what this is for).
 
 from __future__ import annotations
 
-import os
 import threading
-import weakref
 from collections import deque
 
 from ..clock import SYSTEM, Clock
 from ..errors import ConfigurationError
+from ..fork import reset_after_fork
 from ..rate import Duration, duration_us
 from .key_hash import KeyHash
 from .snapshot import Offender
@@ -116,10 +115,10 @@ class Offenders:
         self._veil = KeyHash(secret)
         self._clock: Clock = SYSTEM if clock is None else clock
         self._late: deque[Item] = deque(maxlen=LATE)
-        self._renew()
-        _all.add(self)
+        self._reset_after_fork()
+        reset_after_fork(self)
 
-    def _renew(self) -> None:
+    def _reset_after_fork(self) -> None:
         """Nobody was offered, and nobody holds the lock."""
         self._lock = threading.Lock()
         self._late.clear()
@@ -176,16 +175,3 @@ class Offenders:
 
     def _shown(self, key: str) -> str:
         return key if self.show_keys or isinstance(key, HashedKey) else self._veil(key)
-
-
-_all: weakref.WeakSet[Offenders] = weakref.WeakSet()
-
-
-def _after_fork() -> None:
-    """A child counts for itself, with a lock that nobody holds."""
-    for offenders in list(_all):
-        offenders._renew()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)

@@ -9,14 +9,13 @@ nobody holds just now would lose its counters).
 
 from __future__ import annotations
 
-import os
 import threading
-import weakref
 from collections.abc import Callable, ItemsView, Iterator, KeysView, Mapping, ValuesView
 from contextlib import contextmanager
-from typing import Any, Generic, Self, TypeVar
+from typing import Generic, Self, TypeVar
 
 from ..errors import ConfigurationError
+from ..fork import reset_after_fork
 from ..observe.events import ADDED, REMOVED, REPLACED
 from ..stores import MemoryStore, Store, store_from_url
 from .changes import Change, Changes
@@ -52,8 +51,8 @@ class Entries(Generic[E, C]):
         self._configurations: dict[str, C] = {}
         for name, configuration in configurations.items():
             self._configurations[checked_name(name)] = self._checked_configuration(name, configuration)
-        self._renew_locks()
-        _registries.add(self)
+        self._reset_after_fork()
+        reset_after_fork(self)
 
     # What every kind of registry says for itself ---------------------------------------------------------------
 
@@ -162,7 +161,7 @@ class Entries(Generic[E, C]):
                 if not door.users:
                     self._doors.pop(name, None)
 
-    def _renew_locks(self) -> None:
+    def _reset_after_fork(self) -> None:
         """Locks that nobody holds: at the start, and in the child of a fork."""
         self._lock = threading.Lock()
         self._doors: dict[str, _Door] = {}
@@ -234,15 +233,3 @@ def checked_name(name: str) -> str:
     if not isinstance(name, str) or not name:
         raise ConfigurationError(f"a name in a registry must be a text, not {name!r}")
     return name
-
-
-_registries: weakref.WeakSet[Entries[Any, Any]] = weakref.WeakSet()
-
-
-def _after_fork() -> None:
-    for registry in list(_registries):
-        registry._renew_locks()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)

@@ -9,9 +9,7 @@ Time never runs backwards in here: when a clock does, the store carries on from 
 
 from __future__ import annotations
 
-import os
 import threading
-import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -46,8 +44,7 @@ else:
 from ..algorithms.all_of import together
 from ..clock import SYSTEM, Clock
 from ..errors import ConfigurationError
-
-_stores: Any = weakref.WeakSet()
+from ..fork import reset_after_fork
 
 
 @cython.cclass
@@ -76,7 +73,7 @@ class CellStore(Store):
         self.shift_us = 0
         self.revision = 0
         self._lock = threading.RLock()
-        _stores.add(self)
+        reset_after_fork(self)
 
     # Time ------------------------------------------------------------------------------------------------------
 
@@ -339,7 +336,7 @@ class CellStore(Store):
     def __bool__(self) -> bool:
         return True
 
-    def _renew_lock(self) -> None:
+    def _reset_after_fork(self) -> None:
         self._lock = threading.RLock()
 
 
@@ -385,13 +382,3 @@ def only_claims(claims: Any) -> None:
     for claim in claims:
         if not isinstance(claim, Claim):
             raise TypeError(f"{claim!r} is no Claim")
-
-
-def _after_fork() -> None:
-    """A child starts with locks that nobody holds."""
-    for store in list(_stores):
-        store._renew_lock()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)

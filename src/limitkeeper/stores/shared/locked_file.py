@@ -305,8 +305,8 @@ class LockedFile(RefundingStore):
         except (StoreError, ValueError, SystemError):
             self.sheet.roll_back()
 
-    def _renew_lock(self) -> None:
-        RefundingStore._renew_lock(self)
+    def _reset_after_fork(self) -> None:
+        RefundingStore._reset_after_fork(self)
         self.closing = False
         if self._mapped is not None:
             self._introduce()
