@@ -124,7 +124,7 @@ def settled(gate: Any, passage: Evaluation, status: int, size: int) -> None:
             wait_queue_of(store).leave(turns)
             risen = rising(passage, turns)
             if risen:
-                alert(gate, passage, risen, store.decide(look_at(passage, risen), 0, False))
+                alert(gate, passage, risen, store.decide(look_at(passage, risen), 0, commit=False))
         except StoreError as error:
             not_delivered(gate, error)
 
@@ -140,7 +140,7 @@ async def asettled(gate: Any, passage: Evaluation, status: int, size: int) -> No
             risen = rising(passage, turns)
             if risen:
                 claims = look_at(passage, risen)
-                told = store.decide(claims, 0, False) if store.local else await store.adecide(claims, 0, False)
+                told = store.decide(claims, 0, commit=False) if store.local else await store.adecide(claims, 0, False)
                 alert(gate, passage, risen, told)
         except StoreError as error:
             not_delivered(gate, error)
