@@ -14,6 +14,7 @@ from ...policy.gate import Gate, gate_of
 from ...policy.model import Policy
 from ...policy.passage import Passage
 from ...stores.contract import Store
+from ..bodies import GONE
 from .call import Call, SeenInTask
 from .facts import GrpcFacts, passing
 from .guard import Desk, Guard, log
@@ -152,5 +153,5 @@ class TaskGuard(Guard):
         finally:
             if passage.allowed:
                 status = call.status(error)
-                passage.responded(status)
+                passage.responded(status or GONE)
                 await passage.adone(status, call.size)

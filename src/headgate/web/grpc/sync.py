@@ -16,6 +16,7 @@ from ...policy.gate import Gate, gate_of
 from ...policy.model import Policy
 from ...policy.passage import Passage
 from ...stores.contract import Store
+from ..bodies import GONE
 from .call import Call, SeenInThread
 from .facts import GrpcFacts, passing
 from .guard import Desk, Guard, log
@@ -141,7 +142,7 @@ class ThreadGuard(Guard):
         finally:
             if passage.allowed:
                 status = call.status(error)
-                passage.responded(status)
+                passage.responded(status or GONE)
                 passage.done(status, call.size)
 
 
