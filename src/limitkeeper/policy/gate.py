@@ -205,7 +205,7 @@ class Gate(Evaluator):
 
     # Numbers ---------------------------------------------------------------------------------------------------
 
-    def tally(self) -> Snapshot:
+    def snapshot(self) -> Snapshot:
         """Everything that was counted since the gate was made."""
         offered, offenders = self.offenders.look(10)
         return Snapshot(
@@ -216,8 +216,8 @@ class Gate(Evaluator):
             refused=self.refused_requests,
             unlimited=self.unlimited_requests,
             exempt=self.exempt_requests,
-            shut_out=self._shut_out_before + (0 if self.shutter is None else self.shutter.refused),
-            shut_out_now=0 if self.shutter is None else len(self.shutter),
+            penalty_box=self._shut_out_before + (0 if self.shutter is None else self.shutter.refused),
+            penalty_box_clients=0 if self.shutter is None else len(self.shutter),
             decisions=Histogram(DECISION_BOUNDS_US, tuple(self.latency), float(self.latency_sum)),
             reloads=self.reloads,
             reloads_refused=self.reloads_refused,
