@@ -8,8 +8,14 @@ from __future__ import annotations
 
 import os
 import platform
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from threading import Lock
 
 from setuptools import Extension, setup
+from setuptools.command.build_ext import build_ext
+from setuptools.errors import BaseError, CCompilerError
+from setuptools.modified import newer_group
 
 #: Every compiled module, as a path without its ending. `tests/house/test_compiled.py` holds this list to the files.
 COMPILED = (
@@ -56,13 +62,14 @@ REQUIRED = os.environ.get("HEADGATE_REQUIRE_COMPILED") == "1"
 DISABLED = os.environ.get("HEADGATE_DISABLE_COMPILED") == "1"
 
 
+BUILD_ERRORS = (BaseError, CCompilerError, OSError)
+
+
 def extensions() -> list[Extension]:
     if REQUIRED and DISABLED:
         raise SystemExit("HEADGATE_REQUIRE_COMPILED and HEADGATE_DISABLE_COMPILED can't both be set: unset one")
     if DISABLED or (platform.python_implementation() != "CPython" and not REQUIRED):
         return []
-    from Cython.Build import cythonize
-
     found = []
     for module in COMPILED:
         source = f"src/headgate/{module}.pyx"
@@ -70,9 +77,74 @@ def extensions() -> list[Extension]:
             source = f"src/headgate/{module}.py"
         name = "headgate." + module.replace("/", ".")
         flags = [] if os.name == "nt" else ["-O3", "-fno-semantic-interposition", "-fno-tree-slp-vectorize", "-Wno-array-bounds"]
-        found.append(Extension(name, [source], extra_compile_args=flags, optional=not REQUIRED))
-    directives = {"language_level": 3, "cdivision": True, "binding": True}
-    return list(cythonize(found, compiler_directives=directives, include_path=["src"], build_dir="build/cython"))
+        found.append(Extension(name, [source], extra_compile_args=flags, depends=["setup.py"]))
+    return found
 
 
-setup(ext_modules=extensions(), options={"build_ext": {"parallel": os.cpu_count() or 1}})
+class BuildAllOrNothing(build_ext):
+    """Cythonizes and compiles the modules in parallel; where one fails, the package is installed as plain source.
+
+    All or nothing, because a compiled module imports the C interface of others. `Extension(optional=True)` can't say that:
+    it is per module, and `cythonize` drops it.
+    """
+
+    def run(self) -> None:
+        inplace = self.inplace
+        try:
+            super().run()
+        except BUILD_ERRORS as error:
+            if REQUIRED:
+                raise
+            for extension in self.extensions:
+                file = self.get_ext_filename(extension.name)
+                for root in (self.build_lib, "src") if inplace else (self.build_lib,):
+                    Path(root, file).unlink(missing_ok=True)
+            self.extensions = []
+            self.warn(f"headgate runs as plain Python, without its compiled core: {error}")
+
+    def build_extensions(self) -> None:
+        """Modules are cythonized one after another while the C compiler works on the ones before, so that a failure is early."""
+        from Cython.Build import cythonize
+
+        directives = {"language_level": 3, "cdivision": True, "binding": True}
+        progress = Progress(len(self.extensions))
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            jobs: list[Future[None]] = []
+            try:
+                for extension in self.extensions:
+                    made = cythonize(
+                        [extension], compiler_directives=directives, include_path=["src"], build_dir="build/cython", quiet=True
+                    )
+                    extension.sources = made[0].sources
+                    jobs.append(pool.submit(self.compile, extension, progress))
+                    for job in jobs:
+                        if job.done():
+                            job.result()
+                for job in jobs:
+                    job.result()
+            except BaseException:
+                pool.shutdown(cancel_futures=True)
+                raise
+
+    def compile(self, extension: Extension, progress: Progress) -> None:
+        stale = newer_group([*extension.sources, *extension.depends], self.get_ext_fullpath(extension.name))
+        self.build_extension(extension)
+        progress.step(extension.name.removeprefix("headgate.").replace(".", "/"), stale)
+
+
+class Progress:
+    """Prints `[ 7/38] stores/memory` for each module that was compiled."""
+
+    def __init__(self, total: int) -> None:
+        self.total = total
+        self.done = 0
+        self.lock = Lock()
+
+    def step(self, module: str, compiled: bool) -> None:
+        with self.lock:
+            self.done += 1
+            if compiled:
+                print(f"[{self.done:{len(str(self.total))}}/{self.total}] {module}", flush=True)
+
+
+setup(ext_modules=extensions(), cmdclass={"build_ext": BuildAllOrNothing})
