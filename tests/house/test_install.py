@@ -55,7 +55,9 @@ def assert_runs_plain(checkout: Path) -> None:
 def failing_compiler(checkout: Path, module: str) -> str:
     """The C compiler that is here, but for one module."""
     script = checkout.parent / "cc"
-    script.write_text(f'#!/bin/sh\ncase "$*" in *{module}.c*) echo "no {module}" >&2; exit 1;; esac\nexec {shutil.which("cc")} "$@"\n')
+    script.write_text(
+        f'#!/bin/sh\ncase "$*" in *{module}.c*) echo "no {module}" >&2; exit 1;; esac\nexec {shutil.which("cc")} "$@"\n'
+    )
     script.chmod(0o755)
     return str(script)
 
