@@ -59,9 +59,9 @@ COMPILED = (
     "web/asgi_wire",
     "web/wsgi_wire",
 )
-#: What every decision or request goes through. The rest is compiled with -O1, in half the time: a hit of SharedStore costs the same,
-#: while a request with five rules would cost 5 % more. Debug information (-g, from Python's own flags) cost a third of the time and
-#: 85 % of the size. Without effect on the time: docstrings, `binding`, pickling, C lines in tracebacks.
+#: What every decision or request goes through. The rest is compiled with -O1, in half the time: a hit of SharedStore costs the
+#: same, while a request with five rules would cost 5 % more. Debug information (-g, from Python's own flags) cost a third of the
+#: time and 85 % of the size. Without effect on the time: docstrings, `binding`, pickling, C lines in tracebacks.
 HOT = (
     "decision",
     "verbs",
