@@ -62,7 +62,7 @@ COMPILED = (
 #: What every hit in memory goes through. The rest is compiled with -O2, in three quarters of the time and as quick as with -O3;
 #: -O1 takes half, but a request with five rules costs 5 % more. Debug information (-g, from Python's own flags) cost a third of
 #: the time and 85 % of the size. Without effect on the time: docstrings, `binding`, pickling, C lines in tracebacks.
-HOT = (
+HOT = ("decision", "limiter_base", "algorithms/", "stores/cell_", "stores/memory")
     "decision",
     "limiter_base",
     "algorithms/",
