@@ -63,14 +63,6 @@ COMPILED = (
 #: -O1 takes half, but a request with five rules costs 5 % more. Debug information (-g, from Python's own flags) cost a third of
 #: the time and 85 % of the size. Without effect on the time: docstrings, `binding`, pickling, C lines in tracebacks.
 HOT = ("decision", "limiter_base", "algorithms/", "stores/cell_", "stores/memory")
-    "decision",
-    "limiter_base",
-    "algorithms/",
-    "stores/cell_table",
-    "stores/memory_cells",
-    "stores/memory",
-    "stores/cell_store",
-)
 #: A cdef class is passed where C declares `PyObject *`, which GCC 14 makes an error.
 FLAGS = (
     "-g0",
