@@ -123,8 +123,8 @@ def test_the_reader_of_imports_sees_all_kinds():
     memory = imports(SRC / "stores" / "cell_store.py")
     assert ("algorithms", "all_of") in memory
     assert ("errors",) in memory
-    assert ("algorithms", "limit") in imports(SRC / "stores" / "table.pyx")
-    assert ("stores", "table") in imports(SRC / "stores" / "cells.pxd") | imports(SRC / "stores" / "memory.pxd")
+    assert ("algorithms", "limit") in imports(SRC / "stores" / "cell_table.pyx")
+    assert ("decision",) in imports(SRC / "stores" / "memory.pxd")
 
 
 def test_only_the_clock_reads_time():
