@@ -9,6 +9,7 @@ cdef class Decisions(Decision):
     cdef readonly tuple parts
 
 cdef Decision fresh(str name)
+cdef bint is_deciding(bint allowed, long long limit, long long remaining, long long retry_us, long long other_limit, long long other_remaining, long long other_retry_us) noexcept
 
 cdef extern from *:
     """

@@ -8,8 +8,6 @@ before, and stores what the claims hold after.
 
 from __future__ import annotations
 
-from typing import Any
-
 try:
     import cython
 except ModuleNotFoundError:
@@ -150,46 +148,9 @@ def alone(claim: Claim, now_us: cython.longlong) -> Decision:
 
 
 def together(claims: list, now_us: cython.longlong, start_us: cython.longlong) -> Decision:  # type: ignore[type-arg]
-    """One Decision for all: refused, the limit with the longest retry speaks; allowed, the one closest to its end.
-
-    What was not stored has been looked at (`look`) before, while the states were at hand."""
+    """One Decision for all claims. What was not stored has been looked at (`look`) before, while the states were at hand."""
     parts: list = []  # type: ignore[type-arg]
-    part: Decision
     i: cython.Py_ssize_t
     for i in range(len(claims)):
         parts.append(alone(claims[i], now_us))  # noqa: PERF401 - typed
-    if len(parts) == 1:
-        return parts[0]  # type: ignore[no-any-return]
-    allowed: cython.bint = start_us >= 0
-    speaker: Decision = parts[0]
-    for i in range(1, len(parts)):
-        part = parts[i]
-        if allowed:
-            if part.remaining * speaker.limit < speaker.remaining * part.limit:
-                speaker = part
-        elif speaker.retry_us >= 0 and (part.retry_us < 0 or part.retry_us > speaker.retry_us):
-            speaker = part
-    wait: cython.longlong = start_us - now_us if allowed else 0
-    if cython.compiled:
-        told: Decisions = Decisions.__new__(Decisions)
-        told.parts = tuple(parts)
-        told.allowed = allowed
-        told.limit = speaker.limit
-        told.remaining = speaker.remaining
-        told.retry_us = speaker.retry_us
-        told.reset_us = speaker.reset_us
-        told.wait_us = wait
-        told.start_us = now_us + wait
-        told.name = speaker.name
-        return told
-    fields: Any = (
-        allowed,
-        speaker.limit,
-        speaker.remaining,
-        speaker.retry_us,
-        speaker.reset_us,
-        wait,
-        now_us + wait,
-        speaker.name,
-    )
-    return Decisions(parts, *fields)
+    return Decisions.join(parts)
