@@ -203,6 +203,7 @@ class Decisions(Decision):
             wait_us,
             parts[0].start_us - parts[0].wait_us + wait_us,
             deciding.name,
+            deciding.source,
         )
 
     @property

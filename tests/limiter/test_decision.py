@@ -21,6 +21,7 @@ from limitkeeper import (
     SlidingWindowLog,
     TokenBucket,
 )
+from limitkeeper.decision import Decisions
 
 
 @pytest.fixture
@@ -44,6 +45,7 @@ def test_an_allowed_hit_says_all_there_is_to_know(limiter):
         "reset_after": 0.8,
         "wait": 0.0,
         "name": "token bucket 5/s burst 10",
+        "source": "store",
     }
 
 
@@ -236,3 +238,10 @@ def test_ties_are_decided_by_the_first():
     assert Decisions.join(same).name == "a"
     refused = [Decision(False, 10, 0, 5, name="a"), Decision(False, 20, 0, 5, name="b")]
     assert Decisions.join(refused).name == "a"
+
+
+def test_the_source_is_that_of_the_deciding_part_and_does_not_count_for_equality():
+    local, store = Decision(False, 10, 0, 9, name="a", source="local_share"), Decision(False, 10, 0, 5, name="b")
+    assert Decisions.join([store, local]).source == "local_share"
+    assert local == Decision(False, 10, 0, 9, name="a")
+    assert pickle.loads(pickle.dumps(Decisions.join([store, local]))).source == "local_share"

@@ -160,4 +160,4 @@ def together(claims: list, now_us: cython.longlong, start_us: cython.longlong) -
     i: cython.Py_ssize_t
     for i in range(len(claims)):
         parts.append(alone(claims[i], now_us))  # noqa: PERF401 - typed
-    return Decisions.join(parts)
+    return Decisions.join(parts, start_us - now_us if start_us >= 0 else 0)
