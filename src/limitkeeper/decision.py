@@ -15,6 +15,9 @@ try:
 except ModuleNotFoundError:
     from limitkeeper import _cython_shim as cython  # type: ignore[no-redef]
 
+if cython.compiled:
+    from cython.cimports.libc.stdlib import free
+
 #: Where answers come from: the store itself. Wrappers set other sources.
 STORE = "store"
 
@@ -125,6 +128,8 @@ class Decision:
 
 
 if not cython.compiled:
+    #: The answer of one limit: allowed, limit, remaining, retry_us, reset_us, wait_us.
+    Fields = tuple[bool, int, int, int, int, int]
 
     class Blank(Decision):
         """A Decision that is being filled in; then its class becomes Decision."""
@@ -143,7 +148,18 @@ def fresh(name: str) -> Decision:
     else:
         decision = Blank.__new__(Blank)
     decision.name = name
-    decision.source = STORE
+    decision.source = "store"  # the constant: reading STORE would cost a lookup for each decision
+    return decision
+
+
+@cython.cfunc
+def filled(name: str, fields: Fields, now_us: cython.longlong) -> Decision:
+    """The Decision of one limit. Faster than calling the class: of five limits that would be a third of the whole decision."""
+    decision: Decision = fresh(name)
+    decision.allowed, decision.limit, decision.remaining, decision.retry_us, decision.reset_us, decision.wait_us = fields
+    decision.start_us = now_us + decision.wait_us
+    if not cython.compiled:
+        decision.__class__ = Decision
     return decision
 
 
@@ -167,13 +183,20 @@ def is_deciding(
 
 @cython.cclass
 class Decisions(Decision):
-    """The answer of several limits together: the fields are those of the limit that decided."""
+    """The answer of several limits together: the fields are those of the limit that decided.
 
-    __slots__ = ("parts",)
+    Compiled, a store leaves the answers of the limits as plain integers (`fields`); they become Decisions when `decisions` is
+    read, which most callers never do.
+    """
+
+    __slots__ = ("_parts",)
 
     def __init__(self, parts: Sequence[Decision], *fields: Any) -> None:
         Decision.__init__(self, *fields)
-        self.parts = tuple(parts)
+        self._parts = tuple(parts)
+
+    def __dealloc__(self) -> None:
+        free(self.fields)  # compiled only
 
     @staticmethod
     def join(parts: Sequence[Decision], wait_us: int = 0) -> Decision:
@@ -205,6 +228,12 @@ class Decisions(Decision):
             deciding.name,
             deciding.source,
         )
+
+    @property
+    def parts(self) -> tuple[Decision, ...]:
+        if cython.compiled:
+            return self.parts_of()  # type: ignore[attr-defined, no-any-return]
+        return self._parts
 
     @property
     def decisions(self) -> tuple[Decision, ...]:

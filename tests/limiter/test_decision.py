@@ -121,7 +121,7 @@ def test_the_repr_shows_every_field(limiter):
     """The repr names every field and its value."""
     assert repr(limiter.hit("a")) == (
         "Decision(allowed=True, limit=10, remaining=9, retry_after=0.0, reset_after=0.2, wait=0.0, "
-        "name='token bucket 5/s burst 10')"
+        "name='token bucket 5/s burst 10', source='store')"
     )
 
 
