@@ -155,11 +155,11 @@ def one_inside_another(g, store, colour):
     inner = store.inner.decide
     twins = []
 
-    def decide(claims, max_wait_us=0, commit=True):
-        if commit and not twins:
+    def decide(claims, max_wait_us=0, **options):
+        if options.get("commit", True) and not twins:
             twins.append(None)
             twins[0] = asked_within(g, colour)
-        return inner(claims, max_wait_us, commit)
+        return inner(claims, max_wait_us, **options)
 
     store.decide = decide
     return asked(g, request(**SAID), colour), twins[0]

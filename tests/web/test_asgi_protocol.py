@@ -361,16 +361,16 @@ def test_a_stream_that_the_client_leaves(store):
 class FarStore(WrappedStore):
     """A store that must be awaited: whoever asks it in the way that blocks is found out."""
 
-    def decide(self, *args: Any) -> Any:
+    def decide(self, *args: Any, **options: Any) -> Any:
         raise AssertionError("a blocking call on the loop")
 
     give_back = decide
 
-    async def adecide(self, claims: Any, max_wait_us: int | None = 0, commit: bool | int = True) -> Any:
+    async def adecide(self, claims: Any, max_wait_us: int | None = 0, **options: Any) -> Any:
         await asyncio.sleep(0.001)
-        return self.inner.decide(claims, max_wait_us, commit)
+        return self.inner.decide(claims, max_wait_us, **options)
 
-    async def agive_back(self, claims: Any, charged_at: int = -1) -> None:
+    async def agive_back(self, claims: Any, charged_at: int = -1, source: str = "store") -> None:
         await asyncio.sleep(0.001)
         self.inner.give_back(claims, charged_at)
 

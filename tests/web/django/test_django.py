@@ -270,10 +270,10 @@ def test_a_far_store_never_blocks_the_loop():
     entered, answered = threading.Event(), threading.Event()
 
     class SlowStore(WrappedStore):
-        def decide(self, *asked: Any) -> Any:
+        def decide(self, *asked: Any, **options: Any) -> Any:
             entered.set()
             assert answered.wait(60)
-            return super().decide(*asked)
+            return super().decide(*asked, **options)
 
     slow = SlowStore(MemoryStore(), local=False)
     gate = Gate(Policy.read("budget: 60s\n" + ONE), store=slow)
