@@ -18,7 +18,7 @@ from setuptools.command.build_ext import build_ext
 from setuptools.errors import BaseError, CCompilerError
 from setuptools.modified import newer_group
 
-#: Every compiled module, as a path without its ending. `tests/house/test_compiled.py` holds this list to the files.
+#: Every compiled module, as a path without its ending. `tests/conventions/test_compiled.py` holds this list to the files.
 COMPILED = (
     "decision",
     "clock",
@@ -34,14 +34,12 @@ COMPILED = (
     "algorithms/sliding_counter",
     "stores/contract",
     "stores/cell_store",
-    "stores/refunds",
     "stores/shared/journal",
     "stores/shared/log_rings",
     "stores/shared/cell_table",
     "stores/shared/locked_file",
     "stores/shared/store",
     "stores/cell_table",
-    "stores/memory_cells",
     "stores/memory",
     "stores/sharded/hot_keys",
     "stores/sharded/routing",
