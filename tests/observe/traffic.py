@@ -34,7 +34,7 @@ def policy(name: str = "shop", rules: tuple[Rule, ...] = RULES, **more: Any) -> 
         identify={"user": Header("x-user")},
         rules=rules,
         exempt=(Exemption(match=(Match(path="/healthz"),)),),
-        shut_out=PenaltyBoxConfig(FixedWindow("20/min"), 60_000_000, USER),
+        penalty_box=PenaltyBoxConfig(FixedWindow("20/min"), 60_000_000, USER),
         **more,
     )
 

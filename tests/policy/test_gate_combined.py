@@ -27,7 +27,7 @@ def told(gate: Gate, facts: WrittenRequest, colour: str = "ask"):
 
 TENANTS = """
 identify: {tenant: {path: tenant_id}}
-shut_out: {after: fixed window 2/min, for: 60s, key: [tenant, ip]}
+penalty_box: {after: fixed window 2/min, for: 60s, key: [tenant, ip]}
 limits: [{name: tenant, match: "/t/{tenant_id}/**", key: tenant, limit: fixed window 3/min}]
 """
 

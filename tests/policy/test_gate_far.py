@@ -60,7 +60,7 @@ def test_nobody_asks_the_store_for_a_request_that_nothing_limits(colour):
 def test_nobody_asks_the_store_for_who_is_shut_out(colour):
     """Who is shut out costs a far store nothing, in any colour."""
     g, store = far_gate(
-        rule("user", "1/h", key=key("user")), shut_out=PenaltyBoxConfig(parse_limit("1/h"), 60_000_000, key("user"))
+        rule("user", "1/h", key=key("user")), penalty_box=PenaltyBoxConfig(parse_limit("1/h"), 60_000_000, key("user"))
     )
     assert passes(g, 3, user="a") == [True, False, False]
     del store.calls[:]

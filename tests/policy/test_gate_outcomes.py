@@ -228,7 +228,7 @@ def test_spending_alerts_once_when_it_crosses_the_mark():
 def shut_out_gate(**said):
     return gate(
         rule("user", "1/s", key=key("user|ip")),
-        shut_out=PenaltyBoxConfig(parse_limit("fixed window 3/min"), 60_000_000, key("user|ip")),
+        penalty_box=PenaltyBoxConfig(parse_limit("fixed window 3/min"), 60_000_000, key("user|ip")),
         exempt=(Exemption(match=(Match(path="/healthz"),)),),
         **said,
     )
@@ -335,7 +335,7 @@ def test_a_passage_leaves_no_circle_behind(colour):
     g = gate(
         rule("user", "2/min", key=key("user")),
         rule("login", "9/min", key=key("tenant"), charge=Charge(((401, 401),))),
-        shut_out=PenaltyBoxConfig(parse_limit("fixed window 2/min"), 60_000_000, key("user")),
+        penalty_box=PenaltyBoxConfig(parse_limit("fixed window 2/min"), 60_000_000, key("user")),
     )
     gc.collect()
     gc.disable()
@@ -356,7 +356,7 @@ def test_a_memory_full_of_those_shut_out_is_not_searched_for_every_refusal(monke
     """When as many as can be remembered are shut out, others are refused by their limits; those whose time is over make room."""
     monkeypatch.setattr("limitkeeper.policy.penalty_box.MOST", 3)
     g = gate(
-        rule("all", "fixed window 1/h", key=key("ip")), shut_out=PenaltyBoxConfig(parse_limit("fixed window 1/h"), 10_000_000)
+        rule("all", "fixed window 1/h", key=key("ip")), penalty_box=PenaltyBoxConfig(parse_limit("fixed window 1/h"), 10_000_000)
     )
     for host in range(5):
         assert passes(g, 4, peer=f"192.0.2.{host}") == [True, False, False, False]

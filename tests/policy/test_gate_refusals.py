@@ -85,9 +85,9 @@ def test_every_reason_has_its_words():
     assert last_of(2, rule("all", "1/s")).message == "Too many requests. Retry after 1s."
     full = last_of(2, rule("all", "1/s", on_refusal=waits))
     assert (full.reason, full.status, full.message) == ("queue full", 503, "Too many requests are waiting. Retry after 1s.")
-    shut = last_of(3, rule("all", "1/h"), shut_out=PenaltyBoxConfig(parse_limit("fixed window 1/h"), 60_000_000))
+    shut = last_of(3, rule("all", "1/h"), penalty_box=PenaltyBoxConfig(parse_limit("fixed window 1/h"), 60_000_000))
     assert shut.message.startswith("Too many requests. Retry after ")
-    shut = last_of(4, rule("all", "1/h"), shut_out=PenaltyBoxConfig(parse_limit("fixed window 1/h"), 60_000_000))
+    shut = last_of(4, rule("all", "1/h"), penalty_box=PenaltyBoxConfig(parse_limit("fixed window 1/h"), 60_000_000))
     assert shut.message == "Too many refused requests. Retry after 60s."
 
 
@@ -127,7 +127,7 @@ def shut_out_gate(**said):
     """A gate that shuts user a out, whose requests were refused twice."""
     g = gate(
         rule("all", "1/h", key=key("user")),
-        shut_out=PenaltyBoxConfig(parse_limit("fixed window 1/h"), 60_000_000, key("user")),
+        penalty_box=PenaltyBoxConfig(parse_limit("fixed window 1/h"), 60_000_000, key("user")),
         **said,
     )
     assert passes(g, 3, user="a") == [True, False, False]
@@ -147,7 +147,7 @@ def test_who_is_pardoned_is_not_shut_out():
 def test_refusals_of_nobody_shut_nobody_out():
     """Where the key of shutting out is not there, refusals are counted for nobody."""
     said = PenaltyBoxConfig(parse_limit("fixed window 1/h"), 60_000_000, key("user"))
-    g = gate(rule("all", "fixed window 1/h"), shut_out=said)
+    g = gate(rule("all", "fixed window 1/h"), penalty_box=said)
     assert passes(g, 5) == [True] + [False] * 4
     assert asked(g, request()).refusal.reason == "quota"
     assert g.tally().shut_out_now == 0

@@ -145,7 +145,7 @@ def key_of(passage: Any, rule: str) -> str | None:
 
 def shut_out_key(passage: Any) -> str | None:
     """Who is shut out: the key of a rule that counts by the same; another rule's key would be somebody else's name."""
-    said = passage.policy.shut_out
+    said = passage.policy.penalty_box
     for entry, key in zip(passage.entries, passage.keys, strict=False):
         if said is not None and entry.rule.key == said.key:
             return str(key)

@@ -122,7 +122,7 @@ class CompiledPolicy:
         self.clauses = [CompiledRule(policy.name, rule, self.identities) for rule in policy.rules]
         degraded = [rule for rule in policy.rules if imports and is_degraded(rule)]
         self.handlers = {rule.name: handler_of(rule, handlers or {}) for rule in degraded}
-        self.shut_key: Any = policy.shut_out.key if policy.shut_out is not None else None
+        self.shut_key: Any = policy.penalty_box.key if policy.penalty_box is not None else None
         matches = [rule.match for rule in policy.rules] + [exemption.match for exemption in policy.exempt]
         self.matcher = PathMatcher(matches)
         self.pardons: list[Any] = [CompiledExemption(exemption) for exemption in policy.exempt]

@@ -70,7 +70,7 @@ class Gate(Evaluator):
         self.clock = clock if clock is not None else self.store.clock if self.store.local else SYSTEM
         self.failing = FailureAnswers(self.clock)
         self.queue = WaitingRequests(self.store)
-        self.shutter = None if policy.shut_out is None else PenaltyBox(policy, self.clock)
+        self.shutter = None if policy.penalty_box is None else PenaltyBox(policy, self.clock)
         self._shut_out_before = 0  # by the shutters of earlier versions: a counter never goes back
         self.offenders = Offenders(show_keys=show_keys, secret=self.secret, clock=self.clock)
         self.marks: dict[Any, NamedLimit] = {}
@@ -174,9 +174,9 @@ class Gate(Evaluator):
         old, self.edition = self.edition, edition
         if store is not self.store:
             self.store, self.far, self.queue = store, not store.local, WaitingRequests(store)
-        if policy.shut_out != old.policy.shut_out:
+        if policy.penalty_box != old.policy.penalty_box:
             self._shut_out_before += 0 if self.shutter is None else self.shutter.refused
-            self.shutter = None if policy.shut_out is None else PenaltyBox(policy, self.clock)
+            self.shutter = None if policy.penalty_box is None else PenaltyBox(policy, self.clock)
         self._know()
         self.reloads += 1
         for clause in old.clauses:

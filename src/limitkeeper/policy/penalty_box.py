@@ -27,14 +27,14 @@ class PenaltyBox:
     """The clients that are shut out, and until when."""
 
     def __init__(self, policy: Policy, clock: Any) -> None:
-        assert policy.shut_out is not None
-        self.said = policy.shut_out
+        assert policy.penalty_box is not None
+        self.said = policy.penalty_box
         self.clock = clock
         self.refused = 0
         self._until: dict[str, int] = {}
         self._swept_us = -SWEEP_US
         self._store = MemoryStore(MOST, clock)
-        self._limit = NamedLimit(policy.name, "shut out", policy.shut_out.limit)
+        self._limit = NamedLimit(policy.name, "shut out", policy.penalty_box.limit)
 
     def __len__(self) -> int:
         now_us = self.clock.now_us()
