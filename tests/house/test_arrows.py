@@ -14,7 +14,7 @@ SRC = Path(__file__).parents[2] / "src" / "limitkeeper"
 
 #: Storeys of the house, the lowest first; a room may use rooms of its own storey and of those below.
 STOREYS = (
-    ("_cython_shim", "clock", "decision", "errors", "monotonic", "rate"),
+    ("_cython_shim", "clock", "decision", "errors", "fork", "monotonic", "rate"),
     ("algorithms",),
     ("observe", "stores"),
     (
