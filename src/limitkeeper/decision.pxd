@@ -3,7 +3,7 @@ cdef class Decision:
     cdef readonly bint allowed
     cdef readonly long long limit, remaining
     cdef readonly long long retry_us, reset_us, wait_us, start_us
-    cdef readonly str name
+    cdef readonly str name, source
 
 cdef class Decisions(Decision):
     cdef readonly tuple parts

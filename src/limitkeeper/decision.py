@@ -14,6 +14,9 @@ try:
 except ModuleNotFoundError:
     from limitkeeper import _cython_shim as cython  # type: ignore[no-redef]
 
+#: Where answers come from: the store itself. Wrappers set other sources.
+STORE = "store"
+
 
 @cython.cclass
 class Decision:
@@ -22,10 +25,11 @@ class Decision:
     `allowed` (also its truth value), `limit` (the largest cost that could ever pass at once), `remaining` (whole units
     that a hit could take now), `retry_after` (seconds until this same call would be accepted; inf: never),
     `reset_after` (seconds until the key is as new), `wait` (seconds from now to its start), `name` (the limit that
-    decided), `decisions` (one for each limit, where there are several).
+    decided), `source` (what answered: "store", "lease", "local_share", "open" or "closed"; ignored by `==`), `decisions`
+    (one for each limit, where there are several).
     """
 
-    __slots__ = ("allowed", "limit", "name", "remaining", "reset_us", "retry_us", "start_us", "wait_us")
+    __slots__ = ("allowed", "limit", "name", "remaining", "reset_us", "retry_us", "source", "start_us", "wait_us")
 
     def __init__(
         self,
@@ -37,6 +41,7 @@ class Decision:
         wait_us: int = 0,
         start_us: int = 0,
         name: str | None = "",
+        source: str = STORE,
     ) -> None:
         """Made by stores; `retry_us` below zero means never."""
         self.allowed = bool(allowed)
@@ -47,6 +52,7 @@ class Decision:
         self.wait_us = wait_us
         self.start_us = start_us
         self.name = str(name)
+        self.source = source
 
     def __setattr__(self, name: str, value: object) -> None:
         if cython.compiled or hasattr(self, name):
@@ -85,6 +91,7 @@ class Decision:
             "reset_after": self.reset_after,
             "wait": self.wait,
             "name": self.name,
+            "source": self.source,
         }
 
     def _fields(self) -> Any:
@@ -97,6 +104,7 @@ class Decision:
             self.wait_us,
             self.start_us,
             self.name,
+            self.source,
         )
 
     def __eq__(self, other: object) -> bool:
@@ -134,6 +142,7 @@ def fresh(name: str) -> Decision:
     else:
         decision = Blank.__new__(Blank)
     decision.name = name
+    decision.source = STORE
     return decision
 
 

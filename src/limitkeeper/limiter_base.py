@@ -174,7 +174,7 @@ class LimiterBase:
         claims = self.claims(key, cost)
         if off or not claims:
             return self.free()
-        return self.store.decide(claims, None if max_wait_us >= MAX_WAIT else max_wait_us, commit)
+        return self.store.decide(claims, None if max_wait_us >= MAX_WAIT else max_wait_us, commit=commit)
 
     def free(self) -> Decision:
         """The answer when nothing limits: every limit skipped, or limiting turned off."""
@@ -186,7 +186,7 @@ class LimiterBase:
         if off or not claims:
             return self.free()
         shared = self.shared
-        decision: Decision = self.store.decide(claims, None if max_wait_us >= MAX_WAIT else max_wait_us, True)
+        decision: Decision = self.store.decide(claims, None if max_wait_us >= MAX_WAIT else max_wait_us)
         if self._publisher is not None and self.shared != shared:
             self.events.publish(SHARED_CELL, self.name, key, cost, decision)
         return decision

@@ -21,7 +21,7 @@ from typing import Any
 
 from .algorithms.claim import Claim
 from .decision import Decision
-from .stores.contract import Store
+from .stores.contract import Booking, Store
 
 Pair = tuple[Any, str]
 _arrivals = itertools.count()
@@ -98,10 +98,10 @@ class WaitQueue:
         with self.lock:
             order, asked = self._parting(turns)
             if asked:
-                self._move_up(order, store.rebook(asked))  # type: ignore[attr-defined]
+                self._move_up(order, store.rebook(asked))
             else:
                 for turn in reversed(turns):
-                    store.give_back(turn.claims, turn.decision.start_us)
+                    store.give_back(turn.claims, turn.decision.start_us, turn.decision.source)
 
     async def aleave(self, turns: Sequence[Waiter]) -> None:
         """As leave, where the store is far away: awaited, one after the other in each loop, and no lock is held meanwhile."""
@@ -111,15 +111,15 @@ class WaitQueue:
         async with self._moving.setdefault(asyncio.get_running_loop(), asyncio.Lock()):
             with self.lock:
                 order, asked = self._parting(turns)
-            if asked and hasattr(store, "arebook"):
+            if asked:
                 decisions = await store.arebook(asked)
                 with self.lock:
                     self._move_up(order, decisions)
             else:
                 for turn in reversed(turns):
-                    await store.agive_back(turn.claims, turn.decision.start_us)
+                    await store.agive_back(turn.claims, turn.decision.start_us, turn.decision.source)
 
-    def _parting(self, turns: Sequence[Waiter]) -> tuple[list[Waiter], list[Any]]:
+    def _parting(self, turns: Sequence[Waiter]) -> tuple[list[Waiter], list[Booking]]:
         """Those who leave step out. Answers with all concerned, in order, and what to rebook: nothing when nobody is behind."""
         behind = [] if any(claim.cost < 0 for turn in turns for claim in turn.claims) else self._behind(turns)
         for turn in turns:
@@ -128,7 +128,10 @@ class WaitQueue:
             return [], []
         leaving = {id(turn) for turn in turns}
         order = sorted([*turns, *behind], key=lambda turn: (turn.decision.start_us, turn.arrival))
-        return order, [(turn.claims, turn.decision.start_us, turn.deadline_us, id(turn) not in leaving) for turn in order]
+        return order, [
+            Booking(turn.claims, turn.decision.start_us, turn.deadline_us, id(turn) not in leaving, turn.decision.source)
+            for turn in order
+        ]
 
     def _move_up(self, order: Sequence[Waiter], decisions: Sequence[Decision | None]) -> None:
         for turn, decision in zip(order, decisions, strict=True):
@@ -141,7 +144,8 @@ class WaitQueue:
 
     def _behind(self, turns: Sequence[Waiter]) -> list[Waiter]:
         """Those with a later start that share a key with the leaving, or with somebody who does."""
-        if not hasattr(self._store(), "rebook"):
+        store = self._store()
+        if store is None or not store.can_rebook:
             return []
         first = min(turn.decision.start_us for turn in turns)
         shared: set[Pair] = set().union(*(turn.pairs() for turn in turns))

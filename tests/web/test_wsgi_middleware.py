@@ -19,6 +19,7 @@ from limitkeeper.web.wsgi_fast import WsgiRequestContext
 
 TWO = "limits: [{name: api, key: ip, limit: token bucket 1/min burst 2}]"
 BYTES = "limits: [{name: bytes, key: ip, limit: fixed window 1000/min, cost: {response: 1B, estimate: 1}}]"
+LOGIN = "limits: [{name: login, key: ip, limit: fixed window 9/min, charge: {status: [401]}}]"
 FAILURES = "limits: [{name: failures, key: ip, limit: fixed window 9/min, charge: {status: [5xx]}}]"
 
 
@@ -384,6 +385,51 @@ def test_an_application_that_raises_gives_back_what_it_owes(gate):
             call(RateLimitMiddleware(app, good), environ_of("GET", path))
     assert left(good) == 9
     assert good.tally().rules[0].statuses == {"5xx": 1, "2xx": 1}
+
+
+def test_a_response_that_is_closed_before_it_began_stays_charged(gate):
+    """A server closes the body of a client that has disconnected; where no status was given yet, nobody knows the outcome."""
+
+    def app(environ, start_response):
+        start_response("401 Unauthorized", [])
+        yield b"no"
+
+    login = gate(LOGIN)
+    _, returned = call(RateLimitMiddleware(app, login))
+    returned.close()
+    assert (left(login), login.tally().rules[0].statuses) == (8, {"4xx": 1})
+
+
+@pytest.mark.parametrize("streamed", [True, False])
+def test_a_request_that_is_killed_stays_charged(gate, streamed):
+    """A server that ends a request by an exception of its own (GreenletExit, SystemExit) has seen no outcome."""
+
+    def killed(environ, start_response):
+        raise SystemExit
+
+    def late(environ, start_response):
+        yield killed(environ, start_response)
+
+    login = gate(LOGIN)
+    with pytest.raises(SystemExit):
+        list(call(RateLimitMiddleware(late if streamed else killed, login))[1])
+    assert left(login) == 8
+
+
+def test_a_status_stands_when_it_can_not_be_written(gate):
+    """A failed login whose client disconnects while the response is written is a failed login, not a 500."""
+
+    def app(environ, start_response):
+        start_response("401 Unauthorized", [])(b"no")
+        return []
+
+    def write(data):
+        raise BrokenPipeError
+
+    login = gate(LOGIN)
+    with pytest.raises(BrokenPipeError):
+        RateLimitMiddleware(app, login)(environ_of("GET", "/"), lambda *said: write)
+    assert left(login) == 8
 
 
 def test_an_application_that_raises_is_counted_once(gate):

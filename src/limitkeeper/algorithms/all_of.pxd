@@ -4,7 +4,7 @@ from limitkeeper.algorithms.limit cimport Limit
 from limitkeeper.decision cimport Decision
 
 cdef void ask(Claim claim, long long now_us, long long at_us, long long max_wait_us) noexcept
-cdef long long decide(list claims, long long now_us, long long max_wait_us) noexcept
+cdef long long decide(list claims, long long now_us, long long not_before_us, long long max_wait_us) noexcept
 cdef void look(Claim claim, long long now_us) noexcept
 cdef long long retry_us(Limit limit, long long a, long long b, long long c, long long now_us, long long cost, long long max_wait_us) noexcept
 cdef Decision alone(Claim claim, long long now_us)

@@ -91,9 +91,16 @@ def look(claim: Claim, now_us: cython.longlong) -> cython.void:
 
 @cython.cfunc
 @cython.exceptval(check=False)
-def decide(claims: list, now_us: cython.longlong, max_wait_us: cython.longlong) -> cython.longlong:  # type: ignore[type-arg]
-    """The common start in microseconds, or REFUSED or NEVER. When granted, the claims hold the states to be stored."""
-    start_us: cython.longlong = now_us
+def decide(
+    claims: list,  # type: ignore[type-arg]
+    now_us: cython.longlong,
+    not_before_us: cython.longlong,
+    max_wait_us: cython.longlong,
+) -> cython.longlong:
+    """The common start in microseconds, not before `not_before_us`, or REFUSED or NEVER. When granted, the claims hold the
+    states to be stored."""
+    at_us: cython.longlong = not_before_us if not_before_us > now_us else now_us
+    start_us: cython.longlong = at_us
     worst: cython.longlong = 0
     i: cython.Py_ssize_t
     claim: Claim
@@ -103,7 +110,7 @@ def decide(claims: list, now_us: cython.longlong, max_wait_us: cython.longlong) 
             max_wait_us = 0
     for i in range(len(claims)):
         claim = claims[i]
-        ask(claim, now_us, now_us, max_wait_us)
+        ask(claim, now_us, at_us, max_wait_us)
         if claim.start < worst:
             worst = claim.start
         elif claim.start > start_us:

@@ -54,7 +54,7 @@ def one(gate: Any, clause: Any, facts: Any, plan: Any, excused: Any) -> Explaine
     if not entries:
         return Explained(rule, True, "unlimited", key)
     cost = clause.cost_for(facts)
-    decision = gate.store.decide([Claim(entry.named, key, cost) for entry in entries], 0, False)
+    decision = gate.store.decide([Claim(entry.named, key, cost) for entry in entries], 0, commit=False)
     return Explained(rule, True, "", key, entries, cost, decision)
 
 

@@ -30,7 +30,7 @@ cdef class CellStore(Store):
     cdef int begin(self)
     cdef int end(self)
     cdef long long decide_cell(self, Decision decision, LimitHandle place, str key, long long cost, long long max_wait_us, bint commit, long long now_us)
-    cdef long long charge(self, list claims, long long max_wait_us, bint commit, long long now_us)
+    cdef long long charge(self, list claims, long long max_wait_us, bint commit, long long now_us, long long not_before_us)
     cdef bint is_crowded(self, list claims, long long now_us)
 
 cdef bint is_twice(list claims)

@@ -262,6 +262,7 @@ class CellStore(Store):
         max_wait_us: cython.longlong,
         commit: cython.bint,
         now_us: cython.longlong,
+        not_before_us: cython.longlong,
     ) -> cython.longlong:
         """Several limits: load, decide, store. The common start, or REFUSED or NEVER; the answers are left in the claims.
         When anything was decided in between, it is done again."""
@@ -280,7 +281,7 @@ class CellStore(Store):
                 claim.a = state[0]
                 claim.b = state[1]
                 claim.c = state[2]
-            start_us: cython.longlong = all_of.decide(claims, now_us, max_wait_us)
+            start_us: cython.longlong = all_of.decide(claims, now_us, not_before_us, max_wait_us)
             if stamp == self.revision:
                 break
         if start_us >= 0 and self.is_crowded(claims, now_us):
@@ -312,13 +313,21 @@ class CellStore(Store):
                     found = True
         return found
 
-    def decide(self, claims: Sequence[Claim], max_wait_us: int | None = 0, commit: bool | int = True) -> Decision:
+    def decide(
+        self,
+        claims: Sequence[Claim],
+        max_wait_us: int | None = 0,
+        *,
+        commit: bool = True,
+        remember: bool = False,
+        not_before_us: int = 0,
+    ) -> Decision:
         wait: cython.longlong = patience_us(max_wait_us)
         asked = checked(claims)
         self.begin()
         try:
             now_us: cython.longlong = self.now()
-            start_us: cython.longlong = self.charge(asked, wait, bool(commit), now_us)
+            start_us: cython.longlong = self.charge(asked, wait, commit, now_us, not_before_us)
         finally:
             self.end()
         return together(asked, now_us, start_us)
@@ -329,7 +338,7 @@ class CellStore(Store):
         self.begin()
         try:
             now_us: cython.longlong = self.now()
-            return [together(claims, now_us, self.charge(claims, wait, True, now_us)) for claims in asked]
+            return [together(claims, now_us, self.charge(claims, wait, True, now_us, 0)) for claims in asked]
         finally:
             self.end()
 

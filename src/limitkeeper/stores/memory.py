@@ -160,12 +160,20 @@ class MemoryStore(MemoryCells):
         with self._lock:
             return self.decide_quickly(blank(self, place), place, key, cost, max_wait_us, commit, self.now())
 
-    def decide(self, claims: Sequence[Claim], max_wait_us: int | None = 0, commit: bool | int = True) -> Decision:
+    def decide(
+        self,
+        claims: Sequence[Claim],
+        max_wait_us: int | None = 0,
+        *,
+        commit: bool = True,
+        remember: bool = False,
+        not_before_us: int = 0,
+    ) -> Decision:
         if not cython.compiled:
-            return super().decide(claims, max_wait_us, commit)
+            return super().decide(claims, max_wait_us, commit=commit, remember=remember, not_before_us=not_before_us)
         asked = checked(claims)  # compiled, nothing comes in between: no lock
         now_us: cython.longlong = self.now()
-        start_us: cython.longlong = self.charge(asked, patience_us(max_wait_us), bool(commit), now_us)
+        start_us: cython.longlong = self.charge(asked, patience_us(max_wait_us), commit, now_us, not_before_us)
         return together(asked, now_us, start_us)
 
     def sweep(self, budget: int = 1_000_000) -> None:

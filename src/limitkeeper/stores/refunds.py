@@ -23,6 +23,7 @@ else:
     from .cell_store import CellStore, LimitHandle
 
 from ..algorithms.all_of import together
+from ..decision import STORE
 from .cell_store import only_claims, patience_us
 
 
@@ -60,7 +61,7 @@ class RefundingStore(CellStore):
                 break
         return self.put(place, claim.key, back[0], back[1], back[2], now_us, full)
 
-    def give_back(self, claims: Sequence[Claim], charged_at: int = -1) -> None:
+    def give_back(self, claims: Sequence[Claim], charged_at: int = -1, source: str = STORE) -> None:
         asked = list(claims)
         only_claims(asked)
         self.begin()
@@ -68,6 +69,10 @@ class RefundingStore(CellStore):
             self.return_all(asked, charged_at, self.now())
         finally:
             self.end()
+
+    @property
+    def can_rebook(self) -> bool:
+        return True
 
     def rebook(self, turns: Sequence[Any]) -> list[Decision | None]:
         """Some leave a line and the others move up, in one step: each turn is (claims, charged_at, deadline_us, stays), in
@@ -93,17 +98,17 @@ class RefundingStore(CellStore):
     def rebooked(self, turns: list[Any], now_us: int) -> list[Decision | None]:
         claims = {(claim.limit.identity, claim.key): claim for turn in turns for claim in turn[0]}
         saved = [(claim, self.saved(self.place_of(claim.limit), claim.key, now_us)) for claim in claims.values()]
-        for asked, charged_at, _, stays in reversed(turns):
+        for asked, charged_at, _, stays, _ in reversed(turns):
             if not stays or charged_at > now_us:
                 self.return_all(list(asked), charged_at, now_us)
         found: list[Decision | None] = []
-        for asked, charged_at, deadline_us, stays in turns:
+        for asked, charged_at, deadline_us, stays, _ in turns:
             if not stays or charged_at <= now_us:
                 found.append(None)
                 continue
             left = None if deadline_us is None else max(0, deadline_us - now_us)
             again = list(asked)
-            decision: Decision = together(again, now_us, self.charge(again, patience_us(left), True, now_us))
+            decision: Decision = together(again, now_us, self.charge(again, patience_us(left), True, now_us, 0))
             if not decision.allowed or decision.start_us > charged_at:
                 return self.put_back(turns, saved, now_us)
             found.append(decision)
@@ -113,7 +118,7 @@ class RefundingStore(CellStore):
         """Undoes a rebooking that would have hurt somebody; those who leave give back as if nobody could move."""
         for claim, state in saved:
             self.replace(self.place_of(claim.limit), claim.key, state, now_us)
-        for asked, charged_at, _, stays in reversed(turns):
+        for asked, charged_at, _, stays, _ in reversed(turns):
             if not stays:
                 self.return_all(list(asked), charged_at, now_us)
         return [None] * len(turns)

@@ -72,7 +72,7 @@ def through(store: LeasedStore, claims: Sequence[Claim], wait_us: int, commit: b
     if commit:
         store.touch(claims)
     theirs = store.theirs(claims)
-    return (yield "decide", (theirs, None if wait_us >= MAX_WAIT else wait_us, commit))
+    return (yield "decide", (theirs, None if wait_us >= MAX_WAIT else wait_us), {"commit": commit})
 
 
 def asking(store: LeasedStore, terms: LeaseTerms, key: str, cost: int, commit: bool) -> Plan:

@@ -288,7 +288,7 @@ class Routed(Store):
                 return None
             way: Shard = self.through(shard, claims)
             sent: list = self.copies(claims, way)  # type: ignore[type-arg]
-            decision: Decision = way.store.decide(sent, max_wait_us, commit)
+            decision: Decision = way.store.decide(sent, max_wait_us, commit=commit)
             self.keep(claims, sent)
             if shard.heavy is not None:
                 self.count(shard, claims, decision)

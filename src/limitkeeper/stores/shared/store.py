@@ -153,11 +153,12 @@ class SharedStore(LockedFile):
         max_wait_us: cython.longlong,
         commit: cython.bint,
         now_us: cython.longlong,
+        not_before_us: cython.longlong,
     ) -> cython.longlong:
         """All of it is one change: whoever finds it half made takes all of it back."""
         self.holding = True
         try:
-            start_us: cython.longlong = CellStore.charge(self, claims, max_wait_us, commit, now_us)
+            start_us: cython.longlong = CellStore.charge(self, claims, max_wait_us, commit, now_us, not_before_us)
         finally:
             self.holding = False
         self.sheet.commit()
