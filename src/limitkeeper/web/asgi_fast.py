@@ -166,7 +166,7 @@ class HeaderSend:
 
 
 @cython.ccall
-def start_response(evaluation: Evaluation, message: Message) -> object:
+def start_response(evaluation: Evaluation, message: Message) -> Message:
     """Counts the response, and returns its start message with the fields of its evaluation."""
     if evaluation.allowed:
         if cython.compiled and isinstance(evaluation.gate, Evaluator):
@@ -178,7 +178,7 @@ def start_response(evaluation: Evaluation, message: Message) -> object:
 
 
 @cython.ccall
-def add_fields(message: Message, added: list[tuple[bytes, bytes]]) -> object:
+def add_fields(message: Message, added: list[tuple[bytes, bytes]]) -> Message:
     """A copy of a start message with these fields added."""
     if added:
         given: Iterable[tuple[bytes, bytes]] | None = message.get("headers")

@@ -8,8 +8,8 @@ window; for a bucket r / rate, so that r/t never promises more than the rate, an
 the others the time until the key is as new. The `t` of a refusing limit is never later than Retry-After; where a bucket refuses
 although something is left (the request costs more), both can't hold, and `t`, which is optional, is left out.
 
-`fields(evaluation)` is for ASGI: bytes, names in lower case. `text_fields` is for WSGI, Django and Flask. What never changes about
-a limit is encoded once, in its FieldTemplate. Rejected: a general serialiser of structured fields (8 µs for two items).
+`fields(evaluation)` is for ASGI: bytes, names in lower case. `text_fields` is for WSGI, Django and Flask. What never changes
+about a limit is encoded once, in its FieldTemplate. Rejected: a general serialiser of structured fields (8 µs for two items).
 No clock, no I/O.
 """
 
@@ -291,9 +291,7 @@ def add_refusal(evaluation: Evaluation, found: Fields, expose: tuple[tuple[bytes
 
 
 @cython.cfunc
-def add_limit(
-    found: list[tuple[bytes, bytes]], evaluation: Evaluation, template: FieldTemplate, part: Decision
-) -> cython.int:
+def add_limit(found: list[tuple[bytes, bytes]], evaluation: Evaluation, template: FieldTemplate, part: Decision) -> cython.int:
     """Adds the fields of the only limit."""
     style: FieldStyle = template.style
     if style.draft == DRAFT_11:
@@ -377,7 +375,7 @@ def text_fields(evaluation: Evaluation) -> list[tuple[str, str]]:
 EXPOSE = 16
 FAMILIES = {b"retry-after": 4, b"cache-control": 8, b"access-control-expose-headers": EXPOSE}
 FAMILIES |= {name: 1 if name.startswith(b"r") else 2 for name in SPELLING if name not in FAMILIES}
-FAMILY: dict[str | bytes, int] = {**FAMILIES, **{name.decode(): family for name, family in FAMILIES.items()}}
+FAMILY: dict[str | bytes, int] = {key: family for name, family in FAMILIES.items() for key in (name, name.decode())}
 #: The lengths of our field names, as bits: a response whose names have other lengths has none of them.
 NAME_LENGTHS = 0
 for _name in FAMILIES:
@@ -417,7 +415,8 @@ def join_exposed(merged: list[tuple[T, T]]) -> list[tuple[T, T]]:
         joined = b", ".join(exposed_names([line.split(b",") for _, line in lines], b"*"))
     else:
         joined = ", ".join(exposed_names([line.split(",") for _, line in lines], "*"))
-    return [*(field for field in merged if FAMILY.get(field[0].lower()) != EXPOSE), (name, joined)]
+    rest = [field for field in merged if FAMILY.get(field[0].lower()) != EXPOSE]
+    return [*rest, (name, joined)]
 
 
 def exposed_names(lines: Iterable[list[T]], star: T) -> list[T]:

@@ -1,7 +1,7 @@
 """Builds the body of a refusal: short JSON with a message, problem details (RFC 9457), or what the policy defines.
 
-A policy's texts may hold the placeholders {retry_after} {limit} {remaining} {rule} {message}. They are replaced from a table, never
-by `str.format`, so that a text can't reach attributes. No placeholder shows a key.
+A policy's texts may hold the placeholders {retry_after} {limit} {remaining} {rule} {message}. They are replaced from a table,
+never by `str.format`, so that a text can't reach attributes. No placeholder shows a key.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 Flask has an environ too, and so does Django (`request.META` has the same names, also under ASGI). Two spellings of a header,
 `X-Tenant` and `X_Tenant`, are one key there, HTTP_X_TENANT, so that a client that sends both could hide one behind the other.
-Servers that drop names with an underscore (waitress always, gunicorn by default, nginx too) prevent that; behind other servers the
-two can't be told apart.
+Servers that drop names with an underscore (waitress always, gunicorn by default, nginx too) prevent that; behind other servers
+the two can't be told apart.
 """
 
 from __future__ import annotations
