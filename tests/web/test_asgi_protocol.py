@@ -315,7 +315,7 @@ def test_a_client_that_goes_away_is_settled(store, far):
 
     def left() -> int:
         entry = gate.edition.clauses[0].otherwise[0]
-        return store.one(entry.named, "192.0.2.1", 0, 0, False).remaining  # type: ignore[no-any-return]
+        return store.decide_one(entry.named, "192.0.2.1", 0, 0, False).remaining  # type: ignore[no-any-return]
 
     driven(main())
 
