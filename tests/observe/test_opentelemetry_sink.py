@@ -42,7 +42,9 @@ def test_the_sdk_collects_what_was_counted():
     found, kinds = collected(*gates)
     for measure in METRICS:
         if measure.kind != HISTOGRAM:
-            expected = {tuple(sorted(zip(measure.labels, labels, strict=True))): v for labels, v in measure.collect(tallies).items()}
+            expected = {
+                tuple(sorted(zip(measure.labels, labels, strict=True))): v for labels, v in measure.collect(tallies).items()
+            }
             assert found[f"limitkeeper.{measure.name}"] == expected, measure.name
             assert getattr(kinds[f"limitkeeper.{measure.name}"], "is_monotonic", False) == (measure.kind == COUNTER)
 

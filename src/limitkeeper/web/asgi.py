@@ -56,7 +56,7 @@ class RateLimitMiddleware:
 
     def _open(self, gate: Gate) -> None:
         self.gate = gate
-        self._quick = gate.quick
+        self._quick = gate.ask_nowait
         self._closed = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -82,10 +82,10 @@ class RateLimitMiddleware:
         if evaluation is None:
             evaluation = scope["limitkeeper"] = await self.gate.aask(AsgiRequestContext(scope))
             evaluation.origin = has_origin(scope)
-        if evaluation.owes and evaluation.allowed:
+        if evaluation.needs_settlement and evaluation.allowed:
             await SettlingSend([evaluation], scope, send).run(self.app, scope, receive)
             return None
-        evaluation.facts = None  # no reference cycle: see `admit`
+        evaluation.context = None  # no reference cycle: see `admit`
         if evaluation.allowed:
             return HeaderSend(evaluation, send)
         await refuse(evaluation, scope, receive, send)
