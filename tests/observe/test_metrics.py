@@ -181,5 +181,5 @@ def test_a_reload_takes_nothing_from_the_shut_out():
     before = gate.snapshot().penalty_box
     assert before > 0
     for said in (None, PenaltyBoxConfig(FixedWindow("5/min"), 1_000_000, USER)):
-        gate.reload(replace(gate.policy, shut_out=said))
+        gate.reload(replace(gate.policy, penalty_box=said))
         assert gate.snapshot().penalty_box == before

@@ -149,7 +149,7 @@ def key_of(evaluation: Evaluation, rule: str) -> str | None:
 
 def penalty_box_key(evaluation: Evaluation) -> str | None:
     """The client in the penalty box: the key of a rule with the same identity; another rule's key would name another client."""
-    config = evaluation.policy.shut_out
+    config = evaluation.policy.penalty_box
     for entry, key in zip(evaluation.entries, evaluation.keys, strict=False):
         if config is not None and entry.rule.key == config.key:
             return key

@@ -245,7 +245,7 @@ def test_a_store_that_fails_closed_is_unavailable(serve, store):
 def test_who_is_shut_out_is_told_so(serve, clock):
     """A client that is refused too often is refused without a question to the store, until its time is over."""
     shut = PenaltyBoxConfig(FixedWindow("2/min"), 60_000_000)
-    guarded = gate(rule(FixedWindow("1/h"), key=(("ip",),)), clock=clock, shut_out=shut)
+    guarded = gate(rule(FixedWindow("1/h"), key=(("ip",),)), clock=clock, penalty_box=shut)
     _, client = serve(guarded)
     client.pay()
     for _ in range(3):
