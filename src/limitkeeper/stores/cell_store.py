@@ -11,9 +11,7 @@ Time never runs backwards here: when a clock does, the store carries on from the
 from __future__ import annotations
 
 import gc
-import os
 import threading
-import weakref
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -54,9 +52,8 @@ from ..algorithms.all_of import together
 from ..clock import SYSTEM, Clock
 from ..decision import STORE
 from ..errors import ConfigurationError
+from ..fork import reset_after_fork
 from .contract import Booking
-
-_stores: weakref.WeakSet[CellStore] = weakref.WeakSet()
 
 
 @cython.cclass
@@ -93,7 +90,7 @@ class CellStore(Store):
         self.shift_us = 0
         self.revision = 0
         self._lock = threading.RLock()
-        _stores.add(self)
+        reset_after_fork(self)
 
     # Time ------------------------------------------------------------------------------------------------------
 
@@ -374,14 +371,14 @@ class CellStore(Store):
     # Giving back ------------------------------------------------------------------------------------------------
 
     @cython.cfunc
-    def give_back_all(self, claims: list, charged_at: cython.longlong, now_us: cython.longlong) -> cython.int:  # type: ignore[type-arg]
+    def return_all(self, claims: list, charged_at: cython.longlong, now_us: cython.longlong) -> cython.int:  # type: ignore[type-arg]
         claim: Claim
         for claim in claims:
-            self.give_back_one(claim, charged_at, now_us)
+            self.return_one(claim, charged_at, now_us)
         return 0
 
     @cython.cfunc
-    def give_back_one(self, claim: Claim, charged_at: cython.longlong, now_us: cython.longlong) -> cython.int:
+    def return_one(self, claim: Claim, charged_at: cython.longlong, now_us: cython.longlong) -> cython.int:
         place: LimitHandle = self.place_of(claim.named)
         limit: Limit = place.limit
         tick: cython.longlong = limit.tick
@@ -408,7 +405,7 @@ class CellStore(Store):
         only_claims(asked)
         self.begin()
         try:
-            self.give_back_all(asked, charged_at, self.now())
+            self.return_all(asked, charged_at, self.now())
         finally:
             self.end()
 
@@ -442,7 +439,7 @@ class CellStore(Store):
         saved = [(claim, self.saved(self.place_of(claim.limit), claim.key, now_us)) for claim in claims.values()]
         for asked, charged_at, _, stays, _ in reversed(turns):
             if not stays or charged_at > now_us:
-                self.give_back_all(list(asked), charged_at, now_us)
+                self.return_all(list(asked), charged_at, now_us)
         found: list[Decision | None] = []
         for asked, charged_at, deadline_us, stays, _ in turns:
             if not stays or charged_at <= now_us:
@@ -462,7 +459,7 @@ class CellStore(Store):
             self.replace(self.place_of(claim.limit), claim.key, state, now_us)
         for asked, charged_at, _, stays, _ in reversed(turns):
             if not stays:
-                self.give_back_all(list(asked), charged_at, now_us)
+                self.return_all(list(asked), charged_at, now_us)
         return [None] * len(turns)
 
     def replace(self, place: LimitHandle, key: str, state: Any, now_us: int) -> None:
@@ -520,7 +517,7 @@ class CellStore(Store):
     def __bool__(self) -> bool:
         return True
 
-    def _renew_lock(self) -> None:
+    def _reset_after_fork(self) -> None:
         self._lock = threading.RLock()
 
 
@@ -566,13 +563,3 @@ def only_claims(claims: Any) -> None:
     for claim in claims:
         if not isinstance(claim, Claim):
             raise TypeError(f"{claim!r} is no Claim")
-
-
-def _after_fork() -> None:
-    """A child starts with locks that nobody holds."""
-    for store in list(_stores):
-        store._renew_lock()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)
