@@ -1,8 +1,8 @@
 """Ring buffers of sliding logs in a mapped file, all of one length: allocated for a cell and freed with it.
 
 A ring is what `sliding_log` works on, `[head, entries, room, base, m0, t0, m1, …]`; a free one links to the next through its
-first word. A full ring refuses (`crowded_until`); an entry that must be added (debt) is merged into one that counts at least as long.
-Rejected: growing rings; every cell may have one, so the size of the file is known when it is created.
+first word. A full ring refuses (`crowded_until`); an entry that must be added (debt) is merged into one that counts at least as
+long. Rejected: growing rings; every cell may have one, so the size of the file is known when it is created.
 """
 
 from __future__ import annotations
