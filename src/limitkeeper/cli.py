@@ -79,20 +79,20 @@ def add_check(verbs: Any) -> None:
 
 
 def run_check(said: argparse.Namespace) -> int:
-    from .policy.reading.load import examined
+    from .policy.reading.load import examine
 
     if said.imports:
         sys.path.insert(0, os.getcwd())
     worst, reports = WELL, []
     for file in said.files:
         try:
-            policy, page = examined(file, said.imports)
+            policy, context = examine(file, said.imports)
         except LimitkeeperError as error:  # the others are looked at all the same
             worst = UNREADABLE
             reports.append({"file": file, "ok": False, "unreadable": str(error), "mistakes": []})
             print(f"limitkeeper: {error}", file=sys.stderr)
             continue
-        mistakes = page.mistakes()
+        mistakes = context.diagnostics()
         bad = policy is None or any(mistake.severity == ERROR or said.strict for mistake in mistakes)
         worst = max(worst, WRONG if bad else WELL)
         reports.append({"file": file, "ok": not bad, "mistakes": [mistake.as_dict() for mistake in mistakes]})
@@ -147,11 +147,11 @@ def add_explain(verbs: Any) -> None:
 
 
 def run_explain(said: argparse.Namespace) -> int:
-    from .policy.reading.load import examined
+    from .policy.reading.load import examine
 
-    policy, page = examined(said.file)
+    policy, context = examine(said.file)
     if policy is None:
-        show(said.file, page.mistakes(), sys.stderr)
+        show(said.file, context.diagnostics(), sys.stderr)
         return WRONG
     sys.path.insert(0, os.getcwd())
     explanation = explanation_of(policy, said.request, said.store)
@@ -192,7 +192,7 @@ def wait_for_hashes(gate: Any) -> None:
 
 
 def run_schema(said: argparse.Namespace) -> int:
-    from .policy.reading.schema import schema
+    from .policy.reading.sections import policy_schema
 
-    print(as_json(schema()))
+    print(as_json(policy_schema()))
     return WELL

@@ -18,7 +18,7 @@ from limitkeeper.policy import Policy, WrittenRequest
 from limitkeeper.policy.explanation import Explanation
 from limitkeeper.policy.gate import Gate
 from limitkeeper.policy.reading.diagnostics import Diagnostic
-from limitkeeper.policy.reading.schema import schema
+from limitkeeper.policy.reading.sections import policy_schema
 from limitkeeper.policy.request_line import read_request
 from limitkeeper.testing import ManualClock
 from servers.valkey import Valkey
@@ -284,7 +284,7 @@ def test_explain_looks_into_a_store(valkey: Valkey, written, capsys):
 def test_schema_is_printed(capsys):
     """`limitkeeper policy schema` prints the schema."""
     assert main(["policy", "schema"]) == 0
-    assert json.loads(capsys.readouterr().out) == schema()
+    assert json.loads(capsys.readouterr().out) == policy_schema()
 
 
 def command(*argv: str, **options: object) -> subprocess.CompletedProcess[str]:

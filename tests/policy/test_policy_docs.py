@@ -30,4 +30,4 @@ def test_the_page_has_its_policies():
 def test_every_word_is_explained():
     """Every word at the top of a policy and every word of a rule stands in a table of the page."""
     rows = " ".join(line for line in PAGE.splitlines() if line.startswith("| "))
-    assert [word for word in (*POLICY.words, *RULE.words) if f"`{word}`" not in rows] == []
+    assert [word for word in (*POLICY.specs, *RULE.specs) if f"`{word}`" not in rows] == []

@@ -256,7 +256,7 @@ class Evaluator:
 
     def alerted(self, passage: Evaluation, entry: Entry, part: Decision, i: int) -> None:
         """A key's use has crossed its rule's mark."""
-        self.complaints.tell("%s: a key has used %d of %d", entry.label, part.limit - part.remaining, part.limit)
+        self.complaints.report("%s: a key has used %d of %d", entry.label, part.limit - part.remaining, part.limit)
         self.tell(ALERT, passage)
 
     def tell(self, kind: str, passage: Any, error: Any = None) -> None:

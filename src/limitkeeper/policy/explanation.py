@@ -13,10 +13,10 @@ from .compiled_policy import CompiledExemption
 from .compiled_rule import identity_of, key_of
 from .explain import Explained
 from .identity.client_ip import ClientIp
-from .identity.paths import tidy
+from .identity.paths import normalize_path
 from .model import DEGRADE, SHADOW, WAIT, Exemption, Policy, Rule, Tiers
 from .path_matcher import PathMatcher, host_is_meant
-from .reading.parse_context import short
+from .reading.parse_context import shorten
 from .request_line import Request
 
 EVERYBODY = "one key for everybody"
@@ -60,7 +60,7 @@ class Explanation:
         return f"{one.why}: {', '.join(self.exempting)}" if one.why == EXEMPT and self.exempting else one.why
 
     def _identity_lines(self) -> list[str]:
-        return table([[name, "absent" if value is None else short(value)] for name, value in self.identities.items()])
+        return table([[name, "absent" if value is None else shorten(value)] for name, value in self.identities.items()])
 
     def _row(self, one: Explained) -> list[str]:
         return [one.rule.name, self._key(one), self._limits(one), self._left(one)]
@@ -69,7 +69,7 @@ class Explanation:
         if not one.rule.key:
             return EVERYBODY
         names = " | ".join(one.rule.key[0]) if len(one.rule.key) == 1 else ", ".join(" | ".join(part) for part in one.rule.key)
-        return f"{names} = {short(one.key or '')}"
+        return f"{names} = {shorten(one.key or '')}"
 
     def _limits(self, one: Explained) -> str:
         said = "; ".join(str(entry.named.limit) for entry in one.entries) or "unlimited"
@@ -144,7 +144,7 @@ def exempting(policy: Policy, facts: Any) -> Iterator[str]:
     """The exemptions that hold for a request, as they stand in the policy."""
     identities: dict[str, Any] = dict(policy.identify)
     address = identities["ip"] if hasattr(identities.get("ip"), "address") else ClientIp()
-    hits, _ = PathMatcher([exemption.match for exemption in policy.exempt]).find(facts.method, tidy(facts.path))
+    hits, _ = PathMatcher([exemption.match for exemption in policy.exempt]).find(facts.method, normalize_path(facts.path))
     for number, hosts in hits:
         exemption = policy.exempt[number]
         if (not hosts or host_is_meant(hosts, facts.host())) and CompiledExemption(exemption).applies(identities, facts, address):

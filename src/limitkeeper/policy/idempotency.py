@@ -21,7 +21,7 @@ from ..rate import Rate
 from ..wait_queue import Waiter, wait_queue_of
 from .compiled_rule import escaped
 from .evaluation import Evaluation
-from .identity.key_hashing import kept, remember
+from .identity.key_hashing import hash_long, remember
 from .model import Rule
 
 log = logging.getLogger("limitkeeper")
@@ -47,7 +47,8 @@ def mark_of(gate: Any, clause: Any) -> NamedLimit:
 def claims_of(gate: Any, passage: Evaluation) -> list[list[Claim]]:
     """The marks to ask for."""
     return [
-        [Claim(mark_of(gate, clause), f"{escaped(key)}|{escaped(kept(told))}", 1)] for clause, _, key, _, told in passage.onces
+        [Claim(mark_of(gate, clause), f"{escaped(key)}|{escaped(hash_long(told))}", 1)]
+        for clause, _, key, _, told in passage.onces
     ]
 
 

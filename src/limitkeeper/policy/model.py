@@ -8,9 +8,9 @@ the values here are what was read.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib import import_module
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -221,23 +221,38 @@ class Policy:
 
     @staticmethod
     def load(path: str | Path) -> Policy:
-        """Reads a policy file. Raises `PolicyError` with every mistake, its line and column, and what to write instead."""
-        return _reader().load(path)  # type: ignore[no-any-return]
+        """Reads a policy file. Raises `PolicyError` with every error, its line and column, and what to write instead."""
+        from .reading.load import load
+
+        return load(path)
 
     @staticmethod
     def read(text: str) -> Policy:
-        """The same, from the text of a file."""
-        return _reader().read(text)  # type: ignore[no-any-return]
+        """Reads the text of a policy file."""
+        from .reading.load import read
+
+        return read(text)
 
     @staticmethod
-    def of(**said: Any) -> Policy:
-        """The Python twin: the words of the file as keyword arguments, texts or values.
+    def of(
+        *,
+        limits: Sequence[object] | None = None,
+        name: str | None = None,
+        store: str | None = None,
+        identify: Mapping[str, object] | None = None,
+        exempt: Sequence[object] | None = None,
+        penalty_box: Mapping[str, object] | None = None,
+        headers: Headers | Mapping[str, object] | str | bool | None = None,
+        budget: str | float | timedelta | None = None,
+        on_failure: OnFailure | str | None = None,
+        safe_concurrency: int | None = None,
+        problem: bool | None = None,
+    ) -> Policy:
+        """Makes a policy in Python: the fields of the file as keyword arguments, as text or as values. None means "not given".
 
         Policy.of(limits=[{"name": "api", "key": "user | ip", "limit": TokenBucket("5/s burst 10")}])
         """
-        return _reader().of(said)  # type: ignore[no-any-return]
+        fields = dict(locals())
+        from .reading.load import from_fields
 
-
-def _reader() -> Any:
-    """Who reads policies makes these values, so that it is asked for by its name, when it is needed."""
-    return import_module(".reading.load", __package__)
+        return from_fields(fields)

@@ -15,7 +15,7 @@ from ..decision import Decision
 from ..errors import StoreError
 from ..wait_queue import Waiter, wait_queue_of
 from .evaluation import Evaluation
-from .identity.callback_errors import CallbackErrors, title
+from .identity.callback_errors import CallbackErrors, callback_name
 from .model import Charge
 
 log = logging.getLogger("limitkeeper")
@@ -28,7 +28,7 @@ def counts(charge: Charge, status: int, facts: Any) -> bool:
         try:
             return bool(charge.call(status, facts))
         except Exception as error:
-            complaints.tell("%s raised %s: the request counts", title(charge.call), type(error).__name__)
+            complaints.report("%s raised %s: the request counts", callback_name(charge.call), type(error).__name__)
             return True
     return not charge.statuses or any(low <= status <= high for low, high in charge.statuses)
 

@@ -13,7 +13,7 @@ from limitkeeper.policy.identity.callback_errors import CallbackErrors
 from limitkeeper.policy.identity.client_ip import ClientIp
 from limitkeeper.policy.identity.hosts import host_matches, host_of, host_pattern
 from limitkeeper.policy.identity.identify import Called, Captured, Certificate, Cookie, Header, Network, Query
-from limitkeeper.policy.identity.key_hashing import HASHED, LONGEST, kept, remember
+from limitkeeper.policy.identity.key_hashing import HASHED, LONGEST, hash_long, remember
 from limitkeeper.policy.request_context import WrittenRequest
 
 STEADY = settings(deadline=None, suppress_health_check=list(HealthCheck))
@@ -116,12 +116,12 @@ def test_a_function_that_misbehaves_says_nothing(answer, caplog):
 def test_complaints_tell_how_many_were_not_told(caplog):
     """After the pause one line says how many there were meanwhile."""
     complaints = CallbackErrors(every_us=0)
-    complaints.tell("first")
+    complaints.report("first")
     complaints.every_us = 60_000_000
-    complaints.tell("silent")
-    complaints.tell("silent")
+    complaints.report("silent")
+    complaints.report("silent")
     complaints.every_us = 0
-    complaints.tell("again")
+    complaints.report("again")
     assert [record.getMessage() for record in caplog.records] == ["first", "again (2 more since the last line)"]
 
 
@@ -188,27 +188,27 @@ def test_a_long_value_is_kept_as_its_hash():
         identity.of(WrittenRequest(headers={"X-Key": bomb, "Cookie": f"k={bomb}"}, query={"k": bomb}))
         for identity in (Header("X-Key"), Cookie("k"), Query("k"))
     }
-    assert keys == {kept(bomb)}
-    assert kept(bomb).startswith(HASHED)
-    assert len(kept(bomb)) == 71
-    assert kept(bomb) != kept(bomb + "y")
-    assert kept(kept(bomb)) != kept(bomb)  # who sends the hash of another one's key is not that other one
+    assert keys == {hash_long(bomb)}
+    assert hash_long(bomb).startswith(HASHED)
+    assert len(hash_long(bomb)) == 71
+    assert hash_long(bomb) != hash_long(bomb + "y")
+    assert hash_long(hash_long(bomb)) != hash_long(bomb)  # who sends the hash of another one's key is not that other one
 
 
 @STEADY
 @given(st.text(max_size=400), st.text(max_size=400))
 def test_two_values_never_share_a_key(one, other):
     """Hashed or not, and also when a value looks like a hash."""
-    assert (kept(one) == kept(other)) == (one == other)
-    assert len(kept(one)) <= LONGEST
-    assert kept(kept(one)) != kept(one) or kept(one) == one
+    assert (hash_long(one) == hash_long(other)) == (one == other)
+    assert len(hash_long(one)) <= LONGEST
+    assert hash_long(hash_long(one)) != hash_long(one) or hash_long(one) == one
 
 
 def test_keys_may_hold_any_character():
     """Control characters, line breaks and lone surrogates are kept as they are: stores take any text."""
     for value in ("a\r\nX-Evil: 1", "\x00", "\ud800", "💧", "%0d%0a"):
         assert Header("X-Key").of(WrittenRequest(headers={"X-Key": f"k{value}k"})) == f"k{value}k"
-    assert kept("\ud800" * 300).startswith(HASHED)
+    assert hash_long("\ud800" * 300).startswith(HASHED)
 
 
 def test_what_is_remembered_is_forgotten_oldest_first():

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from limitkeeper.policy.identity.paths import readings, tidy
+from limitkeeper.policy.identity.paths import normalize_path, readings
 
 STEADY = settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck))
 
@@ -65,7 +65,7 @@ DISGUISES = [
 @pytest.mark.parametrize(("sent", "meant"), DISGUISES)
 def test_a_disguise_is_seen_through(sent, meant):
     """However a path is written, rules see its one spelling, and see it as one of its readings."""
-    assert tidy(sent) == meant
+    assert normalize_path(sent) == meant
     assert readings(sent)[0] == meant
 
 
@@ -93,7 +93,7 @@ def test_every_disguise_of_a_path_is_that_path(before, letters, after):
     word = "".join(
         spelt(character, upper, depth) + junk for character, (upper, depth, junk) in zip("checkout", letters, strict=True)
     )
-    assert tidy("".join(before) + word + after) == "/checkout"
+    assert normalize_path("".join(before) + word + after) == "/checkout"
 
 
 fragments = st.lists(st.one_of(st.sampled_from(list("/\\%.;?# 2f5cE\x00\n:")), st.text(max_size=3), st.characters()), max_size=40)
@@ -103,18 +103,18 @@ fragments = st.lists(st.one_of(st.sampled_from(list("/\\%.;?# 2f5cE\x00\n:")), s
 @given(fragments.map("".join))
 def test_tidying_twice_is_tidying_once(path):
     """Whatever was sent, the result is a path, and it stays as it is; nothing is raised."""
-    once = tidy(path)
+    once = normalize_path(path)
     assert once == "/" or (once.startswith("/") and not once.endswith("/") and "//" not in once)
     assert not {".", ".."} & set(once.split("/"))
-    assert tidy(once) == once
+    assert normalize_path(once) == once
     assert readings(path)[0] == once
 
 
 def test_every_character_has_one_spelling():
     """Each character of Unicode, alone in a segment, is tidied to something that stays."""
     for first in range(0, sys.maxunicode + 1, 4096):
-        once = tidy("".join(f"/a{chr(number)}" for number in range(first, first + 4096) if chr(number) not in "?#"))
-        assert tidy(once) == once
+        once = normalize_path("".join(f"/a{chr(number)}" for number in range(first, first + 4096) if chr(number) not in "?#"))
+        assert normalize_path(once) == once
 
 
 @pytest.mark.parametrize(
@@ -154,7 +154,7 @@ def test_a_path_that_can_be_read_in_several_ways_is(sent, taken):
 def test_an_absurd_path_takes_no_absurd_time(path):
     """A path of 100 kB, however nasty, is tidied in milliseconds."""
     began = time.process_time()
-    once = tidy(path)
+    once = normalize_path(path)
     took = time.process_time() - began
-    assert tidy(once) == once
+    assert normalize_path(once) == once
     assert took < 0.5

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,7 +28,7 @@ class CallbackErrors:
     _told_us: int | None = None
     _told: int = 0
 
-    def tell(self, text: str, *args: object) -> None:
+    def report(self, text: str, *args: object) -> None:
         self.count += 1
         now = steady_us()
         if self._told_us is not None and now - self._told_us < self.every_us:
@@ -39,7 +38,7 @@ class CallbackErrors:
         log.warning(text + "%s", *args, f" ({untold} more since the last line)" if untold else "")
 
 
-def title(call: Any) -> str:
+def callback_name(call: Any) -> str:
     """How a function is called in the log: `shop.people:vip_of`, which may be all that is known of it."""
     name = getattr(call, "name", None)
     if isinstance(name, str):
@@ -47,11 +46,11 @@ def title(call: Any) -> str:
     return f"{getattr(call, '__module__', '?')}:{getattr(call, '__qualname__', type(call).__name__)}"
 
 
-def checked_call(call: Callable[..., Any]) -> None:
+def check_callback(call: object) -> None:
     """ConfigurationError for what can't be called, or only be awaited."""
     if not callable(call):
         raise ConfigurationError(f"call: {call!r} can't be called; write package.module:function")
     if inspect.iscoroutinefunction(call) or inspect.iscoroutinefunction(getattr(call, "__call__", None)):  # noqa: B004
         raise ConfigurationError(
-            f"call: {title(call)} is async, and a decision does not wait; write a function that answers from memory"
+            f"call: {callback_name(call)} is async, and a decision does not wait; write a function that answers from memory"
         )

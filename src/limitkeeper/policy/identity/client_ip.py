@@ -20,7 +20,7 @@ from typing import NamedTuple
 from ...errors import ConfigurationError
 from ..request_context import RequestContext
 from .addresses import MOST_KEPT, Address, Networks, address_text, network_text, read_address
-from .key_hashing import LONGEST, kept, remember
+from .key_hashing import LONGEST, hash_long, remember
 
 #: In `trusted_proxies`: whoever comes over a UNIX socket.
 UNIX = "unix"
@@ -99,9 +99,9 @@ class ClientIp:
 
     def _key(self, text: str) -> str:
         address = read_address(text)
-        return kept(text) if address is None else self.counted(address)  # a server's own word for a peer: "testclient"
+        return hash_long(text) if address is None else self.key_of(address)  # a server's own word for a peer: "testclient"
 
-    def counted(self, address: Address) -> str:
+    def key_of(self, address: Address) -> str:
         """The key of an address."""
         return network_text(address, self.ipv6_prefix if address[0] == 6 else self.ipv4_prefix)
 
@@ -114,7 +114,7 @@ class ClientIp:
         client = self._chains.get(value, UNKNOWN)
         if client is UNKNOWN:
             address = self._walked(value)
-            client = None if address is None else Client(address_text(address), self.counted(address))
+            client = None if address is None else Client(address_text(address), self.key_of(address))
             if len(value) <= LONGEST:
                 remember(self._chains, value, client, MOST_KEPT)
         return client

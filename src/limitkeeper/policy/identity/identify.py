@@ -15,9 +15,9 @@ from urllib.parse import unquote
 from ...errors import ConfigurationError
 from ..request_context import RequestContext
 from .addresses import MOST_KEPT, read_address, read_network
-from .callback_errors import CallbackErrors, checked_call, title
+from .callback_errors import CallbackErrors, callback_name, check_callback
 from .client_ip import ClientIp
-from .key_hashing import kept, remember
+from .key_hashing import hash_long, remember
 
 _ESCAPED = re.compile(r"\\(?:([0-3][0-7]{2})|(.))", re.S)
 SUBJECT, SAN = "subject", "san"
@@ -38,7 +38,7 @@ def _value(text: str | None, default: str | None) -> str | None:
     if not text:
         return default
     text = text.strip()
-    return kept(text) if text else default
+    return hash_long(text) if text else default
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,19 +149,19 @@ class Called:
     complaints: CallbackErrors = field(init=False, repr=False, compare=False, default_factory=CallbackErrors)
 
     def __post_init__(self) -> None:
-        checked_call(self.call)
+        check_callback(self.call)
 
     def of(self, facts: RequestContext) -> str | None:
         try:
             said = self.call(facts)
         except Exception as error:
-            self.complaints.tell("%s raised %s: it counts as nothing said", title(self.call), type(error).__name__)
+            self.complaints.report("%s raised %s: it counts as nothing said", callback_name(self.call), type(error).__name__)
             return self.default
         if isinstance(said, int) and not isinstance(said, bool):
             said = str(said)
         if said is None or isinstance(said, str):
             return _value(said, self.default)
-        self.complaints.tell("%s answered a %s, not text: it counts as nothing", title(self.call), type(said).__name__)
+        self.complaints.report("%s answered a %s, not text: it counts as nothing", callback_name(self.call), type(said).__name__)
         return self.default
 
     def address(self, facts: RequestContext) -> str | None:

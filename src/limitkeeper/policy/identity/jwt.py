@@ -19,7 +19,7 @@ from ...clock import utc_us
 from ...errors import ConfigurationError
 from ..request_context import RequestContext
 from .jwt_keys import Key, keys_of, pyjwt
-from .key_hashing import kept, remember
+from .key_hashing import hash_long, remember
 
 #: A longer header is not looked at.
 LONGEST = 8_192
@@ -148,7 +148,7 @@ class Jwt:
         claims = self.verifier.claims(facts)
         said = None if claims is None else claims.get(self.claim)
         if isinstance(said, str):
-            return kept(said) if said else self.default
+            return hash_long(said) if said else self.default
         if isinstance(said, int) and not isinstance(said, bool):
-            return kept(str(said))
+            return hash_long(str(said))
         return self.default

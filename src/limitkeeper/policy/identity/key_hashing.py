@@ -22,7 +22,7 @@ HASHED = "sha256:"
 _HASHED_LENGTH = len(HASHED) + 64
 
 
-def kept(value: str) -> str:
+def hash_long(value: str) -> str:
     """The value itself, or `sha256:…` when it is too long to keep."""
     length = len(value)
     if length <= LONGEST and (length != _HASHED_LENGTH or not value.startswith(HASHED)):

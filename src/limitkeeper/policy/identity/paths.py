@@ -28,7 +28,7 @@ _CUT = re.compile("[?#]")
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/]*", re.I)
 
 
-def tidy(path: str) -> str:
+def normalize_path(path: str) -> str:
     """The one spelling of a path: `/`, or segments with a slash before each."""
     if _clean(path) is not None:
         return path
