@@ -24,7 +24,7 @@ from . import settlement
 from .compiled_policy import CompiledPolicy
 from .evaluate import Evaluator
 from .evaluation import Evaluation
-from .explain import Explained, explain
+from .explain import RuleExplanation, explain
 from .model import Policy
 from .on_failure import FailureAnswers
 from .penalty_box import PenaltyBox
@@ -135,7 +135,7 @@ class Gate(Evaluator):
     async def asettle(self, passage: Evaluation, status: int, size: int) -> None:
         await settlement.asettled(self, passage, status, size)
 
-    def explain(self, facts: RequestContext) -> list[Explained]:
+    def explain(self, facts: RequestContext) -> list[RuleExplanation]:
         """What every rule of the policy says to a request. Nothing is charged."""
         return explain(self, facts)
 

@@ -192,7 +192,7 @@ def test_a_template_is_spelt_as_requests_are(template, paths):
     ) as gate:
         for path in paths:
             facts = WrittenRequest("GET", path)
-            assert [one.meant for one in gate.explain(facts)] == [True], path
+            assert [one.applies for one in gate.explain(facts)] == [True], path
             assert facts.captured.get("id", "7") == "7"
 
 

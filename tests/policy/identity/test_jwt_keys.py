@@ -133,5 +133,5 @@ def test_a_set_is_no_shared_secret(tmp_path):
     """A key set is public: as the secret of HS256 it would let anybody sign, and the policy says so."""
     (tmp_path / "keys").write_text(key_set(member(OLD)))
     (tmp_path / "limitkeeper.yaml").write_text(POLICY.replace("RS256", "HS256"))
-    with pytest.raises(PolicyError, match="this one is public: anybody could sign with it"):
+    with pytest.raises(PolicyError, match="this key is public: anyone could sign with it"):
         Policy.load(tmp_path / "limitkeeper.yaml")

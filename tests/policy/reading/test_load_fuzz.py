@@ -17,7 +17,7 @@ from limitkeeper.policy.reading.diagnostics import PolicyError
 from limitkeeper.policy.reading.load import examine
 from limitkeeper.policy.reading.sections import policy_schema
 from limitkeeper.policy.reading.yaml import MAX_BYTES
-from limitkeeper.policy.request_line import read_request
+from limitkeeper.policy.request_line import parse_request
 
 HERE = Path(__file__).parents[1]
 SHOP = (HERE / "shop.yaml").read_text().replace("jwt.pub", str(HERE / "jwt.pub"))
@@ -161,7 +161,7 @@ def test_any_line_is_a_request_or_a_clear_error(line):
     """A request in one line is read, or refused with a ConfigurationError."""
     policy = Policy.of(identify={"user": {"header": "U"}}, limits=[{"name": "a", "limit": "5/s"}])
     with contextlib.suppress(ConfigurationError):
-        read_request(line, policy).facts().header("a")
+        parse_request(line, policy).context().header("a")
 
 
 # Time --------------------------------------------------------------------------------------------------------------
