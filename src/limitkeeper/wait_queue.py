@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import os
 import threading
 import weakref
 from collections import deque
@@ -21,7 +20,8 @@ from typing import Any
 
 from .algorithms.claim import Claim
 from .decision import Decision
-from .stores.contract import Store
+from .fork import call_after_fork, reset_after_fork
+from .stores.contract import Booking, Store
 
 Pair = tuple[Any, str]
 _arrivals = itertools.count()
@@ -54,9 +54,10 @@ class WaitQueue:
 
     def __init__(self, store: Store) -> None:
         self._store = weakref.ref(store)
-        self.renew()
+        self._reset_after_fork()
+        reset_after_fork(self)
 
-    def renew(self) -> None:
+    def _reset_after_fork(self) -> None:
         """Starts again with nobody in it."""
         self.lock = threading.RLock()
         self._turns: dict[Pair, list[Waiter]] = {}
@@ -98,10 +99,10 @@ class WaitQueue:
         with self.lock:
             order, asked = self._parting(turns)
             if asked:
-                self._move_up(order, store.rebook(asked))  # type: ignore[attr-defined]
+                self._move_up(order, store.rebook(asked))
             else:
                 for turn in reversed(turns):
-                    store.give_back(turn.claims, turn.decision.start_us)
+                    store.give_back(turn.claims, turn.decision.start_us, turn.decision.source)
 
     async def aleave(self, turns: Sequence[Waiter]) -> None:
         """As leave, where the store is far away: awaited, one after the other in each loop, and no lock is held meanwhile."""
@@ -111,15 +112,15 @@ class WaitQueue:
         async with self._moving.setdefault(asyncio.get_running_loop(), asyncio.Lock()):
             with self.lock:
                 order, asked = self._parting(turns)
-            if asked and hasattr(store, "arebook"):
+            if asked:
                 decisions = await store.arebook(asked)
                 with self.lock:
                     self._move_up(order, decisions)
             else:
                 for turn in reversed(turns):
-                    await store.agive_back(turn.claims, turn.decision.start_us)
+                    await store.agive_back(turn.claims, turn.decision.start_us, turn.decision.source)
 
-    def _parting(self, turns: Sequence[Waiter]) -> tuple[list[Waiter], list[Any]]:
+    def _parting(self, turns: Sequence[Waiter]) -> tuple[list[Waiter], list[Booking]]:
         """Those who leave step out. Answers with all concerned, in order, and what to rebook: nothing when nobody is behind."""
         behind = [] if any(claim.cost < 0 for turn in turns for claim in turn.claims) else self._behind(turns)
         for turn in turns:
@@ -128,7 +129,10 @@ class WaitQueue:
             return [], []
         leaving = {id(turn) for turn in turns}
         order = sorted([*turns, *behind], key=lambda turn: (turn.decision.start_us, turn.arrival))
-        return order, [(turn.claims, turn.decision.start_us, turn.deadline_us, id(turn) not in leaving) for turn in order]
+        return order, [
+            Booking(turn.claims, turn.decision.start_us, turn.deadline_us, id(turn) not in leaving, turn.decision.source)
+            for turn in order
+        ]
 
     def _move_up(self, order: Sequence[Waiter], decisions: Sequence[Decision | None]) -> None:
         for turn, decision in zip(order, decisions, strict=True):
@@ -141,7 +145,8 @@ class WaitQueue:
 
     def _behind(self, turns: Sequence[Waiter]) -> list[Waiter]:
         """Those with a later start that share a key with the leaving, or with somebody who does."""
-        if not hasattr(self._store(), "rebook"):
+        store = self._store()
+        if store is None or not store.can_rebook:
             return []
         first = min(turn.decision.start_us for turn in turns)
         shared: set[Pair] = set().union(*(turn.pairs() for turn in turns))
@@ -191,7 +196,6 @@ class WaitQueue:
 
 _lines: weakref.WeakKeyDictionary[Store, WaitQueue] = weakref.WeakKeyDictionary()
 _lines_lock = threading.Lock()
-_turnstiles: weakref.WeakSet[FifoGate] = weakref.WeakSet()
 
 
 def wait_queue_of(store: Store) -> WaitQueue:
@@ -207,10 +211,10 @@ class FifoGate:
     """Waiters of one key in order of arrival; only the first may ask, the others wait on their tickets."""
 
     def __init__(self) -> None:
-        self.renew()
-        _turnstiles.add(self)
+        self._reset_after_fork()
+        reset_after_fork(self)
 
-    def renew(self) -> None:
+    def _reset_after_fork(self) -> None:
         """Starts again with nobody in it."""
         self.lock = threading.Lock()
         self._lines: dict[Any, deque[Any]] = {}
@@ -243,14 +247,8 @@ class FifoGate:
 
 
 def _after_fork() -> None:
-    """The waiters of a parent do not exist in its child, and nobody there would let go of their locks."""
     global _lines_lock
     _lines_lock = threading.Lock()
-    for line in _lines.values():
-        line.renew()
-    for turnstile in _turnstiles:
-        turnstile.renew()
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)
+call_after_fork(_after_fork)

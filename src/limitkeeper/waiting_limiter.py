@@ -140,7 +140,7 @@ class WaitingLimiter(LimiterBase):
                 if not wake.is_set():
                     break
         except BaseException:
-            if self.store.local and hasattr(self.store, "rebook"):
+            if self.store.local and self.store.can_rebook:
                 self._line.leave_soon(turn, loop)
             else:
                 await self._agive_up(turn, key, cost, turn.decision)
@@ -274,7 +274,7 @@ class WaitingLimiter(LimiterBase):
     async def _ask_claims(self, claims: list[Claim], patience_us: int, commit: bool = True) -> Decision:
         if is_off() or not claims:
             return self.free()
-        return await self.store.adecide(claims, None if patience_us >= MAX_WAIT else patience_us, commit)
+        return await self.store.adecide(claims, None if patience_us >= MAX_WAIT else patience_us, commit=commit)
 
     def _counted(self, decision: Decision, key: Key, cost: Cost, waited: bool) -> Decision:
         self.count(decision, key, cost)

@@ -56,7 +56,7 @@ def test_a_response_that_crosses_the_mark_alerts(colour):
         passage = told(gate, WrittenRequest(), colour)
         if passage.allowed:
             asyncio.run(passage.adone(200, 7_000)) if colour == "aask" else passage.done(200, 7_000)
-        alerts.append(gate.tally().rules[0].alerts)
+        alerts.append(gate.snapshot().rules[0].alerts)
     assert alerts == [0] * 11 + [1] * 9  # 12 × 7 kB
     assert len(heard) == 1
 
@@ -65,7 +65,7 @@ def test_a_request_that_crosses_the_mark_alerts_once_with_its_response():
     """What the estimate crossed is not told of again when the rest is charged."""
     gate = gate_of(BYTES.replace("{response: 1kB}", "{response: 1kB, estimate: 80}"))
     gate.ask(WrittenRequest()).done(200, 90_000)
-    assert gate.tally().rules[0].alerts == 1
+    assert gate.snapshot().rules[0].alerts == 1
 
 
 LOGIN = "{name: login, key: ip, limit: fixed window 5/min, charge: {status: [401]}, on_refusal: shadow}"
@@ -80,7 +80,7 @@ def test_a_rule_in_shadow_counts_what_it_will_count_in_earnest(colour, more):
         passage = told(gate, WrittenRequest(), colour)
         assert passage.owes
         asyncio.run(passage.adone(status)) if colour == "aask" else passage.done(status)
-    tally = gate.tally().rules[0]
+    tally = gate.snapshot().rules[0]
     assert (tally.passed, tally.shadow_refused, tally.given_back) == (25, 2, 20)
 
 
@@ -106,7 +106,7 @@ def test_a_repetition_that_nobody_can_look_for_is_answered_as_its_rule_says(colo
     gate = gate_of("limits: [{name: a, key: ip, limit: 5/min, once: Idempotency-Key, on_failure: closed}]", Broken())
     passage = told(gate, WrittenRequest(headers={"Idempotency-Key": "k"}), colour)
     assert (passage.allowed, passage.refusal.reason) == (False, "store")
-    assert gate.tally().rules[0].failed_closed == 1
+    assert gate.snapshot().rules[0].failed_closed == 1
 
 
 def test_what_was_charged_in_one_store_goes_back_to_it():
@@ -178,7 +178,7 @@ def test_versions_that_come_at_once_follow_each_other():
             thread.start()
         for thread in threads:
             thread.join()
-        assert gate.tally().reloads == 80
+        assert gate.snapshot().reloads == 80
         assert gate.store is gate.edition.store is gate._store_of(gate.policy)
 
 
@@ -192,7 +192,7 @@ def test_what_ends_after_a_reload_is_counted():
         gate.reload(Policy.read(text))
     for passage in begun[-8:]:
         passage.done(200)
-    tally = gate.tally().rules[0]
+    tally = gate.snapshot().rules[0]
     assert (tally.passed, tally.given_back) == (20, 8)
     assert gate.edition.clauses[0].elders[0].elders == []
 

@@ -52,7 +52,7 @@ def test_nobody_asks_the_store_for_a_request_that_nothing_limits(colour):
         passage = asked(g, request(line, **said), colour)
         assert (passage.allowed, passage.decision, passage.facts) == (True, None, None)
     assert store.calls == []
-    tally = g.tally()
+    tally = g.snapshot()
     assert (tally.requests, tally.allowed, tally.exempt, tally.unlimited) == (2, 2, 1, 1)
 
 
@@ -77,7 +77,7 @@ def test_a_far_store_makes_marks_and_shadows_too(colour):
     answers = [asked(g, request(**said), colour) for _ in range(4)]
     assert [(answer.allowed, answer.shadows) for answer in answers] == [(True, ())] + [(True, ("strict",))] * 3
     assert passes(g, 2, colour=colour, user="a") == [True, False]
-    pay, strict = g.tally().rules
+    pay, strict = g.snapshot().rules
     assert (pay.replayed, strict.passed, strict.shadow_refused) == (3, 1, 4)
 
 
@@ -101,7 +101,7 @@ def test_a_failure_is_counted_as_the_request_that_it_was(colour):
     ]
     assert shared[2].refusal.rule.name == "local"
     assert not asked(g, request(partner="p"), colour)
-    tally = g.tally()
+    tally = g.snapshot()
     assert (tally.requests, tally.allowed, tally.refused) == (5, 3, 2)
     assert [(one.name, one.passed, one.refused) for one in tally.rules] == [("open", 0, 0), ("local", 2, 1), ("closed", 0, 1)]
 
@@ -121,7 +121,7 @@ def test_a_lease_passes_and_refuses_at_once():
     assert not g.ask(request(user="a"))
     refused = g.quick(request(user="a"))
     assert (refused.allowed, refused.refusal.retry_after) == (False, 3600)
-    assert g.tally().requests == 12
+    assert g.snapshot().requests == 12
 
 
 @pytest.mark.parametrize(
@@ -139,9 +139,9 @@ def test_what_needs_the_store_is_not_answered_by_a_lease(rules, said):
     g, _ = leased_gate(*rules)
     assert g.ask(request())
     assert g.ask(request(**said))
-    requests = g.tally().requests
+    requests = g.snapshot().requests
     assert g.quick(request(**said)) is None
-    assert g.tally().requests == requests
+    assert g.snapshot().requests == requests
 
 
 def test_who_would_wait_is_not_refused_at_once():
@@ -178,7 +178,7 @@ def test_a_store_near_by_that_fails_opens_no_rule_that_charges_once(colour, verb
     store.failing = {verb}
     answer = asked(g, request(**said), colour)
     assert (answer.allowed, answer.refusal.status, answer.refusal.reason) == (False, 503, "store")
-    assert g.tally().rules[0].failed_closed == 1
+    assert g.snapshot().rules[0].failed_closed == 1
 
 
 @pytest.mark.parametrize("colour", [*FAR, "quick"])
@@ -190,4 +190,4 @@ def test_a_store_near_by_that_fails_a_shadow_fails_nobody(colour):
     store.failing = {"decide_many"}
     answer = asked(g, request(), colour)
     assert (answer.allowed, answer.shadows, answer.decision.remaining) == (True, (), 8)
-    assert [(one.passed, one.shadow_refused) for one in g.tally().rules] == [(1, 0), (0, 0)]
+    assert [(one.passed, one.shadow_refused) for one in g.snapshot().rules] == [(1, 0), (0, 0)]

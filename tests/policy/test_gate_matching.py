@@ -85,7 +85,7 @@ def test_a_path_may_be_exempt_from_some_rules(reverse):
     assert meant(g, "GET /y", user="a") == ["all"]
     assert meant(g, "GET /y/z", user="a") == []
     assert meant(g, "GET /z", user="a") == ["all", "user"]
-    assert g.tally().exempt == 1
+    assert g.snapshot().exempt == 1
 
 
 def test_a_client_without_an_address_is_in_no_network():
@@ -193,7 +193,7 @@ def test_a_rule_without_a_mark_alerts_nobody():
     """Only a rule that says at which part of its limit tells of it."""
     g = gate(rule("all", "fixed window 5/h"))
     passes(g, 6)
-    assert g.tally().rules[0].alerts == 0
+    assert g.snapshot().rules[0].alerts == 0
 
 
 def test_a_cost_that_is_no_number_is_complained_of(caplog, monkeypatch):

@@ -106,7 +106,7 @@ def test_limits_of_one_rule_refuse_once(colour):
     """A rule that refuses by both of its limits has refused once, and so has its offender."""
     g = gate(rule("two", "token bucket 1/h burst 1; fixed window 1/h"), rule("one", "fixed window 1/h"))
     assert passes(g, 2, colour=colour) == [True, False]
-    tally = g.tally()
+    tally = g.snapshot()
     assert [one.refused for one in tally.rules] == [1, 1]
     assert sorted((one.rule, one.count) for one in tally.offenders) == [("one", 1), ("two", 1)]
 
@@ -117,7 +117,7 @@ def test_the_rule_that_degrades_counts_it():
     cheap = rule("cheap", "1/h", priority=1, on_refusal=OnRefusal(DEGRADE, handler=print))
     g = gate(plain, other, cheap)
     assert passes(g, 3) == [True, False, False]
-    assert [one.degraded for one in g.tally().rules] == [0, 0, 2]
+    assert [one.degraded for one in g.snapshot().rules] == [0, 0, 2]
 
 
 # Shutting out -------------------------------------------------------------------------------------------------------------
@@ -131,7 +131,7 @@ def shut_out_gate(**said):
         **said,
     )
     assert passes(g, 3, user="a") == [True, False, False]
-    assert g.tally().shut_out_now == 1
+    assert g.snapshot().shut_out_now == 1
     return g
 
 
@@ -150,7 +150,7 @@ def test_refusals_of_nobody_shut_nobody_out():
     g = gate(rule("all", "fixed window 1/h"), penalty_box=said)
     assert passes(g, 5) == [True] + [False] * 4
     assert asked(g, request()).refusal.reason == "quota"
-    assert g.tally().shut_out_now == 0
+    assert g.snapshot().shut_out_now == 0
 
 
 # A store that fails -------------------------------------------------------------------------------------------------------

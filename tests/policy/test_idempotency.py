@@ -34,12 +34,12 @@ def test_who_waits_vouches_for_nobody():
         assert await g.aask(request(user="a"))
         first = asyncio.ensure_future(g.aask(request(**SAID)))
         await asyncio.sleep(0)
-        assert g.tally().rules[0].waiting == 1
+        assert g.snapshot().rules[0].waiting == 1
         assert not await g.aask(request(**SAID))
         first.cancel()
         await asyncio.gather(first, return_exceptions=True)
         assert g.quick(request(**SAID)) is None
-        assert (g.tally().rules[0].replayed, g.tally().rules[0].waiting) == (0, 0)
+        assert (g.snapshot().rules[0].replayed, g.snapshot().rules[0].waiting) == (0, 0)
 
     asyncio.run(main())
 
@@ -90,7 +90,7 @@ def test_an_outcome_that_does_not_count_leaves_no_mark(colour):
     for _ in range(3):
         guesses.append(asked(g, request(**SAID), colour))
         guesses[-1].done(401)
-    assert g.tally().rules[0].replayed == 2
+    assert g.snapshot().rules[0].replayed == 2
     assert passes(g, 2, user="a") == [True, False]
 
 
@@ -117,7 +117,7 @@ def test_a_store_that_fails_is_asked_no_second_question(colour, action):
     store.failing = {"decide", "decide_many"}
     assert asked(g, request(**SAID), colour).allowed == (action == "open")
     assert store.calls == ["decide"]
-    tally = g.tally().rules[0]
+    tally = g.snapshot().rules[0]
     assert (tally.failed_open, tally.failed_closed) == ((1, 0) if action == "open" else (0, 1))
 
 
@@ -155,11 +155,11 @@ def one_inside_another(g, store, colour):
     inner = store.inner.decide
     twins = []
 
-    def decide(claims, max_wait_us=0, commit=True):
-        if commit and not twins:
+    def decide(claims, max_wait_us=0, **options):
+        if options.get("commit", True) and not twins:
             twins.append(None)
             twins[0] = asked_within(g, colour)
-        return inner(claims, max_wait_us, commit)
+        return inner(claims, max_wait_us, **options)
 
     store.decide = decide
     return asked(g, request(**SAID), colour), twins[0]
@@ -204,7 +204,7 @@ def test_a_repetition_for_one_rule_may_be_the_first_for_another(colour):
     once = Once("idempotency-key", replays=2)
     g = gate(rule("user", "fixed window 1/h", key=key("user"), once=once), rule("tenant", "9/h", key=key("tenant"), once=once))
     assert [asked(g, request(**SAID, tenant=tenant), colour).allowed for tenant in "abcd"] == [True, True, True, False]
-    assert [one.replayed for one in g.tally().rules] == [2, 0]
+    assert [one.replayed for one in g.snapshot().rules] == [2, 0]
 
 
 @pytest.mark.parametrize("colour", COLOURS)

@@ -32,11 +32,15 @@ def gate_of(request: pytest.FixtureRequest, store: MemoryStore) -> Any:
     return build
 
 
-def asked(gate: Gate, app: Any, method: str = "GET", gone: asyncio.Event | None = None, **scope: Any) -> Exchange:
-    """One request to an app behind a gate; `error` is what reaches the server."""
+def asked(
+    gate: Gate, app: Any, method: str = "GET", gone: asyncio.Event | None = None, left: bool = False, **scope: Any
+) -> Exchange:
+    """One request to an app behind a gate; `error` is what reaches the server. `left`: its client has disconnected already."""
 
     async def main() -> Exchange:
         exchange = Exchange(b"")
+        if left:
+            exchange.over.set()
         said = scope_of(method, "/", [], "192.0.2.1", **scope)
         task = asyncio.ensure_future(RateLimitMiddleware(app, policy=gate)(said, exchange.receive, exchange.send))
         if gone is not None:
@@ -76,12 +80,12 @@ def test_a_handler_that_raises_is_counted_as_500(gate_of, text):
 
     for query, statuses in ((b"", {"5xx": 1}), (b"x", {"5xx": 1, "4xx": 1})):
         assert str(asked(gate, app, query_string=query).error) == "mine"
-        assert gate.tally().rules[0].statuses == statuses
+        assert gate.snapshot().rules[0].statuses == statuses
 
 
 @pytest.mark.parametrize("text", [ONE, LOGIN])
 def test_a_client_that_went_away_is_counted_as_such(gate_of, text):
-    """A request that is cancelled before its response is neither a success nor the application's error, owing or not."""
+    """A request that is cancelled before its response is neither a success nor the application's error, and stays charged."""
     gate = gate_of(text)
 
     called = asyncio.Event()
@@ -91,8 +95,52 @@ def test_a_client_that_went_away_is_counted_as_such(gate_of, text):
         await asyncio.Event().wait()
 
     asked(gate, app, gone=called)
-    assert gate.tally().rules[0].statuses == {"4xx": 1}
-    assert used(gate) == (1 if text is ONE else 0)
+    assert gate.snapshot().rules[0].statuses == {"4xx": 1}
+    assert used(gate) == 1
+
+
+@pytest.mark.parametrize("ending", ["returns", "raises", "answers 200", "answers 401"])
+def test_a_client_that_disconnects_is_charged_unless_its_outcome_is_known(gate_of, ending):
+    """A handler that ends without a response because its client has disconnected gives nothing back: a failed login would be
+    free. What was answered is known, and counts as that."""
+    gate = gate_of(LOGIN)
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        if ending == "raises":
+            raise OSError("the client has disconnected")
+        if ending.startswith("answers"):
+            await send(start(int(ending[-3:])))
+            await send(body())
+
+    asked(gate, app, left=True)
+    assert used(gate) == (0 if ending == "answers 200" else 1)
+    assert gate.snapshot().rules[0].statuses == ({"2xx": 1} if ending == "answers 200" else {"4xx": 1})
+
+
+def test_a_handler_that_raises_is_known_to_have_failed(gate_of):
+    """An exception while the client is there is a 500, which gives back what only a 401 is charged for."""
+    gate = gate_of(LOGIN)
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        raise ValueError("mine")
+
+    asked(gate, app)
+    assert used(gate) == 0
+
+
+def test_an_estimate_stays_charged_where_the_size_is_unknown(gate_of):
+    """A client that disconnects before its response does not get the estimate of its size back."""
+    gate = gate_of(BYTES.replace("estimate: 1", "estimate: 7"))
+    called = asyncio.Event()
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        called.set()
+        await asyncio.Event().wait()
+
+    asked(gate, app, gone=called)
+    assert used(gate) == 7
 
 
 @pytest.mark.parametrize("text", [ONE, LOGIN])
@@ -101,7 +149,7 @@ def test_an_app_that_says_nothing_has_failed(gate_of, text):
     gate = gate_of(text)
     asked(gate, saying())
     asked(gate, saying(start(), body()))
-    assert gate.tally().rules[0].statuses == {"5xx": 1, "2xx": 1}
+    assert gate.snapshot().rules[0].statuses == {"5xx": 1, "2xx": 1}
 
 
 def test_a_response_to_head_has_no_size(gate_of):
@@ -146,7 +194,7 @@ def test_hints_before_a_response_settle_nothing(gate_of):
     """Only the end of a response says how it went."""
     gate = gate_of(LOGIN)
     asked(gate, saying({"type": "http.response.early_hint", "links": []}, start(401), body()))
-    assert (used(gate), gate.tally().rules[0].given_back) == (1, 0)
+    assert (used(gate), gate.snapshot().rules[0].given_back) == (1, 0)
 
 
 @pytest.mark.parametrize(

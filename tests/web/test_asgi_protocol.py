@@ -186,7 +186,7 @@ def test_exceptions_pass_through(gate):
 
     with pytest.raises(KeyError, match="mine"):
         ask(RateLimitMiddleware(app, policy=gate))
-    assert gate.tally().rules[0].statuses == {"5xx": 1}
+    assert gate.snapshot().rules[0].statuses == {"5xx": 1}
 
 
 def test_a_gate_of_its_own_ends_with_the_app(tmp_path):
@@ -294,7 +294,7 @@ def test_a_handler_that_raises_owes_as_a_500(store):
 
 @pytest.mark.parametrize("far", [True, False])
 def test_a_client_that_goes_away_is_settled(store, far):
-    """A request that is cancelled while its handler works gives back what only an outcome could have charged."""
+    """A request that is cancelled while its handler works stays charged: nobody knows its outcome."""
     gate = Gate(Policy.read(LOGIN.replace("limits:", "budget: 60s\nlimits:")), store=WrappedStore(store) if far else store)
     waiting = asyncio.Event()
 
@@ -310,10 +310,8 @@ def test_a_client_that_goes_away_is_settled(store, far):
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        for _ in range(3000 if far else 0):
-            if left() != 2:
-                await asyncio.sleep(0.01)
-        assert left() == 2
+        assert left() == 1
+        assert gate.snapshot().rules[0].given_back == 0
 
     def left() -> int:
         entry = gate.edition.clauses[0].otherwise[0]
@@ -363,16 +361,16 @@ def test_a_stream_that_the_client_leaves(store):
 class FarStore(WrappedStore):
     """A store that must be awaited: whoever asks it in the way that blocks is found out."""
 
-    def decide(self, *args: Any) -> Any:
+    def decide(self, *args: Any, **options: Any) -> Any:
         raise AssertionError("a blocking call on the loop")
 
     give_back = decide
 
-    async def adecide(self, claims: Any, max_wait_us: int | None = 0, commit: bool | int = True) -> Any:
+    async def adecide(self, claims: Any, max_wait_us: int | None = 0, **options: Any) -> Any:
         await asyncio.sleep(0.001)
-        return self.inner.decide(claims, max_wait_us, commit)
+        return self.inner.decide(claims, max_wait_us, **options)
 
-    async def agive_back(self, claims: Any, charged_at: int = -1) -> None:
+    async def agive_back(self, claims: Any, charged_at: int = -1, source: str = "store") -> None:
         await asyncio.sleep(0.001)
         self.inner.give_back(claims, charged_at)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -57,11 +58,11 @@ def test_a_denied_handshake_is_its_status():
     answers = [connect(app)[0] for _ in range(3)]
     assert [answer["status"] for answer in answers] == [401, 401, 429]
     assert dict(answers[0]["headers"]) | {b"x-own": b"1", b"x-ratelimit-remaining": b"1"} == dict(answers[0]["headers"])
-    assert gate.tally().rules[0].statuses == {"4xx": 2}
+    assert gate.snapshot().rules[0].statuses == {"4xx": 2}
 
 
 def test_a_handshake_that_breaks():
-    """An app that raises before it accepted is counted and settled as a 500; one that is cancelled is a client that has gone."""
+    """An app that raises before it accepted is settled as a 500; one that is cancelled is unknown and stays charged."""
 
     async def breaks(scope: Any, receive: Any, send: Any) -> None:
         raise RuntimeError("no database")
@@ -74,8 +75,24 @@ def test_a_handshake_that_breaks():
         connect(RateLimitMiddleware(breaks, policy=gate))
     with pytest.raises(asyncio.CancelledError):
         connect(RateLimitMiddleware(hangs, policy=gate))
-    rule = gate.tally().rules[0]
-    assert (rule.statuses, rule.passed, rule.given_back) == ({"5xx": 1, "4xx": 1}, 2, 1)
+    rule = gate.snapshot().rules[0]
+    assert (rule.statuses, rule.passed, rule.given_back) == ({"5xx": 1, "4xx": 1}, 2, 0)
+
+
+@pytest.mark.parametrize("raises", [True, False])
+def test_a_client_that_disconnects_before_the_handshake_stays_charged(raises):
+    """Nobody knows whether the app would have denied it: it is no 403, and no 500, that gives the charge back."""
+
+    async def reads(scope: Any, receive: Any, send: Any) -> None:
+        while (await receive())["type"] != "websocket.disconnect":
+            pass
+        if raises:
+            raise RuntimeError("disconnected")
+
+    gate = gate_of("limit: fixed window 2/h, charge: {status: [401]}")
+    with pytest.raises(RuntimeError) if raises else nullcontext():
+        connect(RateLimitMiddleware(reads, policy=gate), {"type": "websocket.disconnect", "code": 1001})
+    assert gate.snapshot().rules[0].given_back == 0
 
 
 def test_a_message_that_was_given_up_is_not_lost():
@@ -95,7 +112,7 @@ def test_a_message_that_was_given_up_is_not_lost():
     connect(RateLimitMiddleware(impatient, policy=gate), text("one"), text("two"), text("three"))
     assert [word for word in heard if word != "…"] == ["one", "two", "three"]
     assert "…" in heard
-    assert gate.tally().rules[0].waiting == 0
+    assert gate.snapshot().rules[0].waiting == 0
 
 
 def test_a_handshake_is_not_degraded():

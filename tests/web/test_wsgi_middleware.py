@@ -19,6 +19,7 @@ from limitkeeper.web.wsgi_fast import WsgiRequestContext
 
 TWO = "limits: [{name: api, key: ip, limit: token bucket 1/min burst 2}]"
 BYTES = "limits: [{name: bytes, key: ip, limit: fixed window 1000/min, cost: {response: 1B, estimate: 1}}]"
+LOGIN = "limits: [{name: login, key: ip, limit: fixed window 9/min, charge: {status: [401]}}]"
 FAILURES = "limits: [{name: failures, key: ip, limit: fixed window 9/min, charge: {status: [5xx]}}]"
 
 
@@ -160,7 +161,7 @@ def test_an_application_that_raises_is_a_failure(gate):
     with pytest.raises(RuntimeError, match="no"):
         call(RateLimitMiddleware(app, failures))
     assert left(failures) == 8
-    assert failures.tally().rules[0].statuses == {"5xx": 1}
+    assert failures.snapshot().rules[0].statuses == {"5xx": 1}
 
 
 def test_the_written_bytes_count(gate):
@@ -193,7 +194,7 @@ def test_an_error_page_takes_the_place_of_the_answer(gate):
     assert len(seen[0]) == 2
     assert seen[1][2][0] is RuntimeError
     assert left(failures) == 8
-    assert failures.tally().rules[0].statuses == {"2xx": 1}
+    assert failures.snapshot().rules[0].statuses == {"2xx": 1}
 
 
 def test_the_applications_header_list_is_not_changed(gate):
@@ -383,7 +384,52 @@ def test_an_application_that_raises_gives_back_what_it_owes(gate):
         with pytest.raises(ValueError, match="mine"):
             call(RateLimitMiddleware(app, good), environ_of("GET", path))
     assert left(good) == 9
-    assert good.tally().rules[0].statuses == {"5xx": 1, "2xx": 1}
+    assert good.snapshot().rules[0].statuses == {"5xx": 1, "2xx": 1}
+
+
+def test_a_response_that_is_closed_before_it_began_stays_charged(gate):
+    """A server closes the body of a client that has disconnected; where no status was given yet, nobody knows the outcome."""
+
+    def app(environ, start_response):
+        start_response("401 Unauthorized", [])
+        yield b"no"
+
+    login = gate(LOGIN)
+    _, returned = call(RateLimitMiddleware(app, login))
+    returned.close()
+    assert (left(login), login.snapshot().rules[0].statuses) == (8, {"4xx": 1})
+
+
+@pytest.mark.parametrize("streamed", [True, False])
+def test_a_request_that_is_killed_stays_charged(gate, streamed):
+    """A server that ends a request by an exception of its own (GreenletExit, SystemExit) has seen no outcome."""
+
+    def killed(environ, start_response):
+        raise SystemExit
+
+    def late(environ, start_response):
+        yield killed(environ, start_response)
+
+    login = gate(LOGIN)
+    with pytest.raises(SystemExit):
+        list(call(RateLimitMiddleware(late if streamed else killed, login))[1])
+    assert left(login) == 8
+
+
+def test_a_status_stands_when_it_can_not_be_written(gate):
+    """A failed login whose client disconnects while the response is written is a failed login, not a 500."""
+
+    def app(environ, start_response):
+        start_response("401 Unauthorized", [])(b"no")
+        return []
+
+    def write(data):
+        raise BrokenPipeError
+
+    login = gate(LOGIN)
+    with pytest.raises(BrokenPipeError):
+        RateLimitMiddleware(app, login)(environ_of("GET", "/"), lambda *said: write)
+    assert left(login) == 8
 
 
 def test_an_application_that_raises_is_counted_once(gate):
@@ -398,7 +444,7 @@ def test_an_application_that_raises_is_counted_once(gate):
     for path, statuses in (("/", {"5xx": 1}), ("/begun", {"5xx": 1, "4xx": 1})):
         with pytest.raises(ValueError, match="mine"):
             call(RateLimitMiddleware(app, two), environ_of("GET", path))
-        assert two.tally().rules[0].statuses == statuses
+        assert two.snapshot().rules[0].statuses == statuses
 
 
 def test_what_answers_instead_is_no_response_of_the_application(store):
@@ -407,7 +453,7 @@ def test_what_answers_instead_is_no_response_of_the_application(store):
     cheap = Gate(policy, store=store, handlers={"cheap": ok([b"stale"])})
     app = RateLimitMiddleware(ok([]), cheap)
     assert [call(app)[0][0][0] for _ in range(2)] == ["200 OK"] * 2
-    assert (cheap.tally().rules[0].statuses, cheap.tally().rules[0].degraded) == ({"2xx": 1}, 1)
+    assert (cheap.snapshot().rules[0].statuses, cheap.snapshot().rules[0].degraded) == ({"2xx": 1}, 1)
 
 
 class Table:
@@ -453,5 +499,5 @@ def test_an_application_that_breaks_late_is_counted(gate):
     with pytest.raises(RuntimeError):
         next(iter(returned))
     returned.close()
-    assert failures.tally().rules[0].statuses == {"5xx": 1}
+    assert failures.snapshot().rules[0].statuses == {"5xx": 1}
     assert left(failures) == 8

@@ -162,7 +162,7 @@ class Evaluator:
         if len(passage.entries) == 1 and not passage.owes:
             entry: Entry = passage.entries[0]
             return self.store.decide_one(entry.named, passage.keys[0], passage.costs[0], 0, True)
-        return self.store.decide(self.claims(passage), 0, True)
+        return self.store.decide(self.claims(passage), 0)
 
     # Concluding ------------------------------------------------------------------------------------------------
 
@@ -374,7 +374,7 @@ class Evaluator:
             if not passage.entries:
                 return await shadow.aasked(self, self.free(passage))
             if self.far:
-                decision: Decision = await self.store.adecide(self.claims(passage), 0, True)
+                decision: Decision = await self.store.adecide(self.claims(passage), 0)
             else:
                 decision = self.decide(passage)
             if self.failing.has_failed(decision):

@@ -148,7 +148,8 @@ class Evaluation:
         self.gate.count_response(self, status)
 
     def done(self, status: int, size: int = 0) -> None:
-        """The response has gone: settles what depends on its outcome or its size. A no-op unless `owes`."""
+        """The response has gone: settles what depends on its outcome or its size. A no-op unless `owes`. Status 0 is an
+        unknown outcome, which stays charged."""
         if self.owes:
             self.gate.settle(self, status, size)
 

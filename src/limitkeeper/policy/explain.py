@@ -66,7 +66,7 @@ def explain(gate: Gate, request: RequestContext) -> list[RuleExplanation]:
             found.append(RuleExplanation(rule.rule, True, "unlimited", key))
             continue
         cost = rule.cost_for(request)
-        decision = gate.store.decide([Claim(entry.named, key, cost) for entry in entries], 0, False)
+        decision = gate.store.decide([Claim(entry.named, key, cost) for entry in entries], 0, commit=False)
         found.append(RuleExplanation(rule.rule, True, "", key, entries, cost, decision))
     return found
 

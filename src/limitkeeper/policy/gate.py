@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import logging
-import os
 import threading
-import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +13,7 @@ from typing import Any
 from ..algorithms.claim import NamedLimit
 from ..clock import SYSTEM
 from ..errors import ConfigurationError
+from ..fork import reset_after_fork
 from ..observe.events import GATE_KINDS, RELOAD_REFUSED, RELOADED, Publisher
 from ..observe.offenders import Offenders
 from ..observe.snapshot import DECISION_BOUNDS_US, Histogram, Snapshot
@@ -76,8 +75,14 @@ class Gate(Evaluator):
         self.marks: dict[Any, NamedLimit] = {}
         self.reloads = self.reloads_refused = 0
         self._watch: Any = None
-        _gates.add(self)
+        reset_after_fork(self)
         self._know()
+
+    def _reset_after_fork(self) -> None:
+        """Makes the reload lock anew and forgets the parent's waiting requests."""
+        self._reloading = threading.RLock()
+        for clause in self.edition.clauses:
+            clause.crowd.waiting = 0
 
     def __repr__(self) -> str:
         return f"<Gate {self.policy.name!r}: {len(self.policy.rules)} rules, {self.store!r}>"
@@ -200,7 +205,7 @@ class Gate(Evaluator):
 
     # Numbers ---------------------------------------------------------------------------------------------------
 
-    def tally(self) -> Snapshot:
+    def snapshot(self) -> Snapshot:
         """Everything that was counted since the gate was made."""
         offered, offenders = self.offenders.look(10)
         return Snapshot(
@@ -211,8 +216,8 @@ class Gate(Evaluator):
             refused=self.refused_requests,
             unlimited=self.unlimited_requests,
             exempt=self.exempt_requests,
-            shut_out=self._shut_out_before + (0 if self.shutter is None else self.shutter.refused),
-            shut_out_now=0 if self.shutter is None else len(self.shutter),
+            penalty_box=self._shut_out_before + (0 if self.shutter is None else self.shutter.refused),
+            penalty_box_clients=0 if self.shutter is None else len(self.shutter),
             decisions=Histogram(DECISION_BOUNDS_US, tuple(self.latency), float(self.latency_sum)),
             reloads=self.reloads,
             reloads_refused=self.reloads_refused,
@@ -252,21 +257,6 @@ class Gate(Evaluator):
 
     async def __aexit__(self, *exc: object) -> None:
         await self.aclose()
-
-
-_gates: weakref.WeakSet[Gate] = weakref.WeakSet()
-
-
-def _after_fork() -> None:
-    """In a child nobody waits, and nobody reloads: its parent's threads did."""
-    for gate in list(_gates):
-        gate._reloading = threading.RLock()
-        for clause in gate.edition.clauses:
-            clause.crowd.waiting = 0
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)
 
 
 def gate_of(policy: Policy | str | Path | Gate, **options: Any) -> Gate:

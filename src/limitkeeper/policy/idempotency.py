@@ -103,7 +103,7 @@ def marked(gate: Any, passage: Evaluation) -> None:
     if passage.onces:
         asked = claims_of(gate, passage)
         try:
-            seen = [gate.store.decide(claims, 0, False) for claims in asked]
+            seen = [gate.store.decide(claims, 0, commit=False) for claims in asked]
             checked(gate, seen)
             again = repeated(seen)
             told = gate.store.decide_many([asked[i] for i in again], 0) if again else []
@@ -117,7 +117,7 @@ async def amarked(gate: Any, passage: Evaluation) -> None:
     if passage.onces:
         asked = claims_of(gate, passage)
         try:
-            seen = [await gate.store.adecide(claims, 0, False) for claims in asked]
+            seen = [await gate.store.adecide(claims, 0, commit=False) for claims in asked]
             checked(gate, seen)
             again = repeated(seen)
             told = await gate.store.adecide_many([asked[i] for i in again], 0) if again else []
@@ -132,14 +132,14 @@ def unmarked(gate: Any, passage: Evaluation) -> None:
     for clause, claim, answer in passage.onces or ():
         if answer is not None:
             clause.replayed -= 1
-            gate.store.give_back([claim], answer.start_us)
+            gate.store.give_back([claim], answer.start_us, answer.source)
 
 
 async def aunmarked(gate: Any, passage: Evaluation) -> None:
     for clause, claim, answer in passage.onces or ():
         if answer is not None:
             clause.replayed -= 1
-            await gate.store.agive_back([claim], answer.start_us)
+            await gate.store.agive_back([claim], answer.start_us, answer.source)
 
 
 # After the charge -----------------------------------------------------------------------------------------------------

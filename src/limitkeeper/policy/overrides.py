@@ -12,7 +12,6 @@ on where its forerunner was.
 from __future__ import annotations
 
 import logging
-import os
 import queue
 import threading
 from collections.abc import Callable
@@ -23,6 +22,7 @@ from ..algorithms.limit import Limit
 from ..algorithms.limit_parser import parse_limits
 from ..clock import SYSTEM, Clock
 from ..errors import ConfigurationError, InvalidLimit
+from ..fork import call_after_fork, reset_after_fork
 from .identity.callback_errors import CallbackErrors, callback_name, check_callback
 from .identity.key_hashing import LONGEST, remember
 from .model import Limits
@@ -162,6 +162,7 @@ class Reader:
         self._understood: dict[bytes, Limits] = {}  # by text: plans are few, customers many
         self._misread: set[tuple[bytes, bytes]] = set()  # fields that were complained of
         self.start()
+        reset_after_fork(self)
 
     def start(self) -> None:
         """Begins the thread; in a child process once more, where what the parent knew stays."""
@@ -171,6 +172,11 @@ class Reader:
             target=self._read_on, args=(self._hash, self._bell), name="limitkeeper overrides", daemon=True
         )
         self.thread.start()
+
+    def _reset_after_fork(self) -> None:
+        """Starts the thread again, unless the reader has been stopped: a child has none of its parent's threads."""
+        if _readers.get(self.id) is self:
+            self.start()
 
     def stop(self) -> None:
         self._bell.put(None)
@@ -252,12 +258,8 @@ def _left(reader: Reader) -> bool:
 
 
 def _after_fork() -> None:
-    """A child has none of its parent's threads."""
     global _lock
     _lock = threading.Lock()
-    for reader in _readers.values():
-        reader.start()
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)
+call_after_fork(_after_fork)

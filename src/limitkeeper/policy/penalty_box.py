@@ -11,6 +11,7 @@ from typing import Any
 
 from ..algorithms.claim import NamedLimit
 from ..limiter_base import is_off
+from ..observe.events import PENALTY_BOX
 from ..stores.memory import MemoryStore
 from .compiled_rule import key_of
 from .evaluation import SHUT_OUT, Evaluation, Refusal
@@ -57,7 +58,7 @@ class PenaltyBox:
         if plan.exempt or (plan.pardons and edition.pardoned(plan, facts) is True):
             return None
         self.refused += 1
-        gate.offenders.offer(SHUT_OUT, key)
+        gate.offenders.offer(PENALTY_BOX, key)
         gate.requests += 1
         gate.refused_requests += 1
         passage = Evaluation(gate, edition)

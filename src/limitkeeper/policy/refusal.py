@@ -23,7 +23,7 @@ else:
     from .compiled_rule import CompiledRule
     from .evaluation import Entry, Evaluation, Refusal
 
-from ..observe.events import REFUSED
+from ..observe.events import PENALTY_BOX, REFUSED
 from .evaluation import QUEUE_FULL, QUOTA, SHUT_OUT, STORE
 from .model import DEGRADE
 
@@ -119,7 +119,7 @@ def refused(gate: Any, passage: Evaluation, decision: Decision) -> Evaluation:
     gate.refused_one(passage)
     gate.tell(REFUSED, passage)
     if shut:
-        gate.tell(SHUT_OUT, passage)
+        gate.tell(PENALTY_BOX, passage)
     return passage
 
 

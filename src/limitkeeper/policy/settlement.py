@@ -2,6 +2,8 @@
 
 Everything was charged when the request came, so that many at once can't pass on the same allowance. An outcome that does not
 count takes its charge back; a response that was smaller than estimated gives the difference back, a larger one is charged on top.
+Where the outcome is unknown (the client disconnected before the response began) nothing goes back: otherwise a client that
+disconnects after each guess would never be charged for a failed login.
 Whatever was charged goes back to the store that charged it, also when the policy has another one by now.
 """
 
@@ -20,10 +22,14 @@ from .model import Charge
 
 log = logging.getLogger("limitkeeper")
 complaints = CallbackErrors()
+#: The status of a response that never began, and of which nobody can tell what it would have been.
+UNKNOWN = 0
 
 
 def counts(charge: Charge, status: int, facts: Any) -> bool:
-    """Whether an outcome counts; where a function of the application that should say so raises, it does."""
+    """Whether an outcome counts: an unknown one does, and one for which the application's function raises."""
+    if status == UNKNOWN:
+        return True
     if charge.call is not None:
         try:
             return bool(charge.call(status, facts))
@@ -49,6 +55,8 @@ def changed(clause: Any, claim: Claim, facts: Any, status: int, size: int) -> li
             clause.given_back += 1
         return [claim]
     change = claim.cost - -(-size // rule.cost.per) if rule.cost.source == "response" else 0
+    if status == UNKNOWN:
+        change = min(change, 0)
     return [Claim(claim.limit, claim.key, change, claim.cost)] if change else []
 
 
@@ -124,7 +132,7 @@ def settled(gate: Any, passage: Evaluation, status: int, size: int) -> None:
             wait_queue_of(store).leave(turns)
             risen = rising(passage, turns)
             if risen:
-                alert(gate, passage, risen, store.decide(look_at(passage, risen), 0, False))
+                alert(gate, passage, risen, store.decide(look_at(passage, risen), 0, commit=False))
         except StoreError as error:
             not_delivered(gate, error)
 
@@ -140,7 +148,7 @@ async def asettled(gate: Any, passage: Evaluation, status: int, size: int) -> No
             risen = rising(passage, turns)
             if risen:
                 claims = look_at(passage, risen)
-                told = store.decide(claims, 0, False) if store.local else await store.adecide(claims, 0, False)
+                told = store.decide(claims, 0, commit=False) if store.local else await store.adecide(claims, 0, False)
                 alert(gate, passage, risen, told)
         except StoreError as error:
             not_delivered(gate, error)

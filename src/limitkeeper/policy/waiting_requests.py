@@ -102,7 +102,7 @@ class WaitingRequests:
             self._patient._give_up(Waiter(held.claims, turn, None), held, 1, turn)  # type: ignore[arg-type]
             if not isinstance(error, RateLimited):
                 raise
-            return error.decision if gate.failing.has_failed(error.decision) else self._store.decide(claims, 0, True)
+            return error.decision if gate.failing.has_failed(error.decision) else self._store.decide(claims, 0)
         return told if gate.failing.has_failed(told) else mingled(turn, told.decisions, later)
 
     async def await_(self, gate: Any, passage: Evaluation, refused: Decision) -> Decision:
@@ -134,7 +134,7 @@ class WaitingRequests:
             await self._patient._agive_up(Waiter(held.claims, turn, None), held, 1, turn)  # type: ignore[arg-type]
             if not isinstance(error, RateLimited):
                 raise
-            return error.decision if gate.failing.has_failed(error.decision) else await self._store.adecide(claims, 0, True)
+            return error.decision if gate.failing.has_failed(error.decision) else await self._store.adecide(claims, 0)
         return told if gate.failing.has_failed(told) else mingled(turn, told.decisions, later)
 
     def _told(self, gate: Any, decision: Decision, refused: Decision, later: list[int]) -> Decision:

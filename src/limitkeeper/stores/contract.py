@@ -8,7 +8,7 @@ without waiting (`local`) has its async face for free.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 try:
     import cython
@@ -24,20 +24,34 @@ else:
     from ..algorithms.constants import MAX_WAIT
     from ..decision import Decision
 
+from ..decision import STORE
+
+
+class Booking(NamedTuple):
+    """One waiter's charge, for `Store.rebook`: `stays` False leaves; `deadline_us` None waits without bound."""
+
+    claims: Sequence[Claim]
+    charged_at: int
+    deadline_us: int | None
+    stays: bool
+    source: str = STORE
+
 
 @cython.cclass
 class Store:
     """The base of every store. `limitkeeper.testing.StoreContract` holds any of them to the laws.
 
-    A store whose waiters are all in this process may also offer `rebook(turns)`, with which a line moves up when somebody
-    leaves it (see `MemoryStore.rebook`); without it, those behind keep the starts they were given.
-
-    Times are integer microseconds. `max_wait_us` None means: wait without bound. `charged_at` is the `start_us` of the
-    Decision that made a charge, or −1 when nobody knows.
+    Times are integer microseconds. `max_wait_us` None means: wait without bound. `charged_at` and `source` are the `start_us` and
+    `source` of the Decision that made a charge; −1: unknown start.
     """
 
     #: True when a decision never waits for anything outside this process.
     local = False
+
+    @property
+    def can_rebook(self) -> bool:
+        """Whether `rebook` works: waiters behind one that leaves its queue then move up; otherwise they keep their starts."""
+        return False
 
     @property
     def clock(self) -> Any:
@@ -50,8 +64,20 @@ class Store:
     def register(self, limit: NamedLimit) -> None:
         """A limiter with this limit was made: its birth, for those that do not start full."""
 
-    def decide(self, claims: Sequence[Claim], max_wait_us: int | None = 0, commit: bool | int = True) -> Decision:
-        """Charges all claims at their earliest common start if that is within `max_wait_us`, or none."""
+    def decide(
+        self,
+        claims: Sequence[Claim],
+        max_wait_us: int | None = 0,
+        *,
+        commit: bool = True,
+        remember: bool = False,
+        not_before_us: int = 0,
+    ) -> Decision:
+        """Charges all claims at their earliest common start, `not_before_us` or later, if that is within `max_wait_us`; or none.
+
+        `commit` False only looks. `remember` keeps the states before and after the charge in the claims, for an exact undo, also
+        where a store would not (it costs a larger reply).
+        """
         raise NotImplementedError
 
     def decide_many(self, asks: Sequence[Sequence[Claim]], max_wait_us: int | None = 0) -> list[Decision]:
@@ -64,7 +90,7 @@ class Store:
     ) -> Decision:
         """One limit, one plain key: the way of most calls, so that a store can be quick about it. `max_wait_us` is at most
         MAX_WAIT, which is without bound."""
-        return self.decide([Claim(named, key, cost)], None if max_wait_us >= MAX_WAIT else max_wait_us, commit)
+        return self.decide([Claim(named, key, cost)], None if max_wait_us >= MAX_WAIT else max_wait_us, commit=commit)
 
     @cython.ccall
     def hit_nowait(self, named: NamedLimit, key: str, cost: cython.longlong) -> Decision | None:
@@ -80,8 +106,13 @@ class Store:
         """How many decisions were made on shared cells, because the store was full."""
         return 0
 
-    def give_back(self, claims: Sequence[Claim], charged_at: int = -1) -> None:
+    def give_back(self, claims: Sequence[Claim], charged_at: int = -1, source: str = STORE) -> None:
         """Takes the claims' cost away from where it was charged; a negative cost charges more, whatever the level."""
+        raise NotImplementedError
+
+    def rebook(self, bookings: Sequence[Booking]) -> list[Decision | None]:
+        """Gives back the bookings that leave and charges those that stay again, in order, as one step. Answers with a new
+        Decision for each booking, None where it keeps its start."""
         raise NotImplementedError
 
     def reset(self, claims: Sequence[Claim]) -> None:
@@ -103,14 +134,33 @@ class Store:
     def close(self) -> None:
         """Lets go of connections and memory; a closed store is not used again."""
 
-    async def adecide(self, claims: Sequence[Claim], max_wait_us: int | None = 0, commit: bool | int = True) -> Decision:
-        return self.decide(claims, max_wait_us, commit)
+    async def adecide(
+        self,
+        claims: Sequence[Claim],
+        max_wait_us: int | None = 0,
+        *,
+        commit: bool = True,
+        remember: bool = False,
+        not_before_us: int = 0,
+    ) -> Decision:
+        return self.decide(claims, max_wait_us, commit=commit, remember=remember, not_before_us=not_before_us)
+
+    async def adecide_one(self, named: NamedLimit, key: str, cost: int, max_wait_us: int, commit: bool) -> Decision:
+        if self.local:
+            return self.decide_one(named, key, cost, max_wait_us, commit)
+        return await self.adecide([Claim(named, key, cost)], None if max_wait_us >= MAX_WAIT else max_wait_us, commit=commit)
 
     async def adecide_many(self, asks: Sequence[Sequence[Claim]], max_wait_us: int | None = 0) -> list[Decision]:
         return self.decide_many(asks, max_wait_us)
 
-    async def agive_back(self, claims: Sequence[Claim], charged_at: int = -1) -> None:
-        self.give_back(claims, charged_at)
+    async def agive_back(self, claims: Sequence[Claim], charged_at: int = -1, source: str = STORE) -> None:
+        self.give_back(claims, charged_at, source)
+
+    async def arebook(self, bookings: Sequence[Booking]) -> list[Decision | None]:
+        return self.rebook(bookings)
+
+    async def aload(self, limit: NamedLimit, items: Iterable[tuple[str, Any]]) -> None:
+        self.load(limit, items)
 
     async def areset(self, claims: Sequence[Claim]) -> None:
         self.reset(claims)

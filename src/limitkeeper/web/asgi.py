@@ -24,7 +24,7 @@ from ..stores import Store
 from .asgi_fast import START, AsgiRequestContext, HeaderSend, admitted, begun, has_origin
 from .asgi_websocket import LimitedWebSocket, refuse_socket
 from .headers import body, fields
-from .response_settlement import FAILED, GONE
+from .response_settlement import FAILED, GONE, UNKNOWN, outcome
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
@@ -65,7 +65,7 @@ class RateLimitMiddleware:
         try:
             await self.app(scope, receive, sending)
         except BaseException as error:
-            sending.ended(outcome(error))
+            sending.ended(outcome(error) or GONE)
             raise
         sending.ended(FAILED)
 
@@ -86,7 +86,7 @@ class RateLimitMiddleware:
             try:
                 await self.app(scope, receive, sending)
             except BaseException as error:
-                sending.ended(outcome(error))
+                sending.ended(outcome(error) or GONE)
                 raise
             sending.ended(FAILED)
 
@@ -120,11 +120,6 @@ class RateLimitMiddleware:
         await self.app(scope, receive, closing)
 
 
-def outcome(error: BaseException) -> int:
-    """What became of a request whose handler raised before its response began: who is cancelled has no client any more."""
-    return GONE if isinstance(error, asyncio.CancelledError) else FAILED
-
-
 async def refuse(passage: Evaluation, scope: Scope, receive: Receive, send: Send) -> None:
     """Answers instead of the handler: with the rule's degrade handler, or with why and when to come back."""
     degrade = passage.degrade
@@ -136,6 +131,21 @@ async def refuse(passage: Evaluation, scope: Scope, receive: Receive, send: Send
     told = [*fields(passage), (b"content-type", kind), (b"content-length", b"%d" % len(content))]
     await send({"type": START, "status": passage.refusal.status, "headers": told})
     await send({"type": "http.response.body", "body": b"" if scope["method"] == "HEAD" else content})
+
+
+class Listening:
+    """A `receive` that notes whether the client has disconnected."""
+
+    __slots__ = ("gone", "receive")
+
+    def __init__(self, receive: Receive) -> None:
+        self.receive = receive
+        self.gone = False
+
+    async def __call__(self) -> Message:
+        message = await self.receive()
+        self.gone = self.gone or message["type"] == "http.disconnect"
+        return message
 
 
 class SettlingSend:
@@ -170,13 +180,14 @@ class SettlingSend:
     async def run(self, app: ASGIApp, scope: Scope, receive: Receive) -> None:
         """The app, and what it owes, however it ends."""
         self.head = scope["method"] == "HEAD"
+        listening = Listening(receive)
         try:
-            await app(scope, receive, self)
+            await app(scope, listening, self)
         except BaseException as error:
-            self.ended(outcome(error))
+            self.ended(UNKNOWN if listening.gone else outcome(error))
             raise
         else:
-            self.ended(FAILED)
+            self.ended(UNKNOWN if listening.gone else FAILED)
         finally:
             if not self.settled:
                 # Whoever is being cancelled can't wait for a store: this is finished for it.
@@ -186,12 +197,12 @@ class SettlingSend:
         """The handler is done: unless its response had begun, this is what became of it."""
         if not self.status:
             self.status = status
-            self.passage.responded(status)
+            self.passage.responded(status or GONE)
 
     async def settle(self) -> None:
         if not self.settled:
             self.settled = True
-            await self.passage.adone(self.status or FAILED, 0 if self.head else self.size)
+            await self.passage.adone(self.status, 0 if self.head else self.size)
             self.passage.facts = None
 
 

@@ -68,8 +68,10 @@ class AsgiRequestContext(RequestContext):
             if field[0] == wanted:
                 if first is None:
                     first = field[1]
+                elif more is None:
+                    more = [first, field[1]]
                 else:
-                    more = [first, field[1]] if more is None else [*more, field[1]]
+                    more.append(field[1])
         if more is not None:
             first = (b"; " if wanted == b"cookie" else b", ").join(more)
         return None if first is None else first.decode("latin-1")

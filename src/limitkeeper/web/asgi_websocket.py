@@ -6,12 +6,12 @@ has to wait is not handed on before its turn, so whoever sends too fast is slowe
 up waiting for it finds it when it asks again. What the client said about itself in the handshake holds for all its messages.
 
 The outcome of a handshake is 101, or the status with which the app denied it; 403 where it closed without a word, 500 where it
-raised. A degrade handler answers requests: a handshake beyond its rule is refused, and told when to come back.
+raised, unknown where the client disconnected before. A degrade handler answers requests: a handshake beyond its rule is refused,
+and told when to come back.
 """
 
 from __future__ import annotations
 
-from asyncio import CancelledError
 from collections import deque
 from typing import Any
 
@@ -20,7 +20,7 @@ from ..policy.gate import Gate
 from ..policy.model import Policy
 from .asgi_fast import AsgiRequestContext
 from .headers import body, fields, merge
-from .response_settlement import FAILED, GONE
+from .response_settlement import GONE, UNKNOWN, outcome
 
 #: RFC 6455's registry: "Try Again Later".
 TRY_LATER = 1013
@@ -70,21 +70,26 @@ class LimitedWebSocket:
         self._held: deque[Any] = deque()
         self.status = 0
         self.closed = False
+        self.gone = False
         self.size = 0
 
     async def run(self, app: Any) -> None:
+        ending = CLOSED
         try:
             await app(self.scope, self.receive, self.send)
         except BaseException as error:
-            self.began(GONE if isinstance(error, CancelledError) else FAILED)
+            ending = outcome(error)
+            if not self.status:
+                self.passage.responded(GONE if self.gone else ending or GONE)
             raise
         finally:
             if self.passage.owes:
-                await self.passage.adone(self.status or CLOSED, self.size)
+                await self.passage.adone(self.status or (UNKNOWN if self.gone else ending), self.size)
             self.passage.facts = None  # they hold the scope, which holds the passage
 
     async def receive(self) -> Any:
         message = self._held.popleft() if self._held else await self._receive()
+        self.gone = self.gone or message["type"] == "websocket.disconnect"
         if message["type"] != "websocket.receive" or not self.counts():
             return message
         if self.closed:

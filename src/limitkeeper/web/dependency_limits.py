@@ -12,9 +12,9 @@ from typing import Any
 from ..policy.evaluation import Evaluation
 from ..policy.gate import Gate
 from ..policy.path_matcher import limits_host
-from .asgi import declared, outcome
+from .asgi import Listening, declared
 from .asgi_fast import START, AsgiRequestContext
-from .response_settlement import FAILED
+from .response_settlement import FAILED, GONE, UNKNOWN, outcome
 from .view_limit import told
 
 #: Where a scope keeps what its dependencies asked.
@@ -55,12 +55,14 @@ class DependencyMiddleware:
             await self.app(scope, receive, send)
             return
         scope[ASKED] = asked = DependencyEvaluations(settles=True)
-        response = Response(asked, scope, send)
+        response, listening = Response(asked, scope, send), Listening(receive)
         try:
-            await self.app(scope, receive, response)
+            await self.app(scope, listening, response)
         except BaseException as error:
-            response.begun(outcome(error))
+            response.begun(UNKNOWN if listening.gone else outcome(error))
             raise
+        else:
+            response.begun(UNKNOWN if listening.gone else FAILED)
         finally:
             if not response.settled:
                 await asyncio.shield(asyncio.ensure_future(response.settle()))
@@ -105,14 +107,14 @@ class Response:
             self.status = status
             for passage in self.asked.passages:
                 if passage.allowed:
-                    passage.responded(status)
+                    passage.responded(status or GONE)
 
     async def settle(self) -> None:
         if not self.settled:
             self.settled = True
             for passage in self.asked.passages:
                 if passage.allowed and passage.owes:
-                    await passage.adone(self.status or FAILED, 0 if self.scope["method"] == "HEAD" else self.size)
+                    await passage.adone(self.status, 0 if self.scope["method"] == "HEAD" else self.size)
                 passage.facts = None
 
 

@@ -10,11 +10,17 @@ from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, It
 from typing import Any
 
 from ..policy.evaluation import Evaluation
+from ..policy.settlement import UNKNOWN
 
 #: The status of a response that never came, or broke.
 FAILED = 500
-#: That of a client that went away before anybody knew how it would end (nginx's number for it).
+#: How a response of UNKNOWN outcome is counted: its client disconnected before it began (nginx's number for it).
 GONE = 499
+
+
+def outcome(error: BaseException) -> int:
+    """The outcome of a handler that raised before its response began: 500, or unknown where it was cancelled."""
+    return FAILED if isinstance(error, Exception) else UNKNOWN
 
 
 def let_go(passage: Evaluation, origin: bool) -> Evaluation:
@@ -30,14 +36,15 @@ def let_go(passage: Evaluation, origin: bool) -> Evaluation:
 
 class Settlement:
     """The response of one passage so far: its status (0: none yet) and how many bytes went. `head`: whatever an application
-    answers, the server sends nothing of it, and it costs nothing."""
+    answers, the server sends nothing of it, and it costs nothing. `gone`: the server could not write to the client."""
 
-    __slots__ = ("head", "passage", "settled", "size", "status")
+    __slots__ = ("gone", "head", "passage", "settled", "size", "status")
 
     def __init__(self, passage: Evaluation, status: int = 0, head: bool = False) -> None:
         self.passage = passage
         self.status = status
         self.head = head
+        self.gone = False
         self.size = 0
         self.settled = False
 
@@ -54,11 +61,12 @@ class Settlement:
             self.passage.facts = None
 
     def outcome(self, failed: bool) -> int:
-        """How it ended; what never had a status is counted as a failure here, where nobody else could."""
+        """How it ended: 500 where the application failed, else the status, if there was one; what had none is counted here."""
+        known = FAILED if failed and not self.gone else self.status
         if not self.status:
-            self.status = FAILED
-            self.passage.responded(FAILED)
-        return FAILED if failed else self.status
+            self.status = known or GONE
+            self.passage.responded(self.status)
+        return known
 
 
 def length(chunk: Any) -> int:
@@ -86,10 +94,10 @@ class Body:
                 self._next = iter(self._chunks).__next__
             chunk = self._next()
         except StopIteration:
-            self._account.settle()
+            self._account.settle(failed=not self._account.status)  # servers answer 500 where no status was given
             raise
-        except BaseException:
-            self._account.settle(failed=True)
+        except BaseException as error:
+            self._account.settle(failed=isinstance(error, Exception))
             raise
         self._account.size += length(chunk)
         return chunk
@@ -124,7 +132,7 @@ class AsyncBody:
                 self._next = aiter(self._chunks)
             chunk = await anext(self._next)
         except StopAsyncIteration:
-            await self._account.asettle()
+            await self._account.asettle(failed=not self._account.status)
             raise
         except Exception:
             await self._account.asettle(failed=True)

@@ -19,20 +19,22 @@ from typing import Any, TypeVar
 
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException, WebSocketException
-from starlette.requests import HTTPConnection
+from starlette.requests import ClientDisconnect, HTTPConnection
 from starlette.responses import Response
+from starlette.websockets import WebSocketDisconnect, WebSocketState
 
 from ..errors import ConfigurationError
 from ..policy.evaluation import Evaluation
 from ..policy.gate import Gate
 from ..policy.model import Policy
 from ..stores import Store
-from .asgi import SettlingSend, outcome
+from .asgi import SettlingSend
 from .asgi_fast import AsgiRequestContext, HeaderSend
-from .asgi_websocket import TRY_LATER, reason
+from .asgi_websocket import ACCEPTED, TRY_LATER, reason
 from .dependency_limits import asked_of
 from .headers import merge
 from .refusal_body import body
+from .response_settlement import GONE, UNKNOWN, outcome
 from .route_limit import AnyKey, RouteLimit
 from .view_identity import has_siblings, place_of, placed
 from .view_limit import DEPTH, name_of
@@ -63,9 +65,12 @@ class Limit(RouteLimit):
         try:
             response = await run()
         except BaseException as error:
+            status = status_of(error)
             if not socket:
-                passage.responded(status_of(error))
-            await asyncio.shield(asyncio.ensure_future(passage.adone(status_of(error))))
+                passage.responded(status or GONE)
+            elif status == UNKNOWN and connection.application_state is WebSocketState.CONNECTED:  # type: ignore[attr-defined]
+                status = ACCEPTED
+            await asyncio.shield(asyncio.ensure_future(passage.adone(status)))
             raise
         if socket:
             await passage.adone(101)
@@ -123,6 +128,9 @@ def connection_in(endpoint: Any, *given: Any) -> HTTPConnection:
 
 
 def status_of(error: BaseException) -> int:
+    """What becomes of an exception; a client that has disconnected gets no response."""
+    if isinstance(error, (ClientDisconnect, WebSocketDisconnect)):
+        return UNKNOWN
     return error.status_code if isinstance(error, HTTPException) else outcome(error)
 
 

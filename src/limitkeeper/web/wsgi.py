@@ -59,8 +59,8 @@ class RateLimitMiddleware(WsgiApp):
         start = CountedStart(start_response, account)
         try:
             chunks: Iterable[bytes] = self.app(environ, start)
-        except BaseException:
-            account.settle(failed=True)
+        except BaseException as error:
+            account.settle(failed=isinstance(error, Exception))
             raise
         if isinstance(chunks, (list, tuple)):  # all there is: known before a byte has gone
             account.size += sum(map(len, chunks))
@@ -68,7 +68,7 @@ class RateLimitMiddleware(WsgiApp):
             account.size = start.length
         else:
             return Body(chunks, account)
-        account.settle()
+        account.settle(failed=not account.status)  # servers answer 500 where no status was given
         return chunks
 
     def close(self) -> None:
@@ -111,6 +111,10 @@ class CountedStart(HeaderStartResponse):
 
         def counted(data: bytes) -> object:
             self.account.size += len(data)
-            return write(data)
+            try:
+                return write(data)
+            except BaseException:
+                self.account.gone = True
+                raise
 
         return counted

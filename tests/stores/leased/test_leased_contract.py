@@ -91,8 +91,8 @@ class TestAdaptiveLeases(StoreContract):
                 store = player.limiter.store
                 store.return_all()
                 for one in player.limiter.named:
-                    parent = store.store.decide([Claim(one, "a")], 0, False)
-                    here = store.decide([Claim(one, "a")], 0, False)
+                    parent = store.store.decide([Claim(one, "a")], 0, commit=False)
+                    here = store.decide([Claim(one, "a")], 0, commit=False)
                     assert here.allowed <= parent.allowed or here.remaining == 0
 
         self.holds(law, played(1, several_keys=True))

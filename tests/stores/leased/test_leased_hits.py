@@ -92,7 +92,7 @@ def test_an_idle_lease_goes_back_when_it_ends(tally, clock):
     clock.advance(0.1)
     store.tend()
     assert tally.calls == [("decide", 50), ("give_back", 49)]
-    assert tally.inner.decide([*limiter.claims("a")], 0, False).remaining == 99
+    assert tally.inner.decide([*limiter.claims("a")], 0, commit=False).remaining == 99
 
 
 def test_an_expired_batch_is_not_spent(tally, clock):

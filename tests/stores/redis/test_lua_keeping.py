@@ -73,7 +73,7 @@ def test_a_state_lives_until_it_is_as_new_and_a_second_more(client: Any, limit: 
             store.give_back([Claim(one, "a", 1)], store.server_us())
         else:
             assert store.decide([Claim(one, "a", 1)], 0 if step == 0 else None) or not limit.reserves
-        reset_ms = store.decide([Claim(one, "a", 0)], 0, False).reset_us // 1000
+        reset_ms = store.decide([Claim(one, "a", 0)], 0, commit=False).reset_us // 1000
         left_ms = client.pttl(store.names.key(one, "a"))
         assert reset_ms + 900 <= left_ms <= reset_ms + 1500, (step, reset_ms, left_ms)
 
@@ -182,7 +182,7 @@ def test_a_changed_rate_reads_the_old_state_as_memory_does(client: Any, old: Lim
             one = NamedLimit("changing", "rate", limit)
             store.register(one)
             for cost, max_wait_us, commit in ((1, 0, False), (2, 0, True), (1, 10**7, True), (1, 0, True)):
-                said.append(store.decide([Claim(one, "a", cost)], max_wait_us, commit))
+                said.append(store.decide([Claim(one, "a", cost)], max_wait_us, commit=commit))
                 clock.advance(0.37 + step)
             said.append(store.items(one))
     assert told[0] == told[1]
@@ -328,7 +328,7 @@ def test_a_peek_after_a_step_back_writes_nothing(client: Any, limit: Limit) -> N
     clock.advance(-100)
     store.last_us = store.shift_us = 0
     before = dumped(client)
-    peeked = store.decide([Claim(one, "a", 1)], 0, False)
+    peeked = store.decide([Claim(one, "a", 1)], 0, commit=False)
     assert dumped(client) == before
     assert peeked.allowed == store.decide([Claim(one, "a", 1)]).allowed
 

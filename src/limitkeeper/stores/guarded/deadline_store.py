@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any
 
 from ...algorithms.claim import Claim, NamedLimit
-from ...decision import Decision
+from ...decision import STORE, Decision
 from ..contract import Store
 from .deadline_pool import DeadlinePool
 
@@ -87,13 +87,13 @@ class DeadlineStore(Store):
     # Looking whether it is back: by those who are kept for that, also when all others hang ---------------------------
 
     def look(self, claims: Sequence[Claim]) -> None:
-        self.errands.run(lambda: self.inner.decide(claims, 0, False), None, self.budget_us, looks=True)
+        self.errands.run(lambda: self.inner.decide(claims, 0, commit=False), None, self.budget_us, looks=True)
 
     async def alook(self, claims: Sequence[Claim]) -> None:
         if self.two_faced:
-            await self.errands.arun(lambda: self.inner.adecide(claims, 0, False), None, self.budget_us, looks=True)
+            await self.errands.arun(lambda: self.inner.adecide(claims, 0, commit=False), None, self.budget_us, looks=True)
         else:
-            await self.errands.run_async(lambda: self.inner.decide(claims, 0, False), None, self.budget_us, looks=True)
+            await self.errands.run_async(lambda: self.inner.decide(claims, 0, commit=False), None, self.budget_us, looks=True)
 
     # Verbs -----------------------------------------------------------------------------------------------------
 
@@ -106,20 +106,39 @@ class DeadlineStore(Store):
     def hit_nowait(self, named: NamedLimit, key: str, cost: int) -> Decision | None:
         return self.inner.hit_nowait(named, key, cost)
 
-    def decide(self, claims: Sequence[Claim], max_wait_us: int | None = 0, commit: bool | int = True) -> Decision:
+    def decide(
+        self,
+        claims: Sequence[Claim],
+        max_wait_us: int | None = 0,
+        *,
+        commit: bool = True,
+        remember: bool = False,
+        not_before_us: int = 0,
+    ) -> Decision:
         asked = copied(claims)
-        found: Decision = self._run(lambda: self.inner.decide(asked, max_wait_us, commit), [asked] if commit else ())
-        remember(claims, asked)
-        return found
-
-    async def adecide(self, claims: Sequence[Claim], max_wait_us: int | None = 0, commit: bool | int = True) -> Decision:
-        asked = copied(claims)
-        found: Decision = await self._arun(
-            lambda: self.inner.adecide(asked, max_wait_us, commit),
-            lambda: self.inner.decide(asked, max_wait_us, commit),
+        found: Decision = self._run(
+            lambda: self.inner.decide(asked, max_wait_us, commit=commit, remember=remember, not_before_us=not_before_us),
             [asked] if commit else (),
         )
-        remember(claims, asked)
+        copy_states(claims, asked)
+        return found
+
+    async def adecide(
+        self,
+        claims: Sequence[Claim],
+        max_wait_us: int | None = 0,
+        *,
+        commit: bool = True,
+        remember: bool = False,
+        not_before_us: int = 0,
+    ) -> Decision:
+        asked = copied(claims)
+        found: Decision = await self._arun(
+            lambda: self.inner.adecide(asked, max_wait_us, commit=commit, remember=remember, not_before_us=not_before_us),
+            lambda: self.inner.decide(asked, max_wait_us, commit=commit, remember=remember, not_before_us=not_before_us),
+            [asked] if commit else (),
+        )
+        copy_states(claims, asked)
         return found
 
     def decide_many(self, asks: Asks, max_wait_us: int | None = 0) -> list[Decision]:
@@ -132,11 +151,13 @@ class DeadlineStore(Store):
         )
         return found
 
-    def give_back(self, claims: Sequence[Claim], charged_at: int = -1) -> None:
-        self._run(lambda: self.inner.give_back(claims, charged_at))
+    def give_back(self, claims: Sequence[Claim], charged_at: int = -1, source: str = STORE) -> None:
+        self._run(lambda: self.inner.give_back(claims, charged_at, source))
 
-    async def agive_back(self, claims: Sequence[Claim], charged_at: int = -1) -> None:
-        await self._arun(lambda: self.inner.agive_back(claims, charged_at), lambda: self.inner.give_back(claims, charged_at))
+    async def agive_back(self, claims: Sequence[Claim], charged_at: int = -1, source: str = STORE) -> None:
+        await self._arun(
+            lambda: self.inner.agive_back(claims, charged_at, source), lambda: self.inner.give_back(claims, charged_at, source)
+        )
 
     def reset(self, claims: Sequence[Claim]) -> None:
         self._run(lambda: self.inner.reset(claims))
@@ -158,7 +179,7 @@ def copied(claims: Sequence[Claim]) -> list[Claim]:
     return [Claim(claim.limit, claim.key, claim.cost, claim.charged) for claim in claims]
 
 
-def remember(claims: Sequence[Claim], asked: Sequence[Claim]) -> None:
+def copy_states(claims: Sequence[Claim], asked: Sequence[Claim]) -> None:
     """Lets claims know what their copies remember of a charge."""
     for claim, copy in zip(claims, asked, strict=True):
         before_and_after = copy.remembered()

@@ -57,7 +57,7 @@ class Fallback:
     def decide_one(self, named: NamedLimit, key: str, cost: int, max_wait_us: int, commit: bool) -> Decision:
         raise NotImplementedError
 
-    def decide(self, claims: Sequence[Claim], max_wait_us: int | None, commit: bool | int) -> Decision:
+    def decide(self, claims: Sequence[Claim], max_wait_us: int | None, commit: bool) -> Decision:
         raise NotImplementedError
 
     def decide_many(self, asks: Sequence[Sequence[Claim]], max_wait_us: int | None) -> list[Decision]:
@@ -85,8 +85,8 @@ class FailOpen(Fallback):
         fits = cost <= size
         return Decision(fits, size, size, 0 if fits else -1, 0, 0, HERE + self.clock.now_us(), named.name)
 
-    def decide(self, claims: Sequence[Claim], max_wait_us: int | None, commit: bool | int) -> Decision:
-        return spoken([self.decide_one(claim.limit, claim.key, claim.cost, 0, bool(commit)) for claim in claims])
+    def decide(self, claims: Sequence[Claim], max_wait_us: int | None, commit: bool) -> Decision:
+        return spoken([self.decide_one(claim.limit, claim.key, claim.cost, 0, commit) for claim in claims])
 
 
 class FailClosed(Fallback):
@@ -97,8 +97,8 @@ class FailClosed(Fallback):
         free, now_us, until = cost == 0, HERE + self.clock.now_us(), self.until_us()
         return Decision(free, size, 0, 0 if free else until if cost <= size else -1, until, 0, now_us, named.name)
 
-    def decide(self, claims: Sequence[Claim], max_wait_us: int | None, commit: bool | int) -> Decision:
-        return spoken([self.decide_one(claim.limit, claim.key, claim.cost, 0, bool(commit)) for claim in claims])
+    def decide(self, claims: Sequence[Claim], max_wait_us: int | None, commit: bool) -> Decision:
+        return spoken([self.decide_one(claim.limit, claim.key, claim.cost, 0, commit) for claim in claims])
 
 
 class LocalShare(Fallback):
@@ -147,9 +147,9 @@ class LocalShare(Fallback):
         # as dated_here, without the calls: this is the way of every hit while the store is away
         return Decision(d.allowed, d.limit, d.remaining, d.retry_us, d.reset_us, d.wait_us, d.start_us + HERE, d.name)
 
-    def decide(self, claims: Sequence[Claim], max_wait_us: int | None, commit: bool | int) -> Decision:
+    def decide(self, claims: Sequence[Claim], max_wait_us: int | None, commit: bool) -> Decision:
         mine = self.claims(claims)
-        decision = self.memory.decide(mine, max_wait_us, commit)
+        decision = self.memory.decide(mine, max_wait_us, commit=commit)
         self._remember(claims, mine)
         return self._told(decision, all(claim.cost <= claim.limit.limit.capacity for claim in claims))
 

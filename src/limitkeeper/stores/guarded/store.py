@@ -14,26 +14,23 @@ over any time, however often the store comes and goes; with "open", unlimited wh
 
 from __future__ import annotations
 
-import os
-import weakref
 from collections.abc import Iterable, Sequence
 from random import Random
 from typing import Any, NamedTuple
 
 from ...algorithms.claim import Claim, NamedLimit
 from ...clock import SYSTEM, Clock
-from ...decision import Decision
+from ...decision import STORE, Decision
 from ...errors import ConfigurationError, StoreError, StoreUnavailable
+from ...fork import reset_after_fork
 from ...observe.events import GIVE_BACK_DROPPED, Publisher
 from ...rate import Duration, duration_us
-from ..contract import Store
+from ..contract import Booking, Store
 from .breaker import OPEN, Breaker
 from .deadline_store import DeadlineStore
 from .fallback import Fallback, made_here, without_a_store
 from .health import StoreHealth
 from .share import Share
-
-_guards: weakref.WeakSet[GuardedStore] = weakref.WeakSet()
 
 
 class GuardStats(NamedTuple):
@@ -94,9 +91,9 @@ class GuardedStore(Store):
         self._store: Store = store if store.answers_within(self.budget_us) else DeadlineStore(store, self.budget_us)
         self._untold: list[NamedLimit] = []
         self._degraded = self._dropped = 0  # added to without a lock: between reading and writing there is no call
-        _guards.add(self)
+        reset_after_fork(self)
 
-    def _renew(self) -> None:
+    def _reset_after_fork(self) -> None:
         """In a new process: nobody in the background, and a chance of its own."""
         if isinstance(self._store, DeadlineStore):
             self._store.errands.renew()
@@ -195,10 +192,18 @@ class GuardedStore(Store):
         self._degraded += 1
         return self._fallback.decide_one(named, key, cost, 0, True)
 
-    def decide(self, claims: Sequence[Claim], max_wait_us: int | None = 0, commit: bool | int = True) -> Decision:
+    def decide(
+        self,
+        claims: Sequence[Claim],
+        max_wait_us: int | None = 0,
+        *,
+        commit: bool = True,
+        remember: bool = False,
+        not_before_us: int = 0,
+    ) -> Decision:
         if self._breaker.closed or self._watch.may_ask():
             try:
-                decision = self._store.decide(claims, max_wait_us, commit)
+                decision = self._store.decide(claims, max_wait_us, commit=commit, remember=remember, not_before_us=not_before_us)
             except StoreError as error:
                 self._watch.failed(error, claims)
             else:
@@ -207,10 +212,20 @@ class GuardedStore(Store):
         self._degraded += 1
         return self._fallback.decide(claims, max_wait_us, commit)
 
-    async def adecide(self, claims: Sequence[Claim], max_wait_us: int | None = 0, commit: bool | int = True) -> Decision:
+    async def adecide(
+        self,
+        claims: Sequence[Claim],
+        max_wait_us: int | None = 0,
+        *,
+        commit: bool = True,
+        remember: bool = False,
+        not_before_us: int = 0,
+    ) -> Decision:
         if self._breaker.closed or self._watch.may_ask():
             try:
-                decision = await self._store.adecide(claims, max_wait_us, commit)
+                decision = await self._store.adecide(
+                    claims, max_wait_us, commit=commit, remember=remember, not_before_us=not_before_us
+                )
             except StoreError as error:
                 self._watch.failed(error, claims)
             else:
@@ -245,7 +260,7 @@ class GuardedStore(Store):
 
     # Giving back -----------------------------------------------------------------------------------------------
 
-    def give_back(self, claims: Sequence[Claim], charged_at: int = -1) -> None:
+    def give_back(self, claims: Sequence[Claim], charged_at: int = -1, source: str = STORE) -> None:
         """To where it was charged. What can't be delivered is dropped, which is the strict side, and told as an event."""
         lost: StoreError | None = None
         if made_here(charged_at):
@@ -260,7 +275,7 @@ class GuardedStore(Store):
                 self._watch.failed(error, claims)
         self._undelivered(claims, charged_at, lost)
 
-    async def agive_back(self, claims: Sequence[Claim], charged_at: int = -1) -> None:
+    async def agive_back(self, claims: Sequence[Claim], charged_at: int = -1, source: str = STORE) -> None:
         lost: StoreError | None = None
         if made_here(charged_at):
             self._fallback.give_back(claims, charged_at)
@@ -287,43 +302,35 @@ class GuardedStore(Store):
     # Moving up: offered when the store behind offers it, and keeps to the budget ---------------------------------------
 
     @property
-    def rebook(self) -> Any:
-        behind = self._store.rebook  # type: ignore[attr-defined]
+    def can_rebook(self) -> bool:
+        return self._store.can_rebook
 
-        def rebook(turns: Sequence[Any]) -> list[Decision | None]:
-            if self._all_there(turns):
-                try:
-                    return behind(turns)  # type: ignore[no-any-return]
-                except StoreError as error:
-                    return self._stayed(turns, error)
-            for claims, charged_at in left(turns):
-                self.give_back(claims, charged_at)
-            return [None] * len(turns)
+    def rebook(self, turns: Sequence[Booking]) -> list[Decision | None]:
+        if self._all_there(turns):
+            try:
+                return self._store.rebook(turns)
+            except StoreError as error:
+                return self._stayed(turns, error)
+        for claims, charged_at in left(turns):
+            self.give_back(claims, charged_at)
+        return [None] * len(turns)
 
-        return rebook
+    async def arebook(self, turns: Sequence[Booking]) -> list[Decision | None]:
+        if self._all_there(turns):
+            try:
+                return await self._store.arebook(turns)
+            except StoreError as error:
+                return self._stayed(turns, error)
+        for claims, charged_at in left(turns):
+            await self.agive_back(claims, charged_at)
+        return [None] * len(turns)
 
-    @property
-    def arebook(self) -> Any:
-        behind = self._store.arebook  # type: ignore[attr-defined]
-
-        async def arebook(turns: Sequence[Any]) -> list[Decision | None]:
-            if self._all_there(turns):
-                try:
-                    return await behind(turns)  # type: ignore[no-any-return]
-                except StoreError as error:
-                    return self._stayed(turns, error)
-            for claims, charged_at in left(turns):
-                await self.agive_back(claims, charged_at)
-            return [None] * len(turns)
-
-        return arebook
-
-    def _all_there(self, turns: Sequence[Any]) -> bool:
+    def _all_there(self, turns: Sequence[Booking]) -> bool:
         """Whether the store is well, and all of these were charged by it; otherwise who leaves gives back and nobody moves."""
-        return self._breaker.closed and not any(made_here(turn[1]) for turn in turns)
+        return self._breaker.closed and not any(made_here(turn.charged_at) for turn in turns)
 
-    def _stayed(self, turns: Sequence[Any], error: StoreError) -> list[Decision | None]:
-        self._watch.failed(error, turns[0][0])
+    def _stayed(self, turns: Sequence[Booking], error: StoreError) -> list[Decision | None]:
+        self._watch.failed(error, turns[0].claims)
         for claims, charged_at in left(turns):
             self._undelivered(claims, charged_at, error)
         return [None] * len(turns)
@@ -377,14 +384,14 @@ class GuardedStore(Store):
         if isinstance(self._store, DeadlineStore):
             self._store.look(claims)
         else:
-            self._store.decide(claims, 0, False)
+            self._store.decide(claims, 0, commit=False)
         self._introduce()
 
     async def aask_again(self, claims: Sequence[Claim]) -> None:
         if isinstance(self._store, DeadlineStore):
             await self._store.alook(claims)
         else:
-            await self._store.adecide(claims, 0, False)
+            await self._store.adecide(claims, 0, commit=False)
         self._introduce()
 
     def _introduce(self) -> None:
@@ -407,15 +414,6 @@ class GuardedStore(Store):
         await self._store.aclose()
 
 
-def left(turns: Sequence[Any]) -> list[tuple[Sequence[Claim], int]]:
+def left(turns: Sequence[Booking]) -> list[tuple[Sequence[Claim], int]]:
     """The charges of those who leave a line, the last first."""
-    return [(claims, charged_at) for claims, charged_at, _, stays in reversed(turns) if not stays]
-
-
-def _after_fork() -> None:
-    for guard in list(_guards):
-        guard._renew()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)
+    return [(booking.claims, booking.charged_at) for booking in reversed(turns) if not booking.stays]

@@ -66,7 +66,7 @@ def run(parent: Store, plan: Plan) -> Any:
                 if isinstance(step, Flight):
                     step.wait()
                 else:
-                    answer = getattr(parent, step[0])(*step[1])
+                    answer = getattr(parent, step[0])(*step[1], **(step[2] if len(step) > 2 else {}))
             except BaseException as error:
                 step = plan.throw(error)
             else:
@@ -85,7 +85,7 @@ async def arun(parent: Store, plan: Plan) -> Any:
                 if isinstance(step, Flight):
                     await step.await_it()
                 else:
-                    answer = await getattr(parent, "a" + step[0])(*step[1])
+                    answer = await getattr(parent, "a" + step[0])(*step[1], **(step[2] if len(step) > 2 else {}))
             except BaseException as error:
                 step = plan.throw(error)
             else:

@@ -39,9 +39,11 @@ else:
     from .lease_cache import LeaseCache
 
 from ...algorithms.fixed_window import FixedWindow
+from ...decision import STORE
 from ...errors import ConfigurationError, StoreError
 from ...rate import Duration, duration_us
 from ..cell_store import checked, only_claims, patience_us
+from ..contract import Booking
 from . import lease_table, parent_calls, refill
 from .derated_limit import stretched
 from .flight import arun, run
@@ -102,19 +104,35 @@ class LeasedStore(LeaseCache):
     def decided(self, claims: list[Claim], max_wait_us: int, commit: bool | int) -> Decision:
         return run(self.store, parent_calls.deciding(self, claims, max_wait_us, bool(commit)))  # type: ignore[no-any-return]
 
-    def decide(self, claims: Sequence[Claim], max_wait_us: int | None = 0, commit: bool | int = True) -> Decision:
+    def decide(
+        self,
+        claims: Sequence[Claim],
+        max_wait_us: int | None = 0,
+        *,
+        commit: bool = True,
+        remember: bool = False,
+        not_before_us: int = 0,
+    ) -> Decision:
         wait_us = patience_us(max_wait_us)
-        asked, decision = self.ram(claims, wait_us, bool(commit))
+        asked, decision = self.ram(claims, wait_us, commit)
         if decision is not None:
             return decision  # type: ignore[no-any-return]
-        return run(self.store, parent_calls.deciding(self, asked, wait_us, bool(commit)))  # type: ignore[no-any-return]
+        return run(self.store, parent_calls.deciding(self, asked, wait_us, commit))  # type: ignore[no-any-return]
 
-    async def adecide(self, claims: Sequence[Claim], max_wait_us: int | None = 0, commit: bool | int = True) -> Decision:
+    async def adecide(
+        self,
+        claims: Sequence[Claim],
+        max_wait_us: int | None = 0,
+        *,
+        commit: bool = True,
+        remember: bool = False,
+        not_before_us: int = 0,
+    ) -> Decision:
         wait_us = patience_us(max_wait_us)
-        asked, decision = self.ram(claims, wait_us, bool(commit))
+        asked, decision = self.ram(claims, wait_us, commit)
         if decision is not None:
             return decision  # type: ignore[no-any-return]
-        return await arun(self.store, parent_calls.deciding(self, asked, wait_us, bool(commit)))  # type: ignore[no-any-return]
+        return await arun(self.store, parent_calls.deciding(self, asked, wait_us, commit))  # type: ignore[no-any-return]
 
     def decide_many(self, asks: Sequence[Sequence[Claim]], max_wait_us: int | None = 0) -> list[Decision]:
         plan = parent_calls.deciding_many(self, [checked(claims) for claims in asks], patience_us(max_wait_us))
@@ -124,23 +142,26 @@ class LeasedStore(LeaseCache):
         plan = parent_calls.deciding_many(self, [checked(claims) for claims in asks], patience_us(max_wait_us))
         return await arun(self.store, plan)  # type: ignore[no-any-return]
 
-    def give_back(self, claims: Sequence[Claim], charged_at: int = -1) -> None:
+    def give_back(self, claims: Sequence[Claim], charged_at: int = -1, source: str = STORE) -> None:
         run(self.store, parent_calls.giving_back(self, list(claims), charged_at))
 
-    async def agive_back(self, claims: Sequence[Claim], charged_at: int = -1) -> None:
+    async def agive_back(self, claims: Sequence[Claim], charged_at: int = -1, source: str = STORE) -> None:
         await arun(self.store, parent_calls.giving_back(self, list(claims), charged_at))
 
     @property
-    def rebook(self) -> Any:
-        """A line moves up where the parent's does; not in strict mode, where the parent knows other limits."""
-        if self.strict or not hasattr(self.store, "rebook"):
-            raise AttributeError("rebook")
-        return self._rebook
+    def can_rebook(self) -> bool:
+        """Where the parent can; not in strict mode, where the parent knows other limits."""
+        return not self.strict and self.store.can_rebook
 
-    def _rebook(self, turns: Sequence[Any]) -> Any:
-        for claims, *_ in turns:
-            self.touch(claims)
-        return self.store.rebook(turns)  # type: ignore[attr-defined]
+    def rebook(self, bookings: Sequence[Booking]) -> list[Decision | None]:
+        for booking in bookings:
+            self.touch(booking.claims)
+        return self.store.rebook(bookings)
+
+    async def arebook(self, bookings: Sequence[Booking]) -> list[Decision | None]:
+        for booking in bookings:
+            self.touch(booking.claims)
+        return await self.store.arebook(bookings)
 
     # Keeping house ---------------------------------------------------------------------------------------------
 

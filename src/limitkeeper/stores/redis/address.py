@@ -92,13 +92,13 @@ class Login:
     db: int = 0
     tls: Tls | None = None
 
-    def commands(self) -> list[list[str | int]]:
+    def commands(self) -> list[list[str]]:
         """What is said first on a new connection."""
-        said: list[list[str | int]] = []
+        said: list[list[str]] = []
         if self.password is not None:
             said.append(["AUTH", self.password] if self.username is None else ["AUTH", self.username, self.password])
         if self.db:
-            said.append(["SELECT", self.db])
+            said.append(["SELECT", str(self.db)])
         return said
 
 

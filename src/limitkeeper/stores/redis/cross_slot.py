@@ -70,7 +70,7 @@ class CrossSlotDecision:
 
     def ask(self, group: SlotGroup, commit: bool, not_before_us: int = 0) -> ScriptRequest:
         """A charge remembers the states around it: given back before anybody else came, it leaves no trace."""
-        return deciding(self.names, group.claims, self.wait_us, 2 if commit else 0, self.now_us, not_before_us)
+        return deciding(self.names, group.claims, self.wait_us, commit, self.now_us, not_before_us, remember=commit)
 
     def back(self, group: SlotGroup) -> ScriptRequest:
         return giving_back(self.names, group.claims, group.decision.start_us, self.now_us)

@@ -59,7 +59,7 @@ def _scanned(route: Route, pattern: bytes, server: Endpoint) -> Plan[list[bytes]
     keys: dict[bytes, None] = {}
     cursor = b"0"
     while True:
-        errand = RoutedCommands([["SCAN", cursor, "MATCH", pattern, "COUNT", MANY]], place=server)
+        errand = RoutedCommands([["SCAN", cursor, "MATCH", pattern, "COUNT", b"%d" % MANY]], place=server)
         ((cursor, some),) = yield from sent(route, [errand])
         keys.update(dict.fromkeys(some))
         if cursor == b"0":

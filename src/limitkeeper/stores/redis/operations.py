@@ -143,7 +143,7 @@ class RebookRequest(ScriptRequest):
         parts, self.keys = [_REBOOK.pack(VERBS["rebook"][0], len(turns))], []
         if now_us is not None:
             parts.append(NOW.pack(now_us))
-        for spots, (claims, charged_at, deadline_us, stays) in zip(self.spots, turns, strict=True):
+        for spots, (claims, charged_at, deadline_us, stays, _) in zip(self.spots, turns, strict=True):
             parts.append(_TURN.pack(len(claims), stays, charged_at, -1 if deadline_us is None else deadline_us))
             at = len(self.keys)
             self.keys += pack_claims(parts, spots, claims, instead[at : at + len(claims)], gives=True)
@@ -196,16 +196,18 @@ def deciding(
     names: KeyNames,
     claims: Sequence[Claim],
     max_wait_us: int | None = 0,
-    commit: bool | int = True,
+    commit: bool = True,
     now_us: int | None = None,
     not_before_us: int = 0,
+    *,
+    remember: bool = False,
 ) -> ScriptRequest:
-    """A decision on claims; its answer is a Decision. `not_before_us`: none of them starts earlier than that. `commit` 2: charge,
-    and remember the states around the charge even without patience (for whoever may have to undo it)."""
+    """A decision on claims; its answer is a Decision. `not_before_us`: none of them starts earlier than that. `remember` keeps
+    the states around the charge also when nothing waits, so that the charge can be undone exactly."""
     patience = MAX_WAIT if max_wait_us is None or max_wait_us > MAX_WAIT else int(max_wait_us)
-    if len(claims) == 1 and not patience and commit == 1 and not not_before_us:
+    if len(claims) == 1 and not patience and commit and not remember and not not_before_us:
         return hitting(names, claims[0].limit, claims[0].key, claims[0].cost, now_us)
-    return DecideRequest(names, claims, patience, int(commit), now_us, not_before_us)
+    return DecideRequest(names, claims, patience, (2 if remember else 1) if commit else 0, now_us, not_before_us)
 
 
 def giving_back(names: KeyNames, claims: Sequence[Claim], charged_at: int = -1, now_us: int | None = None) -> ScriptRequest:

@@ -19,7 +19,8 @@ from ...errors import StoreUnavailable
 
 ReplyError: Any = Exception if hiredis is None else hiredis.ReplyError
 ProtocolError: Any = Exception if hiredis is None else hiredis.ProtocolError
-Command = Sequence[bytes | str | int]
+#: Numbers are passed as bytes: hiredis formats an `int` with `str()`, where a pending signal handler may raise, and crashes then.
+Command = Sequence[bytes | str]
 
 #: What these replies say was not done: it may be asked again, here or elsewhere, without being done twice.
 UNDONE = frozenset(
@@ -60,7 +61,7 @@ def required() -> None:
         raise ModuleNotFoundError("RedisStore needs hiredis: pip install 'limitkeeper[redis]'", name="hiredis")
 
 
-_packed: Callable[[tuple[Any, ...]], bytes] = getattr(hiredis, "pack_command", lambda command: b"")
+_packed: Callable[[tuple[bytes | str, ...]], bytes] = getattr(hiredis, "pack_command", lambda command: b"")
 
 
 def pack(commands: Sequence[Command]) -> bytes:
@@ -72,7 +73,7 @@ def pack(commands: Sequence[Command]) -> bytes:
 
 def call_bytes(sha: bytes, keys: list[bytes], body: bytes) -> bytes:
     """EVALSHA as it travels."""
-    return _packed((b"EVALSHA", sha, len(keys), *keys, body))
+    return _packed((b"EVALSHA", sha, b"%d" % len(keys), *keys, body))
 
 
 def reader() -> Any:

@@ -64,7 +64,7 @@ class ScriptCall(RoutedCommands):
     def commands(self) -> list[Command]:
         script, keys, body = call_of(self.asks)
         name, text = ("EVAL", script.source) if self.whole else ("EVALSHA", script.sha)
-        call: Command = [name, text, len(keys), *keys, body]
+        call: Command = [name, text, b"%d" % len(keys), *keys, body]
         return [["ASKING"], call] if self.asking else [call]
 
     @property

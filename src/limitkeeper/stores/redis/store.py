@@ -20,7 +20,7 @@ from typing import Any
 from ...algorithms.claim import Claim, NamedLimit
 from ...algorithms.constants import MAX_WAIT
 from ...clock import SYSTEM
-from ...decision import Decision
+from ...decision import STORE, Decision
 from ...errors import ConfigurationError, StoreError
 from ...rate import Duration, duration_us
 from ..cell_store import checked, patience_us
@@ -196,20 +196,28 @@ class RedisStore(Store):
 
     # Sync ------------------------------------------------------------------------------------------------------
 
-    def decide_one(self, named: NamedLimit, key: str, cost: int, max_wait_us: int, commit: bool | int) -> Decision:
+    def decide_one(self, named: NamedLimit, key: str, cost: int, max_wait_us: int, commit: bool) -> Decision:
         place: LimitEntry | None = self.names.places.get(named)
         if max_wait_us or not commit or place is None or place.since_us is None:
-            return self.decide([Claim(named, key, cost)], None if max_wait_us >= MAX_WAIT else max_wait_us, commit)
+            return self.decide([Claim(named, key, cost)], None if max_wait_us >= MAX_WAIT else max_wait_us, commit=commit)
         ask = hitting(self.names, named, key, cost, None if self._clock is None else self._given_us())
         return self._ask(ask, now_us() + self.timeout_us)
 
-    def decide(self, claims: Sequence[Claim], max_wait_us: int | None = 0, commit: bool | int = True) -> Decision:
+    def decide(
+        self,
+        claims: Sequence[Claim],
+        max_wait_us: int | None = 0,
+        *,
+        commit: bool = True,
+        remember: bool = False,
+        not_before_us: int = 0,
+    ) -> Decision:
         asked, wait_us, given_us = checked(claims), patience_us(max_wait_us), self._given_us()
         deadline = now_us() + self.timeout_us
         strangers = self._strangers(asked)
         if strangers or self._spans(asked):
-            return self._told(self.links.run(self._first(strangers, asked, wait_us, bool(commit), given_us), deadline))
-        return self._ask(deciding(self.names, asked, wait_us, bool(commit), given_us), deadline)
+            return self._told(self.links.run(self._first(strangers, asked, wait_us, commit, given_us), deadline))
+        return self._ask(deciding(self.names, asked, wait_us, commit, given_us, not_before_us, remember=remember), deadline)
 
     def _first(
         self, strangers: Sequence[NamedLimit], claims: Sequence[Claim], wait_us: int, commit: bool, given_us: int | None
@@ -245,7 +253,7 @@ class RedisStore(Store):
                 found += [ask.answer for ask in whole]
         return found
 
-    def give_back(self, claims: Sequence[Claim], charged_at: int = -1) -> None:
+    def give_back(self, claims: Sequence[Claim], charged_at: int = -1, source: str = STORE) -> None:
         self._run(self._returned(list(claims), charged_at))
 
     def _returned(self, claims: Sequence[Claim], charged_at: int) -> Plan[None]:
@@ -257,6 +265,10 @@ class RedisStore(Store):
         errors = yield from self.answered([giving_back(self.names, group, charged_at, given_us) for group in groups])
         executor.raise_first(errors)
 
+    @property
+    def can_rebook(self) -> bool:
+        return True
+
     def rebook(self, turns: Sequence[Any]) -> list[Decision | None]:
         """Some leave a line and the others move up, in one script call: see `MemoryStore.rebook`."""
         return self._run(self._rebooked(list(turns)))
@@ -265,7 +277,7 @@ class RedisStore(Store):
         """Where turns span slots of a cluster, those who leave give back and nobody moves."""
         claims = [claim for turn in turns for claim in turn[0]]
         if self._spans(claims):
-            for asked, charged_at, _, stays in reversed(turns):
+            for asked, charged_at, _, stays, _ in reversed(turns):
                 if not stays:
                     yield from self._returned(asked, charged_at)
             return [None] * len(turns)
@@ -306,7 +318,15 @@ class RedisStore(Store):
         coach = self._coach()
         return await coach.streams.run(plan, deadline or coach.loop.time() + self.timeout_us / 1e6)
 
-    async def adecide(self, claims: Sequence[Claim], max_wait_us: int | None = 0, commit: bool | int = True) -> Decision:
+    async def adecide(
+        self,
+        claims: Sequence[Claim],
+        max_wait_us: int | None = 0,
+        *,
+        commit: bool = True,
+        remember: bool = False,
+        not_before_us: int = 0,
+    ) -> Decision:
         asked, wait_us, given_us = checked(claims), patience_us(max_wait_us), self._given_us()
         coach, deadline = self._coach(), None
         strangers = self._strangers(asked)
@@ -314,15 +334,15 @@ class RedisStore(Store):
             deadline = coach.loop.time() + self.timeout_us / 1e6
             await coach.meet(tuple(strangers), lambda: self._introduced(strangers, given_us), deadline)
         if self._spans(asked):
-            return self._told(await self._arun(self._span(asked, wait_us, bool(commit), given_us), deadline))
-        ask = deciding(self.names, asked, wait_us, bool(commit), given_us)
+            return self._told(await self._arun(self._span(asked, wait_us, commit, given_us), deadline))
+        ask = deciding(self.names, asked, wait_us, commit, given_us, not_before_us, remember=remember)
         await coach.board(ask, deadline)
         return self._told(ask.answer)
 
     async def adecide_many(self, asks: Sequence[Sequence[Claim]], max_wait_us: int | None = 0) -> list[Decision]:
         return await self._arun(self._many(asks, max_wait_us))
 
-    async def agive_back(self, claims: Sequence[Claim], charged_at: int = -1) -> None:
+    async def agive_back(self, claims: Sequence[Claim], charged_at: int = -1, source: str = STORE) -> None:
         await self._arun(self._returned(list(claims), charged_at))
 
     async def arebook(self, turns: Sequence[Any]) -> list[Decision | None]:

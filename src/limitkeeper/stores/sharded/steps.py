@@ -8,7 +8,8 @@ Rejected: writing every protocol twice, once with `await`.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from ...clock import SYSTEM
@@ -22,6 +23,7 @@ class Call(NamedTuple):
     shard: Any
     verb: str
     arguments: tuple[Any, ...]
+    options: Mapping[str, Any] = MappingProxyType({})
 
 
 class Step(NamedTuple):
@@ -76,7 +78,7 @@ class Run:
         if over is not None:
             return over
         try:
-            return getattr(call.shard.store, call.verb)(*call.arguments)
+            return getattr(call.shard.store, call.verb)(*call.arguments, **call.options)
         except StoreError as error:
             return self._noted(call, error)
 
@@ -87,7 +89,7 @@ class Run:
         store = call.shard.store
         try:
             if call.verb != "load":
-                return await getattr(store, "a" + call.verb)(*call.arguments)
+                return await getattr(store, "a" + call.verb)(*call.arguments, **call.options)
             if store.local:
                 return store.load(*call.arguments)
             return await asyncio.to_thread(store.load, *call.arguments)  # the contract has no awaited one

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 from typing import Any
 
 from ...algorithms.claim import Claim, NamedLimit
-from ...decision import Decision
+from ...decision import STORE, Decision
 from ...errors import ConfigurationError, StoreError, StoreUnavailable
 from ...rate import Duration, duration_us
 from ..cell_store import checked, only_claims
@@ -110,12 +110,20 @@ class ShardedStore(Membership):
 
     # Deciding ------------------------------------------------------------------------------------------------------
 
-    def decide(self, claims: Sequence[Claim], max_wait_us: int | None = 0, commit: bool | int = True) -> Decision:
+    def decide(
+        self,
+        claims: Sequence[Claim],
+        max_wait_us: int | None = 0,
+        *,
+        commit: bool = True,
+        remember: bool = False,
+        not_before_us: int = 0,
+    ) -> Decision:
         asked = list(claims) or checked(claims)
         decision = self.straight(asked, max_wait_us, commit)
         if decision is None:
             checked(asked)
-            decision = self._drive(lambda: self._deciding(asked, max_wait_us, bool(commit)))
+            decision = self._drive(lambda: self._deciding(asked, max_wait_us, commit))
         return decision
 
     def decide_many(self, asks: Sequence[Sequence[Claim]], max_wait_us: int | None = 0) -> list[Decision]:
@@ -124,7 +132,7 @@ class ShardedStore(Membership):
         self._drive(lambda: self._deciding_many(asked, max_wait_us, found))
         return found
 
-    def give_back(self, claims: Sequence[Claim], charged_at: int = -1) -> None:
+    def give_back(self, claims: Sequence[Claim], charged_at: int = -1, source: str = STORE) -> None:
         asked = some_claims(claims)
         self._drive(lambda: self._returning(asked, charged_at))
 
@@ -132,7 +140,15 @@ class ShardedStore(Membership):
         asked = some_claims(claims)
         self._drive(lambda: self._resetting(asked))
 
-    async def adecide(self, claims: Sequence[Claim], max_wait_us: int | None = 0, commit: bool | int = True) -> Decision:
+    async def adecide(
+        self,
+        claims: Sequence[Claim],
+        max_wait_us: int | None = 0,
+        *,
+        commit: bool = True,
+        remember: bool = False,
+        not_before_us: int = 0,
+    ) -> Decision:
         asked = list(claims) or checked(claims)
         lost: Any = None
         side = self.step_in()
@@ -141,7 +157,7 @@ class ShardedStore(Membership):
             if shard is not None and shard.open:
                 way = self.way(shard, asked)
                 sent = self.sent(asked, way)
-                decision: Decision = await way.store.adecide(sent, max_wait_us, commit)
+                decision: Decision = await way.store.adecide(sent, max_wait_us, commit=commit)
                 self.kept(asked, sent)
                 if shard.heavy is not None:
                     self.counted(shard, asked, decision)
@@ -152,7 +168,7 @@ class ShardedStore(Membership):
             self.step_out(side)
         if lost is not None:
             await self._aelsewhere(shard, lost)
-        work = self._adrive(lambda: self._deciding(checked(asked), max_wait_us, bool(commit)))
+        work = self._adrive(lambda: self._deciding(checked(asked), max_wait_us, commit))
         return await self._to_the_end(work, asked)
 
     async def adecide_many(self, asks: Sequence[Sequence[Claim]], max_wait_us: int | None = 0) -> list[Decision]:
@@ -161,7 +177,7 @@ class ShardedStore(Membership):
         await self._adrive(lambda: self._deciding_many(asked, max_wait_us, found))
         return found
 
-    async def agive_back(self, claims: Sequence[Claim], charged_at: int = -1) -> None:
+    async def agive_back(self, claims: Sequence[Claim], charged_at: int = -1, source: str = STORE) -> None:
         asked = some_claims(claims)
         await self._adrive(lambda: self._returning(asked, charged_at))
 
@@ -182,7 +198,7 @@ class ShardedStore(Membership):
             return joined.decision
         way = self.way(opened(shard), asked)
         sent = self.sent(asked, way)
-        answers = fine((yield Step([Call(way, "decide", (sent, max_wait_us, commit))])))
+        answers = fine((yield Step([Call(way, "decide", (sent, max_wait_us), {"commit": commit})])))
         self.kept(asked, sent)
         if shard.heavy is not None:
             self.counted(shard, asked, answers[0])

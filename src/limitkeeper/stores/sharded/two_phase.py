@@ -59,7 +59,7 @@ def decide(groups: Sequence[ShardGroup], max_wait_us: int | None, commit: bool, 
     found: list[Decision] = []
     for _ in range(ROUNDS):
         if commit:
-            charged = yield from take(groups, [Call(g.shard, "decide", (g.claims, 0, True)) for g in groups])
+            charged = yield from take(groups, [Call(g.shard, "decide", (g.claims, 0)) for g in groups])
             if charged is not None:
                 return joined(groups, charged)
         found = yield from look(groups, max_wait_us)
@@ -109,7 +109,7 @@ def take_at(groups: Sequence[ShardGroup], found: list[Decision], common: int, ma
         answers = yield Step([pace(groups[i].shard, pacers[i], begun[i], common) for i in slow])
         failed = [answer for answer in answers if isinstance(answer, StoreError)]
         if not failed:
-            calls = [Call(groups[i].shard, "decide", (paced_claims(groups[i], pacers.get(i)), max_wait_us, True)) for i in late]
+            calls = [Call(groups[i].shard, "decide", (paced_claims(groups[i], pacers.get(i)), max_wait_us)) for i in late]
             answers = yield Step(calls)
             failed = [answer for answer in answers if isinstance(answer, StoreError)]
         kept = [(groups[i], decision) for i, decision in enumerate(paced) if decision is not None and i not in late]
@@ -142,7 +142,7 @@ def paced_claims(group: ShardGroup, pacer: str | None) -> list[Claim]:
 def look(groups: Sequence[ShardGroup], max_wait_us: int | None) -> Steps:
     """What each claim would be told on its own now, in order; nothing is stored."""
     places = [place for group in groups for place in group.places]
-    calls = [Call(g.shard, "decide", ([claim], max_wait_us, False)) for g in groups for claim in g.claims]
+    calls = [Call(g.shard, "decide", ([claim], max_wait_us), {"commit": False}) for g in groups for claim in g.claims]
     answers = fine((yield Step(calls)))
     return [answer for _, answer in sorted(zip(places, answers, strict=True), key=lambda pair: pair[0])]
 

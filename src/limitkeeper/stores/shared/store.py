@@ -153,11 +153,12 @@ class SharedStore(LockedFile):
         max_wait_us: cython.longlong,
         commit: cython.bint,
         now_us: cython.longlong,
+        not_before_us: cython.longlong,
     ) -> cython.longlong:
         """All of it is one change: whoever finds it half made takes all of it back."""
         self.holding = True
         try:
-            start_us: cython.longlong = CellStore.charge(self, claims, max_wait_us, commit, now_us)
+            start_us: cython.longlong = CellStore.charge(self, claims, max_wait_us, commit, now_us, not_before_us)
         finally:
             self.holding = False
         self.sheet.commit()
@@ -364,8 +365,8 @@ class SharedStore(LockedFile):
         finally:
             self.end()
 
-    def _renew_lock(self) -> None:
-        LockedFile._renew_lock(self)
+    def _reset_after_fork(self) -> None:
+        LockedFile._reset_after_fork(self)
         self.holding = False
 
     def answers_within(self, budget_us: int) -> bool:

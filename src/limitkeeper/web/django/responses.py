@@ -2,27 +2,26 @@
 
 from __future__ import annotations
 
-from asyncio import CancelledError
 from typing import Any
 
 from django.core.exceptions import BadRequest, PermissionDenied, SuspiciousOperation
-from django.http import Http404, HttpRequest, HttpResponse
+from django.http import Http404, HttpRequest, HttpResponse, UnreadablePostError
 from django.http.response import HttpResponseBase
 
 from ...policy.evaluation import Evaluation
 from ...policy.request_context import method_of
 from ..headers import merge
 from ..refusal_body import body
-from ..response_settlement import FAILED, GONE, AsyncBody, Body, Settlement
+from ..response_settlement import UNKNOWN, AsyncBody, Body, Settlement, outcome
 from ..wsgi_fast import NOTHING, WsgiRequestContext
 
-#: What Django makes of the exceptions that it knows, and what a cancelled view means.
+#: What Django makes of the exceptions that it knows; a client that disconnects while it sends its body gets no response.
 STATUSES: tuple[tuple[Any, int], ...] = (
     (Http404, 404),
     (PermissionDenied, 403),
     (BadRequest, 400),
     (SuspiciousOperation, 400),
-    (CancelledError, GONE),
+    (UnreadablePostError, UNKNOWN),
 )
 
 
@@ -85,11 +84,12 @@ def settle_rendered(account: Settlement, response: Any) -> None:
 
 
 def status_of(error: BaseException) -> int:
-    """What becomes of an exception. Django cancels a view whose client has gone."""
-    return next((status for kind, status in STATUSES if isinstance(error, kind)), FAILED)
+    """What becomes of an exception. Django cancels a view whose client has disconnected."""
+    return next((status for kind, status in STATUSES if isinstance(error, kind)), outcome(error))
 
 
 def failed(passage: Evaluation, status: int) -> Settlement:
-    """The account of a view that raised."""
-    passage.responded(status)
+    """The account of a view that raised; an unknown outcome is counted when it is settled."""
+    if status != UNKNOWN:
+        passage.responded(status)
     return Settlement(passage, status)

@@ -77,7 +77,7 @@ class RateLimit:
 
     @property
     def gate(self) -> Gate:
-        """The gate of the current application's policy: `limits.gate.tally()`."""
+        """The gate of the current application's policy: `limits.gate.snapshot()`."""
         gate = site_of(current_app).gate
         if gate is None:
             raise ConfigurationError("this application has no policy: give RateLimit policy=, or set LIMITKEEPER_POLICY")

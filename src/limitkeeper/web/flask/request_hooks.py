@@ -103,10 +103,10 @@ def settle(account: Settlement, response: Response) -> None:
     account.settle()
 
 
-def settle_what_is_left(_: BaseException | None) -> None:
+def settle_what_is_left(error: BaseException | None) -> None:
     """At teardown: the view raised, and nobody made a response of it."""
     for account in request.environ.pop(OWED, ()):
-        account.settle(failed=True)
+        account.settle(failed=isinstance(error, Exception))
 
 
 def exempt_endpoints(app: Any) -> frozenset[str]:

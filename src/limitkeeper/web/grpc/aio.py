@@ -14,6 +14,7 @@ from ...policy.evaluation import Evaluation
 from ...policy.gate import Gate, gate_of
 from ...policy.model import Policy
 from ...stores.contract import Store
+from ..response_settlement import GONE
 from .call import Call, SeenInTask
 from .handler_wrapper import HandlerWrapper, PolicyFlags, log
 from .request_context import GrpcRequestContext, passing
@@ -152,5 +153,5 @@ class TaskHandlerWrapper(HandlerWrapper):
         finally:
             if passage.allowed:
                 status = call.status(error)
-                passage.responded(status)
+                passage.responded(status or GONE)
                 await passage.adone(status, call.size)

@@ -14,6 +14,7 @@ from typing import Any
 import grpc
 
 from ...policy.evaluation import Evaluation
+from ..response_settlement import UNKNOWN
 from .status import Code, http_of, metadata_of
 
 log = logging.getLogger("limitkeeper")
@@ -37,9 +38,10 @@ class Call:
         return (*(own or ()), *(pair for pair in self.metadata if pair[0] not in names))
 
     def status(self, error: BaseException | None) -> int:
-        """The HTTP status of how it ended: what the handler set. Without it an exception is its fault, or the client has gone."""
+        """The HTTP status of how it ended: what the handler set. Without it an exception is its fault; where the client has gone
+        the outcome is unknown."""
         if error is not None and self.code is None:
-            return http_of(Code.CANCELLED if gone(self.context, error) else Code.UNKNOWN)
+            return UNKNOWN if gone(self.context, error) else http_of(Code.UNKNOWN)
         return http_of(self.code or Code.OK)
 
 

@@ -16,6 +16,7 @@ from ...policy.evaluation import Evaluation
 from ...policy.gate import Gate, gate_of
 from ...policy.model import Policy
 from ...stores.contract import Store
+from ..response_settlement import GONE
 from .call import Call, SeenInThread
 from .handler_wrapper import HandlerWrapper, PolicyFlags, log
 from .request_context import GrpcRequestContext, passing
@@ -141,7 +142,7 @@ class ThreadHandlerWrapper(HandlerWrapper):
         finally:
             if passage.allowed:
                 status = call.status(error)
-                passage.responded(status)
+                passage.responded(status or GONE)
                 passage.done(status, call.size)
 
 
