@@ -24,7 +24,7 @@ from ..clock import SYSTEM, Clock
 from ..errors import ConfigurationError, InvalidLimit
 from ..fork import call_after_fork, reset_after_fork
 from .identity.callback_errors import CallbackErrors, callback_name, check_callback
-from .identity.key_hashing import LONGEST, remember
+from .identity.key_hashing import MAX_KEY_LENGTH, remember
 from .model import Limits
 
 log = logging.getLogger("limitkeeper")
@@ -218,7 +218,7 @@ class Reader:
     def _understand(self, text: bytes) -> Limits:
         limits = self._understood.get(text)
         if limits is None:
-            if len(text) > LONGEST:
+            if len(text) > MAX_KEY_LENGTH:
                 raise InvalidLimit(f"{len(text)} bytes are no limit; write it like 'token bucket 5/s burst 10'")
             limits = self._understood[text] = limits_of(text.decode()) or ()
         return limits
