@@ -244,7 +244,7 @@ def test_another_header_can_hold_the_token():
 @pytest.mark.parametrize(
     ("key", "algorithms", "remedy"),
     [
-        (PUBLIC, (), "say which a token may be signed with"),
+        (PUBLIC, (), "name those that tokens may be signed with"),
         (PUBLIC, "RS256", r"write a list, such as \[RS256\]"),
         (PUBLIC, ("none",), "accepts unsigned tokens"),
         (PUBLIC, ("RS256", "NONE"), "accepts unsigned tokens"),

@@ -70,7 +70,7 @@ class Diagnostic:
 
 class PolicyError(ConfigurationError):
     """A policy with errors. `diagnostics` holds all errors and warnings in file order; `str()` shows each with its source line.
-    `truncated`: reading stopped before the end. `files` are the key files that were looked for; a missing one may appear later."""
+    `truncated`: reading stopped before the end. `files` are the key files that were looked for, missing ones included."""
 
     def __init__(self, diagnostics: Iterable[Diagnostic], truncated: bool = False, files: tuple[Path, ...] = ()) -> None:
         self.diagnostics = tuple(diagnostics)

@@ -26,23 +26,9 @@ ADDRESS_HEADERS = (
     *("x-forwarded-for", "forwarded", "x-real-ip", "x-client-ip", "x-cluster-client-ip", "true-client-ip", "cf-connecting-ip"),
     *("fly-client-ip", "fastly-client-ip", "x-original-forwarded-for", "x-envoy-external-address"),
 )
-JWT_ALGORITHMS = tuple(
-    [
-        "RS256",
-        "RS384",
-        "RS512",
-        "PS256",
-        "PS384",
-        "PS512",
-        "ES256",
-        "ES256K",
-        "ES384",
-        "ES512",
-        "EdDSA",
-        "HS256",
-        "HS384",
-        "HS512",
-    ]
+JWT_ALGORITHMS = (
+    *("RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES256K", "ES384", "ES512", "EdDSA"),
+    *("HS256", "HS384", "HS512"),
 )
 KINDS = ("header", "query", "cookie", "path", "jwt", "client_ip", "network", "certificate", "call")
 KEY_SOURCES = ("key", "key_file", "key_env")
@@ -54,6 +40,9 @@ CALLABLE: Text[Callable[..., object]] = Text(
     accepts=callable,
 )
 NETWORKS = ListOf(Text("a network", parse_network, "10.0.0.0/8"), "networks")
+PROXIES = ListOf(Text("a network", parse_trusted_proxy, "10.0.0.0/8"), "networks", minimum=0)
+CLASSES = pairs_of("network", NETWORKS, bounded_text, "{internal: [10.1.0.0/16]}")
+VALUE = Text("a value", parse_value, "free", loose=True)
 NAME = Text("a name", bounded_text, "api_key")
 STRING = Text("a string", bounded_text)
 
@@ -76,14 +65,11 @@ JWT = Fields(
     {
         "claim": FieldSpec(Text("the name of a claim", bounded_text, "sub"), "The claim that identifies.", required=True),
         "key_file": FieldSpec(
-            Text("a file", str, "jwt.pub"),
-            "A file with the public key (PEM, also several, or a key set) or the secret, relative to the policy.",
+            Text("a file", str, "jwt.pub"), "A file with PEM keys, a key set or the secret, next to the policy."
         ),
         "key": FieldSpec(Text("a key", str, secret=True), "The key itself; prefer key_file or key_env."),
         "key_env": FieldSpec(Text("the name of a variable", bounded_text, "JWT_KEY"), "The environment variable of the key."),
-        "algorithms": FieldSpec(
-            ListOf(Text("an algorithm", bounded_text, "RS256"), "algorithms"), "The algorithms that tokens may be signed with."
-        ),
+        "algorithms": FieldSpec(ListOf(Text("an algorithm", bounded_text, "RS256"), "algorithms"), "How tokens may be signed."),
         "issuer": FieldSpec(STRING, "The required iss of a token."),
         "audience": FieldSpec(STRING, "The required aud of a token."),
         "leeway": FieldSpec(DurationText("0s", "1h"), "Tolerated difference between clocks."),
@@ -94,10 +80,7 @@ JWT = Fields(
 CLIENT_IP = Fields(
     "client_ip",
     {
-        "trusted_proxies": FieldSpec(
-            ListOf(Text("a network", parse_trusted_proxy, "10.0.0.0/8"), "networks", minimum=0),
-            "Networks of proxies whose header is trusted; unix for a UNIX socket.",
-        ),
+        "trusted_proxies": FieldSpec(PROXIES, "Networks of proxies whose header is trusted; unix for a UNIX socket."),
         "header": header_field("The header of the proxies; default X-Forwarded-For.", "X-Forwarded-For"),
         "ipv6_prefix": FieldSpec(Integer("a prefix", 1, 128), "IPv6 clients are counted by network of this length; default 64."),
         "ipv4_prefix": FieldSpec(Integer("a prefix", 1, 32), "The same for IPv4; default 32, each address on its own."),
@@ -113,14 +96,10 @@ IDENTITY = Fields(
         "path": FieldSpec(Text("a captured name", bounded_text, "order_id"), "A captured path segment: /orders/{order_id}."),
         "jwt": FieldSpec(JWT, "A claim of a verified token."),
         "client_ip": FieldSpec(CLIENT_IP, "The client's address, as reported by trusted proxies."),
-        "network": FieldSpec(
-            pairs_of("network", NETWORKS, bounded_text, "{internal: [10.1.0.0/16]}"), "The class of the client's address."
-        ),
+        "network": FieldSpec(CLASSES, "The class of the client's address."),
         "certificate": FieldSpec(Choice("san", "subject"), "The name in a verified client certificate."),
         "call": FieldSpec(CALLABLE, "A callable that takes the request context and returns a string or None."),
-        "default": FieldSpec(
-            Text("a value", parse_value, "free", loose=True), "The value when there is none; the identity then counts as present."
-        ),
+        "default": FieldSpec(VALUE, "The value when there is none; the identity then counts as present."),
     },
     lambda fields, context: IdentityDraft(fields),
     one_of=KINDS,

@@ -1,4 +1,4 @@
-"""Import strings: callables that a policy names as "package.module:attribute". Imported when a gate is made, never while reading."""
+"""Import strings: callables that a policy names as "package.module:attribute", imported when a gate is made, not while reading."""
 
 from __future__ import annotations
 

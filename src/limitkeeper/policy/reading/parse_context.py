@@ -36,7 +36,7 @@ class TooManyErrors(Exception):
 
 
 class ParseContext:
-    """Collects diagnostics. `folder` is the base of relative file names in the policy; `imports`: import what the policy names."""
+    """Collects diagnostics. `folder` is the base of relative file names; `imports`: import what the policy names."""
 
     def __init__(self, file: str = "", lines: list[str] | None = None, folder: Path | None = None, imports: bool = False) -> None:
         self.file = file

@@ -186,15 +186,13 @@ COST = AnyOf(
     accepts=callable,
     convert=lambda call: Cost("call", call=call),
 )
+STATUSES = ListOf(Text("a status", parse_statuses, "401 or 4xx", loose=True), "statuses")
 CHARGE = AnyOf(
     "a charge",
     mapping=Fields(
         "charge",
         {
-            "status": FieldSpec(
-                ListOf(Text("a status", parse_statuses, "401 or 4xx", loose=True), "statuses"),
-                "Only responses with these statuses are charged: 401, 4xx, 400-499.",
-            ),
+            "status": FieldSpec(STATUSES, "Only responses with these statuses are charged: 401, 4xx, 400-499."),
             "call": FieldSpec(CALLABLE, "A callable that takes status and request context and returns whether to charge."),
         },
         lambda fields, context: Charge(fields.get("status", ()), fields.get("call")),
@@ -229,12 +227,7 @@ ON_REFUSAL = Text(
     accepts=lambda value: callable(value) or isinstance(value, OnRefusal),
     convert=lambda value: value if isinstance(value, OnRefusal) else OnRefusal("degrade", handler=value),
 )
-ON_FAILURE = Text(
-    "an action",
-    parse_on_failure,
-    "open, closed or local 1/4",
-    accepts=lambda value: isinstance(value, OnFailure),
-)
+ON_FAILURE = Text("an action", parse_on_failure, "open, closed or local 1/4", accepts=lambda value: isinstance(value, OnFailure))
 
 
 class Body(Validator[object]):
@@ -271,12 +264,7 @@ def _check_fraction(value: float) -> float:
 
 
 ALERT = Text(
-    "a percentage",
-    parse_percent,
-    "80%",
-    accepts=lambda value: isinstance(value, float),
-    convert=_check_fraction,
-    loose=True,
+    "a percentage", parse_percent, "80%", accepts=lambda value: isinstance(value, float), convert=_check_fraction, loose=True
 )
 PROBLEM = FieldSpec(Boolean(), "Refusals are application/problem+json.")
 SAFE_CONCURRENCY = FieldSpec(Integer("concurrent requests", 1, 1_000_000), "Larger bursts give a warning.")
@@ -321,23 +309,19 @@ class RuleDraft:
         )
 
 
+RULE_NAME = Text("a name", parse_rule_name, "checkout", loose=True)
+MESSAGE = Text("a message", parse_message, '"Too many. Retry after {retry_after}s."')
 RULE = Fields(
     "rule",
     {
-        "name": FieldSpec(
-            Text("a name", parse_rule_name, "checkout", loose=True),
-            "The unique name of the rule: in headers, in metrics, in the store.",
-            required=True,
-        ),
+        "name": FieldSpec(RULE_NAME, "The unique name of the rule: in headers, in metrics, in the store.", required=True),
         "description": FieldSpec(Text("a string", str), "A comment."),
         "match": FieldSpec(MATCHES, "Which requests: POST /checkout, a list, or {methods, path, host}. Default: all."),
         "when": FieldSpec(WHEN, "A condition on the identities."),
         "key": FieldSpec(KEY, "What is counted: user, user | ip, [tenant, user]. Default: all requests together."),
-        "unidentified": FieldSpec(
-            Choice(SKIP, SHARE), "When no part of the key is present: the rule does not apply, or all such requests share a key."
-        ),
+        "unidentified": FieldSpec(Choice(SKIP, SHARE), "Requests without any part of the key: not limited, or one shared key."),
         "limit": FieldSpec(
-            LIMIT, "token bucket 5/s burst 10; several separated by ';'; unlimited; or a mapping by identity.", required=True
+            LIMIT, "token bucket 5/s burst 10; several with ';'; unlimited; or a mapping by identity.", required=True
         ),
         "override": FieldSpec(OVERRIDE, "Limits of single keys."),
         "overrides": FieldSpec(OVERRIDES, "A source of limits of single keys at run time."),
@@ -347,15 +331,10 @@ RULE = Fields(
         "on_refusal": FieldSpec(ON_REFUSAL, "reject | wait up to 200ms [queue 100] | degrade <handler> | shadow"),
         "on_failure": FieldSpec(ON_FAILURE, "open | closed | local 1/4: the decision when the store fails."),
         "status": FieldSpec(Integer("a status", 400, 599), "The status of a refusal; default 429."),
-        "message": FieldSpec(
-            Text("a message", parse_message, '"Too many. Retry after {retry_after}s."'),
-            "The message of a refusal; may hold {retry_after}, {limit}, {remaining}, {rule}.",
-        ),
+        "message": FieldSpec(MESSAGE, "The message of a refusal; may hold {retry_after}, {limit}, {remaining}, {rule}."),
         "body": FieldSpec(Body(), "Sent instead of code and message."),
         "problem": PROBLEM,
-        "priority": FieldSpec(
-            Integer("a priority", -1_000_000, 1_000_000), "When several rules refuse, the highest gives status and message."
-        ),
+        "priority": FieldSpec(Integer("a priority", -1_000_000, 1_000_000), "Of several refusals the highest is answered."),
         "alert": FieldSpec(ALERT, "Event and log line when a key has used this part of its limit."),
         "safe_concurrency": SAFE_CONCURRENCY,
     },

@@ -13,10 +13,10 @@ from .identities import IDENTIFY, NETWORKS
 from .limit_parser import parse_single_limit
 from .nodes import MappingNode, find_position
 from .parse_context import ParseContext, bounded_text
-from .rules import ON_FAILURE, PROBLEM, RULE, SAFE_CONCURRENCY
+from .rules import ON_FAILURE, PROBLEM, RULE, RULE_NAME, SAFE_CONCURRENCY
 from .store_url import parse_store_url
 from .validators import INVALID, AnyOf, Boolean, Choice, DurationText, Invalid, Json, ListOf, Text, Url
-from .value_parsers import parse_header_name, parse_rule_name
+from .value_parsers import parse_header_name
 
 _NO_HEADERS = Headers(wire="none", x=False, reset="off", success="never", partition=False, cors=False)
 
@@ -91,6 +91,7 @@ def _check_header_values(fields: ParsedFields, context: ParseContext) -> None:
             context.error(position, f"this value of {name} can't be sent in a header", "use printable ASCII")
 
 
+RULE_NAMES = ListOf(Text("the name of a rule", str, "user", loose=True), "names of rules")
 EXEMPTION = Fields(
     "exemption",
     {
@@ -99,10 +100,7 @@ EXEMPTION = Fields(
         "network": FieldSpec(NETWORKS, "Networks of clients."),
         "header": FieldSpec(HEADER_VALUES, "Headers with these values, compared in constant time."),
         "when": FieldSpec(WHEN, "A condition on the identities."),
-        "limits": FieldSpec(
-            ListOf(Text("the name of a rule", str, "user", loose=True), "names of rules"),
-            "Exempt only from these rules; default: all.",
-        ),
+        "limits": FieldSpec(RULE_NAMES, "Exempt only from these rules; default: all."),
     },
     _exemption,
     example="- path: /healthz",
@@ -128,14 +126,11 @@ HEADERS = AnyOf(
     ),
     accepts=lambda value: isinstance(value, Headers),
 )
+REFUSALS = Text("a limit of refusals", parse_single_limit, "100/min", accepts=lambda value: isinstance(value, Limit))
 PENALTY_BOX = Fields(
     "penalty_box",
     {
-        "after": FieldSpec(
-            Text("a limit of refusals", parse_single_limit, "100/min", accepts=lambda value: isinstance(value, Limit)),
-            "The limit of refusals per client: 100/min.",
-            required=True,
-        ),
+        "after": FieldSpec(REFUSALS, "The limit of refusals per client: 100/min.", required=True),
         "for": FieldSpec(DurationText("1s", "1d"), "How long a client stays in the penalty box.", required=True),
         "key": FieldSpec(KEY, "What identifies a client; default ip."),
     },
@@ -149,29 +144,23 @@ PENALTY_BOX = Fields(
 
 # The policy ------------------------------------------------------------------------------------------------------------------
 
+STORE = Url("the URL of a store", parse_store_url, "redis://localhost:6379 or memory://")
+EXEMPTIONS = ListOf(EXEMPTION, "a list of exemptions", minimum=0, single=False, lenient=True)
+RULES = ListOf(RULE, "a list of rules", minimum=0, maximum=5000, single=False, lenient=True)
 POLICY = Fields(
     "policy",
     {
-        "name": FieldSpec(
-            Text("a name", parse_rule_name, "shop", loose=True), "Namespace of the state in the store; default limitkeeper."
-        ),
-        "store": FieldSpec(
-            Url("the URL of a store", parse_store_url, "redis://localhost:6379 or memory://"),
-            "Where state lives: memory://, shared:///path, redis://host:6379; default memory://.",
-        ),
-        "budget": FieldSpec(
-            DurationText("100us", "1min"), "The time limit of a remote store, after which on_failure decides; default 20ms."
-        ),
+        "name": FieldSpec(RULE_NAME, "Namespace of the state in the store; default limitkeeper."),
+        "store": FieldSpec(STORE, "Where state lives: memory://, shared:///path, redis://host:6379; default memory://."),
+        "budget": FieldSpec(DurationText("100us", "1min"), "The time limit of a remote store; default 20ms."),
         "on_failure": FieldSpec(ON_FAILURE, "The default of the rules: open | closed | local 1/4."),
         "safe_concurrency": SAFE_CONCURRENCY,
         "problem": PROBLEM,
         "headers": FieldSpec(HEADERS, "Header fields of responses; off for none."),
         "identify": FieldSpec(IDENTIFY, "Named properties of a request."),
-        "exempt": FieldSpec(
-            ListOf(EXEMPTION, "a list of exemptions", minimum=0, single=False, lenient=True), "Requests that are not limited."
-        ),
+        "exempt": FieldSpec(EXEMPTIONS, "Requests that are not limited."),
         "penalty_box": FieldSpec(PENALTY_BOX, "Clients that are refused too often are refused without asking the store."),
-        "limits": FieldSpec(ListOf(RULE, "a list of rules", minimum=0, maximum=5000, single=False, lenient=True), "The rules."),
+        "limits": FieldSpec(RULES, "The rules."),
     },
     lambda fields, context: fields,
     renamed={"shut_out": "penalty_box"},

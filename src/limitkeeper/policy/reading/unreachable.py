@@ -194,7 +194,7 @@ Capture = tuple[int, list[str], ParsedFields]
 
 
 def check_captures(assembly: Assembly) -> None:
-    """Templates that match the same path capture a name at the same segment; otherwise a client could vary one to get a new key."""
+    """Templates that match the same path capture a name at the same segment; otherwise a client could vary one for a new key."""
     names = {one.name for one in assembly.identities.by_name.values() if isinstance(one, Captured)}
     matches = [(draft.fields, rule.match) for draft, rule in assembly.rules]
     matches += [(draft.fields, draft.exemption.match) for draft in assembly.exemptions]

@@ -1,4 +1,4 @@
-"""Validators: what a policy may hold at one place. Each parses a node and describes itself as JSON Schema, so the two can't differ.
+"""Validators: what a policy may hold at one place. Each parses a node and gives the JSON Schema of the same values.
 
 `parse(node, context)` returns the value, or INVALID after adding a diagnostic; `schema()` is the JSON Schema of the same values.
 The schema rejects exactly what a validator rejects by type, field name or range (`kind` SCHEMA); what only a parser of the text

@@ -17,7 +17,7 @@ from ...errors import ConfigurationError
 from .nodes import MAX_DEPTH, ListNode, MappingNode, Missing, Node, Scalar, SourceError, SourcePosition, join_path
 
 MAX_BYTES = 500_000
-#: A syntax error in a text up to this size is looked up again with the pure-Python parser, which is slower and explains it better.
+#: A syntax error in a text up to this size is parsed again by the pure-Python parser, which is slower and explains more.
 MAX_EXPLAINED = 100_000
 _INTEGER = re.compile(r"[-+]?(0|[1-9][0-9]*(_[0-9]+)*)")
 _FLOAT = re.compile(r"[-+]?(0|[1-9][0-9]*)\.[0-9]+")
