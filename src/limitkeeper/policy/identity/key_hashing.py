@@ -29,8 +29,8 @@ def hash_long(value: str) -> str:
 
 
 def remember(cache: dict[K, V], key: K, value: V, maximum: int) -> V:
-    """Adds an entry to a cache of at most `maximum` and returns its value. A full cache drops its oldest eighth: dropping one by one
-    would scan the dict's deleted entries each time. Lock-free, since a fork could leave a lock held; a race keeps a few more or less.
+    """Adds an entry to a cache of at most `maximum` and returns its value. A full cache drops its oldest eighth: dropping one by
+    one would scan the dict's deleted entries each time. Lock-free, since a fork could leave a lock held; a race costs entries.
     """
     if len(cache) >= maximum:
         try:

@@ -12,7 +12,7 @@ from .fields import ParsedFields
 from .identities import Identities
 from .nodes import ListNode
 from .parse_context import ParseContext
-from .rules import RuleDraft, TiersDraft
+from .rules import RuleDraft
 from .sections import ExemptionDraft
 from .validators import INVALID, Invalid, split_remedy
 
@@ -44,38 +44,39 @@ class Assembly:
         )
 
     def _rule(self, draft: RuleDraft) -> Rule | None:
-        limit = self._tiers(draft.limit) if isinstance(draft.limit, TiersDraft) else draft.limit
+        limit = self._tiers(draft.limit) if isinstance(draft.limit, ParsedFields) else draft.limit
         override, overrides = self._override(draft), self._overrides(draft)
         if limit is INVALID or override is None or overrides is INVALID:
             return None
         return draft.rule(limit, overrides, override, self.fields.get("on_failure", OnFailure()))
 
-    def _tiers(self, draft: TiersDraft) -> Tiers | Invalid:
+    def _tiers(self, fields: ParsedFields) -> Tiers | Invalid:
         """Limits by identity; values that are not listed have the limit of the identity's default."""
-        fields, by = draft.fields, draft.by
+        by = fields.get("by")
         if by is None:
             return INVALID
-        if not draft.limits and "default" not in fields:
+        limits = tuple((value, fields.get(value)) for value in fields if value not in ("by", "default"))
+        if not limits and "default" not in fields:
             self.context.error(fields.node.position, f"no value of {by!r} has a limit", "write {by: plan, free: …, pro: …}")
             return INVALID
-        otherwise = fields.get("default") if "default" in fields else self._limits_of_default(draft, by)
+        otherwise = fields.get("default") if "default" in fields else self._limits_of_default(fields, by)
         if otherwise is None or not fields.valid(*fields.node.entries):
             return INVALID
-        return Tiers(by, draft.limits, otherwise)
+        return Tiers(by, limits, otherwise)
 
-    def _limits_of_default(self, draft: TiersDraft, by: str) -> Limits | None:
+    def _limits_of_default(self, fields: ParsedFields, by: str) -> Limits | None:
         if by not in self.identities.by_name:
             return None  # reported elsewhere
         default = self.identities.default(by)
-        if default is not None and default in draft.fields:
-            return dict(draft.limits).get(default)
-        message = f"requests without {by!r}, and other values of it, have no limit"
-        remedy = "add default: with a limit"
-        if default is not None:
+        if default is None:
+            message = f"requests without {by!r}, and other values of it, have no limit"
+            self.context.error(fields.key("by"), message, "add default: with a limit", by)
+            return None
+        if default not in fields:
             message = f"the default value {default!r} of {by!r} has no limit here"
-            remedy = f"add {default}: or default: with a limit"
-        self.context.error(draft.fields.key("by"), message, remedy, by)
-        return None
+            self.context.error(fields.key("by"), message, f"add {default}: or default: with a limit", by)
+        limits: Limits | None = fields.get(default)
+        return limits
 
     # Overrides --------------------------------------------------------------------------------------------------------------
 

@@ -31,6 +31,13 @@ JWT_ALGORITHMS = (
     *("HS256", "HS384", "HS512"),
 )
 KINDS = ("header", "query", "cookie", "path", "jwt", "client_ip", "network", "certificate", "call")
+SIMPLE: dict[str, Callable[[Any, str | None], Identity]] = {
+    "query": Query,
+    "cookie": Cookie,
+    "path": Captured,
+    "certificate": Certificate,
+    "call": Called,
+}
 KEY_SOURCES = ("key", "key_file", "key_env")
 
 CALLABLE: Text[Callable[..., object]] = Text(
@@ -49,15 +56,6 @@ STRING = Text("a string", bounded_text)
 
 def header_field(description: str, example: str) -> FieldSpec:
     return FieldSpec(Text("the name of a header", parse_header_name, example), description)
-
-
-class IdentityDraft:
-    """An identity as it is written. Identities are created when all are known, since some need others."""
-
-    def __init__(self, fields: ParsedFields) -> None:
-        self.fields = fields
-        self.kind = next((kind for kind in KINDS if kind in fields), "")
-        self.default: str | None = fields.get("default")
 
 
 JWT = Fields(
@@ -93,7 +91,10 @@ IDENTITY = Fields(
         "header": header_field("A request header, as the client wrote it.", "X-Tenant"),
         "query": FieldSpec(NAME, "A query parameter."),
         "cookie": FieldSpec(NAME, "A cookie."),
-        "path": FieldSpec(Text("a captured name", bounded_text, "order_id"), "A captured path segment: /orders/{order_id}."),
+        "path": FieldSpec(
+            Text("a captured name", lambda text: bounded_text(text).strip("{}"), "order_id"),
+            "A captured path segment: /orders/{order_id}.",
+        ),
         "jwt": FieldSpec(JWT, "A claim of a verified token."),
         "client_ip": FieldSpec(CLIENT_IP, "The client's address, as reported by trusted proxies."),
         "network": FieldSpec(CLASSES, "The class of the client's address."),
@@ -101,7 +102,7 @@ IDENTITY = Fields(
         "call": FieldSpec(CALLABLE, "A callable that takes the request context and returns a string or None."),
         "default": FieldSpec(VALUE, "The value when there is none; the identity then counts as present."),
     },
-    lambda fields, context: IdentityDraft(fields),
+    lambda fields, context: fields,
     one_of=KINDS,
 )
 IDENTIFY = Fields(
@@ -120,7 +121,7 @@ class Identities:
     def __init__(self, fields: ParsedFields | None, context: ParseContext) -> None:
         self.context = context
         self.fields = fields
-        self.drafts: dict[str, IdentityDraft | Identity] = dict(fields.values) if fields is not None else {}
+        self.drafts: dict[str, ParsedFields | Identity] = dict(fields.values) if fields is not None else {}
         self.by_name: dict[str, Identity] = {}
         self.files: list[Path] = []  # key files
         self.verifiers: list[Verifier | None] = [one.verifier for one in self.drafts.values() if isinstance(one, Jwt)]
@@ -140,7 +141,7 @@ class Identities:
         self.by_name = created
         for name in sorted(self.drafts, key=lambda name: (name != "ip", self._borrows_key(name))):
             draft = self.drafts[name]
-            identity = self._create(name, draft) if isinstance(draft, IdentityDraft) else draft
+            identity = self._create(name, draft) if isinstance(draft, ParsedFields) else draft
             if identity is not INVALID:
                 created[name] = identity
         order = [*self.drafts] if "ip" in self.drafts else ["ip", *self.drafts]
@@ -148,70 +149,59 @@ class Identities:
 
     def _borrows_key(self, name: str) -> bool:
         draft = self.drafts[name]
-        jwt = draft.fields.get("jwt") if isinstance(draft, IdentityDraft) else None
+        jwt = draft.get("jwt") if isinstance(draft, ParsedFields) else None
         return isinstance(jwt, ParsedFields) and not any(source in jwt for source in KEY_SOURCES)
 
-    def _create(self, name: str, draft: IdentityDraft) -> Identity | Invalid:
-        if not draft.fields.valid(draft.kind, "default") or not draft.kind:
+    def _create(self, name: str, draft: ParsedFields) -> Identity | Invalid:
+        kind = next((kind for kind in KINDS if kind in draft), "")
+        if not kind or not draft.valid(kind, "default"):
             return INVALID
-        if name == "ip" and draft.kind not in ("client_ip", "call"):
+        if name == "ip" and kind not in ("client_ip", "call"):
             remedy = "write {client_ip: {trusted_proxies: […], header: …}}, or choose another name"
-            self.context.error(self.position(name), f"'ip' is the client's address and can't be a {draft.kind}", remedy, name)
+            self.context.error(self.position(name), f"'ip' is the client's address and can't be a {kind}", remedy, name)
             return INVALID
+        value, default = draft.get(kind), draft.get("default")
         try:
-            return self._create_kind(draft, draft.fields.get(draft.kind), draft.default)
+            if kind in SIMPLE:
+                return SIMPLE[kind](value, default)
+            if kind == "header":
+                return self._header(draft, value, default)
+            if kind == "client_ip":
+                return self._client_ip(draft, value)
+            if kind == "network":
+                return self._network(draft, value, default)
+            claim, verifier = value.get("claim"), self._verifier(value)
+            return INVALID if claim is None or verifier is None else Jwt(claim, verifier, default)
         except ConfigurationError as error:
-            self.context.error(draft.fields.at(draft.kind).position, *split_remedy(error))
+            self.context.error(draft.at(kind).position, *split_remedy(error))
             return INVALID
 
-    def _create_kind(self, draft: IdentityDraft, value: Any, default: str | None) -> Identity | Invalid:
-        match draft.kind:
-            case "header":
-                return self._header(draft, value, default)
-            case "query":
-                return Query(value, default)
-            case "cookie":
-                return Cookie(value, default)
-            case "path":
-                return Captured(value.strip("{}"), default)
-            case "certificate":
-                return Certificate(value, default)
-            case "call":
-                return Called(value, default)
-            case "client_ip":
-                return self._client_ip(draft, value)
-            case "network":
-                return self._network(draft, value, default)
-            case _:
-                claim, verifier = value.get("claim"), self._verifier(value)
-                return INVALID if claim is None or verifier is None else Jwt(claim, verifier, default)
-
-    def _header(self, draft: IdentityDraft, name: str, default: str | None) -> Identity | Invalid:
+    def _header(self, draft: ParsedFields, name: str, default: str | None) -> Identity | Invalid:
         if name.lower() in ADDRESS_HEADERS:
             remedy = f"write client_ip: {{trusted_proxies: [10.0.0.0/8], header: {name}}}"
-            self.context.error(draft.fields.at("header").position, f"any client can write any address into {name}", remedy, name)
+            self.context.error(draft.at("header").position, f"any client can write any address into {name}", remedy, name)
             return INVALID
         return Header(name.lower(), default)
 
-    def _client_ip(self, draft: IdentityDraft, fields: ParsedFields) -> Identity | Invalid:
+    def _client_ip(self, draft: ParsedFields, fields: ParsedFields) -> Identity | Invalid:
         if "header" in fields and "trusted_proxies" not in fields:
             header = str(fields.get("header"))
             message = f"{header} is read only from trusted proxies, and none is listed"
             remedy = "add trusted_proxies: [10.0.0.0/8], the networks of your proxies"
             self.context.error(fields.key("header"), message, remedy, header)
             return INVALID
-        if "default" in draft.fields:
-            self.context.error(draft.fields.key("default"), "client_ip can't have a default", "remove it", "default")
+        if "default" in draft:
+            self.context.error(draft.key("default"), "client_ip can't have a default", "remove it", "default")
         options = {name: fields.get(name) for name in ("header", "ipv6_prefix", "ipv4_prefix") if fields.get(name) is not None}
         return ClientIp(tuple(fields.get("trusted_proxies", ())), **options)
 
-    def _network(self, draft: IdentityDraft, classes: Any, default: str | None) -> Identity | Invalid:
+    def _network(self, draft: ParsedFields, classes: Any, default: str | None) -> Identity | Invalid:
         ip: Any = self.by_name.get("ip")
         if ip is None:
             return INVALID
         if not hasattr(ip, "address"):
             message = "the identity 'ip' has no method address, which network classes need"
-            self.context.error(draft.fields.key("network"), message, "give it a method address(request)", "network")
+            self.context.error(draft.key("network"), message, "give it a method address(request)", "network")
             return INVALID
         return Network(ip, classes, default)
 

@@ -1,4 +1,4 @@
-"""Import strings: callables that a policy names as "package.module:attribute", imported when a gate is made, not while reading."""
+"""Import strings: callables that a policy names as "package.module:attribute". A gate imports them; reading a policy does not."""
 
 from __future__ import annotations
 

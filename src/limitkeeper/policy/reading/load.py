@@ -58,17 +58,12 @@ def examine(path: str | Path, imports: bool = False) -> tuple[Policy | None, Par
         reason = getattr(error, "strerror", None) or str(error)
         raise ConfigurationError(f"{path}: can't read the policy: {reason.lower()}") from None
     context = ParseContext(str(path), data.decode("utf-8-sig", "replace").splitlines(), file.parent, imports)
-    try:
-        text = decode_text(data)
-    except SourceError as error:
-        _add_syntax_error(error, context)
-        return None, context
-    return _from_text(text, context, file), context
+    return _from_text(data, context, file), context
 
 
-def _from_text(text: str, context: ParseContext, source: Path | None) -> Policy | None:
+def _from_text(data: bytes | str, context: ParseContext, source: Path | None) -> Policy | None:
     try:
-        tree, errors = parse_yaml(text)
+        tree, errors = parse_yaml(decode_text(data) if isinstance(data, bytes) else data)
         for error in errors:
             _add_syntax_error(error, context)
     except SourceError as error:

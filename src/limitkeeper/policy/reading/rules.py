@@ -8,6 +8,7 @@ from typing import Any
 from ...algorithms.limit import Limit
 from ..model import SHARE, SKIP, Answer, Charge, Cost, Key, Limits, Once, OnFailure, OnRefusal, Overrides, Rule, Tiers, When
 from ..overrides import CalledOverrides
+from . import value_parsers as parsers
 from .conditions import KEY, MATCHES, STRING, WHEN
 from .fields import Fields, FieldSpec, ParsedFields
 from .identities import CALLABLE, header_field
@@ -16,33 +17,10 @@ from .nodes import ListNode, MappingNode, Node, Scalar
 from .parse_context import ParseContext, ParseError, bounded_text
 from .store_url import parse_redis_url
 from .validators import INVALID, AnyOf, Boolean, Choice, DurationText, Integer, Invalid, Json, ListOf, Text, Url, Validator
-from .value_parsers import (
-    PLACEHOLDERS,
-    parse_header_name,
-    parse_identity_name,
-    parse_message,
-    parse_on_failure,
-    parse_on_refusal,
-    parse_percent,
-    parse_rule_name,
-    parse_size,
-    parse_statuses,
-)
 
 MAX_COST = 1_000_000_000
 
 # Limits ------------------------------------------------------------------------------------------------------------------
-
-
-class TiersDraft:
-    """Limits by identity, before the identities are known."""
-
-    def __init__(self, fields: ParsedFields) -> None:
-        self.fields = fields
-        self.by: str | None = fields.get("by")
-        self.limits: tuple[tuple[str, Limits], ...] = tuple(
-            (value, fields.get(value)) for value in fields if value not in ("by", "default")
-        )
 
 
 LIMIT_TEXT = Text(
@@ -57,14 +35,16 @@ LIMITS = AnyOf("a limit", scalar=LIMIT_TEXT, items=LIMIT_LIST)
 TIERS = Fields(
     "limit by identity",
     {
-        "by": FieldSpec(Text("an identity", parse_identity_name, "plan"), "The identity whose value selects.", required=True),
+        "by": FieldSpec(
+            Text("an identity", parsers.parse_identity_name, "plan"), "The identity whose value selects.", required=True
+        ),
         "default": FieldSpec(LIMITS, "For values that are not listed; default: the limit of the identity's default."),
     },
-    lambda fields, context: TiersDraft(fields),
+    lambda fields, context: fields,
     others=LIMITS,
     check_key=bounded_text,
 )
-LIMIT: AnyOf[Limits | TiersDraft] = AnyOf("a limit", scalar=LIMIT_TEXT, items=LIMIT_LIST, mapping=TIERS)
+LIMIT: AnyOf[Limits | ParsedFields] = AnyOf("a limit", scalar=LIMIT_TEXT, items=LIMIT_LIST, mapping=TIERS)
 
 # Overrides ---------------------------------------------------------------------------------------------------------------
 
@@ -172,7 +152,9 @@ COST = AnyOf(
         {
             "header": header_field("A header with an integer.", "X-Cost"),
             "query": FieldSpec(Text("a name", bounded_text, "n"), "A query parameter with an integer."),
-            "response": FieldSpec(Text("a size", parse_size, "1kB", loose=True), "One unit per so many bytes of the response."),
+            "response": FieldSpec(
+                Text("a size", parsers.parse_size, "1kB", loose=True), "One unit per so many bytes of the response."
+            ),
             "call": FieldSpec(CALLABLE, "A callable that takes the request context and returns an integer."),
             "default": FieldSpec(Integer("units", 0, MAX_COST), "The cost when the request gives none; default 1."),
             "max": FieldSpec(Integer("units", 1, MAX_COST), "The maximum cost."),
@@ -186,7 +168,7 @@ COST = AnyOf(
     accepts=callable,
     convert=lambda call: Cost("call", call=call),
 )
-STATUSES = ListOf(Text("a status", parse_statuses, "401 or 4xx", loose=True), "statuses")
+STATUSES = ListOf(Text("a status", parsers.parse_statuses, "401 or 4xx", loose=True), "statuses")
 CHARGE = AnyOf(
     "a charge",
     mapping=Fields(
@@ -204,7 +186,7 @@ CHARGE = AnyOf(
 )
 ONCE = AnyOf(
     "the name of a header",
-    scalar=Text("the name of a header", lambda text: Once(parse_header_name(text).lower()), "Idempotency-Key"),
+    scalar=Text("the name of a header", lambda text: Once(parsers.parse_header_name(text).lower()), "Idempotency-Key"),
     mapping=Fields(
         "once",
         {
@@ -222,12 +204,14 @@ ONCE = AnyOf(
 
 ON_REFUSAL = Text(
     "an action",
-    parse_on_refusal,
+    parsers.parse_on_refusal,
     "reject, wait up to 200ms, degrade <handler> or shadow",
     accepts=lambda value: callable(value) or isinstance(value, OnRefusal),
     convert=lambda value: value if isinstance(value, OnRefusal) else OnRefusal("degrade", handler=value),
 )
-ON_FAILURE = Text("an action", parse_on_failure, "open, closed or local 1/4", accepts=lambda value: isinstance(value, OnFailure))
+ON_FAILURE = Text(
+    "an action", parsers.parse_on_failure, "open, closed or local 1/4", accepts=lambda value: isinstance(value, OnFailure)
+)
 
 
 class Body(Validator[object]):
@@ -246,7 +230,7 @@ class Body(Validator[object]):
             return self.reject(node, context)
         try:
             if isinstance(node.value, str):
-                parse_message(node.text, (*PLACEHOLDERS, "message"))
+                parsers.parse_message(node.text, (*parsers.PLACEHOLDERS, "message"))
         except ParseError as error:
             context.parse_error(node, error)
             return INVALID
@@ -264,7 +248,12 @@ def _check_fraction(value: float) -> float:
 
 
 ALERT = Text(
-    "a percentage", parse_percent, "80%", accepts=lambda value: isinstance(value, float), convert=_check_fraction, loose=True
+    "a percentage",
+    parsers.parse_percent,
+    "80%",
+    accepts=lambda value: isinstance(value, float),
+    convert=_check_fraction,
+    loose=True,
 )
 PROBLEM = FieldSpec(Boolean(), "Refusals are application/problem+json.")
 SAFE_CONCURRENCY = FieldSpec(Integer("concurrent requests", 1, 1_000_000), "Larger bursts give a warning.")
@@ -280,7 +269,7 @@ class RuleDraft:
         self.name: str = fields.get("name", "")
         self.key: Key = fields.get("key", ())
         self.when: When = fields.get("when", When())
-        self.limit: Limits | TiersDraft | Invalid = fields.get("limit", INVALID)
+        self.limit: Limits | ParsedFields | Invalid = fields.get("limit", INVALID)
         self.override: tuple[OverrideDraft, ...] = fields.get("override", ())
 
     def rule(
@@ -309,8 +298,8 @@ class RuleDraft:
         )
 
 
-RULE_NAME = Text("a name", parse_rule_name, "checkout", loose=True)
-MESSAGE = Text("a message", parse_message, '"Too many. Retry after {retry_after}s."')
+RULE_NAME = Text("a name", parsers.parse_rule_name, "checkout", loose=True)
+MESSAGE = Text("a message", parsers.parse_message, '"Too many. Retry after {retry_after}s."')
 RULE = Fields(
     "rule",
     {

@@ -10,10 +10,11 @@ from ..identity.identify import Captured
 from ..model import SHADOW, WAIT, Limits, PenaltyBoxConfig, Rule, Tiers, When
 from .assembly import Assembly
 from .conditions import key_names
+from .fields import ParsedFields
 from .import_string import handlers_of, import_callback, import_strings_of
 from .nodes import MappingNode, Node, SourcePosition, find_position
 from .parse_context import did_you_mean
-from .rules import RuleDraft, TiersDraft
+from .rules import RuleDraft
 from .unreachable import check_captures, check_reachable
 
 
@@ -66,8 +67,8 @@ def check_identities(assembly: Assembly) -> None:
     for draft in assembly.drafts:
         check_defined(assembly, key_names(draft.key), draft.fields.at("key"))
         check_when_defined(assembly, draft.when, draft.fields.at("when"))
-        if isinstance(draft.limit, TiersDraft) and draft.limit.by is not None:
-            check_defined(assembly, (draft.limit.by,), draft.limit.fields.at("by"))
+        if isinstance(draft.limit, ParsedFields) and draft.limit.get("by") is not None:
+            check_defined(assembly, (draft.limit.get("by"),), draft.limit.at("by"))
     for exemption in assembly.exemptions:
         check_when_defined(assembly, exemption.exemption.when, exemption.fields.at("when"))
     box = assembly.fields.get("penalty_box")

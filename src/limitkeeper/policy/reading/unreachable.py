@@ -115,14 +115,12 @@ def check_key(assembly: Assembly, draft: RuleDraft, rule: Rule) -> None:
         message = "the rule applies only when its key is absent, so it never applies"
         assembly.context.error(position, message, "write another key, or unidentified: share")
     parts = [assembly.identities.by_name.get(name) for name in names]
-    missing = [one.name for one in parts if isinstance(one, Captured) and one.default is None and not captures(rule, one.name)]
+    captured = {segment for match in rule.match for segment in segments_of(match.path)}
+    absent = [one.name for one in parts if isinstance(one, Captured) and one.default is None]
+    missing = [name for name in absent if f"{{{name}}}" not in captured]
     if len(missing) == len(names):
         message = f"no path of this rule captures {{{missing[0]}}}, so its key is never present"
         assembly.context.error(position, message, f"write it into match:, like /orders/{{{missing[0]}}}")
-
-
-def captures(rule: Rule, name: str) -> bool:
-    return any(f"{{{name}}}" in segments_of(match.path) for match in rule.match)
 
 
 def check_tiers(assembly: Assembly, draft: RuleDraft, rule: Rule) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from types import ModuleType
-from typing import Protocol
+from typing import Any
 
 from ...errors import ConfigurationError
 from .nodes import MAX_DEPTH, ListNode, MappingNode, Missing, Node, Scalar, SourceError, SourcePosition, join_path
@@ -25,22 +25,7 @@ _CONSTANTS: dict[str, bool | None] = {"true": True, "false": False, "null": None
 _CONSTANTS |= {spell(word): value for word, value in _CONSTANTS.items() for spell in (str.title, str.upper)}
 
 
-class Mark(Protocol):
-    """A position of PyYAML, counted from 0."""
-
-    line: int
-    column: int
-
-
-class Event(Protocol):
-    """What this module reads of PyYAML's node events; `tag`, `value` and `style` only of events that have them."""
-
-    start_mark: Mark
-    end_mark: Mark
-    anchor: str | None
-    tag: str | None
-    value: str
-    style: str | None
+Event = Any  # PyYAML has no types of its own
 
 
 def import_yaml() -> ModuleType:
@@ -256,7 +241,7 @@ def explain_error(error: Exception, lines: list[str]) -> SourceError:
     """A syntax error of PyYAML with its position, in words that name the fix."""
     context, problem = getattr(error, "context", None), getattr(error, "problem", None)
     reason = " ".join(str(part) for part in (context, problem) if part) or str(error)
-    stopped: Mark | None = getattr(error, "problem_mark", None)
+    stopped = getattr(error, "problem_mark", None)
     if stopped is not None and "found character that cannot" in reason:  # libyaml does not name the character
         line = lines[stopped.line] if stopped.line < len(lines) else ""
         character = line[stopped.column : stopped.column + 1] or " "
