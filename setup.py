@@ -53,7 +53,6 @@ COMPILED = (
     "policy/refusal",
     "policy/evaluate",
     "web/ratelimit_fields",
-    "web/headers",
     "web/asgi_fast",
     "web/wsgi_fast",
 )

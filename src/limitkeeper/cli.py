@@ -188,7 +188,7 @@ def explain_request(policy: Policy, line: str, url: str | None) -> RequestExplan
 
 def wait_for_overrides(gate: Gate) -> None:
     """Waits for overrides that are read in the background: without them the explanation would be wrong."""
-    for rule in gate.edition.clauses:
+    for rule in gate.compiled.rules:
         ready = getattr(rule.overrides, "ready", None)
         if ready is not None and not ready(2.0):
             print(f"limitkeeper: can't read the overrides of {rule.name!r}; showing its own limit", file=sys.stderr)

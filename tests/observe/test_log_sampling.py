@@ -252,7 +252,8 @@ def test_a_shut_out_names_nobody_else(kept, key, whom):
     """Who is shut out is named by a rule that counts by the same key; the key of another rule is not theirs."""
     gate = Gate(
         replace(
-            policy(rules=(rule("api", FixedWindow("1/min")),)), penalty_box=PenaltyBoxConfig(FixedWindow("1/min"), 60_000_000, key)
+            policy(rules=(rule("api", FixedWindow("1/min")),)),
+            penalty_box=PenaltyBoxConfig(FixedWindow("1/min"), 60_000_000, key),
         ),
         store=MemoryStore(clock=ManualClock(NOON)),
     )

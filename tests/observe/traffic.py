@@ -47,8 +47,8 @@ def asked(gate: Gate, path: str, user: str = "ann", status: int | None = 200) ->
     """One request, and its response when it is let pass."""
     passage = gate.ask(WrittenRequest("POST", path, headers={"x-user": user}))
     if passage.allowed and status is not None:
-        passage.responded(status)
-        passage.done(status, 100)
+        passage.count_response(status)
+        passage.settle(status, 100)
     return passage
 
 

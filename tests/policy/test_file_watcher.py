@@ -244,10 +244,10 @@ def test_a_program_ends_with_its_terminal(file, tmp_path, closed):
     """SIGHUP from a window that was closed ends a program as ever; from anybody else it loads the file."""
     code = f"""
 import os, signal, threading
-from limitkeeper.policy.file_watcher import Watch
+from limitkeeper.policy.file_watcher import FileWatcher
 signal.signal(signal.SIGHUP, signal.SIG_DFL)  # whoever runs the tests under nohup has it ignored
 loaded = threading.Event()
-watch = Watch({str(file)!r}, loaded.set, "1h", hang_up=True)
+watch = FileWatcher({str(file)!r}, loaded.set, "1h", hang_up=True)
 print("ready", flush=True)
 os._exit(7 if loaded.wait(60) else 8)
 """

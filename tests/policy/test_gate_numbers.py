@@ -35,7 +35,7 @@ def test_a_response_is_counted_in_the_bucket_of_its_time(ago_ms):
     passage = asked(g, request())
     assert [told.responses.sum for told in g.snapshot().rules] == [0, 0]
     passage.began_us = steady_us() - ago_ms * 1_000
-    passage.responded(200)
+    passage.count_response(200)
     for told in g.snapshot().rules:
         assert (told.responses.count, told.statuses) == (1, {"2xx": 1})
         assert told.responses.counts.index(1) == bisect_left(told.responses.bounds, told.responses.sum)
@@ -48,7 +48,7 @@ def test_a_response_is_counted_in_the_bucket_of_its_time(ago_ms):
 def test_a_status_that_is_none_has_a_family_of_its_own(status, family):
     """Whatever an application calls a status is counted, and breaks nothing."""
     g = gate(rule("all", "9/s"))
-    asked(g, request()).responded(status)
+    asked(g, request()).count_response(status)
     assert g.snapshot().rules[0].statuses == {family: 1}
 
 
@@ -77,7 +77,7 @@ def test_an_unlimited_tier_owes_nothing(said, colour):
     """Where a rule sets no limit, the request is as free as without the rule: nothing is asked, nothing is settled."""
     g = gate(rule("all", Tiers("plan", (("gold", ()),), ()), **said))
     passage = asked(g, request(plan="gold"), colour)
-    assert (passage.allowed, passage.owes, passage.decision, passage.shadows) == (True, False, None, ())
+    assert (passage.allowed, passage.needs_settlement, passage.decision, passage.shadows) == (True, False, None, ())
     tally = g.snapshot()
     assert (tally.requests, tally.unlimited, tally.exempt, tally.rules[0].passed) == (1, 1, 0, 0)
 

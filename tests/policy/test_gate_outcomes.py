@@ -109,11 +109,11 @@ def test_no_client_says_that_its_request_costs_nothing(source):
 
 def test_functions_that_raise_break_no_request(caplog, monkeypatch):
     """A cost that can't be told is the default, an outcome of which nobody knows counts; both are logged."""
-    for module in ("clause", "settle"):
-        monkeypatch.setattr(f"limitkeeper.policy.{module}.complaints", CallbackErrors())
+    for module in ("compiled_rule", "settlement"):
+        monkeypatch.setattr(f"limitkeeper.policy.{module}.callback_errors", CallbackErrors())
     g = gate(rule("all", "2/h", cost=Cost("call", call=broken), charge=Charge(call=broken)))
     for _ in range(2):
-        asked(g, request()).done(200)
+        asked(g, request()).settle(200)
     assert passes(g, 1) == [False]
     assert sorted(record.getMessage().partition("raised ")[2] for record in caplog.records) == [
         "RuntimeError: the request costs 1",
@@ -157,9 +157,9 @@ def test_repeating_has_an_end():
 
 def settle(passage, status, size=0, colour="ask"):
     if colour == "aask":
-        asyncio.run(passage.adone(status, size))
+        asyncio.run(passage.asettle(status, size))
     else:
-        passage.done(status, size)
+        passage.settle(status, size)
 
 
 @pytest.mark.parametrize("colour", COLOURS)
@@ -172,7 +172,7 @@ def test_only_outcomes_that_count_are_charged(text, colour):
     for status in (200, 200, 200, 200, 401, 401, 302, 403):
         answer = asked(g, request(), colour)
         assert answer.allowed
-        assert answer.owes
+        assert answer.needs_settlement
         settle(answer, status, colour=colour)
         settle(answer, 401, colour=colour)  # the first word counts
         settle(answer, 200, colour=colour)
@@ -275,7 +275,7 @@ def test_the_tally_adds_up():
     for user in "aaaaaaabbb":
         passage = asked(g, request(user=user))
         if passage:
-            passage.responded(200)
+            passage.count_response(200)
     asked(g, request("GET /x"))  # no user: only the shop's limit
     t = g.snapshot()
     assert (t.requests, t.allowed, t.refused, t.unlimited, t.exempt) == (11, 8, 3, 0, 0)
@@ -360,10 +360,10 @@ def test_a_memory_full_of_those_shut_out_is_not_searched_for_every_refusal(monke
     )
     for host in range(5):
         assert passes(g, 4, peer=f"192.0.2.{host}") == [True, False, False, False]
-    assert (len(g.shutter), g.snapshot().penalty_box) == (3, 3)
-    searched = g.shutter._until
+    assert (len(g.penalty_box), g.snapshot().penalty_box) == (3, 3)
+    searched = g.penalty_box._until
     assert passes(g, 20, peer="192.0.2.4") == [False] * 20
-    assert g.shutter._until is searched
+    assert g.penalty_box._until is searched
     g.clock.advance(10)
     assert passes(g, 2, peer="192.0.2.4") == [False] * 2
-    assert (len(g.shutter), g.snapshot().penalty_box) == (1, 4)
+    assert (len(g.penalty_box), g.snapshot().penalty_box) == (1, 4)

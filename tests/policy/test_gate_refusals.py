@@ -131,7 +131,7 @@ def shut_out_gate(**said):
         **said,
     )
     assert passes(g, 3, user="a") == [True, False, False]
-    assert g.snapshot().shut_out_now == 1
+    assert g.snapshot().penalty_box_clients == 1
     return g
 
 
@@ -150,7 +150,7 @@ def test_refusals_of_nobody_shut_nobody_out():
     g = gate(rule("all", "fixed window 1/h"), penalty_box=said)
     assert passes(g, 5) == [True] + [False] * 4
     assert asked(g, request()).refusal.reason == "quota"
-    assert g.snapshot().shut_out_now == 0
+    assert g.snapshot().penalty_box_clients == 0
 
 
 # A store that fails -------------------------------------------------------------------------------------------------------
@@ -177,7 +177,7 @@ def test_a_closed_rule_says_when_its_store_is_asked_again(left_us, told_us, told
     """Retry-After of a dead store is the time until somebody looks whether it is back; where nobody knows it, a second."""
     g = gate(rule("all", "9/s", on_failure=OnFailure(CLOSED)))
     guards_word = Decision(False, 9, 0, left_us, left_us, 0, 0, "all")
-    refusal = g.failing.answer(g, asked(g, request()), guards_word).refusal
+    refusal = g.on_failure.answer(g, asked(g, request()), guards_word).refusal
     assert (refusal.retry_us, refusal.retry_after, refusal.reason) == (told_us, told, "store")
 
 
@@ -206,10 +206,10 @@ def test_what_can_not_be_settled_stays_charged(local, colour, caplog):
     answer = asked(g, request(), colour)
     store.failing = {"give_back"}
     if colour == "aask":
-        asyncio.run(answer.adone(200))
+        asyncio.run(answer.asettle(200))
     else:
-        answer.done(200)
-    assert not answer.owes
+        answer.settle(200)
+    assert not answer.needs_settlement
     assert not asked(g, request(), colour)
     if local:  # a guard tells of its store itself
         assert "settling with the store of 'limitkeeper' failed: give_back: nobody answers" in caplog.text

@@ -30,7 +30,7 @@ def test_one_question_for_all_rules(colour):
     g, store = far_gate(*[rule(f"r{i}", "9/s", key=key("user")) for i in range(5)])
     asked(g, request(user="a"), colour)
     assert store.calls == ["decide"]
-    assert g.quick(request(user="a")) is None
+    assert g.ask_nowait(request(user="a")) is None
 
 
 @pytest.mark.parametrize("colour", FAR)
@@ -109,8 +109,8 @@ def test_a_store_that_fails_a_request_on_its_way_to_wait_fails_it_as_the_rule_sa
     assert asked(g, request(), colour)
     passed = store.decide
 
-    def then_fails(*said):
-        answer = passed(*said)
+    def then_fails(*args, **options):
+        answer = passed(*args, **options)
         store.failing = {"decide"}
         return answer
 
@@ -143,7 +143,7 @@ def test_a_real_server_behind_a_gate(redis, valkey, colour):
             return await g.aask(request(**said)) if colour == "aask" else g.ask(request(**said))
 
         async def done(passage, status):
-            await passage.adone(status) if colour == "aask" else passage.done(status)
+            await passage.asettle(status) if colour == "aask" else passage.settle(status)
 
         answers = [await ask(user="a") for _ in range(4)]
         assert [a.allowed for a in answers] == [True] * 3 + [False]
@@ -188,7 +188,7 @@ def test_a_lease_answers_at_once(redis):
         store=leased,
     )
     g.ask(request(user="a"))
-    answers = [g.quick(request(user="a")) for _ in range(20)]
+    answers = [g.ask_nowait(request(user="a")) for _ in range(20)]
     assert all(answer is not None and answer.allowed for answer in answers)
     g.close()
     leased.close()
@@ -255,7 +255,7 @@ def test_a_request_sees_one_version():
     before = g.policy
     g.reload(policy(rule("login", "fixed window 5/min")))
     assert answer.policy is before
-    answer.done(200)  # given back, as the version said that it saw
+    answer.settle(200)  # given back, as the version said that it saw
     assert answer.decision.limit == 1
     assert asked(g, request()).decision.remaining == 4
 

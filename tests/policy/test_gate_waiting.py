@@ -109,8 +109,8 @@ def test_a_rule_that_rejects_is_not_waited_for():
 def test_quick_leaves_waiting_to_others():
     """`quick` never waits: it says None, and nothing was done."""
     g = gate(rule("all", "10/s burst 1", on_refusal=waiting(500)))
-    assert g.quick(request()) is not None
-    assert g.quick(request()) is None
+    assert g.ask_nowait(request()) is not None
+    assert g.ask_nowait(request()) is None
     assert g.snapshot().requests == 1
 
 
@@ -312,7 +312,7 @@ def test_who_goes_while_waiting_for_the_second_gives_the_first_back():
         gone = asyncio.ensure_future(g.aask(request(user="a")))
         await asyncio.sleep(0.01)
         clock.advance(0.5)
-        assert g.quick(request(user="b")).allowed
+        assert g.ask_nowait(request(user="b")).allowed
         await asyncio.sleep(0.01)
         assert not g.explain(request(user="a"))[0].decision.allowed
         gone.cancel()

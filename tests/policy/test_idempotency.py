@@ -38,7 +38,7 @@ def test_who_waits_vouches_for_nobody():
         assert not await g.aask(request(**SAID))
         first.cancel()
         await asyncio.gather(first, return_exceptions=True)
-        assert g.quick(request(**SAID)) is None
+        assert g.ask_nowait(request(**SAID)) is None
         assert (g.snapshot().rules[0].replayed, g.snapshot().rules[0].waiting) == (0, 0)
 
     asyncio.run(main())
@@ -85,11 +85,11 @@ def test_twins_get_their_charge_back(redis):
 def test_an_outcome_that_does_not_count_leaves_no_mark(colour):
     """Whoever logs in himself first can't guess ten passwords for nothing behind it."""
     g = gate(rule("login", "fixed window 2/h", key=key("user"), once=ONCE, charge=Charge(((401, 401),))))
-    asked(g, request(**SAID), colour).done(200)
+    asked(g, request(**SAID), colour).settle(200)
     guesses = []
     for _ in range(3):
         guesses.append(asked(g, request(**SAID), colour))
-        guesses[-1].done(401)
+        guesses[-1].settle(401)
     assert g.snapshot().rules[0].replayed == 2
     assert passes(g, 2, user="a") == [True, False]
 
@@ -194,7 +194,7 @@ def test_a_twin_that_owes_is_settled_by_its_outcome(status):
     store = WrappedStore(MemoryStore(clock=clock), local=True)
     g = Gate(policy(rule("login", "fixed window 9/h", key=key("user"), once=ONCE, charge=Charge(((401, 401),)))), store=store)
     for passage in one_inside_another(g, store, "ask"):
-        passage.done(status)
+        passage.settle(status)
     assert asked(g, request(user="a")).decision.remaining == (8 if status == 200 else 6)
 
 
@@ -215,8 +215,8 @@ def test_a_mark_that_can_not_be_made_fails_nobody(colour, caplog):
     g = Gate(policy(rule("pay", "fixed window 2/h", key=key("user"), once=ONCE, charge=Charge(((401, 401),)))), store=store)
     store.failing = {"decide_many"}
     passage = asked(g, request(**SAID), colour)
-    passage.done(401)
+    passage.settle(401)
     assert "marking an idempotency key in the store of 'limitkeeper' failed: decide_many: nobody answers" in caplog.text
-    asked(g, request(**SAID), colour).done(200)
+    asked(g, request(**SAID), colour).settle(200)
     store.failing = set()
     assert asked(g, request(user="a")).decision.remaining == 0

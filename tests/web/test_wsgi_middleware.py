@@ -280,7 +280,7 @@ def test_an_environ_may_leave_things_out():
     environ = {"REQUEST_METHOD": "GET"}
     facts = WsgiRequestContext(environ)
     assert (facts.path, facts.query("a"), facts.peer(), facts.certificate(), facts.header("x")) == ("", None, None, None, None)
-    assert (facts.raw, facts.environ, facts.found, facts.captured) == (environ, environ, {}, {})
+    assert (facts.raw, facts.environ, facts.identities, facts.captured) == (environ, environ, {}, {})
     assert facts.differs("query", "a") is facts.differs("header", "a") is False
     assert WsgiRequestContext(environ_of("GET", "/?n=1&n=2")).differs("header", "n") is False
 

@@ -48,37 +48,37 @@ class RuleExplanation:
 
 def explain(gate: Gate, request: RequestContext) -> list[RuleExplanation]:
     """Explains every rule of the gate's policy."""
-    compiled = gate.edition
+    compiled = gate.compiled
     matched = compiled.find(request.method, request.path)
     request.captured = matched.captured or request.captured
-    exempt = True if matched.exempt else compiled.pardoned(matched, request)
+    exempt = True if matched.exempt else compiled.exempted_rules(matched, request)
     found = []
-    for rule in compiled.clauses:
+    for rule in compiled.rules:
         reason = EXEMPT if exempt is True or (exempt and rule.name in exempt) else why_not(rule, request, matched)
         key = None if reason else rule.key_for(request)
         if not reason and not isinstance(key, str):
-            reason = f"no part of its key ({', '.join(' | '.join(part) for part in rule.rule.key)}) is present"
+            reason = f"no part of its key ({', '.join(' | '.join(part) for part in rule.config.key)}) is present"
         if reason or not isinstance(key, str):
-            found.append(RuleExplanation(rule.rule, False, reason))
+            found.append(RuleExplanation(rule.config, False, reason))
             continue
         entries = rule.limits_for(request, key)
         if not entries:
-            found.append(RuleExplanation(rule.rule, True, "unlimited", key))
+            found.append(RuleExplanation(rule.config, True, "unlimited", key))
             continue
         cost = rule.cost_for(request)
         decision = gate.store.decide([Claim(entry.named, key, cost) for entry in entries], 0, commit=False)
-        found.append(RuleExplanation(rule.rule, True, "", key, entries, cost, decision))
+        found.append(RuleExplanation(rule.config, True, "", key, entries, cost, decision))
     return found
 
 
 def why_not(rule: CompiledRule, request: RequestContext, matched: MatchedRules) -> str:
     """Which part of a rule's `match` or `when` does not hold; "" when all of it does."""
-    if rule not in matched.clauses:
+    if rule not in matched.rules:
         return "method and path do not match"
-    hosts = matched.hosts[matched.clauses.index(rule)] if matched.hosts else ()
+    hosts = matched.hosts[matched.rules.index(rule)] if matched.hosts else ()
     if hosts and not limits_host(hosts, request):
         return f"expected the host {' or '.join(hosts)}, got {request.host() or 'none'}"
-    when = rule.rule.when
+    when = rule.config.when
     for name in when.present:
         if identity_of(rule.identities, request, name) is None:
             return f"{name} is absent"

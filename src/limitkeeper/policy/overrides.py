@@ -1,4 +1,4 @@
-"""Limits of single keys that change while the program runs: a customer's new plan needs no deploy.
+"""Limits of single keys that change while the program runs: a customer's new matched needs no deploy.
 
 Two sources. `CalledOverrides` asks a function of the application and keeps what it said for a while; the function runs while a
 request is decided, so it should answer from memory. `HashOverrides` reads a hash in Redis (key → text of a limit) in a thread of
@@ -60,7 +60,7 @@ class CalledOverrides:
             raise ConfigurationError(f"keep: {keep_us} µs; write how long an answer is kept, such as 10s")
         self.call = call
         self.keep_us = keep_us
-        self.complaints = CallbackErrors()
+        self.callback_errors = CallbackErrors()
         self._clock = clock
         self._kept: dict[str, tuple[int, Limits | None]] = {}
 
@@ -70,7 +70,7 @@ class CalledOverrides:
     @property
     def failures(self) -> int:
         """How often the function raised, or answered what is no limit."""
-        return self.complaints.count
+        return self.callback_errors.count
 
     def get(self, key: str) -> Limits | None:
         kept = self._kept.get(key)
@@ -85,9 +85,9 @@ class CalledOverrides:
         try:
             return limits_of(self.call(key))
         except InvalidLimit as error:
-            self.complaints.report("%s: %s; the limit stays as it was", callback_name(self.call), error)
+            self.callback_errors.report("%s: %s; the limit stays as it was", callback_name(self.call), error)
         except Exception as error:
-            self.complaints.report("%s raised %s; the limit stays as it was", callback_name(self.call), type(error).__name__)
+            self.callback_errors.report("%s raised %s; the limit stays as it was", callback_name(self.call), type(error).__name__)
         return known
 
     def close(self) -> None:
@@ -133,7 +133,7 @@ class HashOverrides:
     def failures(self) -> int:
         """How often the hash could not be read, or a field of it not be understood."""
         reader = self._reader
-        return 0 if reader is None else reader.complaints.count
+        return 0 if reader is None else reader.callback_errors.count
 
     def close(self) -> None:
         """Stops reading, unless somebody else wants the same hash."""
@@ -157,7 +157,7 @@ class Reader:
         self.id = (url, name, refresh_us)
         self.limits: dict[str, Limits] = _known.get((url, name), {})
         self.first = threading.Event()
-        self.complaints = CallbackErrors()
+        self.callback_errors = CallbackErrors()
         self.users = 0
         self._understood: dict[bytes, Limits] = {}  # by text: plans are few, customers many
         self._misread: set[tuple[bytes, bytes]] = set()  # fields that were complained of
@@ -200,7 +200,7 @@ class Reader:
         try:
             fields = hash.read()
         except Exception as error:
-            self.complaints.report("limits of single keys can't be read (%s); those known stay", error)
+            self.callback_errors.report("limits of single keys can't be read (%s); those known stay", error)
             return
         misread: dict[tuple[bytes, bytes], Exception] = {}
         found: dict[str, Limits] = {}
@@ -227,7 +227,7 @@ class Reader:
         """One line for each field that makes no sense, when it is first seen so."""
         new = {said: error for said, error in misread.items() if said not in self._misread}
         self._misread = set(misread)
-        self.complaints.count += len(new)
+        self.callback_errors.count += len(new)
         for (field, text), error in islice(new.items(), MOST_TOLD):
             log.warning("hash %r, field %r: %r is skipped: %s", self.id[1], field[:SHOWN], text[:SHOWN], error)
         if len(new) > MOST_TOLD:
