@@ -58,7 +58,6 @@ test: setup $(PLAIN)/.ready
 # The same with all matrices, fault runs and installations, on the compiled build; then the plain build with coverage.
 test-all: setup $(PLAIN)/.ready
 	$(COMPILED_RUN) tests
-	$(PLAIN_RUN) tests
 	LIMITKEEPER_EFFORT=0.2 LIMITKEEPER_EXPECT=any PYTHONPATH=$(PLAIN) $(PYTEST) -n 2 -m "not slow" --cov --cov-report=term:skip-covered --cov-fail-under=$(COVERAGE) tests
 
 lint: setup

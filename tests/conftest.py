@@ -30,8 +30,8 @@ settings.register_profile("soak", derandomize=False, **PATIENT)
 settings.load_profile("soak" if os.environ.get("LIMITKEEPER_SOAK") == "1" else "steady")
 
 
-#: Folders and files whose subject has compiled modules: these run on the plain build as well. Everything else is the same source on
-#: both builds and runs once (LIMITKEEPER_EXPECT is "plain" in the second run of `make test` and `make test-all` only).
+#: Folders and files whose subject has compiled modules: these run on the plain build as well. Everything else is the same
+#: source on both builds and runs once (LIMITKEEPER_EXPECT is "plain" in the second run of `make test` and `make test-all` only).
 ON_BOTH_BUILDS = (
     "conventions/test_compiled.py",
     "laws/*.py",
