@@ -158,7 +158,7 @@ def test_an_error_handler_may_answer(app, gate):
     @app.errorhandler(429)
     def too_many(error):
         assert isinstance(error, RefusalException)
-        assert g.limitkeeper is error.passage
+        assert g.limitkeeper is error.evaluation
         return {"wait": error.retry_after, "said": error.description}, 429
 
     client = app.test_client()
