@@ -103,7 +103,11 @@ def test_classes_have_limits_of_their_own():
 
     for view in (First.as_view(), Second.as_view(), Third.as_view()):
         assert statuses(view) == [200, 429]
-    assert sorted(route.name.rpartition(".")[0].rpartition(".")[2] for route in site_gates()._gates) == ["First", "Second", "Third"]
+    assert sorted(route.name.rpartition(".")[0].rpartition(".")[2] for route in site_gates()._gates) == [
+        "First",
+        "Second",
+        "Third",
+    ]
 
 
 def test_several_limits_of_a_class_all_count():
