@@ -34,7 +34,7 @@ class HungStore(Store):
     def clock(self) -> Any:
         raise NotImplementedError
 
-    def decide(self, claims: Sequence[Any], max_wait_us: int | None = 0, commit: bool | int = True) -> Decision:
+    def decide(self, claims: Sequence[Any], max_wait_us: int | None = 0, **options: Any) -> Decision:
         try:
             with socket.create_connection(("127.0.0.1", self.port)) as connection:
                 connection.sendall(b"?")

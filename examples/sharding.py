@@ -42,11 +42,11 @@ class Server(MemoryStore):
         """How long the last call took, those before it included."""
         return self.idle_at_us - int(self.clock.now_us())
 
-    def decide(self, claims: Any, max_wait_us: int | None = 0, commit: bool | int = True) -> Decision:
+    def decide(self, claims: Any, max_wait_us: int | None = 0, **options: Any) -> Decision:
         self.serve()
-        return super().decide(claims, max_wait_us, commit)
+        return super().decide(claims, max_wait_us, **options)
 
-    def give_back(self, claims: Any, charged_at: int = -1) -> None:
+    def give_back(self, claims: Any, charged_at: int = -1, source: str = "store") -> None:
         self.serve()
         super().give_back(claims, charged_at)
 

@@ -74,13 +74,13 @@ class WrappedStore(Store):
             raise StoreUnavailable(f"{verb}: nobody answers")
         return self.inner
 
-    def decide(self, claims: Any, max_wait_us: int | None = 0, commit: bool | int = True) -> Decision:
-        return self._noted("decide").decide(claims, max_wait_us, commit)
+    def decide(self, claims: Any, max_wait_us: int | None = 0, **options: Any) -> Decision:
+        return self._noted("decide").decide(claims, max_wait_us, **options)
 
     def decide_many(self, asks: Any, max_wait_us: int | None = 0) -> list[Decision]:
         return self._noted("decide_many").decide_many(asks, max_wait_us)
 
-    def give_back(self, claims: Any, charged_at: int = -1) -> None:
+    def give_back(self, claims: Any, charged_at: int = -1, source: str = "store") -> None:
         self._noted("give_back").give_back(claims, charged_at)
 
     def reset(self, claims: Any) -> None:

@@ -36,7 +36,7 @@ class HangingStore(FailingStore):
             self.gate.wait(60)
         return inner
 
-    def give_back(self, claims: Any, charged_at: int = -1) -> None:
+    def give_back(self, claims: Any, charged_at: int = -1, source: str = "store") -> None:
         self.returned += [(claim.key, claim.cost) for claim in claims]
         super().give_back(claims, charged_at)
 
@@ -52,11 +52,11 @@ class HangingTasks(HangingStore):
             await asyncio.sleep(0.001)
         return self.inner
 
-    async def adecide(self, claims: Any, max_wait_us: int | None = 0, commit: bool | int = True) -> Decision:
-        return (await self.anoted("decide")).decide(claims, max_wait_us, commit)
+    async def adecide(self, claims: Any, max_wait_us: int | None = 0, **options: Any) -> Decision:
+        return (await self.anoted("decide")).decide(claims, max_wait_us, **options)
 
     async def adecide_many(self, asks: Any, max_wait_us: int | None = 0) -> list[Decision]:
         return (await self.anoted("decide_many")).decide_many(asks, max_wait_us)
 
-    async def agive_back(self, claims: Any, charged_at: int = -1) -> None:
+    async def agive_back(self, claims: Any, charged_at: int = -1, source: str = "store") -> None:
         self.give_back(claims, charged_at)

@@ -186,7 +186,7 @@ def test_exceptions_pass_through(gate):
 
     with pytest.raises(KeyError, match="mine"):
         ask(RateLimitMiddleware(app, policy=gate))
-    assert gate.tally().rules[0].statuses == {"5xx": 1}
+    assert gate.snapshot().rules[0].statuses == {"5xx": 1}
 
 
 def test_a_gate_of_its_own_ends_with_the_app(tmp_path):
@@ -311,10 +311,10 @@ def test_a_client_that_goes_away_is_settled(store, far):
         with pytest.raises(asyncio.CancelledError):
             await task
         assert left() == 1
-        assert gate.tally().rules[0].given_back == 0
+        assert gate.snapshot().rules[0].given_back == 0
 
     def left() -> int:
-        entry = gate.edition.clauses[0].otherwise[0]
+        entry = gate.compiled.rules[0].otherwise[0]
         return store.decide_one(entry.named, "192.0.2.1", 0, 0, False).remaining  # type: ignore[no-any-return]
 
     driven(main())
@@ -361,16 +361,16 @@ def test_a_stream_that_the_client_leaves(store):
 class FarStore(WrappedStore):
     """A store that must be awaited: whoever asks it in the way that blocks is found out."""
 
-    def decide(self, *args: Any) -> Any:
+    def decide(self, *args: Any, **options: Any) -> Any:
         raise AssertionError("a blocking call on the loop")
 
     give_back = decide
 
-    async def adecide(self, claims: Any, max_wait_us: int | None = 0, commit: bool | int = True) -> Any:
+    async def adecide(self, claims: Any, max_wait_us: int | None = 0, **options: Any) -> Any:
         await asyncio.sleep(0.001)
-        return self.inner.decide(claims, max_wait_us, commit)
+        return self.inner.decide(claims, max_wait_us, **options)
 
-    async def agive_back(self, claims: Any, charged_at: int = -1) -> None:
+    async def agive_back(self, claims: Any, charged_at: int = -1, source: str = "store") -> None:
         await asyncio.sleep(0.001)
         self.inner.give_back(claims, charged_at)
 

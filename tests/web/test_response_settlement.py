@@ -129,6 +129,6 @@ def test_a_passage_that_owes_keeps_its_facts(gate):
     assert detach_request(owing, False).facts is not None
     owing.allowed = False
     assert detach_request(owing, False).facts is None
-    free = Evaluation(gate, gate.edition)
+    free = Evaluation(gate, gate.compiled)
     free.facts = WrittenRequest("GET", "/")
     assert detach_request(free, True).facts is None

@@ -31,13 +31,13 @@ class Counted(MemoryStore):
         self.trips.append(self.now_us())
         return ask(*args)
 
-    def decide(self, *args: Any) -> Any:
+    def decide(self, *args: Any, **options: Any) -> Any:
         return self.travel(super().decide, *args)
 
     def decide_many(self, *args: Any) -> Any:
         return self.travel(super().decide_many, *args)
 
-    def give_back(self, *args: Any) -> Any:
+    def give_back(self, *args: Any, **options: Any) -> Any:
         return self.travel(super().give_back, *args)
 
 

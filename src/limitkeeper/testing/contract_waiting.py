@@ -157,7 +157,7 @@ class WaitingLaws:
     @pytest.mark.parametrize("begun", [False, True], ids=["still waiting", "begun"])
     def test_those_behind_a_cancelled_reservation_move_up(self, colour: str, algorithm: type[Limit], begun: bool) -> None:
         """Law 8: within a process, whoever waited behind gets the starts it would have had without the one who left."""
-        if not hasattr(self.make_store(ManualClock()), "rebook"):
+        if not self.make_store(ManualClock()).can_rebook:
             pytest.skip("this store does not offer `rebook`: those behind keep the starts they were given")
 
         def law(limit: Limit, costs: list[int], leaver: int) -> None:

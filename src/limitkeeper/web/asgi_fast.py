@@ -57,7 +57,7 @@ class AsgiRequestContext(RequestContext):
         self.path = path
         self.raw = scope
         self.scope = scope
-        self.found = {}
+        self.identities = {}
         self.captured = NOTHING
         self._query: dict[str, str] | None = None
 
@@ -115,18 +115,18 @@ def parse_query(query: str) -> dict[str, str]:
     return found
 
 
-def admit(quick: Callable[[RequestContext], Evaluation | None], scope: Scope, send: Send) -> HeaderSend | None:
+def admit(ask_nowait: Callable[[RequestContext], Evaluation | None], scope: Scope, send: Send) -> HeaderSend | None:
     """Evaluates a request. Returns the `send` for its response when it is allowed and needs no settlement; otherwise None, and
     `scope["limitkeeper"]` is the evaluation (None: the gate has to be awaited, nothing was charged)."""
-    found = quick(AsgiRequestContext(scope))
+    found = ask_nowait(AsgiRequestContext(scope))
     scope["limitkeeper"] = found
     if found is None:
         return None
     evaluation: Evaluation = found
     evaluation.origin = has_origin(scope)
-    if not evaluation.allowed or evaluation.owes:
+    if not evaluation.allowed or evaluation.needs_settlement:
         return None
-    evaluation.facts = None  # the context holds the scope, which holds the evaluation: no reference cycle is left
+    evaluation.context = None  # the context holds the scope, which holds the evaluation: no reference cycle is left
     return HeaderSend(evaluation, send)
 
 
@@ -162,7 +162,7 @@ class HeaderSend:
             evaluation: Evaluation = self._evaluation
             self._evaluation = None
             if evaluation.allowed:
-                evaluation.responded(status)
+                evaluation.count_response(status)
 
 
 @cython.ccall

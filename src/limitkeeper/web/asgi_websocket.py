@@ -95,13 +95,13 @@ class LimitedWebSocket:
             return {"type": "websocket.disconnect", "code": TRY_AGAIN_LATER, "reason": ""}
         context = AsgiRequestContext(self.scope, MESSAGE)
         try:
-            evaluation = self.gate.quick(context)
+            evaluation = self.gate.ask_nowait(context)
             if evaluation is None:
                 evaluation = await self.gate.aask(context)
         except BaseException:  # the app stopped waiting: its next `receive` returns this message first
             self._undelivered.appendleft(message)
             raise
-        await evaluation.adone(200)
+        await evaluation.asettle(200)
         return message if evaluation.allowed else await self.close(evaluation)
 
     def limits_messages(self) -> bool:

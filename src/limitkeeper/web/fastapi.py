@@ -106,7 +106,7 @@ class RateLimit(RouteLimit):
             if scope["type"] == "websocket":
                 raise WebSocketException(TRY_AGAIN_LATER, close_reason(evaluation))
             raise TooManyRequests(evaluation, context.header("accept"), dict(combined_fields([evaluation])))
-        if evaluation.owes and not evaluations.settles:
+        if evaluation.needs_settlement and not evaluations.settles:
             raise ConfigurationError("a cost or charge that depends on the response needs limitkeeper.web.fastapi.install(app)")
         if response is not None and not evaluations.settles:
             for name, value in evaluations.fields(scope):

@@ -157,12 +157,12 @@ def quote_label(label: str) -> bytes:
 @cython.cfunc
 def template_of(entry: Entry, headers: Headers) -> FieldTemplate:
     """The template of a limit; made again when a reload changed the policy's `headers`."""
-    if entry.posting is not None:
-        known: FieldTemplate = entry.posting
+    if entry.field_template is not None:
+        known: FieldTemplate = entry.field_template
         if known.style.headers is headers:
             return known
     template: FieldTemplate = FieldTemplate(entry, style_of(headers))
-    entry.posting = template
+    entry.field_template = template
     return template
 
 
@@ -256,7 +256,7 @@ def fields(evaluation: Evaluation) -> list[tuple[bytes, bytes]]:
     """The fields of a response, allowed or refused. None where no limit applies, or on a success where the policy says so."""
     decision: Decision = evaluation.decision  # type: ignore[assignment]
     entries: list[Entry] = evaluation.entries
-    headers = evaluation.edition.policy.headers
+    headers = evaluation.compiled.policy.headers
     if decision is None or not entries:
         return [] if evaluation.allowed else add_refusal(evaluation, [], style_of(headers).expose_retry)
     template: FieldTemplate = template_of(entries[0], headers)

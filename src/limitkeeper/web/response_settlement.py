@@ -31,8 +31,8 @@ def detach_request(evaluation: Evaluation, origin: bool) -> Evaluation:
     The context holds the request, which holds the evaluation: a cycle would wait for the garbage collector.
     """
     evaluation.origin = origin
-    if not (evaluation.allowed and evaluation.owes):
-        evaluation.facts = None
+    if not (evaluation.allowed and evaluation.needs_settlement):
+        evaluation.context = None
     return evaluation
 
 
@@ -63,15 +63,15 @@ class Settlement:
             self.status = status
             for evaluation in self.evaluations:
                 if evaluation.allowed:
-                    evaluation.responded(status or GONE)
+                    evaluation.count_response(status or GONE)
 
     def settle(self, failed: bool = False) -> None:
         for evaluation, status, size in self._finish(failed):
-            evaluation.done(status, size)
+            evaluation.settle(status, size)
 
     async def asettle(self, failed: bool = False) -> None:
         for evaluation, status, size in self._finish(failed):
-            await evaluation.adone(status, size)
+            await evaluation.asettle(status, size)
 
     def _finish(self, failed: bool) -> list[tuple[Evaluation, int, int]]:
         """What to settle, at the first call. The outcome is 500 where the application failed, otherwise the status, if any."""
@@ -81,9 +81,9 @@ class Settlement:
         outcome = FAILED if failed and not self.gone else self.status
         self.respond(outcome)
         for evaluation in self.evaluations:
-            if not evaluation.owes:
-                evaluation.facts = None
-        return [(one, outcome, 0 if self.head else self.size) for one in self.evaluations if one.owes]
+            if not evaluation.needs_settlement:
+                evaluation.context = None
+        return [(one, outcome, 0 if self.head else self.size) for one in self.evaluations if one.needs_settlement]
 
 
 def byte_length(chunk: str | bytes | memoryview) -> int:

@@ -96,7 +96,7 @@ class PolicyRule:
         """A gate of that rule alone, on the same store; made again after a reload."""
         policy = self.policy_gate.policy
         if self._gate is None or policy is not self._policy:
-            self._gate = self.policy_gate.alone(self.name)
+            self._gate = self.policy_gate.for_rule(self.name)
             self._policy = policy
         return self._gate
 
@@ -106,10 +106,10 @@ class PolicyRule:
         if evaluation is None or evaluation.gate is not self.policy_gate:
             return False
         context = AsgiRequestContext(scope)
-        matched = evaluation.edition.plan(context)
+        matched = evaluation.compiled.match(context)
         return any(
             rule.name == self.name and (not hosts or limits_host(hosts, context))
-            for rule, hosts in zip(matched.clauses, matched.hosts or [()] * len(matched.clauses), strict=True)
+            for rule, hosts in zip(matched.rules, matched.hosts or [()] * len(matched.rules), strict=True)
         )
 
 
@@ -164,17 +164,17 @@ class RouteLimit:
         context.raw = connection
         context.captured = {name: str(value) for name, value in connection.path_params.items()}
         if key is not None:
-            context.found[CALLER] = str(key)
+            context.identities[CALLER] = str(key)
         elif self._async_key is not None:
             awaited_key = await self._async_key(connection)
-            context.found[CALLER] = None if awaited_key is None else str(awaited_key)
-        evaluation = gate.quick(context)
+            context.identities[CALLER] = None if awaited_key is None else str(awaited_key)
+        evaluation = gate.ask_nowait(context)
         if evaluation is None:
             evaluation = await gate.aask(context)
         evaluation.origin = has_origin(scope)
         evaluations_of(scope).all.append(evaluation)
-        if not evaluation.owes:
-            evaluation.facts = None  # the context holds the request, which holds the evaluation: no reference cycle
+        if not evaluation.needs_settlement:
+            evaluation.context = None  # the context holds the request, which holds the evaluation: no reference cycle
         if getattr(scope.get("limitkeeper"), "decision", None) is None:
             scope["limitkeeper"] = evaluation
         return evaluation
@@ -205,8 +205,8 @@ class Limit(RouteLimit):
             response = await call()
         except BaseException as error:
             status = status_of(error)
-            evaluation.responded(status or GONE)
-            await asyncio.shield(asyncio.ensure_future(evaluation.adone(status)))
+            evaluation.count_response(status or GONE)
+            await asyncio.shield(asyncio.ensure_future(evaluation.asettle(status)))
             raise
         return finish_response(evaluation, response, scope, len(evaluations_of(scope).all) == depth)
 
@@ -214,7 +214,7 @@ class Limit(RouteLimit):
 async def run_websocket(evaluation: Evaluation, websocket: WebSocket, call: Callable[[], Awaitable[object]]) -> object:
     if not evaluation.allowed:
         raise WebSocketException(TRY_AGAIN_LATER, close_reason(evaluation))
-    evaluation.responded(ACCEPTED)
+    evaluation.count_response(ACCEPTED)
     status = ACCEPTED
     try:
         return await call()
@@ -224,7 +224,7 @@ async def run_websocket(evaluation: Evaluation, websocket: WebSocket, call: Call
             status = ACCEPTED
         raise
     finally:
-        await asyncio.shield(asyncio.ensure_future(evaluation.adone(status)))
+        await asyncio.shield(asyncio.ensure_future(evaluation.asettle(status)))
 
 
 def limit(
@@ -310,9 +310,9 @@ def finish_response(evaluation: Evaluation, response: object, scope: Scope, inne
         return SettlingResponse(cast(ASGIApp, response), evaluation)
     if innermost:  # all other limits were evaluated before it
         response.raw_headers[:] = merge(response.raw_headers, evaluations_of(scope).encoded_fields(scope))
-    if evaluation.owes:
+    if evaluation.needs_settlement:
         return SettlingResponse(response, evaluation)
-    evaluation.responded(response.status_code)
+    evaluation.count_response(response.status_code)
     return response
 
 
@@ -324,7 +324,7 @@ class SettlingResponse:
         self.evaluation = evaluation
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if self.evaluation.owes and self.evaluation.allowed:
+        if self.evaluation.needs_settlement and self.evaluation.allowed:
             await SettlingSend([self.evaluation], scope, send).run(self.app, scope, receive)
         else:
             await self.app(scope, receive, HeaderSend(self.evaluation, send))

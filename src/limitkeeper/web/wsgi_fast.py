@@ -126,7 +126,7 @@ class HeaderStartResponse:
         evaluation: Evaluation = self.evaluation
         code = 200 if status == "200 OK" else int(status[:3])
         if self.status == 0 and evaluation.allowed:
-            evaluation.responded(code)
+            evaluation.count_response(code)
         self.status = code
         merged = append_fields(headers, spell(fields(evaluation)))
         if exc_info is None:
@@ -167,9 +167,9 @@ class WsgiApp:
         evaluation: Evaluation = self.ask(context)
         environ[EVALUATION] = evaluation
         evaluation.origin = "HTTP_ORIGIN" in environ
-        if evaluation.owes and evaluation.allowed:
+        if evaluation.needs_settlement and evaluation.allowed:
             return self.run_and_settle(evaluation, environ, start_response)
-        evaluation.facts = None  # the context holds the environ, which holds the evaluation: no reference cycle is left
+        evaluation.context = None  # the context holds the environ, which holds the evaluation: no reference cycle is left
         if not evaluation.allowed:
             return self.refuse(evaluation, environ, start_response)
         start: HeaderStartResponse = HeaderStartResponse.__new__(HeaderStartResponse)
@@ -180,7 +180,7 @@ class WsgiApp:
             return self.app(environ, start)
         except BaseException:
             if start.status == 0:
-                evaluation.responded(500)
+                evaluation.count_response(500)
             raise
 
     def refuse(self, evaluation: Evaluation, environ: dict[str, Any], start_response: StartResponse) -> Iterable[bytes]:
@@ -201,6 +201,6 @@ def read_environ(context: WsgiRequestContext, environ: dict[str, Any]) -> cython
     context.path = path if path.isascii() else decode_path(path)
     context.raw = environ
     context.environ = environ
-    context.found = {}
+    context.identities = {}
     context.captured = NOTHING
     return 0

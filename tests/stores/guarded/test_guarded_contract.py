@@ -62,8 +62,8 @@ def test_a_guard_is_as_near_as_its_store(store, near):
 
 def test_rebook_is_offered_when_the_store_behind_offers_it(store):
     """A line moves up behind a guard exactly where it does without one."""
-    assert hasattr(GuardedStore(store), "rebook")
-    assert not hasattr(GuardedStore(FailingStore(store)), "rebook")
+    assert GuardedStore(store).can_rebook
+    assert not GuardedStore(FailingStore(store)).can_rebook
 
 
 def test_a_guard_keeps_its_word_to_a_guard_around_it(store):

@@ -181,7 +181,7 @@ def test_other_exceptions_are_no_failure_and_are_not_hidden(behind, guarded, mon
     """What is not a StoreError is a mistake, and goes to the caller."""
     guard = guarded()
     limiter = Limiter("5/s", store=guard)
-    monkeypatch.setattr(behind, "decide", lambda *_: 1 / 0)
+    monkeypatch.setattr(behind, "decide", lambda *_, **__: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         limiter.hit("a")
     assert guard.stats().failures == 0

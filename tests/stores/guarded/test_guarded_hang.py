@@ -386,10 +386,10 @@ def test_a_guard_survives_a_fork(python):
 
         class Failing(MemoryStore):
             fails = True
-            def decide(self, claims, max_wait_us=0, commit=True):
+            def decide(self, claims, max_wait_us=0, **options):
                 if self.fails:
                     raise StoreUnavailable("gone")
-                return MemoryStore.decide(self, claims, max_wait_us, commit)
+                return MemoryStore.decide(self, claims, max_wait_us, **options)
 
         store = Failing()
         guard = GuardedStore(store, failures=1, backoff="1ms", max_backoff="2ms", ramp="1ms")

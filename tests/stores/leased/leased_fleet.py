@@ -48,13 +48,13 @@ class Tally(Store):
             raise self.failing[verb]
         return self.inner
 
-    def decide(self, claims: Any, max_wait_us: int | None = 0, commit: bool | int = True) -> Any:
-        return self._noted("decide", sum(claim.cost for claim in claims)).decide(claims, max_wait_us, commit)
+    def decide(self, claims: Any, max_wait_us: int | None = 0, **options: Any) -> Any:
+        return self._noted("decide", sum(claim.cost for claim in claims)).decide(claims, max_wait_us, **options)
 
     def decide_many(self, asks: Any, max_wait_us: int | None = 0) -> Any:
         return self._noted("decide_many", sum(c.cost for claims in asks for c in claims)).decide_many(asks, max_wait_us)
 
-    def give_back(self, claims: Any, charged_at: int = -1) -> None:
+    def give_back(self, claims: Any, charged_at: int = -1, source: str = "store") -> None:
         self._noted("give_back", sum(claim.cost for claim in claims)).give_back(claims, charged_at)
 
     def reset(self, claims: Any) -> None:

@@ -28,13 +28,13 @@ class FarStore(Tally):
     def __init__(self) -> None:
         super().__init__(MemoryStore(), local=False)
 
-    def decide(self, claims, max_wait_us=0, commit=True):
+    def decide(self, claims, max_wait_us=0, **options):
         time.sleep(self.trip)
-        return super().decide(claims, max_wait_us, commit)
+        return super().decide(claims, max_wait_us, **options)
 
-    async def adecide(self, claims, max_wait_us=0, commit=True):
+    async def adecide(self, claims, max_wait_us=0, **options):
         await asyncio.sleep(self.trip / 2)
-        decision = super().decide(claims, max_wait_us, commit)
+        decision = super().decide(claims, max_wait_us, **options)
         await asyncio.sleep(self.trip / 2)
         return decision
 
@@ -201,7 +201,7 @@ def test_a_failure_reaches_all_who_waited_for_the_batch(eventually):
     come, gone, asked, failed = [], threading.Event(), [], []
 
     class Slow(Tally):
-        def decide(self, claims, max_wait_us=0, commit=True):
+        def decide(self, claims, max_wait_us=0, **options):
             asked.append(claims)
             assert gone.wait(60)
             raise StoreUnavailable("nobody answers")

@@ -57,15 +57,15 @@ class LuaStore(Store):
     def register(self, limit: NamedLimit) -> None:
         self.send(operations.knowing(self.names, limit, self.moment()))
 
-    def decide(self, claims: Sequence[Claim], max_wait_us: int | None = 0, commit: bool | int = True) -> Decision:
-        return self.send(operations.deciding(self.names, checked(claims), max_wait_us, commit, self.moment()))[0]
+    def decide(self, claims: Sequence[Claim], max_wait_us: int | None = 0, **options: Any) -> Decision:
+        return self.send(operations.deciding(self.names, checked(claims), max_wait_us, now_us=self.moment(), **options))[0]
 
     def decide_many(self, many: Sequence[Sequence[Claim]], max_wait_us: int | None = 0) -> list[Decision]:
         now_us = self.moment()
         made = [operations.deciding(self.names, checked(claims), max_wait_us, True, now_us) for claims in many]
         return self.send(*made) if made else []
 
-    def give_back(self, claims: Sequence[Claim], charged_at: int = -1) -> None:
+    def give_back(self, claims: Sequence[Claim], charged_at: int = -1, source: str = "store") -> None:
         self.send(operations.giving_back(self.names, claims, charged_at, self.moment()))
 
     def reset(self, claims: Sequence[Claim]) -> None:
@@ -91,6 +91,8 @@ class LuaStore(Store):
 
 class MovingStore(LuaStore):
     """One whose waiters move up when somebody leaves."""
+
+    can_rebook = True
 
     def rebook(self, turns: Sequence[Any]) -> list[Decision | None]:
         return self.send(operations.rebooking(self.names, turns, self.moment()))[0]

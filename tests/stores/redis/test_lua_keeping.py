@@ -182,7 +182,7 @@ def test_a_changed_rate_reads_the_old_state_as_memory_does(client: Any, old: Lim
             one = NamedLimit("changing", "rate", limit)
             store.register(one)
             for cost, max_wait_us, commit in ((1, 0, False), (2, 0, True), (1, 10**7, True), (1, 0, True)):
-                said.append(store.decide([Claim(one, "a", cost)], max_wait_us, commit))
+                said.append(store.decide([Claim(one, "a", cost)], max_wait_us, commit=commit))
                 clock.advance(0.37 + step)
             said.append(store.items(one))
     assert told[0] == told[1]

@@ -28,15 +28,15 @@ class FarShard(MemoryStore):
         if self.down or verb in self.failing:
             raise StoreTimeout("no answer in time") if self.down == "slow" else StoreUnavailable("nobody answers")
 
-    def decide(self, claims: Any, max_wait_us: int | None = 0, commit: bool | int = True) -> Decision:
-        self.noted("decide" if commit else "peek")
-        return super().decide(claims, max_wait_us, commit)
+    def decide(self, claims: Any, max_wait_us: int | None = 0, **options: Any) -> Decision:
+        self.noted("decide" if options.get("commit", True) else "peek")
+        return super().decide(claims, max_wait_us, **options)
 
     def decide_many(self, asks: Any, max_wait_us: int | None = 0) -> list[Decision]:
         self.noted("decide_many")
         return super().decide_many(asks, max_wait_us)
 
-    def give_back(self, claims: Any, charged_at: int = -1) -> None:
+    def give_back(self, claims: Any, charged_at: int = -1, source: str = "store") -> None:
         self.noted("give_back")
         super().give_back(claims, charged_at)
 

@@ -118,7 +118,7 @@ def leading(store: LeasedStore, terms: LeaseTerms, lease: Lease, cost: int, want
 def peeking(store: LeasedStore, terms: LeaseTerms, lease: Lease | None, key: str, cost: int) -> Plan:
     """What a hit would be told: what is in hand counts, the parent is asked about the rest."""
     hand = 0 if lease is None else lease.in_hand(store.moment_us())
-    decision = yield "decide", ([Claim(terms.theirs, key, max(0, cost - hand))], 0, False)
+    decision = yield "decide", ([Claim(terms.theirs, key, max(0, cost - hand))], 0), {"commit": False}
     return with_hand(terms, decision, hand)
 
 
@@ -132,7 +132,7 @@ def cold(store: LeasedStore, terms: LeaseTerms, lease: Lease | None, key: str, c
             held = lease.withdraw(now_us, cost)
     sent_us = 0 if store.controlled else store.moment_us()
     try:
-        decision = yield "decide", ([Claim(terms.theirs, key, cost - held)], 0, True)
+        decision = yield "decide", ([Claim(terms.theirs, key, cost - held)], 0)
     except BaseException:
         put_back(store, lease, held)
         raise

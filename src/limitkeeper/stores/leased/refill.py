@@ -50,7 +50,7 @@ def fetching(store: LeasedStore, wants: Iterable[tuple[Lease, int, int]]) -> Pla
             now = [ask for ask in asks if ask[1][1] == late]
             asks = [ask for ask in asks if ask[1][1] != late]
             if len(now) == 1:
-                answers = [(yield "decide", ([now[0][1][0]], late, True))]
+                answers = [(yield "decide", ([now[0][1][0]], late))]
             else:
                 answers = yield "decide_many", ([[ask[1][0]] for ask in now], late)
             for (plan, _), answer in zip(now, answers, strict=True):

@@ -143,7 +143,7 @@ class RebookRequest(ScriptRequest):
         parts, self.keys = [_REBOOK.pack(VERBS["rebook"][0], len(turns))], []
         if now_us is not None:
             parts.append(NOW.pack(now_us))
-        for spots, (claims, charged_at, deadline_us, stays) in zip(self.spots, turns, strict=True):
+        for spots, (claims, charged_at, deadline_us, stays, _) in zip(self.spots, turns, strict=True):
             parts.append(_TURN.pack(len(claims), stays, charged_at, -1 if deadline_us is None else deadline_us))
             at = len(self.keys)
             self.keys += pack_claims(parts, spots, claims, instead[at : at + len(claims)], gives=True)

@@ -41,7 +41,7 @@ class DjangoRequestContext(WsgiRequestContext):
         self.path = request.path
         self.raw = request
         self.environ = request.META
-        self.found = {}
+        self.identities = {}
         self.captured = NOTHING
 
 
@@ -68,7 +68,7 @@ def respond(gate: Gate, view: Handler, request: HttpRequest, *args: object, **na
 async def arespond(gate: Gate, view: Handler, request: HttpRequest, *args: object, **named: object) -> HttpResponseBase:
     """The same without blocking."""
     context = DjangoRequestContext(request)
-    evaluation = gate.quick(context)
+    evaluation = gate.ask_nowait(context)
     evaluation = record(request, await gate.aask(context) if evaluation is None else evaluation)
     if not evaluation.allowed:
         handler = evaluation.degrade
@@ -118,7 +118,7 @@ def refusal_response(evaluation: Evaluation, request: HttpRequest) -> HttpRespon
 def settlement_of(evaluation: Evaluation, response: HttpResponseBase, request: HttpRequest) -> Settlement | None:
     """Counts a response. Returns the settlement if the size is known; otherwise it is settled at the end of the body."""
     evaluation.responded(response.status_code)
-    if not evaluation.owes:
+    if not evaluation.needs_settlement:
         return None
     settlement = Settlement([evaluation], response.status_code, head=request.method == "HEAD")
     if not response.streaming:

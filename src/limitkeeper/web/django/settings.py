@@ -92,7 +92,7 @@ def make_gates() -> HandlerGates:
 
 
 def gate() -> Gate:
-    """The gate of the policy in the settings: `gate().tally()`."""
+    """The gate of the policy in the settings: `gate().snapshot()`."""
     found = site_gates().gate
     if found is None:
         raise ConfigurationError('there is no policy: set LIMITKEEPER = {"POLICY": "limitkeeper.yaml"}')

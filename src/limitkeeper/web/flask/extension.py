@@ -90,7 +90,7 @@ class RateLimit:
 
     @property
     def gate(self) -> Gate:
-        """The gate of the current application's policy: `limits.gate.tally()`."""
+        """The gate of the current application's policy: `limits.gate.snapshot()`."""
         gate = gates_of(current_app).gate
         if gate is None:
             raise ConfigurationError("this application has no policy: pass policy= to RateLimit, or set LIMITKEEPER_POLICY")

@@ -69,7 +69,7 @@ def evaluate(gate: Gate) -> ResponseReturnValue | None:
         after_this_request(finish_response)
     environ[EVALUATIONS].append(evaluation)
     if evaluation.allowed:
-        if evaluation.owes:
+        if evaluation.needs_settlement:
             environ.setdefault(SETTLEMENTS, []).append(Settlement([evaluation], head=request.method == "HEAD"))
         return None
     if evaluation.degrade is not None:
@@ -88,7 +88,7 @@ def finish_response(response: Response) -> Response:
     settlements: list[Settlement] = environ.pop(SETTLEMENTS, [])
     for evaluation in evaluations:
         if evaluation.allowed:
-            evaluation.responded(response.status_code)
+            evaluation.count_response(response.status_code)
     for settlement in settlements:
         settlement.status, settlement.counted = response.status_code, True
         settle(settlement, response)
