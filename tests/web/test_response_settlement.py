@@ -126,9 +126,9 @@ def test_a_chunk_has_a_length(chunk, bytes_):
 def test_a_passage_that_owes_keeps_its_facts(gate):
     """Facts are needed to settle; without a debt, or refused, a passage lets go of them."""
     owing = gate.ask(WrittenRequest("GET", "/"))
-    assert detach_request(owing, False).facts is not None
+    assert detach_request(owing, False).context is not None
     owing.allowed = False
-    assert detach_request(owing, False).facts is None
+    assert detach_request(owing, False).context is None
     free = Evaluation(gate, gate.compiled)
-    free.facts = WrittenRequest("GET", "/")
-    assert detach_request(free, True).facts is None
+    free.context = WrittenRequest("GET", "/")
+    assert detach_request(free, True).context is None

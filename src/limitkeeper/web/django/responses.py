@@ -117,7 +117,7 @@ def refusal_response(evaluation: Evaluation, request: HttpRequest) -> HttpRespon
 
 def settlement_of(evaluation: Evaluation, response: HttpResponseBase, request: HttpRequest) -> Settlement | None:
     """Counts a response. Returns the settlement if the size is known; otherwise it is settled at the end of the body."""
-    evaluation.responded(response.status_code)
+    evaluation.count_response(response.status_code)
     if not evaluation.needs_settlement:
         return None
     settlement = Settlement([evaluation], response.status_code, head=request.method == "HEAD")
