@@ -29,7 +29,7 @@ from ...policy.gate import Gate
 from ...policy.identity.identify import Called
 from ...policy.model import Policy
 from ...policy.reading.diagnostics import ERROR, Diagnostic
-from ...policy.reading.load import examined
+from ...policy.reading.load import examine
 from ...stores.memory import MemoryStore
 from .settings import import_handlers, read_policy, read_setting
 
@@ -75,14 +75,14 @@ def check_policy() -> tuple[Policy | None, list[CheckMessage]]:
     if not Path(policy).is_file():
         hint = "A relative path starts at BASE_DIR, or at the working directory when there is none."
         return None, [Error(f"The policy {policy} does not exist.", hint=hint, id="limitkeeper.E002")]
-    made, page = examined(policy)
-    return made, [check_message(diagnostic) for diagnostic in page.mistakes()]
+    made, context = examine(policy)
+    return made, [check_message(diagnostic) for diagnostic in context.diagnostics()]
 
 
 def check_message(diagnostic: Diagnostic) -> CheckMessage:
     """A diagnostic of a policy file as a check message: its place in front, its suggestion as the hint."""
     kind, number = (Error, "limitkeeper.E003") if diagnostic.severity == ERROR else (CheckWarning, "limitkeeper.W001")
-    return kind(f"{diagnostic.place}: {diagnostic.message}", hint=diagnostic.suggestion or None, id=number)
+    return kind(f"{diagnostic.location}: {diagnostic.message}", hint=diagnostic.suggestion or None, id=number)
 
 
 def check_functions(policy: Policy | None) -> Iterator[CheckMessage]:
