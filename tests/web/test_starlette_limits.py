@@ -268,7 +268,7 @@ def test_mistakes_are_told_where_they_stand(store):
         limit()
     with pytest.raises(ConfigurationError):
         limit("5 per fortnite")
-    with pytest.raises(ConfigurationError, match="key: error: 5 stands here"):
+    with pytest.raises(ConfigurationError, match="key: error: expected a key, got 5"):
         limit("5/s", key=5)  # type: ignore[arg-type]
     with pytest.raises(ConfigurationError, match="'user'"):
         limit("5/s", key="user")
