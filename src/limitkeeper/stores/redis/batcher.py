@@ -9,12 +9,12 @@ cancelled later has been decided: what was charged stays charged. A batch has on
 from __future__ import annotations
 
 import asyncio
-import os
 import weakref
 from collections.abc import Callable, Hashable, Sequence
 from typing import Protocol
 
 from ...errors import ConfigurationError, StoreError, StoreUnavailable
+from ...fork import reset_after_fork
 from ..sans_io import Plan
 from .address import Endpoint
 from .async_connection import AsyncConnections
@@ -155,6 +155,9 @@ def _resolve(futures: Sequence[Future], error: BaseException | None) -> None:
                 future.set_exception(type(error)(*error.args))  # each caller raises its own
 
 
+_of_parent: list[object] = []  # kept alive after a fork, so that nothing of the parent's loops is closed
+
+
 class BatchersByLoop:
     """The batchers of a store, one per running event loop. A batcher ends with its loop; a store outlives any number of them."""
 
@@ -162,7 +165,7 @@ class BatchersByLoop:
         self._store = weakref.ref(store)
         self._batchers: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Batcher] = weakref.WeakKeyDictionary()
         self._last: Batcher | None = None  # of the loop that called last: a lookup in a weak dictionary is slow
-        _all.add(self)
+        reset_after_fork(self)
 
     def current(self) -> Batcher:
         """The batcher of the running loop."""
@@ -194,21 +197,8 @@ class BatchersByLoop:
         self.close()
         await asyncio.sleep(0)  # transports end in the next iteration
 
-    def after_fork(self) -> None:
+    def _reset_after_fork(self) -> None:
         """In a child process the parent's loops are neither used nor closed."""
         _of_parent.append((self._batchers, self._last))
         self._batchers = weakref.WeakKeyDictionary()
         self._last = None
-
-
-_all: weakref.WeakSet[BatchersByLoop] = weakref.WeakSet()
-_of_parent: list[object] = []
-
-
-def _after_fork() -> None:
-    for batchers in _all:
-        batchers.after_fork()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)

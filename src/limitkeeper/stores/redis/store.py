@@ -365,6 +365,9 @@ class RedisStore(Store):
     async def areset(self, claims: Sequence[Claim]) -> None:
         await self._arun(key_scan.delete_keys(self.route, self.names, claims))
 
+    async def aload(self, limit: NamedLimit, items: Iterable[tuple[str, State]]) -> None:
+        await self._arun(self._load(limit, list(items)))
+
     async def aclose(self) -> None:
         self.pool.close()
         await self.batchers.aclose()

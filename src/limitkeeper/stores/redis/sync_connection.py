@@ -9,15 +9,14 @@ Rejected: SO_RCVTIMEO, which saves a system call (8 % of the CPU) and rounds a b
 
 from __future__ import annotations
 
-import os
 import select
 import socket
 import ssl
-import weakref
 from collections.abc import Callable, Sequence
 
 from ...clock import Clock
 from ...errors import StoreError, StoreTimeout, StoreUnavailable
+from ...fork import reset_after_fork
 from .. import sans_io
 from ..sans_io import Call, Plan, T
 from .address import Endpoint, Login
@@ -133,7 +132,7 @@ class SyncPool:
         self._idle: dict[tuple[Endpoint, Login], list[SyncConnection]] = {}
         self._now_us, self._sleep = clock.now_us, clock.sleep
         self.generation = 0
-        _pools.add(self)
+        reset_after_fork(self)
 
     def idle(self, endpoint: Endpoint, login: Login) -> list[SyncConnection]:
         """The unused connections; taking the last and putting it back needs no lock."""
@@ -266,6 +265,10 @@ class SyncPool:
             while idle:
                 idle.pop().close()
 
+    def _reset_after_fork(self) -> None:
+        """Closes the child's copies of its parent's sockets, which does not end the parent's connections."""
+        self.close()
+
 
 def _socket(endpoint: Endpoint, timeout: float) -> socket.socket:
     if timeout <= 0:
@@ -283,16 +286,3 @@ def _socket(endpoint: Endpoint, timeout: float) -> socket.socket:
         sock.close()
         raise
     return sock
-
-
-_pools: weakref.WeakSet[SyncPool] = weakref.WeakSet()
-
-
-def _after_fork() -> None:
-    """Closes a child's copies of its parent's sockets, which does not end the parent's connections."""
-    for pool in _pools:
-        pool.close()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)
