@@ -261,10 +261,10 @@ def test_an_error_never_shows_a_password() -> None:
 
 def test_urls_are_read() -> None:
     """Hosts, ports, IPv6, several hosts, services and databases."""
-    assert [str(place) for place in read_url("redis+cluster://a:1,[::1]:2,c").places] == ["a:1", "::1:2", "c:6379"]
+    assert [str(place) for place in read_url("redis+cluster://a:1,[::1]:2,c").endpoints] == ["a:1", "::1:2", "c:6379"]
     watched = read_url("redis+sentinel://:pw@a,b:9/main?db=3&sentinel_password=sp")
     assert (watched.service, watched.login.db, watched.login.password, watched.sentinels.password) == ("main", 3, "pw", "sp")
-    assert [place.port for place in watched.places] == [26379, 9]
+    assert [place.port for place in watched.endpoints] == [26379, 9]
 
 
 def test_the_url_may_say_budget_and_prefix(valkey: Valkey) -> None:
@@ -326,12 +326,12 @@ def test_a_child_never_uses_its_parents_connections(valkey: Valkey, python: Any)
         store = RedisStore({valkey.url!r}, prefix="fork", timeout="60s")
         limiter, tasks = (kind(TokenBucket("1/h", burst=1000), store=store) for kind in (Limiter, AsyncLimiter))
         limiter.hit("k"), asyncio.run(tasks.hit("k"))
-        mine = store.links.idle(store.route.direct, store.route.login)[0]._sock.getsockname()
+        mine = store.pool.idle(store.route.direct, store.route.login)[0]._sock.getsockname()
         child = os.fork()
         for _ in range(200):
             assert limiter.hit("k")
         assert asyncio.run(tasks.hit("k"))
-        there = store.links.idle(store.route.direct, store.route.login)[0]._sock.getsockname()
+        there = store.pool.idle(store.route.direct, store.route.login)[0]._sock.getsockname()
         assert (there == mine) is (child != 0)
         store.close()
         if child:

@@ -4,8 +4,8 @@
     redis+sentinel://host1:26379,host2:26379/service?db=0&sentinel_password=…
     redis+cluster://host1:7000,host2:7000      (rediss+sentinel:// and rediss+cluster:// use TLS)
 
-An `Endpoint` is where one server listens, a `Login` how a connection authenticates. An `Address` is the kind of a topology and the
-endpoints to start from.
+An `Endpoint` is where one server listens, a `Login` how a connection authenticates. An `Address` is the kind of a topology and
+the endpoints to start from.
 """
 
 from __future__ import annotations
@@ -148,7 +148,9 @@ def read_url(url: str) -> Address:
         if not service:
             raise ConfigurationError(f"{_shown(url)}: name the service, as in redis+sentinel://host:26379/mymaster")
         sentinels = Login(options.get("sentinel_username"), options.get("sentinel_password"), tls=tls)
-        return Address(kind, endpoints, replace(login, db=_db(options.get("db", number or "0"), url)), service, sentinels, options)
+        return Address(
+            kind, endpoints, replace(login, db=_db(options.get("db", number or "0"), url)), service, sentinels, options
+        )
     db = _db(options.get("db", path.strip("/") or "0"), url)
     if kind == "cluster" and db:
         raise ConfigurationError(f"{_shown(url)}: a cluster has database 0 only")

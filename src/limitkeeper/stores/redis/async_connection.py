@@ -1,8 +1,8 @@
 """Asyncio connections: one per event loop and server, on which the commands of all callers are pipelined.
 
-Replies arrive in the order of the commands, so a deque of pending replies is all the bookkeeping. A write has one deadline however
-many callers share it; when it passes, they fail, and the late reply is dropped when it arrives. A connection that has been silent
-for a second (or for a longer budget) is left to those who still wait on it; later callers get a new one.
+Replies arrive in the order of the commands, so a deque of pending replies is all the bookkeeping. A write has one deadline
+however many callers share it; when it passes, they fail, and the late reply is dropped when it arrives. A connection that has
+been silent for a second (or for a longer budget) is left to those who still wait on it; later callers get a new one.
 
 Connections end with their loop: an async generator that was started in it is closed by `loop.shutdown_asyncgens()`, which
 `asyncio.run` calls. So two successive `asyncio.run` work, and nothing is left open.
@@ -158,7 +158,7 @@ class AsyncConnection(asyncio.Protocol):
         return None
 
     def _expire(self) -> None:
-        """Fails the calls whose deadline has passed. Replies do not move the timer: when it fires, it is set for the next deadline."""
+        """Fails the calls whose deadline has passed. Replies leave the timer as it is: when it fires, it is set again."""
         self._timer = None
         now = self.loop.time()
         following: float | None = None

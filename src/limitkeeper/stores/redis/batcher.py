@@ -1,9 +1,10 @@
 """Batches the decisions of one event-loop iteration into one EVALSHA.
 
-The first request schedules the batch (`loop.call_soon`), the others of the same iteration join it, and all are sent as one script
-call over one connection (in a cluster, one write per node). Requests beyond MAX_BATCH go into the next batch, one iteration later.
-Each caller awaits a future of its own. A caller that is cancelled before its batch is sent has requested nothing; one that is
-cancelled later has been decided: what was charged stays charged. A batch has one deadline; its callers have none of their own.
+The first request schedules the batch (`loop.call_soon`), the others of the same iteration join it, and all are sent as one
+script call over one connection (in a cluster, one write per node). Requests beyond MAX_BATCH go into the next batch, one
+iteration later. Each caller awaits a future of its own. A caller that is cancelled before its batch is sent has requested
+nothing; one that is cancelled later has been decided: what was charged stays charged. A batch has one deadline; its callers
+have none of their own.
 """
 
 from __future__ import annotations
@@ -20,14 +21,14 @@ from .address import Endpoint
 from .async_connection import AsyncConnections
 from .resp import Reply, pack_command
 from .route import Route
-from .script_request import ScriptRequest, decode_call, encode_call
+from .script_request import AnyRequest, decode_call, encode_call
 
 #: Two batches let the server decide on one while the client prepares the other: 64 tasks get 88 000 decisions a second in two
 #: batches, 62 000 in one (measured on loopback).
 MAX_BATCH = 32
 
 Future = asyncio.Future[None]
-Requests = Sequence[ScriptRequest[object]]
+Requests = Sequence[AnyRequest]
 
 
 class BatcherHost(Protocol):
@@ -46,7 +47,7 @@ class Batcher:
         self.store = store
         self.connections = connections
         self.loop = connections.loop
-        self._requests: list[ScriptRequest[object]] = []
+        self._requests: list[AnyRequest] = []
         self._futures: list[Future] = []
         self._deadline: float | None = None
         self._slow: set[asyncio.Task[None]] = set()
@@ -56,7 +57,7 @@ class Batcher:
         """The deadline of a call that starts now, in the loop's time."""
         return self.loop.time() + self.store.timeout_us / 1e6
 
-    def submit(self, request: ScriptRequest[object], deadline: float | None = None) -> Future:
+    def submit(self, request: AnyRequest, deadline: float | None = None) -> Future:
         """Adds a request to the next batch; the future is done when it is answered. `deadline`: of a call that began earlier."""
         future: Future = self.loop.create_future()
         if not self._requests:
@@ -117,7 +118,7 @@ class Batcher:
                 self.store.route.on_unreachable(endpoint)
                 if not unsent or self.loop.is_closed():
                     return _resolve(futures, error)
-            elif decode_call(requests, replies[0]) and not any([request.pending for request in requests]):
+            elif decode_call(requests, replies[0]) and not any(request.pending for request in requests):
                 return _resolve(futures, None)
             return self._execute_slowly(requests, futures, deadline)
 
@@ -140,9 +141,9 @@ class Batcher:
         except BaseException as error:
             _resolve(futures, StoreUnavailable(f"{self.store.route.address}: {error!r}"))
             raise
-        for at, error in zip(pending, errors, strict=True):
-            if error is not None:
-                _resolve([futures[at]], error)
+        for at, failure in zip(pending, errors, strict=True):
+            if failure is not None:
+                _resolve([futures[at]], failure)
         _resolve(futures, None)
 
 

@@ -1,8 +1,8 @@
 """Sends commands through a redis-py client whose settings can't be read (see `from_redis_py.py`).
 
-Commands go through its `execute_command`, one after the other; a sync client serves sync callers only, an asyncio client async ones.
-Its own timeouts and retries apply, so no budget can be promised. Its errors are recognised by the names of their classes; redis-py
-itself is not imported.
+Commands go through its `execute_command`, one after the other; a sync client serves sync callers only, an asyncio client async
+ones. Its own timeouts and retries apply, so no budget can be promised. Its errors are recognised by the names of their classes;
+redis-py itself is not imported.
 """
 
 from __future__ import annotations

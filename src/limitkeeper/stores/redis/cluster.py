@@ -14,8 +14,8 @@ from ...errors import StoreUnavailable
 from ..sans_io import Plan
 from .address import Address, Endpoint
 from .resp import Outcome, Reply, error_kind, exchange, first_reply
-from .route import AGAIN, FAILED, LATER, RoutedCommands, Route, ScriptCall, script_calls
-from .script_request import ScriptRequest
+from .route import AGAIN, FAILED, LATER, Route, RoutedCommands, ScriptCall, script_calls
+from .script_request import AnyRequest
 
 SLOTS = 16384
 
@@ -41,8 +41,8 @@ class Cluster(Route):
         self._slots: list[Endpoint | None] = []
         self._nodes: list[Endpoint] = list(address.endpoints)
 
-    def script_calls(self, requests: Sequence[ScriptRequest[object]], most: int) -> list[ScriptCall]:
-        by_slot: dict[int, list[ScriptRequest[object]]] = {}
+    def script_calls(self, requests: Sequence[AnyRequest], most: int) -> list[ScriptCall]:
+        by_slot: dict[int, list[AnyRequest]] = {}
         for request in requests:
             by_slot.setdefault(slot_of(request.keys[0]), []).append(request)
         return [call for group in by_slot.values() for call in script_calls(group, most)]

@@ -6,9 +6,9 @@ No script may touch two slots, so a decision over, say, a user and a tenant has 
 2. One refuses: those that were charged give it back and report what is there. Starts differ: those with an earlier one give back
    and decide again, in one script call, not before the latest start of all; this is repeated until all have the same.
 
-Between the two steps others may see the charge and be refused because of it, never admitted. A caller that dies in between leaves at
-most the costs of this one decision charged, in the slots that had allowed it: too strict, never too lax. Times are compared as
-waits, since every node has its own clock.
+Between the two steps others may see the charge and be refused because of it, never admitted. A caller that dies in between
+leaves at most the costs of this one decision charged, in the slots that had allowed it: too strict, never too lax. Times are
+compared as waits, since every node has its own clock.
 """
 
 from __future__ import annotations
@@ -82,9 +82,7 @@ class CrossSlotDecision:
 
     def _request(self, group: SlotGroup, commit: bool, not_before_us: int) -> HitRequest | DecideRequest:
         """Every charge remembers the states around it, so that it can be undone exactly."""
-        return encode_decide(
-            self._names, group.claims, self._wait_us, commit, self._now_us, not_before_us, remember=commit
-        )
+        return encode_decide(self._names, group.claims, self._wait_us, commit, self._now_us, not_before_us, remember=commit)
 
     def _give_back(self, group: SlotGroup) -> GiveBackRequest:
         return GiveBackRequest(self._names, group.claims, group.decision.start_us, self._now_us)

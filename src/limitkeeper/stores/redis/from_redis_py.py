@@ -1,8 +1,8 @@
 """Reads the settings of a redis-py client, from which RedisStore makes connections of its own, for sync and async callers.
 
-Passing a client means this server, this login, this TLS. A limiter can't use its connections: redis-py sends a command again after a
-timeout, when the first may have been executed, and its timeouts are per read. A client with a custom connection class, or whose
-credentials come from a provider, is called through instead (`client_passthrough.py`).
+Passing a client means this server, this login, this TLS. A limiter can't use its connections: redis-py sends a command again
+after a timeout, when the first may have been executed, and its timeouts are per read. A client with a custom connection class,
+or whose credentials come from a provider, is called through instead (`client_passthrough.py`).
 
 redis-py itself is not imported: a client is recognised by its attributes.
 """

@@ -1,4 +1,4 @@
-"""Reads a whole hash of Redis over a connection of its own, with the topologies of RedisStore (single, Sentinel, Cluster, TLS)."""
+"""Reads a whole hash of Redis over a connection of its own, with the topologies of RedisStore."""
 
 from __future__ import annotations
 

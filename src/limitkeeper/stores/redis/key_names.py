@@ -5,8 +5,8 @@
 
 The digest has 72 bits, so that a long name costs twelve bytes per key; the registry stores whose it is, and a second limit with
 the same digest is refused by name. The caller's key is stored as its bytes (UTF-8, lone surrogates too). One that is empty or
-starts with `}`, `=` or `#` gets a `=` in front; one above 128 bytes becomes `#` and its SHA-256, and the whole key is stored behind
-the state. The first byte tells the three forms apart, so no two keys share a name.
+starts with `}`, `=` or `#` gets a `=` in front; one above 128 bytes becomes `#` and its SHA-256, and the whole key is stored
+behind the state. The first byte tells the three forms apart, so no two keys share a name.
 
 The braces are Redis Cluster's hash tag: limits on the *same* key (user per second and user per day) share a slot and are decided
 in one step, and different keys spread over the nodes. The price: a decision over different keys (user and tenant) spans slots.

@@ -10,7 +10,7 @@ from .address import Endpoint
 from .codec import State
 from .key_names import KeyNames
 from .limit_registry import LoadRequest, decode_item
-from .route import RoutedCommands, Route, raise_first
+from .route import Route, RoutedCommands, raise_first
 
 #: Number of keys that are scanned, read or written at once.
 BATCH = 500

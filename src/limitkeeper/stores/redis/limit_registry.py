@@ -11,7 +11,7 @@ when the new rate was first used.
 from __future__ import annotations
 
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from ...algorithms.claim import Claim, NamedLimit
 from ...algorithms.limit_parser import parse_limit

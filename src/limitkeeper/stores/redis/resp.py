@@ -1,8 +1,8 @@
 """RESP, the protocol of Redis and Valkey: packs commands, parses replies, and explains error replies.
 
-hiredis does the packing and parsing in C and is imported only here. Commands are sent over connections of our own: one EVALSHA of a
-minimal token-bucket script costs the caller 46 µs of CPU through redis-py 8, and 9 µs through a bare non-blocking socket with
-hiredis (poll, send, poll, receive, parse).
+hiredis does the packing and parsing in C and is imported only here. Commands are sent over connections of our own: one EVALSHA
+of a minimal token-bucket script costs the caller 46 µs of CPU through redis-py 8, and 9 µs through a bare non-blocking socket
+with hiredis (poll, send, poll, receive, parse).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Command = Sequence[bytes | str]
 Reply = Any
 
 
-class _Missing(Exception):  # noqa: N818 - stands in for the classes of a hiredis that is not installed
+class _Missing(Exception):
     pass
 
 

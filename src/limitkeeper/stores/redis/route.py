@@ -16,7 +16,7 @@ from ..sans_io import Pause, Plan
 from .address import Address, Endpoint
 from .limit_registry import Registries, convert_stale, stale_registries
 from .resp import Command, Outcome, Reply, ReplyError, Unsent, error_kind, exchange, unavailable
-from .script_request import ScriptRequest, decode_call, encode_call
+from .script_request import AnyRequest, decode_call, encode_call
 
 AGAIN, LATER, FAILED = "again", "later", "failed"
 #: Seconds between two attempts at something that takes a moment.
@@ -57,7 +57,7 @@ class ScriptCall(RoutedCommands):
 
     __slots__ = ("loads_before", "requests", "script", "send_source")
 
-    def __init__(self, requests: Sequence[ScriptRequest[object]]) -> None:
+    def __init__(self, requests: Sequence[AnyRequest]) -> None:
         self.requests = requests
         self.script, keys, body = encode_call(requests)
         super().__init__([["EVALSHA", self.script.sha, b"%d" % len(keys), *keys, body]], keys[0])
@@ -73,7 +73,7 @@ class ScriptCall(RoutedCommands):
         return decode_call(self.requests, self.replies[0])
 
 
-def script_calls(requests: Sequence[ScriptRequest[object]], most: int) -> list[ScriptCall]:
+def script_calls(requests: Sequence[AnyRequest], most: int) -> list[ScriptCall]:
     """Requests for one slot (or a single server), in order, at most so many per call."""
     return [ScriptCall(requests[at : at + most]) for at in range(0, len(requests), most)]
 
@@ -101,7 +101,7 @@ class Route:
 
     # What topologies differ in -------------------------------------------------------------------------------------------
 
-    def script_calls(self, requests: Sequence[ScriptRequest[object]], most: int) -> list[ScriptCall]:
+    def script_calls(self, requests: Sequence[AnyRequest], most: int) -> list[ScriptCall]:
         return script_calls(requests, most)
 
     def locate(self, some: Sequence[RoutedCommands]) -> Plan[None]:
@@ -126,9 +126,7 @@ class Route:
 
     # What they share -----------------------------------------------------------------------------------------------------
 
-    def execute(
-        self, requests: Sequence[ScriptRequest[object]], most: int = MAX_REQUESTS
-    ) -> Plan[list[StoreError | None]]:
+    def execute(self, requests: Sequence[AnyRequest], most: int = MAX_REQUESTS) -> Plan[list[StoreError | None]]:
         """Has requests answered, at most so many per script call; returns an error or None for each."""
         errors: list[StoreError | None] = [None] * len(requests)
         pending = list(enumerate(requests))

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from typing import Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from ...algorithms.claim import Claim, NamedLimit
 from ...algorithms.constants import MAX_WAIT
@@ -144,6 +144,10 @@ class ScriptRequest(Generic[T]):
             self.stale.append(reply[at : at + size])
             at += size
         return at
+
+
+#: A request whatever its answer.
+AnyRequest = ScriptRequest[Any]
 
 
 def files_of(entries: Sequence[LimitEntry]) -> frozenset[str]:
@@ -380,7 +384,7 @@ def encode_decide(
     return DecideRequest(limit_set_of(names, claims), claims, wait_us, commit, remember, not_before_us, now_us)
 
 
-def encode_call(requests: Sequence[ScriptRequest[object]]) -> tuple[Script, list[bytes], bytes]:
+def encode_call(requests: Sequence[AnyRequest]) -> tuple[Script, list[bytes], bytes]:
     """One script call for all of these: the script, the keys, the body."""
     if len(requests) == 1:
         return script_of(requests[0].parts), requests[0].keys, requests[0].body
@@ -391,7 +395,7 @@ def encode_call(requests: Sequence[ScriptRequest[object]]) -> tuple[Script, list
     return script_of(parts), [key for request in requests for key in request.keys], b"".join([one.body for one in requests])
 
 
-def decode_call(requests: Sequence[ScriptRequest[object]], reply: object) -> bool:
+def decode_call(requests: Sequence[AnyRequest], reply: object) -> bool:
     """Decodes the reply of a call for each request. False: it is no reply of these scripts."""
     if type(reply) is not bytes:
         return False
@@ -408,7 +412,7 @@ def decode_call(requests: Sequence[ScriptRequest[object]], reply: object) -> boo
 def _decode_decision(
     reply: bytes, at: int, limits: LimitSet, claims: Sequence[Claim], now_us: int, with_states: bool
 ) -> tuple[Decision, int]:
-    """The Decision at a position of a reply, and where it ends. `with_states`: the claims remember the states around the charge."""
+    """The Decision at a position of a reply, and where it ends. `with_states`: the claims remember the states."""
     layout = limits.reply_with_states if with_states else limits.reply
     numbers = layout.unpack_from(reply, at)
     start_us, parts, i = numbers[0], [], 1

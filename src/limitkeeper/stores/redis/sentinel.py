@@ -13,7 +13,7 @@ from ...errors import StoreUnavailable
 from ..sans_io import Plan
 from .address import Address, Endpoint
 from .resp import Command, Outcome, error_kind, exchange, first_reply
-from .route import AGAIN, FAILED, RoutedCommands, Route
+from .route import AGAIN, FAILED, Route, RoutedCommands
 
 
 class Sentinels(Route):

@@ -2,11 +2,12 @@
 
     RedisStore("redis://localhost:6379/0")      RedisStore("redis+cluster://a:7000,b:7000", timeout="50ms")
 
-One object serves sync and async callers. Sync callers take a connection each and return it (`sync_connection.py`); the tasks of an
-event loop share one, and their requests of one iteration are one script call (`batcher.py`). A call has one budget, `timeout`: it
-answers, or raises `StoreTimeout` (the outcome is unknown) or `StoreUnavailable`. What may have been executed is never sent again.
-Topologies are plans that sync and async callers share (`route.py`, `sentinel.py`, `cluster.py`, `cross_slot.py`); only a decision
-that is one call to a known server has hot paths without a plan (`_call` here, `Batcher._execute`): a plan would cost 2 µs of 17.
+One object serves sync and async callers. Sync callers take a connection each and return it (`sync_connection.py`); the tasks of
+an event loop share one, and their requests of one iteration are one script call (`batcher.py`). A call has one budget,
+`timeout`: it answers, or raises `StoreTimeout` (the outcome is unknown) or `StoreUnavailable`. What may have been executed is
+never sent again. Topologies are plans that sync and async callers share (`route.py`, `sentinel.py`, `cluster.py`,
+`cross_slot.py`); only a decision that is one call to a known server has hot paths without a plan (`_call` here,
+`Batcher._execute`): a plan would cost 2 µs of 17.
 """
 
 from __future__ import annotations
@@ -70,8 +71,8 @@ class ServerClock:
 class RedisStore(Store):
     """State in Redis ≥ 6.2 or Valkey ≥ 8: a single server, a primary behind Sentinels, or a Cluster.
 
-    `server` is a URL (see `address.py`) or a redis-py client, whose settings are used. `prefix` starts every key. `timeout` is the
-    budget of one call. `clock` is for tests: requests then carry its time, and keys are marked and live for an hour.
+    `server` is a URL (see `address.py`) or a redis-py client, whose settings are used. `prefix` starts every key. `timeout` is
+    the budget of one call. `clock` is for tests: requests then carry its time, and keys are marked and live for an hour.
     """
 
     def __init__(
@@ -375,5 +376,7 @@ class RedisStore(Store):
 
 def _checked_client(server: object) -> Client:
     if not is_client(server):
-        raise ConfigurationError(f"server: expected a URL such as 'redis://localhost:6379/0' or a redis-py client, got {server!r}")
+        raise ConfigurationError(
+            f"server: expected a URL such as 'redis://localhost:6379' or a redis-py client, got {server!r}"
+        )
     return server  # type: ignore[return-value]
