@@ -150,7 +150,7 @@ def test_refused_and_peeked_write_nothing(client: Any, limit: Limit) -> None:
         assert not store.decide([Claim(other, "a", 1), Claim(one, "a", 2)], max_wait_us)
         assert not store.decide([Claim(other, "b", 1), Claim(one, "a", 2)], max_wait_us)
         assert store.decide([Claim(one, "a", 0)], max_wait_us)
-        store.decide([Claim(one, "c", 1)], max_wait_us, False)
+        store.decide([Claim(one, "c", 1)], max_wait_us, commit=False)
     store.give_back([Claim(one, "never seen", 1)])
     assert dumped(client) == before
 

@@ -55,7 +55,7 @@ def test_a_password_opens(locked: Valkey, login: str) -> None:
     works(RedisStore(f"redis://{login}127.0.0.1:{locked.port}", prefix=f"login {login[:4]}", timeout="60s"))
 
 
-@pytest.mark.parametrize(("login", "remedy"), [("", "asks for a password"), (":wrong@", "does not know this user or password")])
+@pytest.mark.parametrize(("login", "remedy"), [("", "requires a password"), (":wrong@", "user or password of the URL is wrong")])
 def test_a_wrong_password_is_told_with_its_remedy(locked: Valkey, login: str, remedy: str) -> None:
     """Both colours say what to write, and never the password."""
     with RedisStore(f"redis://{login}127.0.0.1:{locked.port}", timeout="60s") as store:
@@ -232,10 +232,10 @@ def test_what_is_no_server_is_refused() -> None:
 @pytest.mark.parametrize(
     ("url", "words"),
     [
-        ("http://x", "no scheme"),
+        ("http://x", "unknown scheme"),
         ("redis://h?speed=9", "'speed'"),
-        ("redis://h/zero", "must be a number"),
-        ("redis://h:port", "is no port"),
+        ("redis://h/zero", "expected a number"),
+        ("redis://h:port", "expected a number from 1"),
         ("redis://a,b", r"redis\+cluster"),
         ("redis://h?ssl_ca_certs=x", "rediss://"),
         ("redis+sentinel://h", "name the service"),

@@ -148,9 +148,8 @@ def read_url(url: str) -> Address:
         if not service:
             raise ConfigurationError(f"{_shown(url)}: name the service, as in redis+sentinel://host:26379/mymaster")
         sentinels = Login(options.get("sentinel_username"), options.get("sentinel_password"), tls=tls)
-        return Address(
-            kind, endpoints, replace(login, db=_db(options.get("db", number or "0"), url)), service, sentinels, options
-        )
+        login = replace(login, db=_db(options.get("db", number or "0"), url))
+        return Address(kind, endpoints, login, service, sentinels, options)
     db = _db(options.get("db", path.strip("/") or "0"), url)
     if kind == "cluster" and db:
         raise ConfigurationError(f"{_shown(url)}: a cluster has database 0 only")
