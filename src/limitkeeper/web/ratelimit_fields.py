@@ -252,7 +252,7 @@ def encode_reset(style: FieldStyle, decision: Decision) -> bytes:
 
 
 @cython.ccall
-def fields(evaluation: Evaluation) -> list[tuple[bytes, bytes]]:
+def fields(evaluation: Evaluation) -> list:  # type: ignore[type-arg]  # as in the .pxd
     """The fields of a response, allowed or refused. None where no limit applies, or on a success where the policy says so."""
     decision: Decision = evaluation.decision  # type: ignore[assignment]
     entries: list[Entry] = evaluation.entries
@@ -383,7 +383,7 @@ for _name in FAMILIES:
 
 
 @cython.ccall
-def append_fields(own: list[tuple[T, T]], added: list[tuple[T, T]]) -> list[tuple[T, T]]:
+def append_fields(own: list, added: list) -> list:  # type: ignore[type-arg]  # as in the .pxd
     """The response's fields and ours; merged only where one of its names may be one of ours."""
     length: cython.Py_ssize_t
     for field in own:
