@@ -30,8 +30,7 @@ from .identity.hosts import patterns_of
 from .identity.paths import readings
 from .model import DEGRADE, Exemption, Policy, Rule
 from .path_matcher import PathMatcher, host_is_meant
-from .reading.import_string import import_all
-from .reading.reference import resolved
+from .reading.import_string import import_all, import_object
 
 METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS", "MESSAGE")
 #: How many paths a compiled policy remembers, and how long they may be.
@@ -235,4 +234,4 @@ def handler_of(rule: Rule, handlers: Mapping[str, Callable[..., Any]]) -> Callab
         raise ConfigurationError(
             f"rule {rule.name!r}: no handler is called {handler!r}; give handlers={{{handler!r}: …}}, or write module:name"
         )
-    return resolved(str(handler))  # type: ignore[no-any-return]
+    return import_object(str(handler))  # type: ignore[no-any-return]

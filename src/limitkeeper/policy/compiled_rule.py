@@ -19,7 +19,7 @@ else:
 from ..algorithms.claim import NamedLimit
 from ..observe.snapshot import RESPONSE_BOUNDS_MS, Histogram, RuleSnapshot
 from .identity.addresses import read_address
-from .identity.callback_errors import CallbackErrors, title
+from .identity.callback_errors import CallbackErrors, callback_name
 from .identity.client_ip import ClientIp
 from .model import SHADOW, SHARE, WAIT, Key, Limits, Rule, Tiers, When
 
@@ -304,11 +304,11 @@ def called_cost(rule: Rule, context: Any) -> int:
     try:
         told = cost.call(context)
     except Exception as error:
-        callback_errors.tell("%s raised %s: the request costs %d", title(cost.call), type(error).__name__, cost.units)
+        callback_errors.report("%s raised %s: the request costs %d", callback_name(cost.call), type(error).__name__, cost.units)
         return cost.units
     if isinstance(told, bool) or not isinstance(told, int):
-        callback_errors.tell(
-            "%s answered a %s, not a whole number: it costs %d", title(cost.call), type(told).__name__, cost.units
+        callback_errors.report(
+            "%s answered a %s, not a whole number: it costs %d", callback_name(cost.call), type(told).__name__, cost.units
         )
         return cost.units
     return max(0, min(int(told), cost.most))

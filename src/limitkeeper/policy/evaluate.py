@@ -272,7 +272,7 @@ class Evaluator:
 
     def alerted(self, evaluation: Evaluation, entry: Entry, part: Decision, i: int) -> None:
         """A key's use has crossed its rule's mark."""
-        self.callback_errors.tell("%s: a key has used %d of %d", entry.label, part.limit - part.remaining, part.limit)
+        self.callback_errors.report("%s: a key has used %d of %d", entry.label, part.limit - part.remaining, part.limit)
         self.publish(ALERT, evaluation)
 
     def publish(self, kind: str, evaluation: Any, error: Any = None) -> None:

@@ -23,7 +23,7 @@ from . import settlement
 from .compiled_policy import CompiledPolicy
 from .evaluate import Evaluator
 from .evaluation import Evaluation
-from .explain import Explained, explain
+from .explain import RuleExplanation, explain
 from .model import Policy
 from .on_failure import FailureAnswers
 from .penalty_box import PenaltyBox
@@ -140,7 +140,7 @@ class Gate(Evaluator):
     async def asettle(self, evaluation: Evaluation, status: int, size: int) -> None:
         await settlement.asettled(self, evaluation, status, size)
 
-    def explain(self, context: RequestContext) -> list[Explained]:
+    def explain(self, context: RequestContext) -> list[RuleExplanation]:
         """What every rule of the policy says to a request. Nothing is charged."""
         return explain(self, context)
 

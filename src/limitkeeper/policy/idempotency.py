@@ -21,7 +21,7 @@ from ..rate import Rate
 from ..wait_queue import Waiter, wait_queue_of
 from .compiled_rule import escaped
 from .evaluation import Evaluation
-from .identity.key_hashing import kept, remember
+from .identity.key_hashing import hash_long, remember
 from .model import Rule
 
 log = logging.getLogger("limitkeeper")
@@ -47,7 +47,7 @@ def mark_of(gate: Any, compiled_rule: Any) -> NamedLimit:
 def claims_of(gate: Any, evaluation: Evaluation) -> list[list[Claim]]:
     """The marks to ask for."""
     return [
-        [Claim(mark_of(gate, compiled_rule), f"{escaped(key)}|{escaped(kept(told))}", 1)]
+        [Claim(mark_of(gate, compiled_rule), f"{escaped(key)}|{escaped(hash_long(told))}", 1)]
         for compiled_rule, _, key, _, told in evaluation.idempotent
     ]
 

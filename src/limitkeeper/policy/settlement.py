@@ -17,7 +17,7 @@ from ..decision import Decision
 from ..errors import StoreError
 from ..wait_queue import Waiter, wait_queue_of
 from .evaluation import Evaluation
-from .identity.callback_errors import CallbackErrors, title
+from .identity.callback_errors import CallbackErrors, callback_name
 from .model import Charge
 
 log = logging.getLogger("limitkeeper")
@@ -34,7 +34,7 @@ def counts(charge: Charge, status: int, context: Any) -> bool:
         try:
             return bool(charge.call(status, context))
         except Exception as error:
-            callback_errors.tell("%s raised %s: the request counts", title(charge.call), type(error).__name__)
+            callback_errors.report("%s raised %s: the request counts", callback_name(charge.call), type(error).__name__)
             return True
     return not charge.statuses or any(low <= status <= high for low, high in charge.statuses)
 
