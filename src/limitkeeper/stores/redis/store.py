@@ -282,8 +282,11 @@ class RedisStore(Store):
         return self._call(encode_decide(self.names, asked, wait_us, commit, given_us, not_before_us, remember=remember), deadline)
 
     def _needs_plan(self, claims: Sequence[Claim]) -> bool:
-        is_cached = tuple([id(claim.named) for claim in claims]) in self.names.limit_sets
-        return (not is_cached and bool(self._unregistered(claims))) or self._spans_slots(claims)
+        registered = self.names.registered
+        for claim in claims:
+            if id(claim.named) not in registered and registered_entry(self.names, claim.named) is None:
+                return True
+        return self._spans_slots(claims)
 
     def decide_many(self, asks: Sequence[Sequence[Claim]], max_wait_us: int | None = 0) -> list[Decision]:
         return self._run(self._decide_many(asks, max_wait_us))
@@ -376,7 +379,5 @@ class RedisStore(Store):
 
 def _checked_client(server: object) -> Client:
     if not is_client(server):
-        raise ConfigurationError(
-            f"server: expected a URL such as 'redis://localhost:6379' or a redis-py client, got {server!r}"
-        )
+        raise ConfigurationError(f"server: expected a URL such as 'redis://localhost:6379' or a redis-py client, got {server!r}")
     return server  # type: ignore[return-value]
