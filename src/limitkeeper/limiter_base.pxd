@@ -1,7 +1,7 @@
-# The C face of limiter_base.py.
+# C declarations of limiter_base.py.
 from limitkeeper.algorithms.claim cimport NamedLimit
 from limitkeeper.decision cimport Decision
-from limitkeeper.stores.memory_cells cimport TableHandle
+from limitkeeper.stores.cell_store cimport CellStore, LimitHandle
 from limitkeeper.stores.contract cimport Store
 from limitkeeper.stores.memory cimport MemoryStore
 
@@ -20,11 +20,15 @@ cdef class LimiterBase:
     cdef public bint reserves
     cdef public object _publisher
     cdef MemoryStore memory
-    cdef TableHandle place
+    cdef LimitHandle place
+    cdef CellStore cells
+    cdef list own_claims
+    cdef bint busy
     cdef readonly NamedLimit only
     cdef long long allowed_calls, refused_calls
     cdef object __weakref__
     cdef Decision ask(self, object key, object cost, long long max_wait_us, bint commit)
+    cdef bint fill_claims(self, object key, object cost)
     cdef Decision decide_one(self, str key, object cost, long long max_wait_us, bint commit)
     cdef list many(self, list keys, object costs, object overflow)
     cdef list many_now(self, list keys, object costs, object overflow)

@@ -18,17 +18,16 @@ except ModuleNotFoundError:
 if cython.compiled:
     from cython.cimports.limitkeeper.decision import Decision, fresh
     from cython.cimports.limitkeeper.monotonic import monotonic_us
-    from cython.cimports.limitkeeper.stores.cell_store import blank
+    from cython.cimports.limitkeeper.algorithms.claim import Claim, NamedLimit
+    from cython.cimports.limitkeeper.stores.cell_store import CellStore, LimitHandle, blank
     from cython.cimports.limitkeeper.stores.memory import MemoryStore
-    from cython.cimports.limitkeeper.stores.memory_cells import TableHandle
 else:
     from .clock import monotonic_us
     from .decision import Decision, fresh
-    from .stores.cell_store import blank
+    from .algorithms.claim import Claim, NamedLimit
+    from .stores.cell_store import CellStore, LimitHandle, blank
     from .stores.memory import MemoryStore
-    from .stores.memory_cells import TableHandle
 
-from .algorithms.claim import Claim, NamedLimit
 from .algorithms.constants import MAX_WAIT
 from .algorithms.limit import Limit, refuse_refund
 from .errors import ConfigurationError, InvalidCost
@@ -92,8 +91,8 @@ class LimiterBase:
     """What Limiter and AsyncLimiter share."""
 
     # fmt: off
-    __slots__ = ("__weakref__", "_publisher", "allowed_calls", "limits", "memory", "name", "named", "names", "only",
-                 "place", "refused_calls", "reserves", "store")
+    __slots__ = ("__weakref__", "_publisher", "allowed_calls", "busy", "cells", "limits", "memory", "name", "named", "names",
+                 "only", "own_claims", "place", "refused_calls", "reserves", "store")
     # fmt: on
 
     def __init__(self, limits: Mapping[str, Limit], store: Store, name: str | None) -> None:
@@ -104,11 +103,17 @@ class LimiterBase:
         self.store = store
         self.memory: Any = store if type(store) is MemoryStore else None  # a subclass is asked as any other store
         self.place: Any = None
+        self.cells: Any = None
+        self.own_claims: Any = None
+        self.busy = False
         for named in self.named:
             store.register(named)
         if self.memory is not None and len(self.named) == 1:
             self.place = self.named[0].place
         self.only: Any = self.named[0] if len(self.named) == 1 and self.place is None else None  # one limit, another store
+        if cython.compiled and getattr(type(store), "decide", None) is CellStore.decide:
+            self.cells = store
+            self.own_claims = [Claim(named, "") for named in self.named]
         self.reserves = not [named for named in self.named if not store.can_reserve(named)]
         self._publisher: Publisher | None = None
         self.allowed_calls = self.refused_calls = 0
@@ -171,10 +176,47 @@ class LimiterBase:
             return self.decide_one(checked_key(key), cost, max_wait_us, commit)
         if self.only is not None and isinstance(key, str) and not off:
             return self.store.decide_one(self.only, checked_key(key), self._costs(cost)[0], max_wait_us, commit)
+        if self.cells is not None and not self.busy and not off:
+            self.busy = True  # what runs Python meanwhile and comes back here gets claims of its own
+            try:
+                if self.fill_claims(key, cost):
+                    return self.cells.decide_checked(self.own_claims, self.names, max_wait_us, commit, 0)
+            finally:
+                self.busy = False
         claims = self.claims(key, cost)
         if off or not claims:
             return self.free()
         return self.store.decide(claims, None if max_wait_us >= MAX_WAIT else max_wait_us, commit=commit)
+
+    @cython.cfunc
+    def fill_claims(self, key: Any, cost: Any) -> cython.bint:
+        """Fills in this limiter's own claims, so that none has to be made; False when the call is not that plain."""
+        units: cython.longlong = 1
+        if cost is not ONE:
+            if type(cost) is not int:
+                return False
+            units = checked_cost(cost)
+        i: cython.Py_ssize_t
+        claim: Claim
+        n: cython.Py_ssize_t = len(self.names)
+        keys: dict = None  # type: ignore[assignment, type-arg]
+        one: object = key
+        if type(key) is dict:
+            keys = key
+            if len(keys) != n:
+                return False
+        elif type(key) is not str:
+            return False
+        for i in range(n):
+            if keys is not None:
+                one = keys.get(self.names[i])
+                if type(one) is not str:
+                    return False
+            claim = self.own_claims[i]
+            claim.key = one
+            claim.cost = units
+            claim.charged = units
+        return True
 
     def free(self) -> Decision:
         """The answer when nothing limits: every limit skipped, or limiting turned off."""
@@ -284,7 +326,7 @@ class LimiterBase:
     def many_now(self, keys: list, costs: Any, strangers: Any) -> list:  # type: ignore[type-arg]
         units: cython.longlong = 1
         memory: MemoryStore = self.memory
-        place: TableHandle = self.place
+        place: LimitHandle = self.place
         now_us: cython.longlong = memory.now()
         n: cython.Py_ssize_t = len(keys)
         found: list = [None] * n  # type: ignore[type-arg]

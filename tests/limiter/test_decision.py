@@ -21,6 +21,7 @@ from limitkeeper import (
     SlidingWindowLog,
     TokenBucket,
 )
+from limitkeeper.decision import Decisions
 
 
 @pytest.fixture
@@ -202,3 +203,45 @@ def test_a_new_key_has_all_and_resets_at_once(limit, store):
     """An unseen key is told everything is there, and that it is as new."""
     found = Limiter(limit, store=store).peek("nobody")
     assert (found.remaining, found.reset_after, found.retry_after) == (limit.capacity, 0.0, 0.0)
+
+
+# Joining -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_single_part_is_joined_into_itself():
+    part = Decision(True, 10, 4)
+    assert Decisions.join([part]) is part
+
+
+def test_of_allowed_parts_the_smallest_remaining_share_decides_and_the_longest_wait_holds():
+    parts = [
+        Decision(True, 10, 5, 0, 7, 3, 1003, "first"),
+        Decision(True, 100, 20, 0, 9, 8, 1008, "second"),
+        Decision(True, 5, 1, 0, 2, 0, 1000, "third"),
+    ]
+    assert Decisions.join(parts) == Decisions(parts, True, 100, 20, 0, 9, 8, 1008, "second")
+    assert Decisions.join(parts).start_us == 1008
+    assert Decisions.join(parts, wait_us=50).start_us == 1050
+
+
+def test_of_refused_parts_the_longest_retry_decides_and_never_is_the_longest():
+    allowed, soon = Decision(True, 5, 1, 0, 2, 8, 1008, "allowed"), Decision(False, 10, 0, 30, 7, 0, 1000, "soon")
+    late, never = Decision(False, 10, 0, 40, 9, 0, 1000, "late"), Decision(False, 1, 1, -1, 0, 0, 1000, "never")
+    assert Decisions.join([allowed, soon, late]) == Decisions([allowed, soon, late], False, 10, 0, 40, 9, 0, 1000, "late")
+    assert Decisions.join([never, late]).name == "never"
+    assert Decisions.join([late, never]).retry_after == math.inf
+    assert Decisions.join([allowed, soon]).start_us == 1000
+
+
+def test_ties_are_decided_by_the_first():
+    same = [Decision(True, 10, 5, name="a"), Decision(True, 20, 10, name="b")]
+    assert Decisions.join(same).name == "a"
+    refused = [Decision(False, 10, 0, 5, name="a"), Decision(False, 20, 0, 5, name="b")]
+    assert Decisions.join(refused).name == "a"
+
+
+def test_the_source_is_that_of_the_deciding_part_and_does_not_count_for_equality():
+    local, store = Decision(False, 10, 0, 9, name="a", source="local_share"), Decision(False, 10, 0, 5, name="b")
+    assert Decisions.join([store, local]).source == "local_share"
+    assert local == Decision(False, 10, 0, 9, name="a")
+    assert pickle.loads(pickle.dumps(Decisions.join([store, local]))).source == "local_share"

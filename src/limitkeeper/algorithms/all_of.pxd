@@ -1,11 +1,14 @@
 # The C face of all_of.py.
 from limitkeeper.algorithms.claim cimport Claim
 from limitkeeper.algorithms.limit cimport Limit
-from limitkeeper.decision cimport Decision
+from limitkeeper.decision cimport Decision, Decisions, Fields
 
 cdef void ask(Claim claim, long long now_us, long long at_us, long long max_wait_us) noexcept
 cdef long long decide(list claims, long long now_us, long long not_before_us, long long max_wait_us) noexcept
 cdef void look(Claim claim, long long now_us) noexcept
 cdef long long retry_us(Limit limit, long long a, long long b, long long c, long long now_us, long long cost, long long max_wait_us) noexcept
-cdef Decision alone(Claim claim, long long now_us)
+cdef Fields fields_of(Claim claim, long long now_us) noexcept
+cdef tuple names_of(list claims)
+cdef Decisions reserved(tuple names)
+cdef Decision join_claims(list claims, long long now_us, long long start_us, Decisions joined)
 cdef bint beyond(Limit limit, long long now_us, long long start_us) noexcept

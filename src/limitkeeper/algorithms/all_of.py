@@ -8,8 +8,6 @@ before, and stores what the claims hold after.
 
 from __future__ import annotations
 
-from typing import Any
-
 try:
     import cython
 except ModuleNotFoundError:
@@ -17,13 +15,13 @@ except ModuleNotFoundError:
 
 if cython.compiled:
     from cython.cimports.limitkeeper.algorithms.claim import Claim
-    from cython.cimports.limitkeeper.algorithms.constants import MAX_WAIT, PLAIN, REFUSED
+    from cython.cimports.limitkeeper.algorithms.constants import MAX_WAIT, REFUSED
     from cython.cimports.limitkeeper.algorithms.limit import Answer, Limit
-    from cython.cimports.limitkeeper.decision import Decision, Decisions, fresh
+    from cython.cimports.limitkeeper.decision import Decision, Decisions, Fields, filled, is_deciding
 else:
-    from ..decision import Decision, Decisions, fresh
+    from ..decision import Decision, Decisions, Fields, filled
     from .claim import Claim
-    from .constants import MAX_WAIT, PLAIN, REFUSED
+    from .constants import MAX_WAIT, REFUSED
     from .limit import Answer, Limit
 
 
@@ -33,9 +31,13 @@ def ask(claim: Claim, now_us: cython.longlong, at_us: cython.longlong, max_wait_
     """Asks one rule, between microseconds outside and its ticks inside; the answer is left in the claim."""
     limit: Limit = claim.named.limit
     tick: cython.longlong = limit.tick
-    now: cython.longlong = now_us // tick
-    patience: cython.longlong = (now_us + max_wait_us) // tick - now if claim.cost > 0 else 0
-    at: cython.longlong = at_us // tick if claim.cost > 0 else now
+    now: cython.longlong = now_us if limit.fine else now_us // tick
+    patience: cython.longlong = 0
+    at: cython.longlong = now
+    if claim.cost > 0 and max_wait_us > 0:
+        patience = (now_us + max_wait_us) // tick - now
+    if claim.cost > 0 and at_us > now_us:
+        at = at_us // tick
     answer: Answer = limit.rule(limit, claim.a, claim.b, claim.c, now, at, claim.cost, patience)
     claim.new_a = answer[0]
     claim.new_b = answer[1]
@@ -139,64 +141,76 @@ def beyond(limit: Limit, now_us: cython.longlong, start_us: cython.longlong) -> 
 
 
 @cython.cfunc
-def alone(claim: Claim, now_us: cython.longlong) -> Decision:
-    """The answer of one limit. Filled in rather than called for: of five limits that is a third of the whole decision."""
+@cython.exceptval(check=False)
+def fields_of(claim: Claim, now_us: cython.longlong) -> Fields:
+    """The answer that a decision left in a claim, as a Decision's fields."""
     allowed: cython.bint = claim.start >= 0
-    wait: cython.longlong = claim.start - now_us if allowed else 0
-    decision: Decision = fresh(claim.named.name)
-    decision.allowed = allowed
-    decision.limit = claim.named.limit.capacity
-    decision.remaining = claim.remaining
-    decision.retry_us = 0 if allowed else (claim.retry - now_us if claim.start == REFUSED else -1)
-    decision.reset_us = claim.reset - now_us
-    decision.wait_us = wait
-    decision.start_us = now_us + wait
-    if PLAIN:
-        decision.__class__ = Decision
-    return decision
+    retry: cython.longlong = 0
+    if not allowed:
+        retry = claim.retry - now_us if claim.start == REFUSED else -1
+    return (
+        allowed,
+        claim.named.limit.capacity,
+        claim.remaining,
+        retry,
+        claim.reset - now_us,
+        claim.start - now_us if allowed else 0,
+    )
 
 
 def together(claims: list, now_us: cython.longlong, start_us: cython.longlong) -> Decision:  # type: ignore[type-arg]
-    """One Decision for all: refused, the limit with the longest retry speaks; allowed, the one closest to its end.
+    """One Decision for all claims. What was not stored has been looked at (`look`) before, while the states were at hand."""
+    return join_claims(claims, now_us, start_us, reserved(names_of(claims)))
 
-    What was not stored has been looked at (`look`) before, while the states were at hand."""
-    parts: list = []  # type: ignore[type-arg]
-    part: Decision
+
+@cython.cfunc
+def names_of(claims: list) -> tuple:  # type: ignore[type-arg]
+    """The names of the limits of these claims, in order."""
+    claim: Claim
+    found: list = []  # type: ignore[type-arg]
+    for claim in claims:
+        found.append(claim.named.name)
+    return tuple(found)
+
+
+@cython.cfunc
+def reserved(names: tuple) -> Decisions | None:  # type: ignore[type-arg]
+    """Compiled, a new answer with room for these limits; plain, and for one limit, none is needed."""
+    if len(names) == 1 or not cython.compiled:
+        return None
+    joined: Decisions = Decisions.__new__(Decisions)
+    joined.reserve(names)
+    return joined
+
+
+@cython.cfunc
+def join_claims(claims: list, now_us: cython.longlong, start_us: cython.longlong, joined: Decisions | None) -> Decision:  # type: ignore[type-arg]
+    """As `together`; compiled, the answers of several limits are left in `joined` as integers."""
+    wait_us: cython.longlong = start_us - now_us if start_us >= 0 else 0
+    claim: Claim = claims[0]
     i: cython.Py_ssize_t
-    for i in range(len(claims)):
-        parts.append(alone(claims[i], now_us))  # noqa: PERF401 - typed
-    if len(parts) == 1:
-        return parts[0]  # type: ignore[no-any-return]
+    if len(claims) == 1:
+        return filled(claim.named.name, fields_of(claim, now_us), now_us)
+    if not cython.compiled:
+        return Decisions.join([filled(one.named.name, fields_of(one, now_us), now_us) for one in claims], wait_us)
     allowed: cython.bint = start_us >= 0
-    speaker: Decision = parts[0]
-    for i in range(1, len(parts)):
-        part = parts[i]
-        if allowed:
-            if part.remaining * speaker.limit < speaker.remaining * part.limit:
-                speaker = part
-        elif speaker.retry_us >= 0 and (part.retry_us < 0 or part.retry_us > speaker.retry_us):
-            speaker = part
-    wait: cython.longlong = start_us - now_us if allowed else 0
-    if cython.compiled:
-        told: Decisions = Decisions.__new__(Decisions)
-        told.parts = tuple(parts)
-        told.allowed = allowed
-        told.limit = speaker.limit
-        told.remaining = speaker.remaining
-        told.retry_us = speaker.retry_us
-        told.reset_us = speaker.reset_us
-        told.wait_us = wait
-        told.start_us = now_us + wait
-        told.name = speaker.name
-        return told
-    fields: Any = (
-        allowed,
-        speaker.limit,
-        speaker.remaining,
-        speaker.retry_us,
-        speaker.reset_us,
-        wait,
-        now_us + wait,
-        speaker.name,
-    )
-    return Decisions(parts, *fields)
+    fields: Fields = fields_of(claim, now_us)
+    deciding: Fields = fields
+    joined.fields[0] = fields
+    joined.name = claim.named.name
+    for i in range(1, len(claims)):
+        claim = claims[i]
+        fields = fields_of(claim, now_us)
+        joined.fields[i] = fields
+        if is_deciding(allowed, fields[1], fields[2], fields[3], deciding[1], deciding[2], deciding[3]):
+            deciding = fields
+            joined.name = claim.named.name
+    joined.allowed = allowed
+    joined.limit = deciding[1]
+    joined.remaining = deciding[2]
+    joined.retry_us = deciding[3]
+    joined.reset_us = deciding[4]
+    joined.wait_us = wait_us
+    joined.start_us = now_us + wait_us
+    joined.source = "store"
+    return joined

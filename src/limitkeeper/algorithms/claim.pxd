@@ -14,3 +14,4 @@ cdef class Claim:
     cdef long long a, b, c, new_a, new_b, new_c
     cdef long long start, retry, remaining, reset
     cdef bint undoable
+    cdef void* cell

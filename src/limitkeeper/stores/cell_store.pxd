@@ -1,8 +1,9 @@
-# The C face of cell_store.py.
-from limitkeeper.algorithms.claim cimport NamedLimit
+# C declarations of cell_store.py.
+from limitkeeper.algorithms.claim cimport Claim, NamedLimit
 from limitkeeper.algorithms.limit cimport Limit, State
 from limitkeeper.clock cimport SystemClock
-from limitkeeper.decision cimport Decision, fresh, unshared
+from limitkeeper.decision cimport Decision, Decisions, fresh, unshared
+from limitkeeper.stores.cell_table cimport Table
 from limitkeeper.stores.contract cimport Store
 
 cdef class LimitHandle:
@@ -11,10 +12,12 @@ cdef class LimitHandle:
     cdef readonly int unit
     cdef readonly long long since_us
     cdef readonly str name
+    cdef readonly Table cells
 
 cdef class CellStore(Store):
     cdef SystemClock system
     cdef Decision spare, other
+    cdef Decisions spare_joined, other_joined
     cdef object _clock, _lock
     cdef long long offset_us, last_us, shift_us
     cdef unsigned long long revision
@@ -31,21 +34,40 @@ cdef class CellStore(Store):
     cdef int end(self)
     cdef long long decide_cell(self, Decision decision, LimitHandle place, str key, long long cost, long long max_wait_us, bint commit, long long now_us)
     cdef long long charge(self, list claims, long long max_wait_us, bint commit, long long now_us, long long not_before_us)
+    cdef Decision decide_checked(self, list claims, tuple names, long long max_wait_us, bint commit, long long not_before_us)
     cdef bint is_crowded(self, list claims, long long now_us)
+    cdef int return_all(self, list claims, long long charged_at, long long now_us)
+    cdef int return_one(self, Claim claim, long long charged_at, long long now_us)
+    cdef int restore(self, LimitHandle place, str key, object state, long long now_us)
 
 cdef bint is_twice(list claims)
 
-cdef inline Decision blank(CellStore store, LimitHandle place):
-    """A Decision to be filled in: decide_one of the last two, when its caller has let go of it (allocating and freeing decide_one would
-    be a quarter of a hit; two, because many keep an answer until they have the next), or a new decide_one."""
+cdef inline Decision blank(CellStore store, LimitHandle handle):
+    """A Decision to be filled in: one of the last two, when its caller has let go of it (allocating and freeing one would be a
+    quarter of a hit; two, because many callers keep an answer until they have the next), or a new one."""
     cdef Decision decision = store.spare
     if decision is None or not unshared(decision):
         decision = store.other
         if decision is None or not unshared(decision):
-            decision = fresh(place.name)
+            decision = fresh(handle.name)
             store.other = store.spare
             store.spare = decision
             return decision
-    if decision.name is not place.name:
-        decision.name = place.name
+    if decision.name is not handle.name:
+        decision.name = handle.name
     return decision
+
+cdef inline Decisions blank_joined(CellStore store, tuple names):
+    """The same for the answer of several limits, with room for their fields; None for one limit."""
+    cdef Decisions joined
+    if len(names) == 1:
+        return None
+    joined = store.spare_joined
+    if joined is None or not unshared(joined):
+        joined = store.other_joined
+        if joined is None or not unshared(joined):
+            joined = Decisions.__new__(Decisions)
+            store.other_joined = store.spare_joined
+            store.spare_joined = joined
+    joined.reserve(names)
+    return joined

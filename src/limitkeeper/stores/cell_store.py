@@ -1,18 +1,20 @@
-"""What stores in this machine's memory share: how claims are decided over cells near by.
+"""CellStore: decides, gives back and rebooks claims over cells in this machine's memory.
 
-A kind of cells says where a key's state is: `read`, `put`, `known`, `is_full`, `discard`, and who keeps others out meanwhile
-(`begin`, `end`). Everything else is the same for cells of this process and for cells in a file that several processes share;
-`returns.py` adds how what was decided is given back.
+A subclass says where the cells are: `read`, `put`, `known`, `is_full`, `discard`, and how other writers are kept out meanwhile
+(`begin`, `end`). Everything else is the same for the cells of this process (`memory.py`) and for those of a file that several
+processes share (`shared/`). Subclassing rather than a part with its own methods: the lock and the journal of a shared file span the
+cells and the decision, and `MemoryStore` decides on a cell without a call in between.
 
-Time never runs backwards in here: when a clock does, the store carries on from the last moment it saw.
+Time never runs backwards here: when a clock does, the store carries on from the last moment it saw.
 """
 
 from __future__ import annotations
 
+import gc
 import os
 import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 try:
@@ -26,8 +28,9 @@ if cython.compiled:
     from cython.cimports.limitkeeper.algorithms.constants import MAX_WAIT, REFUSED
     from cython.cimports.limitkeeper.algorithms.limit import Answer, Limit, State
     from cython.cimports.limitkeeper.clock import SystemClock
-    from cython.cimports.limitkeeper.decision import Decision
+    from cython.cimports.limitkeeper.decision import Decision, Decisions
     from cython.cimports.limitkeeper.monotonic import monotonic_us
+    from cython.cimports.limitkeeper.stores.cell_table import Table
     from cython.cimports.limitkeeper.stores.contract import Store
 else:
     from ..algorithms import all_of
@@ -36,32 +39,46 @@ else:
     from ..algorithms.limit import Answer, Limit, State
     from ..clock import SystemClock, monotonic_us
     from ..decision import Decision, fresh
+    from .cell_table import Table
     from .contract import Store
 
-    def blank(store: CellStore, place: LimitHandle) -> Decision:
+    def blank(store: CellStore, handle: LimitHandle) -> Decision:
         """A Decision to be filled in."""
-        return fresh(place.name)
+        return fresh(handle.name)
+
+    def blank_joined(store: CellStore, names: tuple[str, ...]) -> None:
+        """Compiled, an answer with room for these limits; the plain build joins Decisions."""
 
 
 from ..algorithms.all_of import together
 from ..clock import SYSTEM, Clock
+from ..decision import STORE
 from ..errors import ConfigurationError
+from .contract import Booking
 
-_stores: Any = weakref.WeakSet()
+_stores: weakref.WeakSet[CellStore] = weakref.WeakSet()
 
 
 @cython.cclass
 class LimitHandle:
-    """Where one limit lives in a store: the number of its units there, and since when it holds under its name."""
+    """A limit as one store knows it: the number of its units there, since when it holds under its name, and its cells."""
 
-    __slots__ = ("limit", "name", "since_us", "store", "unit")
+    __slots__ = ("cells", "limit", "name", "since_us", "store", "unit")
 
-    def __init__(self, store: CellStore, named: NamedLimit, unit: cython.int, since_us: cython.longlong) -> None:
+    def __init__(
+        self,
+        store: CellStore,
+        named: NamedLimit,
+        unit: cython.int,
+        since_us: cython.longlong,
+        cells: Table | None = None,
+    ) -> None:
         self.store = store
         self.limit = named.limit
         self.name = named.name
         self.unit = unit
         self.since_us = since_us
+        self.cells = cells
 
 
 @cython.cclass
@@ -313,6 +330,25 @@ class CellStore(Store):
                     found = True
         return found
 
+    @cython.cfunc
+    def decide_checked(
+        self,
+        claims: list,  # type: ignore[type-arg]
+        names: tuple,  # type: ignore[type-arg]
+        max_wait_us: cython.longlong,
+        commit: cython.bint,
+        not_before_us: cython.longlong,
+    ) -> Decision:
+        """Decides claims that name no limit and key twice; `names` are those of their limits."""
+        joined: Decisions | None = blank_joined(self, names)  # type: ignore[func-returns-value]
+        self.begin()
+        try:
+            now_us: cython.longlong = self.now()
+            start_us: cython.longlong = self.charge(claims, max_wait_us, commit, now_us, not_before_us)
+        finally:
+            self.end()
+        return all_of.join_claims(claims, now_us, start_us, joined)
+
     def decide(
         self,
         claims: Sequence[Claim],
@@ -322,15 +358,8 @@ class CellStore(Store):
         remember: bool = False,
         not_before_us: int = 0,
     ) -> Decision:
-        wait: cython.longlong = patience_us(max_wait_us)
-        asked = checked(claims)
-        self.begin()
-        try:
-            now_us: cython.longlong = self.now()
-            start_us: cython.longlong = self.charge(asked, wait, commit, now_us, not_before_us)
-        finally:
-            self.end()
-        return together(asked, now_us, start_us)
+        asked: list = checked(claims)  # type: ignore[type-arg]
+        return self.decide_checked(asked, all_of.names_of(asked), patience_us(max_wait_us), commit, not_before_us)
 
     def decide_many(self, asks: Sequence[Sequence[Claim]], max_wait_us: int | None = 0) -> list[Decision]:
         wait: cython.longlong = patience_us(max_wait_us)
@@ -341,6 +370,149 @@ class CellStore(Store):
             return [together(claims, now_us, self.charge(claims, wait, True, now_us, 0)) for claims in asked]
         finally:
             self.end()
+
+    # Giving back ------------------------------------------------------------------------------------------------
+
+    @cython.cfunc
+    def return_all(self, claims: list, charged_at: cython.longlong, now_us: cython.longlong) -> cython.int:  # type: ignore[type-arg]
+        claim: Claim
+        for claim in claims:
+            self.return_one(claim, charged_at, now_us)
+        return 0
+
+    @cython.cfunc
+    def return_one(self, claim: Claim, charged_at: cython.longlong, now_us: cython.longlong) -> cython.int:
+        place: LimitHandle = self.place_of(claim.named)
+        limit: Limit = place.limit
+        tick: cython.longlong = limit.tick
+        at: cython.longlong = charged_at // tick if charged_at >= 0 else -1
+        full: cython.bint = self.is_full(place, 1, now_us)
+        while True:
+            stamp: cython.ulonglong = self.revision
+            if claim.cost >= 0 and not self.known(place, claim.key, now_us, full):
+                return 0
+            state: State = self.read(place, claim.key, now_us, full)
+            untouched = state[0] == claim.new_a and state[1] == claim.new_b and state[2] == claim.new_c
+            if untouched and claim.undoable and not place.limit.logs and claim.cost == claim.charged:
+                claim.undoable = False  # nothing has happened since: as if it had never been charged
+                return self.put(place, claim.key, claim.a, claim.b, claim.c, now_us, full)
+            if limit.logs:
+                self.expose(place, claim.key, now_us, full)
+            back: State = limit.undo(limit, state[0], state[1], state[2], now_us // tick, claim.cost, claim.charged, at)
+            if stamp == self.revision:
+                break
+        return self.put(place, claim.key, back[0], back[1], back[2], now_us, full)
+
+    def give_back(self, claims: Sequence[Claim], charged_at: int = -1, source: str = STORE) -> None:
+        asked = list(claims)
+        only_claims(asked)
+        self.begin()
+        try:
+            self.return_all(asked, charged_at, self.now())
+        finally:
+            self.end()
+
+    @property
+    def can_rebook(self) -> bool:
+        return True
+
+    def rebook(self, bookings: Sequence[Booking]) -> list[Decision | None]:
+        """Some leave a line and the others move up, in one step: each turn is (claims, charged_at, deadline_us, stays), in
+        order. All whose start is still to come give back, from the last to the first; those who stay ask again, in order.
+        Answers with their new Decisions, None for a turn that stays as it is.
+
+        Nobody may come off worse. That could happen where several limits left gaps between their charges, which can't be
+        given back one by one; then everything is put back, those who leave give back what the rules can take, and all
+        others stay where they are.
+        """
+        collecting = gc.isenabled()
+        gc.disable()  # a finaliser that decided something in between would be put back with the rest
+        try:
+            self.begin()
+            try:
+                return self.rebooked(list(bookings), self.now())
+            finally:
+                self.end()
+        finally:
+            if collecting:
+                gc.enable()
+
+    def rebooked(self, turns: list[Any], now_us: int) -> list[Decision | None]:
+        claims = {(claim.limit.identity, claim.key): claim for turn in turns for claim in turn[0]}
+        saved = [(claim, self.saved(self.place_of(claim.limit), claim.key, now_us)) for claim in claims.values()]
+        for asked, charged_at, _, stays, _ in reversed(turns):
+            if not stays or charged_at > now_us:
+                self.return_all(list(asked), charged_at, now_us)
+        found: list[Decision | None] = []
+        for asked, charged_at, deadline_us, stays, _ in turns:
+            if not stays or charged_at <= now_us:
+                found.append(None)
+                continue
+            left = None if deadline_us is None else max(0, deadline_us - now_us)
+            again = list(asked)
+            decision: Decision = together(again, now_us, self.charge(again, patience_us(left), True, now_us, 0))
+            if not decision.allowed or decision.start_us > charged_at:
+                return self.put_back(turns, saved, now_us)
+            found.append(decision)
+        return found
+
+    def put_back(self, turns: list[Any], saved: list[Any], now_us: int) -> list[Decision | None]:
+        """Undoes a rebooking that would have hurt somebody; those who leave give back as if nobody could move."""
+        for claim, state in saved:
+            self.replace(self.place_of(claim.limit), claim.key, state, now_us)
+        for asked, charged_at, _, stays, _ in reversed(turns):
+            if not stays:
+                self.return_all(list(asked), charged_at, now_us)
+        return [None] * len(turns)
+
+    def replace(self, place: LimitHandle, key: str, state: Any, now_us: int) -> None:
+        """Puts a state given as plain data in the place of whatever a key has; None: nothing."""
+        self.discard(place, key)
+        if state is not None:
+            self.restore(place, key, state, now_us)
+
+    @cython.cfunc
+    def restore(self, place: LimitHandle, key: str, state: Any, now_us: cython.longlong) -> cython.int:
+        """Stores a state given as plain data: three integers, or the entries of a log."""
+        full: cython.bint = self.is_full(place, 1, now_us)
+        if not place.limit.logs:
+            return self.put(place, key, state[0], state[1], state[2], now_us, full)
+        for moment, cost in state[0]:
+            self.put(place, key, moment, cost, 0, now_us, full)
+        return 0
+
+    # Keeping house ---------------------------------------------------------------------------------------------
+
+    def reset(self, claims: Sequence[Claim]) -> None:
+        asked = list(claims)
+        only_claims(asked)
+        self.begin()
+        try:
+            for claim in asked:
+                self.discard(self.place_of(claim.limit), claim.key)
+                self.revision += 1
+        finally:
+            self.end()
+
+    def items(self, limit: NamedLimit) -> Iterable[tuple[str, Any]]:
+        place: LimitHandle = self.place(limit)
+        now_us = self.now()
+        return [(key, self.in_units(place, unit, state, now_us)) for key, unit, state in self.pairs(place)]
+
+    def load(self, limit: NamedLimit, items: Iterable[tuple[str, Any]]) -> None:
+        pairs = list(items)
+        for key, _ in pairs:
+            if type(key) is not str:
+                raise TypeError(f"a key must be a str, not {type(key).__name__}: {key!r}")
+        place: LimitHandle = self.place(limit)
+        for start in range(0, len(pairs), 500):  # some at a time: others wait meanwhile
+            self.begin()
+            try:
+                now_us: cython.longlong = self.now()
+                for key, state in pairs[start : start + 500]:
+                    self.replace(place, key, state, now_us)
+            finally:
+                self.end()
 
     def register(self, limit: NamedLimit) -> None:
         self.place_of(limit)

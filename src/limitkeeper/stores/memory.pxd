@@ -1,7 +1,16 @@
-# The C face of memory.py: decide_one decision without a detour through Python.
+# C declarations of memory.py: one decision without a detour through Python.
 from limitkeeper.decision cimport Decision
-from limitkeeper.stores.memory_cells cimport MemoryCells, TableHandle
+from limitkeeper.stores.cell_store cimport CellStore, LimitHandle
+from limitkeeper.stores.cell_table cimport Capacity, Cell
 
-cdef class MemoryStore(MemoryCells):
-    cdef Decision decide_quickly(self, Decision decision, TableHandle place, str key, long long cost, long long max_wait_us, bint commit, long long now_us)
-    cdef Decision glance(self, TableHandle place, str key, long long cost, long long start, long long retry, long long now_us)
+ctypedef Cell* CellPointer
+
+cdef class MemoryStore(CellStore):
+    cdef readonly Capacity room
+    cdef object _tables
+    cdef bint _own
+    cdef unsigned long long calls
+    cdef CellPointer find(self, LimitHandle place, str key, long long now_us, bint full)
+    cdef bint load_cells(self, list claims)
+    cdef Decision decide_quickly(self, Decision decision, LimitHandle place, str key, long long cost, long long max_wait_us, bint commit, long long now_us)
+    cdef Decision glance(self, LimitHandle place, str key, long long cost, long long start, long long retry, long long now_us)

@@ -2,12 +2,19 @@
 
 Atomic by construction. Compiled, a decision runs from reading the cell to writing it without allocating, calling Python
 or dropping a reference, so nothing can come in between under the interpreter's lock. Plain, a re-entrant lock keeps
-other threads out, and a stamp tells when a finaliser that ran meanwhile decided something itself; then it is done again.
+other threads out, and `revision` tells when a finaliser that ran meanwhile decided something itself; then it is done again.
+
+Memory is bounded without forgiving. A key whose state is what an unseen key would have is forgotten, a few keys looked
+at per call. When the store is full of active keys, an unknown key is decided on one of 1024 shared cells, and stays there
+until that cell is as new: a flood of fresh keys can't wash an exhausted one out.
+
+A cell says in whose units its state is. When another limit of the same name reads it (a plan, an override, a new rate), the state
+is converted first.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from typing import Any
 
 try:
     import cython
@@ -15,37 +22,176 @@ except ModuleNotFoundError:
     from limitkeeper import _cython_shim as cython  # type: ignore[no-redef]
 
 if cython.compiled:
-    from cython.cimports.limitkeeper.algorithms import all_of
+    from cython.cimports.limitkeeper.algorithms import all_of, sliding_log
     from cython.cimports.limitkeeper.algorithms.claim import Claim, NamedLimit
     from cython.cimports.limitkeeper.algorithms.constants import PLAIN, REFUSED
     from cython.cimports.limitkeeper.algorithms.limit import Answer, Limit, State
-    from cython.cimports.limitkeeper.decision import Decision
-    from cython.cimports.limitkeeper.stores.cell_store import blank
-    from cython.cimports.limitkeeper.stores.cell_table import Table
-    from cython.cimports.limitkeeper.stores.memory_cells import MemoryCells, TableHandle
+    from cython.cimports.limitkeeper.decision import Decision, Decisions
+    from cython.cimports.limitkeeper.stores.cell_store import CellStore, LimitHandle, blank, blank_joined
+    from cython.cimports.limitkeeper.stores.cell_table import Capacity, Table
 else:
-    from ..algorithms import all_of
+    from ..algorithms import all_of, sliding_log
     from ..algorithms.claim import Claim, NamedLimit
     from ..algorithms.constants import PLAIN, REFUSED
     from ..algorithms.limit import Answer, Limit, State
     from ..decision import Decision
-    from .cell_store import blank
-    from .cell_table import Table
-    from .memory_cells import MemoryCells, TableHandle
+    from .cell_store import CellStore, LimitHandle, blank
+    from .cell_table import Capacity, Table
 
-from ..algorithms.all_of import together
-from .cell_store import checked, patience_us
+    CellPointer = Any
+
+from ..clock import Clock
+from ..errors import ConfigurationError
 
 
 @cython.cclass
-class MemoryStore(MemoryCells):
+class MemoryStore(CellStore):
     """The default store. `max_keys` bounds it; `clock` is for tests."""
+
+    @cython.annotation_typing(False)
+    def __init__(self, max_keys: int = 1_000_000, clock: Clock | None = None) -> None:
+        if isinstance(max_keys, bool) or not isinstance(max_keys, int) or max_keys < 1:
+            raise ConfigurationError(f"max_keys must be a whole number of keys, at least 1, not {max_keys!r}")
+        super().__init__(clock)
+        self.room = Capacity(max_keys)
+        self.calls = 0
+        self._own = type(self).decide is CellStore.decide
+        self._tables: dict[Any, Table] = {}
+
+    @property
+    def overflow(self) -> int:
+        return int(self.room.shared)
+
+    # Places ----------------------------------------------------------------------------------------------------
+
+    def place(self, named: NamedLimit) -> LimitHandle:
+        with self._lock:
+            now_us = self.now()
+            table = self._tables.get(named.identity)
+            if table is None:
+                table = Table(self.room, now_us, named.limit.logs)
+                self._tables[named.identity] = table
+            unit = table.unit_of(named.limit, now_us)
+            return LimitHandle(self, named, unit, table.since[unit - 1], table)
+
+    def limit_of(self, place: LimitHandle, unit: int) -> Limit:
+        return place.cells.units[unit - 1]  # type: ignore[no-any-return]
+
+    def discard(self, place: LimitHandle, key: str) -> None:
+        place.cells.discard(key)
+
+    def pairs(self, place: LimitHandle) -> list[tuple[str, int, Any]]:
+        with self._lock:
+            return place.cells.items()  # type: ignore[no-any-return]
+
+    def saved(self, place: LimitHandle, key: str, now_us: int) -> Any:
+        unit, state = place.cells.saved(key)
+        return state if state is None else self.in_units(place, unit, state, now_us)
+
+    # Cells -----------------------------------------------------------------------------------------------------
+
+    @cython.cfunc
+    def is_full(self, place: LimitHandle, needed: cython.longlong, now_us: cython.longlong) -> cython.bint:
+        if self.room.live + needed <= self.room.max_keys:
+            return False
+        place.cells.sweep(16, now_us)
+        return self.room.live + needed > self.room.max_keys
+
+    @cython.cfunc
+    def known(self, place: LimitHandle, key: str, now_us: cython.longlong, full: cython.bint) -> cython.bint:
+        return True if self.find(place, key, now_us, full) else False  # noqa: SIM210 - a pointer when compiled
+
+    @cython.cfunc
+    def find(self, place: LimitHandle, key: str, now_us: cython.longlong, full: cython.bint) -> CellPointer:
+        """The key's cell, or a shared one for a stranger to a full store, or none."""
+        table: Table = place.cells
+        cell = table.find(key)
+        if cell:
+            return cell
+        if table.overflow:
+            cell = table.stranger(key)
+            if cell.unit and not table.is_new(cell, now_us):
+                return cell
+        if not full:
+            return table.find(key)
+        cell = table.stranger(key)
+        if not cell:
+            raise MemoryError
+        if cell.unit == 0 or table.is_new(cell, now_us):
+            first: State = place.limit.unseen(table.birth_us)
+            if not table.logs:
+                cell.a = first[0]
+                cell.b = first[1]
+                cell.c = first[2]
+            cell.unit = place.unit
+        return cell
+
+    @cython.cfunc
+    def read(self, place: LimitHandle, key: str, now_us: cython.longlong, full: cython.bint) -> State:
+        table: Table = place.cells
+        while True:
+            cell = self.find(place, key, now_us, full)
+            if not cell:
+                return place.limit.unseen(table.birth_us)
+            if table.overflow and table.is_shared(cell):
+                self.room.shared += 1
+            if cell.unit == place.unit or table.logs:
+                return (cell.a, cell.b, cell.c)
+            # Written under another rate of this name. Converting runs Python, so look again before believing it.
+            unit: cython.int = cell.unit
+            a: cython.longlong = cell.a
+            b: cython.longlong = cell.b
+            c: cython.longlong = cell.c
+            moment = now_us if now_us < place.since_us else place.since_us
+            state = place.limit.convert(table.units[unit - 1], (a, b, c), moment)
+            new_a: cython.longlong = state[0]
+            new_b: cython.longlong = state[1]
+            new_c: cython.longlong = state[2]
+            cell = self.find(place, key, now_us, full)
+            if not cell:
+                continue
+            if cell.unit == unit and cell.a == a and cell.b == b and cell.c == c:
+                return (new_a, new_b, new_c)
+
+    @cython.cfunc
+    def put(
+        self,
+        place: LimitHandle,
+        key: str,
+        a: cython.longlong,
+        b: cython.longlong,
+        c: cython.longlong,
+        now_us: cython.longlong,
+        full: cython.bint,
+    ) -> cython.int:
+        table: Table = place.cells
+        cell = self.find(place, key, now_us, full)
+        if not cell:
+            cell = table.insert(key, now_us)
+            if not cell:
+                raise MemoryError
+        self.revision += 1
+        cell.unit = place.unit
+        if not table.logs:
+            cell.a = a
+            cell.b = b
+            cell.c = c
+        elif b > 0:
+            if not table.make_room(cell, now_us - place.limit.window):
+                raise MemoryError
+            if cython.compiled:
+                sliding_log.add(cython.cast(cython.p_longlong, cell.c), a, b)
+            else:
+                sliding_log.add(cell.c, a, b)
+        return 0
+
+    # Deciding --------------------------------------------------------------------------------------------------
 
     @cython.cfunc
     def decide_quickly(
         self,
         decision: Decision,
-        place: TableHandle,
+        place: LimitHandle,
         key: str,
         cost: cython.longlong,
         max_wait_us: cython.longlong,
@@ -54,7 +200,7 @@ class MemoryStore(MemoryCells):
     ) -> Decision:
         """One limit, one key: the hot path. The answer goes into `decision`, so nothing is allocated once the cell is found."""
         limit: Limit = place.limit
-        table: Table = place.table
+        table: Table = place.cells
         tick: cython.longlong = limit.tick
         now: cython.longlong = now_us if limit.fine else now_us // tick
         patience: cython.longlong = 0
@@ -123,7 +269,7 @@ class MemoryStore(MemoryCells):
     @cython.cfunc
     def glance(
         self,
-        place: TableHandle,
+        place: LimitHandle,
         key: str,
         cost: cython.longlong,
         start: cython.longlong,
@@ -152,29 +298,87 @@ class MemoryStore(MemoryCells):
     def decide_one(
         self, named: NamedLimit, key: str, cost: cython.longlong, max_wait_us: cython.longlong, commit: cython.bint
     ) -> Decision:
-        if type(self) is not MemoryStore:  # a subclass that decides otherwise is asked in its own way
-            return MemoryCells.decide_one(self, named, key, cost, max_wait_us, commit)
-        place: TableHandle = self.place_of(named)  # type: ignore[assignment]
+        if not self._own:  # a subclass with its own `decide` is asked there
+            return CellStore.decide_one(self, named, key, cost, max_wait_us, commit)
+        place: LimitHandle = self.place_of(named)
         if cython.compiled:
             return self.decide_quickly(blank(self, place), place, key, cost, max_wait_us, commit, self.now())
         with self._lock:
             return self.decide_quickly(blank(self, place), place, key, cost, max_wait_us, commit, self.now())
 
-    def decide(
+    @cython.cfunc
+    def decide_checked(
         self,
-        claims: Sequence[Claim],
-        max_wait_us: int | None = 0,
-        *,
-        commit: bool = True,
-        remember: bool = False,
-        not_before_us: int = 0,
+        claims: list,  # type: ignore[type-arg]
+        names: tuple,  # type: ignore[type-arg]
+        max_wait_us: cython.longlong,
+        commit: cython.bint,
+        not_before_us: cython.longlong,
     ) -> Decision:
         if not cython.compiled:
-            return super().decide(claims, max_wait_us, commit=commit, remember=remember, not_before_us=not_before_us)
-        asked = checked(claims)  # compiled, nothing comes in between: no lock
+            return CellStore.decide_checked(self, claims, names, max_wait_us, commit, not_before_us)
+        joined: Decisions = blank_joined(self, names)  # compiled, nothing comes in between: no lock
         now_us: cython.longlong = self.now()
-        start_us: cython.longlong = self.charge(asked, patience_us(max_wait_us), commit, now_us, not_before_us)
-        return together(asked, now_us, start_us)
+        start_us: cython.longlong = self.charge(claims, max_wait_us, commit, now_us, not_before_us)
+        return all_of.join_claims(claims, now_us, start_us, joined)
+
+    @cython.cfunc
+    def charge(
+        self,
+        claims: list,  # type: ignore[type-arg]
+        max_wait_us: cython.longlong,
+        commit: cython.bint,
+        now_us: cython.longlong,
+        not_before_us: cython.longlong,
+    ) -> cython.longlong:
+        """Several limits. Compiled, when every key has a cell in its limit's own units, each cell is looked up once: nothing moves
+        it before it is written."""
+        if not cython.compiled or not self.load_cells(claims):
+            return CellStore.charge(self, claims, max_wait_us, commit, now_us, not_before_us)
+        i: cython.Py_ssize_t
+        claim: Claim
+        start_us: cython.longlong = all_of.decide(claims, now_us, not_before_us, max_wait_us)
+        self.calls += 1
+        if start_us < 0 or not commit:
+            for i in range(len(claims)):
+                all_of.look(claims[i], now_us)
+            return start_us
+        for i in range(len(claims)):
+            claim = claims[i]
+            if claim.cost > 0:
+                cell = cython.cast(CellPointer, claim.cell)
+                cell.a = claim.new_a
+                cell.b = claim.new_b
+                cell.c = claim.new_c
+                claim.undoable = True
+        self.revision += 1
+        if self.calls & 63 == 0:
+            for i in range(len(claims)):
+                claim = claims[i]
+                place: LimitHandle = self.place_of(claim.named)
+                place.cells.sweep(16, now_us)
+        return start_us
+
+    @cython.cfunc
+    def load_cells(self, claims: list) -> cython.bint:  # type: ignore[type-arg]
+        """Loads the states of these claims from their cells, which the claims point to; False when one needs more than that."""
+        i: cython.Py_ssize_t
+        claim: Claim
+        for i in range(len(claims)):
+            claim = claims[i]
+            if not isinstance(claim.named.place, LimitHandle):
+                return False
+            place: LimitHandle = claim.named.place
+            if place.store is not self or place.cells.logs:
+                return False
+            cell = place.cells.find(claim.key)
+            if not cell or cell.unit != place.unit:
+                return False
+            claim.a = cell.a
+            claim.b = cell.b
+            claim.c = cell.c
+            claim.cell = cython.cast(cython.p_void, cell)
+        return True
 
     def sweep(self, budget: int = 1_000_000) -> None:
         """Forgets idle keys now, rather than a few at a time as calls come in."""

@@ -1,12 +1,11 @@
 # The C face of locked_file.py.
-from limitkeeper.stores.cell_store cimport LimitHandle
-from limitkeeper.stores.refunds cimport RefundingStore
+from limitkeeper.stores.cell_store cimport CellStore, LimitHandle
 from limitkeeper.stores.shared.cell_table cimport SharedCellTable
 
 cdef class RowHandle(LimitHandle):
     cdef readonly long long table, birth_us
 
-cdef class LockedFile(RefundingStore):
+cdef class LockedFile(CellStore):
     cdef SharedCellTable sheet
     cdef readonly str path
     cdef object _mapped, _tables, _units, _since, _known

@@ -27,8 +27,7 @@ if cython.compiled:
     from cython.cimports.limitkeeper.algorithms.claim import NamedLimit
     from cython.cimports.limitkeeper.algorithms.limit import Limit
     from cython.cimports.limitkeeper.monotonic import monotonic_us
-    from cython.cimports.limitkeeper.stores.cell_store import LimitHandle
-    from cython.cimports.limitkeeper.stores.refunds import RefundingStore
+    from cython.cimports.limitkeeper.stores.cell_store import CellStore, LimitHandle
     from cython.cimports.limitkeeper.stores.shared import key_codec as w
     from cython.cimports.limitkeeper.stores.shared import layout as lay
     from cython.cimports.limitkeeper.stores.shared.cell_table import SharedCellTable
@@ -36,8 +35,7 @@ else:
     from ...algorithms.claim import NamedLimit
     from ...algorithms.limit import Limit
     from ...clock import monotonic_us
-    from ..cell_store import LimitHandle
-    from ..refunds import RefundingStore
+    from ..cell_store import CellStore, LimitHandle
     from . import key_codec as w
     from . import layout as lay
     from .cell_table import SharedCellTable
@@ -71,7 +69,7 @@ class RowHandle(LimitHandle):
 
 
 @cython.cclass
-class LockedFile(RefundingStore):
+class LockedFile(CellStore):
     """A store in a file that is held by one process at a time."""
 
     @cython.annotation_typing(False)
@@ -306,7 +304,7 @@ class LockedFile(RefundingStore):
             self.sheet.roll_back()
 
     def _renew_lock(self) -> None:
-        RefundingStore._renew_lock(self)
+        CellStore._renew_lock(self)
         self.closing = False
         if self._mapped is not None:
             self._introduce()
