@@ -5,21 +5,38 @@ BIN := $(VENV)/bin
 PLAIN := build/plain
 SOURCES := $(shell find src -name '*.py' -o -name '*.pyx' -o -name '*.pxd' -o -name '*.lua' -o -name '*.yml' -o -name '*.json')
 PYTEST := $(BIN)/python -m pytest -q -p no:cacheprovider
+STARTED := $(shell date +%s)
+SECONDS_SO_FAR = $$(($$(date +%s) - $(STARTED)))
 PIP := $(BIN)/python -m pip install -q --disable-pip-version-check
 
 .PHONY: setup test test-compiled test-plain lint format bench demo docs serve soak clean
 
+# Three stamps, so that an edit repeats only what it must: .made (environment), .tools (dependencies), .ready (compiled).
 setup: $(VENV)/.ready
 
 $(VENV)/.made:
-	$(PYTHON) -m venv $(VENV)
-	touch $@
+	@echo "setup: 1/3 environment in $(VENV)"
+	@$(PYTHON) -m venv $(VENV)
+	@touch $@
 
-$(VENV)/.ready: $(VENV)/.made pyproject.toml setup.py $(SOURCES)
-	@echo "setup: installing limitkeeper and its tools into $(VENV) (compiling the core where a C compiler is there)"
-	$(PIP) -e '.[test,lint,example]'
-	@$(BIN)/python -c "import limitkeeper; print('setup: limitkeeper', limitkeeper.__version__, 'compiled' if limitkeeper.compiled else 'plain (no C compiler)')"
-	touch $@
+# The package is linked, not built: compiling is a step of its own, because pip hides its progress.
+$(VENV)/.tools: $(VENV)/.made pyproject.toml
+	@echo "setup: 2/3 dependencies"
+	@$(BIN)/python .ci/install_extras.py test lint example
+	@LIMITKEEPER_DISABLE_COMPILED=1 $(PIP) --no-build-isolation --no-deps -e .
+	@touch $@
+
+$(VENV)/.ready: $(VENV)/.tools setup.py $(SOURCES)
+	@echo "setup: 3/3 compiling what has changed"
+	@$(BIN)/python setup.py -q build_ext --inplace
+	@$(BIN)/python -c "import limitkeeper; print('setup: limitkeeper', limitkeeper.__version__, 'compiled' if limitkeeper.compiled else 'as plain Python (not compiled)', 'in $(SECONDS_SO_FAR) s')"
+	@touch $@
+
+# What `make docs` and `make bench` need besides.
+$(VENV)/.extra-%: $(VENV)/.tools pyproject.toml
+	@echo "setup: dependencies of '$*'"
+	@$(BIN)/python .ci/install_extras.py $*
+	@touch $@
 
 # The same source without the compiled core, for the tests of the plain build.
 $(PLAIN)/.ready: $(SOURCES)
@@ -45,15 +62,13 @@ format: setup
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: setup
-	$(PIP) -e '.[bench]'
+bench: setup $(VENV)/.extra-bench
 	$(BIN)/python benchmarks/run.py
 
 demo: setup
 	$(BIN)/python examples/demo.py
 
-docs: setup
-	$(PIP) -e '.[docs]'
+docs: setup $(VENV)/.extra-docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
 	@echo "docs: open site/index.html"
 

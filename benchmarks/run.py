@@ -19,7 +19,7 @@ from timing import Effort
 
 HERE = Path(__file__).resolve().parent
 GROUPS = (
-    *("hot", "keys", "tasks", "many", "memory", "pauses", "log", "plain", "threads"),
+    *("hot", "several", "keys", "tasks", "many", "memory", "pauses", "log", "plain", "threads"),
     *("shared", "central", "leased", "sharded", "guarded", "web"),
 )
 

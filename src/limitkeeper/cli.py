@@ -182,7 +182,7 @@ def explanation_of(policy: Any, line: str, url: str | None) -> Any:
 
 def wait_for_hashes(gate: Any) -> None:
     """Limits of single keys that are read in the background: an explanation without them would be wrong."""
-    for clause in gate.edition.clauses:
+    for clause in gate.compiled.rules:
         ready = getattr(clause.overrides, "ready", None)
         if ready is not None and not ready(2.0):
             print(f"limitkeeper: the overrides of {clause.name!r} can't be read; its own limit is shown", file=sys.stderr)

@@ -16,15 +16,15 @@ except ModuleNotFoundError:
     from limitkeeper import _cython_shim as cython  # type: ignore[no-redef]
 
 if cython.compiled:
+    from cython.cimports.limitkeeper.algorithms.claim import Claim, NamedLimit
     from cython.cimports.limitkeeper.decision import Decision, fresh
     from cython.cimports.limitkeeper.monotonic import monotonic_us
-    from cython.cimports.limitkeeper.algorithms.claim import Claim, NamedLimit
     from cython.cimports.limitkeeper.stores.cell_store import CellStore, LimitHandle, blank
     from cython.cimports.limitkeeper.stores.memory import MemoryStore
 else:
+    from .algorithms.claim import Claim, NamedLimit
     from .clock import monotonic_us
     from .decision import Decision, fresh
-    from .algorithms.claim import Claim, NamedLimit
     from .stores.cell_store import CellStore, LimitHandle, blank
     from .stores.memory import MemoryStore
 
@@ -192,31 +192,38 @@ class LimiterBase:
     def fill_claims(self, key: Any, cost: Any) -> cython.bint:
         """Fills in this limiter's own claims, so that none has to be made; False when the call is not that plain."""
         units: cython.longlong = 1
-        if cost is not ONE:
+        costs: dict | None = None  # type: ignore[type-arg]
+        keys: dict | None = None  # type: ignore[type-arg]
+        unnamed: cython.Py_ssize_t = 0
+        if type(cost) is dict:
+            costs = cost
+            unnamed = len(costs)
+        elif cost is not ONE:
             if type(cost) is not int:
                 return False
             units = checked_cost(cost)
-        i: cython.Py_ssize_t
-        claim: Claim
-        n: cython.Py_ssize_t = len(self.names)
-        keys: dict = None  # type: ignore[assignment, type-arg]
-        one: object = key
         if type(key) is dict:
             keys = key
-            if len(keys) != n:
+            if len(keys) != len(self.names):
                 return False
         elif type(key) is not str:
             return False
-        for i in range(n):
+        i: cython.Py_ssize_t
+        claim: Claim
+        one: object = key
+        for i in range(len(self.names)):
             if keys is not None:
                 one = keys.get(self.names[i])
                 if type(one) is not str:
                     return False
+            if costs is not None:
+                price = costs.get(self.names[i])
+                unnamed -= price is not None
+                units = 1 if price is None else checked_cost(price)
             claim = self.own_claims[i]
             claim.key = one
-            claim.cost = units
-            claim.charged = units
-        return True
+            claim.cost = claim.charged = units
+        return unnamed == 0
 
     def free(self) -> Decision:
         """The answer when nothing limits: every limit skipped, or limiting turned off."""

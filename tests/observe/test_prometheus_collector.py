@@ -14,7 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from traffic import asked, busy_gate, failing_gate, gate_on
 
 from limitkeeper import ConfigurationError
-from limitkeeper.observe.metrics import HISTOGRAM, MEASURES
+from limitkeeper.observe.metrics import HISTOGRAM, METRICS
 from limitkeeper.observe.prometheus import LimitkeeperCollector
 from limitkeeper.observe.snapshot import DECISION_BOUNDS_US, RESPONSE_BOUNDS_MS, Histogram, RuleSnapshot, Snapshot
 from limitkeeper.testing import ManualClock
@@ -48,8 +48,8 @@ def test_a_scrape_shows_what_was_counted():
     assert value("limitkeeper_store_state", {"policy": "failing", "state": "open"}) == 1
     assert value("limitkeeper_without_store_total", {"policy": "failing", "rule": "closed", "answer": "closed"}) == 1
     families = {family.name: family for family in text_string_to_metric_families(text)}
-    assert set(families) == {f"limitkeeper_{measure.name}" for measure in MEASURES}
-    assert all(families[f"limitkeeper_{measure.name}"].type == measure.kind for measure in MEASURES)
+    assert set(families) == {f"limitkeeper_{measure.name}" for measure in METRICS}
+    assert all(families[f"limitkeeper_{measure.name}"].type == measure.kind for measure in METRICS)
 
 
 def test_histograms_are_cumulative_and_in_seconds():
@@ -100,7 +100,7 @@ def test_a_second_collector_in_one_registry_is_refused():
 
 def test_what_is_no_gate_is_refused():
     """Something that counts nothing says what to give instead, when the collector is made and not when it is scraped."""
-    with pytest.raises(ConfigurationError, match="give a Gate"):
+    with pytest.raises(ConfigurationError, match="expected a Gate"):
         LimitkeeperCollector("limitkeeper.yaml", registry=None)
     for wrong in (-1, True, 1000):
         with pytest.raises(ConfigurationError, match="between 0 and 100"):
@@ -169,10 +169,10 @@ def test_the_number_of_series_follows_from_the_policy():
     """A rule has as many series as the documentation says, whatever its traffic."""
 
     def count(rules: int) -> int:
-        tally = busy_gate().tally()
+        tally = busy_gate().snapshot()
         one = tally.rules[0]
         many = tuple(RuleSnapshot(f"r{n}", responses=one.responses) for n in range(rules))
-        text, _ = scraped(Counted(Snapshot("p", rules=many, decisions=tally.decisions, store=failing_gate().tally().store)))
+        text, _ = scraped(Counted(Snapshot("p", rules=many, decisions=tally.decisions, store=failing_gate().snapshot().store)))
         return len([line for line in text.splitlines() if not line.startswith("#")])
 
     assert count(2) - count(1) == count(3) - count(2) == 38
@@ -220,4 +220,4 @@ def test_histograms_of_the_table_are_those_of_the_scrape():
     """The measures that are histograms are exactly those with buckets in a scrape."""
     text, _ = scraped(busy_gate())
     with_buckets = {line.split("_bucket")[0] for line in text.splitlines() if "_bucket{" in line}
-    assert with_buckets == {f"limitkeeper_{measure.name}" for measure in MEASURES if measure.kind == HISTOGRAM}
+    assert with_buckets == {f"limitkeeper_{measure.name}" for measure in METRICS if measure.kind == HISTOGRAM}

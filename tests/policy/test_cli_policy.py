@@ -296,7 +296,7 @@ def command(*argv: str, **options: object) -> subprocess.CompletedProcess[str]:
 
 def test_the_module_is_the_command():
     """`python -m limitkeeper` is the command, with its exit codes and without colours in a pipe."""
-    done = command("policy", "check", SHOP, str(HERE / "mistakes" / "unknown_key.yaml"))
+    done = command("policy", "check", SHOP, str(HERE / "reading" / "diagnostics" / "unknown_key.yaml"))
     assert done.returncode == 1
     assert "\x1b" not in done.stdout
     assert "did you mean 'key'?" in done.stdout

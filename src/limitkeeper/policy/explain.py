@@ -27,20 +27,20 @@ class Explained:
 
 def explain(gate: Any, facts: Any) -> list[Explained]:
     """What every rule of the policy says to a request."""
-    edition = gate.edition
+    edition = gate.compiled
     plan = edition.find(facts.method, facts.path)
     facts.captured = plan.captured or facts.captured
-    excused = True if plan.exempt else edition.pardoned(plan, facts)
-    return [one(gate, clause, facts, plan, excused) for clause in edition.clauses]
+    excused = True if plan.exempt else edition.exempted_rules(plan, facts)
+    return [one(gate, clause, facts, plan, excused) for clause in edition.rules]
 
 
 def one(gate: Any, clause: Any, facts: Any, plan: Any, excused: Any) -> Explained:
-    rule = clause.rule
+    rule = clause.config
     if excused is True or (excused and clause.name in excused):
         return Explained(rule, False, "the request is exempt")
-    if clause not in plan.clauses:
+    if clause not in plan.rules:
         return Explained(rule, False, "its match does not fit the method and path")
-    hosts = plan.hosts[plan.clauses.index(clause)] if plan.hosts else ()
+    hosts = plan.hosts[plan.rules.index(clause)] if plan.hosts else ()
     if hosts and not limits_host(hosts, facts):
         return Explained(rule, False, f"the host is {facts.host() or 'not said'!r}, not {' or '.join(hosts)}")
     unmet = unmet_condition(clause, facts)
@@ -62,7 +62,7 @@ def unmet_condition(clause: Any, facts: Any) -> str:
     """Which part of a rule's `when` does not hold; "" when all of it does."""
     from .compiled_rule import identity_of
 
-    when = clause.rule.when
+    when = clause.config.when
     for name in when.present:
         if identity_of(clause.identities, facts, name) is None:
             return f"{name} is not present"

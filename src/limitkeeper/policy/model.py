@@ -210,7 +210,7 @@ class Policy:
     identify: Mapping[str, Identity] = field(default_factory=dict)
     exempt: tuple[Exemption, ...] = ()
     rules: tuple[Rule, ...] = ()
-    shut_out: PenaltyBoxConfig | None = None
+    penalty_box: PenaltyBoxConfig | None = None
     headers: Headers = field(default_factory=Headers)
     budget_us: int = 20_000
     safe_concurrency: int | None = None

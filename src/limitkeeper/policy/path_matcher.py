@@ -130,8 +130,8 @@ def host_is_meant(hosts: tuple[str, ...], host: str) -> bool:
     return any(host_matches(pattern, host) for pattern in hosts)
 
 
-def limits_host(hosts: tuple[str, ...], facts: Any) -> bool:
+def limits_host(hosts: tuple[str, ...], context: Any) -> bool:
     """Whether a rule for these hosts is meant. A Host that can't be read (two of them, a port of letters) may well be read by the
     application, in its own way: every rule is meant by it, as any reading of a path is, and no exemption."""
-    host: str = facts.host()
-    return host_is_meant(hosts, host) if host else bool(facts.header("host"))
+    host: str = context.host()
+    return host_is_meant(hosts, host) if host else bool(context.header("host"))

@@ -9,15 +9,14 @@ Waits are whole microseconds, rounded up, told in nanoseconds. Rejected: a time 
 
 from __future__ import annotations
 
-import os
 import threading
-import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
 
 from ..decision import Decision
 from ..errors import RateLimited
+from ..fork import reset_after_fork
 from ..limiter import AsyncLimiter, Limiter
 from ..limiter_base import checked_cost
 from ..observe.events import DRAINED
@@ -53,10 +52,10 @@ class Permissions:
         self._standing = stand(name, config, store)
         self.store: Store = self._standing.limiter.store
         self._publisher = EventPublisher(self.store.clock)
-        self._renew_lock()
-        _all.add(self)
+        self._reset_after_fork()
+        reset_after_fork(self)
 
-    def _renew_lock(self) -> None:
+    def _reset_after_fork(self) -> None:
         """A lock that nobody holds, and nobody who waits: at the start, and in the child of a fork."""
         self._lock = threading.Lock()
         self._cancellable = 0
@@ -210,15 +209,3 @@ def _unless_never(refused: RequestNotPermitted, answer: int) -> int:
     if refused.decision.retry_us < 0:
         raise refused
     return answer
-
-
-_all: weakref.WeakSet[Permissions] = weakref.WeakSet()
-
-
-def _after_fork() -> None:
-    for permissions in list(_all):
-        permissions._renew_lock()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)

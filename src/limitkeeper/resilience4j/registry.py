@@ -103,12 +103,12 @@ class RateLimiterRegistry(Entries[RateLimiter, RateLimiterConfig]):
             return self.configuration(DEFAULT if config is None else config)
         return config() if callable(config) else config
 
-    def _checked_configuration(self, name: str, configuration: RateLimiterConfig) -> RateLimiterConfig:
+    def _check_configuration(self, name: str, configuration: RateLimiterConfig) -> RateLimiterConfig:
         if not isinstance(configuration, RateLimiterConfig):
             raise ConfigurationError(f"{name!r}: {configuration!r} is no RateLimiterConfig")
         return configuration
 
-    def _checked_entry(self, name: str, entry: RateLimiter) -> RateLimiter:
+    def _check_entry(self, name: str, entry: RateLimiter) -> RateLimiter:
         if not isinstance(entry, RateLimiter):
             raise ConfigurationError(f"{name!r}: {entry!r} is no RateLimiter")
         if entry.name != name:

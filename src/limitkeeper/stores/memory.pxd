@@ -13,4 +13,3 @@ cdef class MemoryStore(CellStore):
     cdef CellPointer find(self, LimitHandle place, str key, long long now_us, bint full)
     cdef bint load_cells(self, list claims)
     cdef Decision decide_quickly(self, Decision decision, LimitHandle place, str key, long long cost, long long max_wait_us, bint commit, long long now_us)
-    cdef Decision glance(self, LimitHandle place, str key, long long cost, long long start, long long retry, long long now_us)

@@ -241,8 +241,13 @@ class MemoryStore(CellStore):
                 self.revision += 1
             else:
                 self.put(place, key, a, b, c, now_us, full)
-        elif not commit or cost == 0:
-            return self.glance(place, key, cost, start, retry, now_us)
+        elif not commit or cost == 0:  # what is there now, beside the verdict on a hit
+            state = self.read(place, key, now_us, full)
+            answer = limit.rule(limit, state[0], state[1], state[2], now, now, 0, 0)
+            remaining = answer[5]
+            reset = answer[6]
+            if cost == 0:
+                start = now
         decision.limit = limit.capacity
         decision.remaining = remaining
         decision.reset_us = reset * tick - now_us if reset > now else 0
@@ -265,34 +270,6 @@ class MemoryStore(CellStore):
         if PLAIN:
             decision.__class__ = Decision
         return decision
-
-    @cython.cfunc
-    def glance(
-        self,
-        place: LimitHandle,
-        key: str,
-        cost: cython.longlong,
-        start: cython.longlong,
-        retry: cython.longlong,
-        now_us: cython.longlong,
-    ) -> Decision:
-        """The answer to a peek: the verdict on a hit, beside what is there now."""
-        limit: Limit = place.limit
-        now: cython.longlong = now_us // limit.tick
-        state: State = self.read(place, key, now_us, self.is_full(place, 1, now_us))
-        answer: Answer = limit.rule(limit, state[0], state[1], state[2], now, now, 0, 0)
-        allowed = start >= 0 or cost == 0
-        start_us: cython.longlong = start * limit.tick if start > now and cost > 0 else now_us
-        return Decision(
-            allowed,
-            limit.capacity,
-            answer[5],
-            0 if allowed else (retry * limit.tick - now_us if start == -1 else -1),
-            answer[6] * limit.tick - now_us if answer[6] > now else 0,
-            start_us - now_us,
-            start_us,
-            place.name,
-        )
 
     @cython.ccall
     def decide_one(

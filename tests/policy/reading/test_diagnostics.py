@@ -15,7 +15,7 @@ from limitkeeper.policy.reading.nodes import plain
 from limitkeeper.policy.reading.schema import schema
 from limitkeeper.policy.reading.yaml import text_of, tree_of
 
-FOLDER = Path(__file__).parent / "mistakes"
+FOLDER = Path(__file__).parent / "diagnostics"
 FILES = sorted(FOLDER.glob("*.yaml"))
 VALIDATOR = jsonschema.Draft202012Validator(schema())
 

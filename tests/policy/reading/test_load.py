@@ -107,7 +107,7 @@ def test_the_top_of_a_policy(everything):
         True,
     )
     assert policy.headers == Headers("draft-7", x=False, reset="epoch", success="near", partition=True, cors=False)
-    assert policy.shut_out == PenaltyBoxConfig(TokenBucket("100/min"), 60_000_000, (("user", "ip"),))
+    assert policy.penalty_box == PenaltyBoxConfig(TokenBucket("100/min"), 60_000_000, (("user", "ip"),))
     assert policy.safe_concurrency == 1000
 
 

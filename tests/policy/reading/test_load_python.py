@@ -98,9 +98,9 @@ def test_a_claim_borrows_a_ready_verifier():
 def test_durations_may_be_numbers_and_timedeltas():
     """Seconds as a number, a timedelta and a text are the same duration."""
     for span in (60, 60.0, timedelta(minutes=1), "60s", "1 minute"):
-        policy = Policy.of(shut_out={"after": "100/min", "for": span}, limits=[{"name": "a", "limit": "5/s"}])
-        assert policy.shut_out is not None
-        assert policy.shut_out.for_us == 60_000_000
+        policy = Policy.of(penalty_box={"after": "100/min", "for": span}, limits=[{"name": "a", "limit": "5/s"}])
+        assert policy.penalty_box is not None
+        assert policy.penalty_box.for_us == 60_000_000
 
 
 def test_none_is_not_said():
@@ -214,7 +214,7 @@ POLICY = st.fixed_dictionaries(
         "budget": st.sampled_from(["20ms", 0.5, 1]),
         "problem": st.booleans(),
         "headers": st.sampled_from([{"x": False, "reset": "off"}, "off", False, True]),
-        "shut_out": st.just({"after": "100/min", "for": 60}),
+        "penalty_box": st.just({"after": "100/min", "for": 60}),
         "exempt": st.lists(
             st.sampled_from([{"path": "/healthz"}, {"network": "10.1.0.0/16", "when": {"user": [1, "2"]}}]), max_size=2
         ),

@@ -43,7 +43,7 @@ class Assembly:
             identify=self.identities.made,
             exempt=tuple(draft.exemption for draft in self.exemptions),
             rules=tuple(rule for _, rule in self.rules),
-            shut_out=said.get("shut_out"),
+            penalty_box=said.get("penalty_box"),
             headers=said.get("headers", Headers()),
             budget_us=said.get("budget", 20_000),
             safe_concurrency=said.get("safe_concurrency"),

@@ -160,7 +160,7 @@ AFTER = Text(
     ready=lambda value: isinstance(value, Limit),
 )
 SHUT_OUT = Fields(
-    "shut_out",
+    "penalty_box",
     {
         "after": Word(AFTER, "How many refusals: 100/min.", required=True),
         "for": Word(DurationText("1s", "1d"), "How long nobody asks the store for them.", required=True),
@@ -209,7 +209,7 @@ POLICY = Fields(
         "exempt": Word(
             ListOf(EXEMPTION, "a list of exemptions", least=0, alone=False, sound=True), "Requests that are not limited."
         ),
-        "shut_out": Word(SHUT_OUT, "Who is refused too often is refused without asking the store."),
+        "penalty_box": Word(SHUT_OUT, "Who is refused too often is refused without asking the store."),
         "limits": Word(ListOf(RULE, "a list of rules", least=0, alone=False, sound=True, most=5000), "Who is limited by what."),
     },
     lambda said, page: Loaded(said),

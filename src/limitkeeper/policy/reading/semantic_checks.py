@@ -77,9 +77,9 @@ def check_identities(assembly: Assembly) -> None:
             known_names(assembly, (draft.limit.by,), draft.limit.said.at("by"))
     for exemption in assembly.exemptions:
         known_when(assembly, exemption.exemption.when, exemption.said.at("when"))
-    shut_out = assembly.said.get("shut_out")
+    shut_out = assembly.said.get("penalty_box")
     if isinstance(shut_out, PenaltyBoxConfig):
-        node = assembly.said.at("shut_out")
+        node = assembly.said.at("penalty_box")
         at = node.entries["key"][1] if isinstance(node, Table) and "key" in node.entries else node
         known_names(assembly, key_names(shut_out.key), at)
         if not shut_out.key:

@@ -14,8 +14,6 @@ over any time, however often the store comes and goes; with "open", unlimited wh
 
 from __future__ import annotations
 
-import os
-import weakref
 from collections.abc import Iterable, Sequence
 from random import Random
 from typing import Any, NamedTuple
@@ -24,6 +22,7 @@ from ...algorithms.claim import Claim, NamedLimit
 from ...clock import SYSTEM, Clock
 from ...decision import STORE, Decision
 from ...errors import ConfigurationError, StoreError, StoreUnavailable
+from ...fork import reset_after_fork
 from ...observe.events import GIVE_BACK_DROPPED, Publisher
 from ...rate import Duration, duration_us
 from ..contract import Booking, Store
@@ -32,8 +31,6 @@ from .deadline_store import DeadlineStore
 from .fallback import Fallback, made_here, without_a_store
 from .health import StoreHealth
 from .share import Share
-
-_guards: weakref.WeakSet[GuardedStore] = weakref.WeakSet()
 
 
 class GuardStats(NamedTuple):
@@ -94,9 +91,9 @@ class GuardedStore(Store):
         self._store: Store = store if store.answers_within(self.budget_us) else DeadlineStore(store, self.budget_us)
         self._untold: list[NamedLimit] = []
         self._degraded = self._dropped = 0  # added to without a lock: between reading and writing there is no call
-        _guards.add(self)
+        reset_after_fork(self)
 
-    def _renew(self) -> None:
+    def _reset_after_fork(self) -> None:
         """In a new process: nobody in the background, and a chance of its own."""
         if isinstance(self._store, DeadlineStore):
             self._store.errands.renew()
@@ -420,12 +417,3 @@ class GuardedStore(Store):
 def left(turns: Sequence[Booking]) -> list[tuple[Sequence[Claim], int]]:
     """The charges of those who leave a line, the last first."""
     return [(booking.claims, booking.charged_at) for booking in reversed(turns) if not booking.stays]
-
-
-def _after_fork() -> None:
-    for guard in list(_guards):
-        guard._renew()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)

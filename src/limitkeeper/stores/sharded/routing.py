@@ -11,9 +11,7 @@ the first is empty. Rejected: a lock around every decision (far shards would be 
 
 from __future__ import annotations
 
-import os
 import threading
-import weakref
 from typing import Any
 
 try:
@@ -39,11 +37,11 @@ from zlib import crc32
 from ...algorithms import TokenBucket
 from ...algorithms.claim import NamedLimit as Named
 from ...errors import StoreUnavailable
+from ...fork import reset_after_fork
 from ..memory import MemoryStore as Memory
 
 #: What holds a shard back until a common start (see span.py): a token every microsecond.
 PACE = TokenBucket("1 per 1us burst 1")
-_routed: Any = weakref.WeakSet()
 
 
 @cython.cclass
@@ -104,9 +102,9 @@ class Routed(Store):
         self.side = 0
         self.inside_0 = self.inside_1 = 0
         self._count = threading.Lock()
-        _routed.add(self)
+        reset_after_fork(self)
 
-    def renew(self) -> None:
+    def _reset_after_fork(self) -> None:
         """For the child of a fork, in which nobody else is under way."""
         self._count = threading.Lock()
         self.inside_0 = self.inside_1 = 0
@@ -380,12 +378,3 @@ def remember(into: Claim, of: Claim) -> cython.int:
     into.new_b = of.new_b
     into.new_c = of.new_c
     return 0
-
-
-def _after_fork() -> None:
-    for store in list(_routed):
-        store.renew()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)

@@ -303,8 +303,8 @@ class LockedFile(CellStore):
         except (StoreError, ValueError, SystemError):
             self.sheet.roll_back()
 
-    def _renew_lock(self) -> None:
-        CellStore._renew_lock(self)
+    def _reset_after_fork(self) -> None:
+        CellStore._reset_after_fork(self)
         self.closing = False
         if self._mapped is not None:
             self._introduce()

@@ -365,8 +365,8 @@ class SharedStore(LockedFile):
         finally:
             self.end()
 
-    def _renew_lock(self) -> None:
-        LockedFile._renew_lock(self)
+    def _reset_after_fork(self) -> None:
+        LockedFile._reset_after_fork(self)
         self.holding = False
 
     def answers_within(self, budget_us: int) -> bool:
