@@ -328,7 +328,7 @@ def test_the_bound_is_stated(tally):
     [
         ({"lease": 0}, "lease must be None"),
         ({"lease": True}, "lease must be None"),
-        ({"life": 0}, "must live longer"),
+        ({"life": 0}, "life must be longer"),
         ({"max_keys": 0}, "max_keys must be"),
     ],
 )

@@ -45,7 +45,9 @@ def derate(limit: Limit, life_us: int) -> Limit:
         try:
             if isinstance(limit, TokenBucket):
                 return TokenBucket(rate, limit.capacity, limit.initial)
-            return LeakyBucket(rate, limit.capacity) if isinstance(limit, LeakyBucket) else type(limit)(rate)
+            if isinstance(limit, LeakyBucket):
+                return LeakyBucket(rate, limit.capacity)
+            return type(limit)(rate)  # type: ignore[call-arg] # a window or a log
         except InvalidLimit:
             step *= 10
     raise ConfigurationError(f"{limit} can't be leased strictly with a life of {life_us} µs; choose a life in whole milliseconds")

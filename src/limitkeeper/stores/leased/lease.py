@@ -54,11 +54,6 @@ class Unspent(NamedTuple):
 class LeaseTerms:
     """How one limit is leased: whether at all, in which batch sizes, and as which limit at the parent; and its leases by key."""
 
-    # fmt: off
-    __slots__ = ("continuous", "fixed_batch", "leasable", "leases", "life_us", "limit", "max_batch", "name", "named",
-                 "parent_limit", "scarce_batch", "tokens_per_us", "windowed")
-    # fmt: on
-
     def __init__(
         self, named: NamedLimit, parent_limit: NamedLimit, fixed_batch: cython.longlong, life_us: cython.longlong
     ) -> None:
@@ -119,8 +114,6 @@ class Lease:
     # Spending --------------------------------------------------------------------------------------------------
 
     @cython.cfunc
-    @cython.nogil
-    @cython.exceptval(check=False)
     def held(self, now_us: cython.longlong) -> cython.longlong:
         """How much can be spent now."""
         found: cython.longlong = 0
@@ -131,8 +124,6 @@ class Lease:
         return found
 
     @cython.cfunc
-    @cython.nogil
-    @cython.exceptval(check=False)
     def take(self, now_us: cython.longlong, cost: cython.longlong) -> cython.bint:
         """Spends all of the cost or nothing."""
         if self.left >= cost and now_us < self.end_us and now_us >= self.start_us:
@@ -141,8 +132,6 @@ class Lease:
         return self.take_from_both(now_us, cost)
 
     @cython.cfunc
-    @cython.nogil
-    @cython.exceptval(check=False)
     def take_from_both(self, now_us: cython.longlong, cost: cython.longlong) -> cython.bint:
         """Spends what is left of the first batch, then of the second."""
         if self.held(now_us) < cost or cost <= 0:
@@ -157,8 +146,6 @@ class Lease:
         return True
 
     @cython.cfunc
-    @cython.nogil
-    @cython.exceptval(check=False)
     def promote_next(self) -> cython.void:
         """Makes the second batch the first."""
         self.left = self.next_left
@@ -238,8 +225,6 @@ class Lease:
     # Refusals --------------------------------------------------------------------------------------------------
 
     @cython.cfunc
-    @cython.nogil
-    @cython.exceptval(check=False)
     def refuses(self, now_us: cython.longlong, cost: cython.longlong) -> cython.bint:
         """Whether this cost is known to be refused until `refused_until_us`."""
         return now_us < self.refused_until_us and cost >= self.refused_min and cost <= self.refused_max

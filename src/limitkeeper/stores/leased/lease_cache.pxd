@@ -14,14 +14,13 @@ cdef class LeaseCache:
     cdef LeaseTerms last
     cdef NamedLimit last_named
     cdef Decision spare, other_spare
-    cdef long long now(self)
+    cpdef long long now_us(self)
     cdef LeaseTerms terms_of(self, NamedLimit named)
     cdef Decision answer_one(self, NamedLimit named, str key, long long cost, long long max_wait_us, bint commit)
     cdef Decision spend_or_refuse(self, NamedLimit named, str key, long long cost, long long max_wait_us, bint commit)
     cdef Decision decision_of(self, LeaseTerms terms, Lease lease, long long now_us, bint allowed, long long more)
     cdef bint trusts_refusal(self, Lease lease, long long now_us)
     cdef Decision answer_all(self, list claims, bint commit)
-    cdef int notice_low(self, Lease lease) except -1
 
 cdef inline Decision blank_leased(LeaseCache cache, LeaseTerms terms):
     """A Decision to be filled in, as `blank` in cell_store.pxd; its source is set once, when it is made."""

@@ -90,15 +90,12 @@ class LeaseCache:
         self.checks: list[tuple[int, int, Lease]] = []
         self.unspent: deque[Unspent] = deque(maxlen=self.max_keys)
 
-    @cython.cfunc
-    def now(self) -> cython.longlong:
+    @cython.ccall
+    def now_us(self) -> cython.longlong:
+        """The time by which leases begin and end."""
         if self.read_clock is None:
             return monotonic_us() + self.system_offset_us
         return self.read_clock()
-
-    def now_us(self) -> int:
-        """The time by which leases begin and end."""
-        return self.now()
 
     @cython.cfunc
     def terms_of(self, named: NamedLimit) -> LeaseTerms:
@@ -132,12 +129,14 @@ class LeaseCache:
     def spend_or_refuse(
         self, named: NamedLimit, key: str, cost: cython.longlong, max_wait_us: cython.longlong, commit: cython.bint
     ) -> Decision | None:
-        terms: LeaseTerms = self.last if self.last_named is named else self.terms_of(named)
+        terms: LeaseTerms | None = self.last if self.last_named is named else None
+        if terms is None:
+            terms = self.terms_of(named)
         found = terms.leases.get(key)
         if found is None or cost <= 0:
             return None
         lease: Lease = found
-        now_us: cython.longlong = self.now()
+        now_us: cython.longlong = self.now_us()
         if not commit:
             if lease.held(now_us) >= cost:
                 return self.decision_of(terms, lease, now_us, True, 0)
@@ -189,7 +188,7 @@ class LeaseCache:
             leases.append(self.terms_of(claim.named).leases.get(claim.key))
             if leases[-1] is None or claim.cost <= 0:
                 return None
-        now_us: cython.longlong = self.now()
+        now_us: cython.longlong = self.now_us()
         short: cython.bint = False
         refused: cython.bint = False
         for i in range(len(claims)):  # from here to the end of taking, no Python runs
@@ -235,29 +234,24 @@ class LeaseCache:
     def answer_after_fetch(self, lease: Lease, cost: int) -> Decision | None:
         """The answer to a call that fetched a batch or waited for one."""
         with self.lock:
-            now_us: cython.longlong = self.now()
+            now_us: cython.longlong = self.now_us()
             if lease.take(now_us, cost):
                 return self.decision_of(lease.terms, lease, now_us, True, lease.parent_left)
             if lease.refuses(now_us, cost):
                 return self.decision_of(lease.terms, lease, now_us, False, lease.refused_left)
             return None
 
-    @cython.cfunc
-    def notice_low(self, lease: Lease) -> cython.int:
+    def notice_low(self, lease: Lease) -> None:
         """Has the background fetch the next batch of a lease."""
         lease.queued = True
         self.due.append(lease)
         if self.wake is not None:
             self.wake()
-        return 0
-
-    def request_refill(self, lease: Lease) -> None:
-        self.notice_low(lease)
 
     # Leases by key ---------------------------------------------------------------------------------------------
 
     def find(self, named: NamedLimit, key: str) -> Lease | None:
-        return self.terms_of(named).leases.get(key)  # type: ignore[no-any-return]
+        return self.terms_of(named).leases.get(key)
 
     def add(self, terms: LeaseTerms, key: str, cost: int, now_us: int) -> Lease | None:
         """The lease of a key, new and empty if it had none; None when there are too many keys."""
@@ -278,7 +272,7 @@ class LeaseCache:
         if lease is None:
             return 0
         with self.lock:
-            now_us: cython.longlong = self.now()
+            now_us: cython.longlong = self.now_us()
             return lease.withdraw(now_us, cost) if commit else min(lease.held(now_us), cost)
 
     def put_back(self, lease: Lease | None, spent_us: int, cost: int) -> int:
@@ -286,7 +280,7 @@ class LeaseCache:
         if lease is None or not cost:
             return 0
         with self.lock:
-            return lease.put_back(self.now(), spent_us, cost)
+            return lease.put_back(self.now_us(), spent_us, cost)
 
     def take_all(self, leases: Iterable[Lease | None]) -> list[Unspent]:
         """Takes out everything that these leases hold."""

@@ -13,7 +13,6 @@ import logging
 import threading
 import weakref
 from collections.abc import Callable
-from typing import Protocol
 
 from ...clock import Clock
 from ..sans_io import Plan, arun, run
@@ -69,20 +68,8 @@ class Maintenance:
         log.warning("leases of %r: %s; retrying in %.1f s", self.refill.parent, error, self.backoff_us / 1e6)
 
 
-class Startable(Protocol):
-    """A thread that has not started."""
-
-    def start(self) -> None: ...
-
-    def join(self) -> None: ...
-
-
-#: Makes a thread that runs a function.
-ThreadFactory = Callable[[Callable[[], None]], Startable]
-
-
-def daemon_thread(target: Callable[[], None]) -> threading.Thread:
-    return threading.Thread(target=target, name="limitkeeper leases", daemon=True)
+#: `threading.Thread`, or what makes something that starts and joins like it.
+ThreadFactory = Callable[..., threading.Thread]
 
 
 class Background:
@@ -97,7 +84,7 @@ class Background:
         self._on_loops: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.TimerHandle | asyncio.Task[None]]
         self._on_loops = weakref.WeakKeyDictionary()
         self._closed = False
-        self.thread: Startable | None = None
+        self.thread: threading.Thread | None = None
 
     def wake(self) -> None:
         """Looks for something to do, now or in a while."""
@@ -110,7 +97,7 @@ class Background:
             return
         with self._lock:
             if self.thread is None and not self._closed:
-                self.thread = self._make_thread(self._run)
+                self.thread = self._make_thread(target=self._run, name="limitkeeper leases", daemon=True)
                 self.thread.start()
         self._woken.set()
 

@@ -97,11 +97,13 @@ class Refill:
 
     # Fetching --------------------------------------------------------------------------------------------------
 
-    def fetch(self, wants: Sequence[Want]) -> Plan[None]:
-        """Fetches batches; requests that may begin equally late are made in one call."""
+    def fetch(self, wants: Sequence[Want]) -> Plan[bool]:
+        """Fetches batches; requests that may begin equally late are made in one call. False: all are being fetched already."""
         pending, error = PendingFetch(), None
-        for want in wants:
-            want.lease.pending = pending
+        with self.cache.lock:
+            wants = [want for want in wants if want.lease.pending is None]
+            for want in wants:
+                want.lease.pending = pending
         try:
             steps = [(want.lease, requests, next(requests)) for want in wants for requests in [self._request(want)]]
             while steps:
@@ -119,9 +121,9 @@ class Refill:
             raise
         finally:
             for want in wants:
-                if want.lease.pending is pending:
-                    want.lease.pending = None
+                want.lease.pending = None
             pending.finish(error)
+        return bool(wants)
 
     def _ask(self, batches: list[tuple[Lease, int]], wait_us: int) -> Plan[list[Decision]]:
         """The parent's decisions on batches of these sizes."""

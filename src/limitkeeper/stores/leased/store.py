@@ -21,8 +21,7 @@ queues at the parent, after everything held for it was given back, so that nothi
 from __future__ import annotations
 
 import logging
-import os
-import weakref
+import threading
 from collections.abc import Iterable, Sequence
 
 try:
@@ -49,16 +48,16 @@ from ...algorithms.limit import Limit as AnyLimit
 from ...clock import SYSTEM, Clock, SystemClock
 from ...decision import STORE, Decisions
 from ...errors import ConfigurationError, StoreError
+from ...fork import reset_after_fork
 from ...rate import Duration, duration_us
 from ..cell_store import checked, only_claims, patience_us
 from ..contract import Booking
 from ..sans_io import Call, Plan, arun, run
 from .derated_limit import DeratedLimits
-from .maintenance import Background, Maintenance, ThreadFactory, daemon_thread
+from .maintenance import Background, Maintenance, ThreadFactory
 from .refill import Refill, Want
 
 log = logging.getLogger("limitkeeper")
-_stores: weakref.WeakSet[LeasedStore] = weakref.WeakSet()
 
 
 @cython.cclass
@@ -92,18 +91,19 @@ class LeasedStore(Store):
             raise ConfigurationError(f"life must be longer than 0, got {life!r}; write life='100ms'")
         self.parent = store
         self.parent_time = clock is None and hasattr(store.clock, "advance")
-        system = clock is None or isinstance(clock, SystemClock)
-        read_clock = store.now_us if self.parent_time else None if system else clock.now_us
-        same_clock = isinstance(store.clock, SystemClock) if system else clock is store.clock
+        read_clock = store.now_us if self.parent_time else None
+        same_clock = isinstance(store.clock, SystemClock)
+        if clock is not None and not isinstance(clock, SystemClock):
+            read_clock, same_clock = clock.now_us, clock is store.clock
         self.derated = DeratedLimits(life_us) if strict else None
         self.cache = LeaseCache(lease or 0, life_us, max_keys, read_clock, self.derated)
         self.refill = Refill(store, self.cache, self.parent_time, same_clock)
         self.sleeper = SYSTEM if clock is None else clock
-        self.make_thread = daemon_thread if make_thread is None and not self.parent_time else make_thread
-        self.start_empty()
-        _stores.add(self)
+        self.make_thread = threading.Thread if make_thread is None and not self.parent_time else make_thread
+        self._reset_after_fork()
+        reset_after_fork(self)
 
-    def start_empty(self) -> None:
+    def _reset_after_fork(self) -> None:
         """Holds nothing: at first, and in the child of a fork, whose leases are its parent's."""
         self.cache.clear()
         self.maintenance = Maintenance(self.cache, self.refill)
@@ -137,7 +137,7 @@ class LeasedStore(Store):
     @property
     def failures(self) -> int:
         """How many rounds of the background failed."""
-        return self.maintenance.failures  # type: ignore[no-any-return]
+        return int(self.maintenance.failures)
 
     def __len__(self) -> int:
         """How many keys have a lease or a known refusal."""
@@ -221,7 +221,7 @@ class LeasedStore(Store):
 
     def plan(self, claims: list[Claim], wait_us: int, commit: bool) -> Plan[Decision]:
         """A decision that leases do not answer."""
-        waits = wait_us > 0 and all([claim.limit.limit.reserves for claim in claims])
+        waits = wait_us > 0 and not [claim for claim in claims if not claim.limit.limit.reserves]
         if waits and commit and len(claims) == 1:
             decision = yield from self.decide_in_demand(claims[0])
             if decision:
@@ -271,9 +271,6 @@ class LeasedStore(Store):
                 copy_states(charged, claim)
         return decision  # type: ignore[no-any-return]
 
-    def ask_parent_one(self, terms: LeaseTerms, key: str, cost: int, commit: bool) -> Plan[Decision]:
-        return (yield Call(self.parent, "decide_one", (terms.parent_limit, key, cost, 0, commit)))  # type: ignore[no-any-return]
-
     # One limit -------------------------------------------------------------------------------------------------
 
     def decide_in_demand(self, claim: Claim) -> Plan[Decision | None]:
@@ -297,25 +294,27 @@ class LeasedStore(Store):
         lease: Lease | None = terms.leases.get(key)
         if not commit:
             held = self.cache.withdraw(lease, MAX_WAIT, False)
-            return add_held((yield from self.ask_parent_one(terms, key, max(0, cost - held), False)), held)
+            decision = yield Call(self.parent, "decide_one", (terms.parent_limit, key, max(0, cost - held), 0, False))
+            return add_held(decision, held)
         if lease is None and terms.fixed_batch and not self.cache.exact:
             lease = self.cache.add(terms, key, cost, self.cache.now_us())
-        for _ in range(0 if lease is None or self.cache.exact else 3):
+        for _ in range(3):
+            if lease is None or self.cache.exact:
+                break
+            pending = lease.pending  # read before what is held: a fetch that ends adds its batch first
             now_us = self.cache.now_us()
             size = lease.next_batch(now_us, cost, self.cache.round_trip_us)
-            pending = lease.pending  # read once: another thread may end it
             if size <= cost or lease.held(now_us) or not (pending is None or pending.can_be_awaited()):
                 break
+            fetched = False
             if pending is None:
-                yield from self.refill.fetch([Want(lease, cost, size)])
-            else:
-                error = yield pending
-                if error is not None:
-                    raise error
+                fetched = yield from self.refill.fetch([Want(lease, cost, size)])
+            elif (error := (yield pending)) is not None:
+                raise error
             decision = self.cache.answer_after_fetch(lease, cost)
             if decision is not None:
                 return decision
-            if pending is None:
+            if fetched:
                 break
         return (yield from self.decide_rest(terms, lease, key, cost))
 
@@ -325,7 +324,7 @@ class LeasedStore(Store):
         held = self.cache.withdraw(lease, cost)
         sent_us, decision = self.sent_us(), None
         try:
-            decision = yield from self.ask_parent_one(terms, key, cost - held, True)
+            decision = yield Call(self.parent, "decide_one", (terms.parent_limit, key, cost - held, 0, True))
         finally:
             if decision is None or not decision.allowed:
                 self.cache.put_back(lease, MAX_WAIT, held)
@@ -402,7 +401,7 @@ class LeasedStore(Store):
                 self.refill.refuse(lease, claim.cost, claim.cost, now_us, part)
             elif not lease.queued and lease.pending is None and lease.has_room():
                 if lease.next_batch(now_us, 1, cache.round_trip_us) > 1:
-                    cache.request_refill(lease)
+                    cache.notice_low(lease)
 
     # Giving back -----------------------------------------------------------------------------------------------
 
@@ -546,11 +545,3 @@ def copy_states(source: Claim, target: Claim) -> None:
     if states is not None:
         target.remember(*states)
 
-
-def _after_fork() -> None:
-    for store in list(_stores):
-        store.start_empty()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)
