@@ -174,4 +174,4 @@ def test_closing_gives_leases_back(shards, clock):
     home.close = lambda: None
     named = sharded.at(limiter.named[0], sharded._shards[sharded.home_of(KEY)])
     sharded.close()
-    assert home.one(named, KEY, 1, 0, False).remaining == 20_000 - admitted
+    assert home.decide_one(named, KEY, 1, 0, False).remaining == 20_000 - admitted
