@@ -18,7 +18,7 @@ from setuptools.command.build_ext import build_ext
 from setuptools.errors import BaseError, CCompilerError
 from setuptools.modified import newer_group
 
-#: Every compiled module, as a path without its ending. `tests/house/test_compiled.py` holds this list to the files.
+#: Every compiled module, as a path without its ending. `tests/conventions/test_compiled.py` holds this list to the files.
 COMPILED = (
     "decision",
     "clock",

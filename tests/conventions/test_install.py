@@ -81,7 +81,7 @@ def test_with_a_compiler_that_fails_the_plain_source_is_installed(checkout):
 @pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
 def test_one_module_that_fails_takes_the_compiled_others_with_it(checkout):
     """Compiled modules use each other's C interface, so all of them are installed or none."""
-    done = install(checkout, CC=failing_compiler(checkout, "verbs"), CFLAGS="-O0")
+    done = install(checkout, CC=failing_compiler(checkout, "limiter_base"), CFLAGS="-O0")
     assert done.returncode == 0, done.stderr
     assert list(checkout.rglob("build/temp*/**/*.o")) != [], "no module was compiled before the one that failed"
     assert_runs_plain(checkout)

@@ -173,8 +173,8 @@ def test_every_error_is_public():
 
 @pytest.mark.parametrize("path", sorted([*SRC.rglob("*.py"), *SRC.rglob("*.pyx")]), ids=lambda path: str(path.relative_to(SRC)))
 def test_files_are_short(path):
-    """A source file has at most 450 lines: one idea."""
-    assert len(path.read_text().splitlines()) <= 450
+    """A source file has at most 600 lines: one object."""
+    assert len(path.read_text().splitlines()) <= 600
 
 
 @pytest.mark.parametrize("path", sorted(SRC.rglob("*.py")), ids=lambda path: str(path.relative_to(SRC)))

@@ -78,9 +78,9 @@ def test_every_pxd_has_its_source(path):
     assert path.with_suffix(".py").exists() or path.with_suffix(".pyx").exists() or only_foreign(path)
 
 
-def test_verdict_says_the_same_to_python_and_to_c():
-    """The names and numbers of verdict.py are those of verdict.pxd."""
-    text = (SRC / "algorithms" / "verdict.pxd").read_text()
+def test_constants_are_the_same_in_python_and_in_c():
+    """constants.py and constants.pxd define the same names and numbers."""
+    text = (SRC / "algorithms" / "constants.pxd").read_text()
     defined = {name: int(value.rstrip("L")) for name, value in re.findall(r"#define (\w+) (\S+)", text)}
     found = {name: int(value) for name, value in re.findall(r"^    (\w+) = (-?\d+)$", text, re.M)}
     found |= {name: defined[there] for name, there in re.findall(r'const long long (\w+) "(\w+)"', text)}
@@ -98,13 +98,13 @@ def used_of_cython(path: Path) -> set[str]:
 
 
 def test_plain_offers_everything_that_the_sources_use_of_cython():
-    """Where Cython is not installed, `_plain` has every marker and type that any source mentions."""
+    """Where Cython is not installed, `_cython_shim` has every marker and type that any source mentions."""
     used = {name for path in SRC.rglob("*.py") if carries_the_header(path) for name in used_of_cython(path)}
     assert sorted(name for name in used if not hasattr(_cython_shim, name)) == []
 
 
 def test_plain_offers_nothing_that_nobody_uses():
-    """What `_plain` offers is used somewhere, so that it does not grow by habit."""
+    """What `_cython_shim` offers is used somewhere, so that it does not grow by habit."""
     used = {name for path in SRC.rglob("*.py") if carries_the_header(path) for name in used_of_cython(path)}
     borrowed = {"annotations", "Any", "Callable", "T", "TypeVar"}
     offered = {
