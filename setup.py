@@ -41,6 +41,7 @@ COMPILED = (
     "stores/shared/store",
     "stores/cell_table",
     "stores/memory",
+    "stores/guarded/store",
     "stores/sharded/hot_keys",
     "stores/sharded/routing",
     "stores/leased/lease",

@@ -51,7 +51,7 @@ def mended(behind, guard, clock):
     behind.failing.clear()
     assert guard.probe() is True
     clock.advance(1)
-    guard._watch.may_ask()
+    guard._health.may_call()
     assert guard.state == "closed"
 
 
@@ -400,7 +400,7 @@ def test_reset_raises_when_the_store_cannot_be_told(make, behind, guarded):
         limiter.reset("a")
     broken(behind, guard, limiter)
     limiter.hit("a", cost=3)
-    with pytest.raises(StoreUnavailable, match="asked again in"):
+    with pytest.raises(StoreUnavailable, match="next probe is in"):
         limiter.reset("a")
     assert limiter.peek("a").remaining == 4  # here it is forgotten
 
@@ -427,8 +427,8 @@ def test_those_behind_a_leaver_stay_when_the_store_cannot_move_them(store, guard
     limiter = Limiter("2/s burst 2", store=guard)
     limiter.hit("a", cost=2)
     first, second = limiter.reserve("a"), limiter.reserve("a")
-    guard._watch.failed(StoreUnavailable("gone"), first._turn.claims)
-    guard._watch.failed(StoreUnavailable("gone"), first._turn.claims)
+    guard._health.record_failure(StoreUnavailable("gone"), first._turn.claims)
+    guard._health.record_failure(StoreUnavailable("gone"), first._turn.claims)
     assert guard.state == "open"
     assert first.cancel() is True
     assert second.wait == 1.0

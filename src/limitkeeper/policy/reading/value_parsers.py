@@ -11,7 +11,7 @@ from unicodedata import normalize
 
 from ...errors import ConfigurationError, InvalidLimit
 from ...rate import duration_us
-from ...stores.guarded.share import share_of_nodes
+from ...stores.guarded.share import parse_share
 from ..model import CLOSED, DEGRADE, LOCAL, OPEN, REJECT, SHADOW, WAIT, OnFailure, OnRefusal
 from .parse_context import ParseError, bounded, did_you_mean, short
 
@@ -183,7 +183,7 @@ def on_failure(text: str) -> OnFailure:
     if verb == LOCAL:
         share = "".join(words[1:]) or "1"
         try:
-            share_of_nodes(share)
+            parse_share(share)
         except ConfigurationError:
             raise ParseError(
                 f"{share!r} is no share of a limit", "write local 1/4 where four nodes share it, or local alone"
