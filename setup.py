@@ -44,6 +44,7 @@ COMPILED = (
     "stores/guarded/store",
     "stores/sharded/hot_keys",
     "stores/sharded/routing",
+    "stores/sharded/store",
     "stores/leased/lease",
     "stores/leased/lease_cache",
     "stores/leased/store",

@@ -4,7 +4,8 @@ A plan yields what it needs and is sent the answer:
 
     Call(target, method, args)   the value; its exception is thrown into the plan
     [Call, Call, …]              a list of values, with a StoreError in the place of a call that failed. The async driver makes
-                                 the calls concurrently, the sync driver one after the other
+                                 the calls concurrently, the sync driver one after the other (`UntilRefused`: up to a
+                                 falsy answer)
     Pause(seconds)               None, after that time
     Event-like (`wait`, `await_`)  None, once it is set
 
@@ -31,6 +32,10 @@ class Call(NamedTuple):
     method: str
     args: tuple[Any, ...] = ()
     kwargs: Mapping[str, Any] = MappingProxyType({})
+
+
+class UntilRefused(list[Call]):
+    """A list of calls of which the sync driver makes no more after a falsy answer: what is all or nothing has then failed."""
 
 
 class Pause(NamedTuple):
@@ -80,7 +85,11 @@ def run(
                 if isinstance(step, Call):
                     answer = perform(step)
                 elif isinstance(step, list):
-                    answer = [attempt(call) for call in step]
+                    answer = []
+                    for call in step:
+                        answer.append(attempt(call))
+                        if not answer[-1] and isinstance(step, UntilRefused):
+                            break
                 elif isinstance(step, Pause):
                     assert sleep is not None
                     answer = sleep(step.seconds)
