@@ -99,7 +99,9 @@ class DeadlinePool:
             raise timed_out(budget_us)
         return pooled.result()
 
-    async def run_async(self, call: Callable[[], T], late: Callable[[T], object] | None, budget_us: int, probe: bool = False) -> T:
+    async def run_async(
+        self, call: Callable[[], T], late: Callable[[T], object] | None, budget_us: int, probe: bool = False
+    ) -> T:
         """The same, awaited: for a store whose async methods block."""
         loop = asyncio.get_running_loop()
         over = asyncio.Event()

@@ -19,6 +19,7 @@ from ..sans_io import Call, Plan, arun, run
 from .deadline_pool import DeadlinePool, StartThread, start_daemon
 
 Requests = Sequence[Sequence[Claim]]
+KeyState = tuple[str, Any]
 NO_OPTIONS: Mapping[str, object] = {}
 
 
@@ -46,13 +47,13 @@ class DeadlineStore(Store):
     def can_reserve(self, limit: NamedLimit) -> bool:
         return self.inner.can_reserve(limit)
 
-    def items(self, limit: NamedLimit) -> Iterable[tuple[str, Any]]:
+    def items(self, limit: NamedLimit) -> Iterable[KeyState]:
         return self.inner.items(limit)
 
-    def load(self, limit: NamedLimit, items: Iterable[tuple[str, Any]]) -> None:
+    def load(self, limit: NamedLimit, items: Iterable[KeyState]) -> None:
         self.inner.load(limit, items)
 
-    async def aload(self, limit: NamedLimit, items: Iterable[tuple[str, Any]]) -> None:
+    async def aload(self, limit: NamedLimit, items: Iterable[KeyState]) -> None:
         await self.inner.aload(limit, items)
 
     # Calls -----------------------------------------------------------------------------------------------------

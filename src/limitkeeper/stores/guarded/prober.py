@@ -1,8 +1,8 @@
 """Background probe of a failed store: a daemon thread, or a task where an event loop runs.
 
-It sleeps until a probe is due, probes, and ends when the breaker is closed, when its guard is closed or garbage-collected, or when
-its event loop ends; then the next caller that finds the breaker open starts a new one. It refers to the guard's health only
-while it probes.
+It sleeps until a probe is due, probes, and ends when the breaker is closed, when its guard is closed or garbage-collected, or
+when its event loop ends; then the next caller that finds the breaker open starts a new one. It refers to the guard's health
+only while it probes.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ import os
 import weakref
 from collections.abc import Iterable, Sequence
 from random import Random
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 try:
     import cython
@@ -43,7 +43,7 @@ from ..contract import Booking
 from ..sans_io import Call, Plan, arun, run
 from .breaker import OPEN, Breaker
 from .deadline_pool import StartThread, start_daemon
-from .deadline_store import DeadlineStore
+from .deadline_store import DeadlineStore, KeyState
 from .fallback import FALLBACK_SOURCES, Fallback, make_fallback
 from .health import StoreHealth
 from .share import Share
@@ -71,8 +71,8 @@ class GuardedStore(Store):
 
     `share` is this node's share while it decides alone: a number of nodes, or a fraction. The breaker opens after `failures` in
     a row, or when `ratio` of the recent calls failed; probes come after `backoff`, doubled up to `max_backoff`, times a random
-    factor; after a probe succeeds, a growing part of the callers is let through over `ramp`. `clock`, `rng` and `start_thread` are
-    for tests and simulations: with a clock of your own there is no `background` prober, so call `probe()` yourself.
+    factor; after a probe succeeds, a growing part of the callers is let through over `ramp`. `clock`, `rng` and `start_thread`
+    are for tests and simulations: with a clock of your own there is no `background` prober, so call `probe()` yourself.
     """
 
     @cython.annotation_typing(False)
@@ -343,7 +343,7 @@ class GuardedStore(Store):
     def _plan_rebook(self, bookings: Sequence[Booking]) -> Plan[list[Decision | None]]:
         """Rebooks when the store is well and charged all bookings; otherwise those that leave give back and the others stay."""
         leaving = [booking for booking in reversed(bookings) if not booking.stays]
-        if self._breaker.closed and all([booking.source != self._fallback.source for booking in bookings]):
+        if self._breaker.closed and all(booking.source != self._fallback.source for booking in bookings):
             try:
                 return (yield Call(self._store, "rebook", (bookings,)))  # type: ignore[no-any-return]
             except StoreError as error:
@@ -373,16 +373,16 @@ class GuardedStore(Store):
             self._health.record_failure(error, claims)
             raise
 
-    def items(self, limit: NamedLimit) -> Iterable[tuple[str, Any]]:
+    def items(self, limit: NamedLimit) -> Iterable[KeyState]:
         """The keys and states of the store, without a budget; raises while the store may not be called."""
         self._require_store()
         return self.inner.items(limit)
 
-    def load(self, limit: NamedLimit, items: Iterable[tuple[str, Any]]) -> None:
+    def load(self, limit: NamedLimit, items: Iterable[KeyState]) -> None:
         self._require_store()
         self.inner.load(limit, items)
 
-    async def aload(self, limit: NamedLimit, items: Iterable[tuple[str, Any]]) -> None:
+    async def aload(self, limit: NamedLimit, items: Iterable[KeyState]) -> None:
         self._require_store()
         await self.inner.aload(limit, items)
 

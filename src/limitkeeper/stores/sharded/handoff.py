@@ -1,6 +1,6 @@
 """Hands the state of slots from one shard to others, so that no counter starts again.
 
-One shard hands over at a time, and only the slots whose home changes. Their gates are closed, decisions in progress are waited for,
+One shard hands over at a time, and only the slots whose home changes. Their gates are closed, decisions in progress end,
 every limit's keys in these slots are read from the old home, loaded into the new ones and reset in the old; then the table
 points to the new homes and the gates open. So a key is decided in one home at any moment. Callers of such a key wait at the gate:
 for as long as the old home needs to list its keys and the new ones to load theirs, and no longer than `pause`; then they get
@@ -28,7 +28,7 @@ from .slots import slot_of
 log = logging.getLogger("limitkeeper")
 #: Keys per call of `load` and `reset`.
 BATCH = 1000
-Pair = tuple[str, Any]
+KeyState = tuple[str, Any]
 
 
 class Progress(NamedTuple):
@@ -88,7 +88,7 @@ def drain(callers: Callable[[], int], seconds: float, clock: Clock) -> None:
         wait = min(2 * wait, 0.01)
 
 
-def batches(pairs: Iterable[Pair]) -> Iterator[list[Pair]]:
+def batches(pairs: Iterable[KeyState]) -> Iterator[list[KeyState]]:
     remaining = iter(pairs)
     while batch := list(islice(remaining, BATCH)):
         yield batch
@@ -108,7 +108,7 @@ class Copy:
         """Loads one limit's keys into their new homes."""
         found = self.source.store.items(self._router.limit_at(named, self.source))
         for batch in batches((key, state) for key, state in found if slot_of(key) in self.targets):
-            by_home: dict[Shard, list[Pair]] = {}
+            by_home: dict[Shard, list[KeyState]] = {}
             for key, state in batch:
                 by_home.setdefault(self.targets[slot_of(key)], []).append((key, state))
             for target, pairs in by_home.items():

@@ -1,7 +1,7 @@
 """Membership: the shards of a ShardedStore, planned changes that hand state over, and shards that are lost.
 
-A slot is decided where the router's table points. Every change here is a change of that table, slot by slot: at once where state may
-start again, behind gates where it moves along (handoff.py).
+A slot is decided where the router's table points. Every change here is a change of that table, slot by slot: at once where
+state may start again, behind gates where it moves along (handoff.py).
 """
 
 from __future__ import annotations
@@ -98,7 +98,8 @@ class Membership:
         """A quarter of the budget for every call of a shard, and for waiting at a gate: two phases make several calls."""
         self.budget_us = budget_us
         self.pause_us = min(self.pause_us, budget_us // 4)
-        return all([store.answers_within(budget_us // 4) for store in self.outer_stores()])
+        promises = [store.answers_within(budget_us // 4) for store in self.outer_stores()]  # all of them are asked
+        return all(promises)
 
     def lose(self, shard: Shard, error: StoreUnavailable) -> None:
         """Handles a shard that can't be reached: raises, or points its slots to the next shards."""
@@ -188,7 +189,7 @@ class Membership:
         copied = False
         try:
             self._close_gate(dict.fromkeys(targets, Shard(-1, source.name, 1.0, None, gate=gate)))
-            if source.leased is not None:
+            if source.leased is not None and isinstance(source.leased.store, LeasedStore):
                 source.leased.store.return_all()  # what hot keys still hold of the shard
             for limit in tuple(self._limits.values()):
                 copy.copy_limit(limit, report)

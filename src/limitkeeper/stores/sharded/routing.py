@@ -4,8 +4,8 @@
 slot that is being moved to another shard has a shard with a `gate` in the table: a caller that finds it leaves, waits for the
 gate, and starts again.
 
-A move has to know that no caller that read the table before it is still deciding. So every caller enters before it reads the table
-and leaves after it has decided, on one of two counters; the move closes its gates, switches new callers to the other counter,
+A move has to know that no caller that read the table before it is still deciding. So every caller enters before it reads the
+table and leaves after it has decided, on one of two counters; the move closes its gates, switches new callers to the other counter,
 and waits until the first is 0. Rejected: a lock around every decision (remote shards would be called one at a time).
 """
 

@@ -1,11 +1,11 @@
 """ShardedStore: many stores as one, each key on one of them (sticky sharding).
 
-The key's text is hashed, so all limits of one key stay together and most decisions call one shard (slots.py). The route is compiled
-(routing.py); claims on several shards are decided in two phases (two_phase.py); shards are added and removed with their state
+The key's text is hashed, so all limits of one key stay together and most decisions call one shard (slots.py). The route is
+compiled (routing.py); claims on several shards are decided in two phases (two_phase.py); shards are added and removed with their state
 (membership.py, handoff.py); a key with most of the traffic is leased from its shard (hot_keys.py and LeasedStore).
 
-Bound: no more than the limits admit, while membership is stable; for hot keys the bound of their leases. The keys of a shard that is
-lost fail with StoreUnavailable; with on_loss="rehash" they start again on the next shard: one more burst per key per loss.
+Bound: no more than the limits admit, while membership is stable; for hot keys the bound of their leases. The keys of a shard
+that is lost fail with StoreUnavailable; with on_loss="rehash" they start again on the next shard: one more burst per key per loss.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence, Sized
-from typing import Any
+from typing import Any, TypeVar
 
 try:
     import cython
@@ -37,10 +37,11 @@ from ...errors import ConfigurationError, StoreError, StoreTimeout, StoreUnavail
 from ...rate import Duration, duration_us
 from ..cell_store import checked, only_claims
 from ..sans_io import Call, Plan, aperform_call, arun, perform_call, run
-from .handoff import Listener
+from .handoff import KeyGate, KeyState, Listener
 from .membership import LeaseOptions, Membership
 from .two_phase import ShardGroup, plan_decision, raise_failure
 
+T = TypeVar("T")
 log = logging.getLogger("limitkeeper")
 #: Hits a second from which on a key is hot.
 HOT = 1000
@@ -53,7 +54,7 @@ class SlotMoving(Exception):
 
     def __init__(self, shard: Shard) -> None:
         super().__init__(shard.name)
-        self.gate = shard.gate
+        self.gate: KeyGate = shard.gate  # type: ignore[assignment]
 
 
 class ShardUnavailable(StoreUnavailable):
@@ -190,7 +191,7 @@ class ShardedStore(Store):
         self.membership.register(limit)
 
     def can_reserve(self, limit: NamedLimit) -> bool:
-        return all([store.can_reserve(limit) for store in self.shards.values()])
+        return all(store.can_reserve(limit) for store in self.shards.values())
 
     def answers_within(self, budget_us: int) -> bool:
         return self.membership.answers_within(budget_us)
@@ -325,13 +326,13 @@ class ShardedStore(Store):
 
     # Plans, for sync and async callers ---------------------------------------------------------------------------
 
-    def _run(self, make_plan: Callable[[], Plan[Any]]) -> Any:
+    def _run(self, make_plan: Callable[[], Plan[T]]) -> T:
         return run(self._plan_retries(make_plan), ShardCalls(self.membership.budget_us, self._clock).perform)
 
-    async def _arun(self, make_plan: Callable[[], Plan[Any]]) -> Any:
+    async def _arun(self, make_plan: Callable[[], Plan[T]]) -> T:
         return await arun(self._plan_retries(make_plan), ShardCalls(self.membership.budget_us, self._clock).aperform)
 
-    def _plan_retries(self, make_plan: Callable[[], Plan[Any]]) -> Plan[Any]:
+    def _plan_retries(self, make_plan: Callable[[], Plan[T]]) -> Plan[T]:
         """A plan, made again from the start when a slot was moving or a shard was lost."""
         while True:
             side = self.router.enter()
@@ -356,12 +357,14 @@ class ShardedStore(Store):
             )
 
     def decide_many(self, asks: Sequence[Sequence[Claim]], max_wait_us: int | None = 0) -> list[Decision]:
-        asked, found = [checked(claims) for claims in asks], [None] * len(asks)
+        asked = [checked(claims) for claims in asks]
+        found: list[Decision | None] = [None] * len(asks)
         self._run(lambda: self._plan_decide_many(asked, max_wait_us, found))
         return found  # type: ignore[return-value]
 
     async def adecide_many(self, asks: Sequence[Sequence[Claim]], max_wait_us: int | None = 0) -> list[Decision]:
-        asked, found = [checked(claims) for claims in asks], [None] * len(asks)
+        asked = [checked(claims) for claims in asks]
+        found: list[Decision | None] = [None] * len(asks)
         await self._arun(lambda: self._plan_decide_many(asked, max_wait_us, found))
         return found  # type: ignore[return-value]
 
@@ -381,11 +384,11 @@ class ShardedStore(Store):
         asked = listed_claims(claims)
         await self._arun(lambda: self._plan_reset(asked))
 
-    def load(self, limit: NamedLimit, items: Iterable[tuple[str, Any]]) -> None:
+    def load(self, limit: NamedLimit, items: Iterable[KeyState]) -> None:
         pairs = checked_pairs(items)
         self._run(lambda: self._plan_load(limit, pairs))
 
-    async def aload(self, limit: NamedLimit, items: Iterable[tuple[str, Any]]) -> None:
+    async def aload(self, limit: NamedLimit, items: Iterable[KeyState]) -> None:
         pairs = checked_pairs(items)
         await self._arun(lambda: self._plan_load(limit, pairs))
 
@@ -405,9 +408,7 @@ class ShardedStore(Store):
         decision: Decision = yield Call(home, "decide", (sent, max_wait_us), options)
         return self._decided(shard, asked, sent, decision)
 
-    def _plan_decide_many(
-        self, asks: list[list[Claim]], max_wait_us: int | None, found: list[Decision | None]
-    ) -> Plan[None]:
+    def _plan_decide_many(self, asks: list[list[Claim]], max_wait_us: int | None, found: list[Decision | None]) -> Plan[None]:
         """One call per shard; a request on several shards waits for those before it. What is in `found` is not decided again."""
         waiting: dict[Shard, list[int]] = {}
         for i, asked in enumerate(asks):
@@ -448,8 +449,8 @@ class ShardedStore(Store):
         groups = self._groups(asked, leased=True)
         raise_failure((yield [Call(group.shard, "reset", (group.claims,)) for group in groups]))
 
-    def _plan_load(self, limit: NamedLimit, pairs: list[tuple[str, Any]]) -> Plan[None]:
-        by_home: dict[Shard, list[tuple[str, Any]]] = {}
+    def _plan_load(self, limit: NamedLimit, pairs: list[KeyState]) -> Plan[None]:
+        by_home: dict[Shard, list[KeyState]] = {}
         for key, state in pairs:
             by_home.setdefault(require_open(self.router.find(key)), []).append((key, state))
         limit_at = self.router.limit_at
@@ -483,15 +484,15 @@ class ShardedStore(Store):
             self._start_task(self._undo(task, asked))
             raise
 
-    def _start_task(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+    def _start_task(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         task = asyncio.ensure_future(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
 
-    async def _undo(self, task: asyncio.Task[Any], asked: list[Claim]) -> None:
+    async def _undo(self, task: asyncio.Task[Decision], asked: list[Claim]) -> None:
         try:
-            decision: Decision = await task
+            decision = await task
             if decision:
                 await self.agive_back(asked, decision.start_us, decision.source)
         except StoreError as error:
@@ -536,7 +537,7 @@ class ShardedStore(Store):
         """As `rebalance`, in a thread."""
         await asyncio.to_thread(self.membership.rebalance, handoff, progress)
 
-    def items(self, limit: NamedLimit) -> Iterable[tuple[str, Any]]:
+    def items(self, limit: NamedLimit) -> Iterable[KeyState]:
         router: Router = self.router
         for shard in self.membership.shards.values():
             if shard.name not in self.membership.lost:
@@ -571,7 +572,7 @@ def listed_claims(claims: Sequence[Claim]) -> list[Claim]:
     return listed
 
 
-def checked_pairs(items: Iterable[tuple[str, Any]]) -> list[tuple[str, Any]]:
+def checked_pairs(items: Iterable[KeyState]) -> list[KeyState]:
     pairs = list(items)
     for key, _ in pairs:
         if type(key) is not str:

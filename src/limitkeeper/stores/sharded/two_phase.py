@@ -115,9 +115,7 @@ def charge_at(
 
 def give_back(charges: Iterable[Charge]) -> Plan[None]:
     """Gives charges back, each at its own start. A shard that fails at it keeps the charge."""
-    calls = [
-        Call(group.shard, "give_back", (group.claims, decision.start_us, decision.source)) for group, decision in charges
-    ]
+    calls = [Call(group.shard, "give_back", (group.claims, decision.start_us, decision.source)) for group, decision in charges]
     if calls:
         yield calls
 
