@@ -37,7 +37,7 @@ COMPILED = (
     "stores/shared/journal",
     "stores/shared/log_rings",
     "stores/shared/cell_table",
-    "stores/shared/locked_file",
+    "stores/shared/lock",
     "stores/shared/store",
     "stores/cell_table",
     "stores/memory",
@@ -55,7 +55,6 @@ COMPILED = (
     "policy/refusal",
     "policy/evaluate",
     "web/ratelimit_fields",
-    "web/headers",
     "web/asgi_fast",
     "web/wsgi_fast",
 )

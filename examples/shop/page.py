@@ -20,13 +20,13 @@ pre { background: #8881; padding: .8rem; overflow-x: auto } :root { color-scheme
 
 def page(gate: Gate, base: str) -> str:
     """The whole page."""
-    tally = gate.tally()
+    tally = gate.snapshot()
     counted = {rule.name: rule for rule in tally.rules}
     rows = "".join(row(rule, counted[rule.name]) for rule in gate.policy.rules)
     typed = "\n\n".join(f"# {line.says}\n{line.command}" for line in lines(base))
     return (
         f"{HEAD}<p>{tally.requests} requests: {tally.allowed} passed, {tally.refused} refused, {tally.exempt} exempt, "
-        f"{tally.shut_out_now} clients shut out now.</p>"
+        f"{tally.penalty_box_clients} clients in the penalty box now.</p>"
         '<table><tr><th>limit<th>requests<th>per<th>at most<th class="n">passed<th class="n">near<th class="n">refused</tr>'
         f"{rows}</table><h2>To try it</h2><pre>{escape(typed)}</pre>"
         '<p>Also here: <a href="/metrics">/metrics</a>, <a href="/docs">/docs</a>, <a href="/healthz">/healthz</a>.</p>'

@@ -84,7 +84,7 @@ async def serve(sock: socket.socket, seconds: float) -> None:
     else:
         print("Ctrl-C ends it.", flush=True)
     await serving
-    tally = app.state.gate.tally()
+    tally = app.state.gate.snapshot()
     print(f"\nThe shop is closed: {tally.requests} requests, {tally.allowed} passed, {tally.refused} refused.", flush=True)
 
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import os
 import threading
 import weakref
 from collections import deque
@@ -21,6 +20,7 @@ from typing import Any
 
 from .algorithms.claim import Claim
 from .decision import Decision
+from .fork import call_after_fork, reset_after_fork
 from .stores.contract import Booking, Store
 
 Pair = tuple[Any, str]
@@ -54,9 +54,10 @@ class WaitQueue:
 
     def __init__(self, store: Store) -> None:
         self._store = weakref.ref(store)
-        self.renew()
+        self._reset_after_fork()
+        reset_after_fork(self)
 
-    def renew(self) -> None:
+    def _reset_after_fork(self) -> None:
         """Starts again with nobody in it."""
         self.lock = threading.RLock()
         self._turns: dict[Pair, list[Waiter]] = {}
@@ -195,7 +196,6 @@ class WaitQueue:
 
 _lines: weakref.WeakKeyDictionary[Store, WaitQueue] = weakref.WeakKeyDictionary()
 _lines_lock = threading.Lock()
-_turnstiles: weakref.WeakSet[FifoGate] = weakref.WeakSet()
 
 
 def wait_queue_of(store: Store) -> WaitQueue:
@@ -211,10 +211,10 @@ class FifoGate:
     """Waiters of one key in order of arrival; only the first may ask, the others wait on their tickets."""
 
     def __init__(self) -> None:
-        self.renew()
-        _turnstiles.add(self)
+        self._reset_after_fork()
+        reset_after_fork(self)
 
-    def renew(self) -> None:
+    def _reset_after_fork(self) -> None:
         """Starts again with nobody in it."""
         self.lock = threading.Lock()
         self._lines: dict[Any, deque[Any]] = {}
@@ -247,14 +247,8 @@ class FifoGate:
 
 
 def _after_fork() -> None:
-    """The waiters of a parent do not exist in its child, and nobody there would let go of their locks."""
     global _lines_lock
     _lines_lock = threading.Lock()
-    for line in _lines.values():
-        line.renew()
-    for turnstile in _turnstiles:
-        turnstile.renew()
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)
+call_after_fork(_after_fork)

@@ -14,7 +14,7 @@ SRC = Path(__file__).parents[2] / "src" / "limitkeeper"
 
 #: Layers, the lowest first. A folder imports from its own layer and from those below.
 LAYERS = (
-    ("_cython_shim", "clock", "decision", "errors", "monotonic", "rate"),
+    ("_cython_shim", "clock", "decision", "errors", "fork", "monotonic", "rate"),
     ("algorithms",),
     ("observe", "stores"),
     (

@@ -143,9 +143,9 @@ CASES = {
         [{of("limitkeeper_alerts_total"): "1x60"}],
         (20, 23),
     ),
-    "LimitkeeperClientsShutOut": (
-        {of("limitkeeper_shut_out_clients", "", SHOP): "3x60"},
-        [{of("limitkeeper_shut_out_clients", "", SHOP): "0x60"}],
+    "LimitkeeperClientsInPenaltyBox": (
+        {of("limitkeeper_penalty_box_clients", "", SHOP): "3x60"},
+        [{of("limitkeeper_penalty_box_clients", "", SHOP): "0x60"}],
         (10, 12),
     ),
     "LimitkeeperStoreDegraded": (

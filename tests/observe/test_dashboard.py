@@ -10,7 +10,7 @@ import subprocess
 import pytest
 from promql import plain, unknown, unreadable
 
-from limitkeeper.observe.metrics import HISTOGRAM, MEASURES
+from limitkeeper.observe.metrics import HISTOGRAM, METRICS
 from limitkeeper.observe.operator_files import dashboard
 
 BOARD = json.loads(dashboard())
@@ -29,7 +29,7 @@ def test_panels_name_what_is_exposed(title, expr):
 def test_everything_that_is_measured_is_on_it():
     """No number is exposed that the dashboard forgets."""
     shown = " ".join(expr for _, expr in EXPRESSIONS)
-    names = {f"limitkeeper_{measure.name}{'_bucket' if measure.kind == HISTOGRAM else ''}" for measure in MEASURES}
+    names = {f"limitkeeper_{measure.name}{'_bucket' if measure.kind == HISTOGRAM else ''}" for measure in METRICS}
     assert [name for name in sorted(names) if name not in shown] == []
 
 

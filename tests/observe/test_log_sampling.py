@@ -70,7 +70,7 @@ def test_a_refusal_is_one_record(kept):
             "suppressed": 0,
         }
     ]
-    assert gate.tally().offenders[0].key == refused[0]["key"]
+    assert gate.snapshot().offenders[0].key == refused[0]["key"]
     line = kept.records[-1].getMessage()
     assert line == f"shop: 'checkout': key {refused[0]['key']} refused for 60 s"
     assert kept.records[-1].levelno == logging.WARNING
@@ -113,7 +113,7 @@ def test_shut_outs_and_failures_are_told(kept):
     for _ in range(30):
         asked(gate, "/checkout")
     gate.reload_refused(ValueError("line 3: no such word\nline 5: what?"))
-    shut = next(record for record in kept.records if record.limitkeeper["event"] == "shut out")
+    shut = next(record for record in kept.records if record.limitkeeper["event"] == "penalty box")
     assert shut.levelno == logging.INFO
     reload = kept.records[-1]
     assert reload.levelno == logging.ERROR
@@ -223,7 +223,7 @@ def test_senseless_settings_are_errors():
     """A rate that is none, and something that refuses nobody, say what to write."""
     with pytest.raises(InvalidLimit):
         log_refusals(gate_on(ManualClock()), "often")
-    with pytest.raises(ConfigurationError, match="give a Gate"):
+    with pytest.raises(ConfigurationError, match="expected a Gate"):
         log_refusals(object())
 
 
@@ -252,11 +252,12 @@ def test_a_shut_out_names_nobody_else(kept, key, whom):
     """Who is shut out is named by a rule that counts by the same key; the key of another rule is not theirs."""
     gate = Gate(
         replace(
-            policy(rules=(rule("api", FixedWindow("1/min")),)), shut_out=PenaltyBoxConfig(FixedWindow("1/min"), 60_000_000, key)
+            policy(rules=(rule("api", FixedWindow("1/min")),)),
+            penalty_box=PenaltyBoxConfig(FixedWindow("1/min"), 60_000_000, key),
         ),
         store=MemoryStore(clock=ManualClock(NOON)),
     )
     log_refusals(gate, logger=kept.logger, clock=ManualClock(NOON), show_keys=True)
     for _ in range(4):
         asked(gate, "/")
-    assert [told.get("key") for told in kept.told if told["event"] == "shut out"] == [whom]
+    assert [told.get("key") for told in kept.told if told["event"] == "penalty box"] == [whom]

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from limitkeeper import ConfigurationError
 from limitkeeper.observe.key_hash import KeyHash
-from limitkeeper.observe.offenders import LATE, LONGEST, Offenders, Window
+from limitkeeper.observe.offenders import MAX_KEY_LENGTH, MAX_PENDING, Offenders, Window
 from limitkeeper.testing import ManualClock
 from limitkeeper.web.ratelimit_fields import partition
 
@@ -33,7 +33,7 @@ def test_a_window_is_never_further_off_than_it_says(items, size):
     for item in items:
         window.add(item)
     for item in true:
-        count, error = window.told(item)
+        count, error = window.estimate(item)
         assert count - error <= true[item] <= count
         assert error * size <= len(items)
     assert sum(window.counts.values()) == window.total == len(items)
@@ -93,8 +93,8 @@ def test_a_flood_of_fresh_keys_does_not_hide_the_heavy_one():
     first = offenders.top(1)[0]
     assert first.key == "heavy"
     assert first.count - first.error <= 2000 <= first.count
-    assert len(offenders._now.counts) == len(offenders._now.errors) == 64
-    assert sum(len(level) for level in offenders._now.levels.values()) == 64
+    assert len(offenders._current.counts) == len(offenders._current.errors) == 64
+    assert sum(len(level) for level in offenders._current.levels.values()) == 64
 
 
 def test_who_stopped_is_forgotten_after_two_windows():
@@ -146,7 +146,7 @@ def test_a_long_key_takes_no_room():
     for show in (True, False):
         offenders = Offenders(secret="ours", show_keys=show)
         offenders.offer("ip", "x" * 10_000)
-        assert max(len(key) for _, key in offenders._now.counts) <= LONGEST
+        assert max(len(key) for _, key in offenders._current.counts) <= MAX_KEY_LENGTH
         assert offenders.top()[0].key == KeyHash("ours")("x" * 10_000)
 
 
@@ -176,12 +176,12 @@ def test_nobody_waits_for_a_counter():
     """Whoever offers while another one counts goes on at once; what lies about meanwhile is bounded, and counted later."""
     offenders, _ = shown()
     with offenders._lock:
-        for n in range(LATE // 2):
+        for n in range(MAX_PENDING // 2):
             offenders.offer("user", f"u{n % 3}")
-        offenders._late.extend([("user", "u0")] * LATE)
+        offenders._pending.extend([("user", "u0")] * MAX_PENDING)
         offenders.offer("user", "u1")
-        assert len(offenders._late) == LATE
-    assert offenders.offered == LATE
+        assert len(offenders._pending) == MAX_PENDING
+    assert offenders.offered == MAX_PENDING
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
@@ -201,13 +201,13 @@ def test_a_forked_child_counts_for_itself():
 @pytest.mark.parametrize("size", [0, -1, True, 1.5, 1_000_000])
 def test_a_senseless_size_is_an_error(size):
     """A sketch of no size, or of any size, says what to write."""
-    with pytest.raises(ConfigurationError, match="64 is plenty"):
+    with pytest.raises(ConfigurationError, match="64 is enough"):
         Offenders(size)
 
 
 def test_senseless_secrets_and_windows_are_errors():
     """An empty secret veils nothing and a window of no time counts nothing: both say so."""
-    with pytest.raises(ConfigurationError, match="a secret"):
+    with pytest.raises(ConfigurationError, match="secret must be"):
         Offenders(secret="")
     with pytest.raises(ConfigurationError, match="5min"):
         Offenders(window=0)

@@ -15,7 +15,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from traffic import asked, busy_gate, failing_gate, gate_on
 
 from limitkeeper import ConfigurationError
-from limitkeeper.observe.metrics import COUNTER, HISTOGRAM, MEASURES
+from limitkeeper.observe.metrics import COUNTER, HISTOGRAM, METRICS
 from limitkeeper.observe.opentelemetry import annotate, instrument
 from limitkeeper.policy import WrittenRequest
 from limitkeeper.testing import ManualClock
@@ -36,15 +36,17 @@ def collected(*gates: object) -> tuple[dict[str, dict[tuple[tuple[str, str], ...
 
 
 def test_the_sdk_collects_what_was_counted():
-    """Every measure is an instrument with the same numbers and attributes; counters are monotonic sums."""
+    """Every metric is an instrument with the same numbers and attributes; counters are monotonic sums."""
     gates = (busy_gate(), failing_gate())
-    tallies = [gate.tally() for gate in gates]
+    snapshots = [gate.snapshot() for gate in gates]
     found, kinds = collected(*gates)
-    for measure in MEASURES:
-        if measure.kind != HISTOGRAM:
-            expected = {tuple(sorted(zip(measure.labels, labels, strict=True))): v for labels, v in measure.of(tallies).items()}
-            assert found[f"limitkeeper.{measure.name}"] == expected, measure.name
-            assert getattr(kinds[f"limitkeeper.{measure.name}"], "is_monotonic", False) == (measure.kind == COUNTER)
+    for metric in METRICS:
+        if metric.kind != HISTOGRAM:
+            expected = {
+                tuple(sorted(zip(metric.labels, labels, strict=True))): v for labels, v in metric.collect(snapshots).items()
+            }
+            assert found[f"limitkeeper.{metric.name}"] == expected, metric.name
+            assert getattr(kinds[f"limitkeeper.{metric.name}"], "is_monotonic", False) == (metric.kind == COUNTER)
 
 
 def test_a_histogram_goes_out_as_three_sums():
@@ -80,7 +82,7 @@ def test_instruments_read_when_somebody_collects():
 
 def test_what_is_no_gate_is_refused():
     """Something that counts nothing says what to give instead."""
-    with pytest.raises(ConfigurationError, match="give a Gate"):
+    with pytest.raises(ConfigurationError, match="expected a Gate"):
         instrument("limitkeeper.yaml")
 
 

@@ -34,7 +34,7 @@ def policy(name: str = "shop", rules: tuple[Rule, ...] = RULES, **more: Any) -> 
         identify={"user": Header("x-user")},
         rules=rules,
         exempt=(Exemption(match=(Match(path="/healthz"),)),),
-        shut_out=PenaltyBoxConfig(FixedWindow("20/min"), 60_000_000, USER),
+        penalty_box=PenaltyBoxConfig(FixedWindow("20/min"), 60_000_000, USER),
         **more,
     )
 
@@ -47,8 +47,8 @@ def asked(gate: Gate, path: str, user: str = "ann", status: int | None = 200) ->
     """One request, and its response when it is let pass."""
     passage = gate.ask(WrittenRequest("POST", path, headers={"x-user": user}))
     if passage.allowed and status is not None:
-        passage.responded(status)
-        passage.done(status, 100)
+        passage.count_response(status)
+        passage.settle(status, 100)
     return passage
 
 

@@ -58,7 +58,7 @@ def asked(gate: Gate, facts: WrittenRequest, colour: str = "ask") -> Evaluation:
     """The gate's answer in a colour."""
     if colour == "aask":
         return asyncio.run(gate.aask(facts))
-    found = gate.quick(facts) if colour == "quick" else gate.ask(facts)
+    found = gate.ask_nowait(facts) if colour == "quick" else gate.ask(facts)
     assert found is not None
     return found
 

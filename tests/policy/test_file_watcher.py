@@ -244,10 +244,10 @@ def test_a_program_ends_with_its_terminal(file, tmp_path, closed):
     """SIGHUP from a window that was closed ends a program as ever; from anybody else it loads the file."""
     code = f"""
 import os, signal, threading
-from limitkeeper.policy.file_watcher import Watch
+from limitkeeper.policy.file_watcher import FileWatcher
 signal.signal(signal.SIGHUP, signal.SIG_DFL)  # whoever runs the tests under nohup has it ignored
 loaded = threading.Event()
-watch = Watch({str(file)!r}, loaded.set, "1h", hang_up=True)
+watch = FileWatcher({str(file)!r}, loaded.set, "1h", hang_up=True)
 print("ready", flush=True)
 os._exit(7 if loaded.wait(60) else 8)
 """
@@ -331,11 +331,11 @@ def test_a_policy_that_loads_is_enforced_and_one_that_does_not_is_refused(gate, 
     eventually(lambda: len(refused) == 1)
     os.utime(file)
     time.sleep(0.15)
-    assert len(refused) == gate.tally().reloads_refused == 1
+    assert len(refused) == gate.snapshot().reloads_refused == 1
     assert "limitkeeper.yaml:5" in refused[0]
     assert passed(gate, 1) == [False]
     replaced(file, POLICY.format(limit="fixed window 4/min"))
-    eventually(lambda: gate.tally().reloads == 1)
+    eventually(lambda: gate.snapshot().reloads == 1)
     assert passed(gate, 2) == [True, False]
 
 
@@ -348,7 +348,7 @@ def test_a_gate_hears_sighup(file, eventually):
         gate.watch("1h")
         replaced(file, POLICY.format(limit="fixed window 1/min"))
         os.kill(os.getpid(), signal.SIGHUP)
-        eventually(lambda: gate.tally().reloads == 1)
+        eventually(lambda: gate.snapshot().reloads == 1)
         assert passed(gate, 2) == [True, False]
     assert signal.getsignal(signal.SIGHUP) == before
 
@@ -358,7 +358,7 @@ def test_a_file_that_is_gone_leaves_the_gate_as_it_is(gate, file, eventually, ca
     file.unlink()
     eventually(lambda: "is gone" in caplog.text)
     assert passed(gate, 4) == [True, True, True, False]
-    assert (gate.tally().reloads, gate.tally().reloads_refused) == (0, 0)
+    assert (gate.snapshot().reloads, gate.snapshot().reloads_refused) == (0, 0)
 
 
 def test_a_key_file_is_part_of_the_policy(file, tmp_path, eventually):
@@ -370,7 +370,7 @@ def test_a_key_file_is_part_of_the_policy(file, tmp_path, eventually):
     with Gate(policy, store=MemoryStore(clock=ManualClock())) as gate:
         gate.watch(SOON)
         replaced(key, "another secret of thirty-two bytes, or more")
-        eventually(lambda: gate.tally().reloads == 1)
+        eventually(lambda: gate.snapshot().reloads == 1)
 
 
 def test_a_policy_from_no_file_can_not_be_watched():
@@ -389,8 +389,8 @@ def test_a_key_that_comes_later_than_the_file_that_names_it_is_taken(file, tmp_p
         gate.watch(SOON)
         jwt = "{jwt: {claim: sub, key_file: later.key, algorithms: [HS256]}}"
         replaced(file, f"identify: {{user: {jwt}}}\nlimits: [{{name: b, key: user, limit: 1/s}}]")
-        eventually(lambda: gate.tally().reloads_refused == 1)
+        eventually(lambda: gate.snapshot().reloads_refused == 1)
         replaced(tmp_path / "later.key", "a shared secret of at least 32 bytes")
-        eventually(lambda: gate.tally().reloads == 1)  # counted last
+        eventually(lambda: gate.snapshot().reloads == 1)  # counted last
         assert [rule.name for rule in gate.policy.rules] == ["b"]
-        assert gate.tally().reloads_refused == 1
+        assert gate.snapshot().reloads_refused == 1

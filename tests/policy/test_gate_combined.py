@@ -27,7 +27,7 @@ def told(gate: Gate, facts: WrittenRequest, colour: str = "ask"):
 
 TENANTS = """
 identify: {tenant: {path: tenant_id}}
-shut_out: {after: fixed window 2/min, for: 60s, key: [tenant, ip]}
+penalty_box: {after: fixed window 2/min, for: 60s, key: [tenant, ip]}
 limits: [{name: tenant, match: "/t/{tenant_id}/**", key: tenant, limit: fixed window 3/min}]
 """
 
@@ -55,8 +55,8 @@ def test_a_response_that_crosses_the_mark_alerts(colour):
     for _ in range(20):
         passage = told(gate, WrittenRequest(), colour)
         if passage.allowed:
-            asyncio.run(passage.adone(200, 7_000)) if colour == "aask" else passage.done(200, 7_000)
-        alerts.append(gate.tally().rules[0].alerts)
+            asyncio.run(passage.asettle(200, 7_000)) if colour == "aask" else passage.settle(200, 7_000)
+        alerts.append(gate.snapshot().rules[0].alerts)
     assert alerts == [0] * 11 + [1] * 9  # 12 × 7 kB
     assert len(heard) == 1
 
@@ -64,8 +64,8 @@ def test_a_response_that_crosses_the_mark_alerts(colour):
 def test_a_request_that_crosses_the_mark_alerts_once_with_its_response():
     """What the estimate crossed is not told of again when the rest is charged."""
     gate = gate_of(BYTES.replace("{response: 1kB}", "{response: 1kB, estimate: 80}"))
-    gate.ask(WrittenRequest()).done(200, 90_000)
-    assert gate.tally().rules[0].alerts == 1
+    gate.ask(WrittenRequest()).settle(200, 90_000)
+    assert gate.snapshot().rules[0].alerts == 1
 
 
 LOGIN = "{name: login, key: ip, limit: fixed window 5/min, charge: {status: [401]}, on_refusal: shadow}"
@@ -78,9 +78,9 @@ def test_a_rule_in_shadow_counts_what_it_will_count_in_earnest(colour, more):
     gate = gate_of(f"limits: [{LOGIN}{more}]")
     for status in [200] * 20 + [401] * 7:
         passage = told(gate, WrittenRequest(), colour)
-        assert passage.owes
-        asyncio.run(passage.adone(status)) if colour == "aask" else passage.done(status)
-    tally = gate.tally().rules[0]
+        assert passage.needs_settlement
+        asyncio.run(passage.asettle(status)) if colour == "aask" else passage.settle(status)
+    tally = gate.snapshot().rules[0]
     assert (tally.passed, tally.shadow_refused, tally.given_back) == (25, 2, 20)
 
 
@@ -89,7 +89,7 @@ def test_a_function_that_judges_outcomes_is_given_the_facts_in_shadow_too():
     seen = []
     rule = {"name": "a", "key": "ip", "limit": "5/min", "on_refusal": "shadow", "charge": lambda s, f: seen.append((s, f.path))}
     with Gate(Policy.of(limits=[rule]), store=MemoryStore()) as gate:
-        gate.ask(WrittenRequest("GET", "/x")).done(404)
+        gate.ask(WrittenRequest("GET", "/x")).settle(404)
     assert seen == [(404, "/x")]
 
 
@@ -106,7 +106,7 @@ def test_a_repetition_that_nobody_can_look_for_is_answered_as_its_rule_says(colo
     gate = gate_of("limits: [{name: a, key: ip, limit: 5/min, once: Idempotency-Key, on_failure: closed}]", Broken())
     passage = told(gate, WrittenRequest(headers={"Idempotency-Key": "k"}), colour)
     assert (passage.allowed, passage.refusal.reason) == (False, "store")
-    assert gate.tally().rules[0].failed_closed == 1
+    assert gate.snapshot().rules[0].failed_closed == 1
 
 
 def test_what_was_charged_in_one_store_goes_back_to_it():
@@ -116,9 +116,9 @@ def test_what_was_charged_in_one_store_goes_back_to_it():
         old = [gate.ask(WrittenRequest()) for _ in range(5)]
         gate.reload(Policy.read(said.format("?max_keys=1000")))
         for _ in range(5):
-            gate.ask(WrittenRequest()).done(401)
+            gate.ask(WrittenRequest()).settle(401)
         for passage in old:
-            passage.done(200)
+            passage.settle(200)
         assert not gate.ask(WrittenRequest()).allowed
         gate.reload(Policy.read(said.format("")))
         assert gate.ask(WrittenRequest()).allowed
@@ -146,7 +146,7 @@ def test_an_address_that_the_application_tells_is_the_one_that_networks_hold():
 
         def says(client, peer="10.9.0.1", **headers):
             (one,) = gate.explain(WrittenRequest(peer=peer, headers={"X-Client": client, **headers}))
-            return one.why or str(one.entries[0].named.limit)
+            return one.reason or str(one.entries[0].named.limit)
 
         assert says("192.0.2.1") == "token bucket 5/s burst 5"
         assert says("192.0.2.9") == "token bucket 9/s burst 9"
@@ -178,8 +178,8 @@ def test_versions_that_come_at_once_follow_each_other():
             thread.start()
         for thread in threads:
             thread.join()
-        assert gate.tally().reloads == 80
-        assert gate.store is gate.edition.store is gate._store_of(gate.policy)
+        assert gate.snapshot().reloads == 80
+        assert gate.store is gate.compiled.store is gate._store_of(gate.policy)
 
 
 def test_what_ends_after_a_reload_is_counted():
@@ -191,10 +191,10 @@ def test_what_ends_after_a_reload_is_counted():
         begun.append(gate.ask(WrittenRequest(peer=f"192.0.2.{len(begun)}")))
         gate.reload(Policy.read(text))
     for passage in begun[-8:]:
-        passage.done(200)
-    tally = gate.tally().rules[0]
+        passage.settle(200)
+    tally = gate.snapshot().rules[0]
     assert (tally.passed, tally.given_back) == (20, 8)
-    assert gate.edition.clauses[0].elders[0].elders == []
+    assert gate.compiled.rules[0].elders[0].elders == []
 
 
 def test_an_override_may_be_said_of_one_identity_only():
@@ -223,5 +223,5 @@ def test_a_store_that_fails_leaves_nothing_of_a_rule_in_shadow_to_settle(colour)
             store.failing = failing
             passage = asked(gate, WrittenRequest("GET", "/", peer="10.0.0.1"), colour)
             assert passage.allowed
-            passage.done(200)
-        assert {clause.name: clause.given_back for clause in gate.edition.clauses} == {"real": 2, "trial": 1}
+            passage.settle(200)
+        assert {clause.name: clause.given_back for clause in gate.compiled.rules} == {"real": 2, "trial": 1}

@@ -50,9 +50,9 @@ def test_nobody_asks_the_store_for_a_request_that_nothing_limits(colour):
     g, store = far_gate(rule("user", "1/s", key=key("user")), exempt=(HEALTH,))
     for line, said in (("GET /healthz", {"user": "a"}), ("GET /x", {})):
         passage = asked(g, request(line, **said), colour)
-        assert (passage.allowed, passage.decision, passage.facts) == (True, None, None)
+        assert (passage.allowed, passage.decision, passage.context) == (True, None, None)
     assert store.calls == []
-    tally = g.tally()
+    tally = g.snapshot()
     assert (tally.requests, tally.allowed, tally.exempt, tally.unlimited) == (2, 2, 1, 1)
 
 
@@ -60,7 +60,7 @@ def test_nobody_asks_the_store_for_a_request_that_nothing_limits(colour):
 def test_nobody_asks_the_store_for_who_is_shut_out(colour):
     """Who is shut out costs a far store nothing, in any colour."""
     g, store = far_gate(
-        rule("user", "1/h", key=key("user")), shut_out=PenaltyBoxConfig(parse_limit("1/h"), 60_000_000, key("user"))
+        rule("user", "1/h", key=key("user")), penalty_box=PenaltyBoxConfig(parse_limit("1/h"), 60_000_000, key("user"))
     )
     assert passes(g, 3, user="a") == [True, False, False]
     del store.calls[:]
@@ -77,7 +77,7 @@ def test_a_far_store_makes_marks_and_shadows_too(colour):
     answers = [asked(g, request(**said), colour) for _ in range(4)]
     assert [(answer.allowed, answer.shadows) for answer in answers] == [(True, ())] + [(True, ("strict",))] * 3
     assert passes(g, 2, colour=colour, user="a") == [True, False]
-    pay, strict = g.tally().rules
+    pay, strict = g.snapshot().rules
     assert (pay.replayed, strict.passed, strict.shadow_refused) == (3, 1, 4)
 
 
@@ -92,16 +92,16 @@ def test_a_failure_is_counted_as_the_request_that_it_was(colour):
     )
     store.failing = {"decide"}
     free = asked(g, request(user="a"), colour)
-    assert (free.allowed, free.decision, free.entries, free.owes, free.facts) == (True, None, [], False, None)
+    assert (free.allowed, free.decision, free.entries, free.needs_settlement, free.context) == (True, None, [], False, None)
     shared = [asked(g, request(user="a", tenant="t"), colour) for _ in range(3)]
-    assert [(one.allowed, one.decision.limit, one.decision.remaining, one.owes) for one in shared] == [
+    assert [(one.allowed, one.decision.limit, one.decision.remaining, one.needs_settlement) for one in shared] == [
         (True, 2, 1, False),
         (True, 2, 0, False),
         (False, 2, 0, False),
     ]
     assert shared[2].refusal.rule.name == "local"
     assert not asked(g, request(partner="p"), colour)
-    tally = g.tally()
+    tally = g.snapshot()
     assert (tally.requests, tally.allowed, tally.refused) == (5, 3, 2)
     assert [(one.name, one.passed, one.refused) for one in tally.rules] == [("open", 0, 0), ("local", 2, 1), ("closed", 0, 1)]
 
@@ -112,16 +112,16 @@ def test_a_failure_is_counted_as_the_request_that_it_was(colour):
 def test_a_lease_passes_and_refuses_at_once():
     """While a lease lasts `quick` answers without the store, yes and no; without one it says None, and nothing was done."""
     g, store = leased_gate(rule("user", "token bucket 1/h burst 10", key=key("user")))
-    assert g.quick(request(user="a")) is None
+    assert g.ask_nowait(request(user="a")) is None
     assert g.ask(request(user="a"))
     del store.calls[:]
-    answers = [g.quick(request(user="a")) for _ in range(9)]
+    answers = [g.ask_nowait(request(user="a")) for _ in range(9)]
     assert [answer.decision.remaining for answer in answers] == list(range(8, -1, -1))
     assert store.calls == []
     assert not g.ask(request(user="a"))
-    refused = g.quick(request(user="a"))
+    refused = g.ask_nowait(request(user="a"))
     assert (refused.allowed, refused.refusal.retry_after) == (False, 3600)
-    assert g.tally().requests == 12
+    assert g.snapshot().requests == 12
 
 
 @pytest.mark.parametrize(
@@ -139,9 +139,9 @@ def test_what_needs_the_store_is_not_answered_by_a_lease(rules, said):
     g, _ = leased_gate(*rules)
     assert g.ask(request())
     assert g.ask(request(**said))
-    requests = g.tally().requests
-    assert g.quick(request(**said)) is None
-    assert g.tally().requests == requests
+    requests = g.snapshot().requests
+    assert g.ask_nowait(request(**said)) is None
+    assert g.snapshot().requests == requests
 
 
 def test_who_would_wait_is_not_refused_at_once():
@@ -149,9 +149,9 @@ def test_who_would_wait_is_not_refused_at_once():
     one = rule("all", "token bucket 1/h burst 10", on_refusal=OnRefusal(WAIT, wait_us=1))
     g, _ = leased_gate(one)
     assert passes(g, 11) == [True] * 10 + [False]
-    (entry,) = g.edition.clauses[0].otherwise
+    (entry,) = g.compiled.rules[0].otherwise
     assert not g.store.hit_nowait(entry.named, "*", 1)
-    assert g.quick(request()) is None
+    assert g.ask_nowait(request()) is None
 
 
 @pytest.mark.parametrize(("action", "passed"), [("open", True), (CLOSED, False)])
@@ -159,7 +159,7 @@ def test_a_store_known_to_be_dead_is_answered_at_once(action, passed):
     """While nobody asks a dead store, `quick` answers as the rule says."""
     g, store = far_gate(rule("all", "9/s", on_failure=OnFailure(action)))
     store.failing = {"decide"}
-    while g.quick(request()) is None:
+    while g.ask_nowait(request()) is None:
         g.ask(request())
     answer = asked(g, request(), "quick")
     assert (answer.allowed, answer.decision) == (passed, None)
@@ -178,7 +178,7 @@ def test_a_store_near_by_that_fails_opens_no_rule_that_charges_once(colour, verb
     store.failing = {verb}
     answer = asked(g, request(**said), colour)
     assert (answer.allowed, answer.refusal.status, answer.refusal.reason) == (False, 503, "store")
-    assert g.tally().rules[0].failed_closed == 1
+    assert g.snapshot().rules[0].failed_closed == 1
 
 
 @pytest.mark.parametrize("colour", [*FAR, "quick"])
@@ -190,4 +190,4 @@ def test_a_store_near_by_that_fails_a_shadow_fails_nobody(colour):
     store.failing = {"decide_many"}
     answer = asked(g, request(), colour)
     assert (answer.allowed, answer.shadows, answer.decision.remaining) == (True, (), 8)
-    assert [(one.passed, one.shadow_refused) for one in g.tally().rules] == [(1, 0), (0, 0)]
+    assert [(one.passed, one.shadow_refused) for one in g.snapshot().rules] == [(1, 0), (0, 0)]

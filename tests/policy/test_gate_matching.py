@@ -19,7 +19,7 @@ INSIDE = Match(path="/x", host="in.example.com")
 def meant(g, line="GET /x", **said):
     """The rules that limit a request; `explain` says the same."""
     found = [entry.label for entry in asked(g, request(line, **said)).entries]
-    assert [one.rule.name for one in g.explain(request(line, **said)) if one.meant] == found
+    assert [one.rule.name for one in g.explain(request(line, **said)) if one.applies] == found
     return found
 
 
@@ -85,7 +85,7 @@ def test_a_path_may_be_exempt_from_some_rules(reverse):
     assert meant(g, "GET /y", user="a") == ["all"]
     assert meant(g, "GET /y/z", user="a") == []
     assert meant(g, "GET /z", user="a") == ["all", "user"]
-    assert g.tally().exempt == 1
+    assert g.snapshot().exempt == 1
 
 
 def test_a_client_without_an_address_is_in_no_network():
@@ -120,7 +120,7 @@ def test_a_long_path_is_not_remembered():
     for length in (256, 257):
         path = "/x/" + "y" * (length - 3)
         assert meant(g, f"GET {path}") == meant(g, f"GET {path}") == ["all"]
-        assert (path in g.edition.known["GET"]) == (length == 256)
+        assert (path in g.compiled.known["GET"]) == (length == 256)
 
 
 def test_a_rules_path_has_no_case_either():
@@ -181,7 +181,7 @@ def test_the_unidentified_can_have_a_limit_of_their_own():
 
 def test_made_up_limits_fill_no_memory():
     """A rule whose overrides make up a limit for every key keeps a bounded number of them."""
-    (clause,) = gate(rule("all", "1/h")).edition.clauses
+    (clause,) = gate(rule("all", "1/h")).compiled.rules
     for n in range(1, 10_002):
         (entry,) = clause.entries_of((TokenBucket(f"{n}/h"),))
         assert entry.named.limit.capacity == n
@@ -193,12 +193,12 @@ def test_a_rule_without_a_mark_alerts_nobody():
     """Only a rule that says at which part of its limit tells of it."""
     g = gate(rule("all", "fixed window 5/h"))
     passes(g, 6)
-    assert g.tally().rules[0].alerts == 0
+    assert g.snapshot().rules[0].alerts == 0
 
 
 def test_a_cost_that_is_no_number_is_complained_of(caplog, monkeypatch):
     """Who wrote the function reads in the log what it answered, and what the request cost."""
-    monkeypatch.setattr("limitkeeper.policy.compiled_rule.complaints", CallbackErrors())
+    monkeypatch.setattr("limitkeeper.policy.compiled_rule.callback_errors", CallbackErrors())
     passes(gate(rule("all", "9/h", cost=Cost("call", 3, call=lambda facts: 1.5))), 1)
     (record,) = caplog.records
     assert record.getMessage().endswith("answered a float, not a whole number: it costs 3")

@@ -150,4 +150,4 @@ def test_any_mixture_of_features_decides_as_a_person_would(said, requests, colou
         passage = asked(gate, facts_of(*told), colour)
         assert (passage.allowed, passage.shadows) == model.ask(*told, status)
         if passage.allowed:
-            passage.done(status)
+            passage.settle(status)

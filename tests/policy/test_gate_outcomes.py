@@ -65,7 +65,7 @@ def test_a_rule_in_shadow_counts_and_lets_pass(colour):
     assert [a.allowed for a in answers] == [True] * 5 + [False]
     assert [a.shadows for a in answers] == [()] * 2 + [("strict",)] * 3 + [()]
     assert [e.label for e in answers[0].entries] == ["all"]
-    strict = g.tally().rules[1]
+    strict = g.snapshot().rules[1]
     assert (strict.passed, strict.shadow_refused, strict.refused) == (2, 3, 0)
     assert len(heard) == 3
 
@@ -74,7 +74,7 @@ def test_a_refused_request_spends_nothing_of_a_shadow():
     """What the real rules refuse never reaches a rule in shadow."""
     g = gate(rule("all", "1/s"), rule("strict", "5/s", on_refusal=OnRefusal(SHADOW)))
     passes(g, 4)
-    assert g.tally().rules[1].passed == 1
+    assert g.snapshot().rules[1].passed == 1
 
 
 def test_degrading_names_its_handler():
@@ -88,7 +88,7 @@ def test_degrading_names_its_handler():
     answer = asked(g, request())
     assert not answer.allowed
     assert answer.degrade is stale
-    assert g.tally().rules[0].degraded == 1
+    assert g.snapshot().rules[0].degraded == 1
 
 
 # Costs and outcomes that others tell -----------------------------------------------------------------------------------
@@ -109,11 +109,11 @@ def test_no_client_says_that_its_request_costs_nothing(source):
 
 def test_functions_that_raise_break_no_request(caplog, monkeypatch):
     """A cost that can't be told is the default, an outcome of which nobody knows counts; both are logged."""
-    for module in ("clause", "settle"):
-        monkeypatch.setattr(f"limitkeeper.policy.{module}.complaints", CallbackErrors())
+    for module in ("compiled_rule", "settlement"):
+        monkeypatch.setattr(f"limitkeeper.policy.{module}.callback_errors", CallbackErrors())
     g = gate(rule("all", "2/h", cost=Cost("call", call=broken), charge=Charge(call=broken)))
     for _ in range(2):
-        asked(g, request()).done(200)
+        asked(g, request()).settle(200)
     assert passes(g, 1) == [False]
     assert sorted(record.getMessage().partition("raised ")[2] for record in caplog.records) == [
         "RuntimeError: the request costs 1",
@@ -133,7 +133,7 @@ def test_repetitions_are_charged_once(colour):
     assert passes(g, 2, colour=colour, user="a") == [True, False]
     assert not asked(g, request(**{"idempotency-key": "k2", "user": "a"}), colour).allowed
     assert asked(g, request(**{"idempotency-key": "k1", "user": "b"}), colour).decision.remaining == 1
-    assert g.tally().rules[0].replayed == 4
+    assert g.snapshot().rules[0].replayed == 4
 
 
 def test_a_refused_request_leaves_no_mark():
@@ -157,9 +157,9 @@ def test_repeating_has_an_end():
 
 def settle(passage, status, size=0, colour="ask"):
     if colour == "aask":
-        asyncio.run(passage.adone(status, size))
+        asyncio.run(passage.asettle(status, size))
     else:
-        passage.done(status, size)
+        passage.settle(status, size)
 
 
 @pytest.mark.parametrize("colour", COLOURS)
@@ -172,12 +172,12 @@ def test_only_outcomes_that_count_are_charged(text, colour):
     for status in (200, 200, 200, 200, 401, 401, 302, 403):
         answer = asked(g, request(), colour)
         assert answer.allowed
-        assert answer.owes
+        assert answer.needs_settlement
         settle(answer, status, colour=colour)
         settle(answer, 401, colour=colour)  # the first word counts
         settle(answer, 200, colour=colour)
     assert not asked(g, request(), colour).allowed
-    assert g.tally().rules[0].given_back == 5
+    assert g.snapshot().rules[0].given_back == 5
 
 
 def test_many_at_once_can_not_pass_on_one_allowance():
@@ -222,13 +222,13 @@ def test_spending_alerts_once_when_it_crosses_the_mark():
         asked(g, request(user="a", **{"X-Cost": cost}))
     asked(g, request(user="b", **{"X-Cost": "85"}))
     assert [event.key for event in heard] == [("a",), ("b",)]
-    assert g.tally().rules[0].alerts == 2
+    assert g.snapshot().rules[0].alerts == 2
 
 
 def shut_out_gate(**said):
     return gate(
         rule("user", "1/s", key=key("user|ip")),
-        shut_out=PenaltyBoxConfig(parse_limit("fixed window 3/min"), 60_000_000, key("user|ip")),
+        penalty_box=PenaltyBoxConfig(parse_limit("fixed window 3/min"), 60_000_000, key("user|ip")),
         exempt=(Exemption(match=(Match(path="/healthz"),)),),
         **said,
     )
@@ -239,21 +239,21 @@ def test_who_is_refused_too_often_is_shut_out(colour):
     """After so many refusals a client is refused without asking the store, for a while, and nobody else is."""
     g = shut_out_gate()
     heard = []
-    g.events.on("shut out", heard.append)
+    g.events.on("penalty box", heard.append)
     assert passes(g, 5, colour=colour, user="a") == [True] + [False] * 4
     assert len(heard) == 1
-    asked_before = g.tally().rules[0].refused
+    asked_before = g.snapshot().rules[0].refused
     answer = asked(g, request(user="a"), colour)
     assert (answer.refusal.reason, answer.refusal.retry_after, answer.refusal.status) == ("shut out", 60, 429)
     assert answer.decision is None
-    assert g.tally().rules[0].refused == asked_before
+    assert g.snapshot().rules[0].refused == asked_before
     assert asked(g, request(user="b"), colour).allowed
     assert asked(g, request("GET /healthz", user="a"), colour).allowed
-    assert (g.tally().shut_out, g.tally().shut_out_now) == (1, 1)
+    assert (g.snapshot().penalty_box, g.snapshot().penalty_box_clients) == (1, 1)
     g.clock.advance(59.999999)
     assert asked(g, request(user="a"), colour).refusal.retry_after == 1
     g.clock.advance(0.000001)
-    assert g.tally().shut_out_now == 0
+    assert g.snapshot().penalty_box_clients == 0
     assert asked(g, request(user="a"), colour).allowed
 
 
@@ -275,9 +275,9 @@ def test_the_tally_adds_up():
     for user in "aaaaaaabbb":
         passage = asked(g, request(user=user))
         if passage:
-            passage.responded(200)
+            passage.count_response(200)
     asked(g, request("GET /x"))  # no user: only the shop's limit
-    t = g.tally()
+    t = g.snapshot()
     assert (t.requests, t.allowed, t.refused, t.unlimited, t.exempt) == (11, 8, 3, 0, 0)
     user, shop = t.rules
     assert (user.passed, user.refused, shop.passed, shop.refused) == (8, 2, 8, 1)
@@ -292,7 +292,7 @@ def test_near_the_limit_is_counted():
     """A pass with less than a fifth left counts as near."""
     g = gate(rule("all", "fixed window 10/min"))
     passes(g, 12)
-    assert g.tally().rules[0].near == 2
+    assert g.snapshot().rules[0].near == 2
 
 
 def test_listeners_hear_of_refusals():
@@ -317,11 +317,11 @@ def test_explain_charges_nothing_and_says_why():
     )
     for _ in range(3):
         user, checkout = g.explain(request(user="a"))
-        assert user.meant
+        assert user.applies
         assert (user.key, user.decision.remaining) == ("a", 2)
-        assert not checkout.meant
-        assert "match" in checkout.why
-    assert "no part of its key" in g.explain(request())[0].why
+        assert not checkout.applies
+        assert "match" in checkout.reason
+    assert "no part of its key" in g.explain(request())[0].reason
     assert len(store) == 0
 
 
@@ -335,7 +335,7 @@ def test_a_passage_leaves_no_circle_behind(colour):
     g = gate(
         rule("user", "2/min", key=key("user")),
         rule("login", "9/min", key=key("tenant"), charge=Charge(((401, 401),))),
-        shut_out=PenaltyBoxConfig(parse_limit("fixed window 2/min"), 60_000_000, key("user")),
+        penalty_box=PenaltyBoxConfig(parse_limit("fixed window 2/min"), 60_000_000, key("user")),
     )
     gc.collect()
     gc.disable()
@@ -356,14 +356,14 @@ def test_a_memory_full_of_those_shut_out_is_not_searched_for_every_refusal(monke
     """When as many as can be remembered are shut out, others are refused by their limits; those whose time is over make room."""
     monkeypatch.setattr("limitkeeper.policy.penalty_box.MOST", 3)
     g = gate(
-        rule("all", "fixed window 1/h", key=key("ip")), shut_out=PenaltyBoxConfig(parse_limit("fixed window 1/h"), 10_000_000)
+        rule("all", "fixed window 1/h", key=key("ip")), penalty_box=PenaltyBoxConfig(parse_limit("fixed window 1/h"), 10_000_000)
     )
     for host in range(5):
         assert passes(g, 4, peer=f"192.0.2.{host}") == [True, False, False, False]
-    assert (len(g.shutter), g.tally().shut_out) == (3, 3)
-    searched = g.shutter._until
+    assert (len(g.penalty_box), g.snapshot().penalty_box) == (3, 3)
+    searched = g.penalty_box._until
     assert passes(g, 20, peer="192.0.2.4") == [False] * 20
-    assert g.shutter._until is searched
+    assert g.penalty_box._until is searched
     g.clock.advance(10)
     assert passes(g, 2, peer="192.0.2.4") == [False] * 2
-    assert (len(g.shutter), g.tally().shut_out) == (1, 4)
+    assert (len(g.penalty_box), g.snapshot().penalty_box) == (1, 4)

@@ -85,9 +85,9 @@ def test_every_reason_has_its_words():
     assert last_of(2, rule("all", "1/s")).message == "Too many requests. Retry after 1s."
     full = last_of(2, rule("all", "1/s", on_refusal=waits))
     assert (full.reason, full.status, full.message) == ("queue full", 503, "Too many requests are waiting. Retry after 1s.")
-    shut = last_of(3, rule("all", "1/h"), shut_out=PenaltyBoxConfig(parse_limit("fixed window 1/h"), 60_000_000))
+    shut = last_of(3, rule("all", "1/h"), penalty_box=PenaltyBoxConfig(parse_limit("fixed window 1/h"), 60_000_000))
     assert shut.message.startswith("Too many requests. Retry after ")
-    shut = last_of(4, rule("all", "1/h"), shut_out=PenaltyBoxConfig(parse_limit("fixed window 1/h"), 60_000_000))
+    shut = last_of(4, rule("all", "1/h"), penalty_box=PenaltyBoxConfig(parse_limit("fixed window 1/h"), 60_000_000))
     assert shut.message == "Too many refused requests. Retry after 60s."
 
 
@@ -106,7 +106,7 @@ def test_limits_of_one_rule_refuse_once(colour):
     """A rule that refuses by both of its limits has refused once, and so has its offender."""
     g = gate(rule("two", "token bucket 1/h burst 1; fixed window 1/h"), rule("one", "fixed window 1/h"))
     assert passes(g, 2, colour=colour) == [True, False]
-    tally = g.tally()
+    tally = g.snapshot()
     assert [one.refused for one in tally.rules] == [1, 1]
     assert sorted((one.rule, one.count) for one in tally.offenders) == [("one", 1), ("two", 1)]
 
@@ -117,7 +117,7 @@ def test_the_rule_that_degrades_counts_it():
     cheap = rule("cheap", "1/h", priority=1, on_refusal=OnRefusal(DEGRADE, handler=print))
     g = gate(plain, other, cheap)
     assert passes(g, 3) == [True, False, False]
-    assert [one.degraded for one in g.tally().rules] == [0, 0, 2]
+    assert [one.degraded for one in g.snapshot().rules] == [0, 0, 2]
 
 
 # Shutting out -------------------------------------------------------------------------------------------------------------
@@ -127,11 +127,11 @@ def shut_out_gate(**said):
     """A gate that shuts user a out, whose requests were refused twice."""
     g = gate(
         rule("all", "1/h", key=key("user")),
-        shut_out=PenaltyBoxConfig(parse_limit("fixed window 1/h"), 60_000_000, key("user")),
+        penalty_box=PenaltyBoxConfig(parse_limit("fixed window 1/h"), 60_000_000, key("user")),
         **said,
     )
     assert passes(g, 3, user="a") == [True, False, False]
-    assert g.tally().shut_out_now == 1
+    assert g.snapshot().penalty_box_clients == 1
     return g
 
 
@@ -147,10 +147,10 @@ def test_who_is_pardoned_is_not_shut_out():
 def test_refusals_of_nobody_shut_nobody_out():
     """Where the key of shutting out is not there, refusals are counted for nobody."""
     said = PenaltyBoxConfig(parse_limit("fixed window 1/h"), 60_000_000, key("user"))
-    g = gate(rule("all", "fixed window 1/h"), shut_out=said)
+    g = gate(rule("all", "fixed window 1/h"), penalty_box=said)
     assert passes(g, 5) == [True] + [False] * 4
     assert asked(g, request()).refusal.reason == "quota"
-    assert g.tally().shut_out_now == 0
+    assert g.snapshot().penalty_box_clients == 0
 
 
 # A store that fails -------------------------------------------------------------------------------------------------------
@@ -177,7 +177,7 @@ def test_a_closed_rule_says_when_its_store_is_asked_again(left_us, told_us, told
     """Retry-After of a dead store is the time until somebody looks whether it is back; where nobody knows it, a second."""
     g = gate(rule("all", "9/s", on_failure=OnFailure(CLOSED)))
     guards_word = Decision(False, 9, 0, left_us, left_us, 0, 0, "all")
-    refusal = g.failing.answer(g, asked(g, request()), guards_word).refusal
+    refusal = g.on_failure.answer(g, asked(g, request()), guards_word).refusal
     assert (refusal.retry_us, refusal.retry_after, refusal.reason) == (told_us, told, "store")
 
 
@@ -206,10 +206,10 @@ def test_what_can_not_be_settled_stays_charged(local, colour, caplog):
     answer = asked(g, request(), colour)
     store.failing = {"give_back"}
     if colour == "aask":
-        asyncio.run(answer.adone(200))
+        asyncio.run(answer.asettle(200))
     else:
-        answer.done(200)
-    assert not answer.owes
+        answer.settle(200)
+    assert not answer.needs_settlement
     assert not asked(g, request(), colour)
     if local:  # a guard tells of its store itself
         assert "settling with the store of 'limitkeeper' failed: give_back: nobody answers" in caplog.text

@@ -192,7 +192,7 @@ def test_a_thousand_hosts_on_one_path():
     assert meant("example.com") == meant("evil.org") == ["any"]
     for i in range(500):
         assert meant(f"made-up-{i}.example.com") == ["below", "any"]
-    (plan,) = g.edition.known["GET"].values()
+    (plan,) = g.compiled.known["GET"].values()
     assert len(plan.narrow) == 3
 
 
@@ -216,7 +216,7 @@ def test_many_paths_do_not_fill_the_memory():
     g = gate(rule("item", "9999999/s", match=(Match(GET, "/products/{id}"),)))
     for i in range(10_000):
         assert asked(g, request(f"GET /products/{i}"), "quick").entries
-    assert sum(len(paths) for paths in g.edition.known.values()) <= 4096
+    assert sum(len(paths) for paths in g.compiled.known.values()) <= 4096
 
 
 @pytest.mark.parametrize(
@@ -269,7 +269,7 @@ def test_exemptions():
     assert limited(tenant="billing", user="a") == ["user"]
     assert limited("GET /metrics", peer="10.2.0.1") == []
     assert limited("GET /metrics", peer="10.3.0.1") == limited("GET /", peer="10.2.0.1") == ["all"]
-    assert g.tally().exempt == 5
+    assert g.snapshot().exempt == 5
 
 
 def test_limiting_can_be_turned_off_for_tests():

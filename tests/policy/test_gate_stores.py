@@ -30,7 +30,7 @@ def test_one_question_for_all_rules(colour):
     g, store = far_gate(*[rule(f"r{i}", "9/s", key=key("user")) for i in range(5)])
     asked(g, request(user="a"), colour)
     assert store.calls == ["decide"]
-    assert g.quick(request(user="a")) is None
+    assert g.ask_nowait(request(user="a")) is None
 
 
 @pytest.mark.parametrize("colour", FAR)
@@ -48,9 +48,9 @@ def test_a_store_that_fails_is_answered_as_each_rule_says(colour):
     answer = asked(g, request(user="a"), colour)
     assert (answer.allowed, answer.refusal.reason, answer.refusal.status) == (False, "store", 503)
     assert answer.refusal.retry_after >= 1
-    tallies = {t.name: t for t in g.tally().rules}
+    tallies = {t.name: t for t in g.snapshot().rules}
     assert (tallies["open"].failed_open, tallies["local"].failed_local, tallies["closed"].failed_closed) == (4, 4, 1)
-    assert g.tally().store.failures > 0
+    assert g.snapshot().store.failures > 0
     assert heard
 
 
@@ -60,7 +60,7 @@ def test_a_rule_with_two_limits_fails_once():
     g, store = far_gate(rule("open", two), rule("local", two, on_failure=OnFailure(LOCAL, "1")))
     store.failing = {"decide"}
     assert asked(g, request())
-    assert [(tally.failed_open, tally.failed_local) for tally in g.tally().rules] == [(1, 0), (0, 1)]
+    assert [(tally.failed_open, tally.failed_local) for tally in g.snapshot().rules] == [(1, 0), (0, 1)]
 
 
 @pytest.mark.parametrize("colour", FAR)
@@ -89,8 +89,8 @@ def test_a_near_store_that_fails_is_answered_too():
     g = Gate(policy(rule("all", "1/s")), store=store)
     store.failing = {"decide"}
     assert asked(g, request(), "quick").allowed
-    assert g.tally().rules[0].failed_open == 1
-    assert g.tally().decisions.count == 1  # how long it took to find that out is a figure, too
+    assert g.snapshot().rules[0].failed_open == 1
+    assert g.snapshot().decisions.count == 1  # how long it took to find that out is a figure, too
 
 
 def test_a_breaker_spares_a_dead_store():
@@ -109,14 +109,14 @@ def test_a_store_that_fails_a_request_on_its_way_to_wait_fails_it_as_the_rule_sa
     assert asked(g, request(), colour)
     passed = store.decide
 
-    def then_fails(*said):
-        answer = passed(*said)
+    def then_fails(*args, **options):
+        answer = passed(*args, **options)
         store.failing = {"decide"}
         return answer
 
     store.decide = then_fails
     assert asked(g, request(), colour).allowed
-    tally = g.tally().rules
+    tally = g.snapshot().rules
     assert (tally[0].failed_open, tally[1].failed_local, tally[0].refused, tally[0].waiting) == (1, 1, 0, 0)
 
 
@@ -143,7 +143,7 @@ def test_a_real_server_behind_a_gate(redis, valkey, colour):
             return await g.aask(request(**said)) if colour == "aask" else g.ask(request(**said))
 
         async def done(passage, status):
-            await passage.adone(status) if colour == "aask" else passage.done(status)
+            await passage.asettle(status) if colour == "aask" else passage.settle(status)
 
         answers = [await ask(user="a") for _ in range(4)]
         assert [a.allowed for a in answers] == [True] * 3 + [False]
@@ -176,7 +176,7 @@ def test_waiting_over_a_real_server(redis):
     )
     answers = [g.ask(request()) for _ in range(3)]
     assert all(answers)
-    assert g.tally().rules[0].waited >= 1
+    assert g.snapshot().rules[0].waited >= 1
     g.close()
 
 
@@ -188,7 +188,7 @@ def test_a_lease_answers_at_once(redis):
         store=leased,
     )
     g.ask(request(user="a"))
-    answers = [g.quick(request(user="a")) for _ in range(20)]
+    answers = [g.ask_nowait(request(user="a")) for _ in range(20)]
     assert all(answer is not None and answer.allowed for answer in answers)
     g.close()
     leased.close()
@@ -229,7 +229,7 @@ def test_exact_among_threads():
     for thread in threads:
         thread.join()
     assert sum(passed) == 500
-    assert g.tally().requests == 2000
+    assert g.snapshot().requests == 2000
 
 
 # Versions --------------------------------------------------------------------------------------------------------------
@@ -244,8 +244,8 @@ def test_a_new_version_keeps_states_and_counts():
     assert answer.decision.decisions[0].limit == 10
     assert answer.decision.decisions[0].remaining < 9
     assert not asked(g, request(user="b")).allowed
-    assert [(t.name, t.passed) for t in g.tally().rules] == [("user", 4), ("new", 1)]
-    assert g.tally().reloads == 1
+    assert [(t.name, t.passed) for t in g.snapshot().rules] == [("user", 4), ("new", 1)]
+    assert g.snapshot().reloads == 1
 
 
 def test_a_request_sees_one_version():
@@ -255,7 +255,7 @@ def test_a_request_sees_one_version():
     before = g.policy
     g.reload(policy(rule("login", "fixed window 5/min")))
     assert answer.policy is before
-    answer.done(200)  # given back, as the version said that it saw
+    answer.settle(200)  # given back, as the version said that it saw
     assert answer.decision.limit == 1
     assert asked(g, request()).decision.remaining == 4
 
@@ -282,7 +282,7 @@ def test_reloading_while_asked():
     for thread in threads:
         thread.join()
     assert sum(passed) == 1000
-    assert g.tally().requests == len(passed)
+    assert g.snapshot().requests == len(passed)
 
 
 def test_a_bad_new_version_is_refused_and_counted():
@@ -291,7 +291,7 @@ def test_a_bad_new_version_is_refused_and_counted():
     heard = []
     g.events.on("reload refused", heard.append)
     g.reload_refused(ValueError("line 3"))
-    assert g.tally().reloads_refused == 1
+    assert g.snapshot().reloads_refused == 1
     assert str(heard[0].error) == "line 3"
 
 

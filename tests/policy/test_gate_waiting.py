@@ -36,7 +36,7 @@ def test_a_request_waits_for_its_turn(text, colour):
     second = asked(g, request(), colour)
     assert second.allowed
     assert second.wait_us == clock.now_us() - begun > 0
-    tally = g.tally().rules[0]
+    tally = g.snapshot().rules[0]
     assert (tally.passed, tally.waited, tally.refused, tally.waiting) == (2, 1, 0, 0)
 
 
@@ -60,7 +60,7 @@ def test_of_two_rules_the_least_patient_says_how_long(colour):
     asked(g, request(), colour)
     assert not asked(g, request(), colour)
     assert clock.now_us() == 1000_000_000
-    assert [one.waiting for one in g.tally().rules] == [0, 0]
+    assert [one.waiting for one in g.snapshot().rules] == [0, 0]
     g.reload(policy(rule("calm", "1/s", on_refusal=waiting(10_000)), rule("hasty", "1/s", on_refusal=waiting(1_000))))
     assert asked(g, request(), colour).wait_us == 1_000_000
 
@@ -95,7 +95,7 @@ def test_limits_that_can_not_be_reserved_are_waited_for_in_order(texts):
         assert order == [(i, True) for i in range(4)]
 
     asyncio.run(main())
-    assert [(one.waited, one.waiting) for one in g.tally().rules] == [(3, 0)] * len(texts)
+    assert [(one.waited, one.waiting) for one in g.snapshot().rules] == [(3, 0)] * len(texts)
 
 
 def test_a_rule_that_rejects_is_not_waited_for():
@@ -103,15 +103,15 @@ def test_a_rule_that_rejects_is_not_waited_for():
     g = gate(rule("slow", "10/s burst 1", on_refusal=waiting(500)), rule("hard", "10/s burst 1"))
     asked(g, request())
     assert not asked(g, request()).allowed
-    assert g.tally().rules[0].waited == 0
+    assert g.snapshot().rules[0].waited == 0
 
 
 def test_quick_leaves_waiting_to_others():
     """`quick` never waits: it says None, and nothing was done."""
     g = gate(rule("all", "10/s burst 1", on_refusal=waiting(500)))
-    assert g.quick(request()) is not None
-    assert g.quick(request()) is None
-    assert g.tally().requests == 1
+    assert g.ask_nowait(request()) is not None
+    assert g.ask_nowait(request()) is None
+    assert g.snapshot().requests == 1
 
 
 def test_tasks_pass_in_order_and_a_full_queue_is_503():
@@ -129,9 +129,9 @@ def test_tasks_pass_in_order_and_a_full_queue_is_503():
         tasks = []
         for i in range(6):
             tasks.append(asyncio.ensure_future(one(i)))
-            await until(lambda i=i: len(order) + g.tally().rules[0].waiting == i + 1)
+            await until(lambda i=i: len(order) + g.snapshot().rules[0].waiting == i + 1)
         assert order == [(0, True, None), (4, False, 503), (5, False, 503)]
-        assert g.tally().rules[0].waiting == 3
+        assert g.snapshot().rules[0].waiting == 3
         for turn in range(3):
             clock.advance(0.1)
             await until(lambda turn=turn: len(order) == 4 + turn)
@@ -140,7 +140,7 @@ def test_tasks_pass_in_order_and_a_full_queue_is_503():
 
     order = asyncio.run(main())
     assert order[3:] == [(1, True, None), (2, True, None), (3, True, None)]
-    tally = g.tally().rules[0]
+    tally = g.snapshot().rules[0]
     assert (tally.queue_full, tally.waited, tally.waiting) == (2, 3, 0)
 
 
@@ -152,9 +152,9 @@ def test_a_client_that_goes_gives_its_place_back():
     async def main():
         await g.aask(request())
         gone = asyncio.ensure_future(g.aask(request()))
-        await until(lambda: g.tally().rules[0].waiting == 1)
+        await until(lambda: g.snapshot().rules[0].waiting == 1)
         behind = asyncio.ensure_future(g.aask(request()))
-        await until(lambda: g.tally().rules[0].waiting == 2)
+        await until(lambda: g.snapshot().rules[0].waiting == 2)
         gone.cancel()
         await until(gone.done)
         clock.advance(1)
@@ -163,7 +163,7 @@ def test_a_client_that_goes_gives_its_place_back():
         assert gone.cancelled()
 
     asyncio.run(main())
-    assert g.tally().rules[0].waiting == 0
+    assert g.snapshot().rules[0].waiting == 0
 
 
 def test_threads_wait_too():
@@ -194,17 +194,17 @@ def test_nobody_waits_in_a_forked_child():
     async def main():
         waiter = asyncio.ensure_future(g.aask(request()))
         await asyncio.sleep(0)
-        assert g.tally().rules[0].waiting == 1
+        assert g.snapshot().rules[0].waiting == 1
         child = os.fork()
         if child == 0:
-            os._exit(g.tally().rules[0].waiting)
+            os._exit(g.snapshot().rules[0].waiting)
         assert os.waitpid(child, 0)[1] == 0
-        assert g.tally().rules[0].waiting == 1
+        assert g.snapshot().rules[0].waiting == 1
         waiter.cancel()
         await asyncio.gather(waiter, return_exceptions=True)
 
     asyncio.run(main())
-    assert g.tally().rules[0].waiting == 0
+    assert g.snapshot().rules[0].waiting == 0
 
 
 def test_a_reload_does_not_make_a_queue_longer():
@@ -216,13 +216,13 @@ def test_a_reload_does_not_make_a_queue_longer():
     async def main():
         await g.aask(request())
         first = asyncio.ensure_future(g.aask(request()))
-        await until(lambda: g.tally().rules[0].waiting == 1)
+        await until(lambda: g.snapshot().rules[0].waiting == 1)
         g.reload(policy(one))
-        assert g.tally().rules[0].waiting == 1
+        assert g.snapshot().rules[0].waiting == 1
         assert (await g.aask(request())).refusal.status == 503
         clock.advance(1)
         assert (await asyncio.wait_for(first, 30)).allowed
-        assert g.tally().rules[0].waiting == 0
+        assert g.snapshot().rules[0].waiting == 0
 
     asyncio.run(main())
 
@@ -242,7 +242,7 @@ def test_who_waits_closes_nothing_to_others(text):
         clock.advance(0.01)
         waiters = [asyncio.ensure_future(g.aask(request(user="patient"))) for _ in range(8)]
         await asyncio.sleep(0.01)
-        assert g.tally().rules[0].waiting == 8
+        assert g.snapshot().rules[0].waiting == 8
         assert (await g.aask(request(user="other"))).allowed
         for _ in range(8):
             clock.advance(1)
@@ -250,7 +250,7 @@ def test_who_waits_closes_nothing_to_others(text):
         assert all(answer.allowed and len(answer.decision.decisions) == 2 for answer in await asyncio.gather(*waiters))
 
     asyncio.run(main())
-    assert [(t.passed, t.refused, t.waiting) for t in g.tally().rules] == [(10, 0, 0), (10, 0, 0)]
+    assert [(t.passed, t.refused, t.waiting) for t in g.snapshot().rules] == [(10, 0, 0), (10, 0, 0)]
 
 
 @pytest.mark.parametrize("colour", ["ask", "aask"])
@@ -278,7 +278,7 @@ def test_a_turn_that_another_limit_refuses_goes_back(colour):
     assert (answer.allowed, answer.refusal.violated, answer.refusal.retry_after) == (False, ("all",), 59)
     clock.advance(59)
     assert asked(g, request(user="a"), "quick").allowed
-    assert [(t.passed, t.refused, t.waiting) for t in g.tally().rules] == [(3, 0, 0), (3, 1, 0)]
+    assert [(t.passed, t.refused, t.waiting) for t in g.snapshot().rules] == [(3, 0, 0), (3, 1, 0)]
 
 
 def test_who_waits_for_two_rules_waits_for_both():
@@ -312,7 +312,7 @@ def test_who_goes_while_waiting_for_the_second_gives_the_first_back():
         gone = asyncio.ensure_future(g.aask(request(user="a")))
         await asyncio.sleep(0.01)
         clock.advance(0.5)
-        assert g.quick(request(user="b")).allowed
+        assert g.ask_nowait(request(user="b")).allowed
         await asyncio.sleep(0.01)
         assert not g.explain(request(user="a"))[0].decision.allowed
         gone.cancel()
@@ -321,4 +321,4 @@ def test_who_goes_while_waiting_for_the_second_gives_the_first_back():
         assert g.explain(request(user="a"))[0].decision.allowed
 
     asyncio.run(main())
-    assert [tally.waiting for tally in g.tally().rules] == [0, 0]
+    assert [tally.waiting for tally in g.snapshot().rules] == [0, 0]

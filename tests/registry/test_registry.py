@@ -131,7 +131,7 @@ def test_a_name_is_a_text(registry, name):
         lambda n: registry.add(n, "5/s"),
         lambda n: registry.add_configuration(n, "5/s"),
     ):
-        with pytest.raises(ConfigurationError, match="must be a text"):
+        with pytest.raises(ConfigurationError, match="must be a non-empty string"):
             ask(name)
 
 
@@ -214,9 +214,9 @@ def test_adding_under_a_taken_name_is_an_error(registry):
 
 def test_a_limiter_is_called_as_in_the_registry(registry):
     """Its state and its events carry that name, so another name is refused."""
-    with pytest.raises(ConfigurationError, match="make it with name='api'"):
+    with pytest.raises(ConfigurationError, match="create it with name='api'"):
         registry.add("api", Limiter("5/s"))
-    with pytest.raises(ConfigurationError, match="no limiter"):
+    with pytest.raises(ConfigurationError, match="must return a Limiter"):
         registry.get_or_create("api", lambda: "5/s")
 
 

@@ -55,7 +55,7 @@ WAYS = (
     case(
         "shut-out",
         "who is refused too often is shut out for a while, without asking the store",
-        "shut_out: {after: 3/min, for: 60s, key: ip}\nlimits: [{name: api, key: ip, limit: token bucket 1/s burst 1}]",
+        "penalty_box: {after: 3/min, for: 60s, key: ip}\nlimits: [{name: api, key: ip, limit: token bucket 1/s burst 1}]",
         ask("GET /a"),
         refused("GET /a", times=4),
         Advance(30),

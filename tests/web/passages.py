@@ -32,7 +32,7 @@ class Desk:
         self.store = MemoryStore(clock=self.clock)
         self.policy = Policy(headers=headers or Headers(), problem=problem)
         self.gate = SimpleNamespace(secret=b"sixteen bytes...")
-        self.edition = SimpleNamespace(policy=self.policy, handler=lambda rule: rule.on_refusal.handler)
+        self.compiled = SimpleNamespace(policy=self.policy, handler=lambda rule: rule.on_refusal.handler)
         self.entries = []
         for i, limit in enumerate(limits):
             label = labels[i] if labels else f"limit{i}" if i else "checkout"
@@ -42,7 +42,7 @@ class Desk:
     def ask(self, cost: int = 1, key: str = "ann", costs: Any = None) -> Evaluation:
         charged = costs or [cost] * len(self.entries)
         claims = [Claim(entry.named, key, units) for entry, units in zip(self.entries, charged, strict=True)]
-        passage = Evaluation(self.gate, self.edition)
+        passage = Evaluation(self.gate, self.compiled)
         passage.origin = True  # a page asks: every field that there may be is told
         passage.decision = self.store.decide(claims)
         passage.entries, passage.keys = list(self.entries), [key] * len(claims)
@@ -59,7 +59,7 @@ class Desk:
 
     def bare(self, refusal: Refusal) -> Evaluation:
         """A refusal without a decision: who is shut out, or a store that failed."""
-        passage = Evaluation(self.gate, self.edition)
+        passage = Evaluation(self.gate, self.compiled)
         passage.origin = True  # a page asks: every field that there may be is told
         passage.allowed = False
         passage.refusal = refusal

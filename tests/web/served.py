@@ -121,7 +121,7 @@ class Stage:
             until(lambda: len(self.clock.sleeps) > slept, f"{step.ask.target} did not fall asleep")
 
     def waiting(self, rule: str) -> int:
-        return next(tally.waiting for tally in self.gate.tally().rules if tally.name == rule)
+        return next(tally.waiting for tally in self.gate.snapshot().rules if tally.name == rule)
 
     def join(self) -> None:
         for thread, ask, came in self.begun:
@@ -134,7 +134,7 @@ class Stage:
         """Servers may settle just after the last byte has gone: a moment is allowed."""
 
         def counts() -> dict[str, int]:
-            tally = next(tally for tally in self.gate.tally().rules if tally.name == step.rule)
+            tally = next(tally for tally in self.gate.snapshot().rules if tally.name == step.rule)
             return {name: getattr(tally, name) for name in step.counts}
 
         until(lambda: counts() == dict(step.counts), f"{step.rule} counted {counts()}, not {dict(step.counts)}")

@@ -80,7 +80,7 @@ def test_a_handler_that_raises_is_counted_as_500(gate_of, text):
 
     for query, statuses in ((b"", {"5xx": 1}), (b"x", {"5xx": 1, "4xx": 1})):
         assert str(asked(gate, app, query_string=query).error) == "mine"
-        assert gate.tally().rules[0].statuses == statuses
+        assert gate.snapshot().rules[0].statuses == statuses
 
 
 @pytest.mark.parametrize("text", [ONE, LOGIN])
@@ -95,7 +95,7 @@ def test_a_client_that_went_away_is_counted_as_such(gate_of, text):
         await asyncio.Event().wait()
 
     asked(gate, app, gone=called)
-    assert gate.tally().rules[0].statuses == {"4xx": 1}
+    assert gate.snapshot().rules[0].statuses == {"4xx": 1}
     assert used(gate) == 1
 
 
@@ -116,7 +116,7 @@ def test_a_client_that_disconnects_is_charged_unless_its_outcome_is_known(gate_o
 
     asked(gate, app, left=True)
     assert used(gate) == (0 if ending == "answers 200" else 1)
-    assert gate.tally().rules[0].statuses == ({"2xx": 1} if ending == "answers 200" else {"4xx": 1})
+    assert gate.snapshot().rules[0].statuses == ({"2xx": 1} if ending == "answers 200" else {"4xx": 1})
 
 
 def test_a_handler_that_raises_is_known_to_have_failed(gate_of):
@@ -149,7 +149,7 @@ def test_an_app_that_says_nothing_has_failed(gate_of, text):
     gate = gate_of(text)
     asked(gate, saying())
     asked(gate, saying(start(), body()))
-    assert gate.tally().rules[0].statuses == {"5xx": 1, "2xx": 1}
+    assert gate.snapshot().rules[0].statuses == {"5xx": 1, "2xx": 1}
 
 
 def test_a_response_to_head_has_no_size(gate_of):
@@ -194,7 +194,7 @@ def test_hints_before_a_response_settle_nothing(gate_of):
     """Only the end of a response says how it went."""
     gate = gate_of(LOGIN)
     asked(gate, saying({"type": "http.response.early_hint", "links": []}, start(401), body()))
-    assert (used(gate), gate.tally().rules[0].given_back) == (1, 0)
+    assert (used(gate), gate.snapshot().rules[0].given_back) == (1, 0)
 
 
 @pytest.mark.parametrize(
@@ -289,6 +289,6 @@ def test_parts_of_a_file_add_up(gate_of):
     part = {"type": "http.response.zerocopysend", "file": 3, "count": 2_000}
     for headers in ((), ((b"content-length", b"6000"),)):
         gate = gate_of(BYTES)
-        gate.store.reset([Claim(gate.edition.clauses[0].otherwise[0].named, "192.0.2.1", 1)])
+        gate.store.reset([Claim(gate.compiled.rules[0].otherwise[0].named, "192.0.2.1", 1)])
         asked(gate, saying(start(200, *headers), {**part, "more_body": True}, {**part, "more_body": True}, part))
         assert used(gate) == 6

@@ -186,7 +186,7 @@ def test_exceptions_pass_through(gate):
 
     with pytest.raises(KeyError, match="mine"):
         ask(RateLimitMiddleware(app, policy=gate))
-    assert gate.tally().rules[0].statuses == {"5xx": 1}
+    assert gate.snapshot().rules[0].statuses == {"5xx": 1}
 
 
 def test_a_gate_of_its_own_ends_with_the_app(tmp_path):
@@ -311,11 +311,11 @@ def test_a_client_that_goes_away_is_settled(store, far):
         with pytest.raises(asyncio.CancelledError):
             await task
         assert left() == 1
-        assert gate.tally().rules[0].given_back == 0
+        assert gate.snapshot().rules[0].given_back == 0
 
     def left() -> int:
-        entry = gate.edition.clauses[0].otherwise[0]
-        return store.one(entry.named, "192.0.2.1", 0, 0, False).remaining  # type: ignore[no-any-return]
+        entry = gate.compiled.rules[0].otherwise[0]
+        return store.decide_one(entry.named, "192.0.2.1", 0, 0, False).remaining  # type: ignore[no-any-return]
 
     driven(main())
 

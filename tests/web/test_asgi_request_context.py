@@ -112,7 +112,7 @@ def test_a_start_is_counted_once(gate_and_passage):
     for _ in range(2):
         sending(start)
     sending.ended(500)
-    assert gate.tally().rules[0].statuses == {"2xx": 1}
+    assert gate.snapshot().rules[0].statuses == {"2xx": 1}
     assert [len(message["headers"]) for message in sent] == [6, 2]
     assert sent[1] is start
 
@@ -123,4 +123,4 @@ def test_a_failure_is_counted_once(gate_and_passage):
     sending = HeaderSend(passage, print)
     sending.ended(500)
     sending.ended(500)
-    assert gate.tally().rules[0].statuses == {"5xx": 1}
+    assert gate.snapshot().rules[0].statuses == {"5xx": 1}

@@ -127,7 +127,7 @@ def test_headers_off_leave_the_way_back():
 def test_nothing_limits_nothing_is_told():
     """A request that no rule is meant for gets no field."""
     desk = Desk()
-    assert fields(Evaluation(desk.gate, desk.edition)) == []
+    assert fields(Evaluation(desk.gate, desk.compiled)) == []
 
 
 def test_a_refusal_without_a_decision_says_when_to_come_back():
@@ -266,7 +266,7 @@ def test_new_headers_are_followed_by_old_entries():
     """What is written down about a limit is written anew when the policy's headers change."""
     desk = Desk(CHECKOUT)
     assert b"x-ratelimit-limit" in dict(fields(desk.ask()))
-    desk.edition.policy = Policy(headers=Headers(x=False))
+    desk.compiled.policy = Policy(headers=Headers(x=False))
     assert b"x-ratelimit-limit" not in dict(fields(desk.ask()))
 
 

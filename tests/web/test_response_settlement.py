@@ -129,6 +129,6 @@ def test_a_passage_that_owes_keeps_its_facts(gate):
     assert let_go(owing, False).facts is not None
     owing.allowed = False
     assert let_go(owing, False).facts is None
-    free = Evaluation(gate, gate.edition)
+    free = Evaluation(gate, gate.compiled)
     free.facts = WrittenRequest("GET", "/")
     assert let_go(free, True).facts is None

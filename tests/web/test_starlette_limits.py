@@ -174,7 +174,7 @@ def test_a_rule_that_the_middleware_asked_is_not_asked_again(store):
     app = RateLimitMiddleware(Starlette(routes=[Route("/api", named), Route("/other", named)]), policy=gate)
     assert [client(app).get(path).status_code for path in ("/api", "/other", "/other", "/api")] == [200, 200, 429, 429]
     assert len(refusals) == 2
-    told = gate.tally()
+    told = gate.snapshot()
     assert [(rule.passed, rule.refused) for rule in told.rules] == [(2, 2)]
     assert told.requests == 4
     assert sum(offender.count for offender in told.offenders) == 2
@@ -210,7 +210,7 @@ def test_a_failing_endpoint_is_counted_as_such(store):
         raise ValueError("no")
 
     assert client(one(broken)).get("/checkout").status_code == 500
-    assert gate.tally().rules[0].statuses["5xx"] == 1
+    assert gate.snapshot().rules[0].statuses["5xx"] == 1
 
 
 def test_sockets_are_limited_at_the_handshake(store):

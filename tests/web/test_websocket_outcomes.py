@@ -58,7 +58,7 @@ def test_a_denied_handshake_is_its_status():
     answers = [connect(app)[0] for _ in range(3)]
     assert [answer["status"] for answer in answers] == [401, 401, 429]
     assert dict(answers[0]["headers"]) | {b"x-own": b"1", b"x-ratelimit-remaining": b"1"} == dict(answers[0]["headers"])
-    assert gate.tally().rules[0].statuses == {"4xx": 2}
+    assert gate.snapshot().rules[0].statuses == {"4xx": 2}
 
 
 def test_a_handshake_that_breaks():
@@ -75,7 +75,7 @@ def test_a_handshake_that_breaks():
         connect(RateLimitMiddleware(breaks, policy=gate))
     with pytest.raises(asyncio.CancelledError):
         connect(RateLimitMiddleware(hangs, policy=gate))
-    rule = gate.tally().rules[0]
+    rule = gate.snapshot().rules[0]
     assert (rule.statuses, rule.passed, rule.given_back) == ({"5xx": 1, "4xx": 1}, 2, 0)
 
 
@@ -92,7 +92,7 @@ def test_a_client_that_disconnects_before_the_handshake_stays_charged(raises):
     gate = gate_of("limit: fixed window 2/h, charge: {status: [401]}")
     with pytest.raises(RuntimeError) if raises else nullcontext():
         connect(RateLimitMiddleware(reads, policy=gate), {"type": "websocket.disconnect", "code": 1001})
-    assert gate.tally().rules[0].given_back == 0
+    assert gate.snapshot().rules[0].given_back == 0
 
 
 def test_a_message_that_was_given_up_is_not_lost():
@@ -112,7 +112,7 @@ def test_a_message_that_was_given_up_is_not_lost():
     connect(RateLimitMiddleware(impatient, policy=gate), text("one"), text("two"), text("three"))
     assert [word for word in heard if word != "…"] == ["one", "two", "three"]
     assert "…" in heard
-    assert gate.tally().rules[0].waiting == 0
+    assert gate.snapshot().rules[0].waiting == 0
 
 
 def test_a_handshake_is_not_degraded():

@@ -146,7 +146,7 @@ def test_messages_that_wait(gate_of, clock):
             socket.send_text("hello")
             assert socket.receive_text() == "hello"
     assert clock.now_us() - before == 300_000
-    assert gate.tally().rules[0].waited == 3
+    assert gate.snapshot().rules[0].waited == 3
 
 
 def test_a_long_reason_fits(gate_of):
@@ -182,7 +182,7 @@ def test_outcomes_of_connections(gate_of):
         with TestClient(chat(gate)).websocket_connect("/chat") as socket:
             socket.send_text("hello")
             socket.receive_text()
-    assert gate.tally().rules[0].given_back == 4
+    assert gate.snapshot().rules[0].given_back == 4
 
 
 @pytest.mark.parametrize("server", [Uvicorn, Hypercorn])

@@ -161,7 +161,7 @@ def test_an_application_that_raises_is_a_failure(gate):
     with pytest.raises(RuntimeError, match="no"):
         call(RateLimitMiddleware(app, failures))
     assert left(failures) == 8
-    assert failures.tally().rules[0].statuses == {"5xx": 1}
+    assert failures.snapshot().rules[0].statuses == {"5xx": 1}
 
 
 def test_the_written_bytes_count(gate):
@@ -194,7 +194,7 @@ def test_an_error_page_takes_the_place_of_the_answer(gate):
     assert len(seen[0]) == 2
     assert seen[1][2][0] is RuntimeError
     assert left(failures) == 8
-    assert failures.tally().rules[0].statuses == {"2xx": 1}
+    assert failures.snapshot().rules[0].statuses == {"2xx": 1}
 
 
 def test_the_applications_header_list_is_not_changed(gate):
@@ -280,7 +280,7 @@ def test_an_environ_may_leave_things_out():
     environ = {"REQUEST_METHOD": "GET"}
     facts = WsgiRequestContext(environ)
     assert (facts.path, facts.query("a"), facts.peer(), facts.certificate(), facts.header("x")) == ("", None, None, None, None)
-    assert (facts.raw, facts.environ, facts.found, facts.captured) == (environ, environ, {}, {})
+    assert (facts.raw, facts.environ, facts.identities, facts.captured) == (environ, environ, {}, {})
     assert facts.differs("query", "a") is facts.differs("header", "a") is False
     assert WsgiRequestContext(environ_of("GET", "/?n=1&n=2")).differs("header", "n") is False
 
@@ -384,7 +384,7 @@ def test_an_application_that_raises_gives_back_what_it_owes(gate):
         with pytest.raises(ValueError, match="mine"):
             call(RateLimitMiddleware(app, good), environ_of("GET", path))
     assert left(good) == 9
-    assert good.tally().rules[0].statuses == {"5xx": 1, "2xx": 1}
+    assert good.snapshot().rules[0].statuses == {"5xx": 1, "2xx": 1}
 
 
 def test_a_response_that_is_closed_before_it_began_stays_charged(gate):
@@ -397,7 +397,7 @@ def test_a_response_that_is_closed_before_it_began_stays_charged(gate):
     login = gate(LOGIN)
     _, returned = call(RateLimitMiddleware(app, login))
     returned.close()
-    assert (left(login), login.tally().rules[0].statuses) == (8, {"4xx": 1})
+    assert (left(login), login.snapshot().rules[0].statuses) == (8, {"4xx": 1})
 
 
 @pytest.mark.parametrize("streamed", [True, False])
@@ -444,7 +444,7 @@ def test_an_application_that_raises_is_counted_once(gate):
     for path, statuses in (("/", {"5xx": 1}), ("/begun", {"5xx": 1, "4xx": 1})):
         with pytest.raises(ValueError, match="mine"):
             call(RateLimitMiddleware(app, two), environ_of("GET", path))
-        assert two.tally().rules[0].statuses == statuses
+        assert two.snapshot().rules[0].statuses == statuses
 
 
 def test_what_answers_instead_is_no_response_of_the_application(store):
@@ -453,7 +453,7 @@ def test_what_answers_instead_is_no_response_of_the_application(store):
     cheap = Gate(policy, store=store, handlers={"cheap": ok([b"stale"])})
     app = RateLimitMiddleware(ok([]), cheap)
     assert [call(app)[0][0][0] for _ in range(2)] == ["200 OK"] * 2
-    assert (cheap.tally().rules[0].statuses, cheap.tally().rules[0].degraded) == ({"2xx": 1}, 1)
+    assert (cheap.snapshot().rules[0].statuses, cheap.snapshot().rules[0].degraded) == ({"2xx": 1}, 1)
 
 
 class Table:
@@ -499,5 +499,5 @@ def test_an_application_that_breaks_late_is_counted(gate):
     with pytest.raises(RuntimeError):
         next(iter(returned))
     returned.close()
-    assert failures.tally().rules[0].statuses == {"5xx": 1}
+    assert failures.snapshot().rules[0].statuses == {"5xx": 1}
     assert left(failures) == 8

@@ -1,4 +1,4 @@
-"""What happened, and how often: events, tallies, and those who read them (Prometheus, OpenTelemetry, logs)."""
+"""Events, counters and their sinks: Prometheus, OpenTelemetry, sampled logs, alert rules and a dashboard."""
 
 from .events import Event, Publisher
 from .snapshot import Offender, Snapshot

@@ -1,7 +1,7 @@
-"""What happened, told to whoever listens. Listeners hear; they cannot change a decision, nor break a caller.
+"""Events and their publisher. Listeners can't change a decision, nor break a caller.
 
-An event is made only when somebody listens for its kind. A listener that raises is logged and counted, and the call that it
-listened to goes on.
+An event object is created only when its kind has a listener. An exception of a listener is logged and counted, and the call that
+caused the event goes on.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ BREAKER_CLOSED = "closed"
 PROBE_FAILED = "probe failed"
 GIVE_BACK_DROPPED = "give back dropped"
 STORE_KINDS = (OPENED, HALF_OPENED, BREAKER_CLOSED, PROBE_FAILED, GIVE_BACK_DROPPED)
-#: Kinds of a policy gate's events; `limiter` is then the policy's name, `decision` the Passage where there is one.
+#: Kinds of a policy gate's events; `limiter` is then the policy's name, `decision` the Evaluation if there is one.
 SHADOW = "shadow"
 ALERT = "alert"
-SHUT_OUT = "shut out"
+PENALTY_BOX = "penalty box"
 RELOADED = "reloaded"
 RELOAD_REFUSED = "reload refused"
 STORE_FAILED = "store failed"
-GATE_KINDS = (REFUSED, SHADOW, ALERT, SHUT_OUT, RELOADED, RELOAD_REFUSED, STORE_FAILED)
+GATE_KINDS = (REFUSED, SHADOW, ALERT, PENALTY_BOX, RELOADED, RELOAD_REFUSED, STORE_FAILED)
 #: Kinds of a registry's events.
 ADDED = "added"
 REPLACED = "replaced"
@@ -44,7 +44,7 @@ REMOVED = "removed"
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One thing that happened to one limiter (or, in a registry, to one entry)."""
+    """One event of one limiter (or, in a registry, of one entry)."""
 
     kind: str
     limiter: str
@@ -59,22 +59,22 @@ Listener = Callable[[Event], object]
 
 @dataclass(slots=True)
 class Publisher:
-    """Tells events to listeners, in the order in which they came."""
+    """Calls listeners with events, in the order in which the listeners were added."""
 
     kinds: tuple[str, ...] = LISTENER_KINDS
     failures: int = 0
     _listeners: dict[str, tuple[Listener, ...]] = field(default_factory=dict)
 
     def on(self, kind: str, listener: Listener) -> Callable[[], None]:
-        """Listens for one kind ("*" is every kind); call what is returned to stop listening."""
+        """Adds a listener for one kind ("*" is every kind); call the returned function to remove it."""
         if kind != "*" and kind not in self.kinds:
-            raise ValueError(f"no event is called {kind!r}; there are {', '.join(self.kinds)}, or '*'")
+            raise ValueError(f"unknown event kind {kind!r}; expected one of {', '.join(self.kinds)}, or '*'")
         for each in self.kinds if kind == "*" else (kind,):
             self._listeners[each] = (*self._listeners.get(each, ()), listener)
         return lambda: self.off(kind, listener)
 
     def off(self, kind: str, listener: Listener) -> None:
-        """Stops listening."""
+        """Removes a listener."""
         for each in self.kinds if kind == "*" else (kind,):
             left = list(self._listeners.get(each, ()))
             if listener in left:
@@ -85,20 +85,24 @@ class Publisher:
                 self._listeners.pop(each, None)
 
     def wants(self, kind: str) -> bool:
+        """Whether a kind has a listener."""
         return kind in self._listeners
 
     def __bool__(self) -> bool:
         return bool(self._listeners)
 
-    def publish(self, kind: str, limiter: str, key: Any = None, cost: Any = 1, decision: Any = None, error: Any = None) -> None:
-        """Tells an event to those who listen for its kind."""
-        listeners = self._listeners.get(kind)
-        if not listeners:
-            return
-        event = Event(kind, limiter, key, cost, decision, error)
-        for listener in listeners:
+    def publish(
+        self, kind: str, limiter: str, key: object = None, cost: object = 1, decision: object = None, error: Any = None
+    ) -> None:
+        """Creates an event and sends it, if its kind has a listener."""
+        if kind in self._listeners:
+            self.send(Event(kind, limiter, key, cost, decision, error))
+
+    def send(self, event: Event) -> None:
+        """Calls the listeners of the event's kind."""
+        for listener in self._listeners.get(event.kind, ()):
             try:
                 listener(event)
             except Exception:
                 self.failures += 1
-                log.exception("a listener for %r of limiter %r failed; the decision stands", kind, limiter)
+                log.exception("a listener for %r of %r failed; the call goes on", event.kind, event.limiter)

@@ -1,179 +1,165 @@
-"""What is read off a tally: every number under its name, with its labels, once for all sinks.
+"""The metrics that are read from a Snapshot: name, kind, labels and reader of each, shared by all sinks.
 
-Labels are the policy, its rules, and fixed words; never a key. So the number of series is known from the policy: 38 for each
-rule (18 of them are the histogram of response times) and 36 for the policy with a guarded store. Every series is there from the
-start, at zero: a counter that appears with its first event hides that event from `rate` and `increase`.
+Labels are the policy, its rules, and fixed words; never a key. So the policy bounds the number of series: 38 for each rule (18
+of them are the histogram of response times) and 36 for the policy with a guarded store. Every series exists from the start, at
+zero: a counter that appears with its first event hides that event from `rate` and `increase`.
 
-Gates of the same policy name are added up, as two processes of one program would be; a share is that of the largest.
+Gates of the same policy name are added up, as two processes of one program would be; of a ratio the largest counts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from .events import SHUT_OUT
+from .events import PENALTY_BOX
 from .snapshot import Histogram, Snapshot
 
 COUNTER, GAUGE, HISTOGRAM = "counter", "gauge", "histogram"
 STATES = ("closed", "half open", "open")
-#: Classes of status; 1xx is a websocket's handshake. What is no status at all is a failure.
+#: Status classes; 1xx is a websocket's handshake. An invalid status counts as a failure.
 CLASSES = ("1xx", "2xx", "3xx", "4xx", "5xx")
 
 Labels = tuple[str, ...]
-Sample = tuple[Labels, Any]
+Value = Any  # a number, or a Histogram
+Samples = Iterable[tuple[Labels, Value]]
+Reader = Callable[[Snapshot], Samples]
 
 
 @dataclass(frozen=True, slots=True)
 class MetricSpec:
-    """One number: `read(tally)` gives (values of its labels, value). A histogram's value is a `Histogram` in units of `scale`
-    seconds. `largest`: of several gates the largest counts, not the sum."""
+    """One metric: `read(snapshot)` gives (label values, value), where None is no value. A `Histogram` is in units of `scale`
+    seconds. `largest`: of several gates the largest value counts, not the sum."""
 
     name: str
     kind: str
     help: str
     labels: Labels
-    read: Callable[[Snapshot], Iterable[Sample]]
+    read: Reader
     unit: str = ""
     scale: float = 1.0
     largest: bool = False
 
-    def of(self, tallies: Iterable[Snapshot]) -> dict[Labels, Any]:
+    def collect(self, snapshots: Iterable[Snapshot]) -> dict[Labels, Value]:
         """The values of several gates together."""
-        found: dict[Labels, Any] = {}
-        for tally in tallies:
-            for labels, value in self.read(tally):
-                before = found.get(labels)
-                found[labels] = value if before is None else self._joined(before, value)
+        found: dict[Labels, Value] = {}
+        for snapshot in snapshots:
+            for labels, value in self.read(snapshot):
+                if value is not None:
+                    found[labels] = self._join(found[labels], value) if labels in found else value
         return found
 
-    def _joined(self, one: Any, other: Any) -> Any:
-        if self.largest:
-            return max(one, other)
-        if self.kind != HISTOGRAM:
-            return one + other
-        counts = tuple(a + b for a, b in zip(one.counts, other.counts, strict=True))
-        return Histogram(one.bounds, counts, one.sum + other.sum)
+    def _join(self, one: Value, other: Value) -> Value:
+        if self.kind == HISTOGRAM:
+            counts = tuple(a + b for a, b in zip(one.counts, other.counts, strict=True))
+            return Histogram(one.bounds, counts, one.sum + other.sum)
+        return max(one, other) if self.largest else one + other
 
 
-def _requests(tally: Snapshot) -> Iterator[Sample]:
-    yield (tally.policy, "allowed"), tally.allowed
-    yield (tally.policy, "refused"), tally.refused
+def _of_policy(name: str) -> Reader:
+    return lambda snapshot: [((snapshot.policy,), getattr(snapshot, name))]
 
 
-def _of_policy(name: str) -> Callable[[Snapshot], Iterable[Sample]]:
-    return lambda tally: [((tally.policy,), getattr(tally, name))]
+def _by_outcome(outcomes: dict[str, str]) -> Reader:
+    return lambda snapshot: [((snapshot.policy, outcome), getattr(snapshot, name)) for outcome, name in outcomes.items()]
 
 
-def _of_rule(name: str) -> Callable[[Snapshot], Iterable[Sample]]:
-    return lambda tally: [((tally.policy, rule.name), getattr(rule, name)) for rule in tally.rules]
+def _of_rule(name: str) -> Reader:
+    return lambda snapshot: [((snapshot.policy, rule.name), getattr(rule, name)) for rule in snapshot.rules]
 
 
-def _by_rule(outcomes: dict[str, str]) -> Callable[[Snapshot], Iterable[Sample]]:
-    return lambda tally: [
-        ((tally.policy, rule.name, outcome), getattr(rule, name)) for rule in tally.rules for outcome, name in outcomes.items()
+def _by_rule(outcomes: dict[str, str]) -> Reader:
+    return lambda snapshot: [
+        ((snapshot.policy, rule.name, outcome), getattr(rule, name))
+        for rule in snapshot.rules
+        for outcome, name in outcomes.items()
     ]
 
 
-def _of_store(name: str) -> Callable[[Snapshot], Iterable[Sample]]:
-    return lambda tally: [] if tally.store is None else [((tally.policy,), getattr(tally.store, name))]
+def _of_store(name: str) -> Reader:
+    return lambda snapshot: [] if snapshot.store is None else [((snapshot.policy,), getattr(snapshot.store, name))]
 
 
-def _state(tally: Snapshot) -> Iterator[Sample]:
-    if tally.store is not None:
+def _state(snapshot: Snapshot) -> Samples:
+    if snapshot.store is not None:
         for state in STATES:
-            yield (tally.policy, state.replace(" ", "_")), int(tally.store.state == state)
+            yield (snapshot.policy, state.replace(" ", "_")), int(snapshot.store.state == state)
 
 
-def _reloads(tally: Snapshot) -> Iterator[Sample]:
-    yield (tally.policy, "loaded"), tally.reloads
-    yield (tally.policy, "refused"), tally.reloads_refused
-
-
-def _statuses(tally: Snapshot) -> Iterator[Sample]:
-    for rule in tally.rules:
+def _statuses(snapshot: Snapshot) -> Samples:
+    for rule in snapshot.rules:
         other = sum(count for status, count in rule.statuses.items() if status not in CLASSES)
         for status in CLASSES:
-            yield (tally.policy, rule.name, status), rule.statuses.get(status, 0) + (other if status == "5xx" else 0)
+            yield (snapshot.policy, rule.name, status), rule.statuses.get(status, 0) + (other if status == "5xx" else 0)
 
 
-def _decision_times(tally: Snapshot) -> Iterator[Sample]:
-    if tally.decisions is not None:
-        yield (tally.policy,), tally.decisions
-
-
-def _response_times(tally: Snapshot) -> Iterator[Sample]:
-    for rule in tally.rules:
-        if rule.responses is not None:
-            yield (tally.policy, rule.name), rule.responses
-
-
-def _share(tally: Snapshot) -> Iterator[Sample]:
-    """For each rule, the part of all that rules refused lately that is surely its heaviest offender's. Those who are shut out are
-    refused by no rule: with them, whoever goes on would make everybody else's part look small, and his own too."""
-    known = {rule.name: 0 for rule in tally.rules}
-    refused = tally.offered
-    for one in tally.offenders:
+def _top_offender_ratio(snapshot: Snapshot) -> Samples:
+    """For each rule, its heaviest offender's guaranteed share of all recent refusals by rules. Refusals of the penalty box belong
+    to no rule and are subtracted: a client that goes on retrying there would make every share look small, its own too."""
+    known = {rule.name: 0 for rule in snapshot.rules}
+    refused = snapshot.offered
+    for one in snapshot.offenders:
         rule = one.rule if one.rule in known else one.rule.rpartition(".")[0]  # the second limit of a rule is `rule.2`
         if rule in known:
             known[rule] = max(known[rule], one.count - one.error)
-        elif one.rule == SHUT_OUT:
+        elif one.rule == PENALTY_BOX:
             refused -= one.count - one.error
     for rule, count in known.items():
-        yield (tally.policy, rule), min(1.0, count / refused) if refused > 0 else 0.0
+        yield (snapshot.policy, rule), min(1.0, count / refused) if refused > 0 else 0.0
 
 
-def offender_measure(most: int) -> MetricSpec:
-    """The heaviest offenders, one series each: at most `most` for each policy, and others as time goes by."""
+def offender_metric(most: int) -> MetricSpec:
+    """The heaviest offenders, one series each: at most `most` for each policy at a time; the series change over time."""
 
-    def read(tally: Snapshot) -> Iterator[Sample]:
-        for one in tally.offenders[:most]:
-            yield (tally.policy, one.rule, one.key), one.count - one.error
+    def read(snapshot: Snapshot) -> Samples:
+        for one in snapshot.offenders[:most]:
+            yield (snapshot.policy, one.rule, one.key), one.count - one.error
 
-    text = "Refusals lately of those who are refused most (at least so many). The key is a keyed hash."
+    text = "Recent refusals of the keys that are refused most (at least so many). The key is a keyed hash."
     return MetricSpec("offender_refusals", GAUGE, text, ("policy", "rule", "key"), read)
 
 
-POLICY, RULE = ("policy",), ("policy", "rule")
-#: Attributes of `RuleTally` by the word for them.
+POLICY, RULE, OUTCOME = ("policy",), ("policy", "rule"), ("policy", "outcome")
+#: Attributes of `Snapshot` and `RuleSnapshot` by label value.
+REQUESTS = {"allowed": "allowed", "refused": "refused"}
+RELOADS = {"loaded": "reloads", "refused": "reloads_refused"}
 DECISIONS = {"passed": "passed", "refused": "refused"}
 WITHOUT_STORE = {"open": "failed_open", "closed": "failed_closed", "local": "failed_local"}
 
 # fmt: off
-MEASURES: tuple[MetricSpec, ...] = (
-    MetricSpec("requests", COUNTER, "Requests that came to the gate: allowed, or refused.", ("policy", "outcome"), _requests),
+METRICS: tuple[MetricSpec, ...] = (
+    MetricSpec("requests", COUNTER, "Requests that the gate decided: allowed, or refused.", OUTCOME, _by_outcome(REQUESTS)),
     MetricSpec("exempt_requests", COUNTER, "Requests allowed because they are exempt.", POLICY, _of_policy("exempt")),
-    MetricSpec("unlimited_requests", COUNTER, "Requests allowed because no rule is meant.", POLICY, _of_policy("unlimited")),
-    MetricSpec("shut_out_requests", COUNTER, "Requests refused without asking the store: their client is shut out.",
-            POLICY, _of_policy("shut_out")),
+    MetricSpec("unlimited_requests", COUNTER, "Requests allowed because no rule applies.", POLICY, _of_policy("unlimited")),
+    MetricSpec("penalty_box_requests", COUNTER, "Requests refused without asking the store: their client is in the penalty box.",
+               POLICY, _of_policy("penalty_box")),
     MetricSpec("rule_decisions", COUNTER, "Decisions of a rule: passed, or refused.", (*RULE, "outcome"), _by_rule(DECISIONS)),
     MetricSpec("near_limit", COUNTER, "Requests that passed with less than a fifth of the limit left.", RULE, _of_rule("near")),
     MetricSpec("shadow_would_refuse", COUNTER, "Requests that a rule in shadow would refuse.", RULE, _of_rule("shadow_refused")),
     MetricSpec("alerts", COUNTER, "How often the spending of a key crossed the rule's alert mark.", RULE, _of_rule("alerts")),
-    MetricSpec("waited", COUNTER, "Requests that passed after they waited their turn.", RULE, _of_rule("waited")),
+    MetricSpec("waited", COUNTER, "Requests that passed after waiting their turn.", RULE, _of_rule("waited")),
     MetricSpec("queue_full", COUNTER, "Requests refused because too many were waiting.", RULE, _of_rule("queue_full")),
     MetricSpec("degraded", COUNTER, "Refused requests that a degrade handler answered.", RULE, _of_rule("degraded")),
     MetricSpec("given_back", COUNTER, "Charges taken back because the outcome does not count.", RULE, _of_rule("given_back")),
     MetricSpec("replayed", COUNTER, "Requests not charged: repetitions under one idempotency key.", RULE, _of_rule("replayed")),
-    MetricSpec("without_store", COUNTER, "Decisions made without the store because it failed, by how: open, closed or local.",
-            (*RULE, "answer"), _by_rule(WITHOUT_STORE)),
+    MetricSpec("without_store", COUNTER, "Decisions made without the store because it failed, by answer: open, closed or local.",
+               (*RULE, "answer"), _by_rule(WITHOUT_STORE)),
     MetricSpec("waiting", GAUGE, "Requests that wait for their turn now.", RULE, _of_rule("waiting")),
     MetricSpec("responses", COUNTER, "Responses to requests that a rule allowed, by status class; refusals excluded.",
-            (*RULE, "status"), _statuses),
-    MetricSpec("response_seconds", HISTOGRAM, "Time from the decision to the response, of requests that a rule let pass.",
-            RULE, _response_times, "seconds", 1e-3),
-    MetricSpec("decision_seconds", HISTOGRAM, "Time that a decision took.", POLICY, _decision_times, "seconds", 1e-6),
-    MetricSpec("shut_out_clients", GAUGE, "Clients that are shut out now.", POLICY, _of_policy("shut_out_now")),
+               (*RULE, "status"), _statuses),
+    MetricSpec("response_seconds", HISTOGRAM, "Time from the decision to the response, of requests that a rule allowed.",
+               RULE, _of_rule("responses"), "seconds", 1e-3),
+    MetricSpec("decision_seconds", HISTOGRAM, "Duration of a decision.", POLICY, _of_policy("decisions"), "seconds", 1e-6),
+    MetricSpec("penalty_box_clients", GAUGE, "Clients in the penalty box now.", POLICY, _of_policy("penalty_box_clients")),
     MetricSpec("top_offender_ratio", GAUGE, "Share of the policy's recent refusals caused by one key of this rule, at least.",
-            RULE, _share, "ratio", largest=True),
-    MetricSpec("store_state", GAUGE, "Guarded stores in this state: closed (all is well), half_open, or open (asked no more).",
-            ("policy", "state"), _state),
+               RULE, _top_offender_ratio, "ratio", largest=True),
+    MetricSpec("store_state", GAUGE, "Guarded stores in this state: closed (healthy), half_open, or open (not asked).",
+               ("policy", "state"), _state),
     MetricSpec("store_failures", COUNTER, "Calls to the store that failed, timeouts included.", POLICY, _of_store("failures")),
     MetricSpec("store_timeouts", COUNTER, "Calls to the store that took longer than the budget.", POLICY, _of_store("timeouts")),
     MetricSpec("store_opened", COUNTER, "How often the store's breaker opened.", POLICY, _of_store("opened")),
-    MetricSpec("store_probes", COUNTER, "Probes of a store that failed.", POLICY, _of_store("probes")),
-    MetricSpec("reloads", COUNTER, "Policies that came to replace the running one: loaded, or refused.",
-            ("policy", "outcome"), _reloads),
+    MetricSpec("store_probes", COUNTER, "Probes of a failed store.", POLICY, _of_store("probes")),
+    MetricSpec("reloads", COUNTER, "New versions of the policy: loaded, or refused.", OUTCOME, _by_outcome(RELOADS)),
 )
 # fmt: on

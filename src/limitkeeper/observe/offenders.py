@@ -1,51 +1,50 @@
-"""Who is refused most, in bounded memory: Space-Saving (Metwally, Agrawal, El Abbadi, 2005) over two windows of time.
+"""The most refused keys in bounded memory: Space-Saving (Metwally, Agrawal, El Abbadi, 2005) over two windows of time.
 
-A window counts at most `size` keys. A key that is counted goes up by one. A stranger takes a free counter; where none is free it
-takes that of the key with the least count, `m`, and goes on from there: count = m + 1, error = m. Of n offers,
+A window counts at most `size` keys. A counted key goes up by one. A new key takes a free counter; where none is free it takes
+that of the key with the least count, `m`, and continues from there: count = m + 1, error = m. Of n offers,
 
-    count − error  ≤  true  ≤  count,    error ≤ n / size,    and whoever has more than n / size is among the counted.
+    count − error  ≤  true  ≤  count,    error ≤ n / size,    and every key with more than n / size is counted.
 
-Keys of one count stand together on a level, and the lowest level is known, so an offer is a few steps in dicts whatever the size:
-a key only ever moves one level up, and when the lowest level is left empty, the next one has just been entered.
+Keys of one count are together on a level, and the lowest level is known, so an offer is a few steps in dicts whatever the size:
+a key only ever moves one level up, and when the lowest level becomes empty, the next one has just been entered.
 
-Two windows, this one and the last: what is told covers between one and two windows (5 to 10 minutes unless told otherwise), and
-who stopped is forgotten. A key that only one of them counts may have had as much as that one's least in the other, so this much
-is added to its count and its error; both bounds hold for the two together.
+Two windows, this one and the last: a report covers between one and two windows (5 to 10 minutes by default), and keys that
+stopped are forgotten. A key that only one of them counts may have had as much as the other's least there, so this much is added
+to its count and its error; both bounds hold for the two together.
 
-Only refusals are offered. Rejected: `stores/sharded/hot_keys.py` (Misra and Gries over a sample: it finds who is hot for a few
-additions per hit, but tells no count that could be shown), halving all counts now and then (counts in fractions, bounds that
-leak), a counter for every key (unbounded: a flood of keys is what this is for).
+Only refusals are offered. Rejected: `stores/sharded/hot_keys.py` (Misra and Gries over a sample: it finds hot keys for a few
+additions per hit, but has no count to show), halving all counts now and then (fractional counts, bounds that leak), a counter
+for every key (unbounded: a flood of keys is the expected input).
 """
 
 from __future__ import annotations
 
-import os
 import threading
-import weakref
 from collections import deque
 
 from ..clock import SYSTEM, Clock
 from ..errors import ConfigurationError
+from ..fork import reset_after_fork
 from ..rate import Duration, duration_us
 from .key_hash import KeyHash
 from .snapshot import Offender
 
 Item = tuple[str, str]
 
-#: A longer key is kept as its hash: somebody who chooses his keys does not choose how much memory they take.
-LONGEST = 200
-#: Offers that may lie about while somebody else counts.
-LATE = 4096
+#: A longer key is kept as its hash, so that clients who choose their keys can't choose how much memory these take.
+MAX_KEY_LENGTH = 200
+#: Offers that may be pending while another thread counts.
+MAX_PENDING = 4096
 
 
 class HashedKey(str):
-    """A key that was too long to be kept: this is its hash already."""
+    """The hash of a key that was too long to be kept."""
 
     __slots__ = ()
 
 
 class Window:
-    """One window's counters. `least` is the lowest level; everybody who is not counted had at most that when all are taken."""
+    """Counters of one window. `least` is the lowest level: when all counters are taken, an uncounted key had at most that."""
 
     __slots__ = ("counts", "errors", "least", "levels", "size", "total")
 
@@ -66,7 +65,7 @@ class Window:
             count = self.errors[item] = 0
             self.least = 1
         else:
-            count = self.errors[item] = self._make_room()
+            count = self.errors[item] = self._evict()
         self.counts[item] = count + 1
         self.levels.setdefault(count + 1, {})[item] = None
         if count and not self.levels[count]:
@@ -74,14 +73,14 @@ class Window:
             if self.least == count:
                 self.least = count + 1
 
-    def _make_room(self) -> int:
-        """Lets go of the key that has been on the lowest level for longest; its count."""
+    def _evict(self) -> int:
+        """Drops the key that has been on the lowest level for longest; returns its count."""
         lowest = self.levels[self.least]
-        gone = next(iter(lowest))
-        del lowest[gone], self.counts[gone], self.errors[gone]
+        evicted = next(iter(lowest))
+        del lowest[evicted], self.counts[evicted], self.errors[evicted]
         return self.least
 
-    def told(self, item: Item) -> tuple[int, int]:
+    def estimate(self, item: Item) -> tuple[int, int]:
         """(count, error) of any item, counted or not."""
         count = self.counts.get(item)
         if count is not None:
@@ -91,10 +90,10 @@ class Window:
 
 
 class Offenders:
-    """`offer(rule, key)` when somebody is refused; `top(10)` says who that was most often in the last window or two.
+    """`offer(rule, key)` records a refusal; `top(10)` lists the keys refused most often in the last window or two.
 
-    Keys are shown as hashes (see `Veil`) unless `show_keys`. Threads may offer at the same time, and nobody waits: who finds
-    another one counting leaves the offer to be counted next, and only where thousands lie about lets the other one finish.
+    Keys are shown as hashes (`KeyHash`) unless `show_keys`. Threads may offer at the same time without waiting: an offer made
+    while another thread counts is left pending, and only with thousands pending does a thread wait for the counting one.
     """
 
     def __init__(
@@ -107,85 +106,71 @@ class Offenders:
         clock: Clock | None = None,
     ) -> None:
         if isinstance(size, bool) or not isinstance(size, int) or not 1 <= size <= 100_000:
-            raise ConfigurationError(f"size must be a whole number of keys between 1 and 100000, not {size!r}; 64 is plenty")
+            raise ConfigurationError(f"size must be an integer between 1 and 100000, got {size!r}; 64 is enough")
         self.size = size
         self.window_us = duration_us(window)
         if not self.window_us:
-            raise ConfigurationError(f"window={window!r}: counting needs some time; write '5min'")
+            raise ConfigurationError(f"window={window!r} must be longer than zero; write '5min'")
         self.show_keys = show_keys
-        self._veil = KeyHash(secret)
+        self._hash = KeyHash(secret)
         self._clock: Clock = SYSTEM if clock is None else clock
-        self._late: deque[Item] = deque(maxlen=LATE)
-        self._renew()
-        _all.add(self)
+        self._pending: deque[Item] = deque(maxlen=MAX_PENDING)
+        self._reset_after_fork()
+        reset_after_fork(self)
 
-    def _renew(self) -> None:
-        """Nobody was offered, and nobody holds the lock."""
+    def _reset_after_fork(self) -> None:
+        """Starts with empty windows and a new lock."""
         self._lock = threading.Lock()
-        self._late.clear()
-        self._now, self._before = Window(self.size), Window(self.size)
+        self._pending.clear()
+        self._current, self._previous = Window(self.size), Window(self.size)
         self._since_us = -1
 
     def offer(self, rule: str, key: str) -> None:
-        """Somebody was refused."""
-        self._late.append((rule, key if len(key) <= LONGEST else HashedKey(self._veil(key))))
-        crowded = len(self._late) > LATE // 2  # whoever counts does not get to run: let him
+        """Records a refusal."""
+        self._pending.append((rule, key if len(key) <= MAX_KEY_LENGTH else HashedKey(self._hash(key))))
+        crowded = len(self._pending) > MAX_PENDING // 2  # the counting thread does not get to run: wait for it
         if self._lock.acquire(crowded, 0.1 if crowded else -1):
             try:
-                self._catch_up()
+                self._count_pending()
             finally:
                 self._lock.release()
 
-    def _catch_up(self) -> None:
-        self._turn()
-        late = self._late
-        while late:
-            self._now.add(late.popleft())
+    def _count_pending(self) -> None:
+        self._rotate()
+        while self._pending:
+            self._current.add(self._pending.popleft())
 
-    def _turn(self) -> None:
-        """The end of a window, when it has come."""
+    def _rotate(self) -> None:
+        """Starts a new window when the current one has ended."""
         now_us = self._clock.now_us()
-        if self._since_us < 0 or now_us < self._since_us:  # the first, or a clock that went back
+        if self._since_us < 0 or now_us < self._since_us:  # first call, or the clock went back
             self._since_us = now_us
         passed = (now_us - self._since_us) // self.window_us
         if passed:
-            self._before = self._now if passed == 1 else Window(self.size)
-            self._now = Window(self.size)
+            self._previous = self._current if passed == 1 else Window(self.size)
+            self._current = Window(self.size)
             self._since_us += passed * self.window_us
 
     @property
     def offered(self) -> int:
-        """How many were offered in the windows that `top` tells of."""
+        """How many refusals were offered in the windows that `top` covers."""
         return self.look()[0]
 
     def top(self, n: int | None = None) -> list[Offender]:
-        """The heaviest first: by what they are known to have (count − error), then by what they may have. None: all that are
-        counted, everybody with more than `offered / size` among them, at most twice `size`."""
+        """The heaviest first: by guaranteed count (count − error), then by count. None: all counted keys, at most twice `size`;
+        every key with more than `offered / size` is among them."""
         return self.look(n)[1]
 
     def look(self, n: int | None = None) -> tuple[int, list[Offender]]:
         """(`offered`, `top(n)`) of one moment."""
         with self._lock:
-            self._catch_up()
-            windows = (self._now, self._before)
+            self._count_pending()
+            windows = (self._current, self._previous)
             total = sum(window.total for window in windows)
-            told = {item: [window.told(item) for window in windows] for window in windows for item in window.counts}
-        found = [(item, sum(count for count, _ in both), sum(error for _, error in both)) for item, both in told.items()]
+            both = {item: [window.estimate(item) for window in windows] for window in windows for item in window.counts}
+        found = [(item, sum(count for count, _ in pair), sum(error for _, error in pair)) for item, pair in both.items()]
         found.sort(key=lambda one: (one[2] - one[1], -one[1], one[0]))
         return total, [Offender(item[0], self._shown(item[1]), count, error) for item, count, error in found[:n]]
 
     def _shown(self, key: str) -> str:
-        return key if self.show_keys or isinstance(key, HashedKey) else self._veil(key)
-
-
-_all: weakref.WeakSet[Offenders] = weakref.WeakSet()
-
-
-def _after_fork() -> None:
-    """A child counts for itself, with a lock that nobody holds."""
-    for offenders in list(_all):
-        offenders._renew()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)
+        return key if self.show_keys or isinstance(key, HashedKey) else self._hash(key)

@@ -7,19 +7,19 @@ from __future__ import annotations
 
 from importlib.resources import files
 
-#: Where the runbook is, as the alert rules say it.
+#: The runbook that the alert rules link to.
 RUNBOOK = "docs/observability.md"
 
 
 def alert_rules(runbook: str = RUNBOOK) -> str:
-    """The alert rules, as YAML. `runbook` is where your copy of the page about them is: its headings are added to it."""
-    return _text("alerts.yml").replace(f"{RUNBOOK}#", f"{runbook}#")
+    """The alert rules, as YAML. `runbook` is the address of your copy of the runbook; a heading's anchor follows it."""
+    return _read("alerts.yml").replace(f"{RUNBOOK}#", f"{runbook}#")
 
 
 def dashboard() -> str:
-    """The dashboard, as JSON: import it in Grafana, and choose a Prometheus as its source."""
-    return _text("dashboard.json")
+    """The dashboard, as JSON: import it in Grafana and choose a Prometheus as its source."""
+    return _read("dashboard.json")
 
 
-def _text(name: str) -> str:
+def _read(name: str) -> str:
     return (files("limitkeeper.observe") / name).read_text(encoding="utf-8")

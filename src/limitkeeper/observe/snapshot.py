@@ -1,23 +1,29 @@
-"""What a policy's gate counted, as plain values: read by every sink (Prometheus, OpenTelemetry, logs, dashboards).
+"""Snapshot: the counters of a policy's gate as plain values, read by every sink (Prometheus, OpenTelemetry, dashboards).
 
-The gate adds to plain integers while it decides; a `Tally` is made when somebody looks. Rules and outcomes have names, keys never
-do: cardinality is bounded by the policy.
+The gate adds to plain integers while it decides; a `Snapshot` is made on request. Rules and outcomes have names, keys never do:
+cardinality is bounded by the policy.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
-#: Upper ends of the decision's latency buckets, in microseconds; one more bucket has no end.
+from ..errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from ..stores.guarded.store import GuardStats
+
+#: Upper bounds of the decision latency buckets, in microseconds; one more bucket is unbounded.
 DECISION_BOUNDS_US = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1_000, 2_500, 5_000, 10_000, 25_000, 50_000, 100_000, 1_000_000)
-#: Upper ends of the response time buckets, in milliseconds; 800 ms and 2 s are edges of their own, for the alerts.
+#: Upper bounds of the response time buckets, in milliseconds; the alert rules need 800 ms and 2 s among them.
 RESPONSE_BOUNDS_MS = (5, 10, 25, 50, 100, 200, 400, 600, 800, 1_000, 1_500, 2_000, 3_000, 5_000, 10_000)
 
 
 @dataclass(frozen=True, slots=True)
 class Histogram:
-    """Counts per bucket (not cumulative; one more than bounds) and the sum of what was counted, in the bounds' unit."""
+    """Counts per bucket (not cumulative; one more than bounds) and the sum of the observed values, in the bounds' unit."""
 
     bounds: tuple[int, ...]
     counts: tuple[int, ...]
@@ -27,50 +33,41 @@ class Histogram:
     def count(self) -> int:
         return sum(self.counts)
 
+    def cumulative(self) -> Iterator[tuple[int, int]]:
+        """(upper bound, observations up to it); the unbounded bucket, whose value is `count`, is left out."""
+        total = 0
+        for bound, count in zip(self.bounds, self.counts, strict=False):
+            total += count
+            yield bound, total
+
 
 @dataclass(frozen=True, slots=True)
 class RuleSnapshot:
-    """One rule's outcomes since the gate was made; a reload keeps them while the rule keeps its name.
-
-    passed          allowed, and charged
-    refused         this rule refused (several may refuse one request)
-    waited          passed after waiting its turn
-    queue_full      refused because too many were waiting
-    degraded        refused, and answered by its degrade handler
-    shadow_refused  would have been refused; let pass
-    near            passed with less than a fifth of the limit left
-    alerts          how often the spending of a key crossed the rule's alert mark
-    given_back      charges taken back because the outcome does not count
-    replayed        not charged: a repetition under the same idempotency key
-    failed_open, failed_closed, failed_local   decided so because the store failed
-    waiting         requests waiting now
-    responses       response times of requests that this rule let pass
-    statuses        how many responses by class of status: {"2xx": 12, "4xx": 1}
-    """
+    """Outcomes of one rule since the gate was created; a reload keeps them while the rule keeps its name."""
 
     name: str
-    passed: int = 0
-    refused: int = 0
-    waited: int = 0
-    queue_full: int = 0
-    degraded: int = 0
-    shadow_refused: int = 0
-    near: int = 0
-    alerts: int = 0
-    given_back: int = 0
-    replayed: int = 0
-    failed_open: int = 0
+    passed: int = 0  # allowed, and charged
+    refused: int = 0  # by this rule; several may refuse one request
+    waited: int = 0  # passed after waiting their turn
+    queue_full: int = 0  # refused because too many requests were waiting
+    degraded: int = 0  # refused, and answered by the degrade handler
+    shadow_refused: int = 0  # would have been refused; allowed
+    near: int = 0  # passed with less than a fifth of the limit left
+    alerts: int = 0  # how often the spending of a key crossed the rule's alert mark
+    given_back: int = 0  # charges taken back because the outcome does not count
+    replayed: int = 0  # not charged: a repetition under the same idempotency key
+    failed_open: int = 0  # decided so because the store failed
     failed_closed: int = 0
     failed_local: int = 0
-    waiting: int = 0
-    responses: Histogram | None = None
-    statuses: dict[str, int] = field(default_factory=dict)
+    waiting: int = 0  # requests waiting now
+    responses: Histogram | None = None  # response times of requests that this rule allowed
+    statuses: dict[str, int] = field(default_factory=dict)  # responses by status class: {"2xx": 12, "4xx": 1}
 
 
 @dataclass(frozen=True, slots=True)
 class Offender:
-    """Somebody who is refused often. `key` is a keyed hash unless the gate was told to show keys; `error` is how much `count`
-    may be too high (a bounded sketch forgets who was replaced)."""
+    """A key that is refused often. `key` is a keyed hash unless the gate shows keys; `error` is the most by which `count` may be
+    too high (a bounded sketch forgets replaced keys)."""
 
     rule: str
     key: str
@@ -80,29 +77,38 @@ class Offender:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """Everything a gate counted. `store` is the guarded store's state and counters (`GuardStats`), None without a guard.
+    """All counters of a gate. `store` has the guarded store's state and counters, None without a guard.
 
-    `offenders` are the heaviest among the `offered` refusals that were looked at lately (`Offenders.top()`, `.offered`)."""
+    `offenders` are the heaviest of the `offered` recent refusals (`Offenders.top()`, `.offered`)."""
 
     policy: str
     rules: tuple[RuleSnapshot, ...] = ()
     requests: int = 0
     allowed: int = 0
     refused: int = 0
-    unlimited: int = 0  # no rule was meant
+    unlimited: int = 0  # no rule applies
     exempt: int = 0
-    shut_out: int = 0  # refused without asking the store
-    shut_out_now: int = 0
+    penalty_box: int = 0  # refused without asking the store
+    penalty_box_clients: int = 0  # now
     decisions: Histogram | None = None
     reloads: int = 0
     reloads_refused: int = 0
     offenders: tuple[Offender, ...] = ()
     offered: int = 0
-    store: Any = None
+    store: GuardStats | None = None
 
 
-class SnapshotSource:
-    """Whatever can be looked at: `Gate` is one."""
+@runtime_checkable
+class SnapshotSource(Protocol):
+    """A policy gate, as sinks see it."""
 
-    def tally(self) -> Snapshot:
-        raise NotImplementedError
+    @property
+    def policy(self) -> object: ...
+
+    def snapshot(self) -> Snapshot: ...
+
+
+def check_source(gate: SnapshotSource) -> SnapshotSource:
+    if not isinstance(gate, SnapshotSource):
+        raise ConfigurationError(f"expected a Gate (a middleware has it as `.gate`), got {gate!r}")
+    return gate

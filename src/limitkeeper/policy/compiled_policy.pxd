@@ -5,10 +5,10 @@ from limitkeeper.policy.request_context cimport RequestContext
 cdef class CompiledExemption:
     cdef readonly object networks, headers, when, rules
     cdef readonly bint whole
-    cpdef bint applies(self, dict identities, RequestContext facts, object address)
+    cpdef bint applies(self, dict identities, RequestContext context, object address)
 
 cdef class MatchedRules:
-    cdef readonly list clauses, pardons
+    cdef readonly list rules, exemptions
     cdef readonly object hosts, captured, named
     cdef readonly dict narrow
     cdef readonly bint exempt
@@ -16,9 +16,9 @@ cdef class MatchedRules:
 cdef class CompiledPolicy:
     cdef readonly object policy, address, shut_key, matcher, handlers
     cdef readonly dict identities, known
-    cdef readonly list clauses, pardons
+    cdef readonly list rules, exemptions
     cdef public long long remembered
     cdef public object store
-    cpdef MatchedRules plan(self, RequestContext facts)
-    cpdef MatchedRules hosted(self, MatchedRules plan, RequestContext facts)
-    cpdef object pardoned(self, MatchedRules plan, RequestContext facts)
+    cpdef MatchedRules match(self, RequestContext context)
+    cpdef MatchedRules match_host(self, MatchedRules matched, RequestContext context)
+    cpdef object exempted_rules(self, MatchedRules matched, RequestContext context)

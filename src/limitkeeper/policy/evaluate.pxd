@@ -9,21 +9,21 @@ from limitkeeper.stores.contract cimport Store
 cdef Py_ssize_t BOUNDS, DOUBLING, RESPONSE_BOUNDS
 
 cdef class Evaluator:
-    cdef public CompiledPolicy edition
+    cdef public CompiledPolicy compiled
     cdef public Store store
-    cdef public bint far
-    cdef public object failing, queue, shutter, offenders, complaints, _publisher
+    cdef public bint remote
+    cdef public object on_failure, queue, penalty_box, offenders, callback_errors, _publisher
     cdef public long long requests, allowed_requests, refused_requests, exempt_requests, unlimited_requests
     cdef public list latency
     cdef public long long latency_sum
     cdef object __weakref__
-    cdef Evaluation prepare(self, RequestContext facts)
-    cdef int add(self, Evaluation passage, CompiledRule clause, RequestContext facts, str key)
-    cdef list claims(self, Evaluation passage)
-    cdef Decision decide(self, Evaluation passage)
-    cdef Evaluation passed(self, Evaluation passage, Decision decision)
-    cdef int count_one(self, Evaluation passage, Entry entry, Decision part, Py_ssize_t i)
-    cdef int timed(self, Evaluation passage)
-    cdef Evaluation free(self, Evaluation passage)
-    cpdef void count_response(self, Evaluation passage, int status)
-    cdef Evaluation quick_far(self, Evaluation passage)
+    cdef Evaluation prepare(self, RequestContext context)
+    cdef int add(self, Evaluation evaluation, CompiledRule compiled_rule, RequestContext context, str key)
+    cdef list claims(self, Evaluation evaluation)
+    cdef Decision decide(self, Evaluation evaluation)
+    cdef Evaluation passed(self, Evaluation evaluation, Decision decision)
+    cdef int count_one(self, Evaluation evaluation, Entry entry, Decision part, Py_ssize_t i)
+    cdef int timed(self, Evaluation evaluation)
+    cdef Evaluation free(self, Evaluation evaluation)
+    cpdef void count_response(self, Evaluation evaluation, int status)
+    cdef Evaluation ask_lease(self, Evaluation evaluation)

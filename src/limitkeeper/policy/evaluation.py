@@ -27,18 +27,18 @@ QUOTA, QUEUE_FULL, SHUT_OUT, STORE = "quota", "queue full", "shut out", "store"
 class Entry:
     """One limit of one rule, as it is asked: `named` is the store's, `label` the policy name that header fields show.
 
-    `clause` is the rule as the gate runs it. `posting` is free for the web room: what can be written down once (the bytes of
+    `compiled_rule` is the rule as the gate runs it. `field_template` is free for the web room: what can be written down once (the bytes of
     `"label";q=…;w=…`) is kept there.
     """
 
-    __slots__ = ("clause", "label", "named", "posting", "rule")
+    __slots__ = ("compiled_rule", "field_template", "label", "named", "rule")
 
-    def __init__(self, rule: Rule, named: NamedLimit, label: str, clause: Any = None) -> None:
+    def __init__(self, rule: Rule, named: NamedLimit, label: str, compiled_rule: Any = None) -> None:
         self.rule = rule
         self.named = named
         self.label = label
-        self.clause = clause
-        self.posting: Any = None
+        self.compiled_rule = compiled_rule
+        self.field_template: Any = None
 
     def __repr__(self) -> str:
         return f"<Entry {self.label}: {self.named.limit}>"
@@ -95,18 +95,38 @@ class Evaluation:
     shadows    names of the rules that would have refused, had they not been in shadow
     wait_us    how long it waited
     origin     the request names the page that made it: its script may read only what the response exposes
-    owes       True: `done` (or `adone`) must be called when the response is known
+    needs_settlement       True: `done` (or `adone`) must be called when the response is known
     """
 
     # fmt: off
-    __slots__ = ("allowed", "began_us", "claims", "costs", "decision", "edition", "entries", "facts", "gate", "keys",
-                 "near_by", "onces", "origin", "owes", "reason", "refusal", "shadow", "shadows", "special", "wait_us")
+    __slots__ = (
+        "allowed",
+        "began_us",
+        "claims",
+        "compiled",
+        "context",
+        "costs",
+        "decision",
+        "entries",
+        "gate",
+        "idempotent",
+        "keys",
+        "near_rule",
+        "needs_settlement",
+        "origin",
+        "reason",
+        "refusal",
+        "shadow",
+        "shadows",
+        "special",
+        "wait_us",
+    )
     # fmt: on
 
-    def __init__(self, gate: Any, edition: Any) -> None:
+    def __init__(self, gate: Any, compiled: Any) -> None:
         self.gate = gate
-        self.edition = edition
-        self.facts: Any = None
+        self.compiled = compiled
+        self.context: Any = None
         self.allowed = True
         self.decision: Decision | None = None
         self.entries: list[Entry] = []
@@ -116,14 +136,14 @@ class Evaluation:
         self.wait_us = 0
         self.began_us = 0
         self.origin = False
-        self.owes = False
+        self.needs_settlement = False
         # What the gate keeps while it decides: costs in the entries' order, claims, what is asked in shadow or once.
         self.costs: Any = None
         self.claims: Any = None
         self.shadow: Any = None
-        self.onces: Any = None
+        self.idempotent: Any = None
         self.special = False
-        self.near_by: Any = None  # the clause that was last counted as near its end
+        self.near_rule: Any = None  # the compiled_rule that was last counted as near its end
         self.reason = QUOTA
 
     def __bool__(self) -> bool:
@@ -131,7 +151,7 @@ class Evaluation:
 
     @property
     def policy(self) -> Policy:
-        policy: Policy = self.edition.policy
+        policy: Policy = self.compiled.policy
         return policy
 
     @property
@@ -140,23 +160,23 @@ class Evaluation:
         refusal = self.refusal
         if refusal is None or refusal.rule is None or refusal.rule.on_refusal.action != DEGRADE:
             return None
-        handler: Callable[..., Any] = self.edition.handler(refusal.rule)
+        handler: Callable[..., Any] = self.compiled.handler(refusal.rule)
         return handler
 
-    def responded(self, status: int) -> None:
+    def count_response(self, status: int) -> None:
         """The handler began its response: counted with its time. Every middleware calls it once for an allowed request."""
         self.gate.count_response(self, status)
 
-    def done(self, status: int, size: int = 0) -> None:
-        """The response has gone: settles what depends on its outcome or its size. A no-op unless `owes`. Status 0 is an
+    def settle(self, status: int, size: int = 0) -> None:
+        """The response has gone: settles what depends on its outcome or its size. A no-op unless `needs_settlement`. Status 0 is an
         unknown outcome, which stays charged."""
-        if self.owes:
+        if self.needs_settlement:
             self.gate.settle(self, status, size)
 
-    async def adone(self, status: int, size: int = 0) -> None:
-        if self.owes:
+    async def asettle(self, status: int, size: int = 0) -> None:
+        if self.needs_settlement:
             await self.gate.asettle(self, status, size)
 
 
 if not cython.compiled:
-    begun = Evaluation  # compiled, passage.pxd makes one without calling it
+    new_evaluation = Evaluation  # compiled, evaluation.pxd makes one without calling it

@@ -17,13 +17,13 @@ import os
 import queue
 import signal
 import threading
-import weakref
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from ..clock import utc_us
 from ..errors import ConfigurationError
+from ..fork import reset_after_fork
 from ..rate import Duration, duration_us
 from .model import Policy
 
@@ -70,7 +70,7 @@ class FileWatcher:
         self._before: Any = None
         self._terminal = False
         self._start()
-        _all_watches.add(self)
+        reset_after_fork(self)
         if hang_up:
             self._listen()
 
@@ -84,6 +84,11 @@ class FileWatcher:
             self.hangs_up = False
         if self._thread is not threading.current_thread():
             self._thread.join(5)
+
+    def _reset_after_fork(self) -> None:
+        """Starts the watching thread again: a child has none of its parent's threads."""
+        if not self._stopped:
+            self._start()
 
     # Looking ---------------------------------------------------------------------------------------------------
 
@@ -210,20 +215,6 @@ def _stamp(path: Path) -> Stamp:
 def _recent(stamps: dict[Path, Stamp]) -> bool:
     now = utc_us()
     return any(stamp is not None and abs(now - stamp[0] // 1000) < RECENT_US for stamp in stamps.values())
-
-
-_all_watches: weakref.WeakSet[FileWatcher] = weakref.WeakSet()
-
-
-def _after_fork() -> None:
-    """A child has none of its parent's threads: each watch goes on in one of its own."""
-    for watch in list(_all_watches):
-        if not watch._stopped:
-            watch._start()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)
 
 
 def watch_policy(gate: Any, path: str | Path | None = None, interval: Duration = "1s", *, hang_up: bool = True) -> FileWatcher:

@@ -1,11 +1,9 @@
-"""The gate: a policy at work, its store, its versions, and what was counted. Facts about a request go in, a Passage comes out."""
+"""The gate: a policy at work, its store, its versions, and what was counted. Facts about a request go in, a Evaluation comes out."""
 
 from __future__ import annotations
 
 import logging
-import os
 import threading
-import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +13,7 @@ from typing import Any
 from ..algorithms.claim import NamedLimit
 from ..clock import SYSTEM
 from ..errors import ConfigurationError
+from ..fork import reset_after_fork
 from ..observe.events import GATE_KINDS, RELOAD_REFUSED, RELOADED, Publisher
 from ..observe.offenders import Offenders
 from ..observe.snapshot import DECISION_BOUNDS_US, Histogram, Snapshot
@@ -24,7 +23,7 @@ from . import settlement
 from .compiled_policy import CompiledPolicy
 from .evaluate import Evaluator
 from .evaluation import Evaluation
-from .explain import Explained, explain
+from .explain import RuleExplanation, explain
 from .model import Policy
 from .on_failure import FailureAnswers
 from .penalty_box import PenaltyBox
@@ -58,26 +57,32 @@ class Gate(Evaluator):
         super().__init__()
         self.handlers = dict(handlers or {})
         self._imports = imports
-        self.edition = CompiledPolicy(policy, self.handlers, imports)
+        self.compiled = CompiledPolicy(policy, self.handlers, imports)
         self._given = store
         self._opened: dict[tuple[str, int], Store] = {}
         self._reloading = threading.RLock()
         self._guards: dict[tuple[int, int], GuardedStore] = {}
         self._clock = clock
         self.secret = token_bytes(16) if secret is None else secret
-        self.store = self.edition.store = self._store_of(policy)
-        self.far = not self.store.local
+        self.store = self.compiled.store = self._store_of(policy)
+        self.remote = not self.store.local
         self.clock = clock if clock is not None else self.store.clock if self.store.local else SYSTEM
-        self.failing = FailureAnswers(self.clock)
+        self.on_failure = FailureAnswers(self.clock)
         self.queue = WaitingRequests(self.store)
-        self.shutter = None if policy.shut_out is None else PenaltyBox(policy, self.clock)
+        self.penalty_box = None if policy.penalty_box is None else PenaltyBox(policy, self.clock)
         self._shut_out_before = 0  # by the shutters of earlier versions: a counter never goes back
         self.offenders = Offenders(show_keys=show_keys, secret=self.secret, clock=self.clock)
         self.marks: dict[Any, NamedLimit] = {}
         self.reloads = self.reloads_refused = 0
         self._watch: Any = None
-        _gates.add(self)
+        reset_after_fork(self)
         self._know()
+
+    def _reset_after_fork(self) -> None:
+        """Makes the reload lock anew and forgets the parent's waiting requests."""
+        self._reloading = threading.RLock()
+        for compiled_rule in self.compiled.rules:
+            compiled_rule.waiting.waiting = 0
 
     def __repr__(self) -> str:
         return f"<Gate {self.policy.name!r}: {len(self.policy.rules)} rules, {self.store!r}>"
@@ -105,17 +110,17 @@ class Gate(Evaluator):
         return store
 
     def _know(self) -> None:
-        for clause in self.edition.clauses:
-            begin = getattr(clause.overrides, "begin", None)
+        for compiled_rule in self.compiled.rules:
+            begin = getattr(compiled_rule.overrides, "begin", None)
             if begin is not None:  # those that are read in the background are read from the start
                 begin()
-            for entries in clause.made.values():
+            for entries in compiled_rule.made.values():
                 for entry in entries:
                     self.store.register(entry.named)
 
     @property
     def policy(self) -> Policy:
-        policy: Policy = self.edition.policy
+        policy: Policy = self.compiled.policy
         return policy
 
     @property
@@ -128,18 +133,18 @@ class Gate(Evaluator):
 
     # Settling, explaining --------------------------------------------------------------------------------------
 
-    def settle(self, passage: Evaluation, status: int, size: int) -> None:
+    def settle(self, evaluation: Evaluation, status: int, size: int) -> None:
         """Gives back, or charges more, now that the response is known."""
-        settlement.settled(self, passage, status, size)
+        settlement.settled(self, evaluation, status, size)
 
-    async def asettle(self, passage: Evaluation, status: int, size: int) -> None:
-        await settlement.asettled(self, passage, status, size)
+    async def asettle(self, evaluation: Evaluation, status: int, size: int) -> None:
+        await settlement.asettled(self, evaluation, status, size)
 
-    def explain(self, facts: RequestContext) -> list[Explained]:
+    def explain(self, context: RequestContext) -> list[RuleExplanation]:
         """What every rule of the policy says to a request. Nothing is charged."""
-        return explain(self, facts)
+        return explain(self, context)
 
-    def alone(self, name: str) -> Gate:
+    def for_rule(self, name: str) -> Gate:
         """One rule of this policy on its own, whatever it matches; with its counters, and this gate's events, offenders, queue.
 
         Requests that ask it are not counted again in this gate's totals. It knows this version of the policy only.
@@ -150,9 +155,14 @@ class Gate(Evaluator):
             raise ConfigurationError(f"the policy {self.policy.name!r} has no rule {name!r}; it has: {names}")
         policy = replace(self.policy, rules=(replace(self.policy.rules[place], match=()),))
         gate = Gate(policy, store=self.store, handlers=self.handlers, clock=self._clock, secret=self.secret)
-        gate.edition.close()  # what it began of its own: the clause at work is this gate's
-        gate.edition.clauses[0] = self.edition.clauses[place]
-        gate.offenders, gate.shutter, gate.failing, gate.queue = self.offenders, self.shutter, self.failing, self.queue
+        gate.compiled.close()  # what it began of its own: the compiled_rule at work is this gate's
+        gate.compiled.rules[0] = self.compiled.rules[place]
+        gate.offenders, gate.penalty_box, gate.on_failure, gate.queue = (
+            self.offenders,
+            self.penalty_box,
+            self.on_failure,
+            self.queue,
+        )
         gate._publisher = self.events
         return gate
 
@@ -162,32 +172,34 @@ class Gate(Evaluator):
         """From the next request on, this policy holds. Counters and states of rules that keep their names go on."""
         with self._reloading:  # two versions that come at once follow each other
             self._reload(policy)
-        self.tell(RELOADED, None)
+        self.publish(RELOADED, None)
 
     def _reload(self, policy: Policy) -> None:
-        edition = CompiledPolicy(policy, self.handlers, self._imports)
-        before = {clause.name: clause for clause in self.edition.clauses}
-        for clause in edition.clauses:
-            if clause.name in before:
-                clause.inherit(before[clause.name])
-        store = edition.store = self._store_of(policy)
-        old, self.edition = self.edition, edition
+        compiled = CompiledPolicy(policy, self.handlers, self._imports)
+        before = {compiled_rule.name: compiled_rule for compiled_rule in self.compiled.rules}
+        for compiled_rule in compiled.rules:
+            if compiled_rule.name in before:
+                compiled_rule.inherit(before[compiled_rule.name])
+        store = compiled.store = self._store_of(policy)
+        old, self.compiled = self.compiled, compiled
         if store is not self.store:
-            self.store, self.far, self.queue = store, not store.local, WaitingRequests(store)
-        if policy.shut_out != old.policy.shut_out:
-            self._shut_out_before += 0 if self.shutter is None else self.shutter.refused
-            self.shutter = None if policy.shut_out is None else PenaltyBox(policy, self.clock)
+            self.store, self.remote, self.queue = store, not store.local, WaitingRequests(store)
+        if policy.penalty_box != old.policy.penalty_box:
+            self._shut_out_before += 0 if self.penalty_box is None else self.penalty_box.refused
+            self.penalty_box = None if policy.penalty_box is None else PenaltyBox(policy, self.clock)
         self._know()
         self.reloads += 1
-        for clause in old.clauses:
-            if clause.overrides is not None and all(clause.overrides is not new.overrides for new in edition.clauses):
-                clause.overrides.close()
+        for compiled_rule in old.rules:
+            if compiled_rule.overrides is not None and all(
+                compiled_rule.overrides is not new.overrides for new in compiled.rules
+            ):
+                compiled_rule.overrides.close()
 
     def reload_refused(self, error: BaseException) -> None:
         """A new version could not be read: the old one stays."""
         self.reloads_refused += 1
         log.error("the policy %r stays as it was; its new version has mistakes:\n%s", self.policy.name, error)
-        self.tell(RELOAD_REFUSED, None, error)
+        self.publish(RELOAD_REFUSED, None, error)
 
     def watch(self, interval: Any = "1s") -> None:
         """Follows the policy's file: a new version takes over, a bad one is refused."""
@@ -200,19 +212,19 @@ class Gate(Evaluator):
 
     # Numbers ---------------------------------------------------------------------------------------------------
 
-    def tally(self) -> Snapshot:
+    def snapshot(self) -> Snapshot:
         """Everything that was counted since the gate was made."""
         offered, offenders = self.offenders.look(10)
         return Snapshot(
             self.policy.name,
-            rules=tuple([clause.tally() for clause in self.edition.clauses]),
+            rules=tuple([compiled_rule.snapshot() for compiled_rule in self.compiled.rules]),
             requests=self.requests,
             allowed=self.allowed_requests,
             refused=self.refused_requests,
             unlimited=self.unlimited_requests,
             exempt=self.exempt_requests,
-            shut_out=self._shut_out_before + (0 if self.shutter is None else self.shutter.refused),
-            shut_out_now=0 if self.shutter is None else len(self.shutter),
+            penalty_box=self._shut_out_before + (0 if self.penalty_box is None else self.penalty_box.refused),
+            penalty_box_clients=0 if self.penalty_box is None else len(self.penalty_box),
             decisions=Histogram(DECISION_BOUNDS_US, tuple(self.latency), float(self.latency_sum)),
             reloads=self.reloads,
             reloads_refused=self.reloads_refused,
@@ -226,7 +238,7 @@ class Gate(Evaluator):
     def _end(self) -> None:
         if self._watch is not None:
             self._watch.stop()
-        self.edition.close()
+        self.compiled.close()
         for guard in self._guards.values():
             guard.leave()
 
@@ -252,21 +264,6 @@ class Gate(Evaluator):
 
     async def __aexit__(self, *exc: object) -> None:
         await self.aclose()
-
-
-_gates: weakref.WeakSet[Gate] = weakref.WeakSet()
-
-
-def _after_fork() -> None:
-    """In a child nobody waits, and nobody reloads: its parent's threads did."""
-    for gate in list(_gates):
-        gate._reloading = threading.RLock()
-        for clause in gate.edition.clauses:
-            clause.crowd.waiting = 0
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)
 
 
 def gate_of(policy: Policy | str | Path | Gate, **options: Any) -> Gate:

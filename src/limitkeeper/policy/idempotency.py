@@ -21,33 +21,34 @@ from ..rate import Rate
 from ..wait_queue import Waiter, wait_queue_of
 from .compiled_rule import escaped
 from .evaluation import Evaluation
-from .identity.key_hashing import kept, remember
+from .identity.key_hashing import hash_long, remember
 from .model import Rule
 
 log = logging.getLogger("limitkeeper")
 #: How many rules' marks are kept at hand.
 MOST_MARKS = 10_000
-#: The clause, its mark, and the answer that made it; None: it is made when the request was charged.
+#: The compiled_rule, its mark, and the answer that made it; None: it is made when the request was charged.
 Mark = tuple[Any, Claim, Decision | None]
 
 
-def mark_of(gate: Any, clause: Any) -> NamedLimit:
+def mark_of(gate: Any, compiled_rule: Any) -> NamedLimit:
     """The limit that marks a rule's idempotency keys; made once for each way that it is said."""
-    rule: Rule = clause.rule
+    rule: Rule = compiled_rule.config
     assert rule.once is not None
     marks: dict[Any, NamedLimit] = gate.marks
-    said = (clause.limiter, rule.name, rule.once.replays, rule.once.keep_us)
+    said = (compiled_rule.limiter, rule.name, rule.once.replays, rule.once.keep_us)
     found = marks.get(said)
     if found is None:
         limit = FixedWindow(Rate(rule.once.replays + 1, rule.once.keep_us), align="first")
-        found = remember(marks, said, NamedLimit(clause.limiter, f"{rule.name} once", limit), MOST_MARKS)
+        found = remember(marks, said, NamedLimit(compiled_rule.limiter, f"{rule.name} once", limit), MOST_MARKS)
     return found
 
 
-def claims_of(gate: Any, passage: Evaluation) -> list[list[Claim]]:
+def claims_of(gate: Any, evaluation: Evaluation) -> list[list[Claim]]:
     """The marks to ask for."""
     return [
-        [Claim(mark_of(gate, clause), f"{escaped(key)}|{escaped(kept(told))}", 1)] for clause, _, key, _, told in passage.onces
+        [Claim(mark_of(gate, compiled_rule), f"{escaped(key)}|{escaped(hash_long(told))}", 1)]
+        for compiled_rule, _, key, _, told in evaluation.idempotent
     ]
 
 
@@ -59,124 +60,130 @@ def repeated(seen: list[Decision]) -> list[int]:
     return [i for i, mark in enumerate(seen) if mark.allowed and mark.remaining < mark.limit]
 
 
-def charged(passage: Evaluation, clause: Any, limits: Any, key: str, cost: int) -> None:
+def charged(evaluation: Evaluation, compiled_rule: Any, limits: Any, key: str, cost: int) -> None:
     """Adds the limits of one that is charged."""
     for entry in limits:
-        passage.entries.append(entry)
-        passage.keys.append(key)
-        passage.costs.append(cost)
-    if clause.owes:
-        passage.owes = True
+        evaluation.entries.append(entry)
+        evaluation.keys.append(key)
+        evaluation.costs.append(cost)
+    if compiled_rule.needs_settlement:
+        evaluation.needs_settlement = True
 
 
-def sorted_out(passage: Evaluation, asked: list[list[Claim]], seen: list[Decision], told: dict[int, Decision]) -> None:
+def sorted_out(evaluation: Evaluation, asked: list[list[Claim]], seen: list[Decision], told: dict[int, Decision]) -> None:
     """Adds the limits of those that are charged; a repetition is not."""
     marks: list[Mark] = []
-    for i, (clause, limits, key, cost, _) in enumerate(passage.onces):
+    for i, (compiled_rule, limits, key, cost, _) in enumerate(evaluation.idempotent):
         taken = told.get(i)
         if taken is not None and taken.allowed:
-            clause.replayed += 1
-            marks.append((clause, asked[i][0], taken))
+            compiled_rule.replayed += 1
+            marks.append((compiled_rule, asked[i][0], taken))
             continue
         if taken is None and seen[i].allowed:
-            marks.append((clause, asked[i][0], None))
-        charged(passage, clause, limits, key, cost)
-    passage.onces = marks
+            marks.append((compiled_rule, asked[i][0], None))
+        charged(evaluation, compiled_rule, limits, key, cost)
+    evaluation.idempotent = marks
 
 
-def unknown(passage: Evaluation) -> None:
+def unknown(evaluation: Evaluation) -> None:
     """Nobody knows whether these are repetitions: all are charged, and whoever answers for the store finds every limit."""
-    for clause, limits, key, cost, _ in passage.onces:
-        charged(passage, clause, limits, key, cost)
-    passage.onces = []
+    for compiled_rule, limits, key, cost, _ in evaluation.idempotent:
+        charged(evaluation, compiled_rule, limits, key, cost)
+    evaluation.idempotent = []
 
 
 def checked(gate: Any, seen: list[Decision]) -> None:
     """A store that fails at the first question is not asked a second one: that would take its budget twice."""
-    if any(gate.failing.has_failed(mark) for mark in seen):
+    if any(gate.on_failure.has_failed(mark) for mark in seen):
         raise StoreUnavailable("the store could not say whether a request is a repetition")
 
 
-def marked(gate: Any, passage: Evaluation) -> None:
-    """Looks for the marks, and leaves in the passage what is to be charged."""
-    if passage.onces:
-        asked = claims_of(gate, passage)
+def marked(gate: Any, evaluation: Evaluation) -> None:
+    """Looks for the marks, and leaves in the evaluation what is to be charged."""
+    if evaluation.idempotent:
+        asked = claims_of(gate, evaluation)
         try:
             seen = [gate.store.decide(claims, 0, commit=False) for claims in asked]
             checked(gate, seen)
             again = repeated(seen)
             told = gate.store.decide_many([asked[i] for i in again], 0) if again else []
         except StoreError:
-            unknown(passage)
+            unknown(evaluation)
             raise
-        sorted_out(passage, asked, seen, dict(zip(again, told, strict=True)))
+        sorted_out(evaluation, asked, seen, dict(zip(again, told, strict=True)))
 
 
-async def amarked(gate: Any, passage: Evaluation) -> None:
-    if passage.onces:
-        asked = claims_of(gate, passage)
+async def amarked(gate: Any, evaluation: Evaluation) -> None:
+    if evaluation.idempotent:
+        asked = claims_of(gate, evaluation)
         try:
             seen = [await gate.store.adecide(claims, 0, commit=False) for claims in asked]
             checked(gate, seen)
             again = repeated(seen)
             told = await gate.store.adecide_many([asked[i] for i in again], 0) if again else []
         except StoreError:
-            unknown(passage)
+            unknown(evaluation)
             raise
-        sorted_out(passage, asked, seen, dict(zip(again, told, strict=True)))
+        sorted_out(evaluation, asked, seen, dict(zip(again, told, strict=True)))
 
 
-def unmarked(gate: Any, passage: Evaluation) -> None:
+def unmarked(gate: Any, evaluation: Evaluation) -> None:
     """Gives the repetitions of a refused request back."""
-    for clause, claim, answer in passage.onces or ():
+    for compiled_rule, claim, answer in evaluation.idempotent or ():
         if answer is not None:
-            clause.replayed -= 1
+            compiled_rule.replayed -= 1
             gate.store.give_back([claim], answer.start_us, answer.source)
 
 
-async def aunmarked(gate: Any, passage: Evaluation) -> None:
-    for clause, claim, answer in passage.onces or ():
+async def aunmarked(gate: Any, evaluation: Evaluation) -> None:
+    for compiled_rule, claim, answer in evaluation.idempotent or ():
         if answer is not None:
-            clause.replayed -= 1
+            compiled_rule.replayed -= 1
             await gate.store.agive_back([claim], answer.start_us, answer.source)
 
 
 # After the charge -----------------------------------------------------------------------------------------------------
 
 
-def unpaid(passage: Evaluation) -> list[Mark]:
+def unpaid(evaluation: Evaluation) -> list[Mark]:
     """Marks that are to be made. Repetitions that were taken stay taken, whatever comes of them."""
-    passage.onces = [mark for mark in passage.onces or () if mark[2] is None]
-    return passage.onces  # type: ignore[no-any-return]
+    evaluation.idempotent = [mark for mark in evaluation.idempotent or () if mark[2] is None]
+    return evaluation.idempotent  # type: ignore[no-any-return]
 
 
-def twins(gate: Any, passage: Evaluation, decision: Decision, marks: list[Mark], told: list[Decision]) -> list[Waiter]:
-    """What goes back to those who were not the first after all. `passage.onces` are the marks that were made."""
-    passage.onces = [(clause, claim, answer) for (clause, claim, _), answer in zip(marks, told, strict=True) if answer.allowed]
-    again = {id(clause) for clause, _, answer in passage.onces if answer.remaining < answer.limit - 1 and not clause.owes}
-    claims = gate.claims_of(passage) if again else []
-    back = [claim for claim, entry in zip(claims, passage.entries, strict=False) if id(entry.clause) in again]
+def twins(gate: Any, evaluation: Evaluation, decision: Decision, marks: list[Mark], told: list[Decision]) -> list[Waiter]:
+    """What goes back to those who were not the first after all. `evaluation.idempotent` are the marks that were made."""
+    evaluation.idempotent = [
+        (compiled_rule, claim, answer) for (compiled_rule, claim, _), answer in zip(marks, told, strict=True) if answer.allowed
+    ]
+    again = {
+        id(compiled_rule)
+        for compiled_rule, _, answer in evaluation.idempotent
+        if answer.remaining < answer.limit - 1 and not compiled_rule.needs_settlement
+    }
+    claims = gate.claims_of(evaluation) if again else []
+    back = [claim for claim, entry in zip(claims, evaluation.entries, strict=False) if id(entry.compiled_rule) in again]
     return [Waiter(back, decision, None)] if back else []
 
 
-def paid(gate: Any, passage: Evaluation, decision: Decision) -> None:
+def paid(gate: Any, evaluation: Evaluation, decision: Decision) -> None:
     """Makes the marks of a request that was charged."""
-    marks = unpaid(passage)
+    marks = unpaid(evaluation)
     if marks:
         try:
-            turns = twins(gate, passage, decision, marks, gate.store.decide_many([[claim] for _, claim, _ in marks], 0))
+            turns = twins(gate, evaluation, decision, marks, gate.store.decide_many([[claim] for _, claim, _ in marks], 0))
             if turns:
                 wait_queue_of(gate.store).leave(turns)
         except StoreError as error:
             not_marked(gate, error)
 
 
-async def apaid(gate: Any, passage: Evaluation, decision: Decision) -> None:
-    marks = unpaid(passage)
+async def apaid(gate: Any, evaluation: Evaluation, decision: Decision) -> None:
+    marks = unpaid(evaluation)
     if marks:
         try:
             told = await gate.store.adecide_many([[claim] for _, claim, _ in marks], 0)
-            turns = twins(gate, passage, decision, marks, told)
+            turns = twins(gate, evaluation, decision, marks, told)
             if turns and gate.store.local:
                 wait_queue_of(gate.store).leave(turns)
             elif turns:

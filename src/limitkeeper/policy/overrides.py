@@ -1,4 +1,4 @@
-"""Limits of single keys that change while the program runs: a customer's new plan needs no deploy.
+"""Limits of single keys that change while the program runs: a customer's new matched needs no deploy.
 
 Two sources. `CalledOverrides` asks a function of the application and keeps what it said for a while; the function runs while a
 request is decided, so it should answer from memory. `HashOverrides` reads a hash in Redis (key → text of a limit) in a thread of
@@ -12,7 +12,6 @@ on where its forerunner was.
 from __future__ import annotations
 
 import logging
-import os
 import queue
 import threading
 from collections.abc import Callable
@@ -23,8 +22,9 @@ from ..algorithms.limit import Limit
 from ..algorithms.limit_parser import parse_limits
 from ..clock import SYSTEM, Clock
 from ..errors import ConfigurationError, InvalidLimit
-from .identity.callback_errors import CallbackErrors, checked_call, title
-from .identity.key_hashing import LONGEST, remember
+from ..fork import call_after_fork, reset_after_fork
+from .identity.callback_errors import CallbackErrors, callback_name, check_callback
+from .identity.key_hashing import MAX_KEY_LENGTH, remember
 from .model import Limits
 
 log = logging.getLogger("limitkeeper")
@@ -55,22 +55,22 @@ class CalledOverrides:
     """`call(key)` says the limit of a key (text, Limit, "unlimited"), or None; its answer is kept for `keep_us`."""
 
     def __init__(self, call: Callable[[str], Any], keep_us: int = 10_000_000, clock: Clock = SYSTEM) -> None:
-        checked_call(call)
+        check_callback(call)
         if keep_us < 0:
             raise ConfigurationError(f"keep: {keep_us} µs; write how long an answer is kept, such as 10s")
         self.call = call
         self.keep_us = keep_us
-        self.complaints = CallbackErrors()
+        self.callback_errors = CallbackErrors()
         self._clock = clock
         self._kept: dict[str, tuple[int, Limits | None]] = {}
 
     def __repr__(self) -> str:
-        return f"CalledOverrides({title(self.call)}, keep_us={self.keep_us})"
+        return f"CalledOverrides({callback_name(self.call)}, keep_us={self.keep_us})"
 
     @property
     def failures(self) -> int:
         """How often the function raised, or answered what is no limit."""
-        return self.complaints.count
+        return self.callback_errors.count
 
     def get(self, key: str) -> Limits | None:
         kept = self._kept.get(key)
@@ -85,9 +85,9 @@ class CalledOverrides:
         try:
             return limits_of(self.call(key))
         except InvalidLimit as error:
-            self.complaints.tell("%s: %s; the limit stays as it was", title(self.call), error)
+            self.callback_errors.report("%s: %s; the limit stays as it was", callback_name(self.call), error)
         except Exception as error:
-            self.complaints.tell("%s raised %s; the limit stays as it was", title(self.call), type(error).__name__)
+            self.callback_errors.report("%s raised %s; the limit stays as it was", callback_name(self.call), type(error).__name__)
         return known
 
     def close(self) -> None:
@@ -133,7 +133,7 @@ class HashOverrides:
     def failures(self) -> int:
         """How often the hash could not be read, or a field of it not be understood."""
         reader = self._reader
-        return 0 if reader is None else reader.complaints.count
+        return 0 if reader is None else reader.callback_errors.count
 
     def close(self) -> None:
         """Stops reading, unless somebody else wants the same hash."""
@@ -157,11 +157,12 @@ class Reader:
         self.id = (url, name, refresh_us)
         self.limits: dict[str, Limits] = _known.get((url, name), {})
         self.first = threading.Event()
-        self.complaints = CallbackErrors()
+        self.callback_errors = CallbackErrors()
         self.users = 0
         self._understood: dict[bytes, Limits] = {}  # by text: plans are few, customers many
         self._misread: set[tuple[bytes, bytes]] = set()  # fields that were complained of
         self.start()
+        reset_after_fork(self)
 
     def start(self) -> None:
         """Begins the thread; in a child process once more, where what the parent knew stays."""
@@ -171,6 +172,11 @@ class Reader:
             target=self._read_on, args=(self._hash, self._bell), name="limitkeeper overrides", daemon=True
         )
         self.thread.start()
+
+    def _reset_after_fork(self) -> None:
+        """Starts the thread again, unless the reader has been stopped: a child has none of its parent's threads."""
+        if _readers.get(self.id) is self:
+            self.start()
 
     def stop(self) -> None:
         self._bell.put(None)
@@ -194,7 +200,7 @@ class Reader:
         try:
             fields = hash.read()
         except Exception as error:
-            self.complaints.tell("limits of single keys can't be read (%s); those known stay", error)
+            self.callback_errors.report("limits of single keys can't be read (%s); those known stay", error)
             return
         misread: dict[tuple[bytes, bytes], Exception] = {}
         found: dict[str, Limits] = {}
@@ -212,7 +218,7 @@ class Reader:
     def _understand(self, text: bytes) -> Limits:
         limits = self._understood.get(text)
         if limits is None:
-            if len(text) > LONGEST:
+            if len(text) > MAX_KEY_LENGTH:
                 raise InvalidLimit(f"{len(text)} bytes are no limit; write it like 'token bucket 5/s burst 10'")
             limits = self._understood[text] = limits_of(text.decode()) or ()
         return limits
@@ -221,7 +227,7 @@ class Reader:
         """One line for each field that makes no sense, when it is first seen so."""
         new = {said: error for said, error in misread.items() if said not in self._misread}
         self._misread = set(misread)
-        self.complaints.count += len(new)
+        self.callback_errors.count += len(new)
         for (field, text), error in islice(new.items(), MOST_TOLD):
             log.warning("hash %r, field %r: %r is skipped: %s", self.id[1], field[:SHOWN], text[:SHOWN], error)
         if len(new) > MOST_TOLD:
@@ -252,12 +258,8 @@ def _left(reader: Reader) -> bool:
 
 
 def _after_fork() -> None:
-    """A child has none of its parent's threads."""
     global _lock
     _lock = threading.Lock()
-    for reader in _readers.values():
-        reader.start()
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)
+call_after_fork(_after_fork)

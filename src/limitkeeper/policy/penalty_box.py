@@ -11,6 +11,7 @@ from typing import Any
 
 from ..algorithms.claim import NamedLimit
 from ..limiter_base import is_off
+from ..observe.events import PENALTY_BOX
 from ..stores.memory import MemoryStore
 from .compiled_rule import key_of
 from .evaluation import SHUT_OUT, Evaluation, Refusal
@@ -27,26 +28,28 @@ class PenaltyBox:
     """The clients that are shut out, and until when."""
 
     def __init__(self, policy: Policy, clock: Any) -> None:
-        assert policy.shut_out is not None
-        self.said = policy.shut_out
+        assert policy.penalty_box is not None
+        self.said = policy.penalty_box
         self.clock = clock
         self.refused = 0
         self._until: dict[str, int] = {}
         self._swept_us = -SWEEP_US
         self._store = MemoryStore(MOST, clock)
-        self._limit = NamedLimit(policy.name, "shut out", policy.shut_out.limit)
+        self._limit = NamedLimit(policy.name, "shut out", policy.penalty_box.limit)
 
     def __len__(self) -> int:
         now_us = self.clock.now_us()
         return sum(1 for until in list(self._until.values()) if until > now_us)
 
-    def shut(self, gate: Any, facts: Any) -> Evaluation | None:
+    def shut(self, gate: Any, context: Any) -> Evaluation | None:
         """The refusal of somebody who is shut out; None for everybody else. Exempt requests are never shut out."""
         if not self._until or is_off():
             return None
-        edition = gate.edition
-        plan = edition.plan(facts)  # before anybody asks for an identity: those of the path are what its templates captured
-        key: Any = key_of(edition.identities, facts, self.said.key)
+        compiled = gate.compiled
+        matched = compiled.match(
+            context
+        )  # before anybody asks for an identity: those of the path are what its templates captured
+        key: Any = key_of(compiled.identities, context, self.said.key)
         until = self._until.get(key)
         if until is None:
             return None
@@ -54,20 +57,20 @@ class PenaltyBox:
         if left_us <= 0:
             self._until.pop(key, None)
             return None
-        if plan.exempt or (plan.pardons and edition.pardoned(plan, facts) is True):
+        if matched.exempt or (matched.exemptions and compiled.exempted_rules(matched, context) is True):
             return None
         self.refused += 1
-        gate.offenders.offer(SHUT_OUT, key)
+        gate.offenders.offer(PENALTY_BOX, key)
         gate.requests += 1
         gate.refused_requests += 1
-        passage = Evaluation(gate, edition)
-        passage.allowed = False
-        passage.refusal = Refusal(SHUT_OUT, 429, seconds(left_us), MESSAGES[SHUT_OUT](seconds(left_us)), retry_us=left_us)
-        return passage
+        evaluation = Evaluation(gate, compiled)
+        evaluation.allowed = False
+        evaluation.refusal = Refusal(SHUT_OUT, 429, seconds(left_us), MESSAGES[SHUT_OUT](seconds(left_us)), retry_us=left_us)
+        return evaluation
 
-    def note(self, gate: Any, passage: Evaluation) -> bool:
+    def note(self, gate: Any, evaluation: Evaluation) -> bool:
         """Counts a refusal; True when it was one too many."""
-        key: Any = key_of(passage.edition.identities, passage.facts, self.said.key)
+        key: Any = key_of(evaluation.compiled.identities, evaluation.context, self.said.key)
         if key is None or self._store.decide_one(self._limit, key, 1, 0, True).allowed:
             return False
         now_us = self.clock.now_us()

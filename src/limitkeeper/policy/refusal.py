@@ -23,7 +23,7 @@ else:
     from .compiled_rule import CompiledRule
     from .evaluation import Entry, Evaluation, Refusal
 
-from ..observe.events import REFUSED
+from ..observe.events import PENALTY_BOX, REFUSED
 from .evaluation import QUEUE_FULL, QUOTA, SHUT_OUT, STORE
 from .model import DEGRADE
 
@@ -45,12 +45,12 @@ def seconds(microseconds: int) -> int:
     return -(-microseconds // 1_000_000)
 
 
-def may_wait(passage: Evaluation, decision: Decision) -> bool:
+def may_wait(evaluation: Evaluation, decision: Decision) -> bool:
     """Whether every rule that refuses would rather wait, and it can pass at all."""
     if decision.retry_us < 0:
         return False
-    for entry, part in zip(passage.entries, decision.decisions, strict=True):
-        if not part.allowed and not entry.clause.waits:
+    for entry, part in zip(evaluation.entries, decision.decisions, strict=True):
+        if not part.allowed and not entry.compiled_rule.waits:
             return False
     return True
 
@@ -63,16 +63,16 @@ def filled(text: str, retry_after: int | None, limit: int, remaining: int, rule:
     return text
 
 
-def speaker_of(passage: Evaluation, decision: Decision) -> tuple[Entry, Decision]:
+def speaker_of(evaluation: Evaluation, decision: Decision) -> tuple[Entry, Decision]:
     """The refusing entry whose rule speaks."""
-    refusing = [pair for pair in zip(passage.entries, decision.decisions, strict=True) if not pair[1].allowed]
+    refusing = [pair for pair in zip(evaluation.entries, decision.decisions, strict=True) if not pair[1].allowed]
     return max(refusing, key=lambda pair: (pair[0].rule.priority, pair[1].retry_us < 0, pair[1].retry_us))
 
 
-def refusal_of(passage: Evaluation, decision: Decision, reason: str) -> Refusal:
+def refusal_of(evaluation: Evaluation, decision: Decision, reason: str) -> Refusal:
     """What a refused request is told, by whichever of its rules speaks."""
-    entry, part = speaker_of(passage, decision)
-    labels = [one.label for one, told in zip(passage.entries, decision.decisions, strict=True) if not told.allowed]
+    entry, part = speaker_of(evaluation, decision)
+    labels = [one.label for one, told in zip(evaluation.entries, decision.decisions, strict=True) if not told.allowed]
     return worded(decision, entry, part, tuple(labels), reason)
 
 
@@ -90,39 +90,39 @@ def worded(decision: Decision, entry: Entry, part: Decision, violated: tuple, re
     return Refusal(reason, status, retry_after, text, rule, violated, part.limit, part.remaining, decision.retry_us)
 
 
-def refused(gate: Any, passage: Evaluation, decision: Decision) -> Evaluation:
+def refused(gate: Any, evaluation: Evaluation, decision: Decision) -> Evaluation:
     """Counts a refused request and says why."""
-    entry: Entry = passage.entries[0]
+    entry: Entry = evaluation.entries[0]
     part: Decision
-    clause: CompiledRule = entry.clause
+    compiled_rule: CompiledRule = entry.compiled_rule
     last: Any = None
     refusal: Refusal
-    passage.decision = decision
-    passage.allowed = passage.owes = False
-    if len(passage.entries) == 1:  # the way of a client in a retry loop
-        clause.refused += 1
-        gate.offenders.offer(clause.name, passage.keys[0])
-        refusal = worded(decision, entry, decision, (entry.label,), passage.reason)
+    evaluation.decision = decision
+    evaluation.allowed = evaluation.needs_settlement = False
+    if len(evaluation.entries) == 1:  # the way of a client in a retry loop
+        compiled_rule.refused += 1
+        gate.offenders.offer(compiled_rule.name, evaluation.keys[0])
+        refusal = worded(decision, entry, decision, (entry.label,), evaluation.reason)
     else:
-        for entry, key, part in zip(passage.entries, passage.keys, decision.decisions, strict=True):
-            clause = entry.clause
-            if not part.allowed and clause is not last:  # limits of one rule stand together, and count once
-                clause.refused += 1
-                gate.offenders.offer(clause.name, key)
-                last = clause
-        refusal = refusal_of(passage, decision, passage.reason)
-    passage.refusal = refusal
+        for entry, key, part in zip(evaluation.entries, evaluation.keys, decision.decisions, strict=True):
+            compiled_rule = entry.compiled_rule
+            if not part.allowed and compiled_rule is not last:  # limits of one rule stand together, and count once
+                compiled_rule.refused += 1
+                gate.offenders.offer(compiled_rule.name, key)
+                last = compiled_rule
+        refusal = refusal_of(evaluation, decision, evaluation.reason)
+    evaluation.refusal = refusal
     if refusal.rule.on_refusal.action == DEGRADE:  # type: ignore[union-attr]
-        clause = clause_of(passage, refusal.rule)
-        clause.degraded += 1
-    shut = gate.shutter is not None and gate.shutter.note(gate, passage)
-    gate.refused_one(passage)
-    gate.tell(REFUSED, passage)
+        compiled_rule = clause_of(evaluation, refusal.rule)
+        compiled_rule.degraded += 1
+    shut = gate.penalty_box is not None and gate.penalty_box.note(gate, evaluation)
+    gate.refused_one(evaluation)
+    gate.publish(REFUSED, evaluation)
     if shut:
-        gate.tell(SHUT_OUT, passage)
-    return passage
+        gate.publish(PENALTY_BOX, evaluation)
+    return evaluation
 
 
-def clause_of(passage: Evaluation, rule: Any) -> CompiledRule:
+def clause_of(evaluation: Evaluation, rule: Any) -> CompiledRule:
     """A rule as it runs."""
-    return next(entry.clause for entry in passage.entries if entry.rule is rule)  # type: ignore[no-any-return]
+    return next(entry.compiled_rule for entry in evaluation.entries if entry.rule is rule)  # type: ignore[no-any-return]

@@ -2,4 +2,4 @@
 cdef class RequestContext:
     cdef public str method, path
     cdef public object raw, captured
-    cdef public dict found
+    cdef public dict identities

@@ -39,7 +39,7 @@ def differing(query: str, name: str) -> bool:
 
 @cython.cclass
 class RequestContext:
-    """The base of every framework's facts.
+    """The base of every framework's context.
 
     method   upper case ("POST"); "MESSAGE" is one message of a websocket or a stream
     path     the whole path as the server decoded it, mount points included; the matcher tidies it up
@@ -48,13 +48,13 @@ class RequestContext:
     captured the path's parts that a rule's template named
     """
 
-    __slots__ = ("captured", "found", "method", "path", "raw")
+    __slots__ = ("captured", "identities", "method", "path", "raw")
 
     def __init__(self, method: str, path: str, raw: Any = None) -> None:
         self.method = method
         self.path = path
         self.raw = raw
-        self.found: dict[str, str | None] = {}
+        self.identities: dict[str, str | None] = {}
         self.captured: Mapping[str, str] = NOTHING
 
     def header(self, name: str) -> str | None:
@@ -104,7 +104,7 @@ class WrittenRequest(RequestContext):
         self._query = dict(query or {})
         self._peer = peer
         self._certificate = certificate
-        self.found.update(identities or {})  # said outright: no identity is asked again
+        self.identities.update(identities or {})  # said outright: no identity is asked again
 
     def header(self, name: str) -> str | None:
         return self._headers.get(name)

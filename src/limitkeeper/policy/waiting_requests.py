@@ -72,12 +72,12 @@ class WaitingRequests:
         reserves = all(self._store.can_reserve(claim.limit) for claim in claims)
         return self._patient if reserves else self._asking
 
-    def wait(self, gate: Any, passage: Evaluation, refused: Decision) -> Decision:
+    def wait(self, gate: Any, evaluation: Evaluation, refused: Decision) -> Decision:
         """Waits for a refused request's turn; the decision that let it pass, or the one that refused it in the end."""
-        waiting = enter(passage, refused)
+        waiting = enter(evaluation, refused)
         if waiting is None:
-            return full(passage, refused)
-        claims = gate.claims_of(passage)
+            return full(evaluation, refused)
+        claims = gate.claims_of(evaluation)
         patient = self._which(claims)
         later = asked_later(claims, refused) if patient.reserves else []
         held = ClaimsKey([claim for i, claim in enumerate(claims) if i not in later])
@@ -85,9 +85,9 @@ class WaitingRequests:
             patience, begun_us = patience_of(waiting), gate.clock.now_us()
             decision = patient._acquire(held, 1, patience)  # type: ignore[arg-type]
             if later:
-                left = still(patience, passage, later, gate.clock.now_us() - begun_us)
+                left = still(patience, evaluation, later, gate.clock.now_us() - begun_us)
                 decision = self._rest(gate, claims, later, held, decision, left)
-            return waited(passage, waiting, decision, gate.clock.now_us() - begun_us)
+            return waited(evaluation, waiting, decision, gate.clock.now_us() - begun_us)
         except RateLimited as error:
             return self._told(gate, error.decision, refused, later)
         finally:
@@ -101,14 +101,14 @@ class WaitingRequests:
             self._patient._give_up(Waiter(held.claims, turn, None), held, 1, turn)  # type: ignore[arg-type]
             if not isinstance(error, RateLimited):
                 raise
-            return error.decision if gate.failing.has_failed(error.decision) else self._store.decide(claims, 0)
-        return told if gate.failing.has_failed(told) else mingled(turn, told.decisions, later)
+            return error.decision if gate.on_failure.has_failed(error.decision) else self._store.decide(claims, 0)
+        return told if gate.on_failure.has_failed(told) else mingled(turn, told.decisions, later)
 
-    async def await_(self, gate: Any, passage: Evaluation, refused: Decision) -> Decision:
-        waiting = enter(passage, refused)
+    async def await_(self, gate: Any, evaluation: Evaluation, refused: Decision) -> Decision:
+        waiting = enter(evaluation, refused)
         if waiting is None:
-            return full(passage, refused)
-        claims = gate.claims_of(passage)
+            return full(evaluation, refused)
+        claims = gate.claims_of(evaluation)
         patient = self._which(claims)
         later = asked_later(claims, refused) if patient.reserves else []
         held = ClaimsKey([claim for i, claim in enumerate(claims) if i not in later])
@@ -116,9 +116,9 @@ class WaitingRequests:
             patience, begun_us = patience_of(waiting), gate.clock.now_us()
             decision = await patient._aacquire(held, 1, patience)  # type: ignore[arg-type]
             if later:
-                left = still(patience, passage, later, gate.clock.now_us() - begun_us)
+                left = still(patience, evaluation, later, gate.clock.now_us() - begun_us)
                 decision = await self._arest(gate, claims, later, held, decision, left)
-            return waited(passage, waiting, decision, gate.clock.now_us() - begun_us)
+            return waited(evaluation, waiting, decision, gate.clock.now_us() - begun_us)
         except RateLimited as error:
             return self._told(gate, error.decision, refused, later)
         finally:
@@ -133,12 +133,12 @@ class WaitingRequests:
             await self._patient._agive_up(Waiter(held.claims, turn, None), held, 1, turn)  # type: ignore[arg-type]
             if not isinstance(error, RateLimited):
                 raise
-            return error.decision if gate.failing.has_failed(error.decision) else await self._store.adecide(claims, 0)
-        return told if gate.failing.has_failed(told) else mingled(turn, told.decisions, later)
+            return error.decision if gate.on_failure.has_failed(error.decision) else await self._store.adecide(claims, 0)
+        return told if gate.on_failure.has_failed(told) else mingled(turn, told.decisions, later)
 
     def _told(self, gate: Any, decision: Decision, refused: Decision, later: list[int]) -> Decision:
         """The refusal of a turn, with what the limits said that take none."""
-        if not later or gate.failing.has_failed(decision):
+        if not later or gate.on_failure.has_failed(decision):
             return decision
         return mingled(decision, [refused.decisions[i] for i in later], later)
 
@@ -149,12 +149,12 @@ def asked_later(claims: list[Claim], refused: Decision) -> list[int]:
     return [i for i, part in enumerate(refused.decisions) if closing[i] and part.allowed]
 
 
-def still(patience: float, passage: Evaluation, later: list[int], waited_us: int) -> float:
+def still(patience: float, evaluation: Evaluation, later: list[int], waited_us: int) -> float:
     """Seconds that may still be waited for them: none where one of their rules does not wait."""
-    clauses = [passage.entries[i].clause for i in later]
-    if not all(clause.waits for clause in clauses):
+    rules = [evaluation.entries[i].compiled_rule for i in later]
+    if not all(compiled_rule.waits for compiled_rule in rules):
         return 0.0
-    return max(0.0, min(patience, patience_of(clauses)) - waited_us / 1e6)
+    return max(0.0, min(patience, patience_of(rules)) - waited_us / 1e6)
 
 
 def mingled(turn: Decision, others: Any, later: list[int]) -> Decision:
@@ -165,45 +165,45 @@ def mingled(turn: Decision, others: Any, later: list[int]) -> Decision:
     return Decisions(told.decisions, *fields)
 
 
-def refusers(passage: Evaluation, decision: Decision) -> list[Any]:
-    """The clauses that refuse, once each."""
+def refusers(evaluation: Evaluation, decision: Decision) -> list[Any]:
+    """The rules that refuse, once each."""
     found: dict[str, Any] = {}
-    for entry, part in zip(passage.entries, decision.decisions, strict=True):
+    for entry, part in zip(evaluation.entries, decision.decisions, strict=True):
         if not part.allowed:
-            found[entry.clause.name] = entry.clause
+            found[entry.compiled_rule.name] = entry.compiled_rule
     return list(found.values())
 
 
-def enter(passage: Evaluation, refused: Decision) -> list[Any] | None:
+def enter(evaluation: Evaluation, refused: Decision) -> list[Any] | None:
     """Takes a place in the queue of every rule that makes it wait; None when one of them is full."""
-    waiting = refusers(passage, refused)
-    for clause in waiting:
-        if clause.crowd.waiting >= clause.rule.on_refusal.queue:
-            clause.queue_full += 1
+    waiting = refusers(evaluation, refused)
+    for compiled_rule in waiting:
+        if compiled_rule.waiting.waiting >= compiled_rule.config.on_refusal.queue:
+            compiled_rule.queue_full += 1
             return None
-    for clause in waiting:
-        clause.crowd.waiting += 1
+    for compiled_rule in waiting:
+        compiled_rule.waiting.waiting += 1
     return waiting
 
 
 def leave(waiting: list[Any]) -> None:
-    for clause in waiting:
-        clause.crowd.waiting -= 1
+    for compiled_rule in waiting:
+        compiled_rule.waiting.waiting -= 1
 
 
-def full(passage: Evaluation, refused: Decision) -> Decision:
+def full(evaluation: Evaluation, refused: Decision) -> Decision:
     """Refused because too many wait already."""
-    passage.reason = QUEUE_FULL
+    evaluation.reason = QUEUE_FULL
     return refused
 
 
 def patience_of(waiting: list[Any]) -> float:
     """Seconds that the least patient rule gives."""
-    return min(clause.rule.on_refusal.wait_us for clause in waiting) / 1e6  # type: ignore[no-any-return]
+    return min(compiled_rule.config.on_refusal.wait_us for compiled_rule in waiting) / 1e6  # type: ignore[no-any-return]
 
 
-def waited(passage: Evaluation, waiting: list[Any], decision: Decision, waited_us: int) -> Decision:
-    passage.wait_us = max(0, waited_us)
-    for clause in waiting if decision.allowed else ():
-        clause.waited += 1
+def waited(evaluation: Evaluation, waiting: list[Any], decision: Decision, waited_us: int) -> Decision:
+    evaluation.wait_us = max(0, waited_us)
+    for compiled_rule in waiting if decision.allowed else ():
+        compiled_rule.waited += 1
     return decision

@@ -1,7 +1,6 @@
-"""Named limiters with shared, named configurations."""
+"""Named limiters, each created once from shared, named configurations, over one store."""
 
-from .changes import Change
-from .entries import Entries
+from .entries import Change, Entries
 from .limiters import Registry
 
 __all__ = ["Change", "Entries", "Registry"]

@@ -1,72 +1,83 @@
-"""Entries under names: made once, changed one after the other, told to whoever listens.
+"""Entries: a thread-safe registry that creates each named entry once and publishes changes.
 
-Whoever asks first for a name makes what stands there; the others wait for that name only, and a factory runs once. Reading
-never waits. Configurations are kept beside the entries, under names of their own.
+The first caller of a name runs its factory; other callers of that name wait for it, other names do not. Reading never waits.
+Configurations are kept beside the entries, under names of their own.
 
-Rejected: one lock for all names (a slow factory would hold up every other name), and weak references to entries (one that
-nobody holds just now would lose its counters).
+Rejected: one lock for all names (a slow factory would block every other name), and weak references to entries (an entry without
+a caller would lose its counters).
 """
 
 from __future__ import annotations
 
-import os
 import threading
-import weakref
 from collections.abc import Callable, ItemsView, Iterator, KeysView, Mapping, ValuesView
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, Generic, Self, TypeVar
 
 from ..errors import ConfigurationError
-from ..observe.events import ADDED, REMOVED, REPLACED
+from ..fork import reset_after_fork
+from ..observe.events import ADDED, REMOVED, REPLACED, Event, Publisher
 from ..stores import MemoryStore, Store, store_from_url
-from .changes import Change, Changes
 
 E = TypeVar("E")
 C = TypeVar("C")
-#: The configuration of whoever names none.
+#: The name of the configuration that is used when none is named.
 DEFAULT = "default"
 
 
-class _Door:
-    """Lets one thread at a time change what stands under a name."""
+@dataclass(frozen=True, slots=True)
+class Change(Event):
+    """A change of the name `limiter`: `entry` was added or removed; `replaced` is the entry before it."""
 
-    __slots__ = ("lock", "making", "users")
+    entry: Any = None
+    replaced: Any = None
+
+
+class _NameLock:
+    """Lets one thread at a time change a name; `creating` while its factory runs."""
+
+    __slots__ = ("creating", "lock", "users")
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
-        self.making = False
+        self.creating = False
         self.users = 0
 
 
 class Entries(Generic[E, C]):
-    """What every registry is: entries under names, configurations under names, one store, and events for changes.
+    """The base of every registry: entries by name, configurations by name, one store, and events for changes.
 
-    Reading never waits. Changes of one name are made, and told, one after the other.
+    Reading never waits. Changes of one name are made, and published, one after the other.
     """
 
     def __init__(self, configurations: Mapping[str, C], store: Store | str | None = None) -> None:
-        self._owns = store is None or isinstance(store, str)
-        self.store: Store = _opened(store)
-        self.events = Changes((ADDED, REPLACED, REMOVED))
+        self._owns_store = store is None or isinstance(store, str)
+        self.store = _open_store(store)
+        self.events = Publisher((ADDED, REPLACED, REMOVED))
         self._entries: dict[str, E] = {}
-        self._configurations: dict[str, C] = {}
-        for name, configuration in configurations.items():
-            self._configurations[checked_name(name)] = self._checked_configuration(name, configuration)
-        self._renew_locks()
-        _registries.add(self)
+        self._configurations = {
+            check_name(name): self._check_configuration(name, configuration) for name, configuration in configurations.items()
+        }
+        self._reset_after_fork()
+        reset_after_fork(self)
 
-    # What every kind of registry says for itself ---------------------------------------------------------------
+    def _reset_after_fork(self) -> None:
+        self._lock = threading.Lock()
+        self._name_locks: dict[str, _NameLock] = {}
 
-    def _checked_configuration(self, name: str, configuration: C) -> C:
+    # What each kind of registry defines ------------------------------------------------------------------------
+
+    def _check_configuration(self, name: str, configuration: C) -> C:
         raise NotImplementedError
 
-    def _checked_entry(self, name: str, entry: E) -> E:
+    def _check_entry(self, name: str, entry: E) -> E:
         raise NotImplementedError
 
     # Reading ---------------------------------------------------------------------------------------------------
 
     def find(self, name: str) -> E | None:
-        """What stands under a name, or None."""
+        """The entry of a name, or None."""
         return self._entries.get(name)
 
     def __getitem__(self, name: str) -> E:
@@ -76,7 +87,7 @@ class Entries(Generic[E, C]):
         return name in self._entries
 
     def __iter__(self) -> Iterator[str]:
-        """The names, in the order in which they came; changes meanwhile do no harm."""
+        """The names in order of addition, of a copy: the registry may change meanwhile."""
         return iter(self._copy())
 
     def __len__(self) -> int:
@@ -87,11 +98,11 @@ class Entries(Generic[E, C]):
         return self._copy().keys()
 
     def values(self) -> ValuesView[E]:
-        """What stands under them, of a copy."""
+        """The entries, of a copy."""
         return self._copy().values()
 
     def items(self) -> ItemsView[str, E]:
-        """Both, of a copy."""
+        """Names and entries, of a copy."""
         return self._copy().items()
 
     def _copy(self) -> dict[str, E]:
@@ -101,71 +112,66 @@ class Entries(Generic[E, C]):
     # Changing --------------------------------------------------------------------------------------------------
 
     def get_or_create(self, name: str, factory: Callable[[], E]) -> E:
-        """What stands under a name; when nothing does, what `factory` makes. It runs once, whoever else asks meanwhile."""
-        found = self._entries.get(checked_name(name))
+        """The entry of a name; when there is none, `factory` creates it. It runs once, however many threads call."""
+        found = self._entries.get(check_name(name))
         if found is not None:
             return found
-        with self._alone(name) as door:
+        with self._exclusive(name) as lock:
             found = self._entries.get(name)
             if found is None:
-                door.making = True
+                lock.creating = True
                 try:
-                    found = self._checked_entry(name, factory())
+                    found = self._check_entry(name, factory())
                 finally:
-                    door.making = False
+                    lock.creating = False
                 self._put(ADDED, name, found, None)
             return found
 
     def add(self, name: str, entry: E) -> None:
-        """Puts an entry under a name that is free."""
-        with self._alone(checked_name(name)):
+        """Adds an entry under a name that is free."""
+        with self._exclusive(check_name(name)):
             if name in self._entries:
-                raise ConfigurationError(f"{name!r} is taken; use replace({name!r}, …) to put something else there")
-            self._put(ADDED, name, self._checked_entry(name, entry), None)
+                raise ConfigurationError(f"{name!r} is taken; use replace({name!r}, …) to replace its entry")
+            self._put(ADDED, name, self._check_entry(name, entry), None)
 
     def replace(self, name: str, entry: E) -> E | None:
-        """Puts another entry under a name that is taken, and returns the one before; None (and no change) when it is free."""
-        with self._alone(checked_name(name)):
+        """Replaces the entry of a name and returns the one before; None, and no change, when the name is free."""
+        with self._exclusive(check_name(name)):
             before = self._entries.get(name)
             if before is not None:
-                self._put(REPLACED, name, self._checked_entry(name, entry), before)
+                self._put(REPLACED, name, self._check_entry(name, entry), before)
             return before
 
     def remove(self, name: str) -> E | None:
-        """Takes an entry away and returns it; None when there was none. The state of its keys stays in the store."""
-        with self._alone(checked_name(name)):
+        """Removes an entry and returns it; None when there was none. The state of its keys stays in the store."""
+        with self._exclusive(check_name(name)):
             with self._lock:
                 before = self._entries.pop(name, None)
             if before is not None:
-                self.events.tell(Change(REMOVED, name, entry=before))
+                self.events.send(Change(REMOVED, name, entry=before))
             return before
 
     def _put(self, kind: str, name: str, entry: E, before: E | None) -> None:
         with self._lock:
             self._entries[name] = entry
-        self.events.tell(Change(kind, name, entry=entry, replaced=before))
+        self.events.send(Change(kind, name, entry=entry, replaced=before))
 
     @contextmanager
-    def _alone(self, name: str) -> Iterator[_Door]:
-        """Nobody else changes this name meanwhile. A door is kept only while somebody stands at it."""
+    def _exclusive(self, name: str) -> Iterator[_NameLock]:
+        """Locks a name against other changes. The lock object lives as long as threads use it."""
         with self._lock:
-            door = self._doors.setdefault(name, _Door())
-            door.users += 1
+            lock = self._name_locks.setdefault(name, _NameLock())
+            lock.users += 1
         try:
-            with door.lock:
-                if door.making:  # the same thread again: the factory itself came back
-                    raise ConfigurationError(f"the factory of {name!r} asks the registry for {name!r}; let it make it instead")
-                yield door
+            with lock.lock:
+                if lock.creating:  # re-entered by the factory's own thread
+                    raise ConfigurationError(f"the factory of {name!r} asks the registry for {name!r}; create it there instead")
+                yield lock
         finally:
             with self._lock:
-                door.users -= 1
-                if not door.users:
-                    self._doors.pop(name, None)
-
-    def _renew_locks(self) -> None:
-        """Locks that nobody holds: at the start, and in the child of a fork."""
-        self._lock = threading.Lock()
-        self._doors: dict[str, _Door] = {}
+                lock.users -= 1
+                if not lock.users:
+                    self._name_locks.pop(name, None)
 
     # Configurations --------------------------------------------------------------------------------------------
 
@@ -186,25 +192,25 @@ class Entries(Generic[E, C]):
             ) from None
 
     def add_configuration(self, name: str, configuration: C) -> None:
-        """Shares a configuration under a name, from now on; what was made by it before stays as it is."""
-        checked = self._checked_configuration(checked_name(name), configuration)
+        """Shares a configuration under a name; entries created earlier keep theirs."""
+        checked = self._check_configuration(check_name(name), configuration)
         with self._lock:
             self._configurations[name] = checked
 
     def remove_configuration(self, name: str) -> C | None:
-        """Takes a configuration away and returns it; None when there was none. What was made by it stays."""
+        """Removes a configuration and returns it; None when there was none. Entries created from it stay."""
         with self._lock:
             return self._configurations.pop(name, None)
 
     # Closing ---------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Closes the store, if this registry made it."""
-        if self._owns:
+        """Closes the store if this registry opened it."""
+        if self._owns_store:
             self.store.close()
 
     async def aclose(self) -> None:
-        if self._owns:
+        if self._owns_store:
             await self.store.aclose()
 
     def __enter__(self) -> Self:
@@ -220,7 +226,7 @@ class Entries(Generic[E, C]):
         await self.aclose()
 
 
-def _opened(store: Store | str | None) -> Store:
+def _open_store(store: Store | str | None) -> Store:
     if store is None:
         return MemoryStore()
     if isinstance(store, str):
@@ -230,19 +236,7 @@ def _opened(store: Store | str | None) -> Store:
     return store
 
 
-def checked_name(name: str) -> str:
+def check_name(name: str) -> str:
     if not isinstance(name, str) or not name:
-        raise ConfigurationError(f"a name in a registry must be a text, not {name!r}")
+        raise ConfigurationError(f"a name in a registry must be a non-empty string, got {name!r}")
     return name
-
-
-_registries: weakref.WeakSet[Entries[Any, Any]] = weakref.WeakSet()
-
-
-def _after_fork() -> None:
-    for registry in list(_registries):
-        registry._renew_locks()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)

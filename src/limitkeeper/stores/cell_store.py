@@ -11,9 +11,7 @@ Time never runs backwards here: when a clock does, the store carries on from the
 from __future__ import annotations
 
 import gc
-import os
 import threading
-import weakref
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -54,9 +52,8 @@ from ..algorithms.all_of import together
 from ..clock import SYSTEM, Clock
 from ..decision import STORE
 from ..errors import ConfigurationError
+from ..fork import reset_after_fork
 from .contract import Booking
-
-_stores: weakref.WeakSet[CellStore] = weakref.WeakSet()
 
 
 @cython.cclass
@@ -93,7 +90,7 @@ class CellStore(Store):
         self.shift_us = 0
         self.revision = 0
         self._lock = threading.RLock()
-        _stores.add(self)
+        reset_after_fork(self)
 
     # Time ------------------------------------------------------------------------------------------------------
 
@@ -520,7 +517,7 @@ class CellStore(Store):
     def __bool__(self) -> bool:
         return True
 
-    def _renew_lock(self) -> None:
+    def _reset_after_fork(self) -> None:
         self._lock = threading.RLock()
 
 
@@ -566,13 +563,3 @@ def only_claims(claims: Any) -> None:
     for claim in claims:
         if not isinstance(claim, Claim):
             raise TypeError(f"{claim!r} is no Claim")
-
-
-def _after_fork() -> None:
-    """A child starts with locks that nobody holds."""
-    for store in list(_stores):
-        store._renew_lock()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)

@@ -1,17 +1,15 @@
-# The C face of asgi_fast.py.
+# C declarations of asgi_fast.py.
 from limitkeeper.policy.request_context cimport RequestContext
 from limitkeeper.policy.evaluation cimport Evaluation
 
 cdef class AsgiRequestContext(RequestContext):
     cdef readonly object scope
-    cdef object _query
+    cdef dict _query
 
 cdef class HeaderSend:
-    cdef Evaluation _passage
+    cdef Evaluation _evaluation
     cdef object _send
 
-cdef long long LENGTHS
-
 cpdef bint has_origin(object scope)
-cpdef object begun(Evaluation passage, object message)
-cdef list together(object given, list added)
+cpdef object start_response(Evaluation evaluation, object message)
+cpdef object add_fields(object message, list added)

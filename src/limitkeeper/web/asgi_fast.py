@@ -1,13 +1,13 @@
-"""What of ASGI is on the way of every request: a scope as facts, and the `send` that puts the fields on a response.
+"""ASGI hot path: the scope as a RequestContext, and the `send` that adds the fields to a response.
 
-Nothing of a scope is read before a policy asks for it. `Sending` is called where a server's `send` would be and hands out that
-one's awaitable, so that a message costs no coroutine of its own. Messages and header lists belong to the app (some send the same
-ones every time), so the start of a response is copied, never changed.
+Nothing of a scope is read before a policy needs it. `HeaderSend` returns the awaitable of the server's `send`, so that a message
+needs no coroutine of its own. Messages and header lists belong to the app (some send the same ones every time), so the start of a
+response is copied, never changed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping
 from typing import Any
 from urllib.parse import parse_qsl
 
@@ -20,33 +20,34 @@ if cython.compiled:
     from cython.cimports.limitkeeper.policy.evaluate import Evaluator
     from cython.cimports.limitkeeper.policy.evaluation import Evaluation
     from cython.cimports.limitkeeper.policy.request_context import RequestContext
-    from cython.cimports.limitkeeper.web.headers import fields
+    from cython.cimports.limitkeeper.web.ratelimit_fields import append_fields, fields
 else:
     from ..policy.evaluation import Evaluation
     from ..policy.request_context import RequestContext
-    from .headers import fields
+    from .ratelimit_fields import append_fields, fields
 
 from ..policy.request_context import NOTHING, PARAMETERS, USUAL, differing, method_of
-from .headers import FAMILY, merge
 
-#: The lengths of the names of our fields, as bits: a response whose names have other lengths has none of them.
-LENGTHS = 0
-for _name in FAMILY:
-    LENGTHS |= 1 << len(_name)
+Scope = MutableMapping[str, Any]
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+ASGIApp = Callable[[Scope, Receive, Send], Awaitable[None]]
+
 START = "http.response.start"
 
 
 @cython.cclass
 class AsgiRequestContext(RequestContext):
-    """What a policy may ask about an ASGI scope, of a request, of a websocket's handshake or (MESSAGE) of one of its messages."""
+    """The context of an ASGI scope: a request, a websocket's handshake, or (method MESSAGE) one of its messages."""
 
     __slots__ = ("_query", "scope")
 
-    def __init__(self, scope: Any, method: str | None = None) -> None:
-        known: dict = scope if type(scope) is dict else dict(scope)  # type: ignore[type-arg]
+    def __init__(self, scope: Scope, method: str | None = None) -> None:
+        known: dict[str, Any] = scope if type(scope) is dict else dict(scope)
         path = known["path"]
         root = known.get("root_path")
-        if root and not below(path, root):
+        if root and not is_below(path, root):
             path = root + path
         if method is None:
             method = known.get("method", "GET")
@@ -56,30 +57,30 @@ class AsgiRequestContext(RequestContext):
         self.path = path
         self.raw = scope
         self.scope = scope
-        self.found = {}
+        self.identities = {}
         self.captured = NOTHING
-        self._query: Any = None
+        self._query: dict[str, str] | None = None
 
     def header(self, name: str) -> str | None:
         wanted = name.encode("latin-1")
-        first: Any = None
-        more: Any = None
+        first: bytes | None = None
+        several: list[bytes] | None = None
         for field in self.scope["headers"]:
             if field[0] == wanted:
                 if first is None:
                     first = field[1]
-                elif more is None:
-                    more = [first, field[1]]
+                elif several is None:
+                    several = [first, field[1]]
                 else:
-                    more.append(field[1])
-        if more is not None:
-            first = (b"; " if wanted == b"cookie" else b", ").join(more)
+                    several.append(field[1])
+        if several is not None:
+            first = (b"; " if wanted == b"cookie" else b", ").join(several)
         return None if first is None else first.decode("latin-1")
 
     def query(self, name: str) -> str | None:
         if self._query is None:
-            self._query = parsed(self.scope.get("query_string", b""))
-        return self._query.get(name)  # type: ignore[no-any-return]
+            self._query = parse_query(self.scope.get("query_string", b"").decode("latin-1"))
+        return self._query.get(name)
 
     def differs(self, kind: str, name: str) -> bool:
         if kind == "query":
@@ -92,47 +93,46 @@ class AsgiRequestContext(RequestContext):
         return (client[0] or None) if client else None
 
     def certificate(self) -> Mapping[str, Any] | None:
-        told = (self.scope.get("extensions") or {}).get("tls")
-        if not told or told.get("client_cert_error") or not told.get("client_cert_name"):
+        tls = (self.scope.get("extensions") or {}).get("tls")
+        if not tls or tls.get("client_cert_error") or not tls.get("client_cert_name"):
             return None
-        return {"subject": told["client_cert_name"], "san": list(told.get("client_cert_san") or ())}
+        return {"subject": tls["client_cert_name"], "san": list(tls.get("client_cert_san") or ())}
 
 
-def below(path: str, root: str) -> bool:
-    """Whether a path has its mount point in front already; servers and frameworks differ in that."""
+def is_below(path: str, root: str) -> bool:
+    """Whether a path already starts with its mount point; servers and frameworks differ in that."""
     root = root.rstrip("/")
     return path.startswith(root) and path[len(root) : len(root) + 1] in ("", "/")
 
 
-def parsed(query: bytes) -> dict[str, str]:
-    """The first value of every parameter."""
-    text = query.decode("latin-1")
-    if text.count("&") >= PARAMETERS:
-        text = "&".join(text.split("&", PARAMETERS)[:PARAMETERS])
+def parse_query(query: str) -> dict[str, str]:
+    """The first value of each of the first PARAMETERS parameters."""
+    if query.count("&") >= PARAMETERS:
+        query = "&".join(query.split("&", PARAMETERS)[:PARAMETERS])
     found: dict[str, str] = {}
-    for name, value in parse_qsl(text, keep_blank_values=True):
+    for name, value in parse_qsl(query, keep_blank_values=True, errors="replace"):
         found.setdefault(name, value)
     return found
 
 
-def admitted(quick: Any, scope: Any, send: Any) -> Any:
-    """The way of most requests, in one step: asked, let pass, nothing owed. The `send` for its response, or None: something is
-    out of the ordinary, and `scope["limitkeeper"]` is what was decided (None: nothing was done yet)."""
-    told = quick(AsgiRequestContext(scope))
-    scope["limitkeeper"] = told
-    if told is None:
+def admit(quick: Callable[[RequestContext], Evaluation | None], scope: Scope, send: Send) -> HeaderSend | None:
+    """Evaluates a request. Returns the `send` for its response when it is allowed and needs no settlement; otherwise None, and
+    `scope["limitkeeper"]` is the evaluation (None: the gate has to be awaited, nothing was charged)."""
+    found = quick(AsgiRequestContext(scope))
+    scope["limitkeeper"] = found
+    if found is None:
         return None
-    passage: Evaluation = told
-    passage.origin = has_origin(scope)
-    if not passage.allowed or passage.owes:
+    evaluation: Evaluation = found
+    evaluation.origin = has_origin(scope)
+    if not evaluation.allowed or evaluation.needs_settlement:
         return None
-    passage.facts = None  # they hold the scope, which holds the passage: a circle would wait for the garbage collector
-    return HeaderSend(passage, send)
+    evaluation.context = None  # the context holds the scope, which holds the evaluation: no reference cycle is left
+    return HeaderSend(evaluation, send)
 
 
 @cython.ccall
-def has_origin(scope: Any) -> cython.bint:
-    """Whether a page made this request, which browsers say in Origin; most requests are spared the field that only pages need."""
+def has_origin(scope: Scope) -> cython.bint:
+    """Whether a page sent this request (browsers add Origin): only pages need Access-Control-Expose-Headers."""
     for field in scope["headers"]:
         if len(field[0]) == 6 and field[0] == b"origin":
             return True
@@ -141,53 +141,48 @@ def has_origin(scope: Any) -> cython.bint:
 
 @cython.cclass
 class HeaderSend:
-    """A `send` that adds a passage's fields to the start of the response, and tells the gate of it; once."""
+    """A `send` that adds the fields of an evaluation to the start of the response, and reports its status to the gate; once."""
 
-    __slots__ = ("_passage", "_send")
+    __slots__ = ("_evaluation", "_send")
 
-    def __init__(self, passage: Evaluation, send: Any) -> None:
-        self._passage: Evaluation | None = passage
+    def __init__(self, evaluation: Evaluation, send: Send) -> None:
+        self._evaluation: Evaluation | None = evaluation
         self._send = send
 
-    def __call__(self, message: Any) -> Any:
-        if self._passage is not None and message["type"] == START:
-            passage: Evaluation = self._passage
-            self._passage = None
-            message = begun(passage, message)
+    def __call__(self, message: Message) -> Awaitable[None]:
+        if self._evaluation is not None and message["type"] == START:
+            evaluation: Evaluation = self._evaluation
+            self._evaluation = None
+            message = start_response(evaluation, message)
         return self._send(message)
 
     def ended(self, status: int) -> None:
-        """The handler is done: unless its response had begun, this is what became of it."""
-        if self._passage is not None:
-            passage: Evaluation = self._passage
-            self._passage = None
-            if passage.allowed:
-                passage.responded(status)
+        """The app has returned or raised: reports this status unless the response had begun."""
+        if self._evaluation is not None:
+            evaluation: Evaluation = self._evaluation
+            self._evaluation = None
+            if evaluation.allowed:
+                evaluation.count_response(status)
 
 
 @cython.ccall
-def begun(passage: Evaluation, message: Any) -> Any:
-    """The start of a response, with the fields of its passage."""
-    if passage.allowed:
-        if cython.compiled and isinstance(passage.gate, Evaluator):
-            gate: Evaluator = passage.gate
-            gate.count_response(passage, message["status"])
+def start_response(evaluation: Evaluation, message: Message) -> Message:
+    """Counts the response, and returns its start message with the fields of its evaluation."""
+    if evaluation.allowed:
+        if cython.compiled and isinstance(evaluation.gate, Evaluator):
+            gate: Evaluator = evaluation.gate
+            gate.count_response(evaluation, message["status"])
         else:
-            passage.gate.count_response(passage, message["status"])
-    added: list = fields(passage)  # type: ignore[type-arg]
+            evaluation.gate.count_response(evaluation, message["status"])
+    return add_fields(message, fields(evaluation))
+
+
+@cython.ccall
+def add_fields(message: Message, added: list[tuple[bytes, bytes]]) -> Message:
+    """A copy of a start message with these fields added."""
     if added:
+        given: Iterable[tuple[bytes, bytes]] | None = message.get("headers")
+        own: list[tuple[bytes, bytes]] = given if type(given) is list else list(given or ())
         message = dict(message)
-        message["headers"] = together(message.get("headers"), added)
+        message["headers"] = append_fields(own, added)
     return message
-
-
-@cython.cfunc
-def together(given: Any, added: list) -> list:  # type: ignore[type-arg]
-    """A response's own fields and ours; looked at closely only where a name of ours may be among them."""
-    own: list = given if type(given) is list else list(given or ())  # type: ignore[type-arg]
-    length: cython.Py_ssize_t
-    for field in own:
-        length = len(field[0])
-        if length < 63 and LENGTHS >> length & 1:
-            return merge(own, added)
-    return own + added

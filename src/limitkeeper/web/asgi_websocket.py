@@ -1,141 +1,134 @@
-"""Websockets behind a policy: asked at the handshake, which counts as a GET, and for each message where a rule names MESSAGE.
+"""Websockets behind a policy: evaluated at the handshake, which is a GET, and for each message where a rule names MESSAGE.
 
-A refused handshake is answered like any request where the server can (`websocket.http.response`), otherwise it is closed before
-it was accepted, which servers tell as 403. A message that is refused closes the connection with 1013, "try again later"; one that
-has to wait is not handed on before its turn, so whoever sends too fast is slowed down by the connection itself. An app that gives
-up waiting for it finds it when it asks again. What the client said about itself in the handshake holds for all its messages.
+A refused handshake is answered like any request where the server can (`websocket.http.response`); otherwise it is closed before
+it is accepted, which servers report as 403. A refused message closes the connection with 1013, "try again later". A message that
+has to wait is not received before its turn, so that backpressure slows down a fast sender; if the app cancels its `receive`, the
+next one returns that message. Messages have the identity of their handshake.
 
-The outcome of a handshake is 101, or the status with which the app denied it; 403 where it closed without a word, 500 where it
-raised, unknown where the client disconnected before. A degrade handler answers requests: a handshake beyond its rule is refused,
-and told when to come back.
+The outcome of a handshake is 101, or the status with which the app denied it; 403 where it closed or returned without accepting,
+500 where it raised, unknown where the client disconnected before. A degrade handler answers requests only: a handshake that its
+rule refuses is refused, with Retry-After.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from typing import Any
 
 from ..policy.evaluation import Evaluation
 from ..policy.gate import Gate
 from ..policy.model import Policy
-from .asgi_fast import AsgiRequestContext
-from .headers import body, fields, merge
-from .response_settlement import GONE, UNKNOWN, outcome
+from .asgi_fast import ASGIApp, AsgiRequestContext, Message, Receive, Scope, Send, add_fields
+from .ratelimit_fields import fields
+from .refusal_body import body
+from .response_settlement import UNKNOWN, Settlement, outcome_of
 
-#: RFC 6455's registry: "Try Again Later".
-TRY_LATER = 1013
-#: A close frame holds so many bytes besides its code.
-REASON = 123
+#: The close code "Try Again Later" of RFC 6455's registry.
+TRY_AGAIN_LATER = 1013
+#: The most bytes of a close frame's reason.
+MAX_REASON = 123
 MESSAGE = "MESSAGE"
 #: Outcomes of a handshake: accepted, or closed before that.
 ACCEPTED, CLOSED = 101, 403
 
 
-async def refuse_socket(passage: Evaluation, facts: AsgiRequestContext, scope: Any, receive: Any, send: Any) -> None:
-    """Answers a handshake that does not pass."""
-    assert passage.refusal is not None
+async def refuse_websocket(
+    evaluation: Evaluation, context: AsgiRequestContext, scope: Scope, receive: Receive, send: Send
+) -> None:
+    """Answers a refused handshake."""
+    assert evaluation.refusal is not None
     await receive()  # websocket.connect: nothing may be sent before it
     if "websocket.http.response" not in (scope.get("extensions") or {}):
-        await send({"type": "websocket.close", "code": TRY_LATER, "reason": reason(passage)})
+        await send({"type": "websocket.close", "code": TRY_AGAIN_LATER, "reason": close_reason(evaluation)})
         return
-    kind, content = body(passage, facts.header("accept"))
-    headers = [*fields(passage), (b"content-type", kind), (b"content-length", b"%d" % len(content))]
-    if passage.degrade is not None and passage.refusal.retry_after is not None:
-        headers += [(b"retry-after", b"%d" % passage.refusal.retry_after), (b"cache-control", b"no-store")]
-    await send({"type": "websocket.http.response.start", "status": passage.refusal.status, "headers": headers})
+    kind, content = body(evaluation, context.header("accept"))
+    headers = [*fields(evaluation), (b"content-type", kind), (b"content-length", b"%d" % len(content))]
+    if evaluation.degrade is not None and evaluation.refusal.retry_after is not None:
+        headers += [(b"retry-after", b"%d" % evaluation.refusal.retry_after), (b"cache-control", b"no-store")]
+    await send({"type": "websocket.http.response.start", "status": evaluation.refusal.status, "headers": headers})
     await send({"type": "websocket.http.response.body", "body": content})
 
 
-def reason(passage: Evaluation) -> str:
-    """Why, in what fits into a close frame."""
-    assert passage.refusal is not None
-    return passage.refusal.message.encode()[:REASON].decode(errors="ignore")
+def close_reason(evaluation: Evaluation) -> str:
+    """The message of a refusal, cut to fit into a close frame."""
+    assert evaluation.refusal is not None
+    return evaluation.refusal.message.encode()[:MAX_REASON].decode(errors="ignore")
 
 
-def counts_messages(policy: Policy) -> bool:
+def limits_messages(policy: Policy) -> bool:
+    """Whether any rule applies to single messages of a connection or stream."""
     return any(MESSAGE in match.methods for rule in policy.rules for match in rule.match)
 
 
 class LimitedWebSocket:
-    """One open connection: its `receive` asks the gate for every message, its `send` says nothing more once it was closed."""
+    """One accepted handshake: `receive` evaluates every message, `send` counts bytes and drops what follows a refusal's close."""
 
-    def __init__(self, gate: Gate, passage: Evaluation, scope: Any, receive: Any, send: Any) -> None:
+    def __init__(self, gate: Gate, evaluation: Evaluation, scope: Scope, receive: Receive, send: Send) -> None:
         self.gate = gate
-        self.passage = passage
+        self.evaluation = evaluation
+        self.settlement = Settlement([evaluation])
         self.scope = scope
         self._receive = receive
         self._send = send
         self._policy: Policy | None = None
-        self._counts = False
-        self._held: deque[Any] = deque()
-        self.status = 0
+        self._limits_messages = False
+        self._undelivered: deque[Message] = deque()
         self.closed = False
-        self.gone = False
-        self.size = 0
+        self.disconnected = False
 
-    async def run(self, app: Any) -> None:
-        ending = CLOSED
+    async def run(self, app: ASGIApp) -> None:
+        outcome = CLOSED
         try:
             await app(self.scope, self.receive, self.send)
         except BaseException as error:
-            ending = outcome(error)
-            if not self.status:
-                self.passage.responded(GONE if self.gone else ending or GONE)
+            outcome = outcome_of(error)
             raise
         finally:
-            if self.passage.owes:
-                await self.passage.adone(self.status or (UNKNOWN if self.gone else ending), self.size)
-            self.passage.facts = None  # they hold the scope, which holds the passage
+            self.settlement.respond(UNKNOWN if self.disconnected else outcome)
+            await self.settlement.asettle()
 
-    async def receive(self) -> Any:
-        message = self._held.popleft() if self._held else await self._receive()
-        self.gone = self.gone or message["type"] == "websocket.disconnect"
-        if message["type"] != "websocket.receive" or not self.counts():
+    async def receive(self) -> Message:
+        message = self._undelivered.popleft() if self._undelivered else await self._receive()
+        self.disconnected = self.disconnected or message["type"] == "websocket.disconnect"
+        if message["type"] != "websocket.receive" or not self.limits_messages():
             return message
         if self.closed:
-            return {"type": "websocket.disconnect", "code": TRY_LATER, "reason": ""}
-        facts = AsgiRequestContext(self.scope, MESSAGE)
+            return {"type": "websocket.disconnect", "code": TRY_AGAIN_LATER, "reason": ""}
+        context = AsgiRequestContext(self.scope, MESSAGE)
         try:
-            passage = self.gate.quick(facts)
-            if passage is None:
-                passage = await self.gate.aask(facts)
-        except BaseException:  # whoever waited for it gave up: it comes first the next time
-            self._held.appendleft(message)
+            evaluation = self.gate.ask_nowait(context)
+            if evaluation is None:
+                evaluation = await self.gate.aask(context)
+        except BaseException:  # the app stopped waiting: its next `receive` returns this message first
+            self._undelivered.appendleft(message)
             raise
-        if passage.owes:
-            await passage.adone(200)
-        return message if passage.allowed else await self.close(passage)
+        await evaluation.asettle(200)
+        return message if evaluation.allowed else await self.close(evaluation)
 
-    def counts(self) -> bool:
-        """Whether any rule means messages; looked up again when the policy was reloaded."""
+    def limits_messages(self) -> bool:
+        """Whether any rule applies to messages; looked up again after a reload."""
         policy = self.gate.policy
         if policy is not self._policy:
-            self._policy, self._counts = policy, counts_messages(policy)
-        return self._counts
+            self._policy, self._limits_messages = policy, limits_messages(policy)
+        return self._limits_messages
 
-    async def close(self, passage: Evaluation) -> Any:
-        """Ends the connection, and tells the app that it has ended."""
-        said = reason(passage)
+    async def close(self, evaluation: Evaluation) -> Message:
+        """Closes the connection, and returns the disconnect message for the app."""
+        reason = close_reason(evaluation)
         self.closed = True
-        await self._send({"type": "websocket.close", "code": TRY_LATER, "reason": said})
-        return {"type": "websocket.disconnect", "code": TRY_LATER, "reason": said}
+        await self._send({"type": "websocket.close", "code": TRY_AGAIN_LATER, "reason": reason})
+        return {"type": "websocket.disconnect", "code": TRY_AGAIN_LATER, "reason": reason}
 
-    async def send(self, message: Any) -> None:
+    async def send(self, message: Message) -> None:
         kind = message["type"]
         if self.closed:
             return
         if kind == "websocket.send":
             text = message.get("text")
-            self.size += len(message.get("bytes") or b"") if text is None else len(text.encode("utf-8", "replace"))
-        elif self.status == 0 and kind in ("websocket.accept", "websocket.http.response.start"):
-            self.began(message.get("status", ACCEPTED))
-            message = {**message, "headers": merge(list(message.get("headers") or ()), fields(self.passage))}
+            data = message.get("bytes") or b"" if text is None else text.encode("utf-8", "replace")
+            self.settlement.size += len(data)
+        elif kind in ("websocket.accept", "websocket.http.response.start") and not self.settlement.counted:
+            self.settlement.respond(message.get("status", ACCEPTED))
+            message = add_fields(message, fields(self.evaluation))
         elif kind == "websocket.close":
-            self.began(CLOSED)
+            self.settlement.respond(CLOSED)
         await self._send(message)
-
-    def began(self, status: int) -> None:
-        """How the handshake ended, which is said once."""
-        if self.status == 0:
-            self.status = status
-            self.passage.responded(status)

@@ -2,74 +2,91 @@
 
     @app.post("/checkout", dependencies=[Depends(RateLimit("5/s burst 10"))])
 
-Per client by default, never one bucket for all. A limit without a name counts for each route it stands on; with a name it is one
-limit wherever it stands. The policy of a whole site is RateLimitMiddleware's (asgi.py); a rule of it can be named here, and where
-the middleware has asked it already it is not asked again.
+Limits are per client address by default. A limit without a name counts for each of its routes separately; with a name it is one
+limit for all of them. RateLimitMiddleware (asgi.py) applies a policy to a whole site; a rule of that policy can be named here,
+and is not evaluated again where the middleware has done so.
 
-`install(app)` makes refusals exactly ours (otherwise they are in FastAPI's {"detail": …}), puts the fields on responses that a
-handler made itself, and settles costs by outcome or size; none of that can be done from within a dependency.
+`install(app)` sends refusals in our format (instead of FastAPI's {"detail": …}), adds the fields to responses that a handler made
+itself, and settles costs by outcome or size. A dependency can do none of that: it never sees the response.
 """
 
 from __future__ import annotations
 
 import json
 from functools import partial
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import Depends, FastAPI, HTTPException, Request, Response, WebSocketException
 from starlette.requests import HTTPConnection
 
 from ..errors import ConfigurationError
 from ..policy.evaluation import Evaluation
-from .asgi_fast import AsgiRequestContext
-from .asgi_websocket import TRY_LATER, reason
-from .dependency_limits import DependencyMiddleware, asked_of
+from .asgi import SettlingSend
+from .asgi_fast import ASGIApp, AsgiRequestContext, Message, Receive, Scope, Send
+from .asgi_websocket import TRY_AGAIN_LATER, close_reason
+from .handler_limit import combined_fields, located_name, rule_name
 from .refusal_body import body
-from .route_limit import RouteLimit
-from .view_identity import place_of, placed
-from .view_limit import fitting, told
+from .starlette import EVALUATIONS, RequestEvaluations, RouteLimit, evaluations_of, route_location
 
 
 class TooManyRequests(HTTPException):
-    """A refusal, on its way to the client. `passage` says why."""
+    """A refusal, raised by a dependency. `evaluation` has its reason."""
 
-    def __init__(self, passage: Evaluation, accept: str | None, fields: dict[str, str]) -> None:
-        assert passage.refusal is not None
-        self.passage = passage
-        kind, self.content = body(passage, accept)
+    def __init__(self, evaluation: Evaluation, accept: str | None, fields: dict[str, str]) -> None:
+        assert evaluation.refusal is not None
+        self.evaluation = evaluation
+        kind, self.content = body(evaluation, accept)
         self.media_type = kind.decode()
-        detail: Any = self.content.decode()
-        if self.media_type.endswith("json"):
-            detail = json.loads(detail)
-        super().__init__(passage.refusal.status, detail, fields)
+        text = self.content.decode()
+        super().__init__(evaluation.refusal.status, json.loads(text) if self.media_type.endswith("json") else text, fields)
 
 
-async def answer(request: Request, refused: TooManyRequests) -> Any:
-    """The response of a refusal: its rule's degrade handler, or why and when to come back."""
-    degrade = refused.passage.degrade
+async def refusal_response(request: Request, refused: Exception) -> Response:
+    """The response of a refusal: its rule's degrade handler, or our body."""
+    assert isinstance(refused, TooManyRequests)
+    degrade: Response | None = refused.evaluation.degrade  # type: ignore[assignment]  # any ASGI app will do
     if degrade is not None:
         return degrade
     return Response(refused.content, refused.status_code, dict(refused.headers or {}), refused.media_type)
 
 
+class DependencyMiddleware:
+    """Adds the fields of all limits in dependencies to the response, and settles them."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        scope[EVALUATIONS] = evaluations = RequestEvaluations(settles=True)
+
+        def start(message: Message) -> Message:
+            """Replaces fields of inner limits, since ours include them."""
+            if not evaluations.all or not all(evaluation.allowed for evaluation in evaluations.all):
+                return message
+            added = evaluations.encoded_fields(scope)
+            names = {name for name, _ in added}
+            own = [(name, value) for name, value in message.get("headers") or () if name.lower() not in names]
+            return {**message, "headers": own + added}
+
+        await SettlingSend(evaluations.all, scope, send, start).run(self.app, scope, receive)
+
+
 def install(app: FastAPI) -> None:
-    """Prepares an app for limits in dependencies: exact refusals, fields on every response, settling. Once is enough."""
+    """Prepares an app for limits in dependencies: refusals in our format, fields on every response, settlement. Idempotent."""
     if TooManyRequests not in app.exception_handlers:
-        app.add_exception_handler(TooManyRequests, answer)  # type: ignore[arg-type]
+        app.add_exception_handler(TooManyRequests, refusal_response)
         app.add_middleware(DependencyMiddleware)
 
 
 class RateLimit(RouteLimit):
-    """A limit to depend on. `key` is "ip", or a callable that is given the request (async too); None from it means the address.
+    """A limit as a dependency. `key` is "ip", or a callable that is given the request (async too); None: the client's address.
 
-    Every other word of a rule may follow: cost=, message=, on_refusal=, status=, charge=, … `policy` and `rule` name a rule of a
-    policy instead, whatever it matches. `store` is a store or its URL; without one, this limit has a memory of its own.
+    All other fields of a rule are options: cost=, message=, on_refusal=, status=, charge=, … `policy` and `rule` name a rule of a
+    policy instead, whatever it matches. `store` is a store or its URL; without it, this limit has a MemoryStore of its own.
     """
-
-    def __init__(self, *said: Any, **words: Any) -> None:
-        super().__init__(*said, **words)
-        #: By route and depth: the name, and the route, so that nobody else is taken for it.
-        self._names: dict[tuple[int, int], tuple[Any, str]] = {}
 
     async def __call__(self, connection: HTTPConnection, response: Response) -> Evaluation:
         return await self.check(connection, response)
@@ -77,60 +94,62 @@ class RateLimit(RouteLimit):
     async def check(
         self, connection: HTTPConnection, response: Response | None = None, *, key: str | int | None = None
     ) -> Evaluation:
-        """Asks from within another dependency or a handler; `key` says outright who it is: `check(request, key=user.id)`."""
+        """Evaluates the limit within another dependency or a handler; `key` replaces its key: `check(request, key=user.id)`."""
         scope = connection.scope
-        if self.was_asked(scope):
-            return scope["limitkeeper"]  # type: ignore[no-any-return]
-        asked = asked_of(scope)
-        facts = AsgiRequestContext(scope)
-        passage = await self.ask(connection, facts, self._named(scope, len(asked.passages)), key)
-        if not passage.allowed:
+        if self.was_evaluated(scope):
+            known: Evaluation = scope["limitkeeper"]
+            return known
+        evaluations = evaluations_of(scope)
+        context = AsgiRequestContext(scope)
+        evaluation = await self.evaluate(connection, context, self._name_on(scope, len(evaluations.all) + 1), key)
+        if not evaluation.allowed:
             if scope["type"] == "websocket":
-                raise WebSocketException(TRY_LATER, reason(passage))
-            raise TooManyRequests(passage, facts.header("accept"), dict(told([passage])))
-        if passage.owes and not asked.settles:
-            raise ConfigurationError("a cost or charge that the response decides needs limitkeeper.web.fastapi.install(app)")
-        if response is not None and not asked.settles:
-            for name, value in asked.fields(scope):
+                raise WebSocketException(TRY_AGAIN_LATER, close_reason(evaluation))
+            raise TooManyRequests(evaluation, context.header("accept"), dict(combined_fields([evaluation])))
+        if evaluation.needs_settlement and not evaluations.settles:
+            raise ConfigurationError("a cost or charge that depends on the response needs limitkeeper.web.fastapi.install(app)")
+        if response is not None and not evaluations.settles:
+            for name, value in evaluations.fields(scope):
                 response.headers[name] = value
-        return passage
+        return evaluation
 
-    def _named(self, scope: Any, depth: int) -> str:
+    def _name_on(self, scope: Scope, depth: int) -> str:
+        """The rule's name on the request's route."""
         if self.name is not None:
             return self.name
         route = scope.get("route")
-        found = self._names.get((id(route), depth))
+        found = self.names.get((id(route), depth))
         if found is None or found[0] is not route:
-            found = self._names[id(route), depth] = (route, name_of(scope, depth))
+            found = self.names[id(route), depth] = (route, route_name(scope, depth))
         return found[1]
 
 
-def name_of(scope: Any, depth: int) -> str:
-    """`shop.routes.checkout`; a second limit on the way to it is `shop.routes.checkout.2`. Where the endpoint's name does not say
-    which route it is, the route's own place says it: `shop.routes.crud.index@GET /orders`."""
-    given = endpoint = scope.get("endpoint")
+def route_name(scope: Scope, depth: int) -> str:
+    """`shop.routes.checkout`; the second limit of a route is `shop.routes.checkout.2`. Where the endpoint's name does not
+    identify the route, its location is added: `shop.routes.crud.index@GET /orders`."""
+    declared: object = scope.get("endpoint")
+    endpoint = declared
     while isinstance(endpoint, partial):
         endpoint = endpoint.func
-    if not hasattr(endpoint, "__qualname__"):  # an object with __call__
-        endpoint = type(endpoint)
-    whole = f"{endpoint.__module__}.{endpoint.__qualname__}"
-    name = fitting(whole.replace("<locals>.", "") + (f".{depth + 1}" if depth else ""))
-    place = place_of(scope)
-    says_it = given is endpoint and "<locals>" not in whole and standing(scope.get("app"), given) == 1
-    return name if says_it or place is None else placed(name, place)
+    named = endpoint if hasattr(endpoint, "__qualname__") else type(endpoint)  # an object with __call__ has no name
+    qualified = f"{named.__module__}.{named.__qualname__}"
+    name = rule_name(qualified.replace("<locals>.", ""), depth)
+    location = route_location(scope)
+    unique = declared is named and "<locals>" not in qualified and count_routes(scope.get("app"), declared) == 1
+    return name if unique or location is None else located_name(name, location)
 
 
-def standing(app: Any, endpoint: Any) -> int:
-    """On how many routes of an app an endpoint stands, as far as can be seen: included routers keep theirs to themselves."""
+def count_routes(app: object, endpoint: object) -> int:
+    """How many routes of an app have an endpoint, as far as visible: included routers may hide theirs."""
     routes = getattr(app, "routes", None) or ()
-    return sum(getattr(route, "endpoint", None) is endpoint or standing(route, endpoint) for route in routes)
+    return sum(getattr(route, "endpoint", None) is endpoint or count_routes(route, endpoint) for route in routes)
 
 
 def current(connection: HTTPConnection) -> Evaluation | None:
-    """What was decided about this request: the policy's answer, or the first limit's. None: nobody was asked."""
-    passage: Evaluation | None = connection.scope.get("limitkeeper")
-    return passage
+    """The evaluation of this request: the policy's, or the first limit's. None: nothing was evaluated."""
+    evaluation: Evaluation | None = connection.scope.get("limitkeeper")
+    return evaluation
 
 
-#: `def handler(passage: CurrentPassage)`: the decision, for handlers that want to look.
-CurrentPassage = Annotated[Evaluation | None, Depends(current)]
+#: `def handler(evaluation: CurrentEvaluation)`: the evaluation as a dependency.
+CurrentEvaluation = Annotated[Evaluation | None, Depends(current)]

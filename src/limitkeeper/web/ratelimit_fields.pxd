@@ -1,8 +1,9 @@
-# The C face of ratelimit_fields.py.
+# C declarations of ratelimit_fields.py.
 from limitkeeper.decision cimport Decision
+from limitkeeper.policy.evaluation cimport Entry, Evaluation
 
-cdef class Style:
-    cdef readonly int wire
+cdef class FieldStyle:
+    cdef readonly int draft
     cdef readonly bint x, near, never, partition
     cdef readonly str reset
     cdef readonly object headers
@@ -11,12 +12,19 @@ cdef class Style:
 cdef class FieldTemplate:
     cdef readonly bint bucket, wide
     cdef readonly long long quota, window, per, gain, rest_us
-    cdef readonly bytes policy, begins, older
-    cdef readonly tuple alone, limit
-    cdef readonly Style style
+    cdef readonly bytes policy, item_start, older_policy
+    cdef readonly tuple policy_field, limit_field
+    cdef readonly FieldStyle style
 
-cdef bytes digits(long long number)
-cdef long long seconds(long long us) noexcept
-cdef long long left(FieldTemplate posting, Decision part) noexcept
-cdef long long within(FieldTemplate posting, Decision part, long long r)
-cdef bytes item(FieldTemplate posting, Decision part)
+cdef long long NAME_LENGTHS
+
+cdef FieldTemplate template_of(Entry entry, object headers)
+cdef bytes encode_integer(long long number)
+cdef long long ceil_seconds(long long us) noexcept
+cdef long long remaining_of(FieldTemplate template, Decision part) noexcept
+cdef long long seconds_of(FieldTemplate template, Decision part, long long r)
+cdef int add_item(list pieces, FieldTemplate template, Decision part) except -1
+cpdef list fields(Evaluation evaluation)
+cdef int add_limit(list found, Evaluation evaluation, FieldTemplate template, Decision part) except -1
+cdef int add_limits(list found, Evaluation evaluation, object headers, Decision decision, list entries) except -1
+cpdef list append_fields(list own, list added)

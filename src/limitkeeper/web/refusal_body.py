@@ -1,7 +1,7 @@
-"""The body of a refusal: short JSON that says when to come back, or problem details, or what the policy wrote.
+"""Builds the body of a refusal: short JSON with a message, problem details (RFC 9457), or what the policy defines.
 
-Texts of a policy may hold {retry_after} {limit} {remaining} {rule} {message}. They are looked up in a table and put in place,
-never formatted, so that a text can't reach into anything. A key is in none of them.
+A policy's texts may hold the placeholders {retry_after} {limit} {remaining} {rule} {message}. They are replaced from a table,
+never by `str.format`, so that a text can't reach attributes. No placeholder shows a key.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from typing import Any
 
 from ..policy.evaluation import QUEUE_FULL, QUOTA, SHUT_OUT, STORE, Evaluation, Refusal
 from ..policy.model import Answer
@@ -22,63 +21,62 @@ REDUCED = ("temporary-reduced-capacity", "Request cannot be satisfied due to tem
 ABNORMAL = ("abnormal-usage-detected", "Request cannot be satisfied due to detection of abnormal request pattern")
 PROBLEMS = {QUOTA: EXCEEDED, QUEUE_FULL: REDUCED, STORE: REDUCED, SHUT_OUT: ABNORMAL}
 
-PLACES = re.compile(r"\{(retry_after|limit|remaining|rule|message)\}")
-#: Nobody needs a longer Accept.
-LONGEST = 1000
-#: Usual bodies by their message.
-KEPT = 1024
-_plain: dict[str, bytes] = {}
+PLACEHOLDER = re.compile(r"\{(retry_after|limit|remaining|rule|message)\}")
+WEIGHT = re.compile(r"[01](\.\d{0,3})?")
+#: Only this many characters of Accept are read.
+MAX_ACCEPT = 1000
+#: Default bodies by message; a message changes every second, so the cache is small.
+MAX_CACHED = 1024
+_default_bodies: dict[str, bytes] = {}
 
 
-def body(passage: Evaluation, accept: str | None = None) -> tuple[bytes, bytes]:
-    """(content type, body) of a refused passage. `accept` is the client's Accept field."""
-    refusal = passage.refusal
+def body(evaluation: Evaluation, accept: str | None = None) -> tuple[bytes, bytes]:
+    """(content type, body) of a refused evaluation. `accept` is the client's Accept field."""
+    refusal = evaluation.refusal
     if refusal is None:
-        raise ValueError("only a refusal has a body: this passage is allowed")
-    if is_plain(passage, refusal, accept):
-        return JSON, plain(refusal.message)
-    words = words_of(refusal)
+        raise ValueError("expected a refused evaluation, got an allowed one: only a refusal has a body")
+    if is_default(evaluation, refusal, accept):
+        return JSON, default_body(refusal.message)
+    values = placeholder_values(refusal)
     own = refusal.rule.answer.body if refusal.rule is not None else None
-    if wants_problem(passage, refusal, accept):
-        more = filled(own, words) if isinstance(own, Mapping) else {}
-        return PROBLEM, written({**problem(refusal, words["message"]), **more})
+    if wants_problem(evaluation, refusal, accept):
+        more = fill(own, values) if isinstance(own, Mapping) else None
+        return PROBLEM, encode_json({**problem_details(refusal), **(more if isinstance(more, dict) else {})})
     if own is None:
-        return JSON, written({"code": CODE, "message": words["message"]})
+        return JSON, encode_json({"code": CODE, "message": refusal.message})
     if isinstance(own, str):
-        return TEXT, encoded(put(own, words))
-    return JSON, written(filled(own, words))
+        return TEXT, encode_text(fill_text(own, values))
+    return JSON, encode_json(fill(own, values))
 
 
-def is_plain(passage: Evaluation, refusal: Refusal, accept: str | None) -> bool:
-    """Whether the body is the usual one, whatever the client accepts: the way of a client in a retry loop."""
+def is_default(evaluation: Evaluation, refusal: Refusal, accept: str | None) -> bool:
+    """Whether the body is the default one, whatever the client accepts: the path of a client in a retry loop."""
     answer = refusal.rule.answer if refusal.rule is not None else None
-    if passage.policy.problem or (accept is not None and "problem" in accept[:LONGEST].lower()):
+    if evaluation.policy.problem or (accept is not None and "problem" in accept[:MAX_ACCEPT].lower()):
         return False
     return answer is None or (answer.body is None and not answer.problem)
 
 
-def plain(message: str) -> bytes:
-    """The usual body; the last few are kept, since a message has a second of its own and not more."""
-    found = _plain.get(message)
+def default_body(message: str) -> bytes:
+    found = _default_bodies.get(message)
     if found is None:
-        if len(_plain) >= KEPT:
-            _plain.clear()
-        found = _plain[message] = written({"code": CODE, "message": message})
+        if len(_default_bodies) >= MAX_CACHED:
+            _default_bodies.clear()
+        found = _default_bodies[message] = encode_json({"code": CODE, "message": message})
     return found
 
 
-def wants_problem(passage: Evaluation, refusal: Refusal, accept: str | None) -> bool:
+def wants_problem(evaluation: Evaluation, refusal: Refusal, accept: str | None) -> bool:
     """Whether the rule wants problem details; or else, unless the rule has a body of its own, the policy or the client."""
     answer = refusal.rule.answer if refusal.rule is not None else Answer()
     if answer.problem or answer.body is not None:
         return bool(answer.problem)
-    if answer.problem is None and passage.policy.problem:
+    if answer.problem is None and evaluation.policy.problem:
         return True
     return accept is not None and prefers_problem(accept)
 
 
-def words_of(refusal: Refusal) -> dict[str, str]:
-    """What the places in texts stand for."""
+def placeholder_values(refusal: Refusal) -> dict[str, str]:
     return {
         "retry_after": "" if refusal.retry_after is None else str(refusal.retry_after),
         "limit": str(refusal.limit),
@@ -88,43 +86,41 @@ def words_of(refusal: Refusal) -> dict[str, str]:
     }
 
 
-def put(text: str, words: Mapping[str, str]) -> str:
-    return PLACES.sub(lambda place: words[place[1]], text)
+def fill_text(text: str, values: Mapping[str, str]) -> str:
+    return PLACEHOLDER.sub(lambda match: values[match[1]], text)
 
 
-def filled(shape: Any, words: Mapping[str, str]) -> Any:
-    """A body of the policy with its places filled in, however deep."""
-    if isinstance(shape, str):
-        return put(shape, words)
-    if isinstance(shape, Mapping):
-        return {put(str(name), words): filled(value, words) for name, value in shape.items()}
-    if isinstance(shape, (list, tuple)):
-        return [filled(value, words) for value in shape]
-    return shape
+def fill(template: object, values: Mapping[str, str]) -> object:
+    """A body of the policy with its placeholders replaced, at any depth."""
+    if isinstance(template, str):
+        return fill_text(template, values)
+    if isinstance(template, Mapping):
+        return {fill_text(str(name), values): fill(value, values) for name, value in template.items()}
+    if isinstance(template, (list, tuple)):
+        return [fill(value, values) for value in template]
+    return template
 
 
-def problem(refusal: Refusal, detail: str) -> dict[str, Any]:
+def problem_details(refusal: Refusal) -> dict[str, object]:
     """Problem details (RFC 9457) of the types that the RateLimit draft registers."""
     kind, title = PROBLEMS.get(refusal.reason, EXCEEDED)
-    if refusal.reason == QUOTA and refusal.status == 503:  # the service's own capacity was all used, not a client's quota
+    if refusal.reason == QUOTA and refusal.status == 503:  # the service's own capacity was used up, not a client's quota
         kind, title = REDUCED
-    said: dict[str, Any] = {"type": TYPES + kind, "title": title, "status": refusal.status, "detail": detail}
-    if refusal.violated:
-        said["violated-policies"] = list(refusal.violated)
-    return said
+    details = {"type": TYPES + kind, "title": title, "status": refusal.status, "detail": refusal.message}
+    return {**details, "violated-policies": list(refusal.violated)} if refusal.violated else details
 
 
-def written(value: Any) -> bytes:
-    return encoded(json.dumps(value, separators=(",", ":"), ensure_ascii=False, default=str))
+def encode_json(value: object) -> bytes:
+    return encode_text(json.dumps(value, separators=(",", ":"), ensure_ascii=False, default=str))
 
 
-def encoded(text: str) -> bytes:
+def encode_text(text: str) -> bytes:
     return text.encode("utf-8", "replace")  # a lone surrogate has no bytes
 
 
 def prefers_problem(accept: str) -> bool:
-    """Whether problem details are named, and before plain JSON: by weight, then by order. A wildcard names nobody."""
-    weights = [weighed(part) for part in accept[:LONGEST].lower().split(",")]
+    """Whether Accept names problem details, and before plain JSON: by weight, then by order. Wildcards don't count."""
+    weights = [parse_media_range(part) for part in accept[:MAX_ACCEPT].lower().split(",")]
     named = [
         (weight, -place, kind)
         for place, (kind, weight) in enumerate(weights)
@@ -134,10 +130,10 @@ def prefers_problem(accept: str) -> bool:
     return best[0] > 0 and best[2] == "application/problem+json"
 
 
-def weighed(part: str) -> tuple[str, float]:
-    """(media type, weight) of one member of Accept; a weight that is no number is 0."""
+def parse_media_range(part: str) -> tuple[str, float]:
+    """(media type, weight) of one member of Accept; an invalid weight is 0."""
     kind, *parameters = (piece.strip() for piece in part.split(";"))
     for parameter in parameters:
         if parameter.startswith("q="):
-            return kind, float(parameter[2:]) if re.fullmatch(r"[01](\.\d{0,3})?", parameter[2:]) else 0.0
+            return kind, float(parameter[2:]) if WEIGHT.fullmatch(parameter[2:]) else 0.0
     return kind, 1.0

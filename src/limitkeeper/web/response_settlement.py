@@ -1,152 +1,168 @@
-"""What a passage owes when its response has gone, and bodies that notice when that is.
+"""Settles evaluations when their response is known: its status, and how many bytes were sent.
 
-An `Account` is settled once, whichever comes first: the body is exhausted, closed, or breaks. The bodies hand on chunk by chunk
-what they are given, and close it exactly once.
+A Settlement is settled once, at the first of: the body is exhausted, closed, or raises. The settling bodies pass chunks on
+unchanged and close what they wrap exactly once.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator
-from typing import Any
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator, Sequence
+from typing import Generic, TypeVar
 
 from ..policy.evaluation import Evaluation
 from ..policy.settlement import UNKNOWN
 
-#: The status of a response that never came, or broke.
+#: The status of a response that the application failed to produce.
 FAILED = 500
 #: How a response of UNKNOWN outcome is counted: its client disconnected before it began (nginx's number for it).
 GONE = 499
 
+C = TypeVar("C", bound=str | bytes | memoryview)
 
-def outcome(error: BaseException) -> int:
+
+def outcome_of(error: BaseException) -> int:
     """The outcome of a handler that raised before its response began: 500, or unknown where it was cancelled."""
     return FAILED if isinstance(error, Exception) else UNKNOWN
 
 
-def let_go(passage: Evaluation, origin: bool) -> Evaluation:
-    """Parts a passage from its request, unless that is needed to settle it; `origin` is the one thing to remember of it.
+def detach_request(evaluation: Evaluation, origin: bool) -> Evaluation:
+    """Drops the request from its evaluation, unless settlement needs it, and keeps whether it had an Origin.
 
-    The facts hold the request, which holds the passage: a circle would wait for the garbage collector.
+    The context holds the request, which holds the evaluation: a cycle would wait for the garbage collector.
     """
-    passage.origin = origin
-    if not (passage.allowed and passage.owes):
-        passage.facts = None
-    return passage
+    evaluation.origin = origin
+    if not (evaluation.allowed and evaluation.needs_settlement):
+        evaluation.context = None
+    return evaluation
 
 
 class Settlement:
-    """The response of one passage so far: its status (0: none yet) and how many bytes went. `head`: whatever an application
-    answers, the server sends nothing of it, and it costs nothing. `gone`: the server could not write to the client."""
+    """The response to one request so far, and the evaluations that it settles.
 
-    __slots__ = ("gone", "head", "passage", "settled", "size", "status")
+    status   0 before the response has begun
+    counted  the status was reported to the gates
+    size     bytes of the body so far; a response to HEAD has none, whatever the application writes
+    gone     the server could not write to the client
+    """
 
-    def __init__(self, passage: Evaluation, status: int = 0, head: bool = False) -> None:
-        self.passage = passage
+    __slots__ = ("counted", "evaluations", "gone", "head", "settled", "size", "status")
+
+    def __init__(self, evaluations: Sequence[Evaluation], status: int = 0, head: bool = False) -> None:
+        self.evaluations = evaluations
         self.status = status
+        self.counted = status != 0
         self.head = head
         self.gone = False
         self.size = 0
         self.settled = False
 
+    def respond(self, status: int) -> None:
+        """Reports the status to the gates, once. FAILED or UNKNOWN when no response began."""
+        if not self.counted:
+            self.counted = True
+            self.status = status
+            for evaluation in self.evaluations:
+                if evaluation.allowed:
+                    evaluation.count_response(status or GONE)
+
     def settle(self, failed: bool = False) -> None:
-        if not self.settled:
-            self.settled = True
-            self.passage.done(self.outcome(failed), 0 if self.head else self.size)
-            self.passage.facts = None
+        for evaluation, status, size in self._finish(failed):
+            evaluation.settle(status, size)
 
     async def asettle(self, failed: bool = False) -> None:
-        if not self.settled:
-            self.settled = True
-            await self.passage.adone(self.outcome(failed), 0 if self.head else self.size)
-            self.passage.facts = None
+        for evaluation, status, size in self._finish(failed):
+            await evaluation.asettle(status, size)
 
-    def outcome(self, failed: bool) -> int:
-        """How it ended: 500 where the application failed, else the status, if there was one; what had none is counted here."""
-        known = FAILED if failed and not self.gone else self.status
-        if not self.status:
-            self.status = known or GONE
-            self.passage.responded(self.status)
-        return known
+    def _finish(self, failed: bool) -> list[tuple[Evaluation, int, int]]:
+        """What to settle, at the first call. The outcome is 500 where the application failed, otherwise the status, if any."""
+        if self.settled:
+            return []
+        self.settled = True
+        outcome = FAILED if failed and not self.gone else self.status
+        self.respond(outcome)
+        for evaluation in self.evaluations:
+            if not evaluation.needs_settlement:
+                evaluation.context = None
+        return [(one, outcome, 0 if self.head else self.size) for one in self.evaluations if one.needs_settlement]
 
 
-def length(chunk: Any) -> int:
-    """How many bytes a chunk is on the wire; frameworks take text too."""
+def byte_length(chunk: str | bytes | memoryview) -> int:
+    """How many bytes a chunk has when sent; frameworks accept text too."""
     return len(chunk.encode("utf-8", "replace")) if isinstance(chunk, str) else len(chunk)
 
 
-class Body:
-    """Chunks one by one as they come, counted to an account that is settled at their end."""
+class ClosingBody:
+    """Closes the wrapped body once, and settles then at the latest."""
 
-    __slots__ = ("_account", "_chunks", "_close", "_next")
+    __slots__ = ("_close", "_settlement")
 
-    def __init__(self, chunks: Iterable[Any], account: Settlement) -> None:
-        self._chunks = chunks
-        self._account = account
-        self._next: Callable[[], Any] | None = None
+    def __init__(self, chunks: object, settlement: Settlement) -> None:
+        self._settlement = settlement
         self._close: Callable[[], object] | None = getattr(chunks, "close", None)
 
-    def __iter__(self) -> Iterator[Any]:
+    def close(self) -> None:
+        close, self._close = self._close, None
+        try:
+            if close is not None:
+                close()
+        finally:
+            self._settlement.settle()
+
+
+class SettlingBody(ClosingBody, Generic[C]):
+    """An iterable body that counts its bytes, and settles at its end."""
+
+    __slots__ = ("_chunks", "_next")
+
+    def __init__(self, chunks: Iterable[C], settlement: Settlement) -> None:
+        super().__init__(chunks, settlement)
+        self._chunks = chunks
+        self._next: Callable[[], C] | None = None
+
+    def __iter__(self) -> Iterator[C]:
         return self
 
-    def __next__(self) -> Any:
+    def __next__(self) -> C:
         try:
             if self._next is None:
                 self._next = iter(self._chunks).__next__
             chunk = self._next()
         except StopIteration:
-            self._account.settle(failed=not self._account.status)  # servers answer 500 where no status was given
+            self._settlement.settle(failed=not self._settlement.status)  # servers answer 500 where no status was given
             raise
         except BaseException as error:
-            self._account.settle(failed=isinstance(error, Exception))
+            self._settlement.settle(failed=isinstance(error, Exception))
             raise
-        self._account.size += length(chunk)
+        self._settlement.size += byte_length(chunk)
         return chunk
 
-    def close(self) -> None:
-        """Closes what it was given, once, and settles whatever that does."""
-        close, self._close = self._close, None
-        try:
-            if close is not None:
-                close()
-        finally:
-            self._account.settle()
 
+class AsyncSettlingBody(ClosingBody, Generic[C]):
+    """The same for an asynchronous body. `close` is for a server that gives up; it may block: call it in a thread."""
 
-class AsyncBody:
-    """The same for chunks that are awaited. `close` is for whoever gives up; it may wait for the store: call it in a thread."""
+    __slots__ = ("_chunks", "_next")
 
-    __slots__ = ("_account", "_chunks", "_close", "_next")
-
-    def __init__(self, chunks: AsyncIterable[Any], account: Settlement) -> None:
+    def __init__(self, chunks: AsyncIterable[C], settlement: Settlement) -> None:
+        super().__init__(chunks, settlement)
         self._chunks = chunks
-        self._account = account
-        self._next: AsyncIterator[Any] | None = None
-        self._close: Callable[[], object] | None = getattr(chunks, "close", None)
+        self._next: AsyncIterator[C] | None = None
 
-    def __aiter__(self) -> AsyncIterator[Any]:
+    def __aiter__(self) -> AsyncIterator[C]:
         return self
 
-    async def __anext__(self) -> Any:
+    async def __anext__(self) -> C:
         try:
             if self._next is None:
                 self._next = aiter(self._chunks)
             chunk = await anext(self._next)
         except StopAsyncIteration:
-            await self._account.asettle(failed=not self._account.status)
+            await self._settlement.asettle(failed=not self._settlement.status)
             raise
         except Exception:
-            await self._account.asettle(failed=True)
+            await self._settlement.asettle(failed=True)
             raise
-        self._account.size += length(chunk)
+        self._settlement.size += byte_length(chunk)
         return chunk
 
     async def aclose(self) -> None:
-        await self._account.asettle()
-
-    def close(self) -> None:
-        close, self._close = self._close, None
-        try:
-            if close is not None:
-                close()
-        finally:
-            self._account.settle()
+        await self._settlement.asettle()

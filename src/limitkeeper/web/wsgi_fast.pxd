@@ -1,4 +1,4 @@
-# The C face of wsgi_fast.py.
+# C declarations of wsgi_fast.py.
 from limitkeeper.policy.request_context cimport RequestContext
 from limitkeeper.policy.evaluation cimport Evaluation
 
@@ -7,8 +7,10 @@ cdef class WsgiRequestContext(RequestContext):
 
 cdef class HeaderStartResponse:
     cdef readonly object start_response
-    cdef readonly Evaluation passage
+    cdef readonly Evaluation evaluation
     cdef readonly int status
 
 cdef class WsgiApp:
     cdef public object app, ask
+
+cdef int read_environ(WsgiRequestContext context, dict environ) except -1

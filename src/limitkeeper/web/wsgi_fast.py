@@ -1,14 +1,15 @@
-"""What of WSGI is on the way of every request: an environ as facts, and the `start_response` that puts the fields on a response.
+"""WSGI hot path: the environ as a RequestContext, and the `start_response` that adds the fields to a response.
 
-Flask speaks environ too, and so does Django (`request.META` has the same names, also under ASGI). Two spellings of a header,
-`X-Tenant` and `X_Tenant`, are one key there, HTTP_X_TENANT: whoever may send both could hide one behind the other. Servers that
-can be trusted with that drop names with an underscore (waitress always, gunicorn unless it is told otherwise, nginx too); behind
-a server that does not, nobody can tell which one it was.
+Flask has an environ too, and so does Django (`request.META` has the same names, also under ASGI). Two spellings of a header,
+`X-Tenant` and `X_Tenant`, are one key there, HTTP_X_TENANT, so that a client that sends both could hide one behind the other.
+Servers that drop names with an underscore (waitress always, gunicorn by default, nginx too) prevent that; behind other servers
+the two can't be told apart.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
+from types import TracebackType
 from typing import Any
 from urllib.parse import parse_qsl
 
@@ -20,45 +21,49 @@ except ModuleNotFoundError:
 if cython.compiled:
     from cython.cimports.limitkeeper.policy.evaluation import Evaluation
     from cython.cimports.limitkeeper.policy.request_context import RequestContext
-    from cython.cimports.limitkeeper.web.headers import fields
+    from cython.cimports.limitkeeper.web.ratelimit_fields import append_fields, fields
 else:
     from ..policy.evaluation import Evaluation
     from ..policy.request_context import RequestContext
-    from .headers import fields
+    from .ratelimit_fields import append_fields, fields
 
 from ..policy.request_context import NOTHING, PARAMETERS, USUAL, differing, method_of
-from .headers import merge
-from .ratelimit_fields import SPELT
+from .ratelimit_fields import SPELLING
 
-#: Where the application finds what was decided.
-PASSAGE = "limitkeeper.passage"
-#: What servers call the other end of a UNIX socket, which has no address: waitress, wsgiref and werkzeug. Taken for one, all
-#: clients behind it would be one.
+Environ = dict[str, Any]
+ExcInfo = tuple[type[BaseException], BaseException, TracebackType] | tuple[None, None, None]
+Write = Callable[[bytes], object]
+#: (status, headers, exc_info=None); `wsgiref.types.StartResponse` as a plain callable, since servers' own types differ.
+StartResponse = Callable[..., Write]
+Application = Callable[[Environ, StartResponse], Iterable[bytes]]
+
+#: The environ key of a request's evaluation.
+EVALUATION = "limitkeeper.evaluation"
+#: What waitress, wsgiref and werkzeug call the peer of a UNIX socket, which has no address. Taken for an address, all clients
+#: behind it would share one key.
 SOCKETS = frozenset({"localhost", "<local>", "unix", "unix:"})
-#: Fields that one limit says in the same way every time, as text; and the names of those that may be kept.
-CONSTANT: dict[Any, tuple[str, str]] = {}
-LASTING = frozenset({b"ratelimit-policy", b"x-ratelimit-limit", b"access-control-expose-headers"})
-#: How long the names of our fields are: a name of another length is none of them.
-LENGTHS = frozenset(map(len, SPELT))
-#: The environ's spelling of header names, as far as they were asked for; a policy asks for a handful.
+#: The text of fields whose value is constant for a limit; and the names of such fields.
+CONSTANT: dict[tuple[bytes, bytes], tuple[str, str]] = {}
+CONSTANT_NAMES = frozenset({b"ratelimit-policy", b"x-ratelimit-limit", b"access-control-expose-headers"})
+#: The environ keys of header names that policies read.
 KEYS: dict[str, str] = {"content-type": "CONTENT_TYPE", "content-length": "CONTENT_LENGTH"}
-MOST_KEYS = 1000
+MAX_KEYS = 1000
 
 
-def key_of(name: str) -> str:
-    """`x-tenant` is HTTP_X_TENANT, and remembered."""
+def environ_key(name: str) -> str:
+    """`x-tenant` is HTTP_X_TENANT; cached."""
     key = "HTTP_" + name.upper().replace("-", "_")
-    if len(KEYS) < MOST_KEYS:
+    if len(KEYS) < MAX_KEYS:
         KEYS[name] = key
     return key
 
 
-def utf8(text: str) -> str:
-    """What a server put into an environ letter by letter, read as the UTF-8 it was; what is none keeps a mark in its place."""
-    return text.encode("latin-1", "replace").decode("utf-8", "replace")
+def decode_path(path: str) -> str:
+    """The UTF-8 text of a path whose bytes the server decoded as latin-1; invalid bytes become replacement characters."""
+    return path.encode("latin-1", "replace").decode("utf-8", "replace")
 
 
-def first_of(query: str, name: str) -> str | None:
+def first_value(query: str, name: str) -> str | None:
     """The first value of a query parameter."""
     if query.count("&") >= PARAMETERS:
         query = "&".join(query.split("&", PARAMETERS)[:PARAMETERS])
@@ -70,24 +75,24 @@ def first_of(query: str, name: str) -> str | None:
 
 @cython.cclass
 class WsgiRequestContext(RequestContext):
-    """Facts over an environ. Nothing is read before somebody asks, and never the body."""
+    """The context of an environ. Nothing is read before a policy needs it, and never the body."""
 
     __slots__ = ("environ",)
 
     def __init__(self, environ: dict[str, Any]) -> None:
         self.environ = environ
-        read(self, environ)
+        read_environ(self, environ)
 
     def header(self, name: str) -> str | None:
-        value: str | None = self.environ.get(KEYS.get(name) or key_of(name))
+        value: str | None = self.environ.get(KEYS.get(name) or environ_key(name))
         return value
 
     def query(self, name: str) -> str | None:
         query = self.environ.get("QUERY_STRING")
-        return first_of(query, name) if query else None
+        return first_value(query, name) if query else None
 
     def differs(self, kind: str, name: str) -> bool:
-        """Lines of a header are joined by the server: the application sees what is seen here."""
+        """The server has joined repeated lines of a header: the application sees the same value."""
         return kind == "query" and differing(self.environ.get("QUERY_STRING") or "", name)
 
     def peer(self) -> str | None:
@@ -95,7 +100,7 @@ class WsgiRequestContext(RequestContext):
         return peer if peer and peer not in SOCKETS else None
 
     def certificate(self) -> Mapping[str, Any] | None:
-        """What the server says it verified (mod_ssl's and uWSGI's names). A client can't set these: its headers are HTTP_*."""
+        """The certificate that the server verified (names of mod_ssl and uWSGI). Clients can't set these: headers are HTTP_*."""
         subject = self.environ.get("SSL_CLIENT_S_DN")
         if not subject or self.environ.get("SSL_CLIENT_VERIFY") != "SUCCESS":
             return None
@@ -105,114 +110,97 @@ class WsgiRequestContext(RequestContext):
 
 @cython.cclass
 class HeaderStartResponse:
-    """`start_response` with the header fields of a passage. A second call (with exc_info) takes the place of the first.
+    """A `start_response` that adds the fields of an evaluation. A second call (with exc_info) replaces the first.
 
-    `status` is the last one that was said, 0 before that.
+    `status` is the latest status, 0 before the first call.
     """
 
-    __slots__ = ("passage", "start_response", "status")
+    __slots__ = ("evaluation", "start_response", "status")
 
-    def __init__(self, start_response: Any, passage: Evaluation) -> None:
+    def __init__(self, start_response: StartResponse, evaluation: Evaluation) -> None:
         self.start_response = start_response
-        self.passage = passage
+        self.evaluation = evaluation
         self.status = 0
 
-    def __call__(self, status: str, headers: list[tuple[str, str]], exc_info: Any = None) -> Any:
-        passage: Evaluation = self.passage
+    def __call__(self, status: str, headers: list[tuple[str, str]], exc_info: ExcInfo | None = None) -> Write:
+        evaluation: Evaluation = self.evaluation
         code = 200 if status == "200 OK" else int(status[:3])
-        if self.status == 0 and passage.allowed:
-            passage.responded(code)
+        if self.status == 0 and evaluation.allowed:
+            evaluation.count_response(code)
         self.status = code
-        told = put(headers, passage)
+        merged = append_fields(headers, spell(fields(evaluation)))
         if exc_info is None:
-            return self.start_response(status, told)
-        return self.start_response(status, told, exc_info)
+            return self.start_response(status, merged)
+        return self.start_response(status, merged, exc_info)
 
 
 @cython.cfunc
-def put(own: list, passage: Evaluation) -> list:  # type: ignore[type-arg]
-    """A response's fields and a passage's. Only where a length is that of one of ours `merge` has to look closer."""
-    added: list = spelt(fields(passage))  # type: ignore[type-arg]
-    name: str
-    for name, _ in own:
-        if len(name) in LENGTHS:
-            return merge(own, added)
-    return own + added
-
-
-@cython.cfunc
-def spelt(found: list) -> list:  # type: ignore[type-arg]
-    """Fields as text, names as people write them. What a limit says every time is kept as text."""
-    told: list = []  # type: ignore[type-arg]
+def spell(found: list[tuple[bytes, bytes]]) -> list[tuple[str, str]]:
+    """Fields as text in their conventional spelling; constant ones are cached."""
+    result: list[tuple[str, str]] = []
     name: bytes
     value: bytes
     for field in found:
         known = CONSTANT.get(field)
         if known is None:
             name, value = field
-            known = (SPELT[name], value.decode("ascii"))
-            if name in LASTING and len(CONSTANT) < MOST_KEYS:
+            known = (SPELLING[name], value.decode("ascii"))
+            if name in CONSTANT_NAMES and len(CONSTANT) < MAX_KEYS:
                 CONSTANT[field] = known
-        told.append(known)
-    return told
+        result.append(known)
+    return result
 
 
 @cython.cclass
 class WsgiApp:
-    """The way of a request to its application and back. `RateLimitMiddleware` adds what is seldom: refusals, and debts."""
+    """Evaluates a request and calls the application. Subclasses add the rare paths: refusals and settlement."""
 
     __slots__ = ("app", "ask")
 
-    def __init__(self, app: Any, ask: Any) -> None:
+    def __init__(self, app: Application, ask: Callable[[RequestContext], Evaluation]) -> None:
         self.app = app
         self.ask = ask
 
-    def __call__(self, environ: dict[str, Any], start_response: Any) -> Any:
-        passage: Evaluation = self.ask(facts_of(environ))
-        environ[PASSAGE] = passage
-        passage.origin = "HTTP_ORIGIN" in environ
-        if passage.owes and passage.allowed:
-            return self.owing(passage, environ, start_response)  # type: ignore[attr-defined]
-        passage.facts = None  # they hold the environ, which holds the passage: a circle would wait for the garbage collector
-        if not passage.allowed:
-            return self.refuse(passage, environ, start_response)  # type: ignore[attr-defined]
-        start: HeaderStartResponse = started(start_response, passage)
+    def __call__(self, environ: dict[str, Any], start_response: StartResponse) -> Iterable[bytes]:
+        context: WsgiRequestContext = WsgiRequestContext.__new__(WsgiRequestContext)
+        read_environ(context, environ)
+        evaluation: Evaluation = self.ask(context)
+        environ[EVALUATION] = evaluation
+        evaluation.origin = "HTTP_ORIGIN" in environ
+        if evaluation.needs_settlement and evaluation.allowed:
+            return self.run_and_settle(evaluation, environ, start_response)
+        evaluation.context = None  # the context holds the environ, which holds the evaluation: no reference cycle is left
+        if not evaluation.allowed:
+            return self.refuse(evaluation, environ, start_response)
+        start: HeaderStartResponse = HeaderStartResponse.__new__(HeaderStartResponse)
+        start.start_response = start_response
+        start.evaluation = evaluation
+        start.status = 0
         try:
             return self.app(environ, start)
         except BaseException:
             if start.status == 0:
-                passage.responded(500)
+                evaluation.count_response(500)
             raise
 
+    def refuse(self, evaluation: Evaluation, environ: dict[str, Any], start_response: StartResponse) -> Iterable[bytes]:
+        raise NotImplementedError
 
-@cython.cfunc
-def facts_of(environ: dict) -> WsgiRequestContext:  # type: ignore[type-arg]
-    """`WsgiFacts(environ)`; compiled, without the detour of a call."""
-    facts: WsgiRequestContext = WsgiRequestContext.__new__(WsgiRequestContext)
-    read(facts, environ)
-    return facts
+    def run_and_settle(self, evaluation: Evaluation, environ: dict[str, Any], start_response: StartResponse) -> Iterable[bytes]:
+        raise NotImplementedError
 
 
 @cython.cfunc
-def read(facts: WsgiRequestContext, environ: dict) -> cython.int:  # type: ignore[type-arg]
+def read_environ(context: WsgiRequestContext, environ: dict[str, Any]) -> cython.int:
     path: str = environ.get("PATH_INFO", "")
-    mounted: str = environ.get("SCRIPT_NAME", "")
-    if mounted:
-        path = mounted + path
+    mount: str = environ.get("SCRIPT_NAME", "")
+    if mount:
+        path = mount + path
     method: str = environ["REQUEST_METHOD"]
-    facts.method = method if method in USUAL else method_of(method)
-    facts.path = path if path.isascii() else utf8(path)
-    facts.raw = environ
-    facts.environ = environ
-    facts.found = {}
-    facts.captured = NOTHING
+    context.method = method if method in USUAL else method_of(method)
+    context.path = path if path.isascii() else decode_path(path)
+    context.raw = environ
+    context.environ = environ
+    context.identities = {}
+    context.captured = NOTHING
     return 0
-
-
-@cython.cfunc
-def started(start_response: Any, passage: Evaluation) -> HeaderStartResponse:
-    start: HeaderStartResponse = HeaderStartResponse.__new__(HeaderStartResponse)
-    start.start_response = start_response
-    start.passage = passage
-    start.status = 0
-    return start

@@ -15,7 +15,7 @@ from limitkeeper import FixedWindow, Limit, Limiter, MemoryStore, TokenBucket
 from limitkeeper.algorithms.claim import Claim, NamedLimit
 from limitkeeper.stores.redis import operations
 from limitkeeper.testing import ManualClock
-from limitkeeper.testing.player import Player
+from limitkeeper.testing.trace_player import TracePlayer
 from limitkeeper.testing.traces import LIMITS, limits, traces
 from servers.valkey import Valkey
 from stand_ins import NOON, WrappedStore
@@ -48,7 +48,7 @@ class Both:
             memory.register(one)
 
     def play(self, trace: list[Any]) -> None:
-        lua, memory = Player(self.lua, self.lua_clock), Player(self.memory, self.clock)
+        lua, memory = TracePlayer(self.lua, self.lua_clock), TracePlayer(self.memory, self.clock)
         for step in trace:
             told, expected = lua.step(step), memory.step(step)
             assert told == expected, step

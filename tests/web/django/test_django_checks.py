@@ -200,4 +200,4 @@ def test_a_degrade_view_that_is_there(policy, cached):
     assert ids(POLICY=policy(DEGRADES), HANDLERS={"cached": cached}) == []
     with override_settings(LIMITKEEPER={"POLICY": policy(DEGRADES), "HANDLERS": {"cached": cached}}):
         made = gate()
-        assert made.edition.handler(made.policy.rules[0]) is view
+        assert made.compiled.handler(made.policy.rules[0]) is view

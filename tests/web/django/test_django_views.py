@@ -228,8 +228,8 @@ def test_exceptions_are_the_outcomes_that_django_makes_of_them(error, counted):
     for one in (view, coroutine):
         with pytest.raises(error):
             get(one)
-    assert [gate.tally().rules[0].given_back for gate in site()._gates.values()] == [0, 0]
-    assert [list(gate.tally().rules[0].statuses) for gate in site()._gates.values()] == [[f"{counted // 100}xx"]] * 2
+    assert [gate.snapshot().rules[0].given_back for gate in site()._gates.values()] == [0, 0]
+    assert [list(gate.snapshot().rules[0].statuses) for gate in site()._gates.values()] == [[f"{counted // 100}xx"]] * 2
 
 
 def test_outcomes_that_do_not_count_are_given_back():

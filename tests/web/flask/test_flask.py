@@ -216,7 +216,7 @@ def test_a_factory_finds_its_policy_in_the_configuration(tmp_path):
     client = app.test_client()
     assert [client.get("/").status_code for _ in range(2)] == [200, 429]
     with app.app_context():
-        assert limits.gate.tally().refused == 1
+        assert limits.gate.snapshot().refused == 1
         limits.gate.close()
     assert (tmp_path / "limits").exists()
 
@@ -507,7 +507,7 @@ def shop(app, store):
 def tally_of(app, name):
     """What the limit of a view counted."""
     gates = app.extensions["limitkeeper"]._gates
-    return next(gate.tally().rules[0] for route, gate in gates.items() if route.name.endswith(name))
+    return next(gate.snapshot().rules[0] for route, gate in gates.items() if route.name.endswith(name))
 
 
 def spent(app, path):

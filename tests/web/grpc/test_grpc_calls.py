@@ -136,7 +136,7 @@ def test_messages_of_a_stream_are_limited_where_a_rule_names_them(serve, clock):
     assert found == ["you said c"]
     assert shop.read == [b"a", b"b", b"c"]
     assert client.upload("x", "y", "z", "u") == "x+y+z+u"
-    (tally,) = guarded.tally().rules
+    (tally,) = guarded.snapshot().rules
     assert (tally.passed, tally.refused) == (3, 1)
 
 
@@ -191,7 +191,7 @@ def test_outcomes_are_counted_as_http_statuses(serve, clock):
     assert refusal(lambda: client.pay("stranger")).code() is Code.UNAUTHENTICATED
     assert refusal(lambda: client.pay("nothing")).code() is Code.NOT_FOUND
     assert refusal(lambda: client.pay("fail")).code() is Code.UNKNOWN
-    (tally,) = guarded.tally().rules
+    (tally,) = guarded.snapshot().rules
     assert tally.statuses == {"2xx": 2, "4xx": 2, "5xx": 1}
 
 
@@ -245,7 +245,7 @@ def test_a_store_that_fails_closed_is_unavailable(serve, store):
 def test_who_is_shut_out_is_told_so(serve, clock):
     """A client that is refused too often is refused without a question to the store, until its time is over."""
     shut = PenaltyBoxConfig(FixedWindow("2/min"), 60_000_000)
-    guarded = gate(rule(FixedWindow("1/h"), key=(("ip",),)), clock=clock, shut_out=shut)
+    guarded = gate(rule(FixedWindow("1/h"), key=(("ip",),)), clock=clock, penalty_box=shut)
     _, client = serve(guarded)
     client.pay()
     for _ in range(3):
@@ -283,5 +283,5 @@ def test_a_client_that_leaves_a_stream_is_settled(serve, eventually):
     stream = client.method("List")("2000", timeout=60)
     assert next(stream) == "item 0"
     stream.cancel()
-    eventually(lambda: guarded.tally().rules[0].statuses == {"4xx": 1})
-    assert guarded.tally().rules[0].given_back == 0
+    eventually(lambda: guarded.snapshot().rules[0].statuses == {"4xx": 1})
+    assert guarded.snapshot().rules[0].given_back == 0

@@ -38,11 +38,11 @@ def test_a_call_waits_its_turn(serve, held, eventually, limit):
     shop, client = serve(guarded)
     client.pay("1")
     waiting = client.method("Pay").future("2")  # without a deadline
-    eventually(lambda: guarded.tally().rules[0].waiting == 1)
+    eventually(lambda: guarded.snapshot().rules[0].waiting == 1)
     assert shop.calls == ["Pay"]
     held.advance(2)
     assert waiting.result(60) == "paid 2"
-    assert guarded.tally().rules[0].waiting == 0
+    assert guarded.snapshot().rules[0].waiting == 0
 
 
 @pytest.mark.parametrize("serve", ["threads", "tasks"], indirect=True)  # grpc.aio does not tell threads that a client has gone
@@ -52,11 +52,11 @@ def test_a_client_that_goes_away_gives_its_place_back(serve, held, eventually):
     shop, client = serve(guarded)
     client.pay("1")
     first = client.method("Pay").future("2", timeout=60)
-    eventually(lambda: guarded.tally().rules[0].waiting == 1)
+    eventually(lambda: guarded.snapshot().rules[0].waiting == 1)
     second = client.method("Pay").future("3", timeout=60)
-    eventually(lambda: guarded.tally().rules[0].waiting == 2)
+    eventually(lambda: guarded.snapshot().rules[0].waiting == 2)
     first.cancel()
-    eventually(lambda: guarded.tally().rules[0].waiting == 1)
+    eventually(lambda: guarded.snapshot().rules[0].waiting == 1)
     held.advance(1)
     assert second.result(60) == "paid 3"
     assert shop.read == [b"1", b"3"]
@@ -70,9 +70,9 @@ def test_a_deadline_ends_the_waiting(serve, held, eventually):
     shop, client = serve(guarded)
     client.pay("1")
     late = client.method("Pay").future("2", timeout=0.5)
-    eventually(lambda: guarded.tally().rules[0].waiting == 1 or late.done())
+    eventually(lambda: guarded.snapshot().rules[0].waiting == 1 or late.done())
     assert late.code() is Code.DEADLINE_EXCEEDED
-    eventually(lambda: guarded.tally().rules[0].waiting == 0)
+    eventually(lambda: guarded.snapshot().rules[0].waiting == 0)
     held.advance(1)
     assert client.pay("3") == "paid 3"
     assert shop.read == [b"1", b"3"]
@@ -86,7 +86,7 @@ def test_a_full_queue_is_unavailable(serve, held, eventually):
     waiting = []
     for i in (1, 2):
         waiting.append(client.method("Pay").future("2", timeout=60))
-        eventually(lambda many=i: guarded.tally().rules[0].waiting == many)
+        eventually(lambda many=i: guarded.snapshot().rules[0].waiting == many)
     error = refusal(client.pay)
     assert (error.code(), details(error)["ErrorInfo"].reason) == (Code.UNAVAILABLE, "QUEUE_FULL")
     assert "QuotaFailure" not in details(error)
@@ -101,7 +101,7 @@ def test_messages_wait_too(serve, held, eventually):
     _, client = serve(guarded)
     responses = client.method("Chat")(iter("ab"), timeout=60)
     assert next(responses) == "you said a"
-    eventually(lambda: guarded.tally().rules[0].waiting == 1)
+    eventually(lambda: guarded.snapshot().rules[0].waiting == 1)
     held.advance(1)
     assert list(responses) == ["you said b"]
 
@@ -115,7 +115,7 @@ def test_a_channel_with_a_retry_policy_comes_back_when_told(serve):
     guarded = gate(rule(TokenBucket("4/s burst 1")), store=None, clock=SYSTEM)
     shop, client = serve(guarded, options=[("grpc.service_config", RETRIES)])
     began_us, paid = steady_us(), 0
-    while guarded.tally().rules[0].refused == 0:  # on a machine that stalls, the next turn may have come by itself
+    while guarded.snapshot().rules[0].refused == 0:  # on a machine that stalls, the next turn may have come by itself
         paid += 1
         assert client.pay(str(paid)) == f"paid {paid}"
     assert 250_000 * (paid - 1) - 1000 <= steady_us() - began_us < 60_000_000

@@ -34,24 +34,6 @@ LEAST_US = 1_000
 class Breaker:
     """The state of one guard. Times are microseconds of the guard's clock."""
 
-    __slots__ = (
-        "attempt",
-        "closed",
-        "failures",
-        "first_us",
-        "in_a_row",
-        "most_us",
-        "probe_at_us",
-        "probing",
-        "ramp_us",
-        "ratio",
-        "recent",
-        "rng",
-        "since_us",
-        "state",
-        "streak",
-    )
-
     def __init__(self, rng: Random, failures: int, ratio: float, first_us: int, most_us: int, ramp_us: int) -> None:
         if isinstance(failures, bool) or not isinstance(failures, int) or failures < 1:
             raise ConfigurationError(f"failures must be a whole number of at least 1, got {failures!r}")

@@ -7,7 +7,7 @@ that it does not stop the event loop.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -15,12 +15,11 @@ from ...algorithms.claim import Claim, NamedLimit
 from ...clock import Clock
 from ...decision import STORE, Decision
 from ..contract import Store
-from ..sans_io import Call, Plan, arun, run
+from ..sans_io import Call, Plan, aperform_call, arun, perform_call, run
 from .deadline_pool import DeadlinePool, StartThread, start_daemon
 
 Requests = Sequence[Sequence[Claim]]
 KeyState = tuple[str, Any]
-NO_OPTIONS: Mapping[str, object] = {}
 
 
 class DeadlineStore(Store):
@@ -58,34 +57,17 @@ class DeadlineStore(Store):
 
     # Calls -----------------------------------------------------------------------------------------------------
 
-    def _call(
-        self,
-        method: str,
-        args: tuple[object, ...],
-        options: Mapping[str, object] = NO_OPTIONS,
-        charged: Requests = (),
-        probe: bool = False,
-    ) -> Any:
-        """Calls a method of the store. `charged` are the claims that an allowed answer has charged."""
-        call = partial(getattr(self.inner, method), *args, **options)
+    def _call(self, call: Call, charged: Requests = (), probe: bool = False) -> Any:
+        """Makes a call of the store. `charged` are the claims that an allowed answer has charged."""
         late = partial(self._run_late, charged) if charged else None
-        return self.pool.run(call, late, self.budget_us, probe)
+        return self.pool.run(partial(perform_call, call), late, self.budget_us, probe)
 
-    async def _acall(
-        self,
-        method: str,
-        args: tuple[object, ...],
-        options: Mapping[str, object] = NO_OPTIONS,
-        charged: Requests = (),
-        probe: bool = False,
-    ) -> Any:
+    async def _acall(self, call: Call, charged: Requests = (), probe: bool = False) -> Any:
         if self.awaits:
-            acall: Callable[[], Awaitable[Any]] = partial(getattr(self.inner, "a" + method), *args, **options)
             alate = partial(self._arun_late, charged) if charged else None
-            return await self.pool.arun(acall, alate, self.budget_us, probe)
-        call = partial(getattr(self.inner, method), *args, **options)
+            return await self.pool.arun(partial(aperform_call, call), alate, self.budget_us, probe)
         late = partial(self._run_late, charged) if charged else None
-        return await self.pool.run_async(call, late, self.budget_us, probe)
+        return await self.pool.run_async(partial(perform_call, call), late, self.budget_us, probe)
 
     def _give_back_late(self, charged: Requests, answer: Decision | list[Decision]) -> Plan[None]:
         """Gives back what a call charged after it was abandoned."""
@@ -102,19 +84,19 @@ class DeadlineStore(Store):
     # Methods ---------------------------------------------------------------------------------------------------
 
     def register(self, limit: NamedLimit) -> None:
-        self._call("register", (limit,))
+        self._call(Call(self.inner, "register", (limit,)))
 
     def probe(self, claims: Sequence[Claim]) -> None:
         """Decides without charging, in a worker that is kept for this: it works also when all others hang."""
-        self._call("decide", (claims, 0), {"commit": False}, probe=True)
+        self._call(Call(self.inner, "decide", (claims, 0), {"commit": False}), probe=True)
 
     async def aprobe(self, claims: Sequence[Claim]) -> None:
-        await self._acall("decide", (claims, 0), {"commit": False}, probe=True)
+        await self._acall(Call(self.inner, "decide", (claims, 0), {"commit": False}), probe=True)
 
     def decide_one(self, named: NamedLimit, key: str, cost: int, max_wait_us: int, commit: bool) -> Decision:
         charged = [[Claim(named, key, cost)]] if commit else ()
-        found: Decision = self._call("decide_one", (named, key, cost, max_wait_us, commit), charged=charged)
-        return found
+        call = Call(self.inner, "decide_one", (named, key, cost, max_wait_us, commit))
+        return self._call(call, charged)  # type: ignore[no-any-return]
 
     def hit_nowait(self, named: NamedLimit, key: str, cost: int) -> Decision | None:
         return self.inner.hit_nowait(named, key, cost)
@@ -130,7 +112,7 @@ class DeadlineStore(Store):
     ) -> Decision:
         copies = copy_claims(claims)
         options = {"commit": commit, "remember": remember, "not_before_us": not_before_us}
-        found: Decision = self._call("decide", (copies, max_wait_us), options, [copies] if commit else ())
+        found: Decision = self._call(Call(self.inner, "decide", (copies, max_wait_us), options), [copies] if commit else ())
         copy_states(claims, copies)
         return found
 
@@ -145,27 +127,29 @@ class DeadlineStore(Store):
     ) -> Decision:
         copies = copy_claims(claims)
         options = {"commit": commit, "remember": remember, "not_before_us": not_before_us}
-        found: Decision = await self._acall("decide", (copies, max_wait_us), options, [copies] if commit else ())
+        found: Decision = await self._acall(
+            Call(self.inner, "decide", (copies, max_wait_us), options), [copies] if commit else ()
+        )
         copy_states(claims, copies)
         return found
 
     def decide_many(self, asks: Requests, max_wait_us: int | None = 0) -> list[Decision]:
-        return self._call("decide_many", (asks, max_wait_us), charged=asks)  # type: ignore[no-any-return]
+        return self._call(Call(self.inner, "decide_many", (asks, max_wait_us)), asks)  # type: ignore[no-any-return]
 
     async def adecide_many(self, asks: Requests, max_wait_us: int | None = 0) -> list[Decision]:
-        return await self._acall("decide_many", (asks, max_wait_us), charged=asks)  # type: ignore[no-any-return]
+        return await self._acall(Call(self.inner, "decide_many", (asks, max_wait_us)), asks)  # type: ignore[no-any-return]
 
     def give_back(self, claims: Sequence[Claim], charged_at: int = -1, source: str = STORE) -> None:
-        self._call("give_back", (claims, charged_at, source))
+        self._call(Call(self.inner, "give_back", (claims, charged_at, source)))
 
     async def agive_back(self, claims: Sequence[Claim], charged_at: int = -1, source: str = STORE) -> None:
-        await self._acall("give_back", (claims, charged_at, source))
+        await self._acall(Call(self.inner, "give_back", (claims, charged_at, source)))
 
     def reset(self, claims: Sequence[Claim]) -> None:
-        self._call("reset", (claims,))
+        self._call(Call(self.inner, "reset", (claims,)))
 
     async def areset(self, claims: Sequence[Claim]) -> None:
-        await self._acall("reset", (claims,))
+        await self._acall(Call(self.inner, "reset", (claims,)))
 
     def close(self) -> None:
         self.pool.close()

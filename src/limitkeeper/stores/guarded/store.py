@@ -14,8 +14,6 @@ time, however often the store fails and recovers; with "open", unlimited while t
 
 from __future__ import annotations
 
-import os
-import weakref
 from collections.abc import Iterable, Sequence
 from random import Random
 from typing import NamedTuple
@@ -37,6 +35,7 @@ else:
 from ...clock import SYSTEM, Clock
 from ...decision import STORE
 from ...errors import ConfigurationError, StoreError, StoreUnavailable
+from ...fork import reset_after_fork
 from ...observe.events import GIVE_BACK_DROPPED, Publisher
 from ...rate import Duration, duration_us
 from ..contract import Booking
@@ -47,8 +46,6 @@ from .deadline_store import DeadlineStore, KeyState
 from .fallback import FALLBACK_SOURCES, Fallback, make_fallback
 from .health import StoreHealth
 from .share import Share
-
-_guards: weakref.WeakSet[GuardedStore] = weakref.WeakSet()
 
 
 class GuardStats(NamedTuple):
@@ -113,7 +110,7 @@ class GuardedStore(Store):
         self._store: Store = self._within_budget()
         self._unregistered: list[NamedLimit] = []
         self._degraded = self._dropped = 0  # incremented without a lock: between reading and writing there is no call
-        _guards.add(self)
+        reset_after_fork(self)
 
     def _within_budget(self) -> Store:
         """The store itself when it promises the budget, otherwise a wrapper that does."""
@@ -121,7 +118,7 @@ class GuardedStore(Store):
             return self.inner
         return DeadlineStore(self.inner, self.budget_us, self._health.start_thread)
 
-    def reset_after_fork(self) -> None:
+    def _reset_after_fork(self) -> None:
         """In a new process: no call in progress, no prober, and a random generator of its own."""
         if isinstance(self._store, DeadlineStore):
             self._store.pool.reset()
@@ -422,12 +419,3 @@ class GuardedStore(Store):
     async def aclose(self) -> None:
         self.leave()
         await self._store.aclose()
-
-
-def _after_fork() -> None:
-    for guard in list(_guards):
-        guard.reset_after_fork()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)

@@ -69,8 +69,8 @@ class LeaseCache(CellStore):
         self.spoiled: deque[Any] = deque(maxlen=self.max_keys)
         self.attendant: Any = None if self.controlled else Maintenance(self)
 
-    def _renew_lock(self) -> None:
-        super()._renew_lock()
+    def _reset_after_fork(self) -> None:
+        super()._reset_after_fork()
         self.begin_again()
 
     # Time: the parent's where a test holds it, otherwise this machine's monotonic clock ------------------------------

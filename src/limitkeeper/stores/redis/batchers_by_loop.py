@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import weakref
 from typing import Any
 
+from ...fork import reset_after_fork
 from .batcher import Batcher, BatcherHost
 
 _inherited: list[Any] = []
@@ -19,7 +19,7 @@ class BatchersByLoop:
         self._store = weakref.ref(store)
         self._coaches: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Batcher] = weakref.WeakKeyDictionary()
         self._last: Any = None  # of the loop that asked last: a dictionary of weak keys is slow to ask
-        _all_loops.add(self)
+        reset_after_fork(self)
 
     def coach(self) -> Batcher:
         """The coach of the running loop."""
@@ -57,7 +57,7 @@ class BatchersByLoop:
         self.close()
         await asyncio.sleep(0)  # the transports end in the next turn
 
-    def inherit(self) -> None:
+    def _reset_after_fork(self) -> None:
         """In a child process: its parent's loops stay untouched, and are never used."""
         _inherited.append((self._coaches, self._last))
         self._coaches = weakref.WeakKeyDictionary()
@@ -69,15 +69,3 @@ def _running() -> asyncio.AbstractEventLoop | None:
         return asyncio.get_running_loop()
     except RuntimeError:
         return None
-
-
-_all_loops: weakref.WeakSet[BatchersByLoop] = weakref.WeakSet()
-
-
-def _after_fork() -> None:
-    for loops in _all_loops:
-        loops.inherit()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)

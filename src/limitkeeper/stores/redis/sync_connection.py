@@ -9,16 +9,15 @@ Rejected: SO_RCVTIMEO, which saves a system call (8 % of the CPU) and rounds a b
 
 from __future__ import annotations
 
-import os
 import select
 import socket
 import ssl
-import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from ...clock import SYSTEM
 from ...errors import StoreError, StoreTimeout, StoreUnavailable
+from ...fork import reset_after_fork
 from .address import Endpoint, Login
 from .resp import ProtocolError, ReplyError, pack, reader, unavailable
 from .trips import Outcome, Pause, Plan, T, Trip
@@ -182,7 +181,7 @@ class SyncPool:
     def __init__(self) -> None:
         self._idle: dict[tuple[Endpoint, Login], list[SyncConnection]] = {}
         self.generation = 0
-        _all_links.add(self)
+        reset_after_fork(self)
 
     def idle(self, place: Endpoint, login: Login) -> list[SyncConnection]:
         """Those that nobody uses; taking the last and putting it back needs no lock."""
@@ -294,15 +293,6 @@ class SyncPool:
             while idle:
                 idle.pop().close()
 
-
-_all_links: weakref.WeakSet[SyncPool] = weakref.WeakSet()
-
-
-def _after_fork() -> None:
-    """A child lets go of its parent's sockets; closing its copy of them does not end the connections."""
-    for links in _all_links:
-        links.close()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)
+    def _reset_after_fork(self) -> None:
+        """Closes the child's copies of its parent's sockets, which does not end the connections."""
+        self.close()

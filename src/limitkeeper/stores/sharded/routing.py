@@ -5,15 +5,13 @@ slot that is being moved to another shard has a shard with a `gate` in the table
 gate, and starts again.
 
 A move has to know that no caller that read the table before it is still deciding. So every caller enters before it reads the
-table and leaves after it has decided, on one of two counters; the move closes its gates, switches new callers to the other counter,
-and waits until the first is 0. Rejected: a lock around every decision (remote shards would be called one at a time).
+table and leaves after it has decided, on one of two counters; the move closes its gates, switches new callers to the other
+counter, and waits until the first is 0. Rejected: a lock around every decision (remote shards would be called one at a time).
 """
 
 from __future__ import annotations
 
-import os
 import threading
-import weakref
 from typing import TYPE_CHECKING
 
 try:
@@ -33,12 +31,11 @@ else:
     from ..contract import Store
     from .hot_keys import HotKeys
 
+from ...fork import reset_after_fork
 from .slots import slot_of
 
 if TYPE_CHECKING:
     from .handoff import KeyGate
-
-_routers: weakref.WeakSet[Router] = weakref.WeakSet()
 
 
 @cython.cclass
@@ -99,11 +96,11 @@ class Router:
 
     def __init__(self) -> None:
         self.table: list[Shard] = []
-        self.reset_after_fork()
         self.side = 0
-        _routers.add(self)
+        self._reset_after_fork()
+        reset_after_fork(self)
 
-    def reset_after_fork(self) -> None:
+    def _reset_after_fork(self) -> None:
         """No caller of the parent process is deciding in its child."""
         self._lock = threading.Lock()
         self.entered_0 = self.entered_1 = 0
@@ -253,12 +250,3 @@ def copy_state(into: Claim, claim: Claim) -> cython.int:
     into.new_b = claim.new_b
     into.new_c = claim.new_c
     return 0
-
-
-def _after_fork() -> None:
-    for router in list(_routers):
-        router.reset_after_fork()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)

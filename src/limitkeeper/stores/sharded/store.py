@@ -1,11 +1,11 @@
 """ShardedStore: many stores as one, each key on one of them (sticky sharding).
 
 The key's text is hashed, so all limits of one key stay together and most decisions call one shard (slots.py). The route is
-compiled (routing.py); claims on several shards are decided in two phases (two_phase.py); shards are added and removed with their state
-(membership.py, handoff.py); a key with most of the traffic is leased from its shard (hot_keys.py and LeasedStore).
+compiled (routing.py); claims on several shards are decided in two phases (two_phase.py); shards are added and removed with
+their state (membership.py, handoff.py); a key with most of the traffic is leased from its shard (hot_keys.py and LeasedStore).
 
-Bound: no more than the limits admit, while membership is stable; for hot keys the bound of their leases. The keys of a shard
-that is lost fail with StoreUnavailable; with on_loss="rehash" they start again on the next shard: one more burst per key per loss.
+Bound: no more than the limits admit, while membership is stable; for hot keys the bound of their leases. The keys of a lost
+shard fail with StoreUnavailable; with on_loss="rehash" they start again on the next shard: one more burst per key per loss.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ from ...policy.gate import Gate
 from ...policy.identity.identify import Called
 from ...policy.model import Policy
 from ...policy.reading.diagnostics import ERROR, Diagnostic
-from ...policy.reading.load import examined
+from ...policy.reading.load import examine
 from ...stores.memory import MemoryStore
 from .settings import handlers_said, policy_said, said
 
@@ -74,14 +74,14 @@ def read() -> tuple[Policy | None, list[CheckMessage]]:
     if not Path(policy).is_file():
         hint = "A relative path starts at BASE_DIR, or where the process was started when there is none."
         return None, [Error(f"The policy {policy} is not there.", hint=hint, id="limitkeeper.E002")]
-    made, page = examined(policy)
-    return made, [complaint(mistake) for mistake in page.mistakes()]
+    made, context = examine(policy)
+    return made, [complaint(mistake) for mistake in context.diagnostics()]
 
 
 def complaint(mistake: Diagnostic) -> CheckMessage:
     """One mistake of a policy's file, as Django shows it: its place in front, what to write instead as the hint."""
     kind, name = (Error, "limitkeeper.E003") if mistake.severity == ERROR else (Notice, "limitkeeper.W001")
-    return kind(f"{mistake.place}: {mistake.message}", hint=mistake.suggestion or None, id=name)
+    return kind(f"{mistake.location}: {mistake.message}", hint=mistake.suggestion or None, id=name)
 
 
 def functions(policy: Policy | None) -> Iterator[CheckMessage]:

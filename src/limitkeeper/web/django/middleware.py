@@ -67,7 +67,7 @@ class RateLimitMiddleware:
             request.limitkeeper = None
             return await self.get_response(request)
         facts = DjangoRequestContext(request)
-        passage = self.gate.quick(facts)
+        passage = self.gate.ask_nowait(facts)
         if passage is None:
             passage = await self.gate.aask(facts)
         request.limitkeeper = let_go(passage, "HTTP_ORIGIN" in request.META)

@@ -35,7 +35,7 @@ class DjangoRequestContext(WsgiRequestContext):
         self.path = request.path
         self.raw = request
         self.environ = request.META
-        self.found = {}
+        self.identities = {}
         self.captured = NOTHING
 
 
@@ -60,8 +60,8 @@ def put(fields: list[tuple[str, str]], response: HttpResponseBase) -> None:
 
 def answered(passage: Evaluation, response: HttpResponseBase, request: HttpRequest) -> Settlement | None:
     """Counts a response. What is owed and known comes back, to be settled; what isn't is settled at the body's end."""
-    passage.responded(response.status_code)
-    if not passage.owes:
+    passage.count_response(response.status_code)
+    if not passage.needs_settlement:
         return None
     account = Settlement(passage, response.status_code, head=request.method == "HEAD")
     if not response.streaming:
@@ -91,5 +91,5 @@ def status_of(error: BaseException) -> int:
 def failed(passage: Evaluation, status: int) -> Settlement:
     """The account of a view that raised; an unknown outcome is counted when it is settled."""
     if status != UNKNOWN:
-        passage.responded(status)
+        passage.count_response(status)
     return Settlement(passage, status)

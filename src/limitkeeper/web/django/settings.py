@@ -93,7 +93,7 @@ def made() -> ViewLimits:
 
 
 def gate() -> Gate:
-    """The gate of the policy in the settings: `gate().tally()`."""
+    """The gate of the policy in the settings: `gate().snapshot()`."""
     found = site().gate
     if found is None:
         raise ConfigurationError('there is no policy: set LIMITKEEPER = {"POLICY": "limitkeeper.yaml"}')

@@ -100,7 +100,7 @@ def awaited(view: Any, places: Places) -> Any:
     @wraps(view)
     async def asking(request: HttpRequest, *args: Any, **named: Any) -> HttpResponseBase:
         gate, facts = gate_at(places, request), DjangoRequestContext(request)
-        passage = gate.quick(facts)
+        passage = gate.ask_nowait(facts)
         passage = came(request, await gate.aask(facts) if passage is None else passage)
         if not passage.allowed:
             return told(request, await instead(passage, request, *args, **named))

@@ -1,4 +1,4 @@
-"""Flask behind a policy, and limits of single views."""
+"""Flask extension: puts a policy in front of an application, and limits single views."""
 
 from .extension import RateLimit
 from .refusal import RefusalException

@@ -1,123 +1,123 @@
-"""Asked within a request: a view's own limits, and a policy that needs what only a request has (the session, the user).
+"""Evaluates limits within a Flask request: a view's own, and a policy that needs the session or the user.
 
-What was asked is kept in the request's environ. Its fields are put on the response before any after_request function sees it.
-What is owed is settled when the response is known, or at the request's teardown when there never was one.
+The evaluations are kept in the request's environ. Their fields are added to the response before any after_request function sees
+it. They are settled when the response is known, or at the request's teardown when there never was one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import wraps
-from typing import Any
+from typing import TypeVar, cast
 
-from flask import after_this_request, current_app, g, request
+from flask import Flask, after_this_request, current_app, g, request
 from werkzeug.datastructures import Headers
 from werkzeug.wrappers import Response
 
 from ...errors import ConfigurationError
 from ...policy.evaluation import Evaluation
 from ...policy.gate import Gate
-from ..headers import merge
-from ..response_settlement import Body, Settlement, let_go
-from ..view_identity import Places
-from ..view_limit import DEPTH, EXEMPT, ViewLimits, told
-from ..wsgi_fast import PASSAGE, WsgiRequestContext
-from .refusal import refused
+from ..handler_limit import DEPTH, EXEMPT, Handler, HandlerGates, HandlerLimit, combined_fields
+from ..ratelimit_fields import merge
+from ..response_settlement import Settlement, SettlingBody, detach_request
+from ..wsgi_fast import EVALUATION, WsgiRequestContext
+from .refusal import refusal_exception
 
-#: Where the passages of a request are kept that were asked for within it; and the accounts that nobody settles yet.
-ASKED, OWED = "limitkeeper.asked", "limitkeeper.owed"
-#: The passage of the policy around the application, where there is one.
-BEFORE = "limitkeeper.before"
+V = TypeVar("V", bound=Handler)
 
-
-def site_of(app: Any) -> ViewLimits:
-    """What `init_app` left with an application."""
-    site: ViewLimits | None = app.extensions.get("limitkeeper")
-    if site is None:
-        raise ConfigurationError(f"{app.name!r} has no RateLimit: call limits.init_app(app) where it is made")
-    return site
+#: The environ keys of the evaluations within a request, and of their settlements that are still open.
+EVALUATIONS, SETTLEMENTS = "limitkeeper.evaluations", "limitkeeper.settlements"
+#: The environ key of the evaluation by the middleware around the application.
+POLICY_EVALUATION = "limitkeeper.policy_evaluation"
 
 
-def limited(view: Callable[..., Any], places: Places) -> Callable[..., Any]:
-    """A view that asks first. Coroutines too: Flask runs each in a thread of its request, where asking may wait."""
+def gates_of(app: Flask) -> HandlerGates:
+    """The gates that `init_app` made for an application."""
+    gates: HandlerGates | None = app.extensions.get("limitkeeper")
+    if gates is None:
+        raise ConfigurationError(f"{app.name!r} has no RateLimit: call limits.init_app(app) where the application is made")
+    return gates
+
+
+def limit_view(view: V, limit: HandlerLimit) -> V:
+    """A view that evaluates its limit first. Coroutines too: Flask runs each in its request's thread, which may block."""
 
     @wraps(view)
-    def asking(*args: Any, **named: Any) -> Any:
-        instead = asked(site_of(current_app).gate_for(places.at(request.endpoint)))
-        return current_app.ensure_sync(view)(*args, **named) if instead is None else instead
+    def limited(*args: object, **named: object) -> object:
+        response = evaluate(gates_of(current_app).gate_for(limit, limit.name_at(request.endpoint)))
+        return current_app.ensure_sync(view)(*args, **named) if response is None else response
 
-    setattr(asking, DEPTH, getattr(view, DEPTH, 0) + 1)
-    return asking
-
-
-def asked_unless_exempt(gate: Gate) -> Any:
-    """The policy, asked as a before_request function."""
-    return None if request.endpoint in exempt_endpoints(current_app) else asked(gate)
+    setattr(limited, DEPTH, getattr(view, DEPTH, 0) + 1)
+    return cast(V, limited)
 
 
-def asked(gate: Gate) -> Any:
-    """Asks for the current request. None: go on. A degrade handler's answer is answered instead; a refusal is raised."""
+def evaluate_policy(gate: Gate) -> object | None:
+    """Evaluates the policy as a before_request function."""
+    return None if request.endpoint in exempt_endpoints(current_app) else evaluate(gate)
+
+
+def evaluate(gate: Gate) -> object | None:
+    """Evaluates the current request. None: allowed. Returns the response of a degrade handler, or raises the refusal."""
     environ = request.environ
-    facts = WsgiRequestContext(environ)
-    facts.raw = request._get_current_object()  # type: ignore[attr-defined]
-    passage = let_go(gate.ask(facts), "HTTP_ORIGIN" in environ)
-    g.limitkeeper = environ[PASSAGE] = passage
-    if ASKED not in environ:
-        environ[ASKED] = []
-        after_this_request(tell)
-    environ[ASKED].append(passage)
-    if passage.allowed:
-        if passage.owes:
-            environ.setdefault(OWED, []).append(Settlement(passage, head=request.method == "HEAD"))
+    context = WsgiRequestContext(environ)
+    context.raw = request._get_current_object()  # type: ignore[attr-defined]
+    evaluation = detach_request(gate.ask(context), "HTTP_ORIGIN" in environ)
+    g.limitkeeper = environ[EVALUATION] = evaluation
+    if EVALUATIONS not in environ:
+        environ[EVALUATIONS] = []
+        after_this_request(finish_response)
+    environ[EVALUATIONS].append(evaluation)
+    if evaluation.allowed:
+        if evaluation.needs_settlement:
+            environ.setdefault(SETTLEMENTS, []).append(Settlement([evaluation], head=request.method == "HEAD"))
         return None
-    if passage.degrade is not None:
-        return current_app.ensure_sync(passage.degrade)()
-    raise refused(passage)
+    if evaluation.degrade is not None:
+        return current_app.ensure_sync(evaluation.degrade)()
+    raise refusal_exception(evaluation)
 
 
-def tell(response: Response) -> Response:
-    """Puts the fields on the response, counts it, and settles what is owed or leaves that to the end of its body."""
+def finish_response(response: Response) -> Response:
+    """Adds the fields to the response, counts it, and settles, now or at the end of its body."""
     environ = request.environ
-    passages: list[Evaluation] = environ[ASKED]
-    before = environ.get(BEFORE)
-    fields = told(passages if before is None else [before, *passages])
+    evaluations: list[Evaluation] = environ[EVALUATIONS]
+    first: Evaluation | None = environ.get(POLICY_EVALUATION)
+    fields = combined_fields(evaluations if first is None else [first, *evaluations])
     response.headers = Headers(merge(list(response.headers), fields))
-    for passage in passages:
-        if passage.allowed:
-            passage.responded(response.status_code)
-    for account in environ.pop(OWED, ()):
-        account.status = response.status_code
-        settle(account, response)
+    settlements: list[Settlement] = environ.pop(SETTLEMENTS, [])
+    for evaluation in evaluations:
+        if evaluation.allowed:
+            evaluation.count_response(response.status_code)
+    for settlement in settlements:
+        settlement.status, settlement.counted = response.status_code, True
+        settle(settlement, response)
     return response
 
 
-def settle(account: Settlement, response: Response) -> None:
-    """At once where the size is known, at the end of the body where it isn't."""
+def settle(settlement: Settlement, response: Response) -> None:
+    """Settles at once where the size is known, otherwise at the end of the body."""
     if not response.is_streamed:
-        account.size = sum(map(len, response.iter_encoded()))
+        settlement.size = sum(map(len, response.iter_encoded()))
     elif response.direct_passthrough and response.content_length is not None:
-        account.size = response.content_length  # a file, which the server may send in its own way
+        settlement.size = response.content_length  # a file, which the server may send itself
     else:
-        response.response = Body(response.response, account)
+        response.response = SettlingBody(response.response, settlement)
         return
-    account.settle()
+    settlement.settle()
 
 
-def settle_what_is_left(error: BaseException | None) -> None:
-    """At teardown: the view raised, and nobody made a response of it."""
-    for account in request.environ.pop(OWED, ()):
-        account.settle(failed=isinstance(error, Exception))
+def settle_failed(error: BaseException | None) -> None:
+    """At teardown: settles what has no response, since the view raised."""
+    for settlement in request.environ.pop(SETTLEMENTS, ()):
+        settlement.settle(failed=isinstance(error, Exception))
 
 
-def exempt_endpoints(app: Any) -> frozenset[str]:
-    """The endpoints that `exempt` was said of, looked up at the first request: Flask takes no views later. A blueprint's are
-    those of the blueprints in it too."""
-    site = site_of(app)
-    if site.exempt is None:
-        blueprints = tuple(f"{name}." for name, one in app.blueprints.items() if getattr(one, EXEMPT, False))
-        site.exempt = frozenset(
+def exempt_endpoints(app: Flask) -> frozenset[str]:
+    """The exempt endpoints, looked up at the first request: Flask adds no views later. A blueprint's include nested ones."""
+    gates = gates_of(app)
+    if gates.exempt is None:
+        blueprints = tuple([f"{name}." for name, one in app.blueprints.items() if getattr(one, EXEMPT, False)])
+        gates.exempt = frozenset(
             endpoint
             for endpoint, view in app.view_functions.items()
             if getattr(view, EXEMPT, False) or endpoint.startswith(blueprints)
         )
-    return site.exempt
+    return gates.exempt

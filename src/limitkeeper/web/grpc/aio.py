@@ -85,7 +85,7 @@ class TaskHandlerWrapper(HandlerWrapper):
 
     async def ask(self, facts: GrpcRequestContext, context: Any) -> Evaluation:
         """Lets pass, or ends the call. A client that goes away while it waits gives its place back."""
-        passage = self.gate.quick(facts)
+        passage = self.gate.ask_nowait(facts)
         if passage is None:
             passage = await self.gate.aask(facts)
         if passage.refusal is not None and (passage.degrade is None or facts.method != "POST"):
@@ -106,7 +106,7 @@ class TaskHandlerWrapper(HandlerWrapper):
         """One message of a stream, asked for where a rule is meant by messages."""
         if self.desk.messages:
             passage = await self.ask(facts.message(), seen)
-            await passage.adone(200, len(raw))
+            await passage.asettle(200, len(raw))
         return await self.taken(raw, seen)
 
     async def taken(self, raw: bytes, seen: SeenInTask) -> Any:
@@ -153,5 +153,5 @@ class TaskHandlerWrapper(HandlerWrapper):
         finally:
             if passage.allowed:
                 status = call.status(error)
-                passage.responded(status or GONE)
-                await passage.adone(status, call.size)
+                passage.count_response(status or GONE)
+                await passage.asettle(status, call.size)

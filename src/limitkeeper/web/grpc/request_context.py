@@ -47,7 +47,7 @@ class GrpcRequestContext(RequestContext):
     def message(self) -> GrpcRequestContext:
         """The same caller with one message of a stream; who it is need not be found out again."""
         facts = GrpcRequestContext(MESSAGE, self.path, self.raw)
-        facts.found.update(self.found)
+        facts.identities.update(self.identities)
         return facts
 
 

@@ -82,7 +82,7 @@ class ThreadHandlerWrapper(HandlerWrapper):
 
     def ask(self, facts: GrpcRequestContext, context: Any) -> Evaluation:
         """Lets pass, or ends the call. A client that goes away while it waits gives its place back."""
-        passage = self.gate.quick(facts)
+        passage = self.gate.ask_nowait(facts)
         if passage is None:
             passage = waited(self.gate, facts, context) if self.desk.waits else self.gate.ask(facts)
         if passage.refusal is not None and (passage.degrade is None or facts.method != "POST"):
@@ -110,7 +110,7 @@ class ThreadHandlerWrapper(HandlerWrapper):
         for raw in raws:
             if self.desk.messages:
                 passage = self.ask(facts.message(), seen)
-                passage.done(200, len(raw))
+                passage.settle(200, len(raw))
             yield self.taken(raw, seen)
 
     def taken(self, raw: bytes, seen: SeenInThread) -> Any:
@@ -142,8 +142,8 @@ class ThreadHandlerWrapper(HandlerWrapper):
         finally:
             if passage.allowed:
                 status = call.status(error)
-                passage.responded(status or GONE)
-                passage.done(status, call.size)
+                passage.count_response(status or GONE)
+                passage.settle(status, call.size)
 
 
 END = object()

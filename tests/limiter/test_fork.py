@@ -1,0 +1,78 @@
+"""Objects and modules that register with `limitkeeper.fork` are reset in a forked child."""
+
+from __future__ import annotations
+
+import gc
+import os
+import sys
+import threading
+
+import pytest
+
+from limitkeeper import fork
+
+pytestmark = [
+    pytest.mark.skipif(not hasattr(os, "fork"), reason="this platform does not fork"),
+    pytest.mark.filterwarnings("ignore:This process:DeprecationWarning"),
+]
+
+
+class Recorder:
+    def __init__(self, calls, name, error=None):
+        self.calls, self.name, self.error = calls, name, error
+        self.lock = threading.Lock()
+        fork.reset_after_fork(self)
+
+    def _reset_after_fork(self):
+        self.lock = threading.Lock()
+        self.calls.append(self.name)
+        if self.error is not None:
+            raise self.error
+
+
+def in_child(question):
+    """The text that a forked child answers."""
+    readable, writable = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            os.write(writable, str(question()).encode())
+        finally:
+            os._exit(0)
+    os.close(writable)
+    with open(readable, "rb") as answer:
+        text = answer.read().decode()
+    os.waitpid(pid, 0)
+    return text
+
+
+def test_objects_are_reset_in_the_order_of_creation():
+    """Each live object is reset once, after the objects that are older; the parent is left alone."""
+    calls = []
+    kept = [Recorder(calls, "store"), Recorder(calls, "wrapper")]
+    kept[0].lock.acquire()
+    dead = Recorder(calls, "dead")
+    del dead
+    gc.collect()
+    assert in_child(lambda: (calls, kept[0].lock.locked())) == "(['store', 'wrapper'], False)"
+    assert calls == []
+    assert kept[0].lock.locked()
+
+
+def test_module_functions_run_before_the_objects(monkeypatch):
+    calls = []
+    monkeypatch.setattr(fork, "_functions", [])
+    kept = Recorder(calls, "object")
+    fork.call_after_fork(lambda: calls.append("module"))
+    assert in_child(lambda: calls) == "['module', 'object']"
+    assert kept.calls is calls
+
+
+def test_an_error_of_one_reset_does_not_stop_the_others(capfd, monkeypatch):
+    """The error is printed by the interpreter; every other object is reset."""
+    monkeypatch.setattr(sys, "unraisablehook", sys.__unraisablehook__)
+    calls = []
+    kept = [Recorder(calls, "first", ValueError("broken reset")), Recorder(calls, "second")]
+    assert in_child(lambda: calls) == "['first', 'second']"
+    assert "broken reset" in capfd.readouterr().err
+    assert len(kept) == 2
