@@ -12,12 +12,12 @@ from __future__ import annotations
 from typing import Any
 
 from ..algorithms.claim import Claim
-from ..decision import Decision
+from ..decision import Decision, Decisions
 from ..errors import StoreError
 from ..observe.events import STORE_FAILED
 from ..stores.guarded import GuardedStore
-from ..stores.guarded.fallback import LocalShare, spoken
-from ..stores.guarded.share import share_of_nodes
+from ..stores.guarded.fallback import LocalShare
+from ..stores.guarded.share import parse_share
 from .evaluation import STORE, Evaluation, Refusal
 from .model import CLOSED, LOCAL
 from .refusal import MESSAGES, refused, seconds
@@ -40,7 +40,7 @@ class FailureAnswers:
     def share(self, text: str) -> LocalShare:
         found = self._shares.get(text)
         if found is None:
-            found = self._shares[text] = LocalShare(self.clock, lambda: SOON_US, share_of_nodes(text), 1_000_000)
+            found = self._shares[text] = LocalShare(self.clock, lambda: SOON_US, parse_share(text), 1_000_000)
         return found
 
     def answer(self, gate: Any, evaluation: Evaluation, failure: Decision | StoreError) -> Evaluation:
@@ -76,8 +76,8 @@ class FailureAnswers:
             if not parts[-1].allowed:
                 for (other, back), charged in zip(asks, parts[:-1], strict=False):
                     other.give_back(back, charged.start_us)
-                return refused(gate, evaluation, spoken([one.decide(asked, 0, False) for one, asked in asks]))
-        return gate.let_pass(evaluation, spoken(parts))  # type: ignore[no-any-return]
+                return refused(gate, evaluation, Decisions.join([one.decide(asked, 0, False) for one, asked in asks]))
+        return gate.let_pass(evaluation, Decisions.join(parts))  # type: ignore[no-any-return]
 
     def closed(self, gate: Any, evaluation: Evaluation, entry: Any, failure: Decision | StoreError) -> Evaluation:
         retry_us = failure.retry_us if isinstance(failure, Decision) and failure.retry_us > 0 else SOON_US

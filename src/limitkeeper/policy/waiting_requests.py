@@ -22,7 +22,6 @@ from ..algorithms.token_bucket import TokenBucket
 from ..decision import Decision, Decisions
 from ..errors import RateLimited
 from ..stores.contract import Store
-from ..stores.guarded.fallback import spoken
 from ..wait_queue import Waiter
 from ..waiting_limiter import WaitingLimiter
 from .evaluation import QUEUE_FULL, Evaluation
@@ -161,7 +160,7 @@ def still(patience: float, evaluation: Evaluation, later: list[int], waited_us: 
 def mingled(turn: Decision, others: Any, later: list[int]) -> Decision:
     """The decision of a turn and those of the claims that took none, in the order of all claims; dated as the turn was."""
     parts, rest = list(turn.decisions), dict(zip(later, others, strict=True))
-    told = spoken([rest[i] if i in rest else parts.pop(0) for i in range(len(parts) + len(rest))])
+    told = Decisions.join([rest[i] if i in rest else parts.pop(0) for i in range(len(parts) + len(rest))])
     fields: Any = (told.allowed, told.limit, told.remaining, told.retry_us, told.reset_us, turn.wait_us, turn.start_us, told.name)
     return Decisions(told.decisions, *fields)
 
