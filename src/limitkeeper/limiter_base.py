@@ -16,15 +16,15 @@ except ModuleNotFoundError:
     from limitkeeper import _cython_shim as cython  # type: ignore[no-redef]
 
 if cython.compiled:
+    from cython.cimports.limitkeeper.algorithms.claim import Claim, NamedLimit
     from cython.cimports.limitkeeper.decision import Decision, fresh
     from cython.cimports.limitkeeper.monotonic import monotonic_us
-    from cython.cimports.limitkeeper.algorithms.claim import Claim, NamedLimit
     from cython.cimports.limitkeeper.stores.cell_store import CellStore, LimitHandle, blank
     from cython.cimports.limitkeeper.stores.memory import MemoryStore
 else:
+    from .algorithms.claim import Claim, NamedLimit
     from .clock import monotonic_us
     from .decision import Decision, fresh
-    from .algorithms.claim import Claim, NamedLimit
     from .stores.cell_store import CellStore, LimitHandle, blank
     from .stores.memory import MemoryStore
 

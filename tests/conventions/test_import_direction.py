@@ -12,15 +12,9 @@ import pytest
 
 SRC = Path(__file__).parents[2] / "src" / "limitkeeper"
 
-<<<<<<< HEAD:tests/house/test_arrows.py
-#: Storeys of the house, the lowest first; a room may use rooms of its own storey and of those below.
-STOREYS = (
-    ("_cython_shim", "clock", "decision", "errors", "fork", "monotonic", "rate"),
-=======
 #: Layers, the lowest first. A folder imports from its own layer and from those below.
 LAYERS = (
-    ("_cython_shim", "clock", "decision", "errors", "monotonic", "rate"),
->>>>>>> main:tests/conventions/test_import_direction.py
+    ("_cython_shim", "clock", "decision", "errors", "fork", "monotonic", "rate"),
     ("algorithms",),
     ("observe", "stores"),
     (
@@ -129,8 +123,8 @@ def test_the_reader_of_imports_sees_all_kinds():
     memory = imports(SRC / "stores" / "cell_store.py")
     assert ("algorithms", "all_of") in memory
     assert ("errors",) in memory
-    assert ("algorithms", "limit") in imports(SRC / "stores" / "table.pyx")
-    assert ("stores", "table") in imports(SRC / "stores" / "cells.pxd") | imports(SRC / "stores" / "memory.pxd")
+    assert ("algorithms", "limit") in imports(SRC / "stores" / "cell_table.pyx")
+    assert ("decision",) in imports(SRC / "stores" / "memory.pxd")
 
 
 def test_only_the_clock_reads_time():

@@ -36,8 +36,8 @@ cdef class CellStore(Store):
     cdef long long charge(self, list claims, long long max_wait_us, bint commit, long long now_us, long long not_before_us)
     cdef Decision decide_checked(self, list claims, tuple names, long long max_wait_us, bint commit, long long not_before_us)
     cdef bint is_crowded(self, list claims, long long now_us)
-    cdef int return_all(self, list claims, long long charged_at, long long now_us)
-    cdef int return_one(self, Claim claim, long long charged_at, long long now_us)
+    cdef int give_back_all(self, list claims, long long charged_at, long long now_us)
+    cdef int give_back_one(self, Claim claim, long long charged_at, long long now_us)
     cdef int restore(self, LimitHandle place, str key, object state, long long now_us)
 
 cdef bint is_twice(list claims)
