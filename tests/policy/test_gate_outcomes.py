@@ -244,7 +244,7 @@ def test_who_is_refused_too_often_is_shut_out(colour):
     assert len(heard) == 1
     asked_before = g.snapshot().rules[0].refused
     answer = asked(g, request(user="a"), colour)
-    assert (answer.refusal.reason, answer.refusal.retry_after, answer.refusal.status) == ("shut out", 60, 429)
+    assert (answer.refusal.reason, answer.refusal.retry_after, answer.refusal.status) == ("penalty box", 60, 429)
     assert answer.decision is None
     assert g.snapshot().rules[0].refused == asked_before
     assert asked(g, request(user="b"), colour).allowed
@@ -360,10 +360,10 @@ def test_a_memory_full_of_those_shut_out_is_not_searched_for_every_refusal(monke
     )
     for host in range(5):
         assert passes(g, 4, peer=f"192.0.2.{host}") == [True, False, False, False]
-    assert (len(g.penalty_box), g.snapshot().penalty_box) == (3, 3)
-    searched = g.penalty_box._until
+    assert (len(g._penalty_box), g.snapshot().penalty_box) == (3, 3)
+    searched = g._penalty_box._until
     assert passes(g, 20, peer="192.0.2.4") == [False] * 20
-    assert g.penalty_box._until is searched
+    assert g._penalty_box._until is searched
     g.clock.advance(10)
     assert passes(g, 2, peer="192.0.2.4") == [False] * 2
-    assert (len(g.penalty_box), g.snapshot().penalty_box) == (1, 4)
+    assert (len(g._penalty_box), g.snapshot().penalty_box) == (1, 4)

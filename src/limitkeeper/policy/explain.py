@@ -7,7 +7,7 @@ from typing import Any
 
 from ..algorithms.claim import Claim
 from ..decision import Decision
-from .evaluation import Entry
+from .compiled_policy import Entry
 from .model import Rule
 from .path_matcher import limits_host
 
@@ -50,7 +50,7 @@ def one(gate: Any, clause: Any, facts: Any, plan: Any, excused: Any) -> Explaine
     if key is None:
         names = ", ".join(" | ".join(part) for part in rule.key)
         return Explained(rule, False, f"no part of its key ({names}) is there")
-    entries = clause.limits_for(facts, key)
+    entries = clause.entries_for(facts, key)
     if not entries:
         return Explained(rule, True, "unlimited", key)
     cost = clause.cost_for(facts)
@@ -60,7 +60,7 @@ def one(gate: Any, clause: Any, facts: Any, plan: Any, excused: Any) -> Explaine
 
 def unmet_condition(clause: Any, facts: Any) -> str:
     """Which part of a rule's `when` does not hold; "" when all of it does."""
-    from .compiled_rule import identity_of
+    from .compiled_policy import identity_of
 
     when = clause.config.when
     for name in when.present:

@@ -9,13 +9,12 @@ from collections.abc import Iterator
 from math import ceil, inf
 from typing import Any
 
-from .compiled_policy import CompiledExemption
-from .compiled_rule import identity_of, key_of
+from .compiled_policy import CompiledExemption, identity_of, key_of
 from .explain import Explained
 from .identity.client_ip import ClientIp
 from .identity.paths import tidy
 from .model import DEGRADE, SHADOW, WAIT, Exemption, Policy, Rule, Tiers
-from .path_matcher import PathMatcher, host_is_meant
+from .path_matcher import PathMatcher, host_matches_any
 from .reading.parse_context import short
 from .request_line import Request
 
@@ -147,7 +146,9 @@ def exempting(policy: Policy, facts: Any) -> Iterator[str]:
     hits, _ = PathMatcher([exemption.match for exemption in policy.exempt]).find(facts.method, tidy(facts.path))
     for number, hosts in hits:
         exemption = policy.exempt[number]
-        if (not hosts or host_is_meant(hosts, facts.host())) and CompiledExemption(exemption).applies(identities, facts, address):
+        if (not hosts or host_matches_any(hosts, facts.host())) and CompiledExemption(exemption).applies(
+            identities, facts, address
+        ):
             yield f"exempt[{number}]{told(exemption)}"
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import ConfigurationError
-from ..compiled_rule import joined
+from ..compiled_policy import join_key
 from ..model import Headers, Limits, OnFailure, Policy, Rule, Tiers
 from ..overrides import HashOverrides
 from .fields import Said
@@ -127,7 +127,7 @@ class Assembly:
             if not any(part is not None for part in parts):
                 self.page.wrong(node.place, "", "no part of this key is there", "say at least one")
                 return BAD
-            key = joined(list(parts)) if len(parts) > 1 else str(parts[0])
+            key = join_key(list(parts)) if len(parts) > 1 else str(parts[0])
             if key in found:
                 self.page.wrong(node.place, "", "this key has a limit already", "say it once")
             found[key] = limits

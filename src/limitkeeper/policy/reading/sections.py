@@ -159,7 +159,7 @@ AFTER = Text(
     "100/min",
     ready=lambda value: isinstance(value, Limit),
 )
-SHUT_OUT = Fields(
+PENALTY_BOX = Fields(
     "penalty_box",
     {
         "after": Word(AFTER, "How many refusals: 100/min.", required=True),
@@ -209,7 +209,7 @@ POLICY = Fields(
         "exempt": Word(
             ListOf(EXEMPTION, "a list of exemptions", least=0, alone=False, sound=True), "Requests that are not limited."
         ),
-        "penalty_box": Word(SHUT_OUT, "Who is refused too often is refused without asking the store."),
+        "penalty_box": Word(PENALTY_BOX, "Who is refused too often is refused without asking the store."),
         "limits": Word(ListOf(RULE, "a list of rules", least=0, alone=False, sound=True, most=5000), "Who is limited by what."),
     },
     lambda said, page: Loaded(said),

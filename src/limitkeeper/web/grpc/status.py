@@ -17,13 +17,14 @@ import grpc
 from google.rpc import error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
-from ...policy.evaluation import QUEUE_FULL, QUOTA, SHUT_OUT, STORE, Evaluation, Refusal
+from ...policy.evaluation import Evaluation
+from ...policy.refusal import PENALTY_BOX, QUEUE_FULL, QUOTA, STORE, Refusal
 from ..headers import fields
 
 DOMAIN = "limitkeeper"
 #: What gRPC sends of a message as it is, besides letters and digits.
 PLAIN = " " + punctuation.replace("%", "")
-REASONS = {QUOTA: "RATE_LIMITED", QUEUE_FULL: "QUEUE_FULL", SHUT_OUT: "SHUT_OUT", STORE: "STORE_UNAVAILABLE"}
+REASONS = {QUOTA: "RATE_LIMITED", QUEUE_FULL: "QUEUE_FULL", PENALTY_BOX: "PENALTY_BOX", STORE: "STORE_UNAVAILABLE"}
 Code = grpc.StatusCode
 #: What a gRPC status is in HTTP, for rules that charge by outcome and for the counters.
 HTTP = {
