@@ -109,7 +109,7 @@ def test_no_client_says_that_its_request_costs_nothing(source):
 
 def test_functions_that_raise_break_no_request(caplog, monkeypatch):
     """A cost that can't be told is the default, an outcome of which nobody knows counts; both are logged."""
-    for module in ("compiled_rule", "settlement"):
+    for module in ("compiled_policy", "settlement"):
         monkeypatch.setattr(f"limitkeeper.policy.{module}.callback_errors", CallbackErrors())
     g = gate(rule("all", "2/h", cost=Cost("call", call=broken), charge=Charge(call=broken)))
     for _ in range(2):
@@ -354,7 +354,7 @@ def test_a_passage_leaves_no_circle_behind(colour):
 
 def test_a_memory_full_of_those_shut_out_is_not_searched_for_every_refusal(monkeypatch):
     """When as many as can be remembered are shut out, others are refused by their limits; those whose time is over make room."""
-    monkeypatch.setattr("limitkeeper.policy.penalty_box.MOST", 3)
+    monkeypatch.setattr("limitkeeper.policy.penalty_box.MAX_CLIENTS", 3)
     g = gate(
         rule("all", "fixed window 1/h", key=key("ip")), penalty_box=PenaltyBoxConfig(parse_limit("fixed window 1/h"), 10_000_000)
     )

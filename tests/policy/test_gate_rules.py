@@ -193,7 +193,7 @@ def test_a_thousand_hosts_on_one_path():
     for i in range(500):
         assert meant(f"made-up-{i}.example.com") == ["below", "any"]
     (plan,) = g.compiled.cached_paths["GET"].values()
-    assert len(plan.narrow) == 3
+    assert len(plan.by_host) == 3
 
 
 def test_what_a_template_captures_can_be_a_key():

@@ -182,12 +182,12 @@ class Entry:
 
     __slots__ = ("compiled_rule", "field_template", "label", "named", "rule")
 
-    def __init__(self, rule: Rule, named: NamedLimit, label: str, compiled_rule: CompiledRule | None = None) -> None:
+    def __init__(self, rule: Rule, named: NamedLimit, label: str, compiled_rule: CompiledRule = None) -> None:  # type: ignore[assignment]
         self.rule = rule
         self.named = named
         self.label = label
         self.compiled_rule = compiled_rule
-        self.field_template: object = None
+        self.field_template: Any = None
 
     def __repr__(self) -> str:
         return f"<Entry {self.label}: {self.named.limit}>"
@@ -423,11 +423,11 @@ class CompiledPolicy:
         self.exemptions = [CompiledExemption(exemption) for exemption in policy.exempt]
         self.cached_paths: dict[str, dict[str, MatchedRules]] = {method: {} for method in METHODS}
         self._cached = 0
-        self.store: Store | None = None
+        self.store: Store = None  # type: ignore[assignment]
 
     def handler(self, rule: Rule) -> Handler:
         """The degrade handler of a rule."""
-        return self.handlers[rule.name]  # type: ignore[no-any-return]
+        return self.handlers[rule.name]
 
     @cython.ccall
     def match(self, context: RequestContext) -> MatchedRules:

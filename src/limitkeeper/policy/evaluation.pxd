@@ -30,7 +30,7 @@ cdef inline Evaluation new_evaluation(object gate, object compiled):
 cdef class Evaluator:
     cdef public CompiledPolicy compiled
     cdef public Store store
-    cdef public object offenders
+    cdef public object offenders, secret
     cdef public bint _remote
     cdef public object _on_failure, _waiting, _penalty_box, _callback_errors, _publisher
     cdef public long long _requests, _allowed, _refused, _exempt, _unlimited

@@ -5,8 +5,8 @@
     decision   of all entries together, in one call of the store: all are charged, or none
     result     an `Evaluation`, counted and published, for the caller that writes the response
 
-`ask_nowait` answers whatever needs no waiting; `ask` and `aask` perform the rest as one plan (stores/sans_io.py). Steps that most
-requests skip have files of their own: idempotency.py, waiting_requests.py, shadow.py, on_failure.py, settlement.py, penalty_box.py.
+`ask_nowait` answers whatever needs no waiting; `ask` and `aask` perform the rest as one plan (stores/sans_io.py). Steps that
+most requests skip have files of their own: idempotency.py, waiting_requests.py, shadow.py, on_failure.py, settlement.py.
 
 Compiled: one rule adds about as much to a request as three Python calls.
 """
@@ -141,8 +141,8 @@ class Evaluation:
         k: cython.Py_ssize_t
         for k in range(len(self.entries)):
             entry: Entry = self.entries[k]
-            rule: CompiledRule | None = entry.compiled_rule
-            if rule is not None and entry.label is rule.name:
+            rule: CompiledRule = entry.compiled_rule
+            if entry.label is rule.name:
                 rule.response_times[i] += 1
                 rule.statuses[family] += 1
                 rule.sum_ms += took / 1000.0
@@ -174,13 +174,14 @@ class Evaluator:
     # fmt: off
     __slots__ = ("__weakref__", "_allowed", "_callback_errors", "_exempt", "_latency", "_latency_sum", "_on_failure",
                  "_penalty_box", "_publisher", "_refused", "_remote", "_requests", "_unlimited", "_waiting", "compiled",
-                 "offenders", "store")
+                 "offenders", "secret", "store")
     # fmt: on
 
     def __init__(self) -> None:
         self.compiled: CompiledPolicy = None  # type: ignore[assignment]
         self.store: Store = None  # type: ignore[assignment]
         self.offenders: Offenders = None  # type: ignore[assignment]
+        self.secret = b""
         self._remote = False
         self._on_failure: FailureAnswers = None  # type: ignore[assignment]
         self._waiting: WaitingRequests = None  # type: ignore[assignment]
@@ -194,7 +195,7 @@ class Evaluator:
     # Asking ----------------------------------------------------------------------------------------------------
 
     def ask_nowait(self, context: RequestContext) -> Evaluation | None:
-        """Evaluates a request if that needs no waiting, for a queue or a remote store; otherwise None, and nothing was charged."""
+        """Evaluates a request if that needs no wait, in a queue or for a remote store; otherwise None, and nothing is charged."""
         evaluation: Evaluation
         decision: Decision
         if self._penalty_box is not None:
@@ -242,13 +243,15 @@ class Evaluator:
             found = self.ask_nowait(context)
             if found is not None:
                 return found
-        refused = None if self._penalty_box is None else self._penalty_box.refuse(self, context)
-        return run(self._plan(self._prepare(context), True)) if refused is None else refused  # type: ignore[return-value]
+        found = None if self._penalty_box is None else self._penalty_box.refuse(self, context)
+        return run(self._plan(self._prepare(context), True)) if found is None else found  # type: ignore[return-value]
 
     async def aask(self, context: RequestContext) -> Evaluation:
         """As `ask`, awaited."""
-        refused = None if self._penalty_box is None else self._penalty_box.refuse(self, context)
-        return await arun(self._plan(self._prepare(context), True)) if refused is None else refused  # type: ignore[return-value]
+        found = None if self._penalty_box is None else self._penalty_box.refuse(self, context)
+        if found is None:
+            found = await arun(self._plan(self._prepare(context), True))
+        return found  # type: ignore[return-value]
 
     def _plan(self, evaluation: Evaluation, wait: bool) -> Plan[Evaluation | None]:
         """The whole evaluation. Without `wait`, the result of a request that would wait is None."""
@@ -375,7 +378,7 @@ class Evaluator:
 
     @cython.cfunc
     def _count_allowed(self, evaluation: Evaluation, entry: Entry, part: Decision, i: cython.Py_ssize_t) -> cython.int:
-        rule: CompiledRule = entry.compiled_rule  # type: ignore[assignment]
+        rule: CompiledRule = entry.compiled_rule
         if entry.label is rule.name:
             rule.passed += 1
         if part.remaining * 5 < part.limit and evaluation.near_rule is not rule:
@@ -405,7 +408,7 @@ class Evaluator:
     def _refuse(self, evaluation: Evaluation, decision: Decision) -> Evaluation:
         """Counts a refused request, with the reason and the words of its refusal."""
         entry: Entry = evaluation.entries[0]
-        rule: CompiledRule = entry.compiled_rule  # type: ignore[assignment]
+        rule: CompiledRule = entry.compiled_rule
         last: CompiledRule | None = None
         refusal: Refusal
         evaluation.decision = decision
@@ -415,7 +418,7 @@ class Evaluator:
             refusal = refusal_by(decision, entry, decision, (entry.label,), evaluation.reason)
         else:
             for entry, key, part in zip(evaluation.entries, evaluation.keys, decision.decisions, strict=True):
-                rule = entry.compiled_rule  # type: ignore[assignment]
+                rule = entry.compiled_rule
                 if not part.allowed and rule is not last:  # the limits of one rule are adjacent, and count once
                     rule.refused += 1
                     self.offenders.offer(rule.name, key)
@@ -424,7 +427,7 @@ class Evaluator:
         if refusal.rule.on_refusal.action == DEGRADE:  # type: ignore[union-attr]
             for entry in evaluation.entries:
                 if entry.rule is refusal.rule:
-                    rule = entry.compiled_rule  # type: ignore[assignment]
+                    rule = entry.compiled_rule
                     rule.degraded += 1
                     break
         boxed = self._penalty_box is not None and self._penalty_box.count(evaluation)
@@ -470,7 +473,7 @@ class Evaluator:
 
     def _alert(self, evaluation: Evaluation, entry: Entry, part: Decision) -> None:
         """Counts, logs and publishes that the use of a key has crossed its rule's alert level."""
-        rule: CompiledRule = entry.compiled_rule  # type: ignore[assignment]
+        rule: CompiledRule = entry.compiled_rule
         rule.alerts += 1
         self._callback_errors.tell("%s: a key has used %d of %d", entry.label, part.limit - part.remaining, part.limit)
         self._publish(ALERT, evaluation)
@@ -487,6 +490,6 @@ def may_wait(evaluation: Evaluation, decision: Decision) -> bool:
     if decision.retry_us < 0:
         return False
     for entry, part in zip(evaluation.entries, decision.decisions, strict=True):
-        if not part.allowed and not entry.compiled_rule.waits:  # type: ignore[union-attr]
+        if not part.allowed and not entry.compiled_rule.waits:
             return False
     return True

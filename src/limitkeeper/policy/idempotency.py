@@ -1,7 +1,7 @@
 """Idempotency keys: requests with the same key are repetitions of one request, which is charged once.
 
-A charged request makes a mark in the store: a fixed window under (rule, key, idempotency key). A request that finds the mark takes
-one repetition of it and is not charged; beyond `replays` repetitions it is charged like any other, so that no client repeats for
+A charged request makes a mark in the store: a fixed window under (rule, key, idempotency key). A request that finds the mark
+takes one repetition of it and is not charged; beyond `replays` repetitions it is charged like any other, so that no client repeats for
 ever. A mark is made only after its charge: a request that waits, was refused or was cancelled marks nothing. Of several requests
 that are charged at the same moment, all but the first get their charge back.
 
@@ -49,7 +49,9 @@ class Mark(NamedTuple):
 def add(evaluation: Evaluation, rule: CompiledRule, entries: tuple[Entry, ...], key: str, cost: int) -> bool:
     """Adds a rule whose mark is looked for before it is charged; False when the request has no idempotency key."""
     once, context = rule.config.once, evaluation.context
-    assert once is not None and context is not None and rule.idempotent is not None
+    assert once is not None
+    assert context is not None
+    assert rule.idempotent is not None
     value = context.header(once.header)
     if not value:
         return False
@@ -70,7 +72,8 @@ def find_marks(gate: Evaluator, evaluation: Evaluation) -> Plan[None]:
     seen: list[Decision] = []
     try:
         for one in asked:
-            seen.append((yield Call(gate.store, "decide", ([one.mark], 0), {"commit": False})))
+            mark = yield Call(gate.store, "decide", ([one.mark], 0), {"commit": False})
+            seen += [mark]
         if any(gate._on_failure.has_failed(mark) for mark in seen):
             raise StoreUnavailable("the store could not say whether a request is a repetition")
         again = [i for i, mark in enumerate(seen) if mark.allowed and mark.remaining < mark.limit]

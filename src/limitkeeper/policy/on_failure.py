@@ -19,7 +19,7 @@ from ..observe.events import STORE_FAILED
 from ..stores.guarded import GuardedStore
 from ..stores.guarded.fallback import LocalShare
 from ..stores.guarded.share import share_of_nodes
-from .compiled_policy import CompiledRule, Entry
+from .compiled_policy import Entry
 from .model import CLOSED, LOCAL
 from .refusal import MESSAGES, STORE, Refusal, seconds
 
@@ -58,7 +58,7 @@ class FailureAnswers:
         entries = zip(evaluation.entries, evaluation.keys, evaluation.costs, strict=True)
         local = [one for one in entries if one[0].rule.on_failure.action == LOCAL]
         for entry in evaluation.entries:
-            rule = rule_of(entry)
+            rule = entry.compiled_rule
             if entry.label == rule.name:  # a rule counts once, whatever the number of its limits
                 if entry.rule.on_failure.action == LOCAL:
                     rule.failed_local += 1
@@ -70,8 +70,8 @@ class FailureAnswers:
         return self._decide(gate, evaluation) if local else gate._allow(evaluation, None)
 
     def _decide(self, gate: Evaluator, evaluation: Evaluation) -> Evaluation:
-        """Decides on the declared shares. Limits with different shares are charged one after the other; if one refuses, the others
-        are given back and asked again without a charge, so that the retry is the longest of all."""
+        """Decides on the declared shares. Limits with different shares are charged one after the other; if one refuses, the
+        others are given back and asked again without a charge, so that the retry is the longest of all."""
         assert evaluation.costs is not None
         entries = zip(evaluation.entries, evaluation.keys, evaluation.costs, strict=True)
         asked = [(self._share(entry.rule.on_failure.share), [Claim(entry.named, key, cost)]) for entry, key, cost in entries]
@@ -89,14 +89,9 @@ class FailureAnswers:
         rule = entry.rule
         status = rule.answer.status if rule.answer.status in (500, 502, 503, 504) else 503
         message = MESSAGES[STORE](seconds(retry_us))
-        rule_of(entry).failed_closed += 1
-        rule_of(entry).refused += 1
+        entry.compiled_rule.failed_closed += 1
+        entry.compiled_rule.refused += 1
         gate._count_refused(
             evaluation, Refusal(STORE, status, seconds(retry_us), message, rule, (entry.label,), retry_us=retry_us)
         )
         return evaluation
-
-
-def rule_of(entry: Entry) -> CompiledRule:
-    assert entry.compiled_rule is not None
-    return entry.compiled_rule

@@ -64,7 +64,6 @@ def refunds_of(evaluation: Evaluation, status: int, size: int) -> list[Waiter]:
     if evaluation.claims is not None and evaluation.decision is not None:
         claims: list[Claim] = []
         for claim, entry in zip(evaluation.claims, evaluation.entries, strict=True):
-            assert entry.compiled_rule is not None
             claims += refund(entry.compiled_rule, claim, context, status, size)
         found = [Waiter(claims, evaluation.decision, None)] if claims else []
         for rule, claim, decision in evaluation.marks or ():
@@ -98,13 +97,13 @@ def alert(evaluation: Evaluation, refunds: list[Waiter]) -> Plan[None]:
     entries = list(
         zip(evaluation.entries, evaluation.keys, evaluation.decision.decisions if evaluation.decision else (), strict=False)
     )
-    raised = [one for one in entries if one[0].compiled_rule.alert >= 0 and (one[0].named, one[1]) in extra]  # type: ignore[union-attr]
+    raised = [one for one in entries if one[0].compiled_rule.alert >= 0 and (one[0].named, one[1]) in extra]
     if not raised:
         return
     claims = [Claim(entry.named, key, 0) for entry, key, _ in raised]
     decision = yield Call(evaluation.compiled.store, "decide", (claims, 0), {"commit": False})
     for (entry, key, before), after in zip(raised, decision.decisions, strict=True):
-        level = after.limit * entry.compiled_rule.alert  # type: ignore[union-attr]
+        level = after.limit * entry.compiled_rule.alert
         used = after.limit - after.remaining
         if before.limit - before.remaining < level <= used and used - extra[entry.named, key] < level:
             evaluation.gate._alert(evaluation, entry, after)

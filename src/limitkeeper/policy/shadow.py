@@ -1,7 +1,7 @@
 """Shadow mode: rules that are asked after the others have allowed a request; their answers are counted, and change nothing.
 
-A request that the others refuse is not charged here either. Every rule in shadow mode is a decision of its own, all of them in one
-call of the store. Charges are settled as those of other rules are, or shadow mode would count more than the real rule will.
+A request that the others refuse is not charged here either. Every rule in shadow mode is a decision of its own, all of them in
+one call of the store. Charges are settled as those of other rules are, or shadow mode would count more than the real rule will.
 """
 
 from __future__ import annotations
