@@ -5,8 +5,8 @@ that charges at a later start, and sleeps until then: first come, first served, 
 Each rule bounds how many requests wait; beyond that a request is refused at once (503).
 
 A later start in a fixed window, or in a leaky bucket queue, closes the time before it to all other requests of that key. So
-limits of these kinds that did not refuse are left out of the wait and asked after it; if one of them refuses then, the start is given
-back.
+limits of these kinds that did not refuse are left out of the wait and asked after it; if one of them refuses then, the start is
+given back.
 """
 
 from __future__ import annotations
