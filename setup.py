@@ -37,7 +37,7 @@ COMPILED = (
     "stores/shared/journal",
     "stores/shared/log_rings",
     "stores/shared/cell_table",
-    "stores/shared/locked_file",
+    "stores/shared/lock",
     "stores/shared/store",
     "stores/cell_table",
     "stores/memory",

@@ -146,7 +146,7 @@ def test_an_address_that_the_application_tells_is_the_one_that_networks_hold():
 
         def says(client, peer="10.9.0.1", **headers):
             (one,) = gate.explain(WrittenRequest(peer=peer, headers={"X-Client": client, **headers}))
-            return one.why or str(one.entries[0].named.limit)
+            return one.reason or str(one.entries[0].named.limit)
 
         assert says("192.0.2.1") == "token bucket 5/s burst 5"
         assert says("192.0.2.9") == "token bucket 9/s burst 9"

@@ -19,7 +19,7 @@ INSIDE = Match(path="/x", host="in.example.com")
 def meant(g, line="GET /x", **said):
     """The rules that limit a request; `explain` says the same."""
     found = [entry.label for entry in asked(g, request(line, **said)).entries]
-    assert [one.rule.name for one in g.explain(request(line, **said)) if one.meant] == found
+    assert [one.rule.name for one in g.explain(request(line, **said)) if one.applies] == found
     return found
 
 

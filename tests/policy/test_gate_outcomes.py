@@ -317,11 +317,11 @@ def test_explain_charges_nothing_and_says_why():
     )
     for _ in range(3):
         user, checkout = g.explain(request(user="a"))
-        assert user.meant
+        assert user.applies
         assert (user.key, user.decision.remaining) == ("a", 2)
-        assert not checkout.meant
-        assert "match" in checkout.why
-    assert "no part of its key" in g.explain(request())[0].why
+        assert not checkout.applies
+        assert "match" in checkout.reason
+    assert "no part of its key" in g.explain(request())[0].reason
     assert len(store) == 0
 
 

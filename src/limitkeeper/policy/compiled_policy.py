@@ -28,14 +28,13 @@ from ..observe.snapshot import RESPONSE_BOUNDS_MS, Histogram, RuleSnapshot
 from ..rate import Rate
 from ..stores.contract import Store
 from .identity.addresses import Networks, read_address
-from .identity.callback_errors import CallbackErrors, title
+from .identity.callback_errors import CallbackErrors, callback_name
 from .identity.client_ip import ClientIp
 from .identity.hosts import patterns_of
 from .identity.paths import readings
 from .model import DEGRADE, SHADOW, SHARE, WAIT, Exemption, Identity, Key, Limits, Overrides, Policy, Rule, Tiers, When
 from .path_matcher import PathMatcher, host_matches_any
-from .reading.import_string import import_all
-from .reading.reference import resolved
+from .reading.import_string import import_all, import_object
 
 #: Counters of a rule, and how many of its earlier versions are still counted: their requests may not have ended.
 # fmt: off
@@ -162,10 +161,12 @@ def callback_cost(rule: Rule, call: Callable[[Any], int], context: RequestContex
     try:
         units = call(context)
     except Exception as error:
-        callback_errors.tell("%s raised %s: the request costs %d", title(call), type(error).__name__, default)
+        callback_errors.report("%s raised %s: the request costs %d", callback_name(call), type(error).__name__, default)
         return default
     if isinstance(units, bool) or not isinstance(units, int):
-        callback_errors.tell("%s returned a %s, not a whole number: it costs %d", title(call), type(units).__name__, default)
+        callback_errors.report(
+            "%s returned a %s, not a whole number: it costs %d", callback_name(call), type(units).__name__, default
+        )
         return default
     return max(0, min(units, rule.cost.most))
 
@@ -516,4 +517,4 @@ def handler_of(rule: Rule, handlers: Mapping[str, Handler]) -> Handler:
         raise ConfigurationError(
             f"rule {rule.name!r}: unknown handler {handler!r}; pass handlers={{{handler!r}: …}}, or write module:name"
         )
-    return resolved(str(handler))  # type: ignore[no-any-return]
+    return import_object(str(handler))  # type: ignore[no-any-return]

@@ -475,7 +475,7 @@ class Evaluator:
         """Counts, logs and publishes that the use of a key has crossed its rule's alert level."""
         rule: CompiledRule = entry.compiled_rule
         rule.alerts += 1
-        self._callback_errors.tell("%s: a key has used %d of %d", entry.label, part.limit - part.remaining, part.limit)
+        self._callback_errors.report("%s: a key has used %d of %d", entry.label, part.limit - part.remaining, part.limit)
         self._publish(ALERT, evaluation)
 
     def _publish(self, kind: str, evaluation: Evaluation | None, error: BaseException | None = None) -> None:

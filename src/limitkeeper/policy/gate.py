@@ -21,7 +21,7 @@ from ..stores import Store, store_from_url
 from ..stores.guarded import GuardedStore
 from .compiled_policy import CompiledPolicy
 from .evaluation import Evaluator
-from .explain import Explained, explain
+from .explain import RuleExplanation, explain
 from .file_watcher import FileWatcher, watch_policy
 from .model import Policy
 from .on_failure import FailureAnswers
@@ -135,7 +135,7 @@ class Gate(Evaluator):
 
     # Rules -----------------------------------------------------------------------------------------------------
 
-    def explain(self, context: RequestContext) -> list[Explained]:
+    def explain(self, context: RequestContext) -> list[RuleExplanation]:
         """Whether each rule of the policy applies to a request, and why; its limits and decision. Nothing is charged."""
         return explain(self, context)
 

@@ -20,7 +20,7 @@ from ..stores.contract import Store
 from ..stores.sans_io import Call, Plan
 from ..wait_queue import Waiter, wait_queue_of
 from .compiled_policy import CompiledRule, Entry, escape_part
-from .identity.key_hashing import kept
+from .identity.key_hashing import hash_long
 
 if TYPE_CHECKING:
     from .evaluation import Evaluation, Evaluator
@@ -55,7 +55,7 @@ def add(evaluation: Evaluation, rule: CompiledRule, entries: tuple[Entry, ...], 
     value = context.header(once.header)
     if not value:
         return False
-    mark = Claim(rule.idempotent, f"{escape_part(key)}|{escape_part(kept(value))}", 1)
+    mark = Claim(rule.idempotent, f"{escape_part(key)}|{escape_part(hash_long(value))}", 1)
     evaluation.special = True
     evaluation.idempotent = [*(evaluation.idempotent or ()), Repeatable(rule, entries, key, cost, mark)]
     return True

@@ -14,7 +14,7 @@ from typing import Any
 
 from ..errors import ConfigurationError
 from .identity.hosts import host_matches
-from .identity.paths import tidy
+from .identity.paths import normalize_path
 from .model import Match
 
 #: What a rule that names no method is not meant by: one message of a connection is no request.
@@ -79,7 +79,7 @@ class PathMatcher:
                 node.any = node.any or Node()
                 node, walked = node.any, walked + 1
             else:  # spelt as requests are: `my%20file` is "my file"
-                for part in segments_of(tidy("/" + segment)):
+                for part in segments_of(normalize_path("/" + segment)):
                     node, walked = node.literal.setdefault(part, Node()), walked + 1
         pattern = Pattern(index, match, tuple(names))
         (node.rests if not match.path or segments[-1:] == ["**"] else node.ends).append(pattern)

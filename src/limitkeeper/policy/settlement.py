@@ -17,7 +17,7 @@ from ..stores.sans_io import Call, Plan
 from ..wait_queue import Waiter
 from .compiled_policy import CompiledRule
 from .idempotency import leave
-from .identity.callback_errors import CallbackErrors, title
+from .identity.callback_errors import CallbackErrors, callback_name
 from .model import Charge
 from .request_context import RequestContext
 
@@ -39,7 +39,7 @@ def counts(charge: Charge, status: int, context: RequestContext | None) -> bool:
         try:
             return bool(charge.call(status, context))
         except Exception as error:
-            callback_errors.tell("%s raised %s: the request counts", title(charge.call), type(error).__name__)
+            callback_errors.report("%s raised %s: the request counts", callback_name(charge.call), type(error).__name__)
             return True
     return not charge.statuses or any(low <= status <= high for low, high in charge.statuses)
 

@@ -371,14 +371,14 @@ class CellStore(Store):
     # Giving back ------------------------------------------------------------------------------------------------
 
     @cython.cfunc
-    def return_all(self, claims: list, charged_at: cython.longlong, now_us: cython.longlong) -> cython.int:  # type: ignore[type-arg]
+    def give_back_all(self, claims: list, charged_at: cython.longlong, now_us: cython.longlong) -> cython.int:  # type: ignore[type-arg]
         claim: Claim
         for claim in claims:
-            self.return_one(claim, charged_at, now_us)
+            self.give_back_one(claim, charged_at, now_us)
         return 0
 
     @cython.cfunc
-    def return_one(self, claim: Claim, charged_at: cython.longlong, now_us: cython.longlong) -> cython.int:
+    def give_back_one(self, claim: Claim, charged_at: cython.longlong, now_us: cython.longlong) -> cython.int:
         place: LimitHandle = self.place_of(claim.named)
         limit: Limit = place.limit
         tick: cython.longlong = limit.tick
@@ -405,7 +405,7 @@ class CellStore(Store):
         only_claims(asked)
         self.begin()
         try:
-            self.return_all(asked, charged_at, self.now())
+            self.give_back_all(asked, charged_at, self.now())
         finally:
             self.end()
 
@@ -439,7 +439,7 @@ class CellStore(Store):
         saved = [(claim, self.saved(self.place_of(claim.limit), claim.key, now_us)) for claim in claims.values()]
         for asked, charged_at, _, stays, _ in reversed(turns):
             if not stays or charged_at > now_us:
-                self.return_all(list(asked), charged_at, now_us)
+                self.give_back_all(list(asked), charged_at, now_us)
         found: list[Decision | None] = []
         for asked, charged_at, deadline_us, stays, _ in turns:
             if not stays or charged_at <= now_us:
@@ -459,7 +459,7 @@ class CellStore(Store):
             self.replace(self.place_of(claim.limit), claim.key, state, now_us)
         for asked, charged_at, _, stays, _ in reversed(turns):
             if not stays:
-                self.return_all(list(asked), charged_at, now_us)
+                self.give_back_all(list(asked), charged_at, now_us)
         return [None] * len(turns)
 
     def replace(self, place: LimitHandle, key: str, state: Any, now_us: int) -> None:

@@ -1,3 +1,4 @@
+# cython: boundscheck=False, wraparound=False
 """MemoryStore: the state in this process, exact, bounded, without a thread of its own.
 
 Atomic by construction. Compiled, a decision runs from reading the cell to writing it without allocating, calling Python

@@ -4,7 +4,7 @@ A plan yields what it needs and is sent the answer:
 
     Call(target, method, args)   the value; its exception is thrown into the plan
     [Call, Call, …]              a list of values, with a StoreError in the place of a call that failed. The async driver makes
-                                 the calls concurrently, the sync driver one after the other
+                                 the calls concurrently, the sync driver one after the other unless it is given `perform_all`
     Pause(seconds)               None, after that time
     Event-like (`wait`, `await_`)  None, once it is set
 
@@ -63,8 +63,10 @@ def run(
     plan: Plan[T],
     perform: Callable[[Call], Any] = perform_call,
     sleep: Callable[[float], object] | None = None,
+    perform_all: Callable[[list[Call]], list[Any]] | None = None,
 ) -> T:
-    """Performs a plan with blocking calls. `sleep` is the store's clock's; a plan that never pauses needs none."""
+    """Performs a plan with blocking calls. `sleep` is the store's clock's; a plan that never pauses needs none. `perform_all` makes
+    the calls of a list together (all are written before the first reply is read)."""
 
     def attempt(call: Call) -> Any:
         try:
@@ -80,7 +82,7 @@ def run(
                 if isinstance(step, Call):
                     answer = perform(step)
                 elif isinstance(step, list):
-                    answer = [attempt(call) for call in step]
+                    answer = [attempt(call) for call in step] if perform_all is None else perform_all(step)
                 elif isinstance(step, Pause):
                     assert sleep is not None
                     answer = sleep(step.seconds)

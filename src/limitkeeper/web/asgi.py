@@ -56,7 +56,7 @@ class RateLimitMiddleware:
 
     def _open(self, gate: Gate) -> None:
         self.gate = gate
-        self._quick = gate.ask_nowait
+        self._ask_nowait = gate.ask_nowait
         self._closed = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -64,7 +64,7 @@ class RateLimitMiddleware:
         if kind != "http":
             await (self._websocket if kind == "websocket" else self._lifespan)(scope, receive, send)
             return
-        header_send = admit(self._quick, scope, send)
+        header_send = admit(self._ask_nowait, scope, send)
         if header_send is None:
             header_send = await self._admit_slowly(scope, receive, send)
             if header_send is None:
@@ -93,7 +93,7 @@ class RateLimitMiddleware:
 
     async def _websocket(self, scope: Scope, receive: Receive, send: Send) -> None:
         context = AsgiRequestContext(scope)
-        evaluation = self._quick(context)
+        evaluation = self._ask_nowait(context)
         if evaluation is None:
             evaluation = await self.gate.aask(context)
         scope["limitkeeper"] = evaluation

@@ -114,10 +114,10 @@ def parse_query(query: str) -> dict[str, str]:
     return found
 
 
-def admit(quick: Callable[[RequestContext], Evaluation | None], scope: Scope, send: Send) -> HeaderSend | None:
+def admit(ask_nowait: Callable[[RequestContext], Evaluation | None], scope: Scope, send: Send) -> HeaderSend | None:
     """Evaluates a request. Returns the `send` for its response when it is allowed and needs no settlement; otherwise None, and
     `scope["limitkeeper"]` is the evaluation (None: the gate has to be awaited, nothing was charged)."""
-    found = quick(AsgiRequestContext(scope))
+    found = ask_nowait(AsgiRequestContext(scope))
     scope["limitkeeper"] = found
     if found is None:
         return None

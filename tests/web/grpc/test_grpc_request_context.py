@@ -64,8 +64,8 @@ def test_certificates_are_read_from_the_auth_context():
 def test_a_message_has_the_identities_of_its_call():
     """What was found out about a caller is not found out again for every message."""
     known = facts()
-    known.found["user"] = "ann"
-    assert (known.message().found, known.message().method, known.message().path) == ({"user": "ann"}, "MESSAGE", known.path)
+    known.identities["user"] = "ann"
+    assert (known.message().identities, known.message().method, known.message().path) == ({"user": "ann"}, "MESSAGE", known.path)
 
 
 @pytest.fixture(scope="module")
