@@ -201,4 +201,4 @@ def test_a_cost_that_is_no_number_is_complained_of(caplog, monkeypatch):
     monkeypatch.setattr("limitkeeper.policy.compiled_policy.callback_errors", CallbackErrors())
     passes(gate(rule("all", "9/h", cost=Cost("call", 3, call=lambda facts: 1.5))), 1)
     (record,) = caplog.records
-    assert record.getMessage().endswith("returned a float, not a whole number: it costs 3")
+    assert record.getMessage().endswith("returned a float, not an integer: it costs 3")

@@ -213,7 +213,7 @@ def test_a_gate_of_its_own_ends_with_the_app(tmp_path):
 
 def test_a_policy_that_is_none():
     """Something that is no policy is an error that says what it must be."""
-    with pytest.raises(ConfigurationError, match="policy must be"):
+    with pytest.raises(ConfigurationError, match="expected a Policy"):
         RateLimitMiddleware(hello, policy=42)  # type: ignore[arg-type]
 
 

@@ -165,7 +165,7 @@ def callback_cost(rule: Rule, call: Callable[[Any], int], context: RequestContex
         return default
     if isinstance(units, bool) or not isinstance(units, int):
         callback_errors.report(
-            "%s returned a %s, not a whole number: it costs %d", callback_name(call), type(units).__name__, default
+            "%s returned a %s, not an integer: it costs %d", callback_name(call), type(units).__name__, default
         )
         return default
     return max(0, min(units, rule.cost.most))

@@ -52,7 +52,7 @@ def explain(gate: Gate, request: RequestContext) -> list[RuleExplanation]:
     exempt = True if matched.exempt else compiled.exempted_rules(matched, request)
     found = []
     for rule in compiled.rules:
-        reason = EXEMPT if exempt is True or (exempt and rule.name in exempt) else why_not(rule, request, matched)
+        reason = EXEMPT if exempt is True or (exempt and rule.name in exempt) else why_not(rule, request, matched)  # type: ignore[operator]
         key = None if reason else rule.key_for(request)
         if not reason and not isinstance(key, str):
             reason = f"no part of its key ({', '.join(' | '.join(part) for part in rule.config.key)}) is present"

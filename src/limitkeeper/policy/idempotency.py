@@ -1,8 +1,8 @@
 """Idempotency keys: requests with the same key are repetitions of one request, which is charged once.
 
 A charged request makes a mark in the store: a fixed window under (rule, key, idempotency key). A request that finds the mark
-takes one repetition of it and is not charged; beyond `replays` repetitions it is charged like any other, so that no client repeats
-for ever. A mark is made only after its charge: a request that waits, was refused or was cancelled marks nothing. Of several
+takes one repetition of it and is not charged; beyond `replays` repetitions it is charged again, so that no client repeats for
+ever. A mark is made only after its charge: a request that waits, was refused or was cancelled marks nothing. Of several
 requests that are charged at the same moment, all but the first get their charge back.
 
 A request with the header costs two more calls of the store: one that looks for the mark, one that makes or repeats it.

@@ -37,7 +37,7 @@ def counts(charge: Charge, status: int, context: RequestContext | None) -> bool:
         return True
     if charge.call is not None:
         try:
-            return bool(charge.call(status, context))
+            return bool(charge.call(status, context))  # type: ignore[arg-type]
         except Exception as error:
             callback_errors.report("%s raised %s: the request counts", callback_name(charge.call), type(error).__name__)
             return True
