@@ -37,7 +37,7 @@ def test_every_number_of_a_tally_is_read():
 
 
 def test_allowed_and_refused_are_all_requests():
-    """The two outcomes of a request add up to all requests; exempt, unlimited and shut-out ones are among them."""
+    """The two outcomes of a request add up to all requests; exempt, unlimited and penalty-box ones are among them."""
     snapshot = busy_gate().snapshot()
     found = NAMED["requests"].collect([snapshot])
     assert sum(found.values()) == snapshot.requests == 46
@@ -67,7 +67,7 @@ def test_what_real_traffic_did_is_told():
     assert told["given_back"]["shop", "login"] == 1
     assert told["penalty_box_clients"] == {("shop",): 1}
     assert told["reloads"] == {("shop", "loaded"): 1, ("shop", "refused"): 1}
-    assert told["top_offender_ratio"]["shop", "checkout"] == 21 / 24  # what was refused to the one who was shut out is no rule's
+    assert told["top_offender_ratio"]["shop", "checkout"] == 21 / 24  # refusals of the penalty box belong to no rule
     assert told["store_state"] == {}
 
 
@@ -164,8 +164,8 @@ def test_the_page_names_every_measure():
     assert [name for name in names if name not in page] == []
 
 
-def test_who_is_shut_out_does_not_hide_who_dominates():
-    """A client that goes on while it is shut out is refused by no rule: its part of what rules refused stays what it was."""
+def test_the_penalty_box_does_not_hide_a_dominating_client():
+    """A client in the penalty box is refused by no rule: its share of the refusals by rules stays as it was."""
     gate = gate_on(ManualClock(NOON))
     for _ in range(500):
         asked(gate, "/checkout", "mallory")
@@ -175,8 +175,8 @@ def test_who_is_shut_out_does_not_hide_who_dominates():
     assert NAMED["top_offender_ratio"].collect([snapshot])["shop", "checkout"] == 1.0
 
 
-def test_a_reload_takes_nothing_from_the_shut_out():
-    """Whatever a new version says of shutting out, its counter goes on from where it was."""
+def test_a_reload_keeps_the_count_of_the_penalty_box():
+    """Whatever a new version configures, the counter of the penalty box continues."""
     gate = busy_gate()
     before = gate.snapshot().penalty_box
     assert before > 0

@@ -152,12 +152,12 @@ def test_without_a_span_nothing_happens():
     provider.shutdown()
 
 
-def test_a_shut_out_client_has_no_rule():
-    """Somebody who is shut out was refused by no rule: the reason says so."""
+def test_a_client_in_the_penalty_box_has_no_rule():
+    """A client in the penalty box is refused by no rule; the reason says so."""
     gate = gate_on(ManualClock())
     passages = [asked(gate, "/checkout") for _ in range(27)]
     (attributes,) = spans_of(passages[-1])
-    assert attributes["limitkeeper.reason"] == "shut out"
+    assert attributes["limitkeeper.reason"] == "penalty box"
     assert "limitkeeper.rule" not in attributes
     assert gate.ask(WrittenRequest("GET", "/healthz", headers={"x-user": "ann"})).allowed
 

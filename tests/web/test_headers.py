@@ -10,9 +10,10 @@ from passages import Desk, lines
 
 from limitkeeper import FixedWindow, LeakyBucketQueue, SlidingWindowLog, TokenBucket
 from limitkeeper.algorithms.claim import Claim
-from limitkeeper.policy.evaluation import SHUT_OUT, Evaluation, Refusal
+from limitkeeper.policy.evaluation import Evaluation
 from limitkeeper.policy.gate import Gate
 from limitkeeper.policy.model import DEGRADE, Headers, OnRefusal, Policy
+from limitkeeper.policy.refusal import PENALTY_BOX, Refusal
 from limitkeeper.policy.request_context import WrittenRequest
 from limitkeeper.web.ratelimit_fields import MAX_LIMITS, fields, text_fields
 from stand_ins import NOON
@@ -134,7 +135,7 @@ def test_nothing_limits_nothing_is_told():
 
 def test_a_refusal_without_a_decision_says_when_to_come_back():
     """Who is shut out is told when to come back, and of no limit."""
-    passage = Desk().bare(Refusal(SHUT_OUT, 429, 60, "…"))
+    passage = Desk().bare(Refusal(PENALTY_BOX, 429, 60, "…"))
     assert fields(passage) == [
         (b"retry-after", b"60"),
         (b"cache-control", b"no-store"),

@@ -1,6 +1,7 @@
 # C declarations of ratelimit_fields.py.
 from limitkeeper.decision cimport Decision
-from limitkeeper.policy.evaluation cimport Entry, Evaluation
+from limitkeeper.policy.compiled_policy cimport Entry
+from limitkeeper.policy.evaluation cimport Evaluation
 
 cdef class FieldStyle:
     cdef readonly int draft

@@ -28,13 +28,15 @@ except ModuleNotFoundError:
 
 if cython.compiled:
     from cython.cimports.limitkeeper.decision import Decision
-    from cython.cimports.limitkeeper.policy.evaluation import Entry, Evaluation
+    from cython.cimports.limitkeeper.policy.compiled_policy import Entry
+    from cython.cimports.limitkeeper.policy.evaluation import Evaluation
 else:
     from ..decision import Decision
-    from ..policy.evaluation import Entry, Evaluation
+    from ..policy.compiled_policy import Entry
+    from ..policy.evaluation import Evaluation
 
-from ..policy.evaluation import Refusal
 from ..policy.model import Headers
+from ..policy.refusal import Refusal
 
 #: A policy name is cut to this many characters.
 MAX_LABEL = 120

@@ -16,9 +16,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from limitkeeper import AsyncLimiter, FixedWindow, Limiter, SlidingWindowLog, StoreError, TokenBucket
+from limitkeeper.clock import SYSTEM
 from limitkeeper.stores.redis import RedisStore
 from limitkeeper.stores.redis.cluster import slot_of
-from limitkeeper.stores.redis.sync_connection import now_us
 from limitkeeper.testing import ManualClock, StoreContract
 from limitkeeper.testing.contract import MemoryStoreWithoutRebook
 from servers.cluster import Cluster
@@ -208,9 +208,9 @@ def test_a_caller_that_dies_between_the_steps_leaves_at_most_one_decision_charge
         limiter = Limiter({"user": TokenBucket("1/h", burst=3), "tenant": TokenBucket("1/h", burst=1)}, store=store)
         key = {"user": one, "tenant": other}
         assert limiter.hit(key)
-        plan = store._span(limiter.claims(key), 0, True, None)
+        plan = store._decide(limiter.claims(key), 0, True, None)
         sent = next(plan)
-        replies = store.links.exchange(sent, now_us() + 5_000_000)
+        replies = store.pool.exchange(sent, SYSTEM.now_us() + 5_000_000)
         withdrawal = plan.send(replies)  # it dies before this travels
         assert withdrawal
         plan.close()

@@ -1,8 +1,8 @@
 """Hash table of cells in a mapped file: chains of cells by key, and blocks that hold long keys.
 
-A cell is eight words: hash, three of state, next cell of the chain and the key's size, limit and rate, and sixteen bytes of key or
-the first block that holds it. Free cells are linked through the same words. New keys of a full file share overflow cells, which
-are chained like any other, under a hash of their own.
+A cell is eight words: hash, three of state, next cell of the chain and the key's size, limit and rate, and sixteen bytes of key
+or the first block that holds it. Free cells are linked through the same words. New keys of a full file share overflow cells,
+which are chained like any other, under a hash of their own.
 """
 
 from __future__ import annotations

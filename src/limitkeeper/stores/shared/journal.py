@@ -6,8 +6,8 @@
 
 A process may be killed between any two instructions; it leaves either the change or its journal. Words that nothing points to yet
 (a new cell, a new block) are not recorded: restoring the pointer undoes them. The lock is one for the
-file: a decision holds it for about 0.1 µs, so a million decisions a second keep it busy for a tenth of the time. Rejected: lock stripes,
-because a decision on several limits would hold several locks, and undoing it would be a protocol between journals.
+file: a decision holds it for about 0.1 µs, so a million decisions a second keep it busy for a tenth of the time. Rejected: lock
+stripes, because a decision on several limits would hold several locks, and undoing it would be a protocol between journals.
 
 Compiled, `words` is a pointer into the file; plain, a memoryview on it. The same source reads and writes both.
 """

@@ -2,8 +2,8 @@
 
     header · journal · directory · heads · cells · blocks · logs
 
-The header holds the parameters, the lock and the counters. The journal holds (word, old value) pairs of the change in progress, so
-that it can be rolled back. The directory lists the limits of this file; it is only appended to. Heads are the chains of a hash
+The header holds the parameters, the lock and the counters. The journal holds (word, old value) pairs of the change in progress,
+so that it can be rolled back. The directory lists the limits of this file; it is only appended to. Heads are the chains of a hash
 table; a cell is one key's state; blocks hold keys longer than 16 bytes; logs are the ring buffers of sliding logs, all of one
 length. The file is sparse: unused parts take no space.
 

@@ -1,9 +1,9 @@
 """Creates, opens, checks and maps the file of a SharedStore.
 
 Every process that has the file open holds a shared `flock` on it. A process that gets the exclusive lock is alone: it may create
-the file, roll back the change of a dead process, or replace the file after a reboot. All others only check that the file is what they
-expect. Pages may reach the disk in any order before a crash of the machine, so after a reboot cells are checked and copied one by
-one into a new file.
+the file, roll back the change of a dead process, or replace the file after a reboot. All others only check that the file is
+what they expect. Pages may reach the disk in any order before a crash of the machine, so after a reboot cells are checked and
+copied one by one into a new file.
 """
 
 from __future__ import annotations
