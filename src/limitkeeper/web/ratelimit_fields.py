@@ -163,7 +163,7 @@ def template_of(entry: Entry, headers: Headers) -> FieldTemplate:
         known: FieldTemplate = entry.field_template
         if known.style.headers is headers:
             return known
-    template: FieldTemplate = FieldTemplate(entry, style_of(headers))
+    template: FieldTemplate = FieldTemplate(entry, FieldStyle(headers))  # not `style_of`: that may hold another, equal object
     entry.field_template = template
     return template
 
