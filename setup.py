@@ -158,7 +158,7 @@ SHIM = "from limitkeeper import _cython_shim as cython"
 
 
 def plain_source(text: str) -> str:
-    """A source without its module-level branches for the C compiler, line by line: type checkers can't tell which branch holds."""
+    """A source without its module-level branches for the C compiler, which type checkers can't tell apart; lines stay."""
     found: list[str] = []
     branch = ""
     for line in text.splitlines():

@@ -82,8 +82,7 @@ def run_mypy(site: Path) -> str:
 
 def run_pyright(site: Path) -> str:
     pyright = [sys.executable, "-m", "basedpyright", "--level", "error", "program.py"]
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    return subprocess.run(pyright, cwd=site, env=environment, capture_output=True, text=True).stdout
+    return subprocess.run(pyright, cwd=site, capture_output=True, text=True).stdout
 
 
 @pytest.mark.parametrize("check", [run_mypy, run_pyright], ids=["mypy", "pyright"])

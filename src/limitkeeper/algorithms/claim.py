@@ -51,8 +51,8 @@ class Claim:
 
     # The rest is scratch for one decision: the state as it was read, as it is to be written, where; and the answer.
     # fmt: off
-    __slots__ = ("a", "b", "c", "cell", "charged", "cost", "key", "named", "new_a", "new_b", "new_c", "remaining", "reset", "retry",
-                 "start", "undoable")
+    __slots__ = ("a", "b", "c", "cell", "charged", "cost", "key", "named", "new_a", "new_b", "new_c", "remaining", "reset",
+                 "retry", "start", "undoable")
     # fmt: on
 
     def __init__(self, limit: NamedLimit, key: Any, cost: int = 1, charged: int = -1) -> None:

@@ -69,7 +69,7 @@ class LimitHandle:
         named: NamedLimit,
         unit: cython.int,
         since_us: cython.longlong,
-        cells: Any = None,
+        cells: Table = None,  # type: ignore[assignment]
     ) -> None:
         self.store = store
         self.limit = named.limit

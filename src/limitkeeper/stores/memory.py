@@ -76,14 +76,14 @@ class MemoryStore(CellStore):
             return LimitHandle(self, named, unit, table.since[unit - 1], table)
 
     def limit_of(self, place: LimitHandle, unit: int) -> Limit:
-        return place.cells.units[unit - 1]  # type: ignore[no-any-return]
+        return place.cells.units[unit - 1]
 
     def discard(self, place: LimitHandle, key: str) -> None:
         place.cells.discard(key)
 
     def pairs(self, place: LimitHandle) -> list[tuple[str, int, Any]]:
         with self._lock:
-            return place.cells.items()  # type: ignore[no-any-return]
+            return place.cells.items()
 
     def saved(self, place: LimitHandle, key: str, now_us: int) -> Any:
         unit, state = place.cells.saved(key)
