@@ -79,7 +79,7 @@ def run(
     sleep: Callable[[float], object] | None = None,
     perform_all: Callable[[list[Call]], list[Any]] | None = None,
 ) -> T:
-    """Performs a plan with blocking calls. `sleep` is the store's clock's; a plan that never pauses needs none. `perform_all` makes
+    """Performs a plan with blocking calls. `sleep` is the clock's; a plan that never pauses needs none. `perform_all` makes
     the calls of a list together (all are written before the first reply is read)."""
 
     def attempt(call: Call) -> Any:
