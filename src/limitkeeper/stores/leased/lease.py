@@ -1,7 +1,7 @@
 """Lease: the batches of tokens that a node holds for one key, the refusal it knows of, and the key's demand.
 
-A batch of `size` tokens was charged at the parent store at `charged_at`. It may be spent from `start_us` until `end_us`, one lease
-life after it was requested. A second batch (`next_…`) follows the first, so that the next is there before the first runs out. A
+A batch of `size` tokens was charged at the parent store at `charged_at`. It may be spent from `start_us` until `end_us`, one
+lease life after it was requested. A second batch (`next_…`) follows the first, so that it is there before the first runs out. A
 refusal of the parent is kept too: until `refused_until_us`, costs from `refused_min` to `refused_max` are refused here.
 
     demand     rate ← rate + (used / elapsed − rate) · elapsed / min(observed, 2 · life)           tokens per µs
@@ -277,7 +277,7 @@ class Lease:
         self.scarce_size = max(1, min(terms.largest_batch(round_trip_us), fits))
 
     def adapt(self, size: int, wanted: int, wait_us: int, remaining: int, round_trip_us: int) -> None:
-        """Decides after a grant of `size`, `wait_us` from now, whether tokens are scarce, and what to request next if they are."""
+        """Learns from a grant of `size`, `wait_us` from now, whether tokens are scarce, and what to request next if so."""
         terms: LeaseTerms = self.terms
         was_scarce = self.scarce
         if wait_us:
