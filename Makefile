@@ -7,9 +7,10 @@ SOURCES := $(shell find src -name '*.py' -o -name '*.pyx' -o -name '*.pxd' -o -n
 PYTEST := $(BIN)/python -m pytest -q -p no:cacheprovider
 STARTED := $(shell date +%s)
 SECONDS_SO_FAR = $$(($$(date +%s) - $(STARTED)))
+COVERAGE := 85
 PIP := $(BIN)/python -m pip install -q --disable-pip-version-check
 
-.PHONY: setup test test-compiled test-plain lint format bench demo docs serve soak clean
+.PHONY: setup test test-all lint format bench demo docs serve soak clean
 
 # Three stamps, so that an edit repeats only what it must: .made (environment), .tools (dependencies), .ready (compiled).
 setup: $(VENV)/.ready
@@ -44,14 +45,20 @@ $(PLAIN)/.ready: $(SOURCES)
 	cd src && find limitkeeper -name '*.py' -o -name '*.lua' -o -name '*.yml' -o -name '*.json' -o -name py.typed | tar cf - -T - | tar xf - -C ../$(PLAIN)
 	touch $@
 
-test: test-compiled test-plain
+# LIMITKEEPER_EXPECT: "compiled" fails when the compiled core was expected and is missing; "any" where there is no compiler; "plain"
+# runs the tests whose subject is compiled on the plain source (tests/conftest.py, ON_BOTH_BUILDS).
+COMPILED_RUN = LIMITKEEPER_EXPECT=$$(command -v cc >/dev/null 2>&1 && echo compiled || echo any) LIMITKEEPER_PLAIN_PATH=$(PLAIN) $(PYTEST) -n 2
+PLAIN_RUN = LIMITKEEPER_EXPECT=plain PYTHONPATH=$(PLAIN) $(PYTEST) -n 2
 
-# LIMITKEEPER_EXPECT: "compiled" fails when the compiled core was expected and is missing; "any" where there is no compiler.
-test-compiled: setup $(PLAIN)/.ready
-	LIMITKEEPER_EXPECT=$$(command -v cc >/dev/null 2>&1 && echo compiled || echo any) LIMITKEEPER_PLAIN_PATH=$(PLAIN) $(PYTEST) -n 2 tests
+# Everything that guards behaviour, in less than 5 minutes on 2 cores.
+test: setup $(PLAIN)/.ready
+	LIMITKEEPER_EFFORT=0.4 $(COMPILED_RUN) -m "not slow" tests
+	LIMITKEEPER_EFFORT=0.2 $(PLAIN_RUN) -m "not slow" tests
 
-test-plain: setup $(PLAIN)/.ready
-	LIMITKEEPER_EXPECT=plain PYTHONPATH=$(PLAIN) $(PYTEST) -n 2 tests
+# The same with all matrices, fault runs and installations, on the compiled build; then the plain build with coverage.
+test-all: setup $(PLAIN)/.ready
+	$(COMPILED_RUN) tests
+	LIMITKEEPER_EFFORT=0.2 LIMITKEEPER_EXPECT=any PYTHONPATH=$(PLAIN) $(PYTEST) -n 2 -m "not slow" --cov --cov-report=term:skip-covered --cov-fail-under=$(COVERAGE) tests
 
 lint: setup
 	$(BIN)/ruff check .
@@ -72,7 +79,7 @@ docs: setup $(VENV)/.extra-docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
 	@echo "docs: open site/index.html"
 
-# The example shop on 127.0.0.1:8000, or the next free port; PORT= and SHOP_SECONDS= are told in examples/shop/serve.py.
+# The example shop on 127.0.0.1:8000, or the next free port; examples/shop/serve.py describes PORT= and SHOP_SECONDS=.
 serve: setup
 	@cd examples && exec ../$(BIN)/python -m shop.serve
 

@@ -20,8 +20,9 @@ from redis_sync import MINIMAL
 
 from limitkeeper import Limit, SlidingWindowLog, TokenBucket
 from limitkeeper.algorithms.claim import Claim, NamedLimit
+from limitkeeper.stores.redis.codec import entry_of
 from limitkeeper.stores.redis.key_names import KeyNames
-from limitkeeper.stores.redis.operations import ScriptRequest, call_of, deciding, hitting
+from limitkeeper.stores.redis.script_request import AnyRequest, encode_call, encode_decide, encode_hit
 from servers.valkey import Valkey
 
 KEYS = [f"user:{n}" for n in range(1000)]
@@ -55,24 +56,24 @@ def named(limit: Limit, name: str = "bench") -> NamedLimit:
 def cases(client: Any) -> dict[str, tuple[list[bytes], int]]:
     """Commands, and how many decisions each of them is."""
 
-    def sent(asks: Sequence[ScriptRequest]) -> bytes:
-        script, keys, body = call_of(asks)
+    def sent(requests: Sequence[AnyRequest]) -> bytes:
+        script, keys, body = encode_call(requests)
         client.script_load(script.source)
         return evalsha(script.sha, keys, body)
 
     sha = client.script_load(MINIMAL).encode()
     allow, deny, log = named(TokenBucket("100000/s")), named(TokenBucket("1/h")), named(SlidingWindowLog("100/s"))
     five = [named(TokenBucket("100000/s", burst=size)) for size in range(10**5, 10**5 + 5)]
-    hits = [hitting(NAMES, allow, key) for key in KEYS]
+    hits = [encode_hit(entry_of(NAMES, allow), key) for key in KEYS]
     return {
         "minimal script": ([evalsha(sha, [b"minimal:" + key.encode()], b"10", b"1000000") for key in KEYS], 1),
         "minimal script, deny": ([evalsha(sha, [b"deny:" + key.encode()], b"3600000000", b"3600000000") for key in KEYS], 1),
         "limitkeeper, allow": ([sent([hit]) for hit in hits], 1),
-        "limitkeeper, deny": ([sent([hitting(NAMES, deny, key)]) for key in KEYS], 1),
+        "limitkeeper, deny": ([sent([encode_hit(entry_of(NAMES, deny), key)]) for key in KEYS], 1),
         "limitkeeper, batches of 50": ([sent(hits[at : at + 50]) for at in range(0, len(hits), 50)], 50),
-        "limitkeeper, allow, with patience": ([sent([deciding(NAMES, [Claim(allow, key)], 10**6)]) for key in KEYS], 1),
-        "limitkeeper, five limits": ([sent([deciding(NAMES, [Claim(one, key) for one in five])]) for key in KEYS], 1),
-        "limitkeeper, log of 100": ([sent([hitting(NAMES, log, key)]) for key in KEYS], 1),
+        "limitkeeper, allow, with patience": ([sent([encode_decide(NAMES, [Claim(allow, key)], 10**6)]) for key in KEYS], 1),
+        "limitkeeper, five limits": ([sent([encode_decide(NAMES, [Claim(one, key) for one in five])]) for key in KEYS], 1),
+        "limitkeeper, log of 100": ([sent([encode_hit(entry_of(NAMES, log), key)]) for key in KEYS], 1),
     }
 
 

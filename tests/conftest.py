@@ -7,6 +7,7 @@ import subprocess
 import sys
 import textwrap
 import time
+import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -29,33 +30,74 @@ settings.register_profile("soak", derandomize=False, **PATIENT)
 settings.load_profile("soak" if os.environ.get("LIMITKEEPER_SOAK") == "1" else "steady")
 
 
-#: What is not compiled is the same source in both builds: `make test` runs these once, with the compiled one (LIMITKEEPER_EXPECT
-#: is "plain" in its second run only). So do tests whose point is a server: the middleware before it is tried in process in both.
-ONCE = (
-    "policy/test_cli_policy.py",
-    "policy/identity/*.py",
-    "policy/reading/*.py",
-    "policy/test_overrides.py",
-    "policy/test_policy_docs.py",
-    "policy/test_file_watcher*.py",
-    "observe/*.py",
+#: Folders and files whose subject has compiled modules: these run on the plain build as well. Everything else is the same
+#: source on both builds and runs once (LIMITKEEPER_EXPECT is "plain" in the second run of `make test` and `make test-all` only).
+ON_BOTH_BUILDS = (
+    "conventions/test_compiled.py",
+    "laws/*.py",
+    "limiter/*.py",
+    "policy/test_gate_*.py",
+    "source_documents/*.py",
+    "stores/*.py",
+    "stores/leased/*.py",
+    "stores/sharded/*.py",
+    "stores/shared/*.py",
+    "web/test_asgi*.py",
+    "web/test_headers*.py",
+    "web/test_wsgi*.py",
 )
-SERVED = ("test_behind_", "test_frameworks_behind_", "test_django_asgi_behind_")
+#: Files that only `make test-all` runs: fault runs, whole fleets, installations, and matrices of servers.
+SLOW = (
+    "conventions/test_install.py",
+    "demo/test_sharding_example.py",
+    "faults/*.py",
+    "policy/test_file_watcher_served.py",
+    "shop/test_shop_checkout.py",
+    "shop/test_shop_people.py",
+    "stores/leased/test_leased_fleet.py",
+    "stores/leased/test_leased_processes.py",
+    "stores/redis/test_redis_sentinel.py",
+)
+#: Tests that start a real server process, by the fixture or helper that starts it.
+SERVER_FIXTURES = {"valkey", "server", "other_server", "network"}
+#: Of the cases that every web framework passes, plain ASGI and WSGI pass all in `make test`, the others every seventh.
+SAMPLED_FRAMEWORK_TESTS = ("test_in_process", "test_behind_", "test_frameworks_behind_", "test_django_asgi_behind_")
 
 
-def second_run() -> bool:
+def matches(path: Path, patterns: tuple[str, ...]) -> bool:
+    return any(path.match(f"tests/{pattern}") for pattern in patterns)
+
+
+def is_second_run() -> bool:
     return os.environ.get("LIMITKEEPER_EXPECT") == "plain" and os.environ.get("LIMITKEEPER_SOAK") != "1"
 
 
 def pytest_ignore_collect(collection_path: Path) -> bool | None:
-    return True if second_run() and any(collection_path.match(f"tests/{pattern}") for pattern in ONCE) else None
+    is_test = collection_path.name.startswith("test_")
+    return True if is_test and is_second_run() and not matches(collection_path, ON_BOTH_BUILDS) else None
+
+
+def is_beyond_the_sample(item: pytest.Item) -> bool:
+    """Whether a case of the framework matrix is left to `make test-all`."""
+    parameters = getattr(getattr(item, "callspec", None), "params", {})
+    if not item.name.startswith(SAMPLED_FRAMEWORK_TESTS) or "case" not in parameters:
+        return False
+    served = not item.name.startswith("test_in_process")
+    everywhere = parameters.get("framework", "plain") == "plain" and not served
+    return not everywhere and zlib.crc32(str(parameters["case"]).encode()) % 7 != 0
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    left = [item for item in items if second_run() and item.name.startswith(SERVED)]
-    if left:
-        config.hook.pytest_deselected(items=left)
-        items[:] = [item for item in items if item not in set(left)]
+    """Marks `slow` and `server`; the second run leaves out what is about a server."""
+    for item in items:
+        if matches(item.path, SLOW) or is_beyond_the_sample(item):
+            item.add_marker(pytest.mark.slow)
+        if SERVER_FIXTURES & set(getattr(item, "fixturenames", ())) or "_behind_" in item.name:
+            item.add_marker(pytest.mark.server)
+    left_out = [item for item in items if is_second_run() and "_behind_" in item.name]
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if item not in set(left_out)]
 
 
 def pytest_report_header() -> str:

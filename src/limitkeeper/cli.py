@@ -1,8 +1,8 @@
 """The command `limitkeeper`. Exit codes: 0 no errors, 1 errors found, 2 bad usage.
 
-limitkeeper policy check FILE…                     mistakes and warnings, each at its place
-limitkeeper policy explain FILE --request "…"      what the policy makes of a request
-limitkeeper policy schema                          JSON Schema for editors
+limitkeeper policy check FILE…                     report all errors and warnings with their positions
+limitkeeper policy explain FILE --request "…"      show which rules apply to a request
+limitkeeper policy schema                          print the JSON Schema for editors
 """
 
 from __future__ import annotations
@@ -15,53 +15,60 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 from io import TextIOWrapper
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, TextIO
 
 from .errors import LimitkeeperError
 from .policy.reading.diagnostics import ERROR, Diagnostic
 
-WELL, WRONG, UNREADABLE = 0, 1, 2
-#: Who asks what a store holds has more time than a request.
-PATIENCE_US = 5_000_000
-COLOURS = {"error": "\x1b[31m", "warning": "\x1b[33m", "caret": "\x1b[36m", "end": "\x1b[0m"}
+if TYPE_CHECKING:
+    from .policy.explain import RequestExplanation
+    from .policy.gate import Gate
+    from .policy.model import Policy
+
+    SubParsers = argparse._SubParsersAction[argparse.ArgumentParser]
+
+OK, ERRORS, USAGE = 0, 1, 2
+#: Time limit of a remote store in `explain`: an operator has more time than a request.
+BUDGET_US = 5_000_000
+COLORS = {"error": "\x1b[31m", "warning": "\x1b[33m", "caret": "\x1b[36m", "end": "\x1b[0m"}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """What the command does; the answer is its exit code."""
-    parser = parser_of()
-    said = parser.parse_args(argv)
+    """Runs the command and returns its exit code."""
+    args = build_parser().parse_args(argv)
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, TextIOWrapper):  # not every terminal has an arrow
+        if isinstance(stream, TextIOWrapper):  # not every encoding has an arrow
             stream.reconfigure(errors="replace")
     try:
-        code: int = said.run(said)
+        code: int = args.run(args)
         sys.stdout.flush()
         return code
     except LimitkeeperError as error:
         print(f"limitkeeper: {error}", file=sys.stderr)
-        return UNREADABLE
-    except BrokenPipeError:  # `limitkeeper … | head`: whoever read has seen enough
+        return USAGE
+    except BrokenPipeError:  # `limitkeeper … | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return WELL
+        return OK
 
 
-def parser_of() -> argparse.ArgumentParser:
+def build_parser() -> argparse.ArgumentParser:
     from . import __version__
 
-    parser = argparse.ArgumentParser(prog="limitkeeper", description="Rate limiting for Python.")
+    exit_codes = "Exit codes: 0 no errors, 1 errors found, 2 bad usage."
+    parser = argparse.ArgumentParser(prog="limitkeeper", description="Rate limiting for Python.", epilog=exit_codes)
     parser.add_argument("--version", action="version", version=f"limitkeeper {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     policy = commands.add_parser("policy", help="check and explain policy files", description="Check and explain policy files.")
-    verbs = policy.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    add_check(verbs)
-    add_explain(verbs)
-    schema = verbs.add_parser("schema", help="JSON Schema of policy files, for editors")
+    actions = policy.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    add_check(actions)
+    add_explain(actions)
+    schema = actions.add_parser("schema", help="print the JSON Schema of policy files, for editors")
     schema.set_defaults(run=run_schema)
     return parser
 
 
-def as_json(value: Any) -> str:
-    """For programs; escaped where the way out can't carry every character."""
+def to_json(value: object) -> str:
+    """Indented JSON; ASCII only where the output encoding is not Unicode."""
     unicode = (sys.stdout.encoding or "").lower().startswith("utf")
     return json.dumps(value, indent=2, ensure_ascii=not unicode)
 
@@ -69,130 +76,129 @@ def as_json(value: Any) -> str:
 # policy check ----------------------------------------------------------------------------------------------------------------
 
 
-def add_check(verbs: Any) -> None:
-    check = verbs.add_parser("check", help="find all mistakes of policy files")
+def add_check(actions: SubParsers) -> None:
+    check = actions.add_parser("check", help="report all errors and warnings of policy files")
     check.add_argument("files", nargs="+", metavar="FILE")
-    check.add_argument("--strict", action="store_true", help="warnings are errors")
-    check.add_argument("--import", dest="imports", action="store_true", help="import what the policy calls")
-    check.add_argument("--json", action="store_true", help="for programs")
+    check.add_argument("--strict", action="store_true", help="treat warnings as errors")
+    check.add_argument("--import", dest="imports", action="store_true", help="also import the callables that the policy names")
+    check.add_argument("--json", action="store_true", help="print JSON")
     check.set_defaults(run=run_check)
 
 
-def run_check(said: argparse.Namespace) -> int:
-    from .policy.reading.load import examined
+def run_check(args: argparse.Namespace) -> int:
+    from .policy.reading.load import examine
 
-    if said.imports:
+    if args.imports:
         sys.path.insert(0, os.getcwd())
-    worst, reports = WELL, []
-    for file in said.files:
+    code, reports = OK, []
+    for file in args.files:
         try:
-            policy, page = examined(file, said.imports)
-        except LimitkeeperError as error:  # the others are looked at all the same
-            worst = UNREADABLE
-            reports.append({"file": file, "ok": False, "unreadable": str(error), "mistakes": []})
+            policy, context = examine(file, args.imports)
+        except LimitkeeperError as error:  # the other files are still checked
+            code = USAGE
+            reports.append({"file": file, "ok": False, "unreadable": str(error), "diagnostics": []})
             print(f"limitkeeper: {error}", file=sys.stderr)
             continue
-        mistakes = page.mistakes()
-        bad = policy is None or any(mistake.severity == ERROR or said.strict for mistake in mistakes)
-        worst = max(worst, WRONG if bad else WELL)
-        reports.append({"file": file, "ok": not bad, "mistakes": [mistake.as_dict() for mistake in mistakes]})
-        if not said.json:
-            show(file, mistakes, sys.stdout, said.strict)
-            print(summary(file, policy, mistakes, said.strict))
-    if said.json:
-        print(as_json(reports))
-    return worst
+        found = context.diagnostics()
+        failed = policy is None or any(one.severity == ERROR or args.strict for one in found)
+        code = max(code, ERRORS if failed else OK)
+        reports.append({"file": file, "ok": not failed, "diagnostics": [one.as_dict() for one in found]})
+        if not args.json:
+            print_diagnostics(found, sys.stdout)
+            print(summarize(file, policy, found, args.strict))
+    if args.json:
+        print(to_json(reports))
+    return code
 
 
-def summary(file: str, policy: Any, mistakes: Sequence[Diagnostic], strict: bool) -> str:
-    errors = sum(mistake.severity == ERROR or strict for mistake in mistakes)
-    others = len(mistakes) - errors
-    found = [counted(number, word) for number, word in ((errors, "mistake"), (others, "warning")) if number]
+def summarize(file: str, policy: Policy | None, found: Sequence[Diagnostic], strict: bool) -> str:
+    errors = sum(one.severity == ERROR or strict for one in found)
+    counts = [counted(number, noun) for number, noun in ((errors, "error"), (len(found) - errors, "warning")) if number]
     rules = "" if policy is None else f"{counted(len(policy.rules), 'rule')}, "
-    return f"{file}: {rules}{' and '.join(found) or 'no mistakes'}"
+    return f"{file}: {rules}{' and '.join(counts) or 'no errors'}"
 
 
-def counted(number: int, word: str) -> str:
-    return f"{number} {word}{'' if number == 1 else 's'}"
+def counted(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
-def show(file: str, mistakes: Sequence[Diagnostic], out: TextIO, strict: bool = False) -> None:
-    """Each mistake with its line; in colour where somebody looks."""
-    colourful = out.isatty() and "NO_COLOR" not in os.environ
-    for mistake in mistakes:
-        print(coloured(str(mistake), mistake.severity) if colourful else str(mistake), file=out)
+def print_diagnostics(found: Sequence[Diagnostic], out: TextIO) -> None:
+    """Prints each diagnostic with its source line; in color on a terminal unless NO_COLOR is set."""
+    color = out.isatty() and "NO_COLOR" not in os.environ
+    for one in found:
+        print(colorize(str(one), one.severity) if color else str(one), file=out)
 
 
-def coloured(text: str, severity: str) -> str:
+def colorize(text: str, severity: str) -> str:
     head, _, rest = text.partition("\n")
-    head = head.replace(f": {severity}: ", f": {COLOURS[severity]}{severity}{COLOURS['end']}: ", 1)
+    head = head.replace(f": {severity}: ", f": {COLORS[severity]}{severity}{COLORS['end']}: ", 1)
     line, _, caret = rest.rpartition("\n")
-    return "\n".join(part for part in (head, line, f"{COLOURS['caret']}{caret}{COLOURS['end']}" if caret else "") if part)
+    return "\n".join(part for part in (head, line, f"{COLORS['caret']}{caret}{COLORS['end']}" if caret else "") if part)
 
 
 # policy explain ----------------------------------------------------------------------------------------------------------------
 
 
-def add_explain(verbs: Any) -> None:
-    explain = verbs.add_parser("explain", help="what a policy makes of a request; nothing is charged")
+def add_explain(actions: SubParsers) -> None:
+    explain = actions.add_parser("explain", help="show which rules apply to a request; nothing is charged")
     explain.add_argument("file", metavar="FILE")
     explain.add_argument(
-        "--request", required=True, metavar="REQUEST", help="POST /checkout user=42 header:X-Tenant=acme peer=10.0.0.9"
+        "--request", required=True, metavar="REQUEST", help="for example: POST /checkout user=42 header:X-Tenant=acme"
     )
     explain.add_argument(
-        "--store", nargs="?", const="", metavar="URL", help="look into this store, or the policy's own; default: an empty one"
+        "--store", nargs="?", const="", metavar="URL", help="read this store, or the policy's own; default: an empty one"
     )
-    explain.add_argument("--json", action="store_true", help="for programs")
+    explain.add_argument("--json", action="store_true", help="print JSON")
     explain.set_defaults(run=run_explain)
 
 
-def run_explain(said: argparse.Namespace) -> int:
-    from .policy.reading.load import examined
+def run_explain(args: argparse.Namespace) -> int:
+    from .policy.reading.load import examine
 
-    policy, page = examined(said.file)
+    policy, context = examine(args.file)
     if policy is None:
-        show(said.file, page.mistakes(), sys.stderr)
-        return WRONG
+        print_diagnostics(context.diagnostics(), sys.stderr)
+        return ERRORS
     sys.path.insert(0, os.getcwd())
-    explanation = explanation_of(policy, said.request, said.store)
-    print(as_json(explanation.as_dict()) if said.json else explanation.text())
-    return WELL
+    explanation = explain_request(policy, args.request, args.store)
+    print(to_json(explanation.as_dict()) if args.json else explanation.text())
+    return OK
 
 
-def explanation_of(policy: Any, line: str, url: str | None) -> Any:
-    from .policy.explanation import Explanation
+def explain_request(policy: Policy, line: str, url: str | None) -> RequestExplanation:
+    from .policy.explain import RequestExplanation
     from .policy.gate import Gate
-    from .policy.request_line import read_request
+    from .policy.request_line import parse_request
     from .stores import MemoryStore, store_from_url
 
-    request = read_request(line, policy)
-    facts = request.facts()
+    parsed = parse_request(line, policy)
+    request = parsed.context()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # one process looks on: several workers are nobody's concern here
+        warnings.simplefilter("ignore")  # warnings about several workers do not concern this process
         store = MemoryStore() if url is None else store_from_url(url or policy.store)
     try:
-        patient = replace(policy, budget_us=max(policy.budget_us, PATIENCE_US))
+        patient = replace(policy, budget_us=max(policy.budget_us, BUDGET_US))
         with Gate(patient, store=store, imports=False) as gate:
-            gate.store = store  # past the guard: a store that can't be asked is an error here, no answer
-            wait_for_hashes(gate)
-            return Explanation(policy, request, facts, gate.explain(facts))
+            gate.store = store  # without the guard: a store that fails is an error here, not a decision
+            wait_for_overrides(gate)
+            return RequestExplanation(policy, parsed, request, gate.explain(request))
     finally:
         store.close()
 
 
-def wait_for_hashes(gate: Any) -> None:
-    """Limits of single keys that are read in the background: an explanation without them would be wrong."""
-    for clause in gate.compiled.rules:
-        ready = getattr(clause.overrides, "ready", None)
+def wait_for_overrides(gate: Gate) -> None:
+    """Waits for overrides that are read in the background: without them the explanation would be wrong."""
+    for rule in gate.compiled.rules:
+        ready = getattr(rule.overrides, "ready", None)
         if ready is not None and not ready(2.0):
-            print(f"limitkeeper: the overrides of {clause.name!r} can't be read; its own limit is shown", file=sys.stderr)
+            print(f"limitkeeper: can't read the overrides of {rule.name!r}; showing its own limit", file=sys.stderr)
 
 
 # policy schema -----------------------------------------------------------------------------------------------------------------
 
 
-def run_schema(said: argparse.Namespace) -> int:
-    from .policy.reading.schema import schema
+def run_schema(args: argparse.Namespace) -> int:
+    from .policy.reading.sections import policy_schema
 
-    print(as_json(schema()))
-    return WELL
+    print(to_json(policy_schema()))
+    return OK

@@ -17,8 +17,8 @@ from twin import answers, written
 import limitkeeper
 from limitkeeper import GCRA, LeakyBucket, Limit, Limiter, MemoryStore, TokenBucket
 from limitkeeper.testing import ManualClock
-from limitkeeper.testing.faces import face
-from limitkeeper.testing.player import Player
+from limitkeeper.testing.sync_adapter import make_limiter
+from limitkeeper.testing.trace_player import TracePlayer
 from limitkeeper.testing.traces import limits, traces
 
 EXPECTED = os.environ.get("LIMITKEEPER_EXPECT", "any")
@@ -73,8 +73,8 @@ def test_async_says_what_sync_says(drawn: tuple[list[Limit], list[Any]]) -> None
     told = []
     for colour in ("sync", "async"):
         clock = ManualClock(1_700_000_123.456789)
-        limiter = face(colour, {str(limit): limit for limit in some}, MemoryStore(clock=clock))
-        told.append(Player(limiter, clock).play(trace))
+        limiter = make_limiter(colour, {str(limit): limit for limit in some}, MemoryStore(clock=clock))
+        told.append(TracePlayer(limiter, clock).play(trace))
     assert told[0] == told[1]
 
 
@@ -86,7 +86,7 @@ def test_a_meter_is_a_token_bucket_seen_from_the_other_side(drawn: tuple[LeakyBu
     told = []
     for limit in (meter, TokenBucket(meter.rate, burst=meter.capacity)):
         clock = ManualClock(1_700_000_123.456789)
-        told.append(Player(Limiter({"limit": limit}, store=MemoryStore(clock=clock)), clock).play(trace))
+        told.append(TracePlayer(Limiter({"limit": limit}, store=MemoryStore(clock=clock)), clock).play(trace))
     assert told[0] == told[1]
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from limitkeeper import Decision, Limiter, MemoryStore
 from limitkeeper.testing import ManualClock
-from limitkeeper.testing.contract_waiting import FIFTY, at_once, eager_threads
+from limitkeeper.testing.contract import FIFTY, eager_threads, run_threads
 
 every_kind = pytest.mark.parametrize("kind", list(FIFTY))
 
@@ -79,7 +79,7 @@ def test_threads_and_finalisers_together_are_exact(kind: str, eventually: Any) -
         told.append(limiter.hit("a"))
 
     with eager_collector():
-        at_once(100, work)
+        run_threads(100, work)
     eventually(lambda: (gc.collect(), len(told))[1] == 200)  # a collection that runs in another thread is not waited for
     assert sum(decision.allowed for decision in told) == 50
 
@@ -97,7 +97,7 @@ def test_a_decision_never_changes_once_it_is_told(kind: str) -> None:
                 kept.append((decision, decision.to_dict()))
         return all(decision.to_dict() == said for decision, said in kept)
 
-    assert all(at_once(20, work))
+    assert all(run_threads(20, work))
 
 
 def test_many_keys_at_once_keep_their_own_counts() -> None:
@@ -105,6 +105,6 @@ def test_many_keys_at_once_keep_their_own_counts() -> None:
     limiter = Limiter(FIFTY["token bucket"], store=MemoryStore(clock=ManualClock(1_700_000_123.456789)))
     keys = [f"key {n}" for n in range(300)]
     with eager_threads():
-        told = at_once(20, lambda i: [[limiter.hit(key).allowed for key in keys] for _ in range(3)])
+        told = run_threads(20, lambda i: [[limiter.hit(key).allowed for key in keys] for _ in range(3)])
     totals = [sum(rounds[turn][n] for rounds in told for turn in range(3)) for n in range(len(keys))]
     assert totals == [50] * len(keys)

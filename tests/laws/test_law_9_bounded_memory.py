@@ -12,7 +12,7 @@ from lockstep import lockstep
 
 from limitkeeper import Limit, Limiter, MemoryStore, TokenBucket
 from limitkeeper.testing import ManualClock
-from limitkeeper.testing.contract_waiting import FIFTY
+from limitkeeper.testing.contract import FIFTY
 from limitkeeper.testing.traces import LIMITS, limits, traces
 
 every_kind = pytest.mark.parametrize("kind", list(FIFTY))

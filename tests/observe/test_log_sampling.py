@@ -105,8 +105,8 @@ def test_one_rule_does_not_silence_another(kept):
     assert sorted(told) == [("alert", "checkout"), ("refused", "checkout"), ("refused", "login"), ("shadow", "trial")]
 
 
-def test_shut_outs_and_failures_are_told(kept):
-    """A client that is shut out, a store that fails and a refused reload have lines; the last two are errors."""
+def test_the_penalty_box_and_failures_are_logged(kept):
+    """A client in the penalty box, a store that fails and a refused reload have lines; the last two are errors."""
     clock = ManualClock(NOON)
     gate = gate_on(clock)
     log_refusals(gate, logger=kept.logger, level=logging.INFO, clock=clock)
@@ -248,8 +248,8 @@ def test_an_alert_is_of_the_rule_that_crossed(kept):
 
 
 @pytest.mark.parametrize(("key", "whom"), [((("user",),), "ann"), ((("ip",),), None)])
-def test_a_shut_out_names_nobody_else(kept, key, whom):
-    """Who is shut out is named by a rule that counts by the same key; the key of another rule is not theirs."""
+def test_the_penalty_box_names_no_other_client(kept, key, whom):
+    """A client in the penalty box is named by a rule with the same key; another rule's key would name another client."""
     gate = Gate(
         replace(
             policy(rules=(rule("api", FixedWindow("1/min")),)),

@@ -1,4 +1,4 @@
-"""What is read off a tally: complete, bounded, and added up where two gates share a policy's name."""
+"""What is read off a snapshot: complete, bounded, and added up where two gates share a policy's name."""
 
 from __future__ import annotations
 
@@ -14,52 +14,52 @@ from limitkeeper.policy.model import PenaltyBoxConfig
 from limitkeeper.testing import ManualClock
 from stand_ins import NOON
 
-NAMED = {measure.name: measure for measure in METRICS}
+NAMED = {metric.name: metric for metric in METRICS}
 
 
 def test_every_number_of_a_tally_is_read():
-    """Whatever a gate counts has a measure: setting any number of a tally changes what is read."""
+    """Whatever a gate counts has a metric: setting any number of a snapshot changes what is read."""
     blank = Snapshot("p", rules=(RuleSnapshot("r"),))
-    plain = {measure.name: measure.collect([blank]) for measure in METRICS}
+    plain = {metric.name: metric.collect([blank]) for metric in METRICS}
     unread = []
     for field in fields(RuleSnapshot):
         if field.name not in ("name", "responses", "statuses"):
-            tally = Snapshot("p", rules=(RuleSnapshot("r", **{field.name: 7}),))
-            if all(measure.collect([tally]) == plain[measure.name] for measure in METRICS):
+            snapshot = Snapshot("p", rules=(RuleSnapshot("r", **{field.name: 7}),))
+            if all(metric.collect([snapshot]) == plain[metric.name] for metric in METRICS):
                 unread.append(field.name)
     for field in fields(Snapshot):
         if isinstance(field.default, int):
-            tally = Snapshot("p", rules=(RuleSnapshot("r"),), offenders=(Offender("r", "k", 1, 0),), **{field.name: 7})
+            snapshot = Snapshot("p", rules=(RuleSnapshot("r"),), offenders=(Offender("r", "k", 1, 0),), **{field.name: 7})
             before = Snapshot("p", rules=(RuleSnapshot("r"),), offenders=(Offender("r", "k", 1, 0),))
-            if all(measure.collect([tally]) == measure.collect([before]) for measure in METRICS):
+            if all(metric.collect([snapshot]) == metric.collect([before]) for metric in METRICS):
                 unread.append(field.name)
     assert unread == ["requests"]  # it is what the outcomes add up to
 
 
 def test_allowed_and_refused_are_all_requests():
-    """The two outcomes of a request add up to all requests; exempt, unlimited and shut-out ones are among them."""
-    tally = busy_gate().snapshot()
-    found = NAMED["requests"].collect([tally])
-    assert sum(found.values()) == tally.requests == 46
+    """The two outcomes of a request add up to all requests; exempt, unlimited and penalty-box ones are among them."""
+    snapshot = busy_gate().snapshot()
+    found = NAMED["requests"].collect([snapshot])
+    assert sum(found.values()) == snapshot.requests == 46
     assert found["shop", "refused"] == 25
-    assert NAMED["exempt_requests"].collect([tally]) == {("shop",): 1}
-    assert NAMED["unlimited_requests"].collect([tally]) == {("shop",): 1}
-    assert NAMED["penalty_box_requests"].collect([tally]) == {("shop",): 1}
+    assert NAMED["exempt_requests"].collect([snapshot]) == {("shop",): 1}
+    assert NAMED["unlimited_requests"].collect([snapshot]) == {("shop",): 1}
+    assert NAMED["penalty_box_requests"].collect([snapshot]) == {("shop",): 1}
 
 
 def test_a_refusal_is_no_response_and_no_error():
     """Responses are those of requests that were let pass: 24 refused checkouts are in no class of status and in no histogram."""
-    tally = busy_gate().snapshot()
-    found = {labels[2]: value for labels, value in NAMED["responses"].collect([tally]).items() if labels[1] == "checkout"}
+    snapshot = busy_gate().snapshot()
+    found = {labels[2]: value for labels, value in NAMED["responses"].collect([snapshot]).items() if labels[1] == "checkout"}
     assert found == {"1xx": 0, "2xx": 10, "3xx": 0, "4xx": 0, "5xx": 3}
-    assert NAMED["rule_decisions"].collect([tally])["shop", "checkout", "refused"] == 24
-    assert NAMED["response_seconds"].collect([tally])["shop", "checkout"].count == 13
+    assert NAMED["rule_decisions"].collect([snapshot])["shop", "checkout", "refused"] == 24
+    assert NAMED["response_seconds"].collect([snapshot])["shop", "checkout"].count == 13
 
 
 def test_what_real_traffic_did_is_told():
     """A wait, a shadow, alerts, near limits, a give-back, reloads: each is read as often as it happened."""
-    tallies = [busy_gate().snapshot()]
-    told = {name: NAMED[name].collect(tallies) for name in NAMED}
+    snapshots = [busy_gate().snapshot()]
+    told = {name: NAMED[name].collect(snapshots) for name in NAMED}
     assert told["waited"]["shop", "slow"] == 1
     assert told["shadow_would_refuse"]["shop", "trial"] == 2
     assert told["alerts"]["shop", "checkout"] == 2
@@ -67,14 +67,14 @@ def test_what_real_traffic_did_is_told():
     assert told["given_back"]["shop", "login"] == 1
     assert told["penalty_box_clients"] == {("shop",): 1}
     assert told["reloads"] == {("shop", "loaded"): 1, ("shop", "refused"): 1}
-    assert told["top_offender_ratio"]["shop", "checkout"] == 21 / 24  # what was refused to the one who was shut out is no rule's
+    assert told["top_offender_ratio"]["shop", "checkout"] == 21 / 24  # refusals of the penalty box belong to no rule
     assert told["store_state"] == {}
 
 
 def test_a_store_that_fails_is_told():
     """A guard's state and failures, and every decision that was made without the store, by how it was made."""
-    tallies = [failing_gate().snapshot()]
-    told = {name: NAMED[name].collect(tallies) for name in NAMED}
+    snapshots = [failing_gate().snapshot()]
+    told = {name: NAMED[name].collect(snapshots) for name in NAMED}
     assert told["store_state"] == {("failing", "closed"): 0, ("failing", "half_open"): 0, ("failing", "open"): 1}
     assert told["store_failures"] == {("failing",): 5}
     assert told["store_opened"] == {("failing",): 1}
@@ -85,14 +85,14 @@ def test_a_store_that_fails_is_told():
 def test_gates_of_one_policy_are_added_up():
     """Two gates of the same name count as one: counters and buckets add up, a share is the larger one."""
     one, other = busy_gate().snapshot(), busy_gate().snapshot()
-    for measure in METRICS:
-        alone, both = measure.collect([one]), measure.collect([one, other])
+    for metric in METRICS:
+        alone, both = metric.collect([one]), metric.collect([one, other])
         assert set(alone) == set(both)
-        for labels, value in measure.collect([other]).items():
-            if measure.kind == HISTOGRAM:
+        for labels, value in metric.collect([other]).items():
+            if metric.kind == HISTOGRAM:
                 assert both[labels].count == alone[labels].count + value.count
                 assert both[labels].sum == alone[labels].sum + value.sum
-            elif measure.largest:
+            elif metric.largest:
                 assert both[labels] == max(alone[labels], value)
             else:
                 assert both[labels] == alone[labels] + value
@@ -100,17 +100,17 @@ def test_gates_of_one_policy_are_added_up():
 
 def test_gates_of_two_policies_stay_apart():
     """Different names are different series."""
-    tallies = [busy_gate(name="one").snapshot(), busy_gate(name="other").snapshot()]
-    assert {labels[0] for labels in NAMED["requests"].collect(tallies)} == {"one", "other"}
+    snapshots = [busy_gate(name="one").snapshot(), busy_gate(name="other").snapshot()]
+    assert {labels[0] for labels in NAMED["requests"].collect(snapshots)} == {"one", "other"}
 
 
 def test_every_series_is_there_before_anything_happens():
     """A fresh gate shows the series that a busy one shows, all at zero: the first event of a counter is not lost."""
     fresh, busy = gate_on(ManualClock()).snapshot(), busy_gate().snapshot()
-    for measure in METRICS:
-        assert set(measure.collect([fresh])) == set(measure.collect([busy])), measure.name
-        for value in measure.collect([fresh]).values():
-            assert (value.count if measure.kind == HISTOGRAM else value) == 0
+    for metric in METRICS:
+        assert set(metric.collect([fresh])) == set(metric.collect([busy])), metric.name
+        for value in metric.collect([fresh]).values():
+            assert (value.count if metric.kind == HISTOGRAM else value) == 0
 
 
 def test_keys_make_no_series():
@@ -119,19 +119,19 @@ def test_keys_make_no_series():
     for n in range(1000):
         few.offenders.offer("checkout", "ann")
         many.offenders.offer("checkout", f"u{n}")
-    for measure in METRICS:
-        assert set(measure.collect([few.snapshot()])) == set(measure.collect([many.snapshot()]))
-        assert "key" not in measure.labels
+    for metric in METRICS:
+        assert set(metric.collect([few.snapshot()])) == set(metric.collect([many.snapshot()]))
+        assert "key" not in metric.labels
 
 
 def test_offenders_have_a_measure_that_is_asked_for():
     """Shown one by one, offenders are at most as many as asked for, with what is surely theirs, and a hash for a key."""
-    tally = busy_gate().snapshot()
-    found = offender_metric(1).collect([tally])
+    snapshot = busy_gate().snapshot()
+    found = offender_metric(1).collect([snapshot])
     assert list(found.values()) == [21]
     ((policy, rule, key),) = found
     assert (policy, rule, len(key)) == ("shop", "checkout", 12)
-    assert len(offender_metric(5).collect([tally])) == 3
+    assert len(offender_metric(5).collect([snapshot])) == 3
     doubtful = offender_metric(1)
     assert doubtful.labels == ("policy", "rule", "key")
     assert doubtful.collect([Snapshot("p", offenders=(Offender("r", "k", 9, 4),))]) == {("p", "r", "k"): 5}
@@ -141,42 +141,42 @@ def test_the_share_of_an_offender_is_never_too_high():
     """What the sketch may have got wrong is not held against anybody; a second limit counts for its rule; nobody is no share."""
     share = NAMED["top_offender_ratio"]
     offenders = (Offender("a", "x", 60, 20), Offender("a.2", "y", 50, 0), Offender("gone", "z", 90, 0))
-    tally = Snapshot("p", rules=(RuleSnapshot("a"), RuleSnapshot("b")), offenders=offenders, offered=100)
-    assert share.collect([tally]) == {("p", "a"): 0.5, ("p", "b"): 0.0}
+    snapshot = Snapshot("p", rules=(RuleSnapshot("a"), RuleSnapshot("b")), offenders=offenders, offered=100)
+    assert share.collect([snapshot]) == {("p", "a"): 0.5, ("p", "b"): 0.0}
     assert share.collect([Snapshot("p", rules=(RuleSnapshot("a"),))]) == {("p", "a"): 0.0}
 
 
 def test_measures_are_well_made():
     """Names are unique and lower case, every one says what it counts, histograms are in seconds."""
     assert len(NAMED) == len(METRICS)
-    for measure in METRICS:
-        assert measure.name == measure.name.lower()
-        assert measure.help.endswith(".")
-        assert measure.kind in (COUNTER, GAUGE, HISTOGRAM)
-        assert (measure.kind == HISTOGRAM) == measure.name.endswith("_seconds")
+    for metric in METRICS:
+        assert metric.name == metric.name.lower()
+        assert metric.help.endswith(".")
+        assert metric.kind in (COUNTER, GAUGE, HISTOGRAM)
+        assert (metric.kind == HISTOGRAM) == metric.name.endswith("_seconds")
     assert Histogram((1,), (2, 3), 4.0).count == 5
 
 
 def test_the_page_names_every_measure():
     """The table of the documentation has every number under the name that Prometheus shows."""
     page = (Path(__file__).parents[2] / "docs" / "observability.md").read_text()
-    names = [f"`limitkeeper_{measure.name}{'_total' if measure.kind == COUNTER else ''}`" for measure in METRICS]
+    names = [f"`limitkeeper_{metric.name}{'_total' if metric.kind == COUNTER else ''}`" for metric in METRICS]
     assert [name for name in names if name not in page] == []
 
 
-def test_who_is_shut_out_does_not_hide_who_dominates():
-    """A client that goes on while it is shut out is refused by no rule: its part of what rules refused stays what it was."""
+def test_the_penalty_box_does_not_hide_a_dominating_client():
+    """A client in the penalty box is refused by no rule: its share of the refusals by rules stays as it was."""
     gate = gate_on(ManualClock(NOON))
     for _ in range(500):
         asked(gate, "/checkout", "mallory")
     asked(gate, "/checkout", "ann")
-    tally = gate.snapshot()
-    assert tally.penalty_box > 400
-    assert NAMED["top_offender_ratio"].collect([tally])["shop", "checkout"] == 1.0
+    snapshot = gate.snapshot()
+    assert snapshot.penalty_box > 400
+    assert NAMED["top_offender_ratio"].collect([snapshot])["shop", "checkout"] == 1.0
 
 
-def test_a_reload_takes_nothing_from_the_shut_out():
-    """Whatever a new version says of shutting out, its counter goes on from where it was."""
+def test_a_reload_keeps_the_count_of_the_penalty_box():
+    """Whatever a new version configures, the counter of the penalty box continues."""
     gate = busy_gate()
     before = gate.snapshot().penalty_box
     assert before > 0

@@ -16,7 +16,7 @@ from limitkeeper import ConfigurationError
 from limitkeeper.observe.key_hash import KeyHash
 from limitkeeper.observe.offenders import MAX_KEY_LENGTH, MAX_PENDING, Offenders, Window
 from limitkeeper.testing import ManualClock
-from limitkeeper.web.ratelimit_fields import partition
+from limitkeeper.web.ratelimit_fields import partition_key
 
 KEYS = st.integers(0, 40).map(lambda n: ("rule", f"k{n * n % 23}"))
 
@@ -137,7 +137,7 @@ def test_keys_are_veiled():
 
 def test_a_hash_begins_like_the_partition_key():
     """With the gate's secret, what the log shows of a key are the first bytes of what a RateLimit field shows of it."""
-    shown = partition(b"ours", "user:42").removeprefix(b";pk=:").removesuffix(b":")
+    shown = partition_key(b"ours", "user:42").removeprefix(b";pk=:").removesuffix(b":")
     assert b64decode(shown)[:6].hex() == KeyHash(b"ours")("user:42")
 
 

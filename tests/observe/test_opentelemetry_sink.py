@@ -36,17 +36,17 @@ def collected(*gates: object) -> tuple[dict[str, dict[tuple[tuple[str, str], ...
 
 
 def test_the_sdk_collects_what_was_counted():
-    """Every measure is an instrument with the same numbers and attributes; counters are monotonic sums."""
+    """Every metric is an instrument with the same numbers and attributes; counters are monotonic sums."""
     gates = (busy_gate(), failing_gate())
-    tallies = [gate.snapshot() for gate in gates]
+    snapshots = [gate.snapshot() for gate in gates]
     found, kinds = collected(*gates)
-    for measure in METRICS:
-        if measure.kind != HISTOGRAM:
+    for metric in METRICS:
+        if metric.kind != HISTOGRAM:
             expected = {
-                tuple(sorted(zip(measure.labels, labels, strict=True))): v for labels, v in measure.collect(tallies).items()
+                tuple(sorted(zip(metric.labels, labels, strict=True))): v for labels, v in metric.collect(snapshots).items()
             }
-            assert found[f"limitkeeper.{measure.name}"] == expected, measure.name
-            assert getattr(kinds[f"limitkeeper.{measure.name}"], "is_monotonic", False) == (measure.kind == COUNTER)
+            assert found[f"limitkeeper.{metric.name}"] == expected, metric.name
+            assert getattr(kinds[f"limitkeeper.{metric.name}"], "is_monotonic", False) == (metric.kind == COUNTER)
 
 
 def test_a_histogram_goes_out_as_three_sums():
@@ -152,12 +152,12 @@ def test_without_a_span_nothing_happens():
     provider.shutdown()
 
 
-def test_a_shut_out_client_has_no_rule():
-    """Somebody who is shut out was refused by no rule: the reason says so."""
+def test_a_client_in_the_penalty_box_has_no_rule():
+    """A client in the penalty box is refused by no rule; the reason says so."""
     gate = gate_on(ManualClock())
     passages = [asked(gate, "/checkout") for _ in range(27)]
     (attributes,) = spans_of(passages[-1])
-    assert attributes["limitkeeper.reason"] == "shut out"
+    assert attributes["limitkeeper.reason"] == "penalty box"
     assert "limitkeeper.rule" not in attributes
     assert gate.ask(WrittenRequest("GET", "/healthz", headers={"x-user": "ann"})).allowed
 

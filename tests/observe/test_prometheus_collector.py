@@ -20,14 +20,16 @@ from limitkeeper.observe.snapshot import DECISION_BOUNDS_US, RESPONSE_BOUNDS_MS,
 from limitkeeper.testing import ManualClock
 
 
-class Counted:
-    """Somebody with a tally, and nothing else."""
+class FixedSource:
+    """A source that always returns the same snapshot."""
 
-    def __init__(self, tally: Snapshot) -> None:
-        self.told = tally
+    policy = None
 
-    def tally(self) -> Snapshot:
-        return self.told
+    def __init__(self, snapshot: Snapshot) -> None:
+        self._snapshot = snapshot
+
+    def snapshot(self) -> Snapshot:
+        return self._snapshot
 
 
 def scraped(*gates: object, **more: object) -> tuple[str, CollectorRegistry]:
@@ -37,7 +39,7 @@ def scraped(*gates: object, **more: object) -> tuple[str, CollectorRegistry]:
 
 
 def test_a_scrape_shows_what_was_counted():
-    """Every measure is there under its name with its labels, and the numbers are the gate's."""
+    """Every metric is there under its name with its labels, and the numbers are the gate's."""
     text, registry = scraped(busy_gate(), failing_gate())
     value = registry.get_sample_value
     assert value("limitkeeper_requests_total", {"policy": "shop", "outcome": "refused"}) == 25
@@ -48,15 +50,15 @@ def test_a_scrape_shows_what_was_counted():
     assert value("limitkeeper_store_state", {"policy": "failing", "state": "open"}) == 1
     assert value("limitkeeper_without_store_total", {"policy": "failing", "rule": "closed", "answer": "closed"}) == 1
     families = {family.name: family for family in text_string_to_metric_families(text)}
-    assert set(families) == {f"limitkeeper_{measure.name}" for measure in METRICS}
-    assert all(families[f"limitkeeper_{measure.name}"].type == measure.kind for measure in METRICS)
+    assert set(families) == {f"limitkeeper_{metric.name}" for metric in METRICS}
+    assert all(families[f"limitkeeper_{metric.name}"].type == metric.kind for metric in METRICS)
 
 
 def test_histograms_are_cumulative_and_in_seconds():
     """Buckets add up to +Inf, their ends are seconds, 800 ms and 2 s are ends of their own, and the sum is in seconds."""
     responses = Histogram(RESPONSE_BOUNDS_MS, tuple(range(len(RESPONSE_BOUNDS_MS) + 1)), 2500.0)
     decisions = Histogram(DECISION_BOUNDS_US, (1,) * (len(DECISION_BOUNDS_US) + 1), 5_000_000.0)
-    _, registry = scraped(Counted(Snapshot("p", rules=(RuleSnapshot("r", responses=responses),), decisions=decisions)))
+    _, registry = scraped(FixedSource(Snapshot("p", rules=(RuleSnapshot("r", responses=responses),), decisions=decisions)))
     value, of = registry.get_sample_value, {"policy": "p", "rule": "r"}
     assert value("limitkeeper_response_seconds_bucket", {**of, "le": "0.8"}) == sum(range(9))
     assert value("limitkeeper_response_seconds_bucket", {**of, "le": "2.0"}) == sum(range(12))
@@ -121,7 +123,7 @@ def test_offenders_are_shown_only_when_asked_for():
 def test_odd_names_are_escaped():
     """A rule may be called anything: quotes, newlines and backslashes come out of the parser as they went in."""
     name = 'a "rule"\nwith \\ and ü'
-    text, _ = scraped(Counted(Snapshot("p", rules=(RuleSnapshot(name, passed=3),))))
+    text, _ = scraped(FixedSource(Snapshot("p", rules=(RuleSnapshot(name, passed=3),))))
     found = {
         sample.labels["rule"]: sample.value
         for family in text_string_to_metric_families(text)
@@ -169,10 +171,12 @@ def test_the_number_of_series_follows_from_the_policy():
     """A rule has as many series as the documentation says, whatever its traffic."""
 
     def count(rules: int) -> int:
-        tally = busy_gate().snapshot()
-        one = tally.rules[0]
+        snapshot = busy_gate().snapshot()
+        one = snapshot.rules[0]
         many = tuple(RuleSnapshot(f"r{n}", responses=one.responses) for n in range(rules))
-        text, _ = scraped(Counted(Snapshot("p", rules=many, decisions=tally.decisions, store=failing_gate().snapshot().store)))
+        text, _ = scraped(
+            FixedSource(Snapshot("p", rules=many, decisions=snapshot.decisions, store=failing_gate().snapshot().store))
+        )
         return len([line for line in text.splitlines() if not line.startswith("#")])
 
     assert count(2) - count(1) == count(3) - count(2) == 38
@@ -220,4 +224,4 @@ def test_histograms_of_the_table_are_those_of_the_scrape():
     """The measures that are histograms are exactly those with buckets in a scrape."""
     text, _ = scraped(busy_gate())
     with_buckets = {line.split("_bucket")[0] for line in text.splitlines() if "_bucket{" in line}
-    assert with_buckets == {f"limitkeeper_{measure.name}" for measure in METRICS if measure.kind == HISTOGRAM}
+    assert with_buckets == {f"limitkeeper_{metric.name}" for metric in METRICS if metric.kind == HISTOGRAM}

@@ -53,7 +53,7 @@ def asked(gate: Gate, path: str, user: str = "ann", status: int | None = 200) ->
 
 
 def busy_gate(clock: ManualClock | None = None, name: str = "shop") -> Gate:
-    """A gate that has seen everything but a failing store: refusals, shadows, alerts, a wait, a give-back, a shut-out."""
+    """A gate that has seen everything but a failing store: refusals, shadows, alerts, a wait, a give-back, penalty box."""
     gate = gate_on(ManualClock(NOON) if clock is None else clock, name)
     for _ in range(8):
         asked(gate, "/checkout")

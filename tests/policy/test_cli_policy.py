@@ -1,4 +1,4 @@
-"""The command line: `limitkeeper policy check`, `explain` and `schema`, their output, their JSON and their exit codes."""
+"""`limitkeeper policy check`, `explain` and `schema`: output, JSON and exit codes."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ import pytest
 
 import limitkeeper
 from limitkeeper import Limiter, MemoryStore, TokenBucket
-from limitkeeper.cli import main, show
+from limitkeeper.cli import main, print_diagnostics
 from limitkeeper.policy import Policy, WrittenRequest
-from limitkeeper.policy.explanation import Explanation
+from limitkeeper.policy.explain import RequestExplanation
 from limitkeeper.policy.gate import Gate
 from limitkeeper.policy.reading.diagnostics import Diagnostic
-from limitkeeper.policy.reading.schema import schema
-from limitkeeper.policy.request_line import read_request
+from limitkeeper.policy.reading.sections import policy_schema
+from limitkeeper.policy.request_line import parse_request
 from limitkeeper.testing import ManualClock
 from servers.valkey import Valkey
 
@@ -47,20 +47,20 @@ def written(tmp_path, monkeypatch):
 def test_check_of_a_good_file(capsys):
     """A good file is one line and exit code 0."""
     assert main(["policy", "check", SHOP]) == 0
-    assert capsys.readouterr().out == f"{SHOP}: 8 rules, no mistakes\n"
+    assert capsys.readouterr().out == f"{SHOP}: 8 rules, no errors\n"
 
 
 def test_check_of_a_bad_file(written, capsys):
-    """Every mistake is shown with its line, and the exit code is 1."""
+    """Every error is shown with its line, and the exit code is 1."""
     assert main(["policy", "check", written("limits:\n  - name: api\n    kye: ip\n")]) == 1
     assert capsys.readouterr().out.splitlines() == [
-        "policy.yaml:2:5: error: a rule has no 'limit'; write limit: token bucket 5/s burst 10",
+        "policy.yaml:2:5: error: missing field 'limit' in rule; write limit: token bucket 5/s burst 10",
         "    2 |   - name: api",
         "      |     ^^^^",
-        "policy.yaml:3:5: error: no word 'kye' belongs to a rule; did you mean 'key'?",
+        "policy.yaml:3:5: error: unknown field 'kye' in rule; did you mean 'key'?",
         "    3 |     kye: ip",
         "      |     ^^^",
-        "policy.yaml: 2 mistakes",
+        "policy.yaml: 2 errors",
     ]
 
 
@@ -70,7 +70,7 @@ def test_warnings_pass_unless_strict(written, capsys):
     assert main(["policy", "check", file]) == 0
     assert capsys.readouterr().out.splitlines()[-1] == "policy.yaml: 1 rule, 1 warning"
     assert main(["policy", "check", "--strict", file]) == 1
-    assert capsys.readouterr().out.splitlines()[-1] == "policy.yaml: 1 rule, 1 mistake"
+    assert capsys.readouterr().out.splitlines()[-1] == "policy.yaml: 1 rule, 1 error"
 
 
 def test_several_files_have_one_exit_code(written, capsys):
@@ -78,23 +78,23 @@ def test_several_files_have_one_exit_code(written, capsys):
     good, bad = written(GOOD, "good.yaml"), written("limits: 3", "bad.yaml")
     assert main(["policy", "check", bad, good]) == 1
     out = capsys.readouterr().out
-    assert "bad.yaml: 1 mistake\n" in out
-    assert "good.yaml: 1 rule, no mistakes\n" in out
+    assert "bad.yaml: 1 error\n" in out
+    assert "good.yaml: 1 rule, no errors\n" in out
 
 
 def test_check_as_json(written, capsys):
-    """With --json the output is one value with every mistake's place, text and suggestion."""
+    """With --json the output is one value with every diagnostic's position, text and suggestion."""
     assert main(["policy", "check", "--json", written("limits: [{name: a, limit: tokn bucket 5/s}]")]) == 1
     (report,) = json.loads(capsys.readouterr().out)
     assert (report["file"], report["ok"]) == ("policy.yaml", False)
-    (mistake,) = report["mistakes"]
-    assert (mistake["line"], mistake["column"], mistake["text"]) == (1, 27, "tokn bucket")
-    assert mistake["suggestion"] == "did you mean 'token bucket'?"
-    assert mistake["path"] == "limits[0].limit"
+    (diagnostic,) = report["diagnostics"]
+    assert (diagnostic["line"], diagnostic["column"], diagnostic["text"]) == (1, 27, "tokn bucket")
+    assert diagnostic["suggestion"] == "did you mean 'token bucket'?"
+    assert diagnostic["path"] == "limits[0].limit"
 
 
-def test_check_imports_only_when_told(written, capsys, tmp_path):
-    """A call is imported with --import alone, from the working folder too."""
+def test_check_imports_only_with_the_option(written, capsys, tmp_path):
+    """Callables are imported only with --import, also from the working directory."""
     file = written('identify: {vip: {call: "cli_policy_people:vip_of"}}\nlimits: [{name: a, key: vip | ip, limit: 5/s}]\n')
     assert main(["policy", "check", file]) == 0
     assert main(["policy", "check", "--import", file]) == 1
@@ -104,9 +104,9 @@ def test_check_imports_only_when_told(written, capsys, tmp_path):
 
 
 def test_a_missing_file_is_exit_code_2(capsys):
-    """What can't be looked at is exit code 2, with the reason on stderr."""
+    """A file that can't be read is exit code 2, with the reason on stderr."""
     assert main(["policy", "check", "nowhere.yaml"]) == 2
-    assert capsys.readouterr().err == "limitkeeper: nowhere.yaml: the policy can't be read: no such file or directory\n"
+    assert capsys.readouterr().err == "limitkeeper: nowhere.yaml: can't read the policy: no such file or directory\n"
 
 
 @pytest.mark.parametrize("argv", [[], ["policy"], ["policy", "check"], ["policy", "explain", "x.yaml"], ["polcy"]], ids=" ".join)
@@ -118,24 +118,24 @@ def test_wrong_usage_is_exit_code_2(argv, capsys):
     assert "usage: limitkeeper" in capsys.readouterr().err
 
 
-def test_colour_is_for_terminals():
-    """Colours are written where a terminal reads them, and not where NO_COLOR stands."""
+def test_color_is_for_terminals():
+    """Colors are used on a terminal, unless NO_COLOR is set."""
 
     class Terminal(io.StringIO):
         def isatty(self) -> bool:
             return True
 
-    mistake = Diagnostic("error", "a.yaml", 1, 1, "x", "message", excerpt="x: 1")
+    diagnostic = Diagnostic("error", "a.yaml", 1, 1, "x", "message", excerpt="x: 1")
     there, plain = Terminal(), io.StringIO()
-    show("a.yaml", [mistake], plain)
+    print_diagnostics([diagnostic], plain)
     assert "\x1b" not in plain.getvalue()
     before = os.environ.pop("NO_COLOR", None)
     try:
-        show("a.yaml", [mistake], there)
+        print_diagnostics([diagnostic], there)
         assert "\x1b[31merror\x1b[0m" in there.getvalue()
         os.environ["NO_COLOR"] = "1"
         quiet = Terminal()
-        show("a.yaml", [mistake], quiet)
+        print_diagnostics([diagnostic], quiet)
         assert quiet.getvalue() == plain.getvalue()
     finally:
         os.environ.pop("NO_COLOR", None)
@@ -153,24 +153,24 @@ POST /checkout
   plan     free
   ip       10.0.0.1
 
-meant:
-  tenant-and-user    tenant, user = acme|42  sliding window counter 1000/min           1000 of 1000 left
-  user               user | ip = user:42     token bucket 20/s burst 40 (plan = free)  40 of 40 left
-  checkout           user = 42               token bucket 5/s burst 10                 10 of 10 left
-  checkout-capacity  one key for everybody   token bucket 350/s burst 40               40 of 40 left
-  public-checkout    one key for everybody   token bucket 150/s burst 40               40 of 40 left
+applies:
+  tenant-and-user    tenant, user = acme|42    sliding window counter 1000/min           1000 of 1000 left
+  user               user | ip = user:42       token bucket 20/s burst 40 (plan = free)  40 of 40 left
+  checkout           user = 42                 token bucket 5/s burst 10                 10 of 10 left
+  checkout-capacity  one key for all requests  token bucket 350/s burst 40               40 of 40 left
+  public-checkout    one key for all requests  token bucket 150/s burst 40               40 of 40 left
 
-not meant:
-  partner  partner is not present
-  login    its match does not fit the method and path
-  payment  its match does not fit the method and path
+does not apply:
+  partner  partner is absent
+  login    method and path do not match
+  payment  method and path do not match
 
 → allowed
 """
 
 
 def test_explain_says_which_rules_keys_and_limits(capsys):
-    """Explaining the sample shows every rule: its key, its limit, what remains, or why it is not meant."""
+    """Explaining the sample shows every rule: its key, its limit, what remains, or why it does not apply."""
     request = "POST /checkout user=42 ip=10.0.0.1 header:X-Tenant=acme"
     assert main(["policy", "explain", SHOP, "--request", request]) == 0
     assert capsys.readouterr().out == CHECKOUT
@@ -188,9 +188,9 @@ def test_explain_as_json(capsys):
     rules = found["by_name"]
     assert rules["partner"]["limits"][0]["limit"] == "token bucket 500/s burst 1000"
     assert rules["tenant-and-user"]["key"] == "-|42"
-    assert (rules["user"]["meant"], rules["user"]["limits"]) == (True, [])
+    assert (rules["user"]["applies"], rules["user"]["limits"]) == (True, [])
     assert rules["login"]["key"] == "127.0.0.1|42"
-    assert rules["checkout"] == {"name": "checkout", "meant": False, "why": "its match does not fit the method and path"}
+    assert rules["checkout"] == {"name": "checkout", "applies": False, "reason": "method and path do not match"}
     assert found["allowed"] is True
 
 
@@ -203,15 +203,15 @@ def test_explain_says_why_a_limit_holds(capsys):
 
 
 def test_explain_knows_exemptions(capsys):
-    """An exempt path and an exempt network are told as such for every rule."""
+    """An exempt path and an exempt network are named as the reason of every rule."""
     for request in ("GET /healthz", "GET /products ip=10.1.2.3", "GET /products peer=10.1.2.3"):
         found = explained(capsys, SHOP, "--request", request)
         number, what = (0, "/healthz") if "healthz" in request else (1, "10.1.0.0/16")
-        assert {rule["why"] for rule in found["rules"]} == {f"the request is exempt: exempt[{number}] ({what})"}
+        assert {rule["reason"] for rule in found["rules"]} == {f"the request is exempt: exempt[{number}] ({what})"}
 
 
 def test_explain_reads_headers_queries_cookies_and_hosts(written, capsys):
-    """Words of a request line reach the identities and rules that look at them."""
+    """Parts of a request line reach the identities and rules that look at them."""
     file = written("""
 identify: {tenant: {header: X-Tenant}, key: {query: api_key}, session: {cookie: sid}, order: {path: order_id}}
 limits:
@@ -220,11 +220,11 @@ limits:
     line = "get /orders/7?api_key=k header:X-Tenant='a b' cookie:sid=s host=api.example.com:8080"
     assert explained(capsys, file, "--request", line)["by_name"]["all"]["key"] == "a b|k|s|7"
     other = explained(capsys, file, "--request", "/orders/7 query:api_key=k host=www.example.com")["by_name"]["all"]
-    assert other["why"] == "the host is 'www.example.com', not api.example.com"
+    assert other["reason"] == "expected the host api.example.com, got www.example.com"
 
 
-def test_explain_tells_a_refusal(written, capsys):
-    """A request that costs more than any limit holds is refused for ever, and shadows do not refuse."""
+def test_explain_shows_a_refusal(written, capsys):
+    """A request that costs more than any limit holds is refused forever, and shadow rules do not refuse."""
     file = written("""
 limits:
   - {name: bulk, key: ip, limit: fixed window 10/min, cost: {header: X-Cost}, status: 503, priority: 1}
@@ -238,7 +238,7 @@ limits:
 
 
 def test_explain_needs_no_handlers(written, capsys):
-    """Degrade handlers that only the application knows do not stand in the way of an explanation."""
+    """Degrade handlers that only the application knows are not needed for an explanation."""
     file = written("limits: [{name: a, key: ip, limit: 5/s, on_refusal: degrade cached}]")
     assert explained(capsys, file, "--request", "GET /")["allowed"] is True
 
@@ -252,19 +252,19 @@ def test_explain_of_a_wrong_request(capsys):
 
 
 def test_explain_of_a_wrong_policy(written, capsys):
-    """A policy with mistakes is not explained: they are shown, and the exit code is 1."""
+    """The errors of an invalid policy are shown, and the exit code is 1."""
     assert main(["policy", "explain", written("limits: 3"), "--request", "GET /"]) == 1
     assert "a list of rules" in capsys.readouterr().err
 
 
 def test_explain_of_a_store_that_is_not_there(capsys):
-    """A store that can't be reached is exit code 2, and no made-up answer."""
+    """A store that can't be reached is exit code 2, without an explanation."""
     assert main(["policy", "explain", SHOP, "--request", "POST /checkout user=1", "--store", "redis://127.0.0.1:1/0"]) == 2
     assert "127.0.0.1:1 can't be reached" in capsys.readouterr().err
 
 
-def test_explain_looks_into_a_store(valkey: Valkey, written, capsys):
-    """With --store the state that is really there is shown, and looking charges nothing."""
+def test_explain_reads_a_store(valkey: Valkey, written, capsys):
+    """With --store the store's state is shown, and nothing is charged."""
     file = written(f"name: explained\nstore: {valkey.url}\nlimits: [{{name: api, key: ip, limit: token bucket 1/h burst 10}}]\n")
     with Limiter({"api": TokenBucket("1/h burst 10")}, store=valkey.url, name="explained") as limiter:
         for _ in range(10):
@@ -284,7 +284,7 @@ def test_explain_looks_into_a_store(valkey: Valkey, written, capsys):
 def test_schema_is_printed(capsys):
     """`limitkeeper policy schema` prints the schema."""
     assert main(["policy", "schema"]) == 0
-    assert json.loads(capsys.readouterr().out) == schema()
+    assert json.loads(capsys.readouterr().out) == policy_schema()
 
 
 def command(*argv: str, **options: object) -> subprocess.CompletedProcess[str]:
@@ -295,7 +295,7 @@ def command(*argv: str, **options: object) -> subprocess.CompletedProcess[str]:
 
 
 def test_the_module_is_the_command():
-    """`python -m limitkeeper` is the command, with its exit codes and without colours in a pipe."""
+    """`python -m limitkeeper` is the command, with its exit codes and without colors in a pipe."""
     done = command("policy", "check", SHOP, str(HERE / "reading" / "diagnostics" / "unknown_key.yaml"))
     assert done.returncode == 1
     assert "\x1b" not in done.stdout
@@ -303,7 +303,7 @@ def test_the_module_is_the_command():
     assert command("--version").stdout == f"limitkeeper {limitkeeper.__version__}\n"
 
 
-def test_a_reader_who_has_seen_enough(tmp_path):
+def test_a_closed_pipe_ends_quietly(tmp_path):
     """A pipe that is closed early ends the command without a traceback."""
     code = "from limitkeeper.cli import main; import sys; sys.exit(main(['policy', 'schema']))"
     environment = {**os.environ, "PYTHONPATH": os.path.dirname(limitkeeper.__path__[0])}
@@ -318,7 +318,7 @@ def test_a_reader_who_has_seen_enough(tmp_path):
 
 
 def test_explain_needs_no_application(tmp_path, capsys):
-    """A policy can be explained where the functions that it names are not installed: what they would say can be said."""
+    """A policy can be explained where the functions that it names are not installed: their values are given in the request."""
     (tmp_path / "p.yaml").write_text(
         "identify: {vip: {call: nowhere.people:vip_of}}\n"
         "limits: [{name: a, limit: {by: vip, gold: 100/s, default: 1/s}, on_refusal: degrade nowhere.cache:stale}]\n"
@@ -327,8 +327,8 @@ def test_explain_needs_no_application(tmp_path, capsys):
     assert "100" in capsys.readouterr().out
 
 
-def test_a_module_that_raises_is_told_of_at_its_place(tmp_path, capsys, monkeypatch):
-    """Whatever a module does while it is imported, `check --import` says where it is named."""
+def test_a_module_that_raises_is_reported_at_its_position(tmp_path, capsys, monkeypatch):
+    """When importing a module raises, `check --import` shows where it is named."""
     monkeypatch.chdir(tmp_path)
     Path("broken_shop.py").write_text("def cost(:\n")
     Path("shop.yaml").write_text('limits:\n  - {name: a, key: ip, limit: 5/s, cost: {call: "broken_shop:cost"}}\n')
@@ -336,19 +336,19 @@ def test_a_module_that_raises_is_told_of_at_its_place(tmp_path, capsys, monkeypa
     assert "shop.yaml:2:50: error: 'broken_shop:cost': importing" in capsys.readouterr().out
 
 
-def test_one_file_that_can_not_be_read_hides_no_other(tmp_path, capsys, monkeypatch):
+def test_an_unreadable_file_does_not_hide_others(tmp_path, capsys, monkeypatch):
     """All files are checked, and the exit code is that of the worst."""
     monkeypatch.chdir(tmp_path)
     Path("good.yaml").write_text("limits: [{name: a, key: ip, limit: 5/s}]\n")
     assert main(["policy", "check", "gone.yaml", "good.yaml", "--json"]) == 2
-    told = capsys.readouterr()
-    assert [(one["file"], one["ok"]) for one in json.loads(told.out)] == [("gone.yaml", False), ("good.yaml", True)]
-    assert "gone.yaml" in told.err
+    captured = capsys.readouterr()
+    assert [(one["file"], one["ok"]) for one in json.loads(captured.out)] == [("gone.yaml", False), ("good.yaml", True)]
+    assert "gone.yaml" in captured.err
 
 
 @pytest.mark.parametrize("more", [[], ["--json"]])
-def test_a_terminal_without_an_arrow_is_no_reason_to_fail(tmp_path, more):
-    """Where the way out has few characters, the others are replaced, and JSON is escaped."""
+def test_an_encoding_without_an_arrow_works(tmp_path, more):
+    """Characters that the output encoding does not have are replaced, and JSON is escaped."""
     file = tmp_path / "shop.yaml"
     file.write_text("limits: [{name: a, key: ip, limit: 5/s}]\n")
     words = ["policy", "explain", str(file), "--request", "GET /ü ip=10.0.0.1", *more]
@@ -364,21 +364,21 @@ def test_a_terminal_without_an_arrow_is_no_reason_to_fail(tmp_path, more):
 
 VERDICTS = [
     ("wait up to 2s", "→ waits 1 s for a, then allowed"),
-    ("wait up to 200ms", "→ refused by a with 429: again in 1 s"),
-    ("degrade cheaper", "→ refused by a, answered by the handler of a: again in 1 s"),
-    ("reject", "→ refused by a with 429: again in 1 s"),
+    ("wait up to 200ms", "→ refused by a with 429: retry in 1 s"),
+    ("degrade cheaper", "→ refused by a, answered by the handler of a: retry in 1 s"),
+    ("reject", "→ refused by a with 429: retry in 1 s"),
     ("shadow", "→ allowed"),
 ]
 
 
 @pytest.mark.parametrize(("action", "verdict"), VERDICTS)
 def test_the_verdict_is_what_would_happen(action, verdict):
-    """Who would wait, or be answered by another handler, is not said to be refused with a status."""
+    """A request that would wait, or go to a degrade handler, is not shown as refused with a status."""
     policy = Policy.of(limits=[{"name": "a", "key": "ip", "limit": "token bucket 1/s burst 1", "on_refusal": action}])
     store = MemoryStore(clock=ManualClock())
     with Gate(policy, store=store, handlers={"cheaper": print}) as gate:
         gate.ask(WrittenRequest())
-        request = read_request("GET /", policy)
-        facts = request.facts()
-        text = Explanation(policy, request, facts, gate.explain(facts)).text()
+        request = parse_request("GET /", policy)
+        facts = request.context()
+        text = RequestExplanation(policy, request, facts, gate.explain(facts)).text()
     assert text.splitlines()[-1] == verdict

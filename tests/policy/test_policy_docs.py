@@ -1,4 +1,4 @@
-"""Every policy that the documentation shows loads, and every word of a rule has its row."""
+"""Every policy in docs/policy.md loads, and every field has its row."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ BLOCKS = re.findall(r"```yaml\n(.*?)```", PAGE, re.S)
 
 @pytest.mark.parametrize("text", BLOCKS, ids=[str(number) for number in range(len(BLOCKS))])
 def test_each_policy_of_the_page_loads(text, caplog):
-    """A YAML block of docs/policy.md is a whole policy, without mistakes and without warnings."""
+    """A YAML block of docs/policy.md is a whole policy, without errors and without warnings."""
     Policy.read(text)
     assert caplog.records == []
 
@@ -27,7 +27,7 @@ def test_the_page_has_its_policies():
     assert len(BLOCKS) >= 10
 
 
-def test_every_word_is_explained():
-    """Every word at the top of a policy and every word of a rule stands in a table of the page."""
+def test_every_field_is_documented():
+    """Every field of a policy and of a rule is in a table of the page."""
     rows = " ".join(line for line in PAGE.splitlines() if line.startswith("| "))
-    assert [word for word in (*POLICY.words, *RULE.words) if f"`{word}`" not in rows] == []
+    assert [name for name in (*POLICY.specs, *RULE.specs) if f"`{name}`" not in rows] == []

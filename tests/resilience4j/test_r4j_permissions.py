@@ -202,7 +202,7 @@ def test_limiting_can_be_turned_off_in_tests(make):
 
 def test_a_rate_limiter_wants_a_config():
     """A function that returns one goes to `of`."""
-    with pytest.raises(ConfigurationError, match="no RateLimiterConfig"):
+    with pytest.raises(ConfigurationError, match="expected a RateLimiterConfig"):
         RateLimiter("b", {"limit_for_period": 5})
     assert RateLimiter.of("b", lambda: RateLimiterConfig(5, "1s")).config == RateLimiterConfig(5, "1s")
     assert RateLimiter.of("b", RateLimiterConfig(5, "1s"), tags={"a": "b"}).tags == {"a": "b"}

@@ -97,13 +97,13 @@ def test_configurations_come_and_go(registry):
 @pytest.mark.parametrize("wrong", ["5/s", None, {"limit_for_period": 5}])
 def test_a_configuration_is_a_config(registry, wrong):
     """Anything else is refused where it is given."""
-    with pytest.raises(ConfigurationError, match="no RateLimiterConfig"):
+    with pytest.raises(ConfigurationError, match="expected a RateLimiterConfig"):
         registry.add_configuration("new", wrong)
 
 
 def test_a_supplier_must_supply_a_config(registry):
     """And the name stays free when it does not."""
-    with pytest.raises(ConfigurationError, match="no RateLimiterConfig"):
+    with pytest.raises(ConfigurationError, match="expected a RateLimiterConfig"):
         registry.rate_limiter("a", lambda: "fast")
     assert registry.find("a") is None
 
@@ -130,9 +130,9 @@ def test_a_replacement_on_the_same_store_keeps_the_permissions(registry):
 def test_an_entry_is_a_rate_limiter_of_that_name(registry):
     """A stranger is refused."""
     registry.rate_limiter("a")
-    with pytest.raises(ConfigurationError, match="called 'b', not 'a'"):
+    with pytest.raises(ConfigurationError, match="called 'a', got 'b'"):
         registry.replace("a", RateLimiter("b", FAST))
-    with pytest.raises(ConfigurationError, match="no RateLimiter"):
+    with pytest.raises(ConfigurationError, match="expected a RateLimiter"):
         registry.add("c", Registry("5/s").limiter("c"))
 
 

@@ -13,7 +13,7 @@ from limitkeeper import ConfigurationError, LimitkeeperError, MemoryStore
 from limitkeeper.policy import Policy
 from limitkeeper.policy.gate import Gate
 from limitkeeper.web.asgi import RateLimitMiddleware
-from limitkeeper.web.fastapi import CurrentPassage, RateLimit, TooManyRequests, install
+from limitkeeper.web.fastapi import CurrentEvaluation, RateLimit, TooManyRequests, install
 
 
 def client(app: FastAPI, address: str = "192.0.2.1") -> TestClient:
@@ -214,7 +214,7 @@ def policy_app(gate: Gate, *, middleware: bool) -> FastAPI:
 
     @app.post("/checkout", dependencies=[Depends(RateLimit(policy=gate, rule="checkout"))])
     @app.post("/express", dependencies=[Depends(RateLimit(policy=gate, rule="checkout"))])
-    async def checkout(passage: CurrentPassage) -> dict[str, Any]:
+    async def checkout(passage: CurrentEvaluation) -> dict[str, Any]:
         assert passage is not None
         assert passage.decision is not None
         return {"remaining": passage.decision.remaining}
@@ -310,8 +310,8 @@ def test_a_handler_for_refusals_of_ones_own(store):
 
     @app.exception_handler(TooManyRequests)
     async def busy(request: Request, refused: TooManyRequests) -> Response:
-        assert refused.passage.refusal is not None
-        return PlainTextResponse(f"busy for {refused.passage.refusal.retry_after}", 503)
+        assert refused.evaluation.refusal is not None
+        return PlainTextResponse(f"busy for {refused.evaluation.refusal.retry_after}", 503)
 
     http = client(app)
     for _ in range(10):

@@ -10,9 +10,10 @@ from passages import Desk, lines
 
 from limitkeeper import FixedWindow, LeakyBucketQueue, SlidingWindowLog, TokenBucket
 from limitkeeper.algorithms.claim import Claim
-from limitkeeper.policy.evaluation import SHUT_OUT, Evaluation, Refusal
+from limitkeeper.policy.evaluation import Evaluation
 from limitkeeper.policy.model import DEGRADE, Headers, OnRefusal, Policy
-from limitkeeper.web.headers import MOST, fields, text_fields
+from limitkeeper.policy.refusal import PENALTY_BOX, Refusal
+from limitkeeper.web.ratelimit_fields import MAX_LIMITS, fields, text_fields
 from stand_ins import NOON
 
 CHECKOUT = TokenBucket("5/s burst 10")
@@ -132,7 +133,7 @@ def test_nothing_limits_nothing_is_told():
 
 def test_a_refusal_without_a_decision_says_when_to_come_back():
     """Who is shut out is told when to come back, and of no limit."""
-    passage = Desk().bare(Refusal(SHUT_OUT, 429, 60, "…"))
+    passage = Desk().bare(Refusal(PENALTY_BOX, 429, 60, "…"))
     assert fields(passage) == [
         (b"retry-after", b"60"),
         (b"cache-control", b"no-store"),
@@ -220,7 +221,7 @@ def test_of_very_many_limits_the_closest_to_their_end_are_told():
     names = [name for name, _ in http_sf.parse(found[b"ratelimit"], tltype="list")]
     assert names == [name for name, _ in http_sf.parse(found[b"ratelimit-policy"], tltype="list")]
     assert names == [f"l{i}" for i in range(20, 30)]
-    assert len(names) == MOST
+    assert len(names) == MAX_LIMITS
 
 
 def test_the_smallest_part_left_is_closest_to_its_end():

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from passages import Desk
 
 from limitkeeper import FixedWindow, TokenBucket
-from limitkeeper.policy.evaluation import QUEUE_FULL, QUOTA, SHUT_OUT, STORE, Refusal
 from limitkeeper.policy.model import Answer, Rule
+from limitkeeper.policy.refusal import PENALTY_BOX, QUEUE_FULL, QUOTA, STORE, Refusal
 from limitkeeper.web.headers import body, fields, merge, text_fields
-from limitkeeper.web.refusal_body import KEPT, _plain, plain, prefers_problem
+from limitkeeper.web.refusal_body import MAX_CACHED, _default_bodies, default_body, prefers_problem
 
 CHECKOUT = TokenBucket("5/s burst 10")
 WORDS = Answer(message="Too many checkout attempts. Retry after {retry_after}s.")
@@ -66,7 +66,7 @@ def test_problem_details_byte_for_byte():
         (QUOTA, 503, "temporary-reduced-capacity"),
         (QUEUE_FULL, 503, "temporary-reduced-capacity"),
         (STORE, 503, "temporary-reduced-capacity"),
-        (SHUT_OUT, 429, "abnormal-usage-detected"),
+        (PENALTY_BOX, 429, "abnormal-usage-detected"),
     ],
 )
 def test_a_problem_has_the_type_of_its_reason(reason, status, kind):
@@ -197,7 +197,7 @@ def test_a_capacity_that_is_used_up_is_not_the_clients_quota():
     for reason, status, kind in (
         (QUOTA, 503, "temporary-reduced-capacity"),
         (QUOTA, 429, "quota-exceeded"),
-        (SHUT_OUT, 503, "abnormal-usage-detected"),
+        (PENALTY_BOX, 503, "abnormal-usage-detected"),
     ):
         passage = Desk(problem=True).bare(Refusal(reason, status, 60, "…"))
         assert json.loads(body(passage, None)[1])["type"] == IANA + kind
@@ -205,9 +205,9 @@ def test_a_capacity_that_is_used_up_is_not_the_clients_quota():
 
 def test_bodies_of_many_messages_fill_no_memory():
     """A message that is another one every second is kept for a while, among a bounded number."""
-    for n in range(3 * KEPT):
-        assert json.loads(plain(f"message {n}"))["message"] == f"message {n}"
-        assert len(_plain) <= KEPT
+    for n in range(3 * MAX_CACHED):
+        assert json.loads(default_body(f"message {n}"))["message"] == f"message {n}"
+        assert len(_default_bodies) <= MAX_CACHED
 
 
 # Merging -----------------------------------------------------------------------------------------------------------

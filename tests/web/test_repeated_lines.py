@@ -19,7 +19,7 @@ from limitkeeper.policy.gate import Gate
 from limitkeeper.policy.identity.client_ip import ClientIp
 from limitkeeper.policy.identity.identify import Cookie, Header
 from limitkeeper.policy.model import Policy
-from limitkeeper.policy.request_context import Facts
+from limitkeeper.policy.request_context import RequestContext
 from limitkeeper.web.asgi import RateLimitMiddleware
 from limitkeeper.web.asgi_fast import AsgiRequestContext
 from limitkeeper.web.grpc.request_context import GrpcRequestContext
@@ -84,43 +84,43 @@ class Context:
         return "ipv4:10.0.0.1:1"
 
 
-def asgi(work: Work, name: str, values: list[str]) -> Facts:
+def asgi(work: Work, name: str, values: list[str]) -> RequestContext:
     lines = Lines(work, [(name.encode(), value.encode()) for value in values])
     return AsgiRequestContext({"type": "http", "method": "GET", "path": "/", "headers": lines, "client": ("10.0.0.1", 1)})
 
 
-def grpc(work: Work, name: str, values: list[str]) -> Facts:
+def grpc(work: Work, name: str, values: list[str]) -> RequestContext:
     return GrpcRequestContext("POST", "/s/m", Context(Lines(work, [(name, value) for value in values])))
 
 
-def wsgi(work: Work, name: str, values: list[str]) -> Facts:
+def wsgi(work: Work, name: str, values: list[str]) -> RequestContext:
     key = "HTTP_" + name.upper().replace("-", "_")
     return WsgiRequestContext({"REQUEST_METHOD": "GET", "PATH_INFO": "/", "REMOTE_ADDR": "10.0.0.1", key: ",".join(values)})
 
 
 PROXIES = ("10.0.0.0/8",)
-READERS: dict[str, tuple[str, str, Callable[[Facts], object]]] = {
-    "header": ("x-user", "1", lambda facts: facts.header("x-user")),
-    "differs": ("x-user", "1", lambda facts: facts.differs("header", "x-user")),
+READERS: dict[str, tuple[str, str, Callable[[RequestContext], object]]] = {
+    "header": ("x-user", "1", lambda context: context.header("x-user")),
+    "differs": ("x-user", "1", lambda context: context.differs("header", "x-user")),
     "identity": ("x-user", "1", Header("X-User").of),
     "cookie": ("cookie", 'sid="\\141%61"', Cookie("sid").of),
     "X-Forwarded-For": ("x-forwarded-for", "10.0.0.1", ClientIp(PROXIES).of),
     "Forwarded": ("forwarded", 'for="10.0.0.1"', ClientIp(PROXIES, "Forwarded").of),
     "X-Real-IP": ("x-real-ip", "10.0.0.1", ClientIp(PROXIES, "X-Real-IP").of),
-    "host": ("host", "a", lambda facts: facts.host()),
+    "host": ("host", "a", lambda context: context.host()),
 }
 
 
-@pytest.mark.parametrize("facts_of", [asgi, wsgi, grpc])
+@pytest.mark.parametrize("context_of", [asgi, wsgi, grpc])
 @pytest.mark.parametrize("reader", READERS)
-def test_four_times_the_lines_are_four_times_the_work(facts_of: Callable[..., Facts], reader: str) -> None:
+def test_four_times_the_lines_are_four_times_the_work(context_of: Callable[..., RequestContext], reader: str) -> None:
     """Every identity that reads a header, over ASGI, WSGI (whose servers join the lines) and gRPC."""
     name, value, read = READERS[reader]
 
     def work(lines: int) -> int:
         counted = Work()
-        facts = facts_of(counted, name, [value] * lines)
-        return counted.of(lambda: read(facts))
+        context = context_of(counted, name, [value] * lines)
+        return counted.of(lambda: read(context))
 
     work(LINES)  # what is made at the first call
     assert work(4 * LINES) <= 5 * work(LINES) + 10_000

@@ -8,7 +8,7 @@ import pytest
 
 from limitkeeper import MemoryStore
 from limitkeeper.policy import Evaluation, Gate, Policy, WrittenRequest
-from limitkeeper.web.response_settlement import AsyncBody, Body, Settlement, length, let_go
+from limitkeeper.web.response_settlement import AsyncSettlingBody, Settlement, SettlingBody, byte_length, detach_request
 from stand_ins import driven
 
 BYTES = "{name: bytes, key: ip, limit: fixed window 100/min, cost: {response: 1B, estimate: 1}}"
@@ -53,17 +53,17 @@ def read(body: Any) -> list[Any]:
     async def main() -> list[Any]:
         return [chunk async for chunk in body]
 
-    return driven(main()) if isinstance(body, AsyncBody) else list(body)
+    return driven(main()) if isinstance(body, AsyncSettlingBody) else list(body)
 
 
-@pytest.fixture(params=[Body, AsyncBody])
+@pytest.fixture(params=[SettlingBody, AsyncSettlingBody])
 def kind(request: pytest.FixtureRequest) -> Any:
     return request.param
 
 
 def test_a_body_is_counted_to_its_end(gate, kind):
     """What was handed on is what it cost, text in bytes; it is settled when there is nothing more."""
-    body = kind(Chunks(b"1234", "é", b""), Settlement(gate.ask(WrittenRequest("GET", "/")), 200))
+    body = kind(Chunks(b"1234", "é", b""), Settlement([gate.ask(WrittenRequest("GET", "/"))], 200))
     assert used(gate) == (1, 1)
     assert read(body) == [b"1234", "é", b""]
     assert used(gate) == (6, 1)
@@ -72,7 +72,7 @@ def test_a_body_is_counted_to_its_end(gate, kind):
 @pytest.mark.parametrize("status", [0, 404])
 def test_a_body_without_a_good_status_is_no_good_response(gate, kind, status):
     """A response that never got a status is a failure; another one is what it was."""
-    read(kind(Chunks(b"12"), Settlement(gate.ask(WrittenRequest("GET", "/")), status)))
+    read(kind(Chunks(b"12"), Settlement([gate.ask(WrittenRequest("GET", "/"))], status)))
     assert used(gate) == (2, 0)
 
 
@@ -80,14 +80,14 @@ def test_a_response_that_never_came_is_a_500(store):
     """Where failures count, a response without a status is one."""
     text = "limits: [{name: failures, key: ip, limit: fixed window 9/min, charge: {status: [5xx]}}]"
     gate = Gate(Policy.read(text), store=store)
-    Settlement(gate.ask(WrittenRequest("GET", "/"))).settle()
-    Settlement(gate.ask(WrittenRequest("GET", "/")), 200).settle()
+    Settlement([gate.ask(WrittenRequest("GET", "/"))]).settle()
+    Settlement([gate.ask(WrittenRequest("GET", "/"))], 200).settle()
     assert used(gate) == (1,)
 
 
 def test_a_body_that_breaks_is_a_failure(gate, kind):
     """What the application raises goes on, and the response counts as a 500, with the bytes that went."""
-    body = kind(Chunks(b"12", error=ValueError("mine")), Settlement(gate.ask(WrittenRequest("GET", "/")), 200))
+    body = kind(Chunks(b"12", error=ValueError("mine")), Settlement([gate.ask(WrittenRequest("GET", "/"))], 200))
     with pytest.raises(ValueError, match="mine"):
         read(body)
     assert used(gate) == (2, 0)
@@ -96,39 +96,39 @@ def test_a_body_that_breaks_is_a_failure(gate, kind):
 def test_a_body_is_closed_once_and_settled_with_it(gate, kind):
     """Closing closes what was given, once, and settles what has gone so far."""
     chunks = Chunks(b"12")
-    body = kind(chunks, Settlement(gate.ask(WrittenRequest("GET", "/")), 200))
+    body = kind(chunks, Settlement([gate.ask(WrittenRequest("GET", "/"))], 200))
     for _ in range(2):
         body.close()
         assert (chunks.closed, used(gate)) == (1, (0, 1))
-    kind([], Settlement(gate.ask(WrittenRequest("GET", "/")), 200)).close()
+    kind([], Settlement([gate.ask(WrittenRequest("GET", "/"))], 200)).close()
     assert used(gate) == (0, 2)
 
 
 def test_whoever_gives_an_awaited_body_up_settles_it(gate):
     """`aclose` is the end of a body, too."""
-    body = AsyncBody(Chunks(b"12"), Settlement(gate.ask(WrittenRequest("GET", "/")), 200))
+    body = AsyncSettlingBody(Chunks(b"12"), Settlement([gate.ask(WrittenRequest("GET", "/"))], 200))
     driven(body.aclose())
     assert used(gate) == (0, 1)
 
 
 def test_nothing_goes_to_head(gate, kind):
     """A body that is made for HEAD is not sent, and costs nothing."""
-    read(kind(Chunks(b"1234"), Settlement(gate.ask(WrittenRequest("HEAD", "/")), 200, head=True)))
+    read(kind(Chunks(b"1234"), Settlement([gate.ask(WrittenRequest("HEAD", "/"))], 200, head=True)))
     assert used(gate) == (0, 1)
 
 
 @pytest.mark.parametrize(("chunk", "bytes_"), [(b"abc", 3), ("abc", 3), ("é", 2), ("\ud800", 1), (memoryview(b"ab"), 2)])
 def test_a_chunk_has_a_length(chunk, bytes_):
     """Text counts as the bytes it becomes."""
-    assert length(chunk) == bytes_
+    assert byte_length(chunk) == bytes_
 
 
 def test_a_passage_that_owes_keeps_its_facts(gate):
     """Facts are needed to settle; without a debt, or refused, a passage lets go of them."""
     owing = gate.ask(WrittenRequest("GET", "/"))
-    assert let_go(owing, False).facts is not None
+    assert detach_request(owing, False).context is not None
     owing.allowed = False
-    assert let_go(owing, False).facts is None
+    assert detach_request(owing, False).context is None
     free = Evaluation(gate, gate.compiled)
-    free.facts = WrittenRequest("GET", "/")
-    assert let_go(free, True).facts is None
+    free.context = WrittenRequest("GET", "/")
+    assert detach_request(free, True).context is None

@@ -217,7 +217,7 @@ def test_the_passage_is_in_the_environ(gate):
     found = []
 
     def app(environ, start_response):
-        found.append(environ["limitkeeper.passage"])
+        found.append(environ["limitkeeper.evaluation"])
         start_response("200 OK", [])
         return []
 
@@ -226,7 +226,7 @@ def test_the_passage_is_in_the_environ(gate):
         environ = environ_of("GET", "/")
         call(middleware, environ)
     assert [passage.decision.remaining for passage in found] == [1, 0]
-    assert not environ["limitkeeper.passage"]
+    assert not environ["limitkeeper.evaluation"]
 
 
 @pytest.mark.parametrize("policy", [TWO, BYTES], ids=["plain", "counted"])

@@ -50,7 +50,7 @@ def plain(gate: Any, calls: list[str]) -> Any:
         if first == "body":
             length = int(environ.get("CONTENT_LENGTH") or 0)
             return [json.dumps({"length": len(environ["wsgi.input"].read(length))}).encode()]
-        found = {"path": environ["PATH_INFO"], "remaining": remaining(environ["limitkeeper.passage"])}
+        found = {"path": environ["PATH_INFO"], "remaining": remaining(environ["limitkeeper.evaluation"])}
         return [b"" if environ["REQUEST_METHOD"] == "HEAD" else json.dumps(found).encode()]
 
     return RateLimitMiddleware(app, policy=gate)

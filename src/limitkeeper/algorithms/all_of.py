@@ -1,3 +1,4 @@
+# cython: boundscheck=False, wraparound=False
 """Several limits together: all are charged at one instant, or none is.
 
 One pass asks every rule for its own earliest start; the common start is the latest of them. When it is not now, a
@@ -106,10 +107,11 @@ def decide(
     worst: cython.longlong = 0
     i: cython.Py_ssize_t
     claim: Claim
-    for i in range(len(claims)):
-        claim = claims[i]
-        if not claim.named.limit.reserves:  # one that can't reserve makes all of them answer for now
-            max_wait_us = 0
+    if max_wait_us > 0:
+        for i in range(len(claims)):
+            claim = claims[i]
+            if not claim.named.limit.reserves:  # one that can't reserve makes all of them answer for now
+                max_wait_us = 0
     for i in range(len(claims)):
         claim = claims[i]
         ask(claim, now_us, at_us, max_wait_us)

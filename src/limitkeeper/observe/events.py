@@ -92,13 +92,7 @@ class Publisher:
         return bool(self._listeners)
 
     def publish(
-        self,
-        kind: str,
-        limiter: str,
-        key: object = None,
-        cost: object = 1,
-        decision: object = None,
-        error: BaseException | None = None,
+        self, kind: str, limiter: str, key: object = None, cost: object = 1, decision: object = None, error: Any = None
     ) -> None:
         """Creates an event and sends it, if its kind has a listener."""
         if kind in self._listeners:

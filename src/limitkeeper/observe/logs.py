@@ -43,8 +43,7 @@ Record = dict[str, object]
 class EventSource(Protocol):
     """A Gate or a Limiter: it publishes refusals. A Gate has a `secret` too."""
 
-    @property
-    def events(self) -> Publisher: ...
+    events: Publisher
 
 
 def log_refusals(

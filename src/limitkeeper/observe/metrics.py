@@ -9,8 +9,9 @@ Gates of the same policy name are added up, as two processes of one program woul
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Any
 
 from .events import PENALTY_BOX
 from .snapshot import Histogram, Snapshot
@@ -21,14 +22,14 @@ STATES = ("closed", "half open", "open")
 CLASSES = ("1xx", "2xx", "3xx", "4xx", "5xx")
 
 Labels = tuple[str, ...]
-Value = float | Histogram
-Reader = Callable[[Snapshot], Iterable[tuple[Labels, Value]]]
-Samples = Iterator[tuple[Labels, Value]]
+Value = Any  # a number, or a Histogram
+Samples = Iterable[tuple[Labels, Value]]
+Reader = Callable[[Snapshot], Samples]
 
 
 @dataclass(frozen=True, slots=True)
 class MetricSpec:
-    """One metric: `read(snapshot)` gives (label values, value). The value of a histogram is a `Histogram` in units of `scale`
+    """One metric: `read(snapshot)` gives (label values, value), where None is no value. A `Histogram` is in units of `scale`
     seconds. `largest`: of several gates the largest value counts, not the sum."""
 
     name: str
@@ -45,13 +46,12 @@ class MetricSpec:
         found: dict[Labels, Value] = {}
         for snapshot in snapshots:
             for labels, value in self.read(snapshot):
-                found[labels] = self._join(found[labels], value) if labels in found else value
+                if value is not None:
+                    found[labels] = self._join(found[labels], value) if labels in found else value
         return found
 
     def _join(self, one: Value, other: Value) -> Value:
-        if isinstance(one, Histogram) or isinstance(other, Histogram):
-            assert isinstance(one, Histogram)
-            assert isinstance(other, Histogram)
+        if self.kind == HISTOGRAM:
             counts = tuple(a + b for a, b in zip(one.counts, other.counts, strict=True))
             return Histogram(one.bounds, counts, one.sum + other.sum)
         return max(one, other) if self.largest else one + other
@@ -92,17 +92,6 @@ def _statuses(snapshot: Snapshot) -> Samples:
         other = sum(count for status, count in rule.statuses.items() if status not in CLASSES)
         for status in CLASSES:
             yield (snapshot.policy, rule.name, status), rule.statuses.get(status, 0) + (other if status == "5xx" else 0)
-
-
-def _decision_times(snapshot: Snapshot) -> Samples:
-    if snapshot.decisions is not None:
-        yield (snapshot.policy,), snapshot.decisions
-
-
-def _response_times(snapshot: Snapshot) -> Samples:
-    for rule in snapshot.rules:
-        if rule.responses is not None:
-            yield (snapshot.policy, rule.name), rule.responses
 
 
 def _top_offender_ratio(snapshot: Snapshot) -> Samples:
@@ -160,8 +149,8 @@ METRICS: tuple[MetricSpec, ...] = (
     MetricSpec("responses", COUNTER, "Responses to requests that a rule allowed, by status class; refusals excluded.",
                (*RULE, "status"), _statuses),
     MetricSpec("response_seconds", HISTOGRAM, "Time from the decision to the response, of requests that a rule allowed.",
-               RULE, _response_times, "seconds", 1e-3),
-    MetricSpec("decision_seconds", HISTOGRAM, "Duration of a decision.", POLICY, _decision_times, "seconds", 1e-6),
+               RULE, _of_rule("responses"), "seconds", 1e-3),
+    MetricSpec("decision_seconds", HISTOGRAM, "Duration of a decision.", POLICY, _of_policy("decisions"), "seconds", 1e-6),
     MetricSpec("penalty_box_clients", GAUGE, "Clients in the penalty box now.", POLICY, _of_policy("penalty_box_clients")),
     MetricSpec("top_offender_ratio", GAUGE, "Share of the policy's recent refusals caused by one key of this rule, at least.",
                RULE, _top_offender_ratio, "ratio", largest=True),

@@ -45,48 +45,35 @@ def instrument(*gates: SnapshotSource, meter: metrics.Meter | None = None) -> No
 def _register(metric: MetricSpec, gates: tuple[SnapshotSource, ...], meter: metrics.Meter) -> None:
     name = f"limitkeeper.{metric.name}"
 
-    def observe(samples: Callable[[MetricSpec, Value], Samples]) -> Callable[[CallbackOptions], Iterable[Observation]]:
+    def observe(samples: Callable[[Value], Samples]) -> Callable[[CallbackOptions], Iterable[Observation]]:
         def callback(options: CallbackOptions) -> Iterator[Observation]:
             for labels, value in metric.collect(gate.snapshot() for gate in gates).items():
                 attributes = dict(zip(metric.labels, labels, strict=True))
-                for more, number in samples(metric, value):
+                for more, number in samples(value):
                     yield Observation(number, {**attributes, **more})
 
         return callback
 
     if metric.kind == HISTOGRAM:
-        for suffix, samples in HISTOGRAM_SUMS.items():
+        for suffix, samples in histogram_sums(metric.scale).items():
             meter.create_observable_up_down_counter(f"{name}.{suffix}", [observe(samples)], "", metric.help)
     elif metric.kind == COUNTER:
-        meter.create_observable_counter(name, [observe(_number)], "1", metric.help)
+        meter.create_observable_counter(name, [observe(lambda value: [({}, value)])], "1", metric.help)
     else:
-        meter.create_observable_gauge(name, [observe(_number)], "", metric.help)
+        meter.create_observable_gauge(name, [observe(lambda value: [({}, value)])], "", metric.help)
 
 
-def _number(metric: MetricSpec, value: Value) -> Samples:
-    assert not isinstance(value, Histogram)
-    yield {}, value
+def histogram_sums(scale: float) -> dict[str, Callable[[Histogram], Samples]]:
+    """The sums that a histogram is exported as, by the suffix of their names."""
 
+    def buckets(value: Histogram) -> Samples:
+        return [*(({"le": f"{bound * scale:g}"}, total) for bound, total in value.cumulative()), ({"le": "+Inf"}, value.count)]
 
-def _bucket(metric: MetricSpec, value: Value) -> Samples:
-    assert isinstance(value, Histogram)
-    for bound, total in value.cumulative():
-        yield {"le": f"{bound * metric.scale:g}"}, total
-    yield {"le": "+Inf"}, value.count
-
-
-def _count(metric: MetricSpec, value: Value) -> Samples:
-    assert isinstance(value, Histogram)
-    yield {}, value.count
-
-
-def _sum(metric: MetricSpec, value: Value) -> Samples:
-    assert isinstance(value, Histogram)
-    yield {}, value.sum * metric.scale
-
-
-#: The sums that a histogram is exported as, by the suffix of their names.
-HISTOGRAM_SUMS: dict[str, Callable[[MetricSpec, Value], Samples]] = {"bucket": _bucket, "count": _count, "sum": _sum}
+    return {
+        "bucket": buckets,
+        "count": lambda value: [({}, value.count)],
+        "sum": lambda value: [({}, value.sum * scale)],
+    }
 
 
 def annotate(evaluation: Evaluation, span: trace.Span | None = None) -> None:

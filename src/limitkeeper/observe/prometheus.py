@@ -42,7 +42,8 @@ class LimitkeeperCollector(Collector):
 
     def add(self, gate: SnapshotSource) -> None:
         """Adds a gate."""
-        if any(check_source(gate) is one for one in self._gates):
+        check_source(gate)
+        if any(gate is one for one in self._gates):
             raise ConfigurationError(f"{gate!r} was added before; adding it again would count it twice")
         self._gates = (*self._gates, gate)
 
@@ -64,13 +65,11 @@ def family(metric: MetricSpec, values: dict[Labels, Value]) -> Metric:
     if metric.kind == HISTOGRAM:
         histogram = HistogramMetricFamily(name, metric.help, labels=metric.labels)
         for labels, value in values.items():
-            assert isinstance(value, Histogram)
             histogram.add_metric(labels, buckets(value, metric.scale), value.sum * metric.scale)
         return histogram
     kind = CounterMetricFamily if metric.kind == COUNTER else GaugeMetricFamily
     found = kind(name, metric.help, labels=metric.labels)
     for labels, value in values.items():
-        assert not isinstance(value, Histogram)
         found.add_metric(labels, value)
     return found
 

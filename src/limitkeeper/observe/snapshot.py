@@ -43,41 +43,25 @@ class Histogram:
 
 @dataclass(frozen=True, slots=True)
 class RuleSnapshot:
-    """Outcomes of one rule since the gate was created; a reload keeps them while the rule keeps its name.
-
-    passed          allowed, and charged
-    refused         refused by this rule (several may refuse one request)
-    waited          passed after waiting its turn
-    queue_full      refused because too many requests were waiting
-    degraded        refused, and answered by its degrade handler
-    shadow_refused  would have been refused; allowed
-    near            passed with less than a fifth of the limit left
-    alerts          how often the spending of a key crossed the rule's alert mark
-    given_back      charges taken back because the outcome does not count
-    replayed        not charged: a repetition under the same idempotency key
-    failed_open, failed_closed, failed_local   decided so because the store failed
-    waiting         requests waiting now
-    responses       response times of requests that this rule allowed
-    statuses        responses by status class: {"2xx": 12, "4xx": 1}
-    """
+    """Outcomes of one rule since the gate was created; a reload keeps them while the rule keeps its name."""
 
     name: str
-    passed: int = 0
-    refused: int = 0
-    waited: int = 0
-    queue_full: int = 0
-    degraded: int = 0
-    shadow_refused: int = 0
-    near: int = 0
-    alerts: int = 0
-    given_back: int = 0
-    replayed: int = 0
-    failed_open: int = 0
+    passed: int = 0  # allowed, and charged
+    refused: int = 0  # by this rule; several may refuse one request
+    waited: int = 0  # passed after waiting their turn
+    queue_full: int = 0  # refused because too many requests were waiting
+    degraded: int = 0  # refused, and answered by the degrade handler
+    shadow_refused: int = 0  # would have been refused; allowed
+    near: int = 0  # passed with less than a fifth of the limit left
+    alerts: int = 0  # how often the spending of a key crossed the rule's alert mark
+    given_back: int = 0  # charges taken back because the outcome does not count
+    replayed: int = 0  # not charged: a repetition under the same idempotency key
+    failed_open: int = 0  # decided so because the store failed
     failed_closed: int = 0
     failed_local: int = 0
-    waiting: int = 0
-    responses: Histogram | None = None
-    statuses: dict[str, int] = field(default_factory=dict)
+    waiting: int = 0  # requests waiting now
+    responses: Histogram | None = None  # response times of requests that this rule allowed
+    statuses: dict[str, int] = field(default_factory=dict)  # responses by status class: {"2xx": 12, "4xx": 1}
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,24 +1,26 @@
-"""What a policy says, as values: who is limited by what. Nothing here runs; `Gate` does.
+"""Data model of a policy: identities, exemptions, rules and their options, as immutable values. `Gate` enforces them.
 
-A policy is identities (facts about a request that have a name), exemptions, and rules. A rule matches requests, makes a key of
-identities, and asks one or several limits for it. The YAML file and the Python twin make the same values, so `==` holds
-between them. Words that users may write as text (`key: user | ip`, `on_refusal: wait up to 200ms`) are read in `words.py`;
-the values here are what was read.
+Identities are named properties of a request. A rule matches requests, makes a key from identities, and charges one or several
+limits under it. A YAML file and `Policy.of` give the same values, so `==` holds between them. Short texts (`key: user | ip`,
+`on_refusal: wait up to 200ms`) are parsed in `reading/value_parsers.py`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib import import_module
+from datetime import timedelta
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ..algorithms.limit import Limit
 
-#: One rule's limits: several are charged together; none is "unlimited".
+if TYPE_CHECKING:
+    from .request_context import RequestContext
+
+#: The limits of one rule, charged together; () is "unlimited".
 Limits = tuple[Limit, ...]
-#: Parts joined to one key; each part is a tuple of alternatives, the first one present. () is one key for everybody.
+#: Parts that are joined to one key; each is a tuple of alternatives, of which the first present one counts. () is one shared key.
 Key = tuple[tuple[str, ...], ...]
 
 REJECT, WAIT, DEGRADE, SHADOW = "reject", "wait", "degrade", "shadow"
@@ -40,7 +42,7 @@ class Match:
 
 @dataclass(frozen=True, slots=True)
 class When:
-    """Identities that must be there, must not be, or must have one of these values; all of it holds, or the rule is not meant."""
+    """Condition: identities that must be present, must be absent, or must have one of these values; all of it must hold."""
 
     present: tuple[str, ...] = ()
     absent: tuple[str, ...] = ()
@@ -57,7 +59,7 @@ class Tiers:
 
 
 class Overrides(Protocol):
-    """Where limits of single keys come from while the program runs. `get` is called for every request: it never waits."""
+    """A source of limits of single keys at run time. `get` is called for every request and must not block."""
 
     def get(self, key: str) -> Limits | None: ...
 
@@ -66,12 +68,11 @@ class Overrides(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What a request costs. `source` is "constant", "header", "query", "response" or "call".
+    """The cost of a request. `source` is "constant", "header", "query", "response" or "call".
 
-    constant: `units`. header, query: the whole number found under `name`; `units` when it is missing or no number; never more
-    than `most`, nor less than 1 unless `units` is 0. call: what `call(facts)` returns; `units` when it raises. response: one unit
-    for each `per` bytes begun; `units` are charged when the request comes, the rest (or what was too much) is settled when the
-    response has gone.
+    constant: `units`. header, query: the integer found under `name`; `units` when it is missing or invalid; never more than
+    `most`, nor less than 1 unless `units` is 0. call: the result of `call(request)`; `units` when it raises. response: one unit
+    per `per` bytes, rounded up; `units` are charged when the request arrives, and the difference is settled after the response.
     """
 
     source: str = "constant"
@@ -79,18 +80,18 @@ class Cost:
     name: str = ""
     most: int = 1_000_000_000
     per: int = 1
-    call: Callable[[Any], int] | None = None
+    call: Callable[[RequestContext], int] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Charge:
-    """Which outcomes count. Charged when the request comes, given back when its response is not one of these.
+    """Which responses are charged. A request is charged when it arrives and refunded when its response is not one of these.
 
-    `statuses` (low, high) inclusive ranges that count; none: every one. `call(status, facts)` decides instead when there.
+    `statuses` are inclusive ranges (low, high); none: all. `call(status, request)` decides instead where it is given.
     """
 
     statuses: tuple[tuple[int, int], ...] = ()
-    call: Callable[[int, Any], bool] | None = None
+    call: Callable[[int, RequestContext], bool] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,8 +105,8 @@ class Once:
 
 @dataclass(frozen=True, slots=True)
 class OnRefusal:
-    """`action` is REJECT, WAIT (up to `wait_us`, at most `queue` requests of the rule at a time in this process), DEGRADE (to
-    `handler`, whose shape is the framework's) or SHADOW (counted, let pass)."""
+    """`action` is REJECT, WAIT (up to `wait_us`, at most `queue` requests of the rule at a time in this process), DEGRADE (call
+    `handler`, whose signature is the framework's) or SHADOW (count, but let pass)."""
 
     action: str = REJECT
     wait_us: int = 0
@@ -115,7 +116,7 @@ class OnRefusal:
 
 @dataclass(frozen=True, slots=True)
 class OnFailure:
-    """What a rule answers when its store fails: OPEN lets pass, CLOSED refuses with 503, LOCAL decides on `share` in memory."""
+    """Decision of a failed store: OPEN allows, CLOSED refuses with 503, LOCAL decides in memory on `share` of the limit."""
 
     action: str = OPEN
     share: str = "1"
@@ -123,21 +124,21 @@ class OnFailure:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """How a refusal is told. None: the default. `status` 429 for a quota, 503 where the queue is full or the store failed.
+    """The response of a refusal. None: the default. `status` 429 for a quota, 503 where the queue is full or the store failed.
 
-    `message` and the texts in `body` may hold {retry_after}, {limit}, {remaining}, {rule}. `body` is a mapping or text to send
+    `message` and the strings in `body` may hold {retry_after}, {limit}, {remaining}, {rule}. `body` is a JSON value to send
     instead of {"code": "RATE_LIMITED", "message": …}; `problem` sends application/problem+json.
     """
 
     status: int | None = None
     message: str | None = None
-    body: Any = None
+    body: object = None
     problem: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """One line of a policy: which requests, by which key, under which limit, and what happens beyond it."""
+    """A rule: which requests, by which key, under which limit, and what happens on a refusal."""
 
     name: str
     limit: Limits | Tiers
@@ -160,7 +161,7 @@ class Rule:
 
 @dataclass(frozen=True, slots=True)
 class Exemption:
-    """Requests that no rule (or none of `rules`) limits. Everything that is said must hold. `headers` are (name, value)."""
+    """Requests that no rule (or none of `rules`) limits. All given conditions must hold. `headers` are (name, value)."""
 
     match: tuple[Match, ...] = ()
     networks: tuple[str, ...] = ()
@@ -171,7 +172,7 @@ class Exemption:
 
 @dataclass(frozen=True, slots=True)
 class PenaltyBoxConfig:
-    """Who is refused more often than `limit` is shut out for `for_us`, without asking the store."""
+    """A client that is refused more often than `limit` is refused for `for_us`, without asking the store."""
 
     limit: Limit
     for_us: int
@@ -180,11 +181,11 @@ class PenaltyBoxConfig:
 
 @dataclass(frozen=True, slots=True)
 class Headers:
-    """Which header fields answers carry. `success`: "always", "near" (less than a fifth left) or "never".
+    """Header fields of responses. `success`: "always", "near" (less than a fifth left) or "never".
 
     `wire` "draft-11" (RateLimit, RateLimit-Policy), "draft-6", "draft-7" or "none". `x` the X-RateLimit-Limit and -Remaining;
     `reset` "off", "delta" (seconds from now) or "epoch" adds X-RateLimit-Reset. `partition` adds pk=, a keyed hash of the key.
-    `cors` names the fields in Access-Control-Expose-Headers.
+    `cors` lists the fields in Access-Control-Expose-Headers.
     """
 
     wire: str = "draft-11"
@@ -196,14 +197,14 @@ class Headers:
 
 
 class Identity(Protocol):
-    """A fact with a name: `of(facts)` is its value for one request, None when it is not there (or can't be trusted)."""
+    """A named property of a request: `of(request)` is its value, None when it is absent or can't be trusted."""
 
-    def of(self, facts: Any) -> str | None: ...
+    def of(self, request: RequestContext, /) -> str | None: ...
 
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """Who is limited by what. `Policy.load("limitkeeper.yaml")`, `Policy.read(text)`, or `Policy.of(limits=[…])` from Python."""
+    """A rate limit policy. `Policy.load("limitkeeper.yaml")`, `Policy.read(text)`, or `Policy.of(limits=[…])` from Python."""
 
     name: str = "limitkeeper"
     store: str = field(default="memory://", repr=False)  # may hold a password
@@ -216,28 +217,43 @@ class Policy:
     safe_concurrency: int | None = None
     problem: bool = False
     source: Path | None = field(default=None, compare=False)
-    #: Other files that were read for it (keys): watched together with `source`.
+    #: Key files that were read for it; they are watched together with `source`.
     files: tuple[Path, ...] = field(default=(), compare=False)
 
     @staticmethod
     def load(path: str | Path) -> Policy:
-        """Reads a policy file. Raises `PolicyError` with every mistake, its line and column, and what to write instead."""
-        return _reader().load(path)  # type: ignore[no-any-return]
+        """Reads a policy file. Raises `PolicyError` with every error, its line and column, and what to write instead."""
+        from .reading.load import load
+
+        return load(path)
 
     @staticmethod
     def read(text: str) -> Policy:
-        """The same, from the text of a file."""
-        return _reader().read(text)  # type: ignore[no-any-return]
+        """Reads the text of a policy file."""
+        from .reading.load import read
+
+        return read(text)
 
     @staticmethod
-    def of(**said: Any) -> Policy:
-        """The Python twin: the words of the file as keyword arguments, texts or values.
+    def of(
+        *,
+        limits: Sequence[object] | None = None,
+        name: str | None = None,
+        store: str | None = None,
+        identify: Mapping[str, object] | None = None,
+        exempt: Sequence[object] | None = None,
+        penalty_box: Mapping[str, object] | None = None,
+        headers: Headers | Mapping[str, object] | str | bool | None = None,
+        budget: str | float | timedelta | None = None,
+        on_failure: OnFailure | str | None = None,
+        safe_concurrency: int | None = None,
+        problem: bool | None = None,
+    ) -> Policy:
+        """Makes a policy in Python: the fields of the file as keyword arguments, as text or as values. None means "not given".
 
         Policy.of(limits=[{"name": "api", "key": "user | ip", "limit": TokenBucket("5/s burst 10")}])
         """
-        return _reader().of(said)  # type: ignore[no-any-return]
+        fields = dict(locals())
+        from .reading.load import from_fields
 
-
-def _reader() -> Any:
-    """Who reads policies makes these values, so that it is asked for by its name, when it is needed."""
-    return import_module(".reading.load", __package__)
+        return from_fields(fields)

@@ -23,8 +23,8 @@ from ..algorithms.limit_parser import parse_limits
 from ..clock import SYSTEM, Clock
 from ..errors import ConfigurationError, InvalidLimit
 from ..fork import call_after_fork, reset_after_fork
-from .identity.callback_errors import CallbackErrors, checked_call, title
-from .identity.key_hashing import LONGEST, remember
+from .identity.callback_errors import CallbackErrors, callback_name, check_callback
+from .identity.key_hashing import MAX_KEY_LENGTH, remember
 from .model import Limits
 
 log = logging.getLogger("limitkeeper")
@@ -55,7 +55,7 @@ class CalledOverrides:
     """`call(key)` says the limit of a key (text, Limit, "unlimited"), or None; its answer is kept for `keep_us`."""
 
     def __init__(self, call: Callable[[str], Any], keep_us: int = 10_000_000, clock: Clock = SYSTEM) -> None:
-        checked_call(call)
+        check_callback(call)
         if keep_us < 0:
             raise ConfigurationError(f"keep: {keep_us} µs; write how long an answer is kept, such as 10s")
         self.call = call
@@ -65,7 +65,7 @@ class CalledOverrides:
         self._kept: dict[str, tuple[int, Limits | None]] = {}
 
     def __repr__(self) -> str:
-        return f"CalledOverrides({title(self.call)}, keep_us={self.keep_us})"
+        return f"CalledOverrides({callback_name(self.call)}, keep_us={self.keep_us})"
 
     @property
     def failures(self) -> int:
@@ -85,9 +85,9 @@ class CalledOverrides:
         try:
             return limits_of(self.call(key))
         except InvalidLimit as error:
-            self.callback_errors.tell("%s: %s; the limit stays as it was", title(self.call), error)
+            self.callback_errors.report("%s: %s; the limit stays as it was", callback_name(self.call), error)
         except Exception as error:
-            self.callback_errors.tell("%s raised %s; the limit stays as it was", title(self.call), type(error).__name__)
+            self.callback_errors.report("%s raised %s; the limit stays as it was", callback_name(self.call), type(error).__name__)
         return known
 
     def close(self) -> None:
@@ -200,7 +200,7 @@ class Reader:
         try:
             fields = hash.read()
         except Exception as error:
-            self.callback_errors.tell("limits of single keys can't be read (%s); those known stay", error)
+            self.callback_errors.report("limits of single keys can't be read (%s); those known stay", error)
             return
         misread: dict[tuple[bytes, bytes], Exception] = {}
         found: dict[str, Limits] = {}
@@ -218,7 +218,7 @@ class Reader:
     def _understand(self, text: bytes) -> Limits:
         limits = self._understood.get(text)
         if limits is None:
-            if len(text) > LONGEST:
+            if len(text) > MAX_KEY_LENGTH:
                 raise InvalidLimit(f"{len(text)} bytes are no limit; write it like 'token bucket 5/s burst 10'")
             limits = self._understood[text] = limits_of(text.decode()) or ()
         return limits

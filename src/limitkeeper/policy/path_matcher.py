@@ -14,7 +14,7 @@ from typing import Any
 
 from ..errors import ConfigurationError
 from .identity.hosts import host_matches
-from .identity.paths import tidy
+from .identity.paths import normalize_path
 from .model import Match
 
 #: What a rule that names no method is not meant by: one message of a connection is no request.
@@ -79,7 +79,7 @@ class PathMatcher:
                 node.any = node.any or Node()
                 node, walked = node.any, walked + 1
             else:  # spelt as requests are: `my%20file` is "my file"
-                for part in segments_of(tidy("/" + segment)):
+                for part in segments_of(normalize_path("/" + segment)):
                     node, walked = node.literal.setdefault(part, Node()), walked + 1
         pattern = Pattern(index, match, tuple(names))
         (node.rests if not match.path or segments[-1:] == ["**"] else node.ends).append(pattern)
@@ -125,7 +125,7 @@ def segments_of(path: str) -> list[str]:
     return stripped.split("/") if stripped else []
 
 
-def host_is_meant(hosts: tuple[str, ...], host: str) -> bool:
+def host_matches_any(hosts: tuple[str, ...], host: str) -> bool:
     """Whether one of these host patterns means this host."""
     return any(host_matches(pattern, host) for pattern in hosts)
 
@@ -134,4 +134,4 @@ def limits_host(hosts: tuple[str, ...], context: Any) -> bool:
     """Whether a rule for these hosts is meant. A Host that can't be read (two of them, a port of letters) may well be read by the
     application, in its own way: every rule is meant by it, as any reading of a path is, and no exemption."""
     host: str = context.host()
-    return host_is_meant(hosts, host) if host else bool(context.header("host"))
+    return host_matches_any(hosts, host) if host else bool(context.header("host"))

@@ -1,7 +1,7 @@
-"""A request written in one line: `POST /checkout user=42 ip=10.0.0.1 header:X-Tenant=acme query:n=5 peer=10.0.0.9`.
+"""Parses a request that is written in one line: `POST /checkout user=42 ip=10.0.0.1 header:X-Tenant=acme query:n=5`.
 
-Words behind the path are `identity=value` (said outright, nothing is verified), `header:Name=value`, `query:name=value`,
-`cookie:name=value`, `host=name` and `peer=address`. An `ip=` is the peer too, unless one is named.
+After the path come `identity=value` (taken as given, nothing is verified), `header:Name=value`, `query:name=value`,
+`cookie:name=value`, `host=name` and `peer=address`. `ip=` also sets the peer, unless `peer=` does.
 """
 
 from __future__ import annotations
@@ -16,13 +16,12 @@ from .model import Policy
 from .reading.parse_context import did_you_mean
 from .request_context import WrittenRequest
 
-WRITE = "write it like 'POST /checkout user=42 header:X-Tenant=acme'"
-PARTS = ("header", "query", "cookie")
+EXAMPLE = "write it like 'POST /checkout user=42 header:X-Tenant=acme'"
 
 
 @dataclass
 class Request:
-    """What was written."""
+    """The parts of a request line."""
 
     method: str = "GET"
     path: str = "/"
@@ -32,8 +31,8 @@ class Request:
     cookies: dict[str, str] = field(default_factory=dict)
     peer: str | None = None
 
-    def facts(self) -> WrittenRequest:
-        """The facts of this request; without a peer or an address it comes from this machine."""
+    def context(self) -> WrittenRequest:
+        """The request context; without a peer or an address the peer is 127.0.0.1."""
         headers = dict(self.headers)
         if self.cookies:
             headers["cookie"] = "; ".join(f"{name}={value}" for name, value in self.cookies.items())
@@ -45,33 +44,32 @@ class Request:
         return f"{self.method} {self.path}"
 
 
-def read_request(text: str, policy: Policy) -> Request:
-    """A request from its line; ConfigurationError names the word that makes no sense."""
+def parse_request(text: str, policy: Policy) -> Request:
+    """Parses a request line; ConfigurationError names the part that is wrong."""
     try:
         words = shlex.split(text)
     except ValueError as error:
-        raise ConfigurationError(f"{text!r}: {error}; {WRITE}") from None
-    found = Request()
+        raise ConfigurationError(f"{text!r}: {error}; {EXAMPLE}") from None
+    request = Request()
     if words and not words[0].startswith("/") and "=" not in words[0]:
-        found.method = words.pop(0).upper()
+        request.method = words.pop(0).upper()
     if not words or not words[0].startswith("/"):
-        raise ConfigurationError(f"{text!r} has no path; {WRITE}")
-    path, _, query = words.pop(0).partition("?")
-    found.path = path
-    found.query.update(reversed(parse_qsl(query, keep_blank_values=True)))
+        raise ConfigurationError(f"{text!r} has no path; {EXAMPLE}")
+    request.path, _, query = words.pop(0).partition("?")
+    request.query.update(reversed(parse_qsl(query, keep_blank_values=True)))
     for word in words:
-        _add(found, word, policy)
-    return found
+        _add_word(request, word, policy)
+    return request
 
 
-def _add(request: Request, word: str, policy: Policy) -> None:
+def _add_word(request: Request, word: str, policy: Policy) -> None:
     name, equals, value = word.partition("=")
     if not equals:
-        raise ConfigurationError(f"{word!r} says nothing; write {word}=value")
-    part, colon, rest = name.partition(":")
-    if colon and part in PARTS:
-        named = {"header": request.headers, "query": request.query, "cookie": request.cookies}[part]
-        named[rest] = value
+        raise ConfigurationError(f"{word!r} has no value; write {word}=value")
+    kind, colon, rest = name.partition(":")
+    target = {"header": request.headers, "query": request.query, "cookie": request.cookies}.get(kind) if colon else None
+    if target is not None:
+        target[rest] = value
     elif name == "peer":
         request.peer = value
     elif name == "host":

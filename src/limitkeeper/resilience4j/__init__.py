@@ -2,16 +2,15 @@
 
     registry = RateLimiterRegistry.of(RateLimiterConfig(limit_for_period=10, limit_refresh_period="1s", timeout_duration=0))
     backend = registry.rate_limiter("backend")
-    fetch = backend.decorate(fetch)               # waits for a permission, or raises RequestNotPermitted
+    fetch = backend.decorate(fetch)               # waits for permission, or raises RequestNotPermitted
 
-There is no second algorithm in here: a RateLimiter is a `Limiter` over one `TokenBucket` and one key.
+A RateLimiter is a `Limiter` over one `TokenBucket` and one key.
 """
 
 from .config import Outcome, RateLimiterConfig
 from .errors import AcquirePermissionCancelled, RequestNotPermitted
 from .events import EventPublisher, EventType, RateLimiterEvent
-from .metrics import Metrics
-from .rate_limiter import RateLimiter
+from .rate_limiter import Metrics, RateLimiter
 from .registry import RateLimiterRegistry
 
 __all__ = [

@@ -1,4 +1,4 @@
-"""RateLimiterConfig: how many permissions, how often, how long to wait. Frozen, comparable, checked when it is made.
+"""RateLimiterConfig: how many permissions, how often, how long to wait. Frozen, comparable, checked on creation.
 
 `limit_for_period` permissions grow evenly over `limit_refresh_period`, up to `permit_capacity` of them. As a token bucket:
 
@@ -12,7 +12,7 @@ nanoseconds per permission (3 per second would lose a third of a nanosecond with
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import timedelta
 from fractions import Fraction
@@ -42,8 +42,8 @@ class RateLimiterConfig:
     """The configuration of a RateLimiter.
 
     Durations are seconds, a timedelta, or text ("250ms", "500ns"); they are read back as text. `permit_capacity` is never
-    below `limit_for_period`, which is also its default and that of `initial_permits`. `drain_permissions_on_result` is asked
-    about every decorated call's Outcome: true drains all permissions (a server said 429).
+    below `limit_for_period`, which is also its default and that of `initial_permits`. `drain_permissions_on_result` is called
+    with every decorated call's Outcome: true drains all permissions (a server answered 429).
     """
 
     limit_for_period: int
@@ -52,8 +52,8 @@ class RateLimiterConfig:
     permit_capacity: int
     initial_permits: int
     drain_permissions_on_result: Predicate | None
-    _given: Mapping[str, Any] = field(init=False, repr=False, compare=False)
-    #: The same as a limit of limitkeeper's.
+    _given: dict[str, Any] = field(init=False, repr=False, compare=False)
+    #: The same as a limitkeeper limit.
     limit: TokenBucket = field(init=False, repr=False, compare=False)
     #: The longest wait, in whole microseconds.
     timeout_us: int = field(init=False, repr=False, compare=False)
@@ -73,13 +73,13 @@ class RateLimiterConfig:
         period_ns = _period_ns(limit_refresh_period)
         timeout_ns = ceil(_nanoseconds("timeout_duration", timeout_duration))
         if timeout_ns < 0:
-            raise InvalidLimit(f"timeout_duration={timeout_duration!r}: a wait can't be negative; write 0 or more")
+            raise InvalidLimit(f"timeout_duration={timeout_duration!r}: must not be negative; write 0 or more")
         capacity = max(count, 0 if permit_capacity is None else _whole("permit_capacity", permit_capacity, 0))
         initial = count if initial_permits is None else _whole("initial_permits", initial_permits, 0)
         if initial > capacity:
-            raise InvalidLimit(f"initial_permits={initial} is more than fits; write at most the permit_capacity, {capacity}")
+            raise InvalidLimit(f"initial_permits={initial} must be at most the permit_capacity, {capacity}")
         if drain_permissions_on_result is not None and not callable(drain_permissions_on_result):
-            raise TypeError(f"drain_permissions_on_result must be a function of an Outcome, not {drain_permissions_on_result!r}")
+            raise TypeError(f"drain_permissions_on_result must be a function of an Outcome, got {drain_permissions_on_result!r}")
         limit = TokenBucket(_rate(count, period_ns), burst=capacity, initial=initial)
         self._set("limit_for_period", count)
         self._set("limit_refresh_period", _text(period_ns))
@@ -100,18 +100,18 @@ class RateLimiterConfig:
         return cls()
 
     def replace(self, **changes: Any) -> RateLimiterConfig:
-        """A copy with changes; what was left to its default follows them."""
+        """A copy with changes; values left to their defaults follow them."""
         return type(self)(**{**self._given, **changes})
 
-    def __reduce__(self) -> Any:
-        return _remade, (dict(self._given),)
+    def __reduce__(self) -> tuple[object, ...]:
+        return _recreate, (dict(self._given),)
 
     @property
     def timeout(self) -> timedelta:
         return timedelta(microseconds=self.timeout_us)
 
 
-def _remade(given: dict[str, Any]) -> RateLimiterConfig:
+def _recreate(given: dict[str, Any]) -> RateLimiterConfig:
     return RateLimiterConfig(**given)
 
 
@@ -131,9 +131,9 @@ def _nanoseconds(name: str, value: Duration) -> Fraction:
 def _period_ns(value: Duration) -> int:
     exact = _nanoseconds("limit_refresh_period", value)
     if exact < 1:
-        raise InvalidLimit(f"limit_refresh_period={value!r} is too short; write at least '1ns'")
+        raise InvalidLimit(f"limit_refresh_period={value!r} must be at least '1ns'")
     if exact.denominator != 1:
-        raise InvalidLimit(f"limit_refresh_period={value!r} is no whole number of nanoseconds; round it to '{round(exact)}ns'")
+        raise InvalidLimit(f"limit_refresh_period={value!r} must be whole nanoseconds; round it to '{round(exact)}ns'")
     return int(exact)
 
 

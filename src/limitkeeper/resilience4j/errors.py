@@ -1,4 +1,4 @@
-"""What waiting for a permission raises."""
+"""Errors of waiting for a permission: RequestNotPermitted and AcquirePermissionCancelled."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from ..errors import LimitkeeperError, RateLimited
 
 
 class RequestNotPermitted(RateLimited):
-    """Refused. `decision` says when to come back; `retry_after` is inf when more was asked for than can ever be there."""
+    """Refused. `decision` says when to retry; `retry_after` is inf when the number can never be available."""
 
     def __str__(self) -> str:
         d = self.decision
@@ -16,4 +16,4 @@ class RequestNotPermitted(RateLimited):
 
 
 class AcquirePermissionCancelled(LimitkeeperError):
-    """Somebody set the `cancel` event of a caller that waited; what it had reserved was given back."""
+    """The `cancel` event of a waiting caller was set; its reservation was given back."""

@@ -1,4 +1,4 @@
-"""What happened to a RateLimiter, told under Resilience4j's names. Consumers can't change an answer, nor break a caller."""
+"""Events of a RateLimiter under Resilience4j's names. Consumers can't change an answer, nor break a caller."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class EventType(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class RateLimiterEvent:
-    """One event; `number_of_permits` were asked for, or drained. `creation_time` is the store's clock, in UTC."""
+    """One event; `number_of_permits` were requested, or drained. `creation_time` is the store's clock, in UTC."""
 
     event_type: EventType
     rate_limiter_name: str
@@ -36,8 +36,8 @@ Consumer = Callable[[RateLimiterEvent], object]
 
 
 @dataclass(frozen=True)
-class _Translator:
-    """Hands a consumer its event; equal for equal consumers, so that it can be taken away again."""
+class _ConsumerListener:
+    """Calls a consumer with a RateLimiterEvent; equal for equal consumers, so that it can be removed."""
 
     consumer: Consumer
     clock: Clock
@@ -48,7 +48,7 @@ class _Translator:
 
 
 class EventPublisher:
-    """Where to listen: `publisher.on_success(count).on_failure(warn)`. A consumer that raises is logged, and counted."""
+    """Registers consumers: `publisher.on_success(count).on_failure(warn)`. An exception of a consumer is logged and counted."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -68,8 +68,8 @@ class EventPublisher:
         return self._on("*", consumer)
 
     def remove(self, consumer: Consumer) -> Self:
-        """Stops telling a consumer anything."""
-        self._publisher.off("*", _Translator(consumer, self._clock))
+        """Removes a consumer from every kind."""
+        self._publisher.off("*", _ConsumerListener(consumer, self._clock))
         return self
 
     @property
@@ -81,5 +81,5 @@ class EventPublisher:
         self._publisher.publish(kind, name, cost=permits)
 
     def _on(self, kind: str, consumer: Consumer) -> Self:
-        self._publisher.on(kind, _Translator(consumer, self._clock))
+        self._publisher.on(kind, _ConsumerListener(consumer, self._clock))
         return self

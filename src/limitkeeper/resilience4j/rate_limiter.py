@@ -1,29 +1,102 @@
-"""RateLimiter: named permissions, with Resilience4j's interface around them: changes, results that drain, decorators."""
+"""RateLimiter: Resilience4j's interface over one token bucket and one key of a `Limiter`.
+
+Permissions grow gradually. Taking them is one decision: refill first, then take. Missing permissions are reserved ahead of time
+when the wait fits into `timeout_duration`. A wait that does not fit changes nothing and is refused at once: the caller does not
+sleep through its timeout only to be refused. A caller that leaves while waiting gives back.
+
+Waits are whole microseconds, rounded up, reported in nanoseconds. Rejected: a time index in here (a second algorithm).
+"""
 
 from __future__ import annotations
 
+import functools
+import inspect
 import logging
-from collections.abc import Callable, Mapping
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from types import MappingProxyType
-from typing import Any, TypeVar, overload
+from typing import NamedTuple, TypeVar, overload
 
-from ..errors import ConfigurationError
-from ..limiter import Limiter
+from ..decision import Decision
+from ..errors import ConfigurationError, RateLimited
+from ..fork import reset_after_fork
+from ..limiter import AsyncLimiter, Limiter
+from ..limiter_base import checked_cost
+from ..observe.events import DRAINED
 from ..rate import Duration
 from ..stores import Store
 from .config import Outcome, RateLimiterConfig
-from .decorate import decorated
-from .events import EventPublisher
-from .metrics import Metrics
-from .permissions import KEY, Permissions, stand
+from .errors import AcquirePermissionCancelled, RequestNotPermitted
+from .events import EventPublisher, EventType
 
 log = logging.getLogger("limitkeeper")
-F = TypeVar("F", bound=Callable[..., Any])
+F = TypeVar("F", bound=Callable[..., object])
+R = TypeVar("R")
 Permits = int | Callable[..., int]
+#: The one key of a RateLimiter.
+KEY = "permissions"
+#: The answer of a reservation whose wait would be longer than the timeout.
+REFUSED = -1
 
 
-class RateLimiter(Permissions):
-    """Permissions under a name. `store` is where they are kept, and its clock is the one that counts.
+class Current(NamedTuple):
+    """The configuration in force and its limiters; a change replaces them together."""
+
+    config: RateLimiterConfig
+    limiter: Limiter
+    async_limiter: AsyncLimiter
+
+    @classmethod
+    def of(cls, name: str, config: RateLimiterConfig, store: Store | str | None) -> Current:
+        limiter = Limiter(config.limit, store, name)
+        return cls(config, limiter, AsyncLimiter(config.limit, limiter.store, name))
+
+
+class Metrics:
+    """Live numbers of one RateLimiter; each property is computed when it is read."""
+
+    def __init__(self, rate_limiter: RateLimiter) -> None:
+        self._rate_limiter = rate_limiter
+
+    @property
+    def available_permissions(self) -> int:
+        """Whole permissions available now; below zero when they are reserved ahead: −1 means that up to one is owed.
+
+        Exact: a positive number comes from a peek. Debt does not show in a peek, so it is read from the store's own state
+        (at, taken, …), advanced to the moment of that peek by the algorithm itself: floor((full − taken) / unit).
+        """
+        limiter = self._rate_limiter.limiter
+        now = limiter.peek(KEY)
+        if now.remaining > 0:
+            return now.remaining
+        (named,) = limiter.named
+        limit = named.limit
+        for key, state in limiter.store.items(named):
+            if key == KEY:
+                taken: int = limit.give_back(state, now.start_us // limit.tick, 0, -1)[1]
+                return (limit.full - taken) // limit.unit
+        return 0
+
+    @property
+    def number_of_waiting_threads(self) -> int:
+        """Callers of this process that sleep until their permission comes: threads, and tasks too."""
+        return self._rate_limiter.waiting()
+
+    @property
+    def nanos_to_wait(self) -> int:
+        """Nanoseconds until one permission is available, with no other traffic; 0 when it is available now."""
+        return self._rate_limiter.limiter.peek(KEY).retry_us * 1000
+
+    def __repr__(self) -> str:
+        return (
+            f"Metrics(available_permissions={self.available_permissions}, "
+            f"number_of_waiting_threads={self.number_of_waiting_threads}, nanos_to_wait={self.nanos_to_wait})"
+        )
+
+
+class RateLimiter:
+    """Permissions under a name. `store` keeps them, and its clock is the one that counts.
 
     `of` also takes a function that returns the configuration.
     """
@@ -38,85 +111,230 @@ class RateLimiter(Permissions):
     ) -> None:
         config = RateLimiterConfig() if config is None else config
         if not isinstance(config, RateLimiterConfig):
-            raise ConfigurationError(f"{name!r}: {config!r} is no RateLimiterConfig")
-        super().__init__(name, config, store)
+            raise ConfigurationError(f"{name!r}: expected a RateLimiterConfig, got {config!r}")
+        self.name = name
+        self._current = Current.of(name, config, store)
+        self._owner = self._current.limiter  # it closes the store if it opened it
+        self.store: Store = self._owner.store
         self.tags: Mapping[str, str] = MappingProxyType(dict(tags or {}))
-        self._first = self._standing.limiter
+        self.event_publisher = EventPublisher(self.store.clock)
+        self._reset_after_fork()
+        reset_after_fork(self)
+
+    def _reset_after_fork(self) -> None:
+        self._lock = threading.Lock()
+        self._cancellable_waiters = 0
 
     @classmethod
-    def of(cls, name: str, config: RateLimiterConfig | Callable[[], RateLimiterConfig], **options: Any) -> RateLimiter:
-        return cls(name, config() if callable(config) else config, **options)
+    def of(
+        cls,
+        name: str,
+        config: RateLimiterConfig | Callable[[], RateLimiterConfig],
+        *,
+        store: Store | str | None = None,
+        tags: Mapping[str, str] | None = None,
+    ) -> RateLimiter:
+        return cls(name, config() if callable(config) else config, store=store, tags=tags)
 
     @classmethod
-    def of_defaults(cls, name: str, **options: Any) -> RateLimiter:
-        return cls(name, **options)
+    def of_defaults(cls, name: str, *, store: Store | str | None = None, tags: Mapping[str, str] | None = None) -> RateLimiter:
+        return cls(name, store=store, tags=tags)
 
     @property
     def config(self) -> RateLimiterConfig:
-        return self._standing.config
+        return self._current.config
 
     @property
     def limiter(self) -> Limiter:
         """The limitkeeper limiter underneath, with its own events and counters."""
-        return self._standing.limiter
+        return self._current.limiter
 
     @property
     def metrics(self) -> Metrics:
         return Metrics(self)
 
-    @property
-    def event_publisher(self) -> EventPublisher:
-        return self._publisher
+    def waiting(self) -> int:
+        """Callers of this process that sleep until their permission comes."""
+        return self.limiter.waiting(KEY) + self._cancellable_waiters
 
     def close(self) -> None:
-        """Closes the store, if this RateLimiter made it."""
-        self._first.close()
+        """Closes the store if this RateLimiter opened it."""
+        self._owner.close()
 
     def __repr__(self) -> str:
         return f"<RateLimiter {self.name!r} {self.config!r}>"
 
+    # Waiting ---------------------------------------------------------------------------------------------------
+
+    def wait_for_permission(self, permits: int = 1, cancel: threading.Event | None = None) -> None:
+        """Takes permissions, waiting up to the timeout. Raises RequestNotPermitted at once when the wait would be longer.
+
+        Setting `cancel` ends the wait: the reservation is given back, and AcquirePermissionCancelled is raised.
+        """
+        config, limiter, _ = self._current
+        with self._published(permits):
+            if cancel is None:
+                limiter.acquire(KEY, permits, config.timeout)
+            else:
+                self._acquire_unless(cancel, limiter, permits, config)
+
+    async def wait_for_permission_async(self, permits: int = 1) -> None:
+        """The same for asyncio; a cancelled task gives back, and its CancelledError propagates."""
+        config, _, async_limiter = self._current
+        with self._published(permits):
+            await async_limiter.acquire(KEY, permits, config.timeout)
+
+    def acquire_permission(self, permits: int = 1, cancel: threading.Event | None = None) -> bool:
+        """As wait_for_permission, returning true or false. A number that can never be available raises RequestNotPermitted."""
+        try:
+            self.wait_for_permission(permits, cancel)
+        except AcquirePermissionCancelled:
+            return False
+        except RequestNotPermitted as refused:
+            return bool(_unless_never(refused, 0))
+        return True
+
+    async def acquire_permission_async(self, permits: int = 1) -> bool:
+        """The same for asyncio."""
+        try:
+            await self.wait_for_permission_async(permits)
+        except RequestNotPermitted as refused:
+            return bool(_unless_never(refused, 0))
+        return True
+
+    def _acquire_unless(self, cancel: threading.Event, limiter: Limiter, permits: int, config: RateLimiterConfig) -> None:
+        """Acquires, and stops waiting when `cancel` is set. Threads can't be interrupted in Python; an event can be set."""
+        if cancel.is_set():
+            raise AcquirePermissionCancelled(f"RateLimiter {self.name!r}: cancelled before the call; nothing was taken")
+        reservation = limiter.reserve(KEY, permits, config.timeout)
+        if not reservation:
+            raise RateLimited(reservation.decision)
+        try:
+            if reservation.wait:
+                self._sleep(reservation.wait, cancel)
+        except BaseException:
+            reservation.cancel()
+            raise
+        reservation.settle(permits)
+
+    def _sleep(self, seconds: float, cancel: threading.Event) -> None:
+        with self._lock:
+            self._cancellable_waiters += 1
+        try:
+            self.store.clock.sleep(seconds, cancel)
+        finally:
+            with self._lock:
+                self._cancellable_waiters -= 1
+        if cancel.is_set():
+            raise AcquirePermissionCancelled(f"RateLimiter {self.name!r}: cancelled while waiting; nothing was taken")
+
+    # Reserving -------------------------------------------------------------------------------------------------
+
+    def reserve_permission(self, permits: int = 1) -> int:
+        """Takes permissions without waiting: 0 is permitted now, n > 0 after n nanoseconds, −1 is refused and nothing changed.
+
+        A number that can never be available raises RequestNotPermitted.
+        """
+        config, limiter, _ = self._current
+        try:
+            with self._published(permits):
+                return _granted_ns(limiter, permits, limiter.decide(KEY, permits, config.timeout_us))
+        except RequestNotPermitted as refused:
+            return _unless_never(refused, REFUSED)
+
+    async def reserve_permission_async(self, permits: int = 1) -> int:
+        """The same for asyncio."""
+        config, limiter, _ = self._current
+        try:
+            with self._published(permits):
+                return _granted_ns(limiter, permits, await self._adecide(limiter, permits, config.timeout_us))
+        except RequestNotPermitted as refused:
+            return _unless_never(refused, REFUSED)
+
+    async def _adecide(self, limiter: Limiter, permits: int, max_wait_us: int) -> Decision:
+        if self.store.local:
+            return limiter.decide(KEY, permits, max_wait_us)
+        return await self.store.adecide(limiter.claims(KEY, permits), max_wait_us)
+
+    # Draining --------------------------------------------------------------------------------------------------
+
+    def drain_permissions(self) -> int:
+        """Takes all available permissions and returns how many. A fraction of one goes on growing."""
+        limiter = self.limiter
+        while True:
+            remaining = limiter.peek(KEY).remaining
+            decision = limiter.decide(KEY, remaining)
+            if decision:  # refused: another caller took some in between; read again
+                return self._publish_drained(limiter, remaining, decision)
+
+    async def drain_permissions_async(self) -> int:
+        """The same for asyncio."""
+        _, limiter, async_limiter = self._current
+        while True:
+            remaining = (await async_limiter.peek(KEY)).remaining
+            decision = await self._adecide(limiter, remaining, 0)
+            if decision:
+                return self._publish_drained(limiter, remaining, decision)
+
+    def _publish_drained(self, limiter: Limiter, permits: int, decision: Decision) -> int:
+        limiter.events.publish(DRAINED, self.name, KEY, permits, decision)
+        self.event_publisher.publish(EventType.DRAINED, self.name, permits)
+        return permits
+
+    @contextmanager
+    def _published(self, permits: int) -> Iterator[None]:
+        """Publishes how an attempt ended; turns RateLimited into RequestNotPermitted."""
+        checked_cost(permits)
+        try:
+            yield
+        except BaseException as error:
+            self.event_publisher.publish(EventType.FAILED_ACQUIRE, self.name, permits)
+            if isinstance(error, RateLimited):
+                raise RequestNotPermitted(error.decision) from None
+            raise
+        self.event_publisher.publish(EventType.SUCCESSFUL_ACQUIRE, self.name, permits)
+
     # Changes ---------------------------------------------------------------------------------------------------
 
     def change_timeout_duration(self, timeout_duration: Duration) -> None:
-        """Another patience from now on; who waits already keeps waiting."""
+        """Changes the timeout for later calls; callers that wait already keep waiting."""
         with self._lock:
-            config = self.config.replace(timeout_duration=timeout_duration)
-            self._standing = self._standing._replace(config=config)
+            self._current = self._current._replace(config=self.config.replace(timeout_duration=timeout_duration))
 
     def change_limit_for_period(self, limit_for_period: int) -> None:
-        """Another rate from now on (not only from a next period). What is missing, or reserved ahead, stays so.
+        """Changes the rate from now on (not from the next period). Missing and reserved permissions stay so.
 
-        The capacity follows, unless one was given; a bucket that was born full counts as born full under the new one.
+        The capacity follows, unless one was given; a bucket that started full counts as started full under the new one.
         """
         with self._lock:
             old = self.config
             new = old.replace(limit_for_period=limit_for_period, initial_permits=0)
             full = old.initial_permits == old.permit_capacity
             initial = new.permit_capacity if full else min(old.initial_permits, new.permit_capacity)
-            self._standing = stand(self.name, new.replace(initial_permits=initial), self.store)
-            self.limiter.peek(KEY)  # what was written at the old rate is read at the new one from this moment on
+            self._current = Current.of(self.name, new.replace(initial_permits=initial), self.store)
+            self.limiter.peek(KEY)  # state written at the old rate is read at the new one from this moment on
 
     # Results ---------------------------------------------------------------------------------------------------
 
-    def on_result(self, result: Any) -> None:
-        """Tells what a call returned; drains the permissions if the configuration says so."""
-        if self._is_drained_by(Outcome(result=result)):
+    def on_result(self, result: object) -> None:
+        """Reports what a call returned; drains the permissions if the configuration says so."""
+        if self._drains(Outcome(result=result)):
             self.drain_permissions()
 
     def on_error(self, error: BaseException) -> None:
-        """Tells what a call raised."""
-        if self._is_drained_by(Outcome(error=error)):
+        """Reports what a call raised."""
+        if self._drains(Outcome(error=error)):
             self.drain_permissions()
 
     def on_success(self) -> None:
-        """Tells that a call without a result went well."""
+        """Reports that a call without a result succeeded."""
         self.on_result(None)
 
     async def _settle_async(self, outcome: Outcome) -> None:
-        if self._is_drained_by(outcome):
+        if self._drains(outcome):
             await self.drain_permissions_async()
 
-    def _is_drained_by(self, outcome: Outcome) -> bool:
+    def _drains(self, outcome: Outcome) -> bool:
         predicate = self.config.drain_permissions_on_result
         try:
             return predicate is not None and bool(predicate(outcome))
@@ -138,12 +356,56 @@ class RateLimiter(Permissions):
         `permits` is a number, or a function of the call's own arguments. Refused calls raise RequestNotPermitted. Without a
         function it is a decorator: `@backend.decorate(permits=3)`.
         """
+        return functools.partial(self._decorate, permits) if function is None else self._decorate(permits, function)
 
-        def decorate(function: F) -> F:
-            return decorated(self, function, permits)  # type: ignore[no-any-return]
+    def _decorate(self, permits: Permits, function: F) -> F:
+        if not callable(function) or isinstance(function, staticmethod):
+            raise TypeError(f"decorate() takes a function, not {function!r}; put it below @staticmethod and @classmethod")
+        if inspect.isasyncgenfunction(function):
+            raise TypeError(f"{function!r} is an async generator function; use limitkeeper.AsyncLimiter.limit for that")
 
-        return decorate if function is None else decorate(function)
+        def count(args: tuple[object, ...], kwargs: dict[str, object]) -> int:
+            return permits(*args, **kwargs) if callable(permits) else permits
 
-    def execute(self, function: Callable[..., Any], *args: Any, permits: Permits = 1, **kwargs: Any) -> Any:
-        """Calls a function once it has permission; awaits nothing itself when that is a coroutine function."""
+        @functools.wraps(function)
+        def call(*args: object, **kwargs: object) -> object:
+            self.wait_for_permission(count(args, kwargs))
+            try:
+                result = function(*args, **kwargs)
+            except Exception as error:
+                self.on_error(error)
+                raise
+            self.on_result(result)
+            return result
+
+        @functools.wraps(function)
+        async def acall(*args: object, **kwargs: object) -> object:
+            await self.wait_for_permission_async(count(args, kwargs))
+            try:
+                result = await function(*args, **kwargs)  # type: ignore[misc]  # a coroutine function
+            except Exception as error:
+                await self._settle_async(Outcome(error=error))
+                raise
+            await self._settle_async(Outcome(result=result))
+            return result
+
+        functions = (function, getattr(function, "__call__", None))  # noqa: B004  # an object with an async __call__
+        return acall if any(map(inspect.iscoroutinefunction, functions)) else call  # type: ignore[return-value]
+
+    def execute(self, function: Callable[..., R], *args: object, permits: Permits = 1, **kwargs: object) -> R:
+        """Calls a function once it has permission; of a coroutine function it returns the coroutine."""
         return self.decorate(function, permits)(*args, **kwargs)
+
+
+def _granted_ns(limiter: Limiter, permits: int, decision: Decision) -> int:
+    """The nanoseconds to wait."""
+    if not limiter.count(decision, KEY, permits):
+        raise RateLimited(decision)
+    return decision.wait_us * 1000
+
+
+def _unless_never(refused: RequestNotPermitted, answer: int) -> int:
+    """Returns `answer` for "not yet"; raises for "never"."""
+    if refused.decision.retry_us < 0:
+        raise refused
+    return answer

@@ -1,4 +1,4 @@
-"""RateLimiterRegistry: RateLimiters under names, made once from shared configurations, over one store."""
+"""RateLimiterRegistry: named RateLimiters, each created once from a shared configuration, over one store."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Configs = RateLimiterConfig | Mapping[str, RateLimiterConfig]
 
 
 class RegistryEventPublisher:
-    """Where to listen to a registry. A consumer gets a Change: `limiter` (the name), `entry`, and `replaced`."""
+    """Registers consumers of a registry's events. A consumer gets a Change: `limiter` (the name), `entry` and `replaced`."""
 
     def __init__(self, registry: RateLimiterRegistry) -> None:
         self._events = registry.events
@@ -33,15 +33,15 @@ class RegistryEventPublisher:
         return self._on(REPLACED, consumer)
 
     def _on(self, kind: str, consumer: Consumer) -> Self:
-        self._events.on(kind, consumer)  # type: ignore[arg-type]  # a registry tells nothing but Changes
+        self._events.on(kind, consumer)  # type: ignore[arg-type]  # a registry sends only Changes
         return self
 
 
 class RateLimiterRegistry(Entries[RateLimiter, RateLimiterConfig]):
     """Named RateLimiters. `configs` is the default configuration, or a mapping of names to configurations.
 
-    `tags` are given to every RateLimiter; its own tags win. find, remove, replace, add_configuration and the rest are those of
-    every registry; only the name "default" is reserved here, as in Resilience4j.
+    `tags` are given to every RateLimiter; its own tags take precedence. find, remove, replace, add_configuration and the rest are
+    those of every registry; only the name "default" is reserved here, as in Resilience4j.
     """
 
     def __init__(
@@ -67,13 +67,13 @@ class RateLimiterRegistry(Entries[RateLimiter, RateLimiterConfig]):
         config: RateLimiterConfig | str | Callable[[], RateLimiterConfig] | None = None,
         tags: Mapping[str, str] | None = None,
     ) -> RateLimiter:
-        """The RateLimiter of that name; made, if it is not there yet, by a configuration, the name of a shared one, or a
+        """The RateLimiter of that name; if there is none yet, it is created from a configuration, the name of a shared one, or a
         function that returns one."""
 
-        def make() -> RateLimiter:
+        def create() -> RateLimiter:
             return RateLimiter(name, self._config(config), store=self.store, tags={**self.tags, **(tags or {})})
 
-        return self.get_or_create(name, make)
+        return self.get_or_create(name, create)
 
     def all_rate_limiters(self) -> list[RateLimiter]:
         return list(self.values())
@@ -87,13 +87,13 @@ class RateLimiterRegistry(Entries[RateLimiter, RateLimiterConfig]):
         return RegistryEventPublisher(self)
 
     def add_configuration(self, name: str, configuration: RateLimiterConfig) -> None:
-        """Shares a configuration under a name, from now on; "default" is taken."""
+        """Shares a configuration under a name; "default" is reserved."""
         if name == DEFAULT:
             _refuse_default()
         super().add_configuration(name, configuration)
 
     def remove_configuration(self, name: str) -> RateLimiterConfig | None:
-        """Takes a configuration away and returns it; None when there was none."""
+        """Removes a configuration and returns it; None when there was none."""
         if name == DEFAULT:
             _refuse_default()
         return super().remove_configuration(name)
@@ -105,16 +105,16 @@ class RateLimiterRegistry(Entries[RateLimiter, RateLimiterConfig]):
 
     def _check_configuration(self, name: str, configuration: RateLimiterConfig) -> RateLimiterConfig:
         if not isinstance(configuration, RateLimiterConfig):
-            raise ConfigurationError(f"{name!r}: {configuration!r} is no RateLimiterConfig")
+            raise ConfigurationError(f"{name!r}: expected a RateLimiterConfig, got {configuration!r}")
         return configuration
 
     def _check_entry(self, name: str, entry: RateLimiter) -> RateLimiter:
         if not isinstance(entry, RateLimiter):
-            raise ConfigurationError(f"{name!r}: {entry!r} is no RateLimiter")
+            raise ConfigurationError(f"{name!r}: expected a RateLimiter, got {entry!r}")
         if entry.name != name:
-            raise ConfigurationError(f"this RateLimiter is called {entry.name!r}, not {name!r}; make it with that name")
+            raise ConfigurationError(f"expected a RateLimiter called {name!r}, got {entry.name!r}; create it with that name")
         return entry
 
 
 def _refuse_default() -> NoReturn:
-    raise ConfigurationError("'default' is the default configuration of this registry: give it when the registry is made")
+    raise ConfigurationError("'default' is reserved for the default configuration: give it when the registry is created")

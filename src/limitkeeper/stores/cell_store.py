@@ -2,8 +2,8 @@
 
 A subclass says where the cells are: `read`, `put`, `known`, `is_full`, `discard`, and how other writers are kept out meanwhile
 (`begin`, `end`). Everything else is the same for the cells of this process (`memory.py`) and for those of a file that several
-processes share (`shared/`). Subclassing rather than a part with its own methods: the lock and the journal of a shared file span the
-cells and the decision, and `MemoryStore` decides on a cell without a call in between.
+processes share (`shared/`). Subclassing rather than a part with its own methods: the lock and the journal of a shared file
+span the cells and the decision, and `MemoryStore` decides on a cell without a call in between.
 
 Time never runs backwards here: when a clock does, the store carries on from the last moment it saw.
 """
@@ -36,7 +36,7 @@ else:
     from ..algorithms.constants import MAX_WAIT, REFUSED
     from ..algorithms.limit import Answer, Limit, State
     from ..clock import SystemClock, monotonic_us
-    from ..decision import Decision, fresh
+    from ..decision import Decision, Decisions, fresh
     from .cell_table import Table
     from .contract import Store
 
@@ -44,8 +44,9 @@ else:
         """A Decision to be filled in."""
         return fresh(handle.name)
 
-    def blank_joined(store: CellStore, names: tuple[str, ...]) -> None:
+    def blank_joined(store: CellStore, names: tuple[str, ...]) -> Decisions | None:
         """Compiled, an answer with room for these limits; the plain build joins Decisions."""
+        return None
 
 
 from ..algorithms.all_of import together
@@ -68,7 +69,7 @@ class LimitHandle:
         named: NamedLimit,
         unit: cython.int,
         since_us: cython.longlong,
-        cells: Table | None = None,
+        cells: Any = None,
     ) -> None:
         self.store = store
         self.limit = named.limit
@@ -337,7 +338,7 @@ class CellStore(Store):
         not_before_us: cython.longlong,
     ) -> Decision:
         """Decides claims that name no limit and key twice; `names` are those of their limits."""
-        joined: Decisions | None = blank_joined(self, names)  # type: ignore[func-returns-value]
+        joined: Decisions | None = blank_joined(self, names)
         self.begin()
         try:
             now_us: cython.longlong = self.now()
@@ -371,14 +372,14 @@ class CellStore(Store):
     # Giving back ------------------------------------------------------------------------------------------------
 
     @cython.cfunc
-    def return_all(self, claims: list, charged_at: cython.longlong, now_us: cython.longlong) -> cython.int:  # type: ignore[type-arg]
+    def give_back_all(self, claims: list, charged_at: cython.longlong, now_us: cython.longlong) -> cython.int:  # type: ignore[type-arg]
         claim: Claim
         for claim in claims:
-            self.return_one(claim, charged_at, now_us)
+            self.give_back_one(claim, charged_at, now_us)
         return 0
 
     @cython.cfunc
-    def return_one(self, claim: Claim, charged_at: cython.longlong, now_us: cython.longlong) -> cython.int:
+    def give_back_one(self, claim: Claim, charged_at: cython.longlong, now_us: cython.longlong) -> cython.int:
         place: LimitHandle = self.place_of(claim.named)
         limit: Limit = place.limit
         tick: cython.longlong = limit.tick
@@ -405,7 +406,7 @@ class CellStore(Store):
         only_claims(asked)
         self.begin()
         try:
-            self.return_all(asked, charged_at, self.now())
+            self.give_back_all(asked, charged_at, self.now())
         finally:
             self.end()
 
@@ -439,7 +440,7 @@ class CellStore(Store):
         saved = [(claim, self.saved(self.place_of(claim.limit), claim.key, now_us)) for claim in claims.values()]
         for asked, charged_at, _, stays, _ in reversed(turns):
             if not stays or charged_at > now_us:
-                self.return_all(list(asked), charged_at, now_us)
+                self.give_back_all(list(asked), charged_at, now_us)
         found: list[Decision | None] = []
         for asked, charged_at, deadline_us, stays, _ in turns:
             if not stays or charged_at <= now_us:
@@ -459,7 +460,7 @@ class CellStore(Store):
             self.replace(self.place_of(claim.limit), claim.key, state, now_us)
         for asked, charged_at, _, stays, _ in reversed(turns):
             if not stays:
-                self.return_all(list(asked), charged_at, now_us)
+                self.give_back_all(list(asked), charged_at, now_us)
         return [None] * len(turns)
 
     def replace(self, place: LimitHandle, key: str, state: Any, now_us: int) -> None:

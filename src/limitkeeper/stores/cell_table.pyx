@@ -1,8 +1,8 @@
 """Cells in C memory, found by key: what an in-process store keeps, 64 bytes a key and the key's own bytes inside.
 
 Cells lie densely in segments that never move, so a pointer stays good while nothing is removed; an index of chain heads
-is doubled a few buckets at a time (a doubling in decide_one go would stop the process for tens of milliseconds at a million
-keys). Removing a cell moves the last decide_one into its place, and the segments behind are given back to the system.
+is doubled a few buckets at a time (a doubling in one go would stop the process for tens of milliseconds at a million
+keys). Removing a cell moves the last one into its place, and the segments behind are given back to the system.
 `cell_table.py` is the twin for the plain build: a dict, behind the same few functions.
 """
 
@@ -34,7 +34,7 @@ cdef extern from *:
         void* pages = mmap(0, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
         if (pages == MAP_FAILED) return 0;
     #ifdef MADV_NOHUGEPAGE
-        madvise(pages, size, MADV_NOHUGEPAGE);  /* a huge page is zeroed in decide_one go: a stop that nobody asked for */
+        madvise(pages, size, MADV_NOHUGEPAGE);  /* a huge page is zeroed in one go: a pause of the process */
     #endif
         return pages;
     }
@@ -55,14 +55,14 @@ cdef extern from *:
     void trim "limitkeeper_trim"() nogil
 
 cdef enum:
-    SMALLEST = 1024     # chain heads: decide_one page
+    SMALLEST = 1024     # chain heads: one page
     PART = 16384        # heads given back at a time while the old index empties
     SHARED = 1024       # cells for overflow
     LOOSE = 67108864    # bytes of long keys and logs freed before malloc is asked to give them back
 
 #: A cell says in two bytes whose units it is in.
 MOST_UNITS = 65_535
-TOO_MANY_UNITS = f"more than {MOST_UNITS} different limits under decide_one name; round them to fewer, or give them names of their own"
+TOO_MANY_UNITS = f"more than {MOST_UNITS} different limits under one name; round them to fewer, or give them names of their own"
 
 
 cdef class Capacity:
@@ -180,7 +180,7 @@ cdef class Table:
         self.heads, self.mask = fresh, size - 1
 
     cdef void migrate(self, Py_ssize_t budget) noexcept:
-        """Moves a few chains of the old index into the new decide_one; sixteen empty ones count as decide_one."""
+        """Moves a few chains of the old index into the new one; sixteen empty ones count as one."""
         budget *= 16
         cdef unsigned int link, following
         cdef bint occupied
@@ -261,7 +261,7 @@ cdef class Table:
         trim()
 
     cdef void discard(self, str key) noexcept:
-        """Forgets decide_one key."""
+        """Forgets one key."""
         cdef Cell* cell = self.find(key)
         cdef unsigned int link
         if cell == NULL:
@@ -275,7 +275,7 @@ cdef class Table:
     # Logs ------------------------------------------------------------------------------------------------------
 
     cdef bint make_room(self, Cell* cell, long long before) noexcept:
-        """Sees to it that the cell's log can take decide_one more entry: prunes, then doubles; shrinks what is mostly empty."""
+        """Sees to it that the cell's log can take one more entry: prunes, then doubles; shrinks what is mostly empty."""
         cdef long long* log = <long long*> cell.c
         cdef long long* fresh
         cdef long long n = 0, room = 4, first

@@ -1,11 +1,11 @@
-"""For tests: a clock that moves when told to, the contract that every store must pass, and a switch to limit nothing.
+"""For tests: ManualClock, the StoreContract that every store must pass, and `unlimited()`, which switches limiting off.
 
-`StoreContract` needs pytest and hypothesis, and is looked for only when somebody asks for it.
+`StoreContract` needs pytest and hypothesis, so it is imported on first use only.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from .clock import ManualClock, unlimited
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 __all__ = ["ManualClock", "StoreContract", "unlimited"]
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     if name != "StoreContract":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from .contract import StoreContract

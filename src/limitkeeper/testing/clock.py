@@ -1,4 +1,4 @@
-"""A clock for tests, which moves when told to, and the switch that limits nothing."""
+"""ManualClock, and `unlimited()`, which switches limiting off."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ..limiter_base import switch
 
 
 class ManualClock:
-    """A clock for tests: `advance` moves it, sleeping on it moves it too, and nothing else does.
+    """A clock for tests: `advance` and sleeping on it move it, and nothing else does.
 
     It keeps an integer number of microseconds, so that a thousand advances of 0.1 s are exactly 100 s.
     """
@@ -24,7 +24,7 @@ class ManualClock:
         return self._now_us
 
     def advance(self, seconds: float) -> None:
-        """Moves the clock, backwards too."""
+        """Moves the clock; a negative number moves it back."""
         with self._lock:
             self._now_us += round(seconds * 1_000_000)
 
@@ -38,7 +38,7 @@ class ManualClock:
 
 @contextmanager
 def unlimited() -> Iterator[None]:
-    """Turns limiting off in the whole process: every call is allowed, and nothing is stored."""
+    """Switches limiting off in the whole process: every call is allowed, and nothing is stored."""
     switch(True)
     try:
         yield

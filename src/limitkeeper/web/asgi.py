@@ -34,6 +34,7 @@ from .asgi_fast import (
     has_origin,
 )
 from .asgi_websocket import LimitedWebSocket, refuse_websocket
+from .policy_flags import PolicyFlags
 from .ratelimit_fields import fields
 from .refusal_body import body
 from .response_settlement import FAILED, GONE, UNKNOWN, Settlement, outcome_of
@@ -56,7 +57,8 @@ class RateLimitMiddleware:
 
     def _open(self, gate: Gate) -> None:
         self.gate = gate
-        self._quick = gate.ask_nowait
+        self._ask_nowait = gate.ask_nowait
+        self._flags = PolicyFlags(gate)
         self._closed = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -64,7 +66,7 @@ class RateLimitMiddleware:
         if kind != "http":
             await (self._websocket if kind == "websocket" else self._lifespan)(scope, receive, send)
             return
-        header_send = admit(self._quick, scope, send)
+        header_send = admit(self._ask_nowait, scope, send)
         if header_send is None:
             header_send = await self._admit_slowly(scope, receive, send)
             if header_send is None:
@@ -93,7 +95,7 @@ class RateLimitMiddleware:
 
     async def _websocket(self, scope: Scope, receive: Receive, send: Send) -> None:
         context = AsgiRequestContext(scope)
-        evaluation = self._quick(context)
+        evaluation = self._ask_nowait(context)
         if evaluation is None:
             evaluation = await self.gate.aask(context)
         scope["limitkeeper"] = evaluation
@@ -101,7 +103,7 @@ class RateLimitMiddleware:
         if not evaluation.allowed:
             await refuse_websocket(evaluation, context, scope, receive, send)
             return
-        await LimitedWebSocket(self.gate, evaluation, scope, receive, send).run(self.app)
+        await LimitedWebSocket(self._flags, evaluation, scope, receive, send).run(self.app)
 
     async def _lifespan(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Closes a gate that was made here at shutdown, and opens it again at the next startup."""

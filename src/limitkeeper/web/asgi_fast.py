@@ -17,7 +17,6 @@ except ModuleNotFoundError:
     from limitkeeper import _cython_shim as cython  # type: ignore[no-redef]
 
 if cython.compiled:
-    from cython.cimports.limitkeeper.policy.evaluate import Evaluator
     from cython.cimports.limitkeeper.policy.evaluation import Evaluation
     from cython.cimports.limitkeeper.policy.request_context import RequestContext
     from cython.cimports.limitkeeper.web.ratelimit_fields import append_fields, fields
@@ -115,10 +114,10 @@ def parse_query(query: str) -> dict[str, str]:
     return found
 
 
-def admit(quick: Callable[[RequestContext], Evaluation | None], scope: Scope, send: Send) -> HeaderSend | None:
+def admit(ask_nowait: Callable[[RequestContext], Evaluation | None], scope: Scope, send: Send) -> HeaderSend | None:
     """Evaluates a request. Returns the `send` for its response when it is allowed and needs no settlement; otherwise None, and
     `scope["limitkeeper"]` is the evaluation (None: the gate has to be awaited, nothing was charged)."""
-    found = quick(AsgiRequestContext(scope))
+    found = ask_nowait(AsgiRequestContext(scope))
     scope["limitkeeper"] = found
     if found is None:
         return None
@@ -169,11 +168,7 @@ class HeaderSend:
 def start_response(evaluation: Evaluation, message: Message) -> Message:
     """Counts the response, and returns its start message with the fields of its evaluation."""
     if evaluation.allowed:
-        if cython.compiled and isinstance(evaluation.gate, Evaluator):
-            gate: Evaluator = evaluation.gate
-            gate.count_response(evaluation, message["status"])
-        else:
-            evaluation.gate.count_response(evaluation, message["status"])
+        evaluation.count_response(message["status"])
     return add_fields(message, fields(evaluation))
 
 

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import hmac
 from binascii import b2a_base64
-from collections.abc import Iterable
 from functools import lru_cache
 from math import gcd
 from typing import TypeVar
@@ -29,13 +28,15 @@ except ModuleNotFoundError:
 
 if cython.compiled:
     from cython.cimports.limitkeeper.decision import Decision
-    from cython.cimports.limitkeeper.policy.evaluation import Entry, Evaluation
+    from cython.cimports.limitkeeper.policy.compiled_policy import Entry
+    from cython.cimports.limitkeeper.policy.evaluation import Evaluation
 else:
     from ..decision import Decision
-    from ..policy.evaluation import Entry, Evaluation
+    from ..policy.compiled_policy import Entry
+    from ..policy.evaluation import Evaluation
 
-from ..policy.evaluation import Refusal
 from ..policy.model import Headers
+from ..policy.refusal import Refusal
 
 #: A policy name is cut to this many characters.
 MAX_LABEL = 120
@@ -253,7 +254,7 @@ def encode_reset(style: FieldStyle, decision: Decision) -> bytes:
 
 
 @cython.ccall
-def fields(evaluation: Evaluation) -> list[tuple[bytes, bytes]]:
+def fields(evaluation: Evaluation) -> list:  # type: ignore[type-arg]  # as in the .pxd
     """The fields of a response, allowed or refused. None where no limit applies, or on a success where the policy says so."""
     decision: Decision = evaluation.decision  # type: ignore[assignment]
     entries: list[Entry] = evaluation.entries
@@ -373,6 +374,7 @@ def text_fields(evaluation: Evaluation) -> list[tuple[str, str]]:
 
 #: Families of fields, as bits. A response that has a field of a family keeps it, and gets none of that family from us.
 EXPOSE = 16
+BYTES, TEXT = (b",", b"*", b", "), (",", "*", ", ")
 FAMILIES = {b"retry-after": 4, b"cache-control": 8, b"access-control-expose-headers": EXPOSE}
 FAMILIES |= {name: 1 if name.startswith(b"r") else 2 for name in SPELLING if name not in FAMILIES}
 FAMILY: dict[str | bytes, int] = {key: family for name, family in FAMILIES.items() for key in (name, name.decode())}
@@ -383,7 +385,7 @@ for _name in FAMILIES:
 
 
 @cython.ccall
-def append_fields(own: list[tuple[T, T]], added: list[tuple[T, T]]) -> list[tuple[T, T]]:
+def append_fields(own: list, added: list) -> list:  # type: ignore[type-arg]  # as in the .pxd
     """The response's fields and ours; merged only where one of its names may be one of ours."""
     length: cython.Py_ssize_t
     for field in own:
@@ -410,19 +412,11 @@ def merge(own: list[tuple[T, T]], added: list[tuple[T, T]]) -> list[tuple[T, T]]
 def join_exposed(merged: list[tuple[T, T]]) -> list[tuple[T, T]]:
     """All Access-Control-Expose-Headers fields in one, the response's own names first; "*" exposes ours too."""
     lines = [field for field in merged if FAMILY.get(field[0].lower()) == EXPOSE]
-    name, value = lines[0]
-    if isinstance(value, bytes):
-        joined = b", ".join(exposed_names([line.split(b",") for _, line in lines], b"*"))
-    else:
-        joined = ", ".join(exposed_names([line.split(",") for _, line in lines], "*"))
+    comma, star, separator = BYTES if isinstance(lines[0][1], bytes) else TEXT
+    exposed: dict[T, T] = {}
+    for _, line in lines:
+        for word in line.split(comma):
+            if word.strip() and star not in exposed:
+                exposed.setdefault(word.strip().lower(), word.strip())
     rest = [field for field in merged if FAMILY.get(field[0].lower()) != EXPOSE]
-    return [*rest, (name, joined)]
-
-
-def exposed_names(lines: Iterable[list[T]], star: T) -> list[T]:
-    found: dict[T, T] = {}
-    for line in lines:
-        for word in line:
-            if word.strip() and star not in found:
-                found.setdefault(word.strip().lower(), word.strip())
-    return list(found.values())
+    return rest + [(lines[0][0], separator.join(exposed.values()))]  # noqa: RUF005  # mypy: T

@@ -1,4 +1,4 @@
-"""Whose address it is: only trusted proxies are believed, nobody's text becomes an address, and absurd chains cost nothing."""
+"""The client's address: only trusted proxies are believed, client text never becomes an address, long chains cost little."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from limitkeeper.errors import ConfigurationError
-from limitkeeper.policy.identity.addresses import MOST_KEPT, Networks, network_text, read_address
-from limitkeeper.policy.identity.client_ip import MOST_HOPS, ClientIp
+from limitkeeper.policy.identity.addresses import CACHE_SIZE, Networks, network_text, read_address
+from limitkeeper.policy.identity.client_ip import MAX_HOPS, ClientIp
 from limitkeeper.policy.request_context import WrittenRequest
 
 STEADY = settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck))
@@ -49,7 +49,7 @@ def seen(chain: str | None, peer: str | None = PROXY, ip: ClientIp = BEHIND) -> 
     ],
 )
 def test_the_chain_is_read_from_the_right_over_trusted_proxies_only(chain, client):
-    """The client is the last address that is no trusted proxy, whatever it wrote before it."""
+    """The client is the last address that is not a trusted proxy, whatever it wrote further left."""
     assert seen(chain) == client
 
 
@@ -83,19 +83,19 @@ def test_the_chain_is_read_from_the_right_over_trusted_proxies_only(chain, clien
         "\ud800",
     ],
 )
-def test_a_malformed_hop_ends_the_walk_at_the_last_address_somebody_vouched_for(hop):
-    """Never the text of a stranger: the proxy that wrote nonsense stands for it."""
+def test_a_malformed_hop_ends_the_walk_at_the_last_reported_address(hop):
+    """The result is never client text: it is the proxy that reported the malformed hop."""
     assert seen(f"203.0.113.9, {hop}") == PROXY
     assert seen(f"203.0.113.9, {hop}, 10.0.0.7") == "10.0.0.7"
 
 
 def test_without_trusted_proxies_no_header_is_read():
-    """Whoever connects is the client, and may write into headers what it likes."""
+    """The peer is the client, whatever headers it sends."""
     assert seen("1.1.1.1", peer="203.0.113.9", ip=ClientIp()) == "203.0.113.9"
     assert seen("1.1.1.1", peer="203.0.113.9") == "203.0.113.9"
 
 
-def test_a_client_can_not_become_somebody_else():
+def test_a_client_can_not_change_its_key():
     """Through an honest proxy, which appends who it saw, every spoofed chain comes to the same key."""
     chains = ["", "1.1.1.1, ", "10.0.0.1, ", "10.0.0.1, 10.0.0.2, ", '"quoted, ', "unknown, ", "\x00, ", ", , ,", "::1, " * 5_000]
     assert {seen(spoofed + "203.0.113.9") for spoofed in chains} == {"203.0.113.9"}
@@ -104,7 +104,7 @@ def test_a_client_can_not_become_somebody_else():
 @STEADY
 @given(st.text(max_size=60))
 def test_whatever_stands_further_left_changes_nothing(spoofed):
-    """Text before the entry of a trusted proxy is never looked at."""
+    """Text before the entry of a trusted proxy is never read."""
     assert seen(f"{spoofed},203.0.113.9") == "203.0.113.9"
 
 
@@ -164,7 +164,7 @@ def test_forwarded_is_read_as_its_standard_says(chain, client):
     ],
 )
 def test_a_header_with_one_address_holds_one(said, client):
-    """X-Real-IP and its like: two values mean that somebody added one, so neither counts."""
+    """X-Real-IP and similar headers: of two values one was added by the client, so neither counts."""
     assert seen(said, ip=ClientIp(trusted_proxies=("10.0.0.0/8",), header="X-Real-IP")) == client
 
 
@@ -192,7 +192,7 @@ def test_prefixes_widen_keys():
 
 
 def test_a_unix_socket_has_no_address():
-    """Nobody is identified by a UNIX socket, unless the proxy behind it is trusted."""
+    """A UNIX socket identifies no client, unless it is a trusted proxy."""
     assert seen("203.0.113.9", peer=None, ip=ClientIp()) is None
     assert seen("203.0.113.9", peer=None) is None
     assert seen("6.6.6.6, 203.0.113.9", peer=None, ip=ClientIp(trusted_proxies=("unix",))) == "203.0.113.9"
@@ -200,7 +200,7 @@ def test_a_unix_socket_has_no_address():
 
 
 def test_what_the_server_calls_a_peer_is_taken():
-    """A test client has a name instead of an address; a long one is kept as its hash."""
+    """A test client has a name instead of an address; a long one is hashed."""
     assert seen(None, peer="testclient") == "testclient"
     assert seen(None, peer="x" * 1_000).startswith("sha256:")
 
@@ -219,8 +219,8 @@ def test_what_the_server_calls_a_peer_is_taken():
     ],
     ids=range(8),
 )
-def test_an_absurd_chain_costs_nothing(chain):
-    """Work is bounded by the hops that are believed, not by what is sent."""
+def test_a_long_chain_takes_bounded_time(chain):
+    """Work is bounded by MAX_HOPS, not by the header."""
     for header in ("X-Forwarded-For", "Forwarded", "X-Real-IP"):
         ip = ClientIp(trusted_proxies=("10.0.0.0/8",), header=header)
         began = time.process_time()
@@ -230,18 +230,18 @@ def test_an_absurd_chain_costs_nothing(chain):
         assert found in (PROXY, "203.0.113.9", "10.0.0.3")
 
 
-def test_so_many_hops_are_believed():
-    """A chain of more proxies than anybody has ends at the last one that was looked at."""
-    assert seen("203.0.113.9" + ", 10.0.0.3" * (MOST_HOPS - 1)) == "203.0.113.9"
-    assert seen("203.0.113.9" + ", 10.0.0.3" * MOST_HOPS) == "10.0.0.3"
+def test_hops_are_bounded():
+    """A chain of more than MAX_HOPS proxies ends at the last one that was read."""
+    assert seen("203.0.113.9" + ", 10.0.0.3" * (MAX_HOPS - 1)) == "203.0.113.9"
+    assert seen("203.0.113.9" + ", 10.0.0.3" * MAX_HOPS) == "10.0.0.3"
 
 
-def test_what_is_remembered_is_bounded():
-    """A flood of addresses fills no memory."""
+def test_the_cache_is_bounded():
+    """A flood of addresses does not grow the cache."""
     ip = ClientIp()
-    for n in range(MOST_KEPT + 500):
+    for n in range(CACHE_SIZE + 500):
         assert seen(None, peer=f"10.{n >> 16}.{n >> 8 & 255}.{n & 255}", ip=ip) is not None
-    assert len(ip._direct) <= MOST_KEPT
+    assert len(ip._direct) <= CACHE_SIZE
 
 
 @pytest.mark.parametrize(
@@ -250,21 +250,21 @@ def test_what_is_remembered_is_bounded():
         ({"trusted_proxies": ("10.0.0.1/8",)}, "write 10.0.0.0/8"),
         ({"trusted_proxies": ("proxy.internal",)}, "write it like 10.0.0.0/8"),
         ({"trusted_proxies": (7.5,)}, "write it like"),
-        ({"ipv6_prefix": 129}, "write 1 to 128"),
-        ({"ipv4_prefix": 0}, "write 1 to 32"),
-        ({"ipv4_prefix": True}, "ipv4_prefix: True is no length of a prefix; write 1 to 32"),
-        ({"ipv6_prefix": "64"}, "ipv6_prefix: '64' is no length of a prefix"),
-        ({"ipv6_prefix": 0}, "write 1 to 128"),
+        ({"ipv6_prefix": 129}, "from 1 to 128, got"),
+        ({"ipv4_prefix": 0}, "from 1 to 32, got 0"),
+        ({"ipv4_prefix": True}, "ipv4_prefix: expected a prefix length from 1 to 32, got True"),
+        ({"ipv6_prefix": "64"}, "ipv6_prefix: expected a prefix length from 1 to 128, got '64'"),
+        ({"ipv6_prefix": 0}, "from 1 to 128, got"),
     ],
 )
-def test_a_mistake_is_told_with_its_remedy(wrong, remedy):
-    """What makes no sense is refused when the identity is made, not with the first request."""
+def test_a_wrong_argument_is_an_error(wrong, remedy):
+    """It is raised by the constructor, not by the first request."""
     with pytest.raises(ConfigurationError, match=remedy):
         ClientIp(**wrong)
 
 
 def test_identities_are_values():
-    """Equal words make equal identities, whatever they remember."""
+    """Equal arguments make equal identities, whatever they have cached."""
     one, two = ClientIp(("10.0.0.0/8",)), ClientIp(("10.0.0.0/8",))
     one.of(WrittenRequest(peer="1.2.3.4"))
     assert one == two
@@ -295,7 +295,7 @@ def test_a_key_is_the_network_that_the_standard_library_names(address, prefix):
 
 
 def test_networks_hold_addresses_in_any_spelling():
-    """Exemptions see through ports, brackets and IPv4 inside IPv6; what is no address is nowhere."""
+    """Exemptions see through ports, brackets and IPv4 inside IPv6; other texts are in none."""
     networks = Networks(("10.1.0.0/16", "2001:db8::/32", "192.0.2.7", "::ffff:172.16.0.0/108"))
     inside = ["10.1.2.3", "::ffff:10.1.2.3", "10.1.2.3:80", "[2001:db8::5]:80", "2001:db8:1::5%x", "192.0.2.7", "172.16.9.9"]
     assert all(networks.holds(address) for address in inside)
@@ -304,7 +304,7 @@ def test_networks_hold_addresses_in_any_spelling():
     assert not Networks().holds("10.1.2.3")
 
 
-def test_a_network_of_one_family_holds_nobody_of_the_other():
+def test_a_network_of_one_family_holds_no_address_of_the_other():
     """Where the first bits of an address are those of another family's network, it is not in it; IPv4 inside IPv6 is IPv4."""
     assert not Networks(("0.0.0.0/8",)).holds("::1")
     assert not Networks(("::/104",)).holds("0.0.0.9")

@@ -1,4 +1,4 @@
-"""Who a request is: each kind of identity finds its value, its default or nothing, and no text from outside does harm."""
+"""Identities: each kind gives its value, its default or None, for any client text."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from limitkeeper.policy.identity.callback_errors import CallbackErrors
 from limitkeeper.policy.identity.client_ip import ClientIp
 from limitkeeper.policy.identity.hosts import host_matches, host_of, host_pattern
 from limitkeeper.policy.identity.identify import Called, Captured, Certificate, Cookie, Header, Network, Query
-from limitkeeper.policy.identity.key_hashing import HASHED, LONGEST, kept, remember
+from limitkeeper.policy.identity.key_hashing import HASHED, MAX_KEY_LENGTH, hash_long, remember
 from limitkeeper.policy.request_context import WrittenRequest
 
 STEADY = settings(deadline=None, suppress_health_check=list(HealthCheck))
@@ -24,14 +24,14 @@ def with_header(**headers: str) -> WrittenRequest:
 
 
 def test_a_header_is_found_whatever_the_case_of_its_name():
-    """The value counts as it is, its name in any case; blanks around it are no part of it."""
+    """The name is case-insensitive; the value is stripped of spaces."""
     assert Header("X-Tenant").of(with_header(x_tenant=" Acme ")) == "Acme"
     assert Header("x-TENANT") == Header("X-Tenant")
 
 
 @pytest.mark.parametrize("value", ["", " ", "\t"])
 def test_an_empty_value_is_no_value(value):
-    """A client that sends a blank is as unknown as one that sends nothing."""
+    """A blank value counts as absent."""
     facts = WrittenRequest(headers={"X-Tenant": value, "Cookie": f"sid={value}"}, query={"key": value})
     for identity in (Header("X-Tenant"), Query("key"), Cookie("sid")):
         assert identity.of(facts) is None
@@ -66,7 +66,7 @@ def test_a_query_parameter_and_a_captured_part_are_found():
     ],
 )
 def test_a_cookie_is_found_among_others(header, value):
-    """The one of its exact name, on whichever line it came; several that differ are told apart from nobody's."""
+    """The one of its exact name, on any header line; several that differ give SEVERAL."""
     assert Cookie("sid").of(WrittenRequest(headers={"Cookie": header})) == value
 
 
@@ -80,7 +80,7 @@ def test_no_cookie_header_breaks_its_reader(header, name):
 
 
 def test_a_certificate_names_its_bearer():
-    """The first alternative name, or the subject; without a certificate nobody."""
+    """The first alternative name, or the subject; None without a certificate."""
     facts = WrittenRequest(certificate={"subject": "CN=billing", "san": ["", "spiffe://shop/billing", "billing.internal"]})
     assert Certificate("san").of(facts) == "spiffe://shop/billing"
     assert Certificate("subject").of(facts) == "CN=billing"
@@ -88,16 +88,16 @@ def test_a_certificate_names_its_bearer():
     assert Certificate("san").of(WrittenRequest(certificate={"san": [], "subject": 7})) is None
 
 
-def test_a_function_of_the_application_says_who():
-    """Text and whole numbers count; the function sees the facts."""
+def test_a_callback_identifies():
+    """Strings and integers count; the callback gets the request context."""
     assert Called(lambda facts: facts.header("x-user")).of(with_header(x_user="ann")) == "ann"
     assert Called(lambda facts: 42).of(WrittenRequest()) == "42"
     assert Called(lambda facts: None, default="all").of(WrittenRequest()) == "all"
 
 
 @pytest.mark.parametrize("answer", [True, 1.5, ["ann"], b"ann", ZeroDivisionError])
-def test_a_function_that_misbehaves_says_nothing(answer, caplog):
-    """It is complained of once for a while, every time counted, and the request goes on under the default."""
+def test_a_failing_callback_counts_as_absent(answer, caplog):
+    """It is logged once per interval and counted each time; the identity has its default."""
 
     def vip_of(facts):
         if isinstance(answer, type):
@@ -110,18 +110,18 @@ def test_a_function_that_misbehaves_says_nothing(answer, caplog):
     assert len(caplog.records) == 1
     assert "vip_of" in caplog.text
     assert "secret-key-42" not in caplog.text
-    assert identity.complaints.count == 50
+    assert identity.errors.count == 50
 
 
-def test_complaints_tell_how_many_were_not_told(caplog):
-    """After the pause one line says how many there were meanwhile."""
-    complaints = CallbackErrors(every_us=0)
-    complaints.tell("first")
-    complaints.every_us = 60_000_000
-    complaints.tell("silent")
-    complaints.tell("silent")
-    complaints.every_us = 0
-    complaints.tell("again")
+def test_complaints_count_what_was_not_logged(caplog):
+    """After the interval one line says how many errors were not logged."""
+    errors = CallbackErrors(every_us=0)
+    errors.report("first")
+    errors.every_us = 60_000_000
+    errors.report("silent")
+    errors.report("silent")
+    errors.every_us = 0
+    errors.report("again")
     assert [record.getMessage() for record in caplog.records] == ["first", "again (2 more since the last line)"]
 
 
@@ -132,17 +132,17 @@ async def soon(facts):
 @pytest.mark.parametrize(
     ("make", "remedy"),
     [
-        (lambda: Header(""), "is no name"),
-        (lambda: Query("  "), "is no name"),
-        (lambda: Cookie(7), "is no name"),
-        (lambda: Certificate("serial"), "write san or subject"),
+        (lambda: Header(""), "expected a name"),
+        (lambda: Query("  "), "expected a name"),
+        (lambda: Cookie(7), "expected a name"),
+        (lambda: Certificate("serial"), "expected san or subject"),
         (lambda: Called("shop:vip"), "write package.module:function"),
         (lambda: Called(soon), "is async"),
         (lambda: Network(ClientIp(), (("office", ("10.0.0.5/8",)),)), "write 10.0.0.0/8"),
     ],
 )
-def test_a_mistake_is_told_when_the_identity_is_made(make, remedy):
-    """Not with the first request."""
+def test_a_wrong_argument_is_an_error(make, remedy):
+    """It is raised by the constructor, not by the first request."""
     with pytest.raises(ConfigurationError, match=remedy):
         make()
 
@@ -181,38 +181,38 @@ def test_a_class_can_not_be_claimed():
 # What is kept
 
 
-def test_a_long_value_is_kept_as_its_hash():
+def test_a_long_value_is_hashed():
     """A megabyte in a header takes 71 characters in the store, and is still one key per value."""
     bomb = "x" * 1_000_000
     keys = {
         identity.of(WrittenRequest(headers={"X-Key": bomb, "Cookie": f"k={bomb}"}, query={"k": bomb}))
         for identity in (Header("X-Key"), Cookie("k"), Query("k"))
     }
-    assert keys == {kept(bomb)}
-    assert kept(bomb).startswith(HASHED)
-    assert len(kept(bomb)) == 71
-    assert kept(bomb) != kept(bomb + "y")
-    assert kept(kept(bomb)) != kept(bomb)  # who sends the hash of another one's key is not that other one
+    assert keys == {hash_long(bomb)}
+    assert hash_long(bomb).startswith(HASHED)
+    assert len(hash_long(bomb)) == 71
+    assert hash_long(bomb) != hash_long(bomb + "y")
+    assert hash_long(hash_long(bomb)) != hash_long(bomb)  # who sends the hash of another one's key is not that other one
 
 
 @STEADY
 @given(st.text(max_size=400), st.text(max_size=400))
 def test_two_values_never_share_a_key(one, other):
     """Hashed or not, and also when a value looks like a hash."""
-    assert (kept(one) == kept(other)) == (one == other)
-    assert len(kept(one)) <= LONGEST
-    assert kept(kept(one)) != kept(one) or kept(one) == one
+    assert (hash_long(one) == hash_long(other)) == (one == other)
+    assert len(hash_long(one)) <= MAX_KEY_LENGTH
+    assert hash_long(hash_long(one)) != hash_long(one) or hash_long(one) == one
 
 
 def test_keys_may_hold_any_character():
     """Control characters, line breaks and lone surrogates are kept as they are: stores take any text."""
     for value in ("a\r\nX-Evil: 1", "\x00", "\ud800", "💧", "%0d%0a"):
         assert Header("X-Key").of(WrittenRequest(headers={"X-Key": f"k{value}k"})) == f"k{value}k"
-    assert kept("\ud800" * 300).startswith(HASHED)
+    assert hash_long("\ud800" * 300).startswith(HASHED)
 
 
-def test_what_is_remembered_is_forgotten_oldest_first():
-    """A full table lets go of an eighth; what came last stays."""
+def test_a_cache_drops_its_oldest_entries():
+    """A full cache drops an eighth; the newest entries stay."""
     table: dict[int, int] = {}
     for n in range(1_000):
         remember(table, n, n, 64)
@@ -260,7 +260,7 @@ def test_what_is_remembered_is_forgotten_oldest_first():
     ],
 )
 def test_a_host_has_one_spelling(value, host):
-    """Lower case, no port, no last dot; what is no host is nobody's."""
+    """Lower case, no port, no last dot; an invalid host is empty."""
     assert host_of(value) == host
 
 
@@ -288,12 +288,12 @@ def test_any_text_is_a_host_or_nothing(value):
     ],
 )
 def test_a_star_stands_for_every_host_below(pattern, host, meant):
-    """`*.example.com` means hosts below example.com, not itself and not its neighbours."""
+    """`*.example.com` matches subdomains of example.com, not itself and not its siblings."""
     assert host_matches(host_pattern(pattern) if pattern else "", host) is meant
 
 
 @pytest.mark.parametrize("pattern", ["*", "*.", "a.*.com", "**.example.com", "shop example", "http://shop.example"])
-def test_a_pattern_that_is_none_is_told(pattern):
-    """With what to write instead."""
+def test_an_invalid_pattern_is_an_error(pattern):
+    """The message says what to write."""
     with pytest.raises(ConfigurationError, match=r"write shop\.example\.com, or \*\.example\.com"):
         host_pattern(pattern)

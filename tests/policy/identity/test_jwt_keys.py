@@ -1,4 +1,4 @@
-"""Several keys at once, while one takes the place of another: in PEM one after the other, or as a JSON Web Key Set."""
+"""Key rotation: several PEM keys in sequence, or a JSON Web Key Set."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from limitkeeper.errors import ConfigurationError
 from limitkeeper.policy import Policy, PolicyError
 from limitkeeper.policy.gate import Gate
 from limitkeeper.policy.identity.jwt import Jwt, Verifier
-from limitkeeper.policy.identity.jwt_keys import MOST_KEYS
+from limitkeeper.policy.identity.jwt_keys import MAX_KEYS
 from limitkeeper.policy.request_context import WrittenRequest
 
 OLD, NEW, STRANGER = (rsa.generate_private_key(65537, 2048) for _ in range(3))
@@ -56,7 +56,7 @@ TEXTS = {
 @pytest.mark.parametrize("text", TEXTS.values(), ids=TEXTS)
 @pytest.mark.parametrize("form", [str, str.encode], ids=["text", "bytes"])
 def test_tokens_of_every_key_count(text, form):
-    """A token that any of the keys signed counts, named or not; a stranger's does not, whatever it calls its key."""
+    """A token that any of the keys signed counts, named or not; a foreign token does not, whatever its kid."""
     verifier = Verifier(form(text), ("RS256",))
     for private in (OLD, NEW):
         assert who(verifier, token(private)) == "ann"
@@ -65,15 +65,15 @@ def test_tokens_of_every_key_count(text, form):
 
 
 def test_a_token_that_names_its_key_is_tried_with_that_one():
-    """A name that another key of the set has does not count for this one."""
+    """A token with the kid of one key is not accepted when another signed it."""
     verifier = Verifier(TEXTS["a set with names"], ("RS256",))
     assert who(verifier, token(NEW, kid="2026")) == "ann"
     assert who(verifier, token(NEW, kid="2025")) is None
 
 
 @pytest.mark.parametrize("forged", ["", "a.b.c", "a.b", "." * 50, token(NEW)[:-4] + "AAAA", token(CURVE, "ES256")])
-def test_what_no_key_signed_names_nobody(forged):
-    """Broken, altered and foreign tokens are refused by all keys together."""
+def test_forged_tokens_are_invalid(forged):
+    """Broken, altered and foreign tokens are rejected by all keys."""
     assert who(Verifier(TEXTS["pem"], ("RS256",)), forged) is None
 
 
@@ -85,12 +85,12 @@ def test_what_no_key_signed_names_nobody(forged):
         (key_set(member(OLD)), ("HS256",), "none of the 1 keys of this set verifies HS256"),
         (key_set({"kty": "oct", "k": "c2VjcmV0" * 8}), ("HS256",), "none of the 1 keys of this set verifies HS256"),
         (pem(OLD) + pem(CURVE), ("RS256",), "the key is not an RSA key, which RS256 needs"),
-        (pem(OLD) * (MOST_KEYS + 1), ("RS256",), f"these are {MOST_KEYS + 1} keys"),
-        (key_set(*[member(OLD)] * (MOST_KEYS + 1)), ("RS256",), f"keep {MOST_KEYS} or fewer"),
+        (pem(OLD) * (MAX_KEYS + 1), ("RS256",), f"got {MAX_KEYS + 1} keys"),
+        (key_set(*[member(OLD)] * (MAX_KEYS + 1)), ("RS256",), f"keep {MAX_KEYS} or fewer"),
         (key_set(member(rsa.generate_private_key(65537, 1024))), ("RS256",), "1024 bits, and RS256 needs 2048"),
     ],
 )
-def test_keys_that_can_be_mistaken_are_refused(text, algorithms, told):
+def test_unsafe_keys_are_errors(text, algorithms, told):
     """Of several keys too: none that fits, one of another kind, weak ones, too many, or public ones as a shared secret."""
     with pytest.raises(ConfigurationError, match=told):
         Verifier(text, algorithms)
@@ -98,13 +98,13 @@ def test_keys_that_can_be_mistaken_are_refused(text, algorithms, told):
 
 @pytest.mark.parametrize("key", [None, 5, ["x"]])
 def test_a_key_is_text_or_bytes(key):
-    """Anything else is refused by name, and never shown."""
-    with pytest.raises(ConfigurationError, match=f"the key must be text or bytes, not {type(key).__name__}"):
+    """Another type is an error that does not show the value."""
+    with pytest.raises(ConfigurationError, match=f"the key must be a string or bytes, not {type(key).__name__}"):
         Verifier(key, ("HS256",))
 
 
 def test_a_private_member_of_a_set_verifies_like_its_public_half():
-    """Whoever put the wrong half into the set is served all the same."""
+    """A private key in a set is used as its public key."""
     private = json.loads(jwt.get_algorithm_by_name("RS256").to_jwk(OLD))
     assert who(Verifier(key_set(private), ("RS256",)), token(OLD)) == "ann"
 
@@ -117,8 +117,8 @@ limits:
 """
 
 
-def test_a_key_is_changed_without_locking_anybody_out(tmp_path):
-    """Old, then both, then new: at every step those who are signed by what is in the file are known."""
+def test_a_key_rotation_locks_no_client_out(tmp_path):
+    """Old, then both, then new: at every step tokens of the keys in the file are valid."""
     known = []
     for text in (pem(OLD), pem(OLD) + pem(NEW), key_set(member(NEW))):
         (tmp_path / "keys").write_text(text)
@@ -130,8 +130,8 @@ def test_a_key_is_changed_without_locking_anybody_out(tmp_path):
 
 
 def test_a_set_is_no_shared_secret(tmp_path):
-    """A key set is public: as the secret of HS256 it would let anybody sign, and the policy says so."""
+    """A key set is public: as the secret of HS256 it would let anyone sign, which is an error."""
     (tmp_path / "keys").write_text(key_set(member(OLD)))
     (tmp_path / "limitkeeper.yaml").write_text(POLICY.replace("RS256", "HS256"))
-    with pytest.raises(PolicyError, match="this one is public: anybody could sign with it"):
+    with pytest.raises(PolicyError, match="this key is public: anyone could sign with it"):
         Policy.load(tmp_path / "limitkeeper.yaml")

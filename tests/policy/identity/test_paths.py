@@ -1,4 +1,4 @@
-"""One spelling for a path: no disguise slips past a rule, and nothing that is sent breaks the tidying."""
+"""Path normalization: all encodings of a path have one canonical form, and any input has one."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from limitkeeper.policy.identity.paths import readings, tidy
+from limitkeeper.policy.identity.paths import normalize_path, readings
 
 STEADY = settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck))
 
-DISGUISES = [
+ENCODINGS = [
     ("/checkout", "/checkout"),
     ("/Checkout", "/checkout"),
     ("//checkout", "/checkout"),
@@ -62,11 +62,11 @@ DISGUISES = [
 ]
 
 
-@pytest.mark.parametrize(("sent", "meant"), DISGUISES)
-def test_a_disguise_is_seen_through(sent, meant):
-    """However a path is written, rules see its one spelling, and see it as one of its readings."""
-    assert tidy(sent) == meant
-    assert readings(sent)[0] == meant
+@pytest.mark.parametrize(("sent", "normalized"), ENCODINGS)
+def test_a_path_is_normalized(sent, normalized):
+    """Each encoding has the canonical form, which is also its first reading."""
+    assert normalize_path(sent) == normalized
+    assert readings(sent)[0] == normalized
 
 
 def encoded(character: str, depth: int) -> str:
@@ -88,12 +88,12 @@ def spelt(character: str, upper: bool, depth: int) -> str:
     st.lists(st.tuples(st.booleans(), st.integers(0, 4), st.sampled_from(["", "", "\x00", "\n", "%00"])), min_size=8, max_size=8),
     st.sampled_from(["", "/", "//", "/.", ";a=b", "%20", "%3Fq", "/x/..", "/%2e/"]),
 )
-def test_every_disguise_of_a_path_is_that_path(before, letters, after):
+def test_every_encoding_of_a_path_is_that_path(before, letters, after):
     """Slashes, dots, cases, control characters and encodings of any depth, in any mixture: it is /checkout."""
     word = "".join(
         spelt(character, upper, depth) + junk for character, (upper, depth, junk) in zip("checkout", letters, strict=True)
     )
-    assert tidy("".join(before) + word + after) == "/checkout"
+    assert normalize_path("".join(before) + word + after) == "/checkout"
 
 
 fragments = st.lists(st.one_of(st.sampled_from(list("/\\%.;?# 2f5cE\x00\n:")), st.text(max_size=3), st.characters()), max_size=40)
@@ -101,20 +101,20 @@ fragments = st.lists(st.one_of(st.sampled_from(list("/\\%.;?# 2f5cE\x00\n:")), s
 
 @STEADY
 @given(fragments.map("".join))
-def test_tidying_twice_is_tidying_once(path):
-    """Whatever was sent, the result is a path, and it stays as it is; nothing is raised."""
-    once = tidy(path)
+def test_normalizing_is_idempotent(path):
+    """For any input the result is a path, and normalizing it again changes nothing."""
+    once = normalize_path(path)
     assert once == "/" or (once.startswith("/") and not once.endswith("/") and "//" not in once)
     assert not {".", ".."} & set(once.split("/"))
-    assert tidy(once) == once
+    assert normalize_path(once) == once
     assert readings(path)[0] == once
 
 
 def test_every_character_has_one_spelling():
-    """Each character of Unicode, alone in a segment, is tidied to something that stays."""
+    """Each character of Unicode, alone in a segment, is normalized idempotently."""
     for first in range(0, sys.maxunicode + 1, 4096):
-        once = tidy("".join(f"/a{chr(number)}" for number in range(first, first + 4096) if chr(number) not in "?#"))
-        assert tidy(once) == once
+        once = normalize_path("".join(f"/a{chr(number)}" for number in range(first, first + 4096) if chr(number) not in "?#"))
+        assert normalize_path(once) == once
 
 
 @pytest.mark.parametrize(
@@ -129,7 +129,7 @@ def test_every_character_has_one_spelling():
     ],
 )
 def test_a_path_that_can_be_read_in_several_ways_is(sent, taken):
-    """An application may not resolve what a gateway does: rules are asked about every reading."""
+    """An application may not resolve what a gateway does: rules are matched against every reading."""
     assert set(readings(sent)) == taken
 
 
@@ -151,10 +151,10 @@ def test_a_path_that_can_be_read_in_several_ways_is(sent, taken):
     ],
     ids=range(12),
 )
-def test_an_absurd_path_takes_no_absurd_time(path):
-    """A path of 100 kB, however nasty, is tidied in milliseconds."""
+def test_a_long_path_takes_bounded_time(path):
+    """A path of 100 kB, is normalized in milliseconds."""
     began = time.process_time()
-    once = tidy(path)
+    once = normalize_path(path)
     took = time.process_time() - began
-    assert tidy(once) == once
+    assert normalize_path(once) == once
     assert took < 0.5

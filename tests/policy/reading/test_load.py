@@ -1,4 +1,4 @@
-"""A policy file is read as it is written: the whole sample, every word, the words of YAML that mean something else elsewhere."""
+"""Loading a policy file: the whole sample, every field, and YAML values with special rules."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ from limitkeeper.policy.model import (
 )
 from limitkeeper.policy.overrides import CalledOverrides, HashOverrides
 from limitkeeper.policy.reading.diagnostics import PolicyError
-from limitkeeper.policy.reading.import_string import Named, names_of
-from limitkeeper.policy.reading.nodes import plain
-from limitkeeper.policy.reading.schema import schema
-from limitkeeper.policy.reading.yaml import LARGEST, tree_of
+from limitkeeper.policy.reading.import_string import ImportString, import_strings_of
+from limitkeeper.policy.reading.nodes import to_python
+from limitkeeper.policy.reading.sections import policy_schema
+from limitkeeper.policy.reading.yaml import MAX_BYTES, parse_yaml
 
 HERE = Path(__file__).parents[1]
 POST_CHECKOUT = (Match(frozenset({"POST"}), "/checkout"),)
@@ -52,7 +52,7 @@ def everything() -> dict[str, object]:
 
 
 def test_the_sample_loads_as_it_stands(shop, caplog):
-    """The sample policy has eight rules in their order, its own store, and neither mistakes nor warnings."""
+    """The sample policy has eight rules in their order, its own store, and neither errors nor warnings."""
     names = "partner tenant-and-user user checkout login payment checkout-capacity public-checkout"
     assert [rule.name for rule in shop.rules] == names.split()
     assert shop.store == "redis://localhost:6379"
@@ -94,11 +94,11 @@ def test_the_samples_rules_are_what_they_say(shop):
     assert shop.exempt == (Exemption(match=(Match(path="/healthz"),)), Exemption(networks=("10.1.0.0/16",)))
 
 
-# Every word --------------------------------------------------------------------------------------------------------------------
+# Every field --------------------------------------------------------------------------------------------------------------------
 
 
 def test_the_top_of_a_policy(everything):
-    """Name, store, budget, headers and shutting out are read; `off` is off and not the text of it."""
+    """Name, store, budget, headers and penalty box are read; `off` means off, not the string."""
     policy = everything["policy"]
     assert (policy.name, policy.store, policy.budget_us, policy.problem) == (
         "everything",
@@ -112,7 +112,7 @@ def test_the_top_of_a_policy(everything):
 
 
 def test_every_kind_of_identity(everything):
-    """Each kind of identity is made with its words; a network class looks at the policy's own client address."""
+    """Each kind of identity has its fields; a network class looks at the policy's own client address."""
     found = everything["policy"].identify
     ip = ClientIp(("10.0.0.0/8", "unix"), "Forwarded", ipv6_prefix=56, ipv4_prefix=24)
     assert found["ip"] == ip
@@ -120,7 +120,7 @@ def test_every_kind_of_identity(everything):
     assert found["session"] == Cookie("sid")
     assert found["order"] == Captured("order_id")
     assert found["service"] == Certificate("san")
-    assert found["vip"] == Called(Named("os.path:basename"))
+    assert found["vip"] == Called(ImportString("os.path:basename"))
     assert found["class"] == Network(
         ip, (("internal", ("10.1.0.0/16", "2001:db8::/32")), ("office", ("192.168.0.0/16",))), "public"
     )
@@ -146,8 +146,8 @@ def test_every_kind_of_exemption(everything):
     )
 
 
-def test_a_rule_with_every_word(everything):
-    """Everything that can be said of a rule is in its value."""
+def test_a_rule_with_every_field(everything):
+    """All fields of a rule are in its value."""
     rule = everything["orders"]
     assert rule.match == (
         Match(frozenset({"GET", "HEAD"}), "/orders/{order_id}"),
@@ -169,7 +169,7 @@ def test_a_rule_with_every_word(everything):
 
 
 def test_a_rule_with_as_little_as_can_be(everything):
-    """What is not said has its default; the policy's on_failure is the rules'."""
+    """Absent fields have their defaults; the policy's on_failure is the default of the rules."""
     rule = everything["plain"]
     assert rule.limit == (TokenBucket("100/s"),)
     assert (rule.match, rule.key, rule.when, rule.once, rule.alert) == ((), (), When(), None, None)
@@ -180,34 +180,34 @@ def test_a_rule_with_as_little_as_can_be(everything):
 def test_costs_charges_and_handlers_by_name(everything):
     """Costs by response, by call and by query, charges by call, overrides from elsewhere, handlers by name."""
     assert everything["tiers"].cost == Cost("response", 2, per=4096)
-    assert everything["calls"].cost == Cost("call", 1, most=5, call=Named("os.path:getsize"))
-    assert everything["calls"].charge == Charge(call=Named("os.path:exists"))
+    assert everything["calls"].cost == Cost("call", 1, most=5, call=ImportString("os.path:getsize"))
+    assert everything["calls"].charge == Charge(call=ImportString("os.path:exists"))
     assert everything["query"].cost == Cost("query", 0, "n", 10)
     assert everything["hash"].cost == Cost("constant", 3)
     assert everything["hash"].on_refusal == OnRefusal("degrade", handler="cached")
     assert everything["tiers"].on_refusal == OnRefusal("degrade", handler="shop.cheap:answer")
     called, hashed = everything["tiers"].overrides, everything["hash"].overrides
     assert isinstance(called, CalledOverrides)
-    assert (called.call, called.keep_us) == (Named("os.path:basename"), 60_000_000)
+    assert (called.call, called.keep_us) == (ImportString("os.path:basename"), 60_000_000)
     assert isinstance(hashed, HashOverrides)
     assert (hashed.url, hashed.hash, hashed.refresh_us) == ("redis://localhost:6379/1", "shop:limits", 10_000_000)
     assert everything["calls"].limit == Tiers("class", (("internal", (TokenBucket("500/s"),)),), (TokenBucket("5/s"),))
 
 
-def test_words_of_yaml_stay_texts(everything):
-    """Keys that YAML would read as a number or as false are the texts that were written."""
+def test_override_keys_stay_strings(everything):
+    """Keys that YAML would read as a number or as false are the strings in the file."""
     assert [key for key, _ in everything["query"].override] == ["acme", "42", "no"]
 
 
 @pytest.mark.parametrize("name", ["shop.yaml", "everything.yaml"])
 def test_the_schema_accepts_what_loads(name):
-    """Editors see no mistake in a file that loads."""
-    tree, _ = tree_of((HERE / name).read_text())
-    jsonschema.Draft202012Validator(schema()).validate(plain(tree))
+    """A file that loads is valid by the schema."""
+    tree, _ = parse_yaml((HERE / name).read_text())
+    jsonschema.Draft202012Validator(policy_schema()).validate(to_python(tree))
 
 
-def test_the_full_file_says_every_word_there_is():
-    """tests/policy/everything.yaml uses every word of the tables, so that no word goes untested."""
+def test_the_full_file_has_every_field():
+    """tests/policy/everything.yaml has every field of the schema, so that none goes untested."""
     text = (HERE / "everything.yaml").read_text()
     words: set[str] = set()
 
@@ -220,11 +220,11 @@ def test_the_full_file_says_every_word_there_is():
             for value in part:
                 walk(value)
 
-    walk(schema())
+    walk(policy_schema())
     assert [word for word in sorted(words) if f"{word}:" not in text] == ["env", "key_env"]
 
 
-# Small truths ----------------------------------------------------------------------------------------------------------------
+# Details ----------------------------------------------------------------------------------------------------------------
 
 
 def rule(text: str) -> object:
@@ -238,7 +238,7 @@ def test_every_policy_knows_the_client():
     assert Policy.read("limits: [{name: a, key: ip, limit: 5/s}]").identify == {"ip": ClientIp()}
 
 
-def test_keys_joined_and_first_present_are_spelt_apart():
+def test_joined_keys_and_alternatives_differ():
     """A list joins parts to one key, a bar takes the first one present, and both may be mixed."""
     assert rule("key: user | ip").key == (("user", "ip"),)
     assert rule("key: [user, ip]").key == (("user",), ("ip",))
@@ -247,7 +247,7 @@ def test_keys_joined_and_first_present_are_spelt_apart():
 
 
 def test_headers_off_is_none_at_all():
-    """`headers: off` carries no field of ours; `headers: on` is the default."""
+    """`headers: off` sends no header field; `headers: on` is the default."""
     off = Policy.read("headers: off\nlimits: [{name: a, limit: 5/s}]").headers
     assert off == Headers("none", x=False, reset="off", success="never", partition=False, cors=False)
     assert Policy.read("headers: on\nlimits: [{name: a, limit: 5/s}]").headers == Headers()
@@ -277,28 +277,28 @@ limits: [{name: a, key: user, limit: 5/s}]
 def test_nothing_is_imported_by_reading():
     """Names of calls are read, not imported: a file can be checked where the application is not."""
     policy = Policy.read('identify: {vip: {call: "no_such_thing:at_all"}}\nlimits: [{name: a, key: vip | ip, limit: 5/s}]')
-    (named,) = names_of(policy)
+    (named,) = import_strings_of(policy)
     with pytest.raises(ConfigurationError, match="no_such_thing"):
-        named.found()
+        named.load()
 
 
 def test_a_named_call_is_called():
     """A call by name is the thing that it names."""
-    assert Named("os.path:basename")("/a/b") == "b"
+    assert ImportString("os.path:basename")("/a/b") == "b"
     with pytest.raises(ConfigurationError, match="can't be called"):
-        Named("os.path:sep").found()
+        ImportString("os.path:sep").load()
 
 
 def test_a_missing_file_is_an_error_with_its_name(tmp_path):
-    """A policy that is not there is a ConfigurationError that says so."""
-    with pytest.raises(ConfigurationError, match=r"nowhere\.yaml: the policy can't be read: no such file"):
+    """A missing file is a ConfigurationError with the file's name."""
+    with pytest.raises(ConfigurationError, match=r"nowhere\.yaml: can't read the policy: no such file"):
         Policy.load(tmp_path / "nowhere.yaml")
-    with pytest.raises(ConfigurationError, match="can't be read"):
+    with pytest.raises(ConfigurationError, match="can't read the policy"):
         Policy.load(tmp_path)
 
 
 def test_a_file_may_begin_with_a_byte_order_mark(tmp_path):
-    """A byte order mark is no mistake; UTF-16 is, and is named."""
+    """A byte order mark is allowed; UTF-16 is an error."""
     path = tmp_path / "a.yaml"
     path.write_bytes(b"\xef\xbb\xbflimits: [{name: a, limit: 5/s}]")
     assert Policy.load(path).rules[0].name == "a"
@@ -308,17 +308,17 @@ def test_a_file_may_begin_with_a_byte_order_mark(tmp_path):
 
 
 def test_a_huge_file_is_refused_at_once(tmp_path):
-    """A file of more than half a megabyte is not even parsed."""
+    """A file of more than MAX_BYTES is not parsed."""
     path = tmp_path / "a.yaml"
-    path.write_bytes(b"#" * (LARGEST + 1))
+    path.write_bytes(b"#" * (MAX_BYTES + 1))
     with pytest.raises(PolicyError, match="500,001 bytes; a policy has at most 500,000"):
         Policy.load(path)
 
 
 @pytest.mark.parametrize("part", ["[", "{", "- ", "? ", "{a: ", "[{a: ["], ids=repr)
 def test_half_a_megabyte_of_nesting_is_refused(part):
-    """However deep something is nested, reading ends at the first level that no policy has."""
-    with pytest.raises(PolicyError, match=r"lie in each other|no YAML|can't be a word"):
+    """Parsing ends at MAX_DEPTH."""
+    with pytest.raises(PolicyError, match=r"nested more than 32 deep|invalid YAML|can't be the key"):
         Policy.read("limits: " * (part[0] in "[{") + part * (499_000 // len(part)))
 
 
@@ -329,17 +329,17 @@ def test_a_large_policy_loads():
 
 
 @pytest.mark.parametrize("nonsense", [None, 5, [], {}, object(), b"limits: []"])
-def test_what_is_no_text_and_no_path_is_said_so(nonsense):
-    """Whoever hands over something else is told what to hand over."""
-    with pytest.raises(ConfigurationError, match="a policy is read from text"):
+def test_a_wrong_argument_type_is_an_error(nonsense):
+    """The error names the expected argument."""
+    with pytest.raises(ConfigurationError, match="expected the text of a policy"):
         Policy.read(nonsense)
     for reader in (Policy.load, Gate):
-        with pytest.raises(ConfigurationError, match="the path of its file"):
+        with pytest.raises(ConfigurationError, match="expected the path of a policy file"):
             reader(nonsense)
 
 
 def test_a_policy_shows_no_secret_of_its_own():
-    """What a program may log of a policy holds no password of a store, no header that exempts, no key of tokens."""
+    """The repr of a policy holds no password of a store, no value of an exempt header, no key of tokens."""
     policy = Policy.read("""
 store: redis://:s3cret-1@localhost:6379
 identify: {user: {jwt: {claim: sub, key: s3cret-2 of at least thirty-two bytes, algorithms: [HS256]}}}

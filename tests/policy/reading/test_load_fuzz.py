@@ -1,4 +1,4 @@
-"""Whatever is read, the answer is a Policy or a PolicyError, and it comes soon."""
+"""Fuzzing: any input gives a Policy or a PolicyError, in bounded time."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from limitkeeper import ConfigurationError
 from limitkeeper.policy import Policy
 from limitkeeper.policy.reading.diagnostics import PolicyError
-from limitkeeper.policy.reading.load import examined
-from limitkeeper.policy.reading.schema import schema
-from limitkeeper.policy.reading.yaml import LARGEST
-from limitkeeper.policy.request_line import read_request
+from limitkeeper.policy.reading.load import examine
+from limitkeeper.policy.reading.sections import policy_schema
+from limitkeeper.policy.reading.yaml import MAX_BYTES
+from limitkeeper.policy.request_line import parse_request
 
 HERE = Path(__file__).parents[1]
 SHOP = (HERE / "shop.yaml").read_text().replace("jwt.pub", str(HERE / "jwt.pub"))
@@ -25,7 +25,7 @@ EVERYTHING = (HERE / "everything.yaml").read_text().replace("jwt.pub", str(HERE 
 
 
 def only_clear_errors(make: Any) -> Policy | None:
-    """The policy, or None after an error that can be rendered and that names at least one mistake."""
+    """The policy, or None after an error that can be rendered and that names at least one error."""
     try:
         policy = make()
     except PolicyError as caught:
@@ -34,7 +34,7 @@ def only_clear_errors(make: Any) -> Policy | None:
         assert isinstance(policy, Policy)
         return policy
     assert error.errors
-    assert all(str(mistake) and mistake.message for mistake in error.mistakes)
+    assert all(str(one) and one.message for one in error.diagnostics)
     assert "has " in str(error)
     return None
 
@@ -61,14 +61,14 @@ def test_any_text_is_a_policy_or_a_clear_error(text):
 @settings(max_examples=150, deadline=None)
 @given(data=st.binary())
 def test_any_bytes_are_a_policy_or_a_clear_error(data, tmp_path_factory):
-    """Arbitrary bytes in a file neither."""
+    """Arbitrary bytes in a file never raise anything but PolicyError."""
     path = tmp_path_factory.getbasetemp() / "bytes.yaml"
     path.write_bytes(data)
-    examined(path)
+    examine(path)
     only_clear_errors(lambda: Policy.load(path))
 
 
-WORDS = sorted({word for word in str(schema()).replace("'", " ").split() if word.isidentifier()})
+WORDS = sorted({word for word in str(policy_schema()).replace("'", " ").split() if word.isidentifier()})
 LEAF = st.one_of(
     st.none(),
     st.booleans(),
@@ -87,9 +87,9 @@ TREE = st.recursive(LEAF, lambda inner: st.lists(inner, max_size=4) | st.diction
 
 
 @settings(max_examples=80, deadline=None)
-@given(said=st.dictionaries(st.sampled_from(list(schema()["properties"])), TREE, max_size=6))
+@given(said=st.dictionaries(st.sampled_from(list(policy_schema()["properties"])), TREE, max_size=6))
 def test_any_tree_is_a_policy_or_a_clear_error(said):
-    """Arbitrary values from Python under the words of a policy never raise anything but PolicyError."""
+    """Arbitrary values from Python under the fields of a policy never raise anything but PolicyError."""
     only_clear_errors(lambda: Policy.of(**said))
 
 
@@ -108,10 +108,10 @@ def places(node: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
 @given(data=st.data(), value=TREE)
 def test_a_good_policy_with_one_part_changed(data, value):
     """A full policy in which any one part is replaced by anything never raises anything but PolicyError."""
-    from limitkeeper.policy.reading.nodes import plain
-    from limitkeeper.policy.reading.yaml import tree_of
+    from limitkeeper.policy.reading.nodes import to_python
+    from limitkeeper.policy.reading.yaml import parse_yaml
 
-    said = plain(tree_of(EVERYTHING)[0])
+    said = to_python(parse_yaml(EVERYTHING)[0])
     path = data.draw(st.sampled_from(places(said)[1:]))
     parent = said
     for step in path[:-1]:
@@ -161,7 +161,7 @@ def test_any_line_is_a_request_or_a_clear_error(line):
     """A request in one line is read, or refused with a ConfigurationError."""
     policy = Policy.of(identify={"user": {"header": "U"}}, limits=[{"name": "a", "limit": "5/s"}])
     with contextlib.suppress(ConfigurationError):
-        read_request(line, policy).facts().header("a")
+        parse_request(line, policy).context().header("a")
 
 
 # Time --------------------------------------------------------------------------------------------------------------
@@ -196,5 +196,5 @@ HOSTILE = {
 @pytest.mark.parametrize("text", HOSTILE.values(), ids=HOSTILE.keys())
 def test_a_hostile_file_takes_bounded_time(text):
     """Half a megabyte that was made to take long is read, or refused, within the time of a large good file."""
-    assert len(text) <= LARGEST
+    assert len(text) <= MAX_BYTES
     only_clear_errors(lambda: Policy.read(text))

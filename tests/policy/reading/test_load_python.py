@@ -1,4 +1,4 @@
-"""The Python twin: the same words as keyword arguments, texts or ready values; its mistakes name the path."""
+"""Policies in Python: the fields of the file as keyword arguments, as text or values; diagnostics name the path."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def one_rule(**said: Any) -> Any:
 
 
 def test_texts_mean_the_same_in_python():
-    """The words of a file may be said as keyword arguments."""
+    """The fields of a file are keyword arguments."""
     policy = Policy.of(
         name="shop", identify={"user": {"header": "X-User"}}, limits=[{"name": "a", "key": "user | ip", "limit": "5/s"}]
     )
@@ -103,8 +103,8 @@ def test_durations_may_be_numbers_and_timedeltas():
         assert policy.penalty_box.for_us == 60_000_000
 
 
-def test_none_is_not_said():
-    """None in the place of a word means that it was not said, so that computed policies need no branches."""
+def test_none_means_not_given():
+    """A field that is None is absent, so computed policies need no branches."""
     assert one_rule(key=None, message=None, when=None) == one_rule()
 
 
@@ -113,33 +113,41 @@ def test_parts_may_be_shares_of_one():
     assert one_rule(alert=0.8).alert == one_rule(alert="80%").alert == 0.8
 
 
-MISTAKES: list[tuple[dict[str, Any], str]] = [
-    ({"limits": [{"name": "a", "limit": "5/s"}, {"name": "b", "limit": "tokn 5/s"}]}, "limits[1].limit: error: no algorithm"),
+ERRORS: list[tuple[dict[str, Any], str]] = [
+    (
+        {"limits": [{"name": "a", "limit": "5/s"}, {"name": "b", "limit": "tokn 5/s"}]},
+        "limits[1].limit: error: unknown algorithm",
+    ),
     (
         {"limits": [{"name": "a", "limit": "5/s", "kye": "ip"}]},
-        "limits[0].kye: error: no word 'kye' belongs to a rule; did you mean 'key'?",
+        "limits[0].kye: error: unknown field 'kye' in rule; did you mean 'key'?",
     ),
-    ({"limits": [{"name": "a", "limit": 5}]}, "limits[0].limit: error: 5 stands here, not a limit"),
+    ({"limits": [{"name": "a", "limit": 5}]}, "limits[0].limit: error: expected a limit, got 5"),
     (
         {"limits": [{"name": "a", "limit": "5/s", "key": "usr"}], "identify": {"user": {"header": "U"}}},
-        "limits[0].key: error: no identity",
+        "limits[0].key: error: unknown identity",
     ),
-    ({"limits": {"a": "5/s"}}, "limits: error: a table stands here, not a list of rules"),
+    ({"limits": {"a": "5/s"}}, "limits: error: expected a list of rules, got a mapping"),
     ({"identify": {"user": {"header": object()}}, "limits": []}, "identify.user.header: error: "),
-    ({"store": 7}, "store: error: 7 stands here, not the URL of a store"),
-    ({"limits": [{"name": "a", "limit": "5/s"}, {"name": "a", "limit": "5/s"}]}, "limits[1].name: error: a rule in limits[0]"),
-    ({"limit": []}, "limit: error: no word 'limit' belongs to a policy; did you mean 'limits'?"),
-    ({"limits": [{"name": "a", "limit": "5/s", "priority": 10**5000}]}, "limits[0].priority: error: a very large number"),
+    ({"store": 7}, "store: error: expected the URL of a store, got 7"),
+    (
+        {"limits": [{"name": "a", "limit": "5/s"}, {"name": "a", "limit": "5/s"}]},
+        "limits[1].name: error: duplicate rule name 'a'; the first one is at limits[0]",
+    ),
+    (
+        {"limits": [{"name": "a", "limit": "5/s", "priority": 10**5000}]},
+        "limits[0].priority: error: expected a priority (an integer from -1000000 to 1000000), got a very large number",
+    ),
     ({"limits": [{"name": "a", "limit": "5/s", "alert": float("nan")}]}, "limits[0].alert: error: "),
 ]
 
 
-@pytest.mark.parametrize(("said", "told"), MISTAKES, ids=[told for _, told in MISTAKES])
-def test_mistakes_name_the_path(said, told):
-    """A mistake in Python is told with the path of the word in the place of a line."""
+@pytest.mark.parametrize(("fields", "text"), ERRORS, ids=[text for _, text in ERRORS])
+def test_errors_name_the_path(fields, text):
+    """An error in a policy from Python shows the path of the field instead of a line."""
     with pytest.raises(PolicyError) as caught:
-        Policy.of(**said)
-    assert told in str(caught.value)
+        Policy.of(**fields)
+    assert text in str(caught.value)
 
 
 def test_what_contains_itself_is_refused():
@@ -155,7 +163,7 @@ def test_what_contains_itself_is_refused():
         Policy.of(limits=laughs)
 
 
-# The twin ----------------------------------------------------------------------------------------------------------------------
+# Files and Python ----------------------------------------------------------------------------------------------------------
 
 IDENTITIES = {
     "user": {"header": "X-User"},
@@ -229,8 +237,8 @@ class WithoutAliases(yaml.SafeDumper):
 
 @settings(max_examples=120, deadline=None)
 @given(said=POLICY)
-def test_the_file_and_its_twin_agree(said):
-    """The same content as a YAML file and as keyword arguments makes equal policies, or the same mistakes."""
+def test_file_and_python_agree(said):
+    """The same content as a YAML file and as keyword arguments makes equal policies, or errors at the same paths."""
     said = {"identify": IDENTITIES, **said}
     text = yaml.dump(said, Dumper=WithoutAliases, allow_unicode=True, sort_keys=False)
 
@@ -238,7 +246,7 @@ def test_the_file_and_its_twin_agree(said):
         try:
             return make()
         except PolicyError as error:
-            return [(mistake.path, mistake.message, mistake.suggestion) for mistake in error.mistakes]
+            return [(one.path, one.message, one.suggestion) for one in error.diagnostics]
 
     from_python, from_file = made(lambda: Policy.of(**said)), made(lambda: Policy.read(text))
     if isinstance(from_python, list) and isinstance(from_file, list):

@@ -1,4 +1,4 @@
-"""The schema for editors and the loader never part: changed in one place, a policy has the wrong form for both or for none."""
+"""JSON Schema and loader agree: a policy that is changed in one place is invalid for both or for neither."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from limitkeeper.policy.reading.diagnostics import FORM, YAML
-from limitkeeper.policy.reading.load import examined
-from limitkeeper.policy.reading.nodes import plain
-from limitkeeper.policy.reading.schema import schema
-from limitkeeper.policy.reading.yaml import tree_of
+from limitkeeper.policy.reading.diagnostics import SCHEMA, SYNTAX
+from limitkeeper.policy.reading.load import examine
+from limitkeeper.policy.reading.nodes import to_python
+from limitkeeper.policy.reading.sections import policy_schema
+from limitkeeper.policy.reading.yaml import parse_yaml
 
 HERE = Path(__file__).parents[1]
 EVERYTHING = (HERE / "everything.yaml").read_text()
-VALIDATOR = jsonschema.Draft202012Validator(schema())
-WORDS = sorted({word for word in str(schema()).replace("'", " ").split() if word.isidentifier()})
+VALIDATOR = jsonschema.Draft202012Validator(policy_schema())
+WORDS = sorted({word for word in str(policy_schema()).replace("'", " ").split() if word.isidentifier()})
 LEAF = st.one_of(
     st.none(),
     st.booleans(),
@@ -46,15 +46,15 @@ def places(node: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
     return found
 
 
-SAID = plain(tree_of(EVERYTHING)[0])
+SAID = to_python(parse_yaml(EVERYTHING)[0])
 PLACES = places(SAID)[1:]
 
 
 def kinds_of(said: Any, folder: Path) -> set[str]:
-    """The kinds of mistakes that the loader finds in a file."""
+    """The kinds of diagnostics that the loader gives for a file."""
     path = folder / "changed.yaml"
     path.write_text(json.dumps(said, indent=1))
-    return {mistake.kind for mistake in examined(path)[1].mistakes()}
+    return {one.kind for one in examine(path)[1].diagnostics()}
 
 
 @pytest.fixture(scope="module")
@@ -67,8 +67,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @settings(max_examples=60, deadline=None)
 @given(path=st.sampled_from(PLACES), value=TREE, action=st.sampled_from(["replace", "replace", "lose", "add"]))
-def test_loader_and_schema_agree_about_the_form(folder, path, value, action):
-    """A word lost, added or replaced by anything has the wrong form for the schema exactly when it has for the loader."""
+def test_loader_and_schema_agree(folder, path, value, action):
+    """A field removed, added or replaced is invalid by the schema exactly when the loader reports a schema error."""
     said = json.loads(json.dumps(SAID))
     parent = said
     for step in path[:-1]:
@@ -80,5 +80,5 @@ def test_loader_and_schema_agree_about_the_form(folder, path, value, action):
     else:
         parent[path[-1]] = value
     kinds = kinds_of(said, folder)
-    if YAML not in kinds:
-        assert VALIDATOR.is_valid(said) == (FORM not in kinds)
+    if SYNTAX not in kinds:
+        assert VALIDATOR.is_valid(said) == (SCHEMA not in kinds)

@@ -110,7 +110,7 @@ def test_a_charge_over_a_dead_shard_and_a_living_one_goes_back_to_both(sharded, 
     guards = {name: guard_of(shard, clock) for name, shard in shards.items()}
     store = sharded(guards, hot=False)
     limiter = Limiter({"user": FixedWindow("10/h"), "tenant": FixedWindow("10/h")}, store=store)
-    homes = {n: store.home(f"key {n}").name for n in range(50)}
+    homes = {n: store.home_of(f"key {n}") for n in range(50)}
     user = next(f"key {n}" for n, home in homes.items() if home == "decide_one")
     tenant = next(f"key {n}" for n, home in homes.items() if home == "two")
     both = {"user": user, "tenant": tenant}

@@ -10,7 +10,9 @@ import pytest
 from failing import ALL, FailingStore
 
 from limitkeeper import ConfigurationError, FixedWindow, Limiter, StoreError, StoreUnavailable, TokenBucket
+from limitkeeper.policy import Gate, Policy
 from limitkeeper.stores.guarded import GuardedStore
+from limitkeeper.web.asgi import RateLimitMiddleware
 
 
 @pytest.fixture(params=[True, False], ids=["near", "far"])
@@ -51,7 +53,7 @@ def mended(behind, guard, clock):
     behind.failing.clear()
     assert guard.probe() is True
     clock.advance(1)
-    guard._watch.may_ask()
+    guard._health.may_call()
     assert guard.state == "closed"
 
 
@@ -400,7 +402,7 @@ def test_reset_raises_when_the_store_cannot_be_told(make, behind, guarded):
         limiter.reset("a")
     broken(behind, guard, limiter)
     limiter.hit("a", cost=3)
-    with pytest.raises(StoreUnavailable, match="asked again in"):
+    with pytest.raises(StoreUnavailable, match="next probe is in"):
         limiter.reset("a")
     assert limiter.peek("a").remaining == 4  # here it is forgotten
 
@@ -427,8 +429,8 @@ def test_those_behind_a_leaver_stay_when_the_store_cannot_move_them(store, guard
     limiter = Limiter("2/s burst 2", store=guard)
     limiter.hit("a", cost=2)
     first, second = limiter.reserve("a"), limiter.reserve("a")
-    guard._watch.failed(StoreUnavailable("gone"), first._turn.claims)
-    guard._watch.failed(StoreUnavailable("gone"), first._turn.claims)
+    guard._health.record_failure(StoreUnavailable("gone"), first._turn.claims)
+    guard._health.record_failure(StoreUnavailable("gone"), first._turn.claims)
     assert guard.state == "open"
     assert first.cancel() is True
     assert second.wait == 1.0
@@ -544,3 +546,34 @@ def test_a_closed_guard_closes_its_store(store, clock):
 
     asyncio.run(main())
     assert len(store) == 0
+
+
+# On the wire
+
+
+def test_the_reset_header_of_a_share_is_a_moment_of_today(store, clock, tmp_path):
+    """With `reset: epoch` and a failed store, X-RateLimit-Reset is now plus the time to the share's reset."""
+    text = "headers: {reset: epoch}\non_failure: local 1/2\nbudget: 10s\nlimits: [{name: api, limit: 4/min}]"
+    path = tmp_path / "limits.yaml"
+    path.write_text(text)
+    failing = FailingStore(store)
+    gate = Gate(Policy.load(path), store=failing, clock=clock)
+    failing.failing |= ALL
+    scope = {"type": "http", "method": "GET", "path": "/", "headers": [], "query_string": b"", "client": ("192.0.2.1", 1)}
+    sent = []
+
+    async def app(scope, receive, send):
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b""})
+
+    async def receive():
+        return {"type": "http.request", "body": b"", "more_body": False}
+
+    async def send(message):
+        sent.append(message)
+
+    asyncio.run(RateLimitMiddleware(app, gate)(scope, receive, send))
+    headers = dict(sent[0]["headers"])
+    assert int(headers[b"x-ratelimit-remaining"]) == 1  # of the share of 2
+    now = clock.now_us() / 1e6
+    assert now <= int(headers[b"x-ratelimit-reset"]) <= now + 61

@@ -112,10 +112,10 @@ def test_abandoned_calls_are_bounded(store):
         thread.start()
     for thread in threads:
         thread.join()
-    assert prompt.errands.abandoned == prompt.errands.most == 32
+    assert prompt.pool.abandoned == prompt.pool.max_calls == 32
     assert threading.active_count() - before <= 32
     assert len(hanging.calls) == 32
-    with pytest.raises(StoreTimeout, match="nobody is left"):
+    with pytest.raises(StoreTimeout, match="no worker is left"):
         limiter.hit("a")
     hanging.gate.set()
 
@@ -124,7 +124,7 @@ def test_a_probe_gets_through_although_all_others_hang_for_ever(store, eventuall
     """Calls that never come back do not keep a guard from finding out that the store is back."""
     hanging = HangingStore(store)
     guard = GuardedStore(hanging, budget="5ms", failures=40, background=False, clock=store.clock)
-    guard._store.errands.most = 4
+    guard._store.pool.max_calls = 4
     limiter = Limiter("1000/s", store=guard)
     while guard.state != "open":
         limiter.hit("a")
@@ -142,7 +142,7 @@ def test_a_call_that_nobody_has_begun_is_not_made(store, eventually):
     """When all who could ask are busy, a caller whose time is up leaves nothing behind."""
     hanging = HangingStore(store)
     prompt = DeadlineStore(hanging, 50_000)
-    prompt.errands.most = 1
+    prompt.pool.max_calls = 1
     limiter = Limiter(FixedWindow("10/400d"), store=prompt)
 
     def in_vain(key):
@@ -159,7 +159,7 @@ def test_a_call_that_nobody_has_begun_is_not_made(store, eventually):
     in_vain("b")
     first.join()
     hanging.gate.set()
-    eventually(lambda: prompt.errands.abandoned == 0)
+    eventually(lambda: prompt.pool.abandoned == 0)
     hanging.hangs = False
     assert limiter.hit("a")
     assert ("b", 1) not in hanging.returned
@@ -169,7 +169,7 @@ def test_a_call_that_nobody_has_begun_is_not_made(store, eventually):
 def test_threads_in_their_budget_are_all_answered(store):
     """More callers than threads: each is asked for in its turn, and none is lost."""
     prompt = DeadlineStore(FailingStore(store), 60_000_000)
-    prompt.errands.most = 3
+    prompt.pool.max_calls = 3
     limiter = Limiter(FixedWindow("1000/400d"), store=prompt)
     threads = [threading.Thread(target=lambda: [limiter.hit("a") for _ in range(25)]) for _ in range(12)]
     for thread in threads:
@@ -177,7 +177,7 @@ def test_threads_in_their_budget_are_all_answered(store):
     for thread in threads:
         thread.join()
     assert limiter.peek("a").remaining == 1000 - 300
-    assert prompt.errands.threads <= 3
+    assert prompt.pool.threads <= 3
 
 
 def test_idle_threads_end_when_the_guard_is_closed(store, eventually):
@@ -186,7 +186,7 @@ def test_idle_threads_end_when_the_guard_is_closed(store, eventually):
     guard = GuardedStore(FailingStore(store), budget=60)
     Limiter("5/s", store=guard).hit("a")
     (asking,) = set(threading.enumerate()) - before
-    eventually(lambda: guard._store.errands.free == 1)
+    eventually(lambda: guard._store.pool.free == 1)
     guard.close()
     asking.join(30)
     assert not asking.is_alive()
@@ -292,7 +292,7 @@ def test_on_a_clock_of_its_own_nobody_looks(store, clock):
     guard = GuardedStore(behind, failures=1, clock=clock)
     Limiter("5/s", store=guard).hit("a")
     assert guard.state == "open"
-    assert guard._watch.lookout is None
+    assert guard._health.prober is None
 
 
 def test_a_thread_looks_in_the_background(store, eventually):
@@ -307,7 +307,7 @@ def test_a_thread_looks_in_the_background(store, eventually):
     assert guard.state == "open"
     behind.failing.clear()
     eventually(lambda: guard.state == "closed")
-    eventually(lambda: not [one for one in threading.enumerate() if one.name == "limitkeeper lookout"])
+    eventually(lambda: not [one for one in threading.enumerate() if one.name == "limitkeeper prober"])
     assert not guard.answered_here(limiter.hit("a"))
 
 
@@ -317,9 +317,9 @@ def test_closing_ends_the_lookout(store, eventually):
     guard = GuardedStore(behind, failures=1, backoff=600, max_backoff=600, rng=Random(3))
     behind.failing.add("decide")
     Limiter("5/s", store=guard).hit("a")
-    assert guard._watch.lookout.alive
+    assert guard._health.prober.alive
     guard.close()
-    eventually(lambda: not [one for one in threading.enumerate() if one.name == "limitkeeper lookout"])
+    eventually(lambda: not [one for one in threading.enumerate() if one.name == "limitkeeper prober"])
 
 
 def test_a_forgotten_guard_ends_its_lookout(store, eventually):
@@ -330,7 +330,7 @@ def test_a_forgotten_guard_ends_its_lookout(store, eventually):
     Limiter("5/s", store=guard).hit("a")
     del guard
     gc.collect()
-    eventually(lambda: not [one for one in threading.enumerate() if one.name == "limitkeeper lookout"])
+    eventually(lambda: not [one for one in threading.enumerate() if one.name == "limitkeeper prober"])
 
 
 def test_a_task_looks_in_the_background(store):
@@ -344,7 +344,7 @@ def test_a_task_looks_in_the_background(store):
         behind.failing.add("decide")
         await limiter.hit("a")
         assert guard.state == "open"
-        assert guard._watch.lookout.task is not None
+        assert guard._health.prober.task is not None
         while guard.stats().probes < 3:
             await asyncio.sleep(0.002)
         behind.failing.clear()

@@ -16,9 +16,7 @@ from limitkeeper import FixedWindow, LeasedStore, Limit, MemoryStore, TokenBucke
 from limitkeeper.stores import Claim
 from limitkeeper.testing import ManualClock, StoreContract
 from limitkeeper.testing.bounds import BOUNDS, between
-from limitkeeper.testing.contract import every_algorithm, every_colour
-from limitkeeper.testing.contract_state import played
-from limitkeeper.testing.contract_waiting import at_once, every_line
+from limitkeeper.testing.contract import every_algorithm, every_mode, every_reserving_algorithm, limits_and_traces, run_threads
 from limitkeeper.testing.traces import limits, moments, traces
 
 SOAK = os.environ.get("LIMITKEEPER_SOAK") == "1"
@@ -53,7 +51,7 @@ class TestAdaptiveLeases(StoreContract):
     def test_threads_on_several_limits_charge_all_or_none(self) -> None:
         """Weaker: exactly as many pass, and what is in hand and at the parent together is what is left."""
         with self.player("sync", {"wide": FixedWindow("60/h"), "narrow": TokenBucket("50/h")}) as player:
-            told = at_once(self.threads, lambda i: player.limiter.hit("a").allowed)
+            told = run_threads(self.threads, lambda i: player.limiter.hit("a").allowed)
             admitted = min(50, self.threads)
             assert sum(told) == admitted
             player.limiter.store.return_all()
@@ -73,20 +71,20 @@ class TestAdaptiveLeases(StoreContract):
 
         self.holds(law, limits().filter(lambda limit: limit.ramp == 0), st.data())
 
-    @every_colour
-    def test_a_decision_reads_the_clock_once(self, colour: str) -> None:
+    @every_mode
+    def test_a_decision_reads_the_clock_once(self, mode: str) -> None:
         """Weaker: this store reads it for its leases and the parent for its decision; five limits are still one moment of it."""
-        with self.player(colour, {str(size): TokenBucket("10/s", burst=size) for size in (10, 20, 30)}) as player:
+        with self.player(mode, {str(size): TokenBucket("10/s", burst=size) for size in (10, 20, 30)}) as player:
             told = player.limiter.hit("a")
             assert len({part.start_us for part in told.decisions}) == 1
 
-    @every_colour
-    def test_answers_are_those_of_the_memory_store(self, colour: str) -> None:
+    @every_mode
+    def test_answers_are_those_of_the_memory_store(self, mode: str) -> None:
         """Weaker: a lone node that gave everything back refuses what the parent refuses, and allows what it allows."""
 
         def law(drawn: Any) -> None:
             some, trace = drawn
-            with self.player(colour, some) as player:
+            with self.player(mode, some) as player:
                 player.play(trace)
                 store = player.limiter.store
                 store.return_all()
@@ -95,7 +93,7 @@ class TestAdaptiveLeases(StoreContract):
                     here = store.decide([Claim(one, "a")], 0, commit=False)
                     assert here.allowed <= parent.allowed or here.remaining == 0
 
-        self.holds(law, played(1, several_keys=True))
+        self.holds(law, limits_and_traces(1, several_keys=True))
 
 
 class TestLeasesOfFifty(TestAdaptiveLeases):
@@ -104,13 +102,13 @@ class TestLeasesOfFifty(TestAdaptiveLeases):
     def make_store(self, clock: ManualClock) -> LeasedStore:
         return LeasedStore(MemoryStore(clock=clock), lease=50)
 
-    @every_colour
-    @every_line
-    def test_a_cancelled_reservation_was_never_made(self, colour: str, algorithm: type[Limit]) -> None:
+    @every_mode
+    @every_reserving_algorithm
+    def test_a_cancelled_reservation_was_never_made(self, mode: str, algorithm: type[Limit]) -> None:
         """Weaker: afterwards as much passes as before, though what was in hand went back to the parent meanwhile."""
 
         def law(limit: Limit, taken: int, cost: int) -> None:
-            with self.player(colour, limit) as player:
+            with self.player(mode, limit) as player:
                 for _ in range(taken):
                     player.hit("a", 1)
                 before = player.peek("a", 1)

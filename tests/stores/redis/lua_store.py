@@ -10,8 +10,8 @@ import redis
 from limitkeeper import Decision
 from limitkeeper.algorithms.claim import Claim, NamedLimit
 from limitkeeper.stores import Store
-from limitkeeper.stores.memory import checked
-from limitkeeper.stores.redis import operations
+from limitkeeper.stores.cell_store import checked
+from limitkeeper.stores.redis import limit_registry, script_request
 from limitkeeper.stores.redis.key_names import KeyNames
 
 
@@ -40,33 +40,37 @@ class LuaStore(Store):
         self.last_us = now_us
         return int(now_us)
 
-    def send(self, *sent: operations.Ask) -> list[Any]:
+    def send(self, *sent: script_request.AnyRequest) -> list[Any]:
         """One call for all of them; those that are stale are converted and sent again."""
-        script, keys, body = operations.call_of(sent)
+        script, keys, body = script_request.encode_call(sent)
         self.trips += 1
         try:
             reply = self.client.evalsha(script.sha.decode(), len(keys), *keys, body)
         except redis.exceptions.NoScriptError:
             reply = self.client.eval(script.source, len(keys), *keys, body)
-        operations.read_all(sent, reply)
+        script_request.decode_call(sent, reply)
         return [self.send(self.again(ask))[0] if ask.stale else ask.answer for ask in sent]
 
-    def again(self, ask: operations.Ask) -> operations.Ask:
-        return operations.converted(ask, {name: self.client.hgetall(name) for name in ask.registries()})
+    def again(self, ask: script_request.AnyRequest) -> script_request.AnyRequest:
+        return limit_registry.convert_stale(
+            ask, {name: self.client.hgetall(name) for name in limit_registry.stale_registries(ask)}
+        )
 
     def register(self, limit: NamedLimit) -> None:
-        self.send(operations.knowing(self.names, limit, self.moment()))
+        self.send(limit_registry.RegisterRequest(self.names, limit, self.moment()))
 
     def decide(self, claims: Sequence[Claim], max_wait_us: int | None = 0, **options: Any) -> Decision:
-        return self.send(operations.deciding(self.names, checked(claims), max_wait_us, now_us=self.moment(), **options))[0]
+        return self.send(script_request.encode_decide(self.names, checked(claims), max_wait_us, now_us=self.moment(), **options))[
+            0
+        ]
 
     def decide_many(self, many: Sequence[Sequence[Claim]], max_wait_us: int | None = 0) -> list[Decision]:
         now_us = self.moment()
-        made = [operations.deciding(self.names, checked(claims), max_wait_us, True, now_us) for claims in many]
+        made = [script_request.encode_decide(self.names, checked(claims), max_wait_us, True, now_us) for claims in many]
         return self.send(*made) if made else []
 
     def give_back(self, claims: Sequence[Claim], charged_at: int = -1, source: str = "store") -> None:
-        self.send(operations.giving_back(self.names, claims, charged_at, self.moment()))
+        self.send(script_request.GiveBackRequest(self.names, claims, charged_at, self.moment()))
 
     def reset(self, claims: Sequence[Claim]) -> None:
         if claims:
@@ -76,13 +80,13 @@ class LuaStore(Store):
         fields = self.client.hgetall(self.names.registry(limit))
         now_us = self.moment() or self.server_us()
         return [
-            operations.item(self.names, limit, name, self.client.get(name), fields, now_us)
+            limit_registry.decode_item(self.names, limit, name, self.client.get(name), fields, now_us)
             for name in self.client.scan_iter(match=self.names.pattern(limit))
         ]
 
     def load(self, limit: NamedLimit, items: Iterable[tuple[str, Any]]) -> None:
         for key, state in items:
-            self.send(operations.loading(self.names, limit, key, state, self.moment()))
+            self.send(limit_registry.LoadRequest(self.names, limit, key, state, self.moment()))
 
     def server_us(self) -> int:
         seconds, us = self.client.time()
@@ -95,4 +99,4 @@ class MovingStore(LuaStore):
     can_rebook = True
 
     def rebook(self, turns: Sequence[Any]) -> list[Decision | None]:
-        return self.send(operations.rebooking(self.names, turns, self.moment()))[0]
+        return self.send(script_request.RebookRequest(self.names, turns, self.moment()))[0]

@@ -13,9 +13,9 @@ from lua_store import LuaStore, MovingStore
 
 from limitkeeper import FixedWindow, Limit, Limiter, MemoryStore, TokenBucket
 from limitkeeper.algorithms.claim import Claim, NamedLimit
-from limitkeeper.stores.redis import operations
+from limitkeeper.stores.redis import script_request
 from limitkeeper.testing import ManualClock
-from limitkeeper.testing.player import Player
+from limitkeeper.testing.trace_player import TracePlayer
 from limitkeeper.testing.traces import LIMITS, limits, traces
 from servers.valkey import Valkey
 from stand_ins import NOON, WrappedStore
@@ -48,7 +48,7 @@ class Both:
             memory.register(one)
 
     def play(self, trace: list[Any]) -> None:
-        lua, memory = Player(self.lua, self.lua_clock), Player(self.memory, self.clock)
+        lua, memory = TracePlayer(self.lua, self.lua_clock), TracePlayer(self.memory, self.clock)
         for step in trace:
             told, expected = lua.step(step), memory.step(step)
             assert told == expected, step
@@ -120,12 +120,14 @@ def test_many_asks_in_one_call_are_as_many_calls(valkey: Valkey, some: list[Limi
         assert together == [stores[1].send(ask)[0] for ask in made[1]]
 
 
-def ask_of(store: LuaStore, named: list[NamedLimit], which: int, key: str, cost: int, patience: int | None) -> operations.Ask:
+def ask_of(
+    store: LuaStore, named: list[NamedLimit], which: int, key: str, cost: int, patience: int | None
+) -> script_request.AnyRequest:
     limit = named[which % len(named)]
     if which == 4 and limit.limit.refunds:
-        return operations.giving_back(store.names, [Claim(limit, key, cost)], -1, store.moment())
+        return script_request.GiveBackRequest(store.names, [Claim(limit, key, cost)], -1, store.moment())
     claims = [Claim(limit, key, cost)] if which < 3 else [Claim(one, key, cost) for one in named]
-    return operations.deciding(store.names, claims, patience, which != 2, store.moment())
+    return script_request.encode_decide(store.names, claims, patience, which != 2, store.moment())
 
 
 @pytest.mark.parametrize("count", [1, 5])
@@ -147,7 +149,7 @@ def test_none_starts_before_it_may(client: Any) -> None:
     store = LuaStore(client, clock)
     named = NamedLimit("late", "late", TokenBucket("1/s burst 2"))
     claim, now_us = Claim(named, "a", 2), clock.now_us()
-    decision = store.send(operations.deciding(store.names, [claim], None, True, now_us, now_us + 5_000_000))[0]
+    decision = store.send(script_request.encode_decide(store.names, [claim], None, True, now_us, now_us + 5_000_000))[0]
     expected = named.limit.decide((0, 0, 0), now_us, 2, 10**15, now_us + 5_000_000)
     assert (decision.wait, decision.start_us) == (5.0, expected[3])
     assert dict(store.items(named)) == {"a": expected[:3]}

@@ -26,7 +26,7 @@ from limitkeeper import (
     TokenBucket,
 )
 from limitkeeper.algorithms.claim import Claim, NamedLimit
-from limitkeeper.stores.redis import operations
+from limitkeeper.stores.redis import script_request
 from limitkeeper.stores.redis.codec import entry_of
 from limitkeeper.testing import ManualClock
 from servers.valkey import Valkey
@@ -150,7 +150,7 @@ def test_refused_and_peeked_write_nothing(client: Any, limit: Limit) -> None:
         assert not store.decide([Claim(other, "a", 1), Claim(one, "a", 2)], max_wait_us)
         assert not store.decide([Claim(other, "b", 1), Claim(one, "a", 2)], max_wait_us)
         assert store.decide([Claim(one, "a", 0)], max_wait_us)
-        store.decide([Claim(one, "c", 1)], max_wait_us, False)
+        store.decide([Claim(one, "c", 1)], max_wait_us, commit=False)
     store.give_back([Claim(one, "never seen", 1)])
     assert dumped(client) == before
 
@@ -237,8 +237,8 @@ def test_a_state_that_changed_meanwhile_is_not_overwritten(client: Any) -> None:
     for one in (old, new):
         store.register(one)
     store.decide([Claim(old, "a", 3)])
-    ask = operations.deciding(store.names, [Claim(new, "a", 1)], now_us=store.moment())
-    operations.read_all([ask], client.eval(operations.call_of([ask])[0].source, 1, *ask.keys, ask.body))
+    ask = script_request.encode_decide(store.names, [Claim(new, "a", 1)], now_us=store.moment())
+    script_request.decode_call([ask], client.eval(script_request.encode_call([ask])[0].source, 1, *ask.keys, ask.body))
     assert ask.stale
     assert store.decide([Claim(new, "a", 2)]).remaining == 5
     assert store.send(store.again(ask))[0].remaining == 4

@@ -12,12 +12,12 @@ import limitkeeper.stores.redis
 from limitkeeper import ConfigurationError, Limit, TokenBucket
 from limitkeeper.algorithms import ALGORITHMS
 from limitkeeper.stores.redis.codec import RULES, fingerprint, rule_of
-from limitkeeper.stores.redis.script_builder import FILES, VERBS, script_of, sections
+from limitkeeper.stores.redis.script_builder import FILES, OPERATIONS, script_of, sections
 from limitkeeper.testing.traces import LIMITS
 from servers.valkey import Valkey
 
 LUA = Path(limitkeeper.stores.redis.__path__[0]) / "lua"
-FRAME = {"frame", "hit", "hits", "loop", *VERBS}
+FRAME = {"frame", "hit", "batched_hits", "loop", *OPERATIONS}
 
 
 def test_every_rule_has_a_mirror() -> None:
@@ -36,14 +36,14 @@ def test_a_rule_without_a_mirror_is_refused_by_name() -> None:
         rule_of(Own("5/s"))
 
 
-@pytest.mark.parametrize("verb", ["hit", *VERBS])
+@pytest.mark.parametrize("verb", ["hit", *OPERATIONS])
 @pytest.mark.parametrize("file", FILES)
 def test_a_script_holds_only_the_rules_in_use(file: str, verb: str) -> None:
     """No other rule's function is sent, and a call that only hits has nothing of the long way."""
     source = script_of(frozenset((verb, file))).source.decode()
     found = {other for other in FILES if re.search(rf"\bfunction {other}\b", source)}
     assert found == {file}
-    assert ("function next_claim" in source) == (verb != "hit")
+    assert ("function next_claim" in source) == (verb not in ("hit", "hit_all"))
     assert (f"function {file}_back" in source) == (verb in ("give_back", "rebook"))
     assert ("HSETNX" in source) == (verb == "register")
 
@@ -51,7 +51,7 @@ def test_a_script_holds_only_the_rules_in_use(file: str, verb: str) -> None:
 @pytest.mark.parametrize("clock", [(), ("clock",)], ids=["server's time", "own clock"])
 def test_every_script_compiles_under_its_name(valkey: Valkey, clock: tuple[str, ...]) -> None:
     """Any rules with any verbs make a script that the server takes, and its name is the one that we call it by."""
-    verbs = ["hit", *VERBS]
+    verbs = ["hit", *OPERATIONS]
     sets = [frozenset(some) for n in range(1, len(verbs) + 1) for some in itertools.combinations(verbs, n)]
     with valkey.client() as client:
         for some in sets:

@@ -244,7 +244,7 @@ def test_a_silent_connection_is_left(valkey: Valkey) -> None:
     async def work() -> None:
         async with RedisStore(valkey.url, prefix="silent", timeout="60s") as store:
             limiter = await warm(AsyncLimiter(HUNDRED, store=store))
-            (stream,) = store.loops.coach().streams._open.values()
+            (stream,) = store.batchers.current().connections._open.values()
             store.timeout_us = 1_000_000
             valkey.freeze()
             try:
@@ -254,7 +254,7 @@ def test_a_silent_connection_is_left(valkey: Valkey) -> None:
                 valkey.thaw()
             store.timeout_us = 60_000_000
             assert await limiter.hit("k")
-            (other,) = store.loops.coach().streams._open.values()
+            (other,) = store.batchers.current().connections._open.values()
             assert stream is not other
 
     run(work)

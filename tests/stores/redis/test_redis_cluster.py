@@ -16,11 +16,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from limitkeeper import AsyncLimiter, FixedWindow, Limiter, SlidingWindowLog, StoreError, TokenBucket
+from limitkeeper.clock import SYSTEM
 from limitkeeper.stores.redis import RedisStore
 from limitkeeper.stores.redis.cluster import slot_of
-from limitkeeper.stores.redis.sync_connection import now_us
 from limitkeeper.testing import ManualClock, StoreContract
-from limitkeeper.testing.contract_state import Bare
+from limitkeeper.testing.contract import MemoryStoreWithoutRebook
 from servers.cluster import Cluster
 from servers.valkey import Valkey
 from stand_ins import driven
@@ -141,7 +141,7 @@ def test_spanning_decisions_are_those_of_memory(cluster: Cluster, data: st.DataO
     clock = ManualClock(1_700_000_000)
     keys = st.sampled_from(("a", "b", "c", None))
     with fresh(cluster, clock=clock) as store:
-        here, there = Limiter(some, store=Bare(clock=clock)), Limiter(some, store=store)
+        here, there = Limiter(some, store=MemoryStoreWithoutRebook(clock=clock)), Limiter(some, store=store)
         held: list[tuple[Any, Any]] = []
         for _ in range(data.draw(st.integers(1, 10), "steps")):
             clock.advance(data.draw(st.sampled_from((0, 0, 0.3, 1, 2.5)), "pass"))
@@ -208,9 +208,9 @@ def test_a_caller_that_dies_between_the_steps_leaves_at_most_one_decision_charge
         limiter = Limiter({"user": TokenBucket("1/h", burst=3), "tenant": TokenBucket("1/h", burst=1)}, store=store)
         key = {"user": one, "tenant": other}
         assert limiter.hit(key)
-        plan = store._span(limiter.claims(key), 0, True, None)
+        plan = store._decide(limiter.claims(key), 0, True, None)
         sent = next(plan)
-        replies = store.links.exchange(sent, now_us() + 5_000_000)
+        replies = store.pool.exchange(sent, SYSTEM.now_us() + 5_000_000)
         withdrawal = plan.send(replies)  # it dies before this travels
         assert withdrawal
         plan.close()

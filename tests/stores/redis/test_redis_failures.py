@@ -13,8 +13,8 @@ import pytest
 
 from fault_lab.witness import Watch
 from limitkeeper import AsyncLimiter, Limiter, StoreError, StoreTimeout, StoreUnavailable, TokenBucket
+from limitkeeper.clock import SYSTEM
 from limitkeeper.stores.redis import RedisStore
-from limitkeeper.stores.redis.sync_connection import now_us
 from servers.valkey import Valkey, free_port
 from stand_ins import driven
 
@@ -163,7 +163,7 @@ def test_a_server_that_lost_everything_is_told_its_limits_again(
 ) -> None:
     """After a restart the registry of a limit is written anew, so that a later change of its rate can be understood."""
     hit("k"), hit("k")
-    (place,) = store.names.places.values()
+    (place,) = store.names.entries.values()
     server.kill()
     server.start()
     hit("k"), hit("k")
@@ -244,13 +244,13 @@ def test_a_server_without_memory_says_so(server: Valkey, store: RedisStore) -> N
 def test_a_budget_that_is_over_is_no_reason_to_wait_for_ever(store: RedisStore, server: Valkey) -> None:
     """A caller that was kept from running until its budget was over asks for no time at all, rather than for all of it."""
     Limiter(HUNDRED, store=store).hit("k")
-    (link,) = store.links.idle(store.route.direct, store.route.login)  # type: ignore[arg-type]
+    (link,) = store.pool.idle(store.route.direct, store.route.login)  # type: ignore[arg-type]
     server.freeze()
     try:
         with pytest.raises(StoreTimeout):
-            link.ask(b"*1\r\n$4\r\nPING\r\n", now_us() - 1000)
+            link.call(b"*1\r\n$4\r\nPING\r\n", SYSTEM.now_us() - 1000)
         with pytest.raises(StoreTimeout):
-            link.receive(now_us() - 1000)
+            link.receive(SYSTEM.now_us() - 1000)
     finally:
         server.thaw()
 

@@ -42,15 +42,15 @@ class Future:
 def long_way(store: RedisStore, before: Callable[[], Any]) -> list[int]:
     """Has something done just before the long way is first taken; says how many asks took it."""
     taken: list[int] = []
-    answered = store.answered
+    execute = store.route.execute
 
-    def later(asks: Any) -> Any:
-        store.answered = answered  # type: ignore[method-assign]
-        taken.append(len(asks))
+    def later(requests: Any) -> Any:
+        store.route.execute = execute  # type: ignore[method-assign]
+        taken.append(len(requests))
         before()
-        return answered(asks)
+        return execute(requests)
 
-    store.answered = later  # type: ignore[method-assign]
+    store.route.execute = later  # type: ignore[method-assign]
     return taken
 
 

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from limitkeeper import AsyncLimiter, FixedWindow, Limiter, TokenBucket
-from limitkeeper.stores.redis import RedisStore, resp
+from limitkeeper.stores.redis import RedisStore, batcher, resp
+from limitkeeper.stores.redis import store as store_module
 from servers.valkey import Valkey
 
 #: The alarm is moved in steps of 1 µs through the first 300 µs of a call: some of them ring while the command is packed.
@@ -56,13 +57,14 @@ def test_a_handler_that_raises_during_a_call_ends_the_call_only(
 def test_everything_packed_is_bytes_or_text(valkey: Valkey, monkeypatch: pytest.MonkeyPatch) -> None:
     """Numbers are written as bytes before they are packed: logins, single hits, batches, scripts, scans, sync and async."""
     packed: list[tuple[Any, ...]] = []
-    pack_command = resp._packed
+    pack_command = resp.pack_command
 
     def noted(command: tuple[Any, ...]) -> bytes:
         packed.append(command)
         return pack_command(command)
 
-    monkeypatch.setattr(resp, "_packed", noted)
+    for module in (resp, store_module, batcher):
+        monkeypatch.setattr(module, "pack_command", noted)
     with valkey.client() as client:
         client.script_flush()
     two = {"a": TokenBucket("5/s"), "b": FixedWindow("9/h")}

@@ -29,7 +29,8 @@ class FarShard(MemoryStore):
             raise StoreTimeout("no answer in time") if self.down == "slow" else StoreUnavailable("nobody answers")
 
     def decide(self, claims: Any, max_wait_us: int | None = 0, **options: Any) -> Decision:
-        self.noted("decide" if options.get("commit", True) else "peek")
+        method = "decide at" if options.get("not_before_us") else "decide"
+        self.noted(method if options.get("commit", True) else "peek")
         return super().decide(claims, max_wait_us, **options)
 
     def decide_many(self, asks: Any, max_wait_us: int | None = 0) -> list[Decision]:

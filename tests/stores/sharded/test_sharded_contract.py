@@ -10,9 +10,8 @@ import pytest
 from limitkeeper import MemoryStore, TokenBucket
 from limitkeeper.stores.sharded import ShardedStore
 from limitkeeper.testing import ManualClock, StoreContract
-from limitkeeper.testing.contract import CountingClock, every_colour
-from limitkeeper.testing.contract_state import BEGIN
-from limitkeeper.testing.faces import face
+from limitkeeper.testing.contract import START, CountingClock, every_mode
+from limitkeeper.testing.sync_adapter import make_limiter
 
 EXAMPLES = 500 if os.environ.get("LIMITKEEPER_SOAK") == "1" else 15
 
@@ -52,13 +51,13 @@ class TestShardedStore(StoreContract):
         store = self.make_store(ManualClock())
         assert store.home_of("a") != store.home_of("b")
 
-    @every_colour
-    def test_a_decision_reads_the_clock_once(self, colour: str) -> None:
+    @every_mode
+    def test_a_decision_reads_the_clock_once(self, mode: str) -> None:
         """Law 6, for each shard: a decision reads the clock of the shard it asks once, and hit_many that of every shard."""
-        clock = CountingClock(BEGIN)
+        clock = CountingClock(START)
         some = {str(size): TokenBucket("10/s", burst=size) for size in (10, 20, 30, 40, 50)}
         with self.make_store(clock) as store:
-            limiter = face(colour, some, store)
+            limiter = make_limiter(mode, some, store)
             for verb, *arguments in [("hit", "a"), ("peek", "a"), ("reserve", "a", 10), ("acquire", "b")]:
                 clock.reads = 0
                 getattr(limiter, str(verb))(*arguments)

@@ -64,8 +64,8 @@ def test_a_new_shard_gets_its_keys_with_their_counters(sharded, new):
     assert 0.15 < len(moved) / len(KEYS) < 0.35
     kept = {key for key in moved if KEYS.index(key) % 6}
     for named in limiter.named:
-        shards = sharded._shards.items()
-        at = {name: {key for key, _ in shard.store.items(sharded.at(named, shard))} for name, shard in shards}
+        shards = sharded.membership.shards.items()
+        at = {name: {key for key, _ in shard.store.items(sharded.router.limit_at(named, shard))} for name, shard in shards}
         assert at["d"] == kept
         assert not any(at[name] & kept for name in "abc")
 
@@ -265,7 +265,7 @@ def test_a_key_on_its_way_is_waited_for_and_no_longer_than_the_pause(moving):
 def test_an_awaited_key_on_its_way_is_waited_for_too(moving):
     """In async code the wait at the door is awaited: the loop goes on, and the answer comes when the key has arrived."""
     sharded, _, going, staying, go_on = moving
-    sharded._pause_us = 60_000_000
+    sharded.membership.pause_us = 60_000_000
 
     async def main():
         limiter = AsyncLimiter("5/h", store=sharded)
@@ -282,7 +282,7 @@ def test_an_awaited_key_on_its_way_is_waited_for_too(moving):
 def test_threads_at_the_door_are_answered_by_the_new_home(moving):
     """A thread that waits at the door is answered, with the counter that moved, as soon as the door opens."""
     sharded, limiter, going, _, go_on = moving
-    sharded._pause_us = 60_000_000
+    sharded.membership.pause_us = 60_000_000
     told = []
     threads = [threading.Thread(target=lambda: told.append(limiter.hit(going).remaining)) for _ in range(3)]
     for thread in threads:
@@ -338,6 +338,6 @@ def test_changes_that_make_no_sense_say_so(sharded, new, clock):
     with pytest.raises(ConfigurationError, match="last shard"):
         sharded.remove("c")
     if sharded.local:
-        with pytest.raises(ConfigurationError, match="far away"):
+        with pytest.raises(ConfigurationError, match="remote"):
             sharded.add("far", FarShard(clock))
     assert key_on(sharded, "c") == "user:0"

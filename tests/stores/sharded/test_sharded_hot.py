@@ -62,7 +62,7 @@ def test_what_a_hot_key_is_admitted_stays_within_the_bound_of_its_leases(shards,
     limiter = Limiter(rule, store=sharded)
     seconds = 2
     admitted = storm(limiter, clock, seconds * 10_000)
-    leases = sharded._shards[sharded.home_of(KEY)].leasing.store
+    leases = sharded.membership.shards[sharded.home_of(KEY)].leased.store
     most = limiter.peek(KEY).limit + 1000 * seconds + leases.over_admission(rule, nodes=1)
     assert 0.9 * 1000 * seconds <= admitted <= most
 
@@ -172,6 +172,6 @@ def test_closing_gives_leases_back(shards, clock):
     admitted = storm(limiter, clock, 5000)
     home = shards[sharded.home_of(KEY)]
     home.close = lambda: None
-    named = sharded.at(limiter.named[0], sharded._shards[sharded.home_of(KEY)])
+    named = sharded.router.limit_at(limiter.named[0], sharded.membership.shards[sharded.home_of(KEY)])
     sharded.close()
-    assert home.one(named, KEY, 1, 0, False).remaining == 20_000 - admitted
+    assert home.decide_one(named, KEY, 1, 0, False).remaining == 20_000 - admitted

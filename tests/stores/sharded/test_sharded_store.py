@@ -33,7 +33,7 @@ def test_a_list_names_shards_by_position(clock):
         ({}, "at least one"),
         ("memory://", "a list of stores or a mapping"),
         (["memory://"], "store_from_url"),
-        ({1: MemoryStore()}, "name must be a text"),
+        ({1: MemoryStore()}, "name must be a string"),
         ([MemoryStore()] * 2, "named as two shards"),
         (MemoryStore(), "a list of stores"),
     ],
@@ -218,7 +218,7 @@ def test_a_child_process_starts_with_nobody_under_way(python):
         sharded = ShardedStore({"a": MemoryStore(), "b": MemoryStore()})
         limiter = Limiter("5/h", store=sharded)
         limiter.hit_many([str(i) for i in range(50)])
-        sharded.step_in()
+        sharded.router.enter()
         if os.fork() == 0:
             sharded.add("c", MemoryStore())
             os._exit(0 if {limiter.peek(str(i)).remaining for i in range(50)} == {4} else 1)

@@ -20,7 +20,7 @@ class Picture:
             self._cells(words)
             self._blocks(words)
             self._logs(words)
-            self.header = {name: words[getattr(at, name)] for name in ("LOCK", "JOURNAL", "LIVE", "STRANGE", "TAKEOVERS")}
+            self.header = {name: words[getattr(at, name)] for name in ("LOCK", "JOURNAL", "LIVE", "OVERFLOW_CELLS", "TAKEOVERS")}
 
     def _chains(self, words: Any) -> list[int]:
         found: list[int] = []
@@ -54,8 +54,8 @@ class Picture:
             self.problems.append("the cells in chains are not those in use")
         if sorted([*self.chained, *self.free]) != list(range(1, words[at.HIGH] + 1)):
             self.problems.append("some cells are neither in use nor free, or both")
-        shared = sum(words[self.plan.cells + (n - 1) * at.CELL + at.TAG] >> 32 == at.STRANGER for n in used)
-        if words[at.STRANGE] != shared or words[at.LIVE] != len(used) - shared:
+        shared = sum(words[self.plan.cells + (n - 1) * at.CELL + at.TAG] >> 32 == at.OVERFLOW for n in used)
+        if words[at.OVERFLOW_CELLS] != shared or words[at.LIVE] != len(used) - shared:
             self.problems.append("the number of keys is wrong")
 
     def _blocks(self, words: Any) -> None:

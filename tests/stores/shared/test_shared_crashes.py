@@ -15,7 +15,7 @@ from shared_file import Picture
 
 from limitkeeper import FixedWindow, Limiter, SlidingWindowLog, StoreTimeout, TokenBucket, compiled
 from limitkeeper.stores.shared import SharedStore, layout
-from limitkeeper.stores.shared.lock_owner import word_of
+from limitkeeper.stores.shared.lock_owner import owner_word
 
 PLENTY = 10**9
 
@@ -119,7 +119,7 @@ def holder(path):
     pid = fork((lambda: (os.write(gate, b"!"), time.sleep(60))) if compiled else hold)
     os.read(ready, 1)
     if compiled:
-        write_word(path, layout.LOCK, word_of(pid))
+        write_word(path, layout.LOCK, owner_word(pid))
     try:
         yield pid
     finally:
@@ -192,6 +192,6 @@ def test_a_number_that_was_used_again_is_another_process(path):
     limiter = Limiter("1000/h", store=store)
     limiter.hit("a")
     if compiled:
-        write_word(path, layout.LOCK, word_of(os.getppid()) ^ 1)
+        write_word(path, layout.LOCK, owner_word(os.getppid()) ^ 1)
     assert limiter.hit("a")
     store.close()

@@ -17,7 +17,7 @@ from shared_file import Picture
 from limitkeeper import Limiter, SlidingWindowLog, StoreError, TokenBucket, compiled
 from limitkeeper.algorithms.claim import Claim, NamedLimit
 from limitkeeper.stores.memory import MemoryStore
-from limitkeeper.stores.shared import SharedStore, layout, locked_file, mapped_file
+from limitkeeper.stores.shared import SharedStore, layout, limit_directory, lock, mapped_file
 from limitkeeper.stores.shared import store as shared_store
 from limitkeeper.testing import ManualClock
 
@@ -40,12 +40,12 @@ def test_debt_on_a_log_without_a_place_is_kept_and_stays_in_its_log(path):
     with SharedStore(path, max_keys=8, log_entries=4, clock=clock) as store:
         limiter = Limiter(SlidingWindowLog("100/h"), store=store)
         limiter.hit("neighbour before", cost=7)
-        locked_file = []
+        reservations = []
         for _ in range(4):
             clock.advance(1)
-            locked_file.append(limiter.reserve("full"))
+            reservations.append(limiter.reserve("full"))
         limiter.hit("neighbour behind", cost=9)
-        for reservation in locked_file:
+        for reservation in reservations:
             clock.advance(1)
             assert reservation.settle(6)
         assert [limiter.peek(key).remaining for key in ("neighbour before", "full", "neighbour behind")] == [93, 76, 91]
@@ -113,7 +113,7 @@ def test_long_logs_come_over_a_restart_of_the_machine(path, monkeypatch, long):
     before = limiter.peek("a").remaining
     limiter.hit("b")
     store.close()
-    monkeypatch.setattr(mapped_file, "boot", lambda: (1, 2))
+    monkeypatch.setattr(mapped_file, "boot_id", lambda: (1, 2))
     with SharedStore(path, max_keys=8, log_entries=4096, clock=clock) as store:
         limiter = Limiter(SlidingWindowLog("5000/d"), store=store, name="n")
         assert Picture(path).header["JOURNAL"] == 0
@@ -195,7 +195,7 @@ def test_makers_killed_while_they_make_a_file_leave_one_that_opens(path):
 def test_a_store_that_fails_to_open_lets_go_of_its_file(path, monkeypatch):
     """Nobody waits for a file whose opener failed."""
     with monkeypatch.context() as patch:
-        patch.setattr(locked_file, "word_of" if compiled else "Sheet", lambda *_: 1 / 0)
+        patch.setattr(*((lock, "owner_word") if compiled else (shared_store, "SharedCellTable")), lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             SharedStore(path)
     taken = threading.Thread(target=lambda: SharedStore(path).close(), daemon=True)
@@ -271,7 +271,7 @@ def test_whoever_hears_of_a_takeover_may_fail_or_use_the_store(path, caplog, wan
     pid = os.fork()
     if pid == 0:
         os._exit(0)
-    word = locked_file.word_of(pid)
+    word = lock.owner_word(pid)
     os.waitpid(pid, 0)
     with open(path, "r+b") as file:
         file.seek(8 * layout.LOCK)
@@ -302,7 +302,7 @@ def test_an_interrupted_reading_of_the_directory_goes_on_where_it_was(path, monk
     with SharedStore(path) as one, SharedStore(path) as two:
         for i in range(5):
             Limiter("5/h", store=one, name=f"n{i}").hit("a", cost=i)
-        real, calls = locked_file.parse_limit, [0]
+        real, calls = limit_directory.parse_limit, [0]
 
         def interrupted(text):
             calls[0] += 1
@@ -310,7 +310,7 @@ def test_an_interrupted_reading_of_the_directory_goes_on_where_it_was(path, monk
                 raise KeyboardInterrupt
             return real(text)
 
-        monkeypatch.setattr(locked_file, "parse_limit", interrupted)
+        monkeypatch.setattr(limit_directory, "parse_limit", interrupted)
         with pytest.raises(KeyboardInterrupt):
             Limiter("5/h", store=two, name="n0")
         for i in range(5):

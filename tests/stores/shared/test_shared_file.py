@@ -54,9 +54,9 @@ def test_two_stores_on_one_file_are_one(path):
 
 @pytest.mark.parametrize(("option", "value"), [("max_keys", 50), ("log_entries", 8)])
 def test_other_parameters_are_refused_with_their_names(path, option, value):
-    """A file is opened with the parameters it was made with, or not at all."""
+    """A file is opened with the parameters it was created with, or not at all."""
     SharedStore(path, max_keys=100, log_entries=16).close()
-    with pytest.raises(ConfigurationError, match=f"{option}=.*asks for {value}.*delete the file"):
+    with pytest.raises(ConfigurationError, match=f"{option}=.*expects {value}.*delete the file"):
         SharedStore(path, **{"max_keys": 100, "log_entries": 16, option: value})
 
 
@@ -86,7 +86,7 @@ def test_a_file_that_was_cut_short_is_refused(path):
     """A file of another size than its parameters say is not mapped: reading beyond its end would kill the process."""
     SharedStore(path).close()
     os.truncate(path, 100_000)
-    with pytest.raises(ConfigurationError, match="cut short"):
+    with pytest.raises(ConfigurationError, match="wrong size"):
         SharedStore(path)
 
 
@@ -130,7 +130,7 @@ def test_a_closed_store_says_so(path):
 def test_a_container_does_not_share_a_file_that_another_one_uses(path, monkeypatch):
     """Process numbers of another namespace mean nothing here; alone, the file is adopted."""
     with SharedStore(path):
-        monkeypatch.setattr(mapped_file, "namespace", lambda: 4711)
+        monkeypatch.setattr(mapped_file, "pid_namespace", lambda: 4711)
         with pytest.raises(ConfigurationError, match="another container"):
             SharedStore(path)
     SharedStore(path).close()
@@ -276,7 +276,7 @@ def test_state_survives_a_restart_of_the_machine(path, monkeypatch):
     with open(path, "r+b") as file:
         file.seek(8 * layout.LOCK)
         file.write((1 << 32 | 7).to_bytes(8, "little"))
-    monkeypatch.setattr(mapped_file, "boot", lambda: (1, 2))
+    monkeypatch.setattr(mapped_file, "boot_id", lambda: (1, 2))
     with SharedStore(path, log_entries=16) as store:
         for kind in ("10/h", SlidingWindowLog("10/h")):
             limiter = Limiter(kind, store=store)
@@ -302,7 +302,7 @@ def test_cells_that_do_not_check_out_after_a_restart_are_left_behind(path, monke
         file.write(b"\x7f" * 8)
         file.seek(8 * (plan.blocks + 7 * layout.BLOCK))
         file.write(b"\xff" * 64)
-    monkeypatch.setattr(mapped_file, "boot", lambda: (1, 2))
+    monkeypatch.setattr(mapped_file, "boot_id", lambda: (1, 2))
     with SharedStore(path) as store:
         left = [Limiter("10/h", store=store).peek(f"key {i} " + "long" * 10).remaining for i in range(20)]
     assert sorted(left) == [7] * 18 + [10] * 2
@@ -315,7 +315,7 @@ def test_time_does_not_go_back_over_a_restart(path, monkeypatch):
         for _ in range(64):
             limiter.hit("a")
         seen = store.now_us()
-    monkeypatch.setattr(mapped_file, "boot", lambda: (1, 2))
+    monkeypatch.setattr(mapped_file, "boot_id", lambda: (1, 2))
     monkeypatch.setattr(mapped_file, "utc_us", lambda: 10**15)
     with SharedStore(path) as store:
         assert store.now_us() >= seen - 1_000_000
@@ -383,7 +383,7 @@ def counted_in_a_child(work):
 @pytest.mark.parametrize("bad", ["/dev/null", "/dev/zero"])
 def test_what_is_no_file_is_refused(bad):
     """A device is not taken for a file."""
-    with pytest.raises(ConfigurationError, match="is no file"):
+    with pytest.raises(ConfigurationError, match="is not a regular file"):
         SharedStore(bad)
 
 

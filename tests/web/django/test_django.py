@@ -332,7 +332,7 @@ def test_two_handlers_of_one_process_count_together(settings_of):
 
 @pytest.mark.parametrize(
     ("said", "told"),
-    [({}, "no policy"), ({"POLICI": "x"}, "no word 'POLICI'"), ("limitkeeper.yaml", "must be a dict")],
+    [({}, "no policy"), ({"POLICI": "x"}, "unknown key 'POLICI'"), ("limitkeeper.yaml", "expected LIMITKEEPER to be a dict")],
     ids=["none", "misspelt", "no-dict"],
 )
 def test_what_is_wrong_with_the_setting_is_told(settings_of, said, told):

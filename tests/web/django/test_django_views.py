@@ -19,7 +19,7 @@ from django_asgi import Urls, configure
 from limitkeeper import ConfigurationError, MemoryStore
 from limitkeeper.policy import Policy
 from limitkeeper.web.django import limit
-from limitkeeper.web.django.settings import site
+from limitkeeper.web.django.settings import site_gates
 
 configure()
 
@@ -103,7 +103,11 @@ def test_classes_have_limits_of_their_own():
 
     for view in (First.as_view(), Second.as_view(), Third.as_view()):
         assert statuses(view) == [200, 429]
-    assert sorted(route.name.rpartition(".")[0].rpartition(".")[2] for route in site()._gates) == ["First", "Second", "Third"]
+    assert sorted(name.rpartition(".")[0].rpartition(".")[2] for _, name in site_gates()._gates) == [
+        "First",
+        "Second",
+        "Third",
+    ]
 
 
 def test_several_limits_of_a_class_all_count():
@@ -228,8 +232,8 @@ def test_exceptions_are_the_outcomes_that_django_makes_of_them(error, counted):
     for one in (view, coroutine):
         with pytest.raises(error):
             get(one)
-    assert [gate.snapshot().rules[0].given_back for gate in site()._gates.values()] == [0, 0]
-    assert [list(gate.snapshot().rules[0].statuses) for gate in site()._gates.values()] == [[f"{counted // 100}xx"]] * 2
+    assert [gate.snapshot().rules[0].given_back for gate in site_gates()._gates.values()] == [0, 0]
+    assert [list(gate.snapshot().rules[0].statuses) for gate in site_gates()._gates.values()] == [[f"{counted // 100}xx"]] * 2
 
 
 def test_outcomes_that_do_not_count_are_given_back():

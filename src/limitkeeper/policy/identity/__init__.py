@@ -1,3 +1,3 @@
-"""Who a request is, and what its path and host are called: facts that rules can rely on."""
+"""Identities of a request, and the canonical forms of its path and host that rules are matched against."""
 
 __all__: list[str] = []

@@ -1,8 +1,8 @@
-"""Addresses and networks as integers: read once, compared with two operations.
+"""Parses IP addresses and networks into integers, so that membership is a shift and a set lookup.
 
-An address is (version, integer). An IPv4 address written in IPv6 (`::ffff:1.2.3.4`) is the IPv4 address: whoever listens on both
-families sees one client under both names. A zone (`fe80::1%eth0`) says which cable, not who: it is left out.
-Read by the system's own `inet_pton` (0.3 µs; `ipaddress` takes 2 to 5), which takes no leading zeros, no hex, no short forms.
+An address is (version, integer). An IPv4-mapped IPv6 address (`::ffff:1.2.3.4`) is the IPv4 address: a server that listens on
+both families sees one client under both. A zone (`fe80::1%eth0`) is ignored: it names an interface, not a client.
+Parsed by the system's `inet_pton` (0.3 µs; `ipaddress` takes 2 to 5), which takes no leading zeros, no hex and no short forms.
 """
 
 from __future__ import annotations
@@ -15,47 +15,47 @@ from .key_hashing import remember
 
 Address = tuple[int, int]
 
-#: How many answers about single addresses are remembered; each can be had again for a microsecond.
-MOST_KEPT = 16_384
-#: No address with its brackets, zone and port is longer.
-LONGEST = 128
+#: Entries of each cache of single addresses; a miss costs a microsecond.
+CACHE_SIZE = 16_384
+#: The longest address with brackets, zone and port.
+MAX_LENGTH = 128
 _MAPPED = 0xFFFF
 _BITS = {4: 32, 6: 128}
 
 
 def read_address(text: str) -> Address | None:
-    """The address that a text is: plain, with a zone, in brackets, with a port. None: it is none."""
-    if len(text) > LONGEST:
+    """Parses an address: plain, with a zone, in brackets, with a port. None: not an address."""
+    if len(text) > MAX_LENGTH:
         return None
     text = text.strip()
     if text[:1] == "[":
         inside, bracket, port = text[1:].partition("]")
-        return _six(inside) if bracket and _is_port(port) else None
+        return _parse_ipv6(inside) if bracket and _is_port(port) else None
     colons = text.count(":")
     if colons == 0:
-        return _four(text)
+        return _parse_ipv4(text)
     if colons == 1:
         address, _, port = text.partition(":")
-        return _four(address) if _is_port(":" + port) else None
-    return _six(text)
+        return _parse_ipv4(address) if _is_port(":" + port) else None
+    return _parse_ipv6(text)
 
 
 def _is_port(text: str) -> bool:
-    """Nothing, or a colon and a port; proxies may write an invented one with an underscore."""
+    """Empty, or a colon and a port; RFC 7239 lets proxies write an obfuscated port that begins with an underscore."""
     if not text:
         return True
     port = text[1:]
     return text[0] == ":" and port.isascii() and ((port.isdigit() and len(port) <= 5) or (port[:1] == "_" and len(port) > 1))
 
 
-def _four(text: str) -> Address | None:
+def _parse_ipv4(text: str) -> Address | None:
     try:
         return 4, int.from_bytes(socket.inet_pton(socket.AF_INET, text))
     except (OSError, ValueError):
         return None
 
 
-def _six(text: str) -> Address | None:
+def _parse_ipv6(text: str) -> Address | None:
     text, percent, zone = text.partition("%")
     if percent and not zone:
         return None
@@ -67,7 +67,7 @@ def _six(text: str) -> Address | None:
 
 
 def address_text(address: Address) -> str:
-    """The one spelling of an address."""
+    """The canonical text of an address."""
     version, number = address
     if version == 4:
         return socket.inet_ntop(socket.AF_INET, number.to_bytes(4))
@@ -75,20 +75,18 @@ def address_text(address: Address) -> str:
 
 
 def network_text(address: Address, prefix: int) -> str:
-    """The network of an address: `2001:db8::/64`; with all its bits, the address itself."""
+    """The network of an address: `2001:db8::/64`; the address itself for a full prefix."""
     version, number = address
-    spare = _BITS[version] - prefix
-    if spare == 0:
-        return address_text(address)
-    return f"{address_text((version, number >> spare << spare))}/{prefix}"
+    shift = _BITS[version] - prefix
+    return f"{address_text((version, number >> shift << shift))}/{prefix}" if shift else address_text(address)
 
 
 def read_network(text: str) -> tuple[int, int, int]:
-    """(version, shift, the bits before it) of `10.0.0.0/8` or of a single address; ConfigurationError says what to write."""
+    """Parses `10.0.0.0/8` or a single address to (version, shift, prefix bits); ConfigurationError names the fix."""
     try:
         network = ipaddress.ip_network(text)
-    except (ValueError, TypeError) as error:
-        raise ConfigurationError(f"{text!r} is no network: {_remedy(text, error)}") from None
+    except (ValueError, TypeError):
+        raise ConfigurationError(f"{text!r} is not a network: {_remedy(text)}") from None
     version, number, prefix = network.version, int(network.network_address), network.prefixlen
     if number >> 32 == _MAPPED:
         version, number, prefix = 4, number & 0xFFFFFFFF, prefix - 96
@@ -96,17 +94,17 @@ def read_network(text: str) -> tuple[int, int, int]:
     return version, shift, number >> shift
 
 
-def _remedy(text: object, error: Exception) -> str:
+def _remedy(text: str) -> str:
     try:
-        return f"bits are set behind its prefix; write {ipaddress.ip_network(text, strict=False)}"  # type: ignore[arg-type]
+        return f"it has host bits set; write {ipaddress.ip_network(text, strict=False)}"
     except (ValueError, TypeError):
         return "write it like 10.0.0.0/8, 2001:db8::/32 or 192.0.2.7"
 
 
 class Networks:
-    """Several networks, asked whether one of them holds an address. One lookup per length of prefix, whatever their number."""
+    """A set of networks. A lookup costs one shift per distinct prefix length, whatever their number."""
 
-    __slots__ = ("_kept", "_shifts", "texts")
+    __slots__ = ("_cache", "_shifts", "texts")
 
     def __init__(self, texts: tuple[str, ...] = ()) -> None:
         self.texts = tuple(texts)
@@ -117,7 +115,7 @@ class Networks:
             version: tuple((shift, frozenset(bits)) for (v, shift), bits in sorted(by_shift.items()) if v == version)
             for version in (4, 6)
         }
-        self._kept: dict[str, bool] = {}
+        self._cache: dict[str, bool] = {}
 
     def __repr__(self) -> str:
         return f"Networks({self.texts!r})"
@@ -125,19 +123,19 @@ class Networks:
     def __bool__(self) -> bool:
         return bool(self.texts)
 
-    def hold(self, address: Address) -> bool:
-        """The same, for an address that has been read."""
+    def contain(self, address: Address) -> bool:
+        """Whether a network contains a parsed address."""
         version, number = address
         return any(number >> shift in bits for shift, bits in self._shifts[version])
 
     def holds(self, address: str | None) -> bool:
-        """Whether one of the networks holds this address; what is no address is in none."""
+        """Whether a network contains the address in a text; False for other texts. Cached."""
         if address is None:
             return False
-        answer = self._kept.get(address)
-        if answer is None:
-            read = read_address(address)
-            answer = read is not None and self.hold(read)
-            if len(address) <= LONGEST:
-                remember(self._kept, address, answer, MOST_KEPT)
-        return answer
+        found = self._cache.get(address)
+        if found is None:
+            parsed = read_address(address)
+            found = parsed is not None and self.contain(parsed)
+            if len(address) <= MAX_LENGTH:
+                remember(self._cache, address, found, CACHE_SIZE)
+        return found

@@ -1,32 +1,32 @@
-"""Hosts: one spelling for what clients write in the Host header, and the patterns that rules name."""
+"""Canonical form of the Host header, and the host patterns of rules."""
 
 from __future__ import annotations
 
 import re
 
 from ...errors import ConfigurationError
-from .addresses import MOST_KEPT, address_text, read_address
+from .addresses import CACHE_SIZE, address_text, read_address
 from .key_hashing import remember
 
 _NAME = re.compile(r"[a-z0-9_](?:[a-z0-9_-]*[a-z0-9_])?(?:\.[a-z0-9_](?:[a-z0-9_-]*[a-z0-9_])?)*")
-_LONGEST = 253
-_kept: dict[str, str] = {}
+_MAX_NAME = 253
+_cache: dict[str, str] = {}
 
 
 def host_of(value: str | None) -> str:
-    """The host in lower case, without a port, brackets or a last dot; "" when nobody said, or when it is none."""
+    """The host in lower case, without port, brackets and final dot; "" for a missing or invalid one."""
     if not value:
         return ""
-    found = _kept.get(value)
+    found = _cache.get(value)
     if found is None:
-        found = _read(value)
-        if len(value) <= _LONGEST + 8:
-            remember(_kept, value, found, MOST_KEPT)
+        found = _parse_host(value)
+        if len(value) <= _MAX_NAME + 8:
+            remember(_cache, value, found, CACHE_SIZE)
     return found
 
 
-def _read(value: str) -> str:
-    if len(value) > _LONGEST + 8:
+def _parse_host(value: str) -> str:
+    if len(value) > _MAX_NAME + 8:
         return ""
     text = value.strip().lower()
     if text[:1] == "[" or text.count(":") > 1:
@@ -37,34 +37,30 @@ def _read(value: str) -> str:
         return ""
     name = name.removesuffix(".")
     if not name.isascii():
-        name = _international(name)
-    return name if len(name) <= _LONGEST and _NAME.fullmatch(name) else ""
-
-
-def _international(name: str) -> str:
-    try:
-        return name.encode("idna").decode("ascii").lower()
-    except UnicodeError:
-        return ""
+        try:
+            name = name.encode("idna").decode("ascii").lower()
+        except UnicodeError:
+            return ""
+    return name if len(name) <= _MAX_NAME and _NAME.fullmatch(name) else ""
 
 
 def host_pattern(text: str) -> str:
-    """A rule's host, tidied: `shop.example.com` or `*.example.com` (any host below it). ConfigurationError: it is neither."""
+    """A rule's host in canonical form: `shop.example.com`, or `*.example.com` for its subdomains. ConfigurationError: neither."""
     bare = text.strip()
     host = host_of(bare.removeprefix("*."))
     if not host:
-        raise ConfigurationError(f"{text!r} is no host; write shop.example.com, or *.example.com for every host below it")
+        raise ConfigurationError(f"{text!r} is not a host; write shop.example.com, or *.example.com for its subdomains")
     return f"*.{host}" if bare.startswith("*.") else host
 
 
 def host_matches(pattern: str, host: str) -> bool:
-    """Whether a tidied host is meant by a tidied pattern; "" means any. `*.example.com` is not example.com itself."""
+    """Whether a canonical pattern matches a canonical host; "" matches any. `*.example.com` does not match example.com."""
     if pattern[:2] == "*.":
         return host.endswith(pattern[1:])
     return not pattern or pattern == host
 
 
 def patterns_of(host: str) -> list[str]:
-    """All patterns that mean a tidied host: itself, and one for every domain above it."""
+    """All patterns that match a canonical host: itself, and one for each parent domain."""
     labels = host.split(".")
     return [host, *("*." + ".".join(labels[i:]) for i in range(1, len(labels)))]

@@ -1,7 +1,7 @@
-"""Who a request is: facts with a name. `of(facts)` answers with a value, with `default`, or with None: not there.
+"""Identities: named properties of a request. `of(request)` returns the value, `default`, or None when it is absent.
 
-A value is what a client says unless something vouches for it: a header, a cookie or a query parameter can be invented with
-every request, a certificate, a verified token (`jwt.py`) or an address (`client_ip.py`) can't. An empty value is no value.
+A header, a cookie or a query parameter is whatever the client wrote, and may differ with every request. A certificate, a verified
+token (`jwt.py`) and an address (`client_ip.py`) can't be forged. An empty value counts as absent.
 """
 
 from __future__ import annotations
@@ -9,193 +9,175 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
 from urllib.parse import unquote
 
 from ...errors import ConfigurationError
 from ..request_context import RequestContext
-from .addresses import MOST_KEPT, read_address, read_network
-from .callback_errors import CallbackErrors, checked_call, title
+from .addresses import CACHE_SIZE, read_address, read_network
+from .callback_errors import CallbackErrors, callback_name, check_callback
 from .client_ip import ClientIp
-from .key_hashing import kept, remember
+from .key_hashing import hash_long, remember
 
 _ESCAPED = re.compile(r"\\(?:([0-3][0-7]{2})|(.))", re.S)
 SUBJECT, SAN = "subject", "san"
-#: Who says several things at once under one name. One application takes the first of them, another the last, so whoever could
-#: choose the rest freely would be a new client with every request: they are all one.
+#: The value of a name with several different values. Applications take the first or the last of them, so a client that could
+#: choose the rest freely would get a new key with every request: all such requests share this one.
 SEVERAL = "several values"
-
-
-def _named(owner: Any, lower: bool = False) -> None:
-    """Checks (and, for headers, lowers) the name that an identity was given."""
-    name = owner.name
-    if not isinstance(name, str) or not name.strip():
-        raise ConfigurationError(f"{type(owner).__name__}: {name!r} is no name; write the name of what to look at")
-    object.__setattr__(owner, "name", name.strip().lower() if lower else name)
 
 
 def _value(text: str | None, default: str | None) -> str | None:
     if not text:
         return default
     text = text.strip()
-    return kept(text) if text else default
+    return hash_long(text) if text else default
 
 
 @dataclass(frozen=True, slots=True)
-class Header:
-    """A request header's value, as the client wrote it."""
+class NamedIdentity:
+    """Base of the identities that read one named part of a request."""
 
     name: str
     default: str | None = None
 
     def __post_init__(self) -> None:
-        _named(self, lower=True)
+        if not isinstance(self.name, str) or not self.name.strip():
+            raise ConfigurationError(f"{type(self).__name__}: expected a name, got {self.name!r}")
 
-    def of(self, facts: RequestContext) -> str | None:
-        value = facts.header(self.name)
-        if value is not None and "," in value and facts.differs("header", self.name):
+
+@dataclass(frozen=True, slots=True)
+class Header(NamedIdentity):
+    """A request header's value, as the client wrote it."""
+
+    def __post_init__(self) -> None:
+        NamedIdentity.__post_init__(self)
+        object.__setattr__(self, "name", self.name.strip().lower())
+
+    def of(self, request: RequestContext) -> str | None:
+        value = request.header(self.name)
+        if value is not None and "," in value and request.differs("header", self.name):
             return SEVERAL
         return _value(value, self.default)
 
 
 @dataclass(frozen=True, slots=True)
-class Query:
-    """The first value of a query parameter."""
+class Query(NamedIdentity):
+    """The value of a query parameter."""
 
-    name: str
-    default: str | None = None
+    def of(self, request: RequestContext) -> str | None:
+        return SEVERAL if request.differs("query", self.name) else _value(request.query(self.name), self.default)
+
+
+@dataclass(frozen=True, slots=True)
+class Captured(NamedIdentity):
+    """A path segment that the rule's template captures: `/orders/{order_id}`. From the normalized path, so in lower case."""
+
+    def of(self, request: RequestContext) -> str | None:
+        return _value(request.captured.get(self.name), self.default)
+
+
+@dataclass(frozen=True, slots=True)
+class Cookie(NamedIdentity):
+    """A cookie's value. Several Cookie headers, joined with commas, are read as one. Differences that frameworks ignore (spaces
+    around the name, quotes, escapes in them, percent-encoding) do not make another value."""
+
+    _pattern: re.Pattern[str] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        _named(self)
+        NamedIdentity.__post_init__(self)
+        object.__setattr__(self, "_pattern", re.compile(rf"(?:^|[;,])\s*{re.escape(self.name)}\s*=([^;,]*)"))
 
-    def of(self, facts: RequestContext) -> str | None:
-        return SEVERAL if facts.differs("query", self.name) else _value(facts.query(self.name), self.default)
+    def of(self, request: RequestContext) -> str | None:
+        header = request.header("cookie")
+        found = self._pattern.findall(header) if header else []
+        if not found:
+            return self.default
+        return SEVERAL if len(set(found)) > 1 else _value(_unquote(found[0].strip()), self.default)
 
 
-def _unquoted(value: str) -> str:
-    """A cookie's value as applications read it: each of its characters may be written as `\\141` within quotes, or as `%61`."""
+def _unquote(value: str) -> str:
+    """A cookie's value as applications read it: a character may be written as `\\141` within quotes, or as `%61`."""
     if value[:1] == '"' and value[-1:] == '"' and len(value) > 1:
         value = _ESCAPED.sub(lambda found: found[2] or chr(int(found[1], 8)), value[1:-1])
     return unquote(value) if "%" in value else value
 
 
 @dataclass(frozen=True, slots=True)
-class Cookie:
-    """The cookie of this name. Lines of several Cookie headers, joined with commas, are read as one. What frameworks overlook
-    (spaces around the name, quotes, escapes in them, percent-encoding) makes no other cookie of it."""
-
-    name: str
-    default: str | None = None
-    _pattern: re.Pattern[str] = field(init=False, repr=False, compare=False)
-
-    def __post_init__(self) -> None:
-        _named(self)
-        object.__setattr__(self, "_pattern", re.compile(rf"(?:^|[;,])\s*{re.escape(self.name)}\s*=([^;,]*)"))
-
-    def of(self, facts: RequestContext) -> str | None:
-        header = facts.header("cookie")
-        if not header:
-            return self.default
-        found = self._pattern.findall(header)
-        if not found:
-            return self.default
-        if len(found) > 1 and len(set(found)) > 1:
-            return SEVERAL
-        return _value(_unquoted(found[0].strip()), self.default)
-
-
-@dataclass(frozen=True, slots=True)
-class Captured:
-    """A part of the path that the rule's template named: `/orders/{order_id}`. Read after the tidy-up, so in lower case."""
-
-    name: str
-    default: str | None = None
-
-    def __post_init__(self) -> None:
-        _named(self)
-
-    def of(self, facts: RequestContext) -> str | None:
-        return _value(facts.captured.get(self.name), self.default)
-
-
-@dataclass(frozen=True, slots=True)
 class Certificate:
-    """Who a verified client certificate names: its subject, or the first of its alternative names (SPIFFE: the service)."""
+    """The name in a verified client certificate: its subject, or the first of its alternative names (SPIFFE: the service)."""
 
     field: str = SAN
     default: str | None = None
 
     def __post_init__(self) -> None:
         if self.field not in (SUBJECT, SAN):
-            raise ConfigurationError(f"certificate: {self.field!r} is nothing a certificate is known by; write san or subject")
+            raise ConfigurationError(f"certificate: expected san or subject, got {self.field!r}")
 
-    def of(self, facts: RequestContext) -> str | None:
-        certificate = facts.certificate()
-        said = None if certificate is None else certificate.get(self.field)
-        if isinstance(said, (list, tuple)):
-            said = next((one for one in said if one), None)
-        return _value(said, self.default) if isinstance(said, str) else self.default
+    def of(self, request: RequestContext) -> str | None:
+        certificate = request.certificate()
+        value = None if certificate is None else certificate.get(self.field)
+        if isinstance(value, (list, tuple)):
+            value = next((one for one in value if one), None)
+        return _value(value, self.default) if isinstance(value, str) else self.default
 
 
 @dataclass(frozen=True, slots=True)
 class Called:
-    """What a function of the application says: `call(facts)` returns text, a whole number, or None.
+    """The result of a callback: `call(request)` returns a string, an integer, or None.
 
-    A call that raises, or answers something else, is logged (now and then) and counts as nothing said.
+    A call that raises, or returns another type, is logged at intervals and counts as absent.
     """
 
-    call: Callable[[Any], Any]
+    call: Callable[[RequestContext], object]
     default: str | None = None
-    complaints: CallbackErrors = field(init=False, repr=False, compare=False, default_factory=CallbackErrors)
+    errors: CallbackErrors = field(init=False, repr=False, compare=False, default_factory=CallbackErrors)
 
     def __post_init__(self) -> None:
-        checked_call(self.call)
+        check_callback(self.call)
 
-    def of(self, facts: RequestContext) -> str | None:
+    def of(self, request: RequestContext) -> str | None:
         try:
-            said = self.call(facts)
+            value = self.call(request)
         except Exception as error:
-            self.complaints.tell("%s raised %s: it counts as nothing said", title(self.call), type(error).__name__)
+            self.errors.report("%s raised %s: the identity is absent", callback_name(self.call), type(error).__name__)
             return self.default
-        if isinstance(said, int) and not isinstance(said, bool):
-            said = str(said)
-        if said is None or isinstance(said, str):
-            return _value(said, self.default)
-        self.complaints.tell("%s answered a %s, not text: it counts as nothing", title(self.call), type(said).__name__)
+        if isinstance(value, int) and not isinstance(value, bool):
+            value = str(value)
+        if value is None or isinstance(value, str):
+            return _value(value, self.default)
+        self.errors.report("%s: expected a string, got %s: it is absent", callback_name(self.call), type(value).__name__)
         return self.default
 
-    def address(self, facts: RequestContext) -> str | None:
+    def address(self, request: RequestContext) -> str | None:
         """As the identity `ip`: the client's address, which networks are compared with."""
-        return self.of(facts)
+        return self.of(request)
 
 
 @dataclass(frozen=True, slots=True)
 class Network:
-    """The class of the client's address: `(("internal", ("10.1.0.0/16",)), …)`. Of several, the narrowest network decides."""
+    """The class of the client's address: `(("internal", ("10.1.0.0/16",)), …)`. The narrowest matching network decides."""
 
     ip: ClientIp | Called
     classes: tuple[tuple[str, tuple[str, ...]], ...]
     default: str | None = None
     _ordered: tuple[tuple[int, int, int, str], ...] = field(init=False, repr=False, compare=False)
-    _kept: dict[str, str | None] = field(init=False, repr=False, compare=False, default_factory=dict)
+    _cache: dict[str, str | None] = field(init=False, repr=False, compare=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         found = [(*read_network(text), name) for name, texts in self.classes for text in texts]
         object.__setattr__(self, "_ordered", tuple(sorted(found, key=lambda one: one[1])))
 
-    def of(self, facts: RequestContext) -> str | None:
-        address = self.ip.address(facts)
+    def of(self, request: RequestContext) -> str | None:
+        address = self.ip.address(request)
         if address is None:
             return self.default
-        if address in self._kept:
-            return self._kept[address]
-        return remember(self._kept, address, self._class(address), MOST_KEPT)
+        if address in self._cache:
+            return self._cache[address]
+        return remember(self._cache, address, self._find_class(address), CACHE_SIZE)
 
-    def _class(self, text: str) -> str | None:
+    def _find_class(self, text: str) -> str | None:
         address = read_address(text)
-        if address is not None:
-            version, number = address
-            for v, shift, bits, name in self._ordered:
-                if v == version and number >> shift == bits:
-                    return name
-        return self.default
+        if address is None:
+            return self.default
+        version, number = address
+        matching = (name for v, shift, bits, name in self._ordered if v == version and number >> shift == bits)
+        return next(matching, self.default)

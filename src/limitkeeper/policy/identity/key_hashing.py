@@ -1,10 +1,8 @@
-"""What of a request's text becomes part of a key.
+"""Bounds the length of client-supplied keys by hashing long ones, and the size of caches that they are keys of.
 
-A key lives in the store for as long as its limit remembers it, and whoever sends requests chooses the text. So a value of more
-than 256 characters (a header bomb, a whole token) is kept as its SHA-256: 71 characters, still one key per value. A shorter text
-that looks like such a hash is hashed too: two values never share a key. Any character may stand in a key; keys are never echoed.
-
-`remember` keeps answers about such values in a dict that can't grow without bound either.
+A key stays in the store as long as its limit remembers it, and clients choose its text. A value of more than 256 characters (a
+header bomb, a whole token) is therefore replaced by its SHA-256: 71 characters, still one key per value. A shorter text that
+looks like such a hash is hashed too, so two values never share a key. A key may hold any character; keys are never echoed.
 """
 
 from __future__ import annotations
@@ -17,28 +15,28 @@ from typing import TypeVar
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
 
-LONGEST = 256
+MAX_KEY_LENGTH = 256
 HASHED = "sha256:"
 _HASHED_LENGTH = len(HASHED) + 64
 
 
-def kept(value: str) -> str:
-    """The value itself, or `sha256:…` when it is too long to keep."""
+def hash_long(value: str) -> str:
+    """The value itself, or `sha256:…` when it is too long for a key."""
     length = len(value)
-    if length <= LONGEST and (length != _HASHED_LENGTH or not value.startswith(HASHED)):
+    if length <= MAX_KEY_LENGTH and (length != _HASHED_LENGTH or not value.startswith(HASHED)):
         return value
     return HASHED + hashlib.sha256(value.encode("utf-8", "surrogatepass")).hexdigest()
 
 
-def remember(table: dict[K, V], key: K, value: V, most: int) -> V:
-    """Puts an answer into a table of at most so many. When it is full the oldest eighth goes (one by one would cost more each
-    time: a dict is searched past all that left it). No lock, which a fork could leave locked: the worst that a race does is to
-    keep a few more or less."""
-    if len(table) >= most:
+def remember(cache: dict[K, V], key: K, value: V, maximum: int) -> V:
+    """Adds an entry to a cache of at most `maximum` and returns its value. A full cache drops its oldest eighth: dropping one by
+    one would scan the dict's deleted entries each time. Lock-free, since a fork could leave a lock held; a race costs entries.
+    """
+    if len(cache) >= maximum:
         try:
-            for old in list(islice(table, most // 8 + 1)):
-                table.pop(old, None)
-        except RuntimeError:  # somebody else is at it
+            for oldest in list(islice(cache, maximum // 8 + 1)):
+                cache.pop(oldest, None)
+        except RuntimeError:  # another thread changed the dict meanwhile
             pass
-    table[key] = value
+    cache[key] = value
     return value

@@ -1,22 +1,22 @@
-"""One spelling for a path, whatever disguise it came in: what rules are matched against.
+"""Normalizes request paths, however they are encoded, to the canonical form that rules are matched against.
 
     /checkout   //Checkout/   /%2563heckout   /shop/../checkout;v=1   \\checkout   →   /checkout
 
-Percent-encoding is undone until nothing is left to undo, whatever its depth: a gateway behind that decodes once more must not
-find what was hidden from the rules. Then: no control characters, backslashes are slashes, what stands behind a `?` or `#` that
-was hidden in the path and behind a `;` in a segment (`;jsessionid=…`) is cut, segments lose the spaces around them, `//` is `/`,
-`.` and `..` are resolved, the last slash goes, and case is folded. The result never changes when tidied again.
+Percent-encoding is decoded until nothing is left to decode, whatever its depth: a gateway behind this one that decodes once more
+must not find what was hidden from the rules. Then control characters are removed, backslashes become slashes, an encoded `?` or
+`#` and what follows is cut, as is `;` and what follows in its segment (`;jsessionid=…`), segments are stripped of spaces, `//`
+becomes `/`, `.` and `..` are resolved, the final slash is removed, and case is folded. Normalizing is idempotent.
 
-A path that is limited although the application would have answered 404 costs nobody anything. The other way round it does: an
-application may well take `/search/../x` for its route `/search/{rest}`. So whoever matches rules asks for all `readings` of a
-path (one, for nearly every request): a request is meant by a rule when any of them is, and exempt only when all are.
+Limiting a path for which the application answers 404 costs nothing; missing one does, and an application may route
+`/search/../x` to `/search/{rest}`. Rules are therefore matched against all `readings` of a path (nearly always one): a rule
+applies when any reading matches, an exemption only when all do.
 """
 
 from __future__ import annotations
 
 import re
 
-#: Rounds of decoding. Nested encodings (%252525…) are undone within one; what still hides after these was made to.
+#: Rounds of decoding. One round undoes nested encodings (%252525…); after these all remaining percent signs are removed.
 ROUNDS = 3
 _clean = re.compile(r"(?:/[a-z0-9_~@$!*'()+,=:&-][a-z0-9_~@$!*'()+,=:&.-]*)+").fullmatch
 _NESTED = re.compile(rb"%(?:25)+(?=[0-9a-fA-F]{2})")
@@ -28,29 +28,29 @@ _CUT = re.compile("[?#]")
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/]*", re.I)
 
 
-def tidy(path: str) -> str:
-    """The one spelling of a path: `/`, or segments with a slash before each."""
+def normalize_path(path: str) -> str:
+    """The canonical form of a path: `/`, or segments with a slash before each."""
     if _clean(path) is not None:
         return path
-    return _joined(_resolved(_segments(_plain(path))))
+    return _join(_resolve_dots(_split(_decode_path(path))))
 
 
 def readings(path: str) -> tuple[str, ...]:
-    """All that a server may take a path for: tidied, tidied but for its dots, and as it came. Most have one."""
+    """All paths that a server may take it for: normalized, normalized without resolving dots, and as received. Most have one."""
     if _clean(path) is not None:
         return (path,)
-    segments = _segments(_plain(path))
-    found = (_joined(_resolved(segments)), _joined(segments), path.casefold().rstrip("/") or "/")
+    segments = _split(_decode_path(path))
+    found = (_join(_resolve_dots(segments)), _join(segments), path.casefold().rstrip("/") or "/")
     return tuple(dict.fromkeys(found))
 
 
-def _plain(path: str) -> str:
-    """Decoded, without what is no part of a path, in folded case."""
+def _decode_path(path: str) -> str:
+    """Decoded and case-folded, without origin, control characters, query and fragment."""
     if path[:1] not in ("/", "\\") and "://" in path:
         path = _ORIGIN.sub("", path, count=1)
     text = _CONTROL.sub("", path).replace("\\", "/")
     if "%" in text or not text.isascii():
-        text = _decoded(text).replace("\\", "/")
+        text = _decode_percent(text).replace("\\", "/")
     found = _CUT.search(text)
     if found is not None:
         text = text[: found.start()]
@@ -61,7 +61,7 @@ def _byte(found: re.Match[bytes]) -> bytes:
     return bytes((int(found[1], 16),))
 
 
-def _decoded(text: str) -> str:
+def _decode_percent(text: str) -> str:
     for _ in range(ROUNDS):
         data = text.encode("utf-8", "surrogatepass")
         text = _ENCODED.sub(_byte, _NESTED.sub(b"%", data)).decode("utf-8", "replace")
@@ -71,11 +71,11 @@ def _decoded(text: str) -> str:
     return text.replace("%", "")
 
 
-def _segments(text: str) -> list[str]:
+def _split(text: str) -> list[str]:
     return [part for part in (raw.partition(";")[0].strip() for raw in text.split("/")) if part]
 
 
-def _resolved(segments: list[str]) -> list[str]:
+def _resolve_dots(segments: list[str]) -> list[str]:
     found: list[str] = []
     for part in segments:
         if part == "..":
@@ -86,5 +86,5 @@ def _resolved(segments: list[str]) -> list[str]:
     return found
 
 
-def _joined(segments: list[str]) -> str:
+def _join(segments: list[str]) -> str:
     return "/" + "/".join(segments)

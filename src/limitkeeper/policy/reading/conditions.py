@@ -1,79 +1,66 @@
-"""Words that rules and exemptions share: which requests, by which key, under which condition."""
+"""Validators that rules and exemptions share: `match`, `path`, `when` and `key`."""
 
 from __future__ import annotations
 
 from ..model import Key, Match, When
-from . import route_parser, value_parsers
-from .fields import Fields, Said, Word
-from .identities import TEXT
-from .parse_context import ParseContext
-from .validators import Kinds, ListOf, Made, Text
+from .fields import Fields, FieldSpec, ParsedFields
+from .parse_context import ParseContext, bounded_text
+from .route_parser import parse_host, parse_match, parse_methods, parse_path
+from .validators import AnyOf, ListOf, Text
+from .value_parsers import EVERYONE, parse_alternatives, parse_identity_name
 
-METHODS = Made(
-    ListOf(Text("a method", route_parser.methods, "GET, HEAD"), "methods"), lambda found: frozenset[str]().union(*found)
-)
-
-
-def _match(said: Said, page: ParseContext) -> Match:
-    return Match(said.get("methods", frozenset()), said.get("path", ""), said.get("host", ""))
-
-
-PATH = Text("a path", route_parser.path, "/checkout")
-MATCH_TABLE = Fields(
+STRING = Text("a string", bounded_text, loose=True)
+METHODS = ListOf(Text("a method", parse_methods, "GET, HEAD"), "methods").map(lambda found: frozenset[str]().union(*found))
+PATH = Text("a path", parse_path, "/checkout")
+PATHS = ListOf(PATH, "a path, or a list of them")
+MATCH_FIELDS = Fields(
     "match",
     {
-        "methods": Word(METHODS, "HTTP methods; without them every one. GET means HEAD too."),
-        "path": Word(PATH, "A path: literal segments, {name} or * for one, ** at the end for any rest."),
-        "host": Word(
-            Text("a host", route_parser.host, "api.example.com"), "The host that was asked for; *.example.com for all below it."
-        ),
+        "methods": FieldSpec(METHODS, "HTTP methods; default: all. GET includes HEAD."),
+        "path": FieldSpec(PATH, "A path: literal segments, {name} or * for one segment, ** at the end for any rest."),
+        "host": FieldSpec(Text("a host", parse_host, "api.example.com"), "The request's host; *.example.com for subdomains."),
     },
-    _match,
+    lambda fields, context: Match(fields.get("methods", frozenset()), fields.get("path", ""), fields.get("host", "")),
     example="POST /checkout",
 )
-ONE_MATCH = Kinds(
+MATCH = AnyOf(
     "a match",
-    text=Text("a match", route_parser.match, "POST /checkout", ready=lambda value: isinstance(value, Match)),
-    table=MATCH_TABLE,
+    scalar=Text("a match", parse_match, "POST /checkout", accepts=lambda value: isinstance(value, Match)),
+    mapping=MATCH_FIELDS,
 )
-MATCHES = ListOf(ONE_MATCH, "a match, or a list of them")
-PATHS = ListOf(PATH, "a path, or a list of them")
-
-NAMES = ListOf(Text("an identity", value_parsers.identity_name, "user"), "an identity, or a list of them")
-VALUES = ListOf(TEXT, "a value, or a list of them")
+MATCHES = ListOf(MATCH, "a match, or a list of them")
+NAMES = ListOf(Text("an identity", parse_identity_name, "user"), "an identity, or a list of them")
 
 
-def _when(said: Said, page: ParseContext) -> When:
-    equals = tuple((name, said.get(name)) for name in said if name not in ("present", "absent"))
-    return When(said.get("present", ()), said.get("absent", ()), equals)
+def _when(fields: ParsedFields, context: ParseContext) -> When:
+    equals = tuple((name, fields.get(name)) for name in fields if name not in ("present", "absent"))
+    return When(fields.get("present", ()), fields.get("absent", ()), equals)
 
 
 WHEN = Fields(
     "when",
     {
-        "present": Word(NAMES, "Identities that must be there (a default counts)."),
-        "absent": Word(NAMES, "Identities that must not be there."),
+        "present": FieldSpec(NAMES, "Identities that must be present (a default counts)."),
+        "absent": FieldSpec(NAMES, "Identities that must be absent."),
     },
     _when,
-    others=VALUES,
-    named=value_parsers.identity_name,
+    others=ListOf(STRING, "a value, or a list of them"),
+    check_key=parse_identity_name,
     example="{present: partner}",
 )
 
-ALTERNATIVES = Text("an identity", value_parsers.alternatives, "user | ip")
+
+def _single_key(text: str) -> Key:
+    return () if text.strip() == EVERYONE else (parse_alternatives(text),)
 
 
-def _lone_key(text: str) -> Key:
-    return () if text.strip() == value_parsers.EVERYONE else (value_parsers.alternatives(text),)
-
-
-KEY = Kinds(
+KEY = AnyOf(
     "a key",
-    text=Text("a key", _lone_key, "user | ip"),
-    several=ListOf(ALTERNATIVES, "parts of a key", alone=False),
+    scalar=Text("a key", _single_key, "user | ip"),
+    items=ListOf(Text("an identity", parse_alternatives, "user | ip"), "parts of a key", single=False),
 )
 
 
 def key_names(key: Key) -> tuple[str, ...]:
-    """Every identity that a key mentions."""
+    """All identities that a key mentions."""
     return tuple(name for part in key for name in part)

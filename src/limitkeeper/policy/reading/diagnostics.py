@@ -1,11 +1,10 @@
-"""What is wrong with a policy: every mistake with its place, the offending text, and what to write instead.
+"""Diagnostics of a policy: errors and warnings with position, offending text and suggestion; `PolicyError` carries them.
 
-    shop.yaml:12:5: error: no word 'kye' here; did you mean 'key'?
+    shop.yaml:12:5: error: unknown field 'kye' in rule; did you mean 'key'?
        12 |     kye: user
           |     ^^^
 
-A policy from Python has no lines: its mistakes name the path (`limits[2].key`). Errors stop a policy from being made; warnings
-are told and let it pass.
+A policy from Python has no lines: its diagnostics name the path (`limits[2].key`). Errors reject a policy; warnings are logged.
 """
 
 from __future__ import annotations
@@ -13,20 +12,19 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from ...errors import ConfigurationError
 
 ERROR, WARNING = "error", "warning"
-#: What is wrong: the file is no YAML; a word or a value is not of the form that stands there; or it means something wrong.
-YAML, FORM, MEANING = "yaml", "form", "meaning"
-#: So much of a long source line is shown.
+#: `Diagnostic.kind`: not valid YAML; not the type, field or range that the schema allows; valid by the schema and still wrong.
+SYNTAX, SCHEMA, SEMANTIC = "syntax", "schema", "semantic"
+#: Characters shown of a long source line.
 WIDTH = 110
 
 
 @dataclass(frozen=True, slots=True)
 class Diagnostic:
-    """One mistake. `line` and `column` count from 1 and are 0 for a policy from Python; `excerpt` is the source line."""
+    """One error or warning. `line` and `column` count from 1, 0 for a policy from Python; `excerpt` is the source line."""
 
     severity: str
     file: str
@@ -36,60 +34,56 @@ class Diagnostic:
     message: str
     suggestion: str = ""
     path: str = ""
-    kind: str = MEANING
+    kind: str = SEMANTIC
     excerpt: str = ""
     length: int = 1
 
     @property
-    def place(self) -> str:
-        """Where: "shop.yaml:12:5", or the path of a policy from Python."""
-        if self.line:
-            return f"{self.file}:{self.line}:{self.column}"
-        return self.path or self.file or "policy"
+    def location(self) -> str:
+        """ "shop.yaml:12:5", or the path in a policy from Python."""
+        return f"{self.file}:{self.line}:{self.column}" if self.line else self.path or self.file or "policy"
 
     @property
-    def said(self) -> str:
+    def full_message(self) -> str:
         """The message with its suggestion."""
         return f"{self.message}; {self.suggestion}" if self.suggestion else self.message
 
     def __str__(self) -> str:
-        told = f"{self.place}: {self.severity}: {self.said}"
-        return f"{told}\n{shown(self)}" if self.excerpt.strip() else told
+        text = f"{self.location}: {self.severity}: {self.full_message}"
+        return f"{text}\n{self._source_lines()}" if self.excerpt.strip() else text
 
-    def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
+    def _source_lines(self) -> str:
+        """The source line with carets under the offending text; a long line is cut around it."""
+        line, start = self.excerpt, self.column - 1
+        if len(line) > WIDTH:
+            first = max(0, min(start - 20, len(line) - WIDTH))
+            line = ("…" if first else "") + line[first : first + WIDTH] + ("…" if first + WIDTH < len(line) else "")
+            start -= first - (1 if first else 0)
+        number = f"{self.line:5d}"
+        caret = "^" * max(1, min(self.length, len(line) - start))
+        return f"{number} | {line.rstrip()}\n{' ' * len(number)} | {' ' * start}{caret}"
+
+    def as_dict(self) -> dict[str, str | int]:
+        """The fields, for JSON."""
         return asdict(self)
 
 
-def shown(mistake: Diagnostic) -> str:
-    """The source line with a caret under the offending text; long lines are cut around it."""
-    line, start = mistake.excerpt, mistake.column - 1
-    if len(line) > WIDTH:
-        first = max(0, min(start - 20, len(line) - WIDTH))
-        line = ("…" if first else "") + line[first : first + WIDTH] + ("…" if first + WIDTH < len(line) else "")
-        start -= first - (1 if first else 0)
-    number = f"{mistake.line:5d}"
-    caret = "^" * max(1, min(mistake.length, len(line) - start))
-    return f"{number} | {line.rstrip()}\n{' ' * len(number)} | {' ' * start}{caret}"
-
-
 class PolicyError(ConfigurationError):
-    """A policy that can't be used. `mistakes` are all of them, in the order of the file; the text shows each with its line.
-    `files` are those that were looked for on the way: what is missing may lie there later."""
+    """A policy with errors. `diagnostics` holds all errors and warnings in file order; `str()` shows each with its source line.
+    `truncated`: reading stopped before the end. `files` are the key files that were looked for, missing ones included."""
 
-    def __init__(self, mistakes: Iterable[Diagnostic], left_out: int = 0, files: tuple[Path, ...] = ()) -> None:
-        self.mistakes = tuple(mistakes)
-        self.left_out = left_out
+    def __init__(self, diagnostics: Iterable[Diagnostic], truncated: bool = False, files: tuple[Path, ...] = ()) -> None:
+        self.diagnostics = tuple(diagnostics)
+        self.truncated = truncated
         self.files = files
-        super().__init__(self.mistakes, left_out, files)
+        super().__init__(self.diagnostics, truncated, files)
 
     @property
     def errors(self) -> tuple[Diagnostic, ...]:
-        return tuple(mistake for mistake in self.mistakes if mistake.severity == ERROR)
+        return tuple(one for one in self.diagnostics if one.severity == ERROR)
 
     def __str__(self) -> str:
-        count = len(self.errors)
-        file = next((mistake.file for mistake in self.mistakes if mistake.file), "")
-        more = " or more" if self.left_out else ""
-        head = f"{file or 'the policy'} has {count}{more} mistake{'' if count == 1 else 's'}"
-        return "\n".join([head, *(str(mistake) for mistake in self.mistakes)])
+        number = len(self.errors)
+        file = next((one.file for one in self.diagnostics if one.file), "the policy")
+        more = " or more" if self.truncated else ""
+        return "\n".join([f"{file} has {number}{more} error{'' if number == 1 else 's'}", *map(str, self.diagnostics)])

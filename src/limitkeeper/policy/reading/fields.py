@@ -1,196 +1,180 @@
-"""Tables of words: which words a table may hold, what stands behind each, and what is made of them."""
+"""Validator of mappings: which fields a mapping may hold, the validator of each, and the value that is built from them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from .diagnostics import FORM
-from .nodes import Node, Scalar, SourcePosition, Table
-from .parse_context import ParseContext, ParseError, did_you_mean, short
-from .validators import BAD, MISFITS, Json, Validator, only_configuration
+from ...errors import ConfigurationError, InvalidLimit
+from .diagnostics import SCHEMA
+from .nodes import MappingNode, Node, Scalar, SourcePosition
+from .parse_context import ParseContext, ParseError, did_you_mean, shorten
+from .validators import INVALID, Invalid, Json, T_co, Validator, split_remedy
+
+MAX_FIELDS = 10_000
 
 
 @dataclass(frozen=True)
-class Word:
-    """One word of a table: its shape, what it says, and whether it must be there."""
+class FieldSpec:
+    """One field of a mapping: its validator, its description for editors, and whether it is required."""
 
-    shape: Validator
-    says: str = ""
+    validator: Validator[object]
+    description: str = ""
     required: bool = False
 
 
-class Said:
-    """What a table said: the values that could be read, and where everything stands."""
+class ParsedFields:
+    """The valid values of a mapping's fields, and the position of every field. `name in fields`: it is written, valid or not."""
 
-    def __init__(self, node: Table, values: dict[str, Any]) -> None:
+    def __init__(self, node: MappingNode, values: dict[str, Any]) -> None:
         self.node = node
         self.values = values
 
-    def __contains__(self, word: str) -> bool:
-        return word in self.node.entries
+    def __contains__(self, name: str) -> bool:
+        return name in self.node.entries
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.values)
 
-    def get(self, word: str, otherwise: Any = None) -> Any:
-        return self.values.get(word, otherwise)
+    def get(self, name: str, default: object = None) -> Any:
+        return self.values.get(name, default)
 
-    def at(self, word: str) -> Node:
-        """What stands behind a word; the table itself when the word was not said."""
-        found = self.node.entries.get(word)
-        return self.node if found is None else found[1]
+    def at(self, name: str) -> Node:
+        """The node of a field's value; the mapping where the field is absent."""
+        return self.node.value(name)
 
-    def word(self, word: str) -> SourcePosition:
-        """Where the word itself stands."""
-        found = self.node.entries.get(word)
-        return self.node.place if found is None else found[0].place
+    def key(self, name: str) -> SourcePosition:
+        """The position of a field's name."""
+        return self.node.key_position(name)
 
-    def whole(self, *words: str) -> bool:
-        """Whether each of these words was left out or could be read."""
-        return all(word in self.values for word in words if word in self.node.entries)
+    def valid(self, *names: str) -> bool:
+        """Whether each of these fields is absent or valid."""
+        return all(name in self.values for name in names if name in self.node.entries)
 
 
-#: More words than this has no table of a policy.
-MOST = 10_000
+class Fields(Validator[T_co]):
+    """A mapping of known fields. `build(fields, context)` makes the value.
 
-
-def too_many(node: Table, page: ParseContext) -> bool:
-    if len(node.entries) <= MOST:
-        return False
-    page.wrong(node.place, "", f"this table has {len(node.entries)} words; {MOST} are the most", "", FORM)
-    return True
-
-
-class Fields(Validator):
-    """A table of known words. `build(said, page)` makes the value; `others` is what stands behind any other word."""
+    others      validator of the values of any other key; `check_key` raises ParseError for a key that is not allowed
+    one_of      exactly one of these fields must be there
+    renamed     former names of fields, for the error message
+    """
 
     def __init__(
         self,
-        what: str,
-        words: dict[str, Word],
-        build: Callable[[Said, ParseContext], Any],
+        name: str,
+        specs: Mapping[str, FieldSpec],
+        build: Callable[[ParsedFields, ParseContext], T_co | Invalid],
         *,
-        others: Validator | None = None,
-        named: Callable[[str], Any] = str,
+        others: Validator[object] | None = None,
+        check_key: Callable[[str], object] = str,
         one_of: tuple[str, ...] = (),
-        names: str = "",
+        renamed: Mapping[str, str] | None = None,
+        minimum: int = 0,
         example: str = "",
     ) -> None:
-        self.what = what
-        self.words = words
+        self.name = name
+        self.expects = f"{'an' if name[0] in 'aeiou' else 'a'} {name} mapping"
+        self.specs = specs
         self.build = build
         self.others = others
-        self.named = named
+        self.check_key = check_key
         self.one_of = one_of
-        self.names = names
+        self.renamed = renamed or {}
+        self.minimum = minimum
         self.example = example
 
-    def read(self, node: Node, page: ParseContext) -> Any:
-        if not isinstance(node, Table):
-            return self.refuse(node, page)
-        if too_many(node, page):
-            return BAD
-        said = Said(node, {})
-        for text, (word, item) in node.entries.items():
-            value = self.value(text, word, item, page)
-            if value is not BAD:
-                said.values[text] = value
-        self.complete(said, page)
+    def parse(self, node: Node, context: ParseContext) -> T_co | Invalid:
+        if not isinstance(node, MappingNode):
+            return self.reject(node, context)
+        if len(node.entries) > MAX_FIELDS:
+            message = f"this mapping has {len(node.entries)} fields; at most {MAX_FIELDS} are allowed"
+            context.error(node.position, message, kind=SCHEMA)
+            return INVALID
+        if len(node.entries) < self.minimum:
+            context.error(node.position, f"expected {self.expects}, got an empty mapping", self.remedy(), "{}", SCHEMA)
+            return INVALID
+        fields = ParsedFields(node, {})
+        for text, (key, item) in node.entries.items():
+            value = self._value(text, key, item, context)
+            if value is not INVALID:
+                fields.values[text] = value
+        self._check_presence(fields, context)
         try:
-            return self.build(said, page)
-        except MISFITS as error:
-            message, remedy = only_configuration(error)
-            page.wrong(node.place, "", message, remedy)
-            return BAD
+            return self.build(fields, context)
+        except (ConfigurationError, InvalidLimit) as error:
+            context.error(node.position, *split_remedy(error))
+            return INVALID
 
-    def value(self, text: str, word: Scalar, item: Node, page: ParseContext) -> Any:
-        known = self.words.get(text)
-        if known is not None:
-            return known.shape.read(item, page)
+    def _value(self, text: str, key: Scalar, item: Node, context: ParseContext) -> object:
+        spec = self.specs.get(text)
+        if spec is not None:
+            return spec.validator.parse(item, context)
         if self.others is None:
-            told = did_you_mean(text, self.words)
-            page.wrong(word.place, text, f"no word {short(text)!r} belongs to {self.what}", told, FORM)
-            return BAD
-        value = self.others.read(item, page)
+            former = self.renamed.get(text)
+            remedy = did_you_mean(text, self.specs) if former is None else f"write {former!r} instead"
+            context.error(key.position, f"unknown field {shorten(text)!r} in {self.name}", remedy, text, SCHEMA)
+            return INVALID
+        value = self.others.parse(item, context)
         try:
-            self.named(text)
-        except ParseError as wrong:
-            page.wrong_text(word, wrong)
-            return BAD
+            self.check_key(text)
+        except ParseError as error:
+            context.parse_error(key, error)
+            return INVALID
         return value
 
-    def complete(self, said: Said, page: ParseContext) -> None:
-        """Notes words that must be there, and two that exclude each other."""
-        if said.node.partial:
+    def _check_presence(self, fields: ParsedFields, context: ParseContext) -> None:
+        """Reports required fields that are missing and fields that exclude each other."""
+        if fields.node.partial:
             return
-        for word, known in self.words.items():
-            if known.required and word not in said:
-                like = f"write {word}: {known.shape.example}" if known.shape.example else f"write {word}: …"
-                page.wrong(first_place(said.node), "", f"{self.what} has no {word!r}", like, FORM)
-        there = [word for word in self.one_of if word in said]
-        if self.one_of and len(there) != 1:
-            place = said.word(there[1]) if there else first_place(said.node)
-            told = (
-                f"{' and '.join(map(repr, there))} stand together in {self.what}"
-                if there
-                else f"{self.what} says nothing of what it is"
-            )
-            page.wrong(place, there[1] if there else "", told, f"write one of {', '.join(self.one_of)}", FORM)
+        start = first_position(fields.node)
+        for name, spec in self.specs.items():
+            if spec.required and name not in fields:
+                remedy = f"write {name}: {spec.validator.example or '…'}"
+                context.error(start, f"missing field {name!r} in {self.name}", remedy, kind=SCHEMA)
+        present = [name for name in self.one_of if name in fields]
+        if not self.one_of or len(present) == 1:
+            return
+        remedy = f"write one of {', '.join(self.one_of)}"
+        if present:
+            message = f"{self.name} can't have both {present[0]!r} and {present[1]!r}"
+            context.error(fields.key(present[1]), message, remedy, present[1], SCHEMA)
+        else:
+            context.error(start, f"missing field in {self.name}", remedy, kind=SCHEMA)
 
     def schema(self) -> Json:
-        said: Json = {
+        schema: Json = {
             "type": "object",
             "properties": {
-                word: known.shape.schema() | ({"description": known.says} if known.says else {})
-                for word, known in self.words.items()
+                name: spec.validator.schema() | ({"description": spec.description} if spec.description else {})
+                for name, spec in self.specs.items()
             },
             "additionalProperties": False if self.others is None else self.others.schema(),
-            "maxProperties": MOST,
+            "minProperties": self.minimum,
+            "maxProperties": MAX_FIELDS,
         }
-        required = [word for word, known in self.words.items() if known.required]
+        required = [name for name, spec in self.specs.items() if spec.required]
         if required:
-            said["required"] = required
+            schema["required"] = required
         if self.one_of:
-            said["oneOf"] = [{"required": [word]} for word in self.one_of]
-        return said
+            schema["oneOf"] = [{"required": [name]} for name in self.one_of]
+        return schema
 
 
-def first_place(node: Table) -> SourcePosition:
-    """Where a table begins: its first word, when it has one."""
-    for word, _ in node.entries.values():
-        return word.place if word.place.line else node.place
-    return node.place
+def first_position(node: MappingNode) -> SourcePosition:
+    """Where a mapping begins: at its first key, if it has one."""
+    for key, _ in node.entries.values():
+        return key.position if key.position.line else node.position
+    return node.position
 
 
-class Pairs(Validator):
-    """A table whose words are anybody's: pairs of a name and a value, in order."""
+def pairs_of(
+    name: str, item: Validator[object], check_key: Callable[[str], object], example: str
+) -> Fields[tuple[tuple[str, Any], ...]]:
+    """A mapping of arbitrary keys to one kind of value, as (key, value) pairs; INVALID where any of them is."""
 
-    def __init__(self, what: str, item: Validator, named: Callable[[str], Any] = str, example: str = "", least: int = 1) -> None:
-        self.what = what
-        self.item = item
-        self.named = named
-        self.example = example
-        self.least = least
+    def build(fields: ParsedFields, context: ParseContext) -> tuple[tuple[str, Any], ...] | Invalid:
+        return tuple(fields.values.items()) if fields.valid(*fields.node.entries) else INVALID
 
-    def read(self, node: Node, page: ParseContext) -> Any:
-        if not isinstance(node, Table):
-            return self.refuse(node, page)
-        if len(node.entries) < self.least:
-            page.wrong(node.place, "{}", f"an empty table stands here, not {self.what}", self.remedy(), FORM)
-            return BAD
-        if too_many(node, page):
-            return BAD
-        pairs = []
-        for text, (word, item) in node.entries.items():
-            try:
-                name = self.named(text)
-            except ParseError as wrong:
-                page.wrong_text(word, wrong)
-                name = BAD
-            pairs.append((name, self.item.read(item, page)))
-        return BAD if any(name is BAD or value is BAD for name, value in pairs) else tuple(pairs)
-
-    def schema(self) -> Json:
-        return {"type": "object", "additionalProperties": self.item.schema(), "minProperties": self.least, "maxProperties": MOST}
+    return Fields(name, {}, build, others=item, check_key=check_key, minimum=1, example=example)

@@ -1,8 +1,9 @@
-"""The words under `identify:`: one kind each, and what an identity may not be built on."""
+"""Reads the section `identify:`: the fields of each kind of identity, and the identities that they define."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,356 +13,298 @@ from ..identity.identify import Called, Captured, Certificate, Cookie, Header, N
 from ..identity.jwt import Jwt, Verifier
 from ..identity.jwt_keys import is_public
 from ..model import Identity
-from . import route_parser, value_parsers
-from .fields import Fields, Pairs, Said, Word
-from .import_string import Named
-from .nodes import Node, Scalar, SourcePosition
-from .parse_context import ParseContext, ParseError, bounded, did_you_mean
-from .validators import BAD, Choice, DurationText, ListOf, Number, Ready, Text, Validator, only_configuration
+from .fields import Fields, FieldSpec, ParsedFields, pairs_of
+from .import_string import ImportString
+from .nodes import Node, SourcePosition, find_position
+from .parse_context import ParseContext, ParseError, bounded_text, did_you_mean
+from .route_parser import parse_network, parse_trusted_proxy
+from .validators import INVALID, AnyOf, Choice, DurationText, Integer, Invalid, ListOf, Text, split_remedy
+from .value_parsers import parse_header_name, parse_identity_name, parse_import_string, parse_value
 
-#: Headers in which anybody can write any address.
+#: Headers in which any client can write any address.
 ADDRESS_HEADERS = (
     *("x-forwarded-for", "forwarded", "x-real-ip", "x-client-ip", "x-cluster-client-ip", "true-client-ip", "cf-connecting-ip"),
     *("fly-client-ip", "fastly-client-ip", "x-original-forwarded-for", "x-envoy-external-address"),
 )
-ALGORITHMS = (
-    "RS256",
-    "RS384",
-    "RS512",
-    "PS256",
-    "PS384",
-    "PS512",
-    "ES256",
-    "ES256K",
-    "ES384",
-    "ES512",
-    "EdDSA",
-    "HS256",
-    "HS384",
-    "HS512",
+JWT_ALGORITHMS = (
+    *("RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES256K", "ES384", "ES512", "EdDSA"),
+    *("HS256", "HS384", "HS512"),
 )
 KINDS = ("header", "query", "cookie", "path", "jwt", "client_ip", "network", "certificate", "call")
+SIMPLE: dict[str, Callable[[Any, str | None], Identity]] = {
+    "query": Query,
+    "cookie": Cookie,
+    "path": Captured,
+    "certificate": Certificate,
+    "call": Called,
+}
+KEY_SOURCES = ("key", "key_file", "key_env")
 
-
-class Draft:
-    """An identity as it was said: made when all of them are known, since some need others."""
-
-    def __init__(self, said: Said) -> None:
-        self.said = said
-        self.kind = next((kind for kind in KINDS if kind in said), "")
-        self.default = said.get("default")
-
-    def get(self) -> Any:
-        return self.said.get(self.kind, BAD)
-
-
-CALL = Text(
-    "the name of something to call", lambda text: Named(value_parsers.call(text)), "package.module:attribute", ready=callable
+CALLABLE: Text[Callable[..., object]] = Text(
+    "the import string of a callable",
+    lambda text: ImportString(parse_import_string(text)),
+    "package.module:attribute",
+    accepts=callable,
 )
-NETWORKS = ListOf(Text("a network", route_parser.network, "10.0.0.0/8"), "networks")
-NAME = Text("a name", lambda text: bounded(text), "api_key")
-TEXT = Text("a text", bounded, loose=True)
-VALUE = Text("a value", value_parsers.value, "free", loose=True)
-SECRET = Text("a key", str, secret=True)
+NETWORKS = ListOf(Text("a network", parse_network, "10.0.0.0/8"), "networks")
+PROXIES = ListOf(Text("a network", parse_trusted_proxy, "10.0.0.0/8"), "networks", minimum=0)
+CLASSES = pairs_of("network", NETWORKS, bounded_text, "{internal: [10.1.0.0/16]}")
+VALUE = Text("a value", parse_value, "free", loose=True)
+NAME = Text("a name", bounded_text, "api_key")
+STRING = Text("a string", bounded_text)
 
 
-def _kept(said: Said, page: ParseContext) -> Said:
-    return said
+def header_field(description: str, example: str) -> FieldSpec:
+    return FieldSpec(Text("the name of a header", parse_header_name, example), description)
 
 
 JWT = Fields(
     "jwt",
     {
-        "claim": Word(Text("the name of a claim", bounded, "sub"), "The claim whose value is the identity.", required=True),
-        "key_file": Word(
-            Text("a file", str, "jwt.pub"),
-            "A file with the public key (PEM, also several, or a key set) or the secret, relative to the policy.",
+        "claim": FieldSpec(Text("the name of a claim", bounded_text, "sub"), "The claim that identifies.", required=True),
+        "key_file": FieldSpec(
+            Text("a file", str, "jwt.pub"), "A file with PEM keys, a key set or the secret, next to the policy."
         ),
-        "key": Word(SECRET, "The key itself; better key_file or key_env."),
-        "key_env": Word(Text("the name of a variable", bounded, "JWT_KEY"), "The environment variable that holds the key."),
-        "algorithms": Word(ListOf(Text("an algorithm", bounded, "RS256"), "algorithms"), "What tokens may be signed with."),
-        "issuer": Word(Text("a text", bounded), "iss of every token that counts."),
-        "audience": Word(Text("a text", bounded), "aud of every token that counts."),
-        "leeway": Word(DurationText("0s", "1h"), "How far clocks may be apart."),
-        "header": Word(
-            Text("the name of a header", value_parsers.header_name, "Authorization"), "Where the token is; default Authorization."
-        ),
+        "key": FieldSpec(Text("a key", str, secret=True), "The key itself; prefer key_file or key_env."),
+        "key_env": FieldSpec(Text("the name of a variable", bounded_text, "JWT_KEY"), "The environment variable of the key."),
+        "algorithms": FieldSpec(ListOf(Text("an algorithm", bounded_text, "RS256"), "algorithms"), "How tokens may be signed."),
+        "issuer": FieldSpec(STRING, "The required iss of a token."),
+        "audience": FieldSpec(STRING, "The required aud of a token."),
+        "leeway": FieldSpec(DurationText("0s", "1h"), "Tolerated difference between clocks."),
+        "header": header_field("The header with the token; default Authorization.", "Authorization"),
     },
-    _kept,
+    lambda fields, context: fields,
 )
 CLIENT_IP = Fields(
     "client_ip",
     {
-        "trusted_proxies": Word(
-            ListOf(
-                Text("a network", lambda text: text if text == "unix" else route_parser.proxies(text), "10.0.0.0/8"),
-                "networks",
-                least=0,
-            ),
-            "Networks whose word about the client's address counts; unix for a socket.",
-        ),
-        "header": Word(
-            Text("the name of a header", value_parsers.header_name, "X-Forwarded-For"),
-            "Where they write it; default X-Forwarded-For.",
-        ),
-        "ipv6_prefix": Word(Number("a prefix", 1, 128), "An IPv6 client is counted by its network of this length; default 64."),
-        "ipv4_prefix": Word(Number("a prefix", 1, 32), "The same for IPv4; default 32, each address for itself."),
+        "trusted_proxies": FieldSpec(PROXIES, "Networks of proxies whose header is trusted; unix for a UNIX socket."),
+        "header": header_field("The header of the proxies; default X-Forwarded-For.", "X-Forwarded-For"),
+        "ipv6_prefix": FieldSpec(Integer("a prefix", 1, 128), "IPv6 clients are counted by network of this length; default 64."),
+        "ipv4_prefix": FieldSpec(Integer("a prefix", 1, 32), "The same for IPv4; default 32, each address on its own."),
     },
-    _kept,
+    lambda fields, context: fields,
 )
-CLASSES = Pairs("classes of networks", NETWORKS, bounded, "{internal: [10.1.0.0/16]}")
 IDENTITY = Fields(
-    "an identity",
+    "identity",
     {
-        "header": Word(
-            Text("the name of a header", value_parsers.header_name, "X-Tenant"), "A request header, as the client wrote it."
+        "header": header_field("A request header, as the client wrote it.", "X-Tenant"),
+        "query": FieldSpec(NAME, "A query parameter."),
+        "cookie": FieldSpec(NAME, "A cookie."),
+        "path": FieldSpec(
+            Text("a captured name", lambda text: bounded_text(text).strip("{}"), "order_id"),
+            "A captured path segment: /orders/{order_id}.",
         ),
-        "query": Word(NAME, "A query parameter."),
-        "cookie": Word(NAME, "A cookie."),
-        "path": Word(
-            Text("a captured name", bounded, "order_id"),
-            "A part of the path that a template captured: /orders/{order_id}.",
-        ),
-        "jwt": Word(JWT, "A claim of a verified token."),
-        "client_ip": Word(CLIENT_IP, "The client's address, as trusted proxies tell it."),
-        "network": Word(CLASSES, "The class of the client's address."),
-        "certificate": Word(Choice("san", "subject"), "Who a verified client certificate names."),
-        "call": Word(CALL, "A callable that takes the facts of a request and answers a text or None."),
-        "default": Word(VALUE, "The value where there is none; the identity then counts as present."),
+        "jwt": FieldSpec(JWT, "A claim of a verified token."),
+        "client_ip": FieldSpec(CLIENT_IP, "The client's address, as reported by trusted proxies."),
+        "network": FieldSpec(CLASSES, "The class of the client's address."),
+        "certificate": FieldSpec(Choice("san", "subject"), "The name in a verified client certificate."),
+        "call": FieldSpec(CALLABLE, "A callable that takes the request context and returns a string or None."),
+        "default": FieldSpec(VALUE, "The value when there is none; the identity then counts as present."),
     },
-    lambda said, page: Draft(said),
+    lambda fields, context: fields,
     one_of=KINDS,
 )
-
-
-def is_identity(value: object) -> bool:
-    return callable(getattr(value, "of", None))
-
-
-IDENTIFY: Validator = Fields(
+IDENTIFY = Fields(
     "identify",
     {},
-    _kept,
-    others=Ready(is_identity, IDENTITY),
-    named=value_parsers.identity_name,
+    lambda fields, context: fields,
+    others=AnyOf("an identity", mapping=IDENTITY, accepts=lambda value: callable(getattr(value, "of", None))),
+    check_key=parse_identity_name,
     example="{user: {header: X-User}}",
 )
 
 
 class Identities:
-    """Makes all identities of a policy from what was said. `at` is where each stands, `defaults` what it is without a value."""
+    """Creates all identities of a policy, `ip` included. `names` are all that are written, valid or not."""
 
-    def __init__(self, said: Said | None, page: ParseContext) -> None:
-        self.page = page
-        self.said = said
-        self.drafts: dict[str, Any] = dict(said.values) if said is not None else {}
-        self.made: dict[str, Identity] = {}
-        self.files: list[Path] = []  # read for keys
+    def __init__(self, fields: ParsedFields | None, context: ParseContext) -> None:
+        self.context = context
+        self.fields = fields
+        self.drafts: dict[str, ParsedFields | Identity] = dict(fields.values) if fields is not None else {}
+        self.by_name: dict[str, Identity] = {}
+        self.files: list[Path] = []  # key files
         self.verifiers: list[Verifier | None] = [one.verifier for one in self.drafts.values() if isinstance(one, Jwt)]
-        self.names = {*(said.node.entries if said is not None else ()), "ip"}
-        self._make()
+        self.names = {*(fields.node.entries if fields is not None else ()), "ip"}
+        self._create_all()
 
-    def at(self, name: str) -> SourcePosition:
-        return self.said.word(name) if self.said is not None else SourcePosition(path="identify")
+    def position(self, name: str) -> SourcePosition:
+        return self.fields.key(name) if self.fields is not None else SourcePosition(path="identify")
 
     def default(self, name: str) -> str | None:
-        """The value that an identity has where nothing says one."""
-        value = getattr(self.made.get(name), "default", None)
+        """The default of an identity."""
+        value = getattr(self.by_name.get(name), "default", None)
         return value if isinstance(value, str) else None
 
-    def _make(self) -> None:
-        order = sorted(self.drafts, key=lambda name: (name != "ip", self._keyless(name)))
-        if "ip" not in self.drafts:
-            self.made["ip"] = ClientIp()
-        for name in order:
+    def _create_all(self) -> None:
+        created: dict[str, Identity] = {} if "ip" in self.drafts else {"ip": ClientIp()}
+        self.by_name = created
+        for name in sorted(self.drafts, key=lambda name: (name != "ip", self._borrows_key(name))):
             draft = self.drafts[name]
-            found = self._identity(name, draft) if isinstance(draft, Draft) else draft
-            if found is not BAD and found is not None:
-                self.made[name] = found
+            identity = self._create(name, draft) if isinstance(draft, ParsedFields) else draft
+            if identity is not INVALID:
+                created[name] = identity
         order = [*self.drafts] if "ip" in self.drafts else ["ip", *self.drafts]
-        self.made = {name: self.made[name] for name in order if name in self.made}
+        self.by_name = {name: created[name] for name in order if name in created}
 
-    def _keyless(self, name: str) -> bool:
+    def _borrows_key(self, name: str) -> bool:
         draft = self.drafts[name]
-        said = draft.get() if isinstance(draft, Draft) and draft.kind == "jwt" else None
-        return isinstance(said, Said) and not any(word in said for word in ("key", "key_file", "key_env"))
+        jwt = draft.get("jwt") if isinstance(draft, ParsedFields) else None
+        return isinstance(jwt, ParsedFields) and not any(source in jwt for source in KEY_SOURCES)
 
-    def _identity(self, name: str, draft: Draft) -> Any:
-        value = draft.get()
-        if value is BAD or ("default" in draft.said and draft.default is None):
-            return BAD
-        if name == "ip" and draft.kind not in ("client_ip", "call"):
-            remedy = "write {client_ip: {trusted_proxies: […], header: …}}, or give it another name"
-            self.page.wrong(self.at(name), name, f"'ip' is the client's address, not a {draft.kind}", remedy)
-            return BAD
-        make = getattr(self, f"_{draft.kind}")
+    def _create(self, name: str, draft: ParsedFields) -> Identity | Invalid:
+        kind = next((kind for kind in KINDS if kind in draft), "")
+        if not kind or not draft.valid(kind, "default"):
+            return INVALID
+        if name == "ip" and kind not in ("client_ip", "call"):
+            remedy = "write {client_ip: {trusted_proxies: […], header: …}}, or choose another name"
+            self.context.error(self.position(name), f"'ip' is the client's address and can't be a {kind}", remedy, name)
+            return INVALID
+        value, default = draft.get(kind), draft.get("default")
         try:
-            return make(draft, value)
+            if kind in SIMPLE:
+                return SIMPLE[kind](value, default)
+            if kind == "header":
+                return self._header(draft, value, default)
+            if kind == "client_ip":
+                return self._client_ip(draft, value)
+            if kind == "network":
+                return self._network(draft, value, default)
+            claim, verifier = value.get("claim"), self._verifier(value)
+            return INVALID if claim is None or verifier is None else Jwt(claim, verifier, default)
         except ConfigurationError as error:
-            message, remedy = only_configuration(error)
-            self.page.wrong(draft.said.at(draft.kind).place, "", message, remedy)
-            return BAD
+            self.context.error(draft.at(kind).position, *split_remedy(error))
+            return INVALID
 
-    # One function for each kind ---------------------------------------------------------------------------------------
-
-    def _header(self, draft: Draft, name: str) -> Any:
+    def _header(self, draft: ParsedFields, name: str, default: str | None) -> Identity | Invalid:
         if name.lower() in ADDRESS_HEADERS:
-            node = draft.said.at("header")
-            told = f"anybody can write any address into {name}"
-            self.page.wrong(node.place, name, told, f"write client_ip: {{trusted_proxies: [10.0.0.0/8], header: {name}}}")
-            return BAD
-        return Header(name.lower(), draft.default)
+            remedy = f"write client_ip: {{trusted_proxies: [10.0.0.0/8], header: {name}}}"
+            self.context.error(draft.at("header").position, f"any client can write any address into {name}", remedy, name)
+            return INVALID
+        return Header(name.lower(), default)
 
-    def _query(self, draft: Draft, name: str) -> Any:
-        return Query(name, draft.default)
+    def _client_ip(self, draft: ParsedFields, fields: ParsedFields) -> Identity | Invalid:
+        if "header" in fields and "trusted_proxies" not in fields:
+            header = str(fields.get("header"))
+            message = f"{header} is read only from trusted proxies, and none is listed"
+            remedy = "add trusted_proxies: [10.0.0.0/8], the networks of your proxies"
+            self.context.error(fields.key("header"), message, remedy, header)
+            return INVALID
+        if "default" in draft:
+            self.context.error(draft.key("default"), "client_ip can't have a default", "remove it", "default")
+        options = {name: fields.get(name) for name in ("header", "ipv6_prefix", "ipv4_prefix") if fields.get(name) is not None}
+        return ClientIp(tuple(fields.get("trusted_proxies", ())), **options)
 
-    def _cookie(self, draft: Draft, name: str) -> Any:
-        return Cookie(name, draft.default)
+    def _network(self, draft: ParsedFields, classes: Any, default: str | None) -> Identity | Invalid:
+        ip: Any = self.by_name.get("ip")
+        if ip is None:
+            return INVALID
+        if not hasattr(ip, "address"):
+            message = "the identity 'ip' has no method address, which network classes need"
+            self.context.error(draft.key("network"), message, "give it a method address(request)", "network")
+            return INVALID
+        return Network(ip, classes, default)
 
-    def _path(self, draft: Draft, name: str) -> Any:
-        return Captured(name.strip("{}"), draft.default)
+    # Keys of tokens -----------------------------------------------------------------------------------------------------
 
-    def _certificate(self, draft: Draft, field: str) -> Any:
-        return Certificate(field, draft.default)
-
-    def _call(self, draft: Draft, call: Any) -> Any:
-        return Called(call, draft.default)
-
-    def _client_ip(self, draft: Draft, said: Said) -> Any:
-        proxies = said.get("trusted_proxies", ())
-        if "header" in said and not proxies and "trusted_proxies" not in said:
-            told = f"{said.get('header')} is read from trusted proxies only, and none is named"
-            self.page.wrong(
-                said.word("header"),
-                str(said.get("header")),
-                told,
-                "add trusted_proxies: [10.0.0.0/8], the networks of your proxies",
-            )
-            return BAD
-        if "default" in draft.said:
-            self.page.wrong(draft.said.word("default"), "default", "the client's address has no default", "take it out")
-        given = {word: said.get(word) for word in ("header", "ipv6_prefix", "ipv4_prefix") if said.get(word) is not None}
-        return ClientIp(tuple(proxies), **given)
-
-    def _network(self, draft: Draft, classes: tuple[tuple[str, tuple[str, ...]], ...]) -> Any:
-        ip: Any = self.made.get("ip", BAD)
-        if ip is not BAD and not hasattr(ip, "address"):
-            told = "the identity 'ip' tells no address, which networks are compared with"
-            self.page.wrong(draft.said.word("network"), "network", told, "give it a method address(facts)")
-            return BAD
-        return BAD if ip is BAD else Network(ip, classes, draft.default)
-
-    def _jwt(self, draft: Draft, said: Said) -> Any:
-        claim, verifier = said.get("claim"), self._verifier(said)
-        return BAD if claim is None or verifier is None else Jwt(claim, verifier, draft.default)
-
-    def _verifier(self, said: Said) -> Verifier | None:
-        sources = [word for word in ("key", "key_file", "key_env") if word in said]
+    def _verifier(self, fields: ParsedFields) -> Verifier | None:
+        sources = [source for source in KEY_SOURCES if source in fields]
         if not sources:
-            return self._borrowed(said)
+            return self._borrowed_verifier(fields)
         if len(sources) > 1:
-            self.page.wrong(
-                said.word(sources[1]), sources[1], f"{sources[0]!r} and {sources[1]!r} stand together", "one key is enough"
-            )
+            message = f"jwt can't have both {sources[0]!r} and {sources[1]!r}"
+            self.context.error(fields.key(sources[1]), message, "keep one of them", sources[1])
             return None
-        made = self._own(said, sources[0])
-        self.verifiers.append(made)
-        return made
+        verifier = self._own_verifier(fields, sources[0])
+        self.verifiers.append(verifier)
+        return verifier
 
-    def _own(self, said: Said, source: str) -> Verifier | None:
-        key = self._key(said, source)
-        if key is None or not self._algorithms_hold(said, key, source):
+    def _own_verifier(self, fields: ParsedFields, source: str) -> Verifier | None:
+        key = self._read_key(fields, source)
+        if key is None or not self._check_algorithms(fields, key, source):
             return None
-        given = {word: said.get(word) for word in ("header", "issuer", "audience") if said.get(word) is not None}
+        options = {name: fields.get(name) for name in ("header", "issuer", "audience") if fields.get(name) is not None}
         try:
-            return Verifier(key, said.get("algorithms"), leeway_us=said.get("leeway", 0), **given)
+            return Verifier(key, fields.get("algorithms"), leeway_us=fields.get("leeway", 0), **options)
         except ConfigurationError as error:
-            message, remedy = only_configuration(error)
-            at = said.at("algorithms") if message.startswith("algorithms") else said.at(source)
-            self.page.wrong(at.place, "", message.removeprefix("algorithms: "), remedy)
+            message, remedy = split_remedy(error)
+            at = fields.at("algorithms" if message.startswith("algorithms") else source)
+            self.context.error(at.position, message.removeprefix("algorithms: "), remedy)
             return None
 
-    def _borrowed(self, said: Said) -> Verifier | None:
-        """The key of the other jwt identity, when there is one of them."""
-        place = said.node.place
+    def _borrowed_verifier(self, fields: ParsedFields) -> Verifier | None:
+        """The verifier of the only other jwt identity that has a key."""
         known = list(dict.fromkeys(self.verifiers))
-        for word in ("algorithms", "issuer", "audience", "leeway", "header"):
-            if word in said and known:
-                told = f"{word!r} belongs to the key, and this claim uses the key of another identity"
-                self.page.wrong(said.word(word), word, told, "say it there, or give this one a key of its own")
+        for name in ("algorithms", "issuer", "audience", "leeway", "header"):
+            if name in fields and known:
+                message = f"{name!r} belongs to the key, and this claim uses the key of another identity"
+                self.context.error(fields.key(name), message, "move it there, or give this identity its own key", name)
                 return None
+        position = fields.node.position
         if not known:
-            told = "a token that nobody verifies can be written by anybody: no jwt identity has a key"
-            self.page.wrong(place, "", told, "add key_file: jwt.pub and algorithms: [RS256]")
+            message = "no jwt identity has a key, and anyone can write an unverified token"
+            self.context.error(position, message, "add key_file: jwt.pub and algorithms: [RS256]")
         elif len(known) > 1:
-            self.page.wrong(place, "", "several jwt identities have keys of their own, and this one has none", "give it one too")
+            self.context.error(position, "several jwt identities have their own key, and this one has none", "add a key")
         return known[0] if len(known) == 1 else None
 
-    def _key(self, said: Said, source: str) -> str | bytes | None:
-        value, node = said.get(source), said.at(source)
+    def _read_key(self, fields: ParsedFields, source: str) -> str | bytes | None:
+        value, node = fields.get(source), fields.at(source)
         if not isinstance(value, str):
             return None
         if source == "key":
             return value
         if source == "key_env":
-            found = os.environ.get(value)
-            if not found:
-                self.page.wrong(node.place, value, f"the environment has no {value}", f"set {value}, or write key_file")
-            return found or None
-        return self._key_of_file(value, node)
+            key = os.environ.get(value)
+            if not key:
+                message = f"the environment variable {value} is not set"
+                self.context.error(node.position, message, f"set {value}, or write key_file", value)
+            return key or None
+        return self._read_key_file(value, node)
 
-    def _key_of_file(self, name: str, node: Node) -> bytes | None:
+    def _read_key_file(self, name: str, node: Node) -> bytes | None:
         try:
-            path = Path(os.path.abspath(self.page.folder / name))  # a program may change its folder
+            path = Path(os.path.abspath(self.context.folder / name))  # the working directory may change later
             self.files.append(path)
-            self.page.files.append(path)
+            self.context.files.append(path)
             return path.read_bytes()[:100_000]
         except (OSError, ValueError) as error:
             reason = getattr(error, "strerror", None) or str(error)
-            told = f"{name!r} can't be read: {self.page.folder / name}: {reason.lower()}"
-            self.page.wrong(node.place, name, told, "write the path of the key's file, relative to the policy")
+            message = f"can't read {name!r}: {self.context.folder / name}: {reason.lower()}"
+            self.context.error(node.position, message, "write the path of the key file, relative to the policy", name)
             return None
 
-    def _algorithms_hold(self, said: Said, key: str | bytes, source: str) -> bool:
-        """Algorithms that verify, and that suit the key."""
-        if "algorithms" not in said:
-            told = "nothing says what tokens are signed with"
-            self.page.wrong(said.word(source), "", told, "add algorithms: [RS256], or whichever your tokens use")
+    def _check_algorithms(self, fields: ParsedFields, key: str | bytes, source: str) -> bool:
+        """Whether the algorithms are known and fit the key."""
+        if "algorithms" not in fields:
+            remedy = "add algorithms: [RS256], or those that your tokens use"
+            self.context.error(fields.key(source), "missing field 'algorithms' in jwt", remedy)
             return False
-        node, found = said.at("algorithms"), said.get("algorithms")
-        if found is None:
+        algorithms, node = fields.get("algorithms"), fields.at(source)
+        if algorithms is None:
             return False
         data = key.encode("utf-8", "replace") if isinstance(key, str) else key
-        for name in found:
-            wrong = algorithm_mistake(name, is_public(data))
-            if wrong is not None:
-                self.page.wrong(place_of(node, name), name, wrong.message, wrong.suggestion)
+        for name in algorithms:
+            error = check_algorithm(name, is_public(data))
+            if error is not None:
+                self.context.error(find_position(fields.at("algorithms"), name), error.message, error.suggestion, name)
                 return False
-        if found[0].startswith("HS") and data[-1:] == b"\n" and source != "key":
-            told = "the secret ends with a line break, which counts: tokens that are signed without it do not hold"
-            self.page.warn(said.at(source).place, "", told, "write the file with printf rather than echo")
+        if algorithms[0].startswith("HS") and data[-1:] == b"\n" and source != "key":
+            message = "the secret ends with a line break, which is part of it: tokens that are signed without it are rejected"
+            self.context.warning(node.position, message, "write the file with printf instead of echo")
         if b"PRIVATE KEY" in data:
-            told = "a private key verifies tokens, but whoever reads it can write them"
-            self.page.warn(said.at(source).place, "", told, "use the public key")
+            message = "this is a private key: it verifies tokens, and can also sign them"
+            self.context.warning(node.position, message, "use the public key")
         return True
 
 
-def algorithm_mistake(name: str, public: bool) -> ParseError | None:
+def check_algorithm(name: str, public: bool) -> ParseError | None:
+    """The error of an algorithm that is unknown or unsafe with a public key."""
     if name.lower() == "none":
-        return ParseError(
-            "'none' lets anybody write a token", "name the algorithm that your tokens are signed with, such as RS256"
-        )
-    if name not in ALGORITHMS:
-        return ParseError(f"no algorithm is called {name!r}", did_you_mean(name, ALGORITHMS))
+        return ParseError("the algorithm 'none' accepts unsigned tokens", "name the algorithm of your tokens, such as RS256")
+    if name not in JWT_ALGORITHMS:
+        return ParseError(f"unknown algorithm {name!r}", did_you_mean(name, JWT_ALGORITHMS))
     if name.startswith("HS") and public:
-        told = f"{name} takes the key as a shared secret, and this one is public: anybody could sign with it"
-        return ParseError(told, "write RS256 or ES256 for a public key")
+        message = f"{name} uses the key as a shared secret, and this key is public: anyone could sign with it"
+        return ParseError(message, "write RS256 or ES256 for a public key")
     return None
-
-
-def place_of(node: Node, text: str) -> SourcePosition:
-    """Where a text stands in a list, or alone."""
-    for item in getattr(node, "items", ()):
-        if isinstance(item, Scalar) and item.text == text:
-            return item.place
-    return node.place

@@ -1,72 +1,91 @@
-"""Things to call that a policy file names: "package.module:attribute". Imported when a gate is made, never by reading a file."""
+"""Import strings: callables that a policy names as "package.module:attribute". A gate imports them; reading a policy does not."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
+from importlib import import_module
 from typing import Any
 
 from ...errors import ConfigurationError
-from ..identity.callback_errors import checked_call
+from ..identity.callback_errors import check_callback
 from ..model import Policy
-from .reference import resolved
 
 
 @dataclass(frozen=True, slots=True)
-class Named:
-    """A callable by its name. Two of the same name are equal; calling it imports it where nobody did before."""
+class ImportString:
+    """A callable by its import string; equal by name. The first call imports it."""
 
     name: str
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return imported(self.name)(*args, **kwargs)
+    def __call__(self, *args: object, **kwargs: object) -> object:
+        return self.load()(*args, **kwargs)
 
-    def found(self) -> Any:
-        """What it names; ConfigurationError when it can't be imported or called."""
-        return imported(self.name)
+    def load(self) -> Callable[..., object]:
+        """Imports the callable; ConfigurationError when it can't be imported or called."""
+        return import_callable(self.name)
 
 
 @lru_cache(maxsize=1024)
-def imported(name: str) -> Any:
-    """What "package.module:attribute" names: something that can be called."""
-    found = resolved(name)
+def import_callable(name: str) -> Callable[..., object]:
+    found = import_object(name)
     if not callable(found):
         raise ConfigurationError(f"{name!r}: {found!r} can't be called; name a function or a class")
+    return found  # type: ignore[no-any-return]
+
+
+def import_object(name: str) -> Any:
+    """Imports what "package.module:attribute" names."""
+    module, colon, path = name.partition(":")
+    if not colon or not module or not path:
+        raise ConfigurationError(f"{name!r} is not an import string; write package.module:attribute")
+    try:
+        found = import_module(module)
+    except ImportError as error:
+        raise ConfigurationError(f"{name!r}: the module {module!r} can't be imported here ({error})") from error
+    except Exception as error:  # a module may raise anything while it is imported
+        message = f"{name!r}: importing the module {module!r} raised {type(error).__name__} ({error})"
+        raise ConfigurationError(f"{message}; it must be importable on its own") from error
+    for attribute in path.split("."):
+        try:
+            found = getattr(found, attribute)
+        except AttributeError:
+            raise ConfigurationError(f"{name!r}: {module!r} has no {attribute!r}") from None
     return found
 
 
-def calls_of(policy: Policy) -> Iterator[Any]:
-    """What a policy calls while a request is decided: it answers at once."""
+def callbacks_of(policy: Policy) -> Iterator[object]:
+    """The callables that a policy calls while it decides a request; they must be synchronous."""
     for identity in policy.identify.values():
         yield getattr(identity, "call", None)
     for rule in policy.rules:
         yield from (rule.cost.call, rule.charge.call, getattr(rule.overrides, "call", None))
 
 
-def handlers_of(policy: Policy) -> Iterator[Named]:
-    """Degrade handlers by name, which may be async; without a colon it is one that the middleware is given."""
+def handlers_of(policy: Policy) -> Iterator[ImportString]:
+    """Degrade handlers by import string; they may be async. A name without a colon is given to the middleware."""
     for rule in policy.rules:
         handler = rule.on_refusal.handler
         if isinstance(handler, str) and ":" in handler:
-            yield Named(handler)
+            yield ImportString(handler)
 
 
-def names_of(policy: Policy) -> Iterator[Named]:
-    """Everything that a policy calls by a name."""
-    yield from (call for call in calls_of(policy) if isinstance(call, Named))
+def import_strings_of(policy: Policy) -> Iterator[ImportString]:
+    """All import strings of a policy."""
+    yield from (call for call in callbacks_of(policy) if isinstance(call, ImportString))
     yield from handlers_of(policy)
 
 
-def sound(call: Any) -> None:
-    """Imports what is called; ConfigurationError when it can't be, or would have to be awaited."""
+def import_callback(call: object) -> None:
+    """Imports a callback; ConfigurationError when it can't be imported, can't be called, or is async."""
     if call is not None:
-        checked_call(call.found() if isinstance(call, Named) else call)
+        check_callback(call.load() if isinstance(call, ImportString) else call)
 
 
 def import_all(policy: Policy) -> None:
-    """Imports everything that a policy names, so that what is missing is told before the first request."""
-    for call in calls_of(policy):
-        sound(call)
+    """Imports all that a policy names, so that errors show before the first request."""
+    for call in callbacks_of(policy):
+        import_callback(call)
     for handler in handlers_of(policy):
-        handler.found()
+        handler.load()

@@ -1,4 +1,4 @@
-"""Policies from files, from text and from Python. All mistakes are found at once; warnings are logged once and let it pass."""
+"""Loads policies from files, text and Python values. All errors are found in one pass; warnings are logged once."""
 
 from __future__ import annotations
 
@@ -6,99 +6,93 @@ import logging
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from ...errors import ConfigurationError
 from ..model import Policy
 from .assembly import Assembly
-from .diagnostics import YAML
-from .nodes import Node, TooDeep, from_python
+from .diagnostics import SYNTAX
+from .nodes import Node, SourceError, from_python
 from .parse_context import ParseContext, TooManyErrors
 from .sections import POLICY
 from .semantic_checks import check
-from .validators import BAD
-from .yaml import LARGEST, NotYaml, text_of, tree_of
+from .validators import INVALID
+from .yaml import MAX_BYTES, decode_text, parse_yaml
 
 log = logging.getLogger("limitkeeper")
 
 
 def load(path: str | Path) -> Policy:
-    """Reads a policy file. Raises `PolicyError` with every mistake."""
-    return _told(*examined(path))
+    """Reads a policy file. Raises PolicyError with all errors."""
+    return _finish(*examine(path))
 
 
 def read(text: str) -> Policy:
-    """Reads the text of a policy file; files that it names are looked for in the working folder."""
+    """Reads the text of a policy file; relative file names start at the working directory."""
     if not isinstance(text, str):
-        raise ConfigurationError(f"a policy is read from text, not from {text!r:.60}; Policy.load(path) reads a file")
-    page = ParseContext("<text>", text.splitlines())
-    return _told(_of_text(text, page, None), page)
+        raise ConfigurationError(f"expected the text of a policy, got {text!r:.60}; Policy.load(path) reads a file")
+    context = ParseContext("<text>", text.splitlines())
+    return _finish(_from_text(text, context, None), context)
 
 
-def of(said: Mapping[str, Any]) -> Policy:
-    """Reads a policy that was said in Python."""
-    page = ParseContext()
+def from_fields(fields: Mapping[str, object]) -> Policy:
+    """Reads a policy that is written in Python."""
+    context = ParseContext()
     try:
-        tree = from_python(said)
-    except TooDeep as error:
-        page.wrong(error.place, "", str(error))
-        raise page.error() from None
-    return _told(_assembled(tree, page, None), page)
+        tree = from_python(fields)
+    except SourceError as error:
+        context.error(error.position, error.message)
+        raise context.policy_error() from None
+    return _finish(_from_tree(tree, context, None), context)
 
 
-def examined(path: str | Path, imports: bool = False) -> tuple[Policy | None, ParseContext]:
-    """A file's policy (None: it has errors) and the page with all mistakes; nothing is raised but ConfigurationError for an
-    unreadable file."""
+def examine(path: str | Path, imports: bool = False) -> tuple[Policy | None, ParseContext]:
+    """A file's policy (None: it has errors) and the context with all diagnostics. Raises ConfigurationError only for a file that
+    can't be read."""
     if not isinstance(path, (str, os.PathLike)) or not str(path):
-        raise ConfigurationError(f"a policy is loaded from the path of its file, not from {path!r:.60}")
-    place = Path(path)
+        raise ConfigurationError(f"expected the path of a policy file, got {path!r:.60}")
+    file = Path(path)
     try:
-        with place.open("rb") as file:
-            data = file.read(LARGEST + 1)
+        with file.open("rb") as stream:
+            data = stream.read(MAX_BYTES + 1)
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
-        raise ConfigurationError(f"{path}: the policy can't be read: {reason.lower()}") from None
-    page = ParseContext(str(path), data.decode("utf-8-sig", "replace").splitlines(), place.parent, imports)
-    try:
-        text = text_of(data)
-    except NotYaml as error:
-        _note(error, page)
-        return None, page
-    return _of_text(text, page, place), page
+        raise ConfigurationError(f"{path}: can't read the policy: {reason.lower()}") from None
+    context = ParseContext(str(path), data.decode("utf-8-sig", "replace").splitlines(), file.parent, imports)
+    return _from_text(data, context, file), context
 
 
-def _of_text(text: str, page: ParseContext, source: Path | None) -> Policy | None:
+def _from_text(data: bytes | str, context: ParseContext, source: Path | None) -> Policy | None:
     try:
-        tree, refused = tree_of(text)
-        for error in refused:
-            _note(error, page)
-    except NotYaml as error:
-        _note(error, page)
+        tree, errors = parse_yaml(decode_text(data) if isinstance(data, bytes) else data)
+        for error in errors:
+            _add_syntax_error(error, context)
+    except SourceError as error:
+        _add_syntax_error(error, context)
         return None
     except TooManyErrors:
         return None
-    return _assembled(tree, page, source)
+    return _from_tree(tree, context, source)
 
 
-def _note(error: NotYaml, page: ParseContext) -> None:
-    page.wrong(error.place, error.text, error.message, error.suggestion, YAML)
+def _add_syntax_error(error: SourceError, context: ParseContext) -> None:
+    context.error(error.position, error.message, error.suggestion, error.text, SYNTAX)
 
 
-def _assembled(tree: Node, page: ParseContext, source: Path | None) -> Policy | None:
+def _from_tree(tree: Node, context: ParseContext, source: Path | None) -> Policy | None:
     try:
-        loaded = POLICY.read(tree, page)
-        if loaded is BAD:
+        fields = POLICY.parse(tree, context)
+        if fields is INVALID:
             return None
-        assembly = Assembly(loaded, page, source)
+        assembly = Assembly(fields, context, source)
         check(assembly)
     except TooManyErrors:
         return None
-    return None if page.failed else assembly.policy
+    return None if context.failed else assembly.policy
 
 
-def _told(policy: Policy | None, page: ParseContext) -> Policy:
+def _finish(policy: Policy | None, context: ParseContext) -> Policy:
     if policy is None:
-        raise page.error()
-    for mistake in page.mistakes():
-        log.warning("%s: %s", mistake.place, mistake.said)
+        raise context.policy_error()
+    for warning in context.diagnostics():
+        log.warning("%s: %s", warning.location, warning.full_message)
     return policy

@@ -1,24 +1,24 @@
-"""A policy as it is written: texts, lists and tables, each with its place. YAML and Python make the same tree.
+"""Source tree of a policy: scalars, lists and mappings with their positions. YAML text and Python values give the same tree.
 
-A plain YAML scalar keeps both its text (`010`, `off`) and what it is as a value (numbers, true, false, nothing); each word of the
-policy takes the one that it needs, so that a key `no` stays a text and an override for `42` is one for "42".
+A plain YAML scalar keeps its text (`010`, `off`) and its value (number, true, false, null). Each field takes the one that it
+needs, so a key `no` stays a string and an override for `42` is one for "42".
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from itertools import count
 
-#: How deep lists and tables may lie in each other; a policy needs nine.
-DEEPEST = 32
-#: How many texts, lists and tables a policy from Python may have.
-MOST = 100_000
+#: Nesting depth of lists and mappings; a valid policy needs nine.
+MAX_DEPTH = 32
+#: Number of nodes in a policy from Python.
+MAX_NODES = 100_000
 
 
 @dataclass(frozen=True, slots=True)
 class SourcePosition:
-    """Where something stands: `line` and `column` from 1, `length` characters of that line; 0 for a policy from Python."""
+    """Position of a node: `line` and `column` from 1, `length` characters of that line; line 0 for a policy from Python."""
 
     line: int = 0
     column: int = 0
@@ -29,32 +29,40 @@ class SourcePosition:
         return SourcePosition(self.line, self.column + start, max(1, length), self.path) if self.line else self
 
 
-class Node:
-    """Something that is written. The base of the three kinds."""
+class SourceError(Exception):
+    """The source is not valid YAML, or is not a tree that a policy may have."""
 
-    __slots__ = ("place",)
+    def __init__(self, position: SourcePosition, message: str, suggestion: str = "", text: str = "") -> None:
+        super().__init__(message)
+        self.position, self.message, self.suggestion, self.text = position, message, suggestion, text
+
+
+class Node:
+    """Base of the node types. `noun` names the type in messages."""
+
+    __slots__ = ("position",)
     noun = "nothing"
 
-    def __init__(self, place: SourcePosition) -> None:
-        self.place = place
+    def __init__(self, position: SourcePosition) -> None:
+        self.position = position
 
 
 class Scalar(Node):
-    """One text or value. `exact` says that `text` stands in the source line as it is, `offset` behind the place's column."""
+    """A string or another value. `exact`: `text` appears verbatim in the source line, `offset` characters after the position."""
 
     __slots__ = ("exact", "offset", "text", "value")
-    noun = "a text"
+    noun = "a string"
 
-    def __init__(self, place: SourcePosition, value: Any, text: str, offset: int = 0, exact: bool = False) -> None:
-        super().__init__(place)
+    def __init__(self, position: SourcePosition, value: object, text: str, offset: int = 0, exact: bool = False) -> None:
+        super().__init__(position)
         self.value = value
         self.text = text
         self.offset = offset
         self.exact = exact
 
-    def within(self, start: int, length: int) -> SourcePosition:
-        """The place of a part of the text; of the whole where it was folded or escaped."""
-        return self.place.part(self.offset + start, length) if self.exact else self.place
+    def part(self, start: int, length: int) -> SourcePosition:
+        """The position of a part of the text; of the whole scalar where it was folded or escaped."""
+        return self.position.part(self.offset + start, length) if self.exact else self.position
 
 
 class ListNode(Node):
@@ -63,106 +71,116 @@ class ListNode(Node):
     __slots__ = ("items",)
     noun = "a list"
 
-    def __init__(self, place: SourcePosition) -> None:
-        super().__init__(place)
+    def __init__(self, position: SourcePosition) -> None:
+        super().__init__(position)
         self.items: list[Node] = []
 
 
-class Table(Node):
-    """Words and what stands behind them, in order; no word twice. `partial`: something was left out, and told of."""
+class MappingNode(Node):
+    """Keys and their values in source order, without duplicates. `partial`: a merge key was dropped and reported."""
 
     __slots__ = ("entries", "partial")
-    noun = "a table"
+    noun = "a mapping"
 
-    def __init__(self, place: SourcePosition) -> None:
-        super().__init__(place)
+    def __init__(self, position: SourcePosition) -> None:
+        super().__init__(position)
         self.partial = False
         self.entries: dict[str, tuple[Scalar, Node]] = {}
 
+    def value(self, key: str) -> Node:
+        """The value of a key; the mapping itself where the key is absent."""
+        entry = self.entries.get(key)
+        return self if entry is None else entry[1]
+
+    def key_position(self, key: str) -> SourcePosition:
+        """The position of a key; of the mapping where the key is absent."""
+        entry = self.entries.get(key)
+        return self.position if entry is None else entry[0].position
+
 
 class Missing(Node):
-    """Something was here that could not be kept, and was told of; nobody else needs to complain about it."""
+    """Placeholder of a node that was dropped and already reported."""
 
     __slots__ = ()
 
 
-class TooDeep(Exception):
-    """Something lies deeper, or is more, than any policy."""
-
-    def __init__(self, place: SourcePosition, message: str) -> None:
-        super().__init__(message)
-        self.place = place
+def join_path(path: str, key: str) -> str:
+    """The path of a key in a mapping."""
+    return f"{path}.{key}" if path else key
 
 
-def under(path: str, word: str) -> str:
-    """The path of a word in a table."""
-    return f"{path}.{word}" if path else word
-
-
-def scalar_of(value: Any, place: SourcePosition) -> Scalar:
-    """A value from Python as a scalar."""
+def scalar_from(value: object, position: SourcePosition) -> Scalar:
+    """A Python value as a scalar."""
     if isinstance(value, bool):
-        return Scalar(place, value, "true" if value else "false")
+        return Scalar(position, value, "true" if value else "false")
     if value is None:
-        return Scalar(place, None, "")
+        return Scalar(position, None, "")
     if isinstance(value, int):
-        return Scalar(place, value, str(value) if abs(value) < 10**18 else "a very large number")
-    if isinstance(value, float):
-        return Scalar(place, value, repr(value))
-    return Scalar(place, value, str(value) if isinstance(value, str) else shown_value(value))
+        return Scalar(position, value, str(value) if abs(value) < 10**18 else "a very large number")
+    return Scalar(position, value, str(value) if isinstance(value, str) else safe_repr(value))
 
 
-def shown_value(value: Any) -> str:
-    """A Python value in a message; whoever can't say what it is, is called by its type."""
+def safe_repr(value: object) -> str:
+    """The repr of a value; its type's name where repr raises."""
     try:
         return repr(value)
     except Exception:
         return f"a {type(value).__name__}"
 
 
-class _Builder:
-    """Builds a tree from Python values; what shares or contains itself is cut off."""
+def from_python(value: object) -> Node:
+    """Builds the tree of a policy that is written in Python. Raises SourceError for one that is too deep or too large."""
+    numbers = count(1)
 
-    def __init__(self) -> None:
-        self.count = 0
-
-    def node(self, value: Any, path: str, depth: int) -> Node:
-        place = SourcePosition(path=path)
-        self.count += 1
-        if depth > DEEPEST or self.count > MOST:
-            raise TooDeep(place, "this policy is too deep or too large; does a list contain itself?")
+    def build(value: object, path: str, depth: int) -> Node:
+        position = SourcePosition(path=path)
+        if depth > MAX_DEPTH or next(numbers) > MAX_NODES:
+            raise SourceError(position, "this policy is too deep or too large; does a list contain itself?")
         if isinstance(value, Mapping):
-            return self.table(value, place, depth)
+            mapping = MappingNode(position)
+            for key, item in value.items():
+                if item is None and isinstance(key, str):
+                    continue  # None means "not given"
+                scalar = scalar_from(key, position)
+                scalar.position = SourcePosition(path=join_path(path, scalar.text))
+                mapping.entries[scalar.text] = (scalar, build(item, scalar.position.path, depth + 1))
+            return mapping
         if isinstance(value, (list, tuple)) and not hasattr(value, "_fields"):
-            several = ListNode(place)
-            several.items = [self.node(item, f"{path}[{i}]", depth + 1) for i, item in enumerate(value)]
-            return several
-        return scalar_of(value, place)
+            node = ListNode(position)
+            node.items = [build(item, f"{path}[{i}]", depth + 1) for i, item in enumerate(value)]
+            return node
+        return scalar_from(value, position)
 
-    def table(self, value: Mapping[Any, Any], place: SourcePosition, depth: int) -> Table:
-        table = Table(place)
-        for word, item in value.items():
-            if item is None and isinstance(word, str):
-                continue  # None is not said
-            key = scalar_of(word, SourcePosition(path=under(place.path, shown_word(word))))
-            table.entries[key.text] = (key, self.node(item, key.place.path, depth + 1))
-        return table
+    return build(value, "", 0)
 
 
-def shown_word(word: Any) -> str:
-    return word if isinstance(word, str) else scalar_of(word, SourcePosition()).text
-
-
-def from_python(value: Any) -> Node:
-    """The tree of a policy that was said in Python."""
-    return _Builder().node(value, "", 0)
-
-
-def plain(node: Node) -> Any:
-    """The values of a tree, as JSON has them."""
-    if isinstance(node, Table):
-        return {word: plain(item) for word, (_, item) in node.entries.items()}
+def to_python(node: Node) -> object:
+    """The plain Python value of a tree, as JSON would hold it."""
+    if isinstance(node, MappingNode):
+        return {key: to_python(item) for key, (_, item) in node.entries.items()}
     if isinstance(node, ListNode):
-        return [plain(item) for item in node.items]
+        return [to_python(item) for item in node.items]
     assert isinstance(node, Scalar)
     return node.value
+
+
+def find_position(node: Node, text: str) -> SourcePosition:
+    """The position of a text inside a scalar, a list or a mapping; of the node where it is not found."""
+    if isinstance(node, Scalar):
+        start = node.text.find(text)
+        return node.part(start, len(text)) if start >= 0 else node.position
+    if isinstance(node, ListNode):
+        for item in node.items:
+            if isinstance(item, Scalar) and text in item.text:
+                return find_position(item, text)
+            found = node.position if isinstance(item, Scalar) else find_position(item, text)
+            if found not in (node.position, item.position):
+                return found
+    if isinstance(node, MappingNode):
+        if text in node.entries:
+            return node.key_position(text)
+        for _, item in node.entries.values():
+            found = find_position(item, text)
+            if found != item.position or (isinstance(item, Scalar) and item.text == text):
+                return found
+    return node.position

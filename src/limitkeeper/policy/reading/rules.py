@@ -1,346 +1,332 @@
-"""The words of one rule under `limits:`, and the rule that they make."""
+"""Reads one rule under `limits:`: its fields, and the rule that they define."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 from ...algorithms.limit import Limit
-from ..model import SHARE, SKIP, Answer, Charge, Cost, Key, Limits, Once, OnFailure, OnRefusal, Rule, Tiers, When
+from ..model import SHARE, SKIP, Answer, Charge, Cost, Key, Limits, Once, OnFailure, OnRefusal, Overrides, Rule, Tiers, When
 from ..overrides import CalledOverrides
-from . import limit_parser, store_url, value_parsers
-from .conditions import KEY, MATCHES, WHEN
-from .fields import Fields, Pairs, Said, Word
-from .identities import CALL, TEXT
-from .nodes import ListNode, Node, Scalar
-from .parse_context import ParseContext, ParseError, bounded
-from .validators import (
-    BAD,
-    Anything,
-    Boolean,
-    Choice,
-    DurationText,
-    Json,
-    Kinds,
-    ListOf,
-    Made,
-    Number,
-    Ready,
-    Text,
-    Url,
-    Validator,
-)
+from . import value_parsers as parsers
+from .conditions import KEY, MATCHES, STRING, WHEN
+from .fields import Fields, FieldSpec, ParsedFields
+from .identities import CALLABLE, header_field
+from .limit_parser import parse_limits
+from .nodes import ListNode, MappingNode, Node, Scalar
+from .parse_context import ParseContext, ParseError, bounded_text
+from .store_url import parse_redis_url
+from .validators import INVALID, AnyOf, Boolean, Choice, DurationText, Integer, Invalid, Json, ListOf, Text, Url, Validator
+
+MAX_COST = 1_000_000_000
 
 # Limits ------------------------------------------------------------------------------------------------------------------
 
 
-def _is_limit(value: object) -> bool:
-    return isinstance(value, Limit)
-
-
-LIMIT_TEXT = Text("a limit", limit_parser.limits, "token bucket 5/s burst 10", ready=_is_limit, taken=lambda value: (value,))
-LIMITS = Kinds(
+LIMIT_TEXT = Text(
     "a limit",
-    text=LIMIT_TEXT,
-    several=Made(ListOf(LIMIT_TEXT, "a list of limits", alone=False), lambda found: tuple(one for some in found for one in some)),
+    parse_limits,
+    "token bucket 5/s burst 10",
+    accepts=lambda value: isinstance(value, Limit),
+    convert=lambda value: (value,),
 )
-
-
-class TiersDraft:
-    """Limits by an identity, before the identities are known."""
-
-    def __init__(self, said: Said) -> None:
-        self.said = said
-        self.by: str | None = said.get("by")
-        self.limits = tuple((value, said.get(value)) for value in said if value not in ("by", "default"))
-        self.otherwise: Limits | None = said.get("default")
-
-
+LIMIT_LIST = ListOf(LIMIT_TEXT, "a list of limits", single=False).map(lambda found: tuple(one for some in found for one in some))
+LIMITS = AnyOf("a limit", scalar=LIMIT_TEXT, items=LIMIT_LIST)
 TIERS = Fields(
-    "limits by an identity",
+    "limit by identity",
     {
-        "by": Word(Text("an identity", value_parsers.identity_name, "plan"), "The identity whose value chooses.", required=True),
-        "default": Word(LIMITS, "For values that are not listed; otherwise those of the identity's own default."),
+        "by": FieldSpec(
+            Text("an identity", parsers.parse_identity_name, "plan"), "The identity whose value selects.", required=True
+        ),
+        "default": FieldSpec(LIMITS, "For values that are not listed; default: the limit of the identity's default."),
     },
-    lambda said, page: TiersDraft(said),
+    lambda fields, context: fields,
     others=LIMITS,
-    named=bounded,
-    example="{by: plan, free: token bucket 20/s burst 40, pro: token bucket 100/s burst 200}",
+    check_key=bounded_text,
 )
-LIMIT = Kinds("a limit", text=LIMIT_TEXT, several=LIMITS.shapes[ListNode], table=TIERS)
-LIMIT.example = LIMIT_TEXT.example
+LIMIT: AnyOf[Limits | ParsedFields] = AnyOf("a limit", scalar=LIMIT_TEXT, items=LIMIT_LIST, mapping=TIERS)
 
 # Overrides ---------------------------------------------------------------------------------------------------------------
 
 
-class KeyPart(Validator):
-    """One part of a joined key: a text, or nothing for a part that is absent."""
+@dataclass(frozen=True, slots=True, eq=False)
+class OverrideDraft:
+    """The limits of one key, in parts, with the nodes of both."""
 
-    what = "a part of a key"
+    parts: tuple[str | None, ...]
+    limits: Limits
+    key_node: Node
+    limit_node: Node
 
-    def read(self, node: Node, page: ParseContext) -> Any:
-        if isinstance(node, Scalar) and node.value is None:
-            return None
-        return TEXT.read(node, page)
+
+class KeyPart(Validator[str | None]):
+    """One part of a joined key; null where the part is absent."""
+
+    expects = "a part of a key"
+
+    def parse(self, node: Node, context: ParseContext) -> str | Invalid | None:
+        return None if isinstance(node, Scalar) and node.value is None else STRING.parse(node, context)
 
     def schema(self) -> Json:
         return {"type": ["string", "number", "boolean", "null"]}
 
 
+def _override_entry(fields: ParsedFields, context: ParseContext) -> OverrideDraft | Invalid:
+    if "key" not in fields.values or "limit" not in fields.values:
+        return INVALID
+    return OverrideDraft(fields.get("key"), fields.get("limit"), fields.at("key"), fields.at("limit"))
+
+
+def _override_mapping(fields: ParsedFields, context: ParseContext) -> tuple[OverrideDraft, ...] | Invalid:
+    if not fields.valid(*fields.node.entries):
+        return INVALID
+    return tuple(OverrideDraft((key,), fields.get(key), node, at) for key, (node, at) in fields.node.entries.items())
+
+
 OVERRIDE_ENTRY = Fields(
-    "an override",
+    "override",
     {
-        "key": Word(
-            ListOf(KeyPart(), "a key, or the parts of a joined one"),
-            "The value of the key, or a list of its parts.",
-            required=True,
-        ),
-        "limit": Word(LIMITS, "The limit of this one key.", required=True),
+        "key": FieldSpec(ListOf(KeyPart(), "a key, or a list of its parts"), "The key, or a list of its parts.", required=True),
+        "limit": FieldSpec(LIMITS, "The limit of this key.", required=True),
     },
-    lambda said, page: (said.get("key"), said.get("limit"), said) if "key" in said.values and "limit" in said.values else BAD,
+    _override_entry,
     example="{key: [acme, 42], limit: 100/s}",
 )
-OVERRIDE = Kinds(
-    "limits of single keys",
-    table=Pairs("limits of single keys", LIMITS, str, "{acme-corp: token bucket 500/s burst 1000}"),
-    several=ListOf(OVERRIDE_ENTRY, "a list of overrides", alone=False, most=10_000),
+OVERRIDE = AnyOf(
+    "a mapping of keys to limits",
+    mapping=Fields(
+        "override", {}, _override_mapping, others=LIMITS, minimum=1, example="{acme-corp: token bucket 500/s burst 1000}"
+    ),
+    items=ListOf(OVERRIDE_ENTRY, "a list of overrides", single=False, maximum=10_000),
 )
 
 
-def _overrides(said: Said, page: ParseContext) -> Any:
-    if "call" in said:
-        call = said.get("call")
-        return BAD if call is None else CalledOverrides(call, said.get("keep", 10_000_000))
-    return said
+def _overrides(fields: ParsedFields, context: ParseContext) -> Overrides | ParsedFields | Invalid:
+    if "call" not in fields:
+        return fields  # a Redis hash needs the policy's store
+    call = fields.get("call")
+    return INVALID if call is None else CalledOverrides(call, fields.get("keep", 10_000_000))
 
 
-OVERRIDES_TABLE = Fields(
+OVERRIDES = AnyOf(
     "overrides",
-    {
-        "call": Word(CALL, "A callable that takes the key and answers a limit, a text or None."),
-        "keep": Word(DurationText("0s", "1d"), "How long its answer is kept; default 10s."),
-        "redis_hash": Word(Text("the name of a hash", bounded, "shop:limits"), "A Redis hash of key → limit."),
-        "url": Word(Url("a URL", store_url.redis_url, "redis://localhost:6379"), "Its server; default: the policy's store."),
-        "refresh": Word(DurationText("100ms", "1d"), "How often the hash is read; default 5s."),
-    },
-    _overrides,
-    one_of=("call", "redis_hash"),
-)
-OVERRIDES = Ready(
-    lambda value: callable(getattr(value, "get", None)) and callable(getattr(value, "close", None)), OVERRIDES_TABLE
+    mapping=Fields(
+        "overrides",
+        {
+            "call": FieldSpec(CALLABLE, "A callable that takes the key and returns a limit, a string or None."),
+            "keep": FieldSpec(DurationText("0s", "1d"), "How long its result is cached; default 10s."),
+            "redis_hash": FieldSpec(Text("the name of a hash", bounded_text, "shop:limits"), "A Redis hash of key → limit."),
+            "url": FieldSpec(Url("a URL", parse_redis_url, "redis://localhost:6379"), "Its server; default: the policy's store."),
+            "refresh": FieldSpec(DurationText("100ms", "1d"), "How often the hash is read; default 5s."),
+        },
+        _overrides,
+        one_of=("call", "redis_hash"),
+    ),
+    accepts=lambda value: callable(getattr(value, "get", None)) and callable(getattr(value, "close", None)),
 )
 
 # Cost, charge, once --------------------------------------------------------------------------------------------------------
 
-MOST = 1_000_000_000
-UNITS = Number("units", 0, MOST)
+COST_OPTIONS = (("estimate", ("response",)), ("default", ("header", "query", "call")), ("max", ("header", "query", "call")))
 
 
-def _cost(said: Said, page: ParseContext) -> Any:
-    _refuse_beside(said, page, ("estimate",), "response")
-    _refuse_beside(said, page, ("default", "max"), "header", "query", "call")
-    if "response" in said:
-        return Cost("response", said.get("estimate", 1), per=said.get("response", 1))
-    if "call" in said:
-        return Cost("call", said.get("default", 1), most=said.get("max", MOST), call=said.get("call"))
-    source = "header" if "header" in said else "query"
-    name = said.get(source, "")
-    return Cost(source, said.get("default", 1), name.lower() if source == "header" else name, said.get("max", MOST))
+def _cost(fields: ParsedFields, context: ParseContext) -> Cost:
+    for option, sources in COST_OPTIONS:
+        if option in fields and not any(source in fields for source in sources):
+            context.error(fields.key(option), f"{option!r} belongs to {' or '.join(sources)}", "remove it", option)
+    if "response" in fields:
+        return Cost("response", fields.get("estimate", 1), per=fields.get("response", 1))
+    default, maximum = fields.get("default", 1), fields.get("max", MAX_COST)
+    if "call" in fields:
+        return Cost("call", default, most=maximum, call=fields.get("call"))
+    source = "header" if "header" in fields else "query"
+    name = fields.get(source, "")
+    return Cost(source, default, name.lower() if source == "header" else name, maximum)
 
 
-def _refuse_beside(said: Said, page: ParseContext, some: tuple[str, ...], *kinds: str) -> None:
-    for word in some:
-        if word in said and not any(kind in said for kind in kinds):
-            page.wrong(said.word(word), word, f"{word!r} belongs to {' or '.join(kinds)}", "take it out")
-
-
-COST = Ready(
-    callable,
-    Kinds(
-        "a cost",
-        text=Made(Number("a cost", 1, MOST), lambda units: Cost("constant", units)),
-        table=Fields(
-            "cost",
-            {
-                "header": Word(
-                    Text("the name of a header", value_parsers.header_name, "X-Cost"), "A header that holds a whole number."
-                ),
-                "query": Word(Text("a name", bounded, "n"), "A query parameter that holds a whole number."),
-                "response": Word(Text("a size", value_parsers.size, "1kB", loose=True), "One unit for each of so many bytes."),
-                "call": Word(CALL, "A callable that takes the facts of a request and answers a whole number."),
-                "default": Word(UNITS, "Where the request says none; default 1."),
-                "max": Word(Number("units", 1, MOST), "Never more than this."),
-                "estimate": Word(  # of nothing, nobody would ever be refused
-                    Number("units", 1, MOST), "Charged before the response is known; default 1."
-                ),
-            },
-            _cost,
-            one_of=("header", "query", "response", "call"),
-        ),
+COST = AnyOf(
+    "a cost",
+    scalar=Integer("a cost", 1, MAX_COST).map(lambda units: Cost("constant", units)),
+    mapping=Fields(
+        "cost",
+        {
+            "header": header_field("A header with an integer.", "X-Cost"),
+            "query": FieldSpec(Text("a name", bounded_text, "n"), "A query parameter with an integer."),
+            "response": FieldSpec(
+                Text("a size", parsers.parse_size, "1kB", loose=True), "One unit per so many bytes of the response."
+            ),
+            "call": FieldSpec(CALLABLE, "A callable that takes the request context and returns an integer."),
+            "default": FieldSpec(Integer("units", 0, MAX_COST), "The cost when the request gives none; default 1."),
+            "max": FieldSpec(Integer("units", 1, MAX_COST), "The maximum cost."),
+            "estimate": FieldSpec(  # with 0 no request would ever be refused
+                Integer("units", 1, MAX_COST), "Charged before the response is known; default 1."
+            ),
+        },
+        _cost,
+        one_of=("header", "query", "response", "call"),
     ),
+    accepts=callable,
+    convert=lambda call: Cost("call", call=call),
 )
-STATUS = Text("a status", value_parsers.statuses, "401 or 4xx", loose=True)
-CHARGE = Ready(
-    callable,
-    Fields(
+STATUSES = ListOf(Text("a status", parsers.parse_statuses, "401 or 4xx", loose=True), "statuses")
+CHARGE = AnyOf(
+    "a charge",
+    mapping=Fields(
         "charge",
         {
-            "status": Word(ListOf(STATUS, "statuses"), "Only responses of these count: 401, 4xx, 400-499."),
-            "call": Word(CALL, "A callable that takes the status and the facts, and answers whether it counts."),
+            "status": FieldSpec(STATUSES, "Only responses with these statuses are charged: 401, 4xx, 400-499."),
+            "call": FieldSpec(CALLABLE, "A callable that takes status and request context and returns whether to charge."),
         },
-        lambda said, page: Charge(said.get("status", ()), said.get("call")),
+        lambda fields, context: Charge(fields.get("status", ()), fields.get("call")),
         one_of=("status", "call"),
         example="{status: [401, 403]}",
     ),
+    accepts=callable,
+    convert=lambda call: Charge(call=call),
 )
-
-
-def _once(text: str) -> Once:
-    return Once(value_parsers.header_name(text).lower())
-
-
-ONCE = Kinds(
+ONCE = AnyOf(
     "the name of a header",
-    text=Text("the name of a header", _once, "Idempotency-Key"),
-    table=Fields(
+    scalar=Text("the name of a header", lambda text: Once(parsers.parse_header_name(text).lower()), "Idempotency-Key"),
+    mapping=Fields(
         "once",
         {
-            "header": Word(
-                Text("the name of a header", value_parsers.header_name, "Idempotency-Key"),
-                "Requests with the same value are charged once.",
-            ),
-            "for": Word(DurationText("1s", "7d"), "How long a value is remembered; default 24h."),
-            "replays": Word(Number("repetitions", 1, 1_000_000), "So many repetitions are free; default 10."),
+            "header": header_field("Requests with the same value are charged once.", "Idempotency-Key"),
+            "for": FieldSpec(DurationText("1s", "7d"), "How long a value is remembered; default 24h."),
+            "replays": FieldSpec(Integer("repetitions", 1, 1_000_000), "How many repetitions are free; default 10."),
         },
-        lambda said, page: Once(
-            str(said.get("header", "idempotency-key")).lower(), said.get("for", 86_400_000_000), said.get("replays", 10)
+        lambda fields, context: Once(
+            str(fields.get("header", "idempotency-key")).lower(), fields.get("for", 86_400_000_000), fields.get("replays", 10)
         ),
     ),
 )
 
-# What happens beyond it ------------------------------------------------------------------------------------------------------
+# Refusals ----------------------------------------------------------------------------------------------------------------
 
 ON_REFUSAL = Text(
-    "what happens on a refusal",
-    value_parsers.on_refusal,
+    "an action",
+    parsers.parse_on_refusal,
     "reject, wait up to 200ms, degrade <handler> or shadow",
-    ready=lambda value: callable(value) or isinstance(value, OnRefusal),
-    taken=lambda value: value if isinstance(value, OnRefusal) else OnRefusal("degrade", handler=value),
+    accepts=lambda value: callable(value) or isinstance(value, OnRefusal),
+    convert=lambda value: value if isinstance(value, OnRefusal) else OnRefusal("degrade", handler=value),
 )
 ON_FAILURE = Text(
-    "what happens when the store fails",
-    value_parsers.on_failure,
-    "open, closed or local 1/4",
-    ready=lambda value: isinstance(value, OnFailure),
+    "an action", parsers.parse_on_failure, "open, closed or local 1/4", accepts=lambda value: isinstance(value, OnFailure)
 )
-MESSAGE = Text("a message", value_parsers.told, '"Too many. Retry after {retry_after}s."')
-BODY_WORDS = (*value_parsers.PLACEHOLDERS, "message")
 
 
-class Body(Anything):
-    """A body: any value of JSON, whose texts may hold placeholders."""
+class Body(Validator[object]):
+    """The body of a refusal: any JSON value whose strings hold only known placeholders."""
 
-    what = "a body"
+    expects = "a JSON value"
 
-    def read(self, node: Node, page: ParseContext) -> Any:
-        value = super().read(node, page)
-        return BAD if value is BAD or not self._texts_hold(node, page) else value
+    def parse(self, node: Node, context: ParseContext) -> object:
+        if isinstance(node, MappingNode):
+            fields = {key: self.parse(item, context) for key, (_, item) in node.entries.items()}
+            return INVALID if any(value is INVALID for value in fields.values()) else fields
+        if isinstance(node, ListNode):
+            values = [self.parse(item, context) for item in node.items]
+            return INVALID if any(value is INVALID for value in values) else values
+        if not isinstance(node, Scalar) or not (node.value is None or isinstance(node.value, (str, int, float))):
+            return self.reject(node, context)
+        try:
+            if isinstance(node.value, str):
+                parsers.parse_message(node.text, (*parsers.PLACEHOLDERS, "message"))
+        except ParseError as error:
+            context.parse_error(node, error)
+            return INVALID
+        return node.value
 
-    def _texts_hold(self, node: Node, page: ParseContext) -> bool:
-        if isinstance(node, Scalar) and isinstance(node.value, str):
-            try:
-                value_parsers.told(node.text, BODY_WORDS)
-            except ParseError as wrong:
-                page.wrong_text(node, wrong)
-                return False
-        return True
+    def schema(self) -> Json:
+        return {}
 
 
-def _alert(value: float) -> float:
+def _check_fraction(value: float) -> float:
     if not 0.01 <= value <= 1:
-        raise ParseError(
-            f"{value!r} is not between 1% and 100%", f"write {value:g}%" if 1 < value <= 100 else "write it like 80%"
-        )
+        remedy = f"write {value:g}%" if 1 < value <= 100 else "write it like 80%"
+        raise ParseError(f"{value!r} is not between 1% and 100%", remedy)
     return float(value)
 
 
 ALERT = Text(
-    "a part of a limit", value_parsers.percent, "80%", ready=lambda value: isinstance(value, float), taken=_alert, loose=True
+    "a percentage",
+    parsers.parse_percent,
+    "80%",
+    accepts=lambda value: isinstance(value, float),
+    convert=_check_fraction,
+    loose=True,
 )
-PROBLEM = Boolean()
-SAFE_CONCURRENCY = Number("requests at a time", 1, 1_000_000)
+PROBLEM = FieldSpec(Boolean(), "Refusals are application/problem+json.")
+SAFE_CONCURRENCY = FieldSpec(Integer("concurrent requests", 1, 1_000_000), "Larger bursts give a warning.")
+
+# The rule ----------------------------------------------------------------------------------------------------------------
 
 
 class RuleDraft:
-    """A rule as it was said, before the identities are known."""
+    """A rule as it is written, before the identities are known."""
 
-    def __init__(self, said: Said) -> None:
-        self.said = said
-        self.name: str = said.get("name", "")
-        self.key: Key = said.get("key", ())
-        self.when: When = said.get("when", When())
-        self.limit: Any = said.get("limit", BAD)
+    def __init__(self, fields: ParsedFields) -> None:
+        self.fields = fields
+        self.name: str = fields.get("name", "")
+        self.key: Key = fields.get("key", ())
+        self.when: When = fields.get("when", When())
+        self.limit: Limits | ParsedFields | Invalid = fields.get("limit", INVALID)
+        self.override: tuple[OverrideDraft, ...] = fields.get("override", ())
 
-    def rule(self, limit: Limits | Tiers, overrides: Any, override: Any, on_failure: OnFailure) -> Rule:
-        """The rule; what was not said has its default."""
-        said = self.said
-        answer = Answer(said.get("status"), said.get("message"), said.get("body"), said.get("problem"))
-        cost, charge = said.get("cost", Cost()), said.get("charge", Charge())
+    def rule(
+        self, limit: Limits | Tiers, overrides: Overrides | None, override: dict[str, Limits], on_failure: OnFailure
+    ) -> Rule:
+        """The rule; fields that are absent have their defaults."""
+        get: Any = self.fields.get
         return Rule(
             self.name,
             limit,
-            match=said.get("match", ()),
+            match=get("match", ()),
             when=self.when,
             key=self.key,
-            override=override,
+            override=tuple(override.items()),
             overrides=overrides,
-            cost=Cost("call", call=cost) if callable(cost) else cost,
-            charge=Charge(call=charge) if callable(charge) else charge,
-            once=said.get("once"),
-            on_refusal=said.get("on_refusal", OnRefusal()),
-            on_failure=said.get("on_failure", on_failure),
-            answer=answer,
-            priority=said.get("priority", 0),
-            alert=said.get("alert"),
-            unidentified=said.get("unidentified", SKIP),
-            description=said.get("description", ""),
+            cost=get("cost", Cost()),
+            charge=get("charge", Charge()),
+            once=get("once"),
+            on_refusal=get("on_refusal", OnRefusal()),
+            on_failure=get("on_failure", on_failure),
+            answer=Answer(get("status"), get("message"), get("body"), get("problem")),
+            priority=get("priority", 0),
+            alert=get("alert"),
+            unidentified=get("unidentified", SKIP),
+            description=get("description", ""),
         )
 
 
+RULE_NAME = Text("a name", parsers.parse_rule_name, "checkout", loose=True)
+MESSAGE = Text("a message", parsers.parse_message, '"Too many. Retry after {retry_after}s."')
 RULE = Fields(
-    "a rule",
+    "rule",
     {
-        "name": Word(
-            Text("a name", value_parsers.title, "checkout", loose=True),
-            "Names the rule: in headers, in numbers, in the store. Once.",
-            required=True,
+        "name": FieldSpec(RULE_NAME, "The unique name of the rule: in headers, in metrics, in the store.", required=True),
+        "description": FieldSpec(Text("a string", str), "A comment."),
+        "match": FieldSpec(MATCHES, "Which requests: POST /checkout, a list, or {methods, path, host}. Default: all."),
+        "when": FieldSpec(WHEN, "A condition on the identities."),
+        "key": FieldSpec(KEY, "What is counted: user, user | ip, [tenant, user]. Default: all requests together."),
+        "unidentified": FieldSpec(Choice(SKIP, SHARE), "Requests without any part of the key: not limited, or one shared key."),
+        "limit": FieldSpec(
+            LIMIT, "token bucket 5/s burst 10; several with ';'; unlimited; or a mapping by identity.", required=True
         ),
-        "description": Word(Text("a text", str), "For people."),
-        "match": Word(MATCHES, "Which requests: POST /checkout, a list, or {methods, path, host}. Without it: all."),
-        "when": Word(WHEN, "Only while this holds of the identities."),
-        "key": Word(KEY, "Who is counted: user, user | ip, [tenant, user]. Without it: all together."),
-        "unidentified": Word(
-            Choice(SKIP, SHARE), "Where no part of the key is there: the rule is not meant, or all of them share one key."
-        ),
-        "limit": Word(
-            LIMIT, "How much: token bucket 5/s burst 10; several with ';'; unlimited; or by an identity.", required=True
-        ),
-        "override": Word(OVERRIDE, "Limits of single keys."),
-        "overrides": Word(OVERRIDES, "Where limits of single keys come from while the program runs."),
-        "cost": Word(COST, "What a request costs; default 1."),
-        "charge": Word(CHARGE, "Which outcomes count; default: all."),
-        "once": Word(ONCE, "Requests with the same value of this header are charged once."),
-        "on_refusal": Word(ON_REFUSAL, "reject | wait up to 200ms [queue 100] | degrade <handler> | shadow"),
-        "on_failure": Word(ON_FAILURE, "open | closed | local 1/4: what holds when the store fails."),
-        "status": Word(Number("a status", 400, 599), "The status of a refusal; default 429."),
-        "message": Word(MESSAGE, "What a refused client reads; may hold {retry_after}, {limit}, {remaining}, {rule}."),
-        "body": Word(Body(), "What is sent instead of the code and the message."),
-        "problem": Word(PROBLEM, "Refusals are application/problem+json."),
-        "priority": Word(
-            Number("a priority", -1_000_000, 1_000_000), "When several refuse, the highest gives status and message."
-        ),
-        "alert": Word(ALERT, "An event and a log line when the use of a key crosses this part of its limit."),
-        "safe_concurrency": Word(SAFE_CONCURRENCY, "Bursts above it are warned of."),
+        "override": FieldSpec(OVERRIDE, "Limits of single keys."),
+        "overrides": FieldSpec(OVERRIDES, "A source of limits of single keys at run time."),
+        "cost": FieldSpec(COST, "The cost of a request; default 1."),
+        "charge": FieldSpec(CHARGE, "Which responses are charged; default: all."),
+        "once": FieldSpec(ONCE, "Requests with the same value of this header are charged once."),
+        "on_refusal": FieldSpec(ON_REFUSAL, "reject | wait up to 200ms [queue 100] | degrade <handler> | shadow"),
+        "on_failure": FieldSpec(ON_FAILURE, "open | closed | local 1/4: the decision when the store fails."),
+        "status": FieldSpec(Integer("a status", 400, 599), "The status of a refusal; default 429."),
+        "message": FieldSpec(MESSAGE, "The message of a refusal; may hold {retry_after}, {limit}, {remaining}, {rule}."),
+        "body": FieldSpec(Body(), "Sent instead of code and message."),
+        "problem": PROBLEM,
+        "priority": FieldSpec(Integer("a priority", -1_000_000, 1_000_000), "Of several refusals the highest is answered."),
+        "alert": FieldSpec(ALERT, "Event and log line when a key has used this part of its limit."),
+        "safe_concurrency": SAFE_CONCURRENCY,
     },
-    lambda said, page: RuleDraft(said),
+    lambda fields, context: RuleDraft(fields),
     example="- {name: api, key: user | ip, limit: token bucket 5/s burst 10}",
 )

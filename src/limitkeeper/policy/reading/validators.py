@@ -1,324 +1,306 @@
-"""Shapes: what may stand at a place of a policy. One shape reads it and tells editors about it, so that the two can't part.
+"""Validators: what a policy may hold at one place. Each parses a node and gives the JSON Schema of the same values.
 
-`read(node, page)` gives the value, or BAD after noting why; `schema()` is the same as JSON Schema. What a shape refuses by its
-form (another kind of thing, a word nobody knows, a number outside its bounds) the schema refuses too; what only a reader of texts
-can know (a rate, a network, a name that is nowhere defined) it leaves open.
+`parse(node, context)` returns the value, or INVALID after adding a diagnostic; `schema()` is the JSON Schema of the same values.
+The schema rejects exactly what a validator rejects by type, field name or range (`kind` SCHEMA); what only a parser of the text
+can know (a rate, a network, an undefined name) it accepts.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from datetime import timedelta
-from typing import Any
+from enum import Enum
+from typing import Any, Final, Generic, TypeVar
 
-from ...errors import ConfigurationError, InvalidLimit
+from ...errors import InvalidLimit
 from ...rate import duration_us
-from .diagnostics import FORM
-from .nodes import ListNode, Missing, Node, Scalar, Table
-from .parse_context import ParseContext, ParseError, did_you_mean, short
+from .diagnostics import SCHEMA
+from .nodes import ListNode, MappingNode, Missing, Node, Scalar
+from .parse_context import ParseContext, ParseError, nearest, shorten
 
-Json = dict[str, Any]
-BAD: Any = type("Bad", (), {"__repr__": lambda self: "BAD", "__bool__": lambda self: False})()
+Json = dict[str, object]
+T_co = TypeVar("T_co", covariant=True)
+U = TypeVar("U")
 
 
-class Validator:
-    """The base: `what` it is, as a noun, and an `example`."""
+class Invalid(Enum):
+    """The type of INVALID, which a validator returns after it has added a diagnostic."""
 
-    what = "something"
+    INVALID = "invalid"
+
+
+INVALID: Final = Invalid.INVALID
+
+
+class Validator(Generic[T_co]):
+    """Base class. `expects` is the noun phrase behind "expected" in messages, `example` a value to write."""
+
+    expects = "a value"
     example = ""
 
-    def read(self, node: Node, page: ParseContext) -> Any:
+    def parse(self, node: Node, context: ParseContext) -> T_co | Invalid:
         raise NotImplementedError
 
     def schema(self) -> Json:
         raise NotImplementedError
 
-    def refuse(self, node: Node, page: ParseContext) -> Any:
-        """Notes that something else stands here."""
+    def map(self, convert: Callable[[T_co], U]) -> Validator[U]:
+        """A validator of the same nodes whose value is converted."""
+        return Mapped(self, convert)
+
+    def reject(self, node: Node, context: ParseContext, suggestion: str | None = None) -> Invalid:
+        """Adds "expected …, got …"."""
         if not isinstance(node, Missing):
-            page.wrong(node.place, text_of(node), f"{shown(node)} stands here, not {self.what}", self.remedy(), FORM)
-        return BAD
+            text = node.text if isinstance(node, Scalar) else ""
+            remedy = self.remedy() if suggestion is None else suggestion
+            context.error(node.position, f"expected {self.expects}, got {describe(node)}", remedy, text, SCHEMA)
+        return INVALID
 
     def remedy(self) -> str:
         return f"write it like {self.example}" if self.example else ""
 
 
-def text_of(node: Node) -> str:
-    return node.text if isinstance(node, Scalar) else ""
+class Mapped(Validator[U], Generic[T_co, U]):
+    """Another validator whose value is converted."""
+
+    def __init__(self, inner: Validator[T_co], convert: Callable[[T_co], U]) -> None:
+        self.inner, self.convert = inner, convert
+        self.expects, self.example = inner.expects, inner.example
+
+    def parse(self, node: Node, context: ParseContext) -> U | Invalid:
+        value = self.inner.parse(node, context)
+        return INVALID if value is INVALID else self.convert(value)
+
+    def schema(self) -> Json:
+        return self.inner.schema()
 
 
-def shown(node: Node) -> str:
-    """What stands somewhere, in a message."""
+def describe(node: Node) -> str:
+    """A node in a message."""
     if not isinstance(node, Scalar):
         return node.noun
     if node.value is None:
-        return "nothing"
-    return repr(short(node.text)) if isinstance(node.value, str) else short(node.text)
+        return "an empty value"
+    return repr(shorten(node.text)) if isinstance(node.value, str) else shorten(node.text)
 
 
-class Text(Validator):
-    """A text that `parse` reads, raising Wrong. `ready` tells values from Python that need no reading.
+class Text(Validator[T_co]):
+    """A string that `parser` reads; it raises ParseError. `loose` also takes unquoted numbers and booleans as their text.
 
-    A number or true/false that was written without quotes is taken as its text where `loose`.
+    `accepts` recognizes ready values from Python, which `convert` turns into the result. `secret` redacts the text everywhere.
     """
 
     def __init__(
         self,
-        what: str,
-        parse: Callable[[str], Any] = str,
+        expects: str,
+        parser: Callable[[str], T_co],
         example: str = "",
         *,
-        ready: Callable[[Any], bool] | None = None,
-        taken: Callable[[Any], Any] | None = None,
+        accepts: Callable[[object], bool] | None = None,
+        convert: Callable[[Any], T_co] | None = None,
         loose: bool = False,
-        pattern: str = "",
         secret: bool = False,
     ) -> None:
-        self.what = what
-        self.parse = parse
+        self.expects = expects
+        self.parser = parser
         self.example = example
-        self.ready = ready
-        self.taken = taken
+        self.accepts = accepts
+        self.convert: Callable[[Any], T_co] = convert or (lambda value: value)
         self.loose = loose
-        self.pattern = pattern
         self.secret = secret
 
-    def read(self, node: Node, page: ParseContext) -> Any:
+    def parse(self, node: Node, context: ParseContext) -> T_co | Invalid:
         if not isinstance(node, Scalar) or node.value is None:
-            return self.refuse(node, page)
+            return self.reject(node, context)
         if self.secret:
-            page.hide(node)
+            context.redact(node)
         try:
-            if self.ready is not None and self.ready(node.value):
-                return node.value if self.taken is None else self.taken(node.value)
+            if self.accepts is not None and self.accepts(node.value):
+                return self.convert(node.value)
             if not isinstance(node.value, str) and not (self.loose and isinstance(node.value, (int, float))):
-                return self.refuse(node, page)
-            if self.pattern and not re.search(self.pattern, node.text):
-                return self.refuse(node, page)
-            return self.parse(node.text)
-        except ParseError as wrong:
-            page.wrong_text(node, wrong)
-            return BAD
+                return self.reject(node, context)
+            return self.parser(node.text)
+        except ParseError as error:
+            context.parse_error(node, error)
+            return INVALID
 
     def schema(self) -> Json:
-        said: Json = {"type": ["string", "number", "boolean"] if self.loose else "string"}
-        return said | ({"pattern": self.pattern} if self.pattern else {})
+        return {"type": ["string", "number", "boolean"] if self.loose else "string"}
 
 
-class Url(Text):
-    """A URL; its login and password are never shown."""
+class Url(Text[str]):
+    """A URL whose credentials are redacted."""
 
-    login = re.compile(r"(?<=://)[^/]*(?=@)|(?<=password=)[^&#]*")
+    credentials = re.compile(r"(?<=://)[^/]*(?=@)|(?<=password=)[^&#]*")
 
-    def read(self, node: Node, page: ParseContext) -> Any:
+    def parse(self, node: Node, context: ParseContext) -> str | Invalid:
         if isinstance(node, Scalar) and isinstance(node.value, str):
-            for found in self.login.finditer(node.text):
-                page.hide(node, found.start(), len(found[0]))
-                page.secrets.update(part for part in found[0].split(":") if len(part) > 2)
-        return super().read(node, page)
+            for found in self.credentials.finditer(node.text):
+                context.redact(node, found.start(), len(found[0]))
+                context.secrets.update(part for part in found[0].split(":") if len(part) > 2)
+        return super().parse(node, context)
 
 
-class Number(Validator):
-    """A whole number within bounds."""
+class Integer(Validator[int]):
+    """An integer within bounds."""
 
     def __init__(self, what: str, low: int, high: int) -> None:
-        self.what = f"{what} (a whole number from {low} to {high})"
+        self.expects = f"{what} (an integer from {low} to {high})"
         self.low, self.high = low, high
 
-    def read(self, node: Node, page: ParseContext) -> Any:
+    def parse(self, node: Node, context: ParseContext) -> int | Invalid:
         value = node.value if isinstance(node, Scalar) else None
         if isinstance(value, bool) or not isinstance(value, int) or not self.low <= value <= self.high:
-            return self.refuse(node, page)
+            return self.reject(node, context)
         return value
 
     def schema(self) -> Json:
         return {"type": "integer", "minimum": self.low, "maximum": self.high}
 
 
-class Boolean(Validator):
-    """true or false; on, off, yes and no mean the same."""
+class Boolean(Validator[bool]):
+    """true or false; on, off, yes and no are synonyms."""
 
-    what = "true or false"
-    words: Mapping[str, bool] = {"on": True, "yes": True, "off": False, "no": False}
+    expects = "true or false"
+    synonyms: Mapping[str, bool] = {"on": True, "yes": True, "off": False, "no": False}
 
-    def read(self, node: Node, page: ParseContext) -> Any:
+    def parse(self, node: Node, context: ParseContext) -> bool | Invalid:
         value = node.value if isinstance(node, Scalar) else None
         if isinstance(value, str):
-            value = self.words.get(value.lower(), value)
-        return value if isinstance(value, bool) else self.refuse(node, page)
+            value = self.synonyms.get(value.lower(), value)
+        return value if isinstance(value, bool) else self.reject(node, context)
 
     def schema(self) -> Json:
-        return {"enum": [True, False, *(form for word in self.words for form in (word, word.title(), word.upper()))]}
+        return {"enum": [True, False, *(form for word in self.synonyms for form in (word, word.title(), word.upper()))]}
 
 
-class Choice(Validator):
+class Choice(Validator[str]):
     """One of a few words."""
 
     def __init__(self, *words: str) -> None:
         self.words = words
-        self.what = "one of " + ", ".join(words)
+        self.expects = "one of " + ", ".join(words)
 
-    def read(self, node: Node, page: ParseContext) -> Any:
+    def parse(self, node: Node, context: ParseContext) -> str | Invalid:
         if not isinstance(node, Scalar) or node.value is None:
-            return self.refuse(node, page)
+            return self.reject(node, context)
         text = "off" if node.value is False and "off" in self.words else node.text
         if text in self.words:
             return text
-        page.wrong(
-            node.place, node.text, f"{shown(node)} is none of {', '.join(self.words)}", did_you_mean(text, self.words), FORM
-        )
-        return BAD
+        similar = nearest(text, self.words)
+        return self.reject(node, context, f"did you mean {similar!r}?" if similar is not None else "")
 
     def schema(self) -> Json:
         return {"enum": [*self.words, *([False] if "off" in self.words else [])]}
 
 
-class DurationText(Validator):
-    """A duration in microseconds: text ("200ms"), seconds as a number, a timedelta from Python."""
+class DurationText(Validator[int]):
+    """A duration in microseconds: text ("200ms"), seconds as a number, or a timedelta from Python."""
 
-    what = "a duration"
+    expects = "a duration"
     example = "200ms, 30s or 24h"
 
-    def __init__(self, low: str = "1us", high: str = "400d") -> None:
+    def __init__(self, low: str, high: str) -> None:
         self.low, self.high = low, high
-        self.bounds = duration_us(low), duration_us(high)
 
-    def read(self, node: Node, page: ParseContext) -> Any:
+    def parse(self, node: Node, context: ParseContext) -> int | Invalid:
         value = node.value if isinstance(node, Scalar) else None
         if isinstance(value, bool) or not isinstance(value, (str, int, float, timedelta)):
-            return self.refuse(node, page)
+            return self.reject(node, context)
         assert isinstance(node, Scalar)
         try:
-            found = duration_us(short(value, 80) if isinstance(value, str) else value)
+            found = duration_us(shorten(value, 80) if isinstance(value, str) else value)
         except (InvalidLimit, ValueError, OverflowError):
-            page.wrong(node.place, node.text, f"{shown(node)} is no duration", self.remedy())
-            return BAD
-        if not self.bounds[0] <= found <= self.bounds[1]:
-            page.wrong(node.place, node.text, f"{shown(node)} is too short or too long", f"write {self.low} to {self.high}")
-            return BAD
+            context.error(node.position, f"expected a duration, got {describe(node)}", self.remedy(), node.text)
+            return INVALID
+        if not duration_us(self.low) <= found <= duration_us(self.high):
+            message = f"expected a duration from {self.low} to {self.high}, got {describe(node)}"
+            context.error(node.position, message, text=node.text)
+            return INVALID
         return found
 
     def schema(self) -> Json:
         return {"type": ["string", "number"]}
 
 
-class ListOf(Validator):
-    """A list of one shape; one thing alone is a list of one. Where `sound`, what could not be read is left out of it."""
+class ListOf(Validator[tuple[T_co, ...]]):
+    """A list of one kind of item. `single`: an item alone is a list of one. `lenient`: invalid items are left out."""
 
     def __init__(
-        self, item: Validator, what: str = "", least: int = 1, most: int = 1000, *, alone: bool = True, sound: bool = False
+        self,
+        item: Validator[T_co],
+        expects: str,
+        minimum: int = 1,
+        maximum: int = 1000,
+        *,
+        single: bool = True,
+        lenient: bool = False,
     ) -> None:
         self.item = item
-        self.what = what or f"a list of {item.what}"
+        self.expects = expects
         self.example = item.example
-        self.least = least
-        self.alone = alone
-        self.sound = sound
-        self.most = most
+        self.minimum, self.maximum = minimum, maximum
+        self.single = single
+        self.lenient = lenient
 
-    def read(self, node: Node, page: ParseContext) -> Any:
+    def parse(self, node: Node, context: ParseContext) -> tuple[T_co, ...] | Invalid:
         if not isinstance(node, ListNode):
-            if not self.alone or isinstance(node, Missing):
-                return self.refuse(node, page)
-            value = self.item.read(node, page)
-            return BAD if value is BAD else (value,)
-        if len(node.items) < self.least:
-            page.wrong(node.place, "[]", f"an empty list stands here, not {self.what}", self.remedy(), FORM)
-            return BAD
-        if len(node.items) > self.most:
-            page.wrong(node.place, "", f"this list has {len(node.items)} entries; {self.most} are the most", "", FORM)
-            return BAD
-        values = [self.item.read(item, page) for item in node.items]
-        if self.sound:
-            return tuple(value for value in values if value is not BAD)
-        return BAD if any(value is BAD for value in values) else tuple(values)
+            if not self.single or isinstance(node, Missing):
+                return self.reject(node, context)
+            value = self.item.parse(node, context)
+            return INVALID if value is INVALID else (value,)
+        if len(node.items) < self.minimum:
+            message = f"expected {self.expects}, got an empty list"
+            context.error(node.position, message, self.remedy(), "[]", SCHEMA)
+            return INVALID
+        if len(node.items) > self.maximum:
+            message = f"this list has {len(node.items)} items; at most {self.maximum} are allowed"
+            context.error(node.position, message, kind=SCHEMA)
+            return INVALID
+        values = [self.item.parse(item, context) for item in node.items]
+        valid = tuple(value for value in values if value is not INVALID)
+        return valid if self.lenient or len(valid) == len(values) else INVALID
 
     def schema(self) -> Json:
-        several: Json = {"type": "array", "items": self.item.schema(), "minItems": self.least, "maxItems": self.most}
-        return {"anyOf": [self.item.schema(), several]} if self.alone else several
+        items: Json = {"type": "array", "items": self.item.schema(), "minItems": self.minimum, "maxItems": self.maximum}
+        return {"anyOf": [self.item.schema(), items]} if self.single else items
 
 
-class Kinds(Validator):
-    """Something that may be written as a text, as a list or as a table."""
+class AnyOf(Validator[T_co]):
+    """A value that may be written as a scalar, as a list or as a mapping, or given ready from Python where `accepts` says so."""
 
     def __init__(
-        self, what: str, *, text: Validator | None = None, several: Validator | None = None, table: Validator | None = None
+        self,
+        expects: str,
+        *,
+        scalar: Validator[T_co] | None = None,
+        items: Validator[T_co] | None = None,
+        mapping: Validator[T_co] | None = None,
+        accepts: Callable[[object], bool] | None = None,
+        convert: Callable[[Any], T_co] | None = None,
     ) -> None:
-        self.what = what
-        self.shapes = {Scalar: text, ListNode: several, Table: table}
-        self.example = next((shape.example for shape in self.shapes.values() if shape is not None and shape.example), "")
+        self.expects = expects
+        self.convert: Callable[[Any], T_co] = convert or (lambda value: value)
+        self.forms = {Scalar: scalar, ListNode: items, MappingNode: mapping}
+        self.accepts = accepts
+        self.example = next((form.example for form in self.forms.values() if form is not None and form.example), "")
 
-    def read(self, node: Node, page: ParseContext) -> Any:
-        shape = self.shapes.get(type(node))
-        if shape is None or (isinstance(node, Scalar) and node.value is None):
-            return self.refuse(node, page)
-        return shape.read(node, page)
-
-    def schema(self) -> Json:
-        return {"anyOf": [shape.schema() for shape in self.shapes.values() if shape is not None]}
-
-
-class Made(Validator):
-    """Another shape, of whose value something else is made."""
-
-    def __init__(self, shape: Validator, made: Callable[[Any], Any]) -> None:
-        self.shape, self.made = shape, made
-        self.what, self.example = shape.what, shape.example
-
-    def read(self, node: Node, page: ParseContext) -> Any:
-        value = self.shape.read(node, page)
-        return BAD if value is BAD else self.made(value)
+    def parse(self, node: Node, context: ParseContext) -> T_co | Invalid:
+        form = self.forms.get(type(node))
+        if isinstance(node, Scalar):
+            if node.value is None:
+                return self.reject(node, context)
+            if self.accepts is not None and not isinstance(node.value, (str, int, float)) and self.accepts(node.value):
+                return self.convert(node.value)
+        return self.reject(node, context) if form is None else form.parse(node, context)
 
     def schema(self) -> Json:
-        return self.shape.schema()
+        forms = [form.schema() for form in self.forms.values() if form is not None]
+        return {"anyOf": forms} if len(forms) > 1 else forms[0]
 
 
-class Ready(Validator):
-    """A value from Python that is used as it is, or else what a shape says."""
-
-    def __init__(self, ready: Callable[[Any], bool], shape: Validator) -> None:
-        self.ready, self.shape = ready, shape
-        self.what, self.example = shape.what, shape.example
-
-    def read(self, node: Node, page: ParseContext) -> Any:
-        if (
-            isinstance(node, Scalar)
-            and node.value is not None
-            and not isinstance(node.value, (str, int, float))
-            and self.ready(node.value)
-        ):
-            return node.value
-        return self.shape.read(node, page)
-
-    def schema(self) -> Json:
-        return self.shape.schema()
-
-
-class Anything(Validator):
-    """Whatever JSON has."""
-
-    what = "a value"
-
-    def read(self, node: Node, page: ParseContext) -> Any:
-        if isinstance(node, Table):
-            read = {word: self.read(item, page) for word, (_, item) in node.entries.items()}
-            return BAD if any(value is BAD for value in read.values()) else read
-        if isinstance(node, ListNode):
-            values = [self.read(item, page) for item in node.items]
-            return BAD if any(value is BAD for value in values) else values
-        if not isinstance(node, Scalar) or not (node.value is None or isinstance(node.value, (str, int, float))):
-            return self.refuse(node, page)
-        return node.value
-
-    def schema(self) -> Json:
-        return {}
-
-
-def only_configuration(error: Exception) -> Sequence[str]:
-    """The message and the remedy of an error that was raised while something was made."""
+def split_remedy(error: Exception | str) -> tuple[str, str]:
+    """Splits "message; remedy"."""
     message, _, remedy = str(error).rpartition("; ")
-    return (message, remedy) if message else (str(error), "")
-
-
-MISFITS = (ConfigurationError, InvalidLimit)
+    return (message, remedy) if message else (remedy, "")

@@ -1,7 +1,7 @@
-"""The words that people write, read as values: "user | ip", "wait up to 200ms queue 100", "local 1/4", "80%", "1kB".
+"""Parsers of a policy's short texts: "user | ip", "wait up to 200ms queue 100", "local 1/4", "80%", "1kB".
 
-Each function takes a text and gives a value of the model, or raises `Wrong` with the part that is wrong and what to write. None
-of them knows where the text stands. Limits are in `limit_words`, paths and networks in `routes`, URLs in `store_words`.
+Each takes a text and returns a value of the model, or raises ParseError with the part that is wrong and what to write instead.
+None knows the text's position. Limits are parsed in `limit_parser`, paths and networks in `route_parser`, URLs in `store_url`.
 """
 
 from __future__ import annotations
@@ -11,19 +11,19 @@ from unicodedata import normalize
 
 from ...errors import ConfigurationError, InvalidLimit
 from ...rate import duration_us
-from ...stores.guarded.share import share_of_nodes
+from ...stores.guarded.share import parse_share
 from ..model import CLOSED, DEGRADE, LOCAL, OPEN, REJECT, SHADOW, WAIT, OnFailure, OnRefusal
-from .parse_context import ParseError, bounded, did_you_mean, short
+from .parse_context import ParseError, bounded_text, did_you_mean, shorten
 
 EVERYONE = "everyone"
-#: Words that have a meaning where an identity's name may stand.
+#: Words with a meaning of their own where the name of an identity may be written.
 RESERVED = (EVERYONE, "present", "absent", "by", "default")
 PLACEHOLDERS = ("retry_after", "limit", "remaining", "rule")
-#: The longest that a request may wait for its turn.
-PATIENCE = "60s"
+#: The longest time that a request may wait.
+MAX_WAIT = "60s"
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*")
 _TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
-_CALL = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
+_IMPORT = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 _SIZE = re.compile(r"(\d{1,12})\s*([A-Za-z]*)")
 _BYTES = {"": 1, "b": 1, "kb": 1000, "mb": 10**6, "gb": 10**9, "kib": 1024, "mib": 1024**2, "gib": 1024**3}
 
@@ -31,114 +31,111 @@ _BYTES = {"": 1, "b": 1, "kb": 1000, "mb": 10**6, "gb": 10**9, "kib": 1024, "mib
 # Names -----------------------------------------------------------------------------------------------------------------
 
 
-def title(text: str) -> str:
-    """The name of a policy or a rule, which goes into header fields."""
+def parse_rule_name(text: str) -> str:
+    """The name of a policy or a rule: it is sent in header fields, so printable ASCII without quotes and backslashes."""
     if not text or len(text) > 64:
-        raise ParseError(f"a name has 1 to 64 characters, not {len(text)}", "shorten it")
-    for place, character in enumerate(text):
+        raise ParseError(f"a name has 1 to 64 characters, got {len(text)}", "shorten it")
+    for index, character in enumerate(text):
         if not " " <= character <= "~" or character in '"\\':
-            told = f"{character!r} can't stand in a name, which goes into header fields"
-            raise ParseError(told, f"write {plain_title(text)!r}", (place, 1))
+            message = f"{character!r} is not allowed in a name, which is sent in header fields"
+            raise ParseError(message, f"write {to_header_text(text)!r}", (index, 1))
     if text != text.strip():
         raise ParseError(f"{text!r} begins or ends with a space", f"write {text.strip()!r}")
     return text
 
 
-def plain_title(text: str) -> str:
-    """The nearest name that can be written: letters without their accents, and nothing else that is foreign."""
-    kept = "".join(one for one in normalize("NFKD", text[:64]) if " " <= one <= "~" and one not in '"\\')
-    return " ".join(kept.split()) or "rule"
+def to_header_text(text: str) -> str:
+    """The nearest valid name: letters without accents, other characters removed."""
+    allowed = "".join(one for one in normalize("NFKD", text[:64]) if " " <= one <= "~" and one not in '"\\')
+    return " ".join(allowed.split()) or "rule"
 
 
-def identity_name(text: str) -> str:
-    """The name of an identity: like a name in a program, so that "user | ip" can be told apart."""
+def parse_identity_name(text: str) -> str:
+    """The name of an identity: like an identifier, so that "user | ip" can be split."""
     if text in RESERVED:
-        raise ParseError(f"{text!r} has a meaning of its own and can't name an identity", f"write {text}_id, for example")
+        raise ParseError(f"{text!r} is reserved and can't name an identity", f"write {text}_id, for example")
     if len(text) > 64 or not _NAME.fullmatch(text):
-        raise ParseError(f"{short(text)!r} can't name an identity", "letters, digits and _ . - can, beginning with a letter")
+        raise ParseError(f"{shorten(text)!r} can't name an identity", "use letters, digits and _ . -, beginning with a letter")
     return text
 
 
-def value(text: str) -> str:
-    """A value that somebody may have: not an empty one."""
-    if not bounded(text).strip():
-        raise ParseError("an empty text is no value", "write one, or leave the word out")
+def parse_value(text: str) -> str:
+    """A non-empty value."""
+    if not bounded_text(text).strip():
+        raise ParseError("the value is empty", "write one, or remove the field")
     return text.strip()
 
 
-def header_name(text: str) -> str:
+def parse_header_name(text: str) -> str:
     """The name of a header field."""
     if len(text) > 100 or not _TOKEN.fullmatch(text):
-        raise ParseError(f"{short(text)!r} can't be the name of a header", "write it like X-Tenant")
+        raise ParseError(f"{shorten(text)!r} is not a valid header name", "write it like X-Tenant")
     return text
 
 
-def call(text: str) -> str:
-    """The name of something to call: "package.module:attribute". It is imported when a gate is made."""
-    if not _CALL.fullmatch(bounded(text)):
+def parse_import_string(text: str) -> str:
+    """The import string of a callable, "package.module:attribute". It is imported when a gate is made."""
+    if not _IMPORT.fullmatch(bounded_text(text)):
         module, _, attribute = text.rpartition(".")
-        known = re.fullmatch(r"[\w.]+", text) and module
-        like = f"{module}:{attribute}" if known else "shop.people:vip_of"
-        raise ParseError(f"{short(text)!r} names nothing to call", f"write package.module:attribute, like {like}")
+        dotted = re.fullmatch(r"[\w.]+", text) and module
+        example = f"{module}:{attribute}" if dotted else "shop.people:vip_of"
+        raise ParseError(f"{shorten(text)!r} is not an import string", f"write package.module:attribute, like {example}")
     return text
 
 
 # Keys ------------------------------------------------------------------------------------------------------------------
 
 
-def alternatives(text: str) -> tuple[str, ...]:
-    """One part of a key: "user", or "user | ip", the first one present."""
-    found, start = [], 0
+def parse_alternatives(text: str) -> tuple[str, ...]:
+    """One part of a key: "user", or "user | ip" for the first identity that is present."""
+    found: list[str] = []
+    start = 0
     if not text.strip():
-        raise ParseError("an empty text is no key", "write it like user | ip, or leave the word out")
-    for piece in bounded(text).split("|"):
+        raise ParseError("the key is empty", "write it like user | ip, or remove the field")
+    for piece in bounded_text(text).split("|"):
         name = piece.strip()
-        at = start + len(piece) - len(piece.lstrip())
+        span = start + len(piece) - len(piece.lstrip()), len(name)
         if not name:
-            raise ParseError(f"nothing stands on one side of a '|' in {text!r}", "write it like user | ip", (text.find("|"), 1))
+            raise ParseError(f"one side of a '|' is empty in {text!r}", "write it like user | ip", (text.find("|"), 1))
         if name in found:
-            raise ParseError(f"{name!r} stands twice in {text!r}", "say it once", (at, len(name)))
+            raise ParseError(f"{name!r} is listed twice in {text!r}", "remove one of them", span)
         try:
-            found.append(identity_name(name))
-        except ParseError as wrong:
-            raise ParseError(wrong.message, key_remedy(name) or wrong.suggestion, (at, len(name))) from None
+            found.append(parse_identity_name(name))
+        except ParseError as error:
+            raise ParseError(error.message, key_remedy(name) or error.suggestion, span) from None
         start += len(piece) + 1
     return tuple(found)
 
 
 def key_remedy(name: str) -> str:
     if name == EVERYONE:
-        return "'everyone' stands alone, for one key for all"
+        return "write 'everyone' alone: it is one key for all requests"
     for sign in (",", "+", "&", " and ", "/", ":"):
         if sign in name:
-            parts = ", ".join(part.strip() for part in name.split(sign))
-            return f"join parts to one key with a list: [{parts}]"
-    if re.search(r"\bor\b|\s", name):
-        return "write 'user | ip' for the first one present"
-    return ""
+            return f"write a list to join parts to one key: [{', '.join(part.strip() for part in name.split(sign))}]"
+    return "write 'user | ip' for the first identity that is present" if re.search(r"\bor\b|\s", name) else ""
 
 
-# What happens beyond a limit, and numbers --------------------------------------------------------------------------------
+# Actions -----------------------------------------------------------------------------------------------------------------
 
 
-def on_refusal(text: str) -> OnRefusal:
+def parse_on_refusal(text: str) -> OnRefusal:
     """ "reject", "wait up to 200ms queue 100", "degrade package.module:handler" or "shadow"."""
-    words = bounded(text).split()
-    verb = words[0].lower() if words else ""
-    if verb in (REJECT, SHADOW) and len(words) == 1:
-        return OnRefusal(verb)
-    if verb == SHADOW or SHADOW in (word.lower().strip(",;") for word in words[1:] if verb == WAIT):
-        raise ParseError("a rule in shadow lets everybody pass, so nobody waits", "write shadow or wait up to …, not both")
-    if verb == WAIT:
-        return wait(" ".join(words))
-    if verb == DEGRADE:
+    words = bounded_text(text).split()
+    action = words[0].lower() if words else ""
+    if action in (REJECT, SHADOW) and len(words) == 1:
+        return OnRefusal(action)
+    if action == SHADOW or SHADOW in (word.lower().strip(",;") for word in words[1:] if action == WAIT):
+        raise ParseError("a shadow rule lets every request pass, so no request waits", "write shadow or wait up to …, not both")
+    if action == WAIT:
+        return parse_wait(" ".join(words))
+    if action == DEGRADE:
         if len(words) != 2:
-            raise ParseError(
-                "'degrade' has no handler", "write degrade package.module:handler, or the name of one given to the middleware"
-            )
-        return OnRefusal(DEGRADE, handler=call(words[1]) if ":" in words[1] else words[1])
-    remedy = did_you_mean(verb, (REJECT, WAIT, DEGRADE, SHADOW), "write reject, wait up to 200ms, degrade <handler> or shadow")
-    raise ParseError(f"{short(text)!r} is nothing that can happen on a refusal", remedy)
+            remedy = "write degrade package.module:handler, or the name of a handler that is given to the middleware"
+            raise ParseError("'degrade' needs one handler", remedy)
+        return OnRefusal(DEGRADE, handler=parse_import_string(words[1]) if ":" in words[1] else words[1])
+    remedy = did_you_mean(action, (REJECT, WAIT, DEGRADE, SHADOW), "write reject, wait up to 200ms, degrade <handler> or shadow")
+    raise ParseError(f"unknown action {shorten(text)!r}", remedy)
 
 
 _WAIT = re.compile(
@@ -146,91 +143,93 @@ _WAIT = re.compile(
 )
 
 
-def wait(text: str) -> OnRefusal:
-    """ "wait up to 200ms queue 100": both a time and a length of the queue, so that nothing grows without end."""
-    like = "write it like wait up to 200ms queue 100"
+def parse_wait(text: str) -> OnRefusal:
+    """ "wait up to 200ms queue 100": time and queue length are both bounded."""
+    remedy = "write it like wait up to 200ms queue 100"
     found = _WAIT.fullmatch(text)
     if found is None or found["rest"].strip():
-        raise ParseError(f"{short(text)!r} is not understood", like)
-    if found["time"] is None:
-        raise ParseError("a wait without a time has no end", like)
-    if found["time"].lower() in ("forever", "infinite", "inf", "unlimited", "unbounded", "none", "indefinitely"):
-        raise ParseError(f"a wait of {found['time']!r} has no end: every refused request would stay", like)
+        raise ParseError(f"can't parse {shorten(text)!r}", remedy)
+    time, queue = found["time"], found["queue"]
+    if time is None:
+        raise ParseError("the wait has no time limit", remedy)
+    if time.lower() in ("forever", "infinite", "inf", "unlimited", "unbounded", "none", "indefinitely"):
+        raise ParseError(f"a wait of {time!r} is unbounded: every refused request would stay", remedy)
     try:
-        time_us = duration_us(found["time"])
+        time_us = duration_us(time)
     except (InvalidLimit, ValueError):
-        raise ParseError(f"{short(found['time'])!r} is no duration", like) from None
+        raise ParseError(f"expected a duration, got {shorten(time)!r}", remedy) from None
     if found["to"] is None:
-        raise ParseError(f"{short(text)!r} is not understood", f"write wait up to {found['time']}")
-    if not 0 < time_us <= duration_us(PATIENCE):
-        raise ParseError(
-            f"a wait of {found['time']} is not between 0 and {PATIENCE}", "clients give up sooner; let them retry instead"
-        )
-    queue = found["queue"]
+        raise ParseError(f"can't parse {shorten(text)!r}", f"write wait up to {time}")
+    if not 0 < time_us <= duration_us(MAX_WAIT):
+        raise ParseError(f"a wait of {time} is not between 0 and {MAX_WAIT}", "clients give up sooner; let them retry instead")
     if queue is None:
         return OnRefusal(WAIT, time_us)
     if not (queue.isascii() and queue.isdigit()) or len(queue) > 6 or not 1 <= int(queue) <= 100_000:
-        raise ParseError(f"a queue of {short(queue)!r} is not from 1 to 100000", like)
+        raise ParseError(f"expected a queue length from 1 to 100000, got {shorten(queue)!r}", remedy)
     return OnRefusal(WAIT, time_us, int(queue))
 
 
-def on_failure(text: str) -> OnFailure:
-    """ "open", "closed", or "local 1/4": this node's share, in memory."""
-    words = bounded(text).split()
-    verb = words[0].lower() if words else ""
-    if verb in (OPEN, CLOSED) and len(words) == 1:
-        return OnFailure(verb)
-    if verb == LOCAL:
+def parse_on_failure(text: str) -> OnFailure:
+    """ "open", "closed", or "local 1/4": this node's share of the limit, in memory."""
+    words = bounded_text(text).split()
+    action = words[0].lower() if words else ""
+    if action in (OPEN, CLOSED) and len(words) == 1:
+        return OnFailure(action)
+    if action == LOCAL:
         share = "".join(words[1:]) or "1"
         try:
-            share_of_nodes(share)
+            parse_share(share)
         except ConfigurationError:
-            raise ParseError(
-                f"{share!r} is no share of a limit", "write local 1/4 where four nodes share it, or local alone"
-            ) from None
+            remedy = "write local 1/4 where four nodes share the limit, or local alone"
+            raise ParseError(f"{share!r} is not a share of a limit", remedy) from None
         return OnFailure(LOCAL, share)
-    remedy = did_you_mean(verb, (OPEN, CLOSED, LOCAL), "write open, closed or local 1/4")
-    raise ParseError(f"{short(text)!r} is nothing that can happen when a store fails", remedy)
+    raise ParseError(
+        f"unknown action {shorten(text)!r}", did_you_mean(action, (OPEN, CLOSED, LOCAL), "write open, closed or local 1/4")
+    )
 
 
-def percent(text: str) -> float:
+# Numbers and messages ------------------------------------------------------------------------------------------------------
+
+
+def parse_percent(text: str) -> float:
     """ "80%" is 0.8."""
     found = re.fullmatch(r"\s*(\d{1,3}(?:\.\d{1,4})?)\s*%\s*", text)
     if found is None:
         remedy = f"write {text.strip()}%" if re.fullmatch(r"\s*\d{1,3}(\.\d+)?\s*", text) else "write it like 80%"
-        raise ParseError(f"{short(text)!r} is no part of a limit", remedy)
+        raise ParseError(f"expected a percentage, got {shorten(text)!r}", remedy)
     if not 1 <= float(found[1]) <= 100:
         raise ParseError(f"{text.strip()} is not between 1% and 100%", "write it like 80%")
     return round(float(found[1]) / 100, 6)
 
 
-def size(text: str) -> int:
+def parse_size(text: str) -> int:
     """ "1kB" is 1000 bytes, "1KiB" 1024."""
     found = _SIZE.fullmatch(text.strip())
     if found is None or found[2].lower() not in _BYTES:
-        raise ParseError(f"{short(text)!r} is no size", "write it like 1kB, 1KiB or 4MB")
-    if not 1 <= int(found[1]) * _BYTES[found[2].lower()] <= 10**12:
-        raise ParseError(f"{short(text)!r} is not between 1B and 1000GB", "write it like 1kB")
-    return int(found[1]) * _BYTES[found[2].lower()]
+        raise ParseError(f"expected a size, got {shorten(text)!r}", "write it like 1kB, 1KiB or 4MB")
+    size = int(found[1]) * _BYTES[found[2].lower()]
+    if not 1 <= size <= 10**12:
+        raise ParseError(f"{shorten(text)!r} is not between 1B and 1000GB", "write it like 1kB")
+    return size
 
 
-def statuses(text: str) -> tuple[int, int]:
-    """ "401", "4xx" or "400-499", as a range of both ends."""
-    words = text.strip().lower()
-    if re.fullmatch(r"[1-5]xx", words):
-        return int(words[0]) * 100, int(words[0]) * 100 + 99
-    found = re.fullmatch(r"([1-5]\d\d)(?:\s*-\s*([1-5]\d\d))?", words)
+def parse_statuses(text: str) -> tuple[int, int]:
+    """ "401", "4xx" or "400-499", as an inclusive range."""
+    status = text.strip().lower()
+    if re.fullmatch(r"[1-5]xx", status):
+        return int(status[0]) * 100, int(status[0]) * 100 + 99
+    found = re.fullmatch(r"([1-5]\d\d)(?:\s*-\s*([1-5]\d\d))?", status)
     if found is None or int(found[2] or found[1]) < int(found[1]):
-        raise ParseError(f"{short(text)!r} is no status", "write it like 401, 4xx or 400-499")
+        raise ParseError(f"expected a status, got {shorten(text)!r}", "write it like 401, 4xx or 400-499")
     return int(found[1]), int(found[2] or found[1])
 
 
-def told(text: str, known: tuple[str, ...] = PLACEHOLDERS) -> str:
-    """A message: its {placeholders} are known ones."""
+def parse_message(text: str, known: tuple[str, ...] = PLACEHOLDERS) -> str:
+    """A message whose {placeholders} are all known."""
     if len(text) > 2000:
-        raise ParseError(f"a message has at most 2000 characters, not {len(text)}")
+        raise ParseError(f"a message has at most 2000 characters, got {len(text)}")
     for found in re.finditer(r"\{(\w+)\}", text):
         if found[1] not in known:
-            remedy = did_you_mean(found[1], known, f"there are {', '.join('{' + word + '}' for word in known)}")
-            raise ParseError(f"nothing is put in the place of {found[0]}", remedy, (found.start(), len(found[0])))
+            remedy = did_you_mean(found[1], known, f"write one of {', '.join('{' + word + '}' for word in known)}")
+            raise ParseError(f"unknown placeholder {found[0]}", remedy, (found.start(), len(found[0])))
     return text

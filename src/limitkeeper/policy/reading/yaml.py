@@ -1,9 +1,9 @@
-"""A policy file's YAML as a tree of nodes with their places. The only file that knows PyYAML.
+"""Parses a policy's YAML into a tree of nodes with positions. The only module that uses PyYAML.
 
-The tree is built from the parser's events, not by its composer: lines and columns stay exact, nothing is recursive, depth is
-bounded while it grows, and no tag can make anything. Anchors, aliases, merge keys and tags are refused: a policy says what it
-means at the place where it is read, and no few lines become a million. Rejected: yaml.safe_load, which keeps no places, takes the
-last of two equal keys in silence, and reads `no` as false.
+The tree is built from parser events, not by PyYAML's composer: lines and columns stay exact, nothing recurses, depth is bounded
+while the tree grows, and no tag constructs anything. Anchors, aliases, merge keys and tags are errors, so a few lines can't
+expand to millions of nodes. Rejected: yaml.safe_load, which keeps no positions, silently takes the last of two equal keys, and
+reads `no` as false.
 """
 
 from __future__ import annotations
@@ -14,31 +14,22 @@ from types import ModuleType
 from typing import Any
 
 from ...errors import ConfigurationError
-from .nodes import DEEPEST, ListNode, Missing, Node, Scalar, SourcePosition, Table, under
+from .nodes import MAX_DEPTH, ListNode, MappingNode, Missing, Node, Scalar, SourceError, SourcePosition, join_path
 
-#: The largest file, in bytes.
-LARGEST = 500_000
-#: Up to here a mistake is looked for again with the parser that explains it better, and is slower.
-EXPLAINED = 100_000
-_NUMBER = re.compile(r"[-+]?(0|[1-9][0-9]*(_[0-9]+)*)")
+MAX_BYTES = 500_000
+#: A syntax error in a text up to this size is parsed again by the pure-Python parser, which is slower and explains more.
+MAX_EXPLAINED = 100_000
+_INTEGER = re.compile(r"[-+]?(0|[1-9][0-9]*(_[0-9]+)*)")
 _FLOAT = re.compile(r"[-+]?(0|[1-9][0-9]*)\.[0-9]+")
-_WORDS: dict[str, Any] = {"true": True, "false": False, "null": None, "~": None, "": None}
-_WORDS |= {word.title(): value for word, value in _WORDS.items()} | {word.upper(): value for word, value in _WORDS.items()}
+_CONSTANTS: dict[str, bool | None] = {"true": True, "false": False, "null": None, "~": None, "": None}
+_CONSTANTS |= {spell(word): value for word, value in _CONSTANTS.items() for spell in (str.title, str.upper)}
 
 
-class NotYaml(Exception):
-    """The text is no YAML that a policy may be."""
-
-    def __init__(self, place: SourcePosition, text: str, message: str, suggestion: str = "") -> None:
-        super().__init__(message)
-        self.place = place
-        self.text = text
-        self.message = message
-        self.suggestion = suggestion
+Event = Any  # PyYAML has no types of its own
 
 
-def library() -> ModuleType:
-    """PyYAML, or what to install."""
+def import_yaml() -> ModuleType:
+    """Imports PyYAML; ConfigurationError names what to install."""
     try:
         import yaml
     except ImportError:
@@ -46,252 +37,220 @@ def library() -> ModuleType:
     return yaml
 
 
-def text_of(data: bytes) -> str:
-    """The text of a file's bytes: UTF-8, with or without a byte order mark."""
-    if len(data) > LARGEST:
-        raise NotYaml(
-            SourcePosition(),
-            "",
-            f"the file has {len(data):,} bytes; a policy has at most {LARGEST:,}",
-            "take overrides from a call or a Redis hash",
-        )
+def decode_text(data: bytes) -> str:
+    """Decodes a file's bytes: UTF-8, with or without a byte order mark."""
+    if len(data) > MAX_BYTES:
+        message = f"the file has {len(data):,} bytes; a policy has at most {MAX_BYTES:,}"
+        raise SourceError(SourcePosition(), message, "take overrides from a callable or a Redis hash")
     if data.startswith((b"\xff\xfe", b"\xfe\xff")):
-        raise NotYaml(SourcePosition(1, 1), "", "the file is written in UTF-16", "save it as UTF-8")
+        raise SourceError(SourcePosition(1, 1), "the file is encoded in UTF-16", "save it as UTF-8")
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        before = data[: error.start].decode("utf-8", "replace")
-        place = SourcePosition(before.count("\n") + 1, len(before) - before.rfind("\n"))
-        raise NotYaml(place, repr(data[error.start : error.start + 1])[1:], "the file is not UTF-8", "save it as UTF-8") from None
+        position = end_position(data[: error.start].decode("utf-8", "replace"))
+        invalid = repr(data[error.start : error.start + 1])[1:]
+        raise SourceError(position, "the file is not UTF-8", "save it as UTF-8", invalid) from None
 
 
-def tree_of(text: str) -> tuple[Node, list[NotYaml]]:
-    """The tree of a text, and what a policy can't have but can be read around."""
-    yaml = library()
-    if len(text) > LARGEST:
-        raise NotYaml(SourcePosition(), "", f"the text has {len(text):,} characters; a policy has at most {LARGEST:,}")
-    refuse_unprintable(yaml, text)
+def end_position(before: str) -> SourcePosition:
+    """The position that follows a text."""
+    return SourcePosition(before.count("\n") + 1, len(before) - before.rfind("\n"))
+
+
+def parse_yaml(text: str) -> tuple[Node, list[SourceError]]:
+    """Parses a text into its tree and the errors that did not stop parsing (anchors, aliases, tags, duplicate keys)."""
+    yaml = import_yaml()
+    if len(text) > MAX_BYTES:
+        raise SourceError(SourcePosition(), f"the text has {len(text):,} characters; a policy has at most {MAX_BYTES:,}")
+    invalid = yaml.reader.Reader.NON_PRINTABLE.search(text)
+    if invalid is not None:
+        message = f"the character U+{ord(invalid[0]):04X} is not allowed in YAML"
+        remedy = "remove it, or write it as an escape in double quotes"
+        raise SourceError(end_position(text[: invalid.start()]), message, remedy, invalid[0])
     lines = text.splitlines()
-    quick = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    fast = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     try:
-        return Builder(yaml, lines).tree(yaml.parse(text, quick))
+        return TreeBuilder(yaml, lines).build(yaml.parse(text, fast))
     except yaml.YAMLError as error:
-        if quick is yaml.SafeLoader or len(text) > EXPLAINED:
-            raise explained(error, lines) from None
+        if fast is yaml.SafeLoader or len(text) > MAX_EXPLAINED:
+            raise explain_error(error, lines) from None
     try:
-        return Builder(yaml, lines).tree(yaml.parse(text, yaml.SafeLoader))
+        return TreeBuilder(yaml, lines).build(yaml.parse(text, yaml.SafeLoader))
     except yaml.YAMLError as error:
-        raise explained(error, lines) from None
+        raise explain_error(error, lines) from None
 
 
-def refuse_unprintable(yaml: ModuleType, text: str) -> None:
-    """Control characters and halves of characters are no YAML; an invisible one is worth being named."""
-    found = yaml.reader.Reader.NON_PRINTABLE.search(text)
-    if found is None:
-        return
-    before = text[: found.start()]
-    place = SourcePosition(before.count("\n") + 1, len(before) - before.rfind("\n"))
-    raise NotYaml(
-        place,
-        found[0],
-        f"the character U+{ord(found[0]):04X} can't stand in YAML",
-        "take it out, or write it escaped in double quotes",
-    )
-
-
-class Builder:
-    """Turns events into nodes, with a stack of what is open. `refused` is what was left out on the way."""
+class TreeBuilder:
+    """Builds nodes from parser events with a stack of open collections. `errors` are those that did not stop the parser."""
 
     def __init__(self, yaml: ModuleType, lines: list[str]) -> None:
         self.yaml = yaml
         self.lines = lines
-        self.open: list[Node] = []
-        self.words: list[Scalar | None] = []
+        self.open: list[ListNode | MappingNode] = []
+        self.keys: list[Scalar | None] = []  # for each open mapping, the key whose value comes next
         self.root: Node | None = None
-        self.refused: list[NotYaml] = []
-        self.marks: set[str] = set()
+        self.errors: list[SourceError] = []
+        self.aliases: set[str] = set()
 
-    def tree(self, events: Iterator[Any]) -> tuple[Node, list[NotYaml]]:
+    def build(self, events: Iterator[Event]) -> tuple[Node, list[SourceError]]:
         yaml, documents = self.yaml, 0
         for event in events:
             if isinstance(event, yaml.DocumentStartEvent):
                 documents += 1
                 if documents > 1:
-                    raise NotYaml(place_of(event), "---", "a second document begins here; a policy is one", "take the '---' out")
+                    message = "a second document begins here; a policy is a single document"
+                    raise SourceError(position_of(event), message, "remove the '---'", "---")
             elif isinstance(event, yaml.NodeEvent):
-                self.refuse_marks(event)
+                self.check_features(event)
                 self.begin(event)
             elif isinstance(event, yaml.CollectionEndEvent):
                 self.open.pop()
-                self.words.pop()
+                self.keys.pop()
         if self.root is None or (isinstance(self.root, Scalar) and self.root.value is None):
-            raise NotYaml(SourcePosition(), "", "the file is empty", "a policy has at least limits: with one rule")
-        return self.root, self.refused
+            raise SourceError(SourcePosition(), "the file is empty", "a policy has at least limits: with one rule")
+        return self.root, self.errors
 
-    def refuse(self, place: SourcePosition, text: str, message: str, suggestion: str) -> None:
-        self.refused.append(NotYaml(place, text, message, suggestion))
-        if len(self.refused) > 100:
-            raise self.refused[0]
+    def report(self, position: SourcePosition, text: str, message: str, suggestion: str) -> None:
+        self.errors.append(SourceError(position, message, suggestion, text))
+        if len(self.errors) > 100:
+            raise self.errors[0]
 
-    def refuse_marks(self, event: Any) -> None:
-        mark = event.anchor
-        if mark is None and getattr(event, "tag", None) is None:
-            return
-        place = place_of(event)
+    def check_features(self, event: Event) -> None:
+        """Reports aliases (each name once), anchors and tags."""
+        name, tag = event.anchor, getattr(event, "tag", None)
+        if isinstance(event, self.yaml.AliasEvent) and name is not None:
+            if name not in self.aliases:
+                self.aliases.add(name)
+                remedy = "write out its value; a string that begins with '*' needs quotes"
+                self.report(position_of(event), f"*{name}", f"'*{name}' is an alias, which a policy can't have", remedy)
+        elif name is not None:
+            message = f"'&{name}' is an anchor, which a policy can't have"
+            self.report(position_of(event), f"&{name}", message, "write out the value at each use")
+        elif tag is not None:
+            tag = tag.replace("tag:yaml.org,2002:", "!!")
+            remedy = "remove it; strings, lists and mappings need none"
+            self.report(position_of(event), tag, f"{tag!r} is a tag, which a policy can't have", remedy)
+
+    def begin(self, event: Event) -> None:
+        position = position_of(event, self.path())
         if isinstance(event, self.yaml.AliasEvent):
-            if mark in self.marks:
-                return
-            self.marks.add(mark)
-            remedy = "write out what it stands for; a text that begins with '*' needs quotes"
-            self.refuse(place, f"*{mark}", f"'*{mark}' is an alias, which a policy can't have", remedy)
-        elif mark is not None:
-            self.refuse(
-                place, f"&{mark}", f"'&{mark}' is an anchor, which a policy can't have", "write each thing where it is meant"
-            )
-        elif event.tag is not None:
-            tag = event.tag.replace("tag:yaml.org,2002:", "!!")
-            remedy = "take it out; texts, lists and tables need none"
-            self.refuse(place, tag, f"{tag!r} is a tag, which a policy can't have", remedy)
-
-    def begin(self, event: Any) -> None:
-        path = self.path()
-        if isinstance(event, self.yaml.AliasEvent):
-            self.add(Missing(place_of(event, path)))
-            return
-        if isinstance(event, self.yaml.ScalarEvent):
-            self.add(self.scalar(event, path))
-            return
-        kind = Table if isinstance(event, self.yaml.MappingStartEvent) else ListNode
-        node = kind(place_of(event, path))
-        self.add(node)
-        if len(self.open) >= DEEPEST:
-            raise NotYaml(
-                node.place, "", f"more than {DEEPEST} lists and tables lie in each other here", "a policy is flat: see the sample"
-            )
-        self.open.append(node)
-        self.words.append(None)
+            self.add(Missing(position))
+        elif isinstance(event, self.yaml.ScalarEvent):
+            self.add(self.scalar(event, position))
+        else:
+            node = MappingNode(position) if isinstance(event, self.yaml.MappingStartEvent) else ListNode(position)
+            self.add(node)
+            if len(self.open) >= MAX_DEPTH:
+                raise SourceError(position, f"lists and mappings are nested more than {MAX_DEPTH} deep here", "a policy is flat")
+            self.open.append(node)
+            self.keys.append(None)
 
     def path(self) -> str:
         if not self.open:
             return ""
-        top = self.open[-1]
+        top, key = self.open[-1], self.keys[-1]
         if isinstance(top, ListNode):
-            return f"{top.place.path}[{len(top.items)}]"
-        word = self.words[-1]
-        return top.place.path if word is None else under(top.place.path, word.text)
+            return f"{top.position.path}[{len(top.items)}]"
+        return top.position.path if key is None else join_path(top.position.path, key.text)
 
     def add(self, node: Node) -> None:
+        """Adds a node to the innermost open collection: as an item, as a value, or as the next key."""
         if not self.open:
             self.root = node
             return
-        top = self.open[-1]
+        top, key = self.open[-1], self.keys[-1]
         if isinstance(top, ListNode):
             top.items.append(node)
-            return
-        assert isinstance(top, Table)
-        word = self.words[-1]
-        if word is not None:
-            if word.text == "<<" and not word.offset:
+        elif key is not None:
+            if is_merge_key(key):
                 top.partial = True
             else:
-                top.entries.setdefault(word.text, (word, node))
-            self.words[-1] = None
-            return
-        if not isinstance(node, Scalar):
-            raise NotYaml(
-                node.place, "", f"{node.noun} can't be a word of a table", "write 'word: value'; texts with braces need quotes"
-            )
-        self.words[-1] = self.fresh(top, node)
+                top.entries.setdefault(key.text, (key, node))
+            self.keys[-1] = None
+        elif isinstance(node, Scalar):
+            self.keys[-1] = self.checked_key(top, node)
+        else:
+            remedy = "write 'key: value'; strings with braces need quotes"
+            raise SourceError(node.position, f"{node.noun} can't be the key of a mapping", remedy)
 
-    def fresh(self, table: Table, word: Scalar) -> Scalar:
-        """A word of a table that was not said before."""
-        if word.text == "<<" and not word.offset:
-            self.refuse(word.place, "<<", "'<<' is a merge key, which a policy can't have", "write out what it brings")
-        before = table.entries.get(word.text)
-        if before is not None:
-            told = f"{word.text!r} stands here twice: first in line {before[0].place.line}"
-            self.refuse(word.place, word.text, told, "say it once")
-        place = SourcePosition(word.place.line, word.place.column, word.place.length, under(table.place.path, word.text))
-        return Scalar(place, word.value, word.text, word.offset, word.exact)
+    def checked_key(self, mapping: MappingNode, key: Scalar) -> Scalar:
+        """The key with its path; reports a merge key and a duplicate."""
+        at = key.position
+        if is_merge_key(key):
+            self.report(at, "<<", "'<<' is a merge key, which a policy can't have", "write out the merged fields")
+        if key.text in mapping.entries:
+            message = f"duplicate key {key.text!r}; the first one is in line {mapping.key_position(key.text).line}"
+            self.report(at, key.text, message, "remove one of them")
+        key.position = SourcePosition(at.line, at.column, at.length, join_path(mapping.position.path, key.text))
+        return key
 
-    def scalar(self, event: Any, path: str) -> Scalar:
-        place, text = place_of(event, path), event.value
-        quoted = bool(event.style)
-        line = self.lines[place.line - 1] if place.line <= len(self.lines) else ""
+    def scalar(self, event: Event, position: SourcePosition) -> Scalar:
+        text = event.value
+        line = self.lines[position.line - 1] if position.line <= len(self.lines) else ""
         offset = 1 if event.style in ("'", '"') else 0
-        exact = line.startswith(text, place.column - 1 + offset)
-        return Scalar(place, text if quoted else resolved(text), text, offset, exact)
+        exact = line.startswith(text, position.column - 1 + offset)
+        return Scalar(position, text if event.style else resolve_plain(text), text, offset, exact)
 
 
-def resolved(text: str) -> Any:
-    """What a plain text is: a decimal number, true, false, nothing, or itself. 010 and 1:30 are texts."""
-    if text in _WORDS:
-        return _WORDS[text]
+def is_merge_key(key: Scalar) -> bool:
+    return key.text == "<<" and not key.offset
+
+
+def resolve_plain(text: str) -> str | int | float | bool | None:
+    """The value of a plain scalar: a decimal number, true, false, null, or the text. 010 and 1:30 are strings."""
+    if text in _CONSTANTS:
+        return _CONSTANTS[text]
     if len(text) <= 18:
-        if _NUMBER.fullmatch(text):
+        if _INTEGER.fullmatch(text):
             return int(text)
         if _FLOAT.fullmatch(text):
             return float(text)
     return text
 
 
-def place_of(event: Any, path: str = "") -> SourcePosition:
+def position_of(event: Event, path: str = "") -> SourcePosition:
     start, end = event.start_mark, event.end_mark
     length = end.column - start.column if end.line == start.line else 1
     return SourcePosition(start.line + 1, start.column + 1, max(1, length), path)
 
 
-# Mistakes of the parser, in words --------------------------------------------------------------------------------------
+# Syntax errors ---------------------------------------------------------------------------------------------------------
 
-_REMEDIES = (
-    (re.compile(r"character '\\t'"), "a tab can't indent YAML", "use spaces"),
-    (re.compile(r"scanning an alias"), "a text that begins with '*' is an alias", "put it in quotes: '*'"),
-    (re.compile(r"scanning an anchor"), "a text that begins with '&' is an anchor", "put it in quotes"),
-    (re.compile(r"character '(.)' that cannot start"), "a text can't begin with {0!r} here", "put it in quotes"),
-    (re.compile(r"character that cannot start"), "a text can't begin with this character", "put it in quotes"),
+_EXPLANATIONS = (
+    (r"character '\\t'", "a tab can't indent YAML", "use spaces"),
+    (r"scanning an alias", "a string that begins with '*' is an alias", "put it in quotes: '*'"),
+    (r"scanning an anchor", "a string that begins with '&' is an anchor", "put it in quotes"),
+    (r"character '(.)' that cannot start", "a string can't begin with {0!r} here", "put it in quotes"),
+    (r"character that cannot start", "a string can't begin with this character", "put it in quotes"),
     (
-        re.compile(r"mapping values are not allowed"),
-        "a ':' can't stand here",
-        "indent the lines of a table alike; a text with ': ' needs quotes",
+        r"mapping values are not allowed",
+        "unexpected ':'",
+        "indent all fields of a mapping alike; a string with ': ' needs quotes",
     ),
-    (re.compile(r"sequence entries are not allowed"), "a '-' can't stand here", "begin a list on its own line"),
-    (re.compile(r"scanning a quoted scalar.*end of stream", re.S), "the quotes are opened here and never closed", "close them"),
-    (
-        re.compile(r"flow (sequence|mapping)"),
-        "the {0} that is opened here is never closed, or a ',' is missing",
-        "close it, or write the ','",
-    ),
-    (
-        re.compile(r"block (mapping|collection)"),
-        "this line does not belong to what stands above it",
-        "indent it like its neighbours",
-    ),
-    (re.compile(r"simple key.*could not find expected ':'", re.S), "a ':' is missing behind this word", "write 'word: value'"),
+    (r"sequence entries are not allowed", "unexpected '-'", "begin a list on its own line"),
+    (r"scanning a quoted scalar.*end of stream", "these quotes are never closed", "close them"),
+    (r"flow (sequence|mapping)", "this {0} is never closed, or a ',' is missing", "close it, or add the ','"),
+    (r"block (mapping|collection)", "this line does not belong to the block above it", "indent it like the lines around it"),
+    (r"simple key.*could not find expected ':'", "a ':' is missing after this key", "write 'key: value'"),
 )
-_AT_THE_OPENING = ("quoted scalar", "flow ", "simple key", "alias", "anchor")
+#: Errors that are shown where the construct begins, not where the parser stopped.
+_AT_THE_START = ("quoted scalar", "flow ", "simple key", "alias", "anchor")
 
 
-def at(error: Any, lines: list[str]) -> str:
-    """The character at which the parser stopped; the quicker one does not say it."""
-    mark = getattr(error, "problem_mark", None)
-    if mark is None or mark.line >= len(lines):
-        return " "
-    return lines[mark.line][mark.column : mark.column + 1] or " "
-
-
-def explained(error: Any, lines: list[str]) -> NotYaml:
-    """What the parser found, in words of policies."""
-    said = " ".join(str(part) for part in (getattr(error, "context", None), getattr(error, "problem", None)) if part) or str(
-        error
-    )
-    opening = any(word in said for word in _AT_THE_OPENING)
-    said = said.replace("found character that cannot", f"found character {at(error, lines)!r} that cannot")
-    mark = (getattr(error, "context_mark", None) if opening else None) or getattr(error, "problem_mark", None)
-    place = SourcePosition(min(mark.line + 1, max(1, len(lines))), mark.column + 1) if mark is not None else SourcePosition()
-    for pattern, message, suggestion in _REMEDIES:
-        found = pattern.search(said)
+def explain_error(error: Exception, lines: list[str]) -> SourceError:
+    """A syntax error of PyYAML with its position, in words that name the fix."""
+    context, problem = getattr(error, "context", None), getattr(error, "problem", None)
+    reason = " ".join(str(part) for part in (context, problem) if part) or str(error)
+    stopped = getattr(error, "problem_mark", None)
+    if stopped is not None and "found character that cannot" in reason:  # libyaml does not name the character
+        line = lines[stopped.line] if stopped.line < len(lines) else ""
+        character = line[stopped.column : stopped.column + 1] or " "
+        reason = reason.replace("found character that cannot", f"found character {character!r} that cannot")
+    mark = (getattr(error, "context_mark", None) if any(word in reason for word in _AT_THE_START) else None) or stopped
+    position = SourcePosition(min(mark.line + 1, max(1, len(lines))), mark.column + 1) if mark is not None else SourcePosition()
+    for pattern, message, suggestion in _EXPLANATIONS:
+        found = re.search(pattern, reason, re.S)
         if found is not None:
-            part = {"sequence": "list", "mapping": "table"}
-            words = [part.get(word, word) for word in found.groups()]
-            return NotYaml(place, said, message.format(*words), suggestion)
-    return NotYaml(place, said, f"this is no YAML: {said}")
+            words = ["list" if word == "sequence" else word for word in found.groups()]
+            return SourceError(position, message.format(*words), suggestion, reason)
+    return SourceError(position, f"invalid YAML: {reason}", "", reason)

@@ -1,4 +1,4 @@
-"""Redis and Valkey: one truth for many machines, decided by one script call."""
+"""RedisStore: state in Redis or Valkey, shared by many machines, decided by one script call."""
 
 from .store import RedisStore
 

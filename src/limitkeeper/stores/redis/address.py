@@ -1,11 +1,11 @@
-"""Where the servers are, read from a URL or from a ready redis-py client.
+"""Parses a Redis URL into the addresses of the servers and how to log in.
 
     redis://user:password@host:6379/0          rediss://host?ssl_ca_certs=/etc/ca.pem       unix:///run/redis.sock?db=0
     redis+sentinel://host1:26379,host2:26379/service?db=0&sentinel_password=…
-    redis+cluster://host1:7000,host2:7000      (rediss+sentinel:// and rediss+cluster:// speak TLS)
+    redis+cluster://host1:7000,host2:7000      (rediss+sentinel:// and rediss+cluster:// use TLS)
 
-A `Place` is where one server listens, a `Login` how one comes in. Topologies are made from an `Address`: some places to begin
-with, and what kind of house they are.
+An `Endpoint` is where one server listens, a `Login` how a connection authenticates. An `Address` is the kind of a topology and
+the endpoints to start from.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from __future__ import annotations
 import ssl
 from dataclasses import dataclass, field, replace
 from functools import cache
-from typing import Any
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from ...errors import ConfigurationError
@@ -55,7 +54,7 @@ class Endpoint:
 
 @dataclass(frozen=True, slots=True)
 class Tls:
-    """How to make sure of a server, and how it makes sure of us."""
+    """TLS settings: how the server is verified, and our certificate."""
 
     ca: str | None = None
     cert: str | None = None
@@ -85,7 +84,7 @@ def _context(tls: Tls) -> ssl.SSLContext:
 
 @dataclass(frozen=True, slots=True)
 class Login:
-    """How one comes in. The password stays out of every repr."""
+    """How a connection authenticates. The password is not in the repr."""
 
     username: str | None = None
     password: str | None = field(default=None, repr=False)
@@ -93,71 +92,72 @@ class Login:
     tls: Tls | None = None
 
     def commands(self) -> list[list[str]]:
-        """What is said first on a new connection."""
-        said: list[list[str]] = []
+        """The first commands on a new connection."""
+        commands: list[list[str]] = []
         if self.password is not None:
-            said.append(["AUTH", self.password] if self.username is None else ["AUTH", self.username, self.password])
+            commands.append(["AUTH", self.password] if self.username is None else ["AUTH", self.username, self.password])
         if self.db:
-            said.append(["SELECT", str(self.db)])
-        return said
+            commands.append(["SELECT", str(self.db)])
+        return commands
 
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Some places to begin with, what kind of house they are, and how to come in."""
+    """The kind of a topology ("single", "sentinel", "cluster"), the endpoints to start from, and how to log in."""
 
     kind: str
-    places: tuple[Endpoint, ...]
+    endpoints: tuple[Endpoint, ...]
     login: Login = Login()
     service: str = ""
     sentinels: Login = Login()
     options: dict[str, str] = field(default_factory=dict)
 
     def __str__(self) -> str:
-        where = ", ".join(map(str, self.places))
+        where = ", ".join(map(str, self.endpoints))
         if self.kind == "sentinel":
             return f"the primary of {self.service!r} (sentinels {where})"
         return f"the cluster at {where}" if self.kind == "cluster" else where
 
 
 def read_url(url: str) -> Address:
-    """An Address from its text."""
+    """The Address that a URL stands for."""
     parts = urlsplit(url)
     if parts.scheme not in SCHEMES:
-        raise ConfigurationError(f"{_shown(url)}: no scheme of RedisStore; there are {', '.join(sorted(SCHEMES))}")
+        raise ConfigurationError(f"{_shown(url)}: unknown scheme; expected one of {', '.join(sorted(SCHEMES))}")
     kind, secure = SCHEMES[parts.scheme]
     options = dict(parse_qsl(parts.query, keep_blank_values=True))
     for name in options:
         if name not in OPTIONS:
-            raise ConfigurationError(f"{_shown(url)}: no option is called {name!r}; there are {', '.join(sorted(OPTIONS))}")
+            raise ConfigurationError(f"{_shown(url)}: unknown option {name!r}; expected one of {', '.join(sorted(OPTIONS))}")
     user, password, hosts = _credentials(parts.netloc)
     path = unquote(parts.path)
     tls = _tls(options, url) if secure else None
     if tls is None and set(options) & set(TLS_OPTIONS):
-        raise ConfigurationError(f"{_shown(url)}: ssl_… options belong to a rediss:// URL")
+        raise ConfigurationError(f"{_shown(url)}: ssl_… options need a rediss:// URL")
     login = Login(options.get("username", user), options.get("password", password), tls=tls)
     if parts.scheme.endswith("unix"):
         if not path.startswith("/") or hosts:
             raise ConfigurationError(f"{_shown(url)}: write the socket's path after three slashes, as in unix:///run/redis.sock")
         return Address(kind, (Endpoint("", 0, path),), replace(login, db=_db(options.get("db", "0"), url)), options=options)
     port = 26379 if kind == "sentinel" else 6379
-    places = tuple(_place(one, port, url) for one in (hosts or "localhost").split(","))
-    if kind == "single" and len(places) > 1:
-        raise ConfigurationError(f"{_shown(url)}: several hosts are a redis+sentinel:// or redis+cluster:// URL")
+    endpoints = tuple(_endpoint(one, port, url) for one in (hosts or "localhost").split(","))
+    if kind == "single" and len(endpoints) > 1:
+        raise ConfigurationError(f"{_shown(url)}: several hosts need a redis+sentinel:// or redis+cluster:// URL")
     if kind == "sentinel":
         service, _, number = path.strip("/").partition("/")
         if not service:
             raise ConfigurationError(f"{_shown(url)}: name the service, as in redis+sentinel://host:26379/mymaster")
         sentinels = Login(options.get("sentinel_username"), options.get("sentinel_password"), tls=tls)
-        return Address(kind, places, replace(login, db=_db(options.get("db", number or "0"), url)), service, sentinels, options)
+        login = replace(login, db=_db(options.get("db", number or "0"), url))
+        return Address(kind, endpoints, login, service, sentinels, options)
     db = _db(options.get("db", path.strip("/") or "0"), url)
     if kind == "cluster" and db:
         raise ConfigurationError(f"{_shown(url)}: a cluster has database 0 only")
-    return Address(kind, places, replace(login, db=db), options=options)
+    return Address(kind, endpoints, replace(login, db=db), options=options)
 
 
 def _shown(url: str) -> str:
-    """A URL as it may be shown: without its password."""
+    """A URL without its password, for messages."""
     parts = urlsplit(url)
     _, password, hosts = _credentials(parts.netloc)
     return repr(url if password is None else url.replace(parts.netloc, f"…@{hosts}"))
@@ -173,23 +173,23 @@ def _credentials(netloc: str) -> tuple[str | None, str | None, str]:
     return unquote(user) or None, unquote(password), hosts
 
 
-def _place(text: str, port: int, url: str) -> Endpoint:
+def _endpoint(text: str, port: int, url: str) -> Endpoint:
     host, _, number = text.rpartition(":") if not text.endswith("]") and ":" in text else (text, "", "")
     if number and not (number.isascii() and number.isdigit() and 0 < int(number) < 65536):
-        raise ConfigurationError(f"{_shown(url)}: {number!r} is no port; write a number from 1 to 65535")
+        raise ConfigurationError(f"{_shown(url)}: port: expected a number from 1 to 65535, got {number!r}")
     return Endpoint(unquote(host.strip("[]")) or "localhost", int(number) if number else port)
 
 
 def _db(text: str, url: str) -> int:
     if not text.isdigit():
-        raise ConfigurationError(f"{_shown(url)}: the database must be a number, not {text!r}")
+        raise ConfigurationError(f"{_shown(url)}: database: expected a number, got {text!r}")
     return int(text)
 
 
 def _tls(options: dict[str, str], url: str) -> Tls:
-    found: dict[str, Any] = {TLS_OPTIONS[name]: value for name, value in options.items() if name in TLS_OPTIONS}
-    found["require"] = str(found.get("require", "required")).lower().removeprefix("cert_")
-    if found["require"] not in ("required", "optional", "none"):
-        raise ConfigurationError(f"{_shown(url)}: ssl_cert_reqs is required, optional or none")
-    found["check_hostname"] = str(found.get("check_hostname", "true")).lower() in ("1", "true", "yes")
-    return Tls(**found)
+    found = {TLS_OPTIONS[name]: value for name, value in options.items() if name in TLS_OPTIONS}
+    require = found.get("require", "required").lower().removeprefix("cert_")
+    if require not in ("required", "optional", "none"):
+        raise ConfigurationError(f"{_shown(url)}: ssl_cert_reqs: expected required, optional or none")
+    check_hostname = found.get("check_hostname", "true").lower() in ("1", "true", "yes")
+    return Tls(found.get("ca"), found.get("cert"), found.get("key"), require, check_hostname)

@@ -1,10 +1,10 @@
-"""The asyncio colour: one connection for each running loop and place, on which everybody's commands follow one another.
+"""Asyncio connections: one per event loop and server, on which the commands of all callers are pipelined.
 
-Replies come in the order of the commands, so a deque of those who wait is all the bookkeeping there is. A write has one deadline
-however many callers share it; when it passes, they are told, and the late reply is thrown away when it comes. A connection
-that has been silent for a second (or for a longer budget) is left to those who still wait on it; newcomers get another.
+Replies arrive in the order of the commands, so a deque of pending replies is all the bookkeeping. A write has one deadline
+however many callers share it; when it passes, they fail, and the late reply is dropped when it arrives. A connection that has
+been silent for a second (or for a longer budget) is left to those who still wait on it; later callers get a new one.
 
-Connections end with their loop: an async generator that was begun in it is closed by `loop.shutdown_asyncgens()`, which
+Connections end with their loop: an async generator that was started in it is closed by `loop.shutdown_asyncgens()`, which
 `asyncio.run` calls. So two successive `asyncio.run` work, and nothing is left open.
 """
 
@@ -12,27 +12,27 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable
 from contextlib import suppress
-from typing import Any
 
-from ...errors import StoreError
+from ...errors import StoreError, StoreTimeout, StoreUnavailable
+from .. import sans_io
+from ..sans_io import Call, Plan, T
 from .address import Endpoint, Login
-from .resp import ProtocolError, ReplyError, pack, reader, unavailable
-from .sync_connection import StoreTimeout, StoreUnavailable, lost, poll_of, too_late
-from .trips import Outcome, Pause, Plan, T, Trip
+from .resp import Outcome, ProtocolError, Reply, ReplyError, Unsent, new_parser, pack, unavailable
+from .sync_connection import Poll, lost, poll_of, timed_out
 
-#: Told the replies; or the error, and whether it is certain that nothing was done.
-Done = Callable[[list[Any], StoreError | None, bool], None]
+#: Called with the replies; or with the error, and whether it is certain that nothing was sent.
+Done = Callable[[list[Reply], StoreError | None, bool], None]
 SILENCE = 1.0
 
 
-def _nobody(replies: list[Any], error: StoreError | None, unsent: bool) -> None:
-    """For whom a late reply is."""
+def _ignore(replies: list[Reply], error: StoreError | None, unsent: bool) -> None:
+    """Takes the late reply of a call that timed out."""
 
 
-class Expected:
-    """So many replies that somebody waits for until a deadline, in the loop's time."""
+class PendingReplies:
+    """So many replies, due by a deadline in the loop's time."""
 
     __slots__ = ("count", "deadline", "done", "replies")
 
@@ -40,169 +40,170 @@ class Expected:
         self.count = count
         self.deadline = deadline
         self.done = done
-        self.replies: list[Any] = []
+        self.replies: list[Reply] = []
 
 
 class AsyncConnection(asyncio.Protocol):
-    """One connection of one loop. `usable` until it is lost or left."""
+    """One connection of one loop. `usable` until it is lost, or silent for too long."""
 
-    def __init__(self, place: Endpoint, login: Login, loop: asyncio.AbstractEventLoop, patience: float) -> None:
-        self.place, self.login, self.loop = place, login, loop
+    def __init__(self, endpoint: Endpoint, login: Login, loop: asyncio.AbstractEventLoop, timeout: float) -> None:
+        self.endpoint, self.login, self.loop = endpoint, login, loop
         self.usable = True
-        self._patience = patience
-        self._transport: Any = None
-        self._poll: Any = None
+        self._timeout = timeout
+        self._transport: asyncio.Transport | None = None
+        self._poll: Poll | None = None
         self._ready = False
-        self._held: list[bytes] = []  # written before the connection was there
-        self._expected: deque[Expected] = deque()
-        self._reader = reader()
+        self._unsent: list[bytes] = []  # written before the connection was ready
+        self._pending: deque[PendingReplies] = deque()
+        self._parser = new_parser()
         self._timer: asyncio.TimerHandle | None = None
-        self._heard = loop.time()
+        self._last_read = loop.time()
         self._connecting = loop.create_task(self._connect())
 
     # Connecting --------------------------------------------------------------------------------------------------------
 
     async def _connect(self) -> None:
         try:
-            async with asyncio.timeout(self._patience):
+            async with asyncio.timeout(self._timeout):
                 await self._open()
-                await self._greet()
+                await self._log_in()
         except asyncio.CancelledError:
-            self._end(StoreUnavailable(f"{self.place}: the loop ended while connecting"), unsent=True)
+            self._end(StoreUnavailable(f"{self.endpoint}: the loop ended while connecting"), unsent=True)
             raise
         except TimeoutError:
-            self._end(StoreTimeout(f"{self.place} did not take a connection within the budget"), unsent=True)
+            self._end(StoreTimeout(f"{self.endpoint} did not accept a connection within the budget"), unsent=True)
         except (OSError, ProtocolError) as error:
-            self._end(StoreUnavailable(f"{self.place} can't be reached: {error}"), unsent=True)
+            self._end(StoreUnavailable(f"{self.endpoint} can't be reached: {error}"), unsent=True)
         except StoreError as error:
             self._end(error, unsent=True)
         except BaseException as error:
-            self._end(StoreUnavailable(f"{self.place}: {error!r}"), unsent=True)
+            self._end(StoreUnavailable(f"{self.endpoint}: {error!r}"), unsent=True)
             raise
         else:
             self._ready = True
-            if self._held:
-                self._transport.write(b"".join(self._held))
-                self._held.clear()
+            if self._unsent and self._transport is not None:
+                self._transport.write(b"".join(self._unsent))
+                self._unsent.clear()
 
     async def _open(self) -> None:
         tls = None if self.login.tls is None else self.login.tls.context()
-        if self.place.path:
-            await self.loop.create_unix_connection(lambda: self, self.place.path)
+        if self.endpoint.path:
+            await self.loop.create_unix_connection(lambda: self, self.endpoint.path)
         elif tls is None:
-            await self.loop.create_connection(lambda: self, self.place.host, self.place.port)
+            await self.loop.create_connection(lambda: self, self.endpoint.host, self.endpoint.port)
         else:
-            name = self.place.host or "localhost"
-            await self.loop.create_connection(lambda: self, self.place.host, self.place.port, ssl=tls, server_hostname=name)
+            name = self.endpoint.host or "localhost"
+            await self.loop.create_connection(lambda: self, self.endpoint.host, self.endpoint.port, ssl=tls, server_hostname=name)
         if tls is None and self._transport is not None:
             self._poll = poll_of(self._transport.get_extra_info("socket"))
 
-    async def _greet(self) -> None:
-        greeting = self.login.commands()
-        if not greeting:
+    async def _log_in(self) -> None:
+        commands = self.login.commands()
+        if not commands:
             return
-        heard: asyncio.Future[list[Any]] = self.loop.create_future()
+        logged_in: asyncio.Future[list[Reply]] = self.loop.create_future()
 
-        def told(replies: list[Any], error: StoreError | None, unsent: bool) -> None:
-            if not heard.done():
-                heard.set_exception(error) if error is not None else heard.set_result(replies)
+        def done(replies: list[Reply], error: StoreError | None, unsent: bool) -> None:
+            if not logged_in.done():
+                logged_in.set_exception(error) if error is not None else logged_in.set_result(replies)
 
-        self._expected.appendleft(Expected(len(greeting), self.loop.time() + self._patience, told))
-        self._transport.write(pack(greeting))
-        for reply in await heard:
+        assert self._transport is not None
+        self._pending.appendleft(PendingReplies(len(commands), self.loop.time() + self._timeout, done))
+        self._transport.write(pack(commands))
+        for reply in await logged_in:
             if isinstance(reply, ReplyError):
-                raise unavailable(reply, self.place)
+                raise unavailable(reply, self.endpoint)
 
     # Writing and reading -------------------------------------------------------------------------------------------------
 
-    def fresh(self) -> bool:
-        """Whether it can be written on. One on which nobody waits and something has come has been closed by the server."""
-        if self._ready and not self._expected and self._poll is not None and self._poll(0):
-            self._end(lost(self.place, None), unsent=False)
+    def is_fresh(self) -> bool:
+        """Whether it can be written to. Data without a pending reply means that the server has closed it."""
+        if self._ready and not self._pending and self._poll is not None and self._poll(0):
+            self._end(lost(self.endpoint, None), unsent=False)
         return self.usable
 
     def write(self, data: bytes, count: int, deadline: float, done: Done) -> None:
-        """Commands with so many replies; `done` is told them, or why there are none."""
-        if not self._expected:
-            self._heard = self.loop.time()
-        self._expected.append(Expected(count, deadline, done))
+        """Sends commands with so many replies; calls `done` with them, or with the error."""
+        if not self._pending:
+            self._last_read = self.loop.time()
+        self._pending.append(PendingReplies(count, deadline, done))
         if self._timer is None:
-            self._timer = self.loop.call_at(deadline, self._overdue)
+            self._timer = self.loop.call_at(deadline, self._expire)
         elif self._timer.when() > deadline + 0.0005:
             self._timer.cancel()
-            self._timer = self.loop.call_at(deadline, self._overdue)
-        if self._ready:
+            self._timer = self.loop.call_at(deadline, self._expire)
+        if self._ready and self._transport is not None:
             self._transport.write(data)
         else:
-            self._held.append(data)
+            self._unsent.append(data)
 
     def data_received(self, data: bytes) -> None:
-        self._heard = self.loop.time()
-        self._reader.feed(data)
+        self._last_read = self.loop.time()
+        self._parser.feed(data)
         try:
-            reply = self._reader.gets()
+            reply = self._parser.gets()
             while reply is not False:
-                if not self._expected:
-                    return self._end(lost(self.place, "it said something that nobody asked for"), unsent=False)
-                first = self._expected[0]
+                if not self._pending:
+                    return self._end(lost(self.endpoint, "unexpected data"), unsent=False)
+                first = self._pending[0]
                 first.replies.append(reply)
                 if len(first.replies) == first.count:
-                    self._expected.popleft()
+                    self._pending.popleft()
                     first.done(first.replies, None, False)
-                reply = self._reader.gets()
+                reply = self._parser.gets()
         except ProtocolError as error:
-            self._end(lost(self.place, error), unsent=False)
+            self._end(lost(self.endpoint, error), unsent=False)
         if not self.usable:
-            self._leave()
+            self._close_if_done()
         return None
 
-    def _overdue(self) -> None:
-        """Tells those whose time is over. The timer is not moved by every reply: it looks who is next when it rings."""
+    def _expire(self) -> None:
+        """Fails the calls whose deadline has passed. Replies leave the timer as it is: when it fires, it is set again."""
         self._timer = None
         now = self.loop.time()
         following: float | None = None
-        for one in self._expected:
-            if one.done is _nobody:
+        for one in self._pending:
+            if one.done is _ignore:
                 continue
             if one.deadline <= now + 0.0005:
-                done, one.done = one.done, _nobody
-                done([], too_late(self.place), False)
+                done, one.done = one.done, _ignore
+                done([], timed_out(self.endpoint), False)
             elif following is None or one.deadline < following:
                 following = one.deadline
         if following is not None:
-            self._timer = self.loop.call_at(following, self._overdue)
-        if self._expected and now - self._heard >= SILENCE - 0.001:
+            self._timer = self.loop.call_at(following, self._expire)
+        if self._pending and now - self._last_read >= SILENCE - 0.001:
             self.usable = False
         if not self.usable:
-            self._leave()
+            self._close_if_done()
 
-    def _leave(self) -> None:
-        """Hangs up once nobody waits any more."""
-        if all(one.done is _nobody for one in self._expected):
-            self._end(lost(self.place, "left"), unsent=False)
+    def _close_if_done(self) -> None:
+        """Closes the connection once nothing is pending."""
+        if all(one.done is _ignore for one in self._pending):
+            self._end(lost(self.endpoint, "silent"), unsent=False)
 
     # Ending --------------------------------------------------------------------------------------------------------------
 
-    def connection_made(self, transport: Any) -> None:
-        self._transport = transport
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = transport  # type: ignore[assignment]
 
     def connection_lost(self, error: Exception | None) -> None:
-        self._end(lost(self.place, error), unsent=False)
+        self._end(lost(self.endpoint, error), unsent=False)
 
     def eof_received(self) -> None:
         return None
 
     def _end(self, error: StoreError, unsent: bool) -> None:
-        """Tells everybody, and hangs up. What was held back was certainly not done."""
+        """Fails all pending calls and closes. What was written before the connection was ready was certainly not sent."""
         self.usable = False
         nothing_sent = unsent or not self._ready
         self._ready = False
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        self._held.clear()
-        waiting = list(self._expected)
-        self._expected.clear()
+        self._unsent.clear()
+        waiting = list(self._pending)
+        self._pending.clear()
         if self._transport is not None and not self._transport.is_closing():
             self._transport.abort()
         for one in waiting:
@@ -211,14 +212,14 @@ class AsyncConnection(asyncio.Protocol):
     def close(self) -> None:
         self._connecting.cancel()
         if self._transport is not None and self.loop.is_closed():
-            self._forsake()
-        self._end(lost(self.place, "the store was closed"), unsent=False)
+            self._abandon()
+        self._end(lost(self.endpoint, "the store was closed"), unsent=False)
 
-    def _forsake(self) -> None:
-        """Closes the socket of a loop that was closed without ending its generators: nothing can be scheduled in it any more."""
+    def _abandon(self) -> None:
+        """Closes the socket of a loop that was closed without closing its generators: nothing can be scheduled in it any more."""
         transport, self._transport = self._transport, None
         with suppress(Exception):
-            transport._call_connection_lost(None)
+            transport._call_connection_lost(None)  # type: ignore[union-attr]
 
 
 class AsyncConnections:
@@ -227,73 +228,60 @@ class AsyncConnections:
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
         self._open: dict[tuple[Endpoint, Login], AsyncConnection] = {}
-        self._left: list[AsyncConnection] = []
-        self._keeper: AsyncGenerator[None, None] | None = None
-        self._beginning: asyncio.Task[None] | None = None
+        self._silent: list[AsyncConnection] = []
+        self._closer: AsyncGenerator[None, None] | None = None
+        self._starting: asyncio.Task[None] | None = None
 
-    def stream(self, place: Endpoint, login: Login, patience: float) -> AsyncConnection:
-        """The connection to a place; another one when the last is lost or left."""
-        found = self._open.get((place, login))
-        if found is not None and found.fresh():
+    def connection(self, endpoint: Endpoint, login: Login, timeout: float) -> AsyncConnection:
+        """The connection to a server; a new one when the last is lost or silent."""
+        found = self._open.get((endpoint, login))
+        if found is not None and found.is_fresh():
             return found
-        if self._keeper is None:
-            self._keeper = self._kept()
-            self._beginning = self.loop.create_task(self._begin())
-        if found is not None and found._expected:
-            self._left = [one for one in self._left if one._expected]
-            self._left.append(found)
-        made = self._open[place, login] = AsyncConnection(place, login, self.loop, patience)
+        if self._closer is None:
+            self._closer = self._close_with_loop()
+            self._starting = self.loop.create_task(self._start(self._closer))
+        if found is not None and found._pending:
+            self._silent = [one for one in self._silent if one._pending]
+            self._silent.append(found)
+        made = self._open[endpoint, login] = AsyncConnection(endpoint, login, self.loop, timeout)
         return made
 
-    async def _begin(self) -> None:
-        assert self._keeper is not None
-        await anext(self._keeper)
+    async def _start(self, closer: AsyncGenerator[None, None]) -> None:
+        await anext(closer)
 
-    async def _kept(self) -> AsyncGenerator[None, None]:
+    async def _close_with_loop(self) -> AsyncGenerator[None, None]:
         try:
             yield
         finally:
             self.close()
             await asyncio.sleep(0)
 
-    async def exchange(self, trips: Sequence[Trip], deadline: float) -> list[Outcome]:
-        """All trips at once."""
-        if len(trips) == 1:
-            return [await self._travel(trips[0], deadline)]
-        return list(await asyncio.gather(*[self._travel(trip, deadline) for trip in trips]))
+    async def run(self, plan: Plan[T], deadline: float) -> T:
+        """Performs a plan within a deadline (in the loop's time)."""
 
-    def _travel(self, trip: Trip, deadline: float) -> asyncio.Future[Outcome]:
-        back: asyncio.Future[Outcome] = self.loop.create_future()
+        async def sleep(seconds: float) -> None:
+            await asyncio.sleep(min(seconds, max(0.0, deadline - self.loop.time())))
 
-        def told(replies: list[Any], error: StoreError | None, unsent: bool) -> None:
-            if not back.done():
-                back.set_result(Outcome(replies, error, unsent))
+        return await sans_io.arun(plan, lambda call: self.exchange(call, deadline), sleep)
 
+    async def exchange(self, call: Call, deadline: float) -> Outcome:
+        endpoint, (login, commands) = call.target, call.args
         left = deadline - self.loop.time()
         if left <= 0:
-            told([], too_late(trip.place), True)
-        else:
-            self.stream(trip.place, trip.login, left).write(pack(trip.commands), len(trip.commands), deadline, told)
-        return back
+            return Unsent(timed_out(endpoint))
+        outcome: asyncio.Future[Outcome] = self.loop.create_future()
 
-    async def run(self, plan: Plan[T], deadline: float) -> T:
-        """Follows a plan to its end."""
-        try:
-            step = next(plan)
-            while True:
-                if isinstance(step, Pause):
-                    await asyncio.sleep(min(step.seconds, max(0.0, deadline - self.loop.time())))
-                    step = plan.send([])
-                else:
-                    step = plan.send(await self.exchange(step, deadline))
-        except StopIteration as end:
-            found: T = end.value
-            return found
+        def done(replies: list[Reply], error: StoreError | None, unsent: bool) -> None:
+            if not outcome.done():
+                outcome.set_result(replies if error is None else Unsent(error) if unsent else error)
+
+        self.connection(endpoint, login, left).write(pack(commands), len(commands), deadline, done)
+        return await outcome
 
     def close(self) -> None:
-        if self._beginning is not None:
-            self._beginning.cancel()
-        for stream in (*self._open.values(), *self._left):
-            stream.close()
+        if self._starting is not None:
+            self._starting.cancel()
+        for connection in (*self._open.values(), *self._silent):
+            connection.close()
         self._open.clear()
-        self._left.clear()
+        self._silent.clear()

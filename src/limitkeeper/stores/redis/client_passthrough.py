@@ -1,26 +1,29 @@
-"""A client that can only be called through: its connections are of somebody's own kind (see `client.py`).
+"""Sends commands through a redis-py client whose settings can't be read (see `from_redis_py.py`).
 
-Commands go through its `execute_command`, one after the other, in its own colour. Its own timeouts and retries apply, so no
-budget can be promised. Its errors are told by the names of their classes; redis-py itself is not imported.
+Commands go through its `execute_command`, one after the other; a sync client serves sync callers only, an asyncio client async
+ones. Its own timeouts and retries apply, so no budget can be promised. Its errors are recognised by the names of their classes;
+redis-py itself is not imported.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Protocol
 
-from ...errors import ConfigurationError, StoreTimeout, StoreUnavailable
+from ...clock import Clock
+from ...errors import ConfigurationError, StoreError, StoreTimeout, StoreUnavailable
+from .. import sans_io
+from ..sans_io import Call, Plan
 from .address import Address, Endpoint
 from .async_connection import AsyncConnections
 from .from_redis_py import is_async
-from .resp import ReplyError
-from .route import Route
-from .script_call import RoutedCommands
+from .resp import Command, Outcome, Reply, ReplyError
+from .route import Route, RoutedCommands
 from .sync_connection import SyncPool
-from .trips import Outcome, Plan, Trip
 
-#: redis-py takes the first word off an error reply and makes a class of it.
-WORDS = {
+#: redis-py removes the first word of an error reply and makes a class of it.
+KINDS = {
     "NoScriptError": "NOSCRIPT",
     "ReadOnlyError": "READONLY",
     "BusyLoadingError": "LOADING",
@@ -34,96 +37,92 @@ WORDS = {
 }
 
 
+class Client(Protocol):
+    """What is used of a client; an asyncio client returns an awaitable."""
+
+    @property
+    def execute_command(self) -> Callable[..., Reply]: ...
+
+
 class ClientRoute(Route):
-    """The way that a client knows and we do not."""
+    """The topology is the client's: every command goes to it."""
 
-    def __init__(self, client: Any) -> None:
-        self.name = Endpoint(f"the {type(client).__name__} passed in", 0)
-        super().__init__(Address("single", (self.name,)))
-        self.direct = None
+    def __init__(self, client: Client) -> None:
+        self._client = Endpoint(f"the {type(client).__name__} passed in", 0)
+        super().__init__(Address("single", (self._client,)))
+        self.direct = None  # no fast path
 
-    def find(self, errands: Sequence[RoutedCommands]) -> Plan[None]:
-        for errand in errands:
-            errand.place = self.name
+    def locate(self, some: Sequence[RoutedCommands]) -> Plan[None]:
+        for commands in some:
+            commands.endpoint = self._client
         return
         yield []
 
-    def everywhere(self) -> Plan[list[Endpoint]]:
-        return [self.name]
+    def all_endpoints(self) -> Plan[list[Endpoint]]:
+        return [self._client]
         yield []
 
 
-def told(error: Exception, place: object) -> Any:
-    """A client's error: as a reply, or as the error that leaves the store."""
-    names = {kind.__name__ for kind in type(error).__mro__}
-    word = next((WORDS[name] for name in (kind.__name__ for kind in type(error).__mro__) if name in WORDS), None)
-    if word is not None:
-        return ReplyError(f"{word} {error}")
-    if "ResponseError" in names:
-        return ReplyError(str(error))
-    if "TimeoutError" in names:
-        return StoreTimeout(f"{place} did not answer in its time: {error}")
-    return StoreUnavailable(f"{place}: {type(error).__name__}: {error}")
-
-
 class ClientPool(SyncPool):
-    """The sync colour of a client."""
+    """Sync calls through a client."""
 
-    def __init__(self, client: Any) -> None:
-        super().__init__()
+    def __init__(self, clock: Clock, client: Client) -> None:
+        super().__init__(clock)
         self._client = client
 
-    def exchange(self, trips: Sequence[Trip], deadline_us: int) -> list[Outcome]:
+    def exchange(self, calls: Sequence[Call], deadline_us: int) -> list[Outcome]:
         if is_async(self._client):
             raise ConfigurationError(
-                f"{self._client!r} is an asyncio client and its settings can't be read, so this store has no sync face; "
+                f"{self._client!r} is an asyncio client whose settings can't be read, so this store can't make sync calls; "
                 "pass a URL, or a sync client to a store of its own"
             )
-        return [self._travel(trip) for trip in trips]
-
-    def _travel(self, trip: Trip) -> Outcome:
-        replies: list[Any] = []
-        for command in trip.commands:
-            try:
-                reply = self._client.execute_command(*command, NEVER_DECODE=True)
-            except Exception as error:
-                reply = told(error, trip.place)
-            if isinstance(reply, StoreTimeout | StoreUnavailable):
-                return Outcome([], reply)
-            replies.append(plain(command, reply))
-        return Outcome(replies)
+        return [sans_io.run(_execute(self._client, call)) for call in calls]
 
 
 class AsyncClientPool(AsyncConnections):
-    """The asyncio colour of a client."""
+    """Async calls through a client."""
 
-    def __init__(self, loop: Any, client: Any) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, client: Client) -> None:
         super().__init__(loop)
         self._client = client
 
-    async def exchange(self, trips: Sequence[Trip], deadline: float) -> list[Outcome]:
+    async def exchange(self, call: Call, deadline: float) -> Outcome:
         if not is_async(self._client):
             raise ConfigurationError(
-                f"{self._client!r} is a sync client and its settings can't be read, so this store has no asyncio face; "
+                f"{self._client!r} is a sync client whose settings can't be read, so this store can't make asyncio calls; "
                 "pass a URL, or an asyncio client to a store of its own"
             )
-        return [await self._atravel(trip) for trip in trips]
-
-    async def _atravel(self, trip: Trip) -> Outcome:
-        replies: list[Any] = []
-        for command in trip.commands:
-            try:
-                reply = await self._client.execute_command(*command, NEVER_DECODE=True)
-            except Exception as error:
-                reply = told(error, trip.place)
-            if isinstance(reply, StoreTimeout | StoreUnavailable):
-                return Outcome([], reply)
-            replies.append(plain(command, reply))
-        return Outcome(replies)
+        return await sans_io.arun(_execute(self._client, call), sans_io.perform_call)
 
 
-def plain(command: Any, reply: Any) -> Any:
-    """A reply as the server gave it: clients make other things of some."""
+def _execute(client: Client, call: Call) -> Plan[Outcome]:
+    replies: list[Reply] = []
+    for command in call.args[1]:
+        try:
+            reply = yield Call(client, "execute_command", tuple(command), {"NEVER_DECODE": True})
+        except Exception as error:
+            reply = _decode_error(error, call.target)
+        if isinstance(reply, StoreError):
+            return reply
+        replies.append(_as_sent(command, reply))
+    return replies
+
+
+def _decode_error(error: Exception, where: object) -> Exception:
+    """A client's error: as an error reply, or as the error that the store raises."""
+    names = [kind.__name__ for kind in type(error).__mro__]
+    kind = next((KINDS[name] for name in names if name in KINDS), None)
+    if kind is not None:
+        return ReplyError(f"{kind} {error}")
+    if "ResponseError" in names:
+        return ReplyError(str(error))
+    if "TimeoutError" in names:
+        return StoreTimeout(f"{where} timed out: {error}")
+    return StoreUnavailable(f"{where}: {type(error).__name__}: {error}")
+
+
+def _as_sent(command: Command, reply: Reply) -> Reply:
+    """A reply as the server sent it: clients convert some."""
     if isinstance(reply, dict):
         return [item for pair in reply.items() for item in pair]
     if command[0] == "SCAN" and isinstance(reply, list | tuple):

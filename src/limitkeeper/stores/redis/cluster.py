@@ -1,28 +1,27 @@
-"""A cluster: 16384 slots, each kept by one primary. Keys of one slot travel in one call; the calls for one node in one write.
+"""The topology of a Redis Cluster: 16384 slots, each served by one primary.
 
-The map of slots is read with CLUSTER SLOTS from whoever answers first, and read again when a node is lost or says MOVED. MOVED,
-ASK, TRYAGAIN and CLUSTERDOWN all say that nothing was done, so the call goes on to where it was sent, within its budget.
+Keys of one slot share a script call; the calls for one node share a write. The map of slots is read with CLUSTER SLOTS from the
+first node that answers, and again when a node is unreachable. MOVED, ASK, TRYAGAIN and CLUSTERDOWN say that nothing was done, so
+the call is sent again to the right node, within its budget.
 """
 
 from __future__ import annotations
 
 from binascii import crc_hqx
 from collections.abc import Sequence
-from typing import Any
 
 from ...errors import StoreUnavailable
+from ..sans_io import Plan
 from .address import Address, Endpoint
-from .operations import ScriptRequest
-from .resp import ReplyError, word
-from .route import AGAIN, FAILED, LATER, Route
-from .script_call import RoutedCommands, ScriptCall, parcelled
-from .trips import Plan, Trip
+from .resp import Outcome, Reply, error_kind, exchange, first_reply
+from .route import AGAIN, FAILED, LATER, Route, RoutedCommands, ScriptCall, script_calls
+from .script_request import AnyRequest
 
 SLOTS = 16384
 
 
 def slot_of(key: bytes) -> int:
-    """The slot of a key: of what stands between its first braces, if anything does."""
+    """The slot of a key: of the text between its first braces, if there is any."""
     begin = key.find(b"{")
     if begin >= 0:
         end = key.find(b"}", begin + 1)
@@ -32,69 +31,71 @@ def slot_of(key: bytes) -> int:
 
 
 class Cluster(Route):
-    """The ways to the nodes of a cluster."""
+    """The nodes of a cluster."""
 
-    tries = 6
+    attempts = 6
 
     def __init__(self, address: Address) -> None:
         super().__init__(address)
         self.direct = None
         self._slots: list[Endpoint | None] = []
-        self._known: list[Endpoint] = list(address.places)
+        self._nodes: list[Endpoint] = list(address.endpoints)
 
-    def parcels(self, asks: Sequence[ScriptRequest], most: int) -> list[ScriptCall]:
-        by_slot: dict[int, list[ScriptRequest]] = {}
-        for ask in asks:
-            by_slot.setdefault(slot_of(ask.keys[0]), []).append(ask)
-        return [parcel for some in by_slot.values() for parcel in parcelled(some, most)]
+    def script_calls(self, requests: Sequence[AnyRequest], most: int) -> list[ScriptCall]:
+        by_slot: dict[int, list[AnyRequest]] = {}
+        for request in requests:
+            by_slot.setdefault(slot_of(request.keys[0]), []).append(request)
+        return [call for group in by_slot.values() for call in script_calls(group, most)]
 
-    def find(self, errands: Sequence[RoutedCommands]) -> Plan[None]:
+    def locate(self, some: Sequence[RoutedCommands]) -> Plan[None]:
         if not self._slots:
             yield from self._read_map()
-        for errand in errands:
-            if errand.asking or (errand.place is not None and errand.key is None):
+        for commands in some:
+            if commands.asking or (commands.endpoint is not None and commands.key is None):
                 continue
-            errand.place = self._slots[slot_of(errand.key or b"")]
-            if errand.place is None:
+            slot = slot_of(commands.key or b"")
+            commands.endpoint = self._slots[slot]
+            if commands.endpoint is None:
                 self._slots = []
-                raise StoreUnavailable(f"{self.address}: no node serves slot {slot_of(errand.key or b'')}")
+                raise StoreUnavailable(f"{self.address}: no node serves slot {slot}")
 
-    def everywhere(self) -> Plan[list[Endpoint]]:
+    def all_endpoints(self) -> Plan[list[Endpoint]]:
         yield from self._read_map()
-        return list({place: None for place in self._slots if place is not None})
+        return list({endpoint: None for endpoint in self._slots if endpoint is not None})
 
     def _read_map(self) -> Plan[None]:
-        said = []
-        for place in list(dict.fromkeys([*self._known, *self.address.places])):
-            (told,) = yield [Trip(place, self.login, [["CLUSTER", "SLOTS"]])]
-            if told.error is None and not isinstance(told.replies[0], ReplyError):
-                self._learn(told.replies[0], place)
+        failures = []
+        for node in list(dict.fromkeys([*self._nodes, *self.address.endpoints])):
+            outcomes: list[Outcome] = yield [exchange(node, self.login, [["CLUSTER", "SLOTS"]])]
+            reply = first_reply(outcomes[0])
+            if not isinstance(reply, Exception):
+                self._decode_map(reply, node)
                 return
-            said.append(f"{place}: {told.error or told.replies[0]}")
-            if place in self._known:
-                self._known.remove(place)
-        raise StoreUnavailable(f"{self.address}: no node says who serves what ({'; '.join(said)})")
+            failures.append(f"{node}: {reply}")
+            if node in self._nodes:
+                self._nodes.remove(node)
+        raise StoreUnavailable(f"{self.address}: no node returned the map of slots ({'; '.join(failures)})")
 
-    def _learn(self, ranges: list[Any], told_by: Endpoint) -> None:
+    def _decode_map(self, ranges: Reply, source: Endpoint) -> None:
         slots: list[Endpoint | None] = [None] * SLOTS
-        known = {told_by: None}
+        nodes = {source: None}
         for first, last, primary, *_ in ranges:
-            place = Endpoint((primary[0] or b"").decode() or told_by.host, int(primary[1]))
-            slots[first : last + 1] = [place] * (last - first + 1)
-            known[place] = None
-        self._slots, self._known = slots, list(known)
+            node = Endpoint((primary[0] or b"").decode() or source.host, int(primary[1]))
+            slots[first : last + 1] = [node] * (last - first + 1)
+            nodes[node] = None
+        self._slots, self._nodes = slots, list(nodes)
 
-    def wrong(self, errand: RoutedCommands, error: Any) -> str:
-        kind = word(error)
+    def on_error(self, commands: RoutedCommands, error: Exception) -> str:
+        kind = error_kind(error)
         if kind in ("MOVED", "ASK"):
             _, slot, where = str(error).split(" ", 3)[:3]
             host, _, port = where.rpartition(":")
-            place = Endpoint(host or (errand.place.host if errand.place else ""), int(port))
-            errand.place = place
+            node = Endpoint(host or (commands.endpoint.host if commands.endpoint else ""), int(port))
+            commands.endpoint = node
             if kind == "ASK":
-                errand.asking = True
+                commands.asking = True
             elif self._slots:
-                self._slots[int(slot)] = place
+                self._slots[int(slot)] = node
             return AGAIN
         if kind in ("TRYAGAIN", "CLUSTERDOWN", "LOADING", "READONLY", "MASTERDOWN"):
             if kind != "TRYAGAIN":
@@ -102,9 +103,9 @@ class Cluster(Route):
             return LATER
         return FAILED
 
-    def gone(self, place: Endpoint | None) -> None:
-        """A node that can't be reached may have been replaced: the map is read again, and not first from that node."""
+    def on_unreachable(self, endpoint: Endpoint | None) -> None:
+        """The node may have been replaced: the map is read again, from another node first."""
         self._slots = []
-        if place in self._known:
-            self._known.remove(place)
-            self._known.append(place)
+        if endpoint in self._nodes:
+            self._nodes.remove(endpoint)
+            self._nodes.append(endpoint)

@@ -1,24 +1,28 @@
-"""Limits and states as bytes: what travels to the script, and what lies under a key.
+"""Encodes limits for the scripts and decodes the states that the scripts store.
 
-A limit travels as its rule's number, a fingerprint, its tick and four numbers of the rule's own, all of them doubles: Lua has
-no other number, every one of these is an integer below 2^53, and a double is read in one step. A state lies under its key as
-fingerprint, moment of writing (µs), and the rule's three integers, 40 bytes; a log as its header and its entries.
+A limit is sent as the number of its rule, a fingerprint, its tick and four numbers of the rule, all of them doubles: Lua has no
+other number, each of these is an integer below 2^53, and a double is read in one step. A state is stored as fingerprint, time of
+writing (µs) and the rule's three integers, 40 bytes; a log as its header and its entries.
 
-The fingerprint is 52 bits of the limit's canonical text. A state under another fingerprint was written under another rate of
-the same name; converting it takes integers beyond 2^53, so the script hands it back and Python does it (see `asks.converted`).
+The fingerprint is 52 bits of the limit's canonical text. A state with another fingerprint was written under another rate of the
+same name. Converting it takes integers beyond 2^53, so the script returns it and Python converts it (`limit_registry.py`).
 """
 
 from __future__ import annotations
 
 import hashlib
 import struct
+from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from ...algorithms.claim import NamedLimit
 from ...algorithms.limit import Limit
 from ...errors import ConfigurationError
 from .key_names import KeyNames, key_text
+
+#: A state as the rules see it: three integers, or a log's ((moment, cost), …) and two zeros.
+State = tuple[object, ...]
 
 
 class Rule(NamedTuple):
@@ -31,7 +35,7 @@ class Rule(NamedTuple):
 
 _PACED = ("gain", "unit", "full", "capacity")
 
-#: The words that name a rule -> its mirror. Adding a rule is one file in `lua/` and one line here.
+#: Kind of a limit -> its mirror. A new rule is one file in `lua/` and one line here.
 RULES: dict[str, Rule] = {
     "token bucket": Rule(1, "token_bucket", _PACED),
     "leaky bucket": Rule(1, "token_bucket", _PACED),
@@ -41,9 +45,9 @@ RULES: dict[str, Rule] = {
     "sliding window log": Rule(5, "sliding_log", ("window", "count")),
 }
 
-CELL = struct.Struct("<5d")
+_STATE = struct.Struct("<5d")
 _LOG = struct.Struct("<4d")
-_HIT = struct.Struct("<7d")
+_HIT = struct.Struct("<B7d")
 
 
 def rule_of(limit: Limit) -> Rule:
@@ -60,11 +64,11 @@ def fingerprint(text: str) -> int:
 
 
 class LimitEntry:
-    """What is known of one limit under one set of names: everything that does not change from call to call."""
+    """One limit under one prefix: the encoded parts that are the same for every call."""
 
     # fmt: off
-    __slots__ = ("birth_us", "capacity", "fingerprint", "head", "hit", "limit", "name", "named", "names", "numbers", "plain",
-                 "registry", "rule", "since_us", "straight")
+    __slots__ = ("birth_us", "capacity", "fingerprint", "head", "hit", "hit_parts", "is_plain", "limit", "name", "named", "names",
+                 "numbers", "registry", "rule", "since_us")
     # fmt: on
 
     def __init__(self, names: KeyNames, named: NamedLimit) -> None:
@@ -77,43 +81,42 @@ class LimitEntry:
         self.fingerprint = fingerprint(str(limit))
         numbers = [float(getattr(limit, field)) for field in self.rule.fields]
         self.numbers = (float(limit.tick), *numbers, *[0.0] * (4 - len(numbers)))
-        self.hit = self.hit_body(1)
-        self.plain = frozenset(("hit", self.rule.file))
-        self.birth_us: int | None = None  # when the limit was first known to this Redis; only a ramp needs it
-        self.since_us: int | None = None  # when this rate came to hold under its name
-        #: Whether a hit can go the straight way: nothing travels with its claim but numbers.
-        self.straight = not limit.logs and limit.ramp == 0
+        self.hit = self.encode_hit(1)
+        self.hit_parts = frozenset(("hit", self.rule.file))
+        self.birth_us: int | None = None  # when the limit was first registered in this Redis; only a ramp needs it
+        self.since_us: int | None = None  # when this rate was first used under its name; None: not registered yet
+        #: Whether the fast paths can decide it: a hit is sent as numbers only.
+        self.is_plain = not limit.logs and limit.ramp == 0
 
-    def hit_body(self, cost: int) -> bytes:
-        return bytes((self.rule.code,)) + _HIT.pack(self.fingerprint, cost, *self.numbers)
+    def encode_hit(self, cost: int) -> bytes:
+        return _HIT.pack(self.rule.code, self.fingerprint, cost, *self.numbers)
 
-    def unseen(self) -> tuple[Any, int]:
-        """What a key that nobody has seen holds, and until when (µs) that is less than all."""
+    def unseen(self) -> tuple[State, int]:
+        """The state of an unseen key, and when (µs) it has filled up."""
         limit = self.limit
         if self.birth_us is None:
-            raise ConfigurationError(f"{limit}: its birth is not known yet; the store asks for it before the first decision")
+            raise ConfigurationError(f"{limit}: its birth is unknown; register the limit before the first decision")
         return limit.new(self.birth_us), (self.birth_us // limit.tick + limit.ramp) * limit.tick
 
 
 def entry_of(names: KeyNames, named: NamedLimit) -> LimitEntry:
-    """The place of a limit, made when it is first named."""
-    place: LimitEntry | None = names.places.get(named)
-    if place is None:
-        place = names.places[named] = LimitEntry(names, named)
-    return place
+    """The entry of a limit, created at its first use."""
+    entry = names.entries.get(named)
+    if entry is None:
+        entry = names.entries[named] = LimitEntry(names, named)
+    return entry
 
 
-class Stored(NamedTuple):
-    """What lies under a key: the fingerprint it was written under, when (µs), the state, the whole key if that was hashed."""
+class StoredState(NamedTuple):
+    """A decoded value: its fingerprint, when it was written (µs), the state, and the whole key if its name is a hash."""
 
     fingerprint: int
     written_us: int
-    state: Any
+    state: State
     key: str | None
 
 
-def read_value(limit: Limit, value: bytes) -> Stored:
-    """A value as Python's integers; a log as `items` gives it, ((moment, cost), …) and two zeros."""
+def decode_value(limit: Limit, value: bytes) -> StoredState:
     if limit.logs:
         print_, written, base, n = map(int, _LOG.unpack_from(value))
         numbers = struct.unpack_from(f"<{2 * n}d", value, _LOG.size)
@@ -121,10 +124,19 @@ def read_value(limit: Limit, value: bytes) -> Stored:
         for moment, upto in zip(numbers[::2], numbers[1::2], strict=True):
             entries.append((int(moment), int(upto) - total))
             total = int(upto)
-        state: Any = (tuple(entries), 0, 0)
+        state: State = (tuple(entries), 0, 0)
         tail = value[_LOG.size + 16 * n :]
     else:
-        print_, written, *numbers3 = map(int, CELL.unpack_from(value))
-        state = tuple(numbers3)
-        tail = value[CELL.size :]
-    return Stored(print_, written, state, key_text(tail) if tail else None)
+        print_, written, *three = map(int, _STATE.unpack_from(value))
+        state = tuple(three)
+        tail = value[_STATE.size :]
+    return StoredState(print_, written, state, key_text(tail) if tail else None)
+
+
+def encode_log(entries: Sequence[tuple[int, int]]) -> bytes:
+    """(moment, cost) pairs as a log is stored."""
+    numbers, total = [0.0, 0.0, 0.0, float(len(entries))], 0
+    for moment, cost in entries:
+        total += cost
+        numbers += [moment, total]
+    return struct.pack(f"<{len(numbers)}d", *numbers)

@@ -1,53 +1,57 @@
-"""A decision over several slots of a cluster: reserve everywhere, then keep all or give all back.
+"""A decision over several slots of a cluster: charges every slot, then keeps all charges or gives all of them back.
 
-No script may touch two slots, so a decision over, say, a user and a tenant takes two steps where one refuses:
+No script may touch two slots, so a decision over, say, a user and a tenant has two steps where one limit refuses:
 
-1. Every slot is asked to charge its own claims (one write for each node). All of them allow it now: done, in one trip.
-2. One refuses: those that were charged give it back, and say what is there. Starts to come differ: those with an earlier one
-   give back and ask again, in one script call, for the latest start of all; that is repeated until all have the same.
+1. Every slot charges its own claims (one write per node). All of them allow it now: done, in one round trip.
+2. One refuses: those that were charged give it back and report what is there. Starts differ: those with an earlier one give back
+   and decide again, in one script call, not before the latest start of all; this is repeated until all have the same.
 
-Between the two steps others may see the charge and be refused for its sake, never admitted for it. A caller that dies in
-between leaves at most the costs of this one decision charged, in the slots that had allowed it: too strict, never too lax.
-Times are compared as waits, since every node has a clock of its own.
+Between the two steps others may see the charge and be refused because of it, never admitted. A caller that dies in between
+leaves at most the costs of this one decision charged, in the slots that had allowed it: too strict, never too lax. Times are
+compared as waits, since every node has its own clock.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from ...algorithms.claim import Claim
 from ...decision import Decision, Decisions
 from ...errors import StoreError, StoreUnavailable
+from ..sans_io import Plan
 from .cluster import slot_of
 from .key_names import KeyNames
-from .operations import ScriptRequest, deciding, giving_back
-from .trips import Plan
+from .route import Route
+from .script_request import DecideRequest, GiveBackRequest, HitRequest, encode_decide
 
-#: So often a common start is looked for while others take theirs.
+#: How often a common start is looked for while other callers take theirs.
 ROUNDS = 12
 
 
 class SlotGroup:
-    """The claims of one slot, and what was told about them."""
+    """The claims of one slot, and their latest decision."""
 
-    def __init__(self, claims: list[Claim], places: list[int]) -> None:
+    decision: Decision
+
+    def __init__(self, claims: list[Claim], positions: list[int]) -> None:
         self.claims = claims
-        self.places = places  # where they stand in the decision
-        self.decision: Any = None
-        self.now_us = 0
+        self.positions = positions  # of the claims in the whole decision
+        self.now_us: int | None = None  # the node's time when it was first asked
         self.charged = False
 
-    def told(self, decision: Decision, stored: bool) -> None:
-        if self.decision is None:
+    def update(self, decision: Decision, stored: bool) -> None:
+        if self.now_us is None:
             self.now_us = decision.start_us - decision.wait_us
         self.decision = decision
         self.charged = stored and decision.allowed
 
+    def wait_of(self, decision: Decision) -> int:
+        """The wait of a decision, counted from when the group was first asked."""
+        return decision.start_us - (self.now_us or 0)
+
     @property
     def wait_us(self) -> int:
-        """From when it was first asked to its start."""
-        return int(self.decision.start_us) - self.now_us
+        return self.wait_of(self.decision)
 
 
 def groups_of(names: KeyNames, claims: Sequence[Claim]) -> list[SlotGroup]:
@@ -55,80 +59,80 @@ def groups_of(names: KeyNames, claims: Sequence[Claim]) -> list[SlotGroup]:
     found: dict[int, list[int]] = {}
     for at, claim in enumerate(claims):
         found.setdefault(slot_of(names.key(claim.named, claim.key)), []).append(at)
-    return [SlotGroup([claims[at] for at in places], places) for places in found.values()]
+    return [SlotGroup([claims[at] for at in positions], positions) for positions in found.values()]
 
 
 class CrossSlotDecision:
-    """One decision over several slots. `answer` is a plan: it asks through `answered`, which tells an error for each ask."""
+    """One decision over several slots; `decide` is a plan. `now_us`: the time that requests carry, None: the servers'."""
 
     def __init__(
-        self, names: KeyNames, answered: Any, claims: Sequence[Claim], wait_us: int, commit: bool, now_us: int | None
+        self,
+        route: Route,
+        names: KeyNames,
+        claims: Sequence[Claim],
+        wait_us: int,
+        commit: bool,
+        not_before_us: int,
+        now_us: int | None,
     ) -> None:
-        self.names, self.answered, self.claims, self.commit, self.now_us = names, answered, claims, commit, now_us
-        self.wait_us = wait_us if all(claim.named.limit.reserves for claim in claims) else 0
-        self.groups = groups_of(names, claims)
+        self._route, self._names, self._claims = route, names, claims
+        self._commit, self._not_before_us, self._now_us = commit, not_before_us, now_us
+        self._wait_us = wait_us if all(claim.named.limit.reserves for claim in claims) else 0
+        self._groups = groups_of(names, claims)
 
-    def ask(self, group: SlotGroup, commit: bool, not_before_us: int = 0) -> ScriptRequest:
-        """A charge remembers the states around it: given back before anybody else came, it leaves no trace."""
-        return deciding(self.names, group.claims, self.wait_us, commit, self.now_us, not_before_us, remember=commit)
+    def _request(self, group: SlotGroup, commit: bool, not_before_us: int) -> HitRequest | DecideRequest:
+        """Every charge remembers the states around it, so that it can be undone exactly."""
+        return encode_decide(self._names, group.claims, self._wait_us, commit, self._now_us, not_before_us, remember=commit)
 
-    def back(self, group: SlotGroup) -> ScriptRequest:
-        return giving_back(self.names, group.claims, group.decision.start_us, self.now_us)
+    def _give_back(self, group: SlotGroup) -> GiveBackRequest:
+        return GiveBackRequest(self._names, group.claims, group.decision.start_us, self._now_us)
 
-    def answer(self) -> Plan[Decision]:
-        yield from self.tell(self.groups, [[self.ask(group, self.commit)] for group in self.groups], self.commit)
+    def decide(self) -> Plan[Decision]:
+        groups = self._groups
+        yield from self._update(groups, False, self._commit, [self._not_before_us] * len(groups))
         for _ in range(ROUNDS):
-            if not all(group.decision.allowed for group in self.groups):
-                yield from self.withdraw()
-                return self.joined(False)
-            latest = max(group.wait_us for group in self.groups)
-            early = [group for group in self.groups if group.wait_us < latest]
-            if not early or not self.commit:
-                return self.joined(True)
-            asks = [[self.back(group), self.ask(group, True, group.now_us + latest)] for group in early]
-            yield from self.tell(early, asks, True)
-        yield from self.withdraw()
-        raise StoreUnavailable(f"no common start was found in {ROUNDS} rounds: too many callers want these keys; try again")
+            if not all(group.decision.allowed for group in groups):
+                yield from self._withdraw()
+                return self._joined(False)
+            latest = max(group.wait_us for group in groups)
+            early = [group for group in groups if group.wait_us < latest]
+            if not early or not self._commit:
+                return self._joined(True)
+            yield from self._update(early, True, True, [(group.now_us or 0) + latest for group in early])
+        yield from self._withdraw()
+        raise StoreUnavailable(f"no common start was found in {ROUNDS} rounds: too many callers use these keys; try again")
 
-    def withdraw(self) -> Plan[None]:
-        """Gives back what was charged, and looks at what is there."""
-        charged = [group for group in self.groups if group.charged]
+    def _withdraw(self) -> Plan[None]:
+        """Gives back what was charged, and peeks at what is there then."""
+        charged = [group for group in self._groups if group.charged]
         if charged:
-            yield from self.tell(charged, [[self.back(group), self.ask(group, False)] for group in charged], False)
+            yield from self._update(charged, True, False, [self._not_before_us] * len(charged))
 
-    def tell(self, groups: Sequence[SlotGroup], asks: Sequence[Sequence[ScriptRequest]], stored: bool) -> Plan[None]:
-        """Asks for several groups at once. When one can't be asked, the others give back what they were charged."""
-        flat = [ask for some in asks for ask in some]
-        errors: list[StoreError | None] = yield from self.answered(flat)
+    def _update(self, groups: Sequence[SlotGroup], undo: bool, commit: bool, not_before_us: Sequence[int]) -> Plan[None]:
+        """Decides again for some groups (`undo`: after giving back). If one fails, the others give back what they charged."""
+        decides = [self._request(group, commit, moment) for group, moment in zip(groups, not_before_us, strict=True)]
+        backs = [self._give_back(group) for group in groups] if undo else []
+        requests = [one for pair in zip(backs, decides, strict=True) for one in pair] if undo else decides
+        errors: list[StoreError | None] = (yield from self._route.execute(requests))[int(undo) :: 1 + int(undo)]
         failed: StoreError | None = None
-        at = 0
-        for group, some in zip(groups, asks, strict=True):
-            at += len(some)
-            if errors[at - 1] is None:
-                group.told(some[-1].answer, stored)
+        for group, request, error in zip(groups, decides, errors, strict=True):
+            if error is None:
+                group.update(request.answer, commit)
             else:
                 group.charged = False
-                failed = failed or errors[at - 1]
+                failed = failed or error
         if failed is not None:
-            charged = [group for group in self.groups if group.charged]
+            charged = [group for group in self._groups if group.charged]
             if charged:
-                yield from self.answered([self.back(group) for group in charged])
+                yield from self._route.execute([self._give_back(group) for group in charged])
             raise failed
 
-    def joined(self, allowed: bool) -> Decision:
-        """One Decision for all: refused, the limit with the longest retry speaks; allowed, the one closest to its end."""
-        parts: list[Any] = [None] * len(self.claims)
-        for group in self.groups:
-            for place, part in zip(group.places, group.decision.decisions, strict=True):
-                parts[place] = part
-        speaker = parts[0]
-        for part in parts[1:]:
-            if allowed:
-                if part.remaining * speaker.limit < speaker.remaining * part.limit:
-                    speaker = part
-            elif speaker.retry_us >= 0 and (part.retry_us < 0 or part.retry_us > speaker.retry_us):
-                speaker = part
-        wait = max(group.wait_us for group in self.groups) if allowed else 0
-        now_us = self.groups[0].now_us
-        told = (allowed, speaker.limit, speaker.remaining, speaker.retry_us, speaker.reset_us, wait, now_us + wait, speaker.name)
-        return Decisions(parts, *told)
+    def _joined(self, allowed: bool) -> Decision:
+        parts: dict[int, Decision] = {}
+        for group in self._groups:
+            for position, part in zip(group.positions, group.decision.decisions, strict=True):
+                if allowed:
+                    fields = (part.limit, part.remaining, part.retry_us, part.reset_us, group.wait_of(part), part.start_us)
+                    part = Decision(True, *fields, part.name)
+                parts[position] = part
+        return Decisions.join([parts[position] for position in range(len(parts))])

@@ -1,11 +1,10 @@
-"""A ready redis-py client: its settings are read, and limitkeeper makes connections of its own from them, in both colours.
+"""Reads the settings of a redis-py client, from which RedisStore makes connections of its own, for sync and async callers.
 
-That is what a user means by passing one (this server, this login, this TLS), and what a limiter needs: redis-py sends a command
-again by itself after a timeout, when the first may have been carried out, and its timeouts are per read. A client whose
-connections are of a class of somebody's own, or whose login is asked for each time, is called through instead
-(`execute_command`), in its own colour only; then its own timeouts and retries apply.
+Passing a client means this server, this login, this TLS. A limiter can't use its connections: redis-py sends a command again
+after a timeout, when the first may have been executed, and its timeouts are per read. A client with a custom connection class,
+or whose credentials come from a provider, is called through instead (`client_passthrough.py`).
 
-redis-py itself is not imported: a client is known by what it has.
+redis-py itself is not imported: a client is recognised by its attributes.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ def is_async(client: Any) -> bool:
 
 
 def read_client(client: Any) -> Address | None:
-    """The Address behind a client; None when it can only be called through."""
+    """The Address of a client; None when its settings can't be read."""
     nodes = getattr(client, "nodes_manager", None)
     if nodes is not None:
         return _cluster(client, nodes)
@@ -77,8 +76,8 @@ def _cluster(client: Any, nodes: Any) -> Address:
     login = _login(settings, secure)
     if login is None or not starts:
         raise ConfigurationError("this RedisCluster's settings can't be read; pass a redis+cluster:// URL instead")
-    places = tuple(Endpoint(node.host, int(node.port)) for node in starts)
-    return Address("cluster", places, Login(login.username, login.password, 0, login.tls))
+    endpoints = tuple(Endpoint(node.host, int(node.port)) for node in starts)
+    return Address("cluster", endpoints, Login(login.username, login.password, 0, login.tls))
 
 
 def _sentinel(settings: dict[str, Any], pool: Any, manager: Any) -> Address:
@@ -88,7 +87,7 @@ def _sentinel(settings: dict[str, Any], pool: Any, manager: Any) -> Address:
     if login is None or not asked:
         raise ConfigurationError("this Sentinel client's settings can't be read; pass a redis+sentinel:// URL instead")
     if not getattr(pool, "is_master", True):
-        raise ConfigurationError("slave_for() leads to a replica, which takes no writes; pass Sentinel.master_for(…)")
-    places = tuple(Endpoint(one.get("host", "localhost"), int(one.get("port", 26379))) for one in asked)
+        raise ConfigurationError("slave_for() connects to a replica, which accepts no writes; pass Sentinel.master_for(…)")
+    endpoints = tuple(Endpoint(one.get("host", "localhost"), int(one.get("port", 26379))) for one in asked)
     sentinels = _login({**asked[0], "redis_connect_func": None}, False) or Login()
-    return Address("sentinel", places, login, pool.service_name, sentinels)
+    return Address("sentinel", endpoints, login, pool.service_name, sentinels)

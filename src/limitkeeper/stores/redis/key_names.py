@@ -1,18 +1,18 @@
-"""The names of keys in Redis: no two (limit, key) pairs ever meet in one, and a slot of a Cluster holds what is decided together.
+"""The names of keys in Redis: unique for each (limit, key) pair, with everything that is decided together in one cluster slot.
 
     limitkeeper:Zm9vYmFyYmF6:{user:42}        prefix, digest of (limiter, limit name, rule), the caller's key in braces
-    limitkeeper:Zm9vYmFyYmF6                  the limit's registry: who that digest is, its birth, and its rates so far
+    limitkeeper:Zm9vYmFyYmF6                  the limit's registry: whose digest it is, its birth, and its rates so far
 
-The digest is 72 bits, so that a long name costs twelve bytes a key; the registry remembers whose it is, and a limit that
-meets another's digest is refused by name. The caller's key is bytes as they are (UTF-8, lone surrogates too); one that is
-empty or starts with `}`, `=` or `#` gets a `=` in front, one above 128 bytes is `#` and its SHA-256, and then the whole key
-lies behind the state. Read backwards each form is told by its first byte, so no two keys share a name.
+The digest has 72 bits, so that a long name costs twelve bytes per key; the registry stores whose it is, and a second limit with
+the same digest is refused by name. The caller's key is stored as its bytes (UTF-8, lone surrogates too). One that is empty or
+starts with `}`, `=` or `#` gets a `=` in front; one above 128 bytes becomes `#` and its SHA-256, and the whole key is stored
+behind the state. The first byte tells the three forms apart, so no two keys share a name.
 
-The braces are Redis Cluster's hash tag: limits that a decision asks about the *same* key (user per second and user per day)
-lie in one slot and are decided in one step, and different keys spread over the nodes. The price: a decision over different
-keys (user and tenant) spans slots. Whoever wants all of it in one slot, and one node to carry it, says `prefix="{app}"`.
+The braces are Redis Cluster's hash tag: limits on the *same* key (user per second and user per day) share a slot and are decided
+in one step, and different keys spread over the nodes. The price: a decision over different keys (user and tenant) spans slots.
+`prefix="{app}"` puts everything into one slot, on one node.
 
-Under a clock of one's own (tests) the colon behind the prefix is a `~`, so that made-up times never meet real ones.
+Under a store's own clock (tests) the colon behind the prefix is a `~`, so that artificial times never mix with real ones.
 """
 
 from __future__ import annotations
@@ -20,13 +20,19 @@ from __future__ import annotations
 import hashlib
 import re
 from base64 import urlsafe_b64encode
-from typing import Any
+from typing import TYPE_CHECKING
 
 from ...algorithms.claim import NamedLimit
 from ...errors import ConfigurationError
 
-#: A key longer than this is hashed.
-LONGEST = 128
+if TYPE_CHECKING:
+    from .codec import LimitEntry
+    from .script_request import LimitSet
+
+#: A longer key (in bytes) is hashed.
+MAX_KEY = 128
+#: First bytes that mark the other forms of a key.
+RESERVED = b"}=#"
 _DIGEST = 12
 
 
@@ -42,42 +48,49 @@ def key_text(data: bytes) -> str:
     return data.decode("utf-8", "surrogatepass")
 
 
+def join_parts(*parts: str) -> bytes:
+    """Texts as one byte string in which the end of each is known."""
+    return b"".join(b"%d:%b" % (len(part), part) for part in map(key_bytes, parts))
+
+
 def digest(*parts: str) -> bytes:
-    """72 bits of a sequence of texts, as 12 characters; where one text ends and the next begins counts."""
-    joined = b"".join(b"%d:%b" % (len(part), part) for part in map(key_bytes, parts))
-    return urlsafe_b64encode(hashlib.sha256(joined).digest()[:9])
+    """72 bits of a sequence of texts, as 12 characters."""
+    return urlsafe_b64encode(hashlib.sha256(join_parts(*parts)).digest()[:9])
 
 
 class KeyNames:
-    """Keys under a prefix. `marked`: the store runs on a clock of its own. What is known of each limit is kept in `places`."""
+    """Keys under a prefix, and the entries of the limits that are used under it. `marked`: the store has a clock of its own."""
 
     def __init__(self, prefix: str = "limitkeeper", marked: bool = False) -> None:
         if not isinstance(prefix, str) or not prefix:
-            raise ConfigurationError(f"the prefix of keys must be a text such as 'limitkeeper', not {prefix!r}")
+            raise ConfigurationError(f"prefix: expected a string such as 'limitkeeper', got {prefix!r}")
         if not re.fullmatch(r"[^{}]*(\{[^{}]+\}[^{}]*)?", prefix):
-            raise ConfigurationError(f"prefix {prefix!r}: braces are a hash tag; write none, or one whole one such as '{{app}}'")
+            raise ConfigurationError(f"prefix {prefix!r}: braces are a hash tag; use none, or a whole one such as '{{app}}'")
         self.prefix = prefix
         self.marked = marked
         self.start = key_bytes(prefix) + (b"~" if marked else b":")
-        self.places: dict[NamedLimit, Any] = {}
+        self.entries: dict[NamedLimit, LimitEntry] = {}
+        # Registered limits by id(), which is cheaper than hashing; the values keep the objects alive, so ids stay unique.
+        self.registered: dict[int, tuple[NamedLimit, LimitEntry]] = {}
+        self.limit_sets: dict[tuple[int, ...], LimitSet] = {}
 
     def registry(self, named: NamedLimit) -> bytes:
-        """The hash that remembers a limit: its identity, its birth, its rates."""
+        """The hash that describes a limit: its identity, its birth, its rates."""
         return self.start + digest(*named.identity)
 
     def head(self, named: NamedLimit) -> bytes:
-        """What all keys of a limit start with."""
+        """The common start of all keys of a limit."""
         return self.registry(named) + b":{"
 
     def key(self, named: NamedLimit, key: str) -> bytes:
         return self.head(named) + tag(key_bytes(key)) + b"}"
 
     def pattern(self, named: NamedLimit) -> bytes:
-        """For SCAN: all keys of a limit and nothing else."""
+        """The SCAN pattern of all keys of a limit and nothing else."""
         return re.sub(rb"([\\*?\[\]^-])", rb"\\\1", self.head(named)) + b"*"
 
     def parse(self, redis_key: bytes) -> str | None:
-        """The caller's key; None when it was hashed and lies in the value. A name that is none of ours is an error."""
+        """The caller's key; None when it is hashed (then the value holds it)."""
         skipped = len(self.start) + _DIGEST
         inner = redis_key[skipped + 2 : -1]
         ours = redis_key.startswith(self.start) and redis_key[skipped : skipped + 2] == b":{" and redis_key.endswith(b"}")
@@ -87,15 +100,18 @@ class KeyNames:
             return None
         return key_text(inner[1:] if inner[0] == 61 else inner)
 
+    def forget(self) -> None:
+        """Marks all limits as unregistered: the server has lost its data."""
+        for entry in self.entries.values():
+            entry.since_us = None
+        self.registered.clear()
+        self.limit_sets.clear()
+
 
 def tag(data: bytes) -> bytes:
-    """The caller's key between its braces, as one byte string per key and one key per byte string."""
-    if len(data) > LONGEST:
+    """The text between the braces: a different one for every key."""
+    if len(data) > MAX_KEY:
         return b"#" + urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=")
-    if not data or data[0] in b"}=#":
+    if not data or data[0] in RESERVED:
         return b"=" + data
     return data
-
-
-def is_hashed(data: bytes) -> bool:
-    return len(data) > LONGEST

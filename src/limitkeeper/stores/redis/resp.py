@@ -1,48 +1,75 @@
-"""RESP, the language of Redis and Valkey: how commands are written, how answers are read, and what an error reply means.
+"""RESP, the protocol of Redis and Valkey: packs commands, parses replies, and explains error replies.
 
-hiredis does both in C and is imported here and nowhere else. Commands travel over connections of our own: one EVALSHA of a
-minimal token-bucket script costs the caller 46 µs of CPU through redis-py 8, 9 µs through a bare non-blocking socket with
-hiredis (poll, send, poll, receive, parse), and a decision is nothing but such calls.
+hiredis does the packing and parsing in C and is imported only here. Commands are sent over connections of our own: one EVALSHA
+of a minimal token-bucket script costs the caller 46 µs of CPU through redis-py 8, and 9 µs through a bare non-blocking socket
+with hiredis (poll, send, poll, receive, parse).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 try:
     import hiredis
-except ModuleNotFoundError:  # told to whoever makes a RedisStore, not to whoever imports its name
+except ModuleNotFoundError:  # reported by `require_hiredis`, when a RedisStore is made
     hiredis = None  # type: ignore[assignment]
 
-from ...errors import StoreUnavailable
+from ...errors import StoreError, StoreUnavailable
+from ..sans_io import Call
+from .address import Endpoint, Login
 
-ReplyError: Any = Exception if hiredis is None else hiredis.ReplyError
-ProtocolError: Any = Exception if hiredis is None else hiredis.ProtocolError
 #: Numbers are passed as bytes: hiredis formats an `int` with `str()`, where a pending signal handler may raise, and crashes then.
 Command = Sequence[bytes | str]
+#: A parsed reply: bytes, int, None, a ReplyError, or a list of these.
+Reply = Any
 
-#: What these replies say was not done: it may be asked again, here or elsewhere, without being done twice.
-UNDONE = frozenset(
-    (
-        "ASK",
-        "BUSY",
-        "CLUSTERDOWN",
-        "LOADING",
-        "MASTERDOWN",
-        "MOVED",
-        "NOSCRIPT",
-        "READONLY",
-        "TRYAGAIN",
-        "NOREPLICAS",
-        "CROSSSLOT",
-    )
-)
+
+class _Missing(Exception):
+    pass
+
+
+ReplyError: type[Exception] = getattr(hiredis, "ReplyError", _Missing)
+ProtocolError: type[Exception] = getattr(hiredis, "ProtocolError", _Missing)
+pack_command: Callable[[tuple[bytes | str, ...]], bytes] = getattr(hiredis, "pack_command", lambda command: b"")
+
+
+class Unsent(NamedTuple):
+    """The result of an exchange that failed before anything was sent: it may be made again."""
+
+    error: StoreError
+
+
+#: What a plan is sent for an `exchange`: the replies, or why there are none.
+Outcome = list[Reply] | StoreError | Unsent
+
+
+def exchange(endpoint: Endpoint, login: Login, commands: Sequence[Command]) -> Call:
+    """For plans (see `sans_io.py`): commands for one server, sent in one write."""
+    return Call(endpoint, "exchange", (login, commands))
+
+
+def first_reply(outcome: Outcome) -> Reply:
+    """The only reply of an exchange, or its error."""
+    if isinstance(outcome, Unsent):
+        return outcome.error
+    return outcome[0] if isinstance(outcome, list) else outcome
+
+
+class Parser(Protocol):
+    """`feed` it bytes; `gets` returns a reply, or False when it is incomplete. Error replies are `ReplyError` values."""
+
+    def feed(self, data: bytes, /) -> None: ...
+
+    def gets(self) -> Reply: ...
+
+
+#: Kind of an error reply -> what to do about it.
 REMEDIES = {
-    "NOAUTH": "it asks for a password: write redis://:password@host or redis://user:password@host",
-    "WRONGPASS": "it does not know this user or password: correct those of the URL",
-    "NOPERM": "this user may not do that: allow it +@scripting +@read +@write +@connection +time on the prefix's keys",
-    "READONLY": "it is a replica: connect to the primary, or use redis+sentinel:// to be led there",
+    "NOAUTH": "it requires a password: use redis://:password@host or redis://user:password@host",
+    "WRONGPASS": "it rejects this user or password: correct those of the URL",
+    "NOPERM": "the user lacks a permission: allow +@scripting +@read +@write +@connection +time on the prefix's keys",
+    "READONLY": "it is a replica: connect to the primary, or use redis+sentinel:// to find it",
     "LOADING": "it is still loading its data",
     "BUSY": "another script is running for too long",
     "OOM": "it is out of memory: raise maxmemory, or set a maxmemory-policy that evicts",
@@ -55,41 +82,31 @@ REMEDIES = {
 }
 
 
-def required() -> None:
-    """Says what to install, where it is not."""
+def require_hiredis() -> None:
     if hiredis is None:
         raise ModuleNotFoundError("RedisStore needs hiredis: pip install 'limitkeeper[redis]'", name="hiredis")
 
 
-_packed: Callable[[tuple[bytes | str, ...]], bytes] = getattr(hiredis, "pack_command", lambda command: b"")
-
-
 def pack(commands: Sequence[Command]) -> bytes:
-    """Commands as they travel."""
+    """Commands as bytes to send."""
     if len(commands) == 1:
-        return _packed(tuple(commands[0]))
-    return b"".join([_packed(tuple(command)) for command in commands])
+        return pack_command(tuple(commands[0]))
+    return b"".join([pack_command(tuple(command)) for command in commands])
 
 
-def call_bytes(sha: bytes, keys: list[bytes], body: bytes) -> bytes:
-    """EVALSHA as it travels."""
-    return _packed((b"EVALSHA", sha, b"%d" % len(keys), *keys, body))
-
-
-def reader() -> Any:
-    """A parser: `feed` it bytes, `gets` gives a reply or False. Error replies come as `ReplyError` values."""
+def new_parser() -> Parser:
     return hiredis.Reader()
 
 
-def word(error: Any) -> str:
-    """The first word of an error reply, which says its kind."""
+def error_kind(error: Exception) -> str:
+    """The first word of an error reply."""
     return str(error).split(" ", 1)[0]
 
 
-def unavailable(error: Any, where: object) -> StoreUnavailable:
-    """An error reply as the error that leaves the store, with the remedy in its text."""
-    kind, text = word(error), str(error)
-    remedy = REMEDIES.get(kind)
+def unavailable(error: Exception, where: object) -> StoreUnavailable:
+    """An error reply as the error that the store raises, with its remedy."""
+    text = str(error)
+    remedy = REMEDIES.get(error_kind(error))
     if remedy is None and "without any password" in text:
         remedy = "it has no password set: leave it out of the URL"
     elif remedy is None and "DB index" in text:

@@ -1,11 +1,12 @@
-"""The script of a call, put together from the rules and verbs that its asks use, and nothing else.
+"""Assembles the Lua script of a call from the rules and operations that its requests use.
 
-Redis keeps the compiled script, but every run makes its local functions anew: each costs the server some 50 ns, so what is
-not asked for is not sent. Hits alone take a straight way of their own (`hit.lua`); anything else stands on `frame.lua`.
+Redis caches the compiled script, but every run creates its local functions again, about 50 ns of server time each; so a script
+holds only what its requests need. Calls that consist of hits alone have scripts of their own (`hit.lua`, `hit_all.lua`); any
+other mix of operations is built on `frame.lua`.
 
-Source files are Lua as it is, but for a few lines that depend on the call: `--@time` and `--@now` (the server's time, or
-times that come with each ask from a clock of one's own), `--@ttl`, and `--@decide` (which rule, where there are several).
-A rule's file has sections, each under a line `---- name`.
+The source files are plain Lua with a few marked lines that depend on the call: `--@time` and `--@now` (the server's time, or the
+time that each request carries), `--@ttl`, and `--@decide` (selects the rule where there are several). The file of a rule has
+sections, each under a line `---- name`.
 """
 
 from __future__ import annotations
@@ -17,27 +18,23 @@ from typing import NamedTuple
 
 from .codec import RULES
 
-#: Verbs of the long way: the first byte of an ask -> the function that reads it.
-VERBS: dict[str, tuple[int, str]] = {
-    "decide": (16, "decide_ask"),
-    "give_back": (17, "give_back_ask"),
-    "register": (18, "register_ask"),
-    "load": (19, "load_ask"),
-    "rebook": (20, "rebook_ask"),
-}
-#: Rules that the straight way can take.
+#: Operation -> the first byte of its requests. A plain hit starts with the number of its rule instead.
+OPERATIONS = {"decide": 16, "give_back": 17, "register": 18, "load": 19, "rebook": 20, "hit_all": 21}
+#: File of a rule -> its number.
 FILES: dict[str, int] = {rule.file: rule.code for rule in RULES.values()}
+#: Operation -> the operations whose functions it calls.
+_NEEDS = {"rebook": {"decide", "give_back"}, "hit_all": {"decide"}, "hit": {"decide"}}
 
-_SERVER = {
+_SERVER_TIME = {
     "time": "local time = call('TIME')\nnow_us = time[1] * 1000000 + time[2]",
     "now": "",
     "ttl": "local ttl = (reset - reset % 1000) / 1000 + 1001",
 }
-_OWN = {"time": "", "now": "now_us, at = unpack('<d', body, at)", "ttl": "local ttl = 3600000"}
+_REQUEST_TIME = {"time": "", "now": "now_us, at = unpack('<d', body, at)", "ttl": "local ttl = 3600000"}
 
 
 class Script(NamedTuple):
-    """Source, and the name under which the server keeps it."""
+    """A script and its SHA-1, by which EVALSHA calls it."""
 
     source: bytes
     sha: bytes
@@ -45,17 +42,19 @@ class Script(NamedTuple):
 
 @cache
 def script_of(parts: frozenset[str]) -> Script:
-    """The script that holds these parts: files of rules, `hit`, verbs, and `clock` for times that come with the asks."""
+    """The script with these parts: files of rules, operations, `hit`, and `clock` when requests carry the time."""
     rules = sorted(parts & FILES.keys(), key=FILES.__getitem__)
-    lines = _OWN if "clock" in parts else _SERVER
-    verbs = [verb for verb in VERBS if verb in parts]
-    source = _long(rules, verbs, "hit" in parts, lines) if verbs else _straight(rules, lines)
+    lines = _REQUEST_TIME if "clock" in parts else _SERVER_TIME
+    operations = parts & (OPERATIONS.keys() | {"hit"})
+    if operations <= {"hit"} or operations == {"hit_all"}:
+        source = _hits_only(rules, next(iter(operations), "hit"), lines)
+    else:
+        source = _any_operations(rules, operations, lines)
     data = source.encode()
     return Script(data, hashlib.sha1(data).hexdigest().encode())
 
 
-def _straight(rules: list[str], lines: dict[str, str]) -> str:
-    """Hits only."""
+def _hits_only(rules: list[str], file: str, lines: dict[str, str]) -> str:
     parts = [sections(rule)["decide"] for rule in rules]
     choice = ""
     if len(rules) == 1:
@@ -63,36 +62,36 @@ def _straight(rules: list[str], lines: dict[str, str]) -> str:
     else:
         parts.append("local rules = {" + ", ".join(f"[{FILES[rule]}] = {rule}" for rule in rules) + "}")
         choice = "local decide = rules[rule]"
-    return "\n".join([*parts, _filled("hit", {**lines, "decide": choice})])
+    return "\n".join([*parts, _filled(file, {**lines, "decide": choice})])
 
 
-def _long(rules: list[str], verbs: list[str], hits: bool, lines: dict[str, str]) -> str:
-    """Any verbs, any number of limits, and what those stand on in turn."""
-    needed = {"decide"} if hits else set()
-    needed |= {"decide", "give_back"} if "rebook" in verbs else set()
-    verbs = [verb for verb in VERBS if verb in needed or verb in verbs]
+def _any_operations(rules: list[str], operations: frozenset[str], lines: dict[str, str]) -> str:
+    needed = operations.union(*[_NEEDS.get(operation, ()) for operation in operations])
+    hits = bool(needed & {"hit", "hit_all"})
+    gives_back = "give_back" in needed
     parts = []
     for rule in rules:
         found = sections(rule)
-        names = ["decide", "redate", *(["give_back"] if "give_back" in verbs else [])]
-        parts += [found[name] for name in ("logs", *names) if name in found]
-    parts.append("local rules = {" + ", ".join(_entry(rule, "give_back" in verbs) for rule in rules) + "}")
-    parts += [_filled(name, lines) for name in ("frame", *verbs, *(["hits"] if hits else []))]
-    table = [f"[{VERBS[verb][0]}] = {VERBS[verb][1]}" for verb in verbs]
+        wanted = ("logs", "decide", "redate", *(["give_back"] if gives_back else []))
+        parts += [found[name] for name in wanted if name in found]
+    parts.append("local rules = {" + ", ".join(_rule_table(rule, gives_back) for rule in rules) + "}")
+    included = [name for name in OPERATIONS if name in needed and name != "hit_all"]
+    parts += [_filled(name, lines) for name in ("frame", *included, *(["batched_hits"] if hits else []))]
+    table = [f"[{OPERATIONS[name]}] = {name}_request" for name in included]
     if hits:
-        table += [f"[{FILES[rule]}] = hit_ask" for rule in rules]
-    parts.append("local verbs = {" + ", ".join(table) + "}")
+        table += [f"[{OPERATIONS['hit_all']}] = hit_all_request", *[f"[{FILES[rule]}] = hit_request" for rule in rules]]
+    parts.append("local operations = {" + ", ".join(table) + "}")
     return "\n".join([*parts, _filled("loop", lines)])
 
 
-def _entry(rule: str, gives: bool) -> str:
-    fields = [f"decide = {rule}", f"redate = {rule}_redate", *([f"give_back = {rule}_back"] if gives else [])]
+def _rule_table(rule: str, gives_back: bool) -> str:
+    fields = [f"decide = {rule}", f"redate = {rule}_redate", *([f"give_back = {rule}_back"] if gives_back else [])]
     return f"[{FILES[rule]}] = {{{', '.join([*fields, sections(rule)['traits']])}}}"
 
 
 @cache
 def sections(name: str) -> dict[str, str]:
-    """The sections of a file, without its comments."""
+    """The sections of a rule's file, without comments."""
     found: dict[str, list[str]] = {}
     current: list[str] = []
     for line in _source(name):
@@ -104,7 +103,7 @@ def sections(name: str) -> dict[str, str]:
 
 
 def _filled(name: str, lines: dict[str, str]) -> str:
-    """A file with its marked lines replaced, without its comments."""
+    """A file with its marked lines replaced, without comments."""
     out = []
     for line in _source(name):
         text = line.strip()

@@ -1,79 +1,69 @@
-"""Sentinels know which server is the primary. They are asked one after the other, and the primary is asked whether it is one.
+"""The topology of a primary behind Sentinels: asks them for the primary, and asks the primary for its role.
 
-Whatever says that the primary has changed (READONLY, a connection that is refused or lost, a timeout) makes the next call ask
-again; a READONLY reply says that nothing was done, so that call itself is brought to the new primary. Replication is
-asynchronous: a failover forgets what the old primary had not passed on, which is what was charged in its last moments.
+Every sign that the primary has changed (READONLY, a refused or lost connection, a timeout) makes the next call ask again. A
+READONLY reply says that nothing was done, so that call itself is sent to the new primary. Replication is asynchronous: a failover
+loses what the old primary had not replicated, which is what was charged in its last moments.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from ...errors import StoreUnavailable
+from ..sans_io import Plan
 from .address import Address, Endpoint
-from .resp import ReplyError, word
-from .route import AGAIN, FAILED, Route
-from .script_call import RoutedCommands
-from .trips import Outcome, Plan, Trip
+from .resp import Command, Outcome, error_kind, exchange, first_reply
+from .route import AGAIN, FAILED, Route, RoutedCommands
 
 
 class Sentinels(Route):
-    """The way to the primary of a service."""
+    """The primary of a service."""
 
-    tries = 3
+    attempts = 3
 
     def __init__(self, address: Address) -> None:
         super().__init__(address)
         self.direct = None
-        self._sentinels = list(address.places)
+        self._sentinels = list(address.endpoints)
 
-    def find(self, errands: Sequence[RoutedCommands]) -> Plan[None]:
-        if self.direct is None:
-            self.direct = yield from self._primary()
-        for errand in errands:
-            errand.place = self.direct
+    def locate(self, some: Sequence[RoutedCommands]) -> Plan[None]:
+        (primary,) = yield from self.all_endpoints()
+        for commands in some:
+            commands.endpoint = primary
 
-    def everywhere(self) -> Plan[list[Endpoint]]:
+    def all_endpoints(self) -> Plan[list[Endpoint]]:
         if self.direct is None:
-            self.direct = yield from self._primary()
+            self.direct = yield from self._find_primary()
         return [self.direct]
 
-    def _primary(self) -> Plan[Endpoint]:
-        said = []
+    def _find_primary(self) -> Plan[Endpoint]:
+        failures = []
         for sentinel in list(self._sentinels):
-            ask = ["SENTINEL", "GET-MASTER-ADDR-BY-NAME", self.address.service]
-            (told,) = yield [Trip(sentinel, self.address.sentinels, [ask])]
-            place = self._place(told)
-            if isinstance(place, Endpoint):
-                (role,) = yield [Trip(place, self.login, [["ROLE"]])]
-                if role.error is None and not isinstance(role.replies[0], ReplyError) and role.replies[0][0] == b"master":
-                    return place
-                place = f"{place}, which is no primary: {role.error or role.replies[0]!r}"
-            said.append(f"{sentinel} says {place}")
-            if sentinel in self._sentinels:  # the next call begins with another
+            query: Command = ["SENTINEL", "GET-MASTER-ADDR-BY-NAME", self.address.service]
+            outcomes: list[Outcome] = yield [exchange(sentinel, self.address.sentinels, [query])]
+            reply = first_reply(outcomes[0])
+            if isinstance(reply, Exception):
+                failure = str(reply)
+            elif not reply:
+                failure = f"it knows no service {self.address.service!r}"
+            else:
+                primary = Endpoint(reply[0].decode(), int(reply[1]))
+                outcomes = yield [exchange(primary, self.login, [["ROLE"]])]
+                role = first_reply(outcomes[0])
+                if not isinstance(role, Exception) and role[0] == b"master":
+                    return primary
+                failure = f"{primary}, which is no primary: {role!r}"
+            failures.append(f"{sentinel} says {failure}")
+            if sentinel in self._sentinels:  # the next call starts with another
                 self._sentinels.remove(sentinel)
                 self._sentinels.append(sentinel)
-        raise StoreUnavailable(f"no primary of {self.address.service!r} is known: {'; '.join(said)}")
+        raise StoreUnavailable(f"no primary of {self.address.service!r} is known: {'; '.join(failures)}")
 
-    def _place(self, told: Outcome) -> Endpoint | str:
-        if told.error is not None:
-            return str(told.error)
-        reply: Any = told.replies[0]
-        if isinstance(reply, ReplyError):
-            return repr(str(reply))
-        if not reply:
-            return f"it knows no service {self.address.service!r}"
-        return Endpoint(reply[0].decode(), int(reply[1]))
+    def on_error(self, commands: RoutedCommands, error: Exception) -> str:
+        if error_kind(error) in ("READONLY", "LOADING", "MASTERDOWN"):
+            self.on_unreachable(commands.endpoint)
+        return AGAIN if error_kind(error) == "READONLY" else FAILED
 
-    def wrong(self, errand: RoutedCommands, error: Any) -> str:
-        if word(error) == "READONLY":
-            self.gone(errand.place)
-            return AGAIN
-        if word(error) in ("LOADING", "MASTERDOWN"):
-            self.gone(errand.place)
-        return FAILED
-
-    def gone(self, place: Endpoint | None) -> None:
-        if place == self.direct:
+    def on_unreachable(self, endpoint: Endpoint | None) -> None:
+        if endpoint == self.direct:
             self.direct = None

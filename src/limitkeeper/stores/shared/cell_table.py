@@ -1,8 +1,8 @@
-"""Cells in words of a mapped file, found by key: chains of cells, and blocks for long keys.
+"""Hash table of cells in a mapped file: chains of cells by key, and blocks that hold long keys.
 
-A cell is eight words: hash, three of state, the next of its chain and the key's size, whose it is, and sixteen bytes of key
-or the first of the blocks that hold it. What is free is linked through the same words. Strangers to a full file share cells that
-are chained like any other, under a hash of their own.
+A cell is eight words: hash, three of state, next cell of the chain and the key's size, limit and rate, and sixteen bytes of key
+or the first block that holds it. Free cells are linked through the same words. New keys of a full file share overflow cells,
+which are chained like any other, under a hash of their own.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ except ModuleNotFoundError:
 
 if cython.compiled:
     from cython.cimports.limitkeeper.algorithms.limit import Answer, Limit
-    from cython.cimports.limitkeeper.stores.shared import key_codec as w
+    from cython.cimports.limitkeeper.stores.shared import key_codec as codec
     from cython.cimports.limitkeeper.stores.shared import layout as lay
     from cython.cimports.limitkeeper.stores.shared.log_rings import LogRings
 else:
     from ...algorithms.limit import Answer, Limit
-    from . import key_codec as w
+    from . import key_codec as codec
     from . import layout as lay
     from .log_rings import LogRings
 
@@ -32,7 +32,7 @@ from .layout import Regions
 
 @cython.cclass
 class SharedCellTable(LogRings):
-    """The cells of one file. Whoever calls holds the file's lock."""
+    """The cells of one file. Callers hold the file's lock."""
 
     def __init__(self, memory: Any, plan: Regions, max_keys: int, secret: int, other: int) -> None:
         super().__init__(memory, plan, max_keys)
@@ -45,12 +45,12 @@ class SharedCellTable(LogRings):
     # Finding ---------------------------------------------------------------------------------------------------
 
     @cython.cfunc
-    def find(self, table: cython.longlong, key: str, hash: cython.longlong) -> cython.longlong:
+    def find(self, limit_id: cython.longlong, key: str, hash: cython.longlong) -> cython.longlong:
         """The word at which the key's cell begins; 0 when there is none."""
         link: cython.longlong = self.words[self.heads + (hash & self.mask)]
         while link:
             cell: cython.longlong = self.cells + (link - 1) * lay.CELL
-            if self.words[cell + lay.HASH] == hash and self.words[cell + lay.TAG] & 0xFFFF == table and self.holds(cell, key):
+            if self.words[cell + lay.HASH] == hash and self.words[cell + lay.TAG] & 0xFFFF == limit_id and self.holds(cell, key):
                 return cell
             link = self.words[cell + lay.LINK] & 0xFFFFFFFF
         return 0
@@ -58,33 +58,33 @@ class SharedCellTable(LogRings):
     @cython.cfunc
     def holds(self, cell: cython.longlong, key: str) -> cython.bint:
         """Whether this is the key's cell."""
-        size: cython.longlong = w.size_of(key)
-        if self.words[cell + lay.LINK] >> 32 != size or self.words[cell + lay.TAG] >> 32 != w.kind_of(key):
+        size: cython.longlong = codec.size_of(key)
+        if self.words[cell + lay.LINK] >> 32 != size or self.words[cell + lay.TAG] >> 32 != codec.kind_of(key):
             return False
         if size <= lay.INLINE:
-            return w.same_at(self.words, cell + lay.KEY, key, 0, size)
+            return codec.same_at(self.words, cell + lay.KEY, key, 0, size)
         offset: cython.longlong = 0
         block: cython.longlong = self.words[cell + lay.KEY]
         while offset < size:
             at: cython.longlong = self.blocks + (block - 1) * lay.BLOCK
             part: cython.longlong = size - offset if size - offset < lay.PAYLOAD else lay.PAYLOAD
-            if not w.same_at(self.words, at + 1, key, offset, part):
+            if not codec.same_at(self.words, at + 1, key, offset, part):
                 return False
             offset += part
             block = self.words[at]
         return True
 
     @cython.cfunc
-    def stranger(self, table: cython.longlong, hash: cython.longlong) -> cython.longlong:
-        """The cell that a key shares with other strangers to a full file; 0 when nobody has used it yet."""
-        number: cython.longlong = (hash >> 20) & (lay.SHARED - 1)
-        shared: cython.longlong = shared_hash(table, number)
+    def overflow_cell(self, limit_id: cython.longlong, hash: cython.longlong) -> cython.longlong:
+        """The overflow cell of a key that has no cell of its own; 0 when it is not in use."""
+        number: cython.longlong = (hash >> 20) & (lay.OVERFLOW_SLOTS - 1)
+        shared: cython.longlong = overflow_hash(limit_id, number)
         link: cython.longlong = self.words[self.heads + (shared & self.mask)]
         while link:
             cell: cython.longlong = self.cells + (link - 1) * lay.CELL
             if (
-                self.words[cell + lay.TAG] >> 32 == lay.STRANGER
-                and self.words[cell + lay.TAG] & 0xFFFF == table
+                self.words[cell + lay.TAG] >> 32 == lay.OVERFLOW
+                and self.words[cell + lay.TAG] & 0xFFFF == limit_id
                 and self.words[cell + lay.KEY] == number
             ):
                 return cell
@@ -92,15 +92,15 @@ class SharedCellTable(LogRings):
         return 0
 
     @cython.cfunc
-    def is_shared(self, cell: cython.longlong) -> cython.bint:
-        return bool(self.words[cell + lay.TAG] >> 32 == lay.STRANGER)
+    def is_overflow(self, cell: cython.longlong) -> cython.bint:
+        return bool(self.words[cell + lay.TAG] >> 32 == lay.OVERFLOW)
 
     # Adding ----------------------------------------------------------------------------------------------------
 
     @cython.cfunc
-    def insert(self, table: cython.longlong, unit: cython.longlong, key: str, hash: cython.longlong) -> cython.longlong:
+    def insert(self, limit_id: cython.longlong, unit: cython.longlong, key: str, hash: cython.longlong) -> cython.longlong:
         """A new cell for a key that is not there, with an empty state; 0 without room for it."""
-        size: cython.longlong = w.size_of(key)
+        size: cython.longlong = codec.size_of(key)
         if self.words[lay.LIVE] >= self.max_keys or (size > lay.INLINE and not self.has_blocks(size)):
             return 0
         cell: cython.longlong = self.fresh_cell(self.max_keys + lay.RESERVE)
@@ -109,31 +109,31 @@ class SharedCellTable(LogRings):
         if size <= lay.INLINE:
             self.words[cell + lay.KEY] = 0
             self.words[cell + lay.KEY + 1] = 0
-            w.copy_in(self.words, cell + lay.KEY, key, 0, size)
+            codec.copy_in(self.words, cell + lay.KEY, key, 0, size)
         else:
             self.words[cell + lay.KEY] = self.store_long(key, size)
         self.change(lay.LIVE, self.words[lay.LIVE] + 1)
-        self.place(cell, hash, size, table | (unit << 16) | (w.kind_of(key) << 32))
+        self.place(cell, hash, size, limit_id | (unit << 16) | (codec.kind_of(key) << 32))
         return cell
 
     @cython.cfunc
-    def insert_stranger(self, table: cython.longlong, unit: cython.longlong, hash: cython.longlong) -> cython.longlong:
-        """The cell that a key shares with other strangers, made."""
+    def insert_overflow_cell(self, limit_id: cython.longlong, unit: cython.longlong, hash: cython.longlong) -> cython.longlong:
+        """Creates the overflow cell of a key."""
         cell: cython.longlong = self.fresh_cell(self.max_keys + lay.RESERVE)
         if not cell:
             raise StoreError(
-                "a shared file is full, its reserve too: too many limits share it; raise max_keys, or use several files"
+                "a shared file and its reserve are full: too many limits share it; raise max_keys, or use several files"
             )
-        number: cython.longlong = (hash >> 20) & (lay.SHARED - 1)
+        number: cython.longlong = (hash >> 20) & (lay.OVERFLOW_SLOTS - 1)
         self.words[cell + lay.KEY] = number
-        self.change(lay.STRANGE, self.words[lay.STRANGE] + 1)
-        kind: cython.longlong = lay.STRANGER
-        self.place(cell, shared_hash(table, number), 0, table | (unit << 16) | (kind << 32))
+        self.change(lay.OVERFLOW_CELLS, self.words[lay.OVERFLOW_CELLS] + 1)
+        kind: cython.longlong = lay.OVERFLOW
+        self.place(cell, overflow_hash(limit_id, number), 0, limit_id | (unit << 16) | (kind << 32))
         return cell
 
     @cython.cfunc
     def fresh_cell(self, room: cython.longlong) -> cython.longlong:
-        """A cell that nobody uses; 0 when there is none."""
+        """A free cell; 0 when there is none."""
         cell: cython.longlong
         if self.words[lay.FREE]:
             cell = self.cells + (self.words[lay.FREE] - 1) * lay.CELL
@@ -149,8 +149,8 @@ class SharedCellTable(LogRings):
     def place(self, cell: cython.longlong, hash: cython.longlong, size: cython.longlong, tag: cython.longlong) -> cython.int:
         """Puts a fresh cell into its chain."""
         head: cython.longlong = self.heads + (hash & self.mask)
-        self.note(cell + lay.LINK)
-        self.note(cell + lay.TAG)
+        self.journal_word(cell + lay.LINK)
+        self.journal_word(cell + lay.TAG)
         self.words[cell + lay.HASH] = hash
         self.words[cell + lay.STATE] = self.words[cell + lay.STATE + 1] = self.words[cell + lay.STATE + 2] = 0
         self.words[cell + lay.LINK] = self.words[head] | (size << 32)
@@ -178,13 +178,13 @@ class SharedCellTable(LogRings):
             at: cython.longlong = self.blocks + (block - 1) * lay.BLOCK
             if block:
                 self.change(lay.BLOCKS_FREE, self.words[at])
-                self.note(at)
+                self.journal_word(at)
             else:
                 block = self.words[lay.BLOCKS_HIGH] + 1
                 at = self.blocks + (block - 1) * lay.BLOCK
                 self.change(lay.BLOCKS_HIGH, block)
             self.words[at] = following
-            w.copy_in(self.words, at + 1, key, offset, size - offset if size - offset < lay.PAYLOAD else lay.PAYLOAD)
+            codec.copy_in(self.words, at + 1, key, offset, size - offset if size - offset < lay.PAYLOAD else lay.PAYLOAD)
             following = block
             offset -= lay.PAYLOAD
         return following
@@ -202,8 +202,8 @@ class SharedCellTable(LogRings):
         self.change(at, (self.words[at] >> 32 << 32) | (self.words[cell + lay.LINK] & 0xFFFFFFFF))
         if logs and self.words[cell + lay.STATE + 2]:
             self.free_log(self.words[cell + lay.STATE + 2])
-        if self.is_shared(cell):
-            self.change(lay.STRANGE, self.words[lay.STRANGE] - 1)
+        if self.is_overflow(cell):
+            self.change(lay.OVERFLOW_CELLS, self.words[lay.OVERFLOW_CELLS] - 1)
         else:
             self.change(lay.LIVE, self.words[lay.LIVE] - 1)
             if size > lay.INLINE:
@@ -214,7 +214,7 @@ class SharedCellTable(LogRings):
 
     @cython.cfunc
     def free_long(self, first: cython.longlong) -> cython.int:
-        """Puts the blocks of a key before those that are free."""
+        """Adds the blocks of a key to the free list."""
         last: cython.longlong = self.blocks + (first - 1) * lay.BLOCK
         while self.words[last]:
             last = self.blocks + (self.words[last] - 1) * lay.BLOCK
@@ -242,7 +242,7 @@ class SharedCellTable(LogRings):
 
     @cython.cfunc
     def sweep(self, budget: cython.longlong, now_us: cython.longlong) -> cython.int:
-        """Looks at a few cells, each in its turn, and forgets those that are as new."""
+        """Checks the next few cells and removes those that are as new."""
         high: cython.longlong = self.words[lay.HIGH]
         if budget > high:
             budget = high
@@ -262,12 +262,12 @@ class SharedCellTable(LogRings):
 
     # Taking over ----------------------------------------------------------------------------------------------
 
-    def adopt(self, table: cython.longlong, unit: cython.longlong, key: str, state: Any) -> None:
+    def adopt(self, limit_id: cython.longlong, unit: cython.longlong, key: str, state: Any) -> None:
         """Takes over a key with its state, if it is not there."""
-        hashed: cython.longlong = w.hashed(key, self.secret, self.other, table)
-        if self.find(table, key, hashed):
+        hashed: cython.longlong = codec.hashed(key, self.secret, self.other, limit_id)
+        if self.find(limit_id, key, hashed):
             return
-        cell: cython.longlong = self.insert(table, unit, key, hashed)
+        cell: cython.longlong = self.insert(limit_id, unit, key, hashed)
         if cell and isinstance(state[0], tuple):
             self.fill(cell, state[0])
         elif cell:
@@ -280,22 +280,22 @@ class SharedCellTable(LogRings):
         size: cython.longlong = self.words[cell + lay.LINK] >> 32
         kind: cython.longlong = self.words[cell + lay.TAG] >> 32
         if size <= lay.INLINE:
-            return w.text_of(kind, w.copy_out(self.words, cell + lay.KEY, size))
+            return codec.text_of(kind, codec.copy_out(self.words, cell + lay.KEY, size))
         parts = []
         block: cython.longlong = self.words[cell + lay.KEY]
         while size > 0:
             if not 0 < block <= self.blocks_room:
-                raise StoreError("a key's blocks lead nowhere")
+                raise StoreError("a key's block is out of range")
             at: cython.longlong = self.blocks + (block - 1) * lay.BLOCK
-            parts.append(w.copy_out(self.words, at + 1, size if size < lay.PAYLOAD else lay.PAYLOAD))
+            parts.append(codec.copy_out(self.words, at + 1, size if size < lay.PAYLOAD else lay.PAYLOAD))
             size -= lay.PAYLOAD
             block = self.words[at]
-        return w.text_of(kind, b"".join(parts))
+        return codec.text_of(kind, b"".join(parts))
 
     def is_whole(self, cell: cython.longlong) -> bool:
         """Whether the cell's hash is that of its key."""
-        table: cython.longlong = self.words[cell + lay.TAG] & 0xFFFF
-        return bool(w.hashed(self.key_of(cell), self.secret, self.other, table) == self.words[cell + lay.HASH])
+        limit_id: cython.longlong = self.words[cell + lay.TAG] & 0xFFFF
+        return bool(codec.hashed(self.key_of(cell), self.secret, self.other, limit_id) == self.words[cell + lay.HASH])
 
     def state_of(self, cell: cython.longlong, logs: bool) -> Any:
         """The state as plain data: three integers, or the entries of a log."""
@@ -306,13 +306,13 @@ class SharedCellTable(LogRings):
             return ((), 0, 0)
         at: cython.longlong = self.logs + (number - 1) * self.log_words
         if not 0 < number <= self.max_keys + lay.RESERVE or self.words[at + 2] != (self.log_words - 4) // 2:
-            raise StoreError("a key's log leads nowhere")
+            raise StoreError("a key's log is out of range")
         return (tuple(read_log([self.words[at + i] for i in range(self.log_words)])), 0, 0)
 
 
 @cython.cfunc
 @cython.inline
 @cython.exceptval(check=False)
-def shared_hash(table: cython.longlong, number: cython.longlong) -> cython.longlong:
-    """Where the cells of strangers are chained."""
-    return table * 7919 + number * 104729
+def overflow_hash(limit_id: cython.longlong, number: cython.longlong) -> cython.longlong:
+    """The hash under which an overflow cell is chained."""
+    return limit_id * 7919 + number * 104729

@@ -1,4 +1,4 @@
-# Keys as bytes in words, a hash that every process of a host agrees on, and the lock's atomics: the compiled twin of key_codec.py.
+# Keys as bytes in words, and a hash that all processes of a host agree on: the compiled twin of key_codec.py.
 from cpython.bytes cimport PyBytes_FromStringAndSize
 from cpython.unicode cimport PyUnicode_DATA, PyUnicode_FromKindAndData, PyUnicode_GET_LENGTH, PyUnicode_KIND
 from libc.string cimport memcmp, memcpy
@@ -19,9 +19,9 @@ cdef extern from *:
     }
     #endif
     /* Eight bytes at a time, each folded into what came before by a full multiplication with a secret. */
-    static inline int64_t limitkeeper_hash(const void* data, size_t size, uint64_t secret, uint64_t other, uint64_t table) {
+    static inline int64_t limitkeeper_hash(const void* data, size_t size, uint64_t secret, uint64_t other, uint64_t limit_id) {
         const unsigned char* at = (const unsigned char*) data;
-        uint64_t word, state = secret ^ (table * 0xC2B2AE3D27D4EB4FULL);
+        uint64_t word, state = secret ^ (limit_id * 0xC2B2AE3D27D4EB4FULL);
         size_t left = size;
         while (left >= 8) {
             memcpy(&word, at, 8);
@@ -34,45 +34,8 @@ cdef extern from *:
         state = limitkeeper_fold(state ^ word, other | 1);
         return (int64_t) limitkeeper_fold(state ^ (uint64_t) size, secret | 1);
     }
-    #if defined(__linux__) && (defined(__GNUC__) || defined(__clang__))
-    #include <sched.h>
-    #include <time.h>
-    #define LIMITKEEPER_ATOMIC 1
-    static inline int limitkeeper_swap(long long* word, long long old, long long fresh) {
-        return __atomic_compare_exchange_n(word, &old, fresh, 0, __ATOMIC_ACQUIRE, __ATOMIC_RELAXED);
-    }
-    static inline void limitkeeper_publish(long long* word, long long value) {
-        __atomic_store_n(word, value, __ATOMIC_RELEASE);
-        __atomic_thread_fence(__ATOMIC_RELEASE);  /* and nothing that follows comes before it */
-    }
-    static inline long long limitkeeper_load(long long* word) { return __atomic_load_n(word, __ATOMIC_ACQUIRE); }
-    static inline void limitkeeper_pause(void) {
-    #if defined(__x86_64__) || defined(__i386__)
-        __builtin_ia32_pause();
-    #endif
-    }
-    /* Tries for a while: most holders are gone within a microsecond. */
-    static int limitkeeper_spin(long long* word, long long fresh, int turns) {
-        while (turns-- > 0) {
-            if (limitkeeper_load(word) == 0 && limitkeeper_swap(word, 0, fresh)) return 1;
-            if ((turns & 63) == 0) sched_yield(); else limitkeeper_pause();
-        }
-        return 0;
-    }
-    #else
-    #define LIMITKEEPER_ATOMIC 0
-    static inline int limitkeeper_swap(long long* word, long long old, long long fresh) { return 0; }
-    static inline void limitkeeper_publish(long long* word, long long value) { *(volatile long long*) word = value; }
-    static inline long long limitkeeper_load(long long* word) { return *(volatile long long*) word; }
-    static int limitkeeper_spin(long long* word, long long fresh, int turns) { return 0; }
-    #endif
     """
-    const bint HAS_ATOMICS "LIMITKEEPER_ATOMIC"
-    long long hash_bytes "limitkeeper_hash"(const void* data, size_t size, unsigned long long secret, unsigned long long other, unsigned long long table) noexcept nogil
-    bint swap_word "limitkeeper_swap"(long long* word, long long old, long long fresh) noexcept nogil
-    void publish_word "limitkeeper_publish"(long long* word, long long value) noexcept nogil
-    long long load_word "limitkeeper_load"(long long* word) noexcept nogil
-    bint spin_for "limitkeeper_spin"(long long* word, long long fresh, int turns) noexcept nogil
+    long long hash_bytes "limitkeeper_hash"(const void* data, size_t size, unsigned long long secret, unsigned long long other, unsigned long long limit_id) noexcept nogil
 
 cdef inline long long kind_of(str key) noexcept:
     return PyUnicode_KIND(key)
@@ -80,8 +43,8 @@ cdef inline long long kind_of(str key) noexcept:
 cdef inline long long size_of(str key) noexcept:
     return PyUnicode_GET_LENGTH(key) * PyUnicode_KIND(key)
 
-cdef inline long long hashed(str key, long long secret, long long other, long long table) noexcept:
-    return hash_bytes(PyUnicode_DATA(key), PyUnicode_GET_LENGTH(key) * PyUnicode_KIND(key), secret, other, table)
+cdef inline long long hashed(str key, long long secret, long long other, long long limit_id) noexcept:
+    return hash_bytes(PyUnicode_DATA(key), PyUnicode_GET_LENGTH(key) * PyUnicode_KIND(key), secret, other, limit_id)
 
 cdef inline void copy_in(long long* words, long long at, str key, long long offset, long long size) noexcept:
     memcpy(words + at, <const char*> PyUnicode_DATA(key) + offset, size)
@@ -94,6 +57,3 @@ cdef inline bytes copy_out(long long* words, long long at, long long size):
 
 cdef inline str text_of(long long kind, bytes data):
     return PyUnicode_FromKindAndData(<int> kind, <const char*> data, len(data) // kind)
-
-cdef inline void publish(long long* words, long long at, long long value) noexcept:
-    publish_word(words + at, value)

@@ -1,15 +1,13 @@
-"""Keys as bytes in words, and the hash that every process of a host agrees on. The plain twin of words.pxd.
+"""Encodes keys into words of a shared file, and hashes them: the plain twin of key_codec.pxd.
 
-Files of the two builds never meet (each has its own way to keep others out, and the file says which), so the bytes of a key
-may differ between them: UTF-8 here, the string's own characters when compiled.
+The two builds never share a file (they lock it differently, and the file says how), so the bytes of a key may differ: UTF-8 here,
+the string's own characters when compiled.
 """
 
 from __future__ import annotations
 
 import hashlib
 from typing import Any
-
-from .layout import MAGIC_TEXT
 
 
 def kind_of(key: str) -> int:
@@ -20,9 +18,9 @@ def size_of(key: str) -> int:
     return len(key.encode("utf-8", "surrogatepass"))
 
 
-def hashed(key: str, secret: int, other: int, table: int) -> int:
-    """A keyed hash: who does not know the file's secret can't choose keys that collide."""
-    secrets = b"".join(part.to_bytes(8, "little", signed=True) for part in (secret, other, table))
+def hashed(key: str, secret: int, other: int, limit_id: int) -> int:
+    """A keyed hash: without the file's secret, colliding keys can't be chosen."""
+    secrets = b"".join(part.to_bytes(8, "little", signed=True) for part in (secret, other, limit_id))
     digest = hashlib.blake2b(key.encode("utf-8", "surrogatepass"), digest_size=8, key=secrets).digest()
     return int.from_bytes(digest, "little", signed=True)
 
@@ -46,12 +44,3 @@ def copy_out(words: Any, at: int, size: int) -> bytes:
 def text_of(kind: int, data: bytes) -> str:
     """The key whose bytes these are."""
     return data.decode("utf-8", "surrogatepass")
-
-
-def publish(words: Any, at: int, value: int) -> None:
-    """Writes a word behind everything written before it."""
-    words[at] = value
-
-
-def magic() -> int:
-    return int.from_bytes(MAGIC_TEXT, "little")

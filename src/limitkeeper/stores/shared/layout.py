@@ -1,13 +1,13 @@
-"""What lies where in a shared file: everything is an 8-byte word, counted from the start.
+"""Layout of a shared file: regions and header words, all 8-byte words counted from the start.
 
     header · journal · directory · heads · cells · blocks · logs
 
-The header knows the parameters, the lock and the counters. The journal holds (word, old value) pairs of a change that is being
-made, so that a change whose maker died can be taken back. The directory is a list of the limits that live here, only ever
-appended to. Heads are the chains of a hash table; a cell is one key's state; blocks hold keys longer than 16 bytes; logs are
-the rings of sliding logs, each of the same length. The file is sparse: what nobody has touched takes no room.
+The header holds the parameters, the lock and the counters. The journal holds (word, old value) pairs of the change in progress,
+so that it can be rolled back. The directory lists the limits of this file; it is only appended to. Heads are the chains of a hash
+table; a cell is one key's state; blocks hold keys longer than 16 bytes; logs are the ring buffers of sliding logs, all of one
+length. The file is sparse: unused parts take no space.
 
-`layout.pxd` says the same to the C compiler; a test holds the two equal.
+`layout.pxd` holds the same numbers for the C compiler; a test compares the two.
 """
 
 from __future__ import annotations
@@ -38,34 +38,34 @@ BLOCKS_HIGH = 35
 BLOCKS_FREE = 36
 LOGS_HIGH = 37
 LOGS_FREE = 38
-STRANGE = 39
+OVERFLOW_CELLS = 39
 CURSOR = 40
-STRANGERS = 41
+OVERFLOWS = 41
 DIRECTORY = 42
 LAST = 43
 TAKEOVERS = 44
-CROWDED = 45
+LOG_FULL = 45
 CALLS = 46
 
 HEADER = 512
 JOURNAL_ROOM = 16384  # changes
 DIRECTORY_ROOM = 131072  # words
-RESERVE = 16384  # cells beyond max_keys, for strangers
-SHARED = 1024  # cells for strangers per limit
+RESERVE = 16384  # cells beyond max_keys, for overflow
+OVERFLOW_SLOTS = 1024  # overflow cells per limit
 
 # Words of a cell.
 HASH = 0
 STATE = 1
 LINK = 4  # next cell of the chain + 1, and the key's size in bytes << 32
-TAG = 5  # table, unit << 16, kind << 32
+TAG = 5  # limit_id, unit << 16, kind << 32
 KEY = 6
 CELL = 8
 INLINE = 16  # bytes of a key that fit into its cell
 BLOCK = 8
 PAYLOAD = 56  # bytes of a key in a block, behind the word that links to the next
-STRANGER = 255  # the kind of a cell that strangers share
+OVERFLOW = 255  # the kind of an overflow cell
 
-#: Who keeps others out: a compare-and-swap on the lock's word, or the kernel's lock on a second file.
+#: How the file is locked: compare-and-swap on the lock's word, or the kernel's lock on a second file.
 ATOMIC = 1
 LOCK_FILE = 2
 
@@ -86,7 +86,7 @@ class Regions(NamedTuple):
 
 
 def regions(max_keys: int, log_entries: int) -> Regions:
-    """The plan of a file with these parameters."""
+    """The layout of a file with these parameters."""
     heads_room = 1024
     while heads_room < max_keys:
         heads_room *= 2

@@ -4,10 +4,10 @@ from limitkeeper.stores.shared.journal cimport Journal
 cdef class LogRings(Journal):
     cdef long long logs, log_words, max_keys
     cdef long long log_at(self, long long number)
-    cdef long long open_log(self, long long cell)
+    cdef long long log_of_cell(self, long long cell)
     cdef int free_log(self, long long number)
-    cdef int note_log(self, long long number)
+    cdef int journal_log(self, long long number)
     cdef long long crowded_until(self, long long cell, long long moment, long long window, long long now)
     cdef int add(self, long long cell, long long moment, long long cost, long long before)
-    cdef int squeeze(self, long long number, long long moment, long long cost)
+    cdef int merge_entry(self, long long number, long long moment, long long cost)
     cdef int fill(self, long long cell, object entries)

@@ -1,8 +1,8 @@
-"""The rings of sliding logs in a mapped file: each of the same length, opened for a cell, free again with it.
+"""Ring buffers of sliding logs in a mapped file, all of one length: allocated for a cell and freed with it.
 
 A ring is what `sliding_log` works on, `[head, entries, room, base, m0, t0, m1, …]`; a free one links to the next through its
-first word. One that has no place left refuses (`crowded_until`); what must be added all the same joins an entry that counts at
-least as long. Growing rings were rejected: every cell may have one, so the file's size is known when it is made.
+first word. A full ring refuses (`crowded_until`); an entry that must be added (debt) is merged into one that counts at least as
+long. Rejected: growing rings; every cell may have one, so the size of the file is known when it is created.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from .layout import Regions
 
 @cython.cclass
 class LogRings(Journal):
-    """The logs of one file. Whoever calls holds the file's lock."""
+    """The logs of one file. Callers hold the file's lock."""
 
     def __init__(self, memory: Any, plan: Regions, max_keys: int) -> None:
         super().__init__(memory, plan.journal)
@@ -38,7 +38,7 @@ class LogRings(Journal):
 
     @cython.cfunc
     def log_at(self, number: cython.longlong) -> cython.longlong:
-        """What the rule is given of a log: its address when compiled, a view on it when not; 0 when there is none."""
+        """The log as the algorithm takes it: its address when compiled, a memoryview otherwise; 0 for none."""
         if not number:
             return 0
         at: cython.longlong = self.logs + (number - 1) * self.log_words
@@ -47,7 +47,7 @@ class LogRings(Journal):
         return self.words[at : at + self.log_words]  # type: ignore[no-any-return]
 
     @cython.cfunc
-    def open_log(self, cell: cython.longlong) -> cython.longlong:
+    def log_of_cell(self, cell: cython.longlong) -> cython.longlong:
         """The number of the cell's log, made when there is none."""
         number: cython.longlong = self.words[cell + lay.STATE + 2]
         if number:
@@ -57,7 +57,7 @@ class LogRings(Journal):
         if number:
             at = self.logs + (number - 1) * self.log_words
             self.change(lay.LOGS_FREE, self.words[at])
-            self.note(at)
+            self.journal_word(at)
         else:
             number = self.words[lay.LOGS_HIGH] + 1
             if number > self.max_keys + lay.RESERVE:
@@ -76,19 +76,19 @@ class LogRings(Journal):
         return self.change(lay.LOGS_FREE, number)
 
     @cython.cfunc
-    def note_log(self, number: cython.longlong) -> cython.int:
-        """Writes a whole log down, before a rule changes it in place."""
+    def journal_log(self, number: cython.longlong) -> cython.int:
+        """Records a whole log before an algorithm changes it in place."""
         at: cython.longlong = self.logs + (number - 1) * self.log_words
         i: cython.longlong
         for i in range(self.log_words):
-            self.note(at + i)
+            self.journal_word(at + i)
         return 0
 
     @cython.cfunc
     def crowded_until(
         self, cell: cython.longlong, moment: cython.longlong, window: cython.longlong, now: cython.longlong
     ) -> cython.longlong:
-        """When this log, which has just so many places, can take an entry of that moment; 0: now."""
+        """When a full log has room for an entry of that time; 0: now."""
         number: cython.longlong = self.words[cell + lay.STATE + 2]
         if not number:
             return 0
@@ -105,52 +105,52 @@ class LogRings(Journal):
         for i in range(n):
             if self.words[at + 4 + 2 * ((head + i) % room)] == moment:  # calls of one moment share an entry
                 return 0
-        self.words[lay.CROWDED] += 1
+        self.words[lay.LOG_FULL] += 1
         return first + window
 
     @cython.cfunc
     def add(self, cell: cython.longlong, moment: cython.longlong, cost: cython.longlong, before: cython.longlong) -> cython.int:
         """Prunes the cell's log and adds an entry."""
-        number: cython.longlong = self.open_log(cell)
+        number: cython.longlong = self.log_of_cell(cell)
         at: cython.longlong = self.logs + (number - 1) * self.log_words
         n: cython.longlong = self.words[at + 1]
         room: cython.longlong = self.words[at + 2]
         if n >= room and self.words[at + 4 + 2 * self.words[at]] > before:
-            return self.squeeze(number, moment, cost)
+            return self.merge_entry(number, moment, cost)
         last: cython.longlong = at + 4 + 2 * ((self.words[at] + n + room - 1) % room)
         i: cython.longlong
         if n > 0 and self.words[last] > moment:  # entries dated later move up
-            self.note_log(number)
+            self.journal_log(number)
         else:
             for i in range(4):
-                self.note(at + i)
-            self.note(last + 1)
+                self.journal_word(at + i)
+            self.journal_word(last + 1)
             following: cython.longlong = at + 4 + 2 * ((self.words[at] + n) % room)
-            self.note(following)
-            self.note(following + 1)
+            self.journal_word(following)
+            self.journal_word(following + 1)
         if cython.compiled:
             sliding_log.prune(self.words + at, before)
             if self.words[at + 1] == 0:  # begins anew at its first place
-                self.note(at + 4)
-                self.note(at + 5)
+                self.journal_word(at + 4)
+                self.journal_word(at + 5)
             sliding_log.add(self.words + at, moment, cost)
         else:
             log: Any = self.log_at(number)
             sliding_log.prune(log, before)
             if self.words[at + 1] == 0:
-                self.note(at + 4)
-                self.note(at + 5)
+                self.journal_word(at + 4)
+                self.journal_word(at + 5)
             sliding_log.add(log, moment, cost)
         return 0
 
     @cython.cfunc
-    def squeeze(self, number: cython.longlong, moment: cython.longlong, cost: cython.longlong) -> cython.int:
+    def merge_entry(self, number: cython.longlong, moment: cython.longlong, cost: cython.longlong) -> cython.int:
         """Adds to a log without a free place what must be added (debt, say): it joins the next later entry, or the last one,
         which is dated later then. Either counts longer than it would have, never shorter."""
         at: cython.longlong = self.logs + (number - 1) * self.log_words
         n: cython.longlong = self.words[at + 1]
         i: cython.longlong = n - 1
-        self.note_log(number)
+        self.journal_log(number)
         entry: cython.longlong = at + 4 + 2 * ((self.words[at] + i) % n)
         if self.words[entry] < moment:
             self.words[entry] = moment
@@ -170,8 +170,8 @@ class LogRings(Journal):
         if extra > 0:
             pairs = [(pairs[extra][0], sum(cost for _, cost in pairs[: extra + 1])), *pairs[extra + 1 :]]
         if self.words[cell + lay.STATE + 2]:
-            self.note_log(self.words[cell + lay.STATE + 2])
-        number: cython.longlong = self.open_log(cell)
+            self.journal_log(self.words[cell + lay.STATE + 2])
+        number: cython.longlong = self.log_of_cell(cell)
         at: cython.longlong = self.logs + (number - 1) * self.log_words
         self.words[at] = self.words[at + 3] = 0
         total: cython.longlong = 0

@@ -1,9 +1,9 @@
-"""The file behind a SharedStore: made, opened, checked, and taken over when nobody else has it.
+"""Creates, opens, checks and maps the file of a SharedStore.
 
-Everybody who has the file open holds a shared lock on it (`flock`). Who gets the exclusive lock is alone: it may make the
-file, take a dead process's change back, or bring the file over a restart of the machine. Everybody else only checks that the
-file is what it expects. Pages may reach the disk in any order before a crash of the whole machine, so after a restart cells
-are taken over one by one, each checked, into a fresh file.
+Every process that has the file open holds a shared `flock` on it. A process that gets the exclusive lock is alone: it may create
+the file, roll back the change of a dead process, or replace the file after a reboot. All others only check that the file is
+what they expect. Pages may reach the disk in any order before a crash of the machine, so after a reboot cells are checked and
+copied one by one into a new file.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from ...clock import steady_us, utc_us
 from ...errors import ConfigurationError, StoreUnavailable
 from . import layout as at
 from .layout import Regions, regions
-from .lock_owner import boot, namespace
+from .lock_owner import boot_id, pid_namespace
 
 PROTOCOLS = {at.ATOMIC: "compare-and-swap (compiled)", at.LOCK_FILE: "a lock file (not compiled)"}
 
 
 class MappedFile:
-    """An open file: its memory, its plan, and whether this process found it alone."""
+    """An open file: its memory, its layout, and whether this process has it alone."""
 
     def __init__(self, path: str, max_keys: int, log_entries: int, protocol: int) -> None:
         self.path = os.path.abspath(path)
@@ -46,7 +46,7 @@ class MappedFile:
             raise
 
     def _open(self) -> tuple[int, bool]:
-        """Opens the file with a lock on it; the one that the path means now, should it be replaced meanwhile."""
+        """Opens and locks the file; again, when the path was replaced meanwhile."""
         while True:
             try:
                 fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -56,13 +56,13 @@ class MappedFile:
                 ) from error
             if not stat.S_ISREG(os.fstat(fd).st_mode):
                 os.close(fd)
-                raise ConfigurationError(f"{self.path!r} is no file; give the path of one, which is made if it is not there")
+                raise ConfigurationError(f"{self.path!r} is not a regular file; give the path of one, it is created when missing")
             alone = True
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
                 alone = False
-                fcntl.flock(fd, fcntl.LOCK_SH)  # waits for whoever is making the file
+                fcntl.flock(fd, fcntl.LOCK_SH)  # waits while another process creates the file
             try:
                 same = os.stat(self.path).st_ino == os.fstat(fd).st_ino
             except FileNotFoundError:
@@ -77,14 +77,14 @@ class MappedFile:
     # Making ----------------------------------------------------------------------------------------------------
 
     def _is_unmade(self) -> bool:
-        """Whether the file is empty, or whoever began to make it died before it was ready."""
+        """Whether the file is empty, or the process that created it died before it was ready."""
         found = os.pread(self.fd, at.HEADER * 8, 0)
         if not found:
             return True
         return found[:8] == at.MAGIC_TEXT and found[at.READY * 8 :][:8] == bytes(8)
 
     def _make(self) -> None:
-        """A fresh file: sparse, only its header written; it says whose it is before it has its size, and READY behind that."""
+        """Creates a sparse file with a header; the magic text is written before the size, READY after it."""
         space = os.statvfs(self.path)
         needed = (self.plan.blocks - self.plan.heads) * 8
         if space.f_bavail * space.f_frsize < needed:
@@ -104,34 +104,32 @@ class MappedFile:
         os.pwrite(self.fd, (1).to_bytes(8, "little"), at.READY * 8)
 
     def _stamp(self, words: Any, last_us: int) -> None:
-        """This boot, this space of process numbers, and this machine's offset to UTC; time never goes back."""
-        words[at.BOOT], words[at.BOOT + 1] = boot()
-        words[at.NAMESPACE] = namespace()
+        """Writes the boot id, the pid namespace and the offset to UTC; time never goes back."""
+        words[at.BOOT], words[at.BOOT + 1] = boot_id()
+        words[at.NAMESPACE] = pid_namespace()
         words[at.OFFSET] = max(utc_us(), last_us) - steady_us()
 
     # Opening ---------------------------------------------------------------------------------------------------
 
     def _check(self) -> None:
-        """Whether the file is what this process expects; says what differs, and what to do."""
+        """Raises when the file is not what this process expects, with the difference and the remedy."""
         found = os.pread(self.fd, at.HEADER * 8, 0)
         words = memoryview(found.ljust(at.HEADER * 8, b"\0")).cast("q")
         if found[:8] != at.MAGIC_TEXT or not words[at.READY]:
-            raise ConfigurationError(
-                f"{self.path!r} is no shared file of limitkeeper; give another path (it has not been touched)"
-            )
+            raise ConfigurationError(f"{self.path!r} is not a shared file of limitkeeper; give another path (it was not changed)")
         if words[at.LAYOUT] != at.VERSION:
             raise self._differs(f"has layout {words[at.LAYOUT]}, this version writes {at.VERSION}")
         if words[at.PROTOCOL] != self.protocol:
             raise self._differs(
-                f"keeps others out by {PROTOCOLS.get(words[at.PROTOCOL], '?')}, this process by {PROTOCOLS[self.protocol]}; "
+                f"is locked by {PROTOCOLS.get(words[at.PROTOCOL], '?')}, this process uses {PROTOCOLS[self.protocol]}; "
                 "run the same build of limitkeeper everywhere"
             )
         for name, word, mine in (("max_keys", at.MAX_KEYS, self.max_keys), ("log_entries", at.LOG_ENTRIES, self.log_entries)):
             if words[word] != mine:
-                raise self._differs(f"was made with {name}={words[word]}, this process asks for {mine}")
+                raise self._differs(f"was created with {name}={words[word]}, this process expects {mine}")
         if os.fstat(self.fd).st_size != self.plan.end * 8:
-            raise self._differs("has been cut short or is of another size")
-        if not self.alone and words[at.NAMESPACE] != namespace():
+            raise self._differs("has the wrong size")
+        if not self.alone and words[at.NAMESPACE] != pid_namespace():
             raise self._differs(
                 "is in use in another container, where process numbers mean something else; "
                 "use one file per container, or a RedisStore"
@@ -139,20 +137,20 @@ class MappedFile:
 
     def _differs(self, what: str) -> ConfigurationError:
         return ConfigurationError(
-            f"shared file {self.path!r} {what}; or delete the file while nobody uses it, or give another path"
+            f"shared file {self.path!r} {what}; or delete the file while no process uses it, or give another path"
         )
 
     def _take_over(self) -> None:
-        """Nobody else has the file: whatever lock is still held, its owner is gone."""
-        if (self.words[at.BOOT], self.words[at.BOOT + 1]) != boot():
+        """No other process has the file open: a lock that is still held belongs to a dead one."""
+        if (self.words[at.BOOT], self.words[at.BOOT + 1]) != boot_id():
             self._renew()
-        self.words[at.NAMESPACE] = namespace()
+        self.words[at.NAMESPACE] = pid_namespace()
         if self.words[at.LOCK]:
             self.words[at.TAKEOVERS] += 1
         self.words[at.LOCK] = 0
 
     def _renew(self) -> None:
-        """The machine was started anew: a fresh file in place of the old one, whose cells are still to be taken over."""
+        """After a reboot: creates a new file; the store copies the cells of the old one."""
         old_fd, old_memory, old_words = self.fd, self.memory, self.words
         fresh = f"{self.path}.{os.getpid()}"
         self.fd = os.open(fresh, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
@@ -168,7 +166,7 @@ class MappedFile:
         self.replacing = fresh
 
     def settle(self) -> None:
-        """Ready: the fresh file takes the old one's place, and others may come in."""
+        """Publishes the file: a new one replaces the old one, and other processes may open it."""
         if self.old is not None:
             os.rename(self.replacing, self.path)
             self.old.close()
@@ -176,14 +174,14 @@ class MappedFile:
         fcntl.flock(self.fd, fcntl.LOCK_SH)
 
     def close(self) -> None:
-        """Lets go of the file; the memory goes when nobody looks at it any more."""
+        """Closes the file; the memory is unmapped when no view on it is left."""
         if getattr(self, "words", None) is not None:
             self.words.release()
         memory = getattr(self, "memory", None)
         if memory is not None:
             try:
                 memory.close()
-            except BufferError:  # somebody still holds a view on it; the collector closes it after them
+            except BufferError:  # a view on it still exists; the mapping closes with the last view
                 pass
         if self.fd >= 0:
             os.close(self.fd)

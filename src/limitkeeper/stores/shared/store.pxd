@@ -1,16 +1,24 @@
-# The C face of shared.py.
+# C declarations of store.py.
 from limitkeeper.algorithms.limit cimport State
-from limitkeeper.stores.shared.locked_file cimport LockedFile, RowHandle
-from limitkeeper.stores.cell_store cimport LimitHandle
+from limitkeeper.stores.cell_store cimport CellStore, LimitHandle
+from limitkeeper.stores.shared.cell_table cimport SharedCellTable
+from limitkeeper.stores.shared.lock cimport FileLock
 
-cdef class SharedStore(LockedFile):
-    cdef bint holding
-    cdef long long hash
-    cdef int tidy(self, long long now_us)
+cdef class SharedLimitHandle(LimitHandle):
+    cdef readonly long long limit_id, birth_us
+
+cdef class SharedStore(CellStore):
+    cdef SharedCellTable table
+    cdef FileLock file_lock
+    cdef readonly str path
+    cdef object _file, _directory, cached_key
+    cdef int depth
+    cdef bint atomic, closing, in_change
+    cdef long long cached_limit, cached_cell, hash
+    cdef int sweep_sometimes(self, long long now_us)
     cdef long long find(self, LimitHandle place, str key, long long now_us, bint full)
-    cdef State first(self, LimitHandle place)
+    cdef State unseen_state(self, LimitHandle place)
     cdef State converted(self, LimitHandle place, long long cell, long long unit, long long now_us)
 
-cdef inline RowHandle row(LimitHandle place):
-    """A place in a shared file."""
-    return <RowHandle> place
+cdef inline SharedLimitHandle row(LimitHandle handle):
+    return <SharedLimitHandle> handle

@@ -1,21 +1,22 @@
-"""SharedStore: one limit for all worker processes of a host, without a server. A memory-mapped file, exact across processes.
+"""SharedStore: one limit for all worker processes of a host, without a server: a memory-mapped file, exact across processes.
 
     limiter = Limiter("100/s burst 200", store=SharedStore("/dev/shm/myapp-limits"))
 
-A decision takes the file's lock (one compare-and-swap), reads the clock, decides, notes what it changes in the journal,
-changes it, and lets go. Whoever waits longer than a moment looks whether the holder still lives; a dead holder's unfinished
-change is taken back and its lock taken over, so `kill -9` at any instant costs nobody anything but the call in flight. The
-clock is the machine's monotonic one plus an offset to UTC that the file keeps: all processes share one time, and no step of
-the wall clock reaches it.
+A decision acquires the file's lock (one compare-and-swap), reads the clock, decides, records old values in the journal, writes
+the new ones, and releases the lock. `kill -9` at any instant loses nothing but the call in flight: the next process rolls back
+the unfinished change and takes over the lock (`lock.py`). The clock is the machine's monotonic one plus an offset to UTC that
+the file keeps, so all processes share one time, and steps of the wall clock have no effect.
 
-Where the package is not compiled, or there is no /proc, the kernel's lock on a second file (`path.lock`) takes the place of the
-compare-and-swap. The file says which of the two it is used with; never both.
+Without the compiled core or /proc, the kernel's lock on a second file (`path.lock`) replaces the compare-and-swap. The file
+records which of the two protects it; never both.
 """
 
 from __future__ import annotations
 
 import gc
 import hashlib
+import json
+import logging
 import os
 from typing import Any
 
@@ -30,43 +31,68 @@ if cython.compiled:
     from cython.cimports.limitkeeper.decision import Decision
     from cython.cimports.limitkeeper.monotonic import monotonic_us
     from cython.cimports.limitkeeper.stores.cell_store import CellStore, LimitHandle, blank
-    from cython.cimports.limitkeeper.stores.shared import key_codec as w
+    from cython.cimports.limitkeeper.stores.shared import atomics
+    from cython.cimports.limitkeeper.stores.shared import key_codec as codec
     from cython.cimports.limitkeeper.stores.shared import layout as lay
     from cython.cimports.limitkeeper.stores.shared.cell_table import SharedCellTable
-    from cython.cimports.limitkeeper.stores.shared.locked_file import LockedFile
+    from cython.cimports.limitkeeper.stores.shared.lock import FileLock
 else:
     from ...algorithms.claim import NamedLimit
     from ...algorithms.limit import Limit, State
     from ...clock import monotonic_us
     from ...decision import Decision
     from ..cell_store import CellStore, LimitHandle, blank
-    from . import key_codec as w
+    from . import atomics
+    from . import key_codec as codec
     from . import layout as lay
     from .cell_table import SharedCellTable
-    from .locked_file import LockedFile
+    from .lock import FileLock
 
-    def row(place: LimitHandle) -> Any:
-        """A place in a shared file."""
-        return place
+    def row(handle: LimitHandle) -> SharedLimitHandle:
+        assert isinstance(handle, SharedLimitHandle)
+        return handle
 
 
 from ...clock import Clock
-from ...errors import ConfigurationError
+from ...errors import ConfigurationError, StoreError
 from ...rate import Duration, duration_us
+from .limit_directory import LimitDirectory, entries
+from .lock import can_swap_words
 from .mapped_file import MappedFile
 
-#: Characters of a key that are kept as they are; of a longer one, its beginning and a digest.
+log = logging.getLogger("limitkeeper")
+
+#: The longest key in characters that is stored unchanged.
 LONGEST = 16384
 LONGEST_US = 86_400_000_000
-#: Cells that are read in one go when all of them are: about a millisecond.
+#: Cells read in one critical section of `items`: about a millisecond.
 AT_A_TIME = 2048
 
 
 @cython.cclass
-class SharedStore(LockedFile):
-    """`SharedStore("/dev/shm/limits")`: exact across the processes of a host. `max_keys` and `log_entries` (places of a
-    sliding log per key) belong to the file; `timeout` is how long a call waits for a process that was stopped while it held
-    the lock."""
+class SharedLimitHandle(LimitHandle):
+    """A limit in a shared file: its number there, and since when the file knows it."""
+
+    __slots__ = ("birth_us", "limit_id")
+
+    def __init__(
+        self,
+        store: SharedStore,
+        named: NamedLimit,
+        limit_id: cython.longlong,
+        birth_us: cython.longlong,
+        unit: cython.int,
+        since_us: cython.longlong,
+    ) -> None:
+        super().__init__(store, named, unit, since_us)
+        self.limit_id = limit_id
+        self.birth_us = birth_us
+
+
+@cython.cclass
+class SharedStore(CellStore):
+    """`SharedStore("/dev/shm/limits")`: exact across the processes of a host. `max_keys` and `log_entries` (entries of a sliding
+    log per key) belong to the file; `timeout` bounds the wait for a process that was stopped while it held the lock."""
 
     @cython.annotation_typing(False)
     def __init__(
@@ -79,26 +105,126 @@ class SharedStore(LockedFile):
     ) -> None:
         for name, value, most in (("max_keys", max_keys, 2**31), ("log_entries", log_entries, 4096)):
             if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
-                raise ConfigurationError(f"{name} must be a whole number from 1 to {most}, not {value!r}")
+                raise ConfigurationError(f"{name} must be an integer from 1 to {most}, got {value!r}")
         if not isinstance(path, str | os.PathLike) or not os.fspath(path):
-            raise ConfigurationError(f"a SharedStore needs the path of a file, such as '/dev/shm/limits', not {path!r}")
+            raise ConfigurationError(f"expected the path of a file, such as '/dev/shm/limits', got {path!r}")
         timeout_us = duration_us(timeout)
         if timeout_us > LONGEST_US:
-            raise ConfigurationError(f"timeout={timeout!r}: write at most a day")
-        super().__init__(os.path.abspath(os.fspath(path)), timeout_us, clock)
-        self.holding = False
-        self.hash = 0
-        mapped = MappedFile(self.path, max_keys, log_entries, lay.ATOMIC if self.atomic else lay.LOCK_FILE)
+            raise ConfigurationError(f"timeout={timeout!r}: must be at most one day")
+        super().__init__(clock)
+        self.path = os.path.abspath(os.fspath(path))
+        self.spare = self.other = None
+        self.cached_key: str | None = None
+        self.cached_limit = self.cached_cell = self.hash = 0
+        self.in_change = self.closing = False
+        self.depth = 0
+        self.atomic = can_swap_words()
+        self._file: MappedFile | None = None
+        file = MappedFile(self.path, max_keys, log_entries, lay.ATOMIC if self.atomic else lay.LOCK_FILE)
         try:
-            self._open_sheet(mapped, max_keys)
-            if mapped.alone:
-                self.sheet.roll_back()
-                if mapped.old is not None:
-                    self._bring_over(mapped.old, max_keys)
-            mapped.settle()
+            self.table = SharedCellTable(file.memory, file.plan, max_keys, file.words[lay.SECRET], file.words[lay.SECRET + 1])
+            if self.system is not None:
+                self.offset_us = file.words[lay.OFFSET]
+            self._directory = LimitDirectory(self.path, file, self.table)
+            self._file = file
+            self.file_lock = FileLock(self.path, self.table, timeout_us, self.atomic)
+            if file.alone:
+                self.table.roll_back()
+                if file.old is not None:
+                    self._adopt(file.old, max_keys)
+            file.settle()
         except BaseException:
-            mapped.close() if self._mapped is None else self.close()
+            file.close() if self._file is None else self.close()
             raise
+
+    # The lock --------------------------------------------------------------------------------------------------
+
+    @cython.cfunc
+    def begin(self) -> cython.int:
+        self._lock.acquire()
+        if self.depth == 0:
+            try:
+                if self._file is None:
+                    raise self._closed_error()
+                self.file_lock.acquire()
+            except BaseException:
+                self._lock.release()
+                raise
+            self.cached_key = None
+        self.depth += 1
+        return 0
+
+    @cython.cfunc
+    def end(self) -> cython.int:
+        self.depth -= 1
+        dead: cython.longlong = 0
+        closing: cython.bint = False
+        try:
+            if self.depth == 0:
+                if self.table.words[lay.JOURNAL]:  # an exception interrupted the change
+                    self.table.roll_back()
+                self.file_lock.release()
+                dead, closing = self.file_lock.dead_owner, self.closing
+                self.file_lock.dead_owner = 0
+        finally:
+            self._lock.release()
+        if dead:  # logged after the release: a log handler may use this store
+            words = self.file_lock.restored
+            log.info("%s: took over the lock of process %d, which died; rolled back %d words", self.path, dead >> 32, words)
+        if closing:
+            self.close()
+        return 0
+
+    def _closed_error(self) -> StoreError:
+        return StoreError(f"the SharedStore on {self.path!r} is closed")
+
+    # Limits ----------------------------------------------------------------------------------------------------
+
+    def place(self, named: NamedLimit) -> LimitHandle:
+        limit, file = named.limit, self._file
+        if file is None:
+            raise self._closed_error()
+        if limit.logs and limit.count > file.log_entries:
+            log.warning(
+                "%s: %s keeps at most %d entries of %s at a time, and refuses what does not fit; log_entries=%d keeps more",
+                self.path, named.limiter, file.log_entries, limit, min(limit.count, 4096),
+            )  # fmt: skip
+        identity = json.dumps(named.identity)
+        self.begin()
+        try:
+            limit_id, unit = self._directory.numbers_of(identity, limit.text, self.now())
+            since_us = self._directory.since_us[unit - 1]
+            return SharedLimitHandle(self, named, limit_id, self.table.births[limit_id - 1], unit, since_us)
+        finally:
+            self.end()
+
+    def limit_of(self, place: LimitHandle, unit: int) -> Limit:
+        if unit > len(self.table.units):
+            self._directory.read()
+        return self.table.units[unit - 1]
+
+    def _adopt(self, old: MappedFile, max_keys: int) -> None:
+        """Takes over the cells of a file from before a reboot; skips those that fail their check."""
+        table: SharedCellTable = SharedCellTable(old.memory, old.plan, max_keys, old.words[lay.SECRET], old.words[lay.SECRET + 1])
+        try:
+            table.mend(old.plan.end)
+            for entry in entries(old, 0, old.words[lay.DIRECTORY]):
+                self._directory.append(entry.kind, entry.limit_id, entry.time_us, entry.text)
+            for i in range(min(table.get(lay.HIGH), max_keys + lay.RESERVE)):
+                self._adopt_cell(table, old.plan.cells + i * lay.CELL)
+        finally:
+            table.close()
+
+    def _adopt_cell(self, old: SharedCellTable, cell: cython.longlong) -> None:
+        tag = old.get(cell + lay.TAG)
+        limit_id, unit = tag & 0xFFFF, (tag >> 16) & 0xFFFF
+        if not 0 < limit_id <= len(self.table.births) or not 0 < unit <= len(self.table.units) or tag >> 32 not in (1, 2, 4):
+            return
+        try:
+            if old.is_whole(cell):
+                self.table.adopt(limit_id, unit, old.key_of(cell), old.state_of(cell, self.table.units[unit - 1].logs))
+        except (StoreError, ValueError, SystemError):
+            self.table.roll_back()
 
     # Deciding --------------------------------------------------------------------------------------------------
 
@@ -112,24 +238,24 @@ class SharedStore(LockedFile):
         if self.system is None:
             now_us = self.now()
         if cython.compiled:  # noqa: SIM102 - the plain build must not look inside
-            if self.atomic and self._mapped is not None and w.swap_word(self.sheet.words + lay.LOCK, 0, self.me):
+            if self.atomic and self._file is not None and atomics.swap_word(self.table.words + lay.LOCK, 0, self.file_lock.owner):
                 try:
-                    self.seen = None
+                    self.cached_key = None
                     if self.system is not None:
                         now_us = monotonic_us() + self.offset_us
                     if self.decide_cell(decision, place, key, cost, max_wait_us, commit, now_us) >= 0 and commit:
-                        self.tidy(now_us)
+                        self.sweep_sometimes(now_us)
                 finally:
-                    if self.sheet.words[lay.JOURNAL]:
-                        self.sheet.roll_back()
-                    w.publish(self.sheet.words, lay.LOCK, 0)
+                    if self.table.words[lay.JOURNAL]:
+                        self.table.roll_back()
+                    atomics.publish(self.table.words, lay.LOCK, 0)
                 return decision
         self.begin()
         try:
             if self.system is not None:
                 now_us = self.now()
             if self.decide_cell(decision, place, key, cost, max_wait_us, commit, now_us) >= 0 and commit:
-                self.tidy(now_us)
+                self.sweep_sometimes(now_us)
         finally:
             self.end()
         if not cython.compiled:
@@ -137,13 +263,13 @@ class SharedStore(LockedFile):
         return decision
 
     @cython.cfunc
-    def tidy(self, now_us: cython.longlong) -> cython.int:
-        """Now and then looks at a few other cells, to forget those that are as new."""
-        self.sheet.words[lay.LAST] = now_us
-        self.sheet.words[lay.CALLS] += 1
-        if self.sheet.words[lay.CALLS] & 63 == 0:
-            self.seen = None
-            self.sheet.sweep(16, now_us)
+    def sweep_sometimes(self, now_us: cython.longlong) -> cython.int:
+        """Every 64th call, checks a few other cells and removes those that are as new."""
+        self.table.words[lay.LAST] = now_us
+        self.table.words[lay.CALLS] += 1
+        if self.table.words[lay.CALLS] & 63 == 0:
+            self.cached_key = None
+            self.table.sweep(16, now_us)
         return 0
 
     @cython.cfunc
@@ -155,84 +281,84 @@ class SharedStore(LockedFile):
         now_us: cython.longlong,
         not_before_us: cython.longlong,
     ) -> cython.longlong:
-        """All of it is one change: whoever finds it half made takes all of it back."""
-        self.holding = True
+        """The charges of all claims are one change of the journal: a crash rolls back all of them."""
+        self.in_change = True
         try:
             start_us: cython.longlong = CellStore.charge(self, claims, max_wait_us, commit, now_us, not_before_us)
         finally:
-            self.holding = False
-        self.sheet.commit()
+            self.in_change = False
+        self.table.commit()
         if start_us >= 0 and commit:
-            self.tidy(now_us)
+            self.sweep_sometimes(now_us)
         return start_us
 
     # Cells -----------------------------------------------------------------------------------------------------
 
     @cython.cfunc
     def is_full(self, place: LimitHandle, needed: cython.longlong, now_us: cython.longlong) -> cython.bint:
-        sheet: SharedCellTable = self.sheet
-        if sheet.words[lay.LIVE] + needed <= sheet.max_keys:
+        table: SharedCellTable = self.table
+        if table.words[lay.LIVE] + needed <= table.max_keys:
             return False
-        self.seen = None
-        sheet.sweep(16, now_us)
-        return bool(sheet.words[lay.LIVE] + needed > sheet.max_keys)
+        self.cached_key = None
+        table.sweep(16, now_us)
+        return bool(table.words[lay.LIVE] + needed > table.max_keys)
 
     @cython.cfunc
     def find(self, place: LimitHandle, key: str, now_us: cython.longlong, full: cython.bint) -> cython.longlong:
-        """The word at which the key's cell begins: its own, one that strangers share, or 0 for none."""
-        sheet: SharedCellTable = self.sheet
-        table: cython.longlong = row(place).table
-        if self.seen is key and self.seen_table == table:  # found a moment ago, and the lock is still held
-            return self.seen_cell
-        self.hash = w.hashed(key, sheet.secret, sheet.other, table)
-        cell: cython.longlong = sheet.find(table, key, self.hash)
+        """The word at which the key's cell begins: its own, an overflow cell, or 0 for none."""
+        table: SharedCellTable = self.table
+        limit_id: cython.longlong = row(place).limit_id
+        if self.cached_key is key and self.cached_limit == limit_id:  # looked up before in this critical section
+            return self.cached_cell
+        self.hash = codec.hashed(key, table.secret, table.other, limit_id)
+        cell: cython.longlong = table.find(limit_id, key, self.hash)
         if cell:
-            self.seen = key
-            self.seen_table = table
-            self.seen_cell = cell
-        if cell or (sheet.words[lay.STRANGE] == 0 and not full):
+            self.cached_key = key
+            self.cached_limit = limit_id
+            self.cached_cell = cell
+        if cell or (table.words[lay.OVERFLOW_CELLS] == 0 and not full):
             return cell
-        cell = sheet.stranger(table, self.hash)
-        if cell and (full or not sheet.is_new(cell, now_us)):
+        cell = table.overflow_cell(limit_id, self.hash)
+        if cell and (full or not table.is_new(cell, now_us)):
             return cell
         return 0
 
     @cython.cfunc
     def known(self, place: LimitHandle, key: str, now_us: cython.longlong, full: cython.bint) -> cython.bint:
-        return bool(self.find(place, shortened(key), now_us, full) != 0)
+        return bool(self.find(place, stored_key(key), now_us, full) != 0)
 
     @cython.cfunc
     def read(self, place: LimitHandle, key: str, now_us: cython.longlong, full: cython.bint) -> State:
-        sheet: SharedCellTable = self.sheet
-        cell: cython.longlong = self.find(place, shortened(key), now_us, full)
+        table: SharedCellTable = self.table
+        cell: cython.longlong = self.find(place, stored_key(key), now_us, full)
         if not cell:
             if full:
-                sheet.words[lay.STRANGERS] += 1
-            return self.first(place)
-        if sheet.is_shared(cell):
-            sheet.words[lay.STRANGERS] += 1
-            if sheet.is_new(cell, now_us):
-                return self.first(place)
+                table.words[lay.OVERFLOWS] += 1
+            return self.unseen_state(place)
+        if table.is_overflow(cell):
+            table.words[lay.OVERFLOWS] += 1
+            if table.is_new(cell, now_us):
+                return self.unseen_state(place)
         limit: Limit = place.limit
         if limit.logs:
-            return (0, 0, sheet.log_at(sheet.words[cell + lay.STATE + 2]))
-        unit: cython.longlong = (sheet.words[cell + lay.TAG] >> 16) & 0xFFFF
+            return (0, 0, table.log_at(table.words[cell + lay.STATE + 2]))
+        unit: cython.longlong = (table.words[cell + lay.TAG] >> 16) & 0xFFFF
         if unit == place.unit:
-            return (sheet.words[cell + lay.STATE], sheet.words[cell + lay.STATE + 1], sheet.words[cell + lay.STATE + 2])
+            return (table.words[cell + lay.STATE], table.words[cell + lay.STATE + 1], table.words[cell + lay.STATE + 2])
         return self.converted(place, cell, unit, now_us)
 
     @cython.cfunc
-    def first(self, place: LimitHandle) -> State:
-        """What an unseen key has."""
+    def unseen_state(self, place: LimitHandle) -> State:
+        """The state of an unseen key."""
         return place.limit.unseen(row(place).birth_us)
 
     @cython.cfunc
     def converted(self, place: LimitHandle, cell: cython.longlong, unit: cython.longlong, now_us: cython.longlong) -> State:
-        """A state written under another rate of this name; no finaliser may run meanwhile, it could want the lock."""
+        """Converts a state written under another rate of this name. The collector is off: a finaliser could want the lock."""
         collecting = gc.isenabled()
         gc.disable()
         try:
-            a, b, c = self.in_units(place, unit, self.sheet.state_of(cell, False), now_us)
+            a, b, c = self.in_units(place, unit, self.table.state_of(cell, False), now_us)
             return (a, b, c)
         finally:
             if collecting:
@@ -249,58 +375,58 @@ class SharedStore(LockedFile):
         now_us: cython.longlong,
         full: cython.bint,
     ) -> cython.int:
-        sheet: SharedCellTable = self.sheet
+        table: SharedCellTable = self.table
         limit: Limit = place.limit
-        table: cython.longlong = row(place).table
-        text: str = shortened(key)
+        limit_id: cython.longlong = row(place).limit_id
+        text: str = stored_key(key)
         cell: cython.longlong = self.find(place, text, now_us, full)
         if not cell and not full:
-            cell = sheet.insert(table, place.unit, text, self.hash)
+            cell = table.insert(limit_id, place.unit, text, self.hash)
         if not cell:
-            cell = sheet.stranger(table, self.hash)
+            cell = table.overflow_cell(limit_id, self.hash)
             if not cell:
-                cell = sheet.insert_stranger(table, place.unit, self.hash)
+                cell = table.insert_overflow_cell(limit_id, place.unit, self.hash)
         self.revision += 1
-        tag: cython.longlong = sheet.words[cell + lay.TAG]
+        tag: cython.longlong = table.words[cell + lay.TAG]
         unit: cython.longlong = place.unit
         if (tag >> 16) & 0xFFFF != unit:
-            sheet.change(cell + lay.TAG, (tag & 0xFFFF) | (unit << 16) | (tag >> 32 << 32))
+            table.change(cell + lay.TAG, (tag & 0xFFFF) | (unit << 16) | (tag >> 32 << 32))
         if not limit.logs:
-            sheet.note_state(cell + lay.STATE)
-            sheet.words[cell + lay.STATE] = a
-            sheet.words[cell + lay.STATE + 1] = b
-            sheet.words[cell + lay.STATE + 2] = c
+            table.journal_state(cell + lay.STATE)
+            table.words[cell + lay.STATE] = a
+            table.words[cell + lay.STATE + 1] = b
+            table.words[cell + lay.STATE + 2] = c
         elif b > 0:
-            sheet.add(cell, a, b, now_us - limit.window)
-        if not self.holding:
-            sheet.commit()
+            table.add(cell, a, b, now_us - limit.window)
+        if not self.in_change:
+            table.commit()
         return 0
 
     @cython.cfunc
     def expose(self, place: LimitHandle, key: str, now_us: cython.longlong, full: cython.bint) -> cython.int:
-        cell: cython.longlong = self.find(place, shortened(key), now_us, full)
-        if cell and self.sheet.words[cell + lay.STATE + 2]:
-            self.sheet.note_log(self.sheet.words[cell + lay.STATE + 2])
+        cell: cython.longlong = self.find(place, stored_key(key), now_us, full)
+        if cell and self.table.words[cell + lay.STATE + 2]:
+            self.table.journal_log(self.table.words[cell + lay.STATE + 2])
         return 0
 
     @cython.cfunc
     def crowded_until(self, place: LimitHandle, key: str, at: cython.longlong, now_us: cython.longlong) -> cython.longlong:
-        cell: cython.longlong = self.find(place, shortened(key), now_us, self.sheet.words[lay.LIVE] >= self.sheet.max_keys)
-        return self.sheet.crowded_until(cell, at, place.limit.window, now_us) if cell else 0
+        cell: cython.longlong = self.find(place, stored_key(key), now_us, self.table.words[lay.LIVE] >= self.table.max_keys)
+        return self.table.crowded_until(cell, at, place.limit.window, now_us) if cell else 0
 
     def discard(self, place: LimitHandle, key: str) -> None:
-        sheet: SharedCellTable = self.sheet
-        table: cython.longlong = row(place).table
-        text: str = shortened(key)
-        cell: cython.longlong = sheet.find(table, text, w.hashed(text, sheet.secret, sheet.other, table))
+        table: SharedCellTable = self.table
+        limit_id: cython.longlong = row(place).limit_id
+        text: str = stored_key(key)
+        cell: cython.longlong = table.find(limit_id, text, codec.hashed(text, table.secret, table.other, limit_id))
         if cell:
-            self.seen = None
-            sheet.remove(cell, place.limit.logs)
-            sheet.commit()
+            self.cached_key = None
+            table.remove(cell, place.limit.logs)
+            table.commit()
 
     def replace(self, place: LimitHandle, key: str, state: Any, now_us: int) -> None:
-        """Written over what is there, as one change: nobody who dies in between leaves a key without a state. (What is
-        forgotten and used again within one change could not be taken back.)"""
+        """Overwrites the state in place, as one change, so that a crash never leaves a key without a state. (A cell that is
+        freed and reused within one change could not be rolled back.)"""
         if state is None:
             self.discard(place, key)
         else:
@@ -309,36 +435,36 @@ class SharedStore(LockedFile):
     @cython.cfunc
     def restore(self, place: LimitHandle, key: str, state: Any, now_us: cython.longlong) -> cython.int:
         if not place.limit.logs:
-            return LockedFile.restore(self, place, key, state, now_us)
-        sheet: SharedCellTable = self.sheet
-        text: str = shortened(key)
+            return CellStore.restore(self, place, key, state, now_us)
+        table: SharedCellTable = self.table
+        text: str = stored_key(key)
         full: cython.bint = self.is_full(place, 1, now_us)
         cell: cython.longlong = self.find(place, text, now_us, full)
         if not cell and not full:
-            cell = sheet.insert(row(place).table, place.unit, text, self.hash)
-        if not cell or sheet.is_shared(cell):  # onto what strangers share, an entry at a time
-            return LockedFile.restore(self, place, key, state, now_us)
+            cell = table.insert(row(place).limit_id, place.unit, text, self.hash)
+        if not cell or table.is_overflow(cell):  # into an overflow cell, one entry at a time
+            return CellStore.restore(self, place, key, state, now_us)
         unit: cython.longlong = place.unit
-        tag: cython.longlong = sheet.words[cell + lay.TAG]
-        sheet.change(cell + lay.TAG, (tag & 0xFFFF) | (unit << 16) | (tag >> 32 << 32))
-        sheet.fill(cell, state[0])
+        tag: cython.longlong = table.words[cell + lay.TAG]
+        table.change(cell + lay.TAG, (tag & 0xFFFF) | (unit << 16) | (tag >> 32 << 32))
+        table.fill(cell, state[0])
         self.revision += 1
-        return sheet.commit()
+        return table.commit()
 
     def pairs(self, place: LimitHandle) -> list[tuple[str, int, Any]]:
-        sheet: SharedCellTable = self.sheet
+        table: SharedCellTable = self.table
         found: dict[str, tuple[int, Any]] = {}
         start = 0
-        while start < sheet.get(lay.HIGH):  # a part at a time: others wait for the lock meanwhile
+        while start < table.get(lay.HIGH):  # in parts: other processes wait for the lock meanwhile
             self.begin()
             collecting = gc.isenabled()
             gc.disable()
             try:
-                for i in range(start, min(start + AT_A_TIME, sheet.get(lay.HIGH))):
-                    cell = sheet.cells + i * lay.CELL
-                    tag = sheet.get(cell + lay.TAG)
-                    if tag and tag & 0xFFFF == row(place).table and tag >> 32 != lay.STRANGER:
-                        found[sheet.key_of(cell)] = ((tag >> 16) & 0xFFFF, sheet.state_of(cell, place.limit.logs))
+                for i in range(start, min(start + AT_A_TIME, table.get(lay.HIGH))):
+                    cell = table.cells + i * lay.CELL
+                    tag = table.get(cell + lay.TAG)
+                    if tag and tag & 0xFFFF == row(place).limit_id and tag >> 32 != lay.OVERFLOW:
+                        found[table.key_of(cell)] = ((tag >> 16) & 0xFFFF, table.state_of(cell, place.limit.logs))
             finally:
                 if collecting:
                     gc.enable()
@@ -347,68 +473,69 @@ class SharedStore(LockedFile):
         return [(key, unit, state) for key, (unit, state) in found.items()]
 
     def saved(self, place: LimitHandle, key: str, now_us: int) -> Any:
-        sheet: SharedCellTable = self.sheet
-        table: cython.longlong = row(place).table
-        text: str = shortened(key)
-        cell: cython.longlong = sheet.find(table, text, w.hashed(text, sheet.secret, sheet.other, table))
+        table: SharedCellTable = self.table
+        limit_id: cython.longlong = row(place).limit_id
+        text: str = stored_key(key)
+        cell: cython.longlong = table.find(limit_id, text, codec.hashed(text, table.secret, table.other, limit_id))
         if not cell:
             return None
-        return self.in_units(place, (sheet.words[cell + lay.TAG] >> 16) & 0xFFFF, sheet.state_of(cell, place.limit.logs), now_us)
+        return self.in_units(place, (table.words[cell + lay.TAG] >> 16) & 0xFFFF, table.state_of(cell, place.limit.logs), now_us)
 
     def sweep(self, budget: int = 1_000_000) -> None:
-        """Forgets idle keys now, rather than a few at a time as calls come in."""
+        """Removes idle keys now, instead of a few with each call."""
         self.begin()
         try:
-            self.learn()
-            self.seen = None
-            self.sheet.sweep(budget, self.now())
+            self._directory.read()
+            self.cached_key = None
+            self.table.sweep(budget, self.now())
         finally:
             self.end()
 
     def _reset_after_fork(self) -> None:
-        LockedFile._reset_after_fork(self)
-        self.holding = False
+        CellStore._reset_after_fork(self)
+        self.in_change = self.closing = False
+        self.depth = 0
+        if self._file is not None:
+            self.file_lock.identify()
 
     def answers_within(self, budget_us: int) -> bool:
-        """Nobody is waited for longer than that, not even a process that was stopped while it held the lock."""
-        self.timeout_us = min(self.timeout_us, max(1000, budget_us))
+        """Bounds every wait for the lock, also for a process that was stopped while it held it."""
+        self.file_lock.timeout_us = min(self.file_lock.timeout_us, max(1000, budget_us))
         return True
 
     @property
     def overflow(self) -> int:
-        return self.sheet.get(lay.STRANGERS)
+        return self.table.get(lay.OVERFLOWS)
 
     def stats(self) -> dict[str, int]:
-        """What the file has seen: keys now, decisions on shared cells, locks of the dead taken over, entries without a place."""
-        if self._mapped is None:
-            raise self._is_closed()
-        words = {"keys": lay.LIVE, "overflow": lay.STRANGERS, "takeovers": lay.TAKEOVERS, "crowded": lay.CROWDED}
-        return {name: self.sheet.get(word) for name, word in words.items()}
+        """Counters of the file: live keys, decisions on overflow cells, locks taken over, refusals because a log was full."""
+        if self._file is None:
+            raise self._closed_error()
+        words = {"keys": lay.LIVE, "overflow": lay.OVERFLOWS, "takeovers": lay.TAKEOVERS, "crowded": lay.LOG_FULL}
+        return {name: self.table.get(word) for name, word in words.items()}
 
     def __len__(self) -> int:
-        return self.sheet.get(lay.LIVE)
+        return self.table.get(lay.LIVE)
 
     def close(self) -> None:
-        """Lets go of the file, which stays: other processes go on, and so does whoever opens it next."""
+        """Closes the file, which stays for other processes and for the next start."""
         with self._lock:
-            if self._mapped is None:
+            if self._file is None:
                 return
-            if self.depth > 0:  # a signal's handler, say, in the middle of a call of this very thread: right behind it
+            if self.depth > 0:  # called by a signal handler in the middle of a call of this thread: close after that call
                 self.closing = True
                 return
-            self._wait_for_threads()
-            mapped, self._mapped = self._mapped, None
-            self.sheet.close()
-            mapped.close()
-            if self._lock_fd >= 0:
-                os.close(self._lock_fd)
-                self._lock_fd = -1
+            self.file_lock.wait_for_hot_path()
+            file, self._file = self._file, None
+            self.table.close()
+            file.close()
+            self.file_lock.close()
 
 
 @cython.cfunc
 @cython.inline
-def shortened(key: str) -> str:
-    """The key as it is kept: as it is, unless it is enormous."""
+def stored_key(key: str) -> str:
+    """The key as stored: unchanged up to LONGEST characters, else a prefix and a digest."""
     if len(key) <= LONGEST:
         return key
     digest = hashlib.blake2b(key.encode("utf-8", "surrogatepass"), digest_size=24).hexdigest()

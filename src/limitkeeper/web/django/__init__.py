@@ -1,4 +1,4 @@
-"""Django behind a policy, and limits of single views: `INSTALLED_APPS` for the checks, `MIDDLEWARE` for the policy."""
+"""Django: a middleware that applies a policy, decorators that limit single views, and system checks."""
 
 from .middleware import RateLimitMiddleware
 from .settings import gate

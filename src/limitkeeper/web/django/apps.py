@@ -1,4 +1,4 @@
-"""`"limitkeeper.web.django"` in INSTALLED_APPS brings the system checks."""
+"""`"limitkeeper.web.django"` in INSTALLED_APPS registers the system checks."""
 
 from django.apps import AppConfig
 from django.core import checks
@@ -7,7 +7,7 @@ from .checks import check_deployment, check_settings
 
 
 class LimitkeeperConfig(AppConfig):  # type: ignore[misc]
-    """The application as Django lists it."""
+    """The Django application."""
 
     name = "limitkeeper.web.django"
     label = "limitkeeper"

@@ -1,9 +1,9 @@
-"""What LIMITKEEPER in the settings says, and the one gate of this process that comes of it.
+"""Reads the LIMITKEEPER setting, and makes the gates of this process from it.
 
 LIMITKEEPER = {
     "POLICY": "limitkeeper.yaml",      # a path (from BASE_DIR), a Policy or a Gate; without it only decorated views are limited
-    "STORE": "redis://…",           # a URL or a Store; default: what the policy says
-    "HANDLERS": {"cached": "shop.views.cached"},    # what `degrade cached` means: a view, or where it is
+    "STORE": "redis://…",              # a URL or a Store; default: the policy's store
+    "HANDLERS": {"cached": "shop.views.cached"},    # the views of `degrade cached`, or their import paths
 }
 """
 
@@ -24,87 +24,86 @@ from ...policy.gate import Gate, gate_of
 from ...policy.model import Policy
 from ...stores import Store
 from ...stores.urls import maker_of, store_from_url
-from ..view_limit import ViewLimits
+from ..handler_limit import Handler, HandlerGates
 
-WORDS = ("HANDLERS", "POLICY", "STORE")
-#: What each of them may be, and how that is said.
-KINDS: dict[str, tuple[tuple[type, ...], str]] = {
+#: The keys of the setting, the types of their values, and a description of these.
+KEYS: dict[str, tuple[tuple[type, ...], str]] = {
     "HANDLERS": ((Mapping,), "a dict of views by their names"),
     "POLICY": ((str, Path, Policy, Gate), "a path, a Policy or a Gate"),
     "STORE": ((str, Store), "a store or its URL"),
 }
 
-_making = Lock()
-_site: ViewLimits | None = None
+_lock = Lock()
+_gates: HandlerGates | None = None
 
 
-def said() -> Mapping[str, Any]:
-    """The setting as it stands."""
+def read_setting() -> Mapping[str, Any]:
+    """The setting, validated."""
     found = getattr(settings, "LIMITKEEPER", {})
     if not isinstance(found, Mapping):
-        raise ConfigurationError(f'LIMITKEEPER must be a dict such as {{"POLICY": "limitkeeper.yaml"}}, not {found!r}')
-    unknown = sorted(str(word) for word in found if word not in WORDS)
+        raise ConfigurationError(f'expected LIMITKEEPER to be a dict such as {{"POLICY": "limitkeeper.yaml"}}, got {found!r}')
+    unknown = sorted(str(key) for key in found if key not in KEYS)
     if unknown:
-        raise ConfigurationError(f"LIMITKEEPER has no word {', '.join(map(repr, unknown))}: it knows {', '.join(WORDS)}")
-    for word, (kinds, meant) in KINDS.items():
-        if not isinstance(found.get(word), (*kinds, NoneType)):
-            raise ConfigurationError(f"LIMITKEEPER[{word!r}] must be {meant}, not {found[word]!r}")
+        raise ConfigurationError(f"unknown key {', '.join(map(repr, unknown))} in LIMITKEEPER; expected {', '.join(KEYS)}")
+    for key, (kinds, expected) in KEYS.items():
+        if not isinstance(found.get(key), (*kinds, NoneType)):
+            raise ConfigurationError(f"expected LIMITKEEPER[{key!r}] to be {expected}, got {found[key]!r}")
     if isinstance(found.get("STORE"), str):
         maker_of(found["STORE"].partition(":")[0], found["STORE"])
     return found
 
 
-def policy_said() -> Any:
-    """The policy that is asked for; a relative path starts at BASE_DIR."""
-    policy = said().get("POLICY")
+def read_policy() -> Policy | Gate | str | Path | None:
+    """The policy of the setting; a relative path starts at BASE_DIR."""
+    policy: Policy | Gate | str | Path | None = read_setting().get("POLICY")
     base = getattr(settings, "BASE_DIR", None)
     return Path(base) / policy if isinstance(policy, (str, Path)) and base is not None else policy
 
 
-def handlers_said() -> dict[str, Any]:
-    """The views of `degrade NAME`, imported where the settings, which views are imported after, only say where they are."""
-    found: dict[str, Any] = {}
-    for name, view in (said().get("HANDLERS") or {}).items():
+def import_handlers() -> dict[str, Handler]:
+    """The views of `degrade NAME`; given as import paths where the settings can't import them."""
+    found: dict[str, Handler] = {}
+    for name, view in (read_setting().get("HANDLERS") or {}).items():
         try:
             found[name] = import_string(view) if isinstance(view, str) else view
         except ImportError as error:
             raise ConfigurationError(f"LIMITKEEPER['HANDLERS'][{name!r}]: {error}") from error
         if not callable(found[name]):
-            raise ConfigurationError(f"LIMITKEEPER['HANDLERS'][{name!r}] must be a view or where it is, not {found[name]!r}")
+            place = f"LIMITKEEPER['HANDLERS'][{name!r}]"
+            raise ConfigurationError(f"expected {place} to be a view or its import path, got {found[name]!r}")
     return found
 
 
-def site() -> ViewLimits:
-    """The site of this process, made when it is first asked for. Every middleware and every view shares it."""
-    global _site
-    if _site is None:
-        with _making:
-            if _site is None:
-                _site = made()
-    return _site
+def site_gates() -> HandlerGates:
+    """The gates of this process, shared by all middlewares and views; made at their first use."""
+    global _gates
+    if _gates is None:
+        with _lock:
+            if _gates is None:
+                _gates = make_gates()
+    return _gates
 
 
-def made() -> ViewLimits:
-    words, policy = said(), policy_said()
-    store = words.get("STORE")
+def make_gates() -> HandlerGates:
+    policy, handlers = read_policy(), import_handlers()
+    store = read_setting().get("STORE")
     store = store_from_url(store) if isinstance(store, str) else store
-    handlers = handlers_said()
-    return ViewLimits(None if policy is None else gate_of(policy, store=store, handlers=handlers), store, handlers)
+    return HandlerGates(None if policy is None else gate_of(policy, store=store, handlers=handlers), store, handlers)
 
 
 def gate() -> Gate:
     """The gate of the policy in the settings: `gate().snapshot()`."""
-    found = site().gate
+    found = site_gates().gate
     if found is None:
         raise ConfigurationError('there is no policy: set LIMITKEEPER = {"POLICY": "limitkeeper.yaml"}')
     return found
 
 
-def forget(*, setting: str, **_: Any) -> None:
-    """Tests that override LIMITKEEPER get a gate of their own."""
-    global _site
+def reset_gates(*, setting: str, **_: object) -> None:
+    """Makes new gates after a test has overridden LIMITKEEPER."""
+    global _gates
     if setting == "LIMITKEEPER":
-        _site = None
+        _gates = None
 
 
-setting_changed.connect(forget, dispatch_uid="limitkeeper")
+setting_changed.connect(reset_gates, dispatch_uid="limitkeeper")

@@ -6,10 +6,12 @@ it. They are settled when the response is known, or at the request's teardown wh
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import wraps
 from typing import TypeVar, cast
 
 from flask import Flask, after_this_request, current_app, g, request
+from flask.typing import ResponseReturnValue
 from werkzeug.datastructures import Headers
 from werkzeug.wrappers import Response
 
@@ -50,12 +52,12 @@ def limit_view(view: V, limit: HandlerLimit) -> V:
     return cast(V, limited)
 
 
-def evaluate_policy(gate: Gate) -> object | None:
+def evaluate_policy(gate: Gate) -> ResponseReturnValue | None:
     """Evaluates the policy as a before_request function."""
     return None if request.endpoint in exempt_endpoints(current_app) else evaluate(gate)
 
 
-def evaluate(gate: Gate) -> object | None:
+def evaluate(gate: Gate) -> ResponseReturnValue | None:
     """Evaluates the current request. None: allowed. Returns the response of a degrade handler, or raises the refusal."""
     environ = request.environ
     context = WsgiRequestContext(environ)
@@ -71,7 +73,8 @@ def evaluate(gate: Gate) -> object | None:
             environ.setdefault(SETTLEMENTS, []).append(Settlement([evaluation], head=request.method == "HEAD"))
         return None
     if evaluation.degrade is not None:
-        return current_app.ensure_sync(evaluation.degrade)()
+        response: ResponseReturnValue = current_app.ensure_sync(evaluation.degrade)()
+        return response
     raise refusal_exception(evaluation)
 
 
@@ -99,7 +102,7 @@ def settle(settlement: Settlement, response: Response) -> None:
     elif response.direct_passthrough and response.content_length is not None:
         settlement.size = response.content_length  # a file, which the server may send itself
     else:
-        response.response = SettlingBody(response.response, settlement)
+        response.response = SettlingBody(cast(Iterable[bytes], response.response), settlement)
         return
     settlement.settle()
 

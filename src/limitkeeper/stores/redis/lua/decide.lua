@@ -1,22 +1,22 @@
--- Several limits together, or one with patience: the mirror of algorithms/all_of.py.
+-- Decides on several limits together, with waiting, peeking and `not before`: the mirror of algorithms/all_of.py.
 
--- Asks one rule; the answer is left in the claim. Starts are moments in microseconds, retry and reset distances from now.
-local function ask(claim, at_us, max_wait_us)
+-- Asks one rule and stores the answer in the claim: start is a moment in microseconds, retry and reset are distances from now.
+local function decide_claim(claim, at_us, max_wait_us)
   local tick, cost = claim.tick, claim.cost
   local now = claim.now
-  local patience, from = 0, now
+  local max_wait, from = 0, now
   if cost > 0 then
-    if max_wait_us > 0 then patience = in_ticks(claim, now_us + max_wait_us) - now end
+    if max_wait_us > 0 then max_wait = in_ticks(claim, now_us + max_wait_us) - now end
     if at_us > now_us then from = in_ticks(claim, at_us) end
   end
   local decide, p, q, r, s = claim.rule.decide, claim.p, claim.q, claim.r, claim.s
   local wait, retry, reset
   claim.new_a, claim.new_b, claim.new_c, wait, retry, claim.left, reset =
-    decide(p, q, r, s, claim.a, claim.b, claim.c, now, from, cost, patience)
+    decide(p, q, r, s, claim.a, claim.b, claim.c, now, from, cost, max_wait)
   claim.retry = retry > 0 and (now + retry) * tick - now_us or 0
   claim.reset = reset > 0 and (now + reset) * tick - now_us or 0
   if wait == -1 and tick > 1 and max_wait_us > 0 then
-    -- When to come back, to the microsecond: patience is no whole number of coarse ticks.
+    -- The exact retry in microseconds: max_wait_us is not a whole number of coarse ticks.
     local _, far, room, whole
     _, _, _, far, room, _, whole =
       decide(p, q, r, s, claim.a, claim.b, claim.c, now, now, cost, horizon(claim))
@@ -29,7 +29,7 @@ local function ask(claim, at_us, max_wait_us)
       if retry > claim.retry and claim.rule.queues then claim.retry = retry end
     end
   end
-  if cost == 0 then -- nothing asked for, nothing refused
+  if cost == 0 then -- a cost of 0 is always allowed
     claim.start = at_us
     claim.retry = 0
   elseif wait >= 0 then
@@ -39,7 +39,7 @@ local function ask(claim, at_us, max_wait_us)
   end
 end
 
--- Finds the common start, and charges all claims at it; -1 or -2 when one of them can't.
+-- Finds the common start and charges all claims at it; returns -1 (refused) or -2 (never) when one of them does not fit.
 local function decide_all(claims, not_before_us, max_wait_us)
   local start_us, worst, at_us = now_us, 0, now_us
   if not_before_us > now_us then
@@ -47,11 +47,11 @@ local function decide_all(claims, not_before_us, max_wait_us)
     at_us = not_before_us
   end
   for i = 1, #claims do
-    if not claims[i].rule.reserves then max_wait_us = 0 end -- one that can't reserve makes all of them answer for now
+    if not claims[i].rule.reserves then max_wait_us = 0 end -- a limit that can't reserve makes all of them decide for now
   end
   for i = 1, #claims do
     local claim = claims[i]
-    ask(claim, at_us, max_wait_us)
+    decide_claim(claim, at_us, max_wait_us)
     if claim.start < worst then
       worst = claim.start
     elseif claim.start > start_us then
@@ -71,15 +71,15 @@ local function decide_all(claims, not_before_us, max_wait_us)
   if worst < 0 then return worst end
   if start_us > now_us then
     for i = 1, #claims do
-      if claims[i].start < start_us then ask(claims[i], start_us, 4503599627370496) end
+      if claims[i].start < start_us then decide_claim(claims[i], start_us, 4503599627370496) end
     end
   end
   return start_us
 end
 
--- Stores what was charged, and answers: the common start; for each claim its start, retry, remaining, reset; where a charge
--- may be undone (`patient`) the states around it.
-local function concluded(claims, start_us, commit, patient)
+-- Writes what was charged, and returns the reply: the common start; for each claim its start, retry, remaining, reset; with
+-- `remember` also the states before and after the charge, for an exact undo.
+local function commit_claims(claims, start_us, commit, remember)
   local stored = start_us >= 0 and commit
   local n = #claims
   local reply = { pack('<i8', start_us) }
@@ -88,13 +88,13 @@ local function concluded(claims, start_us, commit, patient)
     if stored and claim.cost > 0 then
       local c = claim.new_c
       if claim.rule.logs then c = claim.rule.add(claim.p, c, now_us, claim.new_a, claim.new_b) end
-      store(claim, claim.new_a, claim.new_b, c, claim.reset)
+      write_state(claim, claim.new_a, claim.new_b, c, claim.reset)
     else
-      if not stored then claim.left, claim.reset = look(claim, claim.a, claim.b, claim.c) end
-      if claim.moved and commit then store(claim, claim.a, claim.b, claim.c, claim.reset) end
+      if not stored then claim.left, claim.reset = peek(claim, claim.a, claim.b, claim.c) end
+      if claim.moved and commit then write_state(claim, claim.a, claim.b, claim.c, claim.reset) end
     end
     local start, retry, left, reset = claim.start, claim.retry, claim.left, claim.reset
-    if stored and patient and not claim.rule.logs then
+    if stored and remember and not claim.rule.logs then
       reply[i + 1] = pack('<i8i8i8i8i8i8i8i8i8i8', start, retry, left, reset,
         claim.a, claim.b, claim.c, claim.new_a, claim.new_b, claim.new_c)
     else
@@ -104,14 +104,12 @@ local function concluded(claims, start_us, commit, patient)
   return table.concat(reply)
 end
 
-local function decide_ask()
-  local n, commit, max_wait_us, not_before_us
-  n, commit, max_wait_us, not_before_us, at = unpack('<I2Bdd', body, at + 1)
-  --@now
+local function decide_request()
+  local n, commit, remember, max_wait_us, not_before_us
+  n, commit, remember, max_wait_us, not_before_us, at = unpack('<I2BBdd', body, at + 1)
   local claims = { next_claim() }
   for i = 2, n do claims[i] = next_claim() end
-  if not load_all(claims) then return end
+  if not read_states(claims) then return end
   local start_us = decide_all(claims, not_before_us, max_wait_us)
-  asked = asked + 1
-  said[asked] = pack('<i8', now_us) .. concluded(claims, start_us, commit > 0, max_wait_us > 0 or commit > 1)
+  add_reply(pack('<i8', now_us) .. commit_claims(claims, start_us, commit > 0, remember > 0))
 end

@@ -1,4 +1,4 @@
--- Fixed window: the mirror of algorithms/fixed_window.py, which says what it means. Answers are distances from now.
+-- Fixed window: the mirror of algorithms/fixed_window.py, which explains the numbers. Answers are distances from now.
 
 ---- traits
 reserves = true

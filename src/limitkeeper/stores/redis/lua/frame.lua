@@ -1,14 +1,14 @@
--- What stands around the rules: reading claims off the body and states off their keys, asking a rule between microseconds
--- outside and its ticks inside, writing, and the clock. The verbs stand on this.
+-- The base of every operation but plain hits: reads claims from the body and states from their keys, converts between
+-- microseconds (outside) and ticks (inside a rule), writes states.
 --
--- A claim in the body: rule, extras, fingerprint, cost, tick, four numbers of the rule's own; then, as extras say,
---   1: what an unseen key has (a, b), and until when that is less than all     2: the whole key, behind a state under its hash
---   4: a state that was converted: the bytes that it was read from, and what they mean in this limit's units
+-- A claim in the body: rule, extras, fingerprint, cost, tick, four numbers of the rule; then, by the bits of extras,
+--   1: the state of an unseen key (a, b), and when it has filled up (µs)     2: the whole key, stored behind a state under its hash
+--   4: a converted state: the bytes that it was made of, and the state in this limit's units
 local call, unpack, pack, body, keys = redis.call, struct.unpack, struct.pack, ARGV[1], KEYS
-local said, asked, at, last_key, now_us = {}, 0, 1, 0, 0
+local replies, reply_count, at, last_key, now_us = {}, 0, 1, 0, 0
 --@time
 
--- A claim with room for all that it will hold: a table that grows field by field is made anew half a dozen times.
+-- A claim with all its fields: a table that grows field by field is reallocated half a dozen times.
 local function new_claim(rule, fingerprint, cost, tick, p, q, r, s)
   last_key = last_key + 1
   return {
@@ -23,7 +23,7 @@ local function next_claim()
   rule, extras, fingerprint, cost, tick, p, q, r, s, at = unpack('<BBddddddd', body, at)
   local claim = new_claim(rule, fingerprint, cost, tick, p, q, r, s)
   if extras > 0 then
-    if extras % 2 >= 1 then claim.first_a, claim.first_b, claim.ramp_us, at = unpack('<ddd', body, at) end
+    if extras % 2 >= 1 then claim.first_a, claim.first_b, claim.full_at_us, at = unpack('<ddd', body, at) end
     if extras % 4 >= 2 then claim.tail, at = unpack('<I4c0', body, at) end
     if extras % 8 >= 4 then claim.was, claim.is_a, claim.is_b, claim.is_c, at = unpack('<I4c0ddd', body, at) end
   end
@@ -41,8 +41,8 @@ local function horizon(claim)
   return (most - most % gain) / gain
 end
 
--- Loads a claim's state. False: it was written under another rate of this name, and somebody with long integers must convert it.
-local function load(claim)
+-- Reads a claim's state. False: it was written under another rate of this name, and Python must convert it (integers > 2^53).
+local function read_state(claim)
   local raw = call('GET', claim.key)
   local rule = claim.rule
   claim.raw = raw
@@ -62,7 +62,7 @@ local function load(claim)
       claim.a, claim.b, claim.c = claim.is_a, claim.is_b, claim.is_c
     end
   end
-  if last > now_us then -- the clock went back: so do the dates, and what lies ahead keeps its distance
+  if last > now_us then -- the clock went back: dates move back with it, and reservations keep their distance from now
     claim.moved = true
     claim.a, claim.b, claim.c = rule.redate(
       claim.p, claim.q, claim.r, claim.s, claim.a, claim.b, claim.c, claim.now, in_ticks(claim, last))
@@ -70,9 +70,9 @@ local function load(claim)
   return true
 end
 
--- Writes a state that will be as new in `reset_us`: a second longer it is kept, or until an unseen key would be as full.
-local function store(claim, a, b, c, reset_us)
-  if claim.ramp_us and claim.ramp_us - now_us > reset_us then reset_us = claim.ramp_us - now_us end
+-- Writes a state that will be as new in `reset_us`. It expires a second later, or when an unseen key would be as full.
+local function write_state(claim, a, b, c, reset_us)
+  if claim.full_at_us and claim.full_at_us - now_us > reset_us then reset_us = claim.full_at_us - now_us end
   if reset_us > 1e18 then reset_us = 1e18 end
   local reset = reset_us
   local value
@@ -86,8 +86,8 @@ local function store(claim, a, b, c, reset_us)
   call('SET', claim.key, value, 'PX', ttl)
 end
 
--- What is there now, nothing being taken: remaining, and microseconds until the state is as new.
-local function look(claim, a, b, c)
+-- Remaining units of a state, and microseconds until it is as new.
+local function peek(claim, a, b, c)
   local now = claim.now
   local _, left, reset
   _, _, _, _, _, left, reset = claim.rule.decide(claim.p, claim.q, claim.r, claim.s, a, b, c, now, now, 0, 0)
@@ -95,22 +95,26 @@ local function look(claim, a, b, c)
   return left, reset
 end
 
--- All claims of an ask; answers "stale" for the whole of it when one of them is.
-local function load_all(claims)
+local function add_reply(reply)
+  reply_count = reply_count + 1
+  replies[reply_count] = reply
+end
+
+-- Reads the states of all claims of a request. False: at least one must be converted; the reply holds the bytes of each such state.
+local function read_states(claims)
   local stale = false
   for i = 1, #claims do
-    if not load(claims[i]) then
+    if not read_state(claims[i]) then
       stale = true
       claims[i].stale = true
     end
   end
   if not stale then return true end
-  local reply = { pack('<i8i8', -1, now_us) } -- the whole ask comes back, each state that is to be converted with it
+  local reply = { pack('<i8i8', -1, now_us) }
   for i = 1, #claims do
     local raw = claims[i].stale and claims[i].raw or ''
     reply[i + 1] = pack('<I4', #raw) .. raw
   end
-  asked = asked + 1
-  said[asked] = table.concat(reply)
+  add_reply(table.concat(reply))
   return false
 end

@@ -1,6 +1,6 @@
--- Giving back: the mirror of MemoryStore.return_one. A claim is followed by its whole charge and, where they are known, the
--- states before and after it; when nothing has happened since, it is as if it had never been charged. Reply: now.
-local function return_one(claim, charged_at_us)
+-- Gives charges back: the mirror of MemoryStore.give_back. A claim is followed by its whole charge and, where they are known, the
+-- states before and after it: when the state has not changed since, the one before is restored exactly. Reply: now.
+local function give_back_claim(claim, charged_at_us)
   if claim.cost >= 0 and not claim.raw then return end
   local charged_at = charged_at_us >= 0 and in_ticks(claim, charged_at_us) or -1
   local a, b, c = claim.a, claim.b, claim.c
@@ -11,11 +11,11 @@ local function return_one(claim, charged_at_us)
     a, b, c = claim.rule.give_back(claim.p, claim.q, claim.r, claim.s, a, b, c, claim.now, claim.cost, claim.charged, charged_at)
     if claim.rule.logs and b > 0 then c = claim.rule.add(claim.p, c, now_us, a, b) end
   end
-  local _, reset = look(claim, a, b, c)
-  store(claim, a, b, c, reset)
+  local _, reset = peek(claim, a, b, c)
+  write_state(claim, a, b, c, reset)
 end
 
--- A claim and its charge off the body.
+-- The next claim of the body and its charge.
 local function next_charge()
   local claim = next_claim()
   local known
@@ -28,19 +28,17 @@ local function next_charge()
   return claim
 end
 
-local function give_back_ask()
+local function give_back_request()
   local n, charged_at_us
   n, charged_at_us, at = unpack('<I2d', body, at + 1)
-  --@now
   local claims, seen = {}, {}
   for i = 1, n do claims[i] = next_charge() end
-  if not load_all(claims) then return end
+  if not read_states(claims) then return end
   for i = 1, n do
     local claim = claims[i]
-    if seen[claim.key] then load(claim) end
+    if seen[claim.key] then read_state(claim) end
     seen[claim.key] = true
-    return_one(claim, charged_at_us)
+    give_back_claim(claim, charged_at_us)
   end
-  asked = asked + 1
-  said[asked] = pack('<i8', now_us)
+  add_reply(pack('<i8', now_us))
 end

@@ -1,14 +1,14 @@
--- Hits and nothing else, one limit and one key each: the straight way, without a table for one of them.
--- Whatever is out of the ordinary (a state of another rate, a clock that went back) is answered "stale" and asked again
--- the long way (frame.lua). Reply: now, remaining, retry, reset in microseconds from now; retry 0 is allowed, -1 never.
+-- Fast path: hits on one limit and one key each, without a table per claim. A state of another rate, or one from the future (the
+-- clock went back), is replied as stale, and the request is sent again as a decision (decide.lua).
+-- Reply: now, remaining, retry, reset in microseconds from now; retry 0 is allowed, -1 never.
 local call, unpack, pack, body, keys = redis.call, struct.unpack, struct.pack, ARGV[1], KEYS
-local said, now_us
+local replies, now_us
 local at = 1
 --@time
 for i = 1, #keys do
+  --@now
   local rule, fingerprint, cost, tick, p, q, r, s
   rule, fingerprint, cost, tick, p, q, r, s, at = unpack('<Bddddddd', body, at)
-  --@now
   local key = keys[i]
   local raw = call('GET', key)
   local written, last, a, b, c = fingerprint, 0, 0, 0, 0
@@ -37,11 +37,11 @@ for i = 1, #keys do
     reply = pack('<i8i8i8i8', now_us, left, retry, reset)
   end
   if i == 1 then
-    said = reply
+    replies = reply
   elseif i == 2 then
-    said = { said, reply }
+    replies = { replies, reply }
   else
-    said[i] = reply
+    replies[i] = reply
   end
 end
-return #keys > 1 and table.concat(said) or said
+return #keys > 1 and table.concat(replies) or replies

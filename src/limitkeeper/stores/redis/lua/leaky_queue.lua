@@ -1,4 +1,4 @@
--- Leaky bucket, the queue: the mirror of algorithms/leaky_queue.py, which says what it means. Answers are distances from now.
+-- Leaky bucket, the queue: the mirror of algorithms/leaky_queue.py, which explains the numbers. Answers are distances from now.
 
 ---- traits
 reserves = true, paces = true, queues = true

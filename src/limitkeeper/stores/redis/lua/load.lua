@@ -1,7 +1,6 @@
--- A state from elsewhere, whatever is there now: behind its claim three numbers, or a log as it lies under its key.
-local function load_ask()
+-- Writes a state that came from another store, replacing what is there: after its claim three numbers, or a log as it is stored.
+local function load_request()
   at = at + 1
-  --@now
   local claim = next_claim()
   local state
   state, at = unpack('<I4c0', body, at)
@@ -12,8 +11,7 @@ local function load_ask()
     a, b, c = unpack('<ddd', state)
   end
   local reset
-  _, reset = look(claim, a, b, c)
-  store(claim, a, b, c, reset)
-  asked = asked + 1
-  said[asked] = pack('<i8', now_us)
+  _, reset = peek(claim, a, b, c)
+  write_state(claim, a, b, c, reset)
+  add_reply(pack('<i8', now_us))
 end

@@ -1,6 +1,7 @@
--- The asks of a call, one behind the other; the first byte of each says what it wants.
+-- Executes the requests of a call in order; the first byte of each names its operation.
 local size = #body
 while at <= size do
-  verbs[string.byte(body, at)]()
+  --@now
+  operations[string.byte(body, at)]()
 end
-return table.concat(said)
+return table.concat(replies)

@@ -1,4 +1,4 @@
--- Sliding window counter: the mirror of algorithms/sliding_counter.py, which says what it means. Answers are distances from now.
+-- Sliding window counter: the mirror of algorithms/sliding_counter.py, which explains the numbers. Answers are distances from now.
 
 ---- traits
 reserves = false

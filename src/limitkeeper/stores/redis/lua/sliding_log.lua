@@ -1,4 +1,4 @@
--- Sliding window log: the mirror of algorithms/sliding_log.py, which says what it means. Answers are distances from now.
+-- Sliding window log: the mirror of algorithms/sliding_log.py, which explains the numbers. Answers are distances from now.
 --
 -- Under its key a log is fingerprint, moment of writing, base, n, and n pairs of (moment, running total): the flat array of
 -- the .py without the ring, so that both questions are a binary search in the bytes as they are. While a script runs, it is a

@@ -1,4 +1,4 @@
--- Token bucket and leaky bucket: the mirror of algorithms/token_bucket.py, which says what it means.
+-- Token bucket and leaky bucket: the mirror of algorithms/token_bucket.py, which explains the numbers.
 -- `till` is `until` there, a word that Lua keeps. Answers are distances from now. `drained` guards C's integers only.
 
 ---- traits

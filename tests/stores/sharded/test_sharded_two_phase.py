@@ -98,7 +98,7 @@ def test_somebody_in_between_moves_the_common_start(make, sharded, shards, keys)
     came = []
 
     def meanwhile(verb):
-        if verb == "load" and not came:
+        if verb == "decide at" and not came:
             came.append(other.reserve({"user": None, "tenant": keys["tenant"]}).wait)
 
     shards["left"].meanwhile = meanwhile

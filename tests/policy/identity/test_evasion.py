@@ -1,4 +1,4 @@
-"""Nobody slips past a rule: every trick with paths, hosts, addresses and tokens, played against a gate."""
+"""Evasion of rules through a gate: encoded paths, spoofed hosts, forged addresses and tokens do not get a new limit."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ DISGUISES = [
 
 
 def test_no_spelling_of_a_path_has_a_limit_of_its_own(gate):
-    """Fifteen disguises of one endpoint share its three requests."""
+    """Fifteen encodings of one path share its limit of three."""
     assert passed(gate, [WrittenRequest("POST", path) for path in DISGUISES]) == 3
 
 
@@ -74,7 +74,7 @@ def test_no_spoofed_chain_makes_a_new_client(gate):
 
 
 def test_no_header_helps_without_a_proxy(gate):
-    """A client that connects itself is who it is."""
+    """Headers of a client that connects directly are ignored."""
     requests = [
         WrittenRequest("POST", "/checkout", peer="203.0.113.9", headers={"X-Forwarded-For": f"{n}.1.1.1"}) for n in range(20)
     ]
@@ -95,7 +95,7 @@ def test_no_spelling_of_a_host_has_a_limit_of_its_own(gate):
 
 
 def test_a_host_that_can_not_be_read_slips_past_no_rule(gate):
-    """An application may take the first of two hosts, or what stands before any colon; another host is another host."""
+    """An application may take the first of two hosts, or what precedes a colon; so rules for both apply."""
     hosts = ["admin.example.com:x", "admin.example.com, b.example", "admin.example.com:80:80", "admin.example.com/x", "@"]
     assert passed(gate, [WrittenRequest("GET", "/", headers={"Host": host}) for host in hosts]) == 2
     assert passed(gate, [WrittenRequest("GET", "/", headers={"Host": "www.example.com"})] * 5) == 5
@@ -103,7 +103,7 @@ def test_a_host_that_can_not_be_read_slips_past_no_rule(gate):
 
 
 def test_no_forged_token_makes_a_new_user(gate):
-    """Tokens that somebody else signed, or that have expired, all count for the address they came from."""
+    """Requests with foreign or expired tokens are counted by their address."""
     forged = [jwt.encode({"sub": f"user{n}"}, f"another secret, number {n}, of 32 bytes", algorithm="HS256") for n in range(10)]
     forged += [jwt.encode({"sub": f"user{n}", "exp": 1}, SECRET, algorithm="HS256") for n in range(10)]
     assert passed(gate, [WrittenRequest("GET", "/api/x", headers={"Authorization": f"Bearer {token}"}) for token in forged]) == 3
@@ -121,7 +121,7 @@ def test_a_second_line_does_not_hide_a_token(gate, more):
 
 
 def test_what_is_exempt_can_not_be_claimed(gate):
-    """A path beside an exempt one, and an address in a header, exempt nobody."""
+    """A path next to an exempt one, and an address in a header, are not exempt."""
     beside = ["/healthz/../checkout", "/healthz%2f..%2fcheckout", "/healthz;/../checkout", "/healthz/..;/checkout"]
     assert passed(gate, [WrittenRequest("POST", path) for path in beside * 3]) == 3
     assert passed(gate, [WrittenRequest("GET", "/healthz")] * 10) == 10
@@ -159,7 +159,7 @@ SPELLINGS = [
 
 @pytest.mark.parametrize("cookies", SPELLINGS)
 def test_no_spelling_of_a_cookie_makes_a_new_session(cookies):
-    """A session that applications find under a cookie is the same one to the rules, however client and cookie are spelt."""
+    """A session that applications read from a cookie is the same for the rules, however the cookie is written."""
     from starlette.requests import cookie_parser
 
     policy = Policy.read("identify: {s: {cookie: sid}}\nlimits: [{name: s, key: s, limit: 1/s}]")
@@ -169,7 +169,7 @@ def test_no_spelling_of_a_cookie_makes_a_new_session(cookies):
 
 @pytest.mark.parametrize("between", ["\t", "  ", " \t "])
 def test_no_space_hides_a_token(gate, between):
-    """Whoever splits the header into words finds the token behind a tab; so do the rules for users."""
+    """Applications that split the header find the token after a tab; so do the rules."""
     token = jwt.encode({"sub": "ann"}, SECRET, algorithm="HS256")
     facts = WrittenRequest("GET", "/api/x", headers={"Authorization": f"Bearer{between}{token} "})
     assert [one.key for one in gate.explain(facts) if one.rule.name == "api"] == ["user:ann"]
@@ -186,13 +186,13 @@ TEMPLATES = [
 
 @pytest.mark.parametrize(("template", "paths"), TEMPLATES)
 def test_a_template_is_spelt_as_requests_are(template, paths):
-    """Encoded, accented or with a slash too many: what a rule's path spells is what requests are matched against."""
+    """Encoded, accented or with a slash too many: a rule's path is normalized like the paths of requests."""
     with Gate(
         Policy.of(limits=[{"name": "x", "match": f"GET {template}", "key": "ip", "limit": "1/s"}]), store=MemoryStore()
     ) as gate:
         for path in paths:
             facts = WrittenRequest("GET", path)
-            assert [one.meant for one in gate.explain(facts)] == [True], path
+            assert [one.applies for one in gate.explain(facts)] == [True], path
             assert facts.captured.get("id", "7") == "7"
 
 

@@ -1,0 +1,90 @@
+"""The directory of a shared file: numbers for limits that mean the same in every process.
+
+A limit (limiter, name, algorithm) has a `limit_id`, each rate under it a `unit`. Entries are only appended, under the file's
+lock; every process reads those that it has not read yet.
+
+    entry: kind (1 limit, 2 rate) · limit_id (of a rate) · time (µs) · size of the text in bytes · the text
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from ...algorithms.limit_parser import parse_limit
+from ...errors import ConfigurationError
+from . import layout as lay
+from .cell_table import SharedCellTable
+from .mapped_file import MappedFile
+
+LIMIT, RATE = 1, 2
+
+
+class Entry(NamedTuple):
+    """One entry; `end` is where the next one begins, in words of the directory."""
+
+    kind: int
+    limit_id: int
+    time_us: int
+    text: str
+    end: int
+
+
+class LimitDirectory:
+    """What this process has read of the directory. Callers hold the file's lock."""
+
+    def __init__(self, path: str, file: MappedFile, table: SharedCellTable) -> None:
+        self.path, self.file, self.table = path, file, table
+        self._read = 0
+        self._limit_ids: dict[str, int] = {}
+        self._units: dict[tuple[int, str], int] = {}
+        self.since_us: list[int] = []  # by unit: when the rate was first used
+
+    def numbers_of(self, identity: str, rate: str, now_us: int) -> tuple[int, int]:
+        """(limit_id, unit), appended when they are new."""
+        self.read()
+        limit_id = self._limit_ids.get(identity) or self.append(LIMIT, 0, now_us, identity)
+        return limit_id, self._units.get((limit_id, rate)) or self.append(RATE, limit_id, now_us, rate)
+
+    def read(self) -> None:
+        """Reads the entries that were appended since."""
+        for entry in entries(self.file, self._read, self.table.get(lay.DIRECTORY)):
+            limit = parse_limit(entry.text) if entry.kind == RATE else None  # a signal may interrupt here, not in what follows
+            if limit is None:
+                self.table.births.append(entry.time_us)
+                self._limit_ids[entry.text] = len(self.table.births)
+            else:
+                self.table.units.append(limit)
+                self.since_us.append(entry.time_us)
+                self._units[entry.limit_id, entry.text] = len(self.table.units)
+            self._read = entry.end
+
+    def append(self, kind: int, limit_id: int, time_us: int, text: str) -> int:
+        """Appends an entry and returns its number."""
+        data = text.encode()
+        if kind == RATE:
+            parse_limit(text)  # other processes must be able to read it
+        used, base = self.table.get(lay.DIRECTORY), self.file.plan.directory
+        size = 4 + (len(data) + 7) // 8
+        if used + size > lay.DIRECTORY_ROOM or len(self.table.units) >= 0xFFFF:
+            raise ConfigurationError(f"shared file {self.path!r}: its directory of limits is full; use several files")
+        head = b"".join(number.to_bytes(8, "little") for number in (kind, limit_id, time_us, len(data)))
+        padded = head + data.ljust((size - 4) * 8, b"\0")
+        self.file.words[base + used : base + used + size] = memoryview(padded).cast("q")
+        self.table.set(lay.DIRECTORY, used + size)
+        self.read()
+        return len(self.table.births) if kind == LIMIT else len(self.table.units)
+
+
+def entries(file: MappedFile, start: int, end: int) -> Iterator[Entry]:
+    """The entries of a file's directory from `start` to `end`; an unreadable one ends the iteration."""
+    base = file.plan.directory
+    while start < min(end, lay.DIRECTORY_ROOM):
+        kind, limit_id, time_us, size = file.words[base + start : base + start + 4].tolist()
+        count = (size + 7) // 8
+        data = file.words[base + start + 4 : base + start + 4 + count].tobytes()[:size]
+        start += 4 + count
+        try:
+            yield Entry(kind, limit_id, time_us, data.decode(), start)
+        except UnicodeDecodeError:
+            return
