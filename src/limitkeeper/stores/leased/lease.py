@@ -114,6 +114,8 @@ class Lease:
     # Spending --------------------------------------------------------------------------------------------------
 
     @cython.cfunc
+    @cython.nogil
+    @cython.exceptval(check=False)
     def held(self, now_us: cython.longlong) -> cython.longlong:
         """How much can be spent now."""
         found: cython.longlong = 0
@@ -124,6 +126,8 @@ class Lease:
         return found
 
     @cython.cfunc
+    @cython.nogil
+    @cython.exceptval(check=False)
     def take(self, now_us: cython.longlong, cost: cython.longlong) -> cython.bint:
         """Spends all of the cost or nothing."""
         if self.left >= cost and now_us < self.end_us and now_us >= self.start_us:
@@ -132,6 +136,8 @@ class Lease:
         return self.take_from_both(now_us, cost)
 
     @cython.cfunc
+    @cython.nogil
+    @cython.exceptval(check=False)
     def take_from_both(self, now_us: cython.longlong, cost: cython.longlong) -> cython.bint:
         """Spends what is left of the first batch, then of the second."""
         if self.held(now_us) < cost or cost <= 0:
@@ -146,6 +152,8 @@ class Lease:
         return True
 
     @cython.cfunc
+    @cython.nogil
+    @cython.exceptval(check=False)
     def promote_next(self) -> cython.void:
         """Makes the second batch the first."""
         self.left = self.next_left
@@ -225,6 +233,8 @@ class Lease:
     # Refusals --------------------------------------------------------------------------------------------------
 
     @cython.cfunc
+    @cython.nogil
+    @cython.exceptval(check=False)
     def refuses(self, now_us: cython.longlong, cost: cython.longlong) -> cython.bint:
         """Whether this cost is known to be refused until `refused_until_us`."""
         return now_us < self.refused_until_us and cost >= self.refused_min and cost <= self.refused_max

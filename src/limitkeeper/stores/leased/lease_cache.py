@@ -329,8 +329,10 @@ class LeaseCache:
                 self.notice_low(lease)
             else:
                 self.check_at(lease, max(now_us + self.round_trip_us // 4, fetch_us) + 1)
-        ends = [end for end in (lease.end_us * bool(lease.left), lease.next_end_us) if end > now_us]
-        self.check_at(lease, min([*ends, now_us + max(1, self.life_us // 2)]))
+        next_us = now_us + max(1, self.life_us // 2)
+        for end_us in (lease.end_us if lease.left else 0, lease.next_end_us):
+            next_us = min(next_us, end_us) if end_us > now_us else next_us
+        self.check_at(lease, next_us)
 
     def put_aside(self, lease: Lease, now_us: int, all_of_it: bool = False) -> None:
         """Puts aside for the parent what may no longer be spent (or everything), unless that is not worth a call."""

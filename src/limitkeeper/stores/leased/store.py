@@ -323,7 +323,8 @@ class LeasedStore(Store):
 
     def decide_rest(self, terms: LeaseTerms, lease: Lease | None, key: str, cost: int) -> Plan[Decision]:
         """The parent decides about the cost less what is held."""
-        generation, used = (0, 0) if lease is None else (lease.generation, lease.used)
+        generation = 0 if lease is None else lease.generation
+        used = 0 if lease is None else lease.used
         held = self.cache.withdraw(lease, cost)
         sent_us, decision = self.sent_us(), None
         try:
