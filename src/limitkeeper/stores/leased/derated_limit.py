@@ -1,8 +1,8 @@
 """Derates the limits of strict leases at the parent, so that no window ever admits more than the limit itself.
 
 A token is spent up to one life τ after it was charged. What is spent in a window of W was charged in W + τ, so a parent that
-grants count per W + τ keeps every window of W (and every longer one) within the limit. The price is τ / (W + τ) of the rate: 0.17 %
-for W = 60 s and τ = 0.1 s, 9.1 % for W = 1 s. The leases of a fixed window end with the window: it costs nothing there.
+grants count per W + τ keeps every window of W (and every longer one) within the limit. The price is τ / (W + τ) of the rate:
+0.17 % for W = 60 s and τ = 0.1 s, 9.1 % for W = 1 s. The leases of a fixed window end with the window: it costs nothing there.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Lease: the batches of tokens that a node holds for one key, the refusal it knows of, and the key's demand.
 
-A batch of `size` tokens was charged at the parent store at `charged_at`. It may be spent from `start_us` until `end_us`, one lease
-life after it was requested. A second batch (`next_…`) follows the first, so that the next is there before the first runs out. A
+A batch of `size` tokens was charged at the parent store at `charged_at`. It may be spent from `start_us` until `end_us`, one
+lease life after it was requested. A second batch (`next_…`) follows the first, so that it is there before the first runs out. A
 refusal of the parent is kept too: until `refused_until_us`, costs from `refused_min` to `refused_max` are refused here.
 
     demand     rate ← rate + (used / elapsed − rate) · elapsed / min(observed, 2 · life)           tokens per µs
@@ -114,6 +114,8 @@ class Lease:
     # Spending --------------------------------------------------------------------------------------------------
 
     @cython.cfunc
+    @cython.nogil
+    @cython.exceptval(check=False)
     def held(self, now_us: cython.longlong) -> cython.longlong:
         """How much can be spent now."""
         found: cython.longlong = 0
@@ -124,6 +126,8 @@ class Lease:
         return found
 
     @cython.cfunc
+    @cython.nogil
+    @cython.exceptval(check=False)
     def take(self, now_us: cython.longlong, cost: cython.longlong) -> cython.bint:
         """Spends all of the cost or nothing."""
         if self.left >= cost and now_us < self.end_us and now_us >= self.start_us:
@@ -132,6 +136,8 @@ class Lease:
         return self.take_from_both(now_us, cost)
 
     @cython.cfunc
+    @cython.nogil
+    @cython.exceptval(check=False)
     def take_from_both(self, now_us: cython.longlong, cost: cython.longlong) -> cython.bint:
         """Spends what is left of the first batch, then of the second."""
         if self.held(now_us) < cost or cost <= 0:
@@ -146,6 +152,8 @@ class Lease:
         return True
 
     @cython.cfunc
+    @cython.nogil
+    @cython.exceptval(check=False)
     def promote_next(self) -> cython.void:
         """Makes the second batch the first."""
         self.left = self.next_left
@@ -225,6 +233,8 @@ class Lease:
     # Refusals --------------------------------------------------------------------------------------------------
 
     @cython.cfunc
+    @cython.nogil
+    @cython.exceptval(check=False)
     def refuses(self, now_us: cython.longlong, cost: cython.longlong) -> cython.bint:
         """Whether this cost is known to be refused until `refused_until_us`."""
         return now_us < self.refused_until_us and cost >= self.refused_min and cost <= self.refused_max
@@ -277,7 +287,7 @@ class Lease:
         self.scarce_size = max(1, min(terms.largest_batch(round_trip_us), fits))
 
     def adapt(self, size: int, wanted: int, wait_us: int, remaining: int, round_trip_us: int) -> None:
-        """Decides after a grant of `size`, `wait_us` from now, whether tokens are scarce, and what to request next if they are."""
+        """Learns from a grant of `size`, `wait_us` from now, whether tokens are scarce, and what to request next if so."""
         terms: LeaseTerms = self.terms
         was_scarce = self.scarce
         if wait_us:

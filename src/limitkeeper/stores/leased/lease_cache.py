@@ -4,9 +4,9 @@ Atomic by construction, as in `memory.py`: compiled, no Python runs between read
 excludes other threads. `remaining` counts what this node holds, because other nodes may have taken what the parent still had. The
 first answer after a fetch adds what the parent had left then.
 
-A lease is checked when a batch of it ends, and every half of a lease life: what may no longer be spent, or was not used that long,
-is put aside for the parent; after a life without demand a key is forgotten. Each new key makes two checks, so that a flood of keys
-needs no thread.
+A lease is checked when a batch of it ends, and every half of a lease life: what may no longer be spent, or was not used that
+long, is put aside for the parent; after a life without demand a key is forgotten. Each new key makes two checks, so that a flood
+of keys needs no thread.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ _order = itertools.count()
 class LeaseCache:
     """The leases of a node by limit and key.
 
-    `read_clock` gives the time by which leases begin and end, in µs; None: this machine's monotonic clock. `derated` gives the limit
-    that is charged at the parent in the place of a limit; None: the limit itself.
+    `read_clock` gives the time by which leases begin and end, in µs; None: this machine's monotonic clock. `derated` gives the
+    limit that is charged at the parent in the place of a limit; None: the limit itself.
     """
 
     @cython.annotation_typing(False)
@@ -329,8 +329,10 @@ class LeaseCache:
                 self.notice_low(lease)
             else:
                 self.check_at(lease, max(now_us + self.round_trip_us // 4, fetch_us) + 1)
-        ends = [end for end in (lease.end_us * bool(lease.left), lease.next_end_us) if end > now_us]
-        self.check_at(lease, min([*ends, now_us + max(1, self.life_us // 2)]))
+        next_us = now_us + max(1, self.life_us // 2)
+        for end_us in (lease.end_us if lease.left else 0, lease.next_end_us):
+            next_us = min(next_us, end_us) if end_us > now_us else next_us
+        self.check_at(lease, next_us)
 
     def put_aside(self, lease: Lease, now_us: int, all_of_it: bool = False) -> None:
         """Puts aside for the parent what may no longer be spent (or everything), unless that is not worth a call."""

@@ -8,8 +8,8 @@ When the whole batch is not available, what is available is taken. When nothing 
     log, counter     everything is refused here until the batch's own retry
     fixed window     everything is refused here until the next window
 
-While tokens are scarce, each node requests half of what fits into a lease life behind the nodes ahead of it, so n nodes converge to
-equal batches of rate × life / (n + 1), whatever each had before.
+While tokens are scarce, each node requests half of what fits into a lease life behind the nodes ahead of it, so n nodes converge
+to equal batches of rate × life / (n + 1), whatever each had before.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from ..sans_io import Call, Plan
 from .lease import Lease, Unspent
 from .lease_cache import LeaseCache
 
-#: A refusal is answered without asking for ¾ of a lease life (by then idle nodes have given back), then for twice that, up to this.
+#: A refusal is trusted for ¾ of a lease life (by then idle nodes have given back), then for twice that, up to this.
 MAX_RECHECK_US = 1_000_000
 #: How many keys are given back in one call.
 MAX_GIVEN_BACK = 256
@@ -72,8 +72,8 @@ Requests = Generator[tuple[int, int], Decision, None]
 class Refill:
     """Moves tokens between the parent and the leases.
 
-    `parent_time`: leases are timed by the parent, so that a reply's time is the time here. `same_clock`: parent and leases read the
-    same clock, so that there is no offset between them.
+    `parent_time`: leases are timed by the parent, so that a reply's time is the time here. `same_clock`: parent and leases read
+    the same clock, so that there is no offset between them.
     """
 
     def __init__(self, parent: Store, cache: LeaseCache, parent_time: bool, same_clock: bool) -> None:

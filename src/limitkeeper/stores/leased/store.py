@@ -3,19 +3,19 @@
     LeasedStore(RedisStore(url))                 lease=None: the batch follows each key's own demand
     LeasedStore(RedisStore(url), lease=50)       50 hits cost one operation of 50
 
-A token is charged at the parent when it is leased and spent here up to one `life` later. So in any window a node can spend what it
-held when the window began, besides what is charged within it:
+A token is charged at the parent when it is leased and spent here up to one `life` later. So in any window a node can spend what
+it held when the window began, besides what is charged within it:
 
     plain    over-admission ≤ min(nodes × held, rate × life)         held: a batch and a quarter
     strict   0, and the parent grants count per (W + life) instead of per W: a price of life / (W + life) of the rate
 
 A fixed window's lease ends with its window, so there it is 0 at no price. Refusals are leased too: "nothing before t" is answered
-here until t. A crash loses what was held, never more. Rejected: reporting use afterwards (the bound would then be the demand of an
-interval, whatever the limit).
+here until t. A crash loses what was held, never more. Rejected: reporting use afterwards (the bound would then be the demand of
+an interval, whatever the limit).
 
-`LeaseCache` answers from RAM, `Refill` moves batches between here and the parent, `Maintenance` does so in the background. This file
-decides what RAM can't answer: a key without demand is decided by the parent; for a key in demand a batch is fetched; what may wait
-queues at the parent, after everything held for it was given back, so that nothing overtakes it.
+`LeaseCache` answers from RAM, `Refill` moves batches between here and the parent, `Maintenance` does so in the background. This
+file decides what RAM can't answer: the parent decides a key without demand; for a key in demand a batch is fetched; what may
+wait queues at the parent, after everything held for it was given back, so that nothing overtakes it.
 """
 
 from __future__ import annotations
@@ -64,8 +64,8 @@ log = logging.getLogger("limitkeeper")
 class LeasedStore(Store):
     """Fetches batches from `store` and spends them in RAM.
 
-    `life` is how long a batch may be spent; `max_keys` bounds the keys with a lease. `clock` times the leases (default: this machine's,
-    or the parent's if that is moved by hand; then there is no background either, call `tend`). `make_thread` makes its thread.
+    `life` is how long a batch may be spent; `max_keys` bounds the keys with a lease. `clock` times the leases (default: this
+    machine's, or the parent's if moved by hand; then there is no background, call `tend`). `make_thread` makes its thread.
     """
 
     @cython.annotation_typing(False)
@@ -282,13 +282,16 @@ class LeasedStore(Store):
         now_us = self.cache.now_us()
         if lease is None:
             self.cache.add(terms, claim.key, claim.cost, now_us)
-        elif not lease.scarce and not lease.refuses(now_us, claim.cost):
-            if lease.next_batch(now_us, claim.cost, self.cache.round_trip_us) > claim.cost:
-                return (yield from self.decide_now(terms, claim.key, claim.cost, True))
+        elif (
+            not lease.scarce
+            and not lease.refuses(now_us, claim.cost)
+            and lease.next_batch(now_us, claim.cost, self.cache.round_trip_us) > claim.cost
+        ):
+            return (yield from self.decide_now(terms, claim.key, claim.cost, True))
         return None
 
     def decide_now(self, terms: LeaseTerms, key: str, cost: int, commit: bool) -> Plan[Decision]:
-        """One limit, without waiting: fetches a batch, or waits for one that is being fetched, or asks the parent for the cost."""
+        """One limit, without waiting: fetches a batch, waits for one that is being fetched, or asks the parent for the cost."""
         if not terms.leasable or cost <= 0 or cost > terms.limit.capacity:
             return (yield from self.ask_parent([Claim(terms.named, key, cost)], 0, commit))
         lease: Lease | None = terms.leases.get(key)
@@ -320,7 +323,8 @@ class LeasedStore(Store):
 
     def decide_rest(self, terms: LeaseTerms, lease: Lease | None, key: str, cost: int) -> Plan[Decision]:
         """The parent decides about the cost less what is held."""
-        generation, used = (0, 0) if lease is None else (lease.generation, lease.used)
+        generation = 0 if lease is None else lease.generation
+        used = 0 if lease is None else lease.used
         held = self.cache.withdraw(lease, cost)
         sent_us, decision = self.sent_us(), None
         try:
@@ -399,9 +403,10 @@ class LeasedStore(Store):
                 continue
             if not part.allowed and part.retry_us > 0:
                 self.refill.refuse(lease, claim.cost, claim.cost, now_us, part)
-            elif not lease.queued and lease.pending is None and lease.has_room():
-                if lease.next_batch(now_us, 1, cache.round_trip_us) > 1:
-                    cache.notice_low(lease)
+            elif lease.queued or lease.pending is not None or not lease.has_room():
+                continue
+            elif lease.next_batch(now_us, 1, cache.round_trip_us) > 1:
+                cache.notice_low(lease)
 
     # Giving back -----------------------------------------------------------------------------------------------
 
@@ -544,4 +549,3 @@ def copy_states(source: Claim, target: Claim) -> None:
     states = source.remembered()
     if states is not None:
         target.remember(*states)
-
