@@ -95,7 +95,7 @@ def test_many_breakers_do_not_probe_together():
 
 
 def test_there_is_one_probe_at_a_time():
-    """Whoever finds somebody probing does not probe."""
+    """A second probe does not begin while one is in progress."""
     breaker = opened(made())
     assert breaker.begin_probe() is True
     assert breaker.begin_probe() is False
@@ -155,7 +155,7 @@ def test_a_late_failure_changes_nothing_once_it_is_open():
 
 @given(st.lists(st.sampled_from(["ok", "fail", "probe ok", "probe fail", "wait"]), max_size=60), st.integers(0, 1000))
 def test_it_is_always_in_one_of_its_states_and_asks_only_when_it_may(steps, seed):
-    """On any course of events: closed says so in one look, open lets nobody through, and a probe is always ahead."""
+    """On any course of events: `closed` agrees with the state, open lets no caller through, and a probe is always ahead."""
     breaker, now = Breaker(Random(seed), 2, 0.5, 1000, 8000, 10_000), 0
     for step in steps:
         now += 500
