@@ -1,4 +1,4 @@
-"""Rate limiting, from one function in a script to a fleet: one rule, one exact answer, at every scale.
+"""Rate limiting for Python: the public names of limitkeeper.
 
 limiter = Limiter(TokenBucket("5/s burst 10"))
 if not limiter.hit("user:42"):
@@ -36,7 +36,7 @@ from .stores import MemoryStore, store_from_url
 
 if _typing.TYPE_CHECKING:
     from .stores import GuardedStore, LeasedStore, RedisStore, ShardedStore, SharedStore
-else:  # hidden from type checkers, to which every misspelt name would have a type
+else:  # hidden from type checkers, which would otherwise accept every misspelt name
 
     def __getattr__(name: str) -> object:
         if name not in _LATER:

@@ -1,4 +1,4 @@
-"""What `cython` means where Cython is not installed: the source runs as it is, and every marker does nothing."""
+"""Replaces the `cython` module where Cython is not installed: types are Python's, and decorators do nothing."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, TypeAlias, TypeVar
 T = TypeVar("T")
 
 compiled = False
-# One alias a line, each typed: the installed sources import this module, and type checkers read their C types here.
+# One typed alias per line: type checkers resolve the C types of the installed sources here.
 int: TypeAlias = _builtins.int  # noqa: A001
 longlong: TypeAlias = _builtins.int
 ulonglong: TypeAlias = _builtins.int
@@ -22,23 +22,23 @@ uchar: TypeAlias = Any
 NULL = None
 
 
-def _as_it_is(thing: T) -> T:
-    return thing
+def _unchanged(value: T) -> T:
+    return value
 
 
-cfunc = ccall = cclass = nogil = inline = _as_it_is
+cfunc = ccall = cclass = nogil = inline = _unchanged
 
 
 def exceptval(*_args: object, **_options: object) -> Callable[[T], T]:
-    return _as_it_is
+    return _unchanged
 
 
 def annotation_typing(_on: bool) -> Callable[[T], T]:
-    return _as_it_is
+    return _unchanged
 
 
-def address(thing: T) -> T:
-    return thing
+def address(value: T) -> T:
+    return value
 
 
 def cast(_kind: object, value: T) -> T:

@@ -1,7 +1,7 @@
-"""Time: the only file that reads it. Integer microseconds since 1970, from a clock that never steps.
+"""Clock and SystemClock: integer microseconds since 1970 from the monotonic clock. No other file reads the time.
 
 `SystemClock` is the monotonic clock plus the offset to UTC, taken once: windows align to UTC, and a step of the wall
-clock (NTP, an operator, a leap) changes nothing. Time is an argument everywhere else; tests pass a `ManualClock`.
+clock (NTP, an operator, a leap second) has no effect. Elsewhere time is an argument; tests pass a `ManualClock`.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ else:
 
 
 def steady_us() -> int:
-    """The machine's own time, which never goes back and is the same for all its processes."""
+    """The monotonic clock, which is the same for all processes of a machine."""
     return monotonic_us()
 
 
 def utc_us() -> int:
-    """The wall clock, which may step: only for where a clock begins."""
+    """The wall clock, which may step; used only for the offset of a clock."""
     return time.time_ns() // 1000
 
 
 class Clock(Protocol):
-    """What a store needs of a clock. A sleep ends early when `wake` is set (a waiter has moved up)."""
+    """The clock of a store. A sleep ends early when `wake` is set (a waiter has moved up)."""
 
     def now_us(self) -> int: ...
 
@@ -46,7 +46,7 @@ class Clock(Protocol):
 
 @cython.cclass
 class SystemClock:
-    """The clock of real life."""
+    """Real time: the monotonic clock plus the offset to UTC."""
 
     __slots__ = ("offset_us",)
 

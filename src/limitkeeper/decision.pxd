@@ -1,7 +1,7 @@
 # C declarations of decision.py: six integers, a name and a source.
 from libc.stdlib cimport free, malloc
 
-# The answer of one limit: allowed, limit, remaining, retry_us, reset_us, wait_us.
+# The result of one limit: allowed, limit, remaining, retry_us, reset_us, wait_us.
 ctypedef (bint, long long, long long, long long, long long, long long) Fields
 
 cdef class Decision:
@@ -16,7 +16,7 @@ cdef class Decisions(Decision):
     cdef Py_ssize_t room
 
     cdef inline int reserve(self, tuple names) except -1:
-        """Makes room for the fields of these limits, before anything is read."""
+        """Allocates the fields of these limits, before any state is read."""
         cdef Py_ssize_t n = len(names)
         if n > self.room:
             free(self.fields)
@@ -31,7 +31,7 @@ cdef class Decisions(Decision):
         return 0
 
     cdef inline tuple parts_of(self):
-        """The Decision of each limit, made when it is first asked for."""
+        """The Decision of each limit, created on first use."""
         cdef long long now_us = self.start_us - self.wait_us
         cdef Py_ssize_t i
         cdef list found
@@ -51,7 +51,7 @@ cdef bint is_deciding(bint allowed, long long limit, long long remaining, long l
 
 cdef extern from *:
     """
-    /* Whether nothing but the one reference that the caller keeps (and its own local one) refers to the object. */
+    /* Whether the only references are the one that the store keeps and the local one. */
     static inline int limitkeeper_unshared(void* object) {
     #ifdef Py_GIL_DISABLED
         return 0;

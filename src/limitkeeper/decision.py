@@ -1,7 +1,7 @@
-"""The answer to a claim: a Decision is true when allowed, and says when to come back when not.
+"""Decision: the result of a call. It is truthy when allowed and has the time to retry when refused.
 
-Times are kept in integer microseconds and become seconds only when somebody looks. A Decision holds nothing that
-could point back at it, so the garbage collector never has to visit one.
+Times are stored in integer microseconds and converted to seconds when read. A Decision can't be part of a reference
+cycle, so it is not tracked by the garbage collector.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ except ModuleNotFoundError:
 if cython.compiled:
     from cython.cimports.libc.stdlib import free
 
-#: Where answers come from: the store itself. Wrappers set other sources.
+#: `source` of a Decision made by the store itself; wrappers set other sources.
 STORE = "store"
 
 
 @cython.cclass
 class Decision:
-    """What a limiter answered.
+    """The result of a call to a limiter.
 
     `allowed` (also its truth value), `limit` (the largest cost that could ever pass at once), `remaining` (whole units
     that a hit could take now), `retry_after` (seconds until this same call would be accepted; inf: never),
-    `reset_after` (seconds until the key is as new), `wait` (seconds from now to its start), `name` (the limit that
-    decided), `source` (what answered: "store", "lease", "local_share", "open" or "closed"; ignored by `==`), `decisions`
+    `reset_after` (seconds until the key's state is that of an unseen key), `wait` (seconds from now to its start), `name`
+    (the limit that decided), `source` (what decided: "store", "lease", "local_share", "open" or "closed"; ignored by `==`), `decisions`
     (one for each limit, where there are several).
     """
 
@@ -47,7 +47,7 @@ class Decision:
         name: str | None = "",
         source: str = STORE,
     ) -> None:
-        """Made by stores; `retry_us` below zero means never."""
+        """Stores create Decisions; a negative `retry_us` means never."""
         self.allowed = bool(allowed)
         self.limit = limit
         self.remaining = remaining
@@ -60,11 +60,11 @@ class Decision:
 
     def __setattr__(self, name: str, value: object) -> None:
         if cython.compiled or hasattr(self, name):
-            raise AttributeError(f"a Decision is what was decided: {name!r} can't be changed")
+            raise AttributeError(f"a Decision is immutable: can't set {name!r}")
         object.__setattr__(self, name, value)
 
     def __delattr__(self, name: str) -> None:
-        raise AttributeError(f"a Decision is what was decided: {name!r} can't be deleted")
+        raise AttributeError(f"a Decision is immutable: can't delete {name!r}")
 
     @property
     def retry_after(self) -> float:
@@ -86,7 +86,7 @@ class Decision:
         return self.allowed
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data, for logs and JSON."""
+        """The fields as a dict, for logs and JSON."""
         return {
             "allowed": self.allowed,
             "limit": self.limit,
@@ -128,20 +128,20 @@ class Decision:
 
 
 if not cython.compiled:
-    #: The answer of one limit: allowed, limit, remaining, retry_us, reset_us, wait_us.
+    #: The result of one limit: allowed, limit, remaining, retry_us, reset_us, wait_us.
     Fields = tuple[bool, int, int, int, int, int]
 
     class Blank(Decision):
-        """A Decision that is being filled in; then its class becomes Decision."""
+        """A mutable Decision; the store sets its fields, then changes its class to Decision."""
 
         __slots__ = ()
         __setattr__ = object.__setattr__  # type: ignore[assignment]
-        __delattr__ = object.__delattr__  # both, or filling one in takes the slow way
+        __delattr__ = object.__delattr__  # both: with only one of them, setting an attribute is slower
 
 
 @cython.cfunc
 def fresh(name: str) -> Decision:
-    """A Decision to be filled in by a store."""
+    """A new Decision whose fields the store sets."""
     decision: Decision
     if cython.compiled:
         decision = Decision.__new__(Decision)
@@ -154,7 +154,7 @@ def fresh(name: str) -> Decision:
 
 @cython.cfunc
 def filled(name: str, fields: Fields, now_us: cython.longlong) -> Decision:
-    """The Decision of one limit. Faster than calling the class: of five limits that would be a third of the whole decision."""
+    """Makes the Decision of one limit. Faster than calling the class, which took a third of a decision on five limits."""
     decision: Decision = fresh(name)
     decision.allowed, decision.limit, decision.remaining, decision.retry_us, decision.reset_us, decision.wait_us = fields
     decision.start_us = now_us + decision.wait_us
@@ -174,8 +174,8 @@ def is_deciding(
     other_remaining: cython.longlong,
     other_retry_us: cython.longlong,
 ) -> cython.bint:
-    """Whether a limit decides rather than one before it in order. Allowed: the smaller remaining / limit. Refused: the longer
-    retry, below zero (never) being the longest. Ties go to the one before."""
+    """Whether a limit decides rather than an earlier one (`other_…`). Allowed: the smaller remaining / limit decides. Refused:
+    the longer retry, where a negative one (never) is the longest. On a tie the earlier limit decides."""
     if allowed:
         return remaining * other_limit < other_remaining * limit
     return other_retry_us >= 0 and (retry_us < 0 or retry_us > other_retry_us)
@@ -183,10 +183,10 @@ def is_deciding(
 
 @cython.cclass
 class Decisions(Decision):
-    """The answer of several limits together: the fields are those of the limit that decided.
+    """The joined result of several limits; the fields are those of the limit that decided.
 
-    Compiled, a store leaves the answers of the limits as plain integers (`fields`); they become Decisions when `decisions` is
-    read, which most callers never do.
+    Compiled, a store keeps the results of the limits as C integers (`fields`); `decisions` converts them when it is read,
+    which most callers never do.
     """
 
     __slots__ = ("_parts",)
@@ -200,10 +200,10 @@ class Decisions(Decision):
 
     @staticmethod
     def join(parts: Sequence[Decision], wait_us: int = 0) -> Decision:
-        """One Decision of several limits, in order: allowed when all of them are, at the longest of their waits.
+        """Joins the Decisions of several limits, in order: allowed when all are, with the longest of their waits.
 
-        Every store that asks several limits joins their answers here: `is_deciding` says whose fields are shown. `wait_us` is a
-        common wait that may be longer than the wait of any part. A single part is returned as it is.
+        Every store joins the results of several limits here; `is_deciding` selects the limit whose fields are shown. `wait_us`
+        is a common wait that may be longer than the wait of any part. A single part is returned unchanged.
         """
         if len(parts) == 1:
             return parts[0]

@@ -1,4 +1,4 @@
-"""The decorator: every call of a function, method, coroutine or (async) generator asks first."""
+"""The `limit` decorator: acquires before each call of a function, method, coroutine or (async) generator."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def _called(value: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _key_of(key: Any, args: Any, kwargs: Any) -> Key:
-    """The key of a decorated call; ints pass through str()."""
+    """The key of a decorated call; an int is converted with str()."""
     found = _called(key, args, kwargs)
     if isinstance(found, int) and not isinstance(found, bool):
         return str(found)
@@ -30,8 +30,9 @@ def _key_of(key: Any, args: Any, kwargs: Any) -> Key:
 
 
 def decorated(limiter: WaitingLimiter, function: Any, key: Any, cost: Any, timeout: Duration | None) -> Any:
+    """Wraps `function` in a function of the same kind that acquires first."""
     if not callable(function) or isinstance(function, (staticmethod, classmethod)):
-        raise TypeError(f"limit() decorates a function, not {function!r}; put it below @staticmethod and @classmethod")
+        raise TypeError(f"limit() expects a function, got {function!r}; put it below @staticmethod and @classmethod")
 
     def enter(args: Any, kwargs: Any) -> None:
         limiter._acquire(_key_of(key, args, kwargs), _called(cost, args, kwargs), timeout)

@@ -1,14 +1,14 @@
-"""Everything limitkeeper raises, drawn as a tree.
+"""The exceptions of limitkeeper.
 
     LimitkeeperError
-    ├── RateLimited           a wait or a decorated call was refused; carries `.decision`
-    ├── InvalidLimit          also a ValueError: the text or numbers of a limit
-    ├── InvalidCost           also a ValueError: a cost that is no whole number ≥ 0
-    ├── ConfigurationError    things that do not go together
-    ├── SeveralWorkers        also a UserWarning, and only ever warned of: several workers count for themselves
-    └── StoreError            the place that keeps the state failed
+    ├── RateLimited           an acquire or a decorated call was refused; has `.decision`
+    ├── InvalidLimit          also a ValueError: the text or numbers of a limit are invalid
+    ├── InvalidCost           also a ValueError: a cost is not an int ≥ 0
+    ├── ConfigurationError    options that can't be combined, or an unknown name
+    ├── SeveralWorkers        also a UserWarning, never raised: several workers count separately in memory
+    └── StoreError            the store failed
         ├── StoreUnavailable  it could not be reached
-        └── StoreTimeout      it did not answer in time
+        └── StoreTimeout      it did not reply in time
 
 A refused `hit` is a value (a falsy `Decision`), never an exception.
 """
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 
 
 class LimitkeeperError(Exception):
-    """The base of every error of this package."""
+    """Base class of all exceptions of this package."""
 
 
 class RateLimited(LimitkeeperError):
-    """Refused. `decision` says by which limit and when to come back."""
+    """A call was refused. `decision` has the limit that refused it and when to retry."""
 
     def __init__(self, decision: Decision) -> None:
         super().__init__(decision)
@@ -44,7 +44,7 @@ class RateLimited(LimitkeeperError):
 
 
 class InvalidLimit(LimitkeeperError, ValueError):
-    """The text or the numbers of a limit make no sense; the message shows them and what to write."""
+    """The text or the numbers of a limit are invalid; the message shows them and what was expected."""
 
 
 class InvalidCost(LimitkeeperError, ValueError):
@@ -52,11 +52,11 @@ class InvalidCost(LimitkeeperError, ValueError):
 
 
 class ConfigurationError(LimitkeeperError):
-    """Parts that do not go together, or a name that nobody knows."""
+    """Options that can't be combined, or an unknown name."""
 
 
 class SeveralWorkers(LimitkeeperError, UserWarning):
-    """A warning: this process is one of several workers, and each keeps its limits in its own memory."""
+    """Warning: this process is one of several workers, and each counts in its own memory."""
 
 
 class StoreError(LimitkeeperError):
@@ -68,4 +68,4 @@ class StoreUnavailable(StoreError):
 
 
 class StoreTimeout(StoreError):
-    """The store did not answer within its budget."""
+    """The store did not reply within its time budget."""

@@ -1,4 +1,4 @@
-"""Limiter and AsyncLimiter: what users type. Two thin shells over the same decisions and the same line of waiters."""
+"""Limiter and AsyncLimiter: the sync and the async limiter, on the same decisions and the same wait queue."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .stores import Store
 from .wait_queue import refunded
 from .waiting_limiter import Limits, WaitingLimiter
 
-#: The compiled verb itself: bound to an instance it would cost a fifth of an awaited hit more.
+#: The compiled method, unbound: `super().hit` makes an awaited hit a fifth slower.
 _hit = LimiterBase.hit
 
 
@@ -22,26 +22,26 @@ class Limiter(WaitingLimiter):
     __slots__ = ()
 
     def acquire(self, key: Key, cost: Cost = 1, timeout: Duration | None = None) -> Decision:
-        """Waits its turn: one decision, one sleep. Raises `RateLimited` when that takes longer than `timeout`."""
+        """Waits until the cost is admitted: one decision, one sleep. Raises `RateLimited` if the wait would exceed `timeout`."""
         return self._acquire(key, cost, timeout)
 
     def reserve(self, key: Key, cost: Cost = 1, max_wait: Duration | None = None) -> Reservation:
-        """Charges an estimate now or at a start to come; falsy when that is further away than `max_wait`."""
+        """Charges an estimate now or at a later start; the result is falsy if the wait would exceed `max_wait`."""
         decision, turn = self._book(key, cost, self._patience(max_wait))
         return Reservation(self, key, cost, turn, self.count(decision, key, cost))
 
     def refund(self, key: Key, cost: Cost = 1) -> None:
-        """Gives back what was not used after all; never more than was taken."""
+        """Gives back units that were not used, at most what was charged."""
         claims = self.refundable(key, cost)
         if claims:
             self._line.leave([refunded(claims)])
 
     def reset(self, key: Key) -> None:
-        """Forgets a key: it is as new."""
+        """Deletes the state of a key."""
         self.store.reset(self.claims(key))
 
     def close(self) -> None:
-        """Closes the store, if this limiter made it."""
+        """Closes the store if this limiter created it."""
         if self._owns:
             self.store.close()
 
@@ -53,7 +53,7 @@ class Limiter(WaitingLimiter):
 
 
 class AsyncLimiter(WaitingLimiter):
-    """The same for asyncio. On a store in this process nothing is awaited but the waiting itself."""
+    """`AsyncLimiter(TokenBucket("5/s burst 10"))`: rate limiting for asyncio. On a local store only sleeping is awaited."""
 
     __slots__ = ("_local",)
 
@@ -62,7 +62,7 @@ class AsyncLimiter(WaitingLimiter):
         self._local = bool(self.store.local)
 
     async def hit(self, key: Key, cost: Cost = 1) -> Decision:  # type: ignore[override]
-        """Takes `cost` now, or says when to come back. Never waits for its turn."""
+        """Charges `cost` now, or returns a refusal with the time to retry. Does not wait for capacity."""
         if self._local:
             return _hit(self, key, cost)
         if self.only is not None and type(key) is str and not is_off():
@@ -74,22 +74,22 @@ class AsyncLimiter(WaitingLimiter):
         return self.count(await self._ask(key, cost), key, cost)
 
     async def peek(self, key: Key, cost: Cost = 1) -> Decision:  # type: ignore[override]
-        """What a hit of that cost would be told now."""
+        """The Decision that a hit of that cost would get now. Stores and counts nothing."""
         return await self._ask(key, cost, commit=False)
 
     async def hit_many(self, keys: Iterable[Key], cost: int | Iterable[int] = 1) -> list[Decision]:  # type: ignore[override]
-        """One hit for each key, in order and at one moment."""
+        """One hit per key, in order and at one time; a duplicate key sees its earlier hits."""
         if self.store.local:
             return super().hit_many(keys, cost)
-        asked, costs = self.many_costs(keys, cost)
-        claims = self.many_claims(asked, costs)
+        wanted, costs = self.many_costs(keys, cost)
+        claims = self.many_claims(wanted, costs)
         some = [one for one in claims if one]
-        found = self.all_told(claims, await self.store.adecide_many(some, 0) if some else [])
-        self.tell_many(asked, costs, found, [])
+        found = self.merge_decisions(claims, await self.store.adecide_many(some, 0) if some else [])
+        self.publish_many(wanted, costs, found, [])
         return found
 
     async def acquire(self, key: Key, cost: Cost = 1, timeout: Duration | None = None) -> Decision:
-        """Waits its turn: one decision, one sleep. Raises `RateLimited` when that takes longer than `timeout`."""
+        """Waits until the cost is admitted: one decision, one sleep. Raises `RateLimited` if the wait would exceed `timeout`."""
         return await self._aacquire(key, cost, timeout)
 
     def reserve(self, key: Key, cost: Cost = 1, max_wait: Duration | None = None) -> PendingReservation:
@@ -102,17 +102,17 @@ class AsyncLimiter(WaitingLimiter):
         return PendingReservation(make)
 
     async def refund(self, key: Key, cost: Cost = 1) -> None:
-        """Gives back what was not used after all; never more than was taken."""
+        """Gives back units that were not used, at most what was charged."""
         claims = self.refundable(key, cost)
         if claims:
             await self._return_async(refunded(claims))
 
     async def reset(self, key: Key) -> None:
-        """Forgets a key: it is as new."""
+        """Deletes the state of a key."""
         await self.store.areset(self.claims(key))
 
     async def aclose(self) -> None:
-        """Closes the store, if this limiter made it."""
+        """Closes the store if this limiter created it."""
         if self._owns:
             await self.store.aclose()
 

@@ -1,8 +1,7 @@
-"""The verbs that never wait: hit, peek, hit_many, refund, reset. A limiter is claims built once, plus these calls.
+"""LimiterBase: the compiled part of a limiter, with the calls that never wait (hit, peek, hit_many) and the counters.
 
-With one limit in memory a hit is three steps in C: read the clock, find the cell, ask the rule. Anything else (several limits,
-another store, a key per limit) becomes a list of claims for the store. Counters are C integers in here, so that no layer
-above has to count.
+With one limit in a MemoryStore a hit is three steps in C: read the clock, look up the cell, run the algorithm. All other cases
+(several limits, another store, a key per limit) build a list of claims for the store. The counters are C integers.
 """
 
 from __future__ import annotations
@@ -42,12 +41,12 @@ COMPILED: bool = bool(cython.compiled)
 ONE = 1
 off = False
 _times_off = 0
-#: Larger than any capacity: as good as infinite, and it still fits a C integer.
+#: Larger than any capacity, and fits a C integer; larger costs are clamped to it.
 HUGE = 4_000_000_000_000_000_000
 
 
 def switch(turn_off: bool | int) -> None:
-    """Turns limiting off, and on again as often as it was turned off; see `limitkeeper.testing.unlimited`."""
+    """Turns limiting off, or on again; calls nest. See `limitkeeper.testing.unlimited`."""
     global off, _times_off
     _times_off += 1 if turn_off else -1
     off = _times_off > 0
@@ -60,20 +59,20 @@ def is_off() -> bool:
 
 @cython.ccall
 def checked_cost(cost: Any) -> cython.longlong:
-    """A cost is an int ≥ 0; what is larger than any capacity is as good as infinite."""
+    """Validates a cost, an int ≥ 0; clamps it to HUGE."""
     if isinstance(cost, bool) or not isinstance(cost, int):
-        raise InvalidCost(f"cost must be a whole number ≥ 0, not {cost!r}; round it first")
+        raise InvalidCost(f"cost must be a whole number ≥ 0, got {cost!r}; round it first")
     if cost < 0:
-        raise InvalidCost(f"cost must be ≥ 0, not {cost}; use refund() to give back")
+        raise InvalidCost(f"cost must be ≥ 0, got {cost}; use refund() to give back")
     return HUGE if cost > HUGE else int(cost)
 
 
 @cython.ccall
 def checked_key(key: Any) -> str:
-    """A key is a str, any str."""
+    """Validates a key, any str; a subclass of str is converted."""
     if isinstance(key, str):
         return key if type(key) is str else str.__str__(key)
-    raise TypeError(f"a key must be a str, not {type(key).__name__}: {key!r}; pass str(…), or a mapping of limit names to keys")
+    raise TypeError(f"a key must be a str, got {type(key).__name__}: {key!r}; pass str(…), or a mapping of limit names to keys")
 
 
 @cython.cfunc
@@ -88,7 +87,7 @@ def only_str(keys: list) -> cython.bint:  # type: ignore[type-arg]
 
 @cython.cclass
 class LimiterBase:
-    """What Limiter and AsyncLimiter share."""
+    """Compiled base of Limiter and AsyncLimiter."""
 
     # fmt: off
     __slots__ = ("__weakref__", "_publisher", "allowed_calls", "busy", "cells", "limits", "memory", "name", "named", "names",
@@ -101,7 +100,7 @@ class LimiterBase:
         self.names = tuple(limits)
         self.named = tuple([NamedLimit(self.name, key, limit) for key, limit in limits.items()])
         self.store = store
-        self.memory: Any = store if type(store) is MemoryStore else None  # a subclass is asked as any other store
+        self.memory: Any = store if type(store) is MemoryStore else None  # a subclass is treated like any other store
         self.place: Any = None
         self.cells: Any = None
         self.own_claims: Any = None
@@ -110,7 +109,7 @@ class LimiterBase:
             store.register(named)
         if self.memory is not None and len(self.named) == 1:
             self.place = self.named[0].place
-        self.only: Any = self.named[0] if len(self.named) == 1 and self.place is None else None  # one limit, another store
+        self.only: Any = self.named[0] if len(self.named) == 1 and self.place is None else None  # one limit in another store
         if cython.compiled and getattr(type(store), "decide", None) is CellStore.decide:
             self.cells = store
             self.own_claims = [Claim(named, "") for named in self.named]
@@ -120,7 +119,7 @@ class LimiterBase:
 
     @property
     def events(self) -> Publisher:
-        """Where to listen: `limiter.events.on("refused", listener)`."""
+        """The publisher of this limiter's events: `limiter.events.on("refused", listener)`."""
         if self._publisher is None:
             self._publisher = Publisher()
         publisher: Publisher = self._publisher
@@ -129,14 +128,14 @@ class LimiterBase:
     # Claims ----------------------------------------------------------------------------------------------------
 
     def claims(self, key: Any, cost: Any = 1) -> list[Claim]:
-        """The claims of one call: a plain key goes to every limit, a mapping names every limit (None skips one)."""
+        """The claims of one call: a str is the key for every limit; a mapping has a key for every limit (None skips one)."""
         costs = self._costs(cost)
         if not isinstance(key, Mapping):
             plain = checked_key(key)
             return [Claim(named, plain, one) for named, one in zip(self.named, costs, strict=True)]
         if set(key) != set(self.names):
             raise ConfigurationError(
-                f"the keys must name every limit of {self.name!r} ({', '.join(self.names)}), not {', '.join(map(str, key))}; "
+                f"expected a key for every limit of {self.name!r} ({', '.join(self.names)}), got {', '.join(map(str, key))}; "
                 "None skips one"
             )
         return [
@@ -151,7 +150,7 @@ class LimiterBase:
         for name in cost:
             if name not in self.limits:
                 raise ConfigurationError(
-                    f"cost names {name!r}, which is no limit of {self.name!r}; it has {', '.join(self.names)}"
+                    f"cost: unknown limit {name!r}; {self.name!r} has {', '.join(self.names)}"
                 )
         return [checked_cost(cost.get(name, 1)) for name in self.names]
 
@@ -159,7 +158,7 @@ class LimiterBase:
 
     @cython.cfunc
     def decide_one(self, key: str, cost: Any, max_wait_us: cython.longlong, commit: cython.bint) -> Decision:
-        """One limit in memory, a plain key."""
+        """Decides one limit in a MemoryStore for a str key."""
         units: cython.longlong = 1
         if cost is not ONE:
             units = self._costs(cost)[0] if isinstance(cost, Mapping) else checked_cost(cost)
@@ -171,13 +170,13 @@ class LimiterBase:
 
     @cython.cfunc
     def ask(self, key: Any, cost: Any, max_wait_us: cython.longlong, commit: cython.bint) -> Decision:
-        """Any store, any number of limits."""
+        """Decides in any store, for any number of limits."""
         if self.place is not None and isinstance(key, str) and not off:
             return self.decide_one(checked_key(key), cost, max_wait_us, commit)
         if self.only is not None and isinstance(key, str) and not off:
             return self.store.decide_one(self.only, checked_key(key), self._costs(cost)[0], max_wait_us, commit)
         if self.cells is not None and not self.busy and not off:
-            self.busy = True  # what runs Python meanwhile and comes back here gets claims of its own
+            self.busy = True  # a re-entrant call (from a finaliser or a clock) makes claims of its own
             try:
                 if self.fill_claims(key, cost):
                     decided: Decision = self.cells.decide_checked(self.own_claims, self.names, max_wait_us, commit, 0)
@@ -191,7 +190,7 @@ class LimiterBase:
 
     @cython.cfunc
     def fill_claims(self, key: Any, cost: Any) -> cython.bint:
-        """Fills in this limiter's own claims, so that none has to be made; False when the call is not that plain."""
+        """Sets keys and costs of this limiter's own claims, to avoid allocating; False for keys or costs of other types than dict, str, int."""
         units: cython.longlong = 1
         costs: dict | None = None  # type: ignore[type-arg]
         keys: dict | None = None  # type: ignore[type-arg]
@@ -227,12 +226,12 @@ class LimiterBase:
         return unnamed == 0
 
     def free(self) -> Decision:
-        """The answer when nothing limits: every limit skipped, or limiting turned off."""
+        """The Decision when every limit is skipped or limiting is turned off."""
         least = min(self.limits.values(), key=lambda limit: limit.capacity)
         return Decision(True, least.capacity, least.capacity, 0, 0, 0, 0, self.names[0])
 
     def decide_claims(self, claims: list[Claim], key: Key, cost: Cost, max_wait_us: int) -> Decision:
-        """As `decide`, with the claims in hand: they remember what was charged, so that it can be undone exactly."""
+        """As `decide`, for given claims, which keep the states before and after the charge for an exact undo."""
         if off or not claims:
             return self.free()
         shared = self.shared
@@ -242,7 +241,7 @@ class LimiterBase:
         return decision
 
     def decide(self, key: Key, cost: Cost = 1, max_wait_us: int = 0) -> Decision:
-        """A hit that may start later, within `max_wait_us`. Counted and told by whoever waits."""
+        """Charges at a start within `max_wait_us`. The caller counts and publishes the result."""
         if self._publisher is None:
             return self.ask(key, cost, max_wait_us, True)
         shared = self.shared
@@ -252,7 +251,7 @@ class LimiterBase:
         return decision
 
     def count(self, decision: Decision, key: Any, cost: Any) -> Decision:
-        """Counts a decision, and tells it when somebody listens."""
+        """Counts a decision and publishes it if there are listeners."""
         if decision.allowed:
             self.allowed_calls += 1
         else:
@@ -262,7 +261,7 @@ class LimiterBase:
         return decision
 
     def hit(self, key: Key, cost: Cost = 1) -> Decision:
-        """Takes `cost` now, or says when to come back. Never blocks."""
+        """Charges `cost` now, or returns a refusal with the time to retry. Never blocks."""
         decision: Decision
         if self._publisher is not None:
             return self.count(self.decide(key, cost), key, cost)
@@ -288,50 +287,50 @@ class LimiterBase:
         return decision
 
     def hit_many(self, keys: Iterable[Key], cost: int | Iterable[int] = 1) -> list[Decision]:
-        """One hit for each key, in order and at one moment; a key that comes twice sees its first hit."""
+        """One hit per key, in order and at one time; a duplicate key sees its earlier hits."""
         if cost is ONE and self._publisher is None and self.place is not None and not off:
             quick: list[Any] = keys if type(keys) is list else list(keys)
             if only_str(quick):
                 return self.many(quick, None, None)
             keys = quick
-        asked, costs = self.many_costs(keys, cost)
-        strangers: list[int] = []
-        if self.place is not None and not off and only_str(asked):
-            found = self.many(asked, costs, strangers)
+        wanted, costs = self.many_costs(keys, cost)
+        overflow: list[int] = []
+        if self.place is not None and not off and only_str(wanted):
+            found = self.many(wanted, costs, overflow)
         else:
-            found = self.store_many(asked, costs)
-        self.tell_many(asked, costs, found, strangers)
+            found = self.store_many(wanted, costs)
+        self.publish_many(wanted, costs, found, overflow)
         return found
 
     def many_costs(self, keys: Iterable[Key], cost: int | Iterable[int]) -> tuple[list[Any], list[int]]:
-        """The keys, and a checked cost for each of them."""
-        asked = list(keys)
+        """The keys, and a validated cost for each."""
+        wanted = list(keys)
         if not isinstance(cost, Iterable):
-            return asked, [checked_cost(cost)] * len(asked)
+            return wanted, [checked_cost(cost)] * len(wanted)
         costs = [checked_cost(one) for one in cost]
-        if len(costs) != len(asked):
-            raise InvalidCost(f"{len(asked)} keys but {len(costs)} costs; give one cost for all, or one for each key")
-        return asked, costs
+        if len(costs) != len(wanted):
+            raise InvalidCost(f"expected one cost, or one for each of {len(wanted)} keys, got {len(costs)}")
+        return wanted, costs
 
-    def tell_many(self, keys: list[Any], costs: list[int], found: list[Decision], strangers: list[int]) -> None:
-        """Tells many decisions, when somebody listens; `strangers` are those that were decided on shared cells."""
+    def publish_many(self, keys: list[Any], costs: list[int], found: list[Decision], overflow: list[int]) -> None:
+        """Publishes many decisions if there are listeners; `overflow` has the indices of those made on overflow cells."""
         if self._publisher is None:
             return
-        for i in strangers:
+        for i in overflow:
             self._publisher.publish(SHARED_CELL, self.name, keys[i], costs[i], found[i])
         for decision, key, cost in zip(found, keys, costs, strict=True):
             self._publisher.publish(ALLOWED if decision.allowed else REFUSED, self.name, key, cost, decision)
 
     @cython.cfunc
-    def many(self, keys: list, costs: Any, strangers: Any) -> list:  # type: ignore[type-arg]
-        """One limit in memory, plain keys: the clock is read once. No costs: one each."""
+    def many(self, keys: list, costs: Any, overflow: Any) -> list:  # type: ignore[type-arg]
+        """Hits one limit in a MemoryStore for several str keys; the clock is read once. Without costs, each is 1."""
         if cython.compiled:
-            return self.many_now(keys, costs, strangers)
+            return self.many_now(keys, costs, overflow)
         with self.memory._lock:
-            return self.many_now(keys, costs, strangers)
+            return self.many_now(keys, costs, overflow)
 
     @cython.cfunc
-    def many_now(self, keys: list, costs: Any, strangers: Any) -> list:  # type: ignore[type-arg]
+    def many_now(self, keys: list, costs: Any, overflow: Any) -> list:  # type: ignore[type-arg]
         units: cython.longlong = 1
         memory: MemoryStore = self.memory
         place: LimitHandle = self.place
@@ -346,27 +345,27 @@ class LimiterBase:
                 units = costs[i]
             decision: Decision = memory.decide_quickly(fresh(place.name), place, keys[i], units, 0, True, now_us)
             allowed += decision.allowed
-            if strangers is not None and memory.room.shared != shared:
+            if overflow is not None and memory.room.shared != shared:
                 shared = memory.room.shared
-                strangers.append(i)
+                overflow.append(i)
             found[i] = decision
         self.allowed_calls += allowed
         self.refused_calls += n - allowed
         return found
 
     def store_many(self, keys: list[Any], costs: list[int]) -> list[Decision]:
-        """Any store, any number of limits."""
+        """Hits several keys in any store, for any number of limits."""
         claims = self.many_claims(keys, costs)
-        asked = [some for some in claims if some]
-        return self.all_told(claims, self.store.decide_many(asked, 0) if asked else [])
+        wanted = [some for some in claims if some]
+        return self.merge_decisions(claims, self.store.decide_many(wanted, 0) if wanted else [])
 
     def many_claims(self, keys: list[Any], costs: list[int]) -> list[list[Claim]]:
-        """The claims of each key; none where every limit is skipped or limiting is turned off."""
+        """The claims of each key; an empty list if every limit is skipped or limiting is turned off."""
         claims = [self.claims(key, one) for key, one in zip(keys, costs, strict=True)]
         return [[] for _ in claims] if off else claims
 
-    def all_told(self, claims: list[list[Claim]], decided: list[Decision]) -> list[Decision]:
-        """The answers for all keys, those that nothing limits among them; counted."""
+    def merge_decisions(self, claims: list[list[Claim]], decided: list[Decision]) -> list[Decision]:
+        """Merges the store's decisions with those of keys without claims, in order, and counts them."""
         answers = iter(decided)
         found = [next(answers) if some else self.free() for some in claims]
         for decision in found:
@@ -377,13 +376,13 @@ class LimiterBase:
         return found
 
     def peek(self, key: Key, cost: Cost = 1) -> Decision:
-        """What a hit of that cost would be told now. Stores nothing, counts nothing."""
+        """The Decision that a hit of that cost would get now. Stores and counts nothing."""
         return self.ask(key, cost, 0, False)
 
     # Giving back -----------------------------------------------------------------------------------------------
 
     def refundable(self, key: Key, cost: Cost) -> list[Claim]:
-        """The claims of a refund; a queue can't take one."""
+        """The claims of a refund; raises ConfigurationError for a leaky bucket queue."""
         for limit in self.limits.values():
             refuse_refund(limit)
         return [] if off else self.claims(key, cost)
@@ -392,9 +391,9 @@ class LimiterBase:
 
     @property
     def shared(self) -> int:
-        """Decisions made on shared cells, because the store was full."""
+        """The number of the store's decisions on shared overflow cells, made because it was full."""
         return self.memory.room.shared if self.memory is not None else self.store.overflow
 
     def counts(self) -> tuple[int, int]:
-        """(allowed, refused) since this limiter was made."""
+        """(allowed, refused) since this limiter was created."""
         return self.allowed_calls, self.refused_calls

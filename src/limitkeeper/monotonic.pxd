@@ -1,4 +1,4 @@
-# The clock, without a call into Python: microseconds that never go back.
+# The monotonic clock in microseconds, read without a call into Python.
 cdef extern from *:
     """
     #if defined(_WIN32)

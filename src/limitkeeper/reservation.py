@@ -1,11 +1,11 @@
-"""A reservation: an estimate charged ahead, the truth settled later.
+"""Reservation and AsyncReservation: an estimate is charged now and settled later with the actual cost.
 
-    with limiter.reserve("user:42", cost=500, max_wait=5) as r:      # entering waits its turn
+    with limiter.reserve("user:42", cost=500, max_wait=5) as r:      # entering waits for the start
         r.settle(425)                                                # gives 75 back; an exception gives all back
 
-The first settle or cancel decides, later ones do nothing and return False. Never settled, the whole charge stays. Settling
-above the estimate always succeeds; the rule takes it as debt. A store that fails while something is given back is told as an
-event: it must not hide the caller's own exception.
+The first settle or cancel counts, later ones do nothing and return False. If neither is called, the whole charge stays. Settling
+above the estimate always succeeds; the algorithm records it as debt. A store error while giving back is published as an event
+instead of raised, because it must not hide the caller's own exception.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class Charge:
-    """What both colours of a reservation share: what was charged, and what is to be given back."""
+    """Base of Reservation and AsyncReservation: the charge, and the part of it to give back."""
 
     def __init__(self, limiter: WaitingLimiter, key: Any, cost: Any, turn: Waiter | None, decision: Decision) -> None:
         self._limiter = limiter
@@ -33,11 +33,11 @@ class Charge:
         self._turn = turn
         self._decision = decision
         self._decided = not decision
-        self._free = is_off()  # made while limiting was turned off: nothing was charged
+        self._free = is_off()  # limiting was turned off: nothing was charged
 
     @property
     def decision(self) -> Decision:
-        """The decision behind it; it may get better while it waits (somebody ahead left)."""
+        """The decision; its start may move up while the caller waits, when an earlier waiter leaves."""
         return self._turn.decision if self._turn is not None else self._decision
 
     @property
@@ -53,16 +53,16 @@ class Charge:
         return f"<{type(self).__name__} {state}: {self._cost!r} for {self._key!r}, wait {self.wait:.3f} s>"
 
     def _differences(self, used: Any) -> list[Claim]:
-        """The claims to give back so that `used` is what stays charged; below zero: to charge on top."""
+        """The claims to give back so that `used` stays charged; a negative cost charges more."""
         claims = self._limiter.claims(self._key, self._cost)
         if not isinstance(used, Mapping):
             if len({claim.cost for claim in claims}) > 1:
                 names = ", ".join(claim.limit.name for claim in claims)
-                raise ConfigurationError(f"settle({used!r}): the limits were charged differently; settle by name ({names})")
+                raise ConfigurationError(f"settle({used!r}): the limits have different charges; pass a mapping of names ({names}) to costs")
             used = {claim.limit.name: used for claim in claims}
         for name in used:
             if name not in self._limiter.limits:
-                raise ConfigurationError(f"settle names {name!r}, which is no limit of {self._limiter.name!r}")
+                raise ConfigurationError(f"settle: unknown limit {name!r}; {self._limiter.name!r} has {', '.join(self._limiter.names)}")
         found = []
         for claim in claims:
             if claim.limit.name in used:
@@ -72,7 +72,7 @@ class Charge:
         return found
 
     def _first(self) -> bool:
-        """True for the first who decides."""
+        """Marks the reservation as settled or cancelled; False if it already was."""
         if self._decided:
             return False
         self._decided = True
@@ -80,10 +80,10 @@ class Charge:
 
 
 class Reservation(Charge):
-    """A place in time, reserved. Truthy when granted; entering waits for it."""
+    """A reserved start. Truthy when granted; entering waits for the start."""
 
     def settle(self, used: int | Mapping[str, int]) -> bool:
-        """Says what was really used; the rest is given back, or charged on top. False when it was decided before."""
+        """Sets the actual cost: gives the rest back, or charges the difference. False if it was settled or cancelled before."""
         change = [] if self._decided else self._differences(used)
         if not self._first():
             return False
@@ -97,7 +97,7 @@ class Reservation(Charge):
         return True
 
     def cancel(self) -> bool:
-        """Gives everything back; whoever waits behind moves up. False when it was decided before."""
+        """Gives everything back; later waiters move up. False if it was settled or cancelled before."""
         if not self._first():
             return False
         if not self._free:
@@ -124,9 +124,10 @@ class Reservation(Charge):
 
 
 class AsyncReservation(Charge):
-    """The same for async code: `async with`, and settle and cancel are awaited."""
+    """A reserved start for async code: `async with`; settle and cancel are awaited."""
 
     async def settle(self, used: int | Mapping[str, int]) -> bool:
+        """As `Reservation.settle`."""
         change = [] if self._decided else self._differences(used)
         if not self._first():
             return False
@@ -140,6 +141,7 @@ class AsyncReservation(Charge):
         return True
 
     async def cancel(self) -> bool:
+        """As `Reservation.cancel`."""
         if not self._first():
             return False
         if not self._free:
@@ -166,7 +168,7 @@ class AsyncReservation(Charge):
 
 
 class PendingReservation:
-    """What `AsyncLimiter.reserve` returns: `await` it for the reservation, or enter it with `async with`."""
+    """The result of `AsyncLimiter.reserve`: `await` it for an AsyncReservation, or enter it with `async with`."""
 
     def __init__(self, make: Any) -> None:
         self._make = make

@@ -49,14 +49,14 @@ class WaitingLimiter(LimiterBase):
 
     def __init__(self, limits: Limits, store: Store | str | None = None, name: str | None = None) -> None:
         if name is not None and (not isinstance(name, str) or not name):
-            raise ConfigurationError(f"a limiter's name must be a text, not {name!r}")
+            raise ConfigurationError(f"a limiter's name must be a non-empty string, got {name!r}")
         self._owns = store is None or isinstance(store, str)
         if store is None:
             store = memory_store()
         elif isinstance(store, str):
             store = store_from_url(store)
         elif not isinstance(store, Store):
-            raise ConfigurationError(f"store must be a store or a URL such as 'memory://', not {store!r}")
+            raise ConfigurationError(f"store must be a store or a URL such as 'memory://', got {store!r}")
         super().__init__(named_limits(limits, name), store, name)
         self._line: WaitQueue = wait_queue_of(store)
         self._turnstile = FifoGate()

@@ -217,7 +217,7 @@ def test_above_a_static_or_class_method_it_says_where_to_go(limiter, kind):
 
 def test_it_decorates_nothing_but_functions(limiter):
     """What can't be called can't be decorated."""
-    with pytest.raises(TypeError, match="limit\\(\\) decorates a function, not 42"):
+    with pytest.raises(TypeError, match="limit\\(\\) expects a function, got 42"):
         limiter.limit("a")(42)
 
 

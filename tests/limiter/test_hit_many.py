@@ -55,7 +55,7 @@ def test_keys_and_costs_may_be_any_iterables(make):
 def test_costs_must_be_as_many_as_keys(make, costs):
     """Too few or too many costs are an InvalidCost with both numbers, and nothing is taken."""
     limiter = make("5/s")
-    with pytest.raises(InvalidCost, match=f"2 keys but {len(costs)} costs"):
+    with pytest.raises(InvalidCost, match=f"each of 2 keys, got {len(costs)}"):
         limiter.hit_many(["a", "b"], cost=costs)
     assert limiter.peek("a").remaining == 5
 

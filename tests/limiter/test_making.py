@@ -39,7 +39,7 @@ def test_a_store_may_be_a_url(colour):
 @pytest.mark.parametrize("limits", [None, 5, 5.0, b"5/s", Ellipsis, TokenBucket, {"a": 5}, {"a": None}, [5]], ids=repr)
 def test_what_is_no_limit_is_a_configuration_error(colour, limits):
     """A limiter of something that is no limit says what to write."""
-    with pytest.raises(ConfigurationError, match="is no limit"):
+    with pytest.raises(ConfigurationError, match="expected a limit"):
         colour(limits)
 
 
@@ -63,7 +63,7 @@ def test_an_unreadable_text_is_an_invalid_limit(colour, limits):
 @pytest.mark.parametrize("name", ["", 5, b"api", True], ids=repr)
 def test_a_name_must_be_a_text(colour, name):
     """A limiter's name is a text that is not empty."""
-    with pytest.raises(ConfigurationError, match="name must be a text"):
+    with pytest.raises(ConfigurationError, match="name must be a non-empty string"):
         colour("5/s", name=name)
 
 
@@ -71,7 +71,7 @@ def test_a_name_must_be_a_text(colour, name):
 @pytest.mark.parametrize("name", ["", 1, None], ids=repr)
 def test_a_limits_name_must_be_a_text(colour, name):
     """The names of a mapping are texts that are not empty."""
-    with pytest.raises(ConfigurationError, match="name must be a text"):
+    with pytest.raises(ConfigurationError, match="name must be a non-empty string"):
         colour({name: "5/s"})
 
 
@@ -131,7 +131,7 @@ def test_a_url_that_is_none_shows_itself(url):
 @pytest.mark.parametrize("url", [None, 5, b"memory://"], ids=repr)
 def test_a_url_must_be_a_text(url):
     """A URL of another type is a ConfigurationError."""
-    with pytest.raises(ConfigurationError, match="must be a text"):
+    with pytest.raises(ConfigurationError, match="must be a string"):
         store_from_url(url)
 
 

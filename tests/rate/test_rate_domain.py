@@ -61,7 +61,7 @@ def test_a_cost_of_a_billion_is_taken_whole(store):
 
 def nearest(error: InvalidLimit) -> str:
     """The rate that an error names as the nearest that fits."""
-    found = re.search(r"the nearest that fits is (\S+)", str(error))
+    found = re.search(r"the nearest limit that fits is (\S+)", str(error))
     assert found is not None, f"no nearest limit in {error}"
     return found[1]
 

@@ -39,7 +39,7 @@ MALFORMED = {
     "5.5/s": "write it like",
     "1e3/s": "write it like",
     "five/s": "write it like",
-    "5/0s": "longer than nothing",
+    "5/0s": "greater than zero",
     "5/-1s": "write it like",
     "5 per": "write it like",
     "1 per millenium": "unknown unit 'millenium'; use one of us, ms, s, min, h, d, week",
@@ -50,12 +50,12 @@ MALFORMED = {
     "1/mo": "write days",
     "1/year": "write days",
     "1000000001/s": "at most 1000000000",
-    "1/401d": "such as 400d",
-    "1/58 weeks": "such as 400d",
+    "1/401d": "at most 400 days",
+    "1/58 weeks": "at most 400 days",
     "1/1.5us": "round it to 2us",
-    "5/s and more": "does not belong here",
-    "5/s, 10/min": "not understood",
-    "5/s\0": "not understood",
+    "5/s and more": "unknown option 'and'",
+    "5/s, 10/min": "expected an option and its value",
+    "5/s\0": "expected an option and its value",
     None: "write it like",
     5: "give a number and per=",
     5.5: "give a number and per=",
@@ -75,24 +75,24 @@ def test_a_malformed_rate_shows_itself_and_what_to_write(kind, text, advice):
 
 #: A whole limit that can't be made -> words that must be in the answer.
 WRONG = {
-    "5/s burst 10 burst 20": (TokenBucket, "'burst' is said twice; say it once"),
-    "5/s initial 1 initial 1": (TokenBucket, "'initial' is said twice; say it once"),
+    "5/s burst 10 burst 20": (TokenBucket, "duplicate option 'burst'; give it once"),
+    "5/s initial 1 initial 1": (TokenBucket, "duplicate option 'initial'; give it once"),
     "5/s burst": (TokenBucket, "write it like"),
     "5/s burst 0": (TokenBucket, "burst must be at least 1"),
     "5/s burst ten": (TokenBucket, "burst must be a whole number"),
-    "5/s burst -1": (TokenBucket, "not understood"),
-    "5/s burst 1.5": (TokenBucket, "not understood"),
+    "5/s burst -1": (TokenBucket, "expected an option and its value"),
+    "5/s burst 1.5": (TokenBucket, "expected an option and its value"),
     "5/s burst 1000000001": (TokenBucket, "at most 1000000000"),
-    "5/s burst 10 initial 11": (TokenBucket, "at most the burst"),
+    "5/s burst 10 initial 11": (TokenBucket, "initial must be at most burst (10), got 11"),
     "5/s capacity 10": (TokenBucket, "has only burst and initial"),
     "5/s": (LeakyBucket, "5/s capacity 10"),
     "5/s capacity 0": (LeakyBucket, "capacity must be at least 1"),
     "5/s burst 10": (LeakyBucket, "has only capacity"),
     "5/s capacity 0 ": (LeakyBucketQueue, "capacity must be at least 1"),
-    "10/s burst 5": (FixedWindow, "'burst' does not belong here"),
+    "10/s burst 5": (FixedWindow, "unknown option 'burst'"),
     "10/s align middle": (FixedWindow, "'clock' or 'first'"),
-    "10/s burst 6": (SlidingWindowLog, "'burst' does not belong here"),
-    "10/s burst 7": (SlidingWindowCounter, "'burst' does not belong here"),
+    "10/s burst 6": (SlidingWindowLog, "unknown option 'burst'"),
+    "10/s burst 7": (SlidingWindowCounter, "unknown option 'burst'"),
 }
 
 
@@ -107,11 +107,11 @@ def test_a_wrong_option_shows_the_text_and_what_to_write(text, kind, advice):
 
 def test_an_option_in_the_text_and_as_an_argument_is_said_twice():
     """`burst` in the text and as an argument is an error, even when both agree."""
-    with pytest.raises(InvalidLimit, match="'burst' is said twice"):
+    with pytest.raises(InvalidLimit, match="duplicate option 'burst'"):
         TokenBucket("5/s burst 10", burst=10)
-    with pytest.raises(InvalidLimit, match="'capacity' is said twice"):
+    with pytest.raises(InvalidLimit, match="duplicate option 'capacity'"):
         LeakyBucket("5/s capacity 10", capacity=10)
-    with pytest.raises(InvalidLimit, match="'align' is said twice"):
+    with pytest.raises(InvalidLimit, match="duplicate option 'align'"):
         FixedWindow("5/s align first", align="first")
 
 
@@ -140,16 +140,16 @@ def test_a_burst_that_is_none_is_refused(burst):
 
 def test_a_period_said_twice_is_refused():
     """A text already has its period; `per=` beside it is an error."""
-    with pytest.raises(InvalidLimit, match="say the period once"):
+    with pytest.raises(InvalidLimit, match="duplicate period"):
         TokenBucket("5/s", per=1)
 
 
 @pytest.mark.parametrize("text", ["bucket 7/s", "window 7/s", "token 7/s", "tokenbucket 7/s", "7/s; ", "; 7/s", "fixed window"])
 def test_a_text_that_names_no_rule_says_which_there_are(text):
     """A limiter's text that can't be read is an InvalidLimit that shows the text and names what may be written."""
-    with pytest.raises(InvalidLimit, match="token bucket") as caught:
+    with pytest.raises(InvalidLimit, match="did you mean|expected one of: |expected a rate after|empty limit") as caught:
         Limiter(text)
-    assert text.strip("; ") in str(caught.value)
+    assert repr(text.removesuffix(" 7/s")) in str(caught.value)
 
 
 @pytest.mark.parametrize("duration", [-1, -0.001, "-1s", float("nan"), float("inf"), "soon", "", True, b"1s", [1]], ids=repr)

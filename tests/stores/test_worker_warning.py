@@ -63,7 +63,7 @@ def forks(python):
 @pytest.fixture
 def untold(monkeypatch):
     """As if nobody had been warned yet."""
-    monkeypatch.setattr(worker_warning, "_told", False)
+    monkeypatch.setattr(worker_warning, "_warned", False)
 
 
 # The pitfall

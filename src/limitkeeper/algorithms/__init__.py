@@ -1,4 +1,4 @@
-"""The rules, one file each: pure functions on integers. Adding a rule is one file and one line in this table."""
+"""The rate limiting algorithms, one file each, and the table of their names (`ALGORITHMS`)."""
 
 from .fixed_window import FixedWindow
 from .leaky_bucket import LeakyBucket
@@ -8,7 +8,7 @@ from .sliding_counter import SlidingWindowCounter
 from .sliding_log import SlidingWindowLog
 from .token_bucket import GCRA, TokenBucket
 
-#: The words that name a rule in text -> the rule. Longer names first, so that a queue is not read as a bucket.
+#: Name of an algorithm in a limit's text -> its class. Longer names come first: "leaky bucket queue" before "leaky bucket".
 ALGORITHMS: dict[str, type[Limit]] = {
     "sliding window counter": SlidingWindowCounter,
     "sliding window log": SlidingWindowLog,

@@ -1,4 +1,4 @@
-# The C face of all_of.py.
+# C declarations of all_of.py.
 from limitkeeper.algorithms.claim cimport Claim
 from limitkeeper.algorithms.limit cimport Limit
 from limitkeeper.decision cimport Decision, Decisions, Fields

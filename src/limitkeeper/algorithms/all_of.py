@@ -1,10 +1,10 @@
 # cython: boundscheck=False, wraparound=False
-"""Several limits together: all are charged at one instant, or none is.
+"""Decides several limits together: all are charged at one start, or none is.
 
-One pass asks every rule for its own earliest start; the common start is the latest of them. When it is not now, a
-second pass charges every rule at it. A rule that fits at some moment fits at every later one (nothing else being
-charged), so the second pass can't fail. Everything is arithmetic: whoever holds the states loads them into the claims
-before, and stores what the claims hold after.
+The first pass computes the earliest start of each limit; the common start is the latest of them. When that is not now, a
+second pass charges every limit at it. A cost that fits at some time fits at every later time (with no other charges), so
+the second pass can't fail. This module only computes: the store loads the states into the claims before, and stores the
+states that the claims hold afterwards.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ else:
 @cython.cfunc
 @cython.exceptval(check=False)
 def ask(claim: Claim, now_us: cython.longlong, at_us: cython.longlong, max_wait_us: cython.longlong) -> cython.void:
-    """Asks one rule, between microseconds outside and its ticks inside; the answer is left in the claim."""
+    """Decides one claim, converting microseconds to the limit's ticks and back; the result is left in the claim."""
     limit: Limit = claim.named.limit
     tick: cython.longlong = limit.tick
     now: cython.longlong = now_us if limit.fine else now_us // tick
@@ -49,7 +49,7 @@ def ask(claim: Claim, now_us: cython.longlong, at_us: cython.longlong, max_wait_
     claim.reset = answer[6] * tick if answer[6] > now else now_us
     if claim.start == REFUSED and tick > 1 and max_wait_us > 0:
         claim.retry = retry_us(limit, claim.a, claim.b, claim.c, now_us, claim.cost, max_wait_us)
-    if claim.cost == 0:  # nothing asked for, nothing refused
+    if claim.cost == 0:  # a cost of 0 is always allowed
         claim.start = at_us
         claim.retry = now_us
     elif claim.start >= 0:
@@ -67,14 +67,14 @@ def retry_us(
     cost: cython.longlong,
     max_wait_us: cython.longlong,
 ) -> cython.longlong:
-    """When to come back, to the microsecond: patience is no whole number of coarse ticks, and reaches further at their end."""
+    """The exact retry time in microseconds: `max_wait_us` need not be a whole number of ticks and may reach into the next one."""
     now: cython.longlong = now_us // limit.tick
     answer: Answer = limit.rule(limit, a, b, c, now, now, cost, limit.horizon)
     start_us: cython.longlong
     if answer[3] >= 0:
         start_us = answer[3] * limit.tick - max_wait_us
         return start_us if start_us > now_us else now_us
-    # A queue without room, whatever the patience: not before there is room, nor before its end (when it is as new) is near.
+    # A full queue: retry when there is room, and not before its end (when it is empty) is within max_wait_us.
     room_us: cython.longlong = answer[4] * limit.tick
     start_us = answer[6] * limit.tick - max_wait_us
     return start_us if start_us > room_us and not limit.refunds else room_us
@@ -83,7 +83,7 @@ def retry_us(
 @cython.cfunc
 @cython.exceptval(check=False)
 def look(claim: Claim, now_us: cython.longlong) -> cython.void:
-    """Leaves in the claim what is there now, nothing being taken."""
+    """Sets `remaining` and `reset` of a claim to the current values, without a charge."""
     limit: Limit = claim.named.limit
     tick: cython.longlong = limit.tick
     now: cython.longlong = now_us // tick
@@ -100,8 +100,8 @@ def decide(
     not_before_us: cython.longlong,
     max_wait_us: cython.longlong,
 ) -> cython.longlong:
-    """The common start in microseconds, not before `not_before_us`, or REFUSED or NEVER. When granted, the claims hold the
-    states to be stored."""
+    """Returns the common start in microseconds, not before `not_before_us`, or REFUSED or NEVER. If there is a start, the claims
+    hold the states to store."""
     at_us: cython.longlong = not_before_us if not_before_us > now_us else now_us
     start_us: cython.longlong = at_us
     worst: cython.longlong = 0
@@ -110,7 +110,7 @@ def decide(
     if max_wait_us > 0:
         for i in range(len(claims)):
             claim = claims[i]
-            if not claim.named.limit.reserves:  # one that can't reserve makes all of them answer for now
+            if not claim.named.limit.reserves:  # if one limit can't reserve, none waits
                 max_wait_us = 0
     for i in range(len(claims)):
         claim = claims[i]
@@ -130,7 +130,7 @@ def decide(
     if start_us > now_us:
         for i in range(len(claims)):
             claim = claims[i]
-            if claim.start < start_us:  # whose own start it is was charged there already, its fraction kept
+            if claim.start < start_us:  # a claim with that start is already charged there, fraction kept
                 ask(claim, now_us, start_us, MAX_WAIT)
     return start_us
 
@@ -138,14 +138,14 @@ def decide(
 @cython.cfunc
 @cython.exceptval(check=False)
 def beyond(limit: Limit, now_us: cython.longlong, start_us: cython.longlong) -> cython.bint:
-    """Whether a common start is further away than this limit can count."""
+    """Whether a start lies beyond the horizon that this limit can count."""
     return limit.gain > 0 and start_us // limit.tick - now_us // limit.tick > limit.horizon
 
 
 @cython.cfunc
 @cython.exceptval(check=False)
 def fields_of(claim: Claim, now_us: cython.longlong) -> Fields:
-    """The answer that a decision left in a claim, as a Decision's fields."""
+    """The result that a decision left in a claim, as the fields of a Decision."""
     allowed: cython.bint = claim.start >= 0
     retry: cython.longlong = 0
     if not allowed:
@@ -161,7 +161,7 @@ def fields_of(claim: Claim, now_us: cython.longlong) -> Fields:
 
 
 def together(claims: list, now_us: cython.longlong, start_us: cython.longlong) -> Decision:  # type: ignore[type-arg]
-    """One Decision for all claims. What was not stored has been looked at (`look`) before, while the states were at hand."""
+    """Joins the results of all claims into one Decision. For claims that were not stored, `look` must have been called before."""
     return join_claims(claims, now_us, start_us, reserved(names_of(claims)))
 
 
@@ -177,7 +177,7 @@ def names_of(claims: list) -> tuple:  # type: ignore[type-arg]
 
 @cython.cfunc
 def reserved(names: tuple) -> Decisions | None:  # type: ignore[type-arg]
-    """Compiled, a new answer with room for these limits; plain, and for one limit, none is needed."""
+    """Compiled: a new Decisions with space for these limits. None in the pure-Python build and for one limit."""
     if len(names) == 1 or not cython.compiled:
         return None
     joined: Decisions = Decisions.__new__(Decisions)
@@ -187,7 +187,7 @@ def reserved(names: tuple) -> Decisions | None:  # type: ignore[type-arg]
 
 @cython.cfunc
 def join_claims(claims: list, now_us: cython.longlong, start_us: cython.longlong, joined: Decisions | None) -> Decision:  # type: ignore[type-arg]
-    """As `together`; compiled, the answers of several limits are left in `joined` as integers."""
+    """As `together`; compiled, the results of several limits are stored in `joined` as integers."""
     wait_us: cython.longlong = start_us - now_us if start_us >= 0 else 0
     claim: Claim = claims[0]
     i: cython.Py_ssize_t

@@ -1,4 +1,4 @@
-"""What goes in at the waist: a Claim is a limit under its name, a key, and a cost."""
+"""Claim and NamedLimit: the input of a decision, a named limit with a key and a cost."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ else:
 
 @cython.cclass
 class NamedLimit:
-    """A limit under a name. State belongs to (limiter, name, algorithm) and a key; the rate may change under it."""
+    """A limit under a name. State belongs to (limiter, name, algorithm) and a key; several rates may use one name."""
 
     __slots__ = ("identity", "limit", "limiter", "name", "place")
 
     def __init__(self, limiter: Any, name: Any, limit: Limit) -> None:
         if not limit.text:
-            raise TypeError("a limit is made by calling its class, as in TokenBucket('5/s')")
+            raise TypeError("expected an initialised limit; create it by calling its class, as in TokenBucket('5/s')")
         self.limiter = limiter
         self.name = name
         self.limit = limit
@@ -47,9 +47,9 @@ class NamedLimit:
 
 @cython.cclass
 class Claim:
-    """`cost` of `limit` for `key`. `charged` is the whole charge when only a part of it is given back."""
+    """`cost` units of `limit` for `key`. `charged` is the whole charge when only a part of it is given back."""
 
-    # The rest is scratch for one decision: the state as it was read, as it is to be written, where; and the answer.
+    # The other fields belong to one decision: the state read (a, b, c), the state to write (new_…), its cell, and the result.
     # fmt: off
     __slots__ = ("a", "b", "c", "cell", "charged", "cost", "key", "named", "new_a", "new_b", "new_c", "remaining", "reset",
                  "retry", "start", "undoable")
@@ -62,7 +62,7 @@ class Claim:
         self.key = key
         self.cost = cost
         self.charged = cost if charged < 0 else charged
-        self.undoable = False  # whether the states before and after are those of a charge that was stored
+        self.undoable = False  # whether (a, b, c) and (new_…) are the states before and after a stored charge
         if not cython.compiled:
             self.a: Any = 0
             self.b = self.new_a = self.new_b = self.start = self.retry = self.remaining = self.reset = 0
@@ -73,13 +73,13 @@ class Claim:
         return self.named
 
     def remember(self, before: Any, after: Any) -> None:
-        """Keeps the states before and after a charge that was stored elsewhere, for whoever undoes it."""
+        """Sets the states before and after a charge that another process stored, for an exact undo."""
         self.a, self.b, self.c = before
         self.new_a, self.new_b, self.new_c = after
         self.undoable = True
 
     def remembered(self) -> Any:
-        """(before, after) of a charge that can be undone as if it had never been made; None when nobody knows."""
+        """The states (before, after) of a stored charge, for an exact undo; None when they are not known."""
         if not self.undoable:
             return None
         return (self.a, self.b, self.c), (self.new_a, self.new_b, self.new_c)

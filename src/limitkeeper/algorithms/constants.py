@@ -1,15 +1,17 @@
-"""The two answers that are no start: REFUSED (not yet) and NEVER (not ever); and the edge of exact integers.
+"""Integer constants of the algorithms: the results REFUSED and NEVER, the largest exact integer, the longest wait.
 
-`verdict.pxd` says the same to the C compiler; a test holds the two equal.
+`constants.pxd` defines the same constants in C; a test compares the two.
 """
 
-#: Whether this is the plain source running: for the hot path, where looking at `cython.compiled` would cost.
+#: 1 in the pure-Python build, 0 when compiled. The hot path tests this because reading `cython.compiled` is slower.
 PLAIN = 1
+#: `start` of a call that does not fit yet.
 REFUSED = -1
+#: `start` of a call that can never fit: its cost exceeds the capacity.
 NEVER = -2
-#: `charged_at` when a refund does not say when the charge was made.
+#: `charged_at` of a refund whose time of charge is not known.
 UNKNOWN = -1
-#: Every number of a rule stays at or below this, so that Lua's doubles agree bit for bit.
+#: 2^53 − 1. No integer of an algorithm exceeds this, so that Lua's doubles give the same results bit for bit.
 TOP = 9007199254740991
-#: The longest wait that can be asked for, in microseconds: 142 years.
+#: The longest wait, in microseconds (142 years); it stands for "without bound".
 MAX_WAIT = 4503599627370496

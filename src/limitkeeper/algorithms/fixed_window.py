@@ -1,12 +1,12 @@
-"""Fixed window: one counter per window, which starts again at zero when the window ends.
+"""Fixed window: one counter per window, reset to zero when the window ends.
 
     a cost fits when  used + cost ≤ count                      windows of W on the Unix epoch, or from the first request
 
-State: (window, used, before): the start of the last window charged, what is used in it, and what was used in the
-window just before it (−1: not known, taken for full; −2: not known, and far behind; −3: nothing). What does not fit goes
-*whole* into the next window, and whoever comes behind is refused until then, so nobody overtakes. `before` is what a
-cancelled reservation goes back to.
-Worst case in any interval of W: 2 × count (the double burst at the edge).
+State: (window, used, before): the start of the last window charged, the units used in it, and the units used in the
+window before it (−1: unknown, assumed full; −2: unknown, more than one window ago; −3: nothing). A cost that does not fit
+goes *whole* into the next window, and later calls are refused until then, so that they do not overtake it. `before`
+restores the state when a reservation is cancelled.
+Worst case in any interval of W: 2 × count (the double burst at the boundary).
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from .limit import option
 @cython.nogil
 @cython.exceptval(check=False)
 def window_of(limit: Limit, window: cython.longlong, used: cython.longlong, moment: cython.longlong) -> cython.longlong:
-    """The start of the window that `moment` falls in; an unaligned one opens where nothing is going on."""
+    """The start of the window that contains `moment`; an unaligned window opens at `moment` when none is running."""
     if limit.aligned:
         return moment - moment % limit.window
     if used > 0 and moment < window + limit.window:
@@ -65,7 +65,7 @@ def decide(
         verdict = NEVER
     else:
         start: cython.longlong = not_before if not_before > now else now
-        if start < window:  # something is reserved ahead: behind it
+        if start < window:  # a later window is reserved: start there
             start = window
         opened: cython.longlong = window_of(limit, window, used, start)
         filled: cython.longlong = used
@@ -75,7 +75,7 @@ def decide(
                 past = used
             elif window + size <= now or used == 0:
                 past = -3
-            else:  # a gap: what is in the old window is no longer known
+            else:  # a gap: the use of the old window is no longer known
                 past = -1 if window > now else -2
             filled = 0
         if filled + cost > limit.count:
@@ -120,7 +120,7 @@ def give_back(
 ) -> State:
     size: cython.longlong = limit.window
     here: cython.longlong = window_of(limit, window, used, now)
-    if cost < 0:  # settled above its estimate: over the count of the window that is running
+    if cost < 0:  # settled above its estimate: charge the current window, even above its count
         if -cost > TOP // 4:
             cost = -(TOP // 4)
         if now >= window + size or used == 0:
@@ -134,7 +134,7 @@ def give_back(
         charged_at = now
     if charged_at >= window and charged_at < window + size and now < window + size:
         used = used - cost if used > cost else 0
-        if used == 0 and window > now:  # the reservation ahead is gone: back to the window before it
+        if used == 0 and window > now:  # the reserved window is empty again: restore the one before it
             if before == -3:
                 return (0, 0, 0)
             if before == -2:
@@ -157,7 +157,7 @@ class FixedWindow(Limit):
         given = self._read(rate, per, ("align",))
         align = option("align", align, given, rate)
         if align not in (None, "clock", "first"):
-            raise InvalidLimit(f"{rate!r}: align must be 'clock' or 'first', not {align!r}")
+            raise InvalidLimit(f"{rate!r}: align must be 'clock' or 'first', got {align!r}")
         self.aligned = align != "first"
         self.rule = decide
         self.undo = give_back
@@ -166,7 +166,7 @@ class FixedWindow(Limit):
 
     @cython.ccall
     def convert(self, old: Limit, state: Any, now_us: cython.longlong) -> Any:
-        """What is used stays used, in the window that is running now."""
+        """Keeps the units used, in the current window."""
         window, used, _ = state
         if now_us >= window + old.window:
             return (0, 0, 0)

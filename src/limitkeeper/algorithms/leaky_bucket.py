@@ -1,10 +1,9 @@
-"""Leaky bucket, the meter: every request pours water, a hole drains it, and what would overflow is refused.
+"""Leaky bucket as a meter: every request adds water, which drains at the rate; a request that would overflow is refused.
 
     water(now) = max(0, water(at) − rate · (now − at))        a cost fits when  water + cost ≤ capacity
 
-It is the token bucket seen from the other side: water is what the bucket of tokens is missing. So it *is* that rule,
-with the same state and the same answers on every trace; only the words differ. Worst case in any interval T:
-capacity + rate · T.
+It mirrors the token bucket: water equals the tokens missing. So it uses the same functions, with the same state and the
+same results on every trace; only the parameters differ in name. Worst case in any interval T: capacity + rate · T.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from .token_bucket import TokenBucket, convert_level
 
 @cython.cclass
 class LeakyBucket(Limit):
-    """`LeakyBucket("5/s", capacity=10)`: the meter, admits while the water fits."""
+    """`LeakyBucket("5/s", capacity=10)`: a meter that admits while water + cost ≤ capacity."""
 
     __slots__ = ()
     kind = "leaky bucket"
@@ -39,7 +38,7 @@ class LeakyBucket(Limit):
         given = self._read(rate, per, ("capacity",))
         capacity = option("capacity", capacity, given, rate)
         if capacity is None:
-            raise InvalidLimit(f'{rate!r}: a leaky bucket needs its capacity; write "5/s capacity 10" or capacity=10')
+            raise InvalidLimit(f'{rate!r}: a leaky bucket needs a capacity; write "5/s capacity 10" or capacity=10')
         self.capacity = self.initial = whole(capacity, "capacity", rate)
         self._scale(self.capacity)
         twin: Limit = TokenBucket(self.rate, self.capacity)

@@ -1,13 +1,13 @@
-"""Leaky bucket, the queue: a shaper that lets work out at one steady pace, first come, first served.
+"""Leaky bucket as a queue: shapes traffic to evenly spaced starts, FIFO.
 
-    backlog(now) = max(0, backlog(at) − gain · (now − at))    the next start is when the backlog has drained
+    backlog(now) = max(0, backlog(at) − gain · (now − at))    the next start: when the backlog has drained
     a cost fits when  backlog + cost · unit ≤ full             full: capacity units, the one leaving now included
 
-State: (at, backlog, gap), as in the token bucket. A cost of n takes n intervals. `hit` is admitted only when its turn
-is now; `acquire` and `reserve` take the next free turn, at 5/s and 10: of 20 at once 10 are taken and the last waits
-1.8 s. Worst wait: (capacity − 1) / rate. Worst case in any interval T: 1 start + rate · T, to the tick.
+State: (at, backlog, gap), as in the token bucket. A cost of n takes n intervals. `hit` is admitted only when the backlog
+is empty; `acquire` and `reserve` take the next free slot. At 5/s with capacity 10, of 20 calls at once 10 are accepted
+and the last waits 1.8 s. Worst wait: (capacity − 1) / rate. Worst case in any interval T: 1 start + rate · T, to the tick.
 
-Rejected: a real queue with a thread that drains it (a timer per key); a start is only a number, so nobody has to serve.
+Rejected: a queue of requests drained by a thread (a timer per key); computing the start of each request needs neither.
 """
 
 from __future__ import annotations
@@ -65,10 +65,10 @@ def decide(
         if late > wait:
             wait = late
         else:
-            late = 0  # its own start, rounded up to a tick: the fraction stays in the line
+            late = 0  # the start is rounded up to a tick; the fraction stays in the backlog
         if max_wait > limit.horizon:
             max_wait = limit.horizon
-        if level + need > limit.full:  # no room: it must drain first, whatever the patience
+        if level + need > limit.full:  # queue full: it must drain first, whatever max_wait is
             retry = now + (level + need - limit.full + limit.gain - 1) // limit.gain
         elif wait <= max_wait:
             gap = 0
@@ -130,7 +130,7 @@ def give_back(
     ahead: cython.longlong = charged_at - now
     if ahead > limit.horizon or -ahead > limit.horizon:
         return (at, backlog, gap)
-    # The turns behind this one are taken: only the last turn of the line can be given back.
+    # Later starts are already assigned, so only the last charge of the queue can be given back.
     own: cython.longlong = backlog - ahead * limit.gain
     if own > charged * limit.unit:
         return (at, backlog, gap)
@@ -141,7 +141,7 @@ def give_back(
 
 @cython.cclass
 class LeakyBucketQueue(Limit):
-    """`LeakyBucketQueue("5/s", capacity=10)`: strict pacing, FIFO; `capacity=None` is a queue without end."""
+    """`LeakyBucketQueue("5/s", capacity=10)`: strict pacing, FIFO; `capacity=None` is unlimited."""
 
     __slots__ = ()
     kind = "leaky bucket queue"

@@ -1,4 +1,4 @@
-# The C face of limit.py: a rule is two function pointers on a frozen set of integers.
+# C declarations of limit.py: an algorithm is two function pointers on frozen integers.
 ctypedef (long long, long long, long long) State
 ctypedef (long long, long long, long long, long long, long long, long long, long long) Answer
 ctypedef Answer (*Decide)(Limit, long long, long long, long long, long long, long long, long long, long long) noexcept nogil

@@ -1,20 +1,20 @@
-"""What every limit is: a frozen set of integers with two pure functions.
+"""Limit: the base class of all limits, frozen integers with two pure functions, `decide` and `give_back`.
 
 `decide(limit, a, b, c, now, not_before, cost, max_wait) -> (a', b', c', start, retry_at, remaining, reset_at)`
     finds the earliest `start ≥ max(now, not_before)` at which the whole cost fits, and charges it at that start
-    when `start − now ≤ max_wait`. Otherwise `start` is REFUSED or NEVER, the state comes back as it was, and
-    `retry_at` is the first moment at which this same call would be accepted.
+    when `start − now ≤ max_wait`. Otherwise `start` is REFUSED or NEVER, the state is returned unchanged, and
+    `retry_at` is the first time at which the same call would be accepted.
 `give_back(limit, a, b, c, now, cost, charged, charged_at) -> (a', b', c')`
-    takes `cost` of a charge of `charged` away from where it was made (UNKNOWN: wherever the rule can); a negative
-    cost charges more, whatever the level: that is how a reservation settles above its estimate.
+    removes `cost` of a charge of `charged` that was made at `charged_at` (UNKNOWN: from the latest charges); a negative
+    cost charges more even when the limit is exceeded, which settles a reservation above its estimate.
 
-Units. Time is counted in ticks of 1, 10, 100 … µs, the smallest for which every product of a rule stays below
+Units. Time is counted in ticks of 1, 10, 100 … µs, the smallest for which every product stays below
 2^53 (Lua's doubles agree bit for bit). A rate of `count` per `period` is kept as `gain` per tick against `unit` per
-token, reduced by their gcd, so 3/s is 3 against 1 000 000 and no fraction is ever floored away.
+token, reduced by their gcd, so 3/s is 3 against 1 000 000 and no fraction is lost.
 
-The state is three integers whose meaning is the rule's own; a state equal to what an unseen key would have may be
-forgotten. Rejected: one float per key (two machines round it differently), and absolute GCRA times scaled by the
-count (1.8e15 µs leave no room below 2^53).
+The state is three integers whose meaning each algorithm defines. A state equal to that of an unseen key may be dropped.
+Rejected: one float per key (two machines round it differently), and absolute GCRA times scaled by the count (1.8e15 µs
+times a count exceed 2^53).
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ if not cython.compiled:
 
 @cython.cclass
 class Limit:
-    """The base of all limits: `TokenBucket`, `LeakyBucket`, `LeakyBucketQueue`, `FixedWindow`, `SlidingWindow…`."""
+    """Base class of `TokenBucket`, `LeakyBucket`, `LeakyBucketQueue`, `FixedWindow`, `SlidingWindowLog`, `SlidingWindowCounter`."""
 
     # fmt: off
     __slots__ = (
@@ -70,10 +70,10 @@ class Limit:
     # fmt: on
 
     def __init__(self) -> None:
-        raise TypeError("Limit is the base of the limits: use TokenBucket, FixedWindow, SlidingWindowLog, …")
+        raise TypeError("Limit is an abstract base class; use TokenBucket, FixedWindow, SlidingWindowLog, …")
 
     def _read(self, rate: Any, per: Duration | None, options: tuple[str, ...] = ()) -> dict[str, int | str]:
-        """Reads the rate of a limit that is being made; returns the options found in its text."""
+        """Parses the rate and sets the fields that all limits have; returns the options found in the text."""
         if isinstance(rate, str) and rate.strip().lower().startswith(self.kind + " "):
             rate = rate.strip()[len(self.kind) :]
         found, given = read_rate(rate, per, options)
@@ -91,7 +91,7 @@ class Limit:
         return given
 
     def _scale(self, tokens: int) -> None:
-        """Sets tick, gain and unit so that this many tokens, scaled, stay below 2^52."""
+        """Sets tick, gain and unit such that this number of tokens, times `unit`, stays below 2^52."""
         size: int = int(tokens)
         count: int = int(self.count)
         period: int = int(self.period)
@@ -111,7 +111,7 @@ class Limit:
         self.horizon = (TOP - size * unit - gain) // gain
 
     def _seal(self, text: str) -> None:
-        """Finishes a limit. `fine` and `even` say tick == 1 and gain == 1: a C compiler that saw that would divide anyway."""
+        """Freezes the limit. `fine` (tick == 1) and `even` (gain == 1) let the hot path skip a division."""
         self.text = text
         self.fine = self.tick == 1
         self.even = self.gain == 1
@@ -119,17 +119,17 @@ class Limit:
             self._sealed = True
 
     def decide(self, state: Any, now: int, cost: int = 1, max_wait: int = 0, not_before: int = 0) -> Any:
-        """The rule itself, in ticks: for simulators and tests. `state` is three integers."""
+        """Calls the algorithm directly, in ticks, for simulators and tests. `state` is three integers."""
         a, b, c = state
         return self.rule(self, a, b, c, now, max(now, not_before), cost, max_wait)
 
     def give_back(self, state: Any, now: int, cost: int, charged_at: int, charged: int = -1) -> Any:
-        """The other half of the rule, in ticks."""
+        """Removes a charge from a state directly, in ticks."""
         a, b, c = state
         return self.undo(self, a, b, c, now, cost, cost if charged < 0 else charged, charged_at)
 
     def new(self, birth_us: int = 0) -> Any:
-        """The state of a key that nobody has seen, in a store that has known this limit since `birth_us`."""
+        """The state of an unseen key in a store where the limit was registered at `birth_us`."""
         return self.unseen(birth_us)
 
     @cython.cfunc
@@ -142,16 +142,16 @@ class Limit:
 
     @cython.ccall
     def convert(self, old: Limit, state: Any, now_us: cython.longlong) -> Any:
-        """A state written under another rate of the same name, read under this one and clamped."""
+        """Converts a state of `old`, another rate under the same name, to this limit, and clamps it."""
         return state
 
     def __setattr__(self, name: str, value: object) -> None:
         if getattr(self, "_sealed", cython.compiled):
-            raise AttributeError(f"{type(self).__name__} is frozen: make a new limit instead of changing {name!r}")
+            raise AttributeError(f"{type(self).__name__} is frozen: can't set {name!r}; create a new limit")
         object.__setattr__(self, name, value)
 
     def __delattr__(self, name: str) -> None:
-        raise AttributeError(f"{type(self).__name__} is frozen: {name!r} can't be deleted")
+        raise AttributeError(f"{type(self).__name__} is frozen: can't delete {name!r}")
 
     def __eq__(self, other: object) -> bool:
         if isinstance(other, Limit):
@@ -176,19 +176,19 @@ class Limit:
     def __deepcopy__(self, memo: object) -> Limit:
         return self
 
-    #: The words that name this kind of limit in text.
+    #: The name of the algorithm in a limit's text.
     kind = ""
 
 
 def option(name: str, argument: object, given: dict[str, int | str], text: object) -> Any:
-    """An option said in the text or as an argument, never both."""
+    """The value of an option given in the text or as an argument; raises InvalidLimit when given in both."""
     if argument is not None and name in given:
-        raise InvalidLimit(f"{text!r} with {name}={argument!r}: {name!r} is said twice; say it once")
+        raise InvalidLimit(f"{text!r} with {name}={argument!r}: duplicate option {name!r}; give it once")
     return given.get(name) if argument is None else argument
 
 
 def does_not_fit(limit: Limit, size: int, most: int) -> str:
-    """Says so, and names the nearest limit that does fit: the period in whole, coarser ticks."""
+    """The error message for a limit beyond exact integers; it names the nearest limit that fits (a period in coarser ticks)."""
     tick: Any = 10
     period: Any = int(limit.period)
     while size * (period // tick) > most:
@@ -198,14 +198,15 @@ def does_not_fit(limit: Limit, size: int, most: int) -> str:
         ticks -= 1
     near = Rate(int(limit.count), ticks * tick)
     return (
-        f"{limit.rate} with {size}: too fine to be counted exactly; "
-        f"the nearest that fits is {near} (a period in whole {period_text(tick)})"
+        f"{limit.rate} with {size}: can't be counted exactly in 53 bits; "
+        f"the nearest limit that fits is {near} (a period in whole {period_text(tick)})"
     )
 
 
 def refuse_refund(limit: Limit) -> None:
+    """Raises ConfigurationError for a limit that takes no refunds."""
     if not limit.refunds:
-        raise ConfigurationError(f"{limit}: a queue can't take a refund, its turn is over; cancel the reservation instead")
+        raise ConfigurationError(f"{limit}: a leaky bucket queue can't be refunded after the start; cancel the reservation instead")
 
 
 __all__ = ["Duration", "Limit"]

@@ -1,8 +1,10 @@
-"""Limits as text: `"token bucket 5/s burst 10; fixed window 1000/min"`. Without a name of a rule it is a token bucket."""
+"""Parses limits from text: `"token bucket 5/s burst 10; fixed window 1000/min"`. The default algorithm is the token bucket."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
+from difflib import get_close_matches
 from typing import Any
 
 from ..errors import ConfigurationError, InvalidLimit
@@ -12,33 +14,38 @@ from .token_bucket import TokenBucket
 
 
 def parse_limit(text: object) -> Limit:
-    """One limit from its text; what `str(limit)` gives parses back."""
+    """Parses one limit; `parse_limit(str(limit)) == limit`."""
     if not isinstance(text, str) or not text.strip():
-        raise InvalidLimit(f"{text!r} is no limit; write it like 'token bucket 5/s burst 10' or 'fixed window 1000/min'")
+        raise InvalidLimit(f"expected the text of a limit, got {text!r}; write it like 'token bucket 5/s burst 10' or 'fixed window 1000/min'")
     words = " ".join(text.split())
     for kind, algorithm in ALGORITHMS.items():
         if words.lower().startswith(kind + " "):
             return algorithm(words[len(kind) + 1 :])  # type: ignore[call-arg]
     if words[0].isdigit():
         return TokenBucket(words)
-    raise InvalidLimit(f"{text!r}: no rule is called so; start with one of: {', '.join(ALGORITHMS)}")
+    name = re.split(r" *\d", words, maxsplit=1)[0]
+    if name.lower() in ALGORITHMS:
+        raise InvalidLimit(f"expected a rate after the algorithm, got {text!r}; write it like '{name} 5/s'")
+    near = get_close_matches(name.lower(), ALGORITHMS, 1)
+    remedy = f"did you mean {near[0]!r}?" if near else f"expected one of: {', '.join(ALGORITHMS)}"
+    raise InvalidLimit(f"unknown algorithm {name!r}; {remedy}")
 
 
 def parse_limits(text: str) -> list[Limit]:
-    """Several limits, with ';' between them."""
+    """Parses several limits separated by ';'."""
     parts = text.split(";")
     if len(parts) > 1 and not all(part.strip() for part in parts):
         raise InvalidLimit(
-            f"{text!r}: nothing stands on one side of a ';'; write it like 'token bucket 5/s; fixed window 1000/min'"
+            f"{text!r}: empty limit beside a ';'; write it like 'token bucket 5/s; fixed window 1000/min'"
         )
     return [parse_limit(part) for part in parts]
 
 
 def named_limits(limits: Any, name: str | None) -> dict[str, Limit]:
-    """The limits of a limiter under their names: given as one limit, a mapping, a text, or a sequence of limits.
+    """The limits of a limiter by name, from one limit, a mapping, a text, or a sequence of limits.
 
-    Without names of their own, limits are called by their text, so that equal rules share and different ones never meet;
-    under an explicit limiter name they are called by what does not change with the rate.
+    The default name of a limit is its text, so that equal limits share state and different ones do not. In a limiter with
+    an explicit name it is the algorithm (and a number), which does not change with the rate.
     """
     if isinstance(limits, str):
         limits = parse_limits(limits)
@@ -51,14 +58,14 @@ def named_limits(limits: Any, name: str | None) -> dict[str, Limit]:
         names = [str(one) for one in ones] if name is None else _steady_names(ones, name)
         found = dict(zip(names, ones, strict=True))
         if len(found) < len(ones):
-            raise ConfigurationError(f"the same limit twice: {'; '.join(names)}; say it once")
+            raise ConfigurationError(f"duplicate limit in {'; '.join(names)}; give it once")
     else:
-        raise ConfigurationError(f"{limits!r} is no limit; give a limit, a text, or a mapping of names to limits")
+        raise ConfigurationError(f"expected a limit, a text, or a mapping of names to limits, got {limits!r}")
     if not found:
         raise ConfigurationError("a limiter needs at least one limit")
     for key, one in found.items():
         if not isinstance(one, Limit):
-            raise ConfigurationError(f"{key!r}: {one!r} is no limit; write TokenBucket('5/s') or the text 'token bucket 5/s'")
+            raise ConfigurationError(f"{key!r}: expected a limit, got {one!r}; write TokenBucket('5/s') or the text 'token bucket 5/s'")
     return found
 
 
@@ -71,5 +78,5 @@ def _steady_names(limits: list[Any], name: str) -> list[str]:
 
 def _checked_name(name: object) -> str:
     if not isinstance(name, str) or not name:
-        raise ConfigurationError(f"a limit's name must be a text, not {name!r}")
+        raise ConfigurationError(f"a limit's name must be a non-empty string, got {name!r}")
     return name

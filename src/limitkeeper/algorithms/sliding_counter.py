@@ -1,10 +1,10 @@
-"""Sliding window counter: two counters, the older one weighted by how much of it still lies in the window.
+"""Sliding window counter: two counters, the previous one weighted by the part of it that still lies in the window.
 
-    cur · W + prev · (W − elapsed) + cost · W ≤ count · W      everything times W, so that nothing is rounded
+    cur · W + prev · (W − elapsed) + cost · W ≤ count · W      multiplied by W, so that nothing is rounded
 
-State: (window, cur, prev) for windows of W on the Unix epoch. It can't reserve: how much weight will be left at a
-later moment depends on what is admitted until then. A refused call learns the first moment at which it would fit.
-Worst case in any interval of W: 2 × count (all of it at the end of one window, then again as the weight fades).
+State: (window, cur, prev) for windows of W on the Unix epoch. It can't reserve: the weighted sum at a later time depends
+on the calls admitted until then. A refused call gets the first time at which it would fit.
+Worst case in any interval of W: 2 × count (all at the end of one window, then again as the weight falls).
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ def give_back(
 
 @cython.cclass
 class SlidingWindowCounter(Limit):
-    """`SlidingWindowCounter("1000/min")`: about `count` in any window, in two integers a key."""
+    """`SlidingWindowCounter("1000/min")`: about `count` in any window, with two counters per key."""
 
     __slots__ = ()
     kind = "sliding window counter"
@@ -134,7 +134,7 @@ class SlidingWindowCounter(Limit):
 
     @cython.ccall
     def convert(self, old: Limit, state: Any, now_us: cython.longlong) -> Any:
-        """Both counters stay when the windows are equally long; otherwise all of it counts as used now."""
+        """Keeps both counters when the windows are equally long; otherwise counts their sum as used now."""
         window, cur, prev = old.undo(old, state[0], state[1], state[2], now_us // old.tick, 0, 0, 0)
         if old.window * old.tick == self.window * self.tick:
             return (window * old.tick // self.tick, min(cur, self.horizon), min(prev, self.horizon))

@@ -1,13 +1,13 @@
-"""Sliding window log: the moment of every admitted call, so that no window at all holds more than the limit.
+"""Sliding window log: stores the time of every admitted call, so that no window ever holds more than the limit.
 
-    a cost fits when  (sum of the costs dated in (t − W, t]) + cost ≤ count        an entry exactly W old no longer counts
+    a cost fits when  (sum of the costs in (t − W, t]) + cost ≤ count        an entry exactly W old no longer counts
 
 The log is a ring of (moment, running total) in one flat array of integers, `[head, entries, room, base, m0, t0, m1, …]`:
-a list in Python, C memory when compiled. With running totals both questions are a binary search: what has expired
-(by moment), and when enough will have (by total). One entry per admitted call whatever its cost; calls of one tick share it.
-Entries may be dated in the future; all that are not expired count, so a reservation is never overtaken.
+a list in Python, C memory when compiled. Running totals make both lookups a binary search: which entries have expired
+(by moment), and when enough of them will have (by total). An admitted call adds one entry whatever its cost; calls of one
+tick share an entry. Entries may lie in the future; all unexpired ones count, so that a reservation is never overtaken.
 
-State: (−, −, log). `decide` reads the log and answers with the entry to add, (start, cost, log); `add` adds it. A
+State: (−, −, log). `decide` reads the log and returns the entry to add, (start, cost, log); `add` adds it. A
 refused call therefore writes nothing. Worst case in any interval of W: count, exactly.
 """
 
@@ -37,7 +37,7 @@ else:
 @cython.nogil
 @cython.exceptval(check=False)
 def slot(log: cython.p_longlong, i: cython.longlong) -> cython.longlong:
-    """Where entry i lies; its total lies one behind."""
+    """The index of the moment of entry i in the array; its running total is at the next index."""
     i += log[0]
     if i >= log[2]:
         i -= log[2]
@@ -57,7 +57,7 @@ def total_before(log: cython.p_longlong, i: cython.longlong) -> cython.longlong:
 @cython.nogil
 @cython.exceptval(check=False)
 def first_beyond(log: cython.p_longlong, field: cython.longlong, bound: cython.longlong, low: cython.longlong) -> cython.longlong:
-    """The first entry ≥ low whose field (0 moment, 1 total) is beyond `bound`: doubling steps, then halving."""
+    """The first entry ≥ low whose field (0 moment, 1 total) exceeds `bound`: exponential, then binary search."""
     n: cython.longlong = log[1]
     step: cython.longlong = 1
     high: cython.longlong = low
@@ -129,7 +129,7 @@ def decide(
 @cython.nogil
 @cython.exceptval(check=False)
 def prune(log: cython.p_longlong, before: cython.longlong) -> cython.longlong:
-    """Forgets the entries dated at or before `before`; answers how many are left."""
+    """Removes the entries at or before `before`; returns the number left."""
     gone: cython.longlong = first_beyond(log, 0, before, 0)
     log[3] = total_before(log, gone)
     log[0] = (log[0] + gone) % log[2]
@@ -144,9 +144,9 @@ def prune(log: cython.p_longlong, before: cython.longlong) -> cython.longlong:
 @cython.nogil
 @cython.exceptval(check=False)
 def add(log: cython.p_longlong, at: cython.longlong, cost: cython.longlong) -> cython.void:
-    """Adds an entry in its place; there is room for it (the store sees to that)."""
+    """Inserts an entry in time order. The store must have made room for it."""
     i: cython.longlong = log[1]
-    while i > 0 and log[slot(log, i - 1)] > at:  # entries dated later move up
+    while i > 0 and log[slot(log, i - 1)] > at:  # later entries move up
         log[slot(log, i - 1) + 1] += cost
         i -= 1
     if i > 0 and log[slot(log, i - 1)] == at:
@@ -166,7 +166,7 @@ def add(log: cython.p_longlong, at: cython.longlong, cost: cython.longlong) -> c
 @cython.nogil
 @cython.exceptval(check=False)
 def take(log: cython.p_longlong, i: cython.longlong, cost: cython.longlong) -> cython.void:
-    """Takes `cost` out of entry i, and the entry out of the log when nothing is left of it."""
+    """Subtracts `cost` from entry i and removes the entry when nothing is left of it."""
     j: cython.longlong = i
     while j < log[1]:
         log[slot(log, j) + 1] -= cost
@@ -194,7 +194,7 @@ def give_back(
     charged: cython.longlong,
     charged_at: cython.longlong,
 ) -> State:
-    if cost < 0:  # settled above its estimate: an entry now, for the store to add
+    if cost < 0:  # settled above its estimate: the store adds an entry at `now`
         return (now, -cost if -cost < MAX_WAIT else MAX_WAIT, state)
     if not state:
         return (0, 0, state)
@@ -211,7 +211,7 @@ def give_back(
             take(log, i, cost if cost < part else part)
         return (0, 0, state)
     i = first_beyond(log, 0, now, 0) - 1
-    while cost > 0 and i >= 0:  # a refund: from the newest entries that still count, not from what is still to come
+    while cost > 0 and i >= 0:  # a refund: from the newest entries up to now, not from reservations
         if log[slot(log, i)] <= now - limit.window:
             break
         part = log[slot(log, i) + 1] - total_before(log, i)
@@ -224,7 +224,7 @@ def give_back(
 
 
 def new_log(entries: Any, room: int = 0) -> Any:
-    """A log as an array of integers, from (moment, cost) pairs in order."""
+    """Makes a log, an array of integers, from (moment, cost) pairs in order."""
     pairs = list(entries)
     room = max(room, len(pairs), 1)
     log = array("q", [0, len(pairs), room, 0] + [0] * (2 * room))
@@ -248,7 +248,7 @@ def read_log(log: Any) -> list[tuple[int, int]]:
 
 @cython.cfunc
 def memory_of(log: Any) -> cython.longlong:
-    """What the rule is given of an array: its address when compiled, itself when not."""
+    """The `state` argument of `decide` for an array: its address when compiled, otherwise the array."""
     if cython.compiled:
         return cython.cast(cython.longlong, cython.cast(c_array, log).data.as_longlongs)
     return log  # type: ignore[no-any-return]
@@ -258,7 +258,7 @@ def memory_of(log: Any) -> cython.longlong:
 def write(
     memory: cython.longlong, window: cython.longlong, now: cython.longlong, at: cython.longlong, cost: cython.longlong
 ) -> cython.void:
-    """Prunes a log and adds an entry to it."""
+    """Prunes a log, then adds an entry."""
     if cython.compiled:
         prune(cython.cast(cython.p_longlong, memory), now - window)
         add(cython.cast(cython.p_longlong, memory), at, cost)
@@ -269,7 +269,7 @@ def write(
 
 @cython.cclass
 class SlidingWindowLog(Limit):
-    """`SlidingWindowLog("5/min")`: never more than `count` in any window, at the price of an entry per call."""
+    """`SlidingWindowLog("5/min")`: never more than `count` in any window; stores one entry per call."""
 
     __slots__ = ()
     kind = "sliding window log"
@@ -301,5 +301,5 @@ class SlidingWindowLog(Limit):
 
     @cython.ccall
     def convert(self, old: Limit, state: Any, now_us: cython.longlong) -> Any:
-        """Entries are moments in microseconds: they mean the same under any rate."""
+        """Entries are times in microseconds, which do not depend on the rate."""
         return state

@@ -1,15 +1,15 @@
-"""Token bucket: an allowance that fills up at a steady rate and may be spent in bursts.
+"""Token bucket: refills at a constant rate and admits bursts up to its size.
 
-    taken(now) = max(0, taken(at) − gain · (now − at))        lazy refill: computed when somebody asks, never by a timer
+    taken(now) = max(0, taken(at) − gain · (now − at))        lazy refill: computed on each call, without a timer
     a cost fits when  taken + cost · unit ≤ full              unit: one token, full: burst tokens, gain: refill per tick
 
-State: (at, taken, until). `taken` is what is missing from a full bucket; a reservation into the future makes it larger
-than full, and the debt is paid by time. `until` is the moment at which what is charged at starts to come will have been
-paid: giving back an earlier charge must leave enough for it. Refill first, then take. Worst case in any interval T:
+State: (at, taken, until). `taken` is the amount missing from a full bucket; a reservation of a later start makes it
+larger than full, and the refill pays that debt. `until` is the time at which all charges with later starts are paid:
+giving back an earlier charge must leave enough for them. Refill first, then take. Worst case in any interval T:
 burst + rate · T.
 
 Rejected: counting tokens upwards with a float (fractions are lost or invented), and moving `at` into the future for a
-reservation (then a clock that went back looks like a reservation and locks the key out).
+reservation (a clock that goes back would then look like a reservation and lock the key out).
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def decide(
         if wait <= max_wait:
             if wait > 0:
                 lead: cython.longlong = wait * limit.gain
-                if lead > level:  # at its start the bucket is full
+                if lead > level:  # the bucket is full at that start
                     level = lead
                 if until > now and (until - now) * limit.gain > lead:
                     lead = (until - now) * limit.gain
@@ -151,7 +151,7 @@ def give_back(
 class TokenBucket(Limit):
     """`TokenBucket("5/s burst 10")`: up to `burst` at once, `rate` in the long run.
 
-    `initial` is what every key holds when the limiter is born; default: `burst`, which defaults to the rate's count.
+    `initial` is what every key holds when the limiter is created. It defaults to `burst`, and `burst` to the rate's count.
     """
 
     __slots__ = ()
@@ -164,7 +164,7 @@ class TokenBucket(Limit):
         initial = option("initial", initial, given, rate)
         self.initial = self.capacity if initial is None else whole(initial, "initial", rate, least=0)
         if self.initial > self.capacity:
-            raise InvalidLimit(f"{rate!r}: initial {self.initial} is more than burst {self.capacity}; write at most the burst")
+            raise InvalidLimit(f"{rate!r}: initial must be at most burst ({self.capacity}), got {self.initial}")
         self._scale(self.capacity)
         self.ramp = (self.full - self.initial * self.unit + self.gain - 1) // self.gain
         self.rule = decide
@@ -185,9 +185,9 @@ GCRA = TokenBucket
 
 
 def convert_level(new: Limit, old: Limit, state: Any, now_us: int) -> Any:
-    """The same tokens missing, in the new units; what was reserved ahead stays, what exceeds the new size is clamped."""
+    """Converts the tokens missing to the new units and clamps them to the new size; keeps what is reserved ahead."""
     at, taken, _ = old.undo(old, state[0], state[1], state[2], now_us // old.tick, 0, 0, 0)
-    # Products of both units leave the 64 bits of C: these are Python's integers.
+    # Products of both units exceed 64 bits, so Python's integers are used.
     scale: Any = (int(new.unit), int(old.unit), int(new.tick), int(old.tick))
     ahead = max(0, taken - old.full) * scale[0] // scale[1]
     missing = -(-min(taken, old.full) * scale[0] // scale[1])

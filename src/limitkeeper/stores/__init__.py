@@ -1,6 +1,6 @@
-"""The stores: where state lives, and what makes read, decide, write one step.
+"""The stores, which keep the state of limits and make each decision atomic.
 
-Stores beyond this process are imported when first used, so that what is not used costs nothing.
+Stores other than MemoryStore are imported on first use, so that unused ones cost nothing.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from .redis import RedisStore
     from .sharded import ShardedStore
     from .shared import SharedStore
-else:  # hidden from type checkers, to which every misspelt name would have a type
+else:  # hidden from type checkers, which would otherwise accept every misspelt name
 
     def __getattr__(name: str) -> object:
         if name not in _LATER:
@@ -28,7 +28,7 @@ else:  # hidden from type checkers, to which every misspelt name would have a ty
         return getattr(import_module(f".{_LATER[name]}", __name__), name)
 
 
-#: The modules of the stores that are imported later.
+#: Store class -> its module, imported on first use.
 _LATER = {
     "GuardedStore": "guarded",
     "LeasedStore": "leased",

@@ -43,8 +43,8 @@ cdef class CellStore(Store):
 cdef bint is_twice(list claims)
 
 cdef inline Decision blank(CellStore store, LimitHandle handle):
-    """A Decision to be filled in: one of the last two, when its caller has let go of it (allocating and freeing one would be a
-    quarter of a hit; two, because many callers keep an answer until they have the next), or a new one."""
+    """A Decision whose fields the store sets: one of the last two if its caller has released it, otherwise a new one. Allocating
+    and freeing took a quarter of a hit; two, because many callers keep a Decision until they have the next."""
     cdef Decision decision = store.spare
     if decision is None or not unshared(decision):
         decision = store.other
@@ -58,7 +58,7 @@ cdef inline Decision blank(CellStore store, LimitHandle handle):
     return decision
 
 cdef inline Decisions blank_joined(CellStore store, tuple names):
-    """The same for the answer of several limits, with room for their fields; None for one limit."""
+    """The same for several limits, with space for their fields; None for one limit."""
     cdef Decisions joined
     if len(names) == 1:
         return None

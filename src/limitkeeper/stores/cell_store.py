@@ -1,11 +1,11 @@
-"""CellStore: decides, gives back and rebooks claims over cells in this machine's memory.
+"""CellStore: decides, gives back and rebooks claims on cells in memory; the base class of MemoryStore and SharedStore.
 
-A subclass says where the cells are: `read`, `put`, `known`, `is_full`, `discard`, and how other writers are kept out meanwhile
-(`begin`, `end`). Everything else is the same for the cells of this process (`memory.py`) and for those of a file that several
-processes share (`shared/`). Subclassing rather than a part with its own methods: the lock and the journal of a shared file
-span the cells and the decision, and `MemoryStore` decides on a cell without a call in between.
+A subclass implements access to its cells (`read`, `put`, `known`, `is_full`, `discard`) and locking (`begin`, `end`). The rest is
+the same for cells of this process (`memory.py`) and cells in a file that several processes share (`shared/`). Inheritance instead
+of a separate cells object: the lock and the journal of a shared file cover the cells and the decision, and `MemoryStore` decides
+on a cell without a call in between.
 
-Time never runs backwards here: when a clock does, the store carries on from the last moment it saw.
+The store's time never goes back: when the clock does, the store continues from the last time it read.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ else:
     from .contract import Store
 
     def blank(store: CellStore, handle: LimitHandle) -> Decision:
-        """A Decision to be filled in."""
+        """A new Decision whose fields the store sets."""
         return fresh(handle.name)
 
     def blank_joined(store: CellStore, names: tuple[str, ...]) -> Decisions | None:
-        """Compiled, an answer with room for these limits; the plain build joins Decisions."""
+        """None: only the compiled build allocates the joined result before the decision."""
         return None
 
 
@@ -59,7 +59,7 @@ from .contract import Booking
 
 @cython.cclass
 class LimitHandle:
-    """A limit as one store knows it: the number of its units there, since when it holds under its name, and its cells."""
+    """A limit registered in one store: the number of its units there, the time of its first use, and its cells."""
 
     __slots__ = ("cells", "limit", "name", "since_us", "store", "unit")
 
@@ -81,12 +81,12 @@ class LimitHandle:
 
 @cython.cclass
 class CellStore(Store):
-    """A store whose cells are in memory: it decides, but does not know where its cells are."""
+    """A store whose cells are in memory; a subclass implements access to the cells."""
 
     local = True
 
     def __init__(self, clock: Clock | None = None) -> None:
-        self.go_by(SYSTEM if clock is None else clock)
+        self.set_clock(SYSTEM if clock is None else clock)
         self.last_us = 0
         self.shift_us = 0
         self.revision = 0
@@ -95,8 +95,8 @@ class CellStore(Store):
 
     # Time ------------------------------------------------------------------------------------------------------
 
-    def go_by(self, clock: Clock) -> None:
-        """Reads this clock from here on."""
+    def set_clock(self, clock: Clock) -> None:
+        """Sets the clock."""
         self._clock = clock
         self.system = self._clock if isinstance(self._clock, SystemClock) else None
         self.offset_us = 0 if self.system is None else self.system.offset_us
@@ -107,7 +107,7 @@ class CellStore(Store):
 
     @cython.cfunc
     def now(self) -> cython.longlong:
-        """The clock, read once per decision; a clock that went back is carried on from where it was."""
+        """Reads the clock, once per decision; if it went back, time continues from the last value."""
         if self.system is not None:
             return monotonic_us() + self.offset_us
         now_us: cython.longlong = self._clock.now_us() + self.shift_us
@@ -121,7 +121,7 @@ class CellStore(Store):
         """This store's time."""
         return self.now()
 
-    # What a kind of cells says ---------------------------------------------------------------------------------
+    # Access to cells: implemented by subclasses -----------------------------------------------------------------
 
     @cython.cfunc
     def place_of(self, named: NamedLimit) -> LimitHandle:
@@ -139,7 +139,7 @@ class CellStore(Store):
 
     @cython.cfunc
     def is_full(self, place: LimitHandle, needed: cython.longlong, now_us: cython.longlong) -> cython.bint:
-        """Whether there is no room for so many new keys, not even after looking for idle ones."""
+        """Whether there is no space for `needed` new keys, even after a sweep of idle ones."""
         raise NotImplementedError
 
     @cython.cfunc
@@ -149,7 +149,7 @@ class CellStore(Store):
 
     @cython.cfunc
     def read(self, place: LimitHandle, key: str, now_us: cython.longlong, full: cython.bint) -> State:
-        """The key's state in this limit's units; what an unseen key has when there is none. Nothing is written."""
+        """The key's state in this limit's units; without a cell, the state of an unseen key. Writes nothing."""
         raise NotImplementedError
 
     @cython.cfunc
@@ -163,25 +163,25 @@ class CellStore(Store):
         now_us: cython.longlong,
         full: cython.bint,
     ) -> cython.int:
-        """Stores what a rule answered: three integers, or one more entry of a log."""
+        """Stores the state that an algorithm returned: three integers, or an entry to add to a log."""
         raise NotImplementedError
 
     @cython.cfunc
     def crowded_until(self, place: LimitHandle, key: str, at: cython.longlong, now_us: cython.longlong) -> cython.longlong:
-        """When a log that may only be so long has room for one more entry, dated `at`; 0: it has now."""
+        """When a log of bounded length can take an entry at `at`; 0: now."""
         return 0
 
     @cython.cfunc
     def expose(self, place: LimitHandle, key: str, now_us: cython.longlong, full: cython.bint) -> cython.int:
-        """A rule is about to change this key's log in place."""
+        """Called before an algorithm changes this key's log in place."""
         return 0
 
     def discard(self, place: LimitHandle, key: str) -> None:
-        """Forgets one key."""
+        """Deletes the state of one key."""
         raise NotImplementedError
 
     def pairs(self, place: LimitHandle) -> list[tuple[str, int, Any]]:
-        """(key, unit, state as plain data) of every key of a place."""
+        """(key, unit, state as plain data) of every key of a limit."""
         raise NotImplementedError
 
     def saved(self, place: LimitHandle, key: str, now_us: int) -> Any:
@@ -189,18 +189,18 @@ class CellStore(Store):
         raise NotImplementedError
 
     def limit_of(self, place: LimitHandle, unit: int) -> Limit:
-        """The limit whose units this number means at a place."""
+        """The limit with this unit number."""
         raise NotImplementedError
 
     def in_units(self, place: LimitHandle, unit: int, state: Any, now_us: int) -> Any:
-        """A state of another rate of the same name, converted."""
+        """Converts a state from the units of another rate under the same name."""
         if unit == place.unit or place.limit.logs:
             return state
         return place.limit.convert(self.limit_of(place, unit), state, min(now_us, place.since_us))
 
     @cython.cfunc
     def begin(self) -> cython.int:
-        """Keeps everybody else out until `end`."""
+        """Locks out other writers until `end`."""
         self._lock.acquire()
         return 0
 
@@ -222,7 +222,7 @@ class CellStore(Store):
         commit: cython.bint,
         now_us: cython.longlong,
     ) -> cython.longlong:
-        """One limit, one key, everybody else kept out; the answer goes into `decision`. Nothing is allocated in here."""
+        """Decides one limit for one key, under the lock; sets the fields of `decision`. Allocates nothing."""
         limit: Limit = place.limit
         tick: cython.longlong = limit.tick
         now: cython.longlong = now_us // tick
@@ -245,7 +245,7 @@ class CellStore(Store):
             if until > 0:
                 start = REFUSED
         seen: Answer = answer
-        if not commit or cost == 0 or until > 0:  # what is there now, beside the verdict on a hit
+        if not commit or cost == 0 or until > 0:  # the current values, without a charge
             seen = limit.rule(limit, state[0], state[1], state[2], now, now, 0, 0)
         elif start >= 0:
             self.put(place, key, answer[0], answer[1], answer[2], now_us, full)
@@ -314,7 +314,7 @@ class CellStore(Store):
 
     @cython.cfunc
     def is_crowded(self, claims: list, now_us: cython.longlong) -> cython.bint:  # type: ignore[type-arg]
-        """Whether a log that may only be so long has no room for one of these claims; that claim is refused until it has."""
+        """Whether a log of bounded length is full for one of these claims; that claim is refused until it has space."""
         found: cython.bint = False
         i: cython.Py_ssize_t
         claim: Claim
@@ -337,7 +337,7 @@ class CellStore(Store):
         commit: cython.bint,
         not_before_us: cython.longlong,
     ) -> Decision:
-        """Decides claims that name no limit and key twice; `names` are those of their limits."""
+        """Decides claims without duplicates of a limit and key; `names` are those of their limits."""
         joined: Decisions | None = blank_joined(self, names)
         self.begin()
         try:
@@ -392,7 +392,7 @@ class CellStore(Store):
             state: State = self.read(place, claim.key, now_us, full)
             untouched = state[0] == claim.new_a and state[1] == claim.new_b and state[2] == claim.new_c
             if untouched and claim.undoable and not place.limit.logs and claim.cost == claim.charged:
-                claim.undoable = False  # nothing has happened since: as if it had never been charged
+                claim.undoable = False  # unchanged since the charge: restore the state before it
                 return self.put(place, claim.key, claim.a, claim.b, claim.c, now_us, full)
             if limit.logs:
                 self.expose(place, claim.key, now_us, full)
@@ -415,16 +415,16 @@ class CellStore(Store):
         return True
 
     def rebook(self, bookings: Sequence[Booking]) -> list[Decision | None]:
-        """Some leave a line and the others move up, in one step: each turn is (claims, charged_at, deadline_us, stays), in
-        order. All whose start is still to come give back, from the last to the first; those who stay ask again, in order.
-        Answers with their new Decisions, None for a turn that stays as it is.
+        """Removes the waiters that leave and moves the others up, in one step; the bookings come in order of their starts. All
+        whose start is in the future are given back, from the last to the first; those that stay are charged again, in order.
+        Returns their new Decisions, None for a booking that keeps its start.
 
-        Nobody may come off worse. That could happen where several limits left gaps between their charges, which can't be
-        given back one by one; then everything is put back, those who leave give back what the rules can take, and all
-        others stay where they are.
+        No waiter may get a later start. That is possible when several limits left gaps between their charges, which can't be
+        given back one by one. Then all states are restored, the leaving bookings give back what the algorithms allow, and the
+        others keep their starts.
         """
         collecting = gc.isenabled()
-        gc.disable()  # a finaliser that decided something in between would be put back with the rest
+        gc.disable()  # a decision made by a finaliser meanwhile would be undone when states are restored
         try:
             self.begin()
             try:
@@ -455,7 +455,7 @@ class CellStore(Store):
         return found
 
     def put_back(self, turns: list[Any], saved: list[Any], now_us: int) -> list[Decision | None]:
-        """Undoes a rebooking that would have hurt somebody; those who leave give back as if nobody could move."""
+        """Undoes a rebooking that would delay a waiter: restores the states and gives back only the leaving bookings."""
         for claim, state in saved:
             self.replace(self.place_of(claim.limit), claim.key, state, now_us)
         for asked, charged_at, _, stays, _ in reversed(turns):
@@ -464,7 +464,7 @@ class CellStore(Store):
         return [None] * len(turns)
 
     def replace(self, place: LimitHandle, key: str, state: Any, now_us: int) -> None:
-        """Puts a state given as plain data in the place of whatever a key has; None: nothing."""
+        """Replaces a key's state by one given as plain data; None deletes it."""
         self.discard(place, key)
         if state is not None:
             self.restore(place, key, state, now_us)
@@ -479,7 +479,7 @@ class CellStore(Store):
             self.put(place, key, moment, cost, 0, now_us, full)
         return 0
 
-    # Keeping house ---------------------------------------------------------------------------------------------
+    # Keys ------------------------------------------------------------------------------------------------------
 
     def reset(self, claims: Sequence[Claim]) -> None:
         asked = list(claims)
@@ -501,9 +501,9 @@ class CellStore(Store):
         pairs = list(items)
         for key, _ in pairs:
             if type(key) is not str:
-                raise TypeError(f"a key must be a str, not {type(key).__name__}: {key!r}")
+                raise TypeError(f"a key must be a str, got {type(key).__name__}: {key!r}")
         place: LimitHandle = self.place(limit)
-        for start in range(0, len(pairs), 500):  # some at a time: others wait meanwhile
+        for start in range(0, len(pairs), 500):  # in batches, so that other callers do not wait long
             self.begin()
             try:
                 now_us: cython.longlong = self.now()
@@ -523,26 +523,26 @@ class CellStore(Store):
 
 
 def patience_us(max_wait_us: Any) -> int:
-    """A wait in microseconds: None is without bound."""
+    """A wait in microseconds, at most MAX_WAIT; None means without bound."""
     if max_wait_us is None or max_wait_us > MAX_WAIT:
         return MAX_WAIT
     return int(max_wait_us)
 
 
 def checked(claims: Any) -> Any:
-    """The claims of one decision: at least one, and a limit may be asked once for a key."""
+    """The claims of one decision as a list; raises ConfigurationError for no claims and for duplicates of a limit and key."""
     asked = list(claims)
     if not asked:
         raise ConfigurationError("a decision needs at least one claim")
     only_claims(asked)
     if len(asked) > 1 and is_twice(asked):
-        raise ConfigurationError("one decision names the same limit and key twice; name it once, with the whole cost")
+        raise ConfigurationError("duplicate claim: the same limit and key twice in one decision; claim it once, with the whole cost")
     return asked
 
 
 @cython.cfunc
 def is_twice(claims: list) -> cython.bint:  # type: ignore[type-arg]
-    """Whether a limit is asked twice for one key. A few claims are compared by hand: a set of pairs costs more than the rules."""
+    """Whether two claims have the same limit and key. Up to 12 claims are compared in pairs, which is faster than a set."""
     n: cython.Py_ssize_t = len(claims)
     i: cython.Py_ssize_t
     j: cython.Py_ssize_t
@@ -560,7 +560,7 @@ def is_twice(claims: list) -> cython.bint:  # type: ignore[type-arg]
 
 
 def only_claims(claims: Any) -> None:
-    """Nothing but claims may go below the waist: there, C takes them at their word."""
+    """Raises TypeError for anything but a Claim: the compiled code below does not check types."""
     for claim in claims:
         if not isinstance(claim, Claim):
-            raise TypeError(f"{claim!r} is no Claim")
+            raise TypeError(f"expected a Claim, got {claim!r}")

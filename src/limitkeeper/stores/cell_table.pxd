@@ -1,11 +1,11 @@
-# Cells in C memory, found by key: the compiled twin of cell_table.py.
+# C declarations of cell_table.pyx.
 cimport cython
 from cpython.unicode cimport PyUnicode_DATA, PyUnicode_GET_LENGTH, PyUnicode_KIND
 from libc.string cimport memcmp, memcpy
 
 cdef extern from *:
     """
-    /* A str remembers its hash; asking the object for it is a call through two pointers. */
+    /* A str caches its hash; PyObject_Hash would be a call through two pointers. */
     static inline Py_hash_t limitkeeper_str_hash(PyObject* key) {
         Py_hash_t known = ((PyASCIIObject*) key)->hash;
         return known != -1 ? known : PyObject_Hash(key);
@@ -35,7 +35,7 @@ cdef inline bint same_key(Cell* cell, unsigned int size, int kind, const void* d
         return False
     if size > INLINE:
         own = (<char**> own)[0]
-    # Most keys are short: a call of memcmp would cost more than comparing them here, in words that may overlap.
+    # Most keys are short, and comparing overlapping words inline is faster than a call of memcmp.
     if size >= 8:
         while size > 8:
             memcpy(&x, own, 8)
@@ -87,7 +87,7 @@ cdef class Table:
     cdef Cell* overflow
     cdef unsigned long long secret
     cdef Cell* insert(self, str key, long long now_us) noexcept
-    cdef Cell* stranger(self, str key) noexcept
+    cdef Cell* overflow_cell(self, str key) noexcept
     cdef bint is_shared(self, Cell* cell) noexcept nogil
     cdef void discard(self, str key) noexcept
     cdef void sweep(self, Py_ssize_t budget, long long now_us) noexcept
@@ -96,12 +96,12 @@ cdef class Table:
     cdef void resize(self, unsigned long long size) noexcept
     cdef void migrate(self, Py_ssize_t budget) noexcept
     cdef void remove(self, Py_ssize_t i) noexcept
-    cdef void give_up_loose(self) noexcept
+    cdef void release_loose(self) noexcept
     cdef bint is_new(self, Cell* cell, long long now_us) noexcept
     cdef tuple state_of(self, Cell* cell)
     cdef str key_of(self, Cell* cell)
 
-    # Finding a cell is the heart of the hot path, so it is laid open here for the C compiler to put into its callers.
+    # Looking up a cell is most of the hot path, so it is defined here, where the C compiler can inline it.
 
     cdef inline Cell* at(self, Py_ssize_t i) noexcept nogil:
         return &self.segments[i // SEGMENT][i % SEGMENT]
@@ -113,7 +113,7 @@ cdef class Table:
         return &self.heads[hashed & self.mask]
 
     cdef inline unsigned long long hashed(self, str key) noexcept:
-        """The string's own hash, keyed once more: it can be fixed from outside, and its low bits chosen."""
+        """The string's hash mixed with a secret: PYTHONHASHSEED may be fixed, and its low bits can then be chosen."""
         cdef unsigned long long mixed = (<unsigned long long> str_hash(key) ^ self.secret) * <unsigned long long> 0x9E3779B97F4A7C15
         return mixed ^ (mixed >> 32)
 

@@ -1,7 +1,7 @@
-"""Cells found by key: what an in-process store keeps. The plain twin: a dict, behind the same few functions.
+"""Table: the cells of MemoryStore by key, in an OrderedDict (pure-Python build).
 
-Where the package is compiled, `table.pyx` takes this module's place: the same names over C memory. The dict is ordered,
-so that looking at every key in its turn (`sweep`) costs a few steps a time and never a copy of all keys.
+The compiled build uses `cell_table.pyx` instead: the same interface over C memory. The dict is ordered so that `sweep` can
+check a few keys per call, in rotation, without copying all keys.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from ..algorithms.sliding_log import new_log, prune, read_log
 from ..errors import ConfigurationError
 
 SHARED = 1024
-#: A cell says in two bytes whose units it is in.
+#: A compiled cell stores its unit number in two bytes.
 MOST_UNITS = 65_535
 TOO_MANY_UNITS = f"more than {MOST_UNITS} different limits under one name; round them to fewer, or give them names of their own"
 
 
 class Capacity:
-    """How many keys a store may hold, over all its tables."""
+    """The number of keys a store may hold and holds, over all its tables, and its decisions on overflow cells."""
 
     __slots__ = ("live", "max_keys", "shared")
 
@@ -32,7 +32,7 @@ class Capacity:
 
 
 class Cell:
-    """One key's state: three integers, and which limit's units they are in."""
+    """One key's state: three integers, and the number of the limit whose units they are in."""
 
     __slots__ = ("a", "b", "c", "shared", "unit")
 
@@ -43,6 +43,8 @@ class Cell:
 
 
 class Table:
+    """The cells of one limit name."""
+
     def __init__(self, room: Capacity, birth_us: int, logs: bool) -> None:
         self.room = room
         self.birth_us = birth_us
@@ -52,7 +54,7 @@ class Table:
         self.since: list[int] = []
         self.overflow: list[Cell] | None = None
         self._cells: OrderedDict[str, Cell] = OrderedDict()
-        #: The key's cell, or None. The dict's own method: a call around it would be a twentieth of a hit.
+        #: The key's cell, or None. The dict's own method: a wrapper would take 5 % of a hit.
         self.find: Any = self._cells.get
         self._secret = os.urandom(8)
 
@@ -68,8 +70,8 @@ class Table:
         self.room.live += 1
         return cell
 
-    def stranger(self, key: str) -> Cell:
-        """One of the shared cells for keys that came when the store was full, chosen by a keyed hash."""
+    def overflow_cell(self, key: str) -> Cell:
+        """The overflow cell of a key that is new to a full store, chosen by a keyed hash."""
         if self.overflow is None:
             self.overflow = [Cell(shared=True) for _ in range(SHARED)]
         return self.overflow[hash((self._secret, key)) % SHARED]
@@ -82,7 +84,7 @@ class Table:
             self.room.live -= 1
 
     def is_new(self, cell: Cell, now_us: int) -> bool:
-        """Whether the cell holds just what an unseen key would have."""
+        """Whether the cell's state equals that of an unseen key."""
         limit = self.units[cell.unit - 1]
         now = now_us // limit.tick
         if limit.ramp > 0 and now < self.birth_us // limit.tick + limit.ramp:
@@ -90,7 +92,7 @@ class Table:
         return bool(limit.rule(limit, cell.a, cell.b, cell.c, now, now, 0, 0)[6] <= now)
 
     def sweep(self, budget: int, now_us: int) -> None:
-        """Looks at a few cells, each in its turn, and forgets those that are as new."""
+        """Checks `budget` cells, in rotation, and removes those whose state equals that of an unseen key."""
         for _ in range(min(budget, len(self._cells))):
             key = next(iter(self._cells))
             cell = self._cells[key]
@@ -103,7 +105,7 @@ class Table:
         self.sweep(budget, now_us)
 
     def make_room(self, cell: Cell, before: int) -> bool:
-        """Sees to it that the cell's log can take one more entry: prunes, then doubles; shrinks what is mostly empty."""
+        """Makes room for one more entry in the cell's log: prunes it, doubles a full one, shrinks a nearly empty one."""
         if not cell.c:
             cell.c = new_log((), 4)
             return True
@@ -119,7 +121,7 @@ class Table:
         return (cell.a, cell.b, cell.c)
 
     def saved(self, key: str) -> Any:
-        """A key's unit and state as plain data; 0 and None when there is none."""
+        """A key's unit and state as plain data; (0, None) without a cell."""
         cell = self.find(key)
         return (0, None) if cell is None else (cell.unit, self.state_of(cell))
 
@@ -131,7 +133,7 @@ class Table:
         return [(key, cell.unit, self.state_of(cell)) for key, cell in list(self._cells.items()) if cell.unit]
 
     def unit_of(self, limit: Limit, now_us: int) -> int:
-        """The number under which this table knows a limit's units; 0 is none."""
+        """The number of a limit's units in this table, from 1; registers a new limit."""
         found = self.numbers.get(limit)
         if found is None:
             if len(self.units) >= MOST_UNITS:

@@ -1,9 +1,9 @@
-"""Cells in C memory, found by key: what an in-process store keeps, 64 bytes a key and the key's own bytes inside.
+"""Table: the cells of MemoryStore by key, a chained hash table in C memory with 64 bytes per key (compiled build).
 
-Cells lie densely in segments that never move, so a pointer stays good while nothing is removed; an index of chain heads
-is doubled a few buckets at a time (a doubling in one go would stop the process for tens of milliseconds at a million
-keys). Removing a cell moves the last one into its place, and the segments behind are given back to the system.
-`cell_table.py` is the twin for the plain build: a dict, behind the same few functions.
+Cells lie densely in segments that never move, so a pointer stays valid while nothing is removed. The index of chain heads
+grows incrementally, a few buckets per call (doubling it in one step would stop the process for tens of milliseconds at a
+million keys). Removing a cell moves the last one into its slot, and empty segments are returned to the system.
+`cell_table.py` has the same interface in the pure-Python build.
 """
 
 import gc
@@ -22,7 +22,7 @@ from limitkeeper.algorithms cimport sliding_log
 
 cdef extern from *:
     """
-    /* Whole pages straight from the system: zeroed when first touched, given back at once. */
+    /* Whole pages from the system: zeroed on first access, returned at once when released. */
     #if defined(_WIN32)
     #include <stdlib.h>
     static void* limitkeeper_pages(size_t size) { return calloc(1, size); }
@@ -34,14 +34,14 @@ cdef extern from *:
         void* pages = mmap(0, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
         if (pages == MAP_FAILED) return 0;
     #ifdef MADV_NOHUGEPAGE
-        madvise(pages, size, MADV_NOHUGEPAGE);  /* a huge page is zeroed in one go: a pause of the process */
+        madvise(pages, size, MADV_NOHUGEPAGE);  /* zeroing a huge page would pause the process */
     #endif
         return pages;
     }
     static void limitkeeper_release(void* pages, size_t size) { munmap(pages, size); }
     static void limitkeeper_release_part(void* pages, size_t size) { madvise(pages, size, MADV_DONTNEED); }
     #endif
-    /* Long keys and logs come from malloc, which keeps what is freed unless it is told not to. */
+    /* Long keys and logs come from malloc, which keeps freed memory until malloc_trim. */
     #if defined(__GLIBC__)
     #include <malloc.h>
     static void limitkeeper_trim(void) { malloc_trim(0); }
@@ -56,17 +56,17 @@ cdef extern from *:
 
 cdef enum:
     SMALLEST = 1024     # chain heads: one page
-    PART = 16384        # heads given back at a time while the old index empties
+    PART = 16384        # heads of the old index released in one step
     SHARED = 1024       # cells for overflow
-    LOOSE = 67108864    # bytes of long keys and logs freed before malloc is asked to give them back
+    LOOSE = 67108864    # bytes of long keys and logs freed before malloc_trim
 
-#: A cell says in two bytes whose units it is in.
+#: A cell stores its unit number in two bytes.
 MOST_UNITS = 65_535
 TOO_MANY_UNITS = f"more than {MOST_UNITS} different limits under one name; round them to fewer, or give them names of their own"
 
 
 cdef class Capacity:
-    """How many keys a store may hold, over all its tables."""
+    """The number of keys a store may hold and holds, over all its tables, and its decisions on overflow cells."""
 
     def __init__(self, max_keys):
         self.max_keys = max_keys
@@ -76,6 +76,8 @@ cdef class Capacity:
 
 @cython.no_gc_clear
 cdef class Table:
+    """The cells of one limit name."""
+
     def __cinit__(self, Capacity room, long long birth_us, bint logs):
         self.room = room
         self.birth_us = birth_us
@@ -111,7 +113,7 @@ cdef class Table:
     # Adding ----------------------------------------------------------------------------------------------------
 
     cdef Cell* insert(self, str key, long long now_us) noexcept:
-        """A new cell for a key that is not there; NULL without memory."""
+        """Adds a cell for a key that has none; NULL when out of memory."""
         cdef Cell* cell
         cdef unsigned int* head
         cdef int kind = PyUnicode_KIND(key)
@@ -144,8 +146,8 @@ cdef class Table:
         self.migrate(4)
         return cell
 
-    cdef Cell* stranger(self, str key) noexcept:
-        """One of the shared cells for keys that came when the store was full, chosen by the keyed hash."""
+    cdef Cell* overflow_cell(self, str key) noexcept:
+        """The overflow cell of a key that is new to a full store, chosen by the keyed hash."""
         if self.overflow == NULL:
             self.overflow = <Cell*> calloc(SHARED, sizeof(Cell))
             if self.overflow == NULL:
@@ -156,7 +158,7 @@ cdef class Table:
         return self.overflow != NULL and cell >= self.overflow and cell < self.overflow + SHARED
 
     cdef bint grow(self) noexcept:
-        """One more segment of cells."""
+        """Allocates another segment of cells."""
         cdef Py_ssize_t segment = self.allocated // SEGMENT
         cdef Cell** more
         if segment == self.segment_room:
@@ -172,7 +174,7 @@ cdef class Table:
         return True
 
     cdef void resize(self, unsigned long long size) noexcept:
-        """Begins to move to an index of another size; without memory for it, the chains just get longer."""
+        """Starts the migration to an index of another size; when out of memory, the chains get longer instead."""
         cdef unsigned int* fresh = <unsigned int*> pages(size * sizeof(unsigned int))
         if fresh == NULL:
             return
@@ -180,7 +182,7 @@ cdef class Table:
         self.heads, self.mask = fresh, size - 1
 
     cdef void migrate(self, Py_ssize_t budget) noexcept:
-        """Moves a few chains of the old index into the new one; sixteen empty ones count as one."""
+        """Moves `budget` chains of the old index into the new one; sixteen empty ones count as one."""
         budget *= 16
         cdef unsigned int link, following
         cdef bint occupied
@@ -204,10 +206,10 @@ cdef class Table:
                 release(self.old, (self.old_mask + 1) * sizeof(unsigned int))
                 self.old = NULL
 
-    # Forgetting ------------------------------------------------------------------------------------------------
+    # Removing --------------------------------------------------------------------------------------------------
 
     cdef bint is_new(self, Cell* cell, long long now_us) noexcept:
-        """Whether the cell holds just what an unseen key would have."""
+        """Whether the cell's state equals that of an unseen key."""
         cdef Limit limit = <Limit> self.units[cell.unit - 1]
         cdef long long now = now_us // limit.tick
         if limit.ramp > 0 and now < self.birth_us // limit.tick + limit.ramp:
@@ -215,7 +217,7 @@ cdef class Table:
         return limit.rule(limit, cell.a, cell.b, cell.c, now, now, 0, 0)[6] <= now
 
     cdef void sweep(self, Py_ssize_t budget, long long now_us) noexcept:
-        """Looks at a few cells, each in its turn, and forgets those that are as new."""
+        """Checks `budget` cells, in rotation, and removes those whose state equals that of an unseen key."""
         cdef Cell* cell
         if budget > self.n:
             budget = self.n
@@ -233,7 +235,7 @@ cdef class Table:
         self.migrate(8)
 
     cdef void remove(self, Py_ssize_t i) noexcept:
-        """Takes cell i out; the last cell moves into its place, and an empty segment goes back to the system."""
+        """Removes cell i; the last cell moves into its slot, and an empty segment is returned to the system."""
         cdef Cell* cell = self.at(i)
         cdef Py_ssize_t last = self.n - 1
         cdef unsigned int* link = self.chain(cell.hash)
@@ -254,14 +256,14 @@ cdef class Table:
             self.allocated -= SEGMENT
             release(self.segments[self.allocated // SEGMENT], SEGMENT * sizeof(Cell))
             if self.loose > LOOSE:
-                self.give_up_loose()
+                self.release_loose()
 
-    cdef void give_up_loose(self) noexcept:
+    cdef void release_loose(self) noexcept:
         self.loose = 0
         trim()
 
     cdef void discard(self, str key) noexcept:
-        """Forgets one key."""
+        """Removes one key."""
         cdef Cell* cell = self.find(key)
         cdef unsigned int link
         if cell == NULL:
@@ -275,7 +277,7 @@ cdef class Table:
     # Logs ------------------------------------------------------------------------------------------------------
 
     cdef bint make_room(self, Cell* cell, long long before) noexcept:
-        """Sees to it that the cell's log can take one more entry: prunes, then doubles; shrinks what is mostly empty."""
+        """Makes room for one more entry in the cell's log: prunes it, doubles a full one, shrinks a nearly empty one."""
         cdef long long* log = <long long*> cell.c
         cdef long long* fresh
         cdef long long n = 0, room = 4, first
@@ -291,14 +293,14 @@ cdef class Table:
         fresh[0], fresh[1], fresh[2], fresh[3] = 0, n, room, 0
         if log != NULL:
             fresh[3] = log[3]
-            first = log[2] - log[0] if log[0] + n > log[2] else n  # entries before the ring starts again
+            first = log[2] - log[0] if log[0] + n > log[2] else n  # entries before the ring wraps around
             memcpy(fresh + 4, log + 4 + 2 * log[0], first * 16)
             memcpy(fresh + 4 + 2 * first, log + 4, (n - first) * 16)
             free(log)
         cell.c = <long long> fresh
         return True
 
-    # Looking ---------------------------------------------------------------------------------------------------
+    # Reading ---------------------------------------------------------------------------------------------------
 
     cdef tuple state_of(self, Cell* cell):
         """The state as plain data: three integers, or the entries of a log."""
@@ -316,7 +318,7 @@ cdef class Table:
         return PyUnicode_FromKindAndData(cell.kind, (<char**> cell.key)[0], cell.size // cell.kind)
 
     def saved(self, str key):
-        """A key's unit and state as plain data; 0 and None when there is none."""
+        """A key's unit and state as plain data; (0, None) without a cell."""
         cdef Cell* cell = self.find(key)
         return (0, None) if cell == NULL else (cell.unit, self.state_of(cell))
 
@@ -324,16 +326,16 @@ cdef class Table:
         return self.n
 
     def clear(self):
-        """Forgets every key."""
+        """Removes every key."""
         while self.n > 0:
             self.remove(self.n - 1)
 
     def items(self):
-        """(key, unit, state) of every key; keys that come or go meanwhile may be missed."""
+        """(key, unit, state) of every key; keys added or removed meanwhile may be missed."""
         cdef Py_ssize_t i = 0
         cdef list found = []
         collecting = gc.isenabled()
-        gc.disable()  # a finaliser could decide something, and move the cells under this walk
+        gc.disable()  # a finaliser that decides could move cells during this loop
         try:
             while i < self.n:
                 if self.at(i).unit:
@@ -345,16 +347,16 @@ cdef class Table:
         return found
 
     def tidy(self, Py_ssize_t budget, long long now_us):
-        """Forgets what is as new among `budget` keys, a step at a time."""
+        """Sweeps `budget` keys, finishes the migration of the index, and returns freed memory."""
         while budget > 0 and self.n > 0:
             self.sweep(64, now_us)
             budget -= 64
         self.migrate(<Py_ssize_t> self.old_mask + 1)
         if self.loose > 0:
-            self.give_up_loose()
+            self.release_loose()
 
     def unit_of(self, Limit limit, long long now_us):
-        """The number under which this table knows a limit's units; 0 is none."""
+        """The number of a limit's units in this table, from 1; registers a new limit."""
         found = self.numbers.get(limit)
         if found is None:
             if len(self.units) >= MOST_UNITS:
@@ -366,7 +368,7 @@ cdef class Table:
 
 
 cdef inline Py_ssize_t loose_bytes(Cell* cell, bint logs) noexcept nogil:
-    """What malloc gave for this cell."""
+    """Bytes allocated with malloc for this cell."""
     cdef Py_ssize_t found = cell.size if cell.size > INLINE else 0
     if logs and cell.c:
         found += 16 * (<long long*> cell.c)[2]

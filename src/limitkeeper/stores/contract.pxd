@@ -1,4 +1,4 @@
-# The C face of contract.py.
+# C declarations of contract.py.
 from limitkeeper.algorithms.claim cimport NamedLimit
 from limitkeeper.decision cimport Decision
 

@@ -1,8 +1,8 @@
-"""The store contract: where state lives, and who makes read, decide, write one step.
+"""Store: the interface of all stores, which keep state and make read, decide and write one atomic step.
 
-A store takes claims and gives Decisions. It never contains a rule (it asks `claim.limit.limit`), it owns the clock, and it
-either charges every claim of a decision or none. Sync and async are two faces of one object: a store that answers
-without waiting (`local`) has its async face for free.
+A store takes claims and returns Decisions. It contains no algorithm (it calls that of `claim.limit.limit`), it owns the clock,
+and it charges all claims of a decision or none. One object serves sync and async callers: in a store that never waits (`local`)
+the async methods call the sync ones.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from ..decision import STORE
 
 
 class Booking(NamedTuple):
-    """One waiter's charge, for `Store.rebook`: `stays` False leaves; `deadline_us` None waits without bound."""
+    """A waiter's charge, for `Store.rebook`. `stays` is False for a waiter that leaves; `deadline_us` None means no deadline."""
 
     claims: Sequence[Claim]
     charged_at: int
@@ -39,13 +39,13 @@ class Booking(NamedTuple):
 
 @cython.cclass
 class Store:
-    """The base of every store. `limitkeeper.testing.StoreContract` holds any of them to the laws.
+    """Base class of all stores. `limitkeeper.testing.StoreContract` tests a store against this contract.
 
-    Times are integer microseconds. `max_wait_us` None means: wait without bound. `charged_at` and `source` are the `start_us` and
+    Times are integer microseconds. `max_wait_us` None means without bound. `charged_at` and `source` are the `start_us` and
     `source` of the Decision that made a charge; −1: unknown start.
     """
 
-    #: True when a decision never waits for anything outside this process.
+    #: True if a decision never waits for anything outside this process.
     local = False
 
     @property
@@ -58,11 +58,11 @@ class Store:
         raise NotImplementedError
 
     def now_us(self) -> int:
-        """This store's time."""
+        """The store's time, in microseconds since 1970."""
         return int(self.clock.now_us())
 
     def register(self, limit: NamedLimit) -> None:
-        """A limiter with this limit was made: its birth, for those that do not start full."""
+        """Called when a limiter with this limit is created. `initial` counts from the first call."""
 
     def decide(
         self,
@@ -75,56 +75,56 @@ class Store:
     ) -> Decision:
         """Charges all claims at their earliest common start, `not_before_us` or later, if that is within `max_wait_us`; or none.
 
-        `commit` False only looks. `remember` keeps the states before and after the charge in the claims, for an exact undo, also
-        where a store would not (it costs a larger reply).
+        `commit` False stores nothing. `remember` keeps the states before and after the charge in the claims, for an exact undo,
+        even in a store that omits them by default (they make the reply larger).
         """
         raise NotImplementedError
 
     def decide_many(self, asks: Sequence[Sequence[Claim]], max_wait_us: int | None = 0) -> list[Decision]:
-        """Several decisions at one moment, in order, each on its own."""
+        """Makes several independent decisions, in order, at one time."""
         raise NotImplementedError
 
     @cython.ccall
     def decide_one(
         self, named: NamedLimit, key: str, cost: cython.longlong, max_wait_us: cython.longlong, commit: cython.bint
     ) -> Decision:
-        """One limit, one plain key: the way of most calls, so that a store can be quick about it. `max_wait_us` is at most
-        MAX_WAIT, which is without bound."""
+        """Decides one limit for one key: the hot path, which a store may override. MAX_WAIT as `max_wait_us` means without
+        bound."""
         return self.decide([Claim(named, key, cost)], None if max_wait_us >= MAX_WAIT else max_wait_us, commit=commit)
 
     @cython.ccall
     def hit_nowait(self, named: NamedLimit, key: str, cost: cython.longlong) -> Decision | None:
-        """A hit, when it can be answered without waiting for anybody outside this process; otherwise None, nothing done."""
+        """A hit if it can be decided without waiting for another process; otherwise None, and nothing is charged."""
         return None
 
     def answers_within(self, budget_us: int) -> bool:
-        """Asks the store to answer or fail (`StoreTimeout`) within this time, always. False: it can't promise that."""
+        """Sets the time within which every call returns or raises `StoreTimeout`. False: the store can't guarantee that."""
         return self.local
 
     @property
     def overflow(self) -> int:
-        """How many decisions were made on shared cells, because the store was full."""
+        """The number of decisions on shared overflow cells, made because the store was full."""
         return 0
 
     def give_back(self, claims: Sequence[Claim], charged_at: int = -1, source: str = STORE) -> None:
-        """Takes the claims' cost away from where it was charged; a negative cost charges more, whatever the level."""
+        """Removes the claims' cost from the charge made at `charged_at`; a negative cost charges more, even above the limit."""
         raise NotImplementedError
 
     def rebook(self, bookings: Sequence[Booking]) -> list[Decision | None]:
-        """Gives back the bookings that leave and charges those that stay again, in order, as one step. Answers with a new
+        """Gives back the bookings that leave and charges those that stay again, in order, in one atomic step. Returns a new
         Decision for each booking, None where it keeps its start."""
         raise NotImplementedError
 
     def reset(self, claims: Sequence[Claim]) -> None:
-        """Forgets the claims' keys."""
+        """Deletes the state of the claims' keys."""
         raise NotImplementedError
 
     def items(self, limit: NamedLimit) -> Iterable[tuple[str, Any]]:
-        """(key, state) of every key that a limit knows, for dashboards and hand-over."""
+        """(key, state) of every key of a limit, for dashboards and hand-over."""
         raise NotImplementedError
 
     def load(self, limit: NamedLimit, items: Iterable[tuple[str, Any]]) -> None:
-        """Takes over what `items` gave."""
+        """Stores (key, state) pairs returned by `items`, replacing the present state."""
         raise NotImplementedError
 
     def can_reserve(self, limit: NamedLimit) -> bool:
@@ -132,7 +132,7 @@ class Store:
         return limit.limit.reserves
 
     def close(self) -> None:
-        """Lets go of connections and memory; a closed store is not used again."""
+        """Releases connections and memory; the store must not be used afterwards."""
 
     async def adecide(
         self,

@@ -1,4 +1,4 @@
-# C declarations of memory.py: one decision without a detour through Python.
+# C declarations of memory.py.
 from limitkeeper.decision cimport Decision
 from limitkeeper.stores.cell_store cimport CellStore, LimitHandle
 from limitkeeper.stores.cell_table cimport Capacity, Cell

@@ -1,16 +1,16 @@
 # cython: boundscheck=False, wraparound=False
-"""MemoryStore: the state in this process, exact, bounded, without a thread of its own.
+"""MemoryStore: keeps state in this process, exact and bounded, without a background thread.
 
-Atomic by construction. Compiled, a decision runs from reading the cell to writing it without allocating, calling Python
-or dropping a reference, so nothing can come in between under the interpreter's lock. Plain, a re-entrant lock keeps
-other threads out, and `revision` tells when a finaliser that ran meanwhile decided something itself; then it is done again.
+Atomic by construction. Compiled, a decision reads and writes the cell without allocating, calling Python or dropping a reference
+in between, so no other thread can interfere under the GIL. The pure-Python build uses a re-entrant lock; `revision` detects a
+decision that a finaliser made meanwhile, and the decision is repeated.
 
-Memory is bounded without forgiving. A key whose state is what an unseen key would have is forgotten, a few keys looked
-at per call. When the store is full of active keys, an unknown key is decided on one of 1024 shared cells, and stays there
-until that cell is as new: a flood of fresh keys can't wash an exhausted one out.
+Bounded memory that does not forgive. Each call checks a few keys and drops those whose state equals that of an unseen key. When
+the store is full of active keys, an unknown key is decided on one of 1024 shared overflow cells until that cell is unused again:
+a flood of new keys can't evict an exhausted one.
 
-A cell says in whose units its state is. When another limit of the same name reads it (a plan, an override, a new rate), the state
-is converted first.
+A cell has the number of the limit whose units its state is in. When another limit of the same name reads it (a plan, an override,
+a new rate), the state is converted first.
 """
 
 from __future__ import annotations
@@ -47,12 +47,12 @@ from ..errors import ConfigurationError
 
 @cython.cclass
 class MemoryStore(CellStore):
-    """The default store. `max_keys` bounds it; `clock` is for tests."""
+    """The default store: state in this process, for at most `max_keys` keys. `clock` is for tests."""
 
     @cython.annotation_typing(False)
     def __init__(self, max_keys: int = 1_000_000, clock: Clock | None = None) -> None:
         if isinstance(max_keys, bool) or not isinstance(max_keys, int) or max_keys < 1:
-            raise ConfigurationError(f"max_keys must be a whole number of keys, at least 1, not {max_keys!r}")
+            raise ConfigurationError(f"max_keys must be a whole number, at least 1, got {max_keys!r}")
         super().__init__(clock)
         self.room = Capacity(max_keys)
         self.calls = 0
@@ -63,7 +63,7 @@ class MemoryStore(CellStore):
     def overflow(self) -> int:
         return int(self.room.shared)
 
-    # Places ----------------------------------------------------------------------------------------------------
+    # Limits ----------------------------------------------------------------------------------------------------
 
     def place(self, named: NamedLimit) -> LimitHandle:
         with self._lock:
@@ -104,18 +104,18 @@ class MemoryStore(CellStore):
 
     @cython.cfunc
     def find(self, place: LimitHandle, key: str, now_us: cython.longlong, full: cython.bint) -> CellPointer:
-        """The key's cell, or a shared one for a stranger to a full store, or none."""
+        """The key's cell; for an unknown key in a full store an overflow cell; otherwise None."""
         table: Table = place.cells
         cell = table.find(key)
         if cell:
             return cell
         if table.overflow:
-            cell = table.stranger(key)
+            cell = table.overflow_cell(key)
             if cell.unit and not table.is_new(cell, now_us):
                 return cell
         if not full:
             return table.find(key)
-        cell = table.stranger(key)
+        cell = table.overflow_cell(key)
         if not cell:
             raise MemoryError
         if cell.unit == 0 or table.is_new(cell, now_us):
@@ -138,7 +138,7 @@ class MemoryStore(CellStore):
                 self.room.shared += 1
             if cell.unit == place.unit or table.logs:
                 return (cell.a, cell.b, cell.c)
-            # Written under another rate of this name. Converting runs Python, so look again before believing it.
+            # Written under another rate of this name. Conversion runs Python code, so check that the cell is unchanged.
             unit: cython.int = cell.unit
             a: cython.longlong = cell.a
             b: cython.longlong = cell.b
@@ -199,7 +199,7 @@ class MemoryStore(CellStore):
         commit: cython.bint,
         now_us: cython.longlong,
     ) -> Decision:
-        """One limit, one key: the hot path. The answer goes into `decision`, so nothing is allocated once the cell is found."""
+        """Decides one limit for one key: the hot path. It sets the fields of `decision`, so nothing is allocated after the cell is found."""
         limit: Limit = place.limit
         table: Table = place.cells
         tick: cython.longlong = limit.tick
@@ -242,7 +242,7 @@ class MemoryStore(CellStore):
                 self.revision += 1
             else:
                 self.put(place, key, a, b, c, now_us, full)
-        elif not commit or cost == 0:  # what is there now, beside the verdict on a hit
+        elif not commit or cost == 0:  # the current values, without a charge
             state = self.read(place, key, now_us, full)
             answer = limit.rule(limit, state[0], state[1], state[2], now, now, 0, 0)
             remaining = answer[5]
@@ -276,7 +276,7 @@ class MemoryStore(CellStore):
     def decide_one(
         self, named: NamedLimit, key: str, cost: cython.longlong, max_wait_us: cython.longlong, commit: cython.bint
     ) -> Decision:
-        if not self._own:  # a subclass with its own `decide` is asked there
+        if not self._own:  # a subclass overrides `decide`
             return CellStore.decide_one(self, named, key, cost, max_wait_us, commit)
         place: LimitHandle = self.place_of(named)
         if cython.compiled:
@@ -295,7 +295,7 @@ class MemoryStore(CellStore):
     ) -> Decision:
         if not cython.compiled:
             return CellStore.decide_checked(self, claims, names, max_wait_us, commit, not_before_us)
-        joined: Decisions | None = blank_joined(self, names)  # compiled, nothing comes in between: no lock
+        joined: Decisions | None = blank_joined(self, names)  # compiled: atomic without a lock
         now_us: cython.longlong = self.now()
         start_us: cython.longlong = self.charge(claims, max_wait_us, commit, now_us, not_before_us)
         return all_of.join_claims(claims, now_us, start_us, joined)
@@ -309,7 +309,7 @@ class MemoryStore(CellStore):
         now_us: cython.longlong,
         not_before_us: cython.longlong,
     ) -> cython.longlong:
-        """Several limits. Compiled, when every key has a cell in its limit's own units, each cell is looked up once: nothing
+        """Several limits. Compiled, when every key has a cell in its limit's own units, each cell is looked up only once: nothing
         moves it before it is written."""
         if not cython.compiled or not self.load_cells(claims):
             return CellStore.charge(self, claims, max_wait_us, commit, now_us, not_before_us)
@@ -339,7 +339,7 @@ class MemoryStore(CellStore):
 
     @cython.cfunc
     def load_cells(self, claims: list) -> cython.bint:  # type: ignore[type-arg]
-        """Loads the states of these claims from their cells, which the claims point to; False when one needs more than that."""
+        """Loads the states of these claims and pointers to their cells; False if a claim has no cell in its limit's units."""
         i: cython.Py_ssize_t
         claim: Claim
         for i in range(len(claims)):
@@ -359,7 +359,7 @@ class MemoryStore(CellStore):
         return True
 
     def sweep(self, budget: int = 1_000_000) -> None:
-        """Forgets idle keys now, rather than a few at a time as calls come in."""
+        """Drops idle keys now, instead of a few with each call."""
         with self._lock:
             now_us = self.now()
             for table in self._tables.values():

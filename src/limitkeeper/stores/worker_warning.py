@@ -1,18 +1,18 @@
-"""One store for each of several workers is several limits: the pitfall of memory://, noticed where there is evidence.
+"""Warns (SeveralWorkers) when several worker processes each count in their own memory.
 
-N processes that each keep their own count admit N times the limit. Told, once, when a store that was not chosen with care (the
-default of a limiter, or memory:// in a URL) meets one of these:
+N processes that count separately admit N times the limit. The warning is given once, for a store that was not chosen explicitly
+(the default of a limiter, or memory:// in a URL), in these cases:
 
-- the process is a worker of a web server that says it has more than one: gunicorn, uvicorn, fastapi, hypercorn or granian was
+- the process is a worker of a web server that runs more than one: gunicorn, uvicorn, fastapi, hypercorn or granian was
   started with --workers above 1 (or WEB_CONCURRENCY, GUNICORN_CMD_ARGS, GRANIAN_WORKERS where that server reads them), gunicorn's
   arbiter has forked other workers before this one, or uWSGI's `numproc` is above 1;
-- the store was made before a fork, and two children that live at the same time have both decided on their copies of it.
+- the store was created before a fork, and two live children have both decided on their copies of it.
 
-No evidence are: WEB_CONCURRENCY alone (hosts set it for every script), a process pool whose workers make their own limiters,
-children one after the other, a child that never asks. `MemoryStore()` written out is taken for a choice.
+Not enough for a warning: WEB_CONCURRENCY alone (hosts set it for every script), a process pool whose workers create their own
+limiters, children one after the other, a child that never decides. An explicit `MemoryStore()` counts as a choice.
 
-A child notices its first decision because the first reading of the store's clock goes through a `Notice`, which then steps aside:
-the hot path has nothing to look at. Children tell each other in a page of shared memory.
+The first decision of a child is detected with a `FirstUseProbe` as the store's clock; it replaces itself by the system clock when
+it is first read, so that the hot path has no check. Children record their decisions in a page of shared memory.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ REMEDY = (
     "each admits the whole limit by itself, so N workers admit N times as much; use one store for all of them: "
     "SharedStore (shared:///path) on one host, RedisStore (redis://…) on several"
 )
-#: Web servers by the name of their command, the flags that say how many workers, and the environment variables that do.
+#: Command of a web server -> the flags and the environment variables that set its number of workers.
 SERVERS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "gunicorn": (("-w", "--workers"), ("WEB_CONCURRENCY",)),
     "uvicorn": (("--workers",), ("WEB_CONCURRENCY", "UVICORN_WORKERS")),
@@ -50,16 +50,16 @@ if TYPE_CHECKING:
 
 _made: weakref.WeakKeyDictionary[MemoryStore, int] = weakref.WeakKeyDictionary()
 _numbers = iter(range(1, 1 << 30))
-_told = False
+_warned = False
 _page: mmap.mmap | None = None
 _page_of = 0
 
 
 def memory_store(max_keys: int = 1_000_000) -> MemoryStore:
-    """The store of a limiter that was given none, or memory://."""
-    global _told
-    if not _told and (server := several_workers(sys.argv, os.environ, sys.modules)) is not None:
-        _told = True
+    """Creates the store of memory:// URLs and of limiters without a store."""
+    global _warned
+    if not _warned and (server := several_workers(sys.argv, os.environ, sys.modules)) is not None:
+        _warned = True
         warn(f"{server} runs several workers, and this one keeps its limits in memory")
     store = MemoryStore(max_keys)
     _made[store] = next(_numbers)
@@ -67,7 +67,7 @@ def memory_store(max_keys: int = 1_000_000) -> MemoryStore:
 
 
 def warn(what: str) -> None:
-    """Warns at the line outside of this package that led here."""
+    """Warns with the location of the caller outside this package."""
     level, frame = 1, sys._getframe()
     while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] == "limitkeeper":
         level, frame = level + 1, frame.f_back
@@ -75,7 +75,7 @@ def warn(what: str) -> None:
 
 
 def several_workers(argv: Sequence[str], environment: Mapping[str, str], modules: Mapping[str, Any]) -> str | None:
-    """The web server of which this process is one of several workers, as far as anybody can tell."""
+    """The name of the web server if this process is one of several workers of it; otherwise None."""
     if getattr(modules.get("uwsgi"), "numproc", 1) > 1:
         return "uwsgi"
     if getattr(getattr(modules.get("gunicorn.arbiter"), "Arbiter", None), "WORKERS", None):
@@ -85,21 +85,21 @@ def several_workers(argv: Sequence[str], environment: Mapping[str, str], modules
     if server not in SERVERS:
         return None
     flags, variables = SERVERS[server]
-    said = list(argv[1:])
+    arguments = list(argv[1:])
     if server == "gunicorn":
         import shlex
 
-        said = [*shlex.split(environment.get("GUNICORN_CMD_ARGS", "")), *said]
-    count = flagged(said, flags)
+        arguments = [*shlex.split(environment.get("GUNICORN_CMD_ARGS", "")), *arguments]
+    count = flag_value(arguments, flags)
     for variable in variables:
         count = count or environment.get(variable, "")
     return server if count.isdigit() and int(count) > 1 else None
 
 
-def flagged(said: Sequence[str], flags: Sequence[str]) -> str:
+def flag_value(arguments: Sequence[str], flags: Sequence[str]) -> str:
     """The last value of a flag: "-w 4", "-w4", "--workers 4", "--workers=4"."""
     found = ""
-    for word, following in zip(said, [*said[1:], ""], strict=True):
+    for word, following in zip(arguments, [*arguments[1:], ""], strict=True):
         for flag in flags:
             if word == flag:
                 found = following
@@ -112,7 +112,7 @@ def flagged(said: Sequence[str], flags: Sequence[str]) -> str:
 
 
 class FirstUseProbe:
-    """A clock that is read once, by the first decision of a child; from then on the store reads its own."""
+    """A clock that detects the first decision of a child, then sets the store's clock back to the system clock."""
 
     def __init__(self, store: MemoryStore, number: int, page: mmap.mmap) -> None:
         self._store = weakref.ref(store)
@@ -122,7 +122,7 @@ class FirstUseProbe:
     def now_us(self) -> int:
         store = self._store()
         if store is not None:
-            store.go_by(SYSTEM)
+            store.set_clock(SYSTEM)
             decided(self._number, self._page)
         return SYSTEM.now_us()
 
@@ -134,7 +134,7 @@ class FirstUseProbe:
 
 
 def decided(number: int, page: mmap.mmap) -> None:
-    """This process decides on its copy of a store; when a sibling does too, that is told, by the first who finds out."""
+    """Records that this process decides on its copy of a store; warns once when a live sibling does too."""
     mine, notes = os.getpid(), memoryview(page).cast("i")
     others = [notes[at + 1] for at in range(2, len(notes), 2) if notes[at] == number and notes[at + 1] not in (0, mine)]
     free = next((at for at in range(2, len(notes), 2) if not notes[at] or not lives(notes[at + 1])), None)
@@ -148,6 +148,7 @@ def decided(number: int, page: mmap.mmap) -> None:
 
 
 def lives(pid: int) -> bool:
+    """Whether a process runs."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
@@ -156,13 +157,13 @@ def lives(pid: int) -> bool:
         return True
     try:
         with open(f"/proc/{pid}/stat") as stat:
-            return stat.read().rpartition(")")[2].split()[0] not in "ZX"  # one that is over and not yet waited for
+            return stat.read().rpartition(")")[2].split()[0] not in "ZX"  # a zombie, or dead
     except (OSError, IndexError):
         return True
 
 
 def _before_fork() -> None:
-    """A page of its own for the children of this process, when there is something that they could have in common."""
+    """Allocates a shared page for the children of this process if there are stores that they would copy."""
     global _page, _page_of
     if _made and _page_of != os.getpid():
         import mmap
@@ -173,7 +174,7 @@ def _before_fork() -> None:
 def _after_fork() -> None:
     if _page is not None:
         for store, number in list(_made.items()):
-            store.go_by(FirstUseProbe(store, number, _page))
+            store.set_clock(FirstUseProbe(store, number, _page))
 
 
 if hasattr(os, "register_at_fork"):

@@ -75,9 +75,9 @@ REJECTED: list[tuple[Any, str, str, str | None]] = [
     (limit_parser.parse_limits, "none", "write unlimited", "none"),
     (limit_parser.parse_limits, "unlimited 5/s", "'unlimited' can't be combined", "unlimited"),
     (limit_parser.parse_limits, "token bucket 5/month", "has no fixed length", "token bucket 5/month"),
-    (limit_parser.parse_limits, "5/s bursts 10", "'bursts' does not belong here", "bursts 10"),
-    (limit_parser.parse_limits, "token bucket 5/s burst 10 burst 11", "said twice", "token bucket 5/s burst 10 burst 11"),
-    (limit_parser.parse_limits, "token bucket 5", "is not a rate", None),
+    (limit_parser.parse_limits, "5/s bursts 10", "unknown option 'bursts'", "bursts 10"),
+    (limit_parser.parse_limits, "token bucket 5/s burst 10 burst 11", "duplicate option", "token bucket 5/s burst 10 burst 11"),
+    (limit_parser.parse_limits, "token bucket 5", "expected a rate", None),
     (route_parser.parse_match, "", "expected a match", None),
     (route_parser.parse_match, "GET/x", "separate methods and path with a space", "GET"),
     (route_parser.parse_match, "api.example.com/x", "a path begins with '/'", "api.example.com"),
@@ -116,7 +116,7 @@ REJECTED: list[tuple[Any, str, str, str | None]] = [
     (store_url.parse_store_url, "memory://host", "no host and no path", None),
     (store_url.parse_store_url, "shared://limits", "three slashes", None),
     (store_url.parse_store_url, "redis://h?budgett=3", "did you mean budget=?", None),
-    (store_url.parse_store_url, "limitkeeper://h", "not there yet", None),
+    (store_url.parse_store_url, "limitkeeper://h", "not available yet", None),
     (store_url.parse_redis_url, "memory://", "expected the URL of a Redis server", None),
 ]
 

@@ -14,7 +14,7 @@ from .parse_context import ParseError, bounded_text, did_you_mean, nearest, shor
 from .validators import split_remedy
 
 UNLIMITED = "unlimited"
-_OPTION = re.compile(r"^(?:'(\w+)' does not|(burst|initial|capacity|align)\b)")
+_OPTION = re.compile(r"^(?:unknown option '(\w+)'|(burst|initial|capacity|align)\b)")
 
 
 def parse_limits(text: str) -> Limits:
