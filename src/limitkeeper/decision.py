@@ -29,8 +29,8 @@ class Decision:
     `allowed` (also its truth value), `limit` (the largest cost that could ever pass at once), `remaining` (whole units
     that a hit could take now), `retry_after` (seconds until this same call would be accepted; inf: never),
     `reset_after` (seconds until the key's state is that of an unseen key), `wait` (seconds from now to its start), `name`
-    (the limit that decided), `source` (what decided: "store", "lease", "local_share", "open" or "closed"; ignored by `==`), `decisions`
-    (one for each limit, where there are several).
+    (the limit that decided), `source` (what decided: "store", "lease", "local_share", "open" or "closed"; ignored by `==`),
+    `decisions` (one for each limit, where there are several).
     """
 
     __slots__ = ("allowed", "limit", "name", "remaining", "reset_us", "retry_us", "source", "start_us", "wait_us")

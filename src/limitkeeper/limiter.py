@@ -27,14 +27,14 @@ class Limiter(WaitingLimiter):
 
     def reserve(self, key: Key, cost: Cost = 1, max_wait: Duration | None = None) -> Reservation:
         """Charges an estimate now or at a later start; the result is falsy if the wait would exceed `max_wait`."""
-        decision, turn = self._book(key, cost, self._patience(max_wait))
-        return Reservation(self, key, cost, turn, self.count(decision, key, cost))
+        decision, waiter = self._reserve_start(key, cost, self._max_wait_us(max_wait))
+        return Reservation(self, key, cost, waiter, self._count(decision, key, cost))
 
     def refund(self, key: Key, cost: Cost = 1) -> None:
         """Gives back units that were not used, at most what was charged."""
-        claims = self.refundable(key, cost)
+        claims = self._refund_claims(key, cost)
         if claims:
-            self._line.leave([refunded(claims)])
+            self._queue.leave([refunded(claims)])
 
     def reset(self, key: Key) -> None:
         """Deletes the state of a key."""
@@ -42,7 +42,7 @@ class Limiter(WaitingLimiter):
 
     def close(self) -> None:
         """Closes the store if this limiter created it."""
-        if self._owns:
+        if self._owns_store:
             self.store.close()
 
     def __enter__(self) -> Limiter:
@@ -65,27 +65,27 @@ class AsyncLimiter(WaitingLimiter):
         """Charges `cost` now, or returns a refusal with the time to retry. Does not wait for capacity."""
         if self._local:
             return _hit(self, key, cost)
-        if self.only is not None and type(key) is str and not is_off():
+        if self._single is not None and type(key) is str and not is_off():
             units = checked_cost(cost) if isinstance(cost, int) else self._costs(cost)[0]
-            decision = self.store.hit_nowait(self.only, key, units)
+            decision = self.store.hit_nowait(self._single, key, units)
             if decision is None:
-                decision = await self.store.adecide_one(self.only, key, units, 0, True)
-            return self.count(decision, key, cost)
-        return self.count(await self._ask(key, cost), key, cost)
+                decision = await self.store.adecide_one(self._single, key, units, 0, True)
+            return self._count(decision, key, cost)
+        return self._count(await self._adecide(key, cost), key, cost)
 
     async def peek(self, key: Key, cost: Cost = 1) -> Decision:  # type: ignore[override]
         """The Decision that a hit of that cost would get now. Stores and counts nothing."""
-        return await self._ask(key, cost, commit=False)
+        return await self._adecide(key, cost, commit=False)
 
     async def hit_many(self, keys: Iterable[Key], cost: int | Iterable[int] = 1) -> list[Decision]:  # type: ignore[override]
         """One hit per key, in order and at one time; a duplicate key sees its earlier hits."""
         if self.store.local:
             return super().hit_many(keys, cost)
-        wanted, costs = self.many_costs(keys, cost)
-        claims = self.many_claims(wanted, costs)
+        wanted, costs = self._keys_and_costs(keys, cost)
+        claims = self._claims_of_each(wanted, costs)
         some = [one for one in claims if one]
-        found = self.merge_decisions(claims, await self.store.adecide_many(some, 0) if some else [])
-        self.publish_many(wanted, costs, found, [])
+        found = self._merge_decisions(claims, await self.store.adecide_many(some, 0) if some else [])
+        self._publish_many(wanted, costs, found, [])
         return found
 
     async def acquire(self, key: Key, cost: Cost = 1, timeout: Duration | None = None) -> Decision:
@@ -96,16 +96,16 @@ class AsyncLimiter(WaitingLimiter):
         """`async with limiter.reserve(…) as r:`, or `r = await limiter.reserve(…)`."""
 
         async def make() -> AsyncReservation:
-            decision, turn = await self._abook(key, cost, self._patience(max_wait))
-            return AsyncReservation(self, key, cost, turn, self.count(decision, key, cost))
+            decision, waiter = await self._areserve_start(key, cost, self._max_wait_us(max_wait))
+            return AsyncReservation(self, key, cost, waiter, self._count(decision, key, cost))
 
         return PendingReservation(make)
 
     async def refund(self, key: Key, cost: Cost = 1) -> None:
         """Gives back units that were not used, at most what was charged."""
-        claims = self.refundable(key, cost)
+        claims = self._refund_claims(key, cost)
         if claims:
-            await self._return_async(refunded(claims))
+            await self._agive_back(refunded(claims))
 
     async def reset(self, key: Key) -> None:
         """Deletes the state of a key."""
@@ -113,7 +113,7 @@ class AsyncLimiter(WaitingLimiter):
 
     async def aclose(self) -> None:
         """Closes the store if this limiter created it."""
-        if self._owns:
+        if self._owns_store:
             await self.store.aclose()
 
     async def __aenter__(self) -> AsyncLimiter:

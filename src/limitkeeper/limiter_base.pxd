@@ -17,18 +17,18 @@ cdef class LimiterBase:
     cdef readonly dict limits
     cdef readonly str name
     cdef readonly tuple names, named
-    cdef public bint reserves
+    cdef public bint _reserves
     cdef public object _publisher
-    cdef MemoryStore memory
-    cdef LimitHandle place
-    cdef CellStore cells
-    cdef list own_claims
-    cdef bint busy
-    cdef readonly NamedLimit only
-    cdef long long allowed_calls, refused_calls
+    cdef MemoryStore _memory
+    cdef LimitHandle _handle
+    cdef CellStore _cell_store
+    cdef list _own_claims
+    cdef bint _busy
+    cdef readonly NamedLimit _single
+    cdef long long _allowed, _refused
     cdef object __weakref__
-    cdef Decision ask(self, object key, object cost, long long max_wait_us, bint commit)
-    cdef bint fill_claims(self, object key, object cost)
-    cdef Decision decide_one(self, str key, object cost, long long max_wait_us, bint commit)
-    cdef list many(self, list keys, object costs, object overflow)
-    cdef list many_now(self, list keys, object costs, object overflow)
+    cdef Decision _decide_any(self, object key, object cost, long long max_wait_us, bint commit)
+    cdef bint _fill_claims(self, object key, object cost)
+    cdef Decision _decide_in_memory(self, str key, object cost, long long max_wait_us, bint commit)
+    cdef list _hit_many_in_memory(self, list keys, object costs, object overflow)
+    cdef list _hit_many_locked(self, list keys, object costs, object overflow)

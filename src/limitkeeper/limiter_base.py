@@ -90,8 +90,8 @@ class LimiterBase:
     """Compiled base of Limiter and AsyncLimiter."""
 
     # fmt: off
-    __slots__ = ("__weakref__", "_publisher", "allowed_calls", "busy", "cells", "limits", "memory", "name", "named", "names",
-                 "only", "own_claims", "place", "refused_calls", "reserves", "store")
+    __slots__ = ("__weakref__", "_allowed", "_busy", "_cell_store", "_handle", "_memory", "_own_claims", "_publisher", "_refused",
+                 "_reserves", "_single", "limits", "name", "named", "names", "store")
     # fmt: on
 
     def __init__(self, limits: Mapping[str, Limit], store: Store, name: str | None) -> None:
@@ -100,22 +100,22 @@ class LimiterBase:
         self.names = tuple(limits)
         self.named = tuple([NamedLimit(self.name, key, limit) for key, limit in limits.items()])
         self.store = store
-        self.memory: Any = store if type(store) is MemoryStore else None  # a subclass is treated like any other store
-        self.place: Any = None
-        self.cells: Any = None
-        self.own_claims: Any = None
-        self.busy = False
+        self._memory: Any = store if type(store) is MemoryStore else None  # a subclass is treated like any other store
+        self._handle: Any = None
+        self._cell_store: Any = None
+        self._own_claims: Any = None
+        self._busy = False
         for named in self.named:
             store.register(named)
-        if self.memory is not None and len(self.named) == 1:
-            self.place = self.named[0].place
-        self.only: Any = self.named[0] if len(self.named) == 1 and self.place is None else None  # one limit in another store
+        if self._memory is not None and len(self.named) == 1:
+            self._handle = self.named[0].handle
+        self._single: Any = self.named[0] if len(self.named) == 1 and self._handle is None else None  # one limit in another store
         if cython.compiled and getattr(type(store), "decide", None) is CellStore.decide:
-            self.cells = store
-            self.own_claims = [Claim(named, "") for named in self.named]
-        self.reserves = not [named for named in self.named if not store.can_reserve(named)]
+            self._cell_store = store
+            self._own_claims = [Claim(named, "") for named in self.named]
+        self._reserves = not [named for named in self.named if not store.can_reserve(named)]
         self._publisher: Publisher | None = None
-        self.allowed_calls = self.refused_calls = 0
+        self._allowed = self._refused = 0
 
     @property
     def events(self) -> Publisher:
@@ -149,48 +149,46 @@ class LimiterBase:
             return [checked_cost(cost)] * len(self.named)
         for name in cost:
             if name not in self.limits:
-                raise ConfigurationError(
-                    f"cost: unknown limit {name!r}; {self.name!r} has {', '.join(self.names)}"
-                )
+                raise ConfigurationError(f"cost: unknown limit {name!r}; {self.name!r} has {', '.join(self.names)}")
         return [checked_cost(cost.get(name, 1)) for name in self.names]
 
     # Deciding --------------------------------------------------------------------------------------------------
 
     @cython.cfunc
-    def decide_one(self, key: str, cost: Any, max_wait_us: cython.longlong, commit: cython.bint) -> Decision:
+    def _decide_in_memory(self, key: str, cost: Any, max_wait_us: cython.longlong, commit: cython.bint) -> Decision:
         """Decides one limit in a MemoryStore for a str key."""
         units: cython.longlong = 1
         if cost is not ONE:
             units = self._costs(cost)[0] if isinstance(cost, Mapping) else checked_cost(cost)
-        memory: MemoryStore = self.memory
+        memory: MemoryStore = self._memory
         if cython.compiled:
-            return memory.decide_quickly(blank(memory, self.place), self.place, key, units, max_wait_us, commit, memory.now())
+            return memory.decide_quickly(blank(memory, self._handle), self._handle, key, units, max_wait_us, commit, memory.now())
         with memory._lock:
-            return memory.decide_quickly(blank(memory, self.place), self.place, key, units, max_wait_us, commit, memory.now())
+            return memory.decide_quickly(blank(memory, self._handle), self._handle, key, units, max_wait_us, commit, memory.now())
 
     @cython.cfunc
-    def ask(self, key: Any, cost: Any, max_wait_us: cython.longlong, commit: cython.bint) -> Decision:
+    def _decide_any(self, key: Any, cost: Any, max_wait_us: cython.longlong, commit: cython.bint) -> Decision:
         """Decides in any store, for any number of limits."""
-        if self.place is not None and isinstance(key, str) and not off:
-            return self.decide_one(checked_key(key), cost, max_wait_us, commit)
-        if self.only is not None and isinstance(key, str) and not off:
-            return self.store.decide_one(self.only, checked_key(key), self._costs(cost)[0], max_wait_us, commit)
-        if self.cells is not None and not self.busy and not off:
-            self.busy = True  # a re-entrant call (from a finaliser or a clock) makes claims of its own
+        if self._handle is not None and isinstance(key, str) and not off:
+            return self._decide_in_memory(checked_key(key), cost, max_wait_us, commit)
+        if self._single is not None and isinstance(key, str) and not off:
+            return self.store.decide_one(self._single, checked_key(key), self._costs(cost)[0], max_wait_us, commit)
+        if self._cell_store is not None and not self._busy and not off:
+            self._busy = True  # a re-entrant call (from a finaliser or a clock) makes claims of its own
             try:
-                if self.fill_claims(key, cost):
-                    decided: Decision = self.cells.decide_checked(self.own_claims, self.names, max_wait_us, commit, 0)
+                if self._fill_claims(key, cost):
+                    decided: Decision = self._cell_store.decide_checked(self._own_claims, self.names, max_wait_us, commit, 0)
                     return decided
             finally:
-                self.busy = False
+                self._busy = False
         claims = self.claims(key, cost)
         if off or not claims:
-            return self.free()
+            return self._unlimited()
         return self.store.decide(claims, None if max_wait_us >= MAX_WAIT else max_wait_us, commit=commit)
 
     @cython.cfunc
-    def fill_claims(self, key: Any, cost: Any) -> cython.bint:
-        """Sets keys and costs of this limiter's own claims, to avoid allocating; False for keys or costs of other types than dict, str, int."""
+    def _fill_claims(self, key: Any, cost: Any) -> cython.bint:
+        """Sets keys and costs of this limiter's own claims, which saves allocating them; False for arguments of other types."""
         units: cython.longlong = 1
         costs: dict | None = None  # type: ignore[type-arg]
         keys: dict | None = None  # type: ignore[type-arg]
@@ -220,42 +218,42 @@ class LimiterBase:
                 price = costs.get(self.names[i])
                 unnamed -= price is not None
                 units = 1 if price is None else checked_cost(price)
-            claim = self.own_claims[i]
+            claim = self._own_claims[i]
             claim.key = one
             claim.cost = claim.charged = units
         return unnamed == 0
 
-    def free(self) -> Decision:
+    def _unlimited(self) -> Decision:
         """The Decision when every limit is skipped or limiting is turned off."""
         least = min(self.limits.values(), key=lambda limit: limit.capacity)
         return Decision(True, least.capacity, least.capacity, 0, 0, 0, 0, self.names[0])
 
-    def decide_claims(self, claims: list[Claim], key: Key, cost: Cost, max_wait_us: int) -> Decision:
-        """As `decide`, for given claims, which keep the states before and after the charge for an exact undo."""
+    def _decide_claims(self, claims: list[Claim], key: Key, cost: Cost, max_wait_us: int) -> Decision:
+        """As `_decide`, for given claims, which keep the states before and after the charge for an exact undo."""
         if off or not claims:
-            return self.free()
-        shared = self.shared
+            return self._unlimited()
+        shared = self._overflow
         decision: Decision = self.store.decide(claims, None if max_wait_us >= MAX_WAIT else max_wait_us)
-        if self._publisher is not None and self.shared != shared:
+        if self._publisher is not None and self._overflow != shared:
             self.events.publish(SHARED_CELL, self.name, key, cost, decision)
         return decision
 
-    def decide(self, key: Key, cost: Cost = 1, max_wait_us: int = 0) -> Decision:
+    def _decide(self, key: Key, cost: Cost = 1, max_wait_us: int = 0) -> Decision:
         """Charges at a start within `max_wait_us`. The caller counts and publishes the result."""
         if self._publisher is None:
-            return self.ask(key, cost, max_wait_us, True)
-        shared = self.shared
-        decision: Decision = self.ask(key, cost, max_wait_us, True)
-        if self.shared != shared:
+            return self._decide_any(key, cost, max_wait_us, True)
+        shared = self._overflow
+        decision: Decision = self._decide_any(key, cost, max_wait_us, True)
+        if self._overflow != shared:
             self.events.publish(SHARED_CELL, self.name, key, cost, decision)
         return decision
 
-    def count(self, decision: Decision, key: Any, cost: Any) -> Decision:
+    def _count(self, decision: Decision, key: Any, cost: Any) -> Decision:
         """Counts a decision and publishes it if there are listeners."""
         if decision.allowed:
-            self.allowed_calls += 1
+            self._allowed += 1
         else:
-            self.refused_calls += 1
+            self._refused += 1
         if self._publisher is not None:
             self._publisher.publish(ALLOWED if decision.allowed else REFUSED, self.name, key, cost, decision)
         return decision
@@ -264,45 +262,45 @@ class LimiterBase:
         """Charges `cost` now, or returns a refusal with the time to retry. Never blocks."""
         decision: Decision
         if self._publisher is not None:
-            return self.count(self.decide(key, cost), key, cost)
-        if self.place is not None and type(key) is str and cost is ONE and not off:
+            return self._count(self._decide(key, cost), key, cost)
+        if self._handle is not None and type(key) is str and cost is ONE and not off:
             now_us: cython.longlong
-            if self.memory.system is not None:
-                now_us = monotonic_us() + self.memory.offset_us
+            if self._memory.system is not None:
+                now_us = monotonic_us() + self._memory.offset_us
             else:
-                now_us = self.memory.now()
+                now_us = self._memory.now()
             if cython.compiled:
-                decision = self.memory.decide_quickly(blank(self.memory, self.place), self.place, key, 1, 0, True, now_us)
+                decision = self._memory.decide_quickly(blank(self._memory, self._handle), self._handle, key, 1, 0, True, now_us)
             else:
-                with self.memory._lock:
-                    decision = self.memory.decide_quickly(fresh(self.place.name), self.place, key, 1, 0, True, now_us)
-        elif self.only is not None and type(key) is str and cost is ONE and not off:
-            decision = self.store.decide_one(self.only, key, 1, 0, True)
+                with self._memory._lock:
+                    decision = self._memory.decide_quickly(fresh(self._handle.name), self._handle, key, 1, 0, True, now_us)
+        elif self._single is not None and type(key) is str and cost is ONE and not off:
+            decision = self.store.decide_one(self._single, key, 1, 0, True)
         else:
-            decision = self.ask(key, cost, 0, True)
+            decision = self._decide_any(key, cost, 0, True)
         if decision.allowed:
-            self.allowed_calls += 1
+            self._allowed += 1
         else:
-            self.refused_calls += 1
+            self._refused += 1
         return decision
 
     def hit_many(self, keys: Iterable[Key], cost: int | Iterable[int] = 1) -> list[Decision]:
         """One hit per key, in order and at one time; a duplicate key sees its earlier hits."""
-        if cost is ONE and self._publisher is None and self.place is not None and not off:
+        if cost is ONE and self._publisher is None and self._handle is not None and not off:
             quick: list[Any] = keys if type(keys) is list else list(keys)
             if only_str(quick):
-                return self.many(quick, None, None)
+                return self._hit_many_in_memory(quick, None, None)
             keys = quick
-        wanted, costs = self.many_costs(keys, cost)
+        wanted, costs = self._keys_and_costs(keys, cost)
         overflow: list[int] = []
-        if self.place is not None and not off and only_str(wanted):
-            found = self.many(wanted, costs, overflow)
+        if self._handle is not None and not off and only_str(wanted):
+            found = self._hit_many_in_memory(wanted, costs, overflow)
         else:
-            found = self.store_many(wanted, costs)
-        self.publish_many(wanted, costs, found, overflow)
+            found = self._hit_many_in_store(wanted, costs)
+        self._publish_many(wanted, costs, found, overflow)
         return found
 
-    def many_costs(self, keys: Iterable[Key], cost: int | Iterable[int]) -> tuple[list[Any], list[int]]:
+    def _keys_and_costs(self, keys: Iterable[Key], cost: int | Iterable[int]) -> tuple[list[Any], list[int]]:
         """The keys, and a validated cost for each."""
         wanted = list(keys)
         if not isinstance(cost, Iterable):
@@ -312,7 +310,7 @@ class LimiterBase:
             raise InvalidCost(f"expected one cost, or one for each of {len(wanted)} keys, got {len(costs)}")
         return wanted, costs
 
-    def publish_many(self, keys: list[Any], costs: list[int], found: list[Decision], overflow: list[int]) -> None:
+    def _publish_many(self, keys: list[Any], costs: list[int], found: list[Decision], overflow: list[int]) -> None:
         """Publishes many decisions if there are listeners; `overflow` has the indices of those made on overflow cells."""
         if self._publisher is None:
             return
@@ -322,66 +320,66 @@ class LimiterBase:
             self._publisher.publish(ALLOWED if decision.allowed else REFUSED, self.name, key, cost, decision)
 
     @cython.cfunc
-    def many(self, keys: list, costs: Any, overflow: Any) -> list:  # type: ignore[type-arg]
+    def _hit_many_in_memory(self, keys: list, costs: Any, overflow: Any) -> list:  # type: ignore[type-arg]
         """Hits one limit in a MemoryStore for several str keys; the clock is read once. Without costs, each is 1."""
         if cython.compiled:
-            return self.many_now(keys, costs, overflow)
-        with self.memory._lock:
-            return self.many_now(keys, costs, overflow)
+            return self._hit_many_locked(keys, costs, overflow)
+        with self._memory._lock:
+            return self._hit_many_locked(keys, costs, overflow)
 
     @cython.cfunc
-    def many_now(self, keys: list, costs: Any, overflow: Any) -> list:  # type: ignore[type-arg]
+    def _hit_many_locked(self, keys: list, costs: Any, overflow: Any) -> list:  # type: ignore[type-arg]
         units: cython.longlong = 1
-        memory: MemoryStore = self.memory
-        place: LimitHandle = self.place
+        memory: MemoryStore = self._memory
+        handle: LimitHandle = self._handle
         now_us: cython.longlong = memory.now()
         n: cython.Py_ssize_t = len(keys)
         found: list = [None] * n  # type: ignore[type-arg]
         allowed: cython.longlong = 0
-        shared: cython.longlong = memory.room.shared
+        shared: cython.longlong = memory.capacity.overflow
         i: cython.Py_ssize_t
         for i in range(n):
             if costs is not None:
                 units = costs[i]
-            decision: Decision = memory.decide_quickly(fresh(place.name), place, keys[i], units, 0, True, now_us)
+            decision: Decision = memory.decide_quickly(fresh(handle.name), handle, keys[i], units, 0, True, now_us)
             allowed += decision.allowed
-            if overflow is not None and memory.room.shared != shared:
-                shared = memory.room.shared
+            if overflow is not None and memory.capacity.overflow != shared:
+                shared = memory.capacity.overflow
                 overflow.append(i)
             found[i] = decision
-        self.allowed_calls += allowed
-        self.refused_calls += n - allowed
+        self._allowed += allowed
+        self._refused += n - allowed
         return found
 
-    def store_many(self, keys: list[Any], costs: list[int]) -> list[Decision]:
+    def _hit_many_in_store(self, keys: list[Any], costs: list[int]) -> list[Decision]:
         """Hits several keys in any store, for any number of limits."""
-        claims = self.many_claims(keys, costs)
+        claims = self._claims_of_each(keys, costs)
         wanted = [some for some in claims if some]
-        return self.merge_decisions(claims, self.store.decide_many(wanted, 0) if wanted else [])
+        return self._merge_decisions(claims, self.store.decide_many(wanted, 0) if wanted else [])
 
-    def many_claims(self, keys: list[Any], costs: list[int]) -> list[list[Claim]]:
+    def _claims_of_each(self, keys: list[Any], costs: list[int]) -> list[list[Claim]]:
         """The claims of each key; an empty list if every limit is skipped or limiting is turned off."""
         claims = [self.claims(key, one) for key, one in zip(keys, costs, strict=True)]
         return [[] for _ in claims] if off else claims
 
-    def merge_decisions(self, claims: list[list[Claim]], decided: list[Decision]) -> list[Decision]:
+    def _merge_decisions(self, claims: list[list[Claim]], decided: list[Decision]) -> list[Decision]:
         """Merges the store's decisions with those of keys without claims, in order, and counts them."""
         answers = iter(decided)
-        found = [next(answers) if some else self.free() for some in claims]
+        found = [next(answers) if some else self._unlimited() for some in claims]
         for decision in found:
             if decision.allowed:
-                self.allowed_calls += 1
+                self._allowed += 1
             else:
-                self.refused_calls += 1
+                self._refused += 1
         return found
 
     def peek(self, key: Key, cost: Cost = 1) -> Decision:
         """The Decision that a hit of that cost would get now. Stores and counts nothing."""
-        return self.ask(key, cost, 0, False)
+        return self._decide_any(key, cost, 0, False)
 
     # Giving back -----------------------------------------------------------------------------------------------
 
-    def refundable(self, key: Key, cost: Cost) -> list[Claim]:
+    def _refund_claims(self, key: Key, cost: Cost) -> list[Claim]:
         """The claims of a refund; raises ConfigurationError for a leaky bucket queue."""
         for limit in self.limits.values():
             refuse_refund(limit)
@@ -390,10 +388,10 @@ class LimiterBase:
     # Numbers ---------------------------------------------------------------------------------------------------
 
     @property
-    def shared(self) -> int:
+    def _overflow(self) -> int:
         """The number of the store's decisions on shared overflow cells, made because it was full."""
-        return self.memory.room.shared if self.memory is not None else self.store.overflow
+        return self._memory.capacity.overflow if self._memory is not None else self.store.overflow
 
-    def counts(self) -> tuple[int, int]:
+    def _counts(self) -> tuple[int, int]:
         """(allowed, refused) since this limiter was created."""
-        return self.allowed_calls, self.refused_calls
+        return self._allowed, self._refused

@@ -26,11 +26,11 @@ if TYPE_CHECKING:
 class Charge:
     """Base of Reservation and AsyncReservation: the charge, and the part of it to give back."""
 
-    def __init__(self, limiter: WaitingLimiter, key: Any, cost: Any, turn: Waiter | None, decision: Decision) -> None:
+    def __init__(self, limiter: WaitingLimiter, key: Any, cost: Any, waiter: Waiter | None, decision: Decision) -> None:
         self._limiter = limiter
         self._key = key
         self._cost = cost
-        self._turn = turn
+        self._waiter = waiter
         self._decision = decision
         self._decided = not decision
         self._free = is_off()  # limiting was turned off: nothing was charged
@@ -38,7 +38,7 @@ class Charge:
     @property
     def decision(self) -> Decision:
         """The decision; its start may move up while the caller waits, when an earlier waiter leaves."""
-        return self._turn.decision if self._turn is not None else self._decision
+        return self._waiter.decision if self._waiter is not None else self._decision
 
     @property
     def wait(self) -> float:
@@ -58,11 +58,15 @@ class Charge:
         if not isinstance(used, Mapping):
             if len({claim.cost for claim in claims}) > 1:
                 names = ", ".join(claim.limit.name for claim in claims)
-                raise ConfigurationError(f"settle({used!r}): the limits have different charges; pass a mapping of names ({names}) to costs")
+                raise ConfigurationError(
+                    f"settle({used!r}): the limits have different charges; pass a mapping of names ({names}) to costs"
+                )
             used = {claim.limit.name: used for claim in claims}
         for name in used:
             if name not in self._limiter.limits:
-                raise ConfigurationError(f"settle: unknown limit {name!r}; {self._limiter.name!r} has {', '.join(self._limiter.names)}")
+                raise ConfigurationError(
+                    f"settle: unknown limit {name!r}; {self._limiter.name!r} has {', '.join(self._limiter.names)}"
+                )
         found = []
         for claim in claims:
             if claim.limit.name in used:
@@ -87,11 +91,11 @@ class Reservation(Charge):
         change = [] if self._decided else self._differences(used)
         if not self._first():
             return False
-        if self._turn is not None:
-            self._limiter._line.done(self._turn)
+        if self._waiter is not None:
+            self._limiter._queue.done(self._waiter)
         try:
             if change and not self._free:
-                self._limiter._line.leave([Waiter(change, self.decision, None)])
+                self._limiter._queue.leave([Waiter(change, self.decision, None)])
         except StoreError as error:
             self._limiter._give_back_failed(self._key, self._cost, self.decision, error)
         return True
@@ -101,19 +105,19 @@ class Reservation(Charge):
         if not self._first():
             return False
         if not self._free:
-            self._limiter._give_up(self._turn, self._key, self._cost, self._decision)
+            self._limiter._give_up(self._waiter, self._key, self._cost, self._decision)
         return True
 
     def __enter__(self) -> Reservation:
         if not self._decision:
             raise RateLimited(self._decision)
-        if self._turn is not None:
+        if self._waiter is not None:
             try:
-                self._limiter._sleep(self._turn, self._key, self._cost)
+                self._limiter._sleep(self._waiter, self._key, self._cost)
             except BaseException:
                 self._decided = True
                 raise
-            self._decision, self._turn = self._turn.decision, None
+            self._decision, self._waiter = self._waiter.decision, None
         return self
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
@@ -131,11 +135,11 @@ class AsyncReservation(Charge):
         change = [] if self._decided else self._differences(used)
         if not self._first():
             return False
-        if self._turn is not None:
-            self._limiter._line.done(self._turn)
+        if self._waiter is not None:
+            self._limiter._queue.done(self._waiter)
         try:
             if change and not self._free:
-                await self._limiter._return_async(Waiter(change, self.decision, None))
+                await self._limiter._agive_back(Waiter(change, self.decision, None))
         except StoreError as error:
             self._limiter._give_back_failed(self._key, self._cost, self.decision, error)
         return True
@@ -145,19 +149,19 @@ class AsyncReservation(Charge):
         if not self._first():
             return False
         if not self._free:
-            await self._limiter._agive_up(self._turn, self._key, self._cost, self._decision)
+            await self._limiter._agive_up(self._waiter, self._key, self._cost, self._decision)
         return True
 
     async def __aenter__(self) -> AsyncReservation:
         if not self._decision:
             raise RateLimited(self._decision)
-        if self._turn is not None:
+        if self._waiter is not None:
             try:
-                await self._limiter._asleep(self._turn, self._key, self._cost)
+                await self._limiter._asleep(self._waiter, self._key, self._cost)
             except BaseException:
                 self._decided = True
                 raise
-            self._decision, self._turn = self._turn.decision, None
+            self._decision, self._waiter = self._waiter.decision, None
         return self
 
     async def __aexit__(self, kind: object, error: object, trace: object) -> None:

@@ -1,11 +1,11 @@
-"""Who waits, in which order, and who moves up when somebody leaves.
+"""WaitQueue: the waiters of a store in order of their starts, and how they move up when one leaves.
 
-A waiter made one decision and holds its start; it sleeps once. The line only remembers who holds a start that is still
-to come, so that, when one of them leaves, those behind it give back from the last to the first and ask again in order:
-everybody moves up and nobody is overtaken. One line per store, because limiters of one name share their state.
+A waiter has made one decision and holds its start; it sleeps once. The queue records the waiters whose start is in the future.
+When one leaves, those behind it are given back from the last to the first and charged again in order, so that all move up and
+none is overtaken. There is one queue per store, because limiters of one name share their state.
 
-The sliding counter can't reserve; its waiters stand in a turnstile, one per key: the first asks again when it was told
-to, the others wait until they are first.
+FifoGate is for limits that can't reserve (the sliding window counter), one queue per key: the first waiter decides again after
+`retry_after`, the others wait until they are first.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _arrivals = itertools.count()
 
 
 class Waiter:
-    """A start that is still to come: what was charged, when, and whom to wake when it comes earlier."""
+    """A start in the future: the charged claims, the decision, and a function that wakes the caller when the start moves up."""
 
     __slots__ = ("arrival", "asleep", "claims", "deadline_us", "decision", "wake")
 
@@ -45,12 +45,12 @@ class Waiter:
 
 
 def refunded(claims: Sequence[Claim]) -> Waiter:
-    """What a refund gives back: a charge whose moment nobody knows."""
+    """A refund as a Waiter that leaves: a charge at an unknown time."""
     return Waiter(claims, Decision(True, start_us=-1), None)
 
 
 class WaitQueue:
-    """Everybody in this process who holds a start to come in one store."""
+    """The waiters of one store in this process."""
 
     def __init__(self, store: Store) -> None:
         self._store = weakref.ref(store)
@@ -58,105 +58,107 @@ class WaitQueue:
         reset_after_fork(self)
 
     def _reset_after_fork(self) -> None:
-        """Starts again with nobody in it."""
+        """Starts empty."""
         self.lock = threading.RLock()
-        self._turns: dict[Pair, list[Waiter]] = {}
+        self._waiters: dict[Pair, list[Waiter]] = {}
         self._leaving: list[Waiter] = []
         self._moving: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock] = weakref.WeakKeyDictionary()
 
-    def join(self, turn: Waiter) -> None:
-        """Takes a place, in the order of starts; those whose start is over step out on the way."""
+    def join(self, waiter: Waiter) -> None:
+        """Adds a waiter in order of starts; removes reservations at the front whose start has passed."""
         with self.lock:
-            for pair in turn.pairs():
-                line = self._turns.setdefault(pair, [])
-                now_us = turn.decision.start_us - turn.decision.wait_us
-                while line and not line[0].asleep and line[0].decision.start_us <= now_us:
-                    line.pop(0)
-                at = len(line)
-                while at and line[at - 1].decision.start_us > turn.decision.start_us:
+            for pair in waiter.pairs():
+                queue = self._waiters.setdefault(pair, [])
+                now_us = waiter.decision.start_us - waiter.decision.wait_us
+                while queue and not queue[0].asleep and queue[0].decision.start_us <= now_us:
+                    queue.pop(0)
+                at = len(queue)
+                while at and queue[at - 1].decision.start_us > waiter.decision.start_us:
                     at -= 1
-                line.insert(at, turn)
+                queue.insert(at, waiter)
 
-    def done(self, turn: Waiter) -> None:
-        """The turn has come, or is settled otherwise."""
+    def done(self, waiter: Waiter) -> None:
+        """Removes a waiter whose start has come, or that was settled or cancelled."""
         with self.lock:
-            for pair in turn.pairs():
-                line = self._turns.get(pair)
-                if line is not None and turn in line:
-                    line.remove(turn)
-                    if not line:
-                        del self._turns[pair]
+            for pair in waiter.pairs():
+                queue = self._waiters.get(pair)
+                if queue is not None and waiter in queue:
+                    queue.remove(waiter)
+                    if not queue:
+                        del self._waiters[pair]
 
-    def leave(self, turns: Sequence[Waiter]) -> None:
-        """Gives these charges back, whole turns or parts of them; in process, everybody behind them moves up.
+    def leave(self, waiters: Sequence[Waiter]) -> None:
+        """Gives these charges back, whole or in part; the waiters behind them in this process move up.
 
-        Without that the rule alone would decide, and it gives back only what nobody has reserved behind: under
-        constant demand, nothing.
+        Without moving up, an algorithm can give back only what is not reserved behind the charge: under constant demand,
+        nothing.
         """
         store = self._store()
         if store is None:
             return
         with self.lock:
-            order, asked = self._parting(turns)
-            if asked:
-                self._move_up(order, store.rebook(asked))
+            order, bookings = self._remove_leaving(waiters)
+            if bookings:
+                self._move_up(order, store.rebook(bookings))
             else:
-                for turn in reversed(turns):
-                    store.give_back(turn.claims, turn.decision.start_us, turn.decision.source)
+                for waiter in reversed(waiters):
+                    store.give_back(waiter.claims, waiter.decision.start_us, waiter.decision.source)
 
-    async def aleave(self, turns: Sequence[Waiter]) -> None:
-        """As leave, where the store is far away: awaited, one after the other in each loop, and no lock is held meanwhile."""
+    async def aleave(self, waiters: Sequence[Waiter]) -> None:
+        """As leave, for a store that is not local: one call at a time per event loop, without holding the lock while awaiting."""
         store = self._store()
         if store is None:
             return
         async with self._moving.setdefault(asyncio.get_running_loop(), asyncio.Lock()):
             with self.lock:
-                order, asked = self._parting(turns)
-            if asked:
-                decisions = await store.arebook(asked)
+                order, bookings = self._remove_leaving(waiters)
+            if bookings:
+                decisions = await store.arebook(bookings)
                 with self.lock:
                     self._move_up(order, decisions)
             else:
-                for turn in reversed(turns):
-                    await store.agive_back(turn.claims, turn.decision.start_us, turn.decision.source)
+                for waiter in reversed(waiters):
+                    await store.agive_back(waiter.claims, waiter.decision.start_us, waiter.decision.source)
 
-    def _parting(self, turns: Sequence[Waiter]) -> tuple[list[Waiter], list[Booking]]:
-        """Those who leave step out. Answers with all concerned, in order, and what to rebook: nothing when nobody is behind."""
-        behind = [] if any(claim.cost < 0 for turn in turns for claim in turn.claims) else self._behind(turns)
-        for turn in turns:
-            self.done(turn)
+    def _remove_leaving(self, waiters: Sequence[Waiter]) -> tuple[list[Waiter], list[Booking]]:
+        """Removes the waiters that leave. Returns them and those behind, in order, with their bookings; nothing if none is behind."""
+        behind = [] if any(claim.cost < 0 for waiter in waiters for claim in waiter.claims) else self._behind(waiters)
+        for waiter in waiters:
+            self.done(waiter)
         if not behind:
             return [], []
-        leaving = {id(turn) for turn in turns}
-        order = sorted([*turns, *behind], key=lambda turn: (turn.decision.start_us, turn.arrival))
+        leaving = {id(waiter) for waiter in waiters}
+        order = sorted([*waiters, *behind], key=lambda waiter: (waiter.decision.start_us, waiter.arrival))
         return order, [
-            Booking(turn.claims, turn.decision.start_us, turn.deadline_us, id(turn) not in leaving, turn.decision.source)
-            for turn in order
+            Booking(
+                waiter.claims, waiter.decision.start_us, waiter.deadline_us, id(waiter) not in leaving, waiter.decision.source
+            )
+            for waiter in order
         ]
 
     def _move_up(self, order: Sequence[Waiter], decisions: Sequence[Decision | None]) -> None:
-        for turn, decision in zip(order, decisions, strict=True):
+        for waiter, decision in zip(order, decisions, strict=True):
             if decision is None:
                 continue
-            moved = decision.start_us != turn.decision.start_us
-            turn.decision = decision
-            if moved and turn.wake is not None:
-                turn.wake()
+            moved = decision.start_us != waiter.decision.start_us
+            waiter.decision = decision
+            if moved and waiter.wake is not None:
+                waiter.wake()
 
-    def _behind(self, turns: Sequence[Waiter]) -> list[Waiter]:
-        """Those with a later start that share a key with the leaving, or with somebody who does."""
+    def _behind(self, waiters: Sequence[Waiter]) -> list[Waiter]:
+        """The waiters with a later start that share a key with those that leave, directly or through other waiters."""
         store = self._store()
         if store is None or not store.can_rebook:
             return []
-        first = min(turn.decision.start_us for turn in turns)
-        shared: set[Pair] = set().union(*(turn.pairs() for turn in turns))
+        first = min(waiter.decision.start_us for waiter in waiters)
+        shared: set[Pair] = set().union(*(waiter.pairs() for waiter in waiters))
         found: list[Waiter] = []
-        seen = {id(turn) for turn in turns}
+        seen = {id(waiter) for waiter in waiters}
         grown = True
         while grown:
             grown = False
             for pair in tuple(shared):
-                for other in self._turns.get(pair, ()):
+                for other in self._waiters.get(pair, ()):
                     if id(other) not in seen and other.decision.start_us >= first:
                         seen.add(id(other))
                         found.append(other)
@@ -164,91 +166,91 @@ class WaitQueue:
                         shared |= other.pairs()
         return found
 
-    def leave_soon(self, turn: Waiter, loop: asyncio.AbstractEventLoop) -> None:
-        """As leave, for a task that was cancelled: all that are cancelled in this turn of the loop leave together."""
+    def leave_soon(self, waiter: Waiter, loop: asyncio.AbstractEventLoop) -> None:
+        """As leave, for a cancelled task: all tasks cancelled in one iteration of the loop leave in one call."""
         with self.lock:
-            self._leaving.append(turn)
+            self._leaving.append(waiter)
             if len(self._leaving) > 1:
                 return
         try:
             loop.call_soon(self._leave_all)
-        except RuntimeError:  # the loop is closed: nobody else will do it
+        except RuntimeError:  # the loop is closed
             self._leave_all()
 
     def _leave_all(self) -> None:
         with self.lock:
-            turns, self._leaving = self._leaving, []
-            if turns:
-                self.leave(turns)
+            waiters, self._leaving = self._leaving, []
+            if waiters:
+                self.leave(waiters)
 
     def waiting(self, identities: set[Any], keys: set[str] | None = None) -> int:
-        """How many callers sleep for one of these limits (and keys)."""
+        """The number of callers that sleep for one of these limits (and keys)."""
         with self.lock:
             asleep = {
-                id(turn)
-                for (identity, key), line in self._turns.items()
+                id(waiter)
+                for (identity, key), queue in self._waiters.items()
                 if identity in identities and (keys is None or key in keys)
-                for turn in line
-                if turn.asleep
+                for waiter in queue
+                if waiter.asleep
             }
             return len(asleep)
 
 
-_lines: weakref.WeakKeyDictionary[Store, WaitQueue] = weakref.WeakKeyDictionary()
-_lines_lock = threading.Lock()
+_queues: weakref.WeakKeyDictionary[Store, WaitQueue] = weakref.WeakKeyDictionary()
+_queues_lock = threading.Lock()
 
 
 def wait_queue_of(store: Store) -> WaitQueue:
-    """The line of a store."""
-    with _lines_lock:
-        line = _lines.get(store)
-        if line is None:
-            line = _lines[store] = WaitQueue(store)
-        return line
+    """The wait queue of a store, created on first use."""
+    with _queues_lock:
+        queue = _queues.get(store)
+        if queue is None:
+            queue = _queues[store] = WaitQueue(store)
+        return queue
 
 
 class FifoGate:
-    """Waiters of one key in order of arrival; only the first may ask, the others wait on their tickets."""
+    """Queues of waiters by key, in order of arrival; only the first of a queue may decide, the others wait for their event."""
 
     def __init__(self) -> None:
         self._reset_after_fork()
         reset_after_fork(self)
 
     def _reset_after_fork(self) -> None:
-        """Starts again with nobody in it."""
+        """Starts empty."""
         self.lock = threading.Lock()
-        self._lines: dict[Any, deque[Any]] = {}
+        self._queues: dict[Any, deque[Any]] = {}
 
-    def enter(self, key: Any, ticket: Any) -> bool:
-        """Joins the line; True when first."""
+    def enter(self, key: Any, event: Any) -> bool:
+        """Adds a waiter's event to the queue of a key; True if it is the first."""
         with self.lock:
-            line = self._lines.setdefault(key, deque())
-            line.append(ticket)
-            return line[0] is ticket
+            queue = self._queues.setdefault(key, deque())
+            queue.append(event)
+            return queue[0] is event
 
-    def is_first(self, key: Any, ticket: Any) -> bool:
+    def is_first(self, key: Any, event: Any) -> bool:
         with self.lock:
-            return self._lines[key][0] is ticket
+            return self._queues[key][0] is event
 
-    def leave(self, key: Any, ticket: Any) -> Any:
-        """Leaves the line; answers with the ticket that is first now, if that has changed."""
+    def leave(self, key: Any, event: Any) -> Any:
+        """Removes a waiter's event; returns the event that is first now, if that has changed."""
         with self.lock:
-            line = self._lines[key]
-            first = line[0]
-            line.remove(ticket)
-            if not line:
-                del self._lines[key]
+            queue = self._queues[key]
+            first = queue[0]
+            queue.remove(event)
+            if not queue:
+                del self._queues[key]
                 return None
-            return line[0] if line[0] is not first else None
+            return queue[0] if queue[0] is not first else None
 
     def waiting(self, key: Any = None) -> int:
         with self.lock:
-            return sum(len(line) for name, line in self._lines.items() if key is None or name == key)
+            return sum(len(queue) for name, queue in self._queues.items() if key is None or name == key)
 
 
 def _after_fork() -> None:
-    global _lines_lock
-    _lines_lock = threading.Lock()
+    global _queues_lock
+    _queues_lock = threading.Lock()
 
 
 call_after_fork(_after_fork)

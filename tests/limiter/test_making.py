@@ -101,8 +101,8 @@ def test_limits_may_come_in_a_sequence(colour):
 
 def test_a_memory_store_from_its_url():
     """memory:// is a MemoryStore, and may say how many keys it holds."""
-    assert store_from_url("memory://").room.max_keys == 1_000_000
-    assert store_from_url("memory://?max_keys=50").room.max_keys == 50
+    assert store_from_url("memory://").capacity.max_keys == 1_000_000
+    assert store_from_url("memory://?max_keys=50").capacity.max_keys == 50
 
 
 @pytest.mark.parametrize(

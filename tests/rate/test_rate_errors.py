@@ -147,7 +147,7 @@ def test_a_period_said_twice_is_refused():
 @pytest.mark.parametrize("text", ["bucket 7/s", "window 7/s", "token 7/s", "tokenbucket 7/s", "7/s; ", "; 7/s", "fixed window"])
 def test_a_text_that_names_no_rule_says_which_there_are(text):
     """A limiter's text that can't be read is an InvalidLimit that shows the text and names what may be written."""
-    with pytest.raises(InvalidLimit, match="did you mean|expected one of: |expected a rate after|empty limit") as caught:
+    with pytest.raises(InvalidLimit, match=r"did you mean|expected one of: |expected a rate after|empty limit") as caught:
         Limiter(text)
     assert repr(text.removesuffix(" 7/s")) in str(caught.value)
 

@@ -45,7 +45,7 @@ def named(store: Store) -> str:
 def test_memory():
     """memory:// is a MemoryStore, with max_keys if that is said."""
     assert type(store_from_url("memory://")) is MemoryStore
-    assert store_from_url("memory://?max_keys=50").room.max_keys == 50
+    assert store_from_url("memory://?max_keys=50").capacity.max_keys == 50
 
 
 def test_a_shared_file(tmp_path):

@@ -3,12 +3,12 @@ from limitkeeper.algorithms.claim cimport Claim
 from limitkeeper.algorithms.limit cimport Limit
 from limitkeeper.decision cimport Decision, Decisions, Fields
 
-cdef void ask(Claim claim, long long now_us, long long at_us, long long max_wait_us) noexcept
+cdef void decide_claim(Claim claim, long long now_us, long long at_us, long long max_wait_us) noexcept
 cdef long long decide(list claims, long long now_us, long long not_before_us, long long max_wait_us) noexcept
-cdef void look(Claim claim, long long now_us) noexcept
+cdef void peek_claim(Claim claim, long long now_us) noexcept
 cdef long long retry_us(Limit limit, long long a, long long b, long long c, long long now_us, long long cost, long long max_wait_us) noexcept
 cdef Fields fields_of(Claim claim, long long now_us) noexcept
 cdef tuple names_of(list claims)
-cdef Decisions reserved(tuple names)
+cdef Decisions new_decisions(tuple names)
 cdef Decision join_claims(list claims, long long now_us, long long start_us, Decisions joined)
-cdef bint beyond(Limit limit, long long now_us, long long start_us) noexcept
+cdef bint is_beyond_horizon(Limit limit, long long now_us, long long start_us) noexcept

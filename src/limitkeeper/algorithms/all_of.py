@@ -28,18 +28,18 @@ else:
 
 @cython.cfunc
 @cython.exceptval(check=False)
-def ask(claim: Claim, now_us: cython.longlong, at_us: cython.longlong, max_wait_us: cython.longlong) -> cython.void:
+def decide_claim(claim: Claim, now_us: cython.longlong, at_us: cython.longlong, max_wait_us: cython.longlong) -> cython.void:
     """Decides one claim, converting microseconds to the limit's ticks and back; the result is left in the claim."""
     limit: Limit = claim.named.limit
     tick: cython.longlong = limit.tick
     now: cython.longlong = now_us if limit.fine else now_us // tick
-    patience: cython.longlong = 0
+    max_wait: cython.longlong = 0
     at: cython.longlong = now
     if claim.cost > 0 and max_wait_us > 0:
-        patience = (now_us + max_wait_us) // tick - now
+        max_wait = (now_us + max_wait_us) // tick - now
     if claim.cost > 0 and at_us > now_us:
         at = at_us // tick
-    answer: Answer = limit.rule(limit, claim.a, claim.b, claim.c, now, at, claim.cost, patience)
+    answer: Answer = limit.rule(limit, claim.a, claim.b, claim.c, now, at, claim.cost, max_wait)
     claim.new_a = answer[0]
     claim.new_b = answer[1]
     claim.new_c = answer[2]
@@ -82,7 +82,7 @@ def retry_us(
 
 @cython.cfunc
 @cython.exceptval(check=False)
-def look(claim: Claim, now_us: cython.longlong) -> cython.void:
+def peek_claim(claim: Claim, now_us: cython.longlong) -> cython.void:
     """Sets `remaining` and `reset` of a claim to the current values, without a charge."""
     limit: Limit = claim.named.limit
     tick: cython.longlong = limit.tick
@@ -114,7 +114,7 @@ def decide(
                 max_wait_us = 0
     for i in range(len(claims)):
         claim = claims[i]
-        ask(claim, now_us, at_us, max_wait_us)
+        decide_claim(claim, now_us, at_us, max_wait_us)
         if claim.start < worst:
             worst = claim.start
         elif claim.start > start_us:
@@ -122,7 +122,7 @@ def decide(
     if worst == 0 and start_us > now_us:
         for i in range(len(claims)):
             claim = claims[i]
-            if beyond(claim.named.limit, now_us, start_us) and claim.cost > 0:
+            if is_beyond_horizon(claim.named.limit, now_us, start_us) and claim.cost > 0:
                 claim.start = worst = REFUSED
                 claim.retry = start_us - claim.named.limit.horizon * claim.named.limit.tick
     if worst < 0:
@@ -131,13 +131,13 @@ def decide(
         for i in range(len(claims)):
             claim = claims[i]
             if claim.start < start_us:  # a claim with that start is already charged there, fraction kept
-                ask(claim, now_us, start_us, MAX_WAIT)
+                decide_claim(claim, now_us, start_us, MAX_WAIT)
     return start_us
 
 
 @cython.cfunc
 @cython.exceptval(check=False)
-def beyond(limit: Limit, now_us: cython.longlong, start_us: cython.longlong) -> cython.bint:
+def is_beyond_horizon(limit: Limit, now_us: cython.longlong, start_us: cython.longlong) -> cython.bint:
     """Whether a start lies beyond the horizon that this limit can count."""
     return limit.gain > 0 and start_us // limit.tick - now_us // limit.tick > limit.horizon
 
@@ -160,9 +160,9 @@ def fields_of(claim: Claim, now_us: cython.longlong) -> Fields:
     )
 
 
-def together(claims: list, now_us: cython.longlong, start_us: cython.longlong) -> Decision:  # type: ignore[type-arg]
-    """Joins the results of all claims into one Decision. For claims that were not stored, `look` must have been called before."""
-    return join_claims(claims, now_us, start_us, reserved(names_of(claims)))
+def join_results(claims: list, now_us: cython.longlong, start_us: cython.longlong) -> Decision:  # type: ignore[type-arg]
+    """Joins the results of all claims into one Decision; for claims that were not stored, call `peek_claim` before."""
+    return join_claims(claims, now_us, start_us, new_decisions(names_of(claims)))
 
 
 @cython.cfunc
@@ -176,7 +176,7 @@ def names_of(claims: list) -> tuple:  # type: ignore[type-arg]
 
 
 @cython.cfunc
-def reserved(names: tuple) -> Decisions | None:  # type: ignore[type-arg]
+def new_decisions(names: tuple) -> Decisions | None:  # type: ignore[type-arg]
     """Compiled: a new Decisions with space for these limits. None in the pure-Python build and for one limit."""
     if len(names) == 1 or not cython.compiled:
         return None
@@ -187,7 +187,7 @@ def reserved(names: tuple) -> Decisions | None:  # type: ignore[type-arg]
 
 @cython.cfunc
 def join_claims(claims: list, now_us: cython.longlong, start_us: cython.longlong, joined: Decisions | None) -> Decision:  # type: ignore[type-arg]
-    """As `together`; compiled, the results of several limits are stored in `joined` as integers."""
+    """As `join_results`; compiled, the results of several limits are stored in `joined` as integers."""
     wait_us: cython.longlong = start_us - now_us if start_us >= 0 else 0
     claim: Claim = claims[0]
     i: cython.Py_ssize_t

@@ -5,7 +5,7 @@ cdef class NamedLimit:
     cdef readonly str limiter, name
     cdef readonly Limit limit
     cdef readonly tuple identity
-    cdef readonly object place
+    cdef readonly object handle
 
 cdef class Claim:
     cdef readonly NamedLimit named

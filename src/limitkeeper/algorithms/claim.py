@@ -19,7 +19,7 @@ else:
 class NamedLimit:
     """A limit under a name. State belongs to (limiter, name, algorithm) and a key; several rates may use one name."""
 
-    __slots__ = ("identity", "limit", "limiter", "name", "place")
+    __slots__ = ("handle", "identity", "limit", "limiter", "name")
 
     def __init__(self, limiter: Any, name: Any, limit: Limit) -> None:
         if not limit.text:
@@ -28,7 +28,7 @@ class NamedLimit:
         self.name = name
         self.limit = limit
         self.identity = (limiter, name, type(limit).kind)
-        self.place: Any = None
+        self.handle: Any = None
 
     def __eq__(self, other: object) -> bool:
         if isinstance(other, NamedLimit):

@@ -38,7 +38,7 @@ if not cython.compiled:
 
 @cython.cclass
 class Limit:
-    """Base class of `TokenBucket`, `LeakyBucket`, `LeakyBucketQueue`, `FixedWindow`, `SlidingWindowLog`, `SlidingWindowCounter`."""
+    """Base class of TokenBucket, LeakyBucket, LeakyBucketQueue, FixedWindow, SlidingWindowLog and SlidingWindowCounter."""
 
     # fmt: off
     __slots__ = (
@@ -206,7 +206,9 @@ def does_not_fit(limit: Limit, size: int, most: int) -> str:
 def refuse_refund(limit: Limit) -> None:
     """Raises ConfigurationError for a limit that takes no refunds."""
     if not limit.refunds:
-        raise ConfigurationError(f"{limit}: a leaky bucket queue can't be refunded after the start; cancel the reservation instead")
+        raise ConfigurationError(
+            f"{limit}: a leaky bucket queue can't be refunded after the start; cancel the reservation instead"
+        )
 
 
 __all__ = ["Duration", "Limit"]

@@ -16,7 +16,9 @@ from .token_bucket import TokenBucket
 def parse_limit(text: object) -> Limit:
     """Parses one limit; `parse_limit(str(limit)) == limit`."""
     if not isinstance(text, str) or not text.strip():
-        raise InvalidLimit(f"expected the text of a limit, got {text!r}; write it like 'token bucket 5/s burst 10' or 'fixed window 1000/min'")
+        raise InvalidLimit(
+            f"expected the text of a limit, got {text!r}; write it like 'token bucket 5/s burst 10' or 'fixed window 1000/min'"
+        )
     words = " ".join(text.split())
     for kind, algorithm in ALGORITHMS.items():
         if words.lower().startswith(kind + " "):
@@ -35,9 +37,7 @@ def parse_limits(text: str) -> list[Limit]:
     """Parses several limits separated by ';'."""
     parts = text.split(";")
     if len(parts) > 1 and not all(part.strip() for part in parts):
-        raise InvalidLimit(
-            f"{text!r}: empty limit beside a ';'; write it like 'token bucket 5/s; fixed window 1000/min'"
-        )
+        raise InvalidLimit(f"{text!r}: empty limit beside a ';'; write it like 'token bucket 5/s; fixed window 1000/min'")
     return [parse_limit(part) for part in parts]
 
 
@@ -65,7 +65,9 @@ def named_limits(limits: Any, name: str | None) -> dict[str, Limit]:
         raise ConfigurationError("a limiter needs at least one limit")
     for key, one in found.items():
         if not isinstance(one, Limit):
-            raise ConfigurationError(f"{key!r}: expected a limit, got {one!r}; write TokenBucket('5/s') or the text 'token bucket 5/s'")
+            raise ConfigurationError(
+                f"{key!r}: expected a limit, got {one!r}; write TokenBucket('5/s') or the text 'token bucket 5/s'"
+            )
     return found
 
 

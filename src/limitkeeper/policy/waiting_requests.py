@@ -50,13 +50,13 @@ class ClaimsKey:
 
 
 class RequestLimiter(WaitingLimiter):
-    """A limiter that waits for the claims of requests. The limit of its own that a limiter must have is never asked."""
+    """A limiter that waits for the claims of requests. Its own limit, which a limiter must have, is not used."""
 
     __slots__ = ()
 
     def __init__(self, store: Store, reserves: bool) -> None:
         super().__init__(TokenBucket("1/s"), store, "limitkeeper queue")
-        self.reserves = reserves
+        self._reserves = reserves
 
     def claims(self, key: Any, cost: Any = 1) -> list[Claim]:
         claims: list[Claim] = key.claims

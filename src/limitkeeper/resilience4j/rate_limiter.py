@@ -238,7 +238,7 @@ class RateLimiter:
         config, limiter, _ = self._current
         try:
             with self._published(permits):
-                return _granted_ns(limiter, permits, limiter.decide(KEY, permits, config.timeout_us))
+                return _granted_ns(limiter, permits, limiter._decide(KEY, permits, config.timeout_us))
         except RequestNotPermitted as refused:
             return _unless_never(refused, REFUSED)
 
@@ -253,7 +253,7 @@ class RateLimiter:
 
     async def _adecide(self, limiter: Limiter, permits: int, max_wait_us: int) -> Decision:
         if self.store.local:
-            return limiter.decide(KEY, permits, max_wait_us)
+            return limiter._decide(KEY, permits, max_wait_us)
         return await self.store.adecide(limiter.claims(KEY, permits), max_wait_us)
 
     # Draining --------------------------------------------------------------------------------------------------
@@ -263,7 +263,7 @@ class RateLimiter:
         limiter = self.limiter
         while True:
             remaining = limiter.peek(KEY).remaining
-            decision = limiter.decide(KEY, remaining)
+            decision = limiter._decide(KEY, remaining)
             if decision:  # refused: another caller took some in between; read again
                 return self._publish_drained(limiter, remaining, decision)
 
@@ -399,7 +399,7 @@ class RateLimiter:
 
 def _granted_ns(limiter: Limiter, permits: int, decision: Decision) -> int:
     """The nanoseconds to wait."""
-    if not limiter.count(decision, KEY, permits):
+    if not limiter._count(decision, KEY, permits):
         raise RateLimited(decision)
     return decision.wait_us * 1000
 

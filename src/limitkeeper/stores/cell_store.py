@@ -49,7 +49,7 @@ else:
         return None
 
 
-from ..algorithms.all_of import together
+from ..algorithms.all_of import join_results
 from ..clock import SYSTEM, Clock
 from ..decision import STORE
 from ..errors import ConfigurationError
@@ -124,38 +124,38 @@ class CellStore(Store):
     # Access to cells: implemented by subclasses -----------------------------------------------------------------
 
     @cython.cfunc
-    def place_of(self, named: NamedLimit) -> LimitHandle:
-        """The place of a limit in this store; a limit remembers the last one."""
-        place = named.place
-        if isinstance(place, LimitHandle) and place.store is self:
-            return place
-        place = self.place(named)
-        named.place = place
-        return place
+    def handle_of(self, named: NamedLimit) -> LimitHandle:
+        """The handle of a limit in this store; a limit remembers the last one."""
+        handle = named.handle
+        if isinstance(handle, LimitHandle) and handle.store is self:
+            return handle
+        handle = self.handle(named)
+        named.handle = handle
+        return handle
 
-    def place(self, named: NamedLimit) -> LimitHandle:
-        """The place of a limit in this store, made when it is first named."""
+    def handle(self, named: NamedLimit) -> LimitHandle:
+        """The handle of a limit in this store, made when it is first named."""
         raise NotImplementedError
 
     @cython.cfunc
-    def is_full(self, place: LimitHandle, needed: cython.longlong, now_us: cython.longlong) -> cython.bint:
+    def is_full(self, handle: LimitHandle, needed: cython.longlong, now_us: cython.longlong) -> cython.bint:
         """Whether there is no space for `needed` new keys, even after a sweep of idle ones."""
         raise NotImplementedError
 
     @cython.cfunc
-    def known(self, place: LimitHandle, key: str, now_us: cython.longlong, full: cython.bint) -> cython.bint:
+    def known(self, handle: LimitHandle, key: str, now_us: cython.longlong, full: cython.bint) -> cython.bint:
         """Whether the key has a cell."""
         raise NotImplementedError
 
     @cython.cfunc
-    def read(self, place: LimitHandle, key: str, now_us: cython.longlong, full: cython.bint) -> State:
+    def read(self, handle: LimitHandle, key: str, now_us: cython.longlong, full: cython.bint) -> State:
         """The key's state in this limit's units; without a cell, the state of an unseen key. Writes nothing."""
         raise NotImplementedError
 
     @cython.cfunc
     def put(
         self,
-        place: LimitHandle,
+        handle: LimitHandle,
         key: str,
         a: cython.longlong,
         b: cython.longlong,
@@ -167,36 +167,36 @@ class CellStore(Store):
         raise NotImplementedError
 
     @cython.cfunc
-    def crowded_until(self, place: LimitHandle, key: str, at: cython.longlong, now_us: cython.longlong) -> cython.longlong:
+    def log_full_until(self, handle: LimitHandle, key: str, at: cython.longlong, now_us: cython.longlong) -> cython.longlong:
         """When a log of bounded length can take an entry at `at`; 0: now."""
         return 0
 
     @cython.cfunc
-    def expose(self, place: LimitHandle, key: str, now_us: cython.longlong, full: cython.bint) -> cython.int:
-        """Called before an algorithm changes this key's log in place."""
+    def expose(self, handle: LimitHandle, key: str, now_us: cython.longlong, full: cython.bint) -> cython.int:
+        """Called before an algorithm changes this key's log in~handle."""
         return 0
 
-    def discard(self, place: LimitHandle, key: str) -> None:
+    def discard(self, handle: LimitHandle, key: str) -> None:
         """Deletes the state of one key."""
         raise NotImplementedError
 
-    def pairs(self, place: LimitHandle) -> list[tuple[str, int, Any]]:
+    def pairs(self, handle: LimitHandle) -> list[tuple[str, int, Any]]:
         """(key, unit, state as plain data) of every key of a limit."""
         raise NotImplementedError
 
-    def saved(self, place: LimitHandle, key: str, now_us: int) -> Any:
+    def saved(self, handle: LimitHandle, key: str, now_us: int) -> Any:
         """A key's state as plain data in its limit's units; None when there is none."""
         raise NotImplementedError
 
-    def limit_of(self, place: LimitHandle, unit: int) -> Limit:
+    def limit_of(self, handle: LimitHandle, unit: int) -> Limit:
         """The limit with this unit number."""
         raise NotImplementedError
 
-    def in_units(self, place: LimitHandle, unit: int, state: Any, now_us: int) -> Any:
+    def in_units(self, handle: LimitHandle, unit: int, state: Any, now_us: int) -> Any:
         """Converts a state from the units of another rate under the same name."""
-        if unit == place.unit or place.limit.logs:
+        if unit == handle.unit or handle.limit.logs:
             return state
-        return place.limit.convert(self.limit_of(place, unit), state, min(now_us, place.since_us))
+        return handle.limit.convert(self.limit_of(handle, unit), state, min(now_us, handle.since_us))
 
     @cython.cfunc
     def begin(self) -> cython.int:
@@ -215,7 +215,7 @@ class CellStore(Store):
     def decide_cell(
         self,
         decision: Decision,
-        place: LimitHandle,
+        handle: LimitHandle,
         key: str,
         cost: cython.longlong,
         max_wait_us: cython.longlong,
@@ -223,32 +223,32 @@ class CellStore(Store):
         now_us: cython.longlong,
     ) -> cython.longlong:
         """Decides one limit for one key, under the lock; sets the fields of `decision`. Allocates nothing."""
-        limit: Limit = place.limit
+        limit: Limit = handle.limit
         tick: cython.longlong = limit.tick
         now: cython.longlong = now_us // tick
-        patience: cython.longlong = 0
+        max_wait: cython.longlong = 0
         if max_wait_us > 0 and limit.reserves:
-            patience = (now_us + max_wait_us) // tick - now
-        full: cython.bint = self.is_full(place, 1, now_us)
+            max_wait = (now_us + max_wait_us) // tick - now
+        full: cython.bint = self.is_full(handle, 1, now_us)
         answer: Answer
         state: State
         until: cython.longlong = 0
         while True:
             stamp: cython.ulonglong = self.revision
-            state = self.read(place, key, now_us, full)
-            answer = limit.rule(limit, state[0], state[1], state[2], now, now, cost, patience)
+            state = self.read(handle, key, now_us, full)
+            answer = limit.rule(limit, state[0], state[1], state[2], now, now, cost, max_wait)
             if stamp == self.revision:
                 break
         start: cython.longlong = answer[3]
         if limit.logs and start >= 0 and cost > 0:
-            until = self.crowded_until(place, key, answer[0], now_us)
+            until = self.log_full_until(handle, key, answer[0], now_us)
             if until > 0:
                 start = REFUSED
         seen: Answer = answer
         if not commit or cost == 0 or until > 0:  # the current values, without a charge
             seen = limit.rule(limit, state[0], state[1], state[2], now, now, 0, 0)
         elif start >= 0:
-            self.put(place, key, answer[0], answer[1], answer[2], now_us, full)
+            self.put(handle, key, answer[0], answer[1], answer[2], now_us, full)
         decision.remaining = seen[5]
         decision.reset_us = seen[6] * tick - now_us if seen[6] > now else 0
         decision.allowed = start >= 0 or cost == 0
@@ -288,32 +288,32 @@ class CellStore(Store):
             full: cython.bint = False
             for i in range(n):  # whatever has to be made first may run Python
                 claim = claims[i]
-                full = full or self.is_full(self.place_of(claim.named), n, now_us)
+                full = full or self.is_full(self.handle_of(claim.named), n, now_us)
             stamp: cython.ulonglong = self.revision
             for i in range(n):
                 claim = claims[i]
-                state: State = self.read(self.place_of(claim.named), claim.key, now_us, full)
+                state: State = self.read(self.handle_of(claim.named), claim.key, now_us, full)
                 claim.a = state[0]
                 claim.b = state[1]
                 claim.c = state[2]
             start_us: cython.longlong = all_of.decide(claims, now_us, not_before_us, max_wait_us)
             if stamp == self.revision:
                 break
-        if start_us >= 0 and self.is_crowded(claims, now_us):
+        if start_us >= 0 and self.has_full_log(claims, now_us):
             start_us = REFUSED
         if start_us >= 0 and commit:
             for i in range(n):
                 claim = claims[i]
                 if claim.cost > 0:
-                    self.put(self.place_of(claim.named), claim.key, claim.new_a, claim.new_b, claim.new_c, now_us, full)
+                    self.put(self.handle_of(claim.named), claim.key, claim.new_a, claim.new_b, claim.new_c, now_us, full)
                     claim.undoable = True
         else:
             for i in range(n):
-                all_of.look(claims[i], now_us)
+                all_of.peek_claim(claims[i], now_us)
         return start_us
 
     @cython.cfunc
-    def is_crowded(self, claims: list, now_us: cython.longlong) -> cython.bint:  # type: ignore[type-arg]
+    def has_full_log(self, claims: list, now_us: cython.longlong) -> cython.bint:  # type: ignore[type-arg]
         """Whether a log of bounded length is full for one of these claims; that claim is refused until it has space."""
         found: cython.bint = False
         i: cython.Py_ssize_t
@@ -321,7 +321,7 @@ class CellStore(Store):
         for i in range(len(claims)):
             claim = claims[i]
             if claim.named.limit.logs and claim.cost > 0:
-                until: cython.longlong = self.crowded_until(self.place_of(claim.named), claim.key, claim.new_a, now_us)
+                until: cython.longlong = self.log_full_until(self.handle_of(claim.named), claim.key, claim.new_a, now_us)
                 if until > 0:
                     claim.start = REFUSED
                     claim.retry = until
@@ -357,15 +357,15 @@ class CellStore(Store):
         not_before_us: int = 0,
     ) -> Decision:
         asked: list = checked(claims)  # type: ignore[type-arg]
-        return self.decide_checked(asked, all_of.names_of(asked), patience_us(max_wait_us), commit, not_before_us)
+        return self.decide_checked(asked, all_of.names_of(asked), bounded_wait_us(max_wait_us), commit, not_before_us)
 
     def decide_many(self, asks: Sequence[Sequence[Claim]], max_wait_us: int | None = 0) -> list[Decision]:
-        wait: cython.longlong = patience_us(max_wait_us)
+        wait: cython.longlong = bounded_wait_us(max_wait_us)
         asked = [checked(claims) for claims in asks]
         self.begin()
         try:
             now_us: cython.longlong = self.now()
-            return [together(claims, now_us, self.charge(claims, wait, True, now_us, 0)) for claims in asked]
+            return [join_results(claims, now_us, self.charge(claims, wait, True, now_us, 0)) for claims in asked]
         finally:
             self.end()
 
@@ -380,26 +380,26 @@ class CellStore(Store):
 
     @cython.cfunc
     def give_back_one(self, claim: Claim, charged_at: cython.longlong, now_us: cython.longlong) -> cython.int:
-        place: LimitHandle = self.place_of(claim.named)
-        limit: Limit = place.limit
+        handle: LimitHandle = self.handle_of(claim.named)
+        limit: Limit = handle.limit
         tick: cython.longlong = limit.tick
         at: cython.longlong = charged_at // tick if charged_at >= 0 else -1
-        full: cython.bint = self.is_full(place, 1, now_us)
+        full: cython.bint = self.is_full(handle, 1, now_us)
         while True:
             stamp: cython.ulonglong = self.revision
-            if claim.cost >= 0 and not self.known(place, claim.key, now_us, full):
+            if claim.cost >= 0 and not self.known(handle, claim.key, now_us, full):
                 return 0
-            state: State = self.read(place, claim.key, now_us, full)
+            state: State = self.read(handle, claim.key, now_us, full)
             untouched = state[0] == claim.new_a and state[1] == claim.new_b and state[2] == claim.new_c
-            if untouched and claim.undoable and not place.limit.logs and claim.cost == claim.charged:
+            if untouched and claim.undoable and not handle.limit.logs and claim.cost == claim.charged:
                 claim.undoable = False  # unchanged since the charge: restore the state before it
-                return self.put(place, claim.key, claim.a, claim.b, claim.c, now_us, full)
+                return self.put(handle, claim.key, claim.a, claim.b, claim.c, now_us, full)
             if limit.logs:
-                self.expose(place, claim.key, now_us, full)
+                self.expose(handle, claim.key, now_us, full)
             back: State = limit.undo(limit, state[0], state[1], state[2], now_us // tick, claim.cost, claim.charged, at)
             if stamp == self.revision:
                 break
-        return self.put(place, claim.key, back[0], back[1], back[2], now_us, full)
+        return self.put(handle, claim.key, back[0], back[1], back[2], now_us, full)
 
     def give_back(self, claims: Sequence[Claim], charged_at: int = -1, source: str = STORE) -> None:
         asked = list(claims)
@@ -437,7 +437,7 @@ class CellStore(Store):
 
     def rebooked(self, turns: list[Any], now_us: int) -> list[Decision | None]:
         claims = {(claim.limit.identity, claim.key): claim for turn in turns for claim in turn[0]}
-        saved = [(claim, self.saved(self.place_of(claim.limit), claim.key, now_us)) for claim in claims.values()]
+        saved = [(claim, self.saved(self.handle_of(claim.limit), claim.key, now_us)) for claim in claims.values()]
         for asked, charged_at, _, stays, _ in reversed(turns):
             if not stays or charged_at > now_us:
                 self.give_back_all(list(asked), charged_at, now_us)
@@ -448,7 +448,7 @@ class CellStore(Store):
                 continue
             left = None if deadline_us is None else max(0, deadline_us - now_us)
             again = list(asked)
-            decision: Decision = together(again, now_us, self.charge(again, patience_us(left), True, now_us, 0))
+            decision: Decision = join_results(again, now_us, self.charge(again, bounded_wait_us(left), True, now_us, 0))
             if not decision.allowed or decision.start_us > charged_at:
                 return self.put_back(turns, saved, now_us)
             found.append(decision)
@@ -457,26 +457,26 @@ class CellStore(Store):
     def put_back(self, turns: list[Any], saved: list[Any], now_us: int) -> list[Decision | None]:
         """Undoes a rebooking that would delay a waiter: restores the states and gives back only the leaving bookings."""
         for claim, state in saved:
-            self.replace(self.place_of(claim.limit), claim.key, state, now_us)
+            self.replace(self.handle_of(claim.limit), claim.key, state, now_us)
         for asked, charged_at, _, stays, _ in reversed(turns):
             if not stays:
                 self.give_back_all(list(asked), charged_at, now_us)
         return [None] * len(turns)
 
-    def replace(self, place: LimitHandle, key: str, state: Any, now_us: int) -> None:
+    def replace(self, handle: LimitHandle, key: str, state: Any, now_us: int) -> None:
         """Replaces a key's state by one given as plain data; None deletes it."""
-        self.discard(place, key)
+        self.discard(handle, key)
         if state is not None:
-            self.restore(place, key, state, now_us)
+            self.restore(handle, key, state, now_us)
 
     @cython.cfunc
-    def restore(self, place: LimitHandle, key: str, state: Any, now_us: cython.longlong) -> cython.int:
+    def restore(self, handle: LimitHandle, key: str, state: Any, now_us: cython.longlong) -> cython.int:
         """Stores a state given as plain data: three integers, or the entries of a log."""
-        full: cython.bint = self.is_full(place, 1, now_us)
-        if not place.limit.logs:
-            return self.put(place, key, state[0], state[1], state[2], now_us, full)
+        full: cython.bint = self.is_full(handle, 1, now_us)
+        if not handle.limit.logs:
+            return self.put(handle, key, state[0], state[1], state[2], now_us, full)
         for moment, cost in state[0]:
-            self.put(place, key, moment, cost, 0, now_us, full)
+            self.put(handle, key, moment, cost, 0, now_us, full)
         return 0
 
     # Keys ------------------------------------------------------------------------------------------------------
@@ -487,33 +487,33 @@ class CellStore(Store):
         self.begin()
         try:
             for claim in asked:
-                self.discard(self.place_of(claim.limit), claim.key)
+                self.discard(self.handle_of(claim.limit), claim.key)
                 self.revision += 1
         finally:
             self.end()
 
     def items(self, limit: NamedLimit) -> Iterable[tuple[str, Any]]:
-        place: LimitHandle = self.place(limit)
+        handle: LimitHandle = self.handle(limit)
         now_us = self.now()
-        return [(key, self.in_units(place, unit, state, now_us)) for key, unit, state in self.pairs(place)]
+        return [(key, self.in_units(handle, unit, state, now_us)) for key, unit, state in self.pairs(handle)]
 
     def load(self, limit: NamedLimit, items: Iterable[tuple[str, Any]]) -> None:
         pairs = list(items)
         for key, _ in pairs:
             if type(key) is not str:
                 raise TypeError(f"a key must be a str, got {type(key).__name__}: {key!r}")
-        place: LimitHandle = self.place(limit)
+        handle: LimitHandle = self.handle(limit)
         for start in range(0, len(pairs), 500):  # in batches, so that other callers do not wait long
             self.begin()
             try:
                 now_us: cython.longlong = self.now()
                 for key, state in pairs[start : start + 500]:
-                    self.replace(place, key, state, now_us)
+                    self.replace(handle, key, state, now_us)
             finally:
                 self.end()
 
     def register(self, limit: NamedLimit) -> None:
-        self.place_of(limit)
+        self.handle_of(limit)
 
     def __bool__(self) -> bool:
         return True
@@ -522,7 +522,7 @@ class CellStore(Store):
         self._lock = threading.RLock()
 
 
-def patience_us(max_wait_us: Any) -> int:
+def bounded_wait_us(max_wait_us: Any) -> int:
     """A wait in microseconds, at most MAX_WAIT; None means without bound."""
     if max_wait_us is None or max_wait_us > MAX_WAIT:
         return MAX_WAIT
@@ -536,7 +536,9 @@ def checked(claims: Any) -> Any:
         raise ConfigurationError("a decision needs at least one claim")
     only_claims(asked)
     if len(asked) > 1 and is_twice(asked):
-        raise ConfigurationError("duplicate claim: the same limit and key twice in one decision; claim it once, with the whole cost")
+        raise ConfigurationError(
+            "duplicate claim: the same limit and key twice in one decision; claim it once, with the whole cost"
+        )
     return asked
 
 

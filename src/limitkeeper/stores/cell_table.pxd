@@ -69,11 +69,11 @@ cdef inline bint same_key(Cell* cell, unsigned int size, int kind, const void* d
 
 @cython.final
 cdef class Capacity:
-    cdef readonly long long max_keys, live, shared
+    cdef readonly long long max_keys, live, overflow
 
 @cython.final
 cdef class Table:
-    cdef readonly Capacity room
+    cdef readonly Capacity capacity
     cdef readonly long long birth_us
     cdef readonly list units, since
     cdef dict numbers

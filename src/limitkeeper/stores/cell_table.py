@@ -23,12 +23,12 @@ TOO_MANY_UNITS = f"more than {MOST_UNITS} different limits under one name; round
 class Capacity:
     """The number of keys a store may hold and holds, over all its tables, and its decisions on overflow cells."""
 
-    __slots__ = ("live", "max_keys", "shared")
+    __slots__ = ("live", "max_keys", "overflow")
 
     def __init__(self, max_keys: int) -> None:
         self.max_keys = max_keys
         self.live = 0
-        self.shared = 0
+        self.overflow = 0
 
 
 class Cell:
@@ -45,8 +45,8 @@ class Cell:
 class Table:
     """The cells of one limit name."""
 
-    def __init__(self, room: Capacity, birth_us: int, logs: bool) -> None:
-        self.room = room
+    def __init__(self, capacity: Capacity, birth_us: int, logs: bool) -> None:
+        self.capacity = capacity
         self.birth_us = birth_us
         self.logs = logs
         self.units: list[Limit] = []
@@ -62,12 +62,12 @@ class Table:
         return len(self._cells)
 
     def __del__(self) -> None:
-        self.room.live -= len(self._cells)
+        self.capacity.live -= len(self._cells)
 
     def insert(self, key: str, now_us: int) -> Cell:
         self.sweep(2, now_us)
         cell = self._cells[key] = Cell()
-        self.room.live += 1
+        self.capacity.live += 1
         return cell
 
     def overflow_cell(self, key: str) -> Cell:
@@ -81,7 +81,7 @@ class Table:
 
     def discard(self, key: str) -> None:
         if self._cells.pop(key, None) is not None:
-            self.room.live -= 1
+            self.capacity.live -= 1
 
     def is_new(self, cell: Cell, now_us: int) -> bool:
         """Whether the cell's state equals that of an unseen key."""
@@ -126,7 +126,7 @@ class Table:
         return (0, None) if cell is None else (cell.unit, self.state_of(cell))
 
     def clear(self) -> None:
-        self.room.live -= len(self._cells)
+        self.capacity.live -= len(self._cells)
         self._cells.clear()
 
     def items(self) -> list[tuple[str, int, Any]]:

@@ -71,15 +71,15 @@ cdef class Capacity:
     def __init__(self, max_keys):
         self.max_keys = max_keys
         self.live = 0
-        self.shared = 0
+        self.overflow = 0
 
 
 @cython.no_gc_clear
 cdef class Table:
     """The cells of one limit name."""
 
-    def __cinit__(self, Capacity room, long long birth_us, bint logs):
-        self.room = room
+    def __cinit__(self, Capacity capacity, long long birth_us, bint logs):
+        self.capacity = capacity
         self.birth_us = birth_us
         self.logs = logs
         self.units = []
@@ -107,8 +107,8 @@ cdef class Table:
             for i in range(SHARED):
                 forget(&self.overflow[i], self.logs)
             free(self.overflow)
-        if self.room is not None:
-            self.room.live -= self.n
+        if self.capacity is not None:
+            self.capacity.live -= self.n
 
     # Adding ----------------------------------------------------------------------------------------------------
 
@@ -137,7 +137,7 @@ cdef class Table:
             memcpy(copy, PyUnicode_DATA(key), size)
             (<char**> cell.key)[0] = copy
         self.n += 1
-        self.room.live += 1
+        self.capacity.live += 1
         head = self.chain(cell.hash)
         cell.next = head[0]
         head[0] = <unsigned int> self.n
@@ -251,7 +251,7 @@ cdef class Table:
             link[0] = <unsigned int> (i + 1)
             memcpy(cell, self.at(last), sizeof(Cell))
         self.n = last
-        self.room.live -= 1
+        self.capacity.live -= 1
         if self.allocated - self.n >= 2 * SEGMENT:
             self.allocated -= SEGMENT
             release(self.segments[self.allocated // SEGMENT], SEGMENT * sizeof(Cell))

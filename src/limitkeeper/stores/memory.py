@@ -54,58 +54,58 @@ class MemoryStore(CellStore):
         if isinstance(max_keys, bool) or not isinstance(max_keys, int) or max_keys < 1:
             raise ConfigurationError(f"max_keys must be a whole number, at least 1, got {max_keys!r}")
         super().__init__(clock)
-        self.room = Capacity(max_keys)
+        self.capacity = Capacity(max_keys)
         self.calls = 0
         self._own = type(self).decide is CellStore.decide
         self._tables: dict[Any, Table] = {}
 
     @property
     def overflow(self) -> int:
-        return int(self.room.shared)
+        return int(self.capacity.overflow)
 
     # Limits ----------------------------------------------------------------------------------------------------
 
-    def place(self, named: NamedLimit) -> LimitHandle:
+    def handle(self, named: NamedLimit) -> LimitHandle:
         with self._lock:
             now_us = self.now()
             table = self._tables.get(named.identity)
             if table is None:
-                table = Table(self.room, now_us, named.limit.logs)
+                table = Table(self.capacity, now_us, named.limit.logs)
                 self._tables[named.identity] = table
             unit = table.unit_of(named.limit, now_us)
             return LimitHandle(self, named, unit, table.since[unit - 1], table)
 
-    def limit_of(self, place: LimitHandle, unit: int) -> Limit:
-        return place.cells.units[unit - 1]
+    def limit_of(self, handle: LimitHandle, unit: int) -> Limit:
+        return handle.cells.units[unit - 1]
 
-    def discard(self, place: LimitHandle, key: str) -> None:
-        place.cells.discard(key)
+    def discard(self, handle: LimitHandle, key: str) -> None:
+        handle.cells.discard(key)
 
-    def pairs(self, place: LimitHandle) -> list[tuple[str, int, Any]]:
+    def pairs(self, handle: LimitHandle) -> list[tuple[str, int, Any]]:
         with self._lock:
-            return place.cells.items()
+            return handle.cells.items()
 
-    def saved(self, place: LimitHandle, key: str, now_us: int) -> Any:
-        unit, state = place.cells.saved(key)
-        return state if state is None else self.in_units(place, unit, state, now_us)
+    def saved(self, handle: LimitHandle, key: str, now_us: int) -> Any:
+        unit, state = handle.cells.saved(key)
+        return state if state is None else self.in_units(handle, unit, state, now_us)
 
     # Cells -----------------------------------------------------------------------------------------------------
 
     @cython.cfunc
-    def is_full(self, place: LimitHandle, needed: cython.longlong, now_us: cython.longlong) -> cython.bint:
-        if self.room.live + needed <= self.room.max_keys:
+    def is_full(self, handle: LimitHandle, needed: cython.longlong, now_us: cython.longlong) -> cython.bint:
+        if self.capacity.live + needed <= self.capacity.max_keys:
             return False
-        place.cells.sweep(16, now_us)
-        return self.room.live + needed > self.room.max_keys
+        handle.cells.sweep(16, now_us)
+        return self.capacity.live + needed > self.capacity.max_keys
 
     @cython.cfunc
-    def known(self, place: LimitHandle, key: str, now_us: cython.longlong, full: cython.bint) -> cython.bint:
-        return True if self.find(place, key, now_us, full) else False  # noqa: SIM210 - a pointer when compiled
+    def known(self, handle: LimitHandle, key: str, now_us: cython.longlong, full: cython.bint) -> cython.bint:
+        return True if self.find(handle, key, now_us, full) else False  # noqa: SIM210 - a pointer when compiled
 
     @cython.cfunc
-    def find(self, place: LimitHandle, key: str, now_us: cython.longlong, full: cython.bint) -> CellPointer:
+    def find(self, handle: LimitHandle, key: str, now_us: cython.longlong, full: cython.bint) -> CellPointer:
         """The key's cell; for an unknown key in a full store an overflow cell; otherwise None."""
-        table: Table = place.cells
+        table: Table = handle.cells
         cell = table.find(key)
         if cell:
             return cell
@@ -119,36 +119,36 @@ class MemoryStore(CellStore):
         if not cell:
             raise MemoryError
         if cell.unit == 0 or table.is_new(cell, now_us):
-            first: State = place.limit.unseen(table.birth_us)
+            first: State = handle.limit.unseen(table.birth_us)
             if not table.logs:
                 cell.a = first[0]
                 cell.b = first[1]
                 cell.c = first[2]
-            cell.unit = place.unit
+            cell.unit = handle.unit
         return cell
 
     @cython.cfunc
-    def read(self, place: LimitHandle, key: str, now_us: cython.longlong, full: cython.bint) -> State:
-        table: Table = place.cells
+    def read(self, handle: LimitHandle, key: str, now_us: cython.longlong, full: cython.bint) -> State:
+        table: Table = handle.cells
         while True:
-            cell = self.find(place, key, now_us, full)
+            cell = self.find(handle, key, now_us, full)
             if not cell:
-                return place.limit.unseen(table.birth_us)
+                return handle.limit.unseen(table.birth_us)
             if table.overflow and table.is_shared(cell):
-                self.room.shared += 1
-            if cell.unit == place.unit or table.logs:
+                self.capacity.overflow += 1
+            if cell.unit == handle.unit or table.logs:
                 return (cell.a, cell.b, cell.c)
             # Written under another rate of this name. Conversion runs Python code, so check that the cell is unchanged.
             unit: cython.int = cell.unit
             a: cython.longlong = cell.a
             b: cython.longlong = cell.b
             c: cython.longlong = cell.c
-            moment = now_us if now_us < place.since_us else place.since_us
-            state = place.limit.convert(table.units[unit - 1], (a, b, c), moment)
+            moment = now_us if now_us < handle.since_us else handle.since_us
+            state = handle.limit.convert(table.units[unit - 1], (a, b, c), moment)
             new_a: cython.longlong = state[0]
             new_b: cython.longlong = state[1]
             new_c: cython.longlong = state[2]
-            cell = self.find(place, key, now_us, full)
+            cell = self.find(handle, key, now_us, full)
             if not cell:
                 continue
             if cell.unit == unit and cell.a == a and cell.b == b and cell.c == c:
@@ -157,7 +157,7 @@ class MemoryStore(CellStore):
     @cython.cfunc
     def put(
         self,
-        place: LimitHandle,
+        handle: LimitHandle,
         key: str,
         a: cython.longlong,
         b: cython.longlong,
@@ -165,20 +165,20 @@ class MemoryStore(CellStore):
         now_us: cython.longlong,
         full: cython.bint,
     ) -> cython.int:
-        table: Table = place.cells
-        cell = self.find(place, key, now_us, full)
+        table: Table = handle.cells
+        cell = self.find(handle, key, now_us, full)
         if not cell:
             cell = table.insert(key, now_us)
             if not cell:
                 raise MemoryError
         self.revision += 1
-        cell.unit = place.unit
+        cell.unit = handle.unit
         if not table.logs:
             cell.a = a
             cell.b = b
             cell.c = c
         elif b > 0:
-            if not table.make_room(cell, now_us - place.limit.window):
+            if not table.make_room(cell, now_us - handle.limit.window):
                 raise MemoryError
             if cython.compiled:
                 sliding_log.add(cython.cast(cython.p_longlong, cell.c), a, b)
@@ -192,21 +192,21 @@ class MemoryStore(CellStore):
     def decide_quickly(
         self,
         decision: Decision,
-        place: LimitHandle,
+        handle: LimitHandle,
         key: str,
         cost: cython.longlong,
         max_wait_us: cython.longlong,
         commit: cython.bint,
         now_us: cython.longlong,
     ) -> Decision:
-        """Decides one limit for one key: the hot path. It sets the fields of `decision`, so nothing is allocated after the cell is found."""
-        limit: Limit = place.limit
-        table: Table = place.cells
+        """Decides one limit for one key: the hot path. Sets the fields of `decision`: nothing is allocated after the lookup."""
+        limit: Limit = handle.limit
+        table: Table = handle.cells
         tick: cython.longlong = limit.tick
         now: cython.longlong = now_us if limit.fine else now_us // tick
-        patience: cython.longlong = 0
+        max_wait: cython.longlong = 0
         if max_wait_us > 0 and limit.reserves:
-            patience = (now_us + max_wait_us) // tick - now
+            max_wait = (now_us + max_wait_us) // tick - now
         full: cython.bint = False
         answer: Answer
         state: State
@@ -223,14 +223,14 @@ class MemoryStore(CellStore):
             cell = table.find(key)
             known: cython.bint = False
             if cell:
-                known = cell.unit == place.unit
+                known = cell.unit == handle.unit
             else:
-                full = self.is_full(place, 1, now_us)
+                full = self.is_full(handle, 1, now_us)
             if known:
-                answer = limit.rule(limit, cell.a, cell.b, cell.c, now, now, cost, patience)
+                answer = limit.rule(limit, cell.a, cell.b, cell.c, now, now, cost, max_wait)
             else:
-                state = self.read(place, key, now_us, full)
-                answer = limit.rule(limit, state[0], state[1], state[2], now, now, cost, patience)
+                state = self.read(handle, key, now_us, full)
+                answer = limit.rule(limit, state[0], state[1], state[2], now, now, cost, max_wait)
             if not PLAIN or stamp == self.revision:
                 break
         a, b, c, start, retry, remaining, reset = answer
@@ -241,9 +241,9 @@ class MemoryStore(CellStore):
                 cell.c = c
                 self.revision += 1
             else:
-                self.put(place, key, a, b, c, now_us, full)
+                self.put(handle, key, a, b, c, now_us, full)
         elif not commit or cost == 0:  # the current values, without a charge
-            state = self.read(place, key, now_us, full)
+            state = self.read(handle, key, now_us, full)
             answer = limit.rule(limit, state[0], state[1], state[2], now, now, 0, 0)
             remaining = answer[5]
             reset = answer[6]
@@ -261,8 +261,8 @@ class MemoryStore(CellStore):
             decision.wait_us = start * tick - now_us
         elif start < 0:
             decision.retry_us = retry * tick - now_us if start == REFUSED else -1
-            if not limit.fine and patience_given(limit, max_wait_us) and start == REFUSED:
-                state = self.read(place, key, now_us, full)
+            if not limit.fine and may_wait(limit, max_wait_us) and start == REFUSED:
+                state = self.read(handle, key, now_us, full)
                 retry = all_of.retry_us(limit, state[0], state[1], state[2], now_us, cost, max_wait_us)
                 decision.retry_us = retry - now_us
         self.calls += 1
@@ -278,11 +278,11 @@ class MemoryStore(CellStore):
     ) -> Decision:
         if not self._own:  # a subclass overrides `decide`
             return CellStore.decide_one(self, named, key, cost, max_wait_us, commit)
-        place: LimitHandle = self.place_of(named)
+        handle: LimitHandle = self.handle_of(named)
         if cython.compiled:
-            return self.decide_quickly(blank(self, place), place, key, cost, max_wait_us, commit, self.now())
+            return self.decide_quickly(blank(self, handle), handle, key, cost, max_wait_us, commit, self.now())
         with self._lock:
-            return self.decide_quickly(blank(self, place), place, key, cost, max_wait_us, commit, self.now())
+            return self.decide_quickly(blank(self, handle), handle, key, cost, max_wait_us, commit, self.now())
 
     @cython.cfunc
     def decide_checked(
@@ -319,7 +319,7 @@ class MemoryStore(CellStore):
         self.calls += 1
         if start_us < 0 or not commit:
             for i in range(len(claims)):
-                all_of.look(claims[i], now_us)
+                all_of.peek_claim(claims[i], now_us)
             return start_us
         for i in range(len(claims)):
             claim = claims[i]
@@ -333,8 +333,8 @@ class MemoryStore(CellStore):
         if self.calls & 63 == 0:
             for i in range(len(claims)):
                 claim = claims[i]
-                place: LimitHandle = self.place_of(claim.named)
-                place.cells.sweep(16, now_us)
+                handle: LimitHandle = self.handle_of(claim.named)
+                handle.cells.sweep(16, now_us)
         return start_us
 
     @cython.cfunc
@@ -344,13 +344,13 @@ class MemoryStore(CellStore):
         claim: Claim
         for i in range(len(claims)):
             claim = claims[i]
-            if not isinstance(claim.named.place, LimitHandle):
+            if not isinstance(claim.named.handle, LimitHandle):
                 return False
-            place: LimitHandle = claim.named.place
-            if place.store is not self or place.cells.logs:
+            handle: LimitHandle = claim.named.handle
+            if handle.store is not self or handle.cells.logs:
                 return False
-            cell = place.cells.find(claim.key)
-            if not cell or cell.unit != place.unit:
+            cell = handle.cells.find(claim.key)
+            if not cell or cell.unit != handle.unit:
                 return False
             claim.a = cell.a
             claim.b = cell.b
@@ -366,7 +366,7 @@ class MemoryStore(CellStore):
                 table.tidy(budget, now_us)
 
     def __len__(self) -> int:
-        return self.room.live
+        return self.capacity.live
 
     def close(self) -> None:
         with self._lock:
@@ -376,5 +376,5 @@ class MemoryStore(CellStore):
 
 @cython.cfunc
 @cython.exceptval(check=False)
-def patience_given(limit: Limit, max_wait_us: cython.longlong) -> cython.bint:
+def may_wait(limit: Limit, max_wait_us: cython.longlong) -> cython.bint:
     return max_wait_us > 0 and limit.reserves

@@ -88,9 +88,7 @@ def memory(url: str, parts: Any, options: Options) -> Store:
 
 def shared(url: str, parts: Any, options: Options) -> Store:
     if parts.netloc or len(parts.path) < 2:
-        raise ConfigurationError(
-            f"{masked(url)}: expected an absolute path after three slashes, as in shared:///run/app/limits"
-        )
+        raise ConfigurationError(f"{masked(url)}: expected an absolute path after three slashes, as in shared:///run/app/limits")
     only(options, ("max_keys", "log_entries"), url)
     kind = import_store("shared", "SharedStore", url)
     return kind(unquote(parts.path), **{name: number(name, value, url) for name, value in options.items()})  # type: ignore[no-any-return]
@@ -171,7 +169,9 @@ def only(options: Options, known: tuple[str, ...], url: str) -> None:
     for name in options:
         if name not in known:
             meant = nearest(name, (*known, *WRAPPING))
-            hint = f"did you mean {meant}=?" if meant else f"expected one of {', '.join(f'{one}=' for one in (*known, *WRAPPING))}"
+            hint = (
+                f"did you mean {meant}=?" if meant else f"expected one of {', '.join(f'{one}=' for one in (*known, *WRAPPING))}"
+            )
             raise ConfigurationError(f"{masked(url)}: unknown option {name!r}; {hint}")
 
 

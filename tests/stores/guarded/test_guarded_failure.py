@@ -429,8 +429,8 @@ def test_those_behind_a_leaver_stay_when_the_store_cannot_move_them(store, guard
     limiter = Limiter("2/s burst 2", store=guard)
     limiter.hit("a", cost=2)
     first, second = limiter.reserve("a"), limiter.reserve("a")
-    guard._health.record_failure(StoreUnavailable("gone"), first._turn.claims)
-    guard._health.record_failure(StoreUnavailable("gone"), first._turn.claims)
+    guard._health.record_failure(StoreUnavailable("gone"), first._waiter.claims)
+    guard._health.record_failure(StoreUnavailable("gone"), first._waiter.claims)
     assert guard.state == "open"
     assert first.cancel() is True
     assert second.wait == 1.0

@@ -50,7 +50,7 @@ from ...decision import STORE, Decisions
 from ...errors import ConfigurationError, StoreError
 from ...fork import reset_after_fork
 from ...rate import Duration, duration_us
-from ..cell_store import checked, only_claims, patience_us
+from ..cell_store import bounded_wait_us, checked, only_claims
 from ..contract import Booking
 from ..sans_io import Call, Plan, arun, run
 from .derated_limit import DeratedLimits
@@ -192,7 +192,7 @@ class LeasedStore(Store):
         remember: bool = False,
         not_before_us: int = 0,
     ) -> Decision:
-        wait_us, asked = patience_us(max_wait_us), checked(claims)
+        wait_us, asked = bounded_wait_us(max_wait_us), checked(claims)
         if remember or not_before_us:
             return run(self.pass_on(asked, wait_us, commit, remember, not_before_us))
         decision = self.cache.answer(asked, wait_us, commit)
@@ -207,17 +207,17 @@ class LeasedStore(Store):
         remember: bool = False,
         not_before_us: int = 0,
     ) -> Decision:
-        wait_us, asked = patience_us(max_wait_us), checked(claims)
+        wait_us, asked = bounded_wait_us(max_wait_us), checked(claims)
         if remember or not_before_us:
             return await arun(self.pass_on(asked, wait_us, commit, remember, not_before_us))
         decision = self.cache.answer(asked, wait_us, commit)
         return decision if decision is not None else await arun(self.plan(asked, wait_us, commit))
 
     def decide_many(self, asks: Sequence[Sequence[Claim]], max_wait_us: int | None = 0) -> list[Decision]:
-        return run(self.plan_many([checked(claims) for claims in asks], patience_us(max_wait_us)))
+        return run(self.plan_many([checked(claims) for claims in asks], bounded_wait_us(max_wait_us)))
 
     async def adecide_many(self, asks: Sequence[Sequence[Claim]], max_wait_us: int | None = 0) -> list[Decision]:
-        return await arun(self.plan_many([checked(claims) for claims in asks], patience_us(max_wait_us)))
+        return await arun(self.plan_many([checked(claims) for claims in asks], bounded_wait_us(max_wait_us)))
 
     def plan(self, claims: list[Claim], wait_us: int, commit: bool) -> Plan[Decision]:
         """A decision that leases do not answer."""

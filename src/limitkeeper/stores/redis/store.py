@@ -23,7 +23,7 @@ from ...clock import SYSTEM, Clock
 from ...decision import STORE, Decision
 from ...errors import ConfigurationError, StoreError
 from ...rate import Duration, duration_us
-from ..cell_store import checked, patience_us
+from ..cell_store import bounded_wait_us, checked
 from ..contract import Booking, Store
 from ..sans_io import Plan, T
 from . import key_scan
@@ -190,7 +190,7 @@ class RedisStore(Store):
     def _decide_many(self, many: Sequence[Sequence[Claim]], max_wait_us: int | None) -> Plan[list[Decision]]:
         """Decisions at one moment: one script call up to MAX_REQUESTS_AT_ONCE, beyond that several in one write. In a cluster, a
         decision that spans slots is made between those before it and those after it."""
-        checked_many, wait_us, given_us = [checked(claims) for claims in many], patience_us(max_wait_us), self._given_us()
+        checked_many, wait_us, given_us = [checked(claims) for claims in many], bounded_wait_us(max_wait_us), self._given_us()
         yield from self._register(self._unregistered(claim for claims in checked_many for claim in claims), given_us)
         found: list[Decision] = []
         for spans, group in groupby(checked_many, self._spans_slots):
@@ -274,7 +274,7 @@ class RedisStore(Store):
         remember: bool = False,
         not_before_us: int = 0,
     ) -> Decision:
-        claims, wait_us, given_us = checked(claims), patience_us(max_wait_us), self._given_us()
+        claims, wait_us, given_us = checked(claims), bounded_wait_us(max_wait_us), self._given_us()
         deadline = self._now_us() + self.timeout_us
         if self._needs_plan(claims):
             plan = self._decide(claims, wait_us, commit, given_us, not_before_us, remember)
@@ -345,7 +345,7 @@ class RedisStore(Store):
         remember: bool = False,
         not_before_us: int = 0,
     ) -> Decision:
-        claims, wait_us, given_us = checked(claims), patience_us(max_wait_us), self._given_us()
+        claims, wait_us, given_us = checked(claims), bounded_wait_us(max_wait_us), self._given_us()
         batcher, deadline = self.batchers.current(), None
         if self._needs_plan(claims):
             deadline = batcher.deadline()

@@ -158,12 +158,12 @@ class Router:
     def limit_at(self, named: NamedLimit, shard: Shard) -> NamedLimit:
         """A limit as this shard knows it."""
         limits: ShardLimits
-        if isinstance(named.place, ShardLimits):
-            limits = named.place
+        if isinstance(named.handle, ShardLimits):
+            limits = named.handle
             if limits.router is not self:
-                limits = named.place = ShardLimits(self, named)
+                limits = named.handle = ShardLimits(self, named)
         else:
-            limits = named.place = ShardLimits(self, named)
+            limits = named.handle = ShardLimits(self, named)
         if shard.number >= len(limits.limits):
             limits.extend(shard.number)
         return limits.limits[shard.number]

@@ -7,7 +7,7 @@ cdef class LogRings(Journal):
     cdef long long log_of_cell(self, long long cell)
     cdef int free_log(self, long long number)
     cdef int journal_log(self, long long number)
-    cdef long long crowded_until(self, long long cell, long long moment, long long window, long long now)
+    cdef long long log_full_until(self, long long cell, long long moment, long long window, long long now)
     cdef int add(self, long long cell, long long moment, long long cost, long long before)
     cdef int merge_entry(self, long long number, long long moment, long long cost)
     cdef int fill(self, long long cell, object entries)

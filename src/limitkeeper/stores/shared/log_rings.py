@@ -1,7 +1,7 @@
 """Ring buffers of sliding logs in a mapped file, all of one length: allocated for a cell and freed with it.
 
 A ring is what `sliding_log` works on, `[head, entries, room, base, m0, t0, m1, …]`; a free one links to the next through its
-first word. A full ring refuses (`crowded_until`); an entry that must be added (debt) is merged into one that counts at least as
+first word. A full ring refuses (`log_full_until`); an entry that must be added (debt) is merged into one that counts at least as
 long. Rejected: growing rings; every cell may have one, so the size of the file is known when it is created.
 """
 
@@ -85,7 +85,7 @@ class LogRings(Journal):
         return 0
 
     @cython.cfunc
-    def crowded_until(
+    def log_full_until(
         self, cell: cython.longlong, moment: cython.longlong, window: cython.longlong, now: cython.longlong
     ) -> cython.longlong:
         """When a full log has room for an entry of that time; 0: now."""

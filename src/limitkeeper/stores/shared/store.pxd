@@ -16,9 +16,9 @@ cdef class SharedStore(CellStore):
     cdef bint atomic, closing, in_change
     cdef long long cached_limit, cached_cell, hash
     cdef int sweep_sometimes(self, long long now_us)
-    cdef long long find(self, LimitHandle place, str key, long long now_us, bint full)
-    cdef State unseen_state(self, LimitHandle place)
-    cdef State converted(self, LimitHandle place, long long cell, long long unit, long long now_us)
+    cdef long long find(self, LimitHandle handle, str key, long long now_us, bint full)
+    cdef State unseen_state(self, LimitHandle handle)
+    cdef State converted(self, LimitHandle handle, long long cell, long long unit, long long now_us)
 
 cdef inline SharedLimitHandle row(LimitHandle handle):
     return <SharedLimitHandle> handle

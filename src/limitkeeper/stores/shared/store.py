@@ -180,7 +180,7 @@ class SharedStore(CellStore):
 
     # Limits ----------------------------------------------------------------------------------------------------
 
-    def place(self, named: NamedLimit) -> LimitHandle:
+    def handle(self, named: NamedLimit) -> LimitHandle:
         limit, file = named.limit, self._file
         if file is None:
             raise self._closed_error()
@@ -198,7 +198,7 @@ class SharedStore(CellStore):
         finally:
             self.end()
 
-    def limit_of(self, place: LimitHandle, unit: int) -> Limit:
+    def limit_of(self, handle: LimitHandle, unit: int) -> Limit:
         if unit > len(self.table.units):
             self._directory.read()
         return self.table.units[unit - 1]
@@ -232,8 +232,8 @@ class SharedStore(CellStore):
     def decide_one(
         self, named: NamedLimit, key: str, cost: cython.longlong, max_wait_us: cython.longlong, commit: cython.bint
     ) -> Decision:
-        place: LimitHandle = self.place_of(named)
-        decision: Decision = blank(self, place)
+        handle: LimitHandle = self.handle_of(named)
+        decision: Decision = blank(self, handle)
         now_us: cython.longlong = 0
         if self.system is None:
             now_us = self.now()
@@ -243,7 +243,7 @@ class SharedStore(CellStore):
                     self.cached_key = None
                     if self.system is not None:
                         now_us = monotonic_us() + self.offset_us
-                    if self.decide_cell(decision, place, key, cost, max_wait_us, commit, now_us) >= 0 and commit:
+                    if self.decide_cell(decision, handle, key, cost, max_wait_us, commit, now_us) >= 0 and commit:
                         self.sweep_sometimes(now_us)
                 finally:
                     if self.table.words[lay.JOURNAL]:
@@ -254,7 +254,7 @@ class SharedStore(CellStore):
         try:
             if self.system is not None:
                 now_us = self.now()
-            if self.decide_cell(decision, place, key, cost, max_wait_us, commit, now_us) >= 0 and commit:
+            if self.decide_cell(decision, handle, key, cost, max_wait_us, commit, now_us) >= 0 and commit:
                 self.sweep_sometimes(now_us)
         finally:
             self.end()
@@ -295,7 +295,7 @@ class SharedStore(CellStore):
     # Cells -----------------------------------------------------------------------------------------------------
 
     @cython.cfunc
-    def is_full(self, place: LimitHandle, needed: cython.longlong, now_us: cython.longlong) -> cython.bint:
+    def is_full(self, handle: LimitHandle, needed: cython.longlong, now_us: cython.longlong) -> cython.bint:
         table: SharedCellTable = self.table
         if table.words[lay.LIVE] + needed <= table.max_keys:
             return False
@@ -304,10 +304,10 @@ class SharedStore(CellStore):
         return bool(table.words[lay.LIVE] + needed > table.max_keys)
 
     @cython.cfunc
-    def find(self, place: LimitHandle, key: str, now_us: cython.longlong, full: cython.bint) -> cython.longlong:
+    def find(self, handle: LimitHandle, key: str, now_us: cython.longlong, full: cython.bint) -> cython.longlong:
         """The word at which the key's cell begins: its own, an overflow cell, or 0 for none."""
         table: SharedCellTable = self.table
-        limit_id: cython.longlong = row(place).limit_id
+        limit_id: cython.longlong = row(handle).limit_id
         if self.cached_key is key and self.cached_limit == limit_id:  # looked up before in this critical section
             return self.cached_cell
         self.hash = codec.hashed(key, table.secret, table.other, limit_id)
@@ -324,41 +324,41 @@ class SharedStore(CellStore):
         return 0
 
     @cython.cfunc
-    def known(self, place: LimitHandle, key: str, now_us: cython.longlong, full: cython.bint) -> cython.bint:
-        return bool(self.find(place, stored_key(key), now_us, full) != 0)
+    def known(self, handle: LimitHandle, key: str, now_us: cython.longlong, full: cython.bint) -> cython.bint:
+        return bool(self.find(handle, stored_key(key), now_us, full) != 0)
 
     @cython.cfunc
-    def read(self, place: LimitHandle, key: str, now_us: cython.longlong, full: cython.bint) -> State:
+    def read(self, handle: LimitHandle, key: str, now_us: cython.longlong, full: cython.bint) -> State:
         table: SharedCellTable = self.table
-        cell: cython.longlong = self.find(place, stored_key(key), now_us, full)
+        cell: cython.longlong = self.find(handle, stored_key(key), now_us, full)
         if not cell:
             if full:
                 table.words[lay.OVERFLOWS] += 1
-            return self.unseen_state(place)
+            return self.unseen_state(handle)
         if table.is_overflow(cell):
             table.words[lay.OVERFLOWS] += 1
             if table.is_new(cell, now_us):
-                return self.unseen_state(place)
-        limit: Limit = place.limit
+                return self.unseen_state(handle)
+        limit: Limit = handle.limit
         if limit.logs:
             return (0, 0, table.log_at(table.words[cell + lay.STATE + 2]))
         unit: cython.longlong = (table.words[cell + lay.TAG] >> 16) & 0xFFFF
-        if unit == place.unit:
+        if unit == handle.unit:
             return (table.words[cell + lay.STATE], table.words[cell + lay.STATE + 1], table.words[cell + lay.STATE + 2])
-        return self.converted(place, cell, unit, now_us)
+        return self.converted(handle, cell, unit, now_us)
 
     @cython.cfunc
-    def unseen_state(self, place: LimitHandle) -> State:
+    def unseen_state(self, handle: LimitHandle) -> State:
         """The state of an unseen key."""
-        return place.limit.unseen(row(place).birth_us)
+        return handle.limit.unseen(row(handle).birth_us)
 
     @cython.cfunc
-    def converted(self, place: LimitHandle, cell: cython.longlong, unit: cython.longlong, now_us: cython.longlong) -> State:
+    def converted(self, handle: LimitHandle, cell: cython.longlong, unit: cython.longlong, now_us: cython.longlong) -> State:
         """Converts a state written under another rate of this name. The collector is off: a finaliser could want the lock."""
         collecting = gc.isenabled()
         gc.disable()
         try:
-            a, b, c = self.in_units(place, unit, self.table.state_of(cell, False), now_us)
+            a, b, c = self.in_units(handle, unit, self.table.state_of(cell, False), now_us)
             return (a, b, c)
         finally:
             if collecting:
@@ -367,7 +367,7 @@ class SharedStore(CellStore):
     @cython.cfunc
     def put(
         self,
-        place: LimitHandle,
+        handle: LimitHandle,
         key: str,
         a: cython.longlong,
         b: cython.longlong,
@@ -376,19 +376,19 @@ class SharedStore(CellStore):
         full: cython.bint,
     ) -> cython.int:
         table: SharedCellTable = self.table
-        limit: Limit = place.limit
-        limit_id: cython.longlong = row(place).limit_id
+        limit: Limit = handle.limit
+        limit_id: cython.longlong = row(handle).limit_id
         text: str = stored_key(key)
-        cell: cython.longlong = self.find(place, text, now_us, full)
+        cell: cython.longlong = self.find(handle, text, now_us, full)
         if not cell and not full:
-            cell = table.insert(limit_id, place.unit, text, self.hash)
+            cell = table.insert(limit_id, handle.unit, text, self.hash)
         if not cell:
             cell = table.overflow_cell(limit_id, self.hash)
             if not cell:
-                cell = table.insert_overflow_cell(limit_id, place.unit, self.hash)
+                cell = table.insert_overflow_cell(limit_id, handle.unit, self.hash)
         self.revision += 1
         tag: cython.longlong = table.words[cell + lay.TAG]
-        unit: cython.longlong = place.unit
+        unit: cython.longlong = handle.unit
         if (tag >> 16) & 0xFFFF != unit:
             table.change(cell + lay.TAG, (tag & 0xFFFF) | (unit << 16) | (tag >> 32 << 32))
         if not limit.logs:
@@ -403,55 +403,55 @@ class SharedStore(CellStore):
         return 0
 
     @cython.cfunc
-    def expose(self, place: LimitHandle, key: str, now_us: cython.longlong, full: cython.bint) -> cython.int:
-        cell: cython.longlong = self.find(place, stored_key(key), now_us, full)
+    def expose(self, handle: LimitHandle, key: str, now_us: cython.longlong, full: cython.bint) -> cython.int:
+        cell: cython.longlong = self.find(handle, stored_key(key), now_us, full)
         if cell and self.table.words[cell + lay.STATE + 2]:
             self.table.journal_log(self.table.words[cell + lay.STATE + 2])
         return 0
 
     @cython.cfunc
-    def crowded_until(self, place: LimitHandle, key: str, at: cython.longlong, now_us: cython.longlong) -> cython.longlong:
-        cell: cython.longlong = self.find(place, stored_key(key), now_us, self.table.words[lay.LIVE] >= self.table.max_keys)
-        return self.table.crowded_until(cell, at, place.limit.window, now_us) if cell else 0
+    def log_full_until(self, handle: LimitHandle, key: str, at: cython.longlong, now_us: cython.longlong) -> cython.longlong:
+        cell: cython.longlong = self.find(handle, stored_key(key), now_us, self.table.words[lay.LIVE] >= self.table.max_keys)
+        return self.table.log_full_until(cell, at, handle.limit.window, now_us) if cell else 0
 
-    def discard(self, place: LimitHandle, key: str) -> None:
+    def discard(self, handle: LimitHandle, key: str) -> None:
         table: SharedCellTable = self.table
-        limit_id: cython.longlong = row(place).limit_id
+        limit_id: cython.longlong = row(handle).limit_id
         text: str = stored_key(key)
         cell: cython.longlong = table.find(limit_id, text, codec.hashed(text, table.secret, table.other, limit_id))
         if cell:
             self.cached_key = None
-            table.remove(cell, place.limit.logs)
+            table.remove(cell, handle.limit.logs)
             table.commit()
 
-    def replace(self, place: LimitHandle, key: str, state: Any, now_us: int) -> None:
-        """Overwrites the state in place, as one change, so that a crash never leaves a key without a state. (A cell that is
+    def replace(self, handle: LimitHandle, key: str, state: Any, now_us: int) -> None:
+        """Overwrites the state in~handle, as one change, so that a crash never leaves a key without a state. (A cell that is
         freed and reused within one change could not be rolled back.)"""
         if state is None:
-            self.discard(place, key)
+            self.discard(handle, key)
         else:
-            self.restore(place, key, state, now_us)
+            self.restore(handle, key, state, now_us)
 
     @cython.cfunc
-    def restore(self, place: LimitHandle, key: str, state: Any, now_us: cython.longlong) -> cython.int:
-        if not place.limit.logs:
-            return CellStore.restore(self, place, key, state, now_us)
+    def restore(self, handle: LimitHandle, key: str, state: Any, now_us: cython.longlong) -> cython.int:
+        if not handle.limit.logs:
+            return CellStore.restore(self, handle, key, state, now_us)
         table: SharedCellTable = self.table
         text: str = stored_key(key)
-        full: cython.bint = self.is_full(place, 1, now_us)
-        cell: cython.longlong = self.find(place, text, now_us, full)
+        full: cython.bint = self.is_full(handle, 1, now_us)
+        cell: cython.longlong = self.find(handle, text, now_us, full)
         if not cell and not full:
-            cell = table.insert(row(place).limit_id, place.unit, text, self.hash)
+            cell = table.insert(row(handle).limit_id, handle.unit, text, self.hash)
         if not cell or table.is_overflow(cell):  # into an overflow cell, one entry at a time
-            return CellStore.restore(self, place, key, state, now_us)
-        unit: cython.longlong = place.unit
+            return CellStore.restore(self, handle, key, state, now_us)
+        unit: cython.longlong = handle.unit
         tag: cython.longlong = table.words[cell + lay.TAG]
         table.change(cell + lay.TAG, (tag & 0xFFFF) | (unit << 16) | (tag >> 32 << 32))
         table.fill(cell, state[0])
         self.revision += 1
         return table.commit()
 
-    def pairs(self, place: LimitHandle) -> list[tuple[str, int, Any]]:
+    def pairs(self, handle: LimitHandle) -> list[tuple[str, int, Any]]:
         table: SharedCellTable = self.table
         found: dict[str, tuple[int, Any]] = {}
         start = 0
@@ -463,8 +463,8 @@ class SharedStore(CellStore):
                 for i in range(start, min(start + AT_A_TIME, table.get(lay.HIGH))):
                     cell = table.cells + i * lay.CELL
                     tag = table.get(cell + lay.TAG)
-                    if tag and tag & 0xFFFF == row(place).limit_id and tag >> 32 != lay.OVERFLOW:
-                        found[table.key_of(cell)] = ((tag >> 16) & 0xFFFF, table.state_of(cell, place.limit.logs))
+                    if tag and tag & 0xFFFF == row(handle).limit_id and tag >> 32 != lay.OVERFLOW:
+                        found[table.key_of(cell)] = ((tag >> 16) & 0xFFFF, table.state_of(cell, handle.limit.logs))
             finally:
                 if collecting:
                     gc.enable()
@@ -472,14 +472,16 @@ class SharedStore(CellStore):
             start += AT_A_TIME
         return [(key, unit, state) for key, (unit, state) in found.items()]
 
-    def saved(self, place: LimitHandle, key: str, now_us: int) -> Any:
+    def saved(self, handle: LimitHandle, key: str, now_us: int) -> Any:
         table: SharedCellTable = self.table
-        limit_id: cython.longlong = row(place).limit_id
+        limit_id: cython.longlong = row(handle).limit_id
         text: str = stored_key(key)
         cell: cython.longlong = table.find(limit_id, text, codec.hashed(text, table.secret, table.other, limit_id))
         if not cell:
             return None
-        return self.in_units(place, (table.words[cell + lay.TAG] >> 16) & 0xFFFF, table.state_of(cell, place.limit.logs), now_us)
+        return self.in_units(
+            handle, (table.words[cell + lay.TAG] >> 16) & 0xFFFF, table.state_of(cell, handle.limit.logs), now_us
+        )
 
     def sweep(self, budget: int = 1_000_000) -> None:
         """Removes idle keys now, instead of a few with each call."""
