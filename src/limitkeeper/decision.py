@@ -98,7 +98,7 @@ class Decision:
             "source": self.source,
         }
 
-    def _fields(self) -> Any:
+    def _fields(self) -> tuple:  # type: ignore[type-arg]
         return (
             self.allowed,
             self.limit,
@@ -123,7 +123,7 @@ class Decision:
         shown = ", ".join(f"{name}={value!r}" for name, value in self.to_dict().items() if name != "decisions")
         return f"{type(self).__name__}({shown})"
 
-    def __reduce__(self) -> Any:
+    def __reduce__(self) -> tuple[object, ...]:
         return Decision, self._fields()
 
 
@@ -250,5 +250,5 @@ class Decisions(Decision):
     def __hash__(self) -> int:
         return Decision.__hash__(self)
 
-    def __reduce__(self) -> Any:
+    def __reduce__(self) -> tuple[object, ...]:
         return Decisions, (self.parts, *self._fields())

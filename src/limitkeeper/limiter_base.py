@@ -35,6 +35,7 @@ from .stores.contract import Store
 
 Key = str | Mapping[str, str | None]
 Cost = int | Mapping[str, int]
+Integers = list[int]
 
 #: Whether this build runs compiled.
 COMPILED: bool = bool(cython.compiled)
@@ -58,7 +59,7 @@ def is_off() -> bool:
 
 
 @cython.ccall
-def checked_cost(cost: Any) -> cython.longlong:
+def checked_cost(cost: object) -> cython.longlong:
     """Validates a cost, an int ≥ 0; clamps it to HUGE."""
     if isinstance(cost, bool) or not isinstance(cost, int):
         raise InvalidCost(f"cost must be a whole number ≥ 0, got {cost!r}; round it first")
@@ -68,7 +69,7 @@ def checked_cost(cost: Any) -> cython.longlong:
 
 
 @cython.ccall
-def checked_key(key: Any) -> str:
+def checked_key(key: object) -> str:
     """Validates a key, any str; a subclass of str is converted."""
     if isinstance(key, str):
         return key if type(key) is str else str.__str__(key)
@@ -127,7 +128,7 @@ class LimiterBase:
 
     # Claims ----------------------------------------------------------------------------------------------------
 
-    def claims(self, key: Any, cost: Any = 1) -> list[Claim]:
+    def claims(self, key: Key, cost: Cost = 1) -> list[Claim]:
         """The claims of one call: a str is the key for every limit; a mapping has a key for every limit (None skips one)."""
         costs = self._costs(cost)
         if not isinstance(key, Mapping):
@@ -144,7 +145,7 @@ class LimiterBase:
             if key[named.name] is not None
         ]
 
-    def _costs(self, cost: Any) -> list[int]:
+    def _costs(self, cost: Cost) -> list[int]:
         if not isinstance(cost, Mapping):
             return [checked_cost(cost)] * len(self.named)
         for name in cost:
@@ -155,7 +156,7 @@ class LimiterBase:
     # Deciding --------------------------------------------------------------------------------------------------
 
     @cython.cfunc
-    def _decide_in_memory(self, key: str, cost: Any, max_wait_us: cython.longlong, commit: cython.bint) -> Decision:
+    def _decide_in_memory(self, key: str, cost: Cost, max_wait_us: cython.longlong, commit: cython.bint) -> Decision:
         """Decides one limit in a MemoryStore for a str key."""
         units: cython.longlong = 1
         if cost is not ONE:
@@ -167,7 +168,7 @@ class LimiterBase:
             return memory.decide_quickly(blank(memory, self._handle), self._handle, key, units, max_wait_us, commit, memory.now())
 
     @cython.cfunc
-    def _decide_any(self, key: Any, cost: Any, max_wait_us: cython.longlong, commit: cython.bint) -> Decision:
+    def _decide_any(self, key: Key, cost: Cost, max_wait_us: cython.longlong, commit: cython.bint) -> Decision:
         """Decides in any store, for any number of limits."""
         if self._handle is not None and isinstance(key, str) and not off:
             return self._decide_in_memory(checked_key(key), cost, max_wait_us, commit)
@@ -187,7 +188,7 @@ class LimiterBase:
         return self.store.decide(claims, None if max_wait_us >= MAX_WAIT else max_wait_us, commit=commit)
 
     @cython.cfunc
-    def _fill_claims(self, key: Any, cost: Any) -> cython.bint:
+    def _fill_claims(self, key: Key, cost: Cost) -> cython.bint:
         """Sets keys and costs of this limiter's own claims, which saves allocating them; False for arguments of other types."""
         units: cython.longlong = 1
         costs: dict | None = None  # type: ignore[type-arg]
@@ -219,7 +220,7 @@ class LimiterBase:
                 unnamed -= price is not None
                 units = 1 if price is None else checked_cost(price)
             claim = self._own_claims[i]
-            claim.key = one
+            claim.key = one  # type: ignore[assignment]  # a str, checked above
             claim.cost = claim.charged = units
         return unnamed == 0
 
@@ -248,7 +249,7 @@ class LimiterBase:
             self.events.publish(SHARED_CELL, self.name, key, cost, decision)
         return decision
 
-    def _count(self, decision: Decision, key: Any, cost: Any) -> Decision:
+    def _count(self, decision: Decision, key: Key, cost: Cost) -> Decision:
         """Counts a decision and publishes it if there are listeners."""
         if decision.allowed:
             self._allowed += 1
@@ -287,7 +288,7 @@ class LimiterBase:
     def hit_many(self, keys: Iterable[Key], cost: int | Iterable[int] = 1) -> list[Decision]:
         """One hit per key, in order and at one time; a duplicate key sees its earlier hits."""
         if cost is ONE and self._publisher is None and self._handle is not None and not off:
-            quick: list[Any] = keys if type(keys) is list else list(keys)
+            quick: list[Key] = keys if type(keys) is list else list(keys)
             if only_str(quick):
                 return self._hit_many_in_memory(quick, None, None)
             keys = quick
@@ -300,7 +301,7 @@ class LimiterBase:
         self._publish_many(wanted, costs, found, overflow)
         return found
 
-    def _keys_and_costs(self, keys: Iterable[Key], cost: int | Iterable[int]) -> tuple[list[Any], list[int]]:
+    def _keys_and_costs(self, keys: Iterable[Key], cost: int | Iterable[int]) -> tuple[list[Key], list[int]]:
         """The keys, and a validated cost for each."""
         wanted = list(keys)
         if not isinstance(cost, Iterable):
@@ -310,7 +311,7 @@ class LimiterBase:
             raise InvalidCost(f"expected one cost, or one for each of {len(wanted)} keys, got {len(costs)}")
         return wanted, costs
 
-    def _publish_many(self, keys: list[Any], costs: list[int], found: list[Decision], overflow: list[int]) -> None:
+    def _publish_many(self, keys: list[Key], costs: list[int], found: list[Decision], overflow: list[int]) -> None:
         """Publishes many decisions if there are listeners; `overflow` has the indices of those made on overflow cells."""
         if self._publisher is None:
             return
@@ -320,7 +321,7 @@ class LimiterBase:
             self._publisher.publish(ALLOWED if decision.allowed else REFUSED, self.name, key, cost, decision)
 
     @cython.cfunc
-    def _hit_many_in_memory(self, keys: list, costs: Any, overflow: Any) -> list:  # type: ignore[type-arg]
+    def _hit_many_in_memory(self, keys: list, costs: Integers | None, overflow: Integers | None) -> list:  # type: ignore[type-arg]
         """Hits one limit in a MemoryStore for several str keys; the clock is read once. Without costs, each is 1."""
         if cython.compiled:
             return self._hit_many_locked(keys, costs, overflow)
@@ -328,7 +329,7 @@ class LimiterBase:
             return self._hit_many_locked(keys, costs, overflow)
 
     @cython.cfunc
-    def _hit_many_locked(self, keys: list, costs: Any, overflow: Any) -> list:  # type: ignore[type-arg]
+    def _hit_many_locked(self, keys: list, costs: Integers | None, overflow: Integers | None) -> list:  # type: ignore[type-arg]
         units: cython.longlong = 1
         memory: MemoryStore = self._memory
         handle: LimitHandle = self._handle
@@ -351,13 +352,13 @@ class LimiterBase:
         self._refused += n - allowed
         return found
 
-    def _hit_many_in_store(self, keys: list[Any], costs: list[int]) -> list[Decision]:
+    def _hit_many_in_store(self, keys: list[Key], costs: list[int]) -> list[Decision]:
         """Hits several keys in any store, for any number of limits."""
         claims = self._claims_of_each(keys, costs)
         wanted = [some for some in claims if some]
         return self._merge_decisions(claims, self.store.decide_many(wanted, 0) if wanted else [])
 
-    def _claims_of_each(self, keys: list[Any], costs: list[int]) -> list[list[Claim]]:
+    def _claims_of_each(self, keys: list[Key], costs: list[int]) -> list[list[Claim]]:
         """The claims of each key; an empty list if every limit is skipped or limiting is turned off."""
         claims = [self.claims(key, one) for key, one in zip(keys, costs, strict=True)]
         return [[] for _ in claims] if off else claims

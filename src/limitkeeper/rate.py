@@ -19,6 +19,8 @@ MAX_COUNT = 10**9
 MAX_PERIOD = 400 * 86_400 * 10**6
 
 Duration = float | int | timedelta | str
+#: A count, burst or capacity. An alias, because Cython would check an argument annotated `int` before our own validation.
+Count = int
 
 #: Canonical unit -> (microseconds, other accepted spellings).
 UNITS: dict[str, tuple[int, tuple[str, ...]]] = {
@@ -51,6 +53,10 @@ class Rate(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.count}/{period_text(self.period)}"
+
+
+#: A rate as text, as a Rate, or as a count (with `per=`).
+RateValue = str | int | Rate
 
 
 def period_text(period: int) -> str:

@@ -10,13 +10,13 @@ instead of raised, because it must not hide the caller's own exception.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Coroutine, Generator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from .algorithms.claim import Claim
 from .decision import Decision
 from .errors import ConfigurationError, RateLimited, StoreError
-from .limiter_base import checked_cost, is_off
+from .limiter_base import Cost, Key, checked_cost, is_off
 from .wait_queue import Waiter
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 class Charge:
     """Base of Reservation and AsyncReservation: the charge, and the part of it to give back."""
 
-    def __init__(self, limiter: WaitingLimiter, key: Any, cost: Any, waiter: Waiter | None, decision: Decision) -> None:
+    def __init__(self, limiter: WaitingLimiter, key: Key, cost: Cost, waiter: Waiter | None, decision: Decision) -> None:
         self._limiter = limiter
         self._key = key
         self._cost = cost
@@ -52,7 +52,7 @@ class Charge:
         state = "refused" if not self._decision else "settled" if self._decided else "open"
         return f"<{type(self).__name__} {state}: {self._cost!r} for {self._key!r}, wait {self.wait:.3f} s>"
 
-    def _differences(self, used: Any) -> list[Claim]:
+    def _differences(self, used: int | Mapping[str, int]) -> list[Claim]:
         """The claims to give back so that `used` stays charged; a negative cost charges more."""
         claims = self._limiter.claims(self._key, self._cost)
         if not isinstance(used, Mapping):
@@ -174,12 +174,12 @@ class AsyncReservation(Charge):
 class PendingReservation:
     """The result of `AsyncLimiter.reserve`: `await` it for an AsyncReservation, or enter it with `async with`."""
 
-    def __init__(self, make: Any) -> None:
+    def __init__(self, make: Callable[[], Coroutine[Any, Any, AsyncReservation]]) -> None:
         self._make = make
         self._made: AsyncReservation | None = None
 
     def __await__(self) -> Generator[Any, None, AsyncReservation]:
-        return self._make().__await__()  # type: ignore[no-any-return]
+        return self._make().__await__()
 
     async def __aenter__(self) -> AsyncReservation:
         self._made = await self._make()

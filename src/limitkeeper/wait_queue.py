@@ -15,15 +15,17 @@ import itertools
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Hashable, Sequence
+from typing import Generic, TypeVar
 
 from .algorithms.claim import Claim
 from .decision import Decision
 from .fork import call_after_fork, reset_after_fork
 from .stores.contract import Booking, Store
 
-Pair = tuple[Any, str]
+Identity = tuple[str, str, str]
+Pair = tuple[Identity, str]
+E = TypeVar("E", threading.Event, asyncio.Event)
 _arrivals = itertools.count()
 
 
@@ -121,7 +123,7 @@ class WaitQueue:
                     await store.agive_back(waiter.claims, waiter.decision.start_us, waiter.decision.source)
 
     def _remove_leaving(self, waiters: Sequence[Waiter]) -> tuple[list[Waiter], list[Booking]]:
-        """Removes the waiters that leave. Returns them and those behind, in order, with their bookings; nothing if none is behind."""
+        """Removes the leaving waiters. Returns them and those behind, in order, with their bookings; empty if none is behind."""
         behind = [] if any(claim.cost < 0 for waiter in waiters for claim in waiter.claims) else self._behind(waiters)
         for waiter in waiters:
             self.done(waiter)
@@ -183,7 +185,7 @@ class WaitQueue:
             if waiters:
                 self.leave(waiters)
 
-    def waiting(self, identities: set[Any], keys: set[str] | None = None) -> int:
+    def waiting(self, identities: set[Identity], keys: set[str] | None = None) -> int:
         """The number of callers that sleep for one of these limits (and keys)."""
         with self.lock:
             asleep = {
@@ -209,7 +211,7 @@ def wait_queue_of(store: Store) -> WaitQueue:
         return queue
 
 
-class FifoGate:
+class FifoGate(Generic[E]):
     """Queues of waiters by key, in order of arrival; only the first of a queue may decide, the others wait for their event."""
 
     def __init__(self) -> None:
@@ -219,20 +221,20 @@ class FifoGate:
     def _reset_after_fork(self) -> None:
         """Starts empty."""
         self.lock = threading.Lock()
-        self._queues: dict[Any, deque[Any]] = {}
+        self._queues: dict[Hashable, deque[E]] = {}
 
-    def enter(self, key: Any, event: Any) -> bool:
+    def enter(self, key: Hashable, event: E) -> bool:
         """Adds a waiter's event to the queue of a key; True if it is the first."""
         with self.lock:
             queue = self._queues.setdefault(key, deque())
             queue.append(event)
             return queue[0] is event
 
-    def is_first(self, key: Any, event: Any) -> bool:
+    def is_first(self, key: Hashable, event: E) -> bool:
         with self.lock:
             return self._queues[key][0] is event
 
-    def leave(self, key: Any, event: Any) -> Any:
+    def leave(self, key: Hashable, event: E) -> E | None:
         """Removes a waiter's event; returns the event that is first now, if that has changed."""
         with self.lock:
             queue = self._queues[key]
@@ -243,7 +245,7 @@ class FifoGate:
                 return None
             return queue[0] if queue[0] is not first else None
 
-    def waiting(self, key: Any = None) -> int:
+    def waiting(self, key: Hashable = None) -> int:
         with self.lock:
             return sum(len(queue) for name, queue in self._queues.items() if key is None or name == key)
 

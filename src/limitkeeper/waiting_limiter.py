@@ -11,7 +11,7 @@ import asyncio
 import logging
 import threading
 import weakref
-from collections.abc import Callable, Mapping, Sequence, Sized
+from collections.abc import Callable, Hashable, Mapping, Sequence, Sized
 from typing import Any, NamedTuple, TypeVar
 
 from .algorithms import Limit
@@ -19,7 +19,7 @@ from .algorithms.claim import Claim
 from .algorithms.constants import MAX_WAIT
 from .algorithms.limit_parser import named_limits
 from .decision import Decision
-from .decorator import decorated
+from .decorator import CostArgument, KeyArgument, decorated
 from .errors import ConfigurationError, RateLimited, StoreError
 from .limiter_base import Cost, Key, LimiterBase, is_off
 from .observe.events import GIVE_BACK_FAILED, WAITED
@@ -31,6 +31,7 @@ from .wait_queue import FifoGate, Waiter, WaitQueue, wait_queue_of
 log = logging.getLogger("limitkeeper")
 F = TypeVar("F", bound=Callable[..., Any])
 Limits = Limit | str | Mapping[str, Limit | str] | Sequence[Limit | str]
+GatesByLoop = weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, FifoGate[asyncio.Event]]
 
 
 class Stats(NamedTuple):
@@ -60,8 +61,8 @@ class WaitingLimiter(LimiterBase):
             raise ConfigurationError(f"store must be a store or a URL such as 'memory://', got {store!r}")
         super().__init__(named_limits(limits, name), store, name)
         self._queue: WaitQueue = wait_queue_of(store)
-        self._gate = FifoGate()
-        self._gates_by_loop: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, FifoGate] = weakref.WeakKeyDictionary()
+        self._gate: FifoGate[threading.Event] = FifoGate()
+        self._gates_by_loop: GatesByLoop = weakref.WeakKeyDictionary()
 
     def __repr__(self) -> str:
         limits = ", ".join(
@@ -73,7 +74,7 @@ class WaitingLimiter(LimiterBase):
         """The number of callers in this process that wait, for one key or for any."""
         identities = {named.identity for named in self.named}
         keys = None if key is None else {claim.key for claim in self.claims(key)}
-        gates = [self._gate, *self._gates_by_loop.values()]
+        gates: list[FifoGate[threading.Event] | FifoGate[asyncio.Event]] = [self._gate, *self._gates_by_loop.values()]
         gate_key = None if key is None else self._gate_key(key)
         return self._queue.waiting(identities, keys) + sum(gate.waiting(gate_key) for gate in gates)
 
@@ -208,7 +209,7 @@ class WaitingLimiter(LimiterBase):
             return waiter.decision
         return decision
 
-    def _gate_key(self, key: Key) -> Any:
+    def _gate_key(self, key: Key) -> Hashable:
         return tuple(sorted((k, v) for k, v in key.items() if v is not None)) if isinstance(key, Mapping) else key
 
     def _acquire_in_order(self, key: Key, cost: Cost, timeout: Duration | None) -> Decision:
@@ -296,7 +297,7 @@ class WaitingLimiter(LimiterBase):
 
     # Decorating ------------------------------------------------------------------------------------------------
 
-    def limit(self, key: Any, cost: Any = 1, timeout: Duration | None = 0) -> Callable[[F], F]:
+    def limit(self, key: KeyArgument, cost: CostArgument = 1, timeout: Duration | None = 0) -> Callable[[F], F]:
         """Limits every call of a function, method, coroutine or (async) generator.
 
         `key` and `cost` are values, or functions of the call's arguments. A refused call raises `RateLimited`; with a

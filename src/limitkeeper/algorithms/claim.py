@@ -14,6 +14,8 @@ if cython.compiled:
 else:
     from .limit import Limit
 
+from .limit import StateData
+
 
 @cython.cclass
 class NamedLimit:
@@ -21,14 +23,14 @@ class NamedLimit:
 
     __slots__ = ("handle", "identity", "limit", "limiter", "name")
 
-    def __init__(self, limiter: Any, name: Any, limit: Limit) -> None:
+    def __init__(self, limiter: str, name: str, limit: Limit) -> None:
         if not limit.text:
             raise TypeError("expected an initialised limit; create it by calling its class, as in TokenBucket('5/s')")
         self.limiter = limiter
         self.name = name
         self.limit = limit
         self.identity = (limiter, name, type(limit).kind)
-        self.handle: Any = None
+        self.handle: object = None
 
     def __eq__(self, other: object) -> bool:
         if isinstance(other, NamedLimit):
@@ -41,7 +43,7 @@ class NamedLimit:
     def __repr__(self) -> str:
         return f"NamedLimit({self.limiter!r}, {self.name!r}, {self.limit!r})"
 
-    def __reduce__(self) -> Any:
+    def __reduce__(self) -> tuple[object, ...]:
         return NamedLimit, (self.limiter, self.name, self.limit)
 
 
@@ -55,7 +57,7 @@ class Claim:
                  "retry", "start", "undoable")
     # fmt: on
 
-    def __init__(self, limit: NamedLimit, key: Any, cost: int = 1, charged: int = -1) -> None:
+    def __init__(self, limit: NamedLimit, key: str, cost: int = 1, charged: int = -1) -> None:
         if limit is None or key is None:
             raise TypeError("a claim needs a named limit and a key")
         self.named = limit
@@ -72,13 +74,13 @@ class Claim:
     def limit(self) -> NamedLimit:
         return self.named
 
-    def remember(self, before: Any, after: Any) -> None:
+    def remember(self, before: StateData, after: StateData) -> None:
         """Sets the states before and after a charge that another process stored, for an exact undo."""
         self.a, self.b, self.c = before
         self.new_a, self.new_b, self.new_c = after
         self.undoable = True
 
-    def remembered(self) -> Any:
+    def remembered(self) -> tuple[StateData, StateData] | None:
         """The states (before, after) of a stored charge, for an exact undo; None when they are not known."""
         if not self.undoable:
             return None

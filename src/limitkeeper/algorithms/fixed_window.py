@@ -11,7 +11,7 @@ Worst case in any interval of W: 2 × count (the double burst at the boundary).
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Literal
 
 try:
     import cython
@@ -19,7 +19,7 @@ except ModuleNotFoundError:
     from limitkeeper import _cython_shim as cython  # type: ignore[no-redef]
 
 from ..errors import InvalidLimit
-from ..rate import Duration
+from ..rate import Duration, RateValue
 
 if cython.compiled:
     from cython.cimports.limitkeeper.algorithms.constants import NEVER, REFUSED, TOP
@@ -29,7 +29,9 @@ else:
     from .limit import Answer, Limit, State
 
 
-from .limit import option
+from .limit import StateData, option
+
+Align = Literal["clock", "first"]
 
 
 @cython.cfunc
@@ -153,19 +155,19 @@ class FixedWindow(Limit):
     __slots__ = ()
     kind = "fixed window"
 
-    def __init__(self, rate: Any, align: Any = None, *, per: Duration | None = None) -> None:
+    def __init__(self, rate: RateValue, align: Align | None = None, *, per: Duration | None = None) -> None:
         given = self._read(rate, per, ("align",))
-        align = option("align", align, given, rate)
-        if align not in (None, "clock", "first"):
-            raise InvalidLimit(f"{rate!r}: align must be 'clock' or 'first', got {align!r}")
-        self.aligned = align != "first"
+        chosen = option("align", align, given, rate)
+        if chosen not in (None, "clock", "first"):
+            raise InvalidLimit(f"{rate!r}: align must be 'clock' or 'first', got {chosen!r}")
+        self.aligned = chosen != "first"
         self.rule = decide
         self.undo = give_back
         words = f"{self.kind} {self.rate}"
         self._seal(words if self.aligned else f"{words} align first")
 
     @cython.ccall
-    def convert(self, old: Limit, state: Any, now_us: cython.longlong) -> Any:
+    def convert(self, old: Limit, state: StateData, now_us: cython.longlong) -> StateData:
         """Keeps the units used, in the current window."""
         window, used, _ = state
         if now_us >= window + old.window:

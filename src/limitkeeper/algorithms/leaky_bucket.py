@@ -8,22 +8,20 @@ same results on every trace; only the parameters differ in name. Worst case in a
 
 from __future__ import annotations
 
-from typing import Any
-
 try:
     import cython
 except ModuleNotFoundError:
     from limitkeeper import _cython_shim as cython  # type: ignore[no-redef]
 
 from ..errors import InvalidLimit
-from ..rate import Duration, whole
+from ..rate import Count, Duration, RateValue, whole
 
 if cython.compiled:
     from cython.cimports.limitkeeper.algorithms.limit import Limit
 else:
     from .limit import Limit
 
-from .limit import option
+from .limit import StateData, option
 from .token_bucket import TokenBucket, convert_level
 
 
@@ -34,12 +32,12 @@ class LeakyBucket(Limit):
     __slots__ = ()
     kind = "leaky bucket"
 
-    def __init__(self, rate: Any, capacity: Any = None, *, per: Duration | None = None) -> None:
+    def __init__(self, rate: RateValue, capacity: Count | None = None, *, per: Duration | None = None) -> None:
         given = self._read(rate, per, ("capacity",))
-        capacity = option("capacity", capacity, given, rate)
-        if capacity is None:
+        size = option("capacity", capacity, given, rate)
+        if size is None:
             raise InvalidLimit(f'{rate!r}: a leaky bucket needs a capacity; write "5/s capacity 10" or capacity=10')
-        self.capacity = self.initial = whole(capacity, "capacity", rate)
+        self.capacity = self.initial = whole(size, "capacity", rate)
         self._scale(self.capacity)
         twin: Limit = TokenBucket(self.rate, self.capacity)
         self.rule = twin.rule
@@ -47,5 +45,5 @@ class LeakyBucket(Limit):
         self._seal(f"{self.kind} {self.rate} capacity {self.capacity}")
 
     @cython.ccall
-    def convert(self, old: Limit, state: Any, now_us: cython.longlong) -> Any:
+    def convert(self, old: Limit, state: StateData, now_us: cython.longlong) -> StateData:
         return convert_level(self, old, state, now_us)

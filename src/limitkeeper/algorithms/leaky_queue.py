@@ -12,14 +12,12 @@ Rejected: a queue of requests drained by a thread (a timer per key); computing t
 
 from __future__ import annotations
 
-from typing import Any
-
 try:
     import cython
 except ModuleNotFoundError:
     from limitkeeper import _cython_shim as cython  # type: ignore[no-redef]
 
-from ..rate import MAX_COUNT, Duration, whole
+from ..rate import MAX_COUNT, Count, Duration, RateValue, whole
 
 if cython.compiled:
     from cython.cimports.limitkeeper.algorithms.constants import NEVER, REFUSED, TOP
@@ -29,7 +27,7 @@ else:
     from .limit import Answer, Limit, State
 
 
-from .limit import option
+from .limit import StateData, option
 from .token_bucket import convert_level
 
 
@@ -146,24 +144,24 @@ class LeakyBucketQueue(Limit):
     __slots__ = ()
     kind = "leaky bucket queue"
 
-    def __init__(self, rate: Any, capacity: Any = None, *, per: Duration | None = None) -> None:
+    def __init__(self, rate: RateValue, capacity: Count | None = None, *, per: Duration | None = None) -> None:
         given = self._read(rate, per, ("capacity",))
-        capacity = option("capacity", capacity, given, rate)
+        size = option("capacity", capacity, given, rate)
         self.refunds = False
-        if capacity is None:
+        if size is None:
             self._scale(self.count)
             self.full = TOP // 2
             self.capacity = self.initial = min(MAX_COUNT, self.full // self.unit)
             self.horizon = (TOP - self.full - self.gain) // self.gain
         else:
-            self.capacity = self.initial = whole(capacity, "capacity", rate)
+            self.capacity = self.initial = whole(size, "capacity", rate)
             self._scale(self.capacity)
         self.rule = decide
         self.undo = give_back
-        self.bounded = capacity is not None
+        self.bounded = size is not None
         words = f"{self.kind} {self.rate}"
-        self._seal(words if capacity is None else f"{words} capacity {self.capacity}")
+        self._seal(words if size is None else f"{words} capacity {self.capacity}")
 
     @cython.ccall
-    def convert(self, old: Limit, state: Any, now_us: cython.longlong) -> Any:
+    def convert(self, old: Limit, state: StateData, now_us: cython.longlong) -> StateData:
         return convert_level(self, old, state, now_us)

@@ -19,6 +19,7 @@ times a count exceed 2^53).
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import gcd
 from typing import Any
 
@@ -28,12 +29,17 @@ except ModuleNotFoundError:
     from limitkeeper import _cython_shim as cython  # type: ignore[no-redef]
 
 from ..errors import ConfigurationError, InvalidLimit
-from ..rate import Duration, Rate, period_text, read_rate
+from ..rate import Duration, Rate, RateValue, period_text, read_rate
 from .constants import TOP
 
 if not cython.compiled:
     State = tuple[int, int, int]
     Answer = tuple[int, int, int, int, int, int, int]
+
+#: A state as plain data: three integers, or the (moment, cost) entries of a log and two zeros.
+StateData = tuple[Any, int, int]
+#: What `Limit.decide` returns: the new state, then start, retry_at, remaining and reset_at.
+Result = tuple[Any, int, int, int, int, int, int]
 
 
 @cython.cclass
@@ -72,7 +78,7 @@ class Limit:
     def __init__(self) -> None:
         raise TypeError("Limit is an abstract base class; use TokenBucket, FixedWindow, SlidingWindowLog, …")
 
-    def _read(self, rate: Any, per: Duration | None, options: tuple[str, ...] = ()) -> dict[str, int | str]:
+    def _read(self, rate: RateValue, per: Duration | None, options: tuple[str, ...] = ()) -> dict[str, int | str]:
         """Parses the rate and sets the fields that all limits have; returns the options found in the text."""
         if isinstance(rate, str) and rate.strip().lower().startswith(self.kind + " "):
             rate = rate.strip()[len(self.kind) :]
@@ -86,8 +92,8 @@ class Limit:
         self.reserves = self.refunds = True
         self.logs = self.aligned = self.bounded = False
         if not cython.compiled:
-            self.rule: Any = None
-            self.undo: Any = None
+            self.rule: Callable[..., Answer]
+            self.undo: Callable[..., State]
         return given
 
     def _scale(self, tokens: int) -> None:
@@ -118,17 +124,17 @@ class Limit:
         if not cython.compiled:
             self._sealed = True
 
-    def decide(self, state: Any, now: int, cost: int = 1, max_wait: int = 0, not_before: int = 0) -> Any:
+    def decide(self, state: StateData, now: int, cost: int = 1, max_wait: int = 0, not_before: int = 0) -> Result:
         """Calls the algorithm directly, in ticks, for simulators and tests. `state` is three integers."""
         a, b, c = state
         return self.rule(self, a, b, c, now, max(now, not_before), cost, max_wait)
 
-    def give_back(self, state: Any, now: int, cost: int, charged_at: int, charged: int = -1) -> Any:
+    def give_back(self, state: StateData, now: int, cost: int, charged_at: int, charged: int = -1) -> StateData:
         """Removes a charge from a state directly, in ticks."""
         a, b, c = state
         return self.undo(self, a, b, c, now, cost, cost if charged < 0 else charged, charged_at)
 
-    def new(self, birth_us: int = 0) -> Any:
+    def new(self, birth_us: int = 0) -> StateData:
         """The state of an unseen key in a store where the limit was registered at `birth_us`."""
         return self.unseen(birth_us)
 
@@ -141,7 +147,7 @@ class Limit:
         return (0, 0, 0)
 
     @cython.ccall
-    def convert(self, old: Limit, state: Any, now_us: cython.longlong) -> Any:
+    def convert(self, old: Limit, state: StateData, now_us: cython.longlong) -> StateData:
         """Converts a state of `old`, another rate under the same name, to this limit, and clamps it."""
         return state
 
@@ -167,7 +173,7 @@ class Limit:
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.text.removeprefix(self.kind).strip()!r})"
 
-    def __reduce__(self) -> Any:
+    def __reduce__(self) -> tuple[object, ...]:
         return type(self), (self.text.removeprefix(self.kind).strip(),)
 
     def __copy__(self) -> Limit:
@@ -180,7 +186,7 @@ class Limit:
     kind = ""
 
 
-def option(name: str, argument: object, given: dict[str, int | str], text: object) -> Any:
+def option(name: str, argument: object, given: dict[str, int | str], text: object) -> object:
     """The value of an option given in the text or as an argument; raises InvalidLimit when given in both."""
     if argument is not None and name in given:
         raise InvalidLimit(f"{text!r} with {name}={argument!r}: duplicate option {name!r}; give it once")
@@ -189,8 +195,8 @@ def option(name: str, argument: object, given: dict[str, int | str], text: objec
 
 def does_not_fit(limit: Limit, size: int, most: int) -> str:
     """The error message for a limit beyond exact integers; it names the nearest limit that fits (a period in coarser ticks)."""
-    tick: Any = 10
-    period: Any = int(limit.period)
+    tick: int = 10
+    period: int = int(limit.period)
     while size * (period // tick) > most:
         tick *= 10
     ticks = max(1, (period + tick // 2) // tick)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from difflib import get_close_matches
-from typing import Any
 
 from ..errors import ConfigurationError, InvalidLimit
 from . import ALGORITHMS
@@ -41,7 +40,7 @@ def parse_limits(text: str) -> list[Limit]:
     return [parse_limit(part) for part in parts]
 
 
-def named_limits(limits: Any, name: str | None) -> dict[str, Limit]:
+def named_limits(limits: object, name: str | None) -> dict[str, Limit]:
     """The limits of a limiter by name, from one limit, a mapping, a text, or a sequence of limits.
 
     The default name of a limit is its text, so that equal limits share state and different ones do not. In a limiter with
@@ -71,7 +70,7 @@ def named_limits(limits: Any, name: str | None) -> dict[str, Limit]:
     return found
 
 
-def _steady_names(limits: list[Any], name: str) -> list[str]:
+def _steady_names(limits: list[object], name: str) -> list[str]:
     if len(limits) == 1:
         return [name]
     kinds = [getattr(type(one), "kind", "") for one in limits]

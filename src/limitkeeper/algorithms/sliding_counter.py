@@ -9,15 +9,13 @@ Worst case in any interval of W: 2 × count (all at the end of one window, then 
 
 from __future__ import annotations
 
-from typing import Any
-
 try:
     import cython
 except ModuleNotFoundError:
     from limitkeeper import _cython_shim as cython  # type: ignore[no-redef]
 
 from ..errors import InvalidLimit
-from ..rate import Duration
+from ..rate import Duration, RateValue
 
 if cython.compiled:
     from cython.cimports.limitkeeper.algorithms.constants import NEVER, REFUSED
@@ -28,7 +26,7 @@ else:
 
 
 from .constants import TOP
-from .limit import does_not_fit
+from .limit import StateData, does_not_fit
 
 
 @cython.cfunc
@@ -115,7 +113,7 @@ class SlidingWindowCounter(Limit):
     __slots__ = ()
     kind = "sliding window counter"
 
-    def __init__(self, rate: Any, *, per: Duration | None = None) -> None:
+    def __init__(self, rate: RateValue, *, per: Duration | None = None) -> None:
         self._read(rate, per)
         size: int = self.period
         tick = 1
@@ -133,7 +131,7 @@ class SlidingWindowCounter(Limit):
         self._seal(f"{self.kind} {self.rate}")
 
     @cython.ccall
-    def convert(self, old: Limit, state: Any, now_us: cython.longlong) -> Any:
+    def convert(self, old: Limit, state: StateData, now_us: cython.longlong) -> StateData:
         """Keeps both counters when the windows are equally long; otherwise counts their sum as used now."""
         window, cur, prev = old.undo(old, state[0], state[1], state[2], now_us // old.tick, 0, 0, 0)
         if old.window * old.tick == self.window * self.tick:

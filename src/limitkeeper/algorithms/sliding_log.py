@@ -14,6 +14,7 @@ refused call therefore writes nothing. Worst case in any interval of W: count, e
 from __future__ import annotations
 
 from array import array
+from collections.abc import Iterable, MutableSequence
 from typing import Any
 
 try:
@@ -21,7 +22,7 @@ try:
 except ModuleNotFoundError:
     from limitkeeper import _cython_shim as cython  # type: ignore[no-redef]
 
-from ..rate import Duration
+from ..rate import Duration, RateValue
 
 if cython.compiled:
     from cython.cimports.cpython.array import array as c_array
@@ -30,6 +31,11 @@ if cython.compiled:
 else:
     from .constants import MAX_WAIT, NEVER, REFUSED
     from .limit import Answer, Limit, State
+
+from .limit import Result, StateData
+
+Integers = MutableSequence[int]
+Entries = Iterable[tuple[int, int]]
 
 
 @cython.cfunc
@@ -223,7 +229,7 @@ def give_back(
     return (0, 0, state)
 
 
-def new_log(entries: Any, room: int = 0) -> Any:
+def new_log(entries: Entries, room: int = 0) -> Integers:
     """Makes a log, an array of integers, from (moment, cost) pairs in order."""
     pairs = list(entries)
     room = max(room, len(pairs), 1)
@@ -236,7 +242,7 @@ def new_log(entries: Any, room: int = 0) -> Any:
     return log
 
 
-def read_log(log: Any) -> list[tuple[int, int]]:
+def read_log(log: Integers) -> list[tuple[int, int]]:
     """The (moment, cost) pairs of a log."""
     entries, before = [], log[3]
     for i in range(log[1]):
@@ -247,11 +253,11 @@ def read_log(log: Any) -> list[tuple[int, int]]:
 
 
 @cython.cfunc
-def memory_of(log: Any) -> cython.longlong:
+def memory_of(log: object) -> cython.longlong:
     """The `state` argument of `decide` for an array: its address when compiled, otherwise the array."""
     if cython.compiled:
         return cython.cast(cython.longlong, cython.cast(c_array, log).data.as_longlongs)
-    return log  # type: ignore[no-any-return]
+    return log  # type: ignore[return-value]
 
 
 @cython.cfunc
@@ -274,32 +280,32 @@ class SlidingWindowLog(Limit):
     __slots__ = ()
     kind = "sliding window log"
 
-    def __init__(self, rate: Any, *, per: Duration | None = None) -> None:
+    def __init__(self, rate: RateValue, *, per: Duration | None = None) -> None:
         self._read(rate, per)
         self.logs = True
         self.rule = decide
         self.undo = give_back
         self._seal(f"{self.kind} {self.rate}")
 
-    def decide(self, state: Any, now: int, cost: int = 1, max_wait: int = 0, not_before: int = 0) -> Any:
-        """As every rule's; the state is a tuple of (moment, cost) pairs, and two zeros."""
+    def decide(self, state: StateData, now: int, cost: int = 1, max_wait: int = 0, not_before: int = 0) -> Result:
+        """As `Limit.decide`; the state is a tuple of (moment, cost) pairs and two zeros."""
         log = new_log(state[0], len(state[0]) + 1)
         answer = self.rule(self, 0, 0, memory_of(log), now, max(now, not_before), cost, max_wait)
         if answer[3] >= 0 and cost:
             write(memory_of(log), self.window, now, answer[0], answer[1])
         return (tuple(read_log(log)) if answer[3] >= 0 else state[0], 0, 0, *answer[3:])
 
-    def give_back(self, state: Any, now: int, cost: int, charged_at: int, charged: int = -1) -> Any:
+    def give_back(self, state: StateData, now: int, cost: int, charged_at: int, charged: int = -1) -> StateData:
         log = new_log(state[0], len(state[0]) + 1)
         change = self.undo(self, 0, 0, memory_of(log), now, cost, cost, charged_at)
         if change[1]:
             write(memory_of(log), self.window, now, change[0], change[1])
         return (tuple(read_log(log)), 0, 0)
 
-    def new(self, birth_us: int = 0) -> Any:
+    def new(self, birth_us: int = 0) -> StateData:
         return ((), 0, 0)
 
     @cython.ccall
-    def convert(self, old: Limit, state: Any, now_us: cython.longlong) -> Any:
+    def convert(self, old: Limit, state: StateData, now_us: cython.longlong) -> StateData:
         """Entries are times in microseconds, which do not depend on the rate."""
         return state

@@ -14,15 +14,13 @@ reservation (a clock that goes back would then look like a reservation and lock 
 
 from __future__ import annotations
 
-from typing import Any
-
 try:
     import cython
 except ModuleNotFoundError:
     from limitkeeper import _cython_shim as cython  # type: ignore[no-redef]
 
 from ..errors import InvalidLimit
-from ..rate import Duration, whole
+from ..rate import Count, Duration, RateValue, whole
 
 if cython.compiled:
     from cython.cimports.limitkeeper.algorithms.constants import NEVER, REFUSED, TOP
@@ -32,7 +30,7 @@ else:
     from .limit import Answer, Limit, State
 
 
-from .limit import option
+from .limit import StateData, option
 
 
 @cython.cfunc
@@ -157,12 +155,14 @@ class TokenBucket(Limit):
     __slots__ = ()
     kind = "token bucket"
 
-    def __init__(self, rate: Any, burst: Any = None, initial: Any = None, *, per: Duration | None = None) -> None:
+    def __init__(
+        self, rate: RateValue, burst: Count | None = None, initial: Count | None = None, *, per: Duration | None = None
+    ) -> None:
         given = self._read(rate, per, ("burst", "initial"))
-        burst = option("burst", burst, given, rate)
-        self.capacity = whole(self.count if burst is None else burst, "burst", rate)
-        initial = option("initial", initial, given, rate)
-        self.initial = self.capacity if initial is None else whole(initial, "initial", rate, least=0)
+        size = option("burst", burst, given, rate)
+        self.capacity = whole(self.count if size is None else size, "burst", rate)
+        level = option("initial", initial, given, rate)
+        self.initial = self.capacity if level is None else whole(level, "initial", rate, least=0)
         if self.initial > self.capacity:
             raise InvalidLimit(f"{rate!r}: initial must be at most burst ({self.capacity}), got {self.initial}")
         self._scale(self.capacity)
@@ -177,18 +177,18 @@ class TokenBucket(Limit):
         return self.capacity
 
     @cython.ccall
-    def convert(self, old: Limit, state: Any, now_us: cython.longlong) -> Any:
+    def convert(self, old: Limit, state: StateData, now_us: cython.longlong) -> StateData:
         return convert_level(self, old, state, now_us)
 
 
 GCRA = TokenBucket
 
 
-def convert_level(new: Limit, old: Limit, state: Any, now_us: int) -> Any:
+def convert_level(new: Limit, old: Limit, state: StateData, now_us: int) -> StateData:
     """Converts the tokens missing to the new units and clamps them to the new size; keeps what is reserved ahead."""
     at, taken, _ = old.undo(old, state[0], state[1], state[2], now_us // old.tick, 0, 0, 0)
     # Products of both units exceed 64 bits, so Python's integers are used.
-    scale: Any = (int(new.unit), int(old.unit), int(new.tick), int(old.tick))
+    scale: tuple = (int(new.unit), int(old.unit), int(new.tick), int(old.tick))  # type: ignore[type-arg]
     ahead = max(0, taken - old.full) * scale[0] // scale[1]
     missing = -(-min(taken, old.full) * scale[0] // scale[1])
     return (-(-at * scale[3] // scale[2]), min(TOP, min(missing, new.full) + ahead), 0)

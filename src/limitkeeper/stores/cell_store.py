@@ -13,7 +13,6 @@ from __future__ import annotations
 import gc
 import threading
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 try:
     import cython
@@ -50,11 +49,12 @@ else:
 
 
 from ..algorithms.all_of import join_results
+from ..algorithms.limit import StateData
 from ..clock import SYSTEM, Clock
 from ..decision import STORE
 from ..errors import ConfigurationError
 from ..fork import reset_after_fork
-from .contract import Booking
+from .contract import Booking, KeyState
 
 
 @cython.cclass
@@ -102,7 +102,7 @@ class CellStore(Store):
         self.offset_us = 0 if self.system is None else self.system.offset_us
 
     @property
-    def clock(self) -> Any:
+    def clock(self) -> Clock:
         return self._clock
 
     @cython.cfunc
@@ -180,11 +180,11 @@ class CellStore(Store):
         """Deletes the state of one key."""
         raise NotImplementedError
 
-    def pairs(self, handle: LimitHandle) -> list[tuple[str, int, Any]]:
+    def pairs(self, handle: LimitHandle) -> list[tuple[str, int, StateData]]:
         """(key, unit, state as plain data) of every key of a limit."""
         raise NotImplementedError
 
-    def saved(self, handle: LimitHandle, key: str, now_us: int) -> Any:
+    def saved(self, handle: LimitHandle, key: str, now_us: int) -> StateData | None:
         """A key's state as plain data in its limit's units; None when there is none."""
         raise NotImplementedError
 
@@ -192,7 +192,7 @@ class CellStore(Store):
         """The limit with this unit number."""
         raise NotImplementedError
 
-    def in_units(self, handle: LimitHandle, unit: int, state: Any, now_us: int) -> Any:
+    def in_units(self, handle: LimitHandle, unit: int, state: StateData, now_us: int) -> StateData:
         """Converts a state from the units of another rate under the same name."""
         if unit == handle.unit or handle.limit.logs:
             return state
@@ -435,14 +435,14 @@ class CellStore(Store):
             if collecting:
                 gc.enable()
 
-    def rebooked(self, turns: list[Any], now_us: int) -> list[Decision | None]:
-        claims = {(claim.limit.identity, claim.key): claim for turn in turns for claim in turn[0]}
+    def rebooked(self, bookings: list[Booking], now_us: int) -> list[Decision | None]:
+        claims = {(claim.limit.identity, claim.key): claim for booking in bookings for claim in booking.claims}
         saved = [(claim, self.saved(self.handle_of(claim.limit), claim.key, now_us)) for claim in claims.values()]
-        for asked, charged_at, _, stays, _ in reversed(turns):
+        for asked, charged_at, _, stays, _ in reversed(bookings):
             if not stays or charged_at > now_us:
                 self.give_back_all(list(asked), charged_at, now_us)
         found: list[Decision | None] = []
-        for asked, charged_at, deadline_us, stays, _ in turns:
+        for asked, charged_at, deadline_us, stays, _ in bookings:
             if not stays or charged_at <= now_us:
                 found.append(None)
                 continue
@@ -450,27 +450,29 @@ class CellStore(Store):
             again = list(asked)
             decision: Decision = join_results(again, now_us, self.charge(again, bounded_wait_us(left), True, now_us, 0))
             if not decision.allowed or decision.start_us > charged_at:
-                return self.put_back(turns, saved, now_us)
+                return self.put_back(bookings, saved, now_us)
             found.append(decision)
         return found
 
-    def put_back(self, turns: list[Any], saved: list[Any], now_us: int) -> list[Decision | None]:
+    def put_back(
+        self, bookings: list[Booking], saved: list[tuple[Claim, StateData | None]], now_us: int
+    ) -> list[Decision | None]:
         """Undoes a rebooking that would delay a waiter: restores the states and gives back only the leaving bookings."""
         for claim, state in saved:
             self.replace(self.handle_of(claim.limit), claim.key, state, now_us)
-        for asked, charged_at, _, stays, _ in reversed(turns):
+        for asked, charged_at, _, stays, _ in reversed(bookings):
             if not stays:
                 self.give_back_all(list(asked), charged_at, now_us)
-        return [None] * len(turns)
+        return [None] * len(bookings)
 
-    def replace(self, handle: LimitHandle, key: str, state: Any, now_us: int) -> None:
+    def replace(self, handle: LimitHandle, key: str, state: StateData | None, now_us: int) -> None:
         """Replaces a key's state by one given as plain data; None deletes it."""
         self.discard(handle, key)
         if state is not None:
             self.restore(handle, key, state, now_us)
 
     @cython.cfunc
-    def restore(self, handle: LimitHandle, key: str, state: Any, now_us: cython.longlong) -> cython.int:
+    def restore(self, handle: LimitHandle, key: str, state: StateData, now_us: cython.longlong) -> cython.int:
         """Stores a state given as plain data: three integers, or the entries of a log."""
         full: cython.bint = self.is_full(handle, 1, now_us)
         if not handle.limit.logs:
@@ -492,12 +494,12 @@ class CellStore(Store):
         finally:
             self.end()
 
-    def items(self, limit: NamedLimit) -> Iterable[tuple[str, Any]]:
+    def items(self, limit: NamedLimit) -> Iterable[KeyState]:
         handle: LimitHandle = self.handle(limit)
         now_us = self.now()
         return [(key, self.in_units(handle, unit, state, now_us)) for key, unit, state in self.pairs(handle)]
 
-    def load(self, limit: NamedLimit, items: Iterable[tuple[str, Any]]) -> None:
+    def load(self, limit: NamedLimit, items: Iterable[KeyState]) -> None:
         pairs = list(items)
         for key, _ in pairs:
             if type(key) is not str:
@@ -522,14 +524,14 @@ class CellStore(Store):
         self._lock = threading.RLock()
 
 
-def bounded_wait_us(max_wait_us: Any) -> int:
+def bounded_wait_us(max_wait_us: int | None) -> int:
     """A wait in microseconds, at most MAX_WAIT; None means without bound."""
     if max_wait_us is None or max_wait_us > MAX_WAIT:
         return MAX_WAIT
     return int(max_wait_us)
 
 
-def checked(claims: Any) -> Any:
+def checked(claims: Iterable[Claim]) -> list[Claim]:
     """The claims of one decision as a list; raises ConfigurationError for no claims and for duplicates of a limit and key."""
     asked = list(claims)
     if not asked:
@@ -561,7 +563,7 @@ def is_twice(claims: list) -> cython.bint:  # type: ignore[type-arg]
     return False
 
 
-def only_claims(claims: Any) -> None:
+def only_claims(claims: Iterable[object]) -> None:
     """Raises TypeError for anything but a Claim: the compiled code below does not check types."""
     for claim in claims:
         if not isinstance(claim, Claim):

@@ -10,7 +10,7 @@ import os
 from collections import OrderedDict
 from typing import Any
 
-from ..algorithms.limit import Limit
+from ..algorithms.limit import Limit, StateData
 from ..algorithms.sliding_log import new_log, prune, read_log
 from ..errors import ConfigurationError
 
@@ -114,13 +114,13 @@ class Table:
             cell.c = new_log(read_log(cell.c), room * 2 if n == room else room // 4)
         return True
 
-    def state_of(self, cell: Cell) -> Any:
+    def state_of(self, cell: Cell) -> StateData:
         """The state as plain data: three integers, or the entries of a log."""
         if self.logs:
             return (tuple(read_log(cell.c)) if cell.c else (), 0, 0)
         return (cell.a, cell.b, cell.c)
 
-    def saved(self, key: str) -> Any:
+    def saved(self, key: str) -> tuple[int, StateData | None]:
         """A key's unit and state as plain data; (0, None) without a cell."""
         cell = self.find(key)
         return (0, None) if cell is None else (cell.unit, self.state_of(cell))
@@ -129,7 +129,7 @@ class Table:
         self.capacity.live -= len(self._cells)
         self._cells.clear()
 
-    def items(self) -> list[tuple[str, int, Any]]:
+    def items(self) -> list[tuple[str, int, StateData]]:
         return [(key, cell.unit, self.state_of(cell)) for key, cell in list(self._cells.items()) if cell.unit]
 
     def unit_of(self, limit: Limit, now_us: int) -> int:

@@ -8,7 +8,7 @@ the async methods call the sync ones.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 try:
     import cython
@@ -24,7 +24,10 @@ else:
     from ..algorithms.constants import MAX_WAIT
     from ..decision import Decision
 
+from ..clock import Clock
 from ..decision import STORE
+
+KeyState = tuple[str, Any]  # a key and its state as plain data
 
 
 class Booking(NamedTuple):
@@ -54,12 +57,12 @@ class Store:
         return False
 
     @property
-    def clock(self) -> Any:
+    def clock(self) -> Clock:
         raise NotImplementedError
 
     def now_us(self) -> int:
         """The store's time, in microseconds since 1970."""
-        return int(self.clock.now_us())
+        return self.clock.now_us()
 
     def register(self, limit: NamedLimit) -> None:
         """Called when a limiter with this limit is created. `initial` counts from the first call."""
@@ -119,11 +122,11 @@ class Store:
         """Deletes the state of the claims' keys."""
         raise NotImplementedError
 
-    def items(self, limit: NamedLimit) -> Iterable[tuple[str, Any]]:
+    def items(self, limit: NamedLimit) -> Iterable[KeyState]:
         """(key, state) of every key of a limit, for dashboards and hand-over."""
         raise NotImplementedError
 
-    def load(self, limit: NamedLimit, items: Iterable[tuple[str, Any]]) -> None:
+    def load(self, limit: NamedLimit, items: Iterable[KeyState]) -> None:
         """Stores (key, state) pairs returned by `items`, replacing the present state."""
         raise NotImplementedError
 
@@ -159,7 +162,7 @@ class Store:
     async def arebook(self, bookings: Sequence[Booking]) -> list[Decision | None]:
         return self.rebook(bookings)
 
-    async def aload(self, limit: NamedLimit, items: Iterable[tuple[str, Any]]) -> None:
+    async def aload(self, limit: NamedLimit, items: Iterable[KeyState]) -> None:
         self.load(limit, items)
 
     async def areset(self, claims: Sequence[Claim]) -> None:
@@ -168,13 +171,13 @@ class Store:
     async def aclose(self) -> None:
         self.close()
 
-    def __enter__(self) -> Any:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exc: object) -> None:
         self.close()
 
-    async def __aenter__(self) -> Any:
+    async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(self, *exc: object) -> None:

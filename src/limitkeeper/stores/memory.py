@@ -41,6 +41,7 @@ else:
 
     CellPointer = Any
 
+from ..algorithms.limit import StateData
 from ..clock import Clock
 from ..errors import ConfigurationError
 
@@ -57,7 +58,7 @@ class MemoryStore(CellStore):
         self.capacity = Capacity(max_keys)
         self.calls = 0
         self._own = type(self).decide is CellStore.decide
-        self._tables: dict[Any, Table] = {}
+        self._tables: dict[tuple[str, str, str], Table] = {}
 
     @property
     def overflow(self) -> int:
@@ -81,11 +82,11 @@ class MemoryStore(CellStore):
     def discard(self, handle: LimitHandle, key: str) -> None:
         handle.cells.discard(key)
 
-    def pairs(self, handle: LimitHandle) -> list[tuple[str, int, Any]]:
+    def pairs(self, handle: LimitHandle) -> list[tuple[str, int, StateData]]:
         with self._lock:
             return handle.cells.items()
 
-    def saved(self, handle: LimitHandle, key: str, now_us: int) -> Any:
+    def saved(self, handle: LimitHandle, key: str, now_us: int) -> StateData | None:
         unit, state = handle.cells.saved(key)
         return state if state is None else self.in_units(handle, unit, state, now_us)
 

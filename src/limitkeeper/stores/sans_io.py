@@ -31,7 +31,7 @@ class Call(NamedTuple):
     target: Any
     method: str
     args: tuple[Any, ...] = ()
-    kwargs: Mapping[str, Any] = MappingProxyType({})
+    kwargs: Mapping[str, object] = MappingProxyType({})
 
 
 class UntilRefused(list[Call]):
@@ -64,8 +64,8 @@ async def aperform_call(call: Call) -> Any:
     return await getattr(call.target, "a" + call.method)(*call.args, **call.kwargs)
 
 
-def attempt_all(calls: Sequence[Call], attempt: Callable[[Call], Any]) -> list[Any]:
-    answers: list[Any] = []
+def attempt_all(calls: Sequence[Call], attempt: Callable[[Call], object]) -> list[object]:
+    answers: list[object] = []
     for call in calls:
         answers.append(attempt(call))
         if not answers[-1] and isinstance(calls, UntilRefused):
@@ -75,20 +75,20 @@ def attempt_all(calls: Sequence[Call], attempt: Callable[[Call], Any]) -> list[A
 
 def run(
     plan: Plan[T],
-    perform: Callable[[Call], Any] = perform_call,
+    perform: Callable[[Call], object] = perform_call,
     sleep: Callable[[float], object] | None = None,
-    perform_all: Callable[[list[Call]], list[Any]] | None = None,
+    perform_all: Callable[[list[Call]], Sequence[object]] | None = None,
 ) -> T:
     """Performs a plan with blocking calls. `sleep` is the clock's; a plan that never pauses needs none. `perform_all` makes
     the calls of a list together (all are written before the first reply is read)."""
 
-    def attempt(call: Call) -> Any:
+    def attempt(call: Call) -> object:
         try:
             return perform(call)
         except StoreError as error:
             return error
 
-    answer: Any = None
+    answer: object = None
     try:
         step = plan.send(None)
         while True:
@@ -112,18 +112,18 @@ def run(
 
 async def arun(
     plan: Plan[T],
-    perform: Callable[[Call], Awaitable[Any]] = aperform_call,
+    perform: Callable[[Call], Awaitable[object]] = aperform_call,
     sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
 ) -> T:
     """Performs a plan on an event loop; the calls of one list run concurrently."""
 
-    async def attempt(call: Call) -> Any:
+    async def attempt(call: Call) -> object:
         try:
             return await perform(call)
         except StoreError as error:
             return error
 
-    answer: Any = None
+    answer: object = None
     try:
         step = plan.send(None)
         while True:

@@ -17,7 +17,7 @@ import re
 from collections.abc import Callable, Iterable
 from importlib import import_module
 from typing import Any
-from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
+from urllib.parse import SplitResult, parse_qsl, unquote, urlencode, urlsplit
 
 from ..errors import ConfigurationError, InvalidLimit
 from ..rate import duration_us
@@ -77,7 +77,7 @@ def maker_of(scheme: str, url: str) -> Callable[..., Store]:
 # Stores ------------------------------------------------------------------------------------------------------------
 
 
-def memory(url: str, parts: Any, options: Options) -> Store:
+def memory(url: str, parts: SplitResult, options: Options) -> Store:
     from .worker_warning import memory_store
 
     if parts.netloc or parts.path.strip("/"):
@@ -86,7 +86,7 @@ def memory(url: str, parts: Any, options: Options) -> Store:
     return memory_store(**{name: number(name, value, url) for name, value in options.items()})
 
 
-def shared(url: str, parts: Any, options: Options) -> Store:
+def shared(url: str, parts: SplitResult, options: Options) -> Store:
     if parts.netloc or len(parts.path) < 2:
         raise ConfigurationError(f"{masked(url)}: expected an absolute path after three slashes, as in shared:///run/app/limits")
     only(options, ("max_keys", "log_entries"), url)
@@ -94,7 +94,7 @@ def shared(url: str, parts: Any, options: Options) -> Store:
     return kind(unquote(parts.path), **{name: number(name, value, url) for name, value in options.items()})  # type: ignore[no-any-return]
 
 
-def redis(url: str, parts: Any, options: Options) -> Store:
+def redis(url: str, parts: SplitResult, options: Options) -> Store:
     for name in options:
         meant = nearest(name, WRAPPING, 0.75)
         if meant is not None:
@@ -104,7 +104,7 @@ def redis(url: str, parts: Any, options: Options) -> Store:
     return kind(f"{base}?{urlencode(options)}" if options else base)  # type: ignore[no-any-return]
 
 
-def sharded(url: str, parts: Any, options: Options) -> Store:
+def sharded(url: str, parts: SplitResult, options: Options) -> Store:
     """One Redis store per host, with the same credentials, database and options."""
     login, at, hosts = parts.netloc.rpartition("@")
     each = [host for host in hosts.split(",") if host]

@@ -25,7 +25,7 @@ import warnings
 import weakref
 from collections.abc import Mapping, Sequence
 from pathlib import PurePath
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ..clock import SYSTEM
 from ..errors import SeveralWorkers
@@ -74,7 +74,7 @@ def warn(what: str) -> None:
     warnings.warn(SeveralWorkers(f"{what}: {REMEDY}"), stacklevel=level)
 
 
-def several_workers(argv: Sequence[str], environment: Mapping[str, str], modules: Mapping[str, Any]) -> str | None:
+def several_workers(argv: Sequence[str], environment: Mapping[str, str], modules: Mapping[str, object]) -> str | None:
     """The name of the web server if this process is one of several workers of it; otherwise None."""
     if getattr(modules.get("uwsgi"), "numproc", 1) > 1:
         return "uwsgi"

@@ -33,7 +33,7 @@ class DeadlineStore(Store):
 
     @property
     def clock(self) -> Clock:
-        return self.inner.clock  # type: ignore[no-any-return]
+        return self.inner.clock
 
     @property
     def overflow(self) -> int:

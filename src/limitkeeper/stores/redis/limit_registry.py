@@ -108,7 +108,7 @@ def _convert(entry: LimitEntry, raw: bytes, fields: Mapping[bytes, bytes], now_u
     else:
         mine = fields.get(b"%x" % entry.fingerprint)
         moment = now_us if mine is None else min(now_us, _since(mine))
-        converted = limit.convert(parse_limit(old.partition(b" ")[2].decode()), stored.state, moment)
+        converted = limit.convert(parse_limit(old.partition(b" ")[2].decode()), stored.state, moment)  # type: ignore[arg-type]
     return converted
 
 

@@ -147,7 +147,7 @@ class ShardedStore(Store):
 
     @property
     def clock(self) -> Clock:
-        return self._first().clock  # type: ignore[no-any-return]
+        return self._first().clock
 
     def now_us(self) -> int:
         return self._first().now_us()
