@@ -24,8 +24,8 @@ def lockstep(limits: dict[str, Any], trace: list[Any], sweeping: bool = False) -
             continue
         if sweeping:
             store.sweep()
-        told, expected = real.step(step), ideal.step(step)
+        result, expected = real.step(step), ideal.step(step)
         assert store.now_us() == ideal.now_us, f"step {number}, {step}: the store's time is {store.now_us()}, not {ideal.now_us}"
-        assert told == expected, f"step {number}, {step}:\n  limiter {told}\n  model   {expected}"
+        assert result == expected, f"step {number}, {step}:\n  limiter {result}\n  model   {expected}"
         starts = [r.decision.start_us if r.decision else None for r in real.reservations]
         assert starts == [turn.start_us for turn in ideal.turns], f"step {number}, {step}: reservations start at other moments"

@@ -95,17 +95,17 @@ class Played:
             self.step(step)
 
     def begin(self) -> None:
-        """For whoever plays along."""
+        """Hook for subclasses."""
 
     def step(self, step: Any) -> None:
         if isinstance(step, Pass):
             self.now += step.ticks
         elif isinstance(step, Decide):
             wanted = self.now + step.late if step.late else 0
-            told = self.decide(self.now, step.cost, max(step.max_wait, step.late), wanted)
-            if told[0] is not None:
-                self.charges.append((told[0], step.cost))
-                self.admitted.append((told[0], step.cost))
+            result = self.decide(self.now, step.cost, max(step.max_wait, step.late), wanted)
+            if result[0] is not None:
+                self.charges.append((result[0], step.cost))
+                self.admitted.append((result[0], step.cost))
         elif step.back < len(self.charges):
             at, charged = self.charges[-1 - step.back]
             if isinstance(step, GiveBack) or at <= self.now:
@@ -145,14 +145,14 @@ class Compared(Played):
 
     def step(self, step: Any) -> None:
         super().step(step)
-        told, expected = self.rule.look(self.now), tuple(self.model.decide(self.now, 0, 0)[2:])
-        assert told == expected, f"after {step}: the rule says {told} remaining and reset, the model {expected}"
+        result, expected = self.rule.look(self.now), tuple(self.model.decide(self.now, 0, 0)[2:])
+        assert result == expected, f"after {step}: the rule says {result} remaining and reset, the model {expected}"
 
     def decide(self, *arguments: int) -> Any:
-        told, expected = self.rule.decide(*arguments), self.model.decide(*arguments)
-        seen = slice(4) if told[0] is None or expected[0] is None else slice(0, 4, 2)
-        assert told[seen] == expected[seen], f"decide{arguments}: the rule says {told}, the model {tuple(expected)}"
-        return told
+        result, expected = self.rule.decide(*arguments), self.model.decide(*arguments)
+        seen = slice(4) if result[0] is None or expected[0] is None else slice(0, 4, 2)
+        assert result[seen] == expected[seen], f"decide{arguments}: the rule says {result}, the model {tuple(expected)}"
+        return result
 
     def give_back(self, *arguments: Any) -> None:
         self.rule.give_back(*arguments)

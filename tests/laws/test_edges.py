@@ -89,7 +89,7 @@ def test_a_window_reserved_ahead_has_nothing_left_now() -> None:
 
 
 def test_a_refund_leaves_what_is_still_to_start() -> None:
-    """A hit is refunded in a store where nobody can move up: the one reserved ahead still counts when it starts."""
+    """A hit is refunded in a store that can't rebook: the one reserved ahead still counts when it starts."""
     limiter, clock = made(SlidingWindowLog("1/s"))
     limiter.hit("a")
     assert limiter.reserve("a").wait == 1.0

@@ -55,10 +55,10 @@ def test_the_plain_copy_gives_equal_answers() -> None:
     lines = recorded(200)
     environment = {**os.environ, "PYTHONPATH": os.path.abspath(str(PLAIN))}
     command = [sys.executable, str(Path(__file__).with_name("twin.py"))]
-    told = subprocess.run(
+    results = subprocess.run(
         command, input="\n".join(lines), env=environment, capture_output=True, text=True, check=True, timeout=120 * TIMES
     )
-    build, *theirs = told.stdout.splitlines()
+    build, *theirs = results.stdout.splitlines()
     assert build == "plain", f"{PLAIN} holds the {build} build"
     assert len(theirs) == len(lines)
     parted = [line for line, their in zip(lines, theirs, strict=True) if answers(line) != their]
@@ -70,12 +70,12 @@ def test_the_plain_copy_gives_equal_answers() -> None:
 def test_async_says_what_sync_says(drawn: tuple[list[Limit], list[Any]]) -> None:
     """Every verb of an AsyncLimiter answers as the Limiter's does."""
     some, trace = drawn
-    told = []
-    for colour in ("sync", "async"):
+    results = []
+    for mode in ("sync", "async"):
         clock = ManualClock(1_700_000_123.456789)
-        limiter = make_limiter(colour, {str(limit): limit for limit in some}, MemoryStore(clock=clock))
-        told.append(TracePlayer(limiter, clock).play(trace))
-    assert told[0] == told[1]
+        limiter = make_limiter(mode, {str(limit): limit for limit in some}, MemoryStore(clock=clock))
+        results.append(TracePlayer(limiter, clock).play(trace))
+    assert results[0] == results[1]
 
 
 @effort(200)
@@ -83,11 +83,11 @@ def test_async_says_what_sync_says(drawn: tuple[list[Limit], list[Any]]) -> None
 def test_a_meter_is_a_token_bucket_seen_from_the_other_side(drawn: tuple[LeakyBucket, list[Any]]) -> None:
     """`LeakyBucket(rate, c)` and `TokenBucket(rate, burst=c)` give the same answers on every trace."""
     meter, trace = drawn
-    told = []
+    results = []
     for limit in (meter, TokenBucket(meter.rate, burst=meter.capacity)):
         clock = ManualClock(1_700_000_123.456789)
-        told.append(TracePlayer(Limiter({"limit": limit}, store=MemoryStore(clock=clock)), clock).play(trace))
-    assert told[0] == told[1]
+        results.append(TracePlayer(Limiter({"limit": limit}, store=MemoryStore(clock=clock)), clock).play(trace))
+    assert results[0] == results[1]
 
 
 def test_gcra_is_the_token_bucket() -> None:

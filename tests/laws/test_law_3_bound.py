@@ -52,7 +52,7 @@ def test_common_starts_stay_within_the_bound(rule: type[Limit]) -> None:
 
 @every_rule
 def test_giving_back_stays_within_the_bound(rule: type[Limit]) -> None:
-    """Cancelled, settled and refunded: nobody gets what another has paid for."""
+    """Cancelled, settled and refunded: no caller gets what another was charged for."""
 
     @effort(200)
     @given(with_traces(rule, late=False, max_size=24))

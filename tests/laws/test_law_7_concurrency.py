@@ -30,17 +30,17 @@ def eager_collector() -> Iterator[None]:
 class Litter:
     """Garbage in a reference cycle, whose finaliser asks a limiter."""
 
-    def __init__(self, ask: Any, told: list[Decision]) -> None:
+    def __init__(self, ask: Any, decided: list[Decision]) -> None:
         self.me = self
         self.ask = ask
-        self.told = told
+        self.decided = decided
 
     def __del__(self) -> None:
-        self.told.append(self.ask())
+        self.decided.append(self.ask())
 
 
 def ask(limiter: Limiter, number: int) -> list[Decision]:
-    """One of the verbs in the middle of which a finaliser may run, and what it told about "a"."""
+    """One of the verbs in the middle of which a finaliser may run, and what it decided about "a"."""
     if number % 5 == 0:
         return limiter.hit_many(["a", "b", "a"])[::2]
     if number % 5 == 1:
@@ -58,13 +58,13 @@ def test_finalisers_that_hit_do_no_harm(kind: str, several: bool) -> None:
     """Whatever a finaliser takes during a decision is counted once, and the decision that it interrupted too."""
     limits = {"limit": FIFTY[kind], **({"other": FIFTY["token bucket"]} if several else {})}
     limiter = Limiter(limits, store=MemoryStore(clock=ManualClock(1_700_000_123.456789)))
-    told: list[Decision] = []
+    decided: list[Decision] = []
     with eager_collector():
         for number in range(120):
-            Litter(lambda: limiter.hit("a"), told)
-            told += ask(limiter, number)
+            Litter(lambda: limiter.hit("a"), decided)
+            decided += ask(limiter, number)
     gc.collect()
-    assert sum(decision.allowed for decision in told) == 50
+    assert sum(decision.allowed for decision in decided) == 50
     assert limiter.peek("a").remaining == 0
 
 
@@ -72,16 +72,16 @@ def test_finalisers_that_hit_do_no_harm(kind: str, several: bool) -> None:
 def test_threads_and_finalisers_together_are_exact(kind: str, eventually: Any) -> None:
     """A hundred threads that litter and hit: what passes is the limit, to the unit."""
     limiter = Limiter(FIFTY[kind], store=MemoryStore(clock=ManualClock(1_700_000_123.456789)))
-    told: list[Decision] = []
+    decided: list[Decision] = []
 
     def work(i: int) -> None:
-        Litter(lambda: limiter.hit("a"), told)
-        told.append(limiter.hit("a"))
+        Litter(lambda: limiter.hit("a"), decided)
+        decided.append(limiter.hit("a"))
 
     with eager_collector():
         run_threads(100, work)
-    eventually(lambda: (gc.collect(), len(told))[1] == 200)  # a collection that runs in another thread is not waited for
-    assert sum(decision.allowed for decision in told) == 50
+    eventually(lambda: (gc.collect(), len(decided))[1] == 200)  # a collection that runs in another thread is not waited for
+    assert sum(decision.allowed for decision in decided) == 50
 
 
 @every_kind
@@ -105,6 +105,6 @@ def test_many_keys_at_once_keep_their_own_counts() -> None:
     limiter = Limiter(FIFTY["token bucket"], store=MemoryStore(clock=ManualClock(1_700_000_123.456789)))
     keys = [f"key {n}" for n in range(300)]
     with eager_threads():
-        told = run_threads(20, lambda i: [[limiter.hit(key).allowed for key in keys] for _ in range(3)])
-    totals = [sum(rounds[turn][n] for rounds in told for turn in range(3)) for n in range(len(keys))]
+        decided = run_threads(20, lambda i: [[limiter.hit(key).allowed for key in keys] for _ in range(3)])
+    totals = [sum(rounds[turn][n] for rounds in decided for turn in range(3)) for n in range(len(keys))]
     assert totals == [50] * len(keys)

@@ -1,4 +1,4 @@
-"""Law 8: waiters are served in order of arrival, and whoever leaves holds nobody up. (More in `StoreContract`.)"""
+"""Law 8: waiters are served in order of arrival, and a waiter that leaves delays no other. (More in `StoreContract`.)"""
 
 from __future__ import annotations
 
@@ -51,11 +51,11 @@ def test_a_charge_given_back_at_once_was_never_made(rule: type[Limit]) -> None:
             return
         after = limit.give_back(tuple(after), now, cost, start)
         for probe in (1, 2, limit.capacity):
-            told, was = (limit.decide(state, now, probe, 0)[3:] for state in (after, before))
+            found, was = (limit.decide(state, now, probe, 0)[3:] for state in (after, before))
             if rule in EXACT or (rule is FixedWindow and late == 0):
-                assert told == was, f"a hit of {probe}"
+                assert found == was, f"a hit of {probe}"
             else:
-                assert (told[0] >= 0) <= (was[0] >= 0), f"a hit of {probe}"
+                assert (found[0] >= 0) <= (was[0] >= 0), f"a hit of {probe}"
                 assert limit.decide(after, now, 0)[5] <= limit.decide(before, now, 0)[5]
 
     law()
@@ -176,7 +176,7 @@ def test_threads_are_served_in_order_of_arrival(text: str) -> None:
 
 
 def test_what_can_never_fit_is_refused_at_once() -> None:
-    """Nobody sleeps for a cost above the capacity, and nobody is charged."""
+    """A cost above the capacity is refused without a sleep, and nothing is charged."""
     for rule in LIMITS:
         limit = LIMITS[rule][0]
         clock = ManualClock()

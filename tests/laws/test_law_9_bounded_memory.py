@@ -1,4 +1,4 @@
-"""Law 9: memory is bounded, and forgetting forgives nobody."""
+"""Law 9: memory is bounded, and eviction never resets an exhausted key."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ def test_forgetting_idle_keys_changes_no_answer(rule: type[Limit]) -> None:
 
 @every_kind
 def test_a_flood_of_fresh_keys_never_resets_an_exhausted_one(kind: str) -> None:
-    """Ten thousand strangers pass by a store for a hundred keys: it holds no more than that, and the exhausted key stays so."""
+    """Ten thousand new keys hit a store for a hundred keys: it holds no more than that, and the exhausted key stays so."""
     store = MemoryStore(max_keys=100, clock=ManualClock(1_700_000_123.456789))
     limiter = Limiter(FIFTY[kind], store=store)
     assert limiter.hit("victim", 50)
     for number in range(10_000):
-        limiter.hit(f"stranger {number}")
+        limiter.hit(f"new key {number}")
         assert len(store) <= 100
     assert not limiter.hit("victim")
     assert limiter.stats().shared > 0
@@ -46,16 +46,16 @@ def test_a_flood_of_fresh_keys_never_resets_an_exhausted_one(kind: str) -> None:
 
 @every_kind
 def test_strangers_are_neither_locked_out_nor_forgiven(kind: str) -> None:
-    """In a full store most strangers get through, and none of them gets more than the limit however often it comes."""
+    """In a full store most new keys are admitted, and none of them gets more than the limit however often it comes."""
     limiter = Limiter(FIFTY[kind], store=MemoryStore(max_keys=10, clock=ManualClock(1_700_000_123.456789)))
     for number in range(10):
         limiter.hit(f"known {number}", 50)
-    strangers = [f"stranger {number}" for number in range(200)]
-    first = [limiter.hit(key).allowed for key in strangers]
+    new_keys = [f"new key {number}" for number in range(200)]
+    first = [limiter.hit(key).allowed for key in new_keys]
     assert sum(first) > 150
-    again = [sum(limiter.hit(key).allowed for _ in range(60)) for key in strangers]
+    again = [sum(limiter.hit(key).allowed for _ in range(60)) for key in new_keys]
     assert all(admitted + began <= 50 for admitted, began in zip(again, first, strict=True))
-    assert not any(limiter.hit(key).allowed for key in strangers)
+    assert not any(limiter.hit(key).allowed for key in new_keys)
     assert not any(limiter.hit(f"known {number}").allowed for number in range(10))
 
 
@@ -66,10 +66,10 @@ def test_a_stranger_is_not_forgiven_when_room_comes_up(kind: str) -> None:
     store = MemoryStore(max_keys=1, clock=clock)
     limiter = Limiter(FIFTY[kind], store=store)
     limiter.hit("known")
-    assert limiter.hit("stranger", 50)
+    assert limiter.hit("new key", 50)
     limiter.reset("known")
     assert len(store) == 0
-    assert not limiter.hit("stranger")
+    assert not limiter.hit("new key")
 
 
 @every_kind

@@ -42,13 +42,13 @@ def test_what_is_free_is_taken_without_a_sleep(make, limit, clock):
 
 @every_kind
 def test_an_acquire_waits_exactly_as_long_as_a_hit_was_told(make, limit, clock):
-    """With nobody else around, acquire sleeps for the retry_after of the same hit, to the microsecond."""
+    """Without other callers, acquire sleeps for the retry_after of the same hit, to the microsecond."""
     limiter = make(limit)
     limiter.hit("a", cost=10)
-    told = limiter.hit("a", cost=3).retry_after
+    retry_after = limiter.hit("a", cost=3).retry_after
     before = clock.now_us()
     assert limiter.acquire("a", cost=3)
-    assert (clock.now_us() - before) / 1e6 == told
+    assert (clock.now_us() - before) / 1e6 == retry_after
 
 
 @pytest.mark.parametrize("limit", RESERVING, ids=str)
@@ -56,8 +56,8 @@ def test_the_decision_says_how_long_it_waited(make, limit):
     """The decision of an acquire that slept carries its wait."""
     limiter = make(limit)
     limiter.hit("a", cost=10)
-    told = limiter.hit("a", cost=2).retry_after
-    assert limiter.acquire("a", cost=2).wait == told
+    retry_after = limiter.hit("a", cost=2).retry_after
+    assert limiter.acquire("a", cost=2).wait == retry_after
 
 
 class Recording(ManualClock):
@@ -78,7 +78,7 @@ class Recording(ManualClock):
 
 @pytest.mark.parametrize("limit", RESERVING, ids=str)
 def test_one_sleep(make, limit):
-    """However long the wait, there is one sleep and nobody polls."""
+    """However long the wait, there is one sleep and no polling."""
     clock = Recording(1000.0)
     limiter = make(limit, store=MemoryStore(clock=clock))
     limiter.acquire("a", cost=10)
@@ -91,10 +91,10 @@ def test_a_deadline_shorter_than_the_wait_refuses_at_once(make, limit, clock):
     """When the wait is a microsecond longer than the timeout, acquire raises without sleeping."""
     limiter = make(limit)
     limiter.hit("a", cost=10)
-    told = limiter.hit("a", cost=3).retry_after
+    retry_after = limiter.hit("a", cost=3).retry_after
     before = clock.now_us()
     with pytest.raises(RateLimited):
-        limiter.acquire("a", cost=3, timeout=told - 0.000001)
+        limiter.acquire("a", cost=3, timeout=retry_after - 0.000001)
     assert clock.now_us() == before
 
 
@@ -103,8 +103,8 @@ def test_a_deadline_as_long_as_the_wait_is_met(make, limit):
     """A timeout of exactly the wait is long enough."""
     limiter = make(limit)
     limiter.hit("a", cost=10)
-    told = limiter.hit("a", cost=3).retry_after
-    assert limiter.acquire("a", cost=3, timeout=told)
+    retry_after = limiter.hit("a", cost=3).retry_after
+    assert limiter.acquire("a", cost=3, timeout=retry_after)
 
 
 @every_kind
@@ -162,7 +162,7 @@ def test_the_refusal_carries_the_decision(make):
 
 
 def test_the_refusal_of_what_can_never_fit_says_so(make):
-    """A cost that can never fit is told with the limit's size."""
+    """A cost that can never fit is refused with the limit's size."""
     with pytest.raises(RateLimited, match="can never admit this cost: its limit is 10"):
         make(TokenBucket("5/s burst 10")).acquire("a", cost=11)
 

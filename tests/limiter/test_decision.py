@@ -137,7 +137,7 @@ def test_a_decision_can_be_pickled(limiter, both, protocol):
 
 
 def test_a_decision_can_not_be_changed(limiter):
-    """A decision is an answer: nobody can write on it."""
+    """A decision is immutable."""
     found = limiter.hit("a")
     for name in ("allowed", "remaining", "retry_after", "name", "note"):
         with pytest.raises(AttributeError):
@@ -145,7 +145,7 @@ def test_a_decision_can_not_be_changed(limiter):
 
 
 def test_a_decision_never_changes_after_it_was_given(limiter, clock):
-    """A decision that somebody keeps says the same however many are made after it, and however it is kept."""
+    """A decision that is kept does not change when others are made after it, however it is kept."""
     kept, shown = [], []
     for number in range(200):
         found = limiter.hit("a" if number % 3 else "b", cost=number % 4)
@@ -187,7 +187,7 @@ def test_limit_remaining_and_reset_of_every_kind(limit, expected, clock, store):
 
 @pytest.mark.parametrize("limit", [limit for limit, _ in ONE_TAKEN.values()], ids=ONE_TAKEN)
 def test_a_key_is_as_new_when_its_reset_is_over(limit, clock, store):
-    """After `reset_after` a key answers as one that nobody has seen, and not a microsecond before."""
+    """After `reset_after` a key answers as an unseen one, and not a microsecond before."""
     limiter = Limiter(limit, store=store)
     limiter.acquire("a", cost=7)
     left = limiter.peek("a").reset_after
@@ -200,8 +200,8 @@ def test_a_key_is_as_new_when_its_reset_is_over(limit, clock, store):
 
 @pytest.mark.parametrize("limit", [limit for limit, _ in ONE_TAKEN.values()], ids=ONE_TAKEN)
 def test_a_new_key_has_all_and_resets_at_once(limit, store):
-    """An unseen key is told everything is there, and that it is as new."""
-    found = Limiter(limit, store=store).peek("nobody")
+    """An unseen key has everything remaining, and a reset_after of 0."""
+    found = Limiter(limit, store=store).peek("unseen")
     assert (found.remaining, found.reset_after, found.retry_after) == (limit.capacity, 0.0, 0.0)
 
 

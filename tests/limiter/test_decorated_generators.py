@@ -12,7 +12,7 @@ from limitkeeper import AsyncLimiter, Limiter, RateLimited
 
 @pytest.fixture(params=[Limiter, AsyncLimiter], ids=["Limiter", "AsyncLimiter"])
 def limiter(request, store):
-    """Two at once, of either colour: both decorate everything."""
+    """Limits of two at once, sync and async: both decorate everything."""
     return request.param("1/s burst 2", store=store)
 
 

@@ -1,4 +1,4 @@
-"""What users test with: limits turned off, and a clock that moves when told to."""
+"""Test tools for users: limits turned off, and a manual clock."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def test_a_manual_clock_goes_back():
 
 
 def test_sleeping_on_a_manual_clock_moves_it():
-    """Its sleeps, of both colours, advance it and take no time."""
+    """Its sleeps, sync and async, advance it and take no time."""
     clock = ManualClock()
     clock.sleep(2.5)
     asyncio.run(clock.asleep(1.5))

@@ -1,4 +1,4 @@
-"""hit and peek, costs and keys, in both colours."""
+"""hit and peek, costs and keys, sync and async."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_a_cost_that_is_no_whole_number_is_an_error(make, cost):
 
 
 def test_an_invalid_cost_is_a_value_error(make):
-    """InvalidCost is a ValueError, and a negative one is told about refund()."""
+    """InvalidCost is a ValueError, and a negative one mentions refund()."""
     with pytest.raises(ValueError, match=r"use refund\(\)"):
         make("5/s").hit("a", cost=-1)
 
@@ -134,7 +134,7 @@ KEYS = {
 
 @pytest.mark.parametrize("key", KEYS.values(), ids=KEYS)
 def test_any_text_is_a_key(make, key, store):
-    """Any str is a key: it is remembered, told apart from the others, and listed as it was given."""
+    """Any str is a key: it is remembered, distinct from the others, and listed as it was given."""
     limiter = make(TokenBucket("5/s burst 10"))
     for other in KEYS.values():
         limiter.hit(other)

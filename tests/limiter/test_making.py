@@ -18,82 +18,82 @@ from limitkeeper import (
     store_from_url,
 )
 
-colours = pytest.mark.parametrize("colour", [Limiter, AsyncLimiter], ids=["Limiter", "AsyncLimiter"])
+limiter_classes = pytest.mark.parametrize("limiter_class", [Limiter, AsyncLimiter], ids=["Limiter", "AsyncLimiter"])
 
 
-@colours
-def test_a_limiter_without_a_store_has_its_own(colour):
+@limiter_classes
+def test_a_limiter_without_a_store_has_its_own(limiter_class):
     """By default a limiter keeps its state in this process, apart from other limiters."""
-    one, two = colour("5/s"), colour("5/s")
+    one, two = limiter_class("5/s"), limiter_class("5/s")
     assert isinstance(one.store, MemoryStore)
     assert one.store is not two.store
 
 
-@colours
-def test_a_store_may_be_a_url(colour):
+@limiter_classes
+def test_a_store_may_be_a_url(limiter_class):
     """`store=` takes a URL."""
-    assert isinstance(colour("5/s", store="memory://").store, MemoryStore)
+    assert isinstance(limiter_class("5/s", store="memory://").store, MemoryStore)
 
 
-@colours
+@limiter_classes
 @pytest.mark.parametrize("limits", [None, 5, 5.0, b"5/s", Ellipsis, TokenBucket, {"a": 5}, {"a": None}, [5]], ids=repr)
-def test_what_is_no_limit_is_a_configuration_error(colour, limits):
+def test_what_is_no_limit_is_a_configuration_error(limiter_class, limits):
     """A limiter of something that is no limit says what to write."""
     with pytest.raises(ConfigurationError, match="expected a limit"):
-        colour(limits)
+        limiter_class(limits)
 
 
-@colours
+@limiter_classes
 @pytest.mark.parametrize("limits", [{}, [], ()], ids=repr)
-def test_a_limiter_needs_a_limit(colour, limits):
+def test_a_limiter_needs_a_limit(limiter_class, limits):
     """A limiter of nothing is a ConfigurationError."""
     with pytest.raises(ConfigurationError, match="at least one limit"):
-        colour(limits)
+        limiter_class(limits)
 
 
-@colours
+@limiter_classes
 @pytest.mark.parametrize("limits", ["", {"a": ""}, [""], "5"], ids=repr)
-def test_an_unreadable_text_is_an_invalid_limit(colour, limits):
+def test_an_unreadable_text_is_an_invalid_limit(limiter_class, limits):
     """A limit's text that can't be read is an InvalidLimit wherever it stands."""
     with pytest.raises(InvalidLimit):
-        colour(limits)
+        limiter_class(limits)
 
 
-@colours
+@limiter_classes
 @pytest.mark.parametrize("name", ["", 5, b"api", True], ids=repr)
-def test_a_name_must_be_a_text(colour, name):
+def test_a_name_must_be_a_text(limiter_class, name):
     """A limiter's name is a text that is not empty."""
     with pytest.raises(ConfigurationError, match="name must be a non-empty string"):
-        colour("5/s", name=name)
+        limiter_class("5/s", name=name)
 
 
-@colours
+@limiter_classes
 @pytest.mark.parametrize("name", ["", 1, None], ids=repr)
-def test_a_limits_name_must_be_a_text(colour, name):
+def test_a_limits_name_must_be_a_text(limiter_class, name):
     """The names of a mapping are texts that are not empty."""
     with pytest.raises(ConfigurationError, match="name must be a non-empty string"):
-        colour({name: "5/s"})
+        limiter_class({name: "5/s"})
 
 
-@colours
+@limiter_classes
 @pytest.mark.parametrize("store", [5, Ellipsis, MemoryStore, {}], ids=repr)
-def test_a_store_must_be_a_store(colour, store):
+def test_a_store_must_be_a_store(limiter_class, store):
     """`store=` that is no store is a ConfigurationError that says what to give."""
     with pytest.raises(ConfigurationError, match="memory://"):
-        colour("5/s", store=store)
+        limiter_class("5/s", store=store)
 
 
-@colours
-def test_the_repr_names_the_limits(colour):
+@limiter_classes
+def test_the_repr_names_the_limits(limiter_class):
     """The repr shows the kind of limiter and its limits."""
-    assert repr(colour("5/s")) == f"<{colour.__name__} 'token bucket 5/s burst 5'>"
-    assert repr(colour({"user": "5/s"})) == f"<{colour.__name__} 'user': token bucket 5/s burst 5>"
+    assert repr(limiter_class("5/s")) == f"<{limiter_class.__name__} 'token bucket 5/s burst 5'>"
+    assert repr(limiter_class({"user": "5/s"})) == f"<{limiter_class.__name__} 'user': token bucket 5/s burst 5>"
 
 
-@colours
-def test_limits_may_come_in_a_sequence(colour):
+@limiter_classes
+def test_limits_may_come_in_a_sequence(limiter_class):
     """A list or tuple of limits and texts is several limits."""
-    assert colour((TokenBucket("5/s"), "fixed window 9/min")).names == ("token bucket 5/s burst 5", "fixed window 9/min")
+    assert limiter_class((TokenBucket("5/s"), "fixed window 9/min")).names == ("token bucket 5/s burst 5", "fixed window 9/min")
 
 
 # Stores from configuration
@@ -186,7 +186,7 @@ def test_a_limiter_closes_a_store_that_it_made():
 
 
 def test_a_limiter_leaves_a_given_store_alone(store):
-    """A store that was given belongs to somebody else."""
+    """A limiter does not close a store that was passed to it."""
     with Limiter("5/s", store=store) as limiter:
         limiter.hit("a")
     assert len(store) == 1
@@ -205,7 +205,7 @@ def test_an_async_limiter_closes_a_store_that_it_made():
 
 
 def test_a_store_is_a_context_manager_too(clock):
-    """A store's block lets go of its keys at its end, in both colours."""
+    """A store's block lets go of its keys at its end, in sync and async."""
     with MemoryStore(clock=clock) as store:
         Limiter("5/s", store=store).hit("a")
     assert len(store) == 0

@@ -1,4 +1,4 @@
-"""Limiters on somebody else's store: all verbs, near and far, and what happens when it fails while something is given back."""
+"""Limiters on a third-party store: all methods, local and remote, and what happens when giving back fails."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from limitkeeper import AsyncLimiter, InvalidCost, Limiter, MemoryStore, StoreUn
 
 
 def test_a_failing_store_does_not_hide_the_callers_exception(make, wrapped):
-    """When giving back fails, the caller's own exception goes on, and the failure is told as an event."""
+    """When giving back fails, the caller's own exception goes on, and the failure is published as an event."""
     limiter = make("5/s burst 10", store=wrapped)
-    told = []
-    limiter.events.on("give back failed", told.append)
+    published = []
+    limiter.events.on("give back failed", published.append)
     wrapped.failing.add("give_back")
     with pytest.raises(ZeroDivisionError), limiter.reserve("a", cost=4):
         1 / 0
-    assert [(event.kind, event.key, event.cost, type(event.error)) for event in told] == [
+    assert [(event.kind, event.key, event.cost, type(event.error)) for event in published] == [
         ("give back failed", "a", 4, StoreUnavailable)
     ]
 
@@ -27,12 +27,12 @@ def test_a_failing_store_does_not_hide_the_callers_exception(make, wrapped):
 def test_a_failing_store_is_an_event_for_settle_and_cancel(make, wrapped, verb):
     """settle and cancel do not raise when the store fails: they have decided, and the failure is an event."""
     limiter = make("5/s burst 10", store=wrapped)
-    told = []
-    limiter.events.on("give back failed", told.append)
+    published = []
+    limiter.events.on("give back failed", published.append)
     reservation = limiter.reserve("a", cost=4)
     wrapped.failing.add("give_back")
     assert reservation.settle(1) is True if verb == "settle" else reservation.cancel() is True
-    assert len(told) == 1
+    assert len(published) == 1
     assert reservation.settle(0) is False
 
 
@@ -41,8 +41,8 @@ def test_a_failing_store_does_not_hide_an_interrupt(held, eventually, wrapped):
     wrapped.inner = MemoryStore(clock=held)
     limiter = Limiter("1/s", store=wrapped)
     limiter.hit("a")
-    told, ends = [], []
-    limiter.events.on("give back failed", told.append)
+    published, ends = [], []
+    limiter.events.on("give back failed", published.append)
     wrapped.failing.add("give_back")
 
     def run():
@@ -57,7 +57,7 @@ def test_a_failing_store_does_not_hide_an_interrupt(held, eventually, wrapped):
     held.interrupt(thread)
     thread.join(60)
     assert ends == [KeyboardInterrupt]
-    assert [type(event.error) for event in told] == [StoreUnavailable]
+    assert [type(event.error) for event in published] == [StoreUnavailable]
 
 
 def test_a_failing_store_does_not_hide_a_cancellation(held, wrapped):
@@ -67,8 +67,8 @@ def test_a_failing_store_does_not_hide_a_cancellation(held, wrapped):
     async def main():
         limiter = AsyncLimiter("1/s", store=wrapped)
         await limiter.hit("a")
-        told = []
-        limiter.events.on("give back failed", told.append)
+        published = []
+        limiter.events.on("give back failed", published.append)
         wrapped.failing.add("give_back")
         task = asyncio.create_task(limiter.acquire("a"))
         for _ in range(10):
@@ -77,7 +77,7 @@ def test_a_failing_store_does_not_hide_a_cancellation(held, wrapped):
         for _ in range(10):
             await asyncio.sleep(0)
         assert task.cancelled()
-        return [type(event.error) for event in told]
+        return [type(event.error) for event in published]
 
     assert asyncio.run(main()) == [StoreUnavailable]
 
@@ -90,7 +90,7 @@ def test_a_failing_refund_is_the_callers_to_know(make, wrapped):
         limiter.refund("a")
 
 
-# Somebody else's store
+# A third-party store
 
 
 def test_another_store_serves_all_verbs(make, wrapped):
@@ -115,7 +115,7 @@ def test_an_acquire_is_one_decision(make, wrapped):
 
 
 def test_hit_many_is_one_call_whatever_the_keys(make, wrapped):
-    """hit_many asks the store once; costs and keys are checked before, in both colours."""
+    """hit_many asks the store once; costs and keys are checked before, sync and async."""
     limiter = make("5/s burst 10", store=wrapped)
     limiter.hit_many(["a", "b", "a"], cost=2)
     assert wrapped.calls == ["decide_many"]
@@ -127,12 +127,12 @@ def test_hit_many_is_one_call_whatever_the_keys(make, wrapped):
 def test_skipped_keys_are_allowed_by_another_store_too(make, wrapped):
     """Where every limit is skipped nothing limits, whatever the store and the verb."""
     limiter = make({"user": "1/s", "tenant": "1/s"}, store=wrapped)
-    nobody = {"user": None, "tenant": None}
-    assert limiter.hit(nobody)
-    assert limiter.peek(nobody)
-    assert limiter.acquire(nobody)
-    assert limiter.reserve(nobody)
-    assert [bool(found) for found in limiter.hit_many(["a", nobody, "a"])] == [True, True, False]
+    skipped = {"user": None, "tenant": None}
+    assert limiter.hit(skipped)
+    assert limiter.peek(skipped)
+    assert limiter.acquire(skipped)
+    assert limiter.reserve(skipped)
+    assert [bool(found) for found in limiter.hit_many(["a", skipped, "a"])] == [True, True, False]
 
 
 def test_those_behind_a_cancelled_reservation_are_not_hurt_by_a_bare_store(make, wrapped):

@@ -49,8 +49,8 @@ def test_a_refund_never_gives_more_than_was_taken(make, limit):
 def test_a_refund_to_an_unseen_key_changes_nothing(make, limit, store):
     """A key that took nothing gets nothing, and none is made."""
     limiter = make(limit)
-    limiter.refund("nobody", cost=5)
-    assert limiter.peek("nobody").remaining == 10
+    limiter.refund("unseen", cost=5)
+    assert limiter.peek("unseen").remaining == 10
     assert len(store) == 0
 
 
@@ -141,9 +141,9 @@ def test_reset_forgets_a_key(make, limit, store):
 
 
 def test_resetting_an_unseen_key_is_nothing(make, store):
-    """A key that nobody has seen can be reset."""
+    """An unseen key can be reset."""
     limiter = make("5/s")
-    limiter.reset("nobody")
+    limiter.reset("unseen")
     assert len(store) == 0
 
 

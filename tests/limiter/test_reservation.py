@@ -32,7 +32,7 @@ KINDS = [
     SlidingWindowCounter("10/min"),
 ]
 each = pytest.mark.parametrize("limit", KINDS, ids=str)
-#: A queue's remaining is all or nothing, so what is left of it is told by its wait instead.
+#: A queue's remaining is all or nothing, so its wait shows what is left.
 counting = pytest.mark.parametrize("limit", [limit for limit in KINDS if not isinstance(limit, LeakyBucketQueue)], ids=str)
 ONE_A_SECOND = [
     TokenBucket("1/s"),
@@ -168,7 +168,7 @@ def test_a_cancel_after_a_settle_does_nothing(make, limit):
 
 @counting
 def test_never_settled_keeps_the_charge(make, limit):
-    """Leaving the block without settling keeps the whole charge, and nobody can change that later."""
+    """Leaving the block without settling keeps the whole charge, and later calls do not change that."""
     limiter = make(limit)
     with limiter.reserve("a", cost=7) as reservation:
         pass

@@ -253,7 +253,7 @@ def test_tasks_left_over_when_a_loop_ends_give_their_places_back(held):
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("rounds", range(6))
 def test_a_loop_closed_too_early_does_not_keep_others_from_leaving(rounds):
-    """A loop that is closed while a cancelled task leaves takes nobody else's leaving with it."""
+    """A loop that is closed while a cancelled task leaves does not stop other tasks from leaving."""
     limiter = AsyncLimiter("1/h")
     loop = asyncio.new_event_loop()
     loop.run_until_complete(limiter.hit("a"))
@@ -335,7 +335,7 @@ def test_counter_tasks_are_served_in_order_of_arrival(held):
 
 @pytest.mark.parametrize("leaving", ["first", "second"])
 def test_a_cancelled_counter_task_lets_the_others_move_up(leaving, held):
-    """Whoever of the line is cancelled, the others are served in order, one window earlier."""
+    """Whichever waiter is cancelled, the others are served in order, one window earlier."""
 
     async def main():
         limiter = AsyncLimiter(SlidingWindowCounter("1/s"), store=MemoryStore(clock=held))

@@ -53,7 +53,7 @@ class Crowd:
 
 @pytest.fixture
 def crowd(held, eventually):
-    """Makes a crowd in front of a limiter, and lets everybody go home in the end."""
+    """Starts threads that wait for a limiter, and ends them after the test."""
     made = []
 
     def build(limits, store=None):
@@ -260,7 +260,7 @@ def test_a_deadline_in_line_is_measured_by_the_stores_clock(crowd, held):
     found.limiter.acquire("a", cost=2)
     found.call("first", cost=2)
     found.call("second", timeout=40)
-    for _ in range(41):  # somebody who does not stand in line takes what comes free, so the first is never served
+    for _ in range(41):  # a hit outside the queue takes what becomes free, so the first waiter is never served
         held.advance(1)
         found.limiter.hit("a")
     found.ended(("second", RateLimited))

@@ -24,7 +24,7 @@ MODELS: dict[type, Any] = {
 
 
 def model_of(limit: Any, birth: int = 0) -> Any:
-    """A model of this limit for one key that nobody has seen; `birth` (in ticks) is when the limit was first known."""
+    """A model of this limit for one unseen key; `birth` (in ticks) is when the limit was first known."""
     return MODELS[type(limit)](limit, birth)
 
 

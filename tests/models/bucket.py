@@ -52,7 +52,7 @@ class BucketModel(Terms):
     def give_back(self, now: int, cost: int, charged_at: int | None, charged: int) -> None:
         """The tokens go back, up to full; the newest charge takes with it what it had left idle before its start.
 
-        Others ahead: Go's `CancelAt`. What was reserved behind the charge stays reserved, and whoever is still to start stays
+        Others ahead: Go's `CancelAt`. What was reserved behind the charge stays reserved, and a waiter that has not started stays
         paid for. (Debt looks like a reservation to a rule that keeps three numbers.)
         """
         self.full_at = max(self.full_at, Fraction(now))

@@ -25,7 +25,7 @@ class WorldPlayer:
         costs = cost if isinstance(cost, tuple) else (cost,) * len(self.names)
         return [Ask(name, one, many) for name, one, many in zip(self.names, keys, costs, strict=True) if one is not None]
 
-    def told(self, answer: dict[str, Any]) -> dict[str, Any]:
+    def record(self, answer: dict[str, Any]) -> dict[str, Any]:
         self.last = answer
         return answer
 
@@ -45,22 +45,22 @@ class WorldPlayer:
         answer, start_us = self.world.decide(asks, self.now_us)
         if start_us is not None:
             self.hits.append(asks)
-        return self.told(answer)
+        return self.record(answer)
 
     def peek(self, key: Any, cost: Any) -> Any:
-        return self.told(self.world.decide(self.asks(key, cost), self.now_us, commit=False)[0])
+        return self.record(self.world.decide(self.asks(key, cost), self.now_us, commit=False)[0])
 
     def hitmany(self, keys: Sequence[Any], cost: int) -> Any:
-        return [self.told(self.world.decide(self.asks(key, cost), self.now_us)[0]) for key in keys]
+        return [self.record(self.world.decide(self.asks(key, cost), self.now_us)[0]) for key in keys]
 
     def acquire(self, key: Any, cost: Any, timeout_us: int | None) -> Any:
         asks = self.asks(key, cost)
         if all(self.world.limits[name].reserves for name in self.names):
             answer, start_us = self.world.decide(asks, self.now_us, timeout_us)
             self.now_us = start_us or self.now_us
-            return self.told(answer)
+            return self.record(answer)
         deadline = None if timeout_us is None else self.now_us + timeout_us
-        while True:  # stands in line and asks again when told to
+        while True:  # stands in line and decides again at retry_after
             answer, _ = self.world.decide(asks, self.now_us)
             after = answer["retry_after"]
             if (
@@ -68,7 +68,7 @@ class WorldPlayer:
                 or after == float("inf")
                 or (deadline is not None and self.now_us + round(after * 1e6) > deadline)
             ):
-                return self.told(answer)
+                return self.record(answer)
             self.wait(round(after * 1e6))
 
     def reserve(self, key: Any, cost: Any, max_wait_us: int | None) -> Any:
@@ -78,7 +78,7 @@ class WorldPlayer:
         turn = Turn(asks, start_us, None if patience is None else self.now_us + patience, start_us is not None)
         self.turns.append(turn)
         self.world.turns.append(turn)
-        return self.told(answer)
+        return self.record(answer)
 
     def cancel(self, back: int) -> bool | None:
         return self.decided(back, lambda ask: ask)

@@ -40,7 +40,7 @@ class QueueModel(Terms):
         return Answer(start, retry_at, left, max(now, up(self.free_at)))
 
     def give_back(self, now: int, cost: int, charged_at: int | None, charged: int) -> None:
-        """Only the last turn of the line can be given back: whoever stands behind it keeps the turn that was promised. The
+        """Only the last turn of the line can be given back: a later waiter keeps its start. The
         last turn takes with it what it had left idle before its start."""
         self.free_at = max(self.free_at, Fraction(now))
         low = high = self.free_at

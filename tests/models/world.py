@@ -1,5 +1,5 @@
 """A limiter and its store as they would be with all the time in the world: a model for every limit and key, copied
-before it is tried, and a line of waiters that is undone and booked again when somebody leaves.
+before it is tried, and a line of waiters that is undone and booked again when one leaves.
 
 Outside it counts microseconds; each model counts in its limit's ticks: now is rounded down to one, a start is a whole one.
 """
@@ -72,16 +72,16 @@ class World:
         patience = WITHOUT_BOUND if max_wait_us is None else max_wait_us
         if not all(self.limits[ask.name].reserves for ask in asks):
             patience = 0
-        parts = [self.alone(ask, now_us, patience) for ask in asks]
+        parts = [self.decide_part(ask, now_us, patience) for ask in asks]
         start_us = self.common_start(asks, parts, now_us)
         if start_us is not None and commit:
             for ask, part in zip(asks, parts, strict=True):
                 part.start_us = self.charge(ask, now_us, start_us) if ask.cost else start_us
         for ask, part in zip(asks, parts, strict=True):
             self.look(ask, part, now_us)
-        return told(parts, now_us, start_us), start_us
+        return joined_answer(parts, now_us, start_us), start_us
 
-    def alone(self, ask: Ask, now_us: int, patience_us: int) -> Part:
+    def decide_part(self, ask: Ask, now_us: int, patience_us: int) -> Part:
         """What one limit says on its own; nothing is charged."""
         limit = self.limits[ask.name]
         now = now_us // limit.tick
@@ -141,7 +141,7 @@ class World:
                 self.cell(ask).give_back(now_us // tick, ask.cost, at, whole)
 
     def leave(self, turn: Turn, parts: Sequence[Ask], now_us: int) -> None:
-        """Gives back `parts` of a turn, or all of it. Everybody behind is undone, from the last to the first; then they book
+        """Gives back `parts` of a turn, or all of it. All behind are undone, from the last to the first; then they book
         again, in order: they move up. Who settles above the estimate leaves nothing to move up to."""
         behind = [one for one in self.behind(turn) if one.start_us is not None and one.start_us > now_us]
         if any(part.cost < 0 for part in parts):
@@ -154,7 +154,7 @@ class World:
             _, one.start_us = self.decide(one.asks, now_us, left)
 
     def behind(self, turn: Turn) -> list[Turn]:
-        """Those with a start at or after this one's who share a key with it, or with somebody who does."""
+        """Those with a start at or after this one's who share a key with it, or with another that does."""
         found, shared = [], {ask[:2] for ask in turn.asks}
         later = [one for one in self.turns if one.open and one is not turn and (one.start_us or 0) >= (turn.start_us or 0)]
         while more := [one for one in later if one not in found and shared & {ask[:2] for ask in one.asks}]:
@@ -163,7 +163,7 @@ class World:
         return sorted(found, key=lambda one: (one.start_us or 0, self.turns.index(one)))
 
 
-def told(parts: list[Part], now_us: int, start_us: int | None) -> dict[str, Any]:
+def joined_answer(parts: list[Part], now_us: int, start_us: int | None) -> dict[str, Any]:
     """One answer for all: refused, the limit with the longest retry speaks; allowed, the one closest to its end."""
     every = [fields(part, now_us) for part in parts]
     if len(every) == 1:

@@ -223,7 +223,7 @@ def test_durations_are_seconds_timedeltas_or_text(duration, expected):
 
 
 def test_a_duration_is_rounded_up_to_a_microsecond():
-    """A part of a microsecond counts as a whole one, so that nobody waits too short."""
+    """A part of a microsecond counts as a whole one, so that no wait is too short."""
     assert duration_us(1e-9) == 1
 
 
