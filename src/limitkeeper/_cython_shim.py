@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import builtins as _builtins
 from collections.abc import Callable
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeVar
+from typing import TypeAlias as _TypeAlias
 
 T = TypeVar("T")
 
 compiled = False
 # One typed alias per line: type checkers resolve the C types of the installed sources here.
-int: TypeAlias = _builtins.int  # noqa: A001
-longlong: TypeAlias = _builtins.int
-ulonglong: TypeAlias = _builtins.int
-Py_ssize_t: TypeAlias = _builtins.int
-void: TypeAlias = None
-bint: TypeAlias = bool
-p_longlong: TypeAlias = Any
-p_void: TypeAlias = Any
-uchar: TypeAlias = Any
+int: _TypeAlias = _builtins.int  # noqa: A001
+longlong: _TypeAlias = _builtins.int
+ulonglong: _TypeAlias = _builtins.int
+Py_ssize_t: _TypeAlias = _builtins.int
+void: _TypeAlias = None
+bint: _TypeAlias = bool
+p_longlong: _TypeAlias = Any
+p_void: _TypeAlias = Any
+uchar: _TypeAlias = Any
 NULL = None
 
 
