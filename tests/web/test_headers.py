@@ -11,8 +11,10 @@ from passages import Desk, lines
 from limitkeeper import FixedWindow, LeakyBucketQueue, SlidingWindowLog, TokenBucket
 from limitkeeper.algorithms.claim import Claim
 from limitkeeper.policy.evaluation import Evaluation
+from limitkeeper.policy.gate import Gate
 from limitkeeper.policy.model import DEGRADE, Headers, OnRefusal, Policy
 from limitkeeper.policy.refusal import PENALTY_BOX, Refusal
+from limitkeeper.policy.request_context import WrittenRequest
 from limitkeeper.web.ratelimit_fields import MAX_LIMITS, fields, text_fields
 from stand_ins import NOON
 
@@ -275,3 +277,14 @@ def test_text_fields_are_the_same_as_text():
     """WSGI's fields say what ASGI's say, in the spelling of people."""
     passage = Desk(CHECKOUT).after(11)
     assert [(name.lower().encode(), value.encode()) for name, value in text_fields(passage)] == fields(passage)
+
+
+def test_policies_with_equal_headers_keep_their_templates():
+    """What is constant about a limit is encoded once, also where another policy has the same `headers`."""
+    gates = [Gate(Policy.read("limits: [{name: api, key: ip, limit: fixed window 9/min}]")) for _ in range(2)]
+    for gate in gates:
+        first, second = (gate.ask(WrittenRequest("GET", "/")) for _ in range(2))
+        assert fields(first)[0] == fields(second)[0]
+        template = first.entries[0].field_template
+        fields(second)
+        assert second.entries[0].field_template is template

@@ -2,8 +2,8 @@
 
 A thread reads inode, size and modification time of the file each second, and the contents when they differ. So editors may save
 in place or rename a new file over the old one, and Kubernetes may swap the link to a folder. A file that is being written is
-waited for; a missing one changes nothing. A version that can't be loaded is reported once, and tried again when it changes. SIGHUP
-loads the file at once, changed or not.
+waited for; a missing one changes nothing. A version that can't be loaded is reported once, and tried again when it changes.
+SIGHUP loads the file at once, changed or not.
 
 Rejected: inotify and its siblings, which miss network file systems and swapped links, and would be one more dependency to save
 one `stat` per second.

@@ -18,7 +18,7 @@ from ..errors import StoreError
 from ..observe.events import STORE_FAILED
 from ..stores.guarded import GuardedStore
 from ..stores.guarded.fallback import LocalShare
-from ..stores.guarded.share import share_of_nodes
+from ..stores.guarded.share import parse_share
 from .compiled_policy import Entry
 from .model import CLOSED, LOCAL
 from .refusal import MESSAGES, STORE, Refusal, seconds
@@ -44,7 +44,7 @@ class FailureAnswers:
     def _share(self, text: str) -> LocalShare:
         found = self._shares.get(text)
         if found is None:
-            found = self._shares[text] = LocalShare(self._clock, lambda: RETRY_US, share_of_nodes(text), 1_000_000)
+            found = self._shares[text] = LocalShare(self._clock, lambda: RETRY_US, parse_share(text), 1_000_000)
         return found
 
     def answer(self, gate: Evaluator, evaluation: Evaluation, failure: Decision | StoreError) -> Evaluation:
