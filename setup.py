@@ -15,6 +15,7 @@ from threading import Lock
 
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
+from setuptools.command.build_py import build_py
 from setuptools.errors import BaseError, CCompilerError
 from setuptools.modified import newer_group
 
@@ -41,17 +42,17 @@ COMPILED = (
     "stores/shared/store",
     "stores/cell_table",
     "stores/memory",
+    "stores/guarded/store",
     "stores/sharded/hot_keys",
     "stores/sharded/routing",
+    "stores/sharded/store",
     "stores/leased/lease",
     "stores/leased/lease_cache",
     "stores/leased/store",
     "policy/request_context",
-    "policy/evaluation",
-    "policy/compiled_rule",
     "policy/compiled_policy",
     "policy/refusal",
-    "policy/evaluate",
+    "policy/evaluation",
     "web/ratelimit_fields",
     "web/asgi_fast",
     "web/wsgi_fast",
@@ -148,4 +149,38 @@ class BuildAllOrNothing(build_ext):
                 print(f"[{self.done:2}/{len(self.extensions)}] {module}", flush=True)
 
 
-setup(ext_modules=extensions(), cmdclass={"build_ext": BuildAllOrNothing})
+IMPORT = """try:
+    import cython
+except ModuleNotFoundError:
+    from limitkeeper import _cython_shim as cython  # type: ignore[no-redef]
+"""
+SHIM = "from limitkeeper import _cython_shim as cython"
+
+
+def plain_source(text: str) -> str:
+    """A source without its module-level branches for the C compiler, which type checkers can't tell apart; lines stay."""
+    found: list[str] = []
+    branch = ""
+    for line in text.splitlines():
+        if line and not line[0].isspace():
+            other = {"drop": "keep", "keep": "drop"}.get(branch, "") if line == "else:" else ""
+            branch = {"if cython.compiled:": "drop", "if not cython.compiled:": "keep"}.get(line, other)
+            found.append("" if branch else line)
+        else:
+            found.append({"drop": "", "keep": line.removeprefix("    ")}.get(branch, line))
+    return "\n".join(found) + "\n"
+
+
+class PlainSource(build_py):
+    """Installs the compiled modules' sources as type checkers and plain Python read them."""
+
+    def build_module(self, module: str | list[str], module_file: str, package: str | list[str]) -> object:
+        outcome = super().build_module(module, module_file, package)
+        target = Path(outcome[0])
+        text = target.read_text()
+        if IMPORT in text:
+            target.write_text(plain_source(text.replace(IMPORT, f"{SHIM}\n\n\n\n")))
+        return outcome
+
+
+setup(ext_modules=extensions(), cmdclass={"build_ext": BuildAllOrNothing, "build_py": PlainSource})

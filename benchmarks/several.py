@@ -41,8 +41,8 @@ def cases() -> list[Case]:
 def run(floors: Any, effort: Effort, note: Callable[[str], None]) -> Section:
     section = Section(
         "Several limits in one decision",
-        "`limiter.hit(key)` with token buckets and fixed windows in turn: all are charged, or none is. The answer is dropped at once; "
-        "the answer of each limit (`decisions`) is made when it is read.",
+        "`limiter.hit(key)` with token buckets and fixed windows in turn: all are charged, or none is. The answer is dropped at "
+        "once; the answer of each limit (`decisions`) is made when it is read.",
     )
     with one_core():
         took, failed = measure(cases(), effort, note)

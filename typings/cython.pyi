@@ -14,6 +14,7 @@ ulonglong: TypeAlias = builtins.int
 Py_ssize_t: TypeAlias = builtins.int
 bint: TypeAlias = bool
 p_longlong: TypeAlias = Any
+p_void: TypeAlias = Any
 
 def cfunc(f: _T) -> _T: ...
 def ccall(f: _T) -> _T: ...

@@ -1,12 +1,11 @@
-"""limitkeeper: rate limiting, one rule and one true answer at every scale.
+"""Rate limiting, from one function in a script to a fleet: one rule, one exact answer, at every scale.
 
 limiter = Limiter(TokenBucket("5/s burst 10"))
 if not limiter.hit("user:42"):
     ...
 """
 
-from typing import TYPE_CHECKING as _TYPE_CHECKING
-from typing import Any as _Any
+import typing as _typing
 
 from .algorithms import (
     GCRA,
@@ -35,21 +34,22 @@ from .limiter_base import COMPILED as compiled
 from .reservation import Reservation
 from .stores import MemoryStore, store_from_url
 
-if _TYPE_CHECKING:
+if _typing.TYPE_CHECKING:
     from .stores import GuardedStore, LeasedStore, RedisStore, ShardedStore, SharedStore
+else:  # hidden from type checkers, to which every misspelt name would have a type
+
+    def __getattr__(name: str) -> object:
+        if name not in _LATER:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        from . import stores
+
+        return getattr(stores, name)
+
 
 __version__ = "0.1.0"
 
-#: Stores that are imported when somebody names them.
+#: Stores that are imported when first used.
 _LATER = ("GuardedStore", "LeasedStore", "RedisStore", "ShardedStore", "SharedStore")
-
-
-def __getattr__(name: str) -> _Any:
-    if name not in _LATER:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from . import stores
-
-    return getattr(stores, name)
 
 
 def __dir__() -> list[str]:

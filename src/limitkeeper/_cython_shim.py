@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import builtins as _builtins
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 T = TypeVar("T")
 
 compiled = False
-int = longlong = ulonglong = Py_ssize_t = _builtins.int  # noqa: A001
-void = None
-bint = bool
-p_longlong = uchar = Any
+# One alias a line, each typed: the installed sources import this module, and type checkers read their C types here.
+int: TypeAlias = _builtins.int  # noqa: A001
+longlong: TypeAlias = _builtins.int
+ulonglong: TypeAlias = _builtins.int
+Py_ssize_t: TypeAlias = _builtins.int
+void: TypeAlias = None
+bint: TypeAlias = bool
+p_longlong: TypeAlias = Any
+p_void: TypeAlias = Any
+uchar: TypeAlias = Any
 NULL = None
 
 

@@ -196,7 +196,7 @@ class Decisions(Decision):
         self._parts = tuple(parts)
 
     def __dealloc__(self) -> None:
-        free(self.fields)  # compiled only
+        free(self.fields)  # type: ignore[name-defined, attr-defined]  # compiled only
 
     @staticmethod
     def join(parts: Sequence[Decision], wait_us: int = 0) -> Decision:
@@ -207,7 +207,7 @@ class Decisions(Decision):
         """
         if len(parts) == 1:
             return parts[0]
-        allowed = all([part.allowed for part in parts])
+        allowed = all(part.allowed for part in parts)
         deciding = parts[0]
         for part in parts:
             if is_deciding(

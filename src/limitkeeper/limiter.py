@@ -66,11 +66,11 @@ class AsyncLimiter(WaitingLimiter):
         if self._local:
             return _hit(self, key, cost)
         if self.only is not None and type(key) is str and not is_off():
-            decision = self.store.hit_nowait(
-                self.only, key, checked_cost(cost) if isinstance(cost, int) else self._costs(cost)[0]
-            )
-            if decision is not None:
-                return self.count(decision, key, cost)
+            units = checked_cost(cost) if isinstance(cost, int) else self._costs(cost)[0]
+            decision = self.store.hit_nowait(self.only, key, units)
+            if decision is None:
+                decision = await self.store.adecide_one(self.only, key, units, 0, True)
+            return self.count(decision, key, cost)
         return self.count(await self._ask(key, cost), key, cost)
 
     async def peek(self, key: Key, cost: Cost = 1) -> Decision:  # type: ignore[override]

@@ -180,7 +180,8 @@ class LimiterBase:
             self.busy = True  # what runs Python meanwhile and comes back here gets claims of its own
             try:
                 if self.fill_claims(key, cost):
-                    return self.cells.decide_checked(self.own_claims, self.names, max_wait_us, commit, 0)
+                    decided: Decision = self.cells.decide_checked(self.own_claims, self.names, max_wait_us, commit, 0)
+                    return decided
             finally:
                 self.busy = False
         claims = self.claims(key, cost)

@@ -157,7 +157,7 @@ def test_a_client_in_the_penalty_box_has_no_rule():
     gate = gate_on(ManualClock())
     passages = [asked(gate, "/checkout") for _ in range(27)]
     (attributes,) = spans_of(passages[-1])
-    assert attributes["limitkeeper.reason"] == "shut out"
+    assert attributes["limitkeeper.reason"] == "penalty box"
     assert "limitkeeper.rule" not in attributes
     assert gate.ask(WrittenRequest("GET", "/healthz", headers={"x-user": "ann"})).allowed
 

@@ -38,7 +38,7 @@ def test_shutting_out_by_a_part_of_the_path_leaves_the_other_rules_as_they_are(c
     gate = gate_of(TENANTS)
     answers = [told(gate, WrittenRequest("GET", "/t/one/x", peer="192.0.2.1"), colour) for _ in range(8)]
     assert [answer.allowed for answer in answers] == [True] * 3 + [False] * 5
-    assert answers[-1].refusal.reason == "shut out"
+    assert answers[-1].refusal.reason == "penalty box"
     others = [told(gate, WrittenRequest("GET", "/t/two/x", peer="192.0.2.2"), colour).allowed for _ in range(5)]
     assert others == [True] * 3 + [False] * 2
 
@@ -194,7 +194,7 @@ def test_what_ends_after_a_reload_is_counted():
         passage.settle(200)
     tally = gate.snapshot().rules[0]
     assert (tally.passed, tally.given_back) == (20, 8)
-    assert gate.compiled.rules[0].elders[0].elders == []
+    assert gate.compiled.rules[0].predecessors[0].predecessors == []
 
 
 def test_an_override_may_be_said_of_one_identity_only():

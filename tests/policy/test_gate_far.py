@@ -64,7 +64,7 @@ def test_nobody_asks_the_store_for_who_is_shut_out(colour):
     )
     assert passes(g, 3, user="a") == [True, False, False]
     del store.calls[:]
-    assert asked(g, request(user="a"), colour).refusal.reason == "shut out"
+    assert asked(g, request(user="a"), colour).refusal.reason == "penalty box"
     assert store.calls == []
 
 
@@ -149,7 +149,7 @@ def test_who_would_wait_is_not_refused_at_once():
     one = rule("all", "token bucket 1/h burst 10", on_refusal=OnRefusal(WAIT, wait_us=1))
     g, _ = leased_gate(one)
     assert passes(g, 11) == [True] * 10 + [False]
-    (entry,) = g.compiled.rules[0].otherwise
+    (entry,) = g.compiled.rules[0].default_entries
     assert not g.store.hit_nowait(entry.named, "*", 1)
     assert g.ask_nowait(request()) is None
 

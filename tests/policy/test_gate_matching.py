@@ -120,7 +120,7 @@ def test_a_long_path_is_not_remembered():
     for length in (256, 257):
         path = "/x/" + "y" * (length - 3)
         assert meant(g, f"GET {path}") == meant(g, f"GET {path}") == ["all"]
-        assert (path in g.compiled.known["GET"]) == (length == 256)
+        assert (path in g.compiled.cached_paths["GET"]) == (length == 256)
 
 
 def test_a_rules_path_has_no_case_either():
@@ -147,7 +147,7 @@ def test_a_handler_is_known_by_its_name_or_its_place():
     (one,) = degrading("cheap").rules
     assert CompiledPolicy(degrading("cheap"), {"cheap": max}).handler(one) is max
     assert CompiledPolicy(degrading("os.path:join")).handlers["all"] is __import__("os").path.join
-    with pytest.raises(ConfigurationError, match=r"rule 'all': no handler is called 'cheap'; give handlers=\{'cheap': …\}"):
+    with pytest.raises(ConfigurationError, match=r"rule 'all': unknown handler 'cheap'; pass handlers=\{'cheap': …\}"):
         CompiledPolicy(degrading("cheap"))
     assert CompiledPolicy(degrading("cheap"), imports=False).handlers == {}
 
@@ -186,7 +186,7 @@ def test_made_up_limits_fill_no_memory():
         (entry,) = clause.entries_of((TokenBucket(f"{n}/h"),))
         assert entry.named.limit.capacity == n
     assert clause.entries_of((TokenBucket(f"{n}/h"),)) == (entry,)
-    assert len(clause.made) == 1  # it began again when there were 10 000
+    assert len(clause.entries_by_limits) == 1  # it began again when there were 10 000
 
 
 def test_a_rule_without_a_mark_alerts_nobody():
@@ -198,7 +198,7 @@ def test_a_rule_without_a_mark_alerts_nobody():
 
 def test_a_cost_that_is_no_number_is_complained_of(caplog, monkeypatch):
     """Who wrote the function reads in the log what it answered, and what the request cost."""
-    monkeypatch.setattr("limitkeeper.policy.compiled_rule.callback_errors", CallbackErrors())
+    monkeypatch.setattr("limitkeeper.policy.compiled_policy.callback_errors", CallbackErrors())
     passes(gate(rule("all", "9/h", cost=Cost("call", 3, call=lambda facts: 1.5))), 1)
     (record,) = caplog.records
-    assert record.getMessage().endswith("answered a float, not a whole number: it costs 3")
+    assert record.getMessage().endswith("returned a float, not an integer: it costs 3")

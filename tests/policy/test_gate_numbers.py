@@ -9,6 +9,7 @@ from gates import COLOURS, asked, gate, passes, request, rule
 
 from limitkeeper.clock import steady_us
 from limitkeeper.policy.model import SHADOW, WAIT, Charge, OnRefusal, Tiers
+from limitkeeper.policy.refusal import Refusal
 from limitkeeper.testing import ManualClock
 
 
@@ -20,7 +21,7 @@ def test_a_decision_is_counted_in_the_bucket_of_its_time(ago_us):
     for _ in range(20):
         before = g.snapshot().decisions
         passage.began_us = steady_us() - ago_us
-        g.refused_one(passage)
+        g._count_refused(passage, Refusal("quota", 429, 1, ""))
         after = g.snapshot().decisions
         took_us = after.sum - before.sum
         assert took_us >= max(0, ago_us)

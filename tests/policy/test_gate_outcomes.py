@@ -109,7 +109,7 @@ def test_no_client_says_that_its_request_costs_nothing(source):
 
 def test_functions_that_raise_break_no_request(caplog, monkeypatch):
     """A cost that can't be told is the default, an outcome of which nobody knows counts; both are logged."""
-    for module in ("compiled_rule", "settlement"):
+    for module in ("compiled_policy", "settlement"):
         monkeypatch.setattr(f"limitkeeper.policy.{module}.callback_errors", CallbackErrors())
     g = gate(rule("all", "2/h", cost=Cost("call", call=broken), charge=Charge(call=broken)))
     for _ in range(2):
@@ -244,7 +244,7 @@ def test_who_is_refused_too_often_is_shut_out(colour):
     assert len(heard) == 1
     asked_before = g.snapshot().rules[0].refused
     answer = asked(g, request(user="a"), colour)
-    assert (answer.refusal.reason, answer.refusal.retry_after, answer.refusal.status) == ("shut out", 60, 429)
+    assert (answer.refusal.reason, answer.refusal.retry_after, answer.refusal.status) == ("penalty box", 60, 429)
     assert answer.decision is None
     assert g.snapshot().rules[0].refused == asked_before
     assert asked(g, request(user="b"), colour).allowed
@@ -354,16 +354,16 @@ def test_a_passage_leaves_no_circle_behind(colour):
 
 def test_a_memory_full_of_those_shut_out_is_not_searched_for_every_refusal(monkeypatch):
     """When as many as can be remembered are shut out, others are refused by their limits; those whose time is over make room."""
-    monkeypatch.setattr("limitkeeper.policy.penalty_box.MOST", 3)
+    monkeypatch.setattr("limitkeeper.policy.penalty_box.MAX_CLIENTS", 3)
     g = gate(
         rule("all", "fixed window 1/h", key=key("ip")), penalty_box=PenaltyBoxConfig(parse_limit("fixed window 1/h"), 10_000_000)
     )
     for host in range(5):
         assert passes(g, 4, peer=f"192.0.2.{host}") == [True, False, False, False]
-    assert (len(g.penalty_box), g.snapshot().penalty_box) == (3, 3)
-    searched = g.penalty_box._until
+    assert (len(g._penalty_box), g.snapshot().penalty_box) == (3, 3)
+    searched = g._penalty_box._until
     assert passes(g, 20, peer="192.0.2.4") == [False] * 20
-    assert g.penalty_box._until is searched
+    assert g._penalty_box._until is searched
     g.clock.advance(10)
     assert passes(g, 2, peer="192.0.2.4") == [False] * 2
-    assert (len(g.penalty_box), g.snapshot().penalty_box) == (1, 4)
+    assert (len(g._penalty_box), g.snapshot().penalty_box) == (1, 4)

@@ -141,7 +141,7 @@ def test_who_is_pardoned_is_not_shut_out():
     assert passes(shut_out_gate(exempt=(probe,)), 2, user="a", **{"X-Probe": "s3cret"}) == [True, True]
     some = Exemption(headers=(("x-probe", "s3cret"),), rules=("all",))
     g = shut_out_gate(exempt=(some,))
-    assert asked(g, request(user="a", **{"X-Probe": "s3cret"})).refusal.reason == "shut out"
+    assert asked(g, request(user="a", **{"X-Probe": "s3cret"})).refusal.reason == "penalty box"
 
 
 def test_refusals_of_nobody_shut_nobody_out():
@@ -177,7 +177,7 @@ def test_a_closed_rule_says_when_its_store_is_asked_again(left_us, told_us, told
     """Retry-After of a dead store is the time until somebody looks whether it is back; where nobody knows it, a second."""
     g = gate(rule("all", "9/s", on_failure=OnFailure(CLOSED)))
     guards_word = Decision(False, 9, 0, left_us, left_us, 0, 0, "all")
-    refusal = g.on_failure.answer(g, asked(g, request()), guards_word).refusal
+    refusal = g._on_failure.answer(g, asked(g, request()), guards_word).refusal
     assert (refusal.retry_us, refusal.retry_after, refusal.reason) == (told_us, told, "store")
 
 

@@ -192,8 +192,8 @@ def test_a_thousand_hosts_on_one_path():
     assert meant("example.com") == meant("evil.org") == ["any"]
     for i in range(500):
         assert meant(f"made-up-{i}.example.com") == ["below", "any"]
-    (plan,) = g.compiled.known["GET"].values()
-    assert len(plan.narrow) == 3
+    (plan,) = g.compiled.cached_paths["GET"].values()
+    assert len(plan.by_host) == 3
 
 
 def test_what_a_template_captures_can_be_a_key():
@@ -216,7 +216,7 @@ def test_many_paths_do_not_fill_the_memory():
     g = gate(rule("item", "9999999/s", match=(Match(GET, "/products/{id}"),)))
     for i in range(10_000):
         assert asked(g, request(f"GET /products/{i}"), "quick").entries
-    assert sum(len(paths) for paths in g.compiled.known.values()) <= 4096
+    assert sum(len(paths) for paths in g.compiled.cached_paths.values()) <= 4096
 
 
 @pytest.mark.parametrize(

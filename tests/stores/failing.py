@@ -1,4 +1,4 @@
-"""A store as somebody else would write one, which fails, hangs and recovers when it is told to."""
+"""A third-party store that fails, hangs and recovers on demand."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ ALL = {"decide", "decide_many", "give_back", "reset", "items", "load"}
 
 
 class FailingStore(WrappedStore):
-    """A wrapped store that may fail to know a limit too."""
+    """A wrapped store whose `register` may fail too."""
 
     def register(self, limit: Any) -> None:
         if "register" in self.failing:
-            raise StoreUnavailable("know: nobody answers")
+            raise StoreUnavailable("register: no answer")
         self.inner.register(limit)
 
 
 class HangingStore(FailingStore):
-    """Its decisions hang until `gate` is set; what is given back is written down."""
+    """Its decisions hang until `gate` is set; what is given back is recorded."""
 
     def __init__(self, inner: MemoryStore) -> None:
         super().__init__(inner)
@@ -42,12 +42,12 @@ class HangingStore(FailingStore):
 
 
 class HangingTasks(HangingStore):
-    """The same with an async face of its own."""
+    """The same with async methods of its own."""
 
     async def anoted(self, verb: str) -> MemoryStore:
         self.calls.append("a" + verb)
         if verb in self.failing:
-            raise StoreUnavailable(f"a{verb}: nobody answers")
+            raise StoreUnavailable(f"a{verb}: no answer")
         while self.hangs and not self.gate.is_set():
             await asyncio.sleep(0.001)
         return self.inner

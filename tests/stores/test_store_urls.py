@@ -79,7 +79,7 @@ def test_a_guard_around_a_lease_around_redis(noted):
     guard = store_from_url("redis://host/0?prefix=a&guard=local&share=1/4&budget=5ms&lease=50&life=200ms&strict=true")
     assert isinstance(guard, GuardedStore)
     assert (guard.on_failure, guard.budget_us) == ("local", 5_000)
-    assert str(guard._fallback.part) == "1/4"
+    assert str(guard._fallback.share) == "1/4"
     leased = guard.inner
     assert (named(leased), leased.options) == ("LeasedStore", {"lease": 50, "life": "200ms", "strict": True})
     assert leased.made_of[0].made_of == ("redis://host/0?prefix=a",)

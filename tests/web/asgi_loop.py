@@ -168,6 +168,6 @@ Handler = Callable[..., Any]
 
 def used(gate: Any) -> int:
     """How much of the first rule's limit the suite's client has used."""
-    entry = gate.compiled.rules[0].otherwise[0]
+    entry = gate.compiled.rules[0].default_entries[0]
     decision = gate.store.decide_one(entry.named, "192.0.2.1", 0, 0, False)
     return decision.limit - decision.remaining

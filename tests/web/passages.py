@@ -8,9 +8,10 @@ from typing import Any
 from limitkeeper import MemoryStore
 from limitkeeper.algorithms.claim import Claim, NamedLimit
 from limitkeeper.algorithms.limit import Limit
-from limitkeeper.policy.evaluation import QUOTA, Entry, Evaluation, Refusal
+from limitkeeper.policy.compiled_policy import Entry
+from limitkeeper.policy.evaluation import Evaluation
 from limitkeeper.policy.model import Answer, Headers, OnRefusal, Policy, Rule
-from limitkeeper.policy.refusal import refusal_of
+from limitkeeper.policy.refusal import QUOTA, Refusal, refusal_of
 from limitkeeper.testing import ManualClock
 from stand_ins import NOON
 
@@ -48,7 +49,7 @@ class Desk:
         passage.entries, passage.keys = list(self.entries), [key] * len(claims)
         passage.allowed = passage.decision.allowed
         if not passage.allowed:
-            passage.refusal = refusal_of(passage, passage.decision, QUOTA)
+            passage.refusal = refusal_of(passage.entries, passage.decision, QUOTA)
         return passage
 
     def after(self, number: int) -> Evaluation:

@@ -289,6 +289,6 @@ def test_parts_of_a_file_add_up(gate_of):
     part = {"type": "http.response.zerocopysend", "file": 3, "count": 2_000}
     for headers in ((), ((b"content-length", b"6000"),)):
         gate = gate_of(BYTES)
-        gate.store.reset([Claim(gate.compiled.rules[0].otherwise[0].named, "192.0.2.1", 1)])
+        gate.store.reset([Claim(gate.compiled.rules[0].default_entries[0].named, "192.0.2.1", 1)])
         asked(gate, saying(start(200, *headers), {**part, "more_body": True}, {**part, "more_body": True}, part))
         assert used(gate) == 6

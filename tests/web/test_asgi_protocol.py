@@ -213,7 +213,7 @@ def test_a_gate_of_its_own_ends_with_the_app(tmp_path):
 
 def test_a_policy_that_is_none():
     """Something that is no policy is an error that says what it must be."""
-    with pytest.raises(ConfigurationError, match="policy must be"):
+    with pytest.raises(ConfigurationError, match="expected a Policy"):
         RateLimitMiddleware(hello, policy=42)  # type: ignore[arg-type]
 
 
@@ -314,7 +314,7 @@ def test_a_client_that_goes_away_is_settled(store, far):
         assert gate.snapshot().rules[0].given_back == 0
 
     def left() -> int:
-        entry = gate.compiled.rules[0].otherwise[0]
+        entry = gate.compiled.rules[0].default_entries[0]
         return store.decide_one(entry.named, "192.0.2.1", 0, 0, False).remaining  # type: ignore[no-any-return]
 
     driven(main())

@@ -59,7 +59,7 @@ def test_a_scope_may_leave_things_out():
     told = AsgiRequestContext({"type": "websocket", "path": "/", "headers": []})
     assert (told.method, told.path, told.query("a"), told.peer(), told.certificate()) == ("GET", "/", None, None, None)
     assert told.differs("query", "a") is False
-    assert (told.found, told.captured) == ({}, {})
+    assert (told.identities, told.captured) == ({}, {})
 
 
 @pytest.mark.parametrize(("client", "peer"), [(("192.0.2.7", 1), "192.0.2.7"), (("", 0), None), (None, None), ((None, 0), None)])

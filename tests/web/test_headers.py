@@ -10,8 +10,11 @@ from passages import Desk, lines
 
 from limitkeeper import FixedWindow, LeakyBucketQueue, SlidingWindowLog, TokenBucket
 from limitkeeper.algorithms.claim import Claim
-from limitkeeper.policy.evaluation import SHUT_OUT, Evaluation, Refusal
+from limitkeeper.policy.evaluation import Evaluation
+from limitkeeper.policy.gate import Gate
 from limitkeeper.policy.model import DEGRADE, Headers, OnRefusal, Policy
+from limitkeeper.policy.refusal import PENALTY_BOX, Refusal
+from limitkeeper.policy.request_context import WrittenRequest
 from limitkeeper.web.ratelimit_fields import MAX_LIMITS, fields, text_fields
 from stand_ins import NOON
 
@@ -132,7 +135,7 @@ def test_nothing_limits_nothing_is_told():
 
 def test_a_refusal_without_a_decision_says_when_to_come_back():
     """Who is shut out is told when to come back, and of no limit."""
-    passage = Desk().bare(Refusal(SHUT_OUT, 429, 60, "…"))
+    passage = Desk().bare(Refusal(PENALTY_BOX, 429, 60, "…"))
     assert fields(passage) == [
         (b"retry-after", b"60"),
         (b"cache-control", b"no-store"),
@@ -274,3 +277,14 @@ def test_text_fields_are_the_same_as_text():
     """WSGI's fields say what ASGI's say, in the spelling of people."""
     passage = Desk(CHECKOUT).after(11)
     assert [(name.lower().encode(), value.encode()) for name, value in text_fields(passage)] == fields(passage)
+
+
+def test_policies_with_equal_headers_keep_their_templates():
+    """What is constant about a limit is encoded once, also where another policy has the same `headers`."""
+    gates = [Gate(Policy.read("limits: [{name: api, key: ip, limit: fixed window 9/min}]")) for _ in range(2)]
+    for gate in gates:
+        first, second = (gate.ask(WrittenRequest("GET", "/")) for _ in range(2))
+        assert fields(first)[0] == fields(second)[0]
+        template = first.entries[0].field_template
+        fields(second)
+        assert second.entries[0].field_template is template

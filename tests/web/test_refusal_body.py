@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from passages import Desk
 
 from limitkeeper import FixedWindow, TokenBucket
-from limitkeeper.policy.evaluation import QUEUE_FULL, QUOTA, SHUT_OUT, STORE, Refusal
 from limitkeeper.policy.model import Answer, Rule
+from limitkeeper.policy.refusal import PENALTY_BOX, QUEUE_FULL, QUOTA, STORE, Refusal
 from limitkeeper.web.headers import body, fields, merge, text_fields
 from limitkeeper.web.refusal_body import MAX_CACHED, _default_bodies, default_body, prefers_problem
 
@@ -66,7 +66,7 @@ def test_problem_details_byte_for_byte():
         (QUOTA, 503, "temporary-reduced-capacity"),
         (QUEUE_FULL, 503, "temporary-reduced-capacity"),
         (STORE, 503, "temporary-reduced-capacity"),
-        (SHUT_OUT, 429, "abnormal-usage-detected"),
+        (PENALTY_BOX, 429, "abnormal-usage-detected"),
     ],
 )
 def test_a_problem_has_the_type_of_its_reason(reason, status, kind):
@@ -197,7 +197,7 @@ def test_a_capacity_that_is_used_up_is_not_the_clients_quota():
     for reason, status, kind in (
         (QUOTA, 503, "temporary-reduced-capacity"),
         (QUOTA, 429, "quota-exceeded"),
-        (SHUT_OUT, 503, "abnormal-usage-detected"),
+        (PENALTY_BOX, 503, "abnormal-usage-detected"),
     ):
         passage = Desk(problem=True).bare(Refusal(reason, status, 60, "…"))
         assert json.loads(body(passage, None)[1])["type"] == IANA + kind

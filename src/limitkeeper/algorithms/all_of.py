@@ -20,7 +20,7 @@ if cython.compiled:
     from cython.cimports.limitkeeper.algorithms.limit import Answer, Limit
     from cython.cimports.limitkeeper.decision import Decision, Decisions, Fields, filled, is_deciding
 else:
-    from ..decision import Decision, Decisions, Fields, filled
+    from ..decision import Decision, Decisions, Fields, filled, is_deciding
     from .claim import Claim
     from .constants import MAX_WAIT, REFUSED
     from .limit import Answer, Limit
@@ -171,7 +171,7 @@ def names_of(claims: list) -> tuple:  # type: ignore[type-arg]
     claim: Claim
     found: list = []  # type: ignore[type-arg]
     for claim in claims:
-        found.append(claim.named.name)
+        found.append(claim.named.name)  # noqa: PERF401 - typed
     return tuple(found)
 
 

@@ -51,8 +51,8 @@ class Claim:
 
     # The rest is scratch for one decision: the state as it was read, as it is to be written, where; and the answer.
     # fmt: off
-    __slots__ = ("a", "b", "c", "charged", "cost", "key", "named", "new_a", "new_b", "new_c", "remaining", "reset", "retry",
-                 "start", "undoable")
+    __slots__ = ("a", "b", "c", "cell", "charged", "cost", "key", "named", "new_a", "new_b", "new_c", "remaining", "reset",
+                 "retry", "start", "undoable")
     # fmt: on
 
     def __init__(self, limit: NamedLimit, key: Any, cost: int = 1, charged: int = -1) -> None:
@@ -66,7 +66,7 @@ class Claim:
         if not cython.compiled:
             self.a: Any = 0
             self.b = self.new_a = self.new_b = self.start = self.retry = self.remaining = self.reset = 0
-            self.c = self.new_c = self.a
+            self.c = self.new_c = self.cell = self.a
 
     @property
     def limit(self) -> NamedLimit:

@@ -1,29 +1,22 @@
-# The C face of evaluation.py.
-from limitkeeper.algorithms.claim cimport NamedLimit
+# C declarations of evaluation.py.
 from limitkeeper.decision cimport Decision
+from limitkeeper.policy.compiled_policy cimport CompiledPolicy, CompiledRule, Entry
+from limitkeeper.policy.request_context cimport RequestContext
+from limitkeeper.stores.contract cimport Store
 
-cdef class Entry:
-    cdef readonly object rule, compiled_rule
-    cdef readonly NamedLimit named
-    cdef readonly str label
-    cdef public object field_template
-
-cdef class Refusal:
-    cdef readonly str reason, message
-    cdef readonly object retry_after, rule
-    cdef readonly tuple violated
-    cdef readonly long long status, limit, remaining, retry_us
+cdef Py_ssize_t BOUNDS, DOUBLING, RESPONSE_BOUNDS
 
 cdef class Evaluation:
     cdef public object gate, compiled, context, refusal, near_rule
     cdef public bint allowed, origin, needs_settlement, special
     cdef public Decision decision
-    cdef public list entries, keys, costs, claims, shadow, idempotent
+    cdef public list entries, keys, costs, claims, shadow, idempotent, marks
     cdef public object shadows, reason
     cdef public long long wait_us, began_us
+    cpdef void count_response(self, int status)
 
 cdef inline Evaluation new_evaluation(object gate, object compiled):
-    """An evaluation as its constructor makes it, without calling it."""
+    """An Evaluation as its constructor creates it, without calling it."""
     cdef Evaluation evaluation = Evaluation.__new__(Evaluation)
     evaluation.gate = gate
     evaluation.compiled = compiled
@@ -33,3 +26,24 @@ cdef inline Evaluation new_evaluation(object gate, object compiled):
     evaluation.shadows = ()
     evaluation.reason = "quota"
     return evaluation
+
+cdef class Evaluator:
+    cdef public CompiledPolicy compiled
+    cdef public Store store
+    cdef public object offenders, secret
+    cdef public bint _remote
+    cdef public object _on_failure, _waiting, _penalty_box, _callback_errors, _publisher
+    cdef public long long _requests, _allowed, _refused, _exempt, _unlimited
+    cdef public list _latency
+    cdef public long long _latency_sum
+    cdef object __weakref__
+    cdef Evaluation _ask_lease(self, Evaluation evaluation)
+    cdef Evaluation _prepare(self, RequestContext context)
+    cdef int _add(self, Evaluation evaluation, CompiledRule rule, RequestContext context, str key)
+    cpdef list _claims(self, Evaluation evaluation)
+    cdef Decision _decide(self, Evaluation evaluation)
+    cpdef Evaluation _allow(self, Evaluation evaluation, Decision decision)
+    cdef int _count_allowed(self, Evaluation evaluation, Entry entry, Decision part, Py_ssize_t i)
+    cdef Evaluation _allow_unlimited(self, Evaluation evaluation)
+    cpdef Evaluation _refuse(self, Evaluation evaluation, Decision decision)
+    cdef int _count_time(self, Evaluation evaluation)

@@ -12,13 +12,11 @@ from typing import TYPE_CHECKING
 
 from ..algorithms.claim import Claim
 from ..decision import Decision
-from .compiled_policy import CompiledExemption, MatchedRules
-from .compiled_rule import CompiledRule, identity_of, key_of
-from .evaluation import Entry
+from .compiled_policy import CompiledExemption, CompiledRule, Entry, MatchedRules, identity_of, key_of
 from .identity.client_ip import ClientIp
 from .identity.paths import normalize_path
 from .model import DEGRADE, SHADOW, WAIT, Exemption, Policy, Rule, Tiers
-from .path_matcher import PathMatcher, host_is_meant, limits_host
+from .path_matcher import PathMatcher, host_matches_any, limits_host
 from .reading.parse_context import shorten
 from .request_context import RequestContext
 from .request_line import Request
@@ -54,14 +52,14 @@ def explain(gate: Gate, request: RequestContext) -> list[RuleExplanation]:
     exempt = True if matched.exempt else compiled.exempted_rules(matched, request)
     found = []
     for rule in compiled.rules:
-        reason = EXEMPT if exempt is True or (exempt and rule.name in exempt) else why_not(rule, request, matched)
+        reason = EXEMPT if exempt is True or (exempt and rule.name in exempt) else why_not(rule, request, matched)  # type: ignore[operator]
         key = None if reason else rule.key_for(request)
         if not reason and not isinstance(key, str):
             reason = f"no part of its key ({', '.join(' | '.join(part) for part in rule.config.key)}) is present"
         if reason or not isinstance(key, str):
             found.append(RuleExplanation(rule.config, False, reason))
             continue
-        entries = rule.limits_for(request, key)
+        entries = rule.entries_for(request, key)
         if not entries:
             found.append(RuleExplanation(rule.config, True, "unlimited", key))
             continue
@@ -207,7 +205,7 @@ def matching_exemptions(policy: Policy, request: RequestContext) -> Iterator[str
     hits, _ = PathMatcher([exemption.match for exemption in policy.exempt]).find(request.method, normalize_path(request.path))
     for number, hosts in hits:
         exemption = policy.exempt[number]
-        if hosts and not host_is_meant(hosts, request.host()):
+        if hosts and not host_matches_any(hosts, request.host()):
             continue
         if CompiledExemption(exemption).applies(identities, request, address):
             yield f"exempt[{number}]{describe_exemption(exemption)}"

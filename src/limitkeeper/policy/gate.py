@@ -1,4 +1,4 @@
-"""The gate: a policy at work, its store, its versions, and what was counted. Facts about a request go in, a Evaluation comes out."""
+"""Gate: a policy, its store and its counters. A RequestContext goes in, an Evaluation comes out."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from pathlib import Path
 from secrets import token_bytes
 from typing import Any
 
-from ..algorithms.claim import NamedLimit
-from ..clock import SYSTEM
+from ..clock import SYSTEM, Clock
 from ..errors import ConfigurationError
 from ..fork import reset_after_fork
 from ..observe.events import GATE_KINDS, RELOAD_REFUSED, RELOADED, Publisher
 from ..observe.offenders import Offenders
 from ..observe.snapshot import DECISION_BOUNDS_US, Histogram, Snapshot
+from ..rate import Duration
 from ..stores import Store, store_from_url
 from ..stores.guarded import GuardedStore
-from . import settlement
 from .compiled_policy import CompiledPolicy
-from .evaluate import Evaluator
-from .evaluation import Evaluation
+from .evaluation import Evaluator
 from .explain import RuleExplanation, explain
+from .file_watcher import FileWatcher, watch_policy
 from .model import Policy
 from .on_failure import FailureAnswers
+from .overrides import HashOverrides
 from .penalty_box import PenaltyBox
 from .request_context import RequestContext
 from .waiting_requests import WaitingRequests
@@ -34,11 +34,12 @@ log = logging.getLogger("limitkeeper")
 
 
 class Gate(Evaluator):
-    """`Gate("limitkeeper.yaml")`, `Gate(Policy.of(…), store=MemoryStore())`: a policy, its store, and what was counted.
+    """Enforces a policy: `Gate("limitkeeper.yaml")`, `Gate(Policy.of(…), store=MemoryStore())`.
 
-    `handlers` are the degrade handlers that a policy names without saying where they are. `clock` is for tests of stores that are
-    far away. `show_keys` shows keys of offenders as they are rather than as a keyed hash. Without `imports` the functions that a
-    policy names are imported when they are first called: for whoever explains a policy away from its application.
+    `handlers` are the degrade handlers that a policy refers to by name. `clock` is the clock of guards, penalty box and offenders
+    for a remote store, for tests. `show_keys` shows the keys of offenders instead of keyed hashes, `secret` is the hash's key.
+    Without `imports`, callables that a policy names are imported at their first call: to explain a policy away from its
+    application.
     """
 
     def __init__(
@@ -47,7 +48,7 @@ class Gate(Evaluator):
         *,
         store: Store | None = None,
         handlers: Mapping[str, Callable[..., Any]] | None = None,
-        clock: Any = None,
+        clock: Clock | None = None,
         show_keys: bool = False,
         secret: bytes | None = None,
         imports: bool = True,
@@ -56,176 +57,160 @@ class Gate(Evaluator):
             policy = Policy.load(policy)
         super().__init__()
         self.handlers = dict(handlers or {})
-        self._imports = imports
-        self.compiled = CompiledPolicy(policy, self.handlers, imports)
-        self._given = store
-        self._opened: dict[tuple[str, int], Store] = {}
-        self._reloading = threading.RLock()
-        self._guards: dict[tuple[int, int], GuardedStore] = {}
-        self._clock = clock
         self.secret = token_bytes(16) if secret is None else secret
-        self.store = self.compiled.store = self._store_of(policy)
-        self.remote = not self.store.local
-        self.clock = clock if clock is not None else self.store.clock if self.store.local else SYSTEM
-        self.on_failure = FailureAnswers(self.clock)
-        self.queue = WaitingRequests(self.store)
-        self.penalty_box = None if policy.penalty_box is None else PenaltyBox(policy, self.clock)
-        self._shut_out_before = 0  # by the shutters of earlier versions: a counter never goes back
-        self.offenders = Offenders(show_keys=show_keys, secret=self.secret, clock=self.clock)
-        self.marks: dict[Any, NamedLimit] = {}
         self.reloads = self.reloads_refused = 0
-        self._watch: Any = None
-        reset_after_fork(self)
-        self._know()
-
-    def _reset_after_fork(self) -> None:
-        """Makes the reload lock anew and forgets the parent's waiting requests."""
+        self._imports = imports
+        self._given_store = store
+        self._given_clock = clock
+        self._opened: dict[tuple[str, int], Store] = {}
+        self._guards: dict[tuple[int, int], GuardedStore] = {}
         self._reloading = threading.RLock()
-        for compiled_rule in self.compiled.rules:
-            compiled_rule.waiting.waiting = 0
+        self._watcher: FileWatcher | None = None
+        self._boxed_before = 0  # refusals by the penalty boxes of earlier versions
+        self.compiled = CompiledPolicy(policy, self.handlers, imports)
+        self.store = self.compiled.store = self._store_of(policy)
+        self.clock: Clock = clock if clock is not None else self.store.clock if self.store.local else SYSTEM
+        self.offenders = Offenders(show_keys=show_keys, secret=self.secret, clock=self.clock)
+        self._remote = not self.store.local
+        self._on_failure = FailureAnswers(self.clock)
+        self._waiting = WaitingRequests(self.store, self.clock)
+        self._penalty_box = None if policy.penalty_box is None else PenaltyBox(policy, self.clock)
+        reset_after_fork(self)
+        self._register()
 
     def __repr__(self) -> str:
         return f"<Gate {self.policy.name!r}: {len(self.policy.rules)} rules, {self.store!r}>"
 
-    # What it stands on -----------------------------------------------------------------------------------------
-
-    def _store_of(self, policy: Policy) -> Store:
-        """The store of a policy; one that is far away answers within the policy's budget, or the rules' on_failure does."""
-        store = self._open(policy) if self._given is None else self._given
-        if store.local or isinstance(store, GuardedStore):
-            return store
-        guard = self._guards.get((id(store), policy.budget_us))
-        if guard is None:
-            guard = GuardedStore(store, budget=policy.budget_us / 1e6, on_failure="closed", clock=self._clock, name=policy.name)
-            self._guards[id(store), policy.budget_us] = guard
-        return guard
-
-    def _open(self, policy: Policy) -> Store:
-        """The store of a URL. One that is far away has its patience for good, so that another budget opens another."""
-        found = [self._opened.get((policy.store, budget_us)) for budget_us in (0, policy.budget_us)]
-        store = found[1] if found[0] is None else found[0]
-        if store is None:
-            store = store_from_url(policy.store)
-            self._opened[policy.store, 0 if store.local else policy.budget_us] = store
-        return store
-
-    def _know(self) -> None:
-        for compiled_rule in self.compiled.rules:
-            begin = getattr(compiled_rule.overrides, "begin", None)
-            if begin is not None:  # those that are read in the background are read from the start
-                begin()
-            for entries in compiled_rule.made.values():
-                for entry in entries:
-                    self.store.register(entry.named)
+    def _reset_after_fork(self) -> None:
+        """Creates the reload lock again and forgets the parent's waiting requests."""
+        self._reloading = threading.RLock()
+        for rule in self.compiled.rules:
+            rule.waiting.count = 0
 
     @property
     def policy(self) -> Policy:
+        """The version of the policy that is enforced now."""
         policy: Policy = self.compiled.policy
         return policy
 
     @property
     def events(self) -> Publisher:
-        """Where to listen: `gate.events.on("refused", listener)`."""
+        """Listeners of this gate: `gate.events.on("refused", listener)`."""
         if self._publisher is None:
             self._publisher = Publisher(GATE_KINDS)
-        publisher: Publisher = self._publisher
-        return publisher
+        return self._publisher
 
-    # Settling, explaining --------------------------------------------------------------------------------------
+    # Stores ----------------------------------------------------------------------------------------------------
 
-    def settle(self, evaluation: Evaluation, status: int, size: int) -> None:
-        """Gives back, or charges more, now that the response is known."""
-        settlement.settled(self, evaluation, status, size)
+    def _store_of(self, policy: Policy) -> Store:
+        """The store of a policy; a remote one is guarded, so that it answers within the policy's budget or the rules'
+        on_failure does."""
+        store = self._open(policy) if self._given_store is None else self._given_store
+        if store.local or isinstance(store, GuardedStore):
+            return store
+        guard = self._guards.get((id(store), policy.budget_us))
+        if guard is None:
+            guard = GuardedStore(
+                store, budget=policy.budget_us / 1e6, on_failure="closed", clock=self._given_clock, name=policy.name
+            )
+            self._guards[id(store), policy.budget_us] = guard
+        return guard
 
-    async def asettle(self, evaluation: Evaluation, status: int, size: int) -> None:
-        await settlement.asettled(self, evaluation, status, size)
+    def _open(self, policy: Policy) -> Store:
+        """The store of a URL. The timeouts of a remote one are fixed, so another budget opens another store."""
+        store = self._opened.get((policy.store, 0)) or self._opened.get((policy.store, policy.budget_us))
+        if store is None:
+            store = store_from_url(policy.store)
+            self._opened[policy.store, 0 if store.local else policy.budget_us] = store
+        return store
+
+    def _register(self) -> None:
+        """Starts reading overrides, and registers all limits with the store."""
+        for rule in self.compiled.rules:
+            if isinstance(rule.overrides, HashOverrides):
+                rule.overrides.begin()
+            for entries in rule.entries_by_limits.values():
+                for entry in entries:
+                    self.store.register(entry.named)
+
+    # Rules -----------------------------------------------------------------------------------------------------
 
     def explain(self, context: RequestContext) -> list[RuleExplanation]:
-        """What every rule of the policy says to a request. Nothing is charged."""
+        """Whether each rule of the policy applies to a request, and why; its limits and decision. Nothing is charged."""
         return explain(self, context)
 
     def for_rule(self, name: str) -> Gate:
-        """One rule of this policy on its own, whatever it matches; with its counters, and this gate's events, offenders, queue.
+        """A gate of one rule, without its match; it shares this gate's counters of the rule, events, offenders and queue.
 
-        Requests that ask it are not counted again in this gate's totals. It knows this version of the policy only.
+        Its requests are not counted in this gate's totals. It does not follow a reload.
         """
         place = next((i for i, rule in enumerate(self.policy.rules) if rule.name == name), None)
         if place is None:
             names = ", ".join(rule.name for rule in self.policy.rules)
             raise ConfigurationError(f"the policy {self.policy.name!r} has no rule {name!r}; it has: {names}")
         policy = replace(self.policy, rules=(replace(self.policy.rules[place], match=()),))
-        gate = Gate(policy, store=self.store, handlers=self.handlers, clock=self._clock, secret=self.secret)
-        gate.compiled.close()  # what it began of its own: the compiled_rule at work is this gate's
+        gate = Gate(policy, store=self.store, handlers=self.handlers, clock=self._given_clock, secret=self.secret)
+        gate.compiled.close()  # it evaluates this gate's compiled rule, not its own
         gate.compiled.rules[0] = self.compiled.rules[place]
-        gate.offenders, gate.penalty_box, gate.on_failure, gate.queue = (
-            self.offenders,
-            self.penalty_box,
-            self.on_failure,
-            self.queue,
-        )
-        gate._publisher = self.events
+        gate.offenders, gate._penalty_box = self.offenders, self._penalty_box
+        gate._on_failure, gate._waiting, gate._publisher = self._on_failure, self._waiting, self.events
         return gate
 
     # Versions --------------------------------------------------------------------------------------------------
 
     def reload(self, policy: Policy) -> None:
-        """From the next request on, this policy holds. Counters and states of rules that keep their names go on."""
-        with self._reloading:  # two versions that come at once follow each other
+        """Enforces this policy from the next request on. Rules that keep their names keep their counters and states."""
+        with self._reloading:
             self._reload(policy)
-        self.publish(RELOADED, None)
+        self._publish(RELOADED, None)
 
     def _reload(self, policy: Policy) -> None:
         compiled = CompiledPolicy(policy, self.handlers, self._imports)
-        before = {compiled_rule.name: compiled_rule for compiled_rule in self.compiled.rules}
-        for compiled_rule in compiled.rules:
-            if compiled_rule.name in before:
-                compiled_rule.inherit(before[compiled_rule.name])
+        before = {rule.name: rule for rule in self.compiled.rules}
+        for rule in compiled.rules:
+            if rule.name in before:
+                rule.inherit(before[rule.name])
         store = compiled.store = self._store_of(policy)
         old, self.compiled = self.compiled, compiled
         if store is not self.store:
-            self.store, self.remote, self.queue = store, not store.local, WaitingRequests(store)
+            self.store, self._remote, self._waiting = store, not store.local, WaitingRequests(store, self.clock)
         if policy.penalty_box != old.policy.penalty_box:
-            self._shut_out_before += 0 if self.penalty_box is None else self.penalty_box.refused
-            self.penalty_box = None if policy.penalty_box is None else PenaltyBox(policy, self.clock)
-        self._know()
+            self._boxed_before += 0 if self._penalty_box is None else self._penalty_box.refused
+            self._penalty_box = None if policy.penalty_box is None else PenaltyBox(policy, self.clock)
+        self._register()
         self.reloads += 1
-        for compiled_rule in old.rules:
-            if compiled_rule.overrides is not None and all(
-                compiled_rule.overrides is not new.overrides for new in compiled.rules
-            ):
-                compiled_rule.overrides.close()
+        for rule in old.rules:
+            if rule.overrides is not None and all(rule.overrides is not new.overrides for new in compiled.rules):
+                rule.overrides.close()
 
     def reload_refused(self, error: BaseException) -> None:
-        """A new version could not be read: the old one stays."""
+        """Counts and logs that a new version could not be loaded; the old one stays in force."""
         self.reloads_refused += 1
-        log.error("the policy %r stays as it was; its new version has mistakes:\n%s", self.policy.name, error)
-        self.publish(RELOAD_REFUSED, None, error)
+        log.error("the policy %r stays in force; its new version has errors:\n%s", self.policy.name, error)
+        self._publish(RELOAD_REFUSED, None, error)
 
-    def watch(self, interval: Any = "1s") -> None:
-        """Follows the policy's file: a new version takes over, a bad one is refused."""
+    def watch(self, interval: Duration = "1s") -> None:
+        """Reloads the policy when its file changes; a version with errors is refused."""
         if self.policy.source is None:
             raise ConfigurationError("this policy was not read from a file, so there is nothing to watch; use Policy.load(path)")
-        if self._watch is None:
-            from .file_watcher import watch_policy
-
-            self._watch = watch_policy(self, interval=interval)
-
-    # Numbers ---------------------------------------------------------------------------------------------------
+        if self._watcher is None:
+            self._watcher = watch_policy(self, interval=interval)
 
     def snapshot(self) -> Snapshot:
-        """Everything that was counted since the gate was made."""
+        """All counters since the gate was created."""
         offered, offenders = self.offenders.look(10)
+        box = self._penalty_box
         return Snapshot(
             self.policy.name,
-            rules=tuple([compiled_rule.snapshot() for compiled_rule in self.compiled.rules]),
-            requests=self.requests,
-            allowed=self.allowed_requests,
-            refused=self.refused_requests,
-            unlimited=self.unlimited_requests,
-            exempt=self.exempt_requests,
-            penalty_box=self._shut_out_before + (0 if self.penalty_box is None else self.penalty_box.refused),
-            penalty_box_clients=0 if self.penalty_box is None else len(self.penalty_box),
-            decisions=Histogram(DECISION_BOUNDS_US, tuple(self.latency), float(self.latency_sum)),
+            rules=tuple([rule.snapshot() for rule in self.compiled.rules]),
+            requests=self._requests,
+            allowed=self._allowed,
+            refused=self._refused,
+            unlimited=self._unlimited,
+            exempt=self._exempt,
+            penalty_box=self._boxed_before + (0 if box is None else box.refused),
+            penalty_box_clients=0 if box is None else len(box),
+            decisions=Histogram(DECISION_BOUNDS_US, tuple(self._latency), float(self._latency_sum)),
             reloads=self.reloads,
             reloads_refused=self.reloads_refused,
             offenders=tuple(offenders),
@@ -233,23 +218,24 @@ class Gate(Evaluator):
             store=self.store.stats() if isinstance(self.store, GuardedStore) else None,
         )
 
-    # The end ---------------------------------------------------------------------------------------------------
+    # Closing ---------------------------------------------------------------------------------------------------
 
-    def _end(self) -> None:
-        if self._watch is not None:
-            self._watch.stop()
+    def _stop(self) -> None:
+        if self._watcher is not None:
+            self._watcher.stop()
         self.compiled.close()
         for guard in self._guards.values():
             guard.leave()
 
     def close(self) -> None:
         """Stops watching, and closes the stores that this gate opened."""
-        self._end()
+        self._stop()
         for store in self._opened.values():
             store.close()
 
     async def aclose(self) -> None:
-        self._end()
+        """As `close`, awaited."""
+        self._stop()
         for store in self._opened.values():
             await store.aclose()
 
@@ -267,9 +253,9 @@ class Gate(Evaluator):
 
 
 def gate_of(policy: Policy | str | Path | Gate, **options: Any) -> Gate:
-    """A gate from what a middleware was given: a gate, a policy, or the path of a policy's file."""
+    """The gate of a middleware: a gate, or one for a policy or the path of a policy file, with these options of `Gate`."""
     if isinstance(policy, Gate):
         return policy
     if not isinstance(policy, (Policy, str, Path)):
-        raise ConfigurationError(f"policy must be a Policy, a Gate or the path of a policy's file, not {policy!r}")
+        raise ConfigurationError(f"expected a Policy, a Gate or the path of a policy file as policy, got {policy!r}")
     return Gate(policy, **options)

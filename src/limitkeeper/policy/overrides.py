@@ -1,4 +1,4 @@
-"""Limits of single keys that change while the program runs: a customer's new matched needs no deploy.
+"""Limits of single keys that change while the program runs: a customer's new plan needs no deploy.
 
 Two sources. `CalledOverrides` asks a function of the application and keeps what it said for a while; the function runs while a
 request is decided, so it should answer from memory. `HashOverrides` reads a hash in Redis (key → text of a limit) in a thread of

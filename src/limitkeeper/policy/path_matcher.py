@@ -125,7 +125,7 @@ def segments_of(path: str) -> list[str]:
     return stripped.split("/") if stripped else []
 
 
-def host_is_meant(hosts: tuple[str, ...], host: str) -> bool:
+def host_matches_any(hosts: tuple[str, ...], host: str) -> bool:
     """Whether one of these host patterns means this host."""
     return any(host_matches(pattern, host) for pattern in hosts)
 
@@ -134,4 +134,4 @@ def limits_host(hosts: tuple[str, ...], context: Any) -> bool:
     """Whether a rule for these hosts is meant. A Host that can't be read (two of them, a port of letters) may well be read by the
     application, in its own way: every rule is meant by it, as any reading of a path is, and no exemption."""
     host: str = context.host()
-    return host_is_meant(hosts, host) if host else bool(context.header("host"))
+    return host_matches_any(hosts, host) if host else bool(context.header("host"))

@@ -1,82 +1,80 @@
-"""Who is refused too often is shut out for a while: a client in a retry loop costs one look into a dictionary, and no question
-to the store.
+"""Penalty box: a client that is refused too often is refused for a while without asking the store.
 
-Refusals are counted in this process, in a memory of their own that is bounded like any other store's. Being refused while shut
-out does not make it longer.
+A client in a retry loop then costs one dictionary lookup. Refusals are counted in a MemoryStore of this process, which is bounded
+like any other. Refusals by the penalty box do not extend the penalty.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 from ..algorithms.claim import NamedLimit
+from ..clock import Clock
 from ..limiter_base import is_off
-from ..observe.events import PENALTY_BOX
 from ..stores.memory import MemoryStore
-from .compiled_rule import key_of
-from .evaluation import SHUT_OUT, Evaluation, Refusal
+from .compiled_policy import key_of
 from .model import Policy
-from .refusal import MESSAGES, seconds
+from .refusal import MESSAGES, PENALTY_BOX, Refusal, seconds
+from .request_context import RequestContext
 
-#: How many clients are remembered as shut out, and how many refusals are counted at a time.
-MOST = 100_000
-#: How often a full memory is looked through for those whose time is over: that takes longer than a thousand refusals.
+if TYPE_CHECKING:
+    from .evaluation import Evaluation, Evaluator
+
+#: The most clients in the box, and the most whose refusals are counted.
+MAX_CLIENTS = 100_000
+#: The shortest interval between two sweeps of a full box: one takes longer than a thousand refusals.
 SWEEP_US = 1_000_000
 
 
 class PenaltyBox:
-    """The clients that are shut out, and until when."""
+    """The clients in the penalty box, and until when."""
 
-    def __init__(self, policy: Policy, clock: Any) -> None:
+    def __init__(self, policy: Policy, clock: Clock) -> None:
         assert policy.penalty_box is not None
-        self.said = policy.penalty_box
-        self.clock = clock
+        self.config = policy.penalty_box
         self.refused = 0
-        self._until: dict[str, int] = {}
+        self._clock = clock
+        self._until: dict[object, int] = {}
         self._swept_us = -SWEEP_US
-        self._store = MemoryStore(MOST, clock)
-        self._limit = NamedLimit(policy.name, "shut out", policy.penalty_box.limit)
+        self._store = MemoryStore(MAX_CLIENTS, clock)
+        self._limit = NamedLimit(policy.name, "penalty box", self.config.limit)
 
     def __len__(self) -> int:
-        now_us = self.clock.now_us()
+        now_us = self._clock.now_us()
         return sum(1 for until in list(self._until.values()) if until > now_us)
 
-    def shut(self, gate: Any, context: Any) -> Evaluation | None:
-        """The refusal of somebody who is shut out; None for everybody else. Exempt requests are never shut out."""
+    def refuse(self, gate: Evaluator, context: RequestContext) -> Evaluation | None:
+        """The refusal of a client in the box; None for all others, and for exempt requests."""
         if not self._until or is_off():
             return None
         compiled = gate.compiled
-        matched = compiled.match(
-            context
-        )  # before anybody asks for an identity: those of the path are what its templates captured
-        key: Any = key_of(compiled.identities, context, self.said.key)
+        matched = compiled.match(context)  # before identities are computed: those of the path need the captured segments
+        key = key_of(compiled.identities, context, self.config.key)
         until = self._until.get(key)
         if until is None:
             return None
-        left_us = until - self.clock.now_us()
+        left_us = until - self._clock.now_us()
         if left_us <= 0:
             self._until.pop(key, None)
             return None
         if matched.exempt or (matched.exemptions and compiled.exempted_rules(matched, context) is True):
             return None
         self.refused += 1
-        gate.offenders.offer(PENALTY_BOX, key)
-        gate.requests += 1
-        gate.refused_requests += 1
-        evaluation = Evaluation(gate, compiled)
-        evaluation.allowed = False
-        evaluation.refusal = Refusal(SHUT_OUT, 429, seconds(left_us), MESSAGES[SHUT_OUT](seconds(left_us)), retry_us=left_us)
-        return evaluation
+        gate.offenders.offer(PENALTY_BOX, str(key))
+        return gate._refuse_boxed(
+            Refusal(PENALTY_BOX, 429, seconds(left_us), MESSAGES[PENALTY_BOX](seconds(left_us)), retry_us=left_us)
+        )
 
-    def note(self, gate: Any, evaluation: Evaluation) -> bool:
-        """Counts a refusal; True when it was one too many."""
-        key: Any = key_of(evaluation.compiled.identities, evaluation.context, self.said.key)
-        if key is None or self._store.decide_one(self._limit, key, 1, 0, True).allowed:
+    def count(self, evaluation: Evaluation) -> bool:
+        """Counts a refusal; True when it puts the client into the box."""
+        assert evaluation.context is not None
+        key = key_of(evaluation.compiled.identities, evaluation.context, self.config.key)
+        if key is None or self._store.decide_one(self._limit, str(key), 1, 0, True).allowed:
             return False
-        now_us = self.clock.now_us()
-        if len(self._until) >= MOST and now_us >= self._swept_us + SWEEP_US:
+        now_us = self._clock.now_us()
+        if len(self._until) >= MAX_CLIENTS and now_us >= self._swept_us + SWEEP_US:
             self._swept_us = now_us
             self._until = {one: until for one, until in self._until.items() if until > now_us}
-        if len(self._until) < MOST:
-            self._until[key] = now_us + self.said.for_us
+        if len(self._until) < MAX_CLIENTS:
+            self._until[key] = now_us + self.config.for_us
         return True

@@ -1,159 +1,109 @@
-"""What is settled when the response is known: outcomes that do not count, and costs by the size of the response.
+"""Settlement: refunds and extra charges once the response is known, for outcomes that do not count and costs by response size.
 
-Everything was charged when the request came, so that many at once can't pass on the same allowance. An outcome that does not
-count takes its charge back; a response that was smaller than estimated gives the difference back, a larger one is charged on top.
-Where the outcome is unknown (the client disconnected before the response began) nothing goes back: otherwise a client that
-disconnects after each guess would never be charged for a failed login.
-Whatever was charged goes back to the store that charged it, also when the policy has another one by now.
+Everything is charged when the request comes, so that many concurrent requests can't pass on the same allowance. An outcome that
+does not count is refunded; a response smaller than estimated refunds the difference, a larger one is charged on top. An unknown
+outcome (the client disconnected before the response began) stays charged: otherwise a client that disconnects after each guess
+would never be charged for a failed login. Refunds go to the store that charged, also when the policy has another one by now.
 """
 
 from __future__ import annotations
 
 import logging
-from typing import Any
+from typing import TYPE_CHECKING
 
 from ..algorithms.claim import Claim
-from ..decision import Decision
 from ..errors import StoreError
-from ..wait_queue import Waiter, wait_queue_of
-from .evaluation import Evaluation
+from ..stores.sans_io import Call, Plan
+from ..wait_queue import Waiter
+from .compiled_policy import CompiledRule
+from .idempotency import leave
 from .identity.callback_errors import CallbackErrors, callback_name
 from .model import Charge
+from .request_context import RequestContext
+
+if TYPE_CHECKING:
+    from .evaluation import Evaluation
 
 log = logging.getLogger("limitkeeper")
+#: Errors of charge callbacks.
 callback_errors = CallbackErrors()
-#: The status of a response that never began, and of which nobody can tell what it would have been.
+#: The status of a response that never began.
 UNKNOWN = 0
 
 
-def counts(charge: Charge, status: int, context: Any) -> bool:
-    """Whether an outcome counts: an unknown one does, and one for which the application's function raises."""
+def counts(charge: Charge, status: int, context: RequestContext | None) -> bool:
+    """Whether an outcome counts; an unknown one does, and one whose callback raises."""
     if status == UNKNOWN:
         return True
     if charge.call is not None:
         try:
-            return bool(charge.call(status, context))
+            return bool(charge.call(status, context))  # type: ignore[arg-type]
         except Exception as error:
             callback_errors.report("%s raised %s: the request counts", callback_name(charge.call), type(error).__name__)
             return True
     return not charge.statuses or any(low <= status <= high for low, high in charge.statuses)
 
 
-def changes(evaluation: Evaluation, status: int, size: int) -> list[Claim]:
-    """What goes back, claim by claim; a negative cost is charged on top."""
-    found = []
-    for claim, entry in zip(evaluation.claims, evaluation.entries, strict=True):
-        found += changed(entry.compiled_rule, claim, evaluation.context, status, size)
-    return found
-
-
-def changed(compiled_rule: Any, claim: Claim, context: Any, status: int, size: int) -> list[Claim]:
-    """What goes back of one claim, if anything does."""
-    rule = compiled_rule.config
-    if not counts(rule.charge, status, context):
+def refund(rule: CompiledRule, claim: Claim, context: RequestContext | None, status: int, size: int) -> list[Claim]:
+    """The refund of one claim, if any; a negative cost is charged on top."""
+    cost = rule.config.cost
+    if not counts(rule.config.charge, status, context):
         if claim.limit.name == rule.name:
-            compiled_rule.given_back += 1
+            rule.given_back += 1
         return [claim]
-    change = claim.cost - -(-size // rule.cost.per) if rule.cost.source == "response" else 0
+    change = claim.cost - -(-size // cost.per) if cost.source == "response" else 0
     if status == UNKNOWN:
         change = min(change, 0)
     return [Claim(claim.limit, claim.key, change, claim.cost)] if change else []
 
 
-def shadows(gate: Any, evaluation: Evaluation, status: int, size: int) -> list[Waiter]:
-    """What goes back of rules in shadow."""
-    found = []
-    for compiled_rule, claims, decision in evaluation.shadow or ():
-        if decision is None or not (compiled_rule.needs_settlement and decision.allowed) or gate.on_failure.has_failed(decision):
-            continue
-        back = [one for claim in claims for one in changed(compiled_rule, claim, evaluation.context, status, size)]
-        found += [Waiter(back, decision, None)] if back else []
-    return found
-
-
-def marks(evaluation: Evaluation, status: int) -> list[Waiter]:
-    """Marks of charges that go back: nothing was charged, so a repetition of it would be the first."""
-    found = evaluation.idempotent or ()
-    return [
-        Waiter([claim], answer, None)
-        for compiled_rule, claim, answer in found
-        if answer is not None and not counts(compiled_rule.config.charge, status, evaluation.context)
-    ]
-
-
-def turns_of(gate: Any, evaluation: Evaluation, status: int, size: int) -> list[Waiter]:
-    """What leaves the line, once."""
-    evaluation.needs_settlement = False
+def refunds_of(evaluation: Evaluation, status: int, size: int) -> list[Waiter]:
+    """All refunds of an evaluation: its own claims, marks of refunded charges (a repetition will be the first), shadow rules."""
+    context = evaluation.context
     found: list[Waiter] = []
-    if evaluation.allowed and evaluation.claims is not None and evaluation.decision is not None:
-        claims = changes(evaluation, status, size)
-        decision: Any = evaluation.decision
-        found = [*([Waiter(claims, decision, None)] if claims else ()), *marks(evaluation, status)]
-    if evaluation.allowed and evaluation.shadow:
-        found += shadows(gate, evaluation, status, size)
-    evaluation.context = None
+    if evaluation.claims is not None and evaluation.decision is not None:
+        claims: list[Claim] = []
+        for claim, entry in zip(evaluation.claims, evaluation.entries, strict=True):
+            claims += refund(entry.compiled_rule, claim, context, status, size)
+        found = [Waiter(claims, evaluation.decision, None)] if claims else []
+        for rule, claim, decision in evaluation.marks or ():
+            if decision is not None and not counts(rule.config.charge, status, context):
+                found.append(Waiter([claim], decision, None))
+    for rule, charged, decision in evaluation.shadow or ():
+        if decision is not None and rule.needs_settlement and decision.allowed:
+            claims = [one for claim in charged for one in refund(rule, claim, context, status, size)]
+            if claims and not evaluation.gate._on_failure.has_failed(decision):
+                found.append(Waiter(claims, decision, None))
     return found
 
 
-# Alerts ---------------------------------------------------------------------------------------------------------------
+def settle(evaluation: Evaluation, status: int, size: int) -> Plan[None]:
+    """Settles once. If the store fails now, more is charged than was used: the strict side."""
+    evaluation.needs_settlement = False
+    refunds = refunds_of(evaluation, status, size) if evaluation.allowed else []
+    evaluation.context = None
+    store = evaluation.compiled.store
+    if refunds:
+        try:
+            yield leave(store, refunds)
+            yield from alert(evaluation, refunds)
+        except StoreError as error:
+            log.warning("settling with the store of %r failed: %s", evaluation.policy.name, error)
 
 
-def rising(evaluation: Evaluation, turns: list[Waiter]) -> list[tuple[int, int]]:
-    """Which entries were charged on top, and how much, of rules that want to be told: a response may cross their mark."""
-    more = {(claim.limit, claim.key): -claim.cost for turn in turns for claim in turn.claims if claim.cost < 0}
-    pairs = enumerate(zip(evaluation.entries, evaluation.keys, strict=True)) if more else ()
-    found = [(i, more.get((entry.named, key), 0)) for i, (entry, key) in pairs if entry.compiled_rule.alert >= 0]
-    return [(i, units) for i, units in found if units]
-
-
-def look_at(evaluation: Evaluation, risen: list[tuple[int, int]]) -> list[Claim]:
-    return [Claim(evaluation.entries[i].named, evaluation.keys[i], 0) for i, _ in risen]
-
-
-def alert(gate: Any, evaluation: Evaluation, risen: list[tuple[int, int]], told: Decision) -> None:
-    """Tells of every key whose use was below its rule's mark when the request came, and is above it now."""
-    decision: Any = evaluation.decision
-    for (i, units), after in zip(risen, told.decisions, strict=True):
-        entry, before = evaluation.entries[i], decision.decisions[i]
-        mark = after.limit * entry.compiled_rule.alert
+def alert(evaluation: Evaluation, refunds: list[Waiter]) -> Plan[None]:
+    """Alerts of every key whose use an extra charge has raised across its rule's alert level."""
+    extra = {(claim.limit, claim.key): -claim.cost for one in refunds for claim in one.claims if claim.cost < 0}
+    entries = list(
+        zip(evaluation.entries, evaluation.keys, evaluation.decision.decisions if evaluation.decision else (), strict=False)
+    )
+    raised = [one for one in entries if one[0].compiled_rule.alert >= 0 and (one[0].named, one[1]) in extra]
+    if not raised:
+        return
+    claims = [Claim(entry.named, key, 0) for entry, key, _ in raised]
+    decision = yield Call(evaluation.compiled.store, "decide", (claims, 0), {"commit": False})
+    for (entry, key, before), after in zip(raised, decision.decisions, strict=True):
+        level = after.limit * entry.compiled_rule.alert
         used = after.limit - after.remaining
-        if before.limit - before.remaining < mark <= used and used - units < mark:
-            entry.compiled_rule.alerts += 1
-            gate.alerted(evaluation, entry, after, i)
-
-
-# In both colours ------------------------------------------------------------------------------------------------------
-
-
-def settled(gate: Any, evaluation: Evaluation, status: int, size: int) -> None:
-    store, turns = evaluation.compiled.store, turns_of(gate, evaluation, status, size)
-    if turns:
-        try:
-            wait_queue_of(store).leave(turns)
-            risen = rising(evaluation, turns)
-            if risen:
-                alert(gate, evaluation, risen, store.decide(look_at(evaluation, risen), 0, commit=False))
-        except StoreError as error:
-            not_delivered(gate, error)
-
-
-async def asettled(gate: Any, evaluation: Evaluation, status: int, size: int) -> None:
-    store, turns = evaluation.compiled.store, turns_of(gate, evaluation, status, size)
-    if turns:
-        try:
-            if store.local:
-                wait_queue_of(store).leave(turns)
-            else:
-                await wait_queue_of(store).aleave(turns)
-            risen = rising(evaluation, turns)
-            if risen:
-                claims = look_at(evaluation, risen)
-                told = store.decide(claims, 0, commit=False) if store.local else await store.adecide(claims, 0, False)
-                alert(gate, evaluation, risen, told)
-        except StoreError as error:
-            not_delivered(gate, error)
-
-
-def not_delivered(gate: Any, error: StoreError) -> None:
-    """A store that fails now has charged more than was used: the strict side."""
-    log.warning("settling with the store of %r failed: %s", gate.policy.name, error)
+        if before.limit - before.remaining < level <= used and used - extra[entry.named, key] < level:
+            evaluation.gate._alert(evaluation, entry, after)

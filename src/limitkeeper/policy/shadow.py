@@ -1,47 +1,54 @@
-"""Rules in shadow: asked once the others have let a request pass; their answers are counted, and change nothing.
+"""Shadow mode: rules that are asked after the others have allowed a request; their answers are counted, and change nothing.
 
-What the others refuse never happened, so it is not charged here either. Every rule in shadow is a decision of its own, all of
-them in one question to the store. What their outcomes do not count goes back like any other charge, or they would count more than
-they will in earnest. A evaluation keeps (compiled_rule, claims, answer) of each; None is the answer of those that were not asked.
+A request that the others refuse is not charged here either. Every rule in shadow mode is a decision of its own, all of them in
+one call of the store. Charges are settled as those of other rules are, or shadow mode would count more than the real rule will.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, NamedTuple
 
+from ..algorithms.claim import Claim
 from ..decision import Decision
 from ..errors import StoreError
 from ..observe.events import SHADOW
-from .evaluation import Evaluation
+from ..stores.sans_io import Call, Plan
+from .compiled_policy import CompiledRule, Entry
+
+if TYPE_CHECKING:
+    from .evaluation import Evaluation, Evaluator
 
 
-def asked(gate: Any, evaluation: Evaluation) -> Evaluation:
+class ShadowRule(NamedTuple):
+    """A rule in shadow mode with its claims, and their decision once it was asked."""
+
+    rule: CompiledRule
+    claims: list[Claim]
+    decision: Decision | None = None
+
+
+def add(evaluation: Evaluation, rule: CompiledRule, entries: tuple[Entry, ...], key: str, cost: int) -> None:
+    """Adds a rule that is asked after the others."""
+    evaluation.special = True
+    evaluation.needs_settlement = evaluation.needs_settlement or rule.needs_settlement
+    claims = [Claim(entry.named, key, cost) for entry in entries]
+    evaluation.shadow = [*(evaluation.shadow or ()), ShadowRule(rule, claims)]
+
+
+def ask(gate: Evaluator, evaluation: Evaluation) -> Plan[Evaluation]:
+    """Asks the rules in shadow mode; a store that fails refuses no request here."""
     if evaluation.shadow:
         try:
-            told(gate, evaluation, gate.store.decide_many([claims for _, claims, _ in evaluation.shadow], 0))
+            decisions = yield Call(gate.store, "decide_many", ([claims for _, claims, _ in evaluation.shadow], 0))
         except StoreError:
-            pass  # nobody is refused by a rule in shadow, nor by its store
+            return evaluation
+        evaluation.shadow = [one._replace(decision=made) for one, made in zip(evaluation.shadow, decisions, strict=True)]
+        for rule, _, decision in evaluation.shadow:
+            if decision.allowed:  # type: ignore[union-attr]
+                rule.passed += 1
+            elif not gate._on_failure.has_failed(decision):  # type: ignore[arg-type]
+                rule.shadow_refused += 1
+                evaluation.shadows = (*evaluation.shadows, rule.name)
+        if evaluation.shadows:
+            gate._publish(SHADOW, evaluation)
     return evaluation
-
-
-async def aasked(gate: Any, evaluation: Evaluation) -> Evaluation:
-    if evaluation.shadow:
-        try:
-            told(gate, evaluation, await gate.store.adecide_many([claims for _, claims, _ in evaluation.shadow], 0))
-        except StoreError:
-            pass
-    return evaluation
-
-
-def told(gate: Any, evaluation: Evaluation, answers: list[Decision]) -> None:
-    evaluation.shadow = [
-        (compiled_rule, claims, answer) for (compiled_rule, claims, _), answer in zip(evaluation.shadow, answers, strict=True)
-    ]
-    for compiled_rule, _, answer in evaluation.shadow:
-        if answer.allowed:
-            compiled_rule.passed += 1
-        elif not gate.on_failure.has_failed(answer):
-            compiled_rule.shadow_refused += 1
-            evaluation.shadows = (*evaluation.shadows, compiled_rule.name)
-    if evaluation.shadows:
-        gate.publish(SHADOW, evaluation)

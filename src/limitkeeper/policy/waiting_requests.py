@@ -1,210 +1,175 @@
-"""Waiting at a gate: rules that say `wait up to 200ms` hold a request back rather than refuse it.
+"""Waiting requests: rules with `on_refusal: wait up to 200ms` delay a request instead of refusing it.
 
-A request waits only when every rule that refuses it is willing to wait, and no longer than the least patient of them. It makes
-one decision that charges at a start to come, and sleeps until then: first come, first served, those behind move up when a client
-goes away. How many may wait is bounded by the rule; whoever finds the queue full is refused at once (503).
+A request waits only when every rule that refuses it waits, and no longer than the shortest of their waits. It makes one decision
+that charges at a later start, and sleeps until then: first come, first served, and those behind move up when a client goes away.
+Each rule bounds how many requests wait; beyond that a request is refused at once (503).
 
-A turn to come in a fixed window, or in a bucket that paces, closes the time before it to everybody else of that key. So whoever
-waits for something else takes no turn there: those limits are asked when the turn has come, and where one of them refuses then,
-the turn goes back.
-
-The waiting itself is a limiter's: `Queue` is one whose keys are the claims themselves.
+A later start in a fixed window, or in a leaky bucket queue, closes the time before it to all other requests of that key. So
+limits of these kinds that did not refuse are left out of the wait and asked after it; if one of them refuses then, the start is
+given back.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
 from ..algorithms.claim import Claim
 from ..algorithms.fixed_window import FixedWindow
 from ..algorithms.leaky_queue import LeakyBucketQueue
 from ..algorithms.token_bucket import TokenBucket
+from ..clock import Clock
 from ..decision import Decision, Decisions
 from ..errors import RateLimited
 from ..stores.contract import Store
-from ..stores.guarded.fallback import spoken
+from ..stores.sans_io import Call, Plan
 from ..wait_queue import Waiter
 from ..waiting_limiter import WaitingLimiter
-from .evaluation import QUEUE_FULL, Evaluation
+from .compiled_policy import CompiledRule
+from .refusal import QUEUE_FULL
 
-#: A limiter must have a limit; nobody is ever asked for this one.
-NOBODY = TokenBucket("1/s")
+if TYPE_CHECKING:
+    from .evaluation import Evaluation, Evaluator
 
 
 class ClaimsKey:
-    """The claims of one request, as a limiter's key: equal when they are for the same limits and keys."""
+    """The claims of one request as the key of a limiter: equal for the same limits and keys."""
 
-    __slots__ = ("claims", "which")
+    __slots__ = ("claims", "pairs")
 
     def __init__(self, claims: list[Claim]) -> None:
         self.claims = claims
-        self.which = frozenset((claim.limit.identity, claim.key) for claim in claims)
+        self.pairs = frozenset((claim.limit.identity, claim.key) for claim in claims)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, ClaimsKey) and self.which == other.which
+        return isinstance(other, ClaimsKey) and self.pairs == other.pairs
 
     def __hash__(self) -> int:
-        return hash(self.which)
+        return hash(self.pairs)
 
 
 class RequestLimiter(WaitingLimiter):
-    """A limiter that waits for tickets."""
+    """A limiter that waits for the claims of requests. The limit of its own that a limiter must have is never asked."""
 
     __slots__ = ()
 
     def __init__(self, store: Store, reserves: bool) -> None:
-        super().__init__(NOBODY, store, "limitkeeper queue")
+        super().__init__(TokenBucket("1/s"), store, "limitkeeper queue")
         self.reserves = reserves
 
     def claims(self, key: Any, cost: Any = 1) -> list[Claim]:
         claims: list[Claim] = key.claims
         return claims
 
+    def acquire_claims(self, key: Any, seconds: float) -> Decision:
+        return self._acquire(key, 1, seconds)
+
+    async def aacquire_claims(self, key: Any, seconds: float) -> Decision:
+        return await self._aacquire(key, 1, seconds)
+
+    def give_up(self, key: Any, start: Decision) -> None:
+        self._give_up(Waiter(key.claims, start, None), key, 1, start)
+
+    async def agive_up(self, key: Any, start: Decision) -> None:
+        await self._agive_up(Waiter(key.claims, start, None), key, 1, start)
+
 
 class WaitingRequests:
-    """Everybody who waits at a gate, in this process."""
+    """The requests of a gate that wait, in this process."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, clock: Clock) -> None:
         self._store = store
-        self._patient = RequestLimiter(store, True)
-        self._asking = RequestLimiter(store, False)
+        self._clock = clock
+        self._reserving = RequestLimiter(store, True)
+        self._polling = RequestLimiter(store, False)
 
-    def _which(self, claims: list[Claim]) -> RequestLimiter:
+    def wait(self, gate: Evaluator, evaluation: Evaluation, refused: Decision) -> Plan[Decision]:
+        """Waits for the start of a refused request; the decision that allowed it, or that refused it in the end."""
+        rules = refusing_rules(evaluation, refused)
+        full = [rule for rule in rules if rule.waiting.count >= rule.config.on_refusal.queue]
+        if full:
+            full[0].queue_full += 1
+            evaluation.reason = QUEUE_FULL
+            return refused
+        claims = gate._claims(evaluation)
         reserves = all(self._store.can_reserve(claim.limit) for claim in claims)
-        return self._patient if reserves else self._asking
+        limiter = self._reserving if reserves else self._polling
+        later = asked_after(claims, refused) if reserves else []
+        key = ClaimsKey([claim for i, claim in enumerate(claims) if i not in later])
+        with counted(rules):
+            try:
+                seconds, began_us = shortest_wait(rules), self._clock.now_us()
+                decision = yield Call(limiter, "acquire_claims", (key, seconds))
+                if later:
+                    left = remaining_wait(seconds, evaluation, later, self._clock.now_us() - began_us)
+                    decision = yield from self._ask_after(gate, claims, later, key, decision, left)
+            except RateLimited as error:
+                if not later or gate._on_failure.has_failed(error.decision):
+                    return error.decision
+                return join(error.decision, [refused.decisions[i] for i in later], later)
+            evaluation.wait_us = max(0, self._clock.now_us() - began_us)
+        for rule in rules if decision.allowed else ():
+            rule.waited += 1
+        return decision  # type: ignore[no-any-return]
 
-    def wait(self, gate: Any, evaluation: Evaluation, refused: Decision) -> Decision:
-        """Waits for a refused request's turn; the decision that let it pass, or the one that refused it in the end."""
-        waiting = enter(evaluation, refused)
-        if waiting is None:
-            return full(evaluation, refused)
-        claims = gate.claims_of(evaluation)
-        patient = self._which(claims)
-        later = asked_later(claims, refused) if patient.reserves else []
-        held = ClaimsKey([claim for i, claim in enumerate(claims) if i not in later])
+    def _ask_after(
+        self, gate: Evaluator, claims: list[Claim], later: list[int], key: ClaimsKey, start: Decision, seconds: float
+    ) -> Plan[Decision]:
+        """Asks the claims that were left out, now that the start has come; if they are refused, the start is given back."""
         try:
-            patience, begun_us = patience_of(waiting), gate.clock.now_us()
-            decision = patient._acquire(held, 1, patience)  # type: ignore[arg-type]
-            if later:
-                left = still(patience, evaluation, later, gate.clock.now_us() - begun_us)
-                decision = self._rest(gate, claims, later, held, decision, left)
-            return waited(evaluation, waiting, decision, gate.clock.now_us() - begun_us)
-        except RateLimited as error:
-            return self._told(gate, error.decision, refused, later)
-        finally:
-            leave(waiting)
-
-    def _rest(self, gate: Any, claims: list[Claim], later: list[int], held: ClaimsKey, turn: Decision, left: float) -> Decision:
-        """What took no turn, now that the turn has come; where it is refused, the turn goes back."""
-        try:
-            told = self._patient._acquire(ClaimsKey([claims[i] for i in later]), 1, left)  # type: ignore[arg-type]
+            rest = yield Call(self._reserving, "acquire_claims", (ClaimsKey([claims[i] for i in later]), seconds))
         except BaseException as error:
-            self._patient._give_up(Waiter(held.claims, turn, None), held, 1, turn)  # type: ignore[arg-type]
+            yield Call(self._reserving, "give_up", (key, start))
             if not isinstance(error, RateLimited):
                 raise
-            return error.decision if gate.on_failure.has_failed(error.decision) else self._store.decide(claims, 0)
-        return told if gate.on_failure.has_failed(told) else mingled(turn, told.decisions, later)
-
-    async def await_(self, gate: Any, evaluation: Evaluation, refused: Decision) -> Decision:
-        waiting = enter(evaluation, refused)
-        if waiting is None:
-            return full(evaluation, refused)
-        claims = gate.claims_of(evaluation)
-        patient = self._which(claims)
-        later = asked_later(claims, refused) if patient.reserves else []
-        held = ClaimsKey([claim for i, claim in enumerate(claims) if i not in later])
-        try:
-            patience, begun_us = patience_of(waiting), gate.clock.now_us()
-            decision = await patient._aacquire(held, 1, patience)  # type: ignore[arg-type]
-            if later:
-                left = still(patience, evaluation, later, gate.clock.now_us() - begun_us)
-                decision = await self._arest(gate, claims, later, held, decision, left)
-            return waited(evaluation, waiting, decision, gate.clock.now_us() - begun_us)
-        except RateLimited as error:
-            return self._told(gate, error.decision, refused, later)
-        finally:
-            leave(waiting)
-
-    async def _arest(
-        self, gate: Any, claims: list[Claim], later: list[int], held: ClaimsKey, turn: Decision, left: float
-    ) -> Decision:
-        try:
-            told = await self._patient._aacquire(ClaimsKey([claims[i] for i in later]), 1, left)  # type: ignore[arg-type]
-        except BaseException as error:
-            await self._patient._agive_up(Waiter(held.claims, turn, None), held, 1, turn)  # type: ignore[arg-type]
-            if not isinstance(error, RateLimited):
-                raise
-            return error.decision if gate.on_failure.has_failed(error.decision) else await self._store.adecide(claims, 0)
-        return told if gate.on_failure.has_failed(told) else mingled(turn, told.decisions, later)
-
-    def _told(self, gate: Any, decision: Decision, refused: Decision, later: list[int]) -> Decision:
-        """The refusal of a turn, with what the limits said that take none."""
-        if not later or gate.on_failure.has_failed(decision):
-            return decision
-        return mingled(decision, [refused.decisions[i] for i in later], later)
+            if gate._on_failure.has_failed(error.decision):
+                return error.decision
+            return (yield Call(self._store, "decide", (claims, 0)))  # type: ignore[no-any-return]
+        return rest if gate._on_failure.has_failed(rest) else join(start, rest.decisions, later)
 
 
-def asked_later(claims: list[Claim], refused: Decision) -> list[int]:
-    """Which claims take no turn: nobody waits for them, and a turn to come would close their limit to others."""
+def refusing_rules(evaluation: Evaluation, decision: Decision) -> list[CompiledRule]:
+    """The rules that refuse, once each."""
+    parts = zip(evaluation.entries, decision.decisions, strict=True)
+    return list({entry.rule.name: entry.compiled_rule for entry, part in parts if not part.allowed}.values())
+
+
+@contextmanager
+def counted(rules: list[CompiledRule]) -> Iterator[None]:
+    """Counts a request as waiting for these rules."""
+    for rule in rules:
+        rule.waiting.count += 1
+    try:
+        yield
+    finally:
+        for rule in rules:
+            rule.waiting.count -= 1
+
+
+def asked_after(claims: list[Claim], refused: Decision) -> list[int]:
+    """Which claims are left out of the wait: they did not refuse, and a later start would close their limit to others."""
     closing = [isinstance(claim.limit.limit, (FixedWindow, LeakyBucketQueue)) for claim in claims]
     return [i for i, part in enumerate(refused.decisions) if closing[i] and part.allowed]
 
 
-def still(patience: float, evaluation: Evaluation, later: list[int], waited_us: int) -> float:
-    """Seconds that may still be waited for them: none where one of their rules does not wait."""
+def shortest_wait(rules: Sequence[CompiledRule]) -> float:
+    """The shortest wait of these rules, in seconds."""
+    waits_us: list[int] = [rule.config.on_refusal.wait_us for rule in rules]
+    return min(waits_us) / 1e6
+
+
+def remaining_wait(seconds: float, evaluation: Evaluation, later: list[int], waited_us: int) -> float:
+    """Seconds that the claims left out may still wait: none where one of their rules does not wait."""
     rules = [evaluation.entries[i].compiled_rule for i in later]
-    if not all(compiled_rule.waits for compiled_rule in rules):
+    if not all(rule.waits for rule in rules):
         return 0.0
-    return max(0.0, min(patience, patience_of(rules)) - waited_us / 1e6)
+    return max(0.0, min(seconds, shortest_wait(rules)) - waited_us / 1e6)
 
 
-def mingled(turn: Decision, others: Any, later: list[int]) -> Decision:
-    """The decision of a turn and those of the claims that took none, in the order of all claims; dated as the turn was."""
-    parts, rest = list(turn.decisions), dict(zip(later, others, strict=True))
-    told = spoken([rest[i] if i in rest else parts.pop(0) for i in range(len(parts) + len(rest))])
-    fields: Any = (told.allowed, told.limit, told.remaining, told.retry_us, told.reset_us, turn.wait_us, turn.start_us, told.name)
-    return Decisions(told.decisions, *fields)
-
-
-def refusers(evaluation: Evaluation, decision: Decision) -> list[Any]:
-    """The rules that refuse, once each."""
-    found: dict[str, Any] = {}
-    for entry, part in zip(evaluation.entries, decision.decisions, strict=True):
-        if not part.allowed:
-            found[entry.compiled_rule.name] = entry.compiled_rule
-    return list(found.values())
-
-
-def enter(evaluation: Evaluation, refused: Decision) -> list[Any] | None:
-    """Takes a place in the queue of every rule that makes it wait; None when one of them is full."""
-    waiting = refusers(evaluation, refused)
-    for compiled_rule in waiting:
-        if compiled_rule.waiting.waiting >= compiled_rule.config.on_refusal.queue:
-            compiled_rule.queue_full += 1
-            return None
-    for compiled_rule in waiting:
-        compiled_rule.waiting.waiting += 1
-    return waiting
-
-
-def leave(waiting: list[Any]) -> None:
-    for compiled_rule in waiting:
-        compiled_rule.waiting.waiting -= 1
-
-
-def full(evaluation: Evaluation, refused: Decision) -> Decision:
-    """Refused because too many wait already."""
-    evaluation.reason = QUEUE_FULL
-    return refused
-
-
-def patience_of(waiting: list[Any]) -> float:
-    """Seconds that the least patient rule gives."""
-    return min(compiled_rule.config.on_refusal.wait_us for compiled_rule in waiting) / 1e6  # type: ignore[no-any-return]
-
-
-def waited(evaluation: Evaluation, waiting: list[Any], decision: Decision, waited_us: int) -> Decision:
-    evaluation.wait_us = max(0, waited_us)
-    for compiled_rule in waiting if decision.allowed else ():
-        compiled_rule.waited += 1
-    return decision
+def join(start: Decision, others: Sequence[Decision], later: list[int]) -> Decision:
+    """The decision of a wait and those of the claims left out of it, in the order of all claims; dated as the wait's."""
+    parts, rest = list(start.decisions), dict(zip(later, others, strict=True))
+    joined = Decisions.join([rest[i] if i in rest else parts.pop(0) for i in range(len(parts) + len(rest))])
+    fields = (joined.allowed, joined.limit, joined.remaining, joined.retry_us, joined.reset_us)
+    return Decisions(joined.decisions, *fields, start.wait_us, start.start_us, joined.name, joined.source)

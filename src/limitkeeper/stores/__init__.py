@@ -1,11 +1,11 @@
-"""Where state lives, and who makes read, decide, write one step.
+"""The stores: where state lives, and what makes read, decide, write one step.
 
-Stores beyond this process are imported when somebody first names them, so that nobody pays for what is not used.
+Stores beyond this process are imported when first used, so that what is not used costs nothing.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ..algorithms.claim import Claim, NamedLimit
 from .contract import Store
@@ -18,8 +18,17 @@ if TYPE_CHECKING:
     from .redis import RedisStore
     from .sharded import ShardedStore
     from .shared import SharedStore
+else:  # hidden from type checkers, to which every misspelt name would have a type
 
-#: Where each of the others is.
+    def __getattr__(name: str) -> object:
+        if name not in _LATER:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        from importlib import import_module
+
+        return getattr(import_module(f".{_LATER[name]}", __name__), name)
+
+
+#: The modules of the stores that are imported later.
 _LATER = {
     "GuardedStore": "guarded",
     "LeasedStore": "leased",
@@ -27,14 +36,6 @@ _LATER = {
     "ShardedStore": "sharded",
     "SharedStore": "shared",
 }
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _LATER:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from importlib import import_module
-
-    return getattr(import_module(f".{_LATER[name]}", __name__), name)
 
 
 def __dir__() -> list[str]:

@@ -2,8 +2,8 @@
 
 A subclass says where the cells are: `read`, `put`, `known`, `is_full`, `discard`, and how other writers are kept out meanwhile
 (`begin`, `end`). Everything else is the same for the cells of this process (`memory.py`) and for those of a file that several
-processes share (`shared/`). Subclassing rather than a part with its own methods: the lock and the journal of a shared file span the
-cells and the decision, and `MemoryStore` decides on a cell without a call in between.
+processes share (`shared/`). Subclassing rather than a part with its own methods: the lock and the journal of a shared file
+span the cells and the decision, and `MemoryStore` decides on a cell without a call in between.
 
 Time never runs backwards here: when a clock does, the store carries on from the last moment it saw.
 """
@@ -36,7 +36,7 @@ else:
     from ..algorithms.constants import MAX_WAIT, REFUSED
     from ..algorithms.limit import Answer, Limit, State
     from ..clock import SystemClock, monotonic_us
-    from ..decision import Decision, fresh
+    from ..decision import Decision, Decisions, fresh
     from .cell_table import Table
     from .contract import Store
 
@@ -44,8 +44,9 @@ else:
         """A Decision to be filled in."""
         return fresh(handle.name)
 
-    def blank_joined(store: CellStore, names: tuple[str, ...]) -> None:
+    def blank_joined(store: CellStore, names: tuple[str, ...]) -> Decisions | None:
         """Compiled, an answer with room for these limits; the plain build joins Decisions."""
+        return None
 
 
 from ..algorithms.all_of import together
@@ -68,7 +69,7 @@ class LimitHandle:
         named: NamedLimit,
         unit: cython.int,
         since_us: cython.longlong,
-        cells: Table | None = None,
+        cells: Table = None,  # type: ignore[assignment]
     ) -> None:
         self.store = store
         self.limit = named.limit
@@ -337,7 +338,7 @@ class CellStore(Store):
         not_before_us: cython.longlong,
     ) -> Decision:
         """Decides claims that name no limit and key twice; `names` are those of their limits."""
-        joined: Decisions | None = blank_joined(self, names)  # type: ignore[func-returns-value]
+        joined: Decisions | None = blank_joined(self, names)
         self.begin()
         try:
             now_us: cython.longlong = self.now()

@@ -35,8 +35,8 @@ else:
     from ..algorithms.claim import Claim, NamedLimit
     from ..algorithms.constants import PLAIN, REFUSED
     from ..algorithms.limit import Answer, Limit, State
-    from ..decision import Decision
-    from .cell_store import CellStore, LimitHandle, blank
+    from ..decision import Decision, Decisions
+    from .cell_store import CellStore, LimitHandle, blank, blank_joined
     from .cell_table import Capacity, Table
 
     CellPointer = Any
@@ -76,14 +76,14 @@ class MemoryStore(CellStore):
             return LimitHandle(self, named, unit, table.since[unit - 1], table)
 
     def limit_of(self, place: LimitHandle, unit: int) -> Limit:
-        return place.cells.units[unit - 1]  # type: ignore[no-any-return]
+        return place.cells.units[unit - 1]
 
     def discard(self, place: LimitHandle, key: str) -> None:
         place.cells.discard(key)
 
     def pairs(self, place: LimitHandle) -> list[tuple[str, int, Any]]:
         with self._lock:
-            return place.cells.items()  # type: ignore[no-any-return]
+            return place.cells.items()
 
     def saved(self, place: LimitHandle, key: str, now_us: int) -> Any:
         unit, state = place.cells.saved(key)
@@ -295,7 +295,7 @@ class MemoryStore(CellStore):
     ) -> Decision:
         if not cython.compiled:
             return CellStore.decide_checked(self, claims, names, max_wait_us, commit, not_before_us)
-        joined: Decisions = blank_joined(self, names)  # compiled, nothing comes in between: no lock
+        joined: Decisions | None = blank_joined(self, names)  # compiled, nothing comes in between: no lock
         now_us: cython.longlong = self.now()
         start_us: cython.longlong = self.charge(claims, max_wait_us, commit, now_us, not_before_us)
         return all_of.join_claims(claims, now_us, start_us, joined)
@@ -309,8 +309,8 @@ class MemoryStore(CellStore):
         now_us: cython.longlong,
         not_before_us: cython.longlong,
     ) -> cython.longlong:
-        """Several limits. Compiled, when every key has a cell in its limit's own units, each cell is looked up once: nothing moves
-        it before it is written."""
+        """Several limits. Compiled, when every key has a cell in its limit's own units, each cell is looked up once: nothing
+        moves it before it is written."""
         if not cython.compiled or not self.load_cells(claims):
             return CellStore.charge(self, claims, max_wait_us, commit, now_us, not_before_us)
         i: cython.Py_ssize_t

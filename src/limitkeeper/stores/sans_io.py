@@ -4,7 +4,8 @@ A plan yields what it needs and is sent the answer:
 
     Call(target, method, args)   the value; its exception is thrown into the plan
     [Call, Call, …]              a list of values, with a StoreError in the place of a call that failed. The async driver makes
-                                 the calls concurrently, the sync driver one after the other unless it is given `perform_all`
+                                 the calls concurrently, the sync driver one after the other (`UntilRefused`: up to a falsy
+                                 answer) unless it is given `perform_all`
     Pause(seconds)               None, after that time
     Event-like (`wait`, `await_`)  None, once it is set
 
@@ -33,6 +34,10 @@ class Call(NamedTuple):
     kwargs: Mapping[str, Any] = MappingProxyType({})
 
 
+class UntilRefused(list[Call]):
+    """A list of calls of which the sync driver makes no more after a falsy answer: what is all or nothing has then failed."""
+
+
 class Pause(NamedTuple):
     """Continue after so many seconds."""
 
@@ -59,13 +64,22 @@ async def aperform_call(call: Call) -> Any:
     return await getattr(call.target, "a" + call.method)(*call.args, **call.kwargs)
 
 
+def attempt_all(calls: Sequence[Call], attempt: Callable[[Call], Any]) -> list[Any]:
+    answers: list[Any] = []
+    for call in calls:
+        answers.append(attempt(call))
+        if not answers[-1] and isinstance(calls, UntilRefused):
+            break
+    return answers
+
+
 def run(
     plan: Plan[T],
     perform: Callable[[Call], Any] = perform_call,
     sleep: Callable[[float], object] | None = None,
     perform_all: Callable[[list[Call]], list[Any]] | None = None,
 ) -> T:
-    """Performs a plan with blocking calls. `sleep` is the store's clock's; a plan that never pauses needs none. `perform_all` makes
+    """Performs a plan with blocking calls. `sleep` is the clock's; a plan that never pauses needs none. `perform_all` makes
     the calls of a list together (all are written before the first reply is read)."""
 
     def attempt(call: Call) -> Any:
@@ -82,7 +96,7 @@ def run(
                 if isinstance(step, Call):
                     answer = perform(step)
                 elif isinstance(step, list):
-                    answer = [attempt(call) for call in step] if perform_all is None else perform_all(step)
+                    answer = attempt_all(step, attempt) if perform_all is None else perform_all(step)
                 elif isinstance(step, Pause):
                     assert sleep is not None
                     answer = sleep(step.seconds)

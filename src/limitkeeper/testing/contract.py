@@ -222,14 +222,17 @@ class StoreContract:
         self.holds(law, limits_and_traces(several_keys=True, max_size=12))
 
     def play_refused(self, player: TracePlayer, some: NamedLimits) -> None:
-        """Peeks and refused calls; the state must stay as it was, except that a store may drop expired keys meanwhile."""
+        """Peeks and refused calls; the state must stay as it was. A store may drop state that is as new meanwhile (law 9): then
+        the answers, `remaining` and `reset_after` of every limit among them, are the same without it."""
         last, before = player.last, stored(player)
+        answers = [player.peek(key, 1) for key in "ab"]
         player.step(Peek("a", 1))
         for cost in (1, 2, max(limit.capacity for limit in some.values()) + 1):
             if not player.step(Peek("a", cost))["allowed"]:
                 assert not player.step(Hit("a", cost))["allowed"], f"a hit of {cost} is allowed, its peek was not"
                 assert not player.limiter.reserve("a", cost, 0), f"a reservation of {cost} is granted, its peek was not"
         assert all(entry in old for old, new in zip(before, stored(player), strict=True) for entry in new)
+        assert [player.peek(key, 1) for key in "ab"] == answers
         player.last = last
 
     # 3 and 4. The bound, and no lost fractions ---------------------------------------------------------------------------

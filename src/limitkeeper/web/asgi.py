@@ -34,6 +34,7 @@ from .asgi_fast import (
     has_origin,
 )
 from .asgi_websocket import LimitedWebSocket, refuse_websocket
+from .policy_flags import PolicyFlags
 from .ratelimit_fields import fields
 from .refusal_body import body
 from .response_settlement import FAILED, GONE, UNKNOWN, Settlement, outcome_of
@@ -57,6 +58,7 @@ class RateLimitMiddleware:
     def _open(self, gate: Gate) -> None:
         self.gate = gate
         self._ask_nowait = gate.ask_nowait
+        self._flags = PolicyFlags(gate)
         self._closed = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -101,7 +103,7 @@ class RateLimitMiddleware:
         if not evaluation.allowed:
             await refuse_websocket(evaluation, context, scope, receive, send)
             return
-        await LimitedWebSocket(self.gate, evaluation, scope, receive, send).run(self.app)
+        await LimitedWebSocket(self._flags, evaluation, scope, receive, send).run(self.app)
 
     async def _lifespan(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Closes a gate that was made here at shutdown, and opens it again at the next startup."""

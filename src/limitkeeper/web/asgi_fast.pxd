@@ -11,5 +11,3 @@ cdef class HeaderSend:
     cdef object _send
 
 cpdef bint has_origin(object scope)
-cpdef object start_response(Evaluation evaluation, object message)
-cpdef object add_fields(object message, list added)

@@ -17,7 +17,6 @@ except ModuleNotFoundError:
     from limitkeeper import _cython_shim as cython  # type: ignore[no-redef]
 
 if cython.compiled:
-    from cython.cimports.limitkeeper.policy.evaluate import Evaluator
     from cython.cimports.limitkeeper.policy.evaluation import Evaluation
     from cython.cimports.limitkeeper.policy.request_context import RequestContext
     from cython.cimports.limitkeeper.web.ratelimit_fields import append_fields, fields
@@ -169,11 +168,7 @@ class HeaderSend:
 def start_response(evaluation: Evaluation, message: Message) -> Message:
     """Counts the response, and returns its start message with the fields of its evaluation."""
     if evaluation.allowed:
-        if cython.compiled and isinstance(evaluation.gate, Evaluator):
-            gate: Evaluator = evaluation.gate
-            gate.count_response(evaluation, message["status"])
-        else:
-            evaluation.gate.count_response(evaluation, message["status"])
+        evaluation.count_response(message["status"])
     return add_fields(message, fields(evaluation))
 
 

@@ -15,9 +15,8 @@ from __future__ import annotations
 from collections import deque
 
 from ..policy.evaluation import Evaluation
-from ..policy.gate import Gate
-from ..policy.model import Policy
 from .asgi_fast import ASGIApp, AsgiRequestContext, Message, Receive, Scope, Send, add_fields
+from .policy_flags import MESSAGE, PolicyFlags
 from .ratelimit_fields import fields
 from .refusal_body import body
 from .response_settlement import UNKNOWN, Settlement, outcome_of
@@ -26,7 +25,6 @@ from .response_settlement import UNKNOWN, Settlement, outcome_of
 TRY_AGAIN_LATER = 1013
 #: The most bytes of a close frame's reason.
 MAX_REASON = 123
-MESSAGE = "MESSAGE"
 #: Outcomes of a handshake: accepted, or closed before that.
 ACCEPTED, CLOSED = 101, 403
 
@@ -54,23 +52,17 @@ def close_reason(evaluation: Evaluation) -> str:
     return evaluation.refusal.message.encode()[:MAX_REASON].decode(errors="ignore")
 
 
-def limits_messages(policy: Policy) -> bool:
-    """Whether any rule applies to single messages of a connection or stream."""
-    return any(MESSAGE in match.methods for rule in policy.rules for match in rule.match)
-
-
 class LimitedWebSocket:
     """One accepted handshake: `receive` evaluates every message, `send` counts bytes and drops what follows a refusal's close."""
 
-    def __init__(self, gate: Gate, evaluation: Evaluation, scope: Scope, receive: Receive, send: Send) -> None:
-        self.gate = gate
+    def __init__(self, flags: PolicyFlags, evaluation: Evaluation, scope: Scope, receive: Receive, send: Send) -> None:
+        self.flags = flags
+        self.gate = flags.gate
         self.evaluation = evaluation
         self.settlement = Settlement([evaluation])
         self.scope = scope
         self._receive = receive
         self._send = send
-        self._policy: Policy | None = None
-        self._limits_messages = False
         self._undelivered: deque[Message] = deque()
         self.closed = False
         self.disconnected = False
@@ -89,7 +81,7 @@ class LimitedWebSocket:
     async def receive(self) -> Message:
         message = self._undelivered.popleft() if self._undelivered else await self._receive()
         self.disconnected = self.disconnected or message["type"] == "websocket.disconnect"
-        if message["type"] != "websocket.receive" or not self.limits_messages():
+        if message["type"] != "websocket.receive" or not self.flags.limits_messages:
             return message
         if self.closed:
             return {"type": "websocket.disconnect", "code": TRY_AGAIN_LATER, "reason": ""}
@@ -103,13 +95,6 @@ class LimitedWebSocket:
             raise
         await evaluation.asettle(200)
         return message if evaluation.allowed else await self.close(evaluation)
-
-    def limits_messages(self) -> bool:
-        """Whether any rule applies to messages; looked up again after a reload."""
-        policy = self.gate.policy
-        if policy is not self._policy:
-            self._policy, self._limits_messages = policy, limits_messages(policy)
-        return self._limits_messages
 
     async def close(self, evaluation: Evaluation) -> Message:
         """Closes the connection, and returns the disconnect message for the app."""

@@ -28,13 +28,15 @@ except ModuleNotFoundError:
 
 if cython.compiled:
     from cython.cimports.limitkeeper.decision import Decision
-    from cython.cimports.limitkeeper.policy.evaluation import Entry, Evaluation
+    from cython.cimports.limitkeeper.policy.compiled_policy import Entry
+    from cython.cimports.limitkeeper.policy.evaluation import Evaluation
 else:
     from ..decision import Decision
-    from ..policy.evaluation import Entry, Evaluation
+    from ..policy.compiled_policy import Entry
+    from ..policy.evaluation import Evaluation
 
-from ..policy.evaluation import Refusal
 from ..policy.model import Headers
+from ..policy.refusal import Refusal
 
 #: A policy name is cut to this many characters.
 MAX_LABEL = 120
@@ -161,7 +163,7 @@ def template_of(entry: Entry, headers: Headers) -> FieldTemplate:
         known: FieldTemplate = entry.field_template
         if known.style.headers is headers:
             return known
-    template: FieldTemplate = FieldTemplate(entry, style_of(headers))
+    template: FieldTemplate = FieldTemplate(entry, FieldStyle(headers))  # not `style_of`: that may hold another, equal object
     entry.field_template = template
     return template
 
@@ -252,7 +254,7 @@ def encode_reset(style: FieldStyle, decision: Decision) -> bytes:
 
 
 @cython.ccall
-def fields(evaluation: Evaluation) -> list[tuple[bytes, bytes]]:
+def fields(evaluation: Evaluation) -> list:  # type: ignore[type-arg]  # as in the .pxd
     """The fields of a response, allowed or refused. None where no limit applies, or on a success where the policy says so."""
     decision: Decision = evaluation.decision  # type: ignore[assignment]
     entries: list[Entry] = evaluation.entries
@@ -383,7 +385,7 @@ for _name in FAMILIES:
 
 
 @cython.ccall
-def append_fields(own: list[tuple[T, T]], added: list[tuple[T, T]]) -> list[tuple[T, T]]:
+def append_fields(own: list, added: list) -> list:  # type: ignore[type-arg]  # as in the .pxd
     """The response's fields and ours; merged only where one of its names may be one of ours."""
     length: cython.Py_ssize_t
     for field in own:

@@ -10,8 +10,9 @@ import json
 import re
 from collections.abc import Mapping
 
-from ..policy.evaluation import QUEUE_FULL, QUOTA, SHUT_OUT, STORE, Evaluation, Refusal
+from ..policy.evaluation import Evaluation
 from ..policy.model import Answer
+from ..policy.refusal import PENALTY_BOX, QUEUE_FULL, QUOTA, STORE, Refusal
 
 JSON, PROBLEM, TEXT = b"application/json", b"application/problem+json", b"text/plain; charset=utf-8"
 CODE = "RATE_LIMITED"
@@ -19,7 +20,7 @@ TYPES = "https://iana.org/assignments/http-problem-types#"
 EXCEEDED = ("quota-exceeded", "Request cannot be satisfied as assigned quota has been exceeded")
 REDUCED = ("temporary-reduced-capacity", "Request cannot be satisfied due to temporary server capacity constraints")
 ABNORMAL = ("abnormal-usage-detected", "Request cannot be satisfied due to detection of abnormal request pattern")
-PROBLEMS = {QUOTA: EXCEEDED, QUEUE_FULL: REDUCED, STORE: REDUCED, SHUT_OUT: ABNORMAL}
+PROBLEMS = {QUOTA: EXCEEDED, QUEUE_FULL: REDUCED, STORE: REDUCED, PENALTY_BOX: ABNORMAL}
 
 PLACEHOLDER = re.compile(r"\{(retry_after|limit|remaining|rule|message)\}")
 WEIGHT = re.compile(r"[01](\.\d{0,3})?")

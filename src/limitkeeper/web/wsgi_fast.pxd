@@ -12,5 +12,3 @@ cdef class HeaderStartResponse:
 
 cdef class WsgiApp:
     cdef public object app, ask
-
-cdef int read_environ(WsgiRequestContext context, dict environ) except -1

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from limitkeeper import FixedWindow, TokenBucket
-from limitkeeper.policy.compiled_rule import joined
+from limitkeeper.policy.compiled_policy import join_key
 from limitkeeper.policy.model import Match, OnFailure, OnRefusal
 from limitkeeper.policy.path_matcher import PathMatcher
 from limitkeeper.policy.reading import limit_parser, route_parser, store_url, value_parsers
@@ -195,7 +195,7 @@ def test_override_keys_are_joined_as_the_gate_joins_them():
         identify={name: {"header": name} for name in "xyz"},
         limits=[{"name": "a", "key": ["x", "y", "z"], "limit": "1/s", "override": [said]}],
     )
-    assert policy.rules[0].override[0][0] == joined(["a|b", None, "-"]) == "a%7Cb|-|%2D"
+    assert policy.rules[0].override[0][0] == join_key(["a|b", None, "-"]) == "a%7Cb|-|%2D"
 
 
 SEGMENTS = st.lists(st.sampled_from(["a", "b", "*", "{x}"]), max_size=3)

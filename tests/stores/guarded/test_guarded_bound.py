@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from limitkeeper import Limiter, MemoryStore, TokenBucket
 from limitkeeper.algorithms import Limit
 from limitkeeper.stores.guarded import GuardedStore
-from limitkeeper.stores.guarded.fallback import HERE
 from limitkeeper.stores.guarded.share import shared_limit
 from limitkeeper.testing import ManualClock
 from limitkeeper.testing.bounds import check_bound
@@ -55,8 +54,7 @@ class Fleet:
         decision = self.limiters[node].reserve("a", cost, patience).decision
         if decision:
             here = GuardedStore.answered_here(decision)
-            moment = decision.start_us - (HERE if here else 0)
-            (self.here[node] if here else self.remote).append((moment, cost))
+            (self.here[node] if here else self.remote).append((decision.start_us, cost))
         return bool(decision)
 
     def cut(self, node: int) -> None:
@@ -147,7 +145,7 @@ def test_flapping_gives_no_burst_twice():
         fleet.connect(0)
         fleet.guards[0].probe()
         fleet.clock.advance(1.1)
-        fleet.guards[0]._watch.may_ask()
+        fleet.guards[0]._health.may_call()
         assert fleet.guards[0].state == "closed"
     assert len(fleet.here[0]) == 10
 

@@ -28,7 +28,7 @@ def made(chance: float = 0.5, failures: int = 3, ratio: float = 0.9) -> Breaker:
 
 
 def opened(breaker: Breaker, now_us: int = 0) -> Breaker:
-    while not breaker.failed(now_us):
+    while not breaker.record_failure(now_us):
         pass
     return breaker
 
@@ -36,7 +36,7 @@ def opened(breaker: Breaker, now_us: int = 0) -> Breaker:
 def test_failures_in_a_row_open_it():
     """The third failure in a row opens a breaker of three, and the second does not."""
     breaker = made()
-    assert [breaker.failed(0) for _ in range(3)] == [False, False, True]
+    assert [breaker.record_failure(0) for _ in range(3)] == [False, False, True]
     assert (breaker.state, breaker.closed) == (OPEN, False)
 
 
@@ -44,8 +44,8 @@ def test_a_success_in_between_starts_the_row_again():
     """Failures that are not in a row do not add up to one."""
     breaker = made(ratio=1.0)
     for _ in range(20):
-        assert breaker.failed(0) is False
-        assert breaker.failed(0) is False
+        assert breaker.record_failure(0) is False
+        assert breaker.record_failure(0) is False
         breaker.streak += 1
     assert breaker.state == CLOSED
 
@@ -56,7 +56,7 @@ def test_a_ratio_of_failures_opens_it_without_any_row():
     def alternate(ratio: float) -> int | None:
         breaker = made(failures=1000, ratio=ratio)
         for number in range(200):
-            if breaker.failed(0):
+            if breaker.record_failure(0):
                 return number
             breaker.streak += 1
         return None
@@ -69,7 +69,7 @@ def test_rare_failures_never_open_it():
     """One failure in fifty calls is no outage, however long that goes on."""
     breaker = made(failures=2, ratio=0.5)
     for _ in range(1000):
-        assert breaker.failed(0) is False
+        assert breaker.record_failure(0) is False
         breaker.streak += 49
 
 
@@ -95,7 +95,7 @@ def test_many_breakers_do_not_probe_together():
 
 
 def test_there_is_one_probe_at_a_time():
-    """Whoever finds somebody probing does not probe."""
+    """A second probe does not begin while one is in progress."""
     breaker = opened(made())
     assert breaker.begin_probe() is True
     assert breaker.begin_probe() is False
@@ -112,7 +112,7 @@ def test_an_answered_probe_lets_callers_through_bit_by_bit():
     """Half open, the part of callers that is let through grows from none to all over the ramp."""
     breaker = opened(Breaker(Random(1), 1, 1.0, 1000, 1000, ramp_us=1_000_000))
     breaker.begin_probe()
-    breaker.probe_answered(0)
+    breaker.probe_succeeded(0)
     assert breaker.state == HALF_OPEN
     parts = [sum(breaker.lets_through(at) for _ in range(1000)) for at in (0, 100_000, 500_000, 900_000, 1_000_000)]
     assert parts[0] == 0
@@ -127,11 +127,11 @@ def test_after_the_ramp_it_is_closed_and_has_forgotten():
     breaker = opened(made())
     for _ in range(4):
         breaker.probe_failed(0)
-    breaker.probe_answered(0)
-    assert breaker.recovered(999_999) is False
-    assert breaker.recovered(1_000_000) is True
+    breaker.probe_succeeded(0)
+    assert breaker.close_after_ramp(999_999) is False
+    assert breaker.close_after_ramp(1_000_000) is True
     assert breaker.state == CLOSED
-    assert [breaker.failed(2_000_000) for _ in range(3)] == [False, False, True]
+    assert [breaker.record_failure(2_000_000) for _ in range(3)] == [False, False, True]
     assert breaker.probe_at_us == 2_000_000 + 50_000
 
 
@@ -139,8 +139,8 @@ def test_one_failure_while_half_open_opens_it_again_and_goes_on_backing_off():
     """A server that answers probes and fails its callers is left alone for longer each time."""
     breaker, waits = opened(made()), []
     for now in range(0, 4_000_000, 1_000_000):
-        breaker.probe_answered(now)
-        assert breaker.failed(now) is True
+        breaker.probe_succeeded(now)
+        assert breaker.record_failure(now) is True
         waits.append(breaker.probe_at_us - now)
     assert waits == [100_000, 200_000, 400_000, 500_000]
 
@@ -149,24 +149,24 @@ def test_a_late_failure_changes_nothing_once_it_is_open():
     """Calls under way that fail after it opened do not move the next probe."""
     breaker = opened(made())
     probe_at = breaker.probe_at_us
-    assert breaker.failed(77) is False
+    assert breaker.record_failure(77) is False
     assert breaker.probe_at_us == probe_at
 
 
 @given(st.lists(st.sampled_from(["ok", "fail", "probe ok", "probe fail", "wait"]), max_size=60), st.integers(0, 1000))
 def test_it_is_always_in_one_of_its_states_and_asks_only_when_it_may(steps, seed):
-    """On any course of events: closed says so in one look, open lets nobody through, and a probe is always ahead."""
+    """On any course of events: `closed` agrees with the state, open lets no caller through, and a probe is always ahead."""
     breaker, now = Breaker(Random(seed), 2, 0.5, 1000, 8000, 10_000), 0
     for step in steps:
         now += 500
         if step == "ok" and (breaker.closed or breaker.lets_through(now)):
             breaker.streak += 1
         elif step == "fail" and (breaker.closed or breaker.lets_through(now)):
-            breaker.failed(now)
+            breaker.record_failure(now)
         elif step.startswith("probe") and breaker.begin_probe():
-            breaker.probe_answered(now) if step == "probe ok" else breaker.probe_failed(now)
+            breaker.probe_succeeded(now) if step == "probe ok" else breaker.probe_failed(now)
         elif step == "wait":
-            breaker.recovered(now)
+            breaker.close_after_ramp(now)
         assert breaker.state in (CLOSED, OPEN, HALF_OPEN)
         assert breaker.closed == (breaker.state == CLOSED)
         if breaker.state == OPEN:

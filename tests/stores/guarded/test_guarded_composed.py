@@ -27,7 +27,7 @@ class AtOnce(FailingStore):
 
     def hit_nowait(self, named, key, cost):
         if "hit_nowait" in self.failing:
-            raise StoreUnavailable("at_once: nobody answers")
+            raise StoreUnavailable("hit_nowait: no answer")
         if not self.at_hand:
             return None
         self.at_hand -= 1
@@ -49,8 +49,8 @@ def test_what_the_store_has_at_hand_is_answered_at_once(store, clock):
             await limiter.hit("a")
         assert behind.calls == ["decide", "decide"]
         behind.failing |= ALL
-        told = [await limiter.hit("a") for _ in range(5)]
-        assert all(guard.answered_here(one) for one in told)
+        decisions = [await limiter.hit("a") for _ in range(5)]
+        assert all(guard.answered_here(one) for one in decisions)
         assert behind.calls == ["decide", "decide", "decide"]
         return guard.hit_nowait(limiter.named[0], "a", 1)
 
@@ -68,7 +68,7 @@ def test_failing_at_what_is_at_hand_is_a_failure(store, clock):
 
 
 def test_half_open_nothing_is_answered_at_once(store, clock):
-    """While it is half open, who is let through is decided when it is asked, not before."""
+    """While it is half open, the breaker decides per call which callers are let through."""
     behind = AtOnce(store)
     guard = guard_of(behind, clock)
     limiter = Limiter(FixedWindow("100/h"), store=guard)
@@ -110,7 +110,7 @@ def test_a_charge_over_a_dead_shard_and_a_living_one_goes_back_to_both(sharded, 
     guards = {name: guard_of(shard, clock) for name, shard in shards.items()}
     store = sharded(guards, hot=False)
     limiter = Limiter({"user": FixedWindow("10/h"), "tenant": FixedWindow("10/h")}, store=store)
-    homes = {n: store.home(f"key {n}").name for n in range(50)}
+    homes = {n: store.home_of(f"key {n}") for n in range(50)}
     user = next(f"key {n}" for n, home in homes.items() if home == "decide_one")
     tenant = next(f"key {n}" for n, home in homes.items() if home == "two")
     both = {"user": user, "tenant": tenant}
@@ -150,16 +150,16 @@ def test_a_guard_around_leases(clock):
     limiter = Limiter(TokenBucket("4/h burst 100"), store=guard)
     assert not guard.answered_here(limiter.hit("a"))
     parent.failing |= ALL
-    told = [limiter.hit("a") for _ in range(80)]
-    here = [guard.answered_here(one) for one in told]
+    decisions = [limiter.hit("a") for _ in range(80)]
+    here = [guard.answered_here(one) for one in decisions]
     assert here.index(True) >= 1  # what was leased was served first
-    assert sum(map(bool, (one for one in told if guard.answered_here(one)))) == 50
+    assert sum(map(bool, (one for one in decisions if guard.answered_here(one)))) == 50
     guard.close()
 
 
 @pytest.mark.parametrize("on_failure", ["open", "closed"])
 def test_a_closed_store_is_no_store_that_fails(tmp_path, on_failure):
-    """After close() a guard answers for nobody: a call is an error, whatever is answered on failure."""
+    """After close() a guard has no fallback: a call is an error, whatever on_failure says."""
     guard = GuardedStore(SharedStore(tmp_path / "limits"), on_failure=on_failure)
     one, several = Limiter("50/h", store=guard), Limiter({"a": "5/s", "b": "5/min"}, store=guard)
     assert one.hit("a")

@@ -1,4 +1,4 @@
-"""A guard in good times is not there: the contract on guarded stores, prompt ones and others, and every verb compared with ==."""
+"""A guard changes nothing while its store is well: the contract on guarded stores, with and without a deadline of their own."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class TestGuardedMemory(StoreContract):
 
 
 class TestGuardedFarStore(StoreContract):
-    """A guard around somebody else's store, which promises nothing: every call is made by another thread."""
+    """A guard around a store that promises no deadline: every call is made by a worker thread."""
 
     examples = 100 if SOAK else 4
     threads = 20
@@ -36,8 +36,8 @@ class TestGuardedFarStore(StoreContract):
         return GuardedStore(far, budget="10s", on_failure="closed", clock=clock, background=False)
 
 
-class TestGuardedTwoFacedStore(StoreContract):
-    """A guard around somebody else's store with an async face of its own: tasks ask it there."""
+class TestGuardedAsyncStore(StoreContract):
+    """A guard around a store with async methods of its own: they are called as tasks."""
 
     examples = 100 if SOAK else 2
     threads = 20
@@ -48,14 +48,14 @@ class TestGuardedTwoFacedStore(StoreContract):
         return GuardedStore(far, budget="10s", clock=clock)
 
 
-def test_a_store_that_promises_to_be_prompt_is_asked_itself(store):
-    """A store near by is called as it is; one far away that promises nothing is called by others."""
+def test_a_store_that_promises_a_deadline_is_called_directly(store):
+    """A local store is called directly; a remote one that promises no deadline is called by workers."""
     assert GuardedStore(store)._store is store
     assert isinstance(GuardedStore(FailingStore(store))._store, DeadlineStore)
 
 
-@pytest.mark.parametrize("near", [True, False], ids=["near", "far"])
-def test_a_guard_is_as_near_as_its_store(store, near):
+@pytest.mark.parametrize("near", [True, False], ids=["local", "remote"])
+def test_a_guard_is_as_local_as_its_store(store, near):
     """`local` is that of the store behind."""
     assert GuardedStore(FailingStore(store, local=near)).local is near
 

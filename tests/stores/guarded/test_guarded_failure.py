@@ -1,4 +1,4 @@
-"""A store that fails, behind a guard: what is answered meanwhile, where charges go back to, and what is told."""
+"""A store that fails, behind a guard: the answers meanwhile, where charges are given back, and the events."""
 
 from __future__ import annotations
 
@@ -10,12 +10,14 @@ import pytest
 from failing import ALL, FailingStore
 
 from limitkeeper import ConfigurationError, FixedWindow, Limiter, StoreError, StoreUnavailable, TokenBucket
+from limitkeeper.policy import Gate, Policy
 from limitkeeper.stores.guarded import GuardedStore
+from limitkeeper.web.asgi import RateLimitMiddleware
 
 
-@pytest.fixture(params=[True, False], ids=["near", "far"])
+@pytest.fixture(params=[True, False], ids=["local", "remote"])
 def behind(request, store):
-    """The store behind the guard, which fails on demand: one that is prompt, and one that others have to ask."""
+    """The store behind the guard, which fails on demand: one with a deadline of its own, and one that worker threads call."""
     return FailingStore(store, local=request.param)
 
 
@@ -24,7 +26,7 @@ def guarded(behind, clock):
     """Makes guards that open at the second failure and are probed by hand."""
 
     def build(on_failure="open", share=None, inner=behind, **more):
-        told = {
+        options = {
             "failures": 2,
             "ramp": 1,
             "backoff": 1,
@@ -34,7 +36,7 @@ def guarded(behind, clock):
             "budget": 10,
             **more,
         }
-        return GuardedStore(inner, on_failure=on_failure, share=share, **told)
+        return GuardedStore(inner, on_failure=on_failure, share=share, **options)
 
     return build
 
@@ -43,7 +45,7 @@ def broken(behind, guard, limiter):
     """Lets the store fail until its guard is open."""
     behind.failing |= ALL
     while guard.state != "open":
-        limiter.hit("somebody else")
+        limiter.hit("other")
 
 
 def mended(behind, guard, clock):
@@ -51,11 +53,11 @@ def mended(behind, guard, clock):
     behind.failing.clear()
     assert guard.probe() is True
     clock.advance(1)
-    guard._watch.may_ask()
+    guard._health.may_call()
     assert guard.state == "closed"
 
 
-# What is answered
+# Answers without the store
 
 
 def test_open_lets_through_and_says_so(make, behind, guarded):
@@ -94,15 +96,15 @@ def test_local_enforces_the_share(make, behind, guarded, clock):
     guard = guarded("local", share=4)
     limiter = make(TokenBucket("8/s"), store=guard)
     broken(behind, guard, limiter)
-    told = [limiter.hit("a") for _ in range(4)]
-    assert [bool(one) for one in told] == [True, True, False, False]
-    assert (told[0].limit, told[0].remaining, told[2].retry_after) == (2, 1, 0.5)
+    decisions = [limiter.hit("a") for _ in range(4)]
+    assert [bool(one) for one in decisions] == [True, True, False, False]
+    assert (decisions[0].limit, decisions[0].remaining, decisions[2].retry_after) == (2, 1, 0.5)
     clock.advance(0.5)
     assert limiter.hit("a")
     assert not limiter.hit("a")
 
 
-def test_what_is_too_large_for_the_share_only_is_not_told_never(make, behind, guarded, clock):
+def test_what_is_too_large_for_the_share_only_is_not_refused_for_ever(make, behind, guarded, clock):
     """A cost that fits the limit but not the share may pass when the store is back: come again at the next probe."""
     guard = guarded("local", share=4)
     limiter = make(TokenBucket("8/s"), store=guard)
@@ -165,7 +167,7 @@ def test_a_share_can_be_waited_for(make, behind, guarded, clock):
     assert limiter.acquire("a").wait == 0.5
 
 
-# When it is asked
+# When the store is called
 
 
 def test_a_refusal_is_no_failure(make, behind, guarded):
@@ -187,8 +189,8 @@ def test_other_exceptions_are_no_failure_and_are_not_hidden(behind, guarded, mon
     assert guard.stats().failures == 0
 
 
-def test_once_open_nobody_asks(make, behind, guarded):
-    """An open guard leaves its store alone."""
+def test_an_open_guard_does_not_call_its_store(make, behind, guarded):
+    """While the breaker is open the store is not called."""
     guard = guarded()
     limiter = make("5/s", store=guard)
     broken(behind, guard, limiter)
@@ -276,7 +278,7 @@ def test_one_failure_while_half_open_costs_one_call(behind, guarded, clock):
 
 
 def test_a_limiter_can_be_made_while_the_store_is_down(behind, guarded, store, monkeypatch):
-    """A limit whose birth can't be told is told when the store is back."""
+    """A limit that can't be registered is registered when the store is back."""
     behind.failing |= {*ALL, "register"}
     guard = guarded("local", share=2)
     limiter = Limiter({"slow": TokenBucket("1/h burst 10 initial 0")}, store=guard)
@@ -289,7 +291,7 @@ def test_a_limiter_can_be_made_while_the_store_is_down(behind, guarded, store, m
     assert known == ["slow"]
 
 
-# Where charges go back to
+# Where charges are given back
 
 
 def test_a_local_charge_goes_back_to_the_share(make, behind, guarded):
@@ -329,16 +331,16 @@ def test_what_was_let_through_without_a_charge_never_goes_back(make, behind, gua
     assert guard.stats().dropped == 0
 
 
-def test_a_charge_of_the_store_that_cannot_go_back_is_dropped_and_told(make, behind, guarded, clock):
+def test_a_charge_of_the_store_that_cannot_go_back_is_dropped_and_published(make, behind, guarded, clock):
     """While the store is away its own charges can't be given back: the strict side, and an event."""
     guard = guarded("local", share=2)
-    told = []
-    guard.events.on("give back dropped", told.append)
+    published = []
+    guard.events.on("give back dropped", published.append)
     limiter = make(FixedWindow("8/h"), store=guard, name="api")
     reservation = limiter.reserve("a", cost=5)
     broken(behind, guard, limiter)
     assert reservation.cancel() is True
-    assert [(event.limiter, event.key, event.cost) for event in told] == [("api", "a", 5)]
+    assert [(event.limiter, event.key, event.cost) for event in published] == [("api", "a", 5)]
     assert guard.stats().dropped == 1
     assert limiter.peek("a").remaining == 4  # the share, untouched
     mended(behind, guard, clock)
@@ -357,7 +359,7 @@ def test_a_charge_of_the_store_goes_back_to_it_after_recovery(make, behind, guar
 
 
 def test_what_is_settled_above_its_estimate_is_charged_here(make, behind, guarded):
-    """A debt that the store can't be told is paid from the share, so that it is not forgiven."""
+    """A debt that the store can't be charged is charged to the share, so that it is not forgiven."""
     guard = guarded("local", share=2)
     limiter = make("8/s", store=guard)
     reservation = limiter.reserve("a", cost=1)
@@ -366,7 +368,7 @@ def test_what_is_settled_above_its_estimate_is_charged_here(make, behind, guarde
     assert limiter.peek("a").remaining == 1
 
 
-def test_a_refund_goes_to_whoever_decides_now(make, behind, guarded):
+def test_a_refund_goes_to_the_share_while_it_decides(make, behind, guarded):
     """While the store is away, a refund is given back to the share, never above full."""
     guard = guarded("local", share=2)
     limiter = make("8/s", store=guard)
@@ -391,8 +393,8 @@ def test_a_local_reservation_is_undone_exactly(make, behind, guarded):
     assert limiter.peek("a") == before
 
 
-def test_reset_raises_when_the_store_cannot_be_told(make, behind, guarded):
-    """A key that is not forgotten everywhere is not forgotten, and the caller is told."""
+def test_reset_raises_when_the_store_cannot_be_reached(make, behind, guarded):
+    """A key that is not forgotten everywhere is not forgotten, and the caller gets the error."""
     guard = guarded("local", share=2)
     limiter = make("8/s", store=guard)
     behind.failing |= ALL
@@ -400,7 +402,7 @@ def test_reset_raises_when_the_store_cannot_be_told(make, behind, guarded):
         limiter.reset("a")
     broken(behind, guard, limiter)
     limiter.hit("a", cost=3)
-    with pytest.raises(StoreUnavailable, match="asked again in"):
+    with pytest.raises(StoreUnavailable, match="next probe is in"):
         limiter.reset("a")
     assert limiter.peek("a").remaining == 4  # here it is forgotten
 
@@ -422,13 +424,13 @@ def test_items_and_load_are_the_stores_own(behind, guarded):
 
 
 def test_those_behind_a_leaver_stay_when_the_store_cannot_move_them(store, guarded, clock):
-    """A line whose charges lie in different places is not moved up: who leaves gives back, the others keep their starts."""
+    """Waiters charged in different places are not moved up: those that leave give back, the others keep their starts."""
     guard = guarded("local", share=2, inner=store)
     limiter = Limiter("2/s burst 2", store=guard)
     limiter.hit("a", cost=2)
     first, second = limiter.reserve("a"), limiter.reserve("a")
-    guard._watch.failed(StoreUnavailable("gone"), first._turn.claims)
-    guard._watch.failed(StoreUnavailable("gone"), first._turn.claims)
+    guard._health.record_failure(StoreUnavailable("gone"), first._turn.claims)
+    guard._health.record_failure(StoreUnavailable("gone"), first._turn.claims)
     assert guard.state == "open"
     assert first.cancel() is True
     assert second.wait == 1.0
@@ -436,52 +438,52 @@ def test_those_behind_a_leaver_stay_when_the_store_cannot_move_them(store, guard
 
 
 def test_a_line_that_cannot_be_moved_because_the_store_fails_stays(store, guarded, monkeypatch):
-    """When the store fails at moving a line up, nobody hears of it but who listens: the leaver's charge is dropped."""
+    """When the store fails to rebook, the charge of the waiter that leaves is dropped and an event says so."""
 
     class Failing(type(store)):
         def rebook(self, turns):
             raise StoreUnavailable("gone")
 
     guard = guarded("local", share=2, inner=Failing(clock=store.clock))
-    told = []
-    guard.events.on("give back dropped", told.append)
+    published = []
+    guard.events.on("give back dropped", published.append)
     limiter = Limiter("2/s burst 2", store=guard)
     limiter.hit("a", cost=2)
     first, second = limiter.reserve("a"), limiter.reserve("a")
     assert first.cancel() is True
     assert second.wait == 1.0
-    assert [event.key for event in told] == ["a"]
+    assert [event.key for event in published] == ["a"]
     assert guard.stats().failures == 1
 
 
-# What is told
+# Events
 
 
 def test_every_change_of_state_is_an_event(behind, guarded, clock):
-    """opened, probe failed, half open, closed: told in order, with the store's name and the error."""
+    """opened, probe failed, half open, closed: published in order, with the store's name and the error."""
     guard = guarded(name="the fleet's Redis")
-    heard = []
-    guard.events.on("*", heard.append)
+    published = []
+    guard.events.on("*", published.append)
     limiter = Limiter("5/s", store=guard)
     broken(behind, guard, limiter)
     guard.probe()
     mended(behind, guard, clock)
-    assert [event.kind for event in heard] == ["opened", "probe failed", "half open", "closed"]
-    assert {event.limiter for event in heard} == {"the fleet's Redis"}
-    assert [type(event.error) for event in heard[:2]] == [StoreUnavailable, StoreUnavailable]
+    assert [event.kind for event in published] == ["opened", "probe failed", "half open", "closed"]
+    assert {event.limiter for event in published} == {"the fleet's Redis"}
+    assert [type(event.error) for event in published[:2]] == [StoreUnavailable, StoreUnavailable]
 
 
-def test_decisions_made_here_are_counted_not_told(behind, guarded):
+def test_decisions_made_here_are_counted_not_published(behind, guarded):
     """An outage is a few events, however many decisions it costs."""
     guard = guarded()
-    heard = []
-    guard.events.on("*", heard.append)
+    published = []
+    guard.events.on("*", published.append)
     limiter = Limiter("5/s", store=guard)
     broken(behind, guard, limiter)
     for _ in range(100):
         limiter.hit("a")
     limiter.hit_many(["a", "b"])
-    assert len(heard) == 1
+    assert len(published) == 1
     assert guard.stats().degraded == 2 + 100 + 2
 
 
@@ -498,8 +500,8 @@ def test_stats_say_what_happened(behind, guarded, clock):
     assert stats.since_us == clock.now_us()
 
 
-def test_a_listener_that_fails_breaks_nobody(behind, guarded, caplog):
-    """An event is told after the fact; who listens badly is logged."""
+def test_a_listener_that_fails_changes_nothing(behind, guarded, caplog):
+    """Events are published after the transition; a listener that fails is counted."""
     guard = guarded()
     guard.events.on("opened", lambda event: 1 / 0)
     limiter = Limiter("5/s", store=guard)
@@ -544,3 +546,34 @@ def test_a_closed_guard_closes_its_store(store, clock):
 
     asyncio.run(main())
     assert len(store) == 0
+
+
+# On the wire
+
+
+def test_the_reset_header_of_a_share_is_a_moment_of_today(store, clock, tmp_path):
+    """With `reset: epoch` and a failed store, X-RateLimit-Reset is now plus the time to the share's reset."""
+    text = "headers: {reset: epoch}\non_failure: local 1/2\nbudget: 10s\nlimits: [{name: api, limit: 4/min}]"
+    path = tmp_path / "limits.yaml"
+    path.write_text(text)
+    failing = FailingStore(store)
+    gate = Gate(Policy.load(path), store=failing, clock=clock)
+    failing.failing |= ALL
+    scope = {"type": "http", "method": "GET", "path": "/", "headers": [], "query_string": b"", "client": ("192.0.2.1", 1)}
+    sent = []
+
+    async def app(scope, receive, send):
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b""})
+
+    async def receive():
+        return {"type": "http.request", "body": b"", "more_body": False}
+
+    async def send(message):
+        sent.append(message)
+
+    asyncio.run(RateLimitMiddleware(app, gate)(scope, receive, send))
+    headers = dict(sent[0]["headers"])
+    assert int(headers[b"x-ratelimit-remaining"]) == 1  # of the share of 2
+    now = clock.now_us() / 1e6
+    assert now <= int(headers[b"x-ratelimit-reset"]) <= now + 61

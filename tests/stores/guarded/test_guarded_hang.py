@@ -1,4 +1,4 @@
-"""A store that hangs, really: the budget, what becomes of late answers, and who looks whether it is back."""
+"""A store that really hangs: the budget, what happens to late answers, and the background prober."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ NOISE = 0.1
 NEVER = {"backoff": 600, "max_backoff": 600}
 
 
-@pytest.fixture(params=[HangingStore, HangingTasks], ids=["one face", "two faces"])
+@pytest.fixture(params=[HangingStore, HangingTasks], ids=["sync", "async"])
 def hanging(request, store):
     made = request.param(store)
     yield made
@@ -35,7 +35,7 @@ def took(call) -> float:
 
 
 def hangs(guard, call) -> None:
-    """Makes a call until it hangs: one that nobody has begun when its time is up, on a busy machine, leaves nothing behind."""
+    """Makes a call until it hangs: one that no worker has begun at its deadline, on a busy machine, leaves nothing behind."""
     before = guard.stats().abandoned
     while guard.stats().abandoned == before:
         call()
@@ -96,10 +96,10 @@ def test_a_refused_late_answer_gives_nothing_back(store, eventually):
 
 
 def test_abandoned_calls_are_bounded(store):
-    """However many callers there are, no more than so many calls hang; the others are told at once."""
+    """However many callers there are, no more than so many calls hang; the others fail at once."""
     hanging = HangingStore(store)
-    prompt = DeadlineStore(hanging, 100_000)
-    limiter = Limiter("1000/s", store=prompt)
+    deadline_store = DeadlineStore(hanging, 100_000)
+    limiter = Limiter("1000/s", store=deadline_store)
     before = threading.active_count()
 
     def call(i):
@@ -112,10 +112,10 @@ def test_abandoned_calls_are_bounded(store):
         thread.start()
     for thread in threads:
         thread.join()
-    assert prompt.errands.abandoned == prompt.errands.most == 32
+    assert deadline_store.pool.abandoned == deadline_store.pool.max_calls == 32
     assert threading.active_count() - before <= 32
     assert len(hanging.calls) == 32
-    with pytest.raises(StoreTimeout, match="nobody is left"):
+    with pytest.raises(StoreTimeout, match="no worker is left"):
         limiter.hit("a")
     hanging.gate.set()
 
@@ -124,7 +124,7 @@ def test_a_probe_gets_through_although_all_others_hang_for_ever(store, eventuall
     """Calls that never come back do not keep a guard from finding out that the store is back."""
     hanging = HangingStore(store)
     guard = GuardedStore(hanging, budget="5ms", failures=40, background=False, clock=store.clock)
-    guard._store.errands.most = 4
+    guard._store.pool.max_calls = 4
     limiter = Limiter("1000/s", store=guard)
     while guard.state != "open":
         limiter.hit("a")
@@ -138,12 +138,12 @@ def test_a_probe_gets_through_although_all_others_hang_for_ever(store, eventuall
     eventually(lambda: guard.stats().abandoned == 0)
 
 
-def test_a_call_that_nobody_has_begun_is_not_made(store, eventually):
-    """When all who could ask are busy, a caller whose time is up leaves nothing behind."""
+def test_a_call_that_no_worker_has_begun_is_not_made(store, eventually):
+    """When all workers are busy, a caller whose deadline passes leaves nothing behind."""
     hanging = HangingStore(store)
-    prompt = DeadlineStore(hanging, 50_000)
-    prompt.errands.most = 1
-    limiter = Limiter(FixedWindow("10/400d"), store=prompt)
+    deadline_store = DeadlineStore(hanging, 50_000)
+    deadline_store.pool.max_calls = 1
+    limiter = Limiter(FixedWindow("10/400d"), store=deadline_store)
 
     def in_vain(key):
         with pytest.raises(StoreTimeout):
@@ -159,7 +159,7 @@ def test_a_call_that_nobody_has_begun_is_not_made(store, eventually):
     in_vain("b")
     first.join()
     hanging.gate.set()
-    eventually(lambda: prompt.errands.abandoned == 0)
+    eventually(lambda: deadline_store.pool.abandoned == 0)
     hanging.hangs = False
     assert limiter.hit("a")
     assert ("b", 1) not in hanging.returned
@@ -168,16 +168,16 @@ def test_a_call_that_nobody_has_begun_is_not_made(store, eventually):
 
 def test_threads_in_their_budget_are_all_answered(store):
     """More callers than threads: each is asked for in its turn, and none is lost."""
-    prompt = DeadlineStore(FailingStore(store), 60_000_000)
-    prompt.errands.most = 3
-    limiter = Limiter(FixedWindow("1000/400d"), store=prompt)
+    deadline_store = DeadlineStore(FailingStore(store), 60_000_000)
+    deadline_store.pool.max_calls = 3
+    limiter = Limiter(FixedWindow("1000/400d"), store=deadline_store)
     threads = [threading.Thread(target=lambda: [limiter.hit("a") for _ in range(25)]) for _ in range(12)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
     assert limiter.peek("a").remaining == 1000 - 300
-    assert prompt.errands.threads <= 3
+    assert deadline_store.pool.threads <= 3
 
 
 def test_idle_threads_end_when_the_guard_is_closed(store, eventually):
@@ -186,7 +186,7 @@ def test_idle_threads_end_when_the_guard_is_closed(store, eventually):
     guard = GuardedStore(FailingStore(store), budget=60)
     Limiter("5/s", store=guard).hit("a")
     (asking,) = set(threading.enumerate()) - before
-    eventually(lambda: guard._store.errands.free == 1)
+    eventually(lambda: guard._store.pool.free == 1)
     guard.close()
     asking.join(30)
     assert not asking.is_alive()
@@ -282,21 +282,21 @@ def test_a_loop_may_end_while_calls_hang(hanging):
     guard.close()
 
 
-# Who looks whether it is back
+# The prober
 
 
-def test_on_a_clock_of_its_own_nobody_looks(store, clock):
+def test_on_a_clock_of_its_own_nothing_probes(store, clock):
     """With a manual clock nothing happens in the background, unless that is asked for."""
     behind = FailingStore(store, local=True)
     behind.failing.add("decide")
     guard = GuardedStore(behind, failures=1, clock=clock)
     Limiter("5/s", store=guard).hit("a")
     assert guard.state == "open"
-    assert guard._watch.lookout is None
+    assert guard._health.prober is None
 
 
-def test_a_thread_looks_in_the_background(store, eventually):
-    """Nobody has to ask: the guard probes by itself, and its thread ends when the store is well again."""
+def test_a_thread_probes_in_the_background(store, eventually):
+    """The guard probes by itself, and its thread ends when the store is well again."""
     behind = FailingStore(store, local=True)
     guard = GuardedStore(behind, failures=1, backoff="2ms", max_backoff="10ms", ramp="10ms")
     limiter = Limiter("1000/s", store=guard)
@@ -307,34 +307,34 @@ def test_a_thread_looks_in_the_background(store, eventually):
     assert guard.state == "open"
     behind.failing.clear()
     eventually(lambda: guard.state == "closed")
-    eventually(lambda: not [one for one in threading.enumerate() if one.name == "limitkeeper lookout"])
+    eventually(lambda: not [one for one in threading.enumerate() if one.name == "limitkeeper prober"])
     assert not guard.answered_here(limiter.hit("a"))
 
 
-def test_closing_ends_the_lookout(store, eventually):
+def test_closing_ends_the_prober(store, eventually):
     """close() ends the thread at once, however long the next probe is away."""
     behind = FailingStore(store, local=True)
     guard = GuardedStore(behind, failures=1, backoff=600, max_backoff=600, rng=Random(3))
     behind.failing.add("decide")
     Limiter("5/s", store=guard).hit("a")
-    assert guard._watch.lookout.alive
+    assert guard._health.prober.alive
     guard.close()
-    eventually(lambda: not [one for one in threading.enumerate() if one.name == "limitkeeper lookout"])
+    eventually(lambda: not [one for one in threading.enumerate() if one.name == "limitkeeper prober"])
 
 
-def test_a_forgotten_guard_ends_its_lookout(store, eventually):
-    """A guard that nobody holds is not held by its own thread."""
+def test_a_forgotten_guard_ends_its_prober(store, eventually):
+    """A guard without references is not kept alive by its own thread."""
     behind = FailingStore(store, local=True)
     guard = GuardedStore(behind, failures=1, backoff="20ms", max_backoff="20ms")
     behind.failing.add("decide")
     Limiter("5/s", store=guard).hit("a")
     del guard
     gc.collect()
-    eventually(lambda: not [one for one in threading.enumerate() if one.name == "limitkeeper lookout"])
+    eventually(lambda: not [one for one in threading.enumerate() if one.name == "limitkeeper prober"])
 
 
-def test_a_task_looks_in_the_background(store):
-    """In an event loop the lookout is a task, and the store's async face is asked."""
+def test_a_task_probes_in_the_background(store):
+    """In an event loop the prober is a task that calls the store's async methods."""
     behind = HangingTasks(store)
     behind.hangs = False
 
@@ -344,7 +344,7 @@ def test_a_task_looks_in_the_background(store):
         behind.failing.add("decide")
         await limiter.hit("a")
         assert guard.state == "open"
-        assert guard._watch.lookout.task is not None
+        assert guard._health.prober.task is not None
         while guard.stats().probes < 3:
             await asyncio.sleep(0.002)
         behind.failing.clear()
@@ -357,7 +357,7 @@ def test_a_task_looks_in_the_background(store):
     asyncio.run(asyncio.wait_for(main(), 60))
 
 
-def test_when_a_loop_ends_the_next_caller_posts_a_new_lookout(store, eventually):
+def test_when_a_loop_ends_the_next_caller_starts_a_new_prober(store, eventually):
     """A guard that opened in one event loop recovers although that loop is gone."""
     behind = HangingTasks(store)
     behind.hangs = False
@@ -376,7 +376,7 @@ def test_when_a_loop_ends_the_next_caller_posts_a_new_lookout(store, eventually)
 
 
 def test_a_guard_survives_a_fork(python):
-    """A child has nobody in the background of its parent: it probes by itself, with a chance of its own."""
+    """A child process has no prober of its parent: it probes by itself, with a random generator of its own."""
     done = python(
         """
         import os, sys, time

@@ -30,9 +30,9 @@ def server():
 
 
 def guarded(server: Valkey, on_failure: str = "local", **more) -> GuardedStore:
-    told = {"budget": "50ms", "failures": 2, "backoff": "10ms", "max_backoff": "50ms", "ramp": "20ms", **more}
+    options = {"budget": "50ms", "failures": 2, "backoff": "10ms", "max_backoff": "50ms", "ramp": "20ms", **more}
     return GuardedStore(
-        RedisStore(server.url, timeout=AMPLE), on_failure=on_failure, share=4 if on_failure == "local" else None, **told
+        RedisStore(server.url, timeout=AMPLE), on_failure=on_failure, share=4 if on_failure == "local" else None, **options
     )
 
 
@@ -59,15 +59,15 @@ def test_a_killed_server_is_survived(server, eventually):
         limiter = Limiter(TokenBucket("4/h burst 40"), store=guard)
         assert limiter.hit("a").remaining == 39
         server.kill()
-        told = [limiter.hit("a") for _ in range(20)]
+        decisions = [limiter.hit("a") for _ in range(20)]
         assert guard.state == "open"
-        assert sum(map(bool, told)) == 10
-        assert all(guard.answered_here(one) for one in told)
+        assert sum(map(bool, decisions)) == 10
+        assert all(guard.answered_here(one) for one in decisions)
         server.start()
         eventually(lambda: guard.state == "closed")
         assert limiter.hit("a").limit == 40
         assert heard[0] == "opened"
-        eventually(lambda: heard[-2:] == ["half open", "closed"])  # told just behind the change itself
+        eventually(lambda: heard[-2:] == ["half open", "closed"])  # published just after the transition
 
 
 def test_a_frozen_server_costs_the_budget_and_then_nothing(server, eventually, watch):
@@ -91,7 +91,7 @@ def test_a_frozen_server_costs_the_budget_and_then_nothing(server, eventually, w
 
 
 def test_a_frozen_server_costs_a_task_no_more(server, watch):
-    """The same in asyncio, where the lookout is a task; many tasks at once are all answered within the budget."""
+    """The same in asyncio, where the prober is a task; many tasks at once are all answered within the budget."""
 
     async def main():
         async with guarded(server) as guard:
@@ -100,9 +100,9 @@ def test_a_frozen_server_costs_a_task_no_more(server, watch):
             server.freeze()
             try:
                 begun = time.perf_counter()
-                told = await asyncio.gather(*(limiter.hit(f"user {n}") for n in range(50)))
+                decisions = await asyncio.gather(*(limiter.hit(f"user {n}") for n in range(50)))
                 assert time.perf_counter() - begun < watch.allows(0.05 + NOISE)
-                assert all(guard.answered_here(one) for one in told)
+                assert all(guard.answered_here(one) for one in decisions)
                 assert guard.stats().opened >= 1
             finally:
                 server.thaw()
@@ -144,7 +144,7 @@ def test_an_outage_admits_at_most_the_share_of_every_node(server, eventually):
 
 
 def test_configuration_alone_can_say_it(server):
-    """A URL makes a guarded store on a real server; its prefix and budget are told on."""
+    """A URL makes a guarded store on a real server; its prefix and budget are passed on."""
     url = f"{server.url}/0?prefix=fromurl&guard=local&share=1/4&budget=20s&timeout=60s"
     with store_from_url(url) as guard:
         limiter = Limiter(TokenBucket("4/h burst 40"), store=guard)
@@ -153,13 +153,13 @@ def test_configuration_alone_can_say_it(server):
         assert any(b"fromurl" in key for key in server.client().scan_iter())
 
 
-def test_leaving_a_line_of_a_dead_server_breaks_nobody(server):
+def test_leaving_the_queue_of_a_dead_server_raises_nothing(server):
     """Tasks behind a cancelled reservation keep their starts when the server that should move them up is gone."""
 
     async def main():
         async with guarded(server, budget=AMPLE) as guard:
-            told = []
-            guard.events.on("give back dropped", told.append)
+            published = []
+            guard.events.on("give back dropped", published.append)
             limiter = AsyncLimiter("1/min burst 1", store=guard)
             begun = time.monotonic()
             await limiter.hit("a")
@@ -167,6 +167,6 @@ def test_leaving_a_line_of_a_dead_server_breaks_nobody(server):
             server.kill()
             assert await first.cancel() is True
             assert 119 - (time.monotonic() - begun) <= second.wait <= 120
-            assert [event.key for event in told] == ["a"]
+            assert [event.key for event in published] == ["a"]
 
     asyncio.run(main())

@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 
 from limitkeeper import ConfigurationError
 from limitkeeper.algorithms.limit_parser import named_limits
-from limitkeeper.stores.guarded.share import share_of_nodes, shared_limit
+from limitkeeper.stores.guarded.share import parse_share, shared_limit
 from limitkeeper.testing.traces import limits
 
 
 def part_of(text: str, share: object) -> str:
     (limit,) = named_limits(text, None).values()
-    return str(shared_limit(limit, share_of_nodes(share)))
+    return str(shared_limit(limit, parse_share(share)))
 
 
 @pytest.mark.parametrize(
@@ -47,14 +47,14 @@ def test_a_part_of_a_limit(limit, share, expected):
 @pytest.mark.parametrize("share", [4, "4", "1/4", 0.25, "0.25", Fraction(1, 4), " 1/4 "])
 def test_a_share_may_be_said_in_many_ways(share):
     """A number of nodes, a fraction, a decimal: all the same quarter."""
-    assert share_of_nodes(share) == Fraction(1, 4)
+    assert parse_share(share) == Fraction(1, 4)
 
 
 @pytest.mark.parametrize("share", [0, -1, 1.5, "5/4", "0", "a quarter", "1/0", None, True, [4], float("nan"), float("inf")])
 def test_what_is_no_share_says_what_to_write(share):
     """Nothing, more than everything, and what is no number are errors that show a share."""
     with pytest.raises(ConfigurationError, match="share=4"):
-        share_of_nodes(share)
+        parse_share(share)
 
 
 @given(limits(), st.integers(2, 50))

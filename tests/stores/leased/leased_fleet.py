@@ -107,7 +107,7 @@ class Fleet:
         self.tally = Tally(MemoryStore(clock=self.clock) if parent is None else parent(self.clock))
         self.stores = [LeasedStore(self.tally, **leased) for _ in range(nodes)]
         self.limiters = [Limiter(limit, store=store) for store in self.stores]
-        self.life_us = self.stores[0].life_us
+        self.life_us = self.stores[0].cache.life_us
         self.report = Report(nodes, self.clock.now_us())
         self.down: set[int] = set()
 
@@ -129,7 +129,7 @@ class Fleet:
         self.report.offered += 1
         if decision:
             self.report.admitted += [(self.clock.now_us(), node)] * cost
-        if self.stores[node].due:
+        if self.stores[node].cache.due:
             self.stores[node].tend()
         return bool(decision)
 

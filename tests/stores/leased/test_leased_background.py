@@ -151,7 +151,7 @@ def test_keys_that_come_once_start_no_thread():
     limiter = Limiter(PLENTY, store=store)
     for number in range(500):
         limiter.hit(f"key {number}")
-    assert store.attendant.thread is None
+    assert store.background.thread is None
 
 
 def test_an_idle_lease_goes_back_by_itself(eventually):
@@ -160,7 +160,7 @@ def test_an_idle_lease_goes_back_by_itself(eventually):
     store = LeasedStore(parent, lease=50, life="50ms")
     Limiter("100/h", store=store).hit("a")
     eventually(lambda: ("give_back", 49) in parent.calls)
-    thread = store.attendant.thread
+    thread = store.background.thread
     assert thread.daemon
     store.close()
     assert not thread.is_alive()
@@ -170,7 +170,7 @@ def test_a_store_that_is_gone_takes_its_thread_with_it(eventually):
     """Nobody has to close a store: when it is collected, its thread ends."""
     store = LeasedStore(Tally(MemoryStore()), lease=50)
     Limiter(PLENTY, store=store).hit("a")
-    thread, gone = store.attendant.thread, weakref.ref(store)
+    thread, gone = store.background.thread, weakref.ref(store)
     del store
     gc.collect()
     eventually(lambda: gone() is None)
@@ -188,8 +188,8 @@ def test_a_failing_parent_does_not_end_the_background(eventually, caplog, capsys
             with suppress(StoreUnavailable):  # where the machine stalls, its lease ends meanwhile
                 limiter.hit("a")
         eventually(lambda: store.failures > 0)
-        assert store.attendant.thread.is_alive()
-        assert store.backoff_us >= 50_000
+        assert store.background.thread.is_alive()
+        assert store.maintenance.backoff_us >= 50_000
         parent.failing.clear()
         assert all(limiter.hit("a") for _ in range(100))
     assert "Traceback" not in caplog.text + capsys.readouterr().err
@@ -241,7 +241,7 @@ def test_a_child_does_not_share_its_parents_leases(python):
         limiter.hit("a")
         child = os.fork()
         if child == 0:
-            fresh = store.leased(limiter.named[0], "a") == 0 and store.attendant.thread is None and bool(limiter.hit("a"))
+            fresh = store.leased(limiter.named[0], "a") == 0 and store.background.thread is None and bool(limiter.hit("a"))
             os._exit(0 if fresh else 1)
         print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), store.leased(limiter.named[0], "a"))
         store.close()

@@ -89,7 +89,7 @@ class TestAdaptiveLeases(StoreContract):
                 store = player.limiter.store
                 store.return_all()
                 for one in player.limiter.named:
-                    parent = store.store.decide([Claim(one, "a")], 0, commit=False)
+                    parent = store.parent.decide([Claim(one, "a")], 0, commit=False)
                     here = store.decide([Claim(one, "a")], 0, commit=False)
                     assert here.allowed <= parent.allowed or here.remaining == 0
 

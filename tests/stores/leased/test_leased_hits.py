@@ -39,7 +39,7 @@ def test_the_next_batch_is_there_before_the_first_runs_out(tally):
     limiter = Limiter("1000/s", store=store)
     for _ in range(49):
         limiter.hit("a")
-    assert store.due
+    assert store.cache.due
     store.tend()
     assert tally.calls == [("decide", 50)] * 2
     for _ in range(50):
@@ -328,7 +328,7 @@ def test_the_bound_is_stated(tally):
     [
         ({"lease": 0}, "lease must be None"),
         ({"lease": True}, "lease must be None"),
-        ({"life": 0}, "must live longer"),
+        ({"life": 0}, "life must be longer"),
         ({"max_keys": 0}, "max_keys must be"),
     ],
 )

@@ -32,7 +32,7 @@ while last < end:
     time.sleep(pause)
     now = time.time()
     away, last = away + max(0, now - last - 0.02), now
-print(offered, store.asked, int(away * 1e6), *admitted)
+print(offered, store.refill.replies, int(away * 1e6), *admitted)
 store.close()
 """
 

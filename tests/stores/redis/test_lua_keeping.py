@@ -218,6 +218,24 @@ def test_giving_back_converts_first(client: Any) -> None:
     assert states[0] == states[1]
 
 
+def test_several_limits_convert_the_states_of_another_rate(client: Any) -> None:
+    """A hit on several limits of which some have a new rate, or a state from the future, answers as in memory."""
+    answers = []
+    for kind in (LuaStore, MemoryStore):
+        clock = ManualClock(NOON)
+        store = kind(client, clock) if kind is LuaStore else MemoryStore(clock=clock)
+        found = []
+        for limits in (("5/s burst 10", "3/min burst 4"), ("5/s burst 10", "7/min burst 9"), ("1/s burst 2", "7/min burst 9")):
+            several = [NamedLimit("x", f"limit {n}", TokenBucket(limit)) for n, limit in enumerate(limits)]
+            for one in several:
+                store.register(one)
+            for cost in (1, 2, 5):
+                clock.advance(0.1)
+                found.append(store.decide([Claim(one, "a", cost) for one in several]))
+        answers.append((found, [list(store.items(one)) for one in several]))
+    assert answers[0] == answers[1]
+
+
 def test_a_state_of_a_rate_that_nobody_remembers_is_taken_for_used_up(client: Any) -> None:
     """When the registry is gone, an old state is not forgiven: the key starts empty, and fills up as the new rate says."""
     store = LuaStore(client)

@@ -201,6 +201,24 @@ def test_a_common_start_over_several_slots(cluster: Cluster) -> None:
         assert limiter.reserve({"user": one, "tenant": other}, max_wait=10).wait == 5.0
 
 
+def test_no_slot_starts_before_it_may(cluster: Cluster) -> None:
+    """`not_before_us` holds in every slot, for sync and async callers, and the charge remembers the states around it."""
+    clock = ManualClock(1000)
+    one, other, _ = apart(cluster)
+    with fresh(cluster, clock=clock) as store:
+        limiter = Limiter({"user": TokenBucket("1/s", burst=2), "tenant": TokenBucket("1/s", burst=3)}, store=store)
+        start_us = clock.now_us() + 4_000_000
+        claims = limiter.claims({"user": one, "tenant": other})
+        decision = store.decide(claims, None, not_before_us=start_us)
+        assert (decision.wait, [part.wait for part in decision.decisions]) == (4.0, [4.0, 4.0])
+        store.give_back(claims, decision.start_us)
+        claims = limiter.claims({"user": one, "tenant": other})
+        decision = asyncio.run(store.adecide(claims, None, not_before_us=start_us, remember=True))
+        assert decision.start_us == start_us
+        assert all(claim.remembered() is not None for claim in claims)
+        assert not store.decide(limiter.claims({"user": one, "tenant": other}), not_before_us=start_us)
+
+
 def test_a_caller_that_dies_between_the_steps_leaves_at_most_one_decision_charged(cluster: Cluster) -> None:
     """The stated bound: its costs stay in the slots that had allowed it. Too strict by one decision, never too lax."""
     one, other, _ = apart(cluster)

@@ -55,7 +55,7 @@ def test_a_password_opens(locked: Valkey, login: str) -> None:
     works(RedisStore(f"redis://{login}127.0.0.1:{locked.port}", prefix=f"login {login[:4]}", timeout="60s"))
 
 
-@pytest.mark.parametrize(("login", "remedy"), [("", "requires a password"), (":wrong@", "user or password of the URL is wrong")])
+@pytest.mark.parametrize(("login", "remedy"), [("", "requires a password"), (":wrong@", "rejects this user or password")])
 def test_a_wrong_password_is_told_with_its_remedy(locked: Valkey, login: str, remedy: str) -> None:
     """Both colours say what to write, and never the password."""
     with RedisStore(f"redis://{login}127.0.0.1:{locked.port}", timeout="60s") as store:

@@ -1,4 +1,4 @@
-"""What the tests of ShardedStore share: shards that count what they are asked and fail when told to, and keys by their homes."""
+"""Shards that record their calls and fail on demand, and keys by their shards, for the tests of ShardedStore."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from limitkeeper.stores.sharded import ShardedStore
 
 
 class FarShard(MemoryStore):
-    """A MemoryStore as a server far away: awaited, counted, and out of reach while `down`; `meanwhile` runs before each call."""
+    """A MemoryStore as a remote server that records its calls and fails while `down`; `meanwhile` runs before each call."""
 
     local = False
 
@@ -21,35 +21,36 @@ class FarShard(MemoryStore):
         self.failing: set[str] = set()
         self.meanwhile: Any = None
 
-    def noted(self, verb: str) -> None:
-        self.calls.append(verb)
+    def record(self, method: str) -> None:
+        self.calls.append(method)
         if self.meanwhile is not None:
-            self.meanwhile(verb)
-        if self.down or verb in self.failing:
-            raise StoreTimeout("no answer in time") if self.down == "slow" else StoreUnavailable("nobody answers")
+            self.meanwhile(method)
+        if self.down or method in self.failing:
+            raise StoreTimeout("no answer in time") if self.down == "slow" else StoreUnavailable("no answer")
 
     def decide(self, claims: Any, max_wait_us: int | None = 0, **options: Any) -> Decision:
-        self.noted("decide" if options.get("commit", True) else "peek")
+        method = "decide at" if options.get("not_before_us") else "decide"
+        self.record(method if options.get("commit", True) else "peek")
         return super().decide(claims, max_wait_us, **options)
 
     def decide_many(self, asks: Any, max_wait_us: int | None = 0) -> list[Decision]:
-        self.noted("decide_many")
+        self.record("decide_many")
         return super().decide_many(asks, max_wait_us)
 
     def give_back(self, claims: Any, charged_at: int = -1, source: str = "store") -> None:
-        self.noted("give_back")
+        self.record("give_back")
         super().give_back(claims, charged_at)
 
     def reset(self, claims: Any) -> None:
-        self.noted("reset")
+        self.record("reset")
         super().reset(claims)
 
     def items(self, limit: Any) -> Any:
-        self.noted("items")
+        self.record("items")
         return super().items(limit)
 
     def load(self, limit: Any, items: Any) -> None:
-        self.noted("load")
+        self.record("load")
         super().load(limit, items)
 
 

@@ -68,7 +68,7 @@ class TestShardedStore(StoreContract):
 
 
 class FarStore(MemoryStore):
-    """A MemoryStore that says it is far away, so that AsyncLimiter awaits it."""
+    """A MemoryStore that says it is remote, so that AsyncLimiter awaits it."""
 
     local = False
 

@@ -1,4 +1,4 @@
-"""Planned changes: state moves along, a key is decided in one home at any moment, and who asks meanwhile waits at the door."""
+"""Planned changes: state moves along, a key is decided in one home at any moment, and callers wait at a gate meanwhile."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ RULES = {
 }
 
 
-@pytest.fixture(params=["near", "far"])
+@pytest.fixture(params=["local", "remote"])
 def new(request, clock):
-    """Makes a shard, near or far."""
-    return lambda: MemoryStore(clock=clock) if request.param == "near" else FarShard(clock)
+    """Makes a shard, local or remote."""
+    return lambda: MemoryStore(clock=clock) if request.param == "local" else FarShard(clock)
 
 
 @pytest.fixture
@@ -64,8 +64,8 @@ def test_a_new_shard_gets_its_keys_with_their_counters(sharded, new):
     assert 0.15 < len(moved) / len(KEYS) < 0.35
     kept = {key for key in moved if KEYS.index(key) % 6}
     for named in limiter.named:
-        shards = sharded._shards.items()
-        at = {name: {key for key, _ in shard.store.items(sharded.at(named, shard))} for name, shard in shards}
+        shards = sharded.membership.shards.items()
+        at = {name: {key for key, _ in shard.store.items(sharded.router.limit_at(named, shard))} for name, shard in shards}
         assert at["d"] == kept
         assert not any(at[name] & kept for name in "abc")
 
@@ -93,7 +93,7 @@ def test_there_and_back_again(sharded, new):
     assert [sharded.home_of(key) for key in KEYS] == homes
 
 
-def test_without_handoff_what_moves_starts_anew(sharded, new):
+def test_without_handoff_what_moves_starts_again(sharded, new):
     """handoff=False is quick and forgets: keys that move are as new, all others are not."""
     limiter = Limiter("fixed window 5/h", store=sharded)
     for key in KEYS:
@@ -104,21 +104,21 @@ def test_without_handoff_what_moves_starts_anew(sharded, new):
         assert limiter.peek(key).remaining == (0 if sharded.home_of(key) == homes[key] else 5)
 
 
-def test_progress_is_told(sharded, new):
-    """A long move says how far it has come: keys of each shard that hands over, and slots in all."""
+def test_progress_is_reported(sharded, new):
+    """A long move reports its progress: keys of each shard that hands over, and slots in all."""
     limiter = Limiter("5/h", store=sharded)
     spend(limiter)
-    told = []
-    sharded.add("d", new(), progress=told.append)
-    assert {one.shard for one in told} == {"a", "b", "c"}
-    assert told[-1].slots == told[-1].of > 3000
-    assert sum(max(one.keys for one in told if one.shard == name) for name in "abc") == len(
+    reports = []
+    sharded.add("d", new(), progress=reports.append)
+    assert {report.shard for report in reports} == {"a", "b", "c"}
+    assert reports[-1].slots == reports[-1].of > 3000
+    assert sum(max(report.keys for report in reports if report.shard == name) for name in "abc") == len(
         [key for i, key in enumerate(KEYS) if i % 6 and sharded.home_of(key) == "d"]
     )
 
 
-@pytest.mark.parametrize("colour", ["threads", "tasks"])
-def test_no_more_is_admitted_while_shards_come_and_go(new, colour):
+@pytest.mark.parametrize("driver", ["threads", "tasks"])
+def test_no_more_is_admitted_while_shards_come_and_go(new, driver):
     """Callers that never stop asking are admitted exactly the limit of every key, while keys move under them."""
     sharded = ShardedStore({"a": new(), "b": new()}, hot=False)
     keys = KEYS[:40]
@@ -160,7 +160,7 @@ def test_no_more_is_admitted_while_shards_come_and_go(new, colour):
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-5)
     try:
-        if colour == "tasks":
+        if driver == "tasks":
             asyncio.run(tasks())
         else:
             limiter = Limiter("fixed window 500/400d", store=sharded)
@@ -189,10 +189,10 @@ def test_a_move_that_fails_leaves_keys_where_they_were(clock, failing):
     before = used(limiter)
     added = FarShard(clock)
     broken = shards["b"] if failing == "items" else added
-    told = []
+    reports = []
 
     def progress(one):
-        told.append(one)
+        reports.append(one)
         if one.slots and failing == "load":
             broken.failing.add("load")
 
@@ -227,7 +227,7 @@ def test_a_removal_that_fails_can_be_done_again(clock):
 
 @pytest.fixture
 def moving(clock):
-    """A move that has closed its doors and is held there; keys that move, and one that does not."""
+    """A move that has closed its gates and is held there; keys that move, and one that does not."""
     shards = {name: FarShard(clock) for name in "abc"}
     sharded = ShardedStore(shards, hot=False, pause="50ms")
     limiter = Limiter("5/h", store=sharded)
@@ -253,7 +253,7 @@ def moving(clock):
 
 
 def test_a_key_on_its_way_is_waited_for_and_no_longer_than_the_pause(moving):
-    """Whoever asks for a key that is being moved is told StoreTimeout after the pause; every other key is answered at once."""
+    """A caller of a key that is being moved gets StoreTimeout after the pause; every other key is answered at once."""
     _, limiter, going, staying, _ = moving
     assert limiter.hit(staying)
     with pytest.raises(StoreTimeout, match="handing keys over"):
@@ -263,9 +263,9 @@ def test_a_key_on_its_way_is_waited_for_and_no_longer_than_the_pause(moving):
 
 
 def test_an_awaited_key_on_its_way_is_waited_for_too(moving):
-    """In async code the wait at the door is awaited: the loop goes on, and the answer comes when the key has arrived."""
+    """In async code the wait at the gate is awaited: the loop goes on, and the answer comes when the key has arrived."""
     sharded, _, going, staying, go_on = moving
-    sharded._pause_us = 60_000_000
+    sharded.membership.pause_us = 60_000_000
 
     async def main():
         limiter = AsyncLimiter("5/h", store=sharded)
@@ -279,18 +279,18 @@ def test_an_awaited_key_on_its_way_is_waited_for_too(moving):
     assert sharded.home_of(going) == "d"
 
 
-def test_threads_at_the_door_are_answered_by_the_new_home(moving):
-    """A thread that waits at the door is answered, with the counter that moved, as soon as the door opens."""
+def test_threads_at_the_gate_are_answered_by_the_new_home(moving):
+    """A thread that waits at the gate is answered, with the counter that moved, as soon as the gate opens."""
     sharded, limiter, going, _, go_on = moving
-    sharded._pause_us = 60_000_000
-    told = []
-    threads = [threading.Thread(target=lambda: told.append(limiter.hit(going).remaining)) for _ in range(3)]
+    sharded.membership.pause_us = 60_000_000
+    found = []
+    threads = [threading.Thread(target=lambda: found.append(limiter.hit(going).remaining)) for _ in range(3)]
     for thread in threads:
         thread.start()
     go_on.set()
     for thread in threads:
         thread.join(60)
-    assert sorted(told) == [1, 2, 3]
+    assert sorted(found) == [1, 2, 3]
 
 
 def test_a_decision_under_way_is_waited_for_before_its_key_moves(clock):
@@ -324,7 +324,7 @@ def test_a_decision_under_way_is_waited_for_before_its_key_moves(clock):
 
 
 def test_changes_that_make_no_sense_say_so(sharded, new, clock):
-    """Names that are taken or unknown, the last shard, a far shard among near ones: each is told what to do instead."""
+    """Names that are taken or unknown, the last shard, a remote shard among local ones: each error says what to do instead."""
     with pytest.raises(ConfigurationError, match="already"):
         sharded.add("a", new())
     with pytest.raises(ConfigurationError, match="there are a, b, c"):
@@ -338,6 +338,6 @@ def test_changes_that_make_no_sense_say_so(sharded, new, clock):
     with pytest.raises(ConfigurationError, match="last shard"):
         sharded.remove("c")
     if sharded.local:
-        with pytest.raises(ConfigurationError, match="far away"):
+        with pytest.raises(ConfigurationError, match="remote"):
             sharded.add("far", FarShard(clock))
     assert key_on(sharded, "c") == "user:0"

@@ -1,4 +1,4 @@
-"""The viral user: a key with all the traffic is leased from its home, within its leases' bound, and nobody else is harmed."""
+"""A key with most of the traffic is leased from its shard, within the bound of its leases, and other keys are not affected."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_what_a_hot_key_is_admitted_stays_within_the_bound_of_its_leases(shards,
     limiter = Limiter(rule, store=sharded)
     seconds = 2
     admitted = storm(limiter, clock, seconds * 10_000)
-    leases = sharded._shards[sharded.home_of(KEY)].leasing.store
+    leases = sharded.membership.shards[sharded.home_of(KEY)].leased.store
     most = limiter.peek(KEY).limit + 1000 * seconds + leases.over_admission(rule, nodes=1)
     assert 0.9 * 1000 * seconds <= admitted <= most
 
@@ -100,15 +100,15 @@ def test_hot_is_a_number_or_off(shards, clock):
     assert list(eager.hot_keys()) == [KEY]
 
 
-def test_near_shards_have_nothing_to_gain(clock):
-    """A MemoryStore is quicker than a lease of it: keys of near shards are never leased."""
+def test_keys_of_local_shards_are_never_leased(clock):
+    """A MemoryStore is quicker than a lease of it: keys of local shards are never leased."""
     sharded = ShardedStore([MemoryStore(clock=clock) for _ in range(4)])
     storm(Limiter("1000/s", store=sharded), clock, 5000)
     assert sharded.hot_keys() == {}
 
 
 def test_neighbours_of_a_hot_key_are_answered_exactly(shards, clock):
-    """While one key is leased, every other key on its shard is told what a store of its own would tell it."""
+    """While one key is leased, every other key on its shard gets the decision that a store of its own would make."""
     sharded = ShardedStore(shards)
     limiter, model = Limiter("50/s burst 5", store=sharded), Limiter("50/s burst 5", store=MemoryStore(clock=clock))
     home = sharded.home_of(KEY)
@@ -172,6 +172,6 @@ def test_closing_gives_leases_back(shards, clock):
     admitted = storm(limiter, clock, 5000)
     home = shards[sharded.home_of(KEY)]
     home.close = lambda: None
-    named = sharded.at(limiter.named[0], sharded._shards[sharded.home_of(KEY)])
+    named = sharded.router.limit_at(limiter.named[0], sharded.membership.shards[sharded.home_of(KEY)])
     sharded.close()
-    assert home.one(named, KEY, 1, 0, False).remaining == 20_000 - admitted
+    assert home.decide_one(named, KEY, 1, 0, False).remaining == 20_000 - admitted

@@ -1,4 +1,4 @@
-"""A shard that is lost without a plan: its keys fail, or start anew on the next shard, and nobody else notices."""
+"""A shard that is lost without a plan: its keys fail, or start again on the next shard, and other keys are decided as usual."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ def lives_on(sharded, name):
 
 
 def test_the_keys_of_a_lost_shard_fail_and_no_others(make, shards):
-    """By default a key whose shard can't be reached is told StoreUnavailable, which names the shard; all others are answered."""
+    """By default a key whose shard can't be reached raises StoreUnavailable, which names the shard; all others are answered."""
     sharded = ShardedStore(shards, hot=False)
     limiter = make("5/h", store=sharded)
     lost = lives_on(sharded, "b")
     shards["b"].down = True
     for key in KEYS:
         if key in lost:
-            with pytest.raises(StoreUnavailable, match=r"shard 'b': nobody answers .*rehash"):
+            with pytest.raises(StoreUnavailable, match=r"shard 'b': no answer .*rehash"):
                 limiter.hit(key)
         else:
             assert limiter.hit(key)
@@ -49,7 +49,7 @@ def test_every_verb_says_which_shard_is_lost(make, shards, verb):
         getattr(limiter, verb)([key] if verb == "hit_many" else key)
 
 
-def test_with_rehash_lost_keys_start_anew_on_the_next_shard(make, shards):
+def test_with_rehash_lost_keys_start_again_on_the_next_shard(make, shards):
     """on_loss="rehash": each key of a lost shard gets one more burst, once, on the next shards; all other keys stay."""
     sharded = ShardedStore(shards, on_loss="rehash", hot=False)
     limiter = make("fixed window 5/400d", store=sharded)
@@ -68,7 +68,7 @@ def lives_on_before(homes, name):
 
 
 def test_a_lost_shard_is_asked_no_more(make, shards):
-    """Once lost, a shard costs nobody any time until it is restored."""
+    """A lost shard is not called until it is restored."""
     sharded = ShardedStore(shards, on_loss="rehash", hot=False)
     limiter = make("5/h", store=sharded)
     shards["b"].down = True
@@ -78,7 +78,7 @@ def test_a_lost_shard_is_asked_no_more(make, shards):
 
 
 def test_two_losses_are_two_bursts_at_most(make, shards):
-    """The bound is per loss: a key whose next shard is lost too starts anew once more, and no key more often than that."""
+    """The bound is per loss: a key whose next shard is lost too starts again once more, and no key more often than that."""
     sharded = ShardedStore(shards, on_loss="rehash", hot=False)
     limiter = make("fixed window 5/400d", store=sharded)
     admitted = {key: sum(bool(limiter.hit(key)) for _ in range(7)) for key in KEYS[:80]}

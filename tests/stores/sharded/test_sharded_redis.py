@@ -76,7 +76,7 @@ def test_starts_on_two_servers_are_common(sharded, colour):
         limiter = Limiter(limits, store=sharded)
         limiter.hit(keys)
         waits = [limiter.reserve(keys).wait for _ in range(2)]
-        told = limiter.peek(keys)
+        peeked = limiter.peek(keys)
     else:
 
         async def main():
@@ -85,9 +85,9 @@ def test_starts_on_two_servers_are_common(sharded, colour):
             waits = [(await limiter.reserve(keys)).wait for _ in range(2)]
             return waits, await limiter.peek(keys)
 
-        waits, told = asyncio.run(main())
+        waits, peeked = asyncio.run(main())
     assert [wait == pytest.approx(start, abs=0.5) for wait, start in zip(waits, (1.5, 3.0), strict=True)] == [True, True]
-    user = told.decisions[0]
+    user = peeked.decisions[0]
     assert user.reset_after == pytest.approx(3.5, abs=0.6)  # full again half a second after the later start
 
 

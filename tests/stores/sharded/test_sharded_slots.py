@@ -1,4 +1,4 @@
-"""Consistent hashing: who lives where, how even that is, and how little moves when a shard comes or goes."""
+"""Consistent hashing: the home of each key, how even the shares are, and how little moves when a shard is added or removed."""
 
 from __future__ import annotations
 
@@ -91,6 +91,6 @@ def test_a_key_lives_where_it_did_in_any_process_and_version(python):
 
 
 def test_there_is_always_a_shard():
-    """Nobody can be asked where nobody is."""
+    """Without a member there is no home, which is an error."""
     with pytest.raises(ConfigurationError, match="at least one"):
         homes(())

@@ -33,13 +33,13 @@ def test_a_list_names_shards_by_position(clock):
         ({}, "at least one"),
         ("memory://", "a list of stores or a mapping"),
         (["memory://"], "store_from_url"),
-        ({1: MemoryStore()}, "name must be a text"),
+        ({1: MemoryStore()}, "name must be a string"),
         ([MemoryStore()] * 2, "named as two shards"),
         (MemoryStore(), "a list of stores"),
     ],
 )
-def test_what_is_no_shard_is_told_so(shards, words):
-    """Mistakes in the list of shards are told with what to write instead."""
+def test_shards_that_are_no_stores_are_errors(shards, words):
+    """Errors about the list of shards say what to write instead."""
     with pytest.raises(ConfigurationError, match=words):
         ShardedStore(shards)
 
@@ -55,14 +55,14 @@ def test_what_is_no_shard_is_told_so(shards, words):
         ({"hot": "often"}, "hot='often'"),
     ],
 )
-def test_options_that_make_no_sense_are_told_so(options, words):
-    """Mistakes in the options are told with what to write instead."""
+def test_options_that_make_no_sense_are_errors(options, words):
+    """Errors about the options say what to write instead."""
     with pytest.raises(ConfigurationError, match=words):
         ShardedStore([MemoryStore()], **options)
 
 
-def test_it_is_near_when_all_shards_are(clock):
-    """`local` holds exactly when no shard is far away."""
+def test_it_is_local_when_all_shards_are(clock):
+    """`local` holds exactly when no shard is remote."""
     near, far = MemoryStore(clock=clock), FarShard(clock)
     assert ShardedStore([near]).local is True
     assert ShardedStore([near, far]).local is False
@@ -113,14 +113,14 @@ def test_two_sharded_stores_may_share_their_shards(make, clock):
 
 
 def test_a_limit_with_a_start_level_is_known_by_every_shard(make, sharded, clock):
-    """`know` reaches all shards: a bucket that starts empty fills from the limiter's birth, wherever its keys live."""
+    """`register` reaches all shards: a bucket that starts empty fills from the limiter's birth, wherever its keys live."""
     limiter = make(TokenBucket("1/s", burst=10, initial=0), store=sharded)
     clock.advance(4)
     assert {limiter.peek(key).remaining for key in KEYS} == {4}
 
 
-def test_near_shards_answer_at_once_to_awaiting_callers(clock):
-    """A hit on a near shard beside far ones is answered without awaiting anybody."""
+def test_local_shards_answer_async_callers_without_waiting(clock):
+    """A hit on a local shard beside remote ones is answered without awaiting anything."""
     far = FarShard(clock)
     sharded = ShardedStore({"near": MemoryStore(clock=clock), "far": far}, hot=False)
     limiter = AsyncLimiter("5/h", store=sharded)
@@ -131,7 +131,7 @@ def test_near_shards_answer_at_once_to_awaiting_callers(clock):
     assert asyncio.run(limiter.hit(key_on(sharded, "far"))).remaining == 4
 
 
-def test_strangers_of_all_shards_are_counted(make, clock):
+def test_overflow_of_all_shards_is_added_up(make, clock):
     """What full shards decide on shared cells is added up."""
     sharded = ShardedStore([MemoryStore(max_keys=10, clock=clock) for _ in range(2)])
     limiter = make("5/h", store=sharded)
@@ -207,8 +207,8 @@ def test_nothing_but_claims_goes_below(sharded):
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-def test_a_child_process_starts_with_nobody_under_way(python):
-    """After a fork while a decision was under way, the child can hand keys over: it waits for nobody who is not there."""
+def test_a_child_process_starts_without_callers(python):
+    """After a fork during a decision the child can hand keys over: it does not wait for callers of the parent."""
     done = python(
         """
         import os
@@ -218,7 +218,7 @@ def test_a_child_process_starts_with_nobody_under_way(python):
         sharded = ShardedStore({"a": MemoryStore(), "b": MemoryStore()})
         limiter = Limiter("5/h", store=sharded)
         limiter.hit_many([str(i) for i in range(50)])
-        sharded.step_in()
+        sharded.router.enter()
         if os.fork() == 0:
             sharded.add("c", MemoryStore())
             os._exit(0 if {limiter.peek(str(i)).remaining for i in range(50)} == {4} else 1)

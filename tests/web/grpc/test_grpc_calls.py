@@ -251,7 +251,7 @@ def test_who_is_shut_out_is_told_so(serve, clock):
     for _ in range(3):
         assert details(refusal(client.pay))["ErrorInfo"].reason == "RATE_LIMITED"
     error = refusal(client.pay)
-    assert (error.code(), details(error)["ErrorInfo"].reason) == (Code.RESOURCE_EXHAUSTED, "SHUT_OUT")
+    assert (error.code(), details(error)["ErrorInfo"].reason) == (Code.RESOURCE_EXHAUSTED, "PENALTY_BOX")
     assert details(error)["RetryInfo"].retry_delay.seconds == 60
 
 

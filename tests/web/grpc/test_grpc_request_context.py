@@ -15,8 +15,8 @@ from limitkeeper.policy.gate import Gate
 from limitkeeper.policy.identity.identify import Certificate
 from limitkeeper.policy.model import Policy
 from limitkeeper.web.grpc import AsyncRateLimitInterceptor, GrpcRequestContext, RateLimitInterceptor, current
-from limitkeeper.web.grpc.call import SeenInTask, SeenInThread
-from limitkeeper.web.grpc.request_context import address_of
+from limitkeeper.web.grpc.call import AsyncHandlerContext, HandlerContext
+from limitkeeper.web.grpc.request_context import parse_peer
 
 
 @pytest.mark.parametrize(
@@ -36,7 +36,7 @@ from limitkeeper.web.grpc.request_context import address_of
 )
 def test_addresses_of_peers(peer, address):
     """The address is what stands between kind and port, brackets and encoding undone; a UNIX socket has none."""
-    assert address_of(peer) == address
+    assert parse_peer(peer) == address
 
 
 def facts(metadata=(), auth=None):
@@ -148,5 +148,5 @@ def test_without_grpc_the_extra_is_named(python, absent):
 
 def test_a_handler_gets_a_context():
     """Libraries that ask whether they were given a servicer context are told so, in both colours."""
-    assert issubclass(SeenInThread, grpc.ServicerContext)
-    assert issubclass(SeenInTask, grpc.aio.ServicerContext)
+    assert issubclass(HandlerContext, grpc.ServicerContext)
+    assert issubclass(AsyncHandlerContext, grpc.aio.ServicerContext)

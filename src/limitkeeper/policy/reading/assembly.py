@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from ...errors import ConfigurationError
-from ..compiled_rule import joined
+from ..compiled_policy import join_key
 from ..model import Headers, Limits, OnFailure, Overrides, Policy, Rule, Tiers
 from ..overrides import HashOverrides
 from .fields import ParsedFields
@@ -103,7 +103,7 @@ class Assembly:
             if all(part is None for part in entry.parts):
                 self.context.error(entry.key_node.position, "no part of this key is present", "write at least one")
                 return None
-            key = joined(list(entry.parts)) if len(entry.parts) > 1 else str(entry.parts[0])
+            key = join_key(list(entry.parts)) if len(entry.parts) > 1 else str(entry.parts[0])
             if key in found:
                 self.context.error(entry.key_node.position, "this key already has a limit", "remove one of them")
             found[key] = entry.limits

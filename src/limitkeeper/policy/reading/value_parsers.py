@@ -11,7 +11,7 @@ from unicodedata import normalize
 
 from ...errors import ConfigurationError, InvalidLimit
 from ...rate import duration_us
-from ...stores.guarded.share import share_of_nodes
+from ...stores.guarded.share import parse_share
 from ..model import CLOSED, DEGRADE, LOCAL, OPEN, REJECT, SHADOW, WAIT, OnFailure, OnRefusal
 from .parse_context import ParseError, bounded_text, did_you_mean, shorten
 
@@ -178,7 +178,7 @@ def parse_on_failure(text: str) -> OnFailure:
     if action == LOCAL:
         share = "".join(words[1:]) or "1"
         try:
-            share_of_nodes(share)
+            parse_share(share)
         except ConfigurationError:
             remedy = "write local 1/4 where four nodes share the limit, or local alone"
             raise ParseError(f"{share!r} is not a share of a limit", remedy) from None

@@ -1,4 +1,4 @@
-"""A store that answers in time, whatever happens behind it."""
+"""A store that answers within a budget, with a circuit breaker and a fallback for when the store behind it fails."""
 
 from .store import GuardedStore
 

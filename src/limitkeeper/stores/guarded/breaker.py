@@ -1,19 +1,19 @@
-"""The circuit breaker: when to stop asking a store that fails, when to look again, and how to come back without a rush.
+"""Circuit breaker: when to stop calling a store that fails, when to probe it, and how to return without a rush.
 
-    closed ──(5 failures in a row, or half of the last ones)──▶ open ──(a probe is answered)──▶ half open ──(a second)──▶ closed
-                                                                 ▲  └─ a probe fails: wait longer ─┘ └─ any failure: open again
+    closed ──(5 failures in a row, or half of the last ones)──▶ open ──(a probe succeeds)──▶ half open ──(a second)──▶ closed
+                                                                 ▲  └─ a probe fails: wait longer ┘ └─ any failure: open again
 
-Closed, everybody asks. Open, nobody does; somebody in the background probes, with one call, at
+Closed, every caller calls the store. Open, none does; a background probe makes one call at
 
-    next probe = now + random · min(most, first · 2^attempt)             full jitter: a thousand processes never look together
+    next probe = now + random · min(most, first · 2^attempt)           full jitter: a thousand processes never probe together
 
-Half open, a caller is let through with the chance `elapsed / ramp`: a server that has just come back feels its load rise over
-a second, not in one blow. The ratio of failures is a moving one, brought up to date only when something fails:
+Half open, a caller is let through with the probability `elapsed / ramp`, so that the load of a server that has just recovered
+rises over a second. The ratio of failures is a moving one, updated only when a call fails:
 p ← p · (15/16)^(successes since + 1) + 1/16, so that a success costs one addition and no lock.
 
-A pure state machine: time and chance are arguments, it sleeps and asks nobody. Whoever changes it holds a lock meanwhile.
-Rejected: a window of outcomes in a ring (a write per call), probing with callers' own calls (somebody pays the budget each time),
-a fixed delay between probes (all processes that saw the server die find it alive together).
+A pure state machine: time and randomness are arguments. Callers hold a lock while they change it.
+Rejected: a window of outcomes in a ring (a write per call), probing with callers' own calls (a caller pays the budget each time),
+a fixed delay between probes (all processes that saw the server fail find it alive together).
 """
 
 from __future__ import annotations
@@ -27,36 +27,18 @@ OPEN = "open"
 HALF_OPEN = "half open"
 #: The weight of one call in the moving ratio of failures.
 WEIGHT = 1 / 16
-#: No two probes are closer than this, whatever the chance says.
+#: The shortest time between two probes.
 LEAST_US = 1_000
 
 
 class Breaker:
-    """The state of one guard. Times are microseconds of one clock, whichever."""
-
-    __slots__ = (
-        "attempt",
-        "closed",
-        "failures",
-        "first_us",
-        "in_a_row",
-        "most_us",
-        "probe_at_us",
-        "probing",
-        "ramp_us",
-        "ratio",
-        "recent",
-        "rng",
-        "since_us",
-        "state",
-        "streak",
-    )
+    """The state of one guard. Times are microseconds of the guard's clock."""
 
     def __init__(self, rng: Random, failures: int, ratio: float, first_us: int, most_us: int, ramp_us: int) -> None:
         if isinstance(failures, bool) or not isinstance(failures, int) or failures < 1:
-            raise ConfigurationError(f"failures must be a whole number, at least 1, not {failures!r}")
+            raise ConfigurationError(f"failures must be a whole number of at least 1, got {failures!r}")
         if not 0 < ratio <= 1:
-            raise ConfigurationError(f"ratio must be between 0 and 1, not {ratio!r}; 0.5 opens when half of the calls fail")
+            raise ConfigurationError(f"ratio must be above 0 and at most 1, got {ratio!r}; 0.5 opens when half of the calls fail")
         self.rng = rng
         self.failures = failures
         self.ratio = ratio
@@ -64,17 +46,17 @@ class Breaker:
         self.most_us = most_us
         self.ramp_us = ramp_us
         self.state = CLOSED
-        self.closed = True  # the same in one look, for the hot path
+        self.closed = True  # the same as one attribute, for the hot path
         self.since_us = 0
         self.in_a_row = 0
         self.recent = 0.0
-        self.streak = 0  # successes since the last failure: the one thing that a success writes
+        self.streak = 0  # successes since the last failure; a success writes nothing else
         self.attempt = 0
         self.probe_at_us = 0
         self.probing = False
 
-    def failed(self, now_us: int) -> bool:
-        """A caller's call failed; True when that opens the breaker."""
+    def record_failure(self, now_us: int) -> bool:
+        """Records a failed call; True when it opens the breaker."""
         if self.state == OPEN:
             return False
         succeeded, self.streak = self.streak, 0
@@ -88,23 +70,23 @@ class Breaker:
         return True
 
     def _open(self, now_us: int) -> None:
-        self._become(OPEN, now_us)
-        self._wait(now_us)
+        self._enter(OPEN, now_us)
+        self._schedule_probe(now_us)
 
-    def _wait(self, now_us: int) -> None:
-        """Sets the next probe: full jitter under a bound that doubles each time."""
+    def _schedule_probe(self, now_us: int) -> None:
+        """Sets the time of the next probe: full jitter under a bound that doubles each time."""
         bound = min(self.most_us, self.first_us << min(self.attempt, 40))
         self.attempt += 1
         self.probe_at_us = now_us + max(LEAST_US, int(self.rng.random() * bound))
 
-    def _become(self, state: str, now_us: int) -> None:
+    def _enter(self, state: str, now_us: int) -> None:
         self.state = state
         self.closed = state == CLOSED
         self.since_us = now_us
         self.probing = False
 
     def begin_probe(self) -> bool:
-        """Takes the one place for a probe; False when there is nothing to probe, or somebody does already."""
+        """Starts the one probe at a time; False when the breaker is not open, or a probe is in progress."""
         if self.state != OPEN or self.probing:
             return False
         self.probing = True
@@ -113,27 +95,27 @@ class Breaker:
     def probe_failed(self, now_us: int) -> None:
         self.probing = False
         if self.state == OPEN:
-            self._wait(now_us)
+            self._schedule_probe(now_us)
 
-    def probe_answered(self, now_us: int) -> None:
+    def probe_succeeded(self, now_us: int) -> None:
         if self.state == OPEN:
-            self._become(HALF_OPEN, now_us)
+            self._enter(HALF_OPEN, now_us)
 
     def lets_through(self, now_us: int) -> bool:
-        """Whether a caller may ask, when it is not closed: a growing part of them, while it is half open."""
+        """Whether a caller may call the store: a growing part of them while half open."""
         if self.state != HALF_OPEN:
             return self.closed
         return self.rng.random() * self.ramp_us < now_us - self.since_us
 
-    def recovered(self, now_us: int) -> bool:
-        """True when the time of being half open is over: from here on it is closed."""
+    def close_after_ramp(self, now_us: int) -> bool:
+        """Closes the breaker when the ramp has ended; True when it did."""
         if self.state != HALF_OPEN or now_us - self.since_us < self.ramp_us:
             return False
-        self._become(CLOSED, now_us)
+        self._enter(CLOSED, now_us)
         self.in_a_row = self.streak = self.attempt = 0
         self.recent = 0.0
         return True
 
     def until_probe_us(self, now_us: int) -> int:
-        """Microseconds to the next probe, at least 1: what a refused caller is told."""
+        """Microseconds to the next probe, at least 1: the retry time of a refused caller."""
         return max(1, self.probe_at_us - now_us) if self.state == OPEN else LEAST_US

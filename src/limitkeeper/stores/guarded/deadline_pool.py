@@ -1,13 +1,11 @@
-"""Calls that may hang, made by others: the caller waits so long and no longer.
+"""Runs blocking calls in worker threads (or tasks, in asyncio) with a deadline.
 
-A store that can't promise to answer in time is asked by one of a few daemon threads (or, in asyncio, by a task of its own). When
-the caller's time is up, the call is abandoned: its caller goes on, and when the answer comes after all, `late` is told it, so
-that what was charged can be given back. A call that nobody has begun yet is simply not made.
+When the deadline passes, the caller gets StoreTimeout and the call is abandoned: it goes on by itself, and when it returns after
+all, `late` is called with its answer, so that what was charged can be given back. A call that no worker has begun is not made.
 
-There are at most `most` calls under way. When all of them hang there is nobody left to ask, and a new caller is told so at once;
-as many again are kept for those who look whether the store is back.
-Rejected: concurrent.futures (its threads are waited for when the interpreter ends, so a hung store would hang the exit), and
-cancelling what hangs (a client cancelled between writing and reading has no good state).
+At most `max_calls` calls are in progress. When all of them hang, a new call fails at once; as many again are kept for probes.
+Rejected: concurrent.futures (its threads are joined when the interpreter exits, so a hung store would hang the exit), and
+cancelling a hung call (a client cancelled between writing and reading has no good state).
 """
 
 from __future__ import annotations
@@ -16,168 +14,182 @@ import asyncio
 import queue
 import threading
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Generic, Protocol, TypeVar
 
-from ...clock import SYSTEM
+from ...clock import SYSTEM, Clock
 from ...errors import StoreTimeout
 
+T = TypeVar("T")
 #: Seconds after which an idle thread ends.
 IDLE = 5.0
 #: How many budgets an abandoned task may go on before it is cancelled; threads can't be.
 GRACE = 500
 
 
-class PooledCall:
-    """One call: under way, done, or abandoned; whichever comes first stays."""
+class StartThread(Protocol):
+    """Starts a thread: what a simulator replaces."""
+
+    def __call__(self, target: Callable[[], object], name: str) -> threading.Thread: ...
+
+
+def start_daemon(target: Callable[[], object], name: str) -> threading.Thread:
+    thread = threading.Thread(target=target, name=name, daemon=True)
+    thread.start()
+    return thread
+
+
+class PooledCall(Generic[T]):
+    """One call: in progress, done, or abandoned; the first of the last two stays."""
 
     __slots__ = ("abandoned", "answer", "begun", "call", "done", "error", "late", "wake")
 
-    def __init__(self, call: Callable[[], Any], late: Callable[[Any], object] | None, wake: Callable[[], object]) -> None:
+    def __init__(self, call: Callable[[], T], late: Callable[[T], object] | None, wake: Callable[[], object]) -> None:
         self.call = call
         self.late = late
         self.wake = wake
         self.begun = self.done = self.abandoned = False
-        self.answer: Any = None
+        self.answer: T
         self.error: BaseException | None = None
 
-    def end(self) -> Any:
+    def result(self) -> T:
         if self.error is not None:
             raise self.error
         return self.answer
 
 
 class DeadlinePool:
-    """Threads and tasks that ask a store which may hang. Safe for threads; a forked child makes its own."""
+    """Threads and tasks that call a store which may hang. Thread-safe; a forked child starts with an empty one."""
 
-    def __init__(self, most: int = 32) -> None:
-        self.most = most
+    def __init__(self, max_calls: int = 32, clock: Clock = SYSTEM, start_thread: StartThread = start_daemon) -> None:
+        self.max_calls = max_calls
+        self.clock = clock
+        self.start_thread = start_thread
         self.lost = 0  # late answers that could not be given back
-        self.renew()
+        self.reset()
 
-    def renew(self) -> None:
-        """Starts again with nobody under way."""
+    def reset(self) -> None:
+        """Starts again with no call in progress."""
         self.lock = threading.Lock()
-        self.jobs: queue.SimpleQueue[PooledCall | None] = queue.SimpleQueue()
+        self.queue: queue.SimpleQueue[PooledCall[object] | None] = queue.SimpleQueue()
         self.threads = 0
-        self.free = 0  # threads that wait for work and are promised to nobody
-        self.queued = 0  # errands that no thread is promised to
-        self.hanging = 0
-        self.tasks: set[asyncio.Task[Any]] = set()
+        self.free = 0  # idle threads that no queued call counts on
+        self.queued = 0  # calls that no thread is free for
+        self.hanging = 0  # threads in an abandoned call
+        self.tasks: set[asyncio.Task[object]] = set()
 
     @property
     def abandoned(self) -> int:
-        """Calls that go on although nobody waits for them."""
+        """Abandoned calls that are still in progress."""
         return self.hanging + len(self.tasks)
 
     # Threads ---------------------------------------------------------------------------------------------------
 
-    def run(self, call: Callable[[], Any], late: Callable[[Any], object] | None, budget_us: int, looks: bool = False) -> Any:
-        """The answer of `call`, or StoreTimeout when it takes longer; then `late` hears the answer."""
-        latch, end_us = threading.Lock(), SYSTEM.now_us() + budget_us
+    def run(self, call: Callable[[], T], late: Callable[[T], object] | None, budget_us: int, probe: bool = False) -> T:
+        """The answer of `call`; StoreTimeout when it takes longer than the budget, and then `late` gets the answer."""
+        latch, deadline_us = threading.Lock(), self.clock.now_us() + budget_us
         latch.acquire()
-        errand = PooledCall(call, late, latch.release)
-        self._hand_over(errand, self.most * (1 + looks))
-        try:
-            in_time = latch.acquire(timeout=max(0, end_us - SYSTEM.now_us()) / 1e6)  # a thread's start is in the budget too
+        pooled = PooledCall(call, late, latch.release)
+        self._submit(pooled, probe)
+        try:  # starting a thread is in the budget too
+            in_time = latch.acquire(timeout=max(0, deadline_us - self.clock.now_us()) / 1e6)
         except BaseException:
-            self._abandon(errand)
+            self._abandon(pooled)
             raise
-        if not in_time and self._abandon(errand):
-            raise too_late(budget_us)
-        return errand.end()
+        if not in_time and self._abandon(pooled):
+            raise timed_out(budget_us)
+        return pooled.result()
 
     async def run_async(
-        self, call: Callable[[], Any], late: Callable[[Any], object] | None, budget_us: int, looks: bool = False
-    ) -> Any:
-        """The same, awaited: for a store whose async face is its sync one."""
+        self, call: Callable[[], T], late: Callable[[T], object] | None, budget_us: int, probe: bool = False
+    ) -> T:
+        """The same, awaited: for a store whose async methods block."""
         loop = asyncio.get_running_loop()
         over = asyncio.Event()
-        errand = PooledCall(call, late, lambda: loop.call_soon_threadsafe(over.set))
-        self._hand_over(errand, self.most * (1 + looks))
+        pooled = PooledCall(call, late, lambda: loop.call_soon_threadsafe(over.set))
+        self._submit(pooled, probe)
         try:
             async with asyncio.timeout(budget_us / 1e6):
                 await over.wait()
         except TimeoutError:
-            if self._abandon(errand):
-                raise too_late(budget_us) from None
+            if self._abandon(pooled):
+                raise timed_out(budget_us) from None
         except BaseException:
-            self._abandon(errand)
+            self._abandon(pooled)
             raise
-        return errand.end()
+        return pooled.result()
 
-    def _hand_over(self, errand: PooledCall, most: int) -> None:
+    def _submit(self, pooled: PooledCall[T], probe: bool) -> None:
+        most = self.max_calls * (1 + probe)
         with self.lock:
             if self.hanging >= most:
-                raise StoreTimeout(f"{self.hanging} calls to the store hang; nobody is left to ask it")
-            fresh = not self.free and self.threads < most
-            if fresh:
+                raise all_hang(self.hanging)
+            is_new = not self.free and self.threads < most
+            if is_new:
                 self.threads += 1
             elif self.free:
                 self.free -= 1
             else:
                 self.queued += 1
-            self.jobs.put(errand)
-        if fresh:
-            threading.Thread(target=self._work, args=(self.jobs,), name="limitkeeper errand", daemon=True).start()
+            self.queue.put(pooled)  # type: ignore[arg-type]
+        if is_new:
+            calls = self.queue
+            self.start_thread(lambda: self._work(calls), "limitkeeper store call")
 
-    def _abandon(self, errand: PooledCall) -> bool:
+    def _abandon(self, pooled: PooledCall[T]) -> bool:
         """Whether the caller leaves without an answer."""
         with self.lock:
-            if errand.done:
+            if pooled.done:
                 return False
-            errand.abandoned = True
-            self.hanging += errand.begun
+            pooled.abandoned = True
+            self.hanging += pooled.begun
             return True
 
-    def _work(self, jobs: queue.SimpleQueue[PooledCall | None]) -> None:
+    def _work(self, calls: queue.SimpleQueue[PooledCall[object] | None]) -> None:
         while True:
             try:
-                errand = jobs.get(timeout=IDLE)
+                pooled = calls.get(timeout=IDLE)
             except queue.Empty:
-                if self._may_leave():
+                if self._may_end():
                     return
                 continue
-            if errand is None:
+            if pooled is None:
                 return
             with self.lock:
-                errand.begun = not errand.abandoned
-            if errand.begun:
-                self._carry_out(errand)
-            del errand
+                pooled.begun = not pooled.abandoned
+            if pooled.begun:
+                self._perform(pooled)
+            del pooled
             with self.lock:
                 if self.queued:
                     self.queued -= 1
                 else:
                     self.free += 1
 
-    def _may_leave(self) -> bool:
-        """An idle thread ends, unless an errand on its way was promised to it."""
+    def _may_end(self) -> bool:
+        """An idle thread ends, unless a call that is being queued counts on it."""
         with self.lock:
-            leaves = self.free > 0
-            self.free -= leaves
-            self.threads -= leaves
-            return leaves
+            ends = self.free > 0
+            self.free -= ends
+            self.threads -= ends
+            return ends
 
-    def _carry_out(self, errand: PooledCall) -> None:
+    def _perform(self, pooled: PooledCall[object]) -> None:
         try:
-            errand.answer = errand.call()
+            pooled.answer = pooled.call()
         except BaseException as error:
-            errand.error = error
+            pooled.error = error
         with self.lock:
-            errand.done = True
-            self.hanging -= errand.abandoned
-        if errand.abandoned:
-            self._tell_late(errand)
-            return
+            pooled.done = True
+            self.hanging -= pooled.abandoned
         try:
-            errand.wake()
-        except RuntimeError:  # its event loop is closed: nobody waits any more
-            self._tell_late(errand)
-
-    def _tell_late(self, errand: PooledCall) -> None:
-        if errand.error is None and errand.late is not None:
+            if not pooled.abandoned:
+                pooled.wake()
+                return
+        except RuntimeError:  # the caller's event loop is closed
+            pass
+        if pooled.error is None and pooled.late is not None:
             try:
-                errand.late(errand.answer)
+                pooled.late(pooled.answer)
             except Exception:
                 self.lost += 1
 
@@ -185,42 +197,44 @@ class DeadlinePool:
 
     async def arun(
         self,
-        call: Callable[[], Awaitable[Any]],
-        late: Callable[[Any], Awaitable[object]] | None,
+        call: Callable[[], Awaitable[T]],
+        late: Callable[[T], Awaitable[object]] | None,
         budget_us: int,
-        looks: bool = False,
-    ) -> Any:
-        """The same for a coroutine: it becomes a task, which goes on by itself when the caller's time is up."""
-        if self.abandoned >= self.most * (1 + looks):
-            raise StoreTimeout(f"{self.abandoned} calls to the store hang; nobody is left to ask it")
-        errand = PooledCall(nothing, None, nothing)
-        task = asyncio.ensure_future(self._acarry_out(errand, call, late))
+        probe: bool = False,
+    ) -> T:
+        """The same for a coroutine: it runs as a task, which goes on by itself when the deadline has passed."""
+        if self.abandoned >= self.max_calls * (1 + probe):
+            raise all_hang(self.abandoned)
+        abandoned = asyncio.Event()
+        task = asyncio.ensure_future(self._perform_async(abandoned, call, late))
         try:
             await asyncio.wait({task}, timeout=budget_us / 1e6)
         except BaseException:
-            self._aabandon(errand, task, budget_us)
+            self._abandon_task(abandoned, task, budget_us)
             raise
         if not task.done():
-            self._aabandon(errand, task, budget_us)
-            raise too_late(budget_us)
+            self._abandon_task(abandoned, task, budget_us)
+            raise timed_out(budget_us)
         return task.result()
 
-    def _aabandon(self, errand: PooledCall, task: asyncio.Task[Any], budget_us: int) -> None:
-        errand.abandoned = True
+    def _abandon_task(self, abandoned: asyncio.Event, task: asyncio.Task[T], budget_us: int) -> None:
+        abandoned.set()
         self.tasks.add(task)
-        last = asyncio.get_running_loop().call_later(GRACE * budget_us / 1e6, task.cancel)
+        cancelling = asyncio.get_running_loop().call_later(GRACE * budget_us / 1e6, task.cancel)
 
-        def end(task: asyncio.Task[Any]) -> None:
-            last.cancel()
+        def end(task: asyncio.Task[T]) -> None:
+            cancelling.cancel()
             self.tasks.discard(task)
             if not task.cancelled():
-                task.exception()  # looked at, so that nobody calls it forgotten
+                task.exception()  # retrieved, or asyncio logs that it never was
 
         task.add_done_callback(end)
 
-    async def _acarry_out(self, errand: PooledCall, call: Callable[[], Awaitable[Any]], late: Any) -> Any:
+    async def _perform_async(
+        self, abandoned: asyncio.Event, call: Callable[[], Awaitable[T]], late: Callable[[T], Awaitable[object]] | None
+    ) -> T:
         answer = await call()
-        if errand.abandoned and late is not None:
+        if abandoned.is_set() and late is not None:
             try:
                 await late(answer)
             except Exception:
@@ -228,17 +242,17 @@ class DeadlinePool:
         return answer
 
     def close(self) -> None:
-        """Lets idle threads go; those that hang end when their call does."""
+        """Ends the idle threads; those that hang end when their call does."""
         with self.lock:
             while self.free:
                 self.free -= 1
                 self.threads -= 1
-                self.jobs.put(None)
+                self.queue.put(None)
 
 
-def nothing() -> None:
-    """A task does its own work and wakes its caller itself."""
-
-
-def too_late(budget_us: int) -> StoreTimeout:
+def timed_out(budget_us: int) -> StoreTimeout:
     return StoreTimeout(f"the store did not answer within {budget_us / 1000:g} ms")
+
+
+def all_hang(calls: int) -> StoreTimeout:
+    return StoreTimeout(f"{calls} calls to the store hang; no worker is left")

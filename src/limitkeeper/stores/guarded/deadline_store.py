@@ -1,35 +1,39 @@
-"""Any store, made to answer or fail in time: a hung call is left to others, and what it charges after all is given back.
+"""Wraps a store that can't promise a deadline itself (`answers_within`): every call ends within the budget.
 
-For stores that can't promise that themselves (`answers_within`). Each call is an errand (errands.py), with claims of its own:
-whoever comes late writes into nobody's. A store whose async face is the sync one is asked by a thread in asyncio too,
-or it would stop the loop.
+Each call runs in a DeadlinePool, with copies of the claims, since an abandoned call may write into them at any time. What an
+abandoned call charged after all is given back. A store whose async methods block is called by a thread in asyncio too, so
+that it does not stop the event loop.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import Any
 
 from ...algorithms.claim import Claim, NamedLimit
+from ...clock import Clock
 from ...decision import STORE, Decision
 from ..contract import Store
-from .deadline_pool import DeadlinePool
+from ..sans_io import Call, Plan, aperform_call, arun, perform_call, run
+from .deadline_pool import DeadlinePool, StartThread, start_daemon
 
-Asks = Sequence[Sequence[Claim]]
+Requests = Sequence[Sequence[Claim]]
+KeyState = tuple[str, Any]
 
 
 class DeadlineStore(Store):
-    """`PromptStore(store, 20_000)`: every verb but `items` and `load` ends within 20 ms, with an answer or with StoreTimeout."""
+    """`DeadlineStore(store, 20_000)`: every method but `items` and `load` ends within 20 ms, with an answer or StoreTimeout."""
 
-    def __init__(self, store: Store, budget_us: int) -> None:
+    def __init__(self, store: Store, budget_us: int, start_thread: StartThread = start_daemon) -> None:
         self.inner = store
         self.budget_us = budget_us
-        self.errands = DeadlinePool()
-        self.two_faced = type(store).adecide is not Store.adecide
+        self.pool = DeadlinePool(start_thread=start_thread)
+        self.awaits = type(store).adecide is not Store.adecide
 
     @property
-    def clock(self) -> Any:
-        return self.inner.clock
+    def clock(self) -> Clock:
+        return self.inner.clock  # type: ignore[no-any-return]
 
     @property
     def overflow(self) -> int:
@@ -42,66 +46,57 @@ class DeadlineStore(Store):
     def can_reserve(self, limit: NamedLimit) -> bool:
         return self.inner.can_reserve(limit)
 
-    def register(self, limit: NamedLimit) -> None:
-        self._run(lambda: self.inner.register(limit))
-
-    def items(self, limit: NamedLimit) -> Iterable[tuple[str, Any]]:
+    def items(self, limit: NamedLimit) -> Iterable[KeyState]:
         return self.inner.items(limit)
 
-    def load(self, limit: NamedLimit, items: Iterable[tuple[str, Any]]) -> None:
+    def load(self, limit: NamedLimit, items: Iterable[KeyState]) -> None:
         self.inner.load(limit, items)
 
-    # Errands ---------------------------------------------------------------------------------------------------
+    async def aload(self, limit: NamedLimit, items: Iterable[KeyState]) -> None:
+        await self.inner.aload(limit, items)
 
-    def _run(self, call: Callable[[], Any], charges: Asks = ()) -> Any:
-        return self.errands.run(call, self._late(charges), self.budget_us)
+    # Calls -----------------------------------------------------------------------------------------------------
 
-    async def _arun(self, acall: Callable[[], Awaitable[Any]], call: Callable[[], Any], charges: Asks = ()) -> Any:
-        if self.two_faced:
-            return await self.errands.arun(acall, self._alate(charges), self.budget_us)
-        return await self.errands.run_async(call, self._late(charges), self.budget_us)
+    def _call(self, call: Call, charged: Requests = (), probe: bool = False) -> Any:
+        """Makes a call of the store. `charged` are the claims that an allowed answer has charged."""
+        late = partial(self._run_late, charged) if charged else None
+        return self.pool.run(partial(perform_call, call), late, self.budget_us, probe)
 
-    def _late(self, charges: Asks) -> Callable[[Any], None] | None:
-        """What to do with an answer that comes when nobody waits any more: what it charged goes back."""
-        if not charges:
-            return None
+    async def _acall(self, call: Call, charged: Requests = (), probe: bool = False) -> Any:
+        if self.awaits:
+            alate = partial(self._arun_late, charged) if charged else None
+            return await self.pool.arun(partial(aperform_call, call), alate, self.budget_us, probe)
+        late = partial(self._run_late, charged) if charged else None
+        return await self.pool.run_async(partial(perform_call, call), late, self.budget_us, probe)
 
-        def give_back(found: Any) -> None:
-            for claims, decision in zip(charges, found if isinstance(found, list) else [found], strict=True):
-                if decision:
-                    self.inner.give_back(claims, decision.start_us)
+    def _give_back_late(self, charged: Requests, answer: Decision | list[Decision]) -> Plan[None]:
+        """Gives back what a call charged after it was abandoned."""
+        for claims, decision in zip(charged, answer if isinstance(answer, list) else [answer], strict=True):
+            if decision:
+                yield Call(self.inner, "give_back", (claims, decision.start_us, decision.source))
 
-        return give_back
+    def _run_late(self, charged: Requests, answer: Decision | list[Decision]) -> None:
+        run(self._give_back_late(charged, answer))
 
-    def _alate(self, charges: Asks) -> Callable[[Any], Awaitable[None]] | None:
-        if not charges:
-            return None
+    async def _arun_late(self, charged: Requests, answer: Decision | list[Decision]) -> None:
+        await arun(self._give_back_late(charged, answer))
 
-        async def give_back(found: Any) -> None:
-            for claims, decision in zip(charges, found if isinstance(found, list) else [found], strict=True):
-                if decision:
-                    await self.inner.agive_back(claims, decision.start_us)
+    # Methods ---------------------------------------------------------------------------------------------------
 
-        return give_back
+    def register(self, limit: NamedLimit) -> None:
+        self._call(Call(self.inner, "register", (limit,)))
 
-    # Looking whether it is back: by those who are kept for that, also when all others hang ---------------------------
+    def probe(self, claims: Sequence[Claim]) -> None:
+        """Decides without charging, in a worker that is kept for this: it works also when all others hang."""
+        self._call(Call(self.inner, "decide", (claims, 0), {"commit": False}), probe=True)
 
-    def look(self, claims: Sequence[Claim]) -> None:
-        self.errands.run(lambda: self.inner.decide(claims, 0, commit=False), None, self.budget_us, looks=True)
-
-    async def alook(self, claims: Sequence[Claim]) -> None:
-        if self.two_faced:
-            await self.errands.arun(lambda: self.inner.adecide(claims, 0, commit=False), None, self.budget_us, looks=True)
-        else:
-            await self.errands.run_async(lambda: self.inner.decide(claims, 0, commit=False), None, self.budget_us, looks=True)
-
-    # Verbs -----------------------------------------------------------------------------------------------------
+    async def aprobe(self, claims: Sequence[Claim]) -> None:
+        await self._acall(Call(self.inner, "decide", (claims, 0), {"commit": False}), probe=True)
 
     def decide_one(self, named: NamedLimit, key: str, cost: int, max_wait_us: int, commit: bool) -> Decision:
-        found: Decision = self._run(
-            lambda: self.inner.decide_one(named, key, cost, max_wait_us, commit), [[Claim(named, key, cost)]] if commit else ()
-        )
-        return found
+        charged = [[Claim(named, key, cost)]] if commit else ()
+        call = Call(self.inner, "decide_one", (named, key, cost, max_wait_us, commit))
+        return self._call(call, charged)  # type: ignore[no-any-return]
 
     def hit_nowait(self, named: NamedLimit, key: str, cost: int) -> Decision | None:
         return self.inner.hit_nowait(named, key, cost)
@@ -115,12 +110,10 @@ class DeadlineStore(Store):
         remember: bool = False,
         not_before_us: int = 0,
     ) -> Decision:
-        asked = copied(claims)
-        found: Decision = self._run(
-            lambda: self.inner.decide(asked, max_wait_us, commit=commit, remember=remember, not_before_us=not_before_us),
-            [asked] if commit else (),
-        )
-        copy_states(claims, asked)
+        copies = copy_claims(claims)
+        options = {"commit": commit, "remember": remember, "not_before_us": not_before_us}
+        found: Decision = self._call(Call(self.inner, "decide", (copies, max_wait_us), options), [copies] if commit else ())
+        copy_states(claims, copies)
         return found
 
     async def adecide(
@@ -132,56 +125,49 @@ class DeadlineStore(Store):
         remember: bool = False,
         not_before_us: int = 0,
     ) -> Decision:
-        asked = copied(claims)
-        found: Decision = await self._arun(
-            lambda: self.inner.adecide(asked, max_wait_us, commit=commit, remember=remember, not_before_us=not_before_us),
-            lambda: self.inner.decide(asked, max_wait_us, commit=commit, remember=remember, not_before_us=not_before_us),
-            [asked] if commit else (),
+        copies = copy_claims(claims)
+        options = {"commit": commit, "remember": remember, "not_before_us": not_before_us}
+        found: Decision = await self._acall(
+            Call(self.inner, "decide", (copies, max_wait_us), options), [copies] if commit else ()
         )
-        copy_states(claims, asked)
+        copy_states(claims, copies)
         return found
 
-    def decide_many(self, asks: Asks, max_wait_us: int | None = 0) -> list[Decision]:
-        found: list[Decision] = self._run(lambda: self.inner.decide_many(asks, max_wait_us), asks)
-        return found
+    def decide_many(self, asks: Requests, max_wait_us: int | None = 0) -> list[Decision]:
+        return self._call(Call(self.inner, "decide_many", (asks, max_wait_us)), asks)  # type: ignore[no-any-return]
 
-    async def adecide_many(self, asks: Asks, max_wait_us: int | None = 0) -> list[Decision]:
-        found: list[Decision] = await self._arun(
-            lambda: self.inner.adecide_many(asks, max_wait_us), lambda: self.inner.decide_many(asks, max_wait_us), asks
-        )
-        return found
+    async def adecide_many(self, asks: Requests, max_wait_us: int | None = 0) -> list[Decision]:
+        return await self._acall(Call(self.inner, "decide_many", (asks, max_wait_us)), asks)  # type: ignore[no-any-return]
 
     def give_back(self, claims: Sequence[Claim], charged_at: int = -1, source: str = STORE) -> None:
-        self._run(lambda: self.inner.give_back(claims, charged_at, source))
+        self._call(Call(self.inner, "give_back", (claims, charged_at, source)))
 
     async def agive_back(self, claims: Sequence[Claim], charged_at: int = -1, source: str = STORE) -> None:
-        await self._arun(
-            lambda: self.inner.agive_back(claims, charged_at, source), lambda: self.inner.give_back(claims, charged_at, source)
-        )
+        await self._acall(Call(self.inner, "give_back", (claims, charged_at, source)))
 
     def reset(self, claims: Sequence[Claim]) -> None:
-        self._run(lambda: self.inner.reset(claims))
+        self._call(Call(self.inner, "reset", (claims,)))
 
     async def areset(self, claims: Sequence[Claim]) -> None:
-        await self._arun(lambda: self.inner.areset(claims), lambda: self.inner.reset(claims))
+        await self._acall(Call(self.inner, "reset", (claims,)))
 
     def close(self) -> None:
-        self.errands.close()
+        self.pool.close()
         self.inner.close()
 
     async def aclose(self) -> None:
-        self.errands.close()
+        self.pool.close()
         await self.inner.aclose()
 
 
-def copied(claims: Sequence[Claim]) -> list[Claim]:
-    """Claims of their own for a call that may be abandoned."""
+def copy_claims(claims: Sequence[Claim]) -> list[Claim]:
+    """Copies for a call that may be abandoned."""
     return [Claim(claim.limit, claim.key, claim.cost, claim.charged) for claim in claims]
 
 
-def copy_states(claims: Sequence[Claim], asked: Sequence[Claim]) -> None:
-    """Lets claims know what their copies remember of a charge."""
-    for claim, copy in zip(claims, asked, strict=True):
-        before_and_after = copy.remembered()
-        if before_and_after is not None:
-            claim.remember(*before_and_after)
+def copy_states(into: Sequence[Claim], claims: Sequence[Claim], logs: bool = True) -> None:
+    """Copies the states that claims remember of a charge; those of logs only with `logs`."""
+    for target, claim in zip(into, claims, strict=True):
+        states = claim.remembered()
+        if states is not None and (logs or not claim.limit.limit.logs):
+            target.remember(*states)

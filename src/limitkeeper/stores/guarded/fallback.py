@@ -1,76 +1,61 @@
-"""What a guard answers when its store can't be asked: let through, refuse, or decide here on a declared share.
+"""Answers without a store: allow (fail open), refuse (fail closed), or decide on a declared share in this process.
 
-Every answer made here is dated in an era of its own, HERE + the true moment, which no clock will ever show. A charge is given
-back by the date of its start, so that date alone tells where it was made: no list of charges has to be kept, none can be
-forgotten, and what was let through without a charge is never given back to a store that did not charge it.
+Every Decision made here carries its fallback's `source`. A charge is given back with the source of its Decision, so no list of
+charges is kept, and what was allowed without a charge is never given back to a store that did not charge it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from fractions import Fraction
-from typing import Any
 
 from ...algorithms.claim import Claim, NamedLimit
 from ...clock import Clock
 from ...decision import Decision, Decisions
 from ...errors import ConfigurationError
 from ..memory import MemoryStore
-from .share import WRITE, Share, share_of_nodes, shared_limit
+from .deadline_store import copy_states
+from .share import WRITE, Share, parse_share, shared_limit
 
-#: The era of what was decided here: true times are below 2^53.
-HERE = 1 << 56
-
-
-def made_here(charged_at: int) -> bool:
-    return charged_at >= HERE
-
-
-def dated_here(decision: Decision) -> Decision:
-    """The same answer, dated in the era of what is decided here."""
-    fields = (
-        decision.allowed,
-        decision.limit,
-        decision.remaining,
-        decision.retry_us,
-        decision.reset_us,
-        decision.wait_us,
-        decision.start_us + HERE,
-        decision.name,
-    )
-    return Decision(*fields) if type(decision) is Decision else Decisions(decision.decisions, *fields)
+#: Limits of which the share is cached: where limits are made per request, the memory store still keeps the states.
+MAX_SHARES = 10_000
 
 
 class Fallback:
-    """The base of the three: what to do without a store. `until_us()` is the time to the next probe."""
+    """Base of the three. `until_probe_us()` is the time to the next probe of the store."""
 
+    #: The `source` of its Decisions.
+    source = ""
     #: Whether anything is charged here, and can be given back here.
     charges = False
 
-    def __init__(self, clock: Clock, until_us: Callable[[], int]) -> None:
+    def __init__(self, clock: Clock, until_probe_us: Callable[[], int]) -> None:
         self.clock = clock
-        self.until_us = until_us
+        self.until_probe_us = until_probe_us
 
     def register(self, named: NamedLimit) -> None:
         """A limiter with this limit was made."""
 
-    def decide_one(self, named: NamedLimit, key: str, cost: int, max_wait_us: int, commit: bool) -> Decision:
+    def decide_one(
+        self, named: NamedLimit, key: str, cost: int, max_wait_us: int | None, commit: bool, not_before_us: int = 0
+    ) -> Decision:
         raise NotImplementedError
 
-    def decide(self, claims: Sequence[Claim], max_wait_us: int | None, commit: bool) -> Decision:
-        raise NotImplementedError
+    def decide(self, claims: Sequence[Claim], max_wait_us: int | None, commit: bool, not_before_us: int = 0) -> Decision:
+        parts = [self.decide_one(c.limit, c.key, c.cost, max_wait_us, commit, not_before_us) for c in claims]
+        return Decisions.join(parts)
 
     def decide_many(self, asks: Sequence[Sequence[Claim]], max_wait_us: int | None) -> list[Decision]:
         return [self.decide(claims, max_wait_us, True) for claims in asks]
 
     def give_back(self, claims: Sequence[Claim], charged_at: int) -> None:
-        """Nothing was charged, nothing goes back."""
+        """Nothing was charged, so nothing is given back."""
 
     def reset(self, claims: Sequence[Claim]) -> None:
         """Nothing is kept."""
 
     def close(self) -> None:
-        """Lets go of what is kept."""
+        """Frees what is kept."""
 
     @property
     def overflow(self) -> int:
@@ -78,106 +63,98 @@ class Fallback:
 
 
 class FailOpen(Fallback):
-    """`on_failure="open"`: everything that could ever pass is let through. All of the limit is there, for the next one too."""
+    """`on_failure="open"`: allows every cost up to the limit's capacity, and counts nothing."""
 
-    def decide_one(self, named: NamedLimit, key: str, cost: int, max_wait_us: int, commit: bool) -> Decision:
+    source = "open"
+
+    def decide_one(
+        self, named: NamedLimit, key: str, cost: int, max_wait_us: int | None, commit: bool, not_before_us: int = 0
+    ) -> Decision:
         size = named.limit.capacity
-        fits = cost <= size
-        return Decision(fits, size, size, 0 if fits else -1, 0, 0, HERE + self.clock.now_us(), named.name)
-
-    def decide(self, claims: Sequence[Claim], max_wait_us: int | None, commit: bool) -> Decision:
-        return spoken([self.decide_one(claim.limit, claim.key, claim.cost, 0, commit) for claim in claims])
+        now_us = self.clock.now_us()
+        wait_us = max(0, not_before_us - now_us)
+        if cost > size:
+            return Decision(False, size, size, -1, 0, 0, now_us, named.name, self.source)
+        return Decision(True, size, size, 0, 0, wait_us, now_us + wait_us, named.name, self.source)
 
 
 class FailClosed(Fallback):
-    """`on_failure="closed"`: refused until the next probe, and what can never fit is told so."""
+    """`on_failure="closed"`: refuses until the next probe; a cost above the limit's capacity is refused for ever."""
 
-    def decide_one(self, named: NamedLimit, key: str, cost: int, max_wait_us: int, commit: bool) -> Decision:
-        size = named.limit.capacity
-        free, now_us, until = cost == 0, HERE + self.clock.now_us(), self.until_us()
-        return Decision(free, size, 0, 0 if free else until if cost <= size else -1, until, 0, now_us, named.name)
+    source = "closed"
 
-    def decide(self, claims: Sequence[Claim], max_wait_us: int | None, commit: bool) -> Decision:
-        return spoken([self.decide_one(claim.limit, claim.key, claim.cost, 0, commit) for claim in claims])
+    def decide_one(
+        self, named: NamedLimit, key: str, cost: int, max_wait_us: int | None, commit: bool, not_before_us: int = 0
+    ) -> Decision:
+        size, now_us, until_us = named.limit.capacity, self.clock.now_us(), self.until_probe_us()
+        retry_us = 0 if cost == 0 else until_us if cost <= size else -1
+        return Decision(cost == 0, size, 0, retry_us, until_us, 0, now_us, named.name, self.source)
 
 
 class LocalShare(Fallback):
-    """`on_failure="local"`: a declared part of every limit, kept in a MemoryStore of this guard's own.
+    """`on_failure="local"`: decides on a declared share of every limit, in a MemoryStore of its own.
 
-    Its state stays when the store comes back, until it is as new by itself. So over any time T, however often the store comes and
-    goes, what is let through here is at most the bound of the share: for a bucket, share · (burst + rate · T).
+    The state stays when the store recovers, until it is as new by itself. So over any time T, however often the store fails and
+    recovers, at most the bound of the share is admitted here: for a bucket, share · (burst + rate · T).
     """
 
+    source = "local_share"
     charges = True
 
-    def __init__(self, clock: Clock, until_us: Callable[[], int], part: Fraction, max_keys: int) -> None:
-        super().__init__(clock, until_us)
-        self.part = part
+    def __init__(self, clock: Clock, until_probe_us: Callable[[], int], share: Fraction, max_keys: int) -> None:
+        super().__init__(clock, until_probe_us)
+        self.share = share
         self.memory = MemoryStore(max_keys, clock)
-        self.shares: dict[NamedLimit, NamedLimit] = {}
+        self._limits: dict[NamedLimit, NamedLimit] = {}
 
-    def share(self, named: NamedLimit) -> NamedLimit:
-        """The same name, with this node's part of the limit."""
-        found = self.shares.get(named)
+    def limit_of(self, named: NamedLimit) -> NamedLimit:
+        """The same name, with this node's share of the limit."""
+        found = self._limits.get(named)
         if found is None:
-            if len(self.shares) >= 10_000:  # limits made per request by somebody: the memory store keeps the states
-                self.shares.clear()
-            found = NamedLimit(named.limiter, named.name, shared_limit(named.limit, self.part))
-            self.shares[named] = found
+            if len(self._limits) >= MAX_SHARES:
+                self._limits.clear()
+            found = NamedLimit(named.limiter, named.name, shared_limit(named.limit, self.share))
+            self._limits[named] = found
         return found
 
     def register(self, named: NamedLimit) -> None:
-        self.memory.register(self.share(named))
+        self.memory.register(self.limit_of(named))
 
-    def claims(self, claims: Sequence[Claim]) -> list[Claim]:
-        """The same claims on the shares, with what they remember of a charge."""
-        found = []
-        for claim in claims:
-            mine = Claim(self.share(claim.limit), claim.key, claim.cost, claim.charged)
-            before_and_after = claim.remembered()
-            if before_and_after is not None and not mine.limit.limit.logs:
-                mine.remember(*before_and_after)
-            found.append(mine)
+    def _claims(self, claims: Sequence[Claim]) -> list[Claim]:
+        """The same claims on the shares, with the states that they remember of a charge."""
+        found = [Claim(self.limit_of(claim.limit), claim.key, claim.cost, claim.charged) for claim in claims]
+        copy_states(found, claims, logs=False)
         return found
 
-    def decide_one(self, named: NamedLimit, key: str, cost: int, max_wait_us: int, commit: bool) -> Decision:
-        d = self.memory.decide_one(self.shares.get(named) or self.share(named), key, cost, max_wait_us, commit)
-        if d.retry_us < 0:
-            return self._told(d, cost <= named.limit.capacity)
-        # as dated_here, without the calls: this is the way of every hit while the store is away
-        return Decision(d.allowed, d.limit, d.remaining, d.retry_us, d.reset_us, d.wait_us, d.start_us + HERE, d.name)
+    def decide_one(
+        self, named: NamedLimit, key: str, cost: int, max_wait_us: int | None, commit: bool, not_before_us: int = 0
+    ) -> Decision:
+        if max_wait_us is None or not_before_us:
+            return self.decide([Claim(named, key, cost)], max_wait_us, commit, not_before_us)
+        decision = self.memory.decide_one(self._limits.get(named) or self.limit_of(named), key, cost, max_wait_us, commit)
+        return local_part(decision, self.until_probe_us() if decision.retry_us < 0 and cost <= named.limit.capacity else -1)
 
-    def decide(self, claims: Sequence[Claim], max_wait_us: int | None, commit: bool) -> Decision:
-        mine = self.claims(claims)
-        decision = self.memory.decide(mine, max_wait_us, commit=commit)
-        self._remember(claims, mine)
-        return self._told(decision, all(claim.cost <= claim.limit.limit.capacity for claim in claims))
+    def decide(self, claims: Sequence[Claim], max_wait_us: int | None, commit: bool, not_before_us: int = 0) -> Decision:
+        shared = self._claims(claims)
+        decision = self.memory.decide(shared, max_wait_us, commit=commit, not_before_us=not_before_us)
+        copy_states(claims, shared, logs=False)
+        return self._join(decision, claims)
 
     def decide_many(self, asks: Sequence[Sequence[Claim]], max_wait_us: int | None) -> list[Decision]:
-        mine = [self.claims(claims) for claims in asks]
-        told = self.memory.decide_many(mine, max_wait_us)
-        fits = [all(claim.cost <= claim.limit.limit.capacity for claim in claims) for claims in asks]
-        return [self._told(decision, fit) for decision, fit in zip(told, fits, strict=True)]
+        found = self.memory.decide_many([self._claims(claims) for claims in asks], max_wait_us)
+        return [self._join(decision, claims) for decision, claims in zip(found, asks, strict=True)]
 
-    def _remember(self, claims: Sequence[Claim], mine: Sequence[Claim]) -> None:
-        for claim, own in zip(claims, mine, strict=True):
-            before_and_after = own.remembered()
-            if before_and_after is not None and not own.limit.limit.logs:
-                claim.remember(*before_and_after)
-
-    def _told(self, decision: Decision, fits: bool) -> Decision:
-        """Dated here; what is only too large for the share is not told never: the store may be back at the next probe."""
-        if decision.retry_us >= 0 or not fits:
-            return dated_here(decision)
-        until = self.until_us()
-        parts = [retried(part, until) for part in decision.decisions]
-        return dated_here(parts[0] if len(parts) == 1 else spoken(parts))
+    def _join(self, decision: Decision, claims: Sequence[Claim]) -> Decision:
+        """What is only too large for the share is not refused for ever: the store may be back at the next probe."""
+        fits = all(claim.cost <= claim.limit.limit.capacity for claim in claims)
+        never_us = self.until_probe_us() if decision.retry_us < 0 and fits else -1
+        return Decisions.join([local_part(part, never_us) for part in decision.decisions], decision.wait_us)
 
     def give_back(self, claims: Sequence[Claim], charged_at: int) -> None:
-        self.memory.give_back(self.claims(claims), charged_at - HERE if made_here(charged_at) else -1)
+        self.memory.give_back(self._claims(claims), charged_at)
 
     def reset(self, claims: Sequence[Claim]) -> None:
-        self.memory.reset(self.claims(claims))
+        self.memory.reset(self._claims(claims))
 
     def close(self) -> None:
         self.memory.close()
@@ -187,47 +164,26 @@ class LocalShare(Fallback):
         return int(self.memory.overflow)
 
 
-ON_FAILURE: dict[str, type[Fallback]] = {"open": FailOpen, "closed": FailClosed, "local": LocalShare}
+def local_part(d: Decision, never_us: int) -> Decision:
+    """A Decision of the memory store as one of the share; `never_us` takes the place of a refusal for ever."""
+    retry_us = never_us if d.retry_us < 0 else d.retry_us
+    return Decision(d.allowed, d.limit, d.remaining, retry_us, d.reset_us, d.wait_us, d.start_us, d.name, LocalShare.source)
 
 
-def without_a_store(on_failure: str, share: Share | None, max_keys: int, clock: Clock, until_us: Callable[[], int]) -> Fallback:
-    """The answer to on_failure=, or an error that says what to write."""
-    if on_failure not in ON_FAILURE:
-        raise ConfigurationError(f"on_failure={on_failure!r}: write one of {', '.join(map(repr, ON_FAILURE))}")
+#: The `source` of every Decision that was made without a store.
+FALLBACK_SOURCES = frozenset((FailOpen.source, FailClosed.source, LocalShare.source))
+
+
+def make_fallback(
+    on_failure: str, share: Share | None, max_keys: int, clock: Clock, until_probe_us: Callable[[], int]
+) -> Fallback:
+    """The fallback that `on_failure=` names, or an error that says what to write."""
+    if on_failure not in ("open", "closed", "local"):
+        raise ConfigurationError(f"on_failure={on_failure!r}: expected one of 'open', 'closed', 'local'")
     if on_failure == "local":
         if share is None:
             raise ConfigurationError(f"on_failure='local' needs the share that this node may use alone; {WRITE}")
-        return LocalShare(clock, until_us, share_of_nodes(share), max_keys)
+        return LocalShare(clock, until_probe_us, parse_share(share), max_keys)
     if share is not None:
-        raise ConfigurationError(f"share={share!r} belongs to on_failure='local'; {on_failure!r} has no use for it")
-    return ON_FAILURE[on_failure](clock, until_us)
-
-
-def retried(part: Decision, until_us: int) -> Decision:
-    """A part that was told never, told to come back at the next probe."""
-    if part.retry_us >= 0:
-        return part
-    return Decision(False, part.limit, part.remaining, until_us, part.reset_us, 0, part.start_us, part.name)
-
-
-def spoken(parts: list[Decision]) -> Decision:
-    """One Decision for several limits, as everywhere: refused, the longest retry speaks; allowed, the one closest to its end."""
-    if len(parts) == 1:
-        return parts[0]
-    allowed = all(part.retry_us == 0 for part in parts)
-    if allowed:
-        speaker = min(parts, key=lambda part: Fraction(part.remaining, part.limit))
-    else:
-        never = [part for part in parts if part.retry_us < 0]
-        speaker = never[0] if never else max(parts, key=lambda part: part.retry_us)
-    fields: Any = (
-        allowed,
-        speaker.limit,
-        speaker.remaining,
-        speaker.retry_us,
-        speaker.reset_us,
-        0,
-        speaker.start_us,
-        speaker.name,
-    )
-    return Decisions(parts, *fields)
+        raise ConfigurationError(f"share={share!r} belongs to on_failure='local'; {on_failure!r} takes no share")
+    return (FailOpen if on_failure == "open" else FailClosed)(clock, until_probe_us)

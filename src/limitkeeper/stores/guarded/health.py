@@ -1,7 +1,7 @@
-"""The watch over one store: what is known of its health, who is told of it, and who looks whether it is back.
+"""Health of one guarded store: turns failures and probes into transitions of the breaker, publishes them, runs the prober.
 
-It turns failures and probes into steps of the breaker, under a lock; events are told after the lock is let go. A probe asks
-again, without charging, what failed last: the same key goes to the same shard, the same slot, the same dead server.
+Transitions are made under a lock; events are published after it is released. A probe repeats the call that failed last, without
+charging: the same key goes to the same shard, slot and server.
 """
 
 from __future__ import annotations
@@ -12,194 +12,179 @@ import threading
 import weakref
 from collections.abc import Sequence
 from random import Random
-from typing import Any, Protocol
+from typing import Protocol
 
 from ...algorithms.claim import Claim
+from ...clock import Clock
 from ...errors import StoreError, StoreTimeout
 from ...observe.events import BREAKER_CLOSED, HALF_OPENED, OPENED, PROBE_FAILED, STORE_KINDS, Publisher
+from ..sans_io import Plan, arun, run
 from .breaker import OPEN, Breaker
+from .deadline_pool import StartThread
 from .prober import Prober
 
 log = logging.getLogger("limitkeeper")
 
 
 class Probed(Protocol):
-    """Whoever is watched: asks its store again, and raises when that fails."""
+    """The guard: its plan calls the store without charging, and raises when that fails."""
 
-    def ask_again(self, claims: Sequence[Claim]) -> None: ...
-
-    async def aask_again(self, claims: Sequence[Claim]) -> None: ...
+    def plan_probe(self, claims: Sequence[Claim]) -> Plan[None]: ...
 
 
 class StoreHealth:
-    """One for each guard."""
+    """The health of a guard's store. `background`: whether a prober is started when the breaker opens."""
 
-    def __init__(self, breaker: Breaker, clock: Any, name: str, guard: Probed, background: bool) -> None:
+    def __init__(
+        self, breaker: Breaker, clock: Clock, name: str, guard: Probed, background: bool, start_thread: StartThread
+    ) -> None:
         self.breaker = breaker
         self.clock = clock
         self.name = name
         self.events = Publisher(kinds=STORE_KINDS)
+        self.start_thread = start_thread
         self._guard = weakref.ref(guard)
         self._background = background
-        self._asked: Sequence[Claim] = ()
-        self.failures = self.timeouts = self.opened = self.probes = self.turned_away = 0
-        self.over = False  # a store that was closed is no store that fails
-        self.renew(None)
+        self._failed_claims: Sequence[Claim] = ()
+        self.failures = self.timeouts = self.opened = self.probes = self.rejected = 0
+        self.closed = False  # a store that was closed raises its own errors
+        self.reset_after_fork(None)
 
-    def renew(self, rng: Random | None) -> None:
-        """In a new process: a lock that nobody holds, nobody in the background, and a chance of its own."""
+    def reset_after_fork(self, rng: Random | None) -> None:
+        """In a new process: a new lock, no prober, and a random generator of its own."""
         self.lock = threading.RLock()
-        self.lookout: Prober | None = None
+        self.prober: Prober | None = None
         self.breaker.probing = False
         if rng is not None:
             self.breaker.rng = rng
 
-    # What callers see ------------------------------------------------------------------------------------------
+    # Callers ---------------------------------------------------------------------------------------------------
 
-    def may_ask(self) -> bool:
-        """Whether a caller may ask the store, when the breaker is not closed."""
-        if self.over:
+    def may_call(self) -> bool:
+        """Whether a caller may call the store while the breaker is not closed."""
+        if self.closed:
             return True
         if self.breaker.state is OPEN:
-            self.turned_away += 1  # no call and no jump back inside: threads do not lose a count here
-            lookout = self.lookout
-            if self._background and (lookout is None or lookout.over or (not self.turned_away & 255 and not lookout.alive)):
-                self._post()
+            self.rejected += 1  # no call and no jump back inside: threads do not lose a count here
+            prober = self.prober
+            if self._background and (prober is None or prober.ended or (not self.rejected & 255 and not prober.alive)):
+                self._start_prober()
             return False
         now_us = self.clock.now_us()
         with self.lock:
-            recovered = self.breaker.recovered(now_us)
+            recovered = self.breaker.close_after_ramp(now_us)
             through = self.breaker.lets_through(now_us)
         if recovered:
-            self._tell(BREAKER_CLOSED)
-        elif self._background and (self.lookout is None or not self.lookout.alive):
-            self._post()
+            self._publish(BREAKER_CLOSED)
+        elif self._background and (self.prober is None or not self.prober.alive):
+            self._start_prober()
         return through
 
-    def failed(self, error: StoreError, claims: Sequence[Claim]) -> None:
-        """A caller's call failed."""
-        if self.over:
+    def record_failure(self, error: StoreError, claims: Sequence[Claim]) -> None:
+        """Counts a caller's failed call; raises the error when the guard is closed."""
+        if self.closed:
             raise error
         now_us = self.clock.now_us()
         with self.lock:
             self.failures += 1
             self.timeouts += isinstance(error, StoreTimeout)
-            self._asked = [Claim(claim.limit, claim.key, 1) for claim in claims]
-            opens = self.breaker.failed(now_us)
+            self._failed_claims = [Claim(claim.limit, claim.key, 1) for claim in claims]
+            opens = self.breaker.record_failure(now_us)
             self.opened += opens
         if opens:
-            log.warning("%s fails, and is asked no more until a probe is answered: %s", self.name, str(error))
-            self._tell(OPENED, error)
+            log.warning("%s fails and is not called until a probe succeeds: %s", self.name, str(error))
+            self._publish(OPENED, error)
             if self._background:
-                self._post()
+                self._start_prober()
 
     def until_probe_us(self) -> int:
         return self.breaker.until_probe_us(self.clock.now_us())
 
-    def _tell(self, kind: str, error: BaseException | None = None) -> None:
+    def _publish(self, kind: str, error: BaseException | None = None) -> None:
         self.events.publish(kind, self.name, error=error)
 
-    # Probing ---------------------------------------------------------------------------------------------------
+    # Probes ----------------------------------------------------------------------------------------------------
 
     def probe(self) -> bool:
-        """Asks the store once, when the breaker is open and nobody else does; whether it may be asked by others now."""
-        if self._begin():
-            try:
-                if (guard := self._guard()) is not None:
-                    guard.ask_again(self._asked)
-            except Exception as error:
-                self._probed(error)
-            except BaseException:
-                self.breaker.probing = False
-                raise
-            else:
-                self._probed(None)
-        return self.breaker.state != OPEN
+        """Probes the store once, when the breaker is open and no probe is in progress; False when it stays open."""
+        return run(self._plan_probe())
 
     async def aprobe(self) -> bool:
-        if self._begin():
-            try:
-                if (guard := self._guard()) is not None:
-                    await guard.aask_again(self._asked)
-            except Exception as error:
-                self._probed(error)
-            except BaseException:
-                self.breaker.probing = False
-                raise
-            else:
-                self._probed(None)
-        return self.breaker.state != OPEN
+        return await arun(self._plan_probe())
 
-    def _begin(self) -> bool:
+    def _plan_probe(self) -> Plan[bool]:
         with self.lock:
             begins = self.breaker.begin_probe()
             self.probes += begins
-            return begins
+        if begins:
+            try:
+                if (guard := self._guard()) is not None:
+                    yield from guard.plan_probe(self._failed_claims)
+            except Exception as error:
+                self._end_probe(error)
+            except BaseException:
+                self.breaker.probing = False
+                raise
+            else:
+                self._end_probe(None)
+        return self.breaker.state != OPEN
 
-    def _probed(self, error: Exception | None) -> None:
+    def _end_probe(self, error: Exception | None) -> None:
         now_us = self.clock.now_us()
         with self.lock:
             if error is not None:
                 self.breaker.probe_failed(now_us)
             else:
-                self.breaker.probe_answered(now_us)
+                self.breaker.probe_succeeded(now_us)
         if error is None:
-            self._tell(HALF_OPENED)
+            self._publish(HALF_OPENED)
             return
         if not isinstance(error, StoreError):
-            log.error("probing %s failed in a way that a store should not: %r", self.name, error)
-        self._tell(PROBE_FAILED, error)
+            log.error("a probe of %s raised an error that is not a StoreError: %r", self.name, error)
+        self._publish(PROBE_FAILED, error)
 
-    # In the background -----------------------------------------------------------------------------------------
+    # The prober ------------------------------------------------------------------------------------------------
 
-    def _post(self) -> None:
-        """Posts a lookout, if there is none."""
+    def _start_prober(self) -> None:
+        """Starts a prober, unless one is alive."""
         loop: asyncio.AbstractEventLoop | None
         try:
             loop = asyncio.get_running_loop()
         except RuntimeError:
             loop = None
         with self.lock:
-            if self.lookout is None or not self.lookout.alive:
-                self.lookout = Prober(self)
-                self.lookout.post(loop)
+            if self.prober is None or not self.prober.alive:
+                self.prober = Prober(self)
+                self.prober.start(loop)
 
-    def pause_us(self, lookout: Prober) -> int | None:
-        """How long a lookout sleeps before it looks again; None when it is needed no more."""
+    def pause_s(self, prober: Prober) -> float | None:
+        """Seconds until the prober has something to do; None when it is not needed any more."""
         breaker = self.breaker
-        now_us: int = self.clock.now_us()
-        with self.lock:
-            if breaker.closed or self.lookout is not lookout:
-                if self.lookout is lookout:
-                    self.lookout = None
-                return None
-            if breaker.state == OPEN:
-                return breaker.until_probe_us(now_us)
-            return max(1, breaker.since_us + breaker.ramp_us - now_us)
-
-    def look(self) -> None:
-        """One look: a probe when it is due, or the end of being half open."""
-        if self._due():
-            self.probe()
-
-    async def alook(self) -> None:
-        if self._due():
-            await self.aprobe()
-
-    def _due(self) -> bool:
         now_us = self.clock.now_us()
         with self.lock:
-            recovered = self.breaker.recovered(now_us)
+            if breaker.closed or self.prober is not prober:
+                if self.prober is prober:
+                    self.prober = None
+                return None
+            if breaker.state == OPEN:
+                return breaker.until_probe_us(now_us) / 1e6
+            return max(1, breaker.since_us + breaker.ramp_us - now_us) / 1e6
+
+    def is_probe_due(self) -> bool:
+        """Whether to probe now; closes the breaker when its ramp has ended."""
+        now_us = self.clock.now_us()
+        with self.lock:
+            recovered = self.breaker.close_after_ramp(now_us)
             due = self.breaker.state == OPEN and self.breaker.probe_at_us <= now_us
         if recovered:
             log.warning("%s answers again", self.name)
-            self._tell(BREAKER_CLOSED)
+            self._publish(BREAKER_CLOSED)
         return due
 
-    def end(self) -> None:
-        """Ends whoever looks."""
+    def close(self) -> None:
+        """Ends the prober; failures are the store's own from here on."""
         with self.lock:
-            self._background, self.over = False, True
-            lookout, self.lookout = self.lookout, None
-        if lookout is not None:
-            lookout.end()
+            self._background, self.closed = False, True
+            prober, self.prober = self.prober, None
+        if prober is not None:
+            prober.stop()

@@ -1,7 +1,8 @@
-"""Somebody who looks whether a store is back, in the background: a daemon thread, or a task where an event loop runs.
+"""Background probe of a failed store: a daemon thread, or a task where an event loop runs.
 
-It sleeps until a probe is due, probes, and ends when the store answers for good, when its guard is closed or forgotten, or when
-its event loop ends; then the next caller that finds the guard open posts a new one. It holds its watch only while it looks.
+It sleeps until a probe is due, probes, and ends when the breaker is closed, when its guard is closed or garbage-collected, or
+when its event loop ends; then the next caller that finds the breaker open starts a new one. It refers to the guard's health
+only while it probes.
 """
 
 from __future__ import annotations
@@ -9,78 +10,73 @@ from __future__ import annotations
 import asyncio
 import threading
 import weakref
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from ..sans_io import Call, Pause, Plan, arun, run
 
 if TYPE_CHECKING:
     from .health import StoreHealth
 
+NAME = "limitkeeper prober"
+
 
 class Prober:
-    """One at a time for each watch."""
+    """One background probe; StoreHealth runs at most one at a time."""
 
-    __slots__ = ("over", "stop", "task", "thread", "wake", "watch")
+    __slots__ = ("_clock", "_health", "_stopped", "_thread", "_wake", "ended", "task")
 
-    def __init__(self, watch: StoreHealth) -> None:
-        self.watch = weakref.ref(watch)
-        self.over = False  # it has ended by itself
-        self.stop = threading.Event()
+    def __init__(self, health: StoreHealth) -> None:
+        self._health = weakref.ref(health)
+        self._clock = health.clock
+        self._stopped = threading.Event()
+        self._wake: asyncio.Event | None = None
+        self._thread: threading.Thread | None = None
         self.task: asyncio.Task[None] | None = None
-        self.thread: threading.Thread | None = None
-        self.wake: asyncio.Event | None = None
+        self.ended = False  # by itself
 
-    def post(self, loop: asyncio.AbstractEventLoop | None) -> None:
-        """Begins to look: in this loop, or in a thread."""
+    def start(self, loop: asyncio.AbstractEventLoop | None) -> None:
+        """Starts as a task of this loop, or in a thread."""
         if loop is not None:
-            self.wake = asyncio.Event()
-            self.task = loop.create_task(self._alook(), name="limitkeeper lookout")
-        else:
-            self.thread = threading.Thread(target=self._look, name="limitkeeper lookout", daemon=True)
-            self.thread.start()
+            self._wake = asyncio.Event()
+            self.task = loop.create_task(self._arun(), name=NAME)
+        elif (health := self._health()) is not None:
+            self._thread = health.start_thread(self._run, NAME)
 
     @property
     def alive(self) -> bool:
-        """The whole truth, which takes longer to find out: an event loop may have been closed around it."""
+        """Slower and more exact than `ended`: an event loop may have been closed around the task."""
         if self.task is not None:
             return not self.task.done() and not self.task.get_loop().is_closed()
-        return self.thread is not None and self.thread.is_alive()
+        return self._thread is not None and self._thread.is_alive()
 
-    def end(self) -> None:
-        """Stops looking, from any thread."""
-        self.stop.set()
-        if self.task is not None and self.wake is not None:
+    def stop(self) -> None:
+        """Stops probing, from any thread."""
+        self._stopped.set()
+        if self.task is not None and self._wake is not None:
             try:
-                self.task.get_loop().call_soon_threadsafe(self.wake.set)
-            except RuntimeError:  # the loop is gone, and the task with it
+                self.task.get_loop().call_soon_threadsafe(self._wake.set)
+            except RuntimeError:  # the loop is closed, and the task with it
                 pass
 
-    def _look(self) -> None:
-        try:
-            while (found := self._due()) is not None:
-                clock, pause = found
-                clock.sleep(pause, self.stop)
-                watch = self.watch()
-                if watch is None or self.stop.is_set():
-                    break
-                watch.look()
-                del watch
-        finally:
-            self.over = True
+    def _run(self) -> None:
+        run(self._plan(), sleep=lambda seconds: self._clock.sleep(seconds, self._stopped))
 
-    async def _alook(self) -> None:
-        try:
-            while (found := self._due()) is not None:
-                clock, pause = found
-                await clock.asleep(pause, self.wake)
-                watch = self.watch()
-                if watch is None or self.stop.is_set():
-                    break
-                await watch.alook()
-                del watch
-        finally:
-            self.over = True
+    async def _arun(self) -> None:
+        await arun(self._plan(), sleep=lambda seconds: self._clock.asleep(seconds, self._wake))
 
-    def _due(self) -> tuple[Any, float] | None:
-        """The clock to sleep on, and for how many seconds; None when there is nothing more to look for."""
-        watch = self.watch()
-        pause = None if watch is None or self.stop.is_set() else watch.pause_us(self)
-        return None if watch is None or pause is None else (watch.clock, pause / 1e6)
+    def _plan(self) -> Plan[None]:
+        try:
+            while (pause_s := self._pause_s()) is not None:
+                yield Pause(pause_s)
+                health = self._health()
+                if health is None or self._stopped.is_set():
+                    return
+                if health.is_probe_due():
+                    yield Call(health, "probe")
+                del health
+        finally:
+            self.ended = True
+
+    def _pause_s(self) -> float | None:
+        health = self._health()
+        return None if health is None or self._stopped.is_set() else health.pause_s(self)

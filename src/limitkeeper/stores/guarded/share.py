@@ -1,19 +1,19 @@
-"""A declared part of a limit: what one node may let through by itself while nobody can be asked.
+"""Computes a declared share of a limit: what one node may admit by itself while the store can't be reached.
 
     a rate of `count` per `period`, times n/d, is exactly `count · n` per `period · d`: no fraction is lost
     burst, capacity and initial are rounded down, and are at least 1 (initial: at least 0)
-    a window keeps its length and its count is rounded down; below one it is 1 per a window so many times longer
+    a window keeps its length and its count is rounded down; below one it is 1 per a window that is longer accordingly
 
-So a quarter of 5/s burst 10 is 5 per 4 s burst 2; of 100/min 25/min; of 2/min one per two minutes. The shares of all nodes
-together are never more than the limit in the long run; where a burst or a count is smaller than the number of nodes, each node
-still has its 1, since a limit of nothing can't be stated.
+A quarter of 5/s burst 10 is 5 per 4 s burst 2; of 100/min 25/min; of 2/min one per two minutes. The shares of all nodes
+together never exceed the limit in the long run. Where a burst or a count is smaller than the number of nodes, each node still
+has 1, since a limit of 0 can't be stated.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from fractions import Fraction
 from math import gcd
-from typing import Any
 
 from ...algorithms.limit import Limit
 from ...errors import ConfigurationError, InvalidLimit
@@ -24,14 +24,14 @@ WRITE = "write the number of nodes (share=4) or this node's part (share='1/4', 0
 OPTIONS = ("burst", "capacity", "initial", "align")
 
 
-def share_of_nodes(share: object) -> Fraction:
+def parse_share(share: object) -> Fraction:
     """A share as an exact fraction: a number of nodes (an int, or text of one), a fraction, or text like "1/4"."""
     if isinstance(share, bool) or not isinstance(share, (str, int, float, Fraction)):
-        raise ConfigurationError(f"share={share!r} is no share; {WRITE}")
+        raise ConfigurationError(f"share={share!r} is not a share; {WRITE}")
     try:
         part = Fraction(repr(share) if isinstance(share, float) else share).limit_denominator(10**6)
     except (ValueError, ZeroDivisionError):
-        raise ConfigurationError(f"share={share!r} is no share; {WRITE}") from None
+        raise ConfigurationError(f"share={share!r} is not a share; {WRITE}") from None
     if isinstance(share, int) or (isinstance(share, str) and share.strip().isdigit()):
         part = Fraction(1, int(share)) if int(share) > 0 else Fraction(0)
     if not 0 < part <= 1:
@@ -40,27 +40,25 @@ def share_of_nodes(share: object) -> Fraction:
 
 
 def shared_limit(limit: Limit, part: Fraction) -> Limit:
-    """This part of a limit, of the same kind and with the same alignment."""
+    """This part of a limit, with the same algorithm and alignment."""
     if part == 1:
         return limit
-    found, given = read_rate(limit.text.removeprefix(limit.kind), None, OPTIONS)
-    options: dict[str, Any] = {name: smaller(value, part, name) for name, value in given.items()}
-    made: Any = type(limit)
-    if limit.gain > 0:  # it flows: any period will do
-        common = gcd(found.count * part.numerator, part.denominator)
+    rate, given = read_rate(limit.text.removeprefix(limit.kind), None, OPTIONS)
+    options = {name: scale_option(value, part, name) for name, value in given.items()}
+    make: Callable[..., Limit] = type(limit)
+    if limit.gain > 0:  # it refills continuously: any period will do
+        common = gcd(rate.count * part.numerator, part.denominator)
         try:
-            exact = Rate(found.count * part.numerator // common, found.period * part.denominator // common)
-            return made(exact, **options)  # type: ignore[no-any-return]
+            return make(Rate(rate.count * part.numerator // common, rate.period * part.denominator // common), **options)
         except InvalidLimit:  # beyond what can be counted exactly: rounded down, as a window is
             pass
-    count = int(found.count * part)
+    count = int(rate.count * part)
     if count:
-        return made(Rate(count, found.period), **options)  # type: ignore[no-any-return]
-    period = min(MAX_PERIOD, -int(-Fraction(found.period) // (found.count * part)))
-    return made(Rate(1, period), **options)  # type: ignore[no-any-return]
+        return make(Rate(count, rate.period), **options)
+    return make(Rate(1, min(MAX_PERIOD, -int(-Fraction(rate.period) // (rate.count * part)))), **options)
 
 
-def smaller(value: int | str, part: Fraction, name: str) -> int | str:
+def scale_option(value: int | str, part: Fraction, name: str) -> int | str:
     if isinstance(value, str):
         return value
     return max(0 if name == "initial" else 1, int(value * part))

@@ -1,4 +1,4 @@
-"""The wholesaler: batches taken from another store, handed out from memory."""
+"""LeasedStore: fetches batches of tokens from another store and spends them from memory."""
 
 from .store import LeasedStore
 

@@ -1,35 +1,53 @@
-"""Strict leases: the limit that the parent is told, so that no window ever holds more than the limit says.
+"""Derates the limits of strict leases at the parent, so that no window ever admits more than the limit itself.
 
 A token is spent up to one life τ after it was charged. What is spent in a window of W was charged in W + τ, so a parent that
-grants count per W + τ keeps every window of W (and every longer one) within what the rule itself promises. The price is
-τ / (W + τ) of the rate: 0.17 % for W = 60 s and τ = 0.1 s, 9.1 % for W = 1 s. A fixed window's leases end with the window:
-there it costs nothing.
+grants count per W + τ keeps every window of W (and every longer one) within the limit. The price is τ / (W + τ) of the rate:
+0.17 % for W = 60 s and τ = 0.1 s, 9.1 % for W = 1 s. The leases of a fixed window end with the window: it costs nothing there.
 """
 
 from __future__ import annotations
 
-from typing import Any
+import logging
 
+from ...algorithms.claim import NamedLimit
+from ...algorithms.fixed_window import FixedWindow
 from ...algorithms.leaky_bucket import LeakyBucket
+from ...algorithms.limit import Limit
 from ...algorithms.token_bucket import TokenBucket
 from ...errors import ConfigurationError, InvalidLimit
 from ...rate import Rate
 
+log = logging.getLogger("limitkeeper")
 
-def stretched(limit: Any, life_us: int) -> Any:
-    """The same limit with its count in a period longer by one lease life, or by a little more where that can't be counted."""
+
+class DeratedLimits:
+    """The limits of strict leases as they are charged at the parent, and the price of each: the lost part of its rate."""
+
+    def __init__(self, life_us: int) -> None:
+        self.life_us = life_us
+        self.prices: dict[str, float] = {}
+
+    def __call__(self, named: NamedLimit) -> NamedLimit:
+        limit = named.limit
+        if not limit.refunds or isinstance(limit, FixedWindow):
+            return named
+        derated = derate(limit, self.life_us)
+        self.prices[str(limit)] = price = 1 - limit.period / derated.period
+        log.info("strict leases of %s: never more in any window, at a price of %.2f %% of its rate", limit, 100 * price)
+        return NamedLimit(named.limiter, named.name, derated)
+
+
+def derate(limit: Limit, life_us: int) -> Limit:
+    """The limit with its count in a period longer by one lease life, or by the least more that its ticks can count."""
     step = 1
     while step <= limit.period + life_us:
-        period = -(-(limit.period + life_us) // step) * step
+        rate = Rate(int(limit.count), -(-(limit.period + life_us) // step) * step)
         try:
-            return remade(limit, Rate(int(limit.count), period))
+            if isinstance(limit, TokenBucket):
+                return TokenBucket(rate, limit.capacity, limit.initial)
+            if isinstance(limit, LeakyBucket):
+                return LeakyBucket(rate, limit.capacity)
+            return type(limit)(rate)  # type: ignore[call-arg] # a window or a log
         except InvalidLimit:
             step *= 10
-    raise ConfigurationError(f"{limit} can't be leased strictly with a life of {life_us} µs; choose a life in round milliseconds")
-
-
-def remade(limit: Any, rate: Rate) -> Any:
-    """The same kind of limit at another rate."""
-    if isinstance(limit, TokenBucket):
-        return TokenBucket(rate, limit.capacity, limit.initial)
-    return type(limit)(rate, limit.capacity) if isinstance(limit, LeakyBucket) else type(limit)(rate)
+    raise ConfigurationError(f"{limit} can't be leased strictly with a life of {life_us} µs; choose a life in whole milliseconds")

@@ -1,15 +1,21 @@
-"""Answering from RAM: what a leased store has in hand, and what it knows to be refused.
+"""LeaseCache: answers from RAM, by the batches that leases hold and the refusals they know; and when each lease is checked.
 
-Atomic by construction, as in `memory.py`: compiled, from looking at a lease to spending of it no Python runs; plain, a lock keeps
-others out. `remaining` counts what is in hand, because only that is certain: what the parent still has, others may have
-taken by now. The first answer after the parent was asked adds what it had left at that moment.
+Atomic by construction, as in `memory.py`: compiled, no Python runs between reading a lease and spending from it; plain, a lock
+excludes other threads. `remaining` counts what this node holds, because other nodes may have taken what the parent still had. The
+first answer after a fetch adds what the parent had left then.
+
+A lease is checked when a batch of it ends, and every half of a lease life: what may no longer be spent, or was not used that
+long, is put aside for the parent; after a life without demand a key is forgotten. Each new key makes two checks, so that a flood
+of keys needs no thread.
 """
 
 from __future__ import annotations
 
+import heapq
+import itertools
+import threading
 from collections import deque
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Iterable
 
 try:
     import cython
@@ -18,223 +24,162 @@ except ModuleNotFoundError:
 
 if cython.compiled:
     from cython.cimports.limitkeeper.algorithms.claim import Claim, NamedLimit
-    from cython.cimports.limitkeeper.algorithms.constants import PLAIN, REFUSED
+    from cython.cimports.limitkeeper.algorithms.constants import PLAIN
     from cython.cimports.limitkeeper.decision import Decision
     from cython.cimports.limitkeeper.monotonic import monotonic_us
-    from cython.cimports.limitkeeper.stores.cell_store import CellStore, blank
-    from cython.cimports.limitkeeper.stores.contract import Store
     from cython.cimports.limitkeeper.stores.leased.lease import Lease, LeaseTerms
 else:
     from ...algorithms.claim import Claim, NamedLimit
-    from ...algorithms.constants import PLAIN, REFUSED
+    from ...algorithms.constants import PLAIN
     from ...clock import monotonic_us
-    from ...decision import Decision
-    from ..cell_store import CellStore, blank
-    from ..contract import Store
+    from ...decision import Decision, fresh
     from .lease import Lease, LeaseTerms
 
-from ...algorithms.all_of import together
-from ...clock import SystemClock
-from ..cell_store import checked
-from .maintenance import Maintenance
+    def blank_leased(cache: LeaseCache, terms: LeaseTerms) -> Decision:
+        """A Decision to be filled in."""
+        decision: Decision = fresh(terms.name)
+        decision.source = "lease"
+        return decision
+
+
+from ...clock import SYSTEM
+from ...decision import Decisions
+from .lease import Unspent
+
+_order = itertools.count()
 
 
 @cython.cclass
-class LeaseCache(CellStore):
-    """What is in hand for every key, before anything is asked of the parent."""
+class LeaseCache:
+    """The leases of a node by limit and key.
 
-    def __init__(self, store: Store, lease: cython.longlong, life_us: cython.longlong, max_keys: cython.longlong) -> None:
-        super().__init__()
-        self.store = store
-        self.lease = lease
-        self.exact = lease == 1
+    `read_clock` gives the time by which leases begin and end, in µs; None: this machine's monotonic clock. `derated` gives the
+    limit that is charged at the parent in the place of a limit; None: the limit itself.
+    """
+
+    @cython.annotation_typing(False)
+    def __init__(
+        self,
+        fixed_batch: int,
+        life_us: int,
+        max_keys: int,
+        read_clock: Callable[[], int] | None,
+        derated: Callable[[NamedLimit], NamedLimit] | None,
+    ) -> None:
+        self.fixed_batch = fixed_batch
+        self.exact = fixed_batch == 1  # every hit asks the parent; only refusals are kept
         self.life_us = life_us
         self.max_keys = max_keys
-        self.controlled = not isinstance(store.clock, SystemClock) and hasattr(store.clock, "advance")
+        self.read_clock = read_clock
+        self.derated = derated
+        self.system_offset_us = SYSTEM.offset_us
+        self.round_trip_us = 1000
+        self.clock_offset_us = 0  # the parent's clock − ours
+        self.wake: Callable[[], None] | None = None  # starts the background
         self.terms: dict[NamedLimit, LeaseTerms] = {}
-        self.trip_us = 1000
-        self.apart_us = self.asked = self.failures = 0
-        self.begin_again()
 
-    def begin_again(self) -> None:
-        """Nothing in hand: at first, and in the child of a fork, whose leases are its parent's."""
+    def clear(self) -> None:
+        """Holds nothing and renews the lock: at first, and in the child of a fork, whose leases are its parent's."""
+        self.lock = threading.RLock()
         for terms in self.terms.values():
             terms.leases.clear()
-        self.last: Any = None
-        self.last_named: Any = None
+        self.last: LeaseTerms | None = None
+        self.last_named: NamedLimit | None = None
         self.keys = 0
-        self.backoff_us = self.quiet_until_us = 0
         self.due: deque[Lease] = deque()
-        self.watched: list[Any] = []
-        self.spoiled: deque[Any] = deque(maxlen=self.max_keys)
-        self.attendant: Any = None if self.controlled else Maintenance(self)
+        self.checks: list[tuple[int, int, Lease]] = []
+        self.unspent: deque[Unspent] = deque(maxlen=self.max_keys)
 
-    def _reset_after_fork(self) -> None:
-        super()._reset_after_fork()
-        self.begin_again()
-
-    # Time: the parent's where a test holds it, otherwise this machine's monotonic clock ------------------------------
-
-    @property
-    def clock(self) -> Any:
-        return self.store.clock
-
-    @cython.cfunc
-    def now(self) -> cython.longlong:
-        if self.controlled:
-            return self.store.now_us()
-        return monotonic_us() + self.offset_us
-
-    @property
-    def lock(self) -> Any:
-        return self._lock
-
-    def agreed(self, named: NamedLimit) -> LeaseTerms:
-        """How a limit is leased."""
-        return self.terms_of(named)
-
-    def heard(self, decision: Decision, sent_us: int) -> int:
-        """The parent has answered: how long that took, how far its clock is from ours; what time it is here."""
-        self.asked += 1
-        told_us: cython.longlong = decision.start_us - decision.wait_us
-        if self.controlled:
-            return told_us
-        now_us: cython.longlong = self.now()
-        self.trip_us += (now_us - sent_us - self.trip_us) // 4
-        if not isinstance(self.store.clock, SystemClock):
-            self.apart_us = told_us - (now_us + sent_us) // 2
-        return now_us
-
-    def moment_us(self) -> int:
+    @cython.ccall
+    def now_us(self) -> cython.longlong:
         """The time by which leases begin and end."""
-        return self.now()
-
-    def now_us(self) -> int:
-        return self.store.now_us()
-
-    @property
-    def local(self) -> bool:  # type: ignore[override]
-        return bool(self.store.local)
-
-    # Terms -----------------------------------------------------------------------------------------------------
+        if self.read_clock is None:
+            return monotonic_us() + self.system_offset_us
+        return self.read_clock()
 
     @cython.cfunc
     def terms_of(self, named: NamedLimit) -> LeaseTerms:
-        """How a limit is leased; the last one asked for is remembered."""
+        """How a limit is leased; the last one looked up is cached."""
         found: LeaseTerms | None = self.terms.get(named)
         if found is None:
-            with self._lock:
-                found = self.terms.get(named) or LeaseTerms(self, named, self.parents(named), self.lease, self.life_us)
-                self.terms[named] = found
-        self.last_named = None  # never the one with the terms of the other
+            with self.lock:
+                found = self.terms.get(named)
+                if found is None:
+                    parent_limit = named if self.derated is None else self.derated(named)
+                    found = LeaseTerms(named, parent_limit, self.fixed_batch, self.life_us)
+                    self.terms[named] = found
+        self.last_named = None  # never one limit with the terms of another
         self.last = found
         self.last_named = named
         return found
 
-    def parents(self, named: NamedLimit) -> NamedLimit:
-        """The limit that the parent is told."""
-        return named
-
-    # From RAM --------------------------------------------------------------------------------------------------
+    # Answers ---------------------------------------------------------------------------------------------------
 
     @cython.cfunc
-    def from_hand(
+    def answer_one(
         self, named: NamedLimit, key: str, cost: cython.longlong, max_wait_us: cython.longlong, commit: cython.bint
     ) -> Decision | None:
-        """The answer, when what is in hand or was refused before gives it; otherwise None."""
-        terms: LeaseTerms = self.last if self.last_named is named else self.terms_of(named)
+        """The answer for one limit, when the lease of the key gives it; otherwise None."""
+        if cython.compiled:
+            return self.spend_or_refuse(named, key, cost, max_wait_us, commit)
+        with self.lock:
+            return self.spend_or_refuse(named, key, cost, max_wait_us, commit)
+
+    @cython.cfunc
+    def spend_or_refuse(
+        self, named: NamedLimit, key: str, cost: cython.longlong, max_wait_us: cython.longlong, commit: cython.bint
+    ) -> Decision | None:
+        terms: LeaseTerms | None = self.last if self.last_named is named else None
+        if terms is None:
+            terms = self.terms_of(named)
         found = terms.leases.get(key)
         if found is None or cost <= 0:
             return None
         lease: Lease = found
-        now_us: cython.longlong = self.now()
+        now_us: cython.longlong = self.now_us()
         if not commit:
-            if lease.hand(now_us) >= cost:
-                return self.spent(terms, lease, now_us, 0)
+            if lease.held(now_us) >= cost:
+                return self.decision_of(terms, lease, now_us, True, 0)
         else:
             lease.used += cost
-            lease.seen_us = now_us
+            lease.last_used_us = now_us
             if lease.take(now_us, cost):
-                if lease.left <= lease.low and not lease.queued and lease.next_left == 0:
-                    self.ring(lease)
-                return self.spent(terms, lease, now_us, 0)
-        if max_wait_us > 0 or lease.retry_us(now_us, cost) == 0 or not self.believes(lease, now_us):
+                if lease.left <= lease.low_mark and not lease.queued and lease.next_left == 0:
+                    self.notice_low(lease)
+                return self.decision_of(terms, lease, now_us, True, 0)
+        if max_wait_us > 0 or not lease.refuses(now_us, cost) or not self.trusts_refusal(lease, now_us):
             return None
-        return self.refused(terms, lease, now_us)
+        return self.decision_of(terms, lease, now_us, False, lease.refused_left)
 
     @cython.cfunc
-    def believes(self, lease: Lease, now_us: cython.longlong) -> cython.bint:
-        """Whether a refusal still stands. After a while the background asks again, since others may have given back."""
-        if now_us < lease.trusted_until_us:
+    def trusts_refusal(self, lease: Lease, now_us: cython.longlong) -> cython.bint:
+        """Whether a known refusal is answered. When it is due to be rechecked, the background asks the parent meanwhile."""
+        if now_us < lease.recheck_us:
             return True
         if not self.exact and not lease.queued:
-            self.ring(lease)
+            self.notice_low(lease)
         return not self.exact
 
     @cython.cfunc
-    def spent(self, terms: LeaseTerms, lease: Lease, now_us: cython.longlong, more: cython.longlong) -> Decision:
-        decision: Decision = blank(self, terms)
-        decision.allowed = True
-        decision.limit = terms.limit.capacity
-        decision.remaining = lease.hand(now_us) + more
-        decision.retry_us = 0
-        decision.wait_us = 0
-        decision.reset_us = lease.reset_us - now_us if lease.reset_us > now_us else 0
-        decision.start_us = now_us + self.apart_us
-        if PLAIN:
-            decision.__class__ = Decision
-        return decision
-
-    @cython.cfunc
-    def refused(self, terms: LeaseTerms, lease: Lease, now_us: cython.longlong) -> Decision:
-        decision: Decision = blank(self, terms)
-        decision.allowed = False
-        decision.limit = terms.limit.capacity
-        decision.remaining = lease.hand(now_us) + lease.denied_left
-        decision.retry_us = lease.denied_until_us - now_us
-        decision.wait_us = 0
-        decision.reset_us = lease.reset_us - now_us if lease.reset_us > now_us else 0
-        decision.start_us = now_us + self.apart_us
-        if PLAIN:
-            decision.__class__ = Decision
-        return decision
-
-    def told(self, terms: LeaseTerms, lease: Lease, now_us: int, cost: int) -> Decision | None:
-        """What a call is told after the parent was asked for a batch."""
-        with self._lock:
-            if lease.take(now_us, cost):
-                return self.spent(terms, lease, now_us, lease.spare)
-            retry: cython.longlong = lease.retry_us(now_us, cost)
-            return self.refused(terms, lease, now_us) if retry > 0 else None
-
-    @cython.ccall
-    def decide_one(
-        self, named: NamedLimit, key: str, cost: cython.longlong, max_wait_us: cython.longlong, commit: cython.bint
+    def decision_of(
+        self, terms: LeaseTerms, lease: Lease, now_us: cython.longlong, allowed: cython.bint, more: cython.longlong
     ) -> Decision:
-        decision: Decision | None = None
-        if cython.compiled:
-            decision = self.from_hand(named, key, cost, max_wait_us, commit)
-        else:
-            with self._lock:
-                decision = self.from_hand(named, key, cost, max_wait_us, commit)
-        if decision is None:
-            decision = self.decided([Claim(named, key, cost)], max_wait_us, commit)
+        """The answer of one lease; `more` is what remains besides what is held."""
+        decision: Decision = blank_leased(self, terms)
+        decision.allowed = allowed
+        decision.limit = terms.limit.capacity
+        decision.remaining = lease.held(now_us) + more
+        decision.retry_us = 0 if allowed else lease.refused_until_us - now_us
+        decision.wait_us = 0
+        decision.reset_us = lease.reset_us - now_us if lease.reset_us > now_us else 0
+        decision.start_us = now_us + self.clock_offset_us
+        if PLAIN:
+            decision.__class__ = Decision
         return decision
 
-    @cython.ccall
-    def hit_nowait(self, named: NamedLimit, key: str, cost: cython.longlong) -> Decision | None:
-        if cython.compiled:
-            return self.from_hand(named, key, cost, 0, True)
-        with self._lock:
-            return self.from_hand(named, key, cost, 0, True)
-
-    def decided(self, claims: list[Claim], max_wait_us: int, commit: bool | int) -> Decision:
-        """A decision that RAM could not make."""
-        raise NotImplementedError
-
     @cython.cfunc
-    def from_hands(self, claims: list, commit: cython.bint) -> Decision | None:  # type: ignore[type-arg]
-        """Several limits: the answer when all of them are in hand, or when one of them is known to refuse; otherwise None."""
+    def answer_all(self, claims: list, commit: cython.bint) -> Decision | None:  # type: ignore[type-arg]
+        """The answer for several limits, when all of them hold enough or one is known to refuse; otherwise None."""
         i: cython.Py_ssize_t
         claim: Claim
         lease: Lease
@@ -243,53 +188,163 @@ class LeaseCache(CellStore):
             leases.append(self.terms_of(claim.named).leases.get(claim.key))
             if leases[-1] is None or claim.cost <= 0:
                 return None
-        now_us: cython.longlong = self.now()
-        start_us: cython.longlong = now_us
-        missing: cython.bint = False
-        doubted: cython.bint = False
-        for i in range(len(claims)):  # from here to the end of taking, nothing comes in between
+        now_us: cython.longlong = self.now_us()
+        short: cython.bint = False
+        refused: cython.bint = False
+        for i in range(len(claims)):  # from here to the end of taking, no Python runs
             claim = claims[i]
             lease = leases[i]
-            missing = missing or lease.hand(now_us) < claim.cost
+            if lease.held(now_us) < claim.cost:
+                short = True
+                refused = refused or lease.refuses(now_us, claim.cost)
+        if short and not commit:
+            return None
         for i in range(len(claims)):
             claim = claims[i]
             lease = leases[i]
             if commit:
                 lease.used += claim.cost
-                lease.seen_us = now_us
-            if commit and not missing:
-                lease.take(now_us, claim.cost)
-            claim.start = now_us + self.apart_us
-            claim.remaining = lease.hand(now_us)
-            claim.reset = (lease.reset_us if lease.reset_us > now_us else now_us) + self.apart_us
-            if missing and claim.remaining < claim.cost and lease.retry_us(now_us, claim.cost) > 0:
-                doubted = doubted or now_us >= lease.trusted_until_us
-                claim.start = start_us = REFUSED
-                claim.retry = lease.denied_until_us + self.apart_us
-        if missing and (start_us >= 0 or not commit):
+                lease.last_used_us = now_us
+                if not short:
+                    lease.take(now_us, claim.cost)
+        if short and not refused:
             return None
-        if doubted:
-            for lease in leases:
-                self.believes(lease, now_us)
-        if not missing and commit:
-            for lease in leases:
-                if lease.left <= lease.low and not lease.queued and lease.next_left == 0:
-                    self.ring(lease)
-        return together(claims, now_us + self.apart_us, start_us if start_us < 0 else now_us + self.apart_us)
+        parts = []
+        for i in range(len(claims)):
+            claim = claims[i]
+            lease = leases[i]
+            denies: cython.bint = short and lease.held(now_us) < claim.cost and lease.refuses(now_us, claim.cost)
+            if denies:
+                self.trusts_refusal(lease, now_us)
+            elif commit and not short and lease.left <= lease.low_mark and not lease.queued and lease.next_left == 0:
+                self.notice_low(lease)
+            parts.append(self.decision_of(lease.terms, lease, now_us, not denies, 0))
+        return Decisions.join(parts)
 
-    def ram(self, claims: Sequence[Claim], wait_us: int, commit: bool) -> Any:
-        """(the claims, and the answer if RAM has it)."""
-        asked = checked(claims)
-        if len(asked) > 1 and (wait_us or self.exact):
-            return asked, None
-        with self._lock:
-            if len(asked) > 1:
-                return asked, self.from_hands(asked, commit)
-            return asked, self.from_hand(asked[0].named, asked[0].key, asked[0].cost, wait_us, commit)
+    def answer(self, claims: list[Claim], max_wait_us: int, commit: bool) -> Decision | None:
+        """The answer for the claims of one decision, when leases give it; otherwise None."""
+        if len(claims) == 1:
+            claim: Claim = claims[0]
+            return self.answer_one(claim.named, claim.key, claim.cost, max_wait_us, commit)
+        if max_wait_us or self.exact:
+            return None
+        with self.lock:
+            return self.answer_all(claims, commit)
 
-    def ring(self, lease: Lease) -> None:
-        """Has the next batch of a lease fetched."""
+    def answer_after_fetch(self, lease: Lease, cost: int) -> Decision | None:
+        """The answer to a call that fetched a batch or waited for one."""
+        with self.lock:
+            now_us: cython.longlong = self.now_us()
+            if lease.take(now_us, cost):
+                return self.decision_of(lease.terms, lease, now_us, True, lease.parent_left)
+            if lease.refuses(now_us, cost):
+                return self.decision_of(lease.terms, lease, now_us, False, lease.refused_left)
+            return None
+
+    def notice_low(self, lease: Lease) -> None:
+        """Has the background fetch the next batch of a lease."""
         lease.queued = True
         self.due.append(lease)
-        if self.attendant is not None:
-            self.attendant.ring()
+        if self.wake is not None:
+            self.wake()
+
+    # Leases by key ---------------------------------------------------------------------------------------------
+
+    def find(self, named: NamedLimit, key: str) -> Lease | None:
+        return self.terms_of(named).leases.get(key)
+
+    def add(self, terms: LeaseTerms, key: str, cost: int, now_us: int) -> Lease | None:
+        """The lease of a key, new and empty if it had none; None when there are too many keys."""
+        self.check(now_us, 2)
+        if self.keys >= self.max_keys:
+            return None
+        with self.lock:
+            lease: Lease | None = terms.leases.get(key)
+            if lease is None:
+                lease = terms.leases[key] = Lease(terms, key, now_us)
+                lease.used = cost
+                self.keys += 1
+                self.check_at(lease, now_us + max(1, self.life_us // 2))
+            return lease
+
+    def withdraw(self, lease: Lease | None, cost: int, commit: bool = True) -> int:
+        """Takes what a lease holds, up to `cost`, and returns how much; with `commit` False only looks."""
+        if lease is None:
+            return 0
+        with self.lock:
+            now_us: cython.longlong = self.now_us()
+            return lease.withdraw(now_us, cost) if commit else min(lease.held(now_us), cost)
+
+    def put_back(self, lease: Lease | None, spent_us: int, cost: int) -> int:
+        """Returns what was spent at `spent_us` to its batch if that may still be spent; how much was taken back."""
+        if lease is None or not cost:
+            return 0
+        with self.lock:
+            return lease.put_back(self.now_us(), spent_us, cost)
+
+    def take_all(self, leases: Iterable[Lease | None]) -> list[Unspent]:
+        """Takes out everything that these leases hold."""
+        with self.lock:
+            return [part for lease in leases if lease is not None for part in lease.take_unspent(0, True)]
+
+    def take_everything(self) -> list[Unspent]:
+        """Takes out everything that is held, with what was put aside."""
+        found = self.take_put_aside()
+        for terms in list(self.terms.values()):
+            found += self.take_all(list(terms.leases.values()))
+        return found
+
+    def take_put_aside(self) -> list[Unspent]:
+        return [self.unspent.popleft() for _ in range(len(self.unspent))]
+
+    # Checks ----------------------------------------------------------------------------------------------------
+
+    def check_at(self, lease: Lease, at_us: int) -> None:
+        """Schedules a check of a lease, at this time or before."""
+        if not lease.check_us or at_us < lease.check_us:
+            lease.check_us = at_us
+            heapq.heappush(self.checks, (at_us, next(_order), lease))
+
+    def check(self, now_us: int, budget: int) -> None:
+        """Makes scheduled checks, at most so many."""
+        while self.checks and budget > 0 and self.checks[0][0] <= now_us:
+            budget -= 1
+            at_us, _, lease = heapq.heappop(self.checks)
+            if at_us == lease.check_us:  # otherwise it was checked before
+                lease.check_us = 0
+                self.check_lease(lease, now_us)
+
+    def check_lease(self, lease: Lease, now_us: int) -> None:
+        """Puts aside what may no longer be spent, forgets the key if it is idle, has a scarce batch followed in time."""
+        idle_us = now_us - lease.last_used_us
+        self.put_aside(lease, now_us, 2 * idle_us >= self.life_us)
+        if idle_us >= self.life_us and lease.recheck_us <= now_us and lease.pending is None:
+            self.forget(lease)
+            return
+        with self.lock:
+            has_room = lease.has_room()
+        if lease.needs_early_fetch(self.round_trip_us) and lease.left and not lease.queued:
+            fetch_us = lease.start_us - 2 * self.round_trip_us
+            if has_room and now_us >= fetch_us:
+                self.notice_low(lease)
+            else:
+                self.check_at(lease, max(now_us + self.round_trip_us // 4, fetch_us) + 1)
+        next_us = now_us + max(1, self.life_us // 2)
+        for end_us in (lease.end_us if lease.left else 0, lease.next_end_us):
+            next_us = min(next_us, end_us) if end_us > now_us else next_us
+        self.check_at(lease, next_us)
+
+    def put_aside(self, lease: Lease, now_us: int, all_of_it: bool = False) -> None:
+        """Puts aside for the parent what may no longer be spent (or everything), unless that is not worth a call."""
+        with self.lock:
+            parts = lease.take_unspent(now_us, all_of_it)
+        for part in parts:
+            lease.oversized = True
+            if not lease.is_refilled_anyway(part.amount):
+                self.unspent.append(part)
+
+    def forget(self, lease: Lease) -> None:
+        with self.lock:
+            if lease.terms.leases.get(lease.key) is lease:
+                del lease.terms.leases[lease.key]
+                self.keys -= 1

@@ -1,8 +1,9 @@
-"""Who calls `tend` of a leased store while nobody asks: a daemon thread for sync callers, a timer on their loop for async ones.
+"""Maintenance: renews leases that run low, gives back idle and expired batches; in a thread, or on the callers' event loop.
 
-Both only wait until there is something to do. The thread begins with the first batch that has to be looked after (a flood of
-keys that come once leaves nothing in hand, and begins none), and ends when the store is closed or gone. On a loop nothing is
-pending but a timer; a task lives as long as its calls to the parent.
+`Maintenance` is one round of that work as a plan, with a backoff while the parent fails. `Background` runs rounds when there is
+something to do: in a daemon thread for sync callers, by a timer on their event loop for async ones. The thread starts with the
+first batch (a flood of keys that come once holds nothing and starts none), and ends when the store is closed or collected. On an
+event loop only a timer is pending; a task lives as long as its calls to the parent.
 """
 
 from __future__ import annotations
@@ -11,116 +12,163 @@ import asyncio
 import logging
 import threading
 import weakref
-from typing import Any
+from collections.abc import Callable
+
+from ...clock import Clock
+from ..sans_io import Plan, arun, run
+from .lease_cache import LeaseCache
+from .refill import Refill, Want, running_loop
 
 log = logging.getLogger("limitkeeper")
+#: The longest pause of the background after failures.
+MAX_BACKOFF_US = 5_000_000
+#: How many keys are fetched in one call.
+MAX_FETCHED = 64
 
 
 class Maintenance:
-    """Wakes up when a lease runs low or ends."""
+    """Keeps the leases of a cache filled and returns what they do not need."""
 
-    def __init__(self, store: Any) -> None:
-        self._bell = threading.Event()
-        self._store = weakref.ref(store, lambda _: self._bell.set())
-        self._lock = threading.Lock()
-        self._thread: threading.Thread | None = None
-        self._loops: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Any] = weakref.WeakKeyDictionary()
-        self._closed = False
+    def __init__(self, cache: LeaseCache, refill: Refill) -> None:
+        self.cache = cache
+        self.refill = refill
+        self.failures = self.backoff_us = self.paused_until_us = 0
 
-    @property
-    def thread(self) -> threading.Thread | None:
-        return self._thread
-
-    def ring(self) -> None:
-        """There is something to do, now or in a while."""
-        store = self._store()
-        if self._closed or store is None:
+    def round(self) -> Plan[None]:
+        """One round: puts expired batches aside, gives them back, and fetches for the leases that run low."""
+        cache, now_us = self.cache, self.cache.now_us()
+        cache.check(now_us, 1_000_000)
+        if now_us < self.paused_until_us:
             return
-        loop = None if store.local else running_loop()
+        yield from self.refill.give_back(cache.take_put_aside())
+        while cache.due:
+            wants: list[Want] = []
+            while cache.due and len(wants) < MAX_FETCHED:
+                lease = cache.due.popleft()
+                lease.queued = False
+                if lease.pending is None and lease.has_room():
+                    wants.append(Want(lease, 1, lease.next_batch(now_us, 1, cache.round_trip_us)))
+            if wants:
+                yield from self.refill.fetch(wants)
+        self.backoff_us = 0
+
+    def pause_s(self) -> float | None:
+        """Seconds until there is something to do; None: nothing until the background is woken."""
+        cache = self.cache
+        at_us = cache.checks[0][0] if cache.checks else None
+        if cache.due or cache.unspent:
+            at_us = self.paused_until_us
+        return None if at_us is None else max(0, at_us - cache.now_us()) / 1e6
+
+    def record_failure(self, error: Exception) -> None:
+        """Counts a failed round and leaves the parent alone for a while, longer each time."""
+        self.failures += 1
+        self.backoff_us = min(MAX_BACKOFF_US, max(self.cache.life_us, 2 * self.backoff_us))
+        self.paused_until_us = self.cache.now_us() + self.backoff_us
+        log.warning("leases of %r: %s; retrying in %.1f s", self.refill.parent, error, self.backoff_us / 1e6)
+
+
+#: `threading.Thread`, or what makes something that starts and joins like it.
+ThreadFactory = Callable[..., threading.Thread]
+
+
+class Background:
+    """Runs the rounds of a Maintenance for as long as that exists."""
+
+    def __init__(self, maintenance: Maintenance, make_thread: ThreadFactory, clock: Clock) -> None:
+        self._woken = threading.Event()
+        self._maintenance = weakref.ref(maintenance, lambda _: self._woken.set())
+        self._make_thread = make_thread
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._on_loops: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.TimerHandle | asyncio.Task[None]]
+        self._on_loops = weakref.WeakKeyDictionary()
+        self._closed = False
+        self.thread: threading.Thread | None = None
+
+    def wake(self) -> None:
+        """Looks for something to do, now or in a while."""
+        maintenance = self._maintenance()
+        if self._closed or maintenance is None:
+            return
+        loop = None if maintenance.refill.parent.local else running_loop()
         if loop is not None:
-            self._turn_soon(loop, 0.0)
+            self._schedule(loop, 0.0)
             return
         with self._lock:
-            if self._thread is None and not self._closed:
-                self._thread = threading.Thread(target=self._attend, name="limitkeeper leases", daemon=True)
-                self._thread.start()
-        self._bell.set()
+            if self.thread is None and not self._closed:
+                self.thread = self._make_thread(target=self._run, name="limitkeeper leases", daemon=True)
+                self.thread.start()
+        self._woken.set()
 
     def close(self) -> None:
         """Ends the thread and the timers."""
         self._closed = True
-        self._bell.set()
-        thread = self._thread
-        if thread is not None and thread is not threading.current_thread():
-            thread.join()
-        for pending in list(self._loops.values()):
+        self._woken.set()
+        if self.thread is not None and self.thread is not threading.current_thread():
+            self.thread.join()
+        for pending in list(self._on_loops.values()):
             if isinstance(pending, asyncio.TimerHandle):
                 pending.cancel()
 
     # In a thread -----------------------------------------------------------------------------------------------
 
-    def _attend(self) -> None:
+    def _run(self) -> None:
         while not self._closed:
-            store = self._store()
-            if store is None:
+            maintenance = self._maintenance()
+            if maintenance is None:
                 return
-            pause = store.pause_s()
-            del store
-            self._bell.wait(pause)
-            self._bell.clear()
-            self._tend()
+            pause = maintenance.pause_s()
+            del maintenance  # while it waits, the store may be collected
+            if pause is None:
+                self._woken.wait()
+            else:
+                self._clock.sleep(pause, self._woken)
+            self._woken.clear()
+            self._run_round()
 
-    def _tend(self) -> None:
-        store = self._store()
-        if store is None or self._closed:
+    def _run_round(self) -> None:
+        maintenance = self._maintenance()
+        if maintenance is None or self._closed:
             return
         try:
-            store.tend()
+            run(maintenance.round())
         except Exception as error:
-            store.failed(error)
+            maintenance.record_failure(error)
 
-    # On a loop -------------------------------------------------------------------------------------------------
+    # On an event loop ------------------------------------------------------------------------------------------
 
-    def _turn_soon(self, loop: asyncio.AbstractEventLoop, pause: float) -> None:
-        pending = self._loops.get(loop)
+    def _schedule(self, loop: asyncio.AbstractEventLoop, pause: float) -> None:
+        pending = self._on_loops.get(loop)
         if isinstance(pending, asyncio.Task) and not pending.done():
-            return  # it looks again before it ends
+            return  # it schedules the next when it ends
         if isinstance(pending, asyncio.TimerHandle):
             if not pending.cancelled() and pending.when() <= loop.time() + pause:
                 return
             pending.cancel()
-        self._loops[loop] = loop.call_later(pause, self._turn, loop)
+        self._on_loops[loop] = loop.call_later(pause, self._start_round, loop)
 
-    def _turn(self, loop: asyncio.AbstractEventLoop) -> None:
-        store = self._store()
-        self._loops.pop(loop, None)
-        if store is None or self._closed:
+    def _start_round(self, loop: asyncio.AbstractEventLoop) -> None:
+        maintenance = self._maintenance()
+        self._on_loops.pop(loop, None)
+        if maintenance is None or self._closed:
             return
-        pause = store.pause_s()
+        pause = maintenance.pause_s()
         if pause is None:
             return
         if pause > 0:
-            self._turn_soon(loop, pause)
+            self._schedule(loop, pause)
             return
-        task = loop.create_task(self._atend(store))
-        self._loops[loop] = task
-        task.add_done_callback(lambda _: self._again(loop))
+        task = self._on_loops[loop] = loop.create_task(self._arun_round(maintenance))
+        task.add_done_callback(lambda _: self._end_round(loop))
 
-    def _again(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._loops.pop(loop, None)
+    def _end_round(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._on_loops.pop(loop, None)
         if not self._closed and not loop.is_closed():
-            self._turn_soon(loop, 0.0)
+            self._schedule(loop, 0.0)
 
-    async def _atend(self, store: Any) -> None:
+    async def _arun_round(self, maintenance: Maintenance) -> None:
         try:
-            await store.atend()
+            await arun(maintenance.round())
         except Exception as error:
-            store.failed(error)
-
-
-def running_loop() -> Any:
-    """The loop whose turn this is, if any."""
-    try:
-        return asyncio.get_running_loop()
-    except RuntimeError:
-        return None
+            maintenance.record_failure(error)

@@ -83,11 +83,11 @@ def _cluster(client: Any, nodes: Any) -> Address:
 def _sentinel(settings: dict[str, Any], pool: Any, manager: Any) -> Address:
     secure = "SSL" in getattr(pool.connection_class, "__name__", "")
     login = _login({**settings, "redis_connect_func": None}, secure)
-    asked = [one.connection_pool.connection_kwargs for one in manager.sentinels]
-    if login is None or not asked:
+    found = [one.connection_pool.connection_kwargs for one in manager.sentinels]
+    if login is None or not found:
         raise ConfigurationError("this Sentinel client's settings can't be read; pass a redis+sentinel:// URL instead")
     if not getattr(pool, "is_master", True):
         raise ConfigurationError("slave_for() connects to a replica, which accepts no writes; pass Sentinel.master_for(…)")
-    endpoints = tuple(Endpoint(one.get("host", "localhost"), int(one.get("port", 26379))) for one in asked)
-    sentinels = _login({**asked[0], "redis_connect_func": None}, False) or Login()
+    endpoints = tuple(Endpoint(one.get("host", "localhost"), int(one.get("port", 26379))) for one in found)
+    sentinels = _login({**found[0], "redis_connect_func": None}, False) or Login()
     return Address("sentinel", endpoints, login, pool.service_name, sentinels)

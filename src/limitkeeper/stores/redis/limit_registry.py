@@ -19,7 +19,7 @@ from ...errors import ConfigurationError
 from .codec import LimitEntry, State, decode_value, encode_log, entry_of
 from .key_names import KeyNames, join_parts, key_text
 from .script_builder import OPERATIONS
-from .script_request import LENGTH, ONE, STATE, Converted, ScriptRequest, T, encode_claims, files_of
+from .script_request import LENGTH, ONE, STATE, Converted, ScriptRequest, T, encode_claims, parts_of
 
 #: Registries by their key, each as HGETALL returns it.
 Registries = Mapping[bytes, Mapping[bytes, bytes]]
@@ -37,7 +37,7 @@ class RegisterRequest(ScriptRequest[None]):
         texts = (b"%x" % entry.fingerprint, str(entry.limit).encode(), join_parts(*named.identity))
         packed = b"".join(LENGTH.pack(len(text)) + text for text in texts)
         body = struct.pack("<Bd", OPERATIONS["register"], _kept_ms(entry)) + packed
-        self._encode("register", frozenset(), [entry.registry], body, now_us)
+        self._encode(parts_of("register", ()), [entry.registry], body, now_us)
 
     def decode(self, reply: bytes, at: int) -> int:
         found = []
@@ -65,7 +65,7 @@ class LoadRequest(ScriptRequest[None]):
         keys = encode_claims(parts, [entry], [Claim(named, key, 0)])
         packed = encode_log(state[0]) if entry.limit.logs else STATE.pack(*state)  # type: ignore[arg-type]
         parts += [LENGTH.pack(len(packed)), packed]
-        self._encode("load", files_of([entry]), keys, b"".join(parts), now_us)
+        self._encode(parts_of("load", [entry]), keys, b"".join(parts), now_us)
 
     def decode(self, reply: bytes, at: int) -> int:
         self._done(None)

@@ -67,7 +67,7 @@ class Parser(Protocol):
 #: Kind of an error reply -> what to do about it.
 REMEDIES = {
     "NOAUTH": "it requires a password: use redis://:password@host or redis://user:password@host",
-    "WRONGPASS": "the user or password of the URL is wrong",
+    "WRONGPASS": "it rejects this user or password: correct those of the URL",
     "NOPERM": "the user lacks a permission: allow +@scripting +@read +@write +@connection +time on the prefix's keys",
     "READONLY": "it is a replica: connect to the primary, or use redis+sentinel:// to find it",
     "LOADING": "it is still loading its data",

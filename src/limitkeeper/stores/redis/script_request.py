@@ -116,9 +116,9 @@ class ScriptRequest(Generic[T]):
     #: The time that the request carries; None: the server's.
     now_us: int | None
 
-    def _encode(self, operation: str, files: frozenset[str], keys: list[bytes], body: bytes, now_us: int | None) -> None:
+    def _encode(self, parts: frozenset[str], keys: list[bytes], body: bytes, now_us: int | None) -> None:
         self.pending, self.stale, self.now_us = True, None, now_us
-        self.keys, self.body, self.parts = keys, body, files | {operation}
+        self.keys, self.body, self.parts = keys, body, parts
         if now_us is not None:
             self.body = NOW.pack(now_us) + body
             self.parts |= _CLOCK
@@ -150,8 +150,9 @@ class ScriptRequest(Generic[T]):
 AnyRequest = ScriptRequest[Any]
 
 
-def files_of(entries: Sequence[LimitEntry]) -> frozenset[str]:
-    return frozenset([entry.rule.file for entry in entries])
+def parts_of(operation: str, entries: Sequence[LimitEntry]) -> frozenset[str]:
+    """The parts of the script of an operation on some limits."""
+    return frozenset([operation, *[entry.rule.file for entry in entries]])
 
 
 def encode_claims(
@@ -195,14 +196,9 @@ class HitRequest(ScriptRequest[Decision]):
     __slots__ = ("cost", "entry", "key")
 
     def __init__(self, entry: LimitEntry, key: str, data: bytes, cost: int, now_us: int | None) -> None:
-        self.entry, self.key, self.cost, self.now_us = entry, key, cost, now_us
-        self.pending, self.stale = True, None
-        self.keys = [entry.head + data + b"}"]
-        self.body = entry.hit if cost == 1 else entry.encode_hit(cost)
-        self.parts = entry.hit_parts
-        if now_us is not None:
-            self.body = NOW.pack(now_us) + self.body
-            self.parts |= _CLOCK
+        self.entry, self.key, self.cost = entry, key, cost
+        body = entry.hit if cost == 1 else entry.encode_hit(cost)
+        self._encode(entry.hit_parts, [entry.head + data + b"}"], body, now_us)
 
     def decode(self, reply: bytes, at: int) -> int:
         now_us, left, retry_us, reset_us = _FOUR.unpack_from(reply, at)
@@ -247,7 +243,7 @@ class DecideRequest(ScriptRequest[Decision]):
             return
         parts = [_DECIDE.pack(OPERATIONS["decide"], len(claims), commit, self.remember, max_wait_us, not_before_us)]
         keys = encode_claims(parts, limits.entries, claims, states)
-        self._encode("decide", limits.files, keys, b"".join(parts), now_us)
+        self._encode(limits.files | {"decide"}, keys, b"".join(parts), now_us)
 
     def _encode_hit(self, limits: LimitSet, claims: Sequence[Claim], now_us: int | None) -> bool:
         """Encodes the hot path. False: a cost of 0 or a long key needs the general form."""
@@ -264,12 +260,8 @@ class DecideRequest(ScriptRequest[Decision]):
                     return False
                 last, suffix = key, tag(data) + b"}"
             keys.append(head + suffix)
-        self.pending, self.stale, self.now_us = True, None, now_us
-        self.keys, self.parts = keys, limits.hit_parts
-        self.body = limits.hit_all if ones else limits.encode_hit([claim.cost for claim in claims])
-        if now_us is not None:
-            self.body = NOW.pack(now_us) + self.body
-            self.parts |= _CLOCK
+        body = limits.hit_all if ones else limits.encode_hit([claim.cost for claim in claims])
+        self._encode(limits.hit_parts, keys, body, now_us)
         return True
 
     def decode(self, reply: bytes, at: int) -> int:
@@ -302,7 +294,7 @@ class GiveBackRequest(ScriptRequest[None]):
         self.entries = [entry_of(names, claim.named) for claim in claims]
         parts = [_GIVE_BACK.pack(OPERATIONS["give_back"], len(claims), charged_at)]
         keys = encode_claims(parts, self.entries, claims, states, charges=True)
-        self._encode("give_back", files_of(self.entries), keys, b"".join(parts), now_us)
+        self._encode(parts_of("give_back", self.entries), keys, b"".join(parts), now_us)
 
     def decode(self, reply: bytes, at: int) -> int:
         (now_us,) = ONE.unpack_from(reply, at)
@@ -334,7 +326,7 @@ class RebookRequest(ScriptRequest[list[Decision | None]]):
         for limits, (claims, charged_at, deadline_us, stays, _) in zip(self.limit_sets, bookings, strict=True):
             parts.append(_BOOKING.pack(len(claims), stays, charged_at, -1 if deadline_us is None else deadline_us))
             keys += encode_claims(parts, limits.entries, claims, states[len(keys) : len(keys) + len(claims)], charges=True)
-        self._encode("rebook", files_of(self.entries), keys, b"".join(parts), now_us)
+        self._encode(parts_of("rebook", self.entries), keys, b"".join(parts), now_us)
 
     def decode(self, reply: bytes, at: int) -> int:
         (now_us,) = ONE.unpack_from(reply, at)

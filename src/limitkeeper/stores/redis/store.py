@@ -190,10 +190,10 @@ class RedisStore(Store):
     def _decide_many(self, many: Sequence[Sequence[Claim]], max_wait_us: int | None) -> Plan[list[Decision]]:
         """Decisions at one moment: one script call up to MAX_REQUESTS_AT_ONCE, beyond that several in one write. In a cluster, a
         decision that spans slots is made between those before it and those after it."""
-        asked, wait_us, given_us = [checked(claims) for claims in many], patience_us(max_wait_us), self._given_us()
-        yield from self._register(self._unregistered(claim for claims in asked for claim in claims), given_us)
+        checked_many, wait_us, given_us = [checked(claims) for claims in many], patience_us(max_wait_us), self._given_us()
+        yield from self._register(self._unregistered(claim for claims in checked_many for claim in claims), given_us)
         found: list[Decision] = []
-        for spans, group in groupby(asked, self._spans_slots):
+        for spans, group in groupby(checked_many, self._spans_slots):
             if spans:
                 for claims in group:
                     found.append((yield from self._decide(claims, wait_us, True, given_us)))  # noqa: PERF401 - in a plan
@@ -274,16 +274,21 @@ class RedisStore(Store):
         remember: bool = False,
         not_before_us: int = 0,
     ) -> Decision:
-        asked, wait_us, given_us = checked(claims), patience_us(max_wait_us), self._given_us()
+        claims, wait_us, given_us = checked(claims), patience_us(max_wait_us), self._given_us()
         deadline = self._now_us() + self.timeout_us
-        if self._needs_plan(asked):
-            plan = self._decide(asked, wait_us, commit, given_us, not_before_us, remember)
+        if self._needs_plan(claims):
+            plan = self._decide(claims, wait_us, commit, given_us, not_before_us, remember)
             return self._seen(self.pool.run(plan, deadline))
-        return self._call(encode_decide(self.names, asked, wait_us, commit, given_us, not_before_us, remember=remember), deadline)
+        return self._call(
+            encode_decide(self.names, claims, wait_us, commit, given_us, not_before_us, remember=remember), deadline
+        )
 
     def _needs_plan(self, claims: Sequence[Claim]) -> bool:
-        is_cached = tuple([id(claim.named) for claim in claims]) in self.names.limit_sets
-        return (not is_cached and bool(self._unregistered(claims))) or self._spans_slots(claims)
+        registered = self.names.registered
+        for claim in claims:
+            if id(claim.named) not in registered and registered_entry(self.names, claim.named) is None:
+                return True
+        return self._spans_slots(claims)
 
     def decide_many(self, asks: Sequence[Sequence[Claim]], max_wait_us: int | None = 0) -> list[Decision]:
         return self._run(self._decide_many(asks, max_wait_us))
@@ -340,17 +345,17 @@ class RedisStore(Store):
         remember: bool = False,
         not_before_us: int = 0,
     ) -> Decision:
-        asked, wait_us, given_us = checked(claims), patience_us(max_wait_us), self._given_us()
+        claims, wait_us, given_us = checked(claims), patience_us(max_wait_us), self._given_us()
         batcher, deadline = self.batchers.current(), None
-        if self._needs_plan(asked):
+        if self._needs_plan(claims):
             deadline = batcher.deadline()
-            unregistered = self._unregistered(asked)
+            unregistered = self._unregistered(claims)
             if unregistered:
                 await batcher.run_once(tuple(unregistered), lambda: self._register(unregistered, given_us), deadline)
-            if self._spans_slots(asked):
-                plan = self._decide(asked, wait_us, commit, given_us, not_before_us, remember)
+            if self._spans_slots(claims):
+                plan = self._decide(claims, wait_us, commit, given_us, not_before_us, remember)
                 return self._seen(await batcher.connections.run(plan, deadline))
-        request = encode_decide(self.names, asked, wait_us, commit, given_us, not_before_us, remember=remember)
+        request = encode_decide(self.names, claims, wait_us, commit, given_us, not_before_us, remember=remember)
         await batcher.submit(request, deadline)
         return self._seen(request.answer)
 
@@ -376,7 +381,5 @@ class RedisStore(Store):
 
 def _checked_client(server: object) -> Client:
     if not is_client(server):
-        raise ConfigurationError(
-            f"server: expected a URL such as 'redis://localhost:6379' or a redis-py client, got {server!r}"
-        )
+        raise ConfigurationError(f"server: expected a URL such as 'redis://localhost:6379' or a redis-py client, got {server!r}")
     return server  # type: ignore[return-value]

@@ -1,4 +1,4 @@
-"""Sticky sharding: each key has its home, and hot ones are leased from there."""
+"""A store over several stores, with each key on one of them."""
 
 from .store import ShardedStore
 

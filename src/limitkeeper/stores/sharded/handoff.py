@@ -1,13 +1,13 @@
-"""Moving live state when a shard comes or goes by plan, so that no counter starts anew.
+"""Hands the state of slots from one shard to others, so that no counter starts again.
 
-One shard hands over at a time, and only the slots that change home. Their doors are closed, decisions that are under way are
-waited for, every limit's keys in these slots are read from the old home, loaded into the new one and forgotten in the
-old; then the table points to the new home and the doors open. So a key is decided in one home at any moment, and never
-in both. Who asks for it meanwhile waits at the door: for as long as its old home needs to list its keys and the new homes to
-take theirs, and no longer than `pause`, after which it is told StoreTimeout. All other keys go on.
+One shard hands over at a time, and only the slots whose home changes. Their gates are closed, decisions in progress end,
+every limit's keys in these slots are read from the old home, loaded into the new ones and reset in the old; then the table
+points to the new homes and the gates open. So a key is decided in one home at any moment. Callers of such a key wait at the gate:
+for as long as the old home needs to list its keys and the new ones to load theirs, and no longer than `pause`; then they get
+StoreTimeout. All other keys are decided as usual.
 
-When a shard fails on the way, its slots stay where they were and the doors open; `rebalance()` carries on later.
-Times in a state are those of the old home's clock: shards whose clocks differ by d may grant rate × d more or less, once.
+When a shard fails on the way, its slots stay where they were and the gates open; `rebalance()` continues later. Times in a state
+are those of the old home's clock: shards whose clocks differ by d may grant rate × d more or less, once.
 """
 
 from __future__ import annotations
@@ -16,19 +16,23 @@ import asyncio
 import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
 from typing import Any, NamedTuple
 
 from ...algorithms.claim import Claim, NamedLimit
+from ...clock import Clock
 from ...errors import StoreError, StoreTimeout
+from .routing import Router, Shard
 from .slots import slot_of
 
 log = logging.getLogger("limitkeeper")
 #: Keys per call of `load` and `reset`.
 BATCH = 1000
+KeyState = tuple[str, Any]
 
 
 class Progress(NamedTuple):
-    """How far a move has come: the shard that hands over, keys moved so far, slots that have a new home, slots in all."""
+    """Progress of a move: the shard that hands over, keys moved so far, slots moved, slots in all."""
 
     shard: str
     keys: int
@@ -40,9 +44,11 @@ Listener = Callable[[Progress], object]
 
 
 class KeyGate:
-    """What those who ask for a key on its way wait at, in both colours."""
+    """What callers of a key that is being moved wait at, sync and async."""
 
-    def __init__(self) -> None:
+    def __init__(self, shard: str, clock: Clock) -> None:
+        self.shard = shard
+        self._clock = clock
         self._opened = threading.Event()
         self._lock = threading.Lock()
         self._tasks: list[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = []
@@ -54,11 +60,12 @@ class KeyGate:
         for loop, event in tasks:
             try:
                 loop.call_soon_threadsafe(event.set)
-            except RuntimeError:  # a loop that is closed has nobody left to wake
+            except RuntimeError:  # the loop is closed
                 pass
 
-    def wait(self, seconds: float) -> bool:
-        return self._opened.wait(seconds)
+    def wait_open(self, seconds: float) -> bool:
+        self._clock.sleep(seconds, self._opened)
+        return self._opened.is_set()
 
     async def await_open(self, seconds: float) -> bool:
         event = asyncio.Event()
@@ -66,74 +73,55 @@ class KeyGate:
             if self._opened.is_set():
                 return True
             self._tasks.append((asyncio.get_running_loop(), event))
-        try:
-            async with asyncio.timeout(seconds):
-                await event.wait()
-        except TimeoutError:
-            return False
-        return True
+        await self._clock.asleep(seconds, event)
+        return event.is_set()
 
 
-def drain(inside: Callable[[], int], seconds: float) -> None:
-    """Waits until those who were deciding when the doors closed are done."""
-    pause = threading.Event()
-    for wait in backing_off(seconds):
-        if not inside():
-            return
-        pause.wait(wait)
-    if inside():
-        raise StoreTimeout(f"decisions that began before the move are not done after {seconds:g} s; call rebalance() later")
-
-
-def backing_off(seconds: float) -> Iterator[float]:
-    """Waits that double up to 10 ms, and in all make so many seconds."""
+def drain(callers: Callable[[], int], seconds: float, clock: Clock) -> None:
+    """Waits until no caller is left, looking at intervals that double up to 10 ms."""
     wait = 0.000_05
-    while seconds > 0:
-        yield min(wait, seconds)
+    while callers():
+        if seconds <= 0:
+            raise StoreTimeout("decisions that began before the move are still in progress; call rebalance() later")
+        clock.sleep(min(wait, seconds))
         seconds -= wait
         wait = min(2 * wait, 0.01)
 
 
-def batches(items: Iterable[Any], size: int = BATCH) -> Iterator[list[Any]]:
-    batch: list[Any] = []
-    for item in items:
-        batch.append(item)
-        if len(batch) >= size:
-            yield batch
-            batch = []
-    if batch:
+def batches(pairs: Iterable[KeyState]) -> Iterator[list[KeyState]]:
+    remaining = iter(pairs)
+    while batch := list(islice(remaining, BATCH)):
         yield batch
 
 
 class Copy:
-    """What has been copied from one shard to others, so that it can be forgotten there or here."""
+    """The keys copied from one shard to others, so that they can be reset in the old home or in the new ones."""
 
-    def __init__(self, source: Any, targets: dict[int, Any], at: Callable[[NamedLimit, Any], NamedLimit]) -> None:
+    def __init__(self, source: Shard, targets: dict[int, Shard], router: Router) -> None:
         self.source = source
         self.targets = targets
-        self._at = at
-        self._moved: list[tuple[NamedLimit, Any, list[str]]] = []
         self.keys = 0
+        self._router = router
+        self._copied: list[tuple[NamedLimit, Shard, list[str]]] = []
 
-    def take(self, named: NamedLimit, told: Callable[[int], object]) -> None:
+    def copy_limit(self, named: NamedLimit, progress: Callable[[int], object]) -> None:
         """Loads one limit's keys into their new homes."""
-        found = self.source.store.items(self._at(named, self.source))
+        found = self.source.store.items(self._router.limit_at(named, self.source))
         for batch in batches((key, state) for key, state in found if slot_of(key) in self.targets):
-            homes: dict[Any, list[tuple[str, Any]]] = {}
+            by_home: dict[Shard, list[KeyState]] = {}
             for key, state in batch:
-                homes.setdefault(self.targets[slot_of(key)].number, []).append((key, state))
-            for pairs in homes.values():
-                target = self.targets[slot_of(pairs[0][0])]
-                self._moved.append((named, target, [key for key, _ in pairs]))
-                target.store.load(self._at(named, target), pairs)
+                by_home.setdefault(self.targets[slot_of(key)], []).append((key, state))
+            for target, pairs in by_home.items():
+                self._copied.append((named, target, [key for key, _ in pairs]))
+                target.store.load(self._router.limit_at(named, target), pairs)
             self.keys += len(batch)
-            told(self.keys)
+            progress(self.keys)
 
-    def forget(self, everywhere_new: bool) -> None:
-        """Forgets what was copied: in the new homes when it failed, in the old one when it is done."""
-        for named, target, keys in self._moved:
-            shard = target if everywhere_new else self.source
+    def reset(self, new_homes: bool) -> None:
+        """Resets what was copied: in the new homes after a failure, in the old one after a success."""
+        for named, target, keys in self._copied:
+            shard = target if new_homes else self.source
             try:
-                shard.store.reset([Claim(self._at(named, shard), key, 0) for key in keys])
-            except StoreError as error:  # what is left there tells of charges that were made: it only errs on the strict side
+                shard.store.reset([Claim(self._router.limit_at(named, shard), key, 0) for key in keys])
+            except StoreError as error:  # what stays there are charges that were made: it only errs on the strict side
                 log.warning("shard %r kept %d keys that have moved: %s", shard.name, len(keys), error)

@@ -1,283 +1,232 @@
-"""Who is a shard: lost ones, and planned changes that hand state over.
+"""Membership: the shards of a ShardedStore, planned changes that hand state over, and shards that are lost.
 
-The table of routing.py is what counts: a slot is decided where it points. Every change here is a change of that table, made
-slot by slot: at once where state may start anew, behind closed doors where it moves along (handoff.py).
+A slot is decided where the router's table points. Every change here is a change of that table, slot by slot: at once where
+state may start again, behind gates where it moves along (handoff.py).
 """
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 import logging
 import threading
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypedDict
 
 from ...algorithms.claim import NamedLimit
-from ...errors import ConfigurationError, StoreTimeout, StoreUnavailable
+from ...clock import Clock
+from ...errors import ConfigurationError, StoreUnavailable
+from ...rate import Duration
 from ..contract import Store
 from ..leased import LeasedStore
 from .handoff import Copy, KeyGate, Listener, Progress, drain
 from .hot_keys import HotKeys
-from .routing import Routed, Shard
+from .routing import Router, Shard
 from .slots import Members, homes
 
 log = logging.getLogger("limitkeeper")
 
 
-class Membership(Routed):
-    """The shards of a ShardedStore, and the table that says where each slot lives."""
+class LeaseOptions(TypedDict, total=False):
+    """Options of the LeasedStore of hot keys."""
 
-    def __init__(self, shards: Any, weights: Any, rehash: bool, hot_rate: int, leases: dict[str, Any], pause_us: int) -> None:
-        super().__init__()
+    lease: int
+    life: Duration
+
+
+class Membership:
+    """The shards by name, and the changes of the router's table."""
+
+    def __init__(
+        self,
+        router: Router,
+        shards: Mapping[str, Store] | Sequence[Store],
+        weights: Mapping[str, float],
+        rehash: bool,
+        hot_rate: int,
+        leases: LeaseOptions,
+        pause_us: int,
+        clock: Clock,
+    ) -> None:
         named = named_shards(shards)
-        unknown = set(weights or {}) - set(named)
+        unknown = set(weights) - set(named)
         if unknown:
             raise ConfigurationError(f"weights name {', '.join(sorted(map(str, unknown)))}; the shards are {', '.join(named)}")
+        self.router = router
+        self.clock = clock
+        self.pause_us = pause_us
+        self.budget_us = 0
+        self.lost: dict[str, Shard] = {}
         self._rehash = rehash
         self._hot_rate = hot_rate
         self._leases = leases
-        self._pause_us = pause_us
-        self._budget_us = 0
-        self._known: dict[Any, NamedLimit] = {}
+        self._limits: dict[tuple[str, str, str], NamedLimit] = {}
         self._numbers = itertools.count()
         self._changing = threading.RLock()
         self._writing = threading.RLock()
-        self._lost: dict[str, Shard] = {}
-        self._shards = {name: self._shard(name, store, (weights or {}).get(name, 1.0)) for name, store in named.items()}
-        self.local = all(shard.store.local for shard in self._shards.values())
-        self.table = [self._shards[name] for name in homes(self._members())]
+        self.shards = {name: self._make_shard(name, store, weights.get(name, 1.0)) for name, store in named.items()}
+        self.local = all(store.local for store in named.values())
+        router.table = [self.shards[name] for name in homes(self._members())]
 
-    def _shard(self, name: str, store: Store, weight: float) -> Shard:
+    def _make_shard(self, name: str, store: Store, weight: float) -> Shard:
         if isinstance(weight, bool) or not isinstance(weight, (int, float)) or not weight > 0:
-            raise ConfigurationError(f"shard {name!r}: a weight must be a number above 0, not {weight!r}")
-        far = self._hot_rate > 0 and not store.local
-        shard = Shard(next(self._numbers), name, float(weight), store, HotKeys(self._hot_rate) if far else None)
-        if far:
-            shard.leasing = Shard(next(self._numbers), name, float(weight), LeasedStore(store, **self._leases))
-            shard.leasing.base = shard
+            raise ConfigurationError(f"shard {name!r}: expected a weight above 0, got {weight!r}")
+        leases = self._hot_rate > 0 and not store.local
+        shard = Shard(next(self._numbers), name, float(weight), store, HotKeys(self._hot_rate) if leases else None)
+        if leases:
+            shard.leased = Shard(next(self._numbers), name, float(weight), LeasedStore(store, **self._leases))
+            shard.leased.base = shard
         return shard
 
-    def _hurry(self, shard: Shard) -> bool:
-        """Asks a shard for a quarter of the budget; whoever leases from it asks it for less."""
-        return bool((shard.leasing or shard).store.answers_within(self._budget_us // 4))
-
-    def _tell(self, limit: NamedLimit, shard: Shard) -> None:
-        """Lets a shard know a limit, and whoever leases from it."""
-        shard.store.register(self.at(limit, shard))
-        if shard.leasing is not None:
-            shard.leasing.store.register(self.at(limit, shard.leasing))
-
     def _members(self) -> Members:
-        return tuple((name, shard.weight) for name, shard in self._shards.items() if name not in self._lost)
+        return tuple((name, shard.weight) for name, shard in self.shards.items() if name not in self.lost)
 
-    @property
-    def shards(self) -> dict[str, Store]:
-        """The stores by their names."""
-        return {name: shard.store for name, shard in self._shards.items()}
+    def outer_stores(self) -> list[Store]:
+        """The store of each shard, or the LeasedStore around it, which passes on deadlines and closing."""
+        return [(shard.leased or shard).store for shard in self.shards.values()]
 
-    @property
-    def lost(self) -> list[str]:
-        """Names of shards that could not be reached and whose keys went elsewhere; `restore` brings one back."""
-        return list(self._lost)
+    def register(self, limit: NamedLimit) -> None:
+        self._limits[limit.identity] = limit
+        for shard in self.shards.values():
+            self._register_at(limit, shard)
 
-    def home_of(self, key: str) -> str:
-        """The name of the shard on which a key lives."""
-        return str(self.home(key).name)
+    def _register_at(self, limit: NamedLimit, shard: Shard) -> None:
+        shard.store.register(self.router.limit_at(limit, shard))
+        if shard.leased is not None:
+            shard.leased.store.register(self.router.limit_at(limit, shard.leased))
 
-    def hot_keys(self) -> dict[str, int]:
-        """The keys that are hot now, with their hits a second from this process."""
-        found: dict[str, int] = {}
-        for shard in self._shards.values():
-            found |= shard.heavy.hot if shard.heavy is not None else {}
-        return found
+    def answers_within(self, budget_us: int) -> bool:
+        """A quarter of the budget for every call of a shard, and for waiting at a gate: two phases make several calls."""
+        self.budget_us = budget_us
+        self.pause_us = min(self.pause_us, budget_us // 4)
+        promises = [store.answers_within(budget_us // 4) for store in self.outer_stores()]  # all of them are asked
+        return all(promises)
 
-    # Doors and losses ---------------------------------------------------------------------------------------------------
-
-    def elsewhere(self, shard: Any, lost: Any) -> None:
-        if lost is not None:
-            self._lose(shard, lost)
-        elif not shard.gate.wait(self._pause_us / 1e6):
-            raise self._too_long(shard)
-
-    async def _aelsewhere(self, shard: Any, lost: Any) -> None:
-        if lost is not None:
-            self._lose(shard, lost)
-        elif not await shard.gate.await_open(self._pause_us / 1e6):
-            raise self._too_long(shard)
-
-    def _too_long(self, shard: Shard) -> StoreTimeout:
-        return StoreTimeout(
-            f"shard {shard.name!r} is handing keys over, and this one was not there after {self._pause_us / 1e6:g} s; "
-            "try again, or give ShardedStore a longer pause="
-        )
-
-    def _lose(self, shard: Shard, error: StoreUnavailable) -> None:
-        """A shard can't be reached: its keys fail, or go to the next shard."""
+    def lose(self, shard: Shard, error: StoreUnavailable) -> None:
+        """Handles a shard that can't be reached: raises, or points its slots to the next shards."""
+        shard = shard.base or shard
         if not self._rehash:
             raise StoreUnavailable(
                 f"shard {shard.name!r}: {error} (its keys fail until it is back; on_loss='rehash' sends them to the next shard)"
             ) from error
         with self._writing:
-            if shard.name not in self._lost:
-                log.warning("shard %r is lost, its keys start anew on the next: %s", shard.name, error)
-                self._lost[shard.name] = shard
-            left = self._members()
-            if not left:
+            if shard.name not in self.lost:
+                log.warning("shard %r is lost; its keys start again on the next shards: %s", shard.name, error)
+                self.lost[shard.name] = shard
+            members = self._members()
+            if not members:
                 raise StoreUnavailable(f"every shard is lost, the last was {shard.name!r}: {error}") from error
-            for slot, name in enumerate(homes(left)):
-                if self.table[slot] is shard:
-                    self.table[slot] = self._shards[name]
+            table = self.router.table
+            self._point({slot: self.shards[name] for slot, name in enumerate(homes(members)) if table[slot] is shard})
 
-    # Planned changes ----------------------------------------------------------------------------------------------------
+    # Planned changes --------------------------------------------------------------------------------------------
 
-    def add(
-        self, name: str, store: Store, weight: float = 1.0, *, handoff: bool = True, progress: Listener | None = None
-    ) -> None:
-        """Adds a shard; the keys of the slots it wins move there, from one shard after the other. Without `handoff` they
-        start anew."""
+    def add(self, name: str, store: Store, weight: float, handoff: bool, progress: Listener | None) -> None:
         with self._changing:
-            if name in self._shards:
+            if name in self.shards:
                 raise ConfigurationError(f"there is a shard {name!r} already; remove it first, or give this one another name")
             named_shards({name: store})
             if self.local and not store.local:
-                raise ConfigurationError(f"shard {name!r} is far away and all others are near; make a new ShardedStore of them")
-            shard = self._shard(name, store, weight)
-            if self._budget_us:
-                self._hurry(shard)
-            for limit in tuple(self._known.values()):
-                self._tell(limit, shard)
-            self._shards = {**self._shards, name: shard}
-            self.rebalance(handoff=handoff, progress=progress)
+                raise ConfigurationError(f"shard {name!r} is remote and all others are local; make a new ShardedStore of them")
+            shard = self._make_shard(name, store, weight)
+            if self.budget_us:
+                (shard.leased or shard).store.answers_within(self.budget_us // 4)
+            for limit in tuple(self._limits.values()):
+                self._register_at(limit, shard)
+            self.shards = {**self.shards, name: shard}
+            self.rebalance(handoff, progress)
 
-    def remove(self, name: str, *, handoff: bool = True, progress: Listener | None = None) -> Store:
-        """Takes a shard out, its keys moving to the others; answers with its store, which is the caller's to close."""
+    def remove(self, name: str, handoff: bool, progress: Listener | None) -> Store:
         with self._changing:
-            shard = self._shards.get(name)
+            shard = self.shards.get(name)
             if shard is None:
-                raise ConfigurationError(f"there is no shard {name!r}; there are {', '.join(self._shards)}")
-            left = {other: kept for other, kept in self._shards.items() if other != name}
-            if not left:
+                raise ConfigurationError(f"there is no shard {name!r}; there are {', '.join(self.shards)}")
+            others = {other: kept for other, kept in self.shards.items() if other != name}
+            if not others:
                 raise ConfigurationError(f"{name!r} is the last shard; a ShardedStore needs at least one")
-            self._shards = left
-            self._lost.pop(name, None)
+            self.shards = others
+            self.lost.pop(name, None)
             try:
-                self.rebalance(handoff=handoff, progress=progress)
+                self.rebalance(handoff, progress)
             except BaseException:
-                self._shards = {**left, name: shard}  # part of its keys may have moved; removing it again carries on
+                self.shards = {**others, name: shard}  # part of its keys may have moved; removing it again continues
                 raise
-            return shard.store  # type: ignore[no-any-return]
+            return shard.store
 
-    def restore(self, name: str, *, handoff: bool = True, progress: Listener | None = None) -> None:
-        """A lost shard is back: its keys return, with the state that they have where they went."""
+    def restore(self, name: str, handoff: bool, progress: Listener | None) -> None:
         with self._changing:
-            if name not in self._lost:
-                raise ConfigurationError(f"shard {name!r} is not lost; lost are: {', '.join(self._lost) or 'none'}")
-            shard = self._lost.pop(name)
-            for limit in tuple(self._known.values()):
-                self._tell(limit, shard)
-            self.rebalance(handoff=handoff, progress=progress)
+            if name not in self.lost:
+                raise ConfigurationError(f"shard {name!r} is not lost; lost are: {', '.join(self.lost) or 'none'}")
+            shard = self.lost.pop(name)
+            for limit in tuple(self._limits.values()):
+                self._register_at(limit, shard)
+            self.rebalance(handoff, progress)
 
-    def rebalance(self, *, handoff: bool = True, progress: Listener | None = None) -> None:
-        """Moves every slot that is not on its shard to it; carries on with a move that failed half-way."""
+    def rebalance(self, handoff: bool, progress: Listener | None) -> None:
         with self._changing:
             moves: dict[Shard, dict[int, Shard]] = {}
             for slot, name in enumerate(homes(self._members())):
-                if self.table[slot].name != name:
-                    moves.setdefault(self.table[slot], {})[slot] = self._shards[name]
+                if self.router.table[slot].name != name:
+                    moves.setdefault(self.router.table[slot], {})[slot] = self.shards[name]
             done, of = 0, sum(map(len, moves.values()))
-            for source, targets in moves.items():
-                keys = self._move(source, targets, Told(progress, source.name, done, of)) if handoff else self._point(targets)
-                done += len(targets)
+
+            def report(keys: int) -> None:
                 if progress is not None:
                     progress(Progress(source.name, keys, done, of))
 
-    def _move(self, source: Shard, targets: dict[int, Shard], told: Told) -> int:
-        """One shard hands slots over: close, wait for those under way, copy, point, open, forget."""
-        door = Shard(-1, source.name, 1.0, None)
-        door.gate = KeyGate()
-        copy = Copy(source, targets, self.at)
-        moved = False
+            for source, targets in moves.items():
+                copy = Copy(source, targets, self.router)
+                if handoff:
+                    self._hand_over(copy, report)
+                else:
+                    self._point(targets)
+                done += len(targets)
+                report(copy.keys)
+
+    def _hand_over(self, copy: Copy, report: Callable[[int], None]) -> None:
+        """One shard hands slots over: close the gate, wait for callers, copy, point, open, reset."""
+        source, targets = copy.source, copy.targets
+        gate = KeyGate(source.name, self.clock)
+        copied = False
         try:
-            self._wait_for_those_inside(dict.fromkeys(targets, door))
-            give_leases_back(source)
-            for limit in tuple(self._known.values()):
-                copy.take(limit, told.keys)
-            moved = True
+            self._close_gate(dict.fromkeys(targets, Shard(-1, source.name, 1.0, None, gate=gate)))
+            if source.leased is not None and isinstance(source.leased.store, LeasedStore):
+                source.leased.store.return_all()  # what hot keys still hold of the shard
+            for limit in tuple(self._limits.values()):
+                copy.copy_limit(limit, report)
+            copied = True
         finally:
-            self._point(targets if moved else dict.fromkeys(targets, source))
-            door.gate.open()
-            copy.forget(everywhere_new=not moved)
-        return copy.keys
+            self._point(targets if copied else dict.fromkeys(targets, source))
+            gate.open()
+            copy.reset(new_homes=not copied)
 
-    def _wait_for_those_inside(self, doors: dict[int, Shard]) -> None:
-        """Closes doors, and returns when everybody who came before is done. What an earlier, broken off move left is waited
-        for first, so that the counter to which newcomers are sent holds nobody else."""
-        seconds = max(1.0, self._pause_us / 1e6)
-        drain(lambda: self.within(1 - self.side), seconds)
-        self._point(doors)
-        side = self.turn_side()
-        drain(lambda: self.within(side), seconds)
+    def _close_gate(self, gates: dict[int, Shard]) -> None:
+        """Returns when all callers that came before the gate have left. Those that an earlier, interrupted move did not wait for
+        are waited for first, so that the counter to which new callers are sent holds no others."""
+        seconds = max(1.0, self.pause_us / 1e6)
+        router = self.router
+        drain(lambda: router.callers(1 - router.side), seconds, self.clock)
+        self._point(gates)
+        side = router.switch_side()
+        drain(lambda: router.callers(side), seconds, self.clock)
 
-    def _point(self, targets: Mapping[int, Shard]) -> int:
+    def _point(self, targets: Mapping[int, Shard]) -> None:
         with self._writing:
             for slot, shard in targets.items():
-                self.table[slot] = shard
-        return 0
-
-    async def aadd(
-        self, name: str, store: Store, weight: float = 1.0, *, handoff: bool = True, progress: Listener | None = None
-    ) -> None:
-        """As `add`, in a thread: decisions of this loop go on. `progress` is called in that thread."""
-        await asyncio.to_thread(self.add, name, store, weight, handoff=handoff, progress=progress)
-
-    async def aremove(self, name: str, *, handoff: bool = True, progress: Listener | None = None) -> Store:
-        """As `remove`, in a thread."""
-        return await asyncio.to_thread(self.remove, name, handoff=handoff, progress=progress)
-
-    async def arestore(self, name: str, *, handoff: bool = True, progress: Listener | None = None) -> None:
-        """As `restore`, in a thread."""
-        await asyncio.to_thread(self.restore, name, handoff=handoff, progress=progress)
-
-    async def arebalance(self, *, handoff: bool = True, progress: Listener | None = None) -> None:
-        """As `rebalance`, in a thread."""
-        await asyncio.to_thread(self.rebalance, handoff=handoff, progress=progress)
+                self.router.table[slot] = shard
 
 
-def named_shards(shards: Any) -> dict[str, Store]:
-    """Stores by name; those of a list are called by their positions."""
-    named = dict(shards) if isinstance(shards, Mapping) else {str(i): store for i, store in enumerate(listed(shards))}
+def named_shards(shards: object) -> dict[str, Store]:
+    """Stores by name; those of a list are named by their positions."""
+    if isinstance(shards, (str, bytes, Store)) or not isinstance(shards, (Mapping, Sequence)):
+        raise ConfigurationError(f"shards: expected a list of stores or a mapping of names to stores, got {shards!r}")
+    named = dict(shards) if isinstance(shards, Mapping) else {str(i): store for i, store in enumerate(shards)}
     if not named:
         raise ConfigurationError("a ShardedStore needs at least one shard")
     for name, store in named.items():
         if not isinstance(name, str) or not name:
-            raise ConfigurationError(f"a shard's name must be a text, not {name!r}")
+            raise ConfigurationError(f"a shard's name must be a string that is not empty, got {name!r}")
         if not isinstance(store, Store):
-            raise ConfigurationError(f"shard {name!r} must be a store, not {store!r}; store_from_url(…) makes one of a URL")
+            raise ConfigurationError(f"shard {name!r}: expected a store, got {store!r}; store_from_url(…) makes one of a URL")
     if len({id(store) for store in named.values()}) < len(named):
         raise ConfigurationError("the same store is named as two shards; name it once, with a weight")
     return named
-
-
-def listed(shards: Any) -> Sequence[Any]:
-    if isinstance(shards, (str, bytes, Store)) or not isinstance(shards, Sequence):
-        raise ConfigurationError(f"shards are a list of stores or a mapping of names to stores, not {shards!r}")
-    return shards
-
-
-def give_leases_back(shard: Shard) -> None:
-    """What hot keys still hold of a shard goes back before its state is handed over."""
-    if shard.leasing is not None:
-        shard.leasing.store.return_all()
-
-
-class Told:
-    """Tells how far a move has come, a batch of keys at a time."""
-
-    def __init__(self, progress: Listener | None, shard: str, slots: int, of: int) -> None:
-        self._progress = progress
-        self._shard, self._slots, self._of = shard, slots, of
-
-    def keys(self, moved: int) -> None:
-        if self._progress is not None:
-            self._progress(Progress(self._shard, moved, self._slots, self._of))

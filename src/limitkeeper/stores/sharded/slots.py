@@ -1,16 +1,16 @@
-"""Which shard a key lives on: consistent hashing, as a table of slots whose homes are drawn by lot.
+"""Maps a key to its shard: consistent hashing through a table of 16 384 slots.
 
-A key's slot is a hash of its text, one of 16 384. For every slot each shard draws a number (from SHAKE-128 of the shard's
-name), an exponential one divided by the shard's weight; the smallest draw is the slot's home (rendezvous hashing). So a
-shard that comes or goes changes only the slots that it wins or held: its share, weight / sum of weights, and no other. The second
-smallest draw is where a slot goes when its home is lost.
+The slot of a key is a hash of its text. For every slot each shard draws a number (from SHAKE-128 of the shard's name),
+exponentially distributed and divided by the shard's weight; the shard with the smallest draw is the slot's home (rendezvous
+hashing). So a shard that is added or removed changes only the slots that it wins or held: its share, weight / sum of weights. The
+second smallest draw is where a slot goes when its home is lost.
 
-The same text has the same home in every process and on every machine: nothing depends on Python's own hash, on a secret,
-or on the order in which the shards were named.
+The same key has the same home in every process and on every machine: nothing depends on Python's own hash, on a secret, or on
+the order in which the shards are named.
 
-Rejected, measured with 4 shards and 100 000 keys: uhashring (the kept library of the field), 1.8 to 2.1 µs a lookup and
-shares up to 19 % off, where a slot takes 0.3 to 0.5 µs as plain Python and shares are up to 1.6 % off; a ring with bisect
-needs a thousand points a shard for that. Jump hashing can only lose its last shard.
+Rejected, measured with 4 shards and 100 000 keys: uhashring (1.8 to 2.1 µs a lookup and shares up to 19 % off, where a slot takes
+0.3 to 0.5 µs as plain Python and shares are up to 1.6 % off); a ring with bisect (it needs a thousand points a shard for
+that); jump hashing (it can only remove its last shard).
 """
 
 from __future__ import annotations
@@ -31,22 +31,22 @@ Members = tuple[tuple[str, float], ...]
 
 
 def slot_of(key: str) -> int:
-    """The slot of a key. CRC-32 alone is linear, so that keys of a pattern could meet; the multiplication breaks that."""
+    """The slot of a key. CRC-32 alone is linear, so that keys of a pattern could collide; the multiplication breaks that."""
     return crc32(key.encode("utf-8", "surrogatepass")) * 0x9E3779B1 >> 18 & 16_383
 
 
 @lru_cache(maxsize=256)
 def draws(name: str, weight: float) -> tuple[float, ...]:
-    """What a shard draws for each slot; the smallest wins."""
-    lots = hashlib.shake_128(name.encode("utf-8", "surrogatepass")).digest(8 * SLOTS)
-    return tuple([-math.log((lot + 1) * 2.0**-64) / weight for lot in struct.unpack(f"<{SLOTS}Q", lots)])
+    """The draw of a shard for each slot; the smallest wins."""
+    drawn = hashlib.shake_128(name.encode("utf-8", "surrogatepass")).digest(8 * SLOTS)
+    return tuple([-math.log((number + 1) * 2.0**-64) / weight for number in struct.unpack(f"<{SLOTS}Q", drawn)])
 
 
 @lru_cache(maxsize=64)
 def homes(members: Members) -> tuple[str, ...]:
     """The name of each slot's home."""
     if not members:
-        raise ConfigurationError("no shard is left: a ShardedStore needs at least one")
+        raise ConfigurationError("a ShardedStore needs at least one shard that is not lost")
     ordered = sorted(members)
     names = [name for name, _ in ordered]
     rows = zip(*[draws(name, weight) for name, weight in ordered], strict=True)

@@ -1,197 +1,167 @@
-"""A decision whose keys live on several shards: two steps instead of one.
+"""Decides claims that are on several shards, all or nothing, in two phases.
 
-Take, then join. Every shard is asked for its own claims, now. When all grant, that is the decision: one call each. When one
-refuses, the others give back what they charged, every claim is looked at (nothing stored), and the limit with the longest
-retry speaks, as within one store. With patience the looks say when each claim could start; the latest of these is the common
-start, and every shard is charged at it.
+Charge, then join. Every shard is asked to charge its own claims now. When all allow it, that is the decision: one call each. When
+one refuses, the others give back what they charged, every claim is peeked at, and the limit with the longest retry decides, as
+within one store. With a `max_wait` the peeks say when each claim could start; the latest of these is the common start, and every
+shard is charged with `not_before_us` at it. When another caller came in between and a shard's start is later than that, all are
+moved to it.
 
-A store charges at its own earliest start, so a shard that could start earlier is held back by a *pacer*: one more claim in the
-same call, on a bucket of one token a microsecond that has just been loaded so that its token is there at the common start and
-not before. When somebody came in between and a shard's start is later than that, all are moved there.
+Shards may have clocks of their own: starts are compared as waits since the moment at which each shard was peeked at, never as
+absolute times, and each shard gives back at its own start.
 
-Shards may have clocks of their own: starts are compared as waits from the moment at which each shard was looked at, never as
-times of day, and each shard is given back at its own start.
-
-Never more than the limits is admitted. What is charged on some shards only, because the caller died between two of them or
-a shard failed while it gave back, is at most the cost of that one decision, and is as lost as a hit that was never used.
-While two steps are under way others may be refused what is given back a moment later.
-
-The steps are a generator of calls, so that both colours share them: the sync one makes the calls one after the other, the
-async one all calls of a step at once.
+Never more than the limits is admitted. What is charged on some shards only, because the caller died between two calls or a shard
+failed while it gave back, is at most the cost of that one decision, and is lost like a hit that was never used. Meanwhile
+other callers may be refused what is given back a moment later.
 """
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from ...algorithms.claim import Claim
 from ...decision import Decision, Decisions
 from ...errors import StoreError
-from .steps import Call, Step, Steps, fine
+from ..sans_io import Call, Plan, UntilRefused
+from .routing import Shard
 
-#: How often a decision is tried again when others come in between, before it is refused.
+#: How often a decision is tried again when other callers come in between, before it is refused.
 ROUNDS = 8
-_pacers = itertools.count()
 
 
 class ShardGroup(NamedTuple):
-    """The claims of one decision that live on one shard, and where they stand in the decision."""
+    """The claims of one decision that are on one shard, and their positions in the decision."""
 
-    shard: Any
+    shard: Shard
     claims: list[Claim]
-    places: list[int]
+    positions: list[int]
 
 
-class Joined(NamedTuple):
-    """The decision, and where it was charged: (group, start of its charge)."""
+class Charge(NamedTuple):
+    """A group that was charged, and the Decision of its shard."""
+
+    group: ShardGroup
+    decision: Decision
+
+
+class Outcome(NamedTuple):
+    """The joined decision, and what was charged for it."""
 
     decision: Decision
-    charged: list[tuple[ShardGroup, int]]
+    charges: list[Charge]
 
 
-def decide(groups: Sequence[ShardGroup], max_wait_us: int | None, commit: bool, tag: str) -> Steps:
-    """The steps of one decision; ends with a `Joined`. `tag` makes pacers of this process its own."""
-    for group in groups:
-        if not all(group.shard.store.can_reserve(claim.limit) for claim in group.claims):
-            max_wait_us = 0  # one that can't reserve makes all of them answer for now
-    found: list[Decision] = []
+def plan_decision(groups: Sequence[ShardGroup], max_wait_us: int | None, commit: bool, not_before_us: int) -> Plan[Outcome]:
+    """The calls of one decision."""
+    if not all(group.shard.store.can_reserve(claim.limit) for group in groups for claim in group.claims):
+        max_wait_us = 0  # a limit that can't reserve makes all of them decide for now
+    parts: list[Decision] = []
     for _ in range(ROUNDS):
         if commit:
-            charged = yield from take(groups, [Call(g.shard, "decide", (g.claims, 0)) for g in groups])
-            if charged is not None:
-                return joined(groups, charged)
-        found = yield from look(groups, max_wait_us)
-        common = max(part.wait_us for part in found)
-        found = [held(part, claim, common) for part, claim in zip(found, in_order(groups), strict=True)]
-        if not commit or not all(found):
-            return Joined(together(found, all(found), common), [])
-        if common:
-            charged = yield from take_at(groups, found, common, max_wait_us, tag)
-            if charged is not None:
-                return joined(groups, charged)
-    return Joined(together([refused(part) for part in found], False, 0), [])  # it fits, but others were always quicker
+            options = {"not_before_us": not_before_us}
+            charges = yield from charge(groups, [Call(g.shard, "decide", (g.claims, 0), options) for g in groups])
+            if charges is not None:
+                return join_charges(charges)
+        parts = yield from peek(groups, max_wait_us, not_before_us)
+        wait_us = max(part.wait_us for part in parts)
+        parts = [refuse_beyond_horizon(part, claim, wait_us) for part, claim in zip(parts, in_order(groups), strict=True)]
+        if not commit or not all(parts):
+            return Outcome(Decisions.join(parts, wait_us), [])
+        if wait_us:
+            charges = yield from charge_at(groups, parts, wait_us, max_wait_us)
+            if charges is not None:
+                return join_charges(charges)
+    return Outcome(Decisions.join([refused(part, 1) for part in parts]), [])  # it fits, but other callers were always first
 
 
-# Taking ----------------------------------------------------------------------------------------------------------------
-
-
-def take(groups: Sequence[ShardGroup], calls: list[Call]) -> Steps:
-    """Charges every group, or none: the decisions of all, or None when one refused."""
-    answers = yield Step(calls, eager=True)
-    granted = [isinstance(answer, Decision) and bool(answer) for answer in answers]
-    if len(answers) == len(calls) and all(granted):
-        return answers
-    yield from give_back([(group, answer) for group, answer, taken in zip(groups, answers, granted, strict=False) if taken])
-    fine(answers)
+def charge(groups: Sequence[ShardGroup], calls: Sequence[Call]) -> Plan[list[Charge] | None]:
+    """Charges every group or none; None when one refused."""
+    answers = yield UntilRefused(calls)
+    charges = [Charge(group, a) for group, a in zip(groups, answers, strict=False) if isinstance(a, Decision) and a]
+    if len(charges) == len(groups):
+        return charges
+    yield from give_back(charges)
+    raise_failure(answers)
     return None
 
 
-def give_back(charged: Sequence[tuple[ShardGroup, Decision]]) -> Steps:
-    """Takes charges away again, each at its own start. A shard that fails at it keeps the charge."""
-    if charged:
-        yield Step([Call(group.shard, "give_back", (group.claims, decision.start_us)) for group, decision in charged])
-
-
-def take_at(groups: Sequence[ShardGroup], found: list[Decision], common: int, max_wait_us: int | None, tag: str) -> Steps:
-    """Charges every group `common` microseconds after it was looked at; None when somebody came in between."""
-    begun = [found[group.places[0]].start_us - found[group.places[0]].wait_us for group in groups]
-    own = [max(found[place].wait_us for place in group.places) for group in groups]
-    paced: list[Decision | None] = [None] * len(groups)
+def charge_at(
+    groups: Sequence[ShardGroup], parts: Sequence[Decision], wait_us: int, max_wait_us: int | None
+) -> Plan[list[Charge] | None]:
+    """Charges every group `wait_us` after it was peeked at, or later where another caller came in between; None when one
+    refused."""
+    peeked_at = [parts[group.positions[0]].start_us - parts[group.positions[0]].wait_us for group in groups]
+    charges: dict[int, Charge] = {}
     for _ in range(ROUNDS):
-        late = [i for i, decision in enumerate(paced) if decision is None or decision.start_us - begun[i] < common]
-        if not late:
-            return paced
-        yield from give_back([(groups[i], decision) for i in late if (decision := paced[i]) is not None])
-        slow = [i for i in late if paced[i] is not None or own[i] < common]
-        pacers = {i: f"{tag}{next(_pacers)}" for i in slow}
-        answers = yield Step([pace(groups[i].shard, pacers[i], begun[i], common) for i in slow])
-        failed = [answer for answer in answers if isinstance(answer, StoreError)]
-        if not failed:
-            calls = [Call(groups[i].shard, "decide", (paced_claims(groups[i], pacers.get(i)), max_wait_us)) for i in late]
-            answers = yield Step(calls)
-            failed = [answer for answer in answers if isinstance(answer, StoreError)]
-        kept = [(groups[i], decision) for i, decision in enumerate(paced) if decision is not None and i not in late]
-        if failed or not all(answers):
-            if len(answers) == len(late):
-                kept += [(groups[i], a) for i, a in zip(late, answers, strict=True) if isinstance(a, Decision) and a]
-            yield from give_back(kept)
-            if failed:
-                raise failed[0]
+        early = [i for i in range(len(groups)) if i not in charges or charges[i].decision.start_us < peeked_at[i] + wait_us]
+        if not early:
+            return [charges[i] for i in range(len(groups))]
+        yield from give_back([charges.pop(i) for i in early if i in charges])
+        starts = [{"not_before_us": peeked_at[i] + wait_us} for i in early]
+        calls = [
+            Call(groups[i].shard, "decide", (groups[i].claims, max_wait_us), start)
+            for i, start in zip(early, starts, strict=True)
+        ]
+        answers = yield calls
+        charges |= {i: Charge(groups[i], a) for i, a in zip(early, answers, strict=True) if isinstance(a, Decision) and a}
+        if len(charges) < len(groups):
+            yield from give_back(charges.values())
+            raise_failure(answers)
             return None
-        for i, answer in zip(late, answers, strict=True):
-            paced[i] = answer
-        common = max(decision.start_us - begun[i] for i, decision in enumerate(paced) if decision is not None)
-    yield from give_back([(group, decision) for group, decision in zip(groups, paced, strict=True) if decision is not None])
+        wait_us = max(charge.decision.start_us - peeked_at[i] for i, charge in charges.items())
+    yield from give_back(charges.values())
     return None
 
 
-def pace(shard: Any, key: str, begun_us: int, wait_us: int) -> Call:
-    """Loads a pacer whose token is there so long after that moment of the shard's clock."""
-    return Call(shard, "load", (shard.pacer, [(key, (begun_us, wait_us, 0))]))
+def give_back(charges: Iterable[Charge]) -> Plan[None]:
+    """Gives charges back, each at its own start. A shard that fails at it keeps the charge."""
+    calls = [Call(group.shard, "give_back", (group.claims, decision.start_us, decision.source)) for group, decision in charges]
+    if calls:
+        yield calls
 
 
-def paced_claims(group: ShardGroup, pacer: str | None) -> list[Claim]:
-    return group.claims if pacer is None else [*group.claims, Claim(group.shard.pacer, pacer, 1)]
-
-
-# Looking -----------------------------------------------------------------------------------------------------------------
-
-
-def look(groups: Sequence[ShardGroup], max_wait_us: int | None) -> Steps:
-    """What each claim would be told on its own now, in order; nothing is stored."""
-    places = [place for group in groups for place in group.places]
-    calls = [Call(g.shard, "decide", ([claim], max_wait_us), {"commit": False}) for g in groups for claim in g.claims]
-    answers = fine((yield Step(calls)))
-    return [answer for _, answer in sorted(zip(places, answers, strict=True), key=lambda pair: pair[0])]
+def peek(groups: Sequence[ShardGroup], max_wait_us: int | None, not_before_us: int) -> Plan[list[Decision]]:
+    """The decision on each claim by itself, in order, without charging."""
+    positions = [position for group in groups for position in group.positions]
+    options = {"commit": False, "not_before_us": not_before_us}
+    calls = [Call(group.shard, "decide", ([claim], max_wait_us), options) for group in groups for claim in group.claims]
+    answers = raise_failure((yield calls))
+    return [answer for _, answer in sorted(zip(positions, answers, strict=True), key=lambda pair: pair[0])]
 
 
 def in_order(groups: Sequence[ShardGroup]) -> list[Claim]:
-    """All claims as they stand in the decision."""
-    pairs = [pair for group in groups for pair in zip(group.places, group.claims, strict=True)]
+    """All claims in the order of the decision."""
+    pairs = [pair for group in groups for pair in zip(group.positions, group.claims, strict=True)]
     return [claim for _, claim in sorted(pairs, key=lambda pair: pair[0])]
 
 
-def held(part: Decision, claim: Claim, common: int) -> Decision:
-    """Refused, when the common start is further away than this limit can count."""
+def refuse_beyond_horizon(part: Decision, claim: Claim, wait_us: int) -> Decision:
+    """Refused when the common start is further away than this limit can count."""
     limit = claim.limit.limit
     now_us = part.start_us - part.wait_us
-    far = limit.gain > 0 and (now_us + common) // limit.tick - now_us // limit.tick > limit.horizon
-    if not part or claim.cost == 0 or not common or not far:
+    is_beyond = limit.gain > 0 and (now_us + wait_us) // limit.tick - now_us // limit.tick > limit.horizon
+    if not part or claim.cost == 0 or not wait_us or not is_beyond:
         return part
-    return refused(part, common - limit.horizon * limit.tick)
+    return refused(part, wait_us - limit.horizon * limit.tick)
 
 
-def refused(part: Decision, retry_us: int = 1) -> Decision:
+def refused(part: Decision, retry_us: int) -> Decision:
     now_us = part.start_us - part.wait_us
-    return Decision(False, part.limit, part.remaining, retry_us, part.reset_us, 0, now_us, part.name)
+    return Decision(False, part.limit, part.remaining, retry_us, part.reset_us, 0, now_us, part.name, part.source)
 
 
-# Joining -----------------------------------------------------------------------------------------------------------------
-
-
-def joined(groups: Sequence[ShardGroup], charged: Sequence[Decision]) -> Joined:
+def join_charges(charges: list[Charge]) -> Outcome:
     """One decision out of those of all shards."""
     parts: dict[int, Decision] = {}
-    for group, decision in zip(groups, charged, strict=True):
-        parts |= dict(zip(group.places, decision.decisions, strict=False))  # a pacer, which comes last, has no place
-    wait_us = max(decision.wait_us for decision in charged)
-    decision = together([parts[place] for place in sorted(parts)], True, wait_us)
-    return Joined(decision, [(group, answer.start_us) for group, answer in zip(groups, charged, strict=True)])
+    for group, decision in charges:
+        parts |= dict(zip(group.positions, decision.decisions, strict=True))
+    wait_us = max(charge.decision.wait_us for charge in charges)
+    return Outcome(Decisions.join([parts[position] for position in sorted(parts)], wait_us), charges)
 
 
-def together(parts: list[Decision], allowed: bool, wait_us: int) -> Decision:
-    """Refused, the limit with the longest retry speaks; allowed, the one closest to its end."""
-    speaker = parts[0]
-    for part in parts[1:]:
-        if allowed:
-            if part.remaining * speaker.limit < speaker.remaining * part.limit:
-                speaker = part
-        elif speaker.retry_us >= 0 and (part.retry_us < 0 or part.retry_us > speaker.retry_us):
-            speaker = part
-    wait_us = wait_us if allowed else 0
-    start_us = parts[0].start_us - parts[0].wait_us + wait_us
-    return Decisions(
-        parts, allowed, speaker.limit, speaker.remaining, speaker.retry_us, speaker.reset_us, wait_us, start_us, speaker.name
-    )
+def raise_failure(answers: list[Any]) -> list[Any]:
+    """The answers of several calls, when none failed."""
+    for answer in answers:
+        if isinstance(answer, StoreError):
+            raise answer
+    return answers

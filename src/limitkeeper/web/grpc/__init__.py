@@ -1,8 +1,8 @@
 """gRPC server interceptors: `grpc.server(…, interceptors=[RateLimitInterceptor("limitkeeper.yaml")])`, and one for `grpc.aio`.
 
 A call is a request of method POST whose path is "/package.Service/Method" and whose headers are its metadata. A refused call ends
-with RESOURCE_EXHAUSTED (UNAVAILABLE where the service is at fault) and says exactly when to come back; neither its message is
-deserialised nor its handler called.
+with RESOURCE_EXHAUSTED (UNAVAILABLE where the service is at fault) and its exact retry delay; its message is not deserialised and
+its handler not called.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ try:
     from .aio import AsyncRateLimitInterceptor
     from .threads import RateLimitInterceptor
 except ModuleNotFoundError as error:
-    raise ConfigurationError(f"gRPC needs {error.name}, which is not here: pip install 'limitkeeper[grpc]'") from error
+    raise ConfigurationError(f"gRPC needs {error.name}, which is not installed: pip install 'limitkeeper[grpc]'") from error
 from .request_context import GrpcRequestContext, current
 
 __all__ = ["AsyncRateLimitInterceptor", "GrpcRequestContext", "RateLimitInterceptor", "current"]

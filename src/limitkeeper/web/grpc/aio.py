@@ -1,12 +1,11 @@
-"""The interceptor for `grpc.aio` servers. Handlers that are plain functions run in threads there, and are guarded as such."""
+"""The interceptor for `grpc.aio` servers. Handlers that are plain functions run in threads there, and are wrapped for threads."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
 
 import grpc
 
@@ -14,12 +13,15 @@ from ...policy.evaluation import Evaluation
 from ...policy.gate import Gate, gate_of
 from ...policy.model import Policy
 from ...stores.contract import Store
-from ..response_settlement import GONE
-from .call import Call, SeenInTask
-from .handler_wrapper import HandlerWrapper, PolicyFlags, log
-from .request_context import GrpcRequestContext, passing
-from .status import Code, refused_status
-from .threads import threaded
+from ..handler_limit import Handler
+from ..policy_flags import PolicyFlags
+from .call import AsyncHandlerContext, Call
+from .handler_wrapper import HandlerWrapper
+from .request_context import GrpcRequestContext, current_evaluation
+from .status import Code, refusal_status
+from .threads import wrap_in_thread
+
+Request = bytes | AsyncIterator[bytes]
 
 
 class AsyncRateLimitInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
@@ -33,125 +35,128 @@ class AsyncRateLimitInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[mis
         policy: Policy | str | Path | Gate,
         *,
         store: Store | None = None,
-        handlers: Mapping[str, Callable[..., Any]] | None = None,
+        handlers: Mapping[str, Handler] | None = None,
     ) -> None:
         self.gate = policy if isinstance(policy, Gate) else gate_of(policy, store=store, handlers=handlers)
-        self._desk = PolicyFlags(self.gate)
+        self._flags = PolicyFlags(self.gate)
 
-    async def intercept_service(self, continuation: Callable[[Any], Any], handler_call_details: Any) -> Any:
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler | None]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> grpc.RpcMethodHandler | None:
         handler = await continuation(handler_call_details)
         if handler is None:
             return None
-        guard = TaskHandlerWrapper(self._desk, handler_call_details.method, handler)
-        if inspect.isasyncgenfunction(guard.behaviour):
-            return guard.handler(guard.stream)
-        if inspect.iscoroutinefunction(guard.behaviour):
-            return guard.handler(guard.write_all if guard.streams else guard.answer)
-        return threaded(self._desk, handler_call_details.method, handler)
+        wrapper = TaskHandlerWrapper(self._flags, handler_call_details.method, handler)
+        if inspect.isasyncgenfunction(wrapper.function):
+            return wrapper.make_handler(wrapper.stream)
+        if inspect.iscoroutinefunction(wrapper.function):
+            return wrapper.make_handler(wrapper.run if wrapper.response_streaming else wrapper.respond)
+        return wrap_in_thread(self._flags, handler_call_details.method, handler)
 
 
 class TaskHandlerWrapper(HandlerWrapper):
-    async def answer(self, raw: Any, context: Any) -> Any:
-        """A call with one response."""
-        facts = self.facts(context)
-        passage = await self.ask(facts, context)
-        async with self.call(passage, context) as call:
-            seen = self.seen(context, call, facts)
-            response = await self.behaviour_of(passage)(await self.request(raw, facts, seen), seen)
-            data = await self.data(response, call, seen) if call.code in (None, Code.OK) else b""
-            await seen.tell()
+    """One handler that is a coroutine function or an async generator."""
+
+    async def respond(self, request: Request, servicer: grpc.aio.ServicerContext) -> bytes | None:
+        """Handles a call with one response."""
+        async with self.settled_call(servicer) as (call, context, handler_context):
+            function: Callable[..., Awaitable[object]] = self.function_for(call.evaluation)  # type: ignore[assignment]
+            response = await function(await self.read_request(request, context, handler_context), handler_context)
+            data: bytes | None = b""
+            if call.code in (None, Code.OK):
+                data = await self.write_response(response, call, handler_context)
+            await handler_context.send_fields()
             return data
 
-    async def stream(self, raw: Any, context: Any) -> AsyncIterator[Any]:
-        """A call whose handler is an async generator."""
-        facts = self.facts(context)
-        passage = await self.ask(facts, context)
-        async with self.call(passage, context) as call:
-            seen = self.seen(context, call, facts)
-            async for response in self.behaviour_of(passage)(await self.request(raw, facts, seen), seen):
-                data = await self.data(response, call, seen)
-                await seen.tell()
+    async def stream(self, request: Request, servicer: grpc.aio.ServicerContext) -> AsyncIterator[bytes | None]:
+        """Handles a call whose handler is an async generator."""
+        async with self.settled_call(servicer) as (call, context, handler_context):
+            function: Callable[..., AsyncIterator[object]] = self.function_for(call.evaluation)  # type: ignore[assignment]
+            async for response in function(await self.read_request(request, context, handler_context), handler_context):
+                data = await self.write_response(response, call, handler_context)
+                await handler_context.send_fields()
                 yield data
-            await seen.tell()
+            await handler_context.send_fields()
 
-    async def write_all(self, raw: Any, context: Any) -> None:
-        """A call whose handler writes its responses to the context."""
-        facts = self.facts(context)
-        passage = await self.ask(facts, context)
-        async with self.call(passage, context) as call:
-            seen = self.seen(context, call, facts)
-            await self.behaviour_of(passage)(await self.request(raw, facts, seen), seen)
-            await seen.tell()
+    async def run(self, request: Request, servicer: grpc.aio.ServicerContext) -> None:
+        """Handles a call whose handler writes its responses to the context."""
+        async with self.settled_call(servicer) as (call, context, handler_context):
+            function: Callable[..., Awaitable[object]] = self.function_for(call.evaluation)  # type: ignore[assignment]
+            await function(await self.read_request(request, context, handler_context), handler_context)
+            await handler_context.send_fields()
 
-    async def ask(self, facts: GrpcRequestContext, context: Any) -> Evaluation:
-        """Lets pass, or ends the call. A client that goes away while it waits gives its place back."""
-        passage = self.gate.ask_nowait(facts)
-        if passage is None:
-            passage = await self.gate.aask(facts)
-        if passage.refusal is not None and (passage.degrade is None or facts.method != "POST"):
-            await context.abort(*refused_status(passage, passage.refusal))
-        return passage
+    async def evaluate(self, context: GrpcRequestContext, servicer: grpc.aio.ServicerContext) -> Evaluation:
+        """Evaluates a call or message; ends the call where it is refused. A client that disconnects gives its place back."""
+        evaluation = self.gate.ask_nowait(context)
+        if evaluation is None:
+            evaluation = await self.gate.aask(context)
+        if self.is_refused(evaluation, context):
+            await servicer.abort(*refusal_status(evaluation))
+        return evaluation
 
-    def behaviour_of(self, passage: Evaluation) -> Any:
-        return self.behaviour if passage.allowed else passage.degrade
+    async def read_request(self, request: Request, context: GrpcRequestContext, handler_context: AsyncHandlerContext) -> object:
+        if isinstance(request, bytes):
+            return await self.deserialize_or_abort(request, handler_context)
+        return self.read_messages(request, context, handler_context)
 
-    async def request(self, raw: Any, facts: GrpcRequestContext, seen: SeenInTask) -> Any:
-        return self.messages(raw, facts, seen) if self.streamed else await self.taken(raw, seen)
+    async def read_messages(
+        self, messages: AsyncIterator[bytes], context: GrpcRequestContext, handler_context: AsyncHandlerContext
+    ) -> AsyncIterator[object]:
+        async for data in messages:
+            yield await self.read_message(data, context, handler_context)
 
-    async def messages(self, raws: AsyncIterator[bytes], facts: GrpcRequestContext, seen: SeenInTask) -> AsyncIterator[Any]:
-        async for raw in raws:
-            yield await self.message(raw, facts, seen)
+    async def read_message(self, data: bytes, context: GrpcRequestContext, handler_context: AsyncHandlerContext) -> object:
+        """One message of a stream, evaluated where a rule applies to messages."""
+        if self.flags.limits_messages:
+            evaluation = await self.evaluate(context.message(), handler_context)
+            await evaluation.asettle(200, len(data))
+        return await self.deserialize_or_abort(data, handler_context)
 
-    async def message(self, raw: bytes, facts: GrpcRequestContext, seen: SeenInTask) -> Any:
-        """One message of a stream, asked for where a rule is meant by messages."""
-        if self.desk.messages:
-            passage = await self.ask(facts.message(), seen)
-            await passage.asettle(200, len(raw))
-        return await self.taken(raw, seen)
-
-    async def taken(self, raw: bytes, seen: SeenInTask) -> Any:
+    async def deserialize_or_abort(self, data: bytes, handler_context: AsyncHandlerContext) -> object:
         try:
-            return self.read(raw)
+            return self.deserialize(data)
         except Exception:
-            log.exception("%s: a message could not be deserialised", self.path)
-            return await seen.abort(Code.INTERNAL, "Exception deserializing request!")
+            await handler_context.abort(Code.INTERNAL, "Exception deserializing request!")
+            return None
 
-    async def data(self, response: Any, call: Call, seen: SeenInTask) -> Any:
+    async def write_response(self, response: object, call: Call, handler_context: AsyncHandlerContext) -> bytes | None:
         try:
-            data = self.written(response)
+            data = self.serialize(response)
         except Exception:
-            log.exception("%s: a response could not be serialised", self.path)
-            return await seen.abort(Code.INTERNAL, "Failed to serialize response!")
-        call.size += len(data) if data is not None else 0
+            await handler_context.abort(Code.INTERNAL, "Failed to serialize response!")
+            return None
+        call.settlement.size += len(data) if data is not None else 0
         return data
 
-    def seen(self, context: Any, call: Call, facts: GrpcRequestContext) -> SeenInTask:
-        """The handler's context; what it reads and writes there is guarded too."""
+    def handler_context(self, servicer: grpc.aio.ServicerContext, call: Call, context: GrpcRequestContext) -> AsyncHandlerContext:
+        """The handler's context; messages that it reads and writes there are counted too."""
 
-        async def read(seen: SeenInTask) -> Any:
-            raw = await context.read()
-            return raw if raw is grpc.aio.EOF else await self.message(raw, facts, seen)
+        async def read(handler_context: AsyncHandlerContext) -> object:
+            data = await servicer.read()
+            return data if data is grpc.aio.EOF else await self.read_message(data, context, handler_context)
 
-        async def write(seen: SeenInTask, message: Any) -> None:
-            data = await self.data(message, call, seen)
-            await seen.tell()
-            await context.write(data)
+        async def write(handler_context: AsyncHandlerContext, message: object) -> None:
+            data = await self.write_response(message, call, handler_context)
+            await handler_context.send_fields()
+            await servicer.write(data)
 
-        return SeenInTask(context, call, read, write)
+        return AsyncHandlerContext(servicer, call, read, write)
 
     @asynccontextmanager
-    async def call(self, passage: Evaluation, context: Any) -> AsyncIterator[Call]:
-        """Counts and settles a call at its end, however it ends; to the handler `current()` is its passage."""
-        call = Call(passage, context)
+    async def settled_call(
+        self, servicer: grpc.aio.ServicerContext
+    ) -> AsyncIterator[tuple[Call, GrpcRequestContext, AsyncHandlerContext]]:
+        """Evaluates a call, and counts and settles it at its end, however it ends; `current()` is its evaluation."""
+        context = self.context_of(servicer)
+        call = Call(await self.evaluate(context, servicer), servicer)
         error: BaseException | None = None
-        passing.set(passage)  # every call is a task of its own, with a context of its own
+        current_evaluation.set(call.evaluation)  # every call is a task of its own, with context variables of its own
         try:
-            yield call
+            yield call, context, self.handler_context(servicer, call, context)
         except BaseException as raised:
             error = raised
             raise
         finally:
-            if passage.allowed:
-                status = call.status(error)
-                passage.count_response(status or GONE)
-                await passage.asettle(status, call.size)
+            await call.end(error).asettle()

@@ -1,131 +1,136 @@
-"""One call that was let pass: what it owes at its end, and the context that its handler sees.
+"""One evaluated call: its settlement, and the servicer context that its handler gets.
 
-The handler gets a context that is gRPC's own but for three things: what the call was told of its limits goes out with the initial
-metadata, whoever sends that; the status that the handler sets is noted; and (in aio) messages that are read and written one by
-one are counted like those of iterators.
+The handler's context differs from gRPC's own in three ways: our fields are sent with the initial metadata, whether the handler or
+the interceptor sends it; the status that the handler sets is recorded; and (in aio) messages that are read and written one by one
+are counted like those of iterators.
 """
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import grpc
 
 from ...policy.evaluation import Evaluation
-from ..response_settlement import UNKNOWN
-from .status import Code, http_of, metadata_of
-
-log = logging.getLogger("limitkeeper")
+from ..response_settlement import UNKNOWN, Settlement
+from .status import Code, Metadata, evaluation_metadata, http_status
 
 
 class Call:
-    """A passage and what became of it."""
+    """An evaluated call: its initial metadata, its status code, and the size of its responses."""
 
-    def __init__(self, passage: Evaluation, context: Any) -> None:
-        self.passage = passage
-        self.context = context
-        self.metadata: Any = metadata_of(passage)
-        self.told = not self.metadata
-        self.code: Any = None
-        self.size = 0
+    def __init__(self, evaluation: Evaluation, servicer: grpc.ServicerContext) -> None:
+        self.evaluation = evaluation
+        self.settlement = Settlement([evaluation])
+        self.servicer = servicer
+        self.metadata = evaluation_metadata(evaluation)
+        self.metadata_sent = not self.metadata
+        self.code: grpc.StatusCode | None = None
 
-    def first_metadata(self, own: Any = ()) -> Any:
-        """The initial metadata to send: the handler's and ours; what the handler says of its quota stands."""
-        self.told = True
+    def initial_metadata(self, own: Metadata | None = ()) -> Metadata:
+        """The initial metadata to send: the handler's and ours; fields that the handler sets stay."""
+        self.metadata_sent = True
         names = {name.lower() for name, _ in own or ()}
         return (*(own or ()), *(pair for pair in self.metadata if pair[0] not in names))
 
-    def status(self, error: BaseException | None) -> int:
-        """The HTTP status of how it ended: what the handler set. Without it an exception is its fault; where the client has gone
-        the outcome is unknown."""
-        if error is not None and self.code is None:
-            return UNKNOWN if gone(self.context, error) else http_of(Code.UNKNOWN)
-        return http_of(self.code or Code.OK)
+    def end(self, error: BaseException | None) -> Settlement:
+        """Counts the call's status: the handler's code; without one, an exception is 500, or unknown if the client has gone."""
+        if error is None or self.code is not None:
+            status = http_status(self.code or Code.OK)
+        else:
+            status = UNKNOWN if is_gone(self.servicer, error) else http_status(Code.UNKNOWN)
+        self.settlement.respond(status)
+        return self.settlement
 
 
-def gone(context: Any, error: BaseException) -> bool:
-    """Whether a call ended because its client went away or its deadline passed."""
+def is_gone(servicer: grpc.ServicerContext, error: BaseException) -> bool:
+    """Whether a call ended because its client disconnected or its deadline passed."""
     if not isinstance(error, Exception):  # CancelledError in aio, GeneratorExit of an abandoned stream
         return True
-    active = getattr(context, "is_active", None)
-    return active is not None and not active()
+    is_active = getattr(servicer, "is_active", None)
+    return is_active is not None and not is_active()
 
 
-class Seen:
-    """The context as the handler sees it."""
+class HandlerContext:
+    """The servicer context of a handler that runs in a thread."""
 
-    __slots__ = ("_call", "_context")
+    __slots__ = ("_call", "_servicer")
 
-    def __init__(self, context: Any, call: Call) -> None:
-        self._context = context
+    def __init__(self, servicer: grpc.ServicerContext, call: Call) -> None:
+        self._servicer = servicer
         self._call = call
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._context, name)
+        return getattr(self._servicer, name)
 
-    def set_code(self, code: Any) -> None:
+    def set_code(self, code: grpc.StatusCode) -> None:
         self._call.code = code
-        self._context.set_code(code)
+        self._servicer.set_code(code)
 
+    def send_initial_metadata(self, metadata: Metadata) -> None:
+        self._servicer.send_initial_metadata(self._call.initial_metadata(metadata))
 
-class SeenInThread(Seen):
-    """The same for handlers that run in threads."""
+    def send_fields(self) -> None:
+        """Sends our fields, unless the initial metadata was sent before."""
+        if not self._call.metadata_sent:
+            self._servicer.send_initial_metadata(self._call.initial_metadata())
 
-    __slots__ = ()
-
-    def send_initial_metadata(self, metadata: Any) -> None:
-        self._context.send_initial_metadata(self._call.first_metadata(metadata))
-
-    def tell(self) -> None:
-        """Sends what the call is told, unless the handler has sent its metadata already."""
-        if not self._call.told:
-            self._context.send_initial_metadata(self._call.first_metadata())
-
-    def abort(self, code: Any, details: str = "") -> None:
+    def abort(self, code: grpc.StatusCode, details: str = "") -> None:
         self._call.code = code
-        self.tell()
-        self._context.abort(code, details)
+        self.send_fields()
+        self._servicer.abort(code, details)
 
-    def abort_with_status(self, status: Any) -> None:
+    def abort_with_status(self, status: grpc.Status) -> None:
         self._call.code = status.code
-        self.tell()
-        self._context.abort_with_status(status)
+        self.send_fields()
+        self._servicer.abort_with_status(status)
 
 
-class SeenInTask(Seen):
-    """The same for coroutines. `read` and `write` are those of the guard, which counts messages and bytes."""
+Read = Callable[["AsyncHandlerContext"], Awaitable[object]]
+Write = Callable[["AsyncHandlerContext", object], Awaitable[None]]
 
-    __slots__ = ("_read", "_write")
 
-    def __init__(self, context: Any, call: Call, read: Callable[..., Any], write: Callable[..., Any]) -> None:
-        super().__init__(context, call)
+class AsyncHandlerContext:
+    """The servicer context of a coroutine. `read` and `write` are the interceptor's, which counts messages and bytes."""
+
+    __slots__ = ("_call", "_read", "_servicer", "_write")
+
+    def __init__(self, servicer: grpc.aio.ServicerContext, call: Call, read: Read, write: Write) -> None:
+        self._servicer = servicer
+        self._call = call
         self._read = read
         self._write = write
 
-    async def send_initial_metadata(self, metadata: Any) -> None:
-        await self._context.send_initial_metadata(self._call.first_metadata(metadata))
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._servicer, name)
 
-    async def tell(self) -> None:
-        if not self._call.told:
-            await self._context.send_initial_metadata(self._call.first_metadata())
-
-    async def abort(self, code: Any, details: str = "", trailing_metadata: Any = ()) -> None:
+    def set_code(self, code: grpc.StatusCode) -> None:
         self._call.code = code
-        await self.tell()
-        await self._context.abort(code, details, trailing_metadata)
+        self._servicer.set_code(code)
 
-    async def abort_with_status(self, status: Any) -> None:
+    async def send_initial_metadata(self, metadata: Metadata) -> None:
+        await self._servicer.send_initial_metadata(self._call.initial_metadata(metadata))
+
+    async def send_fields(self) -> None:
+        if not self._call.metadata_sent:
+            await self._servicer.send_initial_metadata(self._call.initial_metadata())
+
+    async def abort(self, code: grpc.StatusCode, details: str = "", trailing_metadata: Metadata = ()) -> None:
+        self._call.code = code
+        await self.send_fields()
+        await self._servicer.abort(code, details, trailing_metadata)
+
+    async def abort_with_status(self, status: grpc.Status) -> None:
         await self.abort(status.code, status.details, status.trailing_metadata)
 
-    async def read(self) -> Any:
+    async def read(self) -> object:
         return await self._read(self)
 
-    async def write(self, message: Any) -> None:
+    async def write(self, message: object) -> None:
         await self._write(self, message)
 
 
-#: Libraries ask whether a context is one.
-grpc.ServicerContext.register(SeenInThread)
-grpc.aio.ServicerContext.register(SeenInTask)
+#: Libraries check whether a context is one.
+grpc.ServicerContext.register(HandlerContext)
+grpc.aio.ServicerContext.register(AsyncHandlerContext)

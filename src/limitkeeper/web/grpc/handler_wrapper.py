@@ -1,23 +1,23 @@
-"""What stands before one handler, for threads and for tasks alike: which shape it has, and how its messages are read and written.
+"""Wraps one RPC handler, for threads and for tasks: its shape, and how its messages are (de)serialised.
 
-Messages come and go as bytes: the server's own (de)serialisers are taken out and called here, after the gate has let the call
-pass, so that a refused message is never deserialised, and the bytes of responses can be counted.
+The wrapper exchanges bytes with the server and calls the handler's own (de)serialisers after the evaluation, so that a refused
+message is never deserialised, and the bytes of responses can be counted.
 """
 
 from __future__ import annotations
 
 import logging
-from typing import Any
 
 import grpc
 
-from ...policy.gate import Gate
-from ...policy.model import WAIT, Policy
-from .request_context import GrpcRequestContext, limits_messages
+from ...policy.evaluation import Evaluation
+from ..handler_limit import Handler
+from ..policy_flags import PolicyFlags
+from .request_context import GrpcRequestContext
 
 log = logging.getLogger("limitkeeper")
 
-#: (requests are a stream, responses are) -> the name of the handler's behaviour, and what makes a handler of one.
+#: (requests are a stream, responses are a stream) -> the attribute of the handler's function, and the constructor of a handler.
 SHAPES = {
     (False, False): ("unary_unary", grpc.unary_unary_rpc_method_handler),
     (False, True): ("unary_stream", grpc.unary_stream_rpc_method_handler),
@@ -26,56 +26,42 @@ SHAPES = {
 }
 
 
-class PolicyFlags:
-    """A gate and what is known of its policy's version: whether messages are limited, whether anybody waits."""
-
-    def __init__(self, gate: Gate) -> None:
-        self.gate = gate
-        self._policy: Policy | None = None
-        self._messages = self._waits = False
-
-    def _look(self) -> None:
-        policy = self.gate.policy
-        if policy is not self._policy:
-            self._messages = limits_messages(policy)
-            self._waits = any(rule.on_refusal.action == WAIT for rule in policy.rules)
-            self._policy = policy
-
-    @property
-    def messages(self) -> bool:
-        self._look()
-        return self._messages
-
-    @property
-    def waits(self) -> bool:
-        self._look()
-        return self._waits
-
-
 class HandlerWrapper:
     """One handler behind a gate."""
 
-    def __init__(self, desk: PolicyFlags, path: str, handler: Any) -> None:
-        self.desk = desk
-        self.gate = desk.gate
+    def __init__(self, flags: PolicyFlags, path: str, handler: grpc.RpcMethodHandler) -> None:
+        self.flags = flags
+        self.gate = flags.gate
         self.path = path
-        self.streamed = bool(handler.request_streaming)
-        self.streams = bool(handler.response_streaming)
-        self.name, self.make = SHAPES[self.streamed, self.streams]
-        self.behaviour = getattr(handler, self.name)
-        self.reads = handler.request_deserializer
-        self.writes = handler.response_serializer
+        self.request_streaming = bool(handler.request_streaming)
+        self.response_streaming = bool(handler.response_streaming)
+        attribute, self.make_handler = SHAPES[self.request_streaming, self.response_streaming]
+        self.function: Handler = getattr(handler, attribute)
+        self._deserialize = handler.request_deserializer
+        self._serialize = handler.response_serializer
 
-    def handler(self, behaviour: Any) -> Any:
-        """A handler that takes and gives bytes."""
-        return self.make(behaviour)
+    def context_of(self, servicer: grpc.ServicerContext) -> GrpcRequestContext:
+        return GrpcRequestContext("POST", self.path, servicer)
 
-    def facts(self, context: Any) -> GrpcRequestContext:
-        return GrpcRequestContext("POST", self.path, context)
+    def function_for(self, evaluation: Evaluation) -> Handler:
+        """The handler's function, or the rule's degrade handler."""
+        degrade = None if evaluation.allowed else evaluation.degrade
+        return self.function if degrade is None else degrade
 
-    def read(self, raw: bytes) -> Any:
-        """A message, deserialised."""
-        return raw if self.reads is None else self.reads(raw)
+    def is_refused(self, evaluation: Evaluation, context: GrpcRequestContext) -> bool:
+        """Whether the call ends here. A degrade handler answers calls, not messages."""
+        return evaluation.refusal is not None and (evaluation.degrade is None or context.method != "POST")
 
-    def written(self, message: Any) -> Any:
-        return message if self.writes is None else self.writes(message)
+    def deserialize(self, data: bytes) -> object:
+        try:
+            return data if self._deserialize is None else self._deserialize(data)
+        except Exception:
+            log.exception("%s: deserialising a message failed", self.path)
+            raise
+
+    def serialize(self, message: object) -> bytes | None:
+        try:
+            return message if self._serialize is None else self._serialize(message)  # type: ignore[return-value]
+        except Exception:
+            log.exception("%s: serialising a response failed", self.path)
+            raise

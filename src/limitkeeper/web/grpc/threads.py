@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import CancelledError
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn, TypeVar
 
 import grpc
 
@@ -16,11 +16,14 @@ from ...policy.evaluation import Evaluation
 from ...policy.gate import Gate, gate_of
 from ...policy.model import Policy
 from ...stores.contract import Store
-from ..response_settlement import GONE
-from .call import Call, SeenInThread
-from .handler_wrapper import HandlerWrapper, PolicyFlags, log
-from .request_context import GrpcRequestContext, passing
-from .status import Code, refused_status
+from ..handler_limit import Handler
+from ..policy_flags import PolicyFlags
+from .call import Call, HandlerContext
+from .handler_wrapper import HandlerWrapper
+from .request_context import GrpcRequestContext, current_evaluation
+from .status import Code, refusal_status
+
+T = TypeVar("T")
 
 
 class RateLimitInterceptor(grpc.ServerInterceptor):  # type: ignore[misc]
@@ -34,105 +37,114 @@ class RateLimitInterceptor(grpc.ServerInterceptor):  # type: ignore[misc]
         policy: Policy | str | Path | Gate,
         *,
         store: Store | None = None,
-        handlers: Mapping[str, Callable[..., Any]] | None = None,
+        handlers: Mapping[str, Handler] | None = None,
     ) -> None:
         self.gate = policy if isinstance(policy, Gate) else gate_of(policy, store=store, handlers=handlers)
-        self._desk = PolicyFlags(self.gate)
+        self._flags = PolicyFlags(self.gate)
 
-    def intercept_service(self, continuation: Callable[[Any], Any], handler_call_details: Any) -> Any:
+    def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], grpc.RpcMethodHandler | None],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> grpc.RpcMethodHandler | None:
         handler = continuation(handler_call_details)
-        if handler is None:  # nobody serves it: UNIMPLEMENTED, as without us
+        if handler is None:  # no such method: gRPC answers UNIMPLEMENTED
             return None
-        return threaded(self._desk, handler_call_details.method, handler)
+        return wrap_in_thread(self._flags, handler_call_details.method, handler)
 
 
-def threaded(desk: PolicyFlags, path: str, handler: Any) -> Any:
-    """A handler that runs in a thread, guarded."""
-    guard = ThreadHandlerWrapper(desk, path, handler)
-    return guard.handler(guard.stream if guard.streams else guard.answer)
+def wrap_in_thread(flags: PolicyFlags, path: str, handler: grpc.RpcMethodHandler) -> grpc.RpcMethodHandler:
+    """Wraps a handler that runs in a thread."""
+    wrapper = ThreadHandlerWrapper(flags, path, handler)
+    return wrapper.make_handler(wrapper.stream if wrapper.response_streaming else wrapper.respond)
 
 
 class ThreadHandlerWrapper(HandlerWrapper):
-    def answer(self, raw: Any, context: Any) -> Any:
-        """A call with one response."""
-        facts = self.facts(context)
-        passage = self.ask(facts, context)
-        with self.call(passage, context) as call:
-            seen = SeenInThread(context, call)
-            response = self.within(passage, self.behaviour_of(passage), self.request(raw, facts, seen), seen)
-            data = self.write(response, call, seen)
-            seen.tell()
+    """One handler that runs in a thread."""
+
+    def respond(self, request: bytes | Iterator[bytes], servicer: grpc.ServicerContext) -> bytes | None:
+        """Handles a call with one response."""
+        context = self.context_of(servicer)
+        evaluation = self.evaluate(context, servicer)
+        with self.settled_call(evaluation, servicer) as call:
+            handler_context = HandlerContext(servicer, call)
+            message = self.read_request(request, context, handler_context)
+            response = self.run(evaluation, self.function_for(evaluation), message, handler_context)
+            data = self.write_response(response, call, handler_context)
+            handler_context.send_fields()
             return data
 
-    def stream(self, raw: Any, context: Any) -> Iterator[Any]:
-        """A call whose responses are a stream."""
-        facts = self.facts(context)
-        passage = self.ask(facts, context)
-        with self.call(passage, context) as call:
-            seen = SeenInThread(context, call)
-            responses = iter(self.within(passage, self.behaviour_of(passage), self.request(raw, facts, seen), seen))
+    def stream(self, request: bytes | Iterator[bytes], servicer: grpc.ServicerContext) -> Iterator[bytes | None]:
+        """Handles a call whose responses are a stream."""
+        context = self.context_of(servicer)
+        evaluation = self.evaluate(context, servicer)
+        with self.settled_call(evaluation, servicer) as call:
+            handler_context = HandlerContext(servicer, call)
+            message = self.read_request(request, context, handler_context)
+            function: Callable[..., Iterator[object]] = self.function_for(evaluation)  # type: ignore[assignment]
+            responses = iter(self.run(evaluation, function, message, handler_context))
             while True:
-                response = self.within(passage, next, responses, END)
+                response = self.run(evaluation, next, responses, END)
                 if response is END:
                     break
-                data = self.write(response, call, seen)
-                seen.tell()
+                data = self.write_response(response, call, handler_context)
+                handler_context.send_fields()
                 yield data
-            seen.tell()
+            handler_context.send_fields()
 
-    def ask(self, facts: GrpcRequestContext, context: Any) -> Evaluation:
-        """Lets pass, or ends the call. A client that goes away while it waits gives its place back."""
-        passage = self.gate.ask_nowait(facts)
-        if passage is None:
-            passage = waited(self.gate, facts, context) if self.desk.waits else self.gate.ask(facts)
-        if passage.refusal is not None and (passage.degrade is None or facts.method != "POST"):
-            code, message, metadata = refused_status(passage, passage.refusal)
-            context.set_trailing_metadata(metadata)
-            end(context, code, message)
-        return passage
+    def evaluate(self, context: GrpcRequestContext, servicer: grpc.ServicerContext) -> Evaluation:
+        """Evaluates a call or message; ends the call where it is refused."""
+        evaluation = self.gate.ask_nowait(context)
+        if evaluation is None:
+            evaluation = evaluate_waiting(self.gate, context, servicer) if self.flags.waits else self.gate.ask(context)
+        if self.is_refused(evaluation, context):
+            code, message, metadata = refusal_status(evaluation)
+            servicer.set_trailing_metadata(metadata)
+            abort(servicer, code, message)
+        return evaluation
 
-    def behaviour_of(self, passage: Evaluation) -> Any:
-        return self.behaviour if passage.allowed else passage.degrade
-
-    def within(self, passage: Evaluation, behaviour: Any, *arguments: Any) -> Any:
-        """Runs a step of the handler, to whom `current()` is this passage."""
-        token = passing.set(passage)
+    def run(self, evaluation: Evaluation, function: Callable[..., T], *arguments: object) -> T:
+        """Runs a step of the handler, in which `current()` is this evaluation."""
+        token = current_evaluation.set(evaluation)
         try:
-            return behaviour(*arguments)
+            return function(*arguments)
         finally:
-            passing.reset(token)
+            current_evaluation.reset(token)
 
-    def request(self, raw: Any, facts: GrpcRequestContext, seen: SeenInThread) -> Any:
-        return self.messages(raw, facts, seen) if self.streamed else self.taken(raw, seen)
+    def read_request(
+        self, request: bytes | Iterator[bytes], context: GrpcRequestContext, handler_context: HandlerContext
+    ) -> object:
+        if isinstance(request, bytes):
+            return self.read_message(request, handler_context)
+        return self.read_messages(request, context, handler_context)
 
-    def messages(self, raws: Iterator[bytes], facts: GrpcRequestContext, seen: SeenInThread) -> Iterator[Any]:
-        """The messages of a stream, each of them asked for where a rule is meant by messages."""
-        for raw in raws:
-            if self.desk.messages:
-                passage = self.ask(facts.message(), seen)
-                passage.settle(200, len(raw))
-            yield self.taken(raw, seen)
+    def read_messages(
+        self, messages: Iterator[bytes], context: GrpcRequestContext, handler_context: HandlerContext
+    ) -> Iterator[object]:
+        """The messages of a stream, each of them evaluated where a rule applies to messages."""
+        for data in messages:
+            if self.flags.limits_messages:
+                self.evaluate(context.message(), handler_context).settle(200, len(data))
+            yield self.read_message(data, handler_context)
 
-    def taken(self, raw: bytes, seen: SeenInThread) -> Any:
+    def read_message(self, data: bytes, handler_context: HandlerContext) -> object:
         try:
-            return self.read(raw)
+            return self.deserialize(data)
         except Exception:
-            log.exception("%s: a message could not be deserialised", self.path)
-            return end(seen, Code.INTERNAL, "Exception deserializing request!")
+            abort(handler_context, Code.INTERNAL, "Exception deserializing request!")
 
-    def write(self, response: Any, call: Call, seen: SeenInThread) -> Any:
+    def write_response(self, response: object, call: Call, handler_context: HandlerContext) -> bytes | None:
         try:
-            data = self.written(response)
+            data = self.serialize(response)
         except Exception:
-            log.exception("%s: a response could not be serialised", self.path)
-            return end(seen, Code.INTERNAL, "Failed to serialize response!")
-        call.size += len(data) if data is not None else 0
+            abort(handler_context, Code.INTERNAL, "Failed to serialize response!")
+        call.settlement.size += len(data) if data is not None else 0
         return data
 
     @contextmanager
-    def call(self, passage: Evaluation, context: Any) -> Iterator[Call]:
+    def settled_call(self, evaluation: Evaluation, servicer: grpc.ServicerContext) -> Iterator[Call]:
         """Counts and settles a call at its end, however it ends."""
-        call = Call(passage, context)
+        call = Call(evaluation, servicer)
         error: BaseException | None = None
         try:
             yield call
@@ -140,29 +152,25 @@ class ThreadHandlerWrapper(HandlerWrapper):
             error = raised
             raise
         finally:
-            if passage.allowed:
-                status = call.status(error)
-                passage.count_response(status or GONE)
-                passage.settle(status, call.size)
+            call.end(error).settle()
 
 
 END = object()
-#: Seconds; a call without a deadline has more left than a thread can wait.
-FOREVER = 1e8
+#: Seconds; a call without a deadline reports a longer time than a thread can wait.
+MAX_WAIT = 1e8
 
 
-class Ended(Exception):
-    """The call is over. Some versions of grpc.aio have an `abort` for threads that does not raise: no handler runs after it."""
+class CallAborted(Exception):
+    """The call is over. In some versions of grpc.aio `abort` does not raise in threads: no handler may run after it."""
 
 
-def end(context: Any, code: Any, message: str) -> NoReturn:
-    context.abort(code, message)
-    raise Ended(message)
+def abort(servicer: grpc.ServicerContext, code: grpc.StatusCode, message: str) -> NoReturn:
+    servicer.abort(code, message)
+    raise CallAborted(message)
 
 
-class Lobby:
-    """Where calls of threads wait their turn: an event loop of its own, because a sleeping thread can't be told that its client
-    has gone, and a task can."""
+class WaitingLoop:
+    """An event loop in which calls of threads wait: a sleeping thread can't be cancelled when its client disconnects."""
 
     def __init__(self) -> None:
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -176,21 +184,21 @@ class Lobby:
             return self._loop
 
 
-LOBBY = Lobby()
+WAITING_LOOP = WaitingLoop()
 
 
-def waited(gate: Gate, facts: GrpcRequestContext, context: Any) -> Evaluation:
-    """Asks and waits; cancelled, and its place given back, when the client goes away or its deadline passes.
+def evaluate_waiting(gate: Gate, context: GrpcRequestContext, servicer: grpc.ServicerContext) -> Evaluation:
+    """Evaluates a call that may wait; cancelled, with its place given back, when the client disconnects or its deadline passes.
 
-    grpc.aio tells a thread of a deadline only: there a client that goes away is waited for."""
-    asking = asyncio.run_coroutine_threadsafe(gate.aask(facts), LOBBY.loop())
-    if context.add_callback(asking.cancel) is False:
-        asking.cancel()
-    left = context.time_remaining()
+    grpc.aio reports only deadlines to threads: there a disconnected client waits to the end."""
+    future = asyncio.run_coroutine_threadsafe(gate.aask(context), WAITING_LOOP.loop())
+    if servicer.add_callback(future.cancel) is False:
+        future.cancel()
+    remaining = servicer.time_remaining()
     try:
-        return asking.result(left if left is not None and left < FOREVER else None)
+        return future.result(remaining if remaining is not None and remaining < MAX_WAIT else None)
     except TimeoutError:
-        asking.cancel()
-        end(context, Code.DEADLINE_EXCEEDED, "the deadline passed while it waited")
+        future.cancel()
+        abort(servicer, Code.DEADLINE_EXCEEDED, "the deadline passed while the call waited")
     except CancelledError:
-        end(context, Code.CANCELLED, "the client went away while it waited")
+        abort(servicer, Code.CANCELLED, "the client disconnected while the call waited")

@@ -90,15 +90,15 @@ def test_shards_may_have_clocks_of_their_own(keys, sharded):
     assert remaining(limiter, keys) == [2, 1]
 
 
-def test_somebody_in_between_moves_the_common_start(make, sharded, shards, keys):
-    """When another takes the start between looking and charging, all move to the next one together."""
+def test_a_caller_in_between_moves_the_common_start(make, sharded, shards, keys):
+    """When another caller takes the start between peeking and charging, all move to the next one together."""
     limits = {"user": "1/s", "tenant": LeakyBucketQueue("1 per 10s")}
     limiter, other = make(limits, store=sharded), Limiter(limits, store=sharded)
     limiter.hit(keys)
     came = []
 
-    def meanwhile(verb):
-        if verb == "load" and not came:
+    def meanwhile(method):
+        if method == "decide at" and not came:
             came.append(other.reserve({"user": None, "tenant": keys["tenant"]}).wait)
 
     shards["left"].meanwhile = meanwhile
@@ -161,7 +161,7 @@ def test_a_cancelled_task_gives_back_what_several_shards_charged(sharded, shards
     async def main():
         limiter = AsyncLimiter({"user": "5/h", "tenant": "5/h"}, store=sharded)
         task = asyncio.ensure_future(limiter.hit(keys))
-        shards["right"].meanwhile = lambda verb: task.cancel() if verb == "decide" else None
+        shards["right"].meanwhile = lambda method: task.cancel() if method == "decide" else None
         with pytest.raises(asyncio.CancelledError):
             await task
         shards["right"].meanwhile = None
@@ -183,8 +183,8 @@ def test_many_keys_are_one_call_per_shard(make, sharded, shards):
     """hit_many asks every shard once, in order, whatever the mixture of keys."""
     limiter = make("2/h", store=sharded)
     left, right = (key_on(sharded, name) for name in ("left", "right"))
-    told = limiter.hit_many([left, right, left, left, right, right])
-    assert [bool(one) for one in told] == [True, True, True, False, True, False]
+    decisions = limiter.hit_many([left, right, left, left, right, right])
+    assert [bool(one) for one in decisions] == [True, True, True, False, True, False]
     assert [shard.calls for shard in shards.values()] == [["decide_many"], ["decide_many"]]
 
 

@@ -1,0 +1,13 @@
+# C declarations of store.py.
+from limitkeeper.stores.contract cimport Store
+
+cdef class GuardedStore(Store):
+    cdef readonly Store inner
+    cdef readonly long long budget_us
+    cdef readonly str on_failure
+    cdef readonly Store _store
+    cdef readonly object _breaker, _health, _fallback
+    cdef list _unregistered
+    cdef bint _own_rng
+    cdef long long _degraded, _dropped
+    cdef object __weakref__
