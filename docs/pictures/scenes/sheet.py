@@ -77,5 +77,5 @@ def arrivals_below(
 
 
 def kinds(marks: Sequence[Mark]) -> set[str]:
-    """The counts of each result."""
+    """The kinds of results that occur."""
     return {"refused" if mark.start is None else "delayed" if mark.delayed else "admitted" for mark in marks}
