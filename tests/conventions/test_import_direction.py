@@ -60,7 +60,8 @@ def only_for_types(node: ast.stmt) -> bool:
 
 
 def imports(path: Path, in_functions: bool = True) -> set[tuple[str, ...]]:
-    """The modules of this package that a file imports when it runs (`in_functions` False: when it is imported); what is imported for
+    """The modules of this package that a file imports when it runs (`in_functions` False: when it is imported); what is
+    imported for
     types only is left out."""
     text = path.read_text()
     found: set[tuple[str, ...]] = set()
