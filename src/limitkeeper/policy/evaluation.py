@@ -90,6 +90,7 @@ class Evaluation:
                  "shadows", "special", "wait_us")
     # fmt: on
 
+    @cython.annotation_typing(False)
     def __init__(self, gate: Evaluator, compiled: CompiledPolicy) -> None:
         self.gate = gate
         self.compiled = compiled
