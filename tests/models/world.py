@@ -186,5 +186,4 @@ def fields(part: Part, now_us: int) -> dict[str, Any]:
         "reset_after": part.reset_us / 1e6,
         "wait": max(0, part.start_us - now_us) / 1e6 if part.start_us is not None else 0.0,
         "name": part.name,
-        "source": "store",
     }
