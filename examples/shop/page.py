@@ -25,8 +25,8 @@ def page(gate: Gate, base: str) -> str:
     rows = "".join(row(rule, counted[rule.name]) for rule in gate.policy.rules)
     typed = "\n\n".join(f"# {line.says}\n{line.command}" for line in lines(base))
     return (
-        f"{HEAD}<p>{snapshot.requests} requests: {snapshot.allowed} passed, {snapshot.refused} refused, {snapshot.exempt} exempt, "
-        f"{snapshot.penalty_box_clients} clients in the penalty box now.</p>"
+        f"{HEAD}<p>{snapshot.requests} requests: {snapshot.allowed} passed, {snapshot.refused} refused, "
+        f"{snapshot.exempt} exempt, {snapshot.penalty_box_clients} clients in the penalty box now.</p>"
         '<table><tr><th>limit<th>requests<th>per<th>at most<th class="n">passed<th class="n">near<th class="n">refused</tr>'
         f"{rows}</table><h2>Try it</h2><pre>{escape(typed)}</pre>"
         '<p>See also: <a href="/metrics">/metrics</a>, <a href="/docs">/docs</a>, <a href="/healthz">/healthz</a>.</p>'

@@ -27,7 +27,9 @@ HOST, PORT, PORTS = "127.0.0.1", 8000, 100
 def bound(wanted: str | None) -> socket.socket:
     """A listening socket on the wanted port, or on the first free one."""
     if wanted and not (wanted.isascii() and wanted.isdigit() and int(wanted) < 65536):
-        raise SystemExit(f"serve: PORT={wanted}: expected a number below 65536; leave it empty for the first free port from {PORT} on")
+        raise SystemExit(
+            f"serve: PORT={wanted}: expected a number below 65536; leave it empty for the first free port from {PORT} on"
+        )
     ports = [int(wanted)] if wanted else range(PORT, PORT + PORTS)
     for port in ports:
         sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)  # without the name, asyncio leaves Nagle on
@@ -53,9 +55,7 @@ def serving_seconds(said: str | None) -> float:
 
 def greeting(base: str) -> str:
     typed = "\n\n".join(f"# {line.says}\n{line.command}" for line in lines(base))
-    return (
-        f"The shop is open: {base}   (limits: examples/shop/limitkeeper.yaml)\n\nTry it in another terminal:\n\n{typed}\n"
-    )
+    return f"The shop is open: {base}   (limits: examples/shop/limitkeeper.yaml)\n\nTry it in another terminal:\n\n{typed}\n"
 
 
 async def demonstration(base: str) -> None:
@@ -85,7 +85,9 @@ async def serve(sock: socket.socket, seconds: float) -> None:
         print("Press Ctrl-C to stop.", flush=True)
     await serving
     snapshot = app.state.gate.snapshot()
-    print(f"\nThe shop is closed: {snapshot.requests} requests, {snapshot.allowed} passed, {snapshot.refused} refused.", flush=True)
+    print(
+        f"\nThe shop is closed: {snapshot.requests} requests, {snapshot.allowed} passed, {snapshot.refused} refused.", flush=True
+    )
 
 
 def main() -> int:
