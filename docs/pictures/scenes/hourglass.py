@@ -1,4 +1,4 @@
-"""The hourglass: many ways in, one waist, many places for the state. What is designed but not yet built is dashed."""
+"""The hourglass: many interfaces, one contract, many stores. Planned parts are dashed."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ MIDDLE = 380.0
 def hourglass() -> Drawing:
     drawing = sheet(
         "limitkeeper is an hourglass",
-        "Whatever asks becomes claims; whatever keeps the state answers with a Decision. The rule lives in one place.",
+        "Every interface makes claims; every store returns a Decision. Each algorithm is written once.",
         514,
     )
     glass(drawing)
@@ -68,7 +68,7 @@ def glass(drawing: Drawing) -> None:
 
 
 def built(module: str) -> bool:
-    """True when this room of the house exists."""
+    """True when this module exists."""
     try:
         return find_spec(module) is not None
     except ModuleNotFoundError:
@@ -80,7 +80,7 @@ def dashed(named: tuple[tuple[str, str], ...]) -> bool:
 
 
 def floor(drawing: Drawing, y: float, name: str, words: str, module: str) -> None:
-    """A floor of the house: its name, and what it is for."""
+    """A layer: its name and purpose."""
     drawing.text(MIDDLE, y - 9, name if built(module) else f"{name} (to come)", "strong", "middle")
     drawing.text(MIDDLE, y + 8, words, "soft small", "middle")
 

@@ -17,11 +17,11 @@ from .sheet import panel, sheet
 
 
 def comparison() -> Drawing:
-    """20 at once through every rule; those that answer alike share a lane."""
+    """20 at once through every algorithm; algorithms with equal results share a lane."""
     pattern = next(pattern for pattern in PATTERNS if pattern.name == "20 at once")
     drawing = sheet(
-        "20 at once, through every rule",
-        "All 20 arrive at 0 s. Above a line: what starts. Below: what is refused. Equal answers share a line.",
+        "20 at once, through every algorithm",
+        "All 20 arrive at 0 s. Above a line: starts. Below: refusals. Equal results share a line.",
     )
     found = runs(pattern)
     y = 88.0
@@ -59,9 +59,9 @@ def shared_lane(drawing: Drawing, y: float, pattern: Pattern, group: list[Run]) 
 
 
 def reservation() -> Drawing:
-    """An estimate is charged, the truth is settled; a call that fails gives all of it back."""
+    """An estimate is charged, the actual cost is settled; a failed call gives all of it back."""
     drawing = sheet(
-        "A reservation: charge an estimate, settle the truth",
+        "A reservation: charge an estimate, settle the actual cost",
         'TokenBucket("100/s burst 1000"). What was not used comes back; when the call fails, all of it does.',
         436,
     )

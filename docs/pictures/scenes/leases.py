@@ -19,7 +19,7 @@ MS = 1000
 
 
 class Counted(MemoryStore):
-    """A store as if it were far away: it remembers when it was asked."""
+    """A simulated remote store that records the times of its calls."""
 
     local = False
 
@@ -88,7 +88,7 @@ def played(nodes: Sequence[Node], clock: ManualClock, rates: Sequence[Callable[[
 def regions() -> Drawing:
     """Two regions lease from one far store: one is busy all the time, the other from the middle on."""
     drawing = sheet(
-        "Two regions, one limit: leases of a far store",
+        "Two regions, one limit: leases of a remote store",
         'LeasedStore(far, life="1s") in each region, TokenBucket("100/s burst 100"). Strokes: trips to the far store.',
         516,
     )
@@ -111,7 +111,7 @@ def regions() -> Drawing:
 def leases() -> Drawing:
     """One node with a steady demand: batches, and the next before the first runs out."""
     drawing = sheet(
-        "The wholesaler: batches from the store, requests from RAM",
+        "Leases: batches from the store, requests from memory",
         'LeasedStore(store), TokenBucket("1000/s burst 200"), 400 requests a second. The batch follows the demand.',
         330,
     )

@@ -37,7 +37,7 @@ class Permits:
         self.marks: list[Mark] = []
 
     def ask(self, permits: int, timeout: str = "100ms") -> int:
-        """0 is go, more are the nanoseconds to wait, −1 is refused."""
+        """0: go; above 0: nanoseconds to wait; −1: refused."""
         self.limiter.change_timeout_duration(timeout)
         answer, now = self.limiter.reserve_permission(permits * 1000), self.clock.now_us()
         self.marks += [Mark(now, None if answer < 0 else now + answer // 1000, now)] * permits
@@ -54,7 +54,7 @@ class Permits:
 def permissions() -> Drawing:
     drawing = sheet(
         "Permissions over time",
-        "10 per second, at most 10, 2 at startup. Requests take them; they grow back little by little, never above 10.",
+        "10 per second, at most 10, 2 at startup. Requests take permissions; they refill gradually, up to 10.",
     )
     frame = panel(92, 180, NOON, NOON + 6 * SECOND, -1, 11)
     asked = ((0, 1), (500, 3), (1000, 6), (1200, 2), (2500, 10), (2550, 1), (3100, 2), (5000, 4))
@@ -83,7 +83,7 @@ def permissions() -> Drawing:
 def internals() -> Drawing:
     drawing = sheet(
         "The time index",
-        "100 ms further for each permission taken; in the future, that long one waits; a timeout leaves it alone.",
+        "Advances 100 ms per permission; in the future, the distance is the wait; a timeout does not move it.",
         500,
     )
     frame = Frame(84, 98, 632, 330, NOON, NOON + 450 * MS, -220, 520)

@@ -49,7 +49,7 @@ def top_line(drawing: Drawing, frame: Frame, level: float, words: str) -> None:
 def token_bucket() -> Drawing:
     drawing = sheet(
         'TokenBucket("5/s burst 10")',
-        "A burst takes what was saved up; after that, only what the refill brings. Full is full: the rest is discarded.",
+        "A burst takes the saved tokens; after that, only the refill is left. Tokens above the burst are discarded.",
     )
     frame = panel(92, 160, NOON, NOON + 8 * SECOND, 0, 11)
     marks, line = played(TokenBucket("5/s burst 10"), BUSY, frame, lambda decision: SIZE - filled(decision))
@@ -65,7 +65,7 @@ def token_bucket() -> Drawing:
 def leaky_bucket() -> Drawing:
     drawing = sheet(
         'LeakyBucket("5/s", capacity=10)',
-        "The meter: requests pour water in, it leaks at 5 a second, and what would overflow is refused.",
+        "The meter: requests add water, it drains at 5 per second, and an overflow is refused.",
     )
     frame = panel(92, 160, NOON, NOON + 8 * SECOND, 0, 11)
     marks, line = played(LeakyBucket("5/s", capacity=SIZE), BUSY, frame, filled)
@@ -98,7 +98,7 @@ def leaky_bucket_queue() -> Drawing:
 def fixed_window() -> Drawing:
     drawing = sheet(
         'FixedWindow("3/min")',
-        "A counter that starts again at zero with every round minute. At the edge twice the limit fits into one minute.",
+        "A counter that restarts at zero every full minute. Around the boundary, twice the limit fits into one minute.",
     )
     frame = panel(92, 120, TWO_O_CLOCK, TWO_O_CLOCK + 140 * SECOND, 0, 4)
     at = [TWO_O_CLOCK + second * SECOND for second in (30, 40, 50, 55, 65, 75, 85, 95, 130)]
@@ -120,7 +120,7 @@ def fixed_window() -> Drawing:
 def sliding_window_log() -> Drawing:
     drawing = sheet(
         'SlidingWindowLog("5/min")',
-        "Every admitted call is remembered for one window. The sixth has to wait until the first is one minute old.",
+        "Every admitted call counts for one window. The sixth has to wait until the first is one minute old.",
     )
     frame = panel(92, 110, NOON, NOON + 140 * SECOND, 0, 6)
     at = [NOON + second * SECOND for second in (5, 10, 20, 40, 50, 55, 64, 65)]

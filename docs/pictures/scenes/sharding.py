@@ -1,4 +1,4 @@
-"""Sticky sharding: where slots live, and what moves when a shard comes. Drawn from the real table."""
+"""Sharding: the homes of slots, and the slots that move when a shard is added. Drawn from the real table."""
 
 from __future__ import annotations
 

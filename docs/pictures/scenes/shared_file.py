@@ -39,7 +39,7 @@ STEPS = (
 def shared_file() -> Drawing:
     drawing = sheet(
         "A shared file, and a change in it",
-        f"SharedStore(path): room for {KEYS:,} keys. Sparse: what nobody has touched takes no room on the disk.",
+        f"SharedStore(path): capacity {KEYS:,} keys. The file is sparse: unused parts take no disk space.",
         500,
     )
     plan = regions(KEYS, ENTRIES)

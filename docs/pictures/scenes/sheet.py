@@ -15,7 +15,7 @@ LEFT, RIGHT = 56, 722
 
 
 def sheet(title: str, caption: str, height: float = 0) -> Drawing:
-    """A card with its title and one line that says what is to be seen."""
+    """A card with its title and a one-line caption."""
     drawing = Drawing(WIDTH, height, title, caption)
     drawing.card = True
     drawing.text(24, 34, title, "title")

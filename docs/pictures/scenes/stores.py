@@ -19,7 +19,7 @@ WORKERS = 10
 
 
 def one_store() -> Drawing:
-    """Ten workers of two hits a second each: on a store each, and on one store for all."""
+    """Ten workers, two hits per second each: with one store each, and with one shared store."""
     drawing = sheet(
         "Ten workers: ten stores, or one",
         f"Each worker hits twice a second; the limit is {LIMIT}. Admitted so far, by all of them together.",
@@ -64,9 +64,9 @@ NODES = {
 
 
 def central() -> Drawing:
-    """Three nodes on one store: one bucket, and each is told the truth about all."""
+    """Three nodes on one store: one bucket, exact for all of them."""
     drawing = sheet(
-        "One truth: three nodes, one bucket",
+        "Central store: three nodes, one bucket",
         f'TokenBucket("{LIMIT}") in one store. Whoever asks, the bucket is one; each decision is one round trip.',
         510,
     )
