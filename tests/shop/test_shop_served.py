@@ -54,7 +54,7 @@ class Open:
         self.printed = ""
         for line in self.process.stdout:
             self.printed += line
-            if line.startswith("Ctrl-C"):
+            if line.startswith("Press Ctrl-C"):
                 break
         found = re.search(r"http://127\.0\.0\.1:\d+", self.printed)
         assert found is not None, self.printed
