@@ -162,7 +162,7 @@ def test_a_function_that_would_have_to_be_awaited_is_refused_when_the_gate_is_ma
         return 1
 
     for said in ({"cost": later}, {"charge": later}, {"cost": {"call": "asyncio:sleep"}}):
-        with pytest.raises(ConfigurationError, match="is async, and a decision can.t await"):
+        with pytest.raises(ConfigurationError, match=r"is async, and a decision can.t await"):
             Gate(Policy.of(limits=[{"name": "a", "key": "ip", "limit": "5/s", **said}]), store=MemoryStore())
     Gate(Policy.of(limits=[{"name": "a", "key": "ip", "limit": "5/s", "on_refusal": later}]), store=MemoryStore()).close()
 
