@@ -5,8 +5,8 @@
 
 State: (at, taken, until). `taken` is what is missing from a full bucket; a reservation into the future makes it larger
 than full, and the debt is paid by time. `until` is the moment at which what is charged at starts to come will have been
-paid: giving back an earlier charge must leave enough for it. Refill first, then take. Worst case in any interval T:
-burst + rate · T.
+paid: giving back an earlier charge must leave enough for it. A charge that has begun may look like the last of them: where
+these numbers can't tell, less is given back. Refill first, then take. Worst case in any interval T: burst + rate · T.
 
 Rejected: counting tokens upwards with a float (fractions are lost or invented), and moving `at` into the future for a
 reservation (then a clock that went back looks like a reservation and locks the key out).
@@ -122,7 +122,7 @@ def give_back(
     if elapsed > 0:
         at = now
     if until <= now + (limit.unit + limit.gain - 1) // limit.gain:
-        until = 0  # less than a token is unpaid: nothing is still to start
+        until = 0  # a token or less is unpaid: nothing is still to start
     if cost < 0:  # settled above its estimate: into debt
         if -cost > (TOP - taken) // limit.unit:
             return (at, TOP - (TOP - taken) % limit.unit, until)

@@ -69,7 +69,7 @@ local function token_bucket_back(gain, unit, full, capacity, at, taken, till, no
   local rest = unit % gain
   local token = (unit - rest) / gain
   if rest > 0 then token = token + 1 end
-  if till <= now + token then till = 0 end -- less than a token is unpaid: nothing is still to start
+  if till <= now + token then till = 0 end -- a token or less is unpaid: nothing is still to start
   if cost < 0 then -- settled above its estimate: into debt
     local room = 9007199254740991 - taken
     rest = room % unit
