@@ -12,7 +12,7 @@ from timing import Case, Effort, measure, one_core
 
 from limitkeeper import FixedWindow, LeasedStore, Limiter, MemoryStore, SlidingWindowCounter, SlidingWindowLog, TokenBucket
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "stores"))
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "stores" / "leased"))
 from leased_fleet import Fleet, poisson
 
 PLENTY = "1000000000/s burst 1000000000"

@@ -1,8 +1,8 @@
-"""The demo: the same arrivals through every rule of limitkeeper, as a table, a picture in the terminal, and a page to open.
+"""The demo: sends the same arrivals through every algorithm, and shows a table, a terminal chart, and an HTML page.
 
     python examples/demo.py [--html PATH] [--no-picture]
 
-Time is a ManualClock, so that seconds of traffic take none. Every answer comes from a real Limiter; nothing here knows a rule.
+It runs on a ManualClock, so it does not wait. Every result comes from a real Limiter; the demo contains no algorithm.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ HTML = Path(__file__).resolve().parent.parent / "out" / "demo.html"
 
 
 def text(found: list[list[Run]], look: terminal.Look, pictures: bool = True) -> Iterator[str]:
-    """Everything that is printed, line by line."""
+    """The printed lines."""
     if pictures:
         yield terminal.legend(look)
     for pattern, lanes in zip(PATTERNS, found, strict=True):
@@ -36,7 +36,7 @@ def text(found: list[list[Run]], look: terminal.Look, pictures: bool = True) -> 
 
 def arguments(given: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        description="Sends the same arrivals through every rule of limitkeeper and draws what becomes of them."
+        description="Sends the same arrivals through every algorithm of limitkeeper and draws the results."
     )
     parser.add_argument(
         "--html", type=Path, default=HTML, metavar="PATH", help="where to write the page (default: out/demo.html)"
@@ -46,7 +46,7 @@ def arguments(given: list[str] | None = None) -> argparse.Namespace:
 
 
 def short(path: Path) -> Path:
-    """A path as one would type it here."""
+    """A path relative to the current folder, if it is inside."""
     here = Path.cwd()
     return path.relative_to(here) if path.is_relative_to(here) else path
 
@@ -58,8 +58,8 @@ def main(given: list[str] | None = None) -> int:
     options.html.write_text(page.page(found), encoding="utf-8")
     lines = text(found, terminal.look_of(sys.stdout), not options.no_picture)
     try:
-        print(*lines, "", f"The same as a page: {short(options.html)}", sep="\n", flush=True)
-    except BrokenPipeError:  # the reader has seen enough, as `head` does
+        print(*lines, "", f"The same results as an HTML page: {short(options.html)}", sep="\n", flush=True)
+    except BrokenPipeError:  # the reader closed the pipe, as `head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 0
 

@@ -1,10 +1,10 @@
-"""Sticky sharding, and what it is known to do badly: the counters that are reset, and the user that goes viral.
+"""Sharding without its two known problems: counters lost when shards change, and hot keys.
 
     python examples/sharding.py
 
-Four stores keep the counters of 10 000 users, each user at home on one of them. A fifth store comes, and a fifth of the users
-moves to it with their counters. Then one user brings all the traffic: leased from its home, it costs that home next to
-nothing, and its neighbours there are answered as quickly as before. Time is a ManualClock, so every run prints the same.
+Four stores hold the counters of 10 000 users; each user has one home shard. After a fifth store is added, a fifth of the users
+moves to it with their counters. Then one user causes all the traffic: with leases, its home shard is called rarely, and the
+latency of other users there does not change. The example runs on a ManualClock, so every run prints the same.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ NAMES = ("north", "east", "south", "west")
 
 
 class Server(MemoryStore):
-    """A store as if it were far away: it counts what it is asked, and needs 20 µs for each call, one after the other."""
+    """A simulated remote store: it counts its calls and serves them one at a time, 20 µs each."""
 
     local = False
     service_us = 20
 
     def __init__(self, clock: ManualClock) -> None:
         super().__init__(clock=clock)
-        self.asked = 0
+        self.calls = 0
         self.idle_at_us = 0
 
     def serve(self) -> None:
-        self.asked += 1
+        self.calls += 1
         self.idle_at_us = max(self.idle_at_us, self.clock.now_us()) + self.service_us
 
     def took_us(self) -> int:
-        """How long the last call took, those before it included."""
+        """Duration of the last call, including the calls queued before it."""
         return self.idle_at_us - int(self.clock.now_us())
 
     def decide(self, claims: Any, max_wait_us: int | None = 0, **options: Any) -> Decision:
@@ -63,16 +63,16 @@ def shares(store: ShardedStore) -> str:
 def moved(before: dict[str, str], after: dict[str, str]) -> str:
     changes = {user: (before[user], home) for user, home in after.items() if before[user] != home}
     old, new = ({change[i] for change in changes.values()} for i in (0, 1))
-    way = f"from {min(old)}" if len(old) == 1 else f"to {min(new)}" if len(new) == 1 else "hither and thither"
+    way = f"from {min(old)}" if len(old) == 1 else f"to {min(new)}" if len(new) == 1 else "between several shards"
     return f"  moved                 {len(changes) / len(USERS):.1%}, all of them {way}"
 
 
 def kept(limiter: Limiter) -> str:
-    return f"  counters              {sum(limiter.peek(user).remaining == 2 for user in USERS)} of {len(USERS)} as they were"
+    return f"  counters              {sum(limiter.peek(user).remaining == 2 for user in USERS)} of {len(USERS)} unchanged"
 
 
 def moving() -> Iterator[str]:
-    """A shard comes and another goes; nobody's counter starts anew."""
+    """Adds a shard and removes another; every counter is kept."""
     clock = ManualClock()
     with ShardedStore({name: Server(clock) for name in NAMES}) as store:
         limiter = Limiter("fixed window 5/h", store=store)
@@ -80,14 +80,14 @@ def moving() -> Iterator[str]:
         yield f"four shards:            {shares(store)}"
         before = homes(store)
         store.add("centre", Server(clock))
-        yield from (f"a fifth one comes:      {shares(store)}", moved(before, homes(store)), kept(limiter))
+        yield from (f"fifth shard added:      {shares(store)}", moved(before, homes(store)), kept(limiter))
         before = homes(store)
         store.remove("north").close()
-        yield from (f"north goes:             {shares(store)}", moved(before, homes(store)), kept(limiter))
+        yield from (f"north removed:          {shares(store)}", moved(before, homes(store)), kept(limiter))
 
 
 def viral(hot: bool, seconds: float = 2.0, rate: int = 10_000) -> tuple[int, int, int]:
-    """One user brings all the traffic, ten times what it may: (hits, admitted, what its home was asked)."""
+    """One user causes all the traffic, ten times its limit. Returns (hits, admitted, calls to its home shard)."""
     clock = ManualClock()
     servers = {name: Server(clock) for name in NAMES}
     with ShardedStore(servers, hot=hot) as store:
@@ -97,14 +97,14 @@ def viral(hot: bool, seconds: float = 2.0, rate: int = 10_000) -> tuple[int, int
         for _ in range(hits):
             admitted += bool(limiter.hit("viral"))
             clock.advance(1 / rate)
-        return hits, admitted, servers[store.home_of("viral")].asked
+        return hits, admitted, servers[store.home_of("viral")].calls
 
 
 def neighbours(way: str, seconds: float = 1.0, viral: int = 60_000, others: int = 40_000) -> float:
-    """The 99th percentile, in µs, of how long other users' decisions take beside `viral` hits a second of one user, who is
-    "absent", "pinned" to its home, or "leased" from it.
+    """99th percentile, in µs, of other users' decision times during `viral` hits per second of one user, who is
+    "absent", "pinned" to its home shard, or "leased" from it.
 
-    Four servers of 50 000 calls a second. What is asked before the user is found to be hot (a tenth of a second) is left out.
+    Four servers of 50 000 calls per second. The calls before the user is detected as hot (a tenth of a second) are left out.
     """
     clock, chance = ManualClock(), Random(1)
     servers = {name: Server(clock) for name in NAMES}
@@ -124,12 +124,12 @@ def neighbours(way: str, seconds: float = 1.0, viral: int = 60_000, others: int 
 def text() -> Iterator[str]:
     yield from moving()
     yield ""
-    yield "one user with all the traffic, 10 000 hits a second where 1000 may pass, for two seconds:"
+    yield "one user causes all the traffic, 10 000 hits per second with a limit of 1000, for two seconds:"
     for words, hot in (("pinned to its home", False), ("leased from its home", True)):
         hits, admitted, asked = viral(hot)
-        yield f"  {words:<22}{admitted} admitted, its home was asked {asked} times: {asked / hits:.3f} a decision"
+        yield f"  {words:<22}{admitted} admitted, {asked} calls to its home shard: {asked / hits:.3f} per decision"
     yield ""
-    yield "how long the others' decisions take beside 60 000 hits a second of that user, 99th percentile:"
+    yield "decision time of other users during 60 000 hits per second of that user, 99th percentile:"
     for way in ("absent", "pinned", "leased"):
         yield f"  {way:<22}{neighbours(way) / 1000:.2f} ms"
 

@@ -1,7 +1,7 @@
-"""What the pictures are made of: a frame of time and level, a level line, arrivals as marks, a legend.
+"""Parts of the pictures: a frame of time and level, a level line, arrivals as marks, a legend.
 
 Marks. Filled circle: admitted at once. Ring: delayed, drawn where it starts, with a trail from its arrival. Cross: refused.
-Those of one moment are stacked; bursts that are nearer to each other than they are wide stand back to back, so both are seen.
+Marks at the same time are stacked; bursts that would overlap are drawn back to back, so that both are visible.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ RADIUS = 2.9
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """A rectangle of the drawing, and the stretch of time and of level that it shows."""
+    """A rectangle of the drawing, and the range of time and level that it shows."""
 
     x: float
     y: float
@@ -82,7 +82,7 @@ def straightened(points: Sequence[tuple[float, float]], slack: float = 0.05) -> 
 
 
 def arrival_marks(drawing: Drawing, frame: Frame, base: float, marks: Sequence[Mark], stack: int = 5) -> None:
-    """What starts stands above the base line, what is refused hangs below it."""
+    """Draws starts above the base line and refusals below it."""
     for moment in dict.fromkeys(mark.at for mark in marks if mark.delayed):
         last = max(mark.start for mark in marks if mark.start is not None and mark.at == moment)
         drawing.line(frame.px(moment), base, frame.px(last), base, "amber-line fine")
@@ -98,7 +98,7 @@ def arrival_marks(drawing: Drawing, frame: Frame, base: float, marks: Sequence[M
 
 
 def stacked(frame: Frame, counts: Counter[int], stack: int) -> Iterable[tuple[float, int]]:
-    """A place for each mark: columns of `stack`, to the right of its moment, or to the left when the next burst is near."""
+    """The position of each mark: columns of `stack`, right of its time, or left when the next burst is near."""
     moments = sorted(counts)
     for i, moment in enumerate(moments):
         x, step = frame.px(moment), GAP
@@ -114,7 +114,7 @@ LEGEND = (("admitted", "admitted at once"), ("delayed", "delayed: drawn where it
 
 
 def legend(drawing: Drawing, x: float, y: float, kinds: Iterable[str]) -> None:
-    """One line that says what the marks mean."""
+    """Draws the legend of the marks in one line."""
     for kind, words in LEGEND:
         if kind in kinds:
             mark(drawing, x + 4, y - 4, kind)
@@ -123,7 +123,7 @@ def legend(drawing: Drawing, x: float, y: float, kinds: Iterable[str]) -> None:
 
 
 def mark(drawing: Drawing, x: float, y: float, kind: str) -> None:
-    """One mark of a kind."""
+    """Draws one mark."""
     if kind == "admitted":
         drawing.circle(x, y, RADIUS + 0.4, "green")
     elif kind == "delayed":

@@ -1,4 +1,4 @@
-"""One lane: a limit's name, what it made of the arrivals, and its marks along the time."""
+"""One lane: the name of a limit, its results, and its marks along the time axis."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from .traffic import Pattern, Run
 
 STACK = 5
 GROUPS = (
-    (False, "hit: now or never"),
-    (True, "reserve: a place in the time to come"),
+    (False, "hit: start now or be refused"),
+    (True, "reserve: start now or later"),
 )
 
 
@@ -26,7 +26,7 @@ def window_name(window: int) -> str:
 
 
 def outcome(figures: Figures) -> list[str]:
-    """What happened, in a few words each."""
+    """The results as short phrases."""
     parts = [f"{figures.at_once} at once"]
     if figures.delayed:
         parts.append(f"{figures.delayed} delayed, up to {span(figures.longest_wait)}")
@@ -36,7 +36,7 @@ def outcome(figures: Figures) -> list[str]:
 
 
 def heights(run: Run) -> tuple[float, float]:
-    """Pixels that the marks of a run take above and below their base line."""
+    """Height of the marks of a run above and below their base line, in pixels."""
     at_once = Counter(mark.at for mark in run.marks if mark.start == mark.at)
     delayed = Counter(mark.start for mark in run.marks if mark.delayed)
     refused = Counter(mark.at for mark in run.marks if mark.start is None)
@@ -46,7 +46,7 @@ def heights(run: Run) -> tuple[float, float]:
 
 
 def draw_lane(drawing: Drawing, frame: Frame, pattern: Pattern, run: Run) -> None:
-    """The marks of a run on their base line; the edges of its windows are dashed."""
+    """The marks of a run on their base line; window boundaries are dashed."""
     base = frame.y + heights(run)[0]
     for moment, _ in pattern.ticks():
         drawing.line(frame.px(moment), frame.y, frame.px(moment), frame.bottom, "grid-line thin")

@@ -1,4 +1,4 @@
-"""The demo as one page: no script, nothing from outside; light or dark as the reader has it, and readable on a phone."""
+"""The demo as one HTML page: no scripts, no external resources; follows the light or dark scheme, and works on a phone."""
 
 from __future__ import annotations
 
@@ -46,14 +46,14 @@ def page(found: Iterable[Iterable[Run]]) -> str:
 <head>
 <meta charset="utf-8"/>
 <meta name="viewport" content="width=device-width, initial-scale=1"/>
-<title>limitkeeper: the same arrivals through every rule</title>
+<title>limitkeeper: the same arrivals through every algorithm</title>
 <style>{STYLE}{PAGE_STYLE}</style>
 </head>
 <body>
 <main>
-<h1>The same arrivals through every rule</h1>
+<h1>The same arrivals through every algorithm</h1>
 <p class="soft-words">What each limit of limitkeeper admits, delays and refuses.
-Every mark is an answer of the library, on a clock set by hand.</p>
+Every mark is a decision of the library, on a manual clock.</p>
 {legend()}
 {sections}
 </main>
@@ -63,7 +63,7 @@ Every mark is an answer of the library, on a clock set by hand.</p>
 
 
 def section(pattern: Pattern, found: list[Run]) -> str:
-    """One pattern: its story, then its lanes in two groups."""
+    """One pattern: its description, then its lanes in two groups."""
     parts = [f"<section>\n<h2>{escape(pattern.name)}</h2>\n<p>{escape(pattern.story)}</p>"]
     for waits, words in GROUPS:
         parts.append(f"<h3>{words}</h3>\n{row('', '', axis(pattern))}")
@@ -76,7 +76,7 @@ def row(name: str, words: str, picture: str) -> str:
 
 
 def lane(pattern: Pattern, run: Run) -> str:
-    """A limit, what it answered, and its marks."""
+    """A limit, its results, and its marks."""
     words = " · ".join([*outcome(run.figures), f"most in {window_name(pattern.window)}: {run.figures.most_in_window}"])
     above, below = heights(run)
     drawing = Drawing(WIDTH, above + below, str(run.lane.limit), words)
@@ -85,12 +85,12 @@ def lane(pattern: Pattern, run: Run) -> str:
 
 
 def strip(pattern: Pattern, height: float) -> Frame:
-    """Where the marks stand: a little room on both sides for labels and bursts."""
+    """The frame of the marks, with margins for labels and bursts."""
     return Frame(22, 0, WIDTH - 44, height, pattern.begin, pattern.end)
 
 
 def axis(pattern: Pattern) -> str:
-    """The time, above the lanes."""
+    """The time axis above the lanes."""
     drawing = Drawing(WIDTH, 18, "time", "the time axis of the lanes below")
     ticks = pattern.ticks()
     for moment, label in ticks[:: 1 if len(ticks) < 7 else 2]:
@@ -99,13 +99,13 @@ def axis(pattern: Pattern) -> str:
 
 
 def legend() -> str:
-    """What the marks mean."""
+    """The legend of the marks."""
     parts = []
     for kind, words in (("admitted", "admitted at once"), ("delayed", "delayed, drawn where it starts"), ("refused", "refused")):
         drawing = Drawing(14, 14, kind, words)
         mark(drawing, 7, 7, kind)
         parts.append(f"<span>{drawing.markup(style=False)}{words}</span>")
-    drawing = Drawing(14, 14, "edge", "the edge of a fixed window")
+    drawing = Drawing(14, 14, "edge", "the boundary of a fixed window")
     drawing.line(7, 0, 7, 14, "violet-line thin dash")
-    parts.append(f"<span>{drawing.markup(style=False)}edge of a fixed window</span>")
+    parts.append(f"<span>{drawing.markup(style=False)}boundary of a fixed window</span>")
     return f'<p class="legend">{"".join(parts)}</p>'

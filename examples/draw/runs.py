@@ -1,7 +1,7 @@
-"""What became of each arrival: arrivals go through a real Limiter on a clock that moves only when told to.
+"""Sends arrivals through a real Limiter on a ManualClock and records the results.
 
-Moments are integer microseconds since 1970, as everywhere in limitkeeper. Nothing here knows a rule: every number is an answer of
-the public API. The level of a limit is read by peeking between the arrivals, which stores nothing.
+Times are integer microseconds since 1970, as everywhere in limitkeeper. The module contains no algorithm: every number comes from
+the public API. The level of a limit is read with `peek` between the arrivals, which stores nothing.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Point = tuple[int, float]
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """One arrival: when it came, when it may start (None: refused), and when its limit would be as new."""
+    """One arrival: its time, its start (None: refused), and the time at which its limit is reset."""
 
     at: int
     start: int | None
@@ -53,7 +53,7 @@ class Stage:
         self.limiter = Limiter(limit, MemoryStore(clock=self.clock))
 
     def arrive(self, waits: bool = False, cost: int = 1) -> Mark:
-        """One arrival, now: it either takes what is there, or a place in the time to come."""
+        """One arrival, now: a `hit`, or a `reserve` if it waits."""
         now = self.clock.now_us()
         decision = self.limiter.reserve(KEY, cost).decision if waits else self.limiter.hit(KEY, cost)
         start = now + round(decision.wait * SECOND) if decision else None
@@ -64,12 +64,12 @@ class Stage:
 
 
 def move(clock: ManualClock, moment: int) -> None:
-    """Sets a clock to a moment."""
+    """Sets a clock to a time."""
     clock.advance((moment - clock.now_us()) / SECOND)
 
 
 def send(limit: Limit, arrivals: Sequence[int], waits: bool = False) -> list[Mark]:
-    """Sends the arrivals through a limit that nobody has used before."""
+    """Sends the arrivals through an unused limit."""
     stage = Stage(limit, arrivals[0])
     marks = []
     for moment in arrivals:
@@ -84,7 +84,7 @@ def watch(
     moments: Iterable[int],
     level: Callable[[], float],
 ) -> list[Point]:
-    """Lets the events happen in order and reads the level at every moment, and just before and after every event."""
+    """Runs the events in order and reads the level at every given time, and just before and after every event."""
     line: list[Point] = []
 
     def look(moment: int) -> None:
@@ -105,7 +105,7 @@ def watch(
 
 
 def figures(marks: Sequence[Mark], window: int) -> Figures:
-    """What was admitted at once, delayed and refused, and the most that started within any half-open window."""
+    """Counts of admitted, delayed and refused arrivals, and the most starts within any half-open window."""
     starts = sorted(mark.start for mark in marks if mark.start is not None)
     waits = [mark.start - mark.at for mark in marks if mark.start is not None]
     delayed = sum(mark.delayed for mark in marks)

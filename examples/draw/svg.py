@@ -1,8 +1,8 @@
-"""A small SVG drawing: shapes with class names, one style for all, readable on light and on dark.
+"""A small SVG writer: shapes with class names and one style, readable on light and dark backgrounds.
 
-Colours live in the style only, so a picture follows the reader's `prefers-color-scheme`. Marks differ in shape, too.
+Colours are in the style only, so a picture follows the reader's `prefers-color-scheme`. Marks differ in shape, too.
 Numbers are rounded to a tenth of a pixel: the same run draws the same bytes everywhere.
-Rejected: a plotting library, for a few lines and dots, a picture of 300 kB, and bytes that change with its version.
+Rejected: a plotting library, which writes 300 kB for a few lines and dots, and output that changes with its version.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ text {{ font-family: {FONT}; font-size: 13px }}
 
 
 def number(value: float | int | str) -> str:
-    """A coordinate: a tenth of a pixel, without idle zeros."""
+    """A coordinate: a tenth of a pixel, without trailing zeros."""
     if isinstance(value, str):
         return value
     text = f"{value:.1f}".removesuffix(".0")
@@ -67,7 +67,7 @@ def number(value: float | int | str) -> str:
 
 
 class Drawing:
-    """Shapes put down in order; `words` names the colours and weights (classes) of a shape."""
+    """Shapes in drawing order; `words` names the colours and weights (classes) of a shape."""
 
     def __init__(self, width: float, height: float, title: str, about: str) -> None:
         self.width, self.height = width, height
@@ -104,7 +104,7 @@ class Drawing:
         self.put("path", words, d=path(points) + ("Z" if close else ""))
 
     def markup(self, style: bool = True) -> str:
-        """The whole picture; without its style when it stands in a page that has it."""
+        """The whole picture; without the style for a page that already has it."""
         head = (
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {number(self.width)} {number(self.height)}" role="img">\n'
             f"<title>{escape(self.title, quote=False)}</title>\n<desc>{escape(self.about, quote=False)}</desc>\n"

@@ -1,7 +1,6 @@
-"""The same in a terminal: a table of figures, and a line of marks for each lane, within 100 columns.
+"""Terminal output: a table of figures, and a line of marks per lane, within 100 columns.
 
-Colours only where they are wanted: a terminal, NO_COLOR unset, TERM not "dumb". Where the encoding lacks the marks, letters
-stand in.
+Colours are used on a terminal if NO_COLOR is unset and TERM is not "dumb". ASCII letters replace marks that the encoding lacks.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ CODES = {"green": "32", "amber": "33", "red": "31", "violet": "35", "soft": "2",
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """How to draw on this terminal."""
+    """The marks and colours for a terminal."""
 
     colours: bool = False
     admitted: str = "●"
@@ -43,7 +42,7 @@ PLAIN = Look(admitted="*", delayed="o", refused="x", arrived="v", trail="-", edg
 
 
 def look_of(stream: TextIO) -> Look:
-    """What a stream can show."""
+    """The look that a stream supports."""
     wanted = stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
     try:
         "●○✕▼─┊–".encode(stream.encoding or "ascii")
@@ -68,7 +67,7 @@ def table(pattern: Pattern, runs: Iterable[Run], look: Look) -> Iterator[str]:
 
 
 def picture(pattern: Pattern, runs: Iterable[Run], look: Look) -> Iterator[str]:
-    """A time line for every lane: what starts, and below it what is refused."""
+    """A time line per lane: starts, and refusals below them."""
     arrived = Counter(pattern.arrivals)
     yield " " * NAME + look.paint(axis(pattern), "soft")
     yield f"{'arrivals':<{NAME}}" + row(
@@ -88,7 +87,7 @@ def picture(pattern: Pattern, runs: Iterable[Run], look: Look) -> Iterator[str]:
 
 
 def starts(marks: Iterable[Mark], look: Look) -> dict[int, tuple[str, int, str]]:
-    """What starts at each moment: a mark, how many, a colour."""
+    """The starts at each time: mark, count, colour."""
     found: dict[int, tuple[str, int, str]] = {}
     for mark in marks:
         if mark.start is not None:
@@ -102,7 +101,7 @@ def column(pattern: Pattern, moment: int) -> int:
 
 
 def trails(pattern: Pattern, marks: Iterable[Mark]) -> set[int]:
-    """The columns in which somebody waits."""
+    """The columns in which a request waits."""
     return {
         x
         for mark in marks
@@ -118,7 +117,7 @@ def row(
     look: Look,
     waiting: Iterable[int] = (),
 ) -> str:
-    """One line: signs with their numbers, and edges, at their moments; what is too near to the next stands just before it."""
+    """One line: signs with their counts, and boundaries, at their times; overlapping signs move to the left."""
     cells = [" "] * (WIDE + 4)
     for x in waiting:
         cells[x] = look.paint(look.trail, "amber")
@@ -133,7 +132,7 @@ def row(
 
 
 def axis(pattern: Pattern) -> str:
-    """The labels of the time, each beginning at its moment."""
+    """The time labels, each starting at its column."""
     line = ""
     for moment, label in pattern.ticks():
         x = column(pattern, moment)
@@ -143,12 +142,12 @@ def axis(pattern: Pattern) -> str:
 
 
 def legend(look: Look) -> str:
-    """What the marks mean."""
+    """The legend of the marks."""
     return "   ".join(
         (
             f"{look.paint(look.admitted, 'green')} admitted at once ({look.paint(look.admitted + '10', 'green')}: ten of them)",
-            f"{look.paint(look.trail + look.delayed, 'amber')} delayed, to its start",
+            f"{look.paint(look.trail + look.delayed, 'amber')} delayed until its start",
             f"{look.paint(look.refused, 'red')} refused",
-            f"{look.paint(look.edge, 'violet')} edge of a window",
+            f"{look.paint(look.edge, 'violet')} window boundary",
         )
     )

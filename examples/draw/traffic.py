@@ -1,7 +1,7 @@
-"""The traffic of the demo: the examples of the five texts that limitkeeper set out from, and the limits that it meets.
+"""The traffic of the demo: the examples of the five source documents, and the limits that they pass through.
 
-A lane is one limit and one way to ask it: `hit` (now or never) or `reserve` (a place in the time to come). A queue lets one out
-at a time, so it is asked to reserve; the sliding counter can't reserve, so it is asked to hit.
+A lane is one limit and one method: `hit` (start now or be refused) or `reserve` (start later). A queue releases one at a time,
+so it uses `reserve`; the sliding window counter can't reserve, so it uses `hit`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Lane:
 
 @dataclass(frozen=True, slots=True)
 class Pattern:
-    """Arrivals, the lanes that they go through, and the stretch of time that is drawn, ticked every `tick`."""
+    """Arrivals, their lanes, and the drawn period of time with an axis tick every `tick`."""
 
     name: str
     story: str
@@ -50,14 +50,14 @@ class Pattern:
         return self.arrivals[0] - self.arrivals[0] % self.window
 
     def ticks(self) -> list[tuple[int, str]]:
-        """Moments with their labels: seconds from the beginning, or the time of day."""
+        """Times with their labels: seconds from the beginning, or the time of day."""
         moments = range(self.begin, self.end + 1, self.tick)
         return [(at, time_of_day(at) if self.clock else f"{(at - self.begin) / SECOND:g} s") for at in moments]
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What a lane made of the arrivals."""
+    """The results of a lane."""
 
     lane: Lane
     marks: tuple[Mark, ...]
@@ -66,24 +66,24 @@ class Run:
 
 
 def time_of_day(moment: int) -> str:
-    """12:00:01, and 12:00:00.999 where it is needed."""
+    """12:00:01, or 12:00:00.999 with a fraction."""
     seconds, rest = divmod(moment % (24 * 60 * MINUTE), SECOND)
     text = f"{seconds // 3600}:{seconds // 60 % 60:02}:{seconds % 60:02}"
     return f"{text}.{rest // 1000:03}" if rest else text
 
 
 def lanes(buckets: tuple[str, int], windows: str) -> tuple[Lane, ...]:
-    """Every algorithm: buckets of a rate and a size, windows of a rate."""
+    """Lanes of every algorithm: buckets with a rate and a size, windows with a rate."""
     rate, size = buckets
     token, leaky = TokenBucket(rate, burst=size), LeakyBucket(rate, capacity=size)
     fixed, log = FixedWindow(windows), SlidingWindowLog(windows)
-    now_or_never = (token, leaky, fixed, FixedWindow(windows, align="first"), log, SlidingWindowCounter(windows))
-    a_place_in_time = (LeakyBucketQueue(rate, capacity=size), LeakyBucketQueue(rate), token, leaky, fixed, log)
-    return (*(Lane(limit) for limit in now_or_never), *(Lane(limit, waits=True) for limit in a_place_in_time))
+    hits = (token, leaky, fixed, FixedWindow(windows, align="first"), log, SlidingWindowCounter(windows))
+    reservations = (LeakyBucketQueue(rate, capacity=size), LeakyBucketQueue(rate), token, leaky, fixed, log)
+    return (*(Lane(limit) for limit in hits), *(Lane(limit, waits=True) for limit in reservations))
 
 
 def through(lane: Lane, pattern: Pattern) -> Run:
-    """Sends a pattern through a lane; the edges of fixed windows are read off the decisions, too."""
+    """Sends a pattern through a lane; the boundaries of fixed windows are taken from the decisions."""
     marks = tuple(send(lane.limit, pattern.arrivals, lane.waits))
     ends = {mark.reset_at for mark in marks} if isinstance(lane.limit, FixedWindow) else set()
     edges = sorted(ends | {end - pattern.window for end in ends})
@@ -91,7 +91,7 @@ def through(lane: Lane, pattern: Pattern) -> Run:
 
 
 def runs(pattern: Pattern) -> list[Run]:
-    """The pattern through all its lanes."""
+    """Sends the pattern through all its lanes."""
     return [through(lane, pattern) for lane in pattern.lanes]
 
 
@@ -99,7 +99,7 @@ EVERYONE = lanes(("5/s", 10), "10/s")
 PATTERNS = (
     Pattern(
         "3 per second",
-        "Normal traffic. Everybody is under the limit: nobody waits, nobody is refused.",
+        "Normal traffic below the limit: no request waits or is refused.",
         tuple(NOON + i * SECOND // 3 for i in range(12)),
         EVERYONE,
         SECOND,
@@ -108,7 +108,7 @@ PATTERNS = (
     ),
     Pattern(
         "10 at once",
-        "A sudden burst. A bucket admits it whole; the queue smooths it into a line at 5 per second.",
+        "A sudden burst. A bucket admits all of it; the queue spreads it out at 5 per second.",
         (NOON,) * 10,
         EVERYONE,
         SECOND,
@@ -117,7 +117,7 @@ PATTERNS = (
     ),
     Pattern(
         "20 at once",
-        "Too much. 10 fit and 10 are refused; whoever may wait gets a place in the time to come.",
+        "Too many. 10 fit and 10 are refused; with `reserve` they start later instead.",
         (NOON,) * 20,
         EVERYONE,
         SECOND,
@@ -125,7 +125,7 @@ PATTERNS = (
         SECOND,
     ),
     Pattern(
-        "The double burst at the window's edge",
+        "Double burst at the window boundary",
         "10 at 12:00:00.999 and 10 at 12:00:01.001. A fixed window admits 20 within 2 ms; the log admits 10.",
         (NOON + 999_000,) * 10 + (NOON + 1_001_000,) * 10,
         EVERYONE,
@@ -135,8 +135,8 @@ PATTERNS = (
         clock=True,
     ),
     Pattern(
-        "3 per minute, over the round minute",
-        "3 requests before 2:01:00 and 3 behind it. A fixed window admits all 6 within one minute.",
+        "3 per minute, across the full minute",
+        "3 requests before 2:01:00 and 3 after it. A fixed window admits all 6 within one minute.",
         tuple(TWO_O_CLOCK + second * SECOND for second in (30, 40, 50, 65, 75, 85)),
         lanes(("3/min", 3), "3/min"),
         MINUTE,

@@ -1,4 +1,4 @@
-"""A shop behind a policy. What there is of rate limiting is one line, `add_middleware`: all limits are in limitkeeper.yaml.
+"""A shop behind a policy. One line, `add_middleware`, adds the rate limiting; all limits are in limitkeeper.yaml.
 
 uvicorn --factory shop.app:shop --app-dir examples        or: make serve
 """
@@ -26,7 +26,7 @@ GOODS = ("lamp", "chair", "kettle", "teapot", "blanket", "clock")
 
 
 def shop(store: Store | None = None) -> FastAPI:
-    """The app. `store` is for tests; without it the policy's own is used."""
+    """Creates the app. `store` replaces the policy's store in tests."""
     make_keys()
     gate = Gate(POLICY, store=store)
 
@@ -44,7 +44,7 @@ def shop(store: Store | None = None) -> FastAPI:
 
 
 def add_services(app: FastAPI) -> None:
-    """What the shop does; no handler knows of a limit."""
+    """Adds the services of the shop; no handler contains a limit."""
 
     @app.get("/products")
     async def products() -> dict[str, Any]:
@@ -64,8 +64,8 @@ def add_services(app: FastAPI) -> None:
 
     @app.post("/checkout")
     async def checkout(request: Request) -> dict[str, Any]:
-        passage = request.scope["limitkeeper"]  # the decision, for a handler that wants to look
-        return {"checkout": "done", "more_at_once": passage.decision.remaining if passage.decision else None}
+        evaluation = request.scope["limitkeeper"]  # the decisions about this request
+        return {"checkout": "done", "more_at_once": evaluation.decision.remaining if evaluation.decision else None}
 
     @app.post("/payments")
     async def payment() -> dict[str, str]:
@@ -73,17 +73,17 @@ def add_services(app: FastAPI) -> None:
 
     @app.post("/login")
     async def login(name: str) -> PlainTextResponse:
-        """Gives anybody a token for any name: a demonstration, and no way to log in."""
+        """Issues a token for any name, for demonstration only."""
         return PlainTextResponse(token_for(name), headers={"X-Plan": plan_of(name)})
 
     @app.post("/otp", status_code=202)
     @app.post("/password-reset", status_code=202)
     async def sent() -> dict[str, str]:
-        return {"sent": "to the address that we know"}
+        return {"sent": "to the registered address"}
 
 
 def add_watching(app: FastAPI, gate: Gate) -> None:
-    """What operators look at."""
+    """Adds the pages for operators."""
     registry = CollectorRegistry()
     LimitkeeperCollector(gate, registry=registry)
 

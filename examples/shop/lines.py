@@ -1,4 +1,4 @@
-"""The lines to type: each is one command for a shell with curl, and they are run one after the other by the tests."""
+"""Shell commands to try the shop with curl. The tests run them in order."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ class Line:
 
 
 def lines(base: str) -> tuple[Line, ...]:
-    """What to type against the shop at `base`. Square brackets are curl's own: one process, one connection, many requests."""
+    """The commands for the shop at `base`. Square brackets are curl syntax: one process, one connection, many requests."""
     signed = '-H "Authorization: Bearer $TOKEN"'
     return (
-        Line("A token for ada, who is on the free plan", f"TOKEN=$(curl -s -X POST '{base}/login?name=ada')"),
-        Line("One checkout passes, and says what is left", f"curl -si -X POST '{base}/checkout' {signed} -w '\\n'"),
+        Line("A token for ada, who has the free plan", f"TOKEN=$(curl -s -X POST '{base}/login?name=ada')"),
+        Line("One checkout passes; the headers show what is left", f"curl -si -X POST '{base}/checkout' {signed} -w '\\n'"),
         Line(
-            "Twenty in a row: ten pass, the eleventh is refused and told when to come back",
+            "Twenty in a row: ten pass, the eleventh is refused with a Retry-After",
             f"curl -si -X POST '{base}/checkout?[1-20]' {signed} -w '\\n' | grep -m1 -A12 ' 429 '",
         ),
         Line(
-            "The catalog bears 1000 a minute for one user, whatever happened to the checkout",
+            "The catalog has its own limit: 1000 requests per minute per user",
             f"TOKEN=$(curl -s -X POST '{base}/login?name=enterprise-eve'); "
             f"curl -s -o /dev/null -w '%{{http_code}}\\n' '{base}/products/[1-1100]' {signed} | sort | uniq -c",
         ),
@@ -30,5 +30,5 @@ def lines(base: str) -> tuple[Line, ...]:
 
 
 def script(base: str) -> str:
-    """All of them, for a shell: each with what it says before it."""
+    """All commands as one shell script; each prints its description first."""
     return "\n".join(f"echo; echo '# {line.says}'; {line.command}" for line in lines(base))

@@ -1,4 +1,4 @@
-"""The shop's front page: its limits, what became of the requests so far, and the lines to type. Reloads itself."""
+"""The shop's front page: its limits, the counts so far, and the commands to try it. The page reloads itself."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ pre { background: #8881; padding: .8rem; overflow-x: auto } :root { color-scheme
 
 def page(gate: Gate, base: str) -> str:
     """The whole page."""
-    tally = gate.snapshot()
-    counted = {rule.name: rule for rule in tally.rules}
+    snapshot = gate.snapshot()
+    counted = {rule.name: rule for rule in snapshot.rules}
     rows = "".join(row(rule, counted[rule.name]) for rule in gate.policy.rules)
     typed = "\n\n".join(f"# {line.says}\n{line.command}" for line in lines(base))
     return (
-        f"{HEAD}<p>{tally.requests} requests: {tally.allowed} passed, {tally.refused} refused, {tally.exempt} exempt, "
-        f"{tally.penalty_box_clients} clients in the penalty box now.</p>"
+        f"{HEAD}<p>{snapshot.requests} requests: {snapshot.allowed} passed, {snapshot.refused} refused, "
+        f"{snapshot.exempt} exempt, {snapshot.penalty_box_clients} clients in the penalty box now.</p>"
         '<table><tr><th>limit<th>requests<th>per<th>at most<th class="n">passed<th class="n">near<th class="n">refused</tr>'
-        f"{rows}</table><h2>To try it</h2><pre>{escape(typed)}</pre>"
-        '<p>Also here: <a href="/metrics">/metrics</a>, <a href="/docs">/docs</a>, <a href="/healthz">/healthz</a>.</p>'
+        f"{rows}</table><h2>Try it</h2><pre>{escape(typed)}</pre>"
+        '<p>See also: <a href="/metrics">/metrics</a>, <a href="/docs">/docs</a>, <a href="/healthz">/healthz</a>.</p>'
     )
 
 
 def row(rule: Rule, counted: RuleSnapshot) -> str:
-    meant = ", ".join(match_text(match) for match in rule.match) or "all"
-    cells = "".join(f"<td>{escape(text)}" for text in (rule.name, meant, key_text(rule), limit_text(rule.limit)))
+    routes = ", ".join(match_text(match) for match in rule.match) or "all"
+    cells = "".join(f"<td>{escape(text)}" for text in (rule.name, routes, key_text(rule), limit_text(rule.limit)))
     refused = f'<td class="n{" r" if counted.refused else ""}">{counted.refused}'
     return f'<tr>{cells}<td class="n">{counted.passed}<td class="n">{counted.near}{refused}</tr>'
 
@@ -45,8 +45,8 @@ def match_text(match: Match) -> str:
 
 
 def key_text(rule: Rule) -> str:
-    """Parts are joined, alternatives are tried in order; no key is one for all."""
-    return " and ".join(" or ".join(part) for part in rule.key) or "everyone together"
+    """The key as text: parts are joined, alternatives are tried in order; without a key, all clients share one."""
+    return " and ".join(" or ".join(part) for part in rule.key) or "all clients together"
 
 
 def limit_text(limit: Limits | Tiers) -> str:

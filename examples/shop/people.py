@@ -1,7 +1,7 @@
-"""Who the shop knows: anybody. It signs a token for every name, which no real shop does: this is for the demonstration only.
+"""The shop's users. It signs a token for every name, for demonstration only; a real shop authenticates its users.
 
-The plan is chosen by the name: "pro-…" and "enterprise-…" pay, everybody else is free. Tokens are signed with a key pair (RS256)
-that is made at the first start and stays in a folder that is not kept in version control. The policy knows the public half only.
+The name selects the plan: "pro-…" and "enterprise-…" are paid plans, every other name is free. Tokens are signed with a key pair
+(RS256) that is created at the first start in a folder outside version control. The policy has the public key only.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ HOUR = timedelta(hours=1)
 
 
 def plan_of(name: str) -> str:
-    """What somebody pays for, by the beginning of the name."""
+    """The plan of a user, selected by the prefix of the name."""
     return next((plan for plan in PLANS if name == plan or name.startswith(f"{plan}-")), "free")
 
 
 def make_keys(folder: Path = KEYS) -> None:
-    """Makes the key pair, once. Both halves appear together, so several processes may start at the same time."""
+    """Creates the key pair once. Both files appear atomically, so several processes may start at the same time."""
     if folder.is_dir():
         return
     key = rsa.generate_private_key(public_exponent=65537, key_size=2048)
@@ -40,11 +40,11 @@ def make_keys(folder: Path = KEYS) -> None:
     (made / "jwt.pub").write_bytes(public)
     try:
         os.rename(made, folder)
-    except OSError:  # somebody else was first
+    except OSError:  # another process was first
         shutil.rmtree(made)
 
 
 def token_for(name: str, folder: Path = KEYS) -> str:
-    """A signed token that says who somebody is and what they pay for."""
+    """A signed token with the user's name and plan."""
     claims = {"sub": name, "plan": plan_of(name), "iss": "shop", "exp": datetime.now(UTC) + HOUR}
     return jwt.encode(claims, (folder / "jwt.key").read_bytes(), algorithm="RS256")

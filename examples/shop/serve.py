@@ -1,9 +1,9 @@
-"""`make serve`: the shop on loopback, with the lines to type.
+"""`make serve`: serves the shop on loopback and prints commands to try it.
 
-PORT=8123       that port; without it 8000, or the next one that is free
-SHOP_SECONDS=5  types the lines itself, goes on for so many seconds, and ends; `inf` serves until it is told to stop
+PORT=8123       the port; default: 8000 or the next free one
+SHOP_SECONDS=5  runs the commands itself, serves for that many seconds, and exits; `inf` serves until a signal
 
-At a terminal it serves until ctrl-C. Where there is none, it types the lines itself and ends. SIGTERM ends it in order.
+At a terminal it serves until Ctrl-C. Without a terminal it runs the commands itself and exits. SIGTERM shuts it down gracefully.
 """
 
 from __future__ import annotations
@@ -25,9 +25,11 @@ HOST, PORT, PORTS = "127.0.0.1", 8000, 100
 
 
 def bound(wanted: str | None) -> socket.socket:
-    """A listening socket on the port that was asked for, or on the first free one."""
+    """A listening socket on the wanted port, or on the first free one."""
     if wanted and not (wanted.isascii() and wanted.isdigit() and int(wanted) < 65536):
-        raise SystemExit(f"serve: PORT={wanted}: write a number below 65536, or nothing for the first free one from {PORT} on")
+        raise SystemExit(
+            f"serve: PORT={wanted}: expected a number below 65536; leave it empty for the first free port from {PORT} on"
+        )
     ports = [int(wanted)] if wanted else range(PORT, PORT + PORTS)
     for port in ports:
         sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)  # without the name, asyncio leaves Nagle on
@@ -41,35 +43,33 @@ def bound(wanted: str | None) -> socket.socket:
     raise SystemExit(f"serve: port {wanted or f'{PORT} to {PORT + PORTS - 1}'} is taken; choose another with PORT=")
 
 
-def patience(said: str | None) -> float:
-    """How many seconds it serves after its own demonstration; without one, for ever at a terminal and none elsewhere."""
+def serving_seconds(said: str | None) -> float:
+    """Seconds to serve after the demonstration. Default: unlimited at a terminal, otherwise 0."""
     if said is None:
         return math.inf if sys.stdin.isatty() or sys.stdout.isatty() else 0.0
     try:
         return float(said)
     except ValueError:
-        raise SystemExit(f"serve: SHOP_SECONDS={said}: write a number of seconds, or inf") from None
+        raise SystemExit(f"serve: SHOP_SECONDS={said}: expected a number of seconds, or inf") from None
 
 
 def greeting(base: str) -> str:
     typed = "\n\n".join(f"# {line.says}\n{line.command}" for line in lines(base))
-    return (
-        f"The shop is open: {base}   (its limits: examples/shop/limitkeeper.yaml)\n\nTo try it, in another terminal:\n\n{typed}\n"
-    )
+    return f"The shop is open: {base}   (limits: examples/shop/limitkeeper.yaml)\n\nTry it in another terminal:\n\n{typed}\n"
 
 
 async def demonstration(base: str) -> None:
-    """Types the lines, as a user would."""
+    """Runs the commands in a shell."""
     if shutil.which("curl") is None:
-        print("serve: there is no curl here to show it with", flush=True)
+        print("serve: curl is not installed, so the demonstration is skipped", flush=True)
         return
-    print("The same, typed for you:", flush=True)
+    print("Running the same commands:", flush=True)
     shell = await asyncio.create_subprocess_exec("sh", "-c", script(base))
     await shell.wait()
 
 
 async def serve(sock: socket.socket, seconds: float) -> None:
-    """Serves until a signal comes, or until the demonstration is over."""
+    """Serves until a signal arrives, or for `seconds` after the demonstration."""
     base = "http://{}:{}".format(*sock.getsockname())
     app = shop()
     server = uvicorn.Server(uvicorn.Config(app, log_level="warning"))
@@ -82,17 +82,19 @@ async def serve(sock: socket.socket, seconds: float) -> None:
         await asyncio.wait([serving], timeout=seconds)
         server.should_exit = True
     else:
-        print("Ctrl-C ends it.", flush=True)
+        print("Press Ctrl-C to stop.", flush=True)
     await serving
-    tally = app.state.gate.snapshot()
-    print(f"\nThe shop is closed: {tally.requests} requests, {tally.allowed} passed, {tally.refused} refused.", flush=True)
+    snapshot = app.state.gate.snapshot()
+    print(
+        f"\nThe shop is closed: {snapshot.requests} requests, {snapshot.allowed} passed, {snapshot.refused} refused.", flush=True
+    )
 
 
 def main() -> int:
-    # uvicorn ends in order when a signal comes, and then raises it again: by then there is nothing more to do.
+    # uvicorn shuts down gracefully on a signal and then raises it again; ignore the second one.
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: None)
-    asyncio.run(serve(bound(os.environ.get("PORT")), patience(os.environ.get("SHOP_SECONDS"))))
+    asyncio.run(serve(bound(os.environ.get("PORT")), serving_seconds(os.environ.get("SHOP_SECONDS"))))
     return 0
 
 

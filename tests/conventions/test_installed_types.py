@@ -89,6 +89,7 @@ def run_pyright(site: Path) -> str:
 def test_a_type_checker_finds_the_mistakes_of_a_users_program_and_nothing_else(
     installed: Path, check: Callable[[Path], str]
 ) -> None:
+    """With the installed package a type checker finds each mistake of a user's program, and no other."""
     pytest.importorskip("mypy" if check is run_mypy else "basedpyright")
     said = check(installed)
     found = {int(line) for line in re.findall(r"program\.py:(\d+)(?::\d+)?\s*[-:] error", said)}

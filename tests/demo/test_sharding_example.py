@@ -14,7 +14,7 @@ def test_a_fifth_moves_and_every_counter_is_kept():
     found = [(float(match[1]), match[2]) for match in moved if match]
     assert [way for _, way in found] == ["to centre", "from north"]
     assert all(18 < share < 22 for share, _ in found)
-    assert sum("10000 of 10000 as they were" in line for line in lines) == 2
+    assert sum("10000 of 10000 unchanged" in line for line in lines) == 2
 
 
 def test_the_viral_user_costs_its_home_a_tenth_of_an_operation_a_decision():

@@ -204,3 +204,10 @@ def test_links_are_found_outside_of_code(tmp_path):
     page.write_text(SAMPLE)
     assert links(page) == ["#the-end", "pictures/one.png"]
     assert anchors(page) == {"a-page-with-code-and-stress", "the-end"}
+
+
+def test_the_tests_named_by_the_source_documents_page_exist():
+    """Every test file in the tables of docs/source-documents.md exists under tests/."""
+    named = set(re.findall(r"`([\w/]+/test_\w+\.py)`", (ROOT / "docs" / "source-documents.md").read_text()))
+    assert len(named) > 40
+    assert sorted(name for name in named if not (ROOT / "tests" / name).exists()) == []

@@ -117,3 +117,42 @@ def test_whoever_moves_up_is_not_held_up_by_a_rounded_start() -> None:
         line = [limiter.reserve("a", cost) for cost in costs]
         line.pop(1).cancel()
         assert [one.wait for one in line] == waits
+
+
+@pytest.mark.parametrize("late", [2, 200_000, 600_000, 1_000_000])
+@pytest.mark.parametrize("first", [1, 2, 4, 5])
+@pytest.mark.parametrize("passed", [0, 1])
+def test_a_later_start_stays_paid_for_when_a_larger_charge_is_given_back(late: int, first: int, passed: int) -> None:
+    """A charge that began at once is no start to come, however long the bucket would take to make up for it."""
+    limit, now = TokenBucket("5/s burst 5"), 1_700_000_123_456_789
+    *state, _, _, _, _ = limit.decide(limit.new(now), now, first, 0)
+    *state, start, _, _, _ = limit.decide(tuple(state), now, 1, 1_000_000, now + late)
+    assert start >= now + late
+    state = limit.give_back(tuple(state), now + passed, first, now, first)
+    for moment in (start, start + 199_999):
+        assert limit.decide(tuple(state), moment, 5, 0)[3] == -1
+    assert limit.decide(tuple(state), start + 200_000, 5, 0)[3] == start + 200_000
+
+
+def test_what_is_settled_ahead_of_a_later_start_stays_paid_for() -> None:
+    """Settled below its estimate before it starts: what remains is not given away by an earlier charge."""
+    limit, now = TokenBucket("5/s burst 5"), 1_700_000_123_456_789
+    *state, _, _, _, _ = limit.decide(limit.new(now), now, 2, 0)
+    *state, late, _, _, _ = limit.decide(tuple(state), now, 3, 1_000_000, now + 1_000_000)
+    state = limit.give_back(tuple(state), now, 2, late, 3)
+    state = limit.give_back(tuple(state), now, 2, now, 2)
+    assert limit.decide(tuple(state), late, 5, 0)[3] == -1
+    assert limit.decide(tuple(state), late, 4, 0)[3] == late
+
+
+@pytest.mark.parametrize("late", [0, 1_000_000])
+@pytest.mark.parametrize("cost", [1, 2, 5])
+def test_a_start_that_has_come_gives_back_all_that_it_took(cost: int, late: int) -> None:
+    """The last charge had to wait, began and is given back: the bucket is as full as if it had never been charged."""
+    limit, now = TokenBucket("5/s burst 5"), 1_700_000_123_456_789
+    *state, _, _, _, _ = limit.decide(limit.new(now), now, 5, 0)
+    *state, start, _, _, _ = limit.decide(tuple(state), now, cost, 10**9, now + late)
+    assert start > now
+    state = limit.give_back(tuple(state), start, cost, start, cost)
+    before = limit.decide(limit.new(now), now, 5, 0)[:3]
+    assert limit.decide(tuple(state), start, 0, 0)[5] == limit.decide(before, start, 0, 0)[5]

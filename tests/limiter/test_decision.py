@@ -209,11 +209,13 @@ def test_a_new_key_has_all_and_resets_at_once(limit, store):
 
 
 def test_a_single_part_is_joined_into_itself():
+    """Joining one decision returns that decision."""
     part = Decision(True, 10, 4)
     assert Decisions.join([part]) is part
 
 
 def test_of_allowed_parts_the_smallest_remaining_share_decides_and_the_longest_wait_holds():
+    """Allowed: the limit with the smallest remaining share decides, and the longest wait holds."""
     parts = [
         Decision(True, 10, 5, 0, 7, 3, 1003, "first"),
         Decision(True, 100, 20, 0, 9, 8, 1008, "second"),
@@ -225,6 +227,7 @@ def test_of_allowed_parts_the_smallest_remaining_share_decides_and_the_longest_w
 
 
 def test_of_refused_parts_the_longest_retry_decides_and_never_is_the_longest():
+    """Refused: the longest retry decides, and never is longer than any."""
     allowed, soon = Decision(True, 5, 1, 0, 2, 8, 1008, "allowed"), Decision(False, 10, 0, 30, 7, 0, 1000, "soon")
     late, never = Decision(False, 10, 0, 40, 9, 0, 1000, "late"), Decision(False, 1, 1, -1, 0, 0, 1000, "never")
     assert Decisions.join([allowed, soon, late]) == Decisions([allowed, soon, late], False, 10, 0, 40, 9, 0, 1000, "late")
@@ -234,6 +237,7 @@ def test_of_refused_parts_the_longest_retry_decides_and_never_is_the_longest():
 
 
 def test_ties_are_decided_by_the_first():
+    """Among equals the first limit decides."""
     same = [Decision(True, 10, 5, name="a"), Decision(True, 20, 10, name="b")]
     assert Decisions.join(same).name == "a"
     refused = [Decision(False, 10, 0, 5, name="a"), Decision(False, 20, 0, 5, name="b")]
@@ -241,6 +245,7 @@ def test_ties_are_decided_by_the_first():
 
 
 def test_the_source_is_that_of_the_deciding_part_and_does_not_count_for_equality():
+    """The source is that of the deciding limit, and equality ignores it."""
     local, store = Decision(False, 10, 0, 9, name="a", source="local_share"), Decision(False, 10, 0, 5, name="b")
     assert Decisions.join([store, local]).source == "local_share"
     assert local == Decision(False, 10, 0, 9, name="a")

@@ -60,6 +60,7 @@ def test_objects_are_reset_in_the_order_of_creation():
 
 
 def test_module_functions_run_before_the_objects(monkeypatch):
+    """In a forked child, functions of modules run before the resets of objects."""
     calls = []
     monkeypatch.setattr(fork, "_functions", [])
     kept = Recorder(calls, "object")

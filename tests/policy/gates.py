@@ -1,4 +1,4 @@
-"""Gates for tests: rules in a few words, asked in every colour."""
+"""Gates for tests: rules in a few words, asked in every mode."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from limitkeeper.policy.model import Rule
 from limitkeeper.testing import ManualClock
 from stand_ins import NOON
 
-COLOURS = ("ask", "aask", "quick")
+MODES = ("ask", "aask", "quick")
 
 
 def key(*parts: str) -> tuple[tuple[str, ...], ...]:
@@ -54,15 +54,15 @@ def request(line: str = "GET /", **headers: str) -> WrittenRequest:
     return WrittenRequest(method, path, headers=headers, peer=peer)
 
 
-def asked(gate: Gate, facts: WrittenRequest, colour: str = "ask") -> Evaluation:
-    """The gate's answer in a colour."""
-    if colour == "aask":
+def asked(gate: Gate, facts: WrittenRequest, mode: str = "ask") -> Evaluation:
+    """The gate's answer in a mode."""
+    if mode == "aask":
         return asyncio.run(gate.aask(facts))
-    found = gate.ask_nowait(facts) if colour == "quick" else gate.ask(facts)
+    found = gate.ask_nowait(facts) if mode == "quick" else gate.ask(facts)
     assert found is not None
     return found
 
 
-def passes(gate: Gate, times: int, line: str = "GET /", colour: str = "ask", **headers: str) -> list[bool]:
+def passes(gate: Gate, times: int, line: str = "GET /", mode: str = "ask", **headers: str) -> list[bool]:
     """Whether each of so many equal requests passed."""
-    return [asked(gate, request(line, **headers), colour).allowed for _ in range(times)]
+    return [asked(gate, request(line, **headers), mode).allowed for _ in range(times)]

@@ -92,13 +92,13 @@ def test_a_file_that_goes_away_and_comes_back(watched, file, eventually, caplog)
     """Gone, it changes nothing and is told of once; back with the same text neither; with another, it has changed."""
     told = watched()
     file.unlink()
-    eventually(lambda: "is gone" in caplog.text)
+    eventually(lambda: "is missing" in caplog.text)
     time.sleep(0.1)
     replaced(file, "one")
     time.sleep(0.2)
     assert told.seen == []
     file.unlink()
-    eventually(lambda: caplog.text.count("is gone") == 2)
+    eventually(lambda: caplog.text.count("is missing") == 2)
     replaced(file, "two")
     eventually(lambda: told.seen == ["two"])
 
@@ -164,7 +164,7 @@ def test_a_listener_that_raises_is_logged_and_told_of_the_next_change(file, even
         eventually(lambda: seen == ["two", "three"])
     finally:
         watch.stop()
-    assert "could not be taken over" in caplog.text
+    assert "could not be loaded" in caplog.text
 
 
 def test_a_watch_that_is_stopped_hears_nothing(watched, file):
@@ -356,7 +356,7 @@ def test_a_gate_hears_sighup(file, eventually):
 def test_a_file_that_is_gone_leaves_the_gate_as_it_is(gate, file, eventually, caplog):
     """Neither refused nor reloaded: it is said in the log, once."""
     file.unlink()
-    eventually(lambda: "is gone" in caplog.text)
+    eventually(lambda: "is missing" in caplog.text)
     assert passed(gate, 4) == [True, True, True, False]
     assert (gate.snapshot().reloads, gate.snapshot().reloads_refused) == (0, 0)
 

@@ -14,15 +14,15 @@ from limitkeeper.policy.gate import Gate
 from limitkeeper.testing import ManualClock
 from stand_ins import WrappedStore
 
-COLOURS = ("ask", "aask")
+MODES = ("ask", "aask")
 
 
 def gate_of(text: str, store: MemoryStore | None = None) -> Gate:
     return Gate(Policy.read(text), store=MemoryStore(clock=ManualClock(1_000_000)) if store is None else store)
 
 
-def told(gate: Gate, facts: WrittenRequest, colour: str = "ask"):
-    return asyncio.run(gate.aask(facts)) if colour == "aask" else gate.ask(facts)
+def told(gate: Gate, facts: WrittenRequest, mode: str = "ask"):
+    return asyncio.run(gate.aask(facts)) if mode == "aask" else gate.ask(facts)
 
 
 TENANTS = """
@@ -32,30 +32,30 @@ limits: [{name: tenant, match: "/t/{tenant_id}/**", key: tenant, limit: fixed wi
 """
 
 
-@pytest.mark.parametrize("colour", COLOURS)
-def test_shutting_out_by_a_part_of_the_path_leaves_the_other_rules_as_they_are(colour):
+@pytest.mark.parametrize("mode", MODES)
+def test_shutting_out_by_a_part_of_the_path_leaves_the_other_rules_as_they_are(mode):
     """Once somebody is shut out, keys that the path tells are still there: he stays out, and others are limited as before."""
     gate = gate_of(TENANTS)
-    answers = [told(gate, WrittenRequest("GET", "/t/one/x", peer="192.0.2.1"), colour) for _ in range(8)]
+    answers = [told(gate, WrittenRequest("GET", "/t/one/x", peer="192.0.2.1"), mode) for _ in range(8)]
     assert [answer.allowed for answer in answers] == [True] * 3 + [False] * 5
     assert answers[-1].refusal.reason == "penalty box"
-    others = [told(gate, WrittenRequest("GET", "/t/two/x", peer="192.0.2.2"), colour).allowed for _ in range(5)]
+    others = [told(gate, WrittenRequest("GET", "/t/two/x", peer="192.0.2.2"), mode).allowed for _ in range(5)]
     assert others == [True] * 3 + [False] * 2
 
 
 BYTES = "limits: [{name: bytes, key: ip, limit: fixed window 100/day, cost: {response: 1kB}, alert: 80%}]"
 
 
-@pytest.mark.parametrize("colour", COLOURS)
-def test_a_response_that_crosses_the_mark_alerts(colour):
+@pytest.mark.parametrize("mode", MODES)
+def test_a_response_that_crosses_the_mark_alerts(mode):
     """Spending that is known when the response has gone is told of when it crosses the mark: once."""
     gate, heard = gate_of(BYTES), []
     gate.events.on("alert", heard.append)
     alerts = []
     for _ in range(20):
-        passage = told(gate, WrittenRequest(), colour)
-        if passage.allowed:
-            asyncio.run(passage.asettle(200, 7_000)) if colour == "aask" else passage.settle(200, 7_000)
+        evaluation = told(gate, WrittenRequest(), mode)
+        if evaluation.allowed:
+            asyncio.run(evaluation.asettle(200, 7_000)) if mode == "aask" else evaluation.settle(200, 7_000)
         alerts.append(gate.snapshot().rules[0].alerts)
     assert alerts == [0] * 11 + [1] * 9  # 12 × 7 kB
     assert len(heard) == 1
@@ -72,14 +72,14 @@ LOGIN = "{name: login, key: ip, limit: fixed window 5/min, charge: {status: [401
 
 
 @pytest.mark.parametrize("more", ["", ", {name: all, limit: 1000/s}"], ids=["alone", "beside another"])
-@pytest.mark.parametrize("colour", COLOURS)
-def test_a_rule_in_shadow_counts_what_it_will_count_in_earnest(colour, more):
+@pytest.mark.parametrize("mode", MODES)
+def test_a_rule_in_shadow_counts_what_it_will_count_in_earnest(mode, more):
     """Outcomes that do not count go back in shadow too: only failed logins would have been refused."""
     gate = gate_of(f"limits: [{LOGIN}{more}]")
     for status in [200] * 20 + [401] * 7:
-        passage = told(gate, WrittenRequest(), colour)
-        assert passage.needs_settlement
-        asyncio.run(passage.asettle(status)) if colour == "aask" else passage.settle(status)
+        evaluation = told(gate, WrittenRequest(), mode)
+        assert evaluation.needs_settlement
+        asyncio.run(evaluation.asettle(status)) if mode == "aask" else evaluation.settle(status)
     tally = gate.snapshot().rules[0]
     assert (tally.passed, tally.shadow_refused, tally.given_back) == (25, 2, 20)
 
@@ -100,12 +100,12 @@ class Broken(MemoryStore):
         raise StoreUnavailable("gone")
 
 
-@pytest.mark.parametrize("colour", COLOURS)
-def test_a_repetition_that_nobody_can_look_for_is_answered_as_its_rule_says(colour):
+@pytest.mark.parametrize("mode", MODES)
+def test_a_repetition_that_nobody_can_look_for_is_answered_as_its_rule_says(mode):
     """A rule that is closed when the store fails is closed to requests with an idempotency key too."""
     gate = gate_of("limits: [{name: a, key: ip, limit: 5/min, once: Idempotency-Key, on_failure: closed}]", Broken())
-    passage = told(gate, WrittenRequest(headers={"Idempotency-Key": "k"}), colour)
-    assert (passage.allowed, passage.refusal.reason) == (False, "store")
+    evaluation = told(gate, WrittenRequest(headers={"Idempotency-Key": "k"}), mode)
+    assert (evaluation.allowed, evaluation.refusal.reason) == (False, "store")
     assert gate.snapshot().rules[0].failed_closed == 1
 
 
@@ -117,8 +117,8 @@ def test_what_was_charged_in_one_store_goes_back_to_it():
         gate.reload(Policy.read(said.format("?max_keys=1000")))
         for _ in range(5):
             gate.ask(WrittenRequest()).settle(401)
-        for passage in old:
-            passage.settle(200)
+        for evaluation in old:
+            evaluation.settle(200)
         assert not gate.ask(WrittenRequest()).allowed
         gate.reload(Policy.read(said.format("")))
         assert gate.ask(WrittenRequest()).allowed
@@ -162,13 +162,13 @@ def test_a_function_that_would_have_to_be_awaited_is_refused_when_the_gate_is_ma
         return 1
 
     for said in ({"cost": later}, {"charge": later}, {"cost": {"call": "asyncio:sleep"}}):
-        with pytest.raises(ConfigurationError, match="is async, and a decision does not wait"):
+        with pytest.raises(ConfigurationError, match="is async, and a decision can't await"):
             Gate(Policy.of(limits=[{"name": "a", "key": "ip", "limit": "5/s", **said}]), store=MemoryStore())
     Gate(Policy.of(limits=[{"name": "a", "key": "ip", "limit": "5/s", "on_refusal": later}]), store=MemoryStore()).close()
 
 
 def test_versions_that_come_at_once_follow_each_other():
-    """Many threads reload: in the end edition and store belong to one version, and all were counted."""
+    """Many threads reload: in the end compiled and store belong to one version, and all were counted."""
     versions = [
         Policy.read(f"store: memory://?max_keys={n}\nlimits: [{{name: a, key: ip, limit: {n}/s}}]") for n in range(100, 104)
     ]
@@ -190,8 +190,8 @@ def test_what_ends_after_a_reload_is_counted():
     for _ in range(20):
         begun.append(gate.ask(WrittenRequest(peer=f"192.0.2.{len(begun)}")))
         gate.reload(Policy.read(text))
-    for passage in begun[-8:]:
-        passage.settle(200)
+    for evaluation in begun[-8:]:
+        evaluation.settle(200)
     tally = gate.snapshot().rules[0]
     assert (tally.passed, tally.given_back) == (20, 8)
     assert gate.compiled.rules[0].predecessors[0].predecessors == []
@@ -212,16 +212,16 @@ def test_an_override_may_be_said_of_one_identity_only():
         assert (most(key="initech"), most(user="initech")) == (8, 8)
 
 
-@pytest.mark.parametrize("colour", ["ask", "aask"])
-def test_a_store_that_fails_leaves_nothing_of_a_rule_in_shadow_to_settle(colour):
+@pytest.mark.parametrize("mode", ["ask", "aask"])
+def test_a_store_that_fails_leaves_nothing_of_a_rule_in_shadow_to_settle(mode):
     """What was never asked is not given back, whatever the response says."""
-    store = WrappedStore(MemoryStore(clock=ManualClock(0)), local=colour == "ask")
+    store = WrappedStore(MemoryStore(clock=ManualClock(0)), local=mode == "ask")
     said = {"key": "ip", "limit": "fixed window 5/min", "charge": {"status": [401]}}
     policy = Policy.of(budget="10s", limits=[{"name": "real", **said}, {"name": "trial", **said, "on_refusal": "shadow"}])
     with Gate(policy, store=store, clock=store.clock) as gate:
         for failing in ({"decide"}, {"decide_many"}, set()):
             store.failing = failing
-            passage = asked(gate, WrittenRequest("GET", "/", peer="10.0.0.1"), colour)
-            assert passage.allowed
-            passage.settle(200)
+            evaluation = asked(gate, WrittenRequest("GET", "/", peer="10.0.0.1"), mode)
+            assert evaluation.allowed
+            evaluation.settle(200)
         assert {clause.name: clause.given_back for clause in gate.compiled.rules} == {"real": 2, "trial": 1}

@@ -1,4 +1,4 @@
-"""A gate over a store that is far away: the same answers in both colours, and what can be said at once without it."""
+"""A gate over a store that is far away: the same answers in both modes, and what can be said at once without it."""
 
 from __future__ import annotations
 
@@ -44,45 +44,45 @@ def leased_gate(*rules, **said):
     return Gate(policy(*rules, **said), store=LeasedStore(store, lease=10, life="1h"), clock=clock), store
 
 
-@pytest.mark.parametrize("colour", [*FAR, "quick"])
-def test_nobody_asks_the_store_for_a_request_that_nothing_limits(colour):
+@pytest.mark.parametrize("mode", [*FAR, "quick"])
+def test_nobody_asks_the_store_for_a_request_that_nothing_limits(mode):
     """Exempt, or meant by no rule: a far store hears nothing of it."""
     g, store = far_gate(rule("user", "1/s", key=key("user")), exempt=(HEALTH,))
     for line, said in (("GET /healthz", {"user": "a"}), ("GET /x", {})):
-        passage = asked(g, request(line, **said), colour)
-        assert (passage.allowed, passage.decision, passage.context) == (True, None, None)
+        evaluation = asked(g, request(line, **said), mode)
+        assert (evaluation.allowed, evaluation.decision, evaluation.context) == (True, None, None)
     assert store.calls == []
     tally = g.snapshot()
     assert (tally.requests, tally.allowed, tally.exempt, tally.unlimited) == (2, 2, 1, 1)
 
 
-@pytest.mark.parametrize("colour", [*FAR, "quick"])
-def test_nobody_asks_the_store_for_who_is_shut_out(colour):
-    """Who is shut out costs a far store nothing, in any colour."""
+@pytest.mark.parametrize("mode", [*FAR, "quick"])
+def test_nobody_asks_the_store_for_who_is_shut_out(mode):
+    """Who is shut out costs a far store nothing, in any mode."""
     g, store = far_gate(
         rule("user", "1/h", key=key("user")), penalty_box=PenaltyBoxConfig(parse_limit("1/h"), 60_000_000, key("user"))
     )
     assert passes(g, 3, user="a") == [True, False, False]
     del store.calls[:]
-    assert asked(g, request(user="a"), colour).refusal.reason == "penalty box"
+    assert asked(g, request(user="a"), mode).refusal.reason == "penalty box"
     assert store.calls == []
 
 
-@pytest.mark.parametrize("colour", FAR)
-def test_a_far_store_makes_marks_and_shadows_too(colour):
+@pytest.mark.parametrize("mode", FAR)
+def test_a_far_store_makes_marks_and_shadows_too(mode):
     """Charging once and rules in shadow work over a far store as they do near by."""
     shadowed = rule("strict", "fixed window 1/h", on_refusal=OnRefusal(SHADOW))
     g, _ = far_gate(rule("pay", "fixed window 2/h", key=key("user"), once=ONCE), shadowed)
     said = {"user": "a", "idempotency-key": "k"}
-    answers = [asked(g, request(**said), colour) for _ in range(4)]
+    answers = [asked(g, request(**said), mode) for _ in range(4)]
     assert [(answer.allowed, answer.shadows) for answer in answers] == [(True, ())] + [(True, ("strict",))] * 3
-    assert passes(g, 2, colour=colour, user="a") == [True, False]
+    assert passes(g, 2, mode=mode, user="a") == [True, False]
     pay, strict = g.snapshot().rules
     assert (pay.replayed, strict.passed, strict.shadow_refused) == (3, 1, 4)
 
 
-@pytest.mark.parametrize("colour", FAR)
-def test_a_failure_is_counted_as_the_request_that_it_was(colour):
+@pytest.mark.parametrize("mode", FAR)
+def test_a_failure_is_counted_as_the_request_that_it_was(mode):
     """Requests that pass or not without their store are requests; a share that lets pass counts as its rule's."""
     open_, local, closed, outcome = OnFailure(), OnFailure(LOCAL, "1/2"), OnFailure(CLOSED), Charge(((401, 401),))
     g, store = far_gate(
@@ -91,16 +91,16 @@ def test_a_failure_is_counted_as_the_request_that_it_was(colour):
         rule("closed", "1/h", key=key("partner"), on_failure=closed),
     )
     store.failing = {"decide"}
-    free = asked(g, request(user="a"), colour)
+    free = asked(g, request(user="a"), mode)
     assert (free.allowed, free.decision, free.entries, free.needs_settlement, free.context) == (True, None, [], False, None)
-    shared = [asked(g, request(user="a", tenant="t"), colour) for _ in range(3)]
+    shared = [asked(g, request(user="a", tenant="t"), mode) for _ in range(3)]
     assert [(one.allowed, one.decision.limit, one.decision.remaining, one.needs_settlement) for one in shared] == [
         (True, 2, 1, False),
         (True, 2, 0, False),
         (False, 2, 0, False),
     ]
     assert shared[2].refusal.rule.name == "local"
-    assert not asked(g, request(partner="p"), colour)
+    assert not asked(g, request(partner="p"), mode)
     tally = g.snapshot()
     assert (tally.requests, tally.allowed, tally.refused) == (5, 3, 2)
     assert [(one.name, one.passed, one.refused) for one in tally.rules] == [("open", 0, 0), ("local", 2, 1), ("closed", 0, 1)]
@@ -167,27 +167,27 @@ def test_a_store_known_to_be_dead_is_answered_at_once(action, passed):
 
 
 @pytest.mark.parametrize("verb", ["decide", "decide_many"])
-@pytest.mark.parametrize("colour", [*FAR, "quick"])
-def test_a_store_near_by_that_fails_opens_no_rule_that_charges_once(colour, verb):
+@pytest.mark.parametrize("mode", [*FAR, "quick"])
+def test_a_store_near_by_that_fails_opens_no_rule_that_charges_once(mode, verb):
     """Where a store of this machine can't say whether a request is a repetition, a rule that says closed refuses it."""
     clock = ManualClock(1000)
     store = WrappedStore(MemoryStore(clock=clock), local=True)
     g = Gate(policy(rule("pay", "1/h", once=ONCE, on_failure=OnFailure(CLOSED))), store=store)
     said = {"idempotency-key": "k"}
-    assert passes(g, 2, colour=colour, **said) == [True, True]
+    assert passes(g, 2, mode=mode, **said) == [True, True]
     store.failing = {verb}
-    answer = asked(g, request(**said), colour)
+    answer = asked(g, request(**said), mode)
     assert (answer.allowed, answer.refusal.status, answer.refusal.reason) == (False, 503, "store")
     assert g.snapshot().rules[0].failed_closed == 1
 
 
-@pytest.mark.parametrize("colour", [*FAR, "quick"])
-def test_a_store_near_by_that_fails_a_shadow_fails_nobody(colour):
+@pytest.mark.parametrize("mode", [*FAR, "quick"])
+def test_a_store_near_by_that_fails_a_shadow_fails_nobody(mode):
     """A rule in shadow whose store fails lets pass, and counts nothing."""
     clock = ManualClock(1000)
     store = WrappedStore(MemoryStore(clock=clock), local=True)
     g = Gate(policy(rule("all", "9/h"), rule("strict", "1/h", on_refusal=OnRefusal(SHADOW))), store=store)
     store.failing = {"decide_many"}
-    answer = asked(g, request(), colour)
+    answer = asked(g, request(), mode)
     assert (answer.allowed, answer.shadows, answer.decision.remaining) == (True, (), 8)
     assert [(one.passed, one.shadow_refused) for one in g.snapshot().rules] == [(1, 0), (0, 0)]

@@ -131,7 +131,7 @@ def test_a_rules_path_has_no_case_either():
 
 def test_the_rest_of_a_path_stands_at_its_end():
     """`**` in the middle of a path is refused with what to write."""
-    with pytest.raises(ConfigurationError, match=r"'/a/\*\*/b': '\*\*' stands at the end"):
+    with pytest.raises(ConfigurationError, match=r"'/a/\*\*/b': '\*\*' is allowed only at the end"):
         gate(rule("all", "9/s", match=(Match(path="/a/**/b"),)))
 
 
@@ -167,8 +167,8 @@ def test_a_handler_is_known_by_its_name_or_its_place():
 def test_a_joined_key_is_spelt_as_documented(said, told):
     """Parts are escaped and joined, so that overrides can name them; an absent part is a dash."""
     g = gate(rule("both", "1/h", key=key("tenant", "user"), override=((told, (TokenBucket("7/h"),)),)))
-    passage = asked(g, request(**said))
-    assert (passage.keys, passage.decision.limit) == ([told], 7)
+    evaluation = asked(g, request(**said))
+    assert (evaluation.keys, evaluation.decision.limit) == ([told], 7)
 
 
 def test_the_unidentified_can_have_a_limit_of_their_own():

@@ -98,11 +98,11 @@ def test_a_gate_decides_as_its_rules_say_one_by_one(said, requests):
             if made is not None:
                 for i, limit in enumerate(one.limit):
                     claims.append(Claim(NamedLimit("limitkeeper", one.name + (f".{i + 1}" if i else ""), limit), made, 1))
-        passage = asked(gate, request(f"{method} {path}", **{n: told[n] for n in NAMES if told[n]}), "quick")
-        assert [(entry.label, k) for entry, k in zip(passage.entries, passage.keys, strict=True)] == [
+        evaluation = asked(gate, request(f"{method} {path}", **{n: told[n] for n in NAMES if told[n]}), "quick")
+        assert [(entry.label, k) for entry, k in zip(evaluation.entries, evaluation.keys, strict=True)] == [
             (claim.limit.name, claim.key) for claim in claims
         ]
-        assert passage.decision == (store.decide(claims) if claims else None)
+        assert evaluation.decision == (store.decide(claims) if claims else None)
 
 
 @settings(deadline=None)
@@ -117,9 +117,9 @@ def test_the_seconds_of_a_refusal_are_enough(said, requests):
         told = {name: value for name, value in (("user", user), ("tenant", tenant)) if value}
         line = f"{method} /{'/'.join(segments)}"
         for _ in range(6):
-            passage = asked(gate, request(line, **told), "quick")
-            if not passage.allowed:
-                assert passage.refusal.retry_us <= passage.refusal.retry_after * 1_000_000
-                clock.advance(passage.refusal.retry_after)
+            evaluation = asked(gate, request(line, **told), "quick")
+            if not evaluation.allowed:
+                assert evaluation.refusal.retry_us <= evaluation.refusal.retry_after * 1_000_000
+                clock.advance(evaluation.refusal.retry_after)
                 assert asked(gate, request(line, **told), "quick").allowed
                 break

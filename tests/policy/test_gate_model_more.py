@@ -137,7 +137,7 @@ def facts_of(user, plan, told, idem):
 
 @settings(deadline=None)
 @given(RULES, REQUESTS, st.sampled_from(["quick", "ask", "aask"]))
-def test_any_mixture_of_features_decides_as_a_person_would(said, requests, colour):
+def test_any_mixture_of_features_decides_as_a_person_would(said, requests, mode):
     """Tiers, overrides, told costs, outcomes, repetitions and shadow mean together what each means alone."""
     clock, model = ManualClock(NOON), Model(said)
     rules = tuple(made(number, one) for number, one in enumerate(said))
@@ -147,7 +147,7 @@ def test_any_mixture_of_features_decides_as_a_person_would(said, requests, colou
     for *told, status, pause in requests:
         clock.advance(pause)
         model.clock.advance(pause)
-        passage = asked(gate, facts_of(*told), colour)
-        assert (passage.allowed, passage.shadows) == model.ask(*told, status)
-        if passage.allowed:
-            passage.settle(status)
+        evaluation = asked(gate, facts_of(*told), mode)
+        assert (evaluation.allowed, evaluation.shadows) == model.ask(*told, status)
+        if evaluation.allowed:
+            evaluation.settle(status)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 
 import pytest
-from gates import COLOURS, asked, gate, passes, request, rule
+from gates import MODES, asked, gate, passes, request, rule
 
 from limitkeeper.clock import steady_us
 from limitkeeper.policy.model import SHADOW, WAIT, Charge, OnRefusal, Tiers
@@ -17,11 +17,11 @@ from limitkeeper.testing import ManualClock
 def test_a_decision_is_counted_in_the_bucket_of_its_time(ago_us):
     """A decision is in the first bucket whose end it does not exceed, and in the sum with its time; time never goes back."""
     g = gate(rule("all", "9/s"))
-    passage = asked(g, request())
+    evaluation = asked(g, request())
     for _ in range(20):
         before = g.snapshot().decisions
-        passage.began_us = steady_us() - ago_us
-        g._count_refused(passage, Refusal("quota", 429, 1, ""))
+        evaluation.began_us = steady_us() - ago_us
+        g._count_refused(evaluation, Refusal("quota", 429, 1, ""))
         after = g.snapshot().decisions
         took_us = after.sum - before.sum
         assert took_us >= max(0, ago_us)
@@ -33,10 +33,10 @@ def test_a_decision_is_counted_in_the_bucket_of_its_time(ago_us):
 def test_a_response_is_counted_in_the_bucket_of_its_time(ago_ms):
     """Response times go by the request's whole time, once for every rule, whatever the number of its limits."""
     g = gate(rule("two", "token bucket 9/s burst 9; fixed window 9/min"), rule("one", "9/s"))
-    passage = asked(g, request())
+    evaluation = asked(g, request())
     assert [told.responses.sum for told in g.snapshot().rules] == [0, 0]
-    passage.began_us = steady_us() - ago_ms * 1_000
-    passage.count_response(200)
+    evaluation.began_us = steady_us() - ago_ms * 1_000
+    evaluation.count_response(200)
     for told in g.snapshot().rules:
         assert (told.responses.count, told.statuses) == (1, {"2xx": 1})
         assert told.responses.counts.index(1) == bisect_left(told.responses.bounds, told.responses.sum)
@@ -53,13 +53,13 @@ def test_a_status_that_is_none_has_a_family_of_its_own(status, family):
     assert g.snapshot().rules[0].statuses == {family: 1}
 
 
-@pytest.mark.parametrize("colour", ["ask", "aask"])
-def test_waiting_is_no_time_of_the_decision(colour):
+@pytest.mark.parametrize("mode", ["ask", "aask"])
+def test_waiting_is_no_time_of_the_decision(mode):
     """The time that a request waited for its turn is not counted as the gate's."""
     begun_us = steady_us()
     g = gate(rule("all", "1/h burst 1", on_refusal=OnRefusal(WAIT, wait_us=7_200_000_000)), clock=ManualClock(1000))
-    assert asked(g, request(), colour)
-    assert asked(g, request(), colour).wait_us == 3_600_000_000
+    assert asked(g, request(), mode)
+    assert asked(g, request(), mode).wait_us == 3_600_000_000
     decisions = g.snapshot().decisions
     assert decisions.count == 2
     assert 0 <= decisions.sum <= steady_us() - begun_us
@@ -72,13 +72,13 @@ def test_a_rule_with_two_limits_is_near_once():
     assert [told.near for told in g.snapshot().rules] == [1, 1]
 
 
-@pytest.mark.parametrize("colour", COLOURS)
+@pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("said", [{"on_refusal": OnRefusal(SHADOW)}, {"charge": Charge(((401, 401),))}])
-def test_an_unlimited_tier_owes_nothing(said, colour):
+def test_an_unlimited_tier_owes_nothing(said, mode):
     """Where a rule sets no limit, the request is as free as without the rule: nothing is asked, nothing is settled."""
     g = gate(rule("all", Tiers("plan", (("gold", ()),), ()), **said))
-    passage = asked(g, request(plan="gold"), colour)
-    assert (passage.allowed, passage.needs_settlement, passage.decision, passage.shadows) == (True, False, None, ())
+    evaluation = asked(g, request(plan="gold"), mode)
+    assert (evaluation.allowed, evaluation.needs_settlement, evaluation.decision, evaluation.shadows) == (True, False, None, ())
     tally = g.snapshot()
     assert (tally.requests, tally.unlimited, tally.exempt, tally.rules[0].passed) == (1, 1, 0, 0)
 

@@ -7,7 +7,7 @@ import gc
 import weakref
 
 import pytest
-from gates import COLOURS, asked, gate, key, passes, request, rule
+from gates import MODES, asked, gate, key, passes, request, rule
 
 from limitkeeper import MemoryStore
 from limitkeeper.algorithms.limit_parser import parse_limit
@@ -17,22 +17,22 @@ from limitkeeper.policy.model import DEGRADE, SHADOW, Answer, Charge, Cost, Exem
 from limitkeeper.testing import ManualClock, unlimited
 
 
-@pytest.mark.parametrize("colour", COLOURS)
-def test_a_refusal_says_when_to_come_back_and_that_is_true(colour):
+@pytest.mark.parametrize("mode", MODES)
+def test_a_refusal_says_when_to_come_back_and_that_is_true(mode):
     """Waiting exactly Retry-After seconds is enough, one second less is not, for every rule at once."""
     g = gate(rule("a", "token bucket 7/min burst 2"), rule("b", "fixed window 3 per 10 s"), rule("c", "sliding window log 4/min"))
     for _ in range(40):
-        answer = asked(g, request(), colour)
+        answer = asked(g, request(), mode)
         if answer.allowed:
             continue
         wait = answer.refusal.retry_after
         if wait > 1:
             g.clock.advance(wait - 1)
-            assert not asked(g, request(), colour).allowed
+            assert not asked(g, request(), mode).allowed
             g.clock.advance(1)
         else:
             g.clock.advance(wait)
-        assert asked(g, request(), colour).allowed
+        assert asked(g, request(), mode).allowed
 
 
 def test_the_highest_priority_speaks_and_the_longest_wait_is_told():
@@ -55,13 +55,13 @@ def test_what_can_never_pass_has_no_retry():
     assert "more than its limit" in refusal.message
 
 
-@pytest.mark.parametrize("colour", COLOURS)
-def test_a_rule_in_shadow_counts_and_lets_pass(colour):
+@pytest.mark.parametrize("mode", MODES)
+def test_a_rule_in_shadow_counts_and_lets_pass(mode):
     """A shadow rule refuses nobody, spends nothing of the others, and tells whom it would have refused."""
     g = gate(rule("all", "5/s"), rule("strict", "2/s", on_refusal=OnRefusal(SHADOW)))
     heard = []
     g.events.on("shadow", heard.append)
-    answers = [asked(g, request(), colour) for _ in range(6)]
+    answers = [asked(g, request(), mode) for _ in range(6)]
     assert [a.allowed for a in answers] == [True] * 5 + [False]
     assert [a.shadows for a in answers] == [()] * 2 + [("strict",)] * 3 + [()]
     assert [e.label for e in answers[0].entries] == ["all"]
@@ -78,7 +78,7 @@ def test_a_refused_request_spends_nothing_of_a_shadow():
 
 
 def test_degrading_names_its_handler():
-    """A refusal that degrades is no passage, and carries what answers instead."""
+    """A refusal that degrades is no evaluation, and carries what answers instead."""
 
     def stale():
         return "stale"
@@ -124,15 +124,15 @@ def test_functions_that_raise_break_no_request(caplog, monkeypatch):
 # Once ----------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("colour", COLOURS)
-def test_repetitions_are_charged_once(colour):
+@pytest.mark.parametrize("mode", MODES)
+def test_repetitions_are_charged_once(mode):
     """Requests with one idempotency key are charged once; another key, another client or none are charged each."""
     g = gate(rule("pay", "2/s", key=key("user"), once=Once("idempotency-key")))
     said = {"idempotency-key": "k1", "user": "a"}
-    assert passes(g, 5, colour=colour, **said) == [True] * 5
-    assert passes(g, 2, colour=colour, user="a") == [True, False]
-    assert not asked(g, request(**{"idempotency-key": "k2", "user": "a"}), colour).allowed
-    assert asked(g, request(**{"idempotency-key": "k1", "user": "b"}), colour).decision.remaining == 1
+    assert passes(g, 5, mode=mode, **said) == [True] * 5
+    assert passes(g, 2, mode=mode, user="a") == [True, False]
+    assert not asked(g, request(**{"idempotency-key": "k2", "user": "a"}), mode).allowed
+    assert asked(g, request(**{"idempotency-key": "k1", "user": "b"}), mode).decision.remaining == 1
     assert g.snapshot().rules[0].replayed == 4
 
 
@@ -155,28 +155,28 @@ def test_repeating_has_an_end():
 # Settling ------------------------------------------------------------------------------------------------------------
 
 
-def settle(passage, status, size=0, colour="ask"):
-    if colour == "aask":
-        asyncio.run(passage.asettle(status, size))
+def settle(evaluation, status, size=0, mode="ask"):
+    if mode == "aask":
+        asyncio.run(evaluation.asettle(status, size))
     else:
-        passage.settle(status, size)
+        evaluation.settle(status, size)
 
 
-@pytest.mark.parametrize("colour", COLOURS)
+@pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize(
     "text", ["token bucket 3/min", "fixed window 3/min", "sliding window log 3/min", "sliding window counter 3/min"]
 )
-def test_only_outcomes_that_count_are_charged(text, colour):
+def test_only_outcomes_that_count_are_charged(text, mode):
     """Only failed logins use up the limit; a success takes its charge back, exactly."""
     g = gate(rule("login", text, charge=Charge(((401, 401), (403, 403)))))
     for status in (200, 200, 200, 200, 401, 401, 302, 403):
-        answer = asked(g, request(), colour)
+        answer = asked(g, request(), mode)
         assert answer.allowed
         assert answer.needs_settlement
-        settle(answer, status, colour=colour)
-        settle(answer, 401, colour=colour)  # the first word counts
-        settle(answer, 200, colour=colour)
-    assert not asked(g, request(), colour).allowed
+        settle(answer, status, mode=mode)
+        settle(answer, 401, mode=mode)  # the first word counts
+        settle(answer, 200, mode=mode)
+    assert not asked(g, request(), mode).allowed
     assert g.snapshot().rules[0].given_back == 5
 
 
@@ -186,16 +186,16 @@ def test_many_at_once_can_not_pass_on_one_allowance():
     assert passes(g, 3) == [True, True, False]
 
 
-@pytest.mark.parametrize("colour", COLOURS)
-def test_costs_by_the_size_of_the_response(colour):
+@pytest.mark.parametrize("mode", MODES)
+def test_costs_by_the_size_of_the_response(mode):
     """An estimate is charged first, and what was really sent in the end; a bucket goes into debt for the rest."""
     g = gate(rule("bytes", "token bucket 1/s burst 100", cost=Cost("response", 10, per=1000)))
-    answer = asked(g, request(), colour)
+    answer = asked(g, request(), mode)
     assert answer.decision.remaining == 90
-    settle(answer, 200, 2_001, colour)
-    assert asked(g, request(), colour).decision.remaining == 97 - 10
-    settle(asked(g, request(), colour), 200, 200_000, colour)
-    refused = asked(g, request(), colour)
+    settle(answer, 200, 2_001, mode)
+    assert asked(g, request(), mode).decision.remaining == 97 - 10
+    settle(asked(g, request(), mode), 200, 200_000, mode)
+    refused = asked(g, request(), mode)
     assert not refused.allowed
     assert refused.refusal.retry_after > 100
 
@@ -234,27 +234,27 @@ def shut_out_gate(**said):
     )
 
 
-@pytest.mark.parametrize("colour", COLOURS)
-def test_who_is_refused_too_often_is_shut_out(colour):
+@pytest.mark.parametrize("mode", MODES)
+def test_who_is_refused_too_often_is_shut_out(mode):
     """After so many refusals a client is refused without asking the store, for a while, and nobody else is."""
     g = shut_out_gate()
     heard = []
     g.events.on("penalty box", heard.append)
-    assert passes(g, 5, colour=colour, user="a") == [True] + [False] * 4
+    assert passes(g, 5, mode=mode, user="a") == [True] + [False] * 4
     assert len(heard) == 1
     asked_before = g.snapshot().rules[0].refused
-    answer = asked(g, request(user="a"), colour)
+    answer = asked(g, request(user="a"), mode)
     assert (answer.refusal.reason, answer.refusal.retry_after, answer.refusal.status) == ("penalty box", 60, 429)
     assert answer.decision is None
     assert g.snapshot().rules[0].refused == asked_before
-    assert asked(g, request(user="b"), colour).allowed
-    assert asked(g, request("GET /healthz", user="a"), colour).allowed
+    assert asked(g, request(user="b"), mode).allowed
+    assert asked(g, request("GET /healthz", user="a"), mode).allowed
     assert (g.snapshot().penalty_box, g.snapshot().penalty_box_clients) == (1, 1)
     g.clock.advance(59.999999)
-    assert asked(g, request(user="a"), colour).refusal.retry_after == 1
+    assert asked(g, request(user="a"), mode).refusal.retry_after == 1
     g.clock.advance(0.000001)
     assert g.snapshot().penalty_box_clients == 0
-    assert asked(g, request(user="a"), colour).allowed
+    assert asked(g, request(user="a"), mode).allowed
 
 
 def test_limiting_turned_off_shuts_nobody_out():
@@ -273,9 +273,9 @@ def test_the_tally_adds_up():
     """Requests are allowed or refused; rules count what they did; offenders are told without their keys."""
     g = gate(rule("user", "5/s", key=key("user")), rule("shop", "fixed window 8/min"))
     for user in "aaaaaaabbb":
-        passage = asked(g, request(user=user))
-        if passage:
-            passage.count_response(200)
+        evaluation = asked(g, request(user=user))
+        if evaluation:
+            evaluation.count_response(200)
     asked(g, request("GET /x"))  # no user: only the shop's limit
     t = g.snapshot()
     assert (t.requests, t.allowed, t.refused, t.unlimited, t.exempt) == (11, 8, 3, 0, 0)
@@ -296,7 +296,7 @@ def test_near_the_limit_is_counted():
 
 
 def test_listeners_hear_of_refusals():
-    """A listener gets the passage, with keys and refusal; without one nothing is made."""
+    """A listener gets the evaluation, with keys and refusal; without one nothing is made."""
     g = gate(rule("user", "1/s", key=key("user")))
     passes(g, 2, user="a")
     heard = []
@@ -325,9 +325,9 @@ def test_explain_charges_nothing_and_says_why():
     assert len(store) == 0
 
 
-@pytest.mark.parametrize("colour", COLOURS)
-def test_a_passage_leaves_no_circle_behind(colour):
-    """A request that keeps its passage is freed at once: nothing is left to the garbage collector."""
+@pytest.mark.parametrize("mode", MODES)
+def test_a_passage_leaves_no_circle_behind(mode):
+    """A request that keeps its evaluation is freed at once: nothing is left to the garbage collector."""
 
     class Request(dict):
         pass
@@ -343,10 +343,10 @@ def test_a_passage_leaves_no_circle_behind(colour):
         for said in [{"user": "a"}] * 6 + [{"tenant": "t"}, {}]:
             facts = request(**said)
             facts.raw = Request()
-            passage = facts.raw["passage"] = asked(g, facts, colour)
+            evaluation = facts.raw["evaluation"] = asked(g, facts, mode)
             gone = weakref.ref(facts.raw)
-            settle(passage, 200, colour=colour)
-            del facts, passage
+            settle(evaluation, 200, mode=mode)
+            del facts, evaluation
             assert gone() is None, said
     finally:
         gc.enable()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from gates import COLOURS, asked, gate, key, passes, policy, request, rule
+from gates import MODES, asked, gate, key, passes, policy, request, rule
 
 from limitkeeper import MemoryStore
 from limitkeeper.algorithms.limit_parser import parse_limit
@@ -101,11 +101,11 @@ def test_what_can_never_pass_finds_no_queue_full():
 # Who is counted -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("colour", COLOURS)
-def test_limits_of_one_rule_refuse_once(colour):
+@pytest.mark.parametrize("mode", MODES)
+def test_limits_of_one_rule_refuse_once(mode):
     """A rule that refuses by both of its limits has refused once, and so has its offender."""
     g = gate(rule("two", "token bucket 1/h burst 1; fixed window 1/h"), rule("one", "fixed window 1/h"))
-    assert passes(g, 2, colour=colour) == [True, False]
+    assert passes(g, 2, mode=mode) == [True, False]
     tally = g.snapshot()
     assert [one.refused for one in tally.rules] == [1, 1]
     assert sorted((one.rule, one.count) for one in tally.offenders) == [("one", 1), ("two", 1)]
@@ -195,21 +195,21 @@ def test_listeners_hear_what_failed():
         assert isinstance(event.error, StoreError) if local else event.error is None
 
 
-@pytest.mark.parametrize("colour", ["ask", "aask"])
+@pytest.mark.parametrize("mode", ["ask", "aask"])
 @pytest.mark.parametrize("local", [True, False], ids=["near", "far"])
-def test_what_can_not_be_settled_stays_charged(local, colour, caplog):
+def test_what_can_not_be_settled_stays_charged(local, mode, caplog):
     """A store that fails when a charge goes back breaks no response; it is logged, and the charge stays."""
     clock = ManualClock(1000)
     store = WrappedStore(MemoryStore(clock=clock), local=local)
     login = rule("login", "fixed window 1/h", charge=Charge(((401, 401),)))
     g = Gate(policy(login, budget_us=10_000_000), store=store, clock=clock)
-    answer = asked(g, request(), colour)
+    answer = asked(g, request(), mode)
     store.failing = {"give_back"}
-    if colour == "aask":
+    if mode == "aask":
         asyncio.run(answer.asettle(200))
     else:
         answer.settle(200)
     assert not answer.needs_settlement
-    assert not asked(g, request(), colour)
+    assert not asked(g, request(), mode)
     if local:  # a guard tells of its store itself
         assert "settling with the store of 'limitkeeper' failed: give_back: nobody answers" in caplog.text

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from gates import COLOURS, asked, gate, key, passes, policy, request, rule
+from gates import MODES, asked, gate, key, passes, policy, request, rule
 
 from limitkeeper import MemoryStore, TokenBucket
 from limitkeeper.policy import Gate
@@ -15,12 +15,12 @@ POST = frozenset({"POST"})
 GET = frozenset({"GET"})
 
 
-@pytest.mark.parametrize("colour", COLOURS)
-def test_each_key_has_its_own_limit(colour):
+@pytest.mark.parametrize("mode", MODES)
+def test_each_key_has_its_own_limit(mode):
     """Two clients never share what one of them may take."""
     g = gate(rule("user", "2/s", key=key("user")))
-    assert passes(g, 3, colour=colour, user="a") == [True, True, False]
-    assert passes(g, 3, colour=colour, user="b") == [True, True, False]
+    assert passes(g, 3, mode=mode, user="a") == [True, True, False]
+    assert passes(g, 3, mode=mode, user="b") == [True, True, False]
 
 
 def test_a_rule_without_a_key_is_for_everybody():
@@ -111,11 +111,11 @@ def test_overrides_replace_the_limit_of_one_key():
     assert asked(g, request(user="free")).decision is None
 
 
-@pytest.mark.parametrize("colour", COLOURS)
-def test_all_rules_are_charged_or_none(colour):
+@pytest.mark.parametrize("mode", MODES)
+def test_all_rules_are_charged_or_none(mode):
     """A request that one rule refuses spends nothing of the others."""
     g = gate(rule("user", "1/s burst 5", key=key("user")), rule("capacity", "1/s burst 2"))
-    assert passes(g, 5, colour=colour, user="a") == [True, True, False, False, False]
+    assert passes(g, 5, mode=mode, user="a") == [True, True, False, False, False]
     left = {e.entries[0].label: e.decision.remaining for e in g.explain(request(user="a"))}
     assert left == {"user": 3, "capacity": 0}
 
@@ -212,7 +212,7 @@ def test_a_thousand_rules_find_the_ones_that_are_meant():
 
 
 def test_many_paths_do_not_fill_the_memory():
-    """An edition remembers a bounded number of paths, and answers right beyond it."""
+    """An compiled remembers a bounded number of paths, and answers right beyond it."""
     g = gate(rule("item", "9999999/s", match=(Match(GET, "/products/{id}"),)))
     for i in range(10_000):
         assert asked(g, request(f"GET /products/{i}"), "quick").entries

@@ -24,17 +24,17 @@ def far_gate(*rules, **said):
     return Gate(policy(*rules, budget_us=10_000_000, **said), store=store, clock=clock), store
 
 
-@pytest.mark.parametrize("colour", FAR)
-def test_one_question_for_all_rules(colour):
+@pytest.mark.parametrize("mode", FAR)
+def test_one_question_for_all_rules(mode):
     """However many rules are meant, a far store is asked once."""
     g, store = far_gate(*[rule(f"r{i}", "9/s", key=key("user")) for i in range(5)])
-    asked(g, request(user="a"), colour)
+    asked(g, request(user="a"), mode)
     assert store.calls == ["decide"]
     assert g.ask_nowait(request(user="a")) is None
 
 
-@pytest.mark.parametrize("colour", FAR)
-def test_a_store_that_fails_is_answered_as_each_rule_says(colour):
+@pytest.mark.parametrize("mode", FAR)
+def test_a_store_that_fails_is_answered_as_each_rule_says(mode):
     """Open lets pass, closed refuses with 503, local decides on its share; one closed rule is enough to refuse."""
     open_rule = rule("open", "1/s")
     local_rule = rule("local", "token bucket 4/s burst 4", on_failure=OnFailure(LOCAL, "1/2"))
@@ -43,9 +43,9 @@ def test_a_store_that_fails_is_answered_as_each_rule_says(colour):
     heard = []
     g.events.on("store failed", heard.append)
     store.failing = {"decide"}
-    assert passes(g, 3, colour=colour) == [True, True, False]
-    assert asked(g, request(), colour).refusal.status == 429
-    answer = asked(g, request(user="a"), colour)
+    assert passes(g, 3, mode=mode) == [True, True, False]
+    assert asked(g, request(), mode).refusal.status == 429
+    answer = asked(g, request(user="a"), mode)
     assert (answer.allowed, answer.refusal.reason, answer.refusal.status) == (False, "store", 503)
     assert answer.refusal.retry_after >= 1
     tallies = {t.name: t for t in g.snapshot().rules}
@@ -63,8 +63,8 @@ def test_a_rule_with_two_limits_fails_once():
     assert [(tally.failed_open, tally.failed_local) for tally in g.snapshot().rules] == [(1, 0), (0, 1)]
 
 
-@pytest.mark.parametrize("colour", FAR)
-def test_shares_that_refuse_promise_the_longest_wait(colour):
+@pytest.mark.parametrize("mode", FAR)
+def test_shares_that_refuse_promise_the_longest_wait(mode):
     """Where several local rules refuse, Retry-After is true for all of them, and a refusal charges none."""
     half, quarter = OnFailure(LOCAL, "1/2"), OnFailure(LOCAL, "1/4")
     quick = rule("quick", "token bucket 2/s burst 2", on_failure=half)
@@ -72,15 +72,15 @@ def test_shares_that_refuse_promise_the_longest_wait(colour):
     wide = rule("wide", "token bucket 1/h burst 20", on_failure=half)
     g, store = far_gate(wide, quick, slow)
     store.failing = {"decide"}
-    assert passes(g, 4, colour=colour) == [True] + [False] * 3
-    refused = asked(g, request(), colour)
+    assert passes(g, 4, mode=mode) == [True] + [False] * 3
+    refused = asked(g, request(), mode)
     assert refused.refusal.violated == ("quick", "slow")
     assert refused.refusal.retry_after == 20  # 1000 s after the epoch: the minute ends in 20 s
     assert refused.decision.decisions[0].remaining == 9
     g.clock.advance(19)
-    assert not asked(g, request(), colour).allowed
+    assert not asked(g, request(), mode).allowed
     g.clock.advance(1)
-    assert asked(g, request(), colour).allowed
+    assert asked(g, request(), mode).allowed
 
 
 def test_a_near_store_that_fails_is_answered_too():
@@ -101,12 +101,12 @@ def test_a_breaker_spares_a_dead_store():
     assert len(store.calls) < 20
 
 
-@pytest.mark.parametrize("colour", FAR)
-def test_a_store_that_fails_a_request_on_its_way_to_wait_fails_it_as_the_rule_says(colour):
+@pytest.mark.parametrize("mode", FAR)
+def test_a_store_that_fails_a_request_on_its_way_to_wait_fails_it_as_the_rule_says(mode):
     """A rule that lets pass when the store fails does so too when it fails after it had refused."""
     waits = OnRefusal(WAIT, wait_us=2_000_000)
     g, store = far_gate(rule("all", "1/s", on_refusal=waits), rule("local", "9/s", on_failure=OnFailure(LOCAL, "1")))
-    assert asked(g, request(), colour)
+    assert asked(g, request(), mode)
     passed = store.decide
 
     def then_fails(*args, **options):
@@ -115,7 +115,7 @@ def test_a_store_that_fails_a_request_on_its_way_to_wait_fails_it_as_the_rule_sa
         return answer
 
     store.decide = then_fails
-    assert asked(g, request(), colour).allowed
+    assert asked(g, request(), mode).allowed
     tally = g.snapshot().rules
     assert (tally[0].failed_open, tally[1].failed_local, tally[0].refused, tally[0].waiting) == (1, 1, 0, 0)
 
@@ -127,10 +127,10 @@ def redis(valkey):
     store.close()
 
 
-@pytest.mark.parametrize("colour", FAR)
-def test_a_real_server_behind_a_gate(redis, valkey, colour):
+@pytest.mark.parametrize("mode", FAR)
+def test_a_real_server_behind_a_gate(redis, valkey, mode):
     """Rules, shadow, once, outcomes and waiting over a real server give what memory gives."""
-    name = f"gate-{colour}"
+    name = f"gate-{mode}"
     rules = [
         rule("user", "token bucket 1/h burst 3", key=key("user")),
         rule("strict", "1/h", on_refusal=OnRefusal(SHADOW)),
@@ -140,10 +140,10 @@ def test_a_real_server_behind_a_gate(redis, valkey, colour):
 
     async def all_of_it():
         async def ask(**said):
-            return await g.aask(request(**said)) if colour == "aask" else g.ask(request(**said))
+            return await g.aask(request(**said)) if mode == "aask" else g.ask(request(**said))
 
-        async def done(passage, status):
-            await passage.asettle(status) if colour == "aask" else passage.settle(status)
+        async def done(evaluation, status):
+            await evaluation.asettle(status) if mode == "aask" else evaluation.settle(status)
 
         answers = [await ask(user="a") for _ in range(4)]
         assert [a.allowed for a in answers] == [True] * 3 + [False]
@@ -156,7 +156,7 @@ def test_a_real_server_behind_a_gate(redis, valkey, colour):
             assert answer.allowed
             await done(answer, status)
         assert not (await ask(partner="p")).allowed
-        if colour == "aask":
+        if mode == "aask":
             await redis.aclose()
 
     g = Gate(policy(*rules, name=name, budget_us=60_000_000), store=redis)
@@ -198,8 +198,8 @@ def test_workers_of_one_host_share_a_file(tmp_path):
     """Two gates over one shared file count together."""
     stores = [SharedStore(tmp_path / "limits") for _ in range(2)]
     first, second = (Gate(policy(rule("all", "token bucket 1/h burst 3")), store=store) for store in stores)
-    assert passes(first, 2, colour="quick") == [True, True]
-    assert passes(second, 2, colour="quick") == [True, False]
+    assert passes(first, 2, mode="quick") == [True, True]
+    assert passes(second, 2, mode="quick") == [True, False]
     for store in stores:
         store.close()
 

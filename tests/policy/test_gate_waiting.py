@@ -26,14 +26,14 @@ def waiting(wait_ms, queue=100):
 
 
 @pytest.mark.parametrize("text", RULES)
-@pytest.mark.parametrize("colour", ["ask", "aask"])
-def test_a_request_waits_for_its_turn(text, colour):
+@pytest.mark.parametrize("mode", ["ask", "aask"])
+def test_a_request_waits_for_its_turn(text, mode):
     """A rule that waits lets a request pass later rather than refuse it, up to its time."""
     clock = ManualClock(1000)
     g = gate(rule("all", text, on_refusal=waiting(250)), clock=clock)
-    assert asked(g, request(), colour).wait_us == 0
+    assert asked(g, request(), mode).wait_us == 0
     begun = clock.now_us()
-    second = asked(g, request(), colour)
+    second = asked(g, request(), mode)
     assert second.allowed
     assert second.wait_us == clock.now_us() - begun > 0
     tally = g.snapshot().rules[0]
@@ -52,17 +52,17 @@ def test_nobody_waits_longer_than_the_least_patient_rule():
     assert clock.now_us() == begun
 
 
-@pytest.mark.parametrize("colour", ["ask", "aask"])
-def test_of_two_rules_the_least_patient_says_how_long(colour):
+@pytest.mark.parametrize("mode", ["ask", "aask"])
+def test_of_two_rules_the_least_patient_says_how_long(mode):
     """Where two rules make a request wait, neither lets it wait longer than it says."""
     clock = ManualClock(1000)
     g = gate(rule("calm", "1/s", on_refusal=waiting(10_000)), rule("hasty", "1/s", on_refusal=waiting(999)), clock=clock)
-    asked(g, request(), colour)
-    assert not asked(g, request(), colour)
+    asked(g, request(), mode)
+    assert not asked(g, request(), mode)
     assert clock.now_us() == 1000_000_000
     assert [one.waiting for one in g.snapshot().rules] == [0, 0]
     g.reload(policy(rule("calm", "1/s", on_refusal=waiting(10_000)), rule("hasty", "1/s", on_refusal=waiting(1_000))))
-    assert asked(g, request(), colour).wait_us == 1_000_000
+    assert asked(g, request(), mode).wait_us == 1_000_000
 
 
 COUNTER = "sliding window counter 1/s"
@@ -253,14 +253,14 @@ def test_who_waits_closes_nothing_to_others(text):
     assert [(t.passed, t.refused, t.waiting) for t in g.snapshot().rules] == [(10, 0, 0), (10, 0, 0)]
 
 
-@pytest.mark.parametrize("colour", ["ask", "aask"])
-def test_a_turn_that_another_limit_refuses_goes_back(colour):
+@pytest.mark.parametrize("mode", ["ask", "aask"])
+def test_a_turn_that_another_limit_refuses_goes_back(mode):
     """Whoever waited, and finds a window full that took no turn of his, is refused by it and has spent nothing."""
     clock = ManualClock(60 * 1000)
     mine = rule("mine", "1/s burst 1", key=key("user"), on_refusal=waiting(2_000))
     g = gate(mine, rule("all", "fixed window 2/min"), clock=clock)
-    asleep = clock.asleep if colour == "aask" else clock.sleep
-    assert asked(g, request(user="a"), colour).allowed
+    asleep = clock.asleep if mode == "aask" else clock.sleep
+    assert asked(g, request(user="a"), mode).allowed
 
     def overtaken():
         assert asked(g, request(user="b"), "quick").allowed
@@ -274,7 +274,7 @@ def test_a_turn_that_another_limit_refuses_goes_back(colour):
         asleep(seconds, wake)
 
     clock.asleep, clock.sleep = later, sooner
-    answer = asked(g, request(user="a"), colour)
+    answer = asked(g, request(user="a"), mode)
     assert (answer.allowed, answer.refusal.violated, answer.refusal.retry_after) == (False, ("all",), 59)
     clock.advance(59)
     assert asked(g, request(user="a"), "quick").allowed

@@ -6,7 +6,7 @@ import asyncio
 import threading
 
 import pytest
-from gates import COLOURS, asked, gate, key, passes, policy, request, rule
+from gates import MODES, asked, gate, key, passes, policy, request, rule
 
 from limitkeeper import MemoryStore, RedisStore
 from limitkeeper.policy import Gate
@@ -81,48 +81,48 @@ def test_twins_get_their_charge_back(redis):
     g.close()
 
 
-@pytest.mark.parametrize("colour", ["ask", "quick"])
-def test_an_outcome_that_does_not_count_leaves_no_mark(colour):
+@pytest.mark.parametrize("mode", ["ask", "quick"])
+def test_an_outcome_that_does_not_count_leaves_no_mark(mode):
     """Whoever logs in himself first can't guess ten passwords for nothing behind it."""
     g = gate(rule("login", "fixed window 2/h", key=key("user"), once=ONCE, charge=Charge(((401, 401),))))
-    asked(g, request(**SAID), colour).settle(200)
+    asked(g, request(**SAID), mode).settle(200)
     guesses = []
     for _ in range(3):
-        guesses.append(asked(g, request(**SAID), colour))
+        guesses.append(asked(g, request(**SAID), mode))
         guesses[-1].settle(401)
     assert g.snapshot().rules[0].replayed == 2
     assert passes(g, 2, user="a") == [True, False]
 
 
-@pytest.mark.parametrize("colour", COLOURS)
-def test_a_refused_request_spends_no_repetition(colour):
+@pytest.mark.parametrize("mode", MODES)
+def test_a_refused_request_spends_no_repetition(mode):
     """When another rule refuses a repetition, it may be repeated as often as before."""
     g = gate(
         rule("pay", "fixed window 1/h", key=key("user"), once=Once("idempotency-key", replays=1)),
         rule("all", "fixed window 1/min"),
     )
-    assert passes(g, 5, colour=colour, **SAID) == [True, False, False, False, False]
+    assert passes(g, 5, mode=mode, **SAID) == [True, False, False, False, False]
     g.clock.advance(60)
-    assert passes(g, 1, colour=colour, **SAID) == [True]
+    assert passes(g, 1, mode=mode, **SAID) == [True]
 
 
-@pytest.mark.parametrize("colour", ["ask", "aask"])
+@pytest.mark.parametrize("mode", ["ask", "aask"])
 @pytest.mark.parametrize("action", ["open", "closed"])
-def test_a_store_that_fails_is_asked_no_second_question(colour, action):
+def test_a_store_that_fails_is_asked_no_second_question(mode, action):
     """Where the store can't say whether there is a mark, the rule answers at once as it says."""
     clock = ManualClock(1000)
     store = WrappedStore(MemoryStore(clock=clock))
     pay = rule("pay", "1/h", key=key("user"), once=ONCE, on_failure=OnFailure(action))
     g = Gate(policy(pay, budget_us=10_000_000), store=store, clock=clock)
     store.failing = {"decide", "decide_many"}
-    assert asked(g, request(**SAID), colour).allowed == (action == "open")
+    assert asked(g, request(**SAID), mode).allowed == (action == "open")
     assert store.calls == ["decide"]
     tally = g.snapshot().rules[0]
     assert (tally.failed_open, tally.failed_closed) == ((1, 0) if action == "open" else (0, 1))
 
 
-@pytest.mark.parametrize("colour", ["ask", "aask"])
-def test_a_repetition_asks_the_store_no_more_than_it_must(colour):
+@pytest.mark.parametrize("mode", ["ask", "aask"])
+def test_a_repetition_asks_the_store_no_more_than_it_must(mode):
     """A first request looks for its mark, is charged and makes it; a repetition looks for it and takes it; without the header
     there is one question."""
     clock = ManualClock(1000)
@@ -134,7 +134,7 @@ def test_a_repetition_asks_the_store_no_more_than_it_must(colour):
         ({"user": "a"}, ["decide"]),
     ):
         del store.calls[:]
-        assert asked(g, request(**said), colour)
+        assert asked(g, request(**said), mode)
         assert store.calls == calls
 
 
@@ -150,7 +150,7 @@ def test_a_reload_changes_how_often_a_request_may_be_repeated():
     assert passes(g, 1, user="a", **{"idempotency-key": "new"}) == [False]
 
 
-def one_inside_another(g, store, colour):
+def one_inside_another(g, store, mode):
     """Two requests with one key, the second begun and ended while the first is being charged."""
     inner = store.inner.decide
     twins = []
@@ -158,31 +158,31 @@ def one_inside_another(g, store, colour):
     def decide(claims, max_wait_us=0, **options):
         if options.get("commit", True) and not twins:
             twins.append(None)
-            twins[0] = asked_within(g, colour)
+            twins[0] = asked_within(g, mode)
         return inner(claims, max_wait_us, **options)
 
     store.decide = decide
-    return asked(g, request(**SAID), colour), twins[0]
+    return asked(g, request(**SAID), mode), twins[0]
 
 
-def asked_within(g, colour):
+def asked_within(g, mode):
     """A request in the middle of another one, in a thread of its own (a loop does not run inside a loop)."""
     found = []
-    thread = threading.Thread(target=lambda: found.append(asked(g, request(**SAID), colour)))
+    thread = threading.Thread(target=lambda: found.append(asked(g, request(**SAID), mode)))
     thread.start()
     thread.join()
     return found[0]
 
 
 @pytest.mark.parametrize("local", [True, False], ids=["near", "far"])
-@pytest.mark.parametrize("colour", ["ask", "aask"])
-def test_a_twin_gets_back_what_was_charged_once(colour, local):
+@pytest.mark.parametrize("mode", ["ask", "aask"])
+def test_a_twin_gets_back_what_was_charged_once(mode, local):
     """Who finds that another was first gets its charge back, of the rule that charges once and of no other."""
     clock = ManualClock(1000)
     store = WrappedStore(MemoryStore(clock=clock), local=local)
     rules = [rule("all", "fixed window 9/h"), rule("pay", "fixed window 9/h", key=key("user"), once=ONCE)]
     g = Gate(policy(*rules, budget_us=5_000_000), store=store, clock=clock)
-    outer, twin = one_inside_another(g, store, colour)
+    outer, twin = one_inside_another(g, store, mode)
     assert (outer.allowed, twin.allowed) == (True, True)
     assert [one.remaining for one in asked(g, request(user="a")).decision.decisions] == [6, 7]
 
@@ -193,30 +193,30 @@ def test_a_twin_that_owes_is_settled_by_its_outcome(status):
     clock = ManualClock(1000)
     store = WrappedStore(MemoryStore(clock=clock), local=True)
     g = Gate(policy(rule("login", "fixed window 9/h", key=key("user"), once=ONCE, charge=Charge(((401, 401),)))), store=store)
-    for passage in one_inside_another(g, store, "ask"):
-        passage.settle(status)
+    for evaluation in one_inside_another(g, store, "ask"):
+        evaluation.settle(status)
     assert asked(g, request(user="a")).decision.remaining == (8 if status == 200 else 6)
 
 
-@pytest.mark.parametrize("colour", COLOURS)
-def test_a_repetition_for_one_rule_may_be_the_first_for_another(colour):
+@pytest.mark.parametrize("mode", MODES)
+def test_a_repetition_for_one_rule_may_be_the_first_for_another(mode):
     """A request takes one repetition where it was seen before, and is charged where it was not."""
     once = Once("idempotency-key", replays=2)
     g = gate(rule("user", "fixed window 1/h", key=key("user"), once=once), rule("tenant", "9/h", key=key("tenant"), once=once))
-    assert [asked(g, request(**SAID, tenant=tenant), colour).allowed for tenant in "abcd"] == [True, True, True, False]
+    assert [asked(g, request(**SAID, tenant=tenant), mode).allowed for tenant in "abcd"] == [True, True, True, False]
     assert [one.replayed for one in g.snapshot().rules] == [2, 0]
 
 
-@pytest.mark.parametrize("colour", COLOURS)
-def test_a_mark_that_can_not_be_made_fails_nobody(colour, caplog):
+@pytest.mark.parametrize("mode", MODES)
+def test_a_mark_that_can_not_be_made_fails_nobody(mode, caplog):
     """A request that was charged passes though its mark could not be made; that is logged, and its repetition is charged."""
     clock = ManualClock(1000)
     store = WrappedStore(MemoryStore(clock=clock), local=True)
     g = Gate(policy(rule("pay", "fixed window 2/h", key=key("user"), once=ONCE, charge=Charge(((401, 401),)))), store=store)
     store.failing = {"decide_many"}
-    passage = asked(g, request(**SAID), colour)
-    passage.settle(401)
+    evaluation = asked(g, request(**SAID), mode)
+    evaluation.settle(401)
     assert "marking an idempotency key in the store of 'limitkeeper' failed: decide_many: nobody answers" in caplog.text
-    asked(g, request(**SAID), colour).settle(200)
+    asked(g, request(**SAID), mode).settle(200)
     store.failing = set()
     assert asked(g, request(user="a")).decision.remaining == 0

@@ -12,7 +12,7 @@ from limitkeeper import FixedWindow, MemoryStore, TokenBucket
 from limitkeeper.errors import ConfigurationError, InvalidLimit
 from limitkeeper.policy import Policy, WrittenRequest, overrides
 from limitkeeper.policy.gate import Gate
-from limitkeeper.policy.overrides import MOST_KEPT, CalledOverrides, HashOverrides, limits_of
+from limitkeeper.policy.overrides import MAX_CACHED, CalledOverrides, HashOverrides, limits_of
 from limitkeeper.testing import ManualClock
 from servers.valkey import Valkey
 
@@ -90,11 +90,11 @@ def test_a_function_that_fails_changes_nothing(failure, caplog):
 def test_what_is_kept_of_answers_is_bounded():
     """A flood of keys fills no memory."""
     called = CalledOverrides(Plans(), clock=ManualClock())
-    for n in range(MOST_KEPT + 100):
+    for n in range(MAX_CACHED + 100):
         called.get(str(n))
-    assert len(called._kept) <= MOST_KEPT
+    assert len(called._cached) <= MAX_CACHED
     called.close()
-    assert not called._kept
+    assert not called._cached
 
 
 def test_a_clock_that_goes_back_asks_again():

@@ -54,7 +54,7 @@ class Open:
         self.printed = ""
         for line in self.process.stdout:
             self.printed += line
-            if line.startswith("Ctrl-C"):
+            if line.startswith("Press Ctrl-C"):
                 break
         found = re.search(r"http://127\.0\.0\.1:\d+", self.printed)
         assert found is not None, self.printed
@@ -126,7 +126,7 @@ def test_without_a_terminal_the_shop_shows_itself_and_ends():
     process = program(PORT=free_port())
     printed, _ = process.communicate(timeout=120)
     assert process.returncode == 0, printed
-    shown = printed.split("The same, typed for you:")[1]
+    shown = printed.split("Running the same commands:")[1]
     assert shown.index("HTTP/1.1 200 OK") < shown.index("HTTP/1.1 429 Too Many Requests") < shown.index(MESSAGE)
 
 
@@ -147,12 +147,12 @@ def test_a_wish_that_is_no_number_is_told():
     process = program(PORT=free_port(), SHOP_SECONDS="soon")
     printed, _ = process.communicate(timeout=90)
     assert process.returncode != 0
-    assert "SHOP_SECONDS=soon: write a number of seconds, or inf" in printed
+    assert "SHOP_SECONDS=soon: expected a number of seconds, or inf" in printed
 
 
 @pytest.mark.parametrize("wish", ["http", "-1", "65536", "8000.5"])
 def test_a_port_that_is_none_is_told(wish):
     """PORT takes the number of a port, and says so; empty, it is no wish."""
-    with pytest.raises(SystemExit, match=f"PORT={wish}: write a number below 65536"):
+    with pytest.raises(SystemExit, match=f"PORT={wish}: expected a number below 65536"):
         bound(wish)
     bound("").close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import socket
 import threading
+from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -63,7 +64,8 @@ def waitress_serves(store: MemoryStore):
 
     yield serve
     for server, channels, thread, folder in running:
-        server.trigger.pull_trigger(lambda: wasyncore.close_all(channels))  # noqa: B023 — run before the next one
+        with suppress(OSError):  # the loop may run the function, and close the trigger, before it is pulled
+            server.trigger.pull_trigger(lambda: wasyncore.close_all(channels))  # noqa: B023 — run before the next one
         thread.join(10)
         server.task_dispatcher.shutdown()
         folder.cleanup()

@@ -1,4 +1,4 @@
-"""The hourglass: many ways in, one waist, many places for the state. What is designed but not yet built is dashed."""
+"""The hourglass: many callers, one interface, many stores. Parts that are designed but not yet built are dashed."""
 
 from __future__ import annotations
 
@@ -37,16 +37,16 @@ MIDDLE = 380.0
 def hourglass() -> Drawing:
     drawing = sheet(
         "limitkeeper is an hourglass",
-        "Whatever asks becomes claims; whatever keeps the state answers with a Decision. The rule lives in one place.",
+        "Every caller produces claims; every store returns a Decision. Each algorithm is implemented in one place.",
         514,
     )
     glass(drawing)
     chips(drawing, 102, ENTRANCES)
-    floor(drawing, 168, "policy", "who is limited by what: facts become claims", "limitkeeper.policy")
+    floor(drawing, 168, "policy", "which limits apply to a request: identities become claims", "limitkeeper.policy")
     drawing.rect(MIDDLE - 122, 218, 244, 58, "blue veil", round=8)
     drawing.text(MIDDLE, 243, "Limiter, AsyncLimiter", "strong big", "middle")
     drawing.text(MIDDLE, 263, "claims in, a Decision out", "small", "middle")
-    floor(drawing, 316, "store", "where state lives; reads, decides and writes in one step", "limitkeeper.stores")
+    floor(drawing, 316, "store", "holds the state; reads, decides and writes in one step", "limitkeeper.stores")
     chips(drawing, 342, STORES)
     floor(drawing, 412, "algorithms", "pure functions on integers, compiled from the same source", "limitkeeper.algorithms")
     chips(drawing, 436, RULES)
@@ -68,7 +68,7 @@ def glass(drawing: Drawing) -> None:
 
 
 def built(module: str) -> bool:
-    """True when this room of the house exists."""
+    """Whether this package exists."""
     try:
         return find_spec(module) is not None
     except ModuleNotFoundError:
@@ -80,7 +80,7 @@ def dashed(named: tuple[tuple[str, str], ...]) -> bool:
 
 
 def floor(drawing: Drawing, y: float, name: str, words: str, module: str) -> None:
-    """A floor of the house: its name, and what it is for."""
+    """A layer: its name and its purpose."""
     drawing.text(MIDDLE, y - 9, name if built(module) else f"{name} (to come)", "strong", "middle")
     drawing.text(MIDDLE, y + 8, words, "soft small", "middle")
 

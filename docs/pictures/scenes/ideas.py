@@ -1,4 +1,4 @@
-"""Pictures of ideas: every rule under the same burst, and a reservation from estimate to truth."""
+"""Every algorithm under the same burst, and a reservation from its estimate to its settlement."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from .sheet import panel, sheet
 
 
 def comparison() -> Drawing:
-    """20 at once through every rule; those that answer alike share a lane."""
+    """20 at once through every algorithm; those with equal decisions share a lane."""
     pattern = next(pattern for pattern in PATTERNS if pattern.name == "20 at once")
     drawing = sheet(
-        "20 at once, through every rule",
-        "All 20 arrive at 0 s. Above a line: what starts. Below: what is refused. Equal answers share a line.",
+        "20 at once, through every algorithm",
+        "All 20 arrive at 0 s. Above a line: started. Below: refused. Equal results share a line.",
     )
     found = runs(pattern)
     y = 88.0
@@ -47,7 +47,7 @@ def alike(found: Iterable[Run]) -> list[list[Run]]:
 
 
 def shared_lane(drawing: Drawing, y: float, pattern: Pattern, group: list[Run]) -> float:
-    """A lane with the names of all its limits; answers where it ends."""
+    """Draws a lane with the names of all its limits; returns its lower end."""
     parts = outcome(group[0].figures)
     lines = [(str(run.lane.limit), "small") for run in group]
     lines += [(" · ".join(part), "soft small") for part in (parts[:2], parts[2:]) if part]
@@ -59,10 +59,10 @@ def shared_lane(drawing: Drawing, y: float, pattern: Pattern, group: list[Run]) 
 
 
 def reservation() -> Drawing:
-    """An estimate is charged, the truth is settled; a call that fails gives all of it back."""
+    """Charges an estimate and settles the actual cost; a failed call gives all of it back."""
     drawing = sheet(
-        "A reservation: charge an estimate, settle the truth",
-        'TokenBucket("100/s burst 1000"). What was not used comes back; when the call fails, all of it does.',
+        "A reservation: charge an estimate, settle the actual cost",
+        'TokenBucket("100/s burst 1000"). Unused cost is given back; if the call fails, all of it is.',
         436,
     )
     frame = panel(96, 216, NOON, NOON + 7 * SECOND, -150, 1050)
@@ -88,12 +88,12 @@ def reservation() -> Drawing:
 
 
 def reservation_notes(drawing: Drawing, frame: Frame) -> None:
-    """What was said to the limiter, where it was said."""
+    """Labels the calls to the limiter."""
     for moment, level, code, words in (
         (1_060_000, 930, "reserve(cost=500)", "the estimate is charged"),
-        (1_900_000, 390, "settle(425)", "75 come back"),
+        (1_900_000, 390, "settle(425)", "75 are given back"),
         (3_560_000, 620, "reserve(cost=900)", "75 short: waits"),
-        (5_080_000, 560, "an exception: cancel()", "all 900 come back"),
+        (5_080_000, 560, "an exception: cancel()", "all 900 are given back"),
     ):
         drawing.text(frame.px(NOON + moment), frame.py(level), code, "code")
         drawing.text(frame.px(NOON + moment), frame.py(level) + 17, words, "soft small")
@@ -116,6 +116,6 @@ def calls(drawing: Drawing, frame: Frame, starts: list[int]) -> None:
     mark(drawing, frame.px(NOON + 5 * SECOND) + 10, 359, "refused")
     drawing.text(frame.px(NOON + 5 * SECOND) + 22, 363, "fails", "soft small")
     drawing.line(58, 416, 78, 416, "amber-line bold")
-    drawing.text(84, 420, "waits its turn", "soft small")
+    drawing.text(84, 420, "waits", "soft small")
     drawing.rect(190, 409, 22, 14, "green veil", round=4)
     drawing.text(218, 420, "works", "soft small")

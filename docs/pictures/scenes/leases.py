@@ -1,4 +1,4 @@
-"""Pictures of leases: what is in hand where requests come in, and the trips to a store that is far away. From real runs."""
+"""Pictures of leases: the leased tokens of each node and the round trips to a remote store. From real runs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MS = 1000
 
 
 class Counted(MemoryStore):
-    """A store as if it were far away: it remembers when it was asked."""
+    """A simulated remote store that records the times of its calls."""
 
     local = False
 
@@ -42,7 +42,7 @@ class Counted(MemoryStore):
 
 
 class Node:
-    """A place where requests come in: its leases, what was in hand when, and when it had to ask."""
+    """A node: its leases, their level over time, and the times of its round trips."""
 
     def __init__(self, far: Counted, limit: TokenBucket, **options: Any) -> None:
         self.far = far
@@ -54,7 +54,7 @@ class Node:
         self.hits = self.passed = 0
 
     def hit(self) -> None:
-        """A request, and then what the background does."""
+        """One request, then one step of the background maintenance."""
         before = len(self.far.trips)
         self.hits += 1
         self.passed += bool(self.limiter.hit(KEY))
@@ -71,7 +71,7 @@ class Node:
 
 
 def played(nodes: Sequence[Node], clock: ManualClock, rates: Sequence[Callable[[int], int]], end: int, step: int) -> None:
-    """Every node is hit as often as its rate (hits a second, by the second) says, and looked at before and after."""
+    """Hits every node at its rate (hits per second, for each second) and samples its level before and after."""
     due = [0.0 for _ in nodes]
     for moment in range(NOON, end + 1, step):
         move(clock, moment)
@@ -86,10 +86,10 @@ def played(nodes: Sequence[Node], clock: ManualClock, rates: Sequence[Callable[[
 
 
 def regions() -> Drawing:
-    """Two regions lease from one far store: one is busy all the time, the other from the middle on."""
+    """Two regions lease from one remote store: one is busy all the time, the other in the second half."""
     drawing = sheet(
-        "Two regions, one limit: leases of a far store",
-        'LeasedStore(far, life="1s") in each region, TokenBucket("100/s burst 100"). Strokes: trips to the far store.',
+        "Two regions, one limit: leases from a remote store",
+        'LeasedStore(far, life="1s") in each region, TokenBucket("100/s burst 100"). Strokes: round trips to the store.',
         516,
     )
     clock = ManualClock(NOON / SECOND)
@@ -101,8 +101,8 @@ def regions() -> Drawing:
     time_axis(drawing, Frame(LEFT, 100, RIGHT - LEFT, 348, NOON, end), [(NOON + s * SECOND, f"{s} s") for s in range(9)])
     for i, (node, name) in enumerate(zip(nodes, ("region 1", "region 2"), strict=True)):
         frame = panel(100 + i * 190, 110, NOON, end, 0, 34)
-        in_hand(drawing, frame, node, f"{name}: tokens in hand")
-        said = f"{node.passed} of {node.hits} requests admitted, {len(node.asked)} trips"
+        in_hand(drawing, frame, node, f"{name}: leased tokens")
+        said = f"{node.passed} of {node.hits} requests admitted, {len(node.asked)} round trips"
         drawing.text(frame.right, frame.y - 10, said, "soft small", "end")
     key_to_strokes(drawing, 56, 498)
     return drawing
@@ -111,8 +111,8 @@ def regions() -> Drawing:
 def leases() -> Drawing:
     """One node with a steady demand: batches, and the next before the first runs out."""
     drawing = sheet(
-        "The wholesaler: batches from the store, requests from RAM",
-        'LeasedStore(store), TokenBucket("1000/s burst 200"), 400 requests a second. The batch follows the demand.',
+        "Leases: batches from the store, decisions from RAM",
+        'LeasedStore(store), TokenBucket("1000/s burst 200"), 400 requests per second. The batch size follows the demand.',
         330,
     )
     clock = ManualClock(NOON / SECOND)
@@ -122,15 +122,15 @@ def leases() -> Drawing:
     frame = panel(100, 150, NOON, end, 0, 44)
     ticks = [(NOON + tenth * SECOND // 10, f"{tenth / 10:g} s") for tenth in range(11)]
     time_axis(drawing, Frame(frame.x, 100, frame.width, 166, NOON, end), ticks)
-    in_hand(drawing, frame, node, "tokens in hand")
-    said = f"{node.passed} of {node.hits} requests admitted, {len(node.asked)} trips"
+    in_hand(drawing, frame, node, "leased tokens")
+    said = f"{node.passed} of {node.hits} requests admitted, {len(node.asked)} round trips"
     drawing.text(frame.right, frame.y - 10, said, "soft small", "end")
     key_to_strokes(drawing, 56, 312)
     return drawing
 
 
 def in_hand(drawing: Drawing, frame: Frame, node: Node, name: str) -> None:
-    """The level of what is in hand, and the trips below it."""
+    """The level of leased tokens, and the round trips below it."""
     level_axis(drawing, frame, (0, 10, 20, 30), name)
     level_line(drawing, frame, node.line)
     for moment in sorted(set(node.asked)):
@@ -140,6 +140,6 @@ def in_hand(drawing: Drawing, frame: Frame, node: Node, name: str) -> None:
 
 def key_to_strokes(drawing: Drawing, x: float, y: float) -> None:
     drawing.line(x, y - 9, x, y, "red-line fine")
-    drawing.text(x + 8, y, "a request waited for this trip", "soft small")
+    drawing.text(x + 8, y, "a request waited for this round trip", "soft small")
     drawing.line(x + 210, y - 9, x + 210, y, "soft-line fine")
-    drawing.text(x + 218, y, "in the background: nobody waited", "soft small")
+    drawing.text(x + 218, y, "in the background: no request waited", "soft small")

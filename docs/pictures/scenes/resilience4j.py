@@ -28,7 +28,7 @@ Ask = tuple[int, int, str]
 
 
 class Permits:
-    """A RateLimiter of 10 per second, at most 10, born with 2, and what became of each permission asked for."""
+    """A RateLimiter of 10 per second, at most 10, initially 2, and the result for each requested permission."""
 
     def __init__(self) -> None:
         self.clock = ManualClock(NOON / SECOND)
@@ -37,7 +37,7 @@ class Permits:
         self.marks: list[Mark] = []
 
     def ask(self, permits: int, timeout: str = "100ms") -> int:
-        """0 is go, more are the nanoseconds to wait, −1 is refused."""
+        """0: allowed; above 0: the nanoseconds to wait; −1: refused."""
         self.limiter.change_timeout_duration(timeout)
         answer, now = self.limiter.reserve_permission(permits * 1000), self.clock.now_us()
         self.marks += [Mark(now, None if answer < 0 else now + answer // 1000, now)] * permits
@@ -54,7 +54,7 @@ class Permits:
 def permissions() -> Drawing:
     drawing = sheet(
         "Permissions over time",
-        "10 per second, at most 10, 2 at startup. Requests take them; they grow back little by little, never above 10.",
+        "10 per second, at most 10, 2 at startup. Requests take them; they are replenished continuously, never above 10.",
     )
     frame = panel(92, 180, NOON, NOON + 6 * SECOND, -1, 11)
     asked = ((0, 1), (500, 3), (1000, 6), (1200, 2), (2500, 10), (2550, 1), (3100, 2), (5000, 4))
@@ -62,7 +62,7 @@ def permissions() -> Drawing:
     events = [(NOON + at * MS, lambda many=many: permits.ask(many)) for at, many in asked]
     line = watch(permits.clock, events, range(frame.begin, frame.end + 1, 5 * MS), permits.available)
     arrivals_below(
-        drawing, frame, 280, permits.marks, seconds(frame.begin, frame.end), 10, 0, "asked for, a mark for each permission"
+        drawing, frame, 280, permits.marks, seconds(frame.begin, frame.end), 10, 0, "requested, a mark for each permission"
     )
     level_axis(drawing, frame, (0, 5, 10), "available permissions")
     top_line(drawing, frame, 10, "permit_capacity 10")
@@ -83,7 +83,7 @@ def permissions() -> Drawing:
 def internals() -> Drawing:
     drawing = sheet(
         "The time index",
-        "100 ms further for each permission taken; in the future, that long one waits; a timeout leaves it alone.",
+        "Each permission taken adds 100 ms. While it is in the future, callers wait; a timeout leaves it unchanged.",
         500,
     )
     frame = Frame(84, 98, 632, 330, NOON, NOON + 450 * MS, -220, 520)
@@ -114,7 +114,7 @@ def between(drawing: Drawing, frame: Frame, line: Sequence[Point]) -> None:
 
 
 def internals_notes(drawing: Drawing, frame: Frame, asked: Sequence[Ask], answers: Sequence[int]) -> None:
-    """What was asked, and the answer, each where there is room for it; where a refused one would have led is dashed."""
+    """Labels each request with its result; dashed: the time index of a refused request, had it been allowed."""
     places = ((4, -166), (56, -66), (22, 150), (76, 250), (206, 474), (356, 262))
     for (at, permits, timeout), answer, (x, level) in zip(asked, answers, places, strict=True):
         told = answered(permits, timeout, answer)
@@ -128,7 +128,7 @@ def internals_notes(drawing: Drawing, frame: Frame, asked: Sequence[Ask], answer
 
 
 def answered(permits: int, timeout: str, answer: int) -> str:
-    """An answer of `reserve_permission`, in words."""
+    """A result of `reserve_permission`, as text."""
     if answer < 0:
         return f"ask {permits}, timeout {timeout}. Refused, nothing changes"
     return f"ask {permits}. Wait {answer / 1e6:g} ms" if answer else f"ask {permits}. Go"

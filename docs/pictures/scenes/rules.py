@@ -1,4 +1,4 @@
-"""One picture for each rule: its level above, the arrivals and what became of them below."""
+"""One picture per algorithm: its level above, the arrivals and their decisions below."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ BUSY = [
 
 
 def used(decision: Decision) -> float:
-    """What is taken of a limit that counts whole units."""
+    """The used units of a limit that counts whole units."""
     return decision.limit - decision.remaining
 
 
 def filled(decision: Decision) -> float:
-    """What is in a bucket that drains at RATE: the time until it is empty, times the rate."""
+    """The content of a bucket that drains at RATE: the time until it is empty, times the rate."""
     return decision.reset_after * RATE
 
 
@@ -40,7 +40,7 @@ def of_day(begin: int, end: int, step: int) -> list[tuple[int, str]]:
 
 
 def top_line(drawing: Drawing, frame: Frame, level: float, words: str) -> None:
-    """The line that nothing passes."""
+    """The line of the capacity."""
     y = frame.py(level)
     drawing.line(frame.x, y, frame.right, y, "red-line fine dash")
     drawing.text(frame.right, y - 7, words, "red small", "end")
@@ -49,7 +49,7 @@ def top_line(drawing: Drawing, frame: Frame, level: float, words: str) -> None:
 def token_bucket() -> Drawing:
     drawing = sheet(
         'TokenBucket("5/s burst 10")',
-        "A burst takes what was saved up; after that, only what the refill brings. Full is full: the rest is discarded.",
+        "A burst takes the saved tokens; after that, the refill sets the rate. Tokens above the burst are discarded.",
     )
     frame = panel(92, 160, NOON, NOON + 8 * SECOND, 0, 11)
     marks, line = played(TokenBucket("5/s burst 10"), BUSY, frame, lambda decision: SIZE - filled(decision))
@@ -75,21 +75,21 @@ def leaky_bucket() -> Drawing:
     level_line(drawing, frame, line)
     drawing.text(frame.px(NOON + 4_850_000), frame.py(7), "it leaks 5 a second", "small")
     drawing.text(frame.px(NOON + 5_400_000), frame.py(4), "the token bucket's arrivals and", "soft small")
-    drawing.text(frame.px(NOON + 5_400_000), frame.py(2.9), "the same answers, upside down", "soft small")
+    drawing.text(frame.px(NOON + 5_400_000), frame.py(2.9), "the same decisions, upside down", "soft small")
     return drawing
 
 
 def leaky_bucket_queue() -> Drawing:
     drawing = sheet(
         'LeakyBucketQueue("5/s", capacity=10)',
-        "The shaper: of 20 at once 10 are taken, one starts every 0.2 s, the last waits 1.8 s; the other 10 are refused.",
+        "The shaper: of 20 at once, 10 fit; one starts every 0.2 s, the last waits 1.8 s; the other 10 are refused.",
     )
     frame = panel(92, 140, NOON, NOON + 5 * SECOND, 0, 11)
     arrivals = [NOON, NOON + 333_333, NOON + 666_667, *[NOON + 1_200_000] * 20, *[NOON + 3_600_000] * 3]
     marks, line = played(LeakyBucketQueue("5/s", capacity=SIZE), arrivals, frame, filled, waits=True)
     arrivals_below(drawing, frame, 242, marks, seconds(frame.begin, frame.end), 1, 10)
     level_axis(drawing, frame, (0, 5, 10), "in the bucket")
-    top_line(drawing, frame, SIZE, "capacity 10, the one leaving now included")
+    top_line(drawing, frame, SIZE, "capacity 10, including the one leaving now")
     level_line(drawing, frame, line)
     drawing.text(frame.px(NOON + 1_260_000), 330, "20 arrive here: 10 fit, 10 overflow", "small")
     return drawing
@@ -98,7 +98,7 @@ def leaky_bucket_queue() -> Drawing:
 def fixed_window() -> Drawing:
     drawing = sheet(
         'FixedWindow("3/min")',
-        "A counter that starts again at zero with every round minute. At the edge twice the limit fits into one minute.",
+        "A counter that restarts at zero every full minute. At the boundary, twice the limit fits into one minute.",
     )
     frame = panel(92, 120, TWO_O_CLOCK, TWO_O_CLOCK + 140 * SECOND, 0, 4)
     at = [TWO_O_CLOCK + second * SECOND for second in (30, 40, 50, 55, 65, 75, 85, 95, 130)]
@@ -120,7 +120,7 @@ def fixed_window() -> Drawing:
 def sliding_window_log() -> Drawing:
     drawing = sheet(
         'SlidingWindowLog("5/min")',
-        "Every admitted call is remembered for one window. The sixth has to wait until the first is one minute old.",
+        "Every admitted call is stored for one window. The sixth has to wait until the first is one minute old.",
     )
     frame = panel(92, 110, NOON, NOON + 140 * SECOND, 0, 6)
     at = [NOON + second * SECOND for second in (5, 10, 20, 40, 50, 55, 64, 65)]

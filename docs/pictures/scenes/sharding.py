@@ -1,4 +1,4 @@
-"""Sticky sharding: where slots live, and what moves when a shard comes. Drawn from the real table."""
+"""Sticky sharding: the owners of slots, and the slots that a new shard takes over. Drawn from the real table."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ SHOWN = COLUMNS * ROWS
 
 
 def sharding() -> Drawing:
-    """The first slots of the table with four shards, and with five: only what the fifth wins has moved."""
+    """The first slots of the table with four shards, and with five: only the slots of the fifth have moved."""
     before, after = (homes(tuple((name, 1.0) for name in names)) for names in ("abcd", ("a", "b", "c", "d", "new")))
     moved = sum(old != now for old, now in zip(before, after, strict=True))
     drawing = sheet(
         "A fifth shard moves a fifth of the keys",
-        f"A key's slot has one home. {moved:,} of {SLOTS:,} slots move ({moved / SLOTS:.1%}), all of them to the new shard.",
+        f"Each slot has one home shard. {moved:,} of {SLOTS:,} slots move ({moved / SLOTS:.1%}), all of them to the new shard.",
         396,
     )
     block(drawing, 100, "four shards", before, before)
-    block(drawing, 230, "five shards: what moved stands out", after, before)
+    block(drawing, 230, "five shards: moved slots are highlighted", after, before)
     shares(drawing, 356, after)
     return drawing
 
 
 def block(drawing: Drawing, y: float, words: str, table: tuple[str, ...], before: tuple[str, ...]) -> None:
-    """Some slots as cells in the colour of their home; pale where everything is as it was."""
+    """Some slots as cells in the colour of their home; pale where nothing changed."""
     size = (RIGHT - LEFT) / COLUMNS
     drawing.text(LEFT, y - 10, words, "strong small")
     for slot in range(SHOWN):
@@ -39,7 +39,7 @@ def block(drawing: Drawing, y: float, words: str, table: tuple[str, ...], before
 
 
 def shares(drawing: Drawing, y: float, table: tuple[str, ...]) -> None:
-    """Who has how much of the whole table."""
+    """The share of each shard."""
     x = float(LEFT)
     for name, colour in COLOURS.items():
         drawing.rect(x, y - 10, 12, 12, colour if name == "new" else f"{colour} veil", round=2)

@@ -1,4 +1,4 @@
-"""What lies where in a shared file, with the sizes of the real plan and the words of a real file; and how a change is made."""
+"""The layout of a shared file, with real sizes and the words of a real file, and the steps of a change."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ PARTS = (
     ("logs", 110, ("rings of", "sliding logs"), "green"),
 )
 STEPS = (
-    ("1  lock", ("free → this process,", "number and start"), ("a dead holder's lock", "is taken over"), "red"),
-    ("2  note", ("journal ← word and", "its old value"), ("nothing has changed:", "nothing to undo"), "amber"),
-    ("3  change", ("the words of the cell,", "of several limits"), ("old values are put back", "from the journal"), "blue"),
-    ("4  commit", ("journal's length ← 0,", "lock → free"), ("the change is whole,", "and stays"), "green"),
+    ("1  lock", ("free → this process,", "ID and start time"), ("a dead owner's lock", "is taken over"), "red"),
+    ("2  journal", ("journal ← word and", "its old value"), ("nothing has changed:", "nothing to undo"), "amber"),
+    ("3  change", ("the words of the cell,", "of several limits"), ("old values are restored", "from the journal"), "blue"),
+    ("4  commit", ("journal's length ← 0,", "lock → free"), ("the change is complete", "and stays"), "green"),
 )
 
 
 def shared_file() -> Drawing:
     drawing = sheet(
-        "A shared file, and a change in it",
-        f"SharedStore(path): room for {KEYS:,} keys. Sparse: what nobody has touched takes no room on the disk.",
+        "A shared file and a change in it",
+        f"SharedStore(path): capacity {KEYS:,} keys. Sparse: unused parts take no space on the disk.",
         500,
     )
     plan = regions(KEYS, ENTRIES)
@@ -50,7 +50,7 @@ def shared_file() -> Drawing:
 
 
 def sizes(plan: Regions) -> list[int]:
-    """Bytes of each part, in the order in which they lie."""
+    """Bytes of each part, in file order."""
     starts = (0, plan.journal, plan.directory, plan.heads, plan.cells, plan.blocks, plan.logs, plan.end)
     return [(after - before) * 8 for before, after in pairwise(starts)]
 
@@ -70,7 +70,7 @@ def file_bar(drawing: Drawing, y: float, plan: Regions) -> None:
             drawing.text(x + (width - 3) / 2, y + 33 + 14 * i, line, "soft small", "middle")
         drawing.text(x + (width - 3) / 2, y + 72, told(size), "soft small", "middle")
         x += width
-    drawing.text(RIGHT, y - 10, f"{told(plan.end * 8)} in all, not to scale", "soft small", "end")
+    drawing.text(RIGHT, y - 10, f"{told(plan.end * 8)} in total, not to scale", "soft small", "end")
     before = LEFT + sum(width for _, width, *_ in PARTS[:4])
     for side, end in ((before, LEFT), (before + PARTS[4][1] - 3, RIGHT)):
         drawing.line(side, y + 80, end, y + 126, "soft-line thin dash")
@@ -115,7 +115,7 @@ def cell(drawing: Drawing, y: float, plan: Regions) -> None:
 
 
 def change(drawing: Drawing, y: float) -> None:
-    drawing.text(LEFT, y - 14, "a change, and what the next one finds when its maker is killed there", "strong small")
+    drawing.text(LEFT, y - 14, "a change, and the recovery if the process is killed at that step", "strong small")
     width = (RIGHT - LEFT) / len(STEPS)
     for i, (name, does, dies, colour) in enumerate(STEPS):
         x = LEFT + i * width

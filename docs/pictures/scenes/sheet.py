@@ -15,7 +15,7 @@ LEFT, RIGHT = 56, 722
 
 
 def sheet(title: str, caption: str, height: float = 0) -> Drawing:
-    """A card with its title and one line that says what is to be seen."""
+    """A card with a title and a one-line caption."""
     drawing = Drawing(WIDTH, height, title, caption)
     drawing.card = True
     drawing.text(24, 34, title, "title")
@@ -37,7 +37,7 @@ def played(
     cost: int = 1,
     also: Iterable[int] = (),
 ) -> tuple[list[Mark], list[Point]]:
-    """The arrivals through a limit, and its level read at every pixel and at the moments given."""
+    """The arrivals through a limit, and its level at every pixel and at the given times."""
     stage = Stage(limit, frame.begin)
     marks: list[Mark] = []
     events = [(at, lambda: marks.append(stage.arrive(waits, cost))) for at in arrivals]
@@ -77,5 +77,5 @@ def arrivals_below(
 
 
 def kinds(marks: Sequence[Mark]) -> set[str]:
-    """What became of some of them."""
+    """The kinds of results that occur."""
     return {"refused" if mark.start is None else "delayed" if mark.delayed else "admitted" for mark in marks}

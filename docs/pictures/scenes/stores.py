@@ -1,4 +1,4 @@
-"""Pictures of stores: many workers and one truth. Every mark and line is an answer of a real store on a controlled clock."""
+"""Pictures of stores shared by many workers. Every mark and line is a decision of a real store on a virtual clock."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def one_store() -> Drawing:
     """Ten workers of two hits a second each: on a store each, and on one store for all."""
     drawing = sheet(
         "Ten workers: ten stores, or one",
-        f"Each worker hits twice a second; the limit is {LIMIT}. Admitted so far, by all of them together.",
+        f"Each worker hits twice a second; the limit is {LIMIT}. Total admitted so far.",
         380,
     )
     frame = panel(96, 216, NOON, NOON + 8 * SECOND, 0, 170)
@@ -45,7 +45,7 @@ def one_store() -> Drawing:
 
 
 def admitted(stages: Sequence[Stage]) -> list[Point]:
-    """How much was admitted by every moment of a hit; the workers take turns on the stores there are."""
+    """The total admitted at each hit; the workers take turns on the stores."""
     line, so_far = [(NOON, 0.0)], 0
     for turn in range(16 * WORKERS):
         stage, moment = stages[turn % len(stages)], NOON + turn * SECOND // (2 * WORKERS)
@@ -64,10 +64,10 @@ NODES = {
 
 
 def central() -> Drawing:
-    """Three nodes on one store: one bucket, and each is told the truth about all."""
+    """Three nodes on one store: one bucket for all of them."""
     drawing = sheet(
-        "One truth: three nodes, one bucket",
-        f'TokenBucket("{LIMIT}") in one store. Whoever asks, the bucket is one; each decision is one round trip.',
+        "Shared state: three nodes, one bucket",
+        f'TokenBucket("{LIMIT}") in one store. All nodes share the bucket; each decision is one round trip.',
         510,
     )
     frame = panel(92, 130, NOON, NOON + 8 * SECOND, 0, 11)
@@ -86,13 +86,13 @@ def central() -> Drawing:
     )
     every = [mark for some in marks.values() for mark in some]
     legend(drawing, frame.x, 496, kinds(every))
-    said = f"{sum(mark.start is not None for mark in every)} of {len(every)} admitted, by all together"
+    said = f"{sum(mark.start is not None for mark in every)} of {len(every)} admitted in total"
     drawing.text(frame.right, 496, said, "soft small", "end")
     return drawing
 
 
 def lane(drawing: Drawing, frame: Frame, name: str, marks: Sequence[Mark]) -> None:
-    """The arrivals of one node on a line of their own."""
+    """The arrivals of one node, on one line."""
     base = frame.y + 16 + 4 * GAP
     drawing.line(frame.x, base, frame.right, base, "grid-line thin")
     drawing.text(frame.x + 4, frame.y + 16, name, "strong soft small")

@@ -5,8 +5,8 @@
 
 State: (at, taken, until). `taken` is the amount missing from a full bucket; a reservation of a later start makes it
 larger than full, and the refill pays that debt. `until` is the time at which all charges with later starts are paid:
-giving back an earlier charge must leave enough for them. Refill first, then take. Worst case in any interval T:
-burst + rate · T.
+giving back an earlier charge must leave enough for them. A charge that has begun may look like the last of them: where the
+state can't distinguish the two, less is given back. Refill first, then take. Worst case in any interval T: burst + rate · T.
 
 Rejected: counting tokens upwards with a float (fractions are lost or invented), and moving `at` into the future for a
 reservation (a clock that goes back would then look like a reservation and lock the key out).
@@ -119,8 +119,8 @@ def give_back(
             taken = 0
     if elapsed > 0:
         at = now
-    if until <= now:
-        until = 0
+    if until <= now + (limit.unit + limit.gain - 1) // limit.gain:
+        until = 0  # a token or less is unpaid: nothing is still to start
     if cost < 0:  # settled above its estimate: into debt
         if -cost > (TOP - taken) // limit.unit:
             return (at, TOP - (TOP - taken) % limit.unit, until)
@@ -138,8 +138,12 @@ def give_back(
         behind: cython.longlong = taken - ahead * limit.gain - limit.full
         if behind > 0:
             back = back - behind if back > behind else 0
-    if charged_at >= 0 and until <= charged_at + (charged * limit.unit + limit.gain - 1) // limit.gain:
-        until = charged_at  # the last start to come was this one
+    paid: cython.longlong = charged_at + (charged * limit.unit + limit.gain - 1) // limit.gain
+    if charged_at > now:
+        if until <= paid:  # the last start to come was this one
+            until = charged_at + ((charged - cost) * limit.unit + limit.gain - 1) // limit.gain
+    elif charged_at >= 0 and until == paid and taken - (until - now) * limit.gain <= limit.unit - limit.gain:
+        until = 0  # the last start was this one, which has begun: with another to come, a token more would be missing
     floor: cython.longlong = (until - now) * limit.gain if until > now else 0
     taken = taken - back if taken > back else 0
     return (at, taken if taken > floor else floor, until)

@@ -42,6 +42,8 @@ cdef class CompiledExemption:
 
 cdef class MatchedRules:
     cdef readonly list rules, hosts, exemptions
+    cdef public list claims
+    cdef public tuple names
     cdef readonly object captured, host_patterns
     cdef readonly dict by_host
     cdef readonly bint exempt

@@ -16,10 +16,10 @@ except ModuleNotFoundError:
     from limitkeeper import _cython_shim as cython  # type: ignore[no-redef]
 
 if cython.compiled:
-    from cython.cimports.limitkeeper.algorithms.claim import NamedLimit
+    from cython.cimports.limitkeeper.algorithms.claim import Claim, NamedLimit
     from cython.cimports.limitkeeper.policy.request_context import RequestContext
 else:
-    from ..algorithms.claim import NamedLimit
+    from ..algorithms.claim import Claim, NamedLimit
     from .request_context import RequestContext
 
 from ..algorithms.fixed_window import FixedWindow
@@ -363,7 +363,7 @@ class CompiledExemption:
 class MatchedRules:
     """What a path matches: rules, the host patterns of each (none: any host), exemptions with theirs, and captured segments."""
 
-    __slots__ = ("by_host", "captured", "exempt", "exemptions", "host_patterns", "hosts", "rules")
+    __slots__ = ("by_host", "captured", "claims", "exempt", "exemptions", "host_patterns", "hosts", "names", "rules")
 
     def __init__(
         self,
@@ -384,6 +384,8 @@ class MatchedRules:
         self.captured = captured or None
         self.host_patterns = frozenset([host for patterns in hosts for host in patterns])
         self.by_host: dict[tuple[str, ...], MatchedRules] = {}
+        self.claims: list[Claim] | None = None  # of the last evaluation, used again by the next
+        self.names: tuple[str, ...] = ()
 
     def narrow(self, patterns: tuple[str, ...], every: bool | int) -> MatchedRules:
         """The rules for hosts that match these patterns (`every`: any host pattern), cached by patterns: their number is bounded

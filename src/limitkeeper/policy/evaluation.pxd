@@ -1,6 +1,6 @@
 # C declarations of evaluation.py.
 from limitkeeper.decision cimport Decision
-from limitkeeper.policy.compiled_policy cimport CompiledPolicy, CompiledRule, Entry
+from limitkeeper.policy.compiled_policy cimport CompiledPolicy, CompiledRule, Entry, MatchedRules
 from limitkeeper.policy.request_context cimport RequestContext
 from limitkeeper.stores.contract cimport Store
 
@@ -8,6 +8,7 @@ cdef Py_ssize_t BOUNDS, DOUBLING, RESPONSE_BOUNDS
 
 cdef class Evaluation:
     cdef public object gate, compiled, context, refusal, near_rule
+    cdef public MatchedRules matched
     cdef public bint allowed, origin, needs_settlement, special
     cdef public Decision decision
     cdef public list entries, keys, costs, claims, shadow, idempotent, marks
@@ -31,7 +32,7 @@ cdef class Evaluator:
     cdef public CompiledPolicy compiled
     cdef public Store store
     cdef public object offenders, secret
-    cdef public bint _remote
+    cdef public bint _remote, _busy
     cdef public object _on_failure, _waiting, _penalty_box, _callback_errors, _publisher
     cdef public long long _requests, _allowed, _refused, _exempt, _unlimited
     cdef public list _latency
@@ -42,6 +43,7 @@ cdef class Evaluator:
     cdef int _add(self, Evaluation evaluation, CompiledRule rule, RequestContext context, str key)
     cpdef list _claims(self, Evaluation evaluation)
     cdef Decision _decide(self, Evaluation evaluation)
+    cdef bint _fill_claims(self, Evaluation evaluation, MatchedRules matched)
     cpdef Evaluation _allow(self, Evaluation evaluation, Decision decision)
     cdef int _count_allowed(self, Evaluation evaluation, Entry entry, Decision part, Py_ssize_t i)
     cdef Evaluation _allow_unlimited(self, Evaluation evaluation)

@@ -31,12 +31,14 @@ if cython.compiled:
     from cython.cimports.limitkeeper.policy.refusal import Refusal, refusal_by
     from cython.cimports.limitkeeper.policy.request_context import RequestContext
     from cython.cimports.limitkeeper.stores.contract import Store
+    from cython.cimports.limitkeeper.stores.memory import MemoryStore
 else:
     from .. import limiter_base
     from ..algorithms.claim import Claim
     from ..clock import monotonic_us
     from ..decision import Decision, Decisions
     from ..stores.contract import Store
+    from ..stores.memory import MemoryStore
     from .compiled_policy import CompiledPolicy, CompiledRule, Entry, MatchedRules
     from .refusal import Refusal, refusal_by
     from .request_context import RequestContext
@@ -84,10 +86,11 @@ class Evaluation:
 
     # fmt: off
     __slots__ = ("allowed", "began_us", "claims", "compiled", "context", "costs", "decision", "entries", "gate", "idempotent",
-                 "keys", "marks", "near_rule", "needs_settlement", "origin", "reason", "refusal", "shadow", "shadows", "special",
-                 "wait_us")
+                 "keys", "marks", "matched", "near_rule", "needs_settlement", "origin", "reason", "refusal", "shadow",
+                 "shadows", "special", "wait_us")
     # fmt: on
 
+    @cython.annotation_typing(False)
     def __init__(self, gate: Evaluator, compiled: CompiledPolicy) -> None:
         self.gate = gate
         self.compiled = compiled
@@ -109,6 +112,7 @@ class Evaluation:
         self.idempotent: list[idempotency.Repeatable] | None = None
         self.marks: list[idempotency.Mark] | None = None
         self.special = False
+        self.matched: MatchedRules | None = None
         self.near_rule: CompiledRule | None = None  # counted as near its limit: once per rule
         self.reason = QUOTA
 
@@ -172,7 +176,7 @@ class Evaluator:
     """The compiled part of `Gate`: evaluates requests and counts them."""
 
     # fmt: off
-    __slots__ = ("__weakref__", "_allowed", "_callback_errors", "_exempt", "_latency", "_latency_sum", "_on_failure",
+    __slots__ = ("__weakref__", "_allowed", "_busy", "_callback_errors", "_exempt", "_latency", "_latency_sum", "_on_failure",
                  "_penalty_box", "_publisher", "_refused", "_remote", "_requests", "_unlimited", "_waiting", "compiled",
                  "offenders", "secret", "store")
     # fmt: on
@@ -182,7 +186,7 @@ class Evaluator:
         self.store: Store = None  # type: ignore[assignment]
         self.offenders: Offenders = None  # type: ignore[assignment]
         self.secret = b""
-        self._remote = False
+        self._remote = self._busy = False
         self._on_failure: FailureAnswers = None  # type: ignore[assignment]
         self._waiting: WaitingRequests = None  # type: ignore[assignment]
         self._penalty_box: PenaltyBox | None = None
@@ -294,6 +298,7 @@ class Evaluator:
                 return evaluation
         if matched.hosts is not None:
             matched = compiled.match_host(matched, context)
+        evaluation.matched = matched
         evaluation.costs = []
         i: cython.Py_ssize_t
         rule: CompiledRule
@@ -343,7 +348,41 @@ class Evaluator:
         if len(evaluation.entries) == 1 and not evaluation.needs_settlement:
             entry: Entry = evaluation.entries[0]
             return self.store.decide_one(entry.named, evaluation.keys[0], evaluation.costs[0], 0, True)  # type: ignore[index]
+        if cython.compiled and not evaluation.needs_settlement and not self._busy and isinstance(self.store, MemoryStore):
+            store: MemoryStore = self.store
+            matched: MatchedRules = evaluation.matched  # type: ignore[assignment]
+            self._busy = True  # Python code that runs meanwhile and asks this gate gets claims of its own
+            try:
+                if store._own and self._fill_claims(evaluation, matched):
+                    return store.decide_checked(matched.claims, matched.names, 0, True, 0)  # type: ignore[arg-type]
+            finally:
+                self._busy = False
         return self.store.decide(self._claims(evaluation), 0)
+
+    @cython.cfunc
+    def _fill_claims(self, evaluation: Evaluation, matched: MatchedRules) -> cython.bint:
+        """Fills in the claims of the path's last evaluation, so that none has to be created; False when a limit comes twice."""
+        claims: list = matched.claims  # type: ignore[type-arg,assignment]
+        i: cython.Py_ssize_t
+        n: cython.Py_ssize_t = len(evaluation.entries)
+        entry: Entry
+        claim: Claim
+        same: cython.bint = claims is not None and len(claims) == n
+        for i in range(n):
+            if not same:
+                break
+            entry = evaluation.entries[i]
+            claim = claims[i]
+            same = claim.named is entry.named
+            claim.key = evaluation.keys[i]
+            claim.cost = evaluation.costs[i]  # type: ignore[index]
+            claim.charged = claim.cost
+        if not same:
+            claims = self._claims(evaluation)
+            evaluation.claims = None
+            matched.names = tuple([claim.named.name for claim in claims])
+            matched.claims = claims if len(set(matched.names)) == n else None
+        return matched.claims is not None
 
     def _call(self, evaluation: Evaluation) -> Call:
         """As `_decide`, as a step of a plan."""
@@ -367,8 +406,9 @@ class Evaluator:
             self._count_allowed(evaluation, evaluation.entries[0], decision, 0)
         else:
             joined: Decisions = decision  # type: ignore[assignment]
+            parts: tuple = joined.parts_of() if cython.compiled else joined.parts  # type: ignore[attr-defined,type-arg]
             for i in range(n):
-                self._count_allowed(evaluation, evaluation.entries[i], joined.parts[i], i)
+                self._count_allowed(evaluation, evaluation.entries[i], parts[i], i)
         self._count_time(evaluation)
         self._requests += 1
         self._allowed += 1

@@ -1,9 +1,9 @@
-"""A policy file that is watched: changed on disk, it is loaded and enforced; with mistakes, it is refused and the old one stays.
+"""Watches a policy file: when it changes on disk it is loaded and enforced; a version with errors is refused.
 
-A thread looks at the file's number, size and time of change each second; when they differ, at its contents. So it does not matter
-how an editor saves (in place, or a new file renamed over the old), nor that Kubernetes swaps a link to a folder. A file that is
-being written is waited for; one that is gone changes nothing, until it is back with something else in it. One that can't be
-loaded is told of once, and tried again when it changes. SIGHUP looks at once, and loads even what did not change.
+A thread reads inode, size and modification time of the file each second, and the contents when they differ. So editors may save
+in place or rename a new file over the old one, and Kubernetes may swap the link to a folder. A file that is being written is
+waited for; a missing one changes nothing. A version that can't be loaded is reported once, and tried again when it changes.
+SIGHUP loads the file at once, changed or not.
 
 Rejected: inotify and its siblings, which miss network file systems and swapped links, and would be one more dependency to save
 one `stat` per second.
@@ -19,7 +19,8 @@ import signal
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from types import FrameType
+from typing import TYPE_CHECKING
 
 from ..clock import utc_us
 from ..errors import ConfigurationError
@@ -27,29 +28,32 @@ from ..fork import reset_after_fork
 from ..rate import Duration, duration_us
 from .model import Policy
 
+if TYPE_CHECKING:
+    from .gate import Gate
+
 log = logging.getLogger("limitkeeper")
 
-LEAST_INTERVAL_US = 10_000
-#: A file is left alone for so long after it changed, in seconds; and it is waited for at most so often.
+MIN_INTERVAL_US = 10_000
+#: Seconds between two checks whether a file is still being written, and the most checks.
 SETTLED, TRIES = 0.05, 20
-#: A file that changed so recently may change again without its time of change showing it.
+#: A file that changed so recently may change again with the same modification time.
 RECENT_US = 2_000_000
 Stamp = tuple[int, int, int] | None
-STOP, HANG_UP = "stop", "hang up"
+STOP, RELOAD = "stop", "reload"
 #: In the place of a file's contents.
 MISSING = b""
 
 
 class FileWatcher:
-    """Calls `on_change()` in a thread of its own when a file has changed (or one of `more()`, other files that belong to it).
+    """Calls `on_change()` in its own thread when a file, or one of the files that `more()` returns, has changed.
 
-    `hang_up=True` also listens to SIGHUP where that is possible: in the main thread, on systems that have it (`hangs_up` says).
+    `hang_up=True` also handles SIGHUP where that is possible: in the main thread, on systems that have it (`hangs_up`).
     """
 
     def __init__(
         self,
         path: str | Path,
-        on_change: Callable[[], Any],
+        on_change: Callable[[], object],
         interval: Duration = "1s",
         *,
         more: Callable[[], Iterable[str | Path]] = tuple,
@@ -57,17 +61,17 @@ class FileWatcher:
     ) -> None:
         self.path = Path(os.path.abspath(path))  # a program may change its folder; links stay as they are
         self.interval_us = duration_us(interval)
-        if self.interval_us < LEAST_INTERVAL_US:
-            raise ConfigurationError(f"interval: {interval!r} is too often to look at a file; write at least 10ms")
+        if self.interval_us < MIN_INTERVAL_US:
+            raise ConfigurationError(f"interval: {interval!r} is too short; write at least 10ms")
         self._on_change = on_change
         self._more = more
         self._stopped = False
-        self._gone = False
+        self._missing_before = False
         self.wanted: tuple[Path, ...] = ()
         self._stamps: dict[Path, Stamp] | None = None
         self._contents = self._read()
         self.hangs_up = False
-        self._before: Any = None
+        self._before: Callable[[int, FrameType | None], object] | int | None = None
         self._terminal = False
         self._start()
         reset_after_fork(self)
@@ -75,11 +79,11 @@ class FileWatcher:
             self._listen()
 
     def stop(self) -> None:
-        """Ends the thread, and gives SIGHUP back to whom it belonged."""
+        """Ends the thread, and restores the handler of SIGHUP."""
         self._stopped = True
-        self._bell.put(STOP)
+        self._commands.put(STOP)
         if self.hangs_up and threading.current_thread() is threading.main_thread():
-            if signal.getsignal(signal.SIGHUP) == self._hung_up:
+            if signal.getsignal(signal.SIGHUP) == self._on_hang_up:
                 signal.signal(signal.SIGHUP, self._before)
             self.hangs_up = False
         if self._thread is not threading.current_thread():
@@ -90,38 +94,37 @@ class FileWatcher:
         if not self._stopped:
             self._start()
 
-    # Looking ---------------------------------------------------------------------------------------------------
+    # Checking ---------------------------------------------------------------------------------------------------
 
     def _start(self) -> None:
-        self._bell: queue.SimpleQueue[str] = (
-            queue.SimpleQueue()
-        )  # may be rung from a signal handler, where a lock may not be taken
-        self._thread = threading.Thread(target=self._watch, args=(self._bell,), name="limitkeeper watch", daemon=True)
+        # A SimpleQueue: a signal handler may put into it, where no lock may be taken.
+        self._commands: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._watch, args=(self._commands,), name="limitkeeper watch", daemon=True)
         self._thread.start()
 
-    def _watch(self, bell: queue.SimpleQueue[str]) -> None:
+    def _watch(self, commands: queue.SimpleQueue[str]) -> None:
         while not self._stopped:
             try:
-                word = bell.get(timeout=self.interval_us / 1e6)
+                word = commands.get(timeout=self.interval_us / 1e6)
             except queue.Empty:
                 word = ""
             if word != STOP and not self._stopped:
-                self._look_again(word == HANG_UP)
+                self._check(word == RELOAD)
 
-    def _look_again(self, asked: bool) -> None:
+    def _check(self, asked: bool) -> None:
         try:
             if self.look(asked):
                 self._on_change()
         except Exception:
-            log.exception("%s has changed, and could not be taken over", self.path)
+            log.exception("%s has changed, and could not be loaded", self.path)
 
     def look(self, asked: bool = False) -> bool:
         """Whether the file is there and is not what it was; `asked`: whether it is there."""
-        stamps = self._stamps_now()
+        stamps = self._read_stamps()
         if stamps == self._stamps and not asked:
             return False
-        stamps = self._settled(stamps)
-        self._tell_gone(stamps[self.path] is None)
+        stamps = self._wait_until_written(stamps)
+        self._warn_missing(stamps[self.path] is None)
         contents = self._read(self._contents)
         known, self._contents = self._contents, {**self._contents, **contents}
         self._stamps = None if _recent(stamps) else stamps
@@ -130,19 +133,19 @@ class FileWatcher:
         return asked or self.path not in known or any(known.get(path, now) != now != MISSING for path, now in contents.items())
 
     def want(self, files: Iterable[Path]) -> None:
-        """Looks at these files too: a version was refused that names them, and one that is missing may come yet."""
+        """Watches these files too: a refused version names them, and a missing one may be created."""
         self.wanted = tuple(files)
         for path in self.wanted:
             if not path.exists():
                 self._contents.setdefault(path, MISSING)
 
-    def _tell_gone(self, gone: bool) -> None:
-        if gone and not self._gone:
-            log.warning("%s is gone: what was loaded from it stays in force", self.path)
-        self._gone = gone
+    def _warn_missing(self, gone: bool) -> None:
+        if gone and not self._missing_before:
+            log.warning("%s is missing: the version loaded from it stays in force", self.path)
+        self._missing_before = gone
 
-    def _settled(self, stamps: dict[Path, Stamp]) -> dict[Path, Stamp]:
-        """Waits while somebody is writing."""
+    def _wait_until_written(self, stamps: dict[Path, Stamp]) -> dict[Path, Stamp]:
+        """Waits while a file is being written."""
         pause: queue.SimpleQueue[None] = queue.SimpleQueue()
         for _ in range(TRIES):
             if self._stopped:
@@ -151,7 +154,7 @@ class FileWatcher:
                 pause.get(timeout=SETTLED)
             except queue.Empty:
                 pass
-            before, stamps = stamps, self._stamps_now()
+            before, stamps = stamps, self._read_stamps()
             if stamps == before:
                 break
         return stamps
@@ -159,11 +162,11 @@ class FileWatcher:
     def _files(self) -> list[Path]:
         return list(dict.fromkeys([self.path, *(Path(os.path.abspath(one)) for one in (*self._more(), *self.wanted))]))
 
-    def _stamps_now(self) -> dict[Path, Stamp]:
+    def _read_stamps(self) -> dict[Path, Stamp]:
         return {path: _stamp(path) for path in self._files()}
 
     def _read(self, known: Mapping[Path, bytes] = {}) -> dict[Path, bytes]:
-        """What is in the files, as hashes. One that can't be read is left out, or, where nobody knew it, missing: it may come."""
+        """Hashes of the files' contents. One that can't be read is left out, or MISSING if it never was: it may be created."""
         found = {}
         for path in self._files():
             try:
@@ -177,26 +180,26 @@ class FileWatcher:
 
     def _listen(self) -> None:
         if not hasattr(signal, "SIGHUP") or threading.current_thread() is not threading.main_thread():
-            log.info("%s is watched, without SIGHUP: only the main thread can listen to it", self.path)
+            log.info("%s is watched without SIGHUP, which only the main thread can handle", self.path)
             return
         self._terminal = _has_terminal()
         self._before = signal.getsignal(signal.SIGHUP)
-        signal.signal(signal.SIGHUP, self._hung_up)
+        signal.signal(signal.SIGHUP, self._on_hang_up)
         self.hangs_up = True
 
-    def _hung_up(self, number: int, frame: Any) -> None:
+    def _on_hang_up(self, number: int, frame: FrameType | None) -> None:
         if callable(self._before):
             self._before(number, frame)
         elif self._before == signal.SIG_DFL and self._terminal and not _has_terminal():
-            signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the window was closed: the program ends with it, as ever
+            signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the terminal was closed: the program ends with it
             os.kill(os.getpid(), signal.SIGHUP)
             return
         if not self._stopped:
-            self._bell.put(HANG_UP)
+            self._commands.put(RELOAD)
 
 
 def _has_terminal() -> bool:
-    """Whether somebody sits before this program, and has not left."""
+    """Whether this process has a terminal that is open."""
     try:
         os.close(os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY))
     except OSError:
@@ -217,15 +220,15 @@ def _recent(stamps: dict[Path, Stamp]) -> bool:
     return any(stamp is not None and abs(now - stamp[0] // 1000) < RECENT_US for stamp in stamps.values())
 
 
-def watch_policy(gate: Any, path: str | Path | None = None, interval: Duration = "1s", *, hang_up: bool = True) -> FileWatcher:
+def watch_policy(gate: Gate, path: str | Path | None = None, interval: Duration = "1s", *, hang_up: bool = True) -> FileWatcher:
     """Watches the file of a gate's policy, and the files that it names, until `stop()`.
 
-    A file that loads is handed to `gate.reload`; one that does not, to `gate.reload_refused`, and the gate goes on as it was.
+    A version that loads is passed to `gate.reload`; the error of one that does not, to `gate.reload_refused`.
     """
     source = path if path is not None else gate.policy.source
     if source is None:
         raise ConfigurationError(
-            "this policy came from no file: say which one to watch, as in watch_policy(gate, 'limitkeeper.yaml')"
+            "this policy was not read from a file: pass the file, as in watch_policy(gate, 'limitkeeper.yaml')"
         )
     source = Path(os.path.abspath(source))
 

@@ -1,7 +1,7 @@
-"""Which rules a request is meant by, found in a tree of path segments: the number of rules does not matter, their shape does.
+"""Finds the rules that match a path in a tree of segments: the cost depends on the shape of the rules, not on their number.
 
     /orders/{order_id}/items     one node for "orders", one for any segment, one for "items"
-    /static/**                   whatever stands below "static", and itself
+    /static/**                   everything below "static", and "static" itself
 
 A walk follows a literal child and the one for any segment, side by side, and collects what ends there. Methods and hosts are
 compared only for what was collected. Rejected: one regular expression after the other (a thousand rules cost a thousand tries).
@@ -10,14 +10,14 @@ compared only for what was collected. Rejected: one regular expression after the
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 from ..errors import ConfigurationError
 from .identity.hosts import host_matches
 from .identity.paths import normalize_path
 from .model import Match
+from .request_context import RequestContext
 
-#: What a rule that names no method is not meant by: one message of a connection is no request.
+#: A rule without methods does not match it: one message of a connection is no request.
 MESSAGE = "MESSAGE"
 #: (rule's index, hosts to compare; none: any host)
 Hit = tuple[int, tuple[str, ...]]
@@ -34,17 +34,17 @@ class Pattern:
         self.host = match.host
         self.names = names
 
-    def means(self, method: str) -> bool:
+    def matches(self, method: str) -> bool:
         return method in self.methods if self.methods else method != MESSAGE
 
 
 def with_head(methods: frozenset[str]) -> frozenset[str]:
-    """A server answers HEAD with its GET handler, so a rule for GET is meant too."""
+    """A server answers HEAD with its GET handler, so a rule for GET matches HEAD too."""
     return methods | {"HEAD"} if "GET" in methods else methods
 
 
 class Node:
-    """A place in the tree: its literal children, the child for any segment, and the patterns that end here or go on."""
+    """A node of the tree: its literal children, the child for any segment, and the patterns that end here or go on."""
 
     __slots__ = ("any", "ends", "literal", "rests")
 
@@ -71,7 +71,7 @@ class PathMatcher:
         for depth, segment in enumerate(segments):
             if segment == "**":
                 if depth != len(segments) - 1:
-                    raise ConfigurationError(f"{match.path!r}: '**' stands at the end of a path only; '*' is one segment")
+                    raise ConfigurationError(f"{match.path!r}: '**' is allowed only at the end of a path; '*' is one segment")
                 break
             if segment == "*" or segment[:1] == "{":
                 if segment[:1] == "{":
@@ -85,12 +85,12 @@ class PathMatcher:
         (node.rests if not match.path or segments[-1:] == ["**"] else node.ends).append(pattern)
 
     def find(self, method: str, path: str) -> tuple[tuple[Hit, ...], dict[str, str]]:
-        """The rules that are meant by a method and a tidy path, whatever the host."""
+        """The rules that match a method and a normalised path, for any host."""
         segments = segments_of(path)
         found: dict[int, tuple[str, ...]] = {}
         captured: dict[str, str] = {}
         for pattern in self._walk(segments):
-            if not pattern.means(method):
+            if not pattern.matches(method):
                 continue
             hosts = found.get(pattern.index, (pattern.host,))
             found[pattern.index] = () if not pattern.host or not hosts else (*hosts, pattern.host)
@@ -126,12 +126,12 @@ def segments_of(path: str) -> list[str]:
 
 
 def host_matches_any(hosts: tuple[str, ...], host: str) -> bool:
-    """Whether one of these host patterns means this host."""
+    """Whether one of these host patterns matches this host."""
     return any(host_matches(pattern, host) for pattern in hosts)
 
 
-def limits_host(hosts: tuple[str, ...], context: Any) -> bool:
-    """Whether a rule for these hosts is meant. A Host that can't be read (two of them, a port of letters) may well be read by the
-    application, in its own way: every rule is meant by it, as any reading of a path is, and no exemption."""
-    host: str = context.host()
+def limits_host(hosts: tuple[str, ...], context: RequestContext) -> bool:
+    """Whether a rule for these hosts applies. The application may be able to parse a Host header that this package can't (two of
+    them, a port of letters): every rule applies to it, as to any reading of a path, and no exemption."""
+    host = context.host()
     return host_matches_any(hosts, host) if host else bool(context.header("host"))

@@ -1,4 +1,4 @@
-"""What a policy may ask about one request. Each framework answers in its own way; nothing is read before somebody asks."""
+"""RequestContext: what a policy reads of one request. Each framework has its own; headers and query are parsed when needed."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ except ModuleNotFoundError:
 
 from .identity.hosts import host_of
 
-#: Nothing was captured; shared by all requests, never written to.
+#: No captured segments; shared by all requests, never written to.
 NOTHING: dict[str, str] = {}
-#: A query may have so many parameters; what comes behind is not looked at.
+#: The most parameters of a query that are read.
 PARAMETERS = 1000
-#: Methods that need no second look.
+#: Methods that need no normalisation.
 USUAL = frozenset({"GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS"})
 
 
 def method_of(word: str) -> str:
-    """A request's method as rules know it: frameworks take `post` for POST, so it is. A request that calls itself MESSAGE is not
-    one message of a connection, which rules without methods do not mean: it stays in lower case, where nobody names it."""
+    """A request's method in upper case, as frameworks accept `post` for POST. A request with the method MESSAGE is no message of
+    a connection, to which rules without methods do not apply: it stays in lower case, which no rule names."""
     method = word.upper()
     return "message" if method == "MESSAGE" else method
 
 
 def differing(query: str, name: str) -> bool:
-    """Whether a query has several values of a parameter, or more parameters than anybody looks at."""
+    """Whether a query has several values of a parameter, or more parameters than are read."""
     if query.count("&") >= PARAMETERS:
         return True
     if "&" not in query:  # `n&n=5` has two values: the first is empty
@@ -39,13 +39,13 @@ def differing(query: str, name: str) -> bool:
 
 @cython.cclass
 class RequestContext:
-    """The base of every framework's context.
+    """The base of every framework's request context.
 
     method   upper case ("POST"); "MESSAGE" is one message of a websocket or a stream
-    path     the whole path as the server decoded it, mount points included; the matcher tidies it up
+    path     the whole path as the server decoded it, mount points included; the matcher normalises it
     raw      the framework's own request (ASGI scope, WSGI environ, HttpRequest, ServicerContext), for callables
-    found    what identities answered so far, by name; filled by the gate
-    captured the path's parts that a rule's template named
+    found    values of identities computed so far, by name
+    captured   path segments that a rule's template names
     """
 
     __slots__ = ("captured", "identities", "method", "path", "raw")
@@ -71,11 +71,11 @@ class RequestContext:
         return False
 
     def host(self) -> str:
-        """The host that was asked for, without a port, in lower case; "" when nobody said."""
+        """The requested host, without a port, in lower case; "" without a Host header."""
         return host_of(self.header("host"))
 
     def peer(self) -> str | None:
-        """The address of whoever holds the other end of the connection; None for a UNIX socket."""
+        """The address of the other end of the connection; None for a UNIX socket."""
         return None
 
     def certificate(self) -> Mapping[str, Any] | None:
@@ -84,7 +84,7 @@ class RequestContext:
 
 
 class WrittenRequest(RequestContext):
-    """Facts that were written down: for `limitkeeper policy explain`, for tests, for batch jobs."""
+    """A request context from given values: for `limitkeeper policy explain`, tests and batch jobs."""
 
     __slots__ = ("_certificate", "_headers", "_peer", "_query")
 
@@ -104,7 +104,7 @@ class WrittenRequest(RequestContext):
         self._query = dict(query or {})
         self._peer = peer
         self._certificate = certificate
-        self.identities.update(identities or {})  # said outright: no identity is asked again
+        self.identities.update(identities or {})  # given: not computed
 
     def header(self, name: str) -> str | None:
         return self._headers.get(name)

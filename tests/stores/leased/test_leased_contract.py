@@ -95,6 +95,23 @@ class TestAdaptiveLeases(StoreContract):
 
         self.holds(law, limits_and_traces(1, several_keys=True))
 
+    @every_algorithm
+    def test_never_more_than_the_bound_is_admitted(self, algorithm: type[Limit]) -> None:
+        """Weaker: never more than the rule's worst case and what a node may hold; without leases never more than that."""
+
+        def law(limit: Limit, data: Any) -> None:
+            calls = data.draw(st.lists(st.tuples(moments([limit]), st.integers(1, 3)), max_size=30), "calls")
+            admitted = []
+            with self.player("sync", limit) as player:
+                most = player.limiter.store.over_admission(limit, 1)
+                for passing, cost in calls:
+                    player.wait(passing)
+                    if player.hit("a", cost)["allowed"]:
+                        admitted.append((player.last.start_us // limit.tick, cost))
+            within(limit, admitted, most)
+
+        self.holds(law, limits(algorithm), st.data())
+
 
 class TestLeasesOfFifty(TestAdaptiveLeases):
     """Fixed leases of fifty."""
@@ -117,23 +134,6 @@ class TestLeasesOfFifty(TestAdaptiveLeases):
                 assert player.peek("a", 1)["allowed"] == before["allowed"]
 
         self.holds(law, limits(algorithm), st.integers(0, 3), st.integers(1, 3))
-
-    @every_algorithm
-    def test_never_more_than_the_bound_is_admitted(self, algorithm: type[Limit]) -> None:
-        """Weaker: never more than the rule's worst case and what a node may hold; without leases never more than that."""
-
-        def law(limit: Limit, data: Any) -> None:
-            calls = data.draw(st.lists(st.tuples(moments([limit]), st.integers(1, 3)), max_size=30), "calls")
-            admitted = []
-            with self.player("sync", limit) as player:
-                most = player.limiter.store.over_admission(limit, 1)
-                for passing, cost in calls:
-                    player.wait(passing)
-                    if player.hit("a", cost)["allowed"]:
-                        admitted.append((player.last.start_us // limit.tick, cost))
-            within(limit, admitted, most)
-
-        self.holds(law, limits(algorithm), st.data())
 
 
 def within(limit: Any, admitted: list[tuple[int, int]], more: float) -> None:

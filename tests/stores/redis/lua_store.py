@@ -22,7 +22,7 @@ class LuaStore(Store):
         self.client = client
         self._clock = clock
         self.names = KeyNames(prefix, marked=clock is not None)
-        self.trips = 0
+        self.round_trips = 0
         self.last_us = self.shift_us = 0
 
     @property
@@ -43,17 +43,17 @@ class LuaStore(Store):
     def send(self, *sent: script_request.AnyRequest) -> list[Any]:
         """One call for all of them; those that are stale are converted and sent again."""
         script, keys, body = script_request.encode_call(sent)
-        self.trips += 1
+        self.round_trips += 1
         try:
             reply = self.client.evalsha(script.sha.decode(), len(keys), *keys, body)
         except redis.exceptions.NoScriptError:
             reply = self.client.eval(script.source, len(keys), *keys, body)
         script_request.decode_call(sent, reply)
-        return [self.send(self.again(ask))[0] if ask.stale else ask.answer for ask in sent]
+        return [self.send(self.again(request))[0] if request.stale else request.answer for request in sent]
 
-    def again(self, ask: script_request.AnyRequest) -> script_request.AnyRequest:
+    def again(self, request: script_request.AnyRequest) -> script_request.AnyRequest:
         return limit_registry.convert_stale(
-            ask, {name: self.client.hgetall(name) for name in limit_registry.stale_registries(ask)}
+            request, {name: self.client.hgetall(name) for name in limit_registry.stale_registries(request)}
         )
 
     def register(self, limit: NamedLimit) -> None:
@@ -94,7 +94,7 @@ class LuaStore(Store):
 
 
 class MovingStore(LuaStore):
-    """One whose waiters move up when somebody leaves."""
+    """One whose waiters move up when one leaves."""
 
     can_rebook = True
 

@@ -81,7 +81,7 @@ def test_a_prefix_that_breaks_tags_is_refused(prefix: str) -> None:
 
 @pytest.mark.parametrize("prefix", ["limitkeeper", "a*b[c]?", "{app}", "back\\slash^-"])
 def test_the_pattern_of_a_limit_finds_its_keys_only(valkey: Valkey, prefix: str) -> None:
-    """SCAN with a limit's pattern meets its keys and nobody else's, whatever stands in the prefix."""
+    """SCAN with a limit's pattern meets its keys and no others, whatever stands in the prefix."""
     names, keys = KeyNames(prefix), ["", "x", "}", "*", "\0", "\ud800", "y" * 500]
     ours, theirs = ([names.key(named("a", name), key) for key in keys] for name in ("b", "c"))
     with valkey.client() as client:

@@ -129,14 +129,14 @@ def test_decide_is_the_same_in_lua(rule: Callable[..., Any], algorithm: type[Lim
     draw = Draw(limit, seed)
     cases = [draw.decision() for _ in range(200)]
     compared = 0
-    for case, told in zip(cases, rule(limit, "decide", 7, cases), strict=True):
+    for case, result in zip(cases, rule(limit, "decide", 7, cases), strict=True):
         a, b, c, now, not_before, cost, max_wait = case
         answer = limit.decide((a, b, c), now, cost, max_wait, not_before)
         start, retry, reset = answer[3], answer[4] - now, answer[6] - now
         if exact((*answer[:4], answer[5], retry, reset)):
             compared += 1
             expected = (*answer[:3], start - now if start >= 0 else start, retry, answer[5], reset)
-            assert told == expected, (str(limit), case)
+            assert result == expected, (str(limit), case)
     assert compared > 100
 
 
@@ -149,12 +149,12 @@ def test_give_back_is_the_same_in_lua(rule: Callable[..., Any], algorithm: type[
     draw = Draw(limit, seed)
     cases = [draw.give_back() for _ in range(200)]
     compared = 0
-    for case, told in zip(cases, rule(limit, "give_back", 3, cases), strict=True):
+    for case, result in zip(cases, rule(limit, "give_back", 3, cases), strict=True):
         a, b, c, now, cost, charged, charged_at = case
         expected = limit.give_back((a, b, c), now, cost, charged_at, charged)
         if exact(expected):
             compared += 1
-            assert told == tuple(expected), (str(limit), case)
+            assert result == tuple(expected), (str(limit), case)
     assert compared > 100
 
 
@@ -226,13 +226,13 @@ def test_the_log_is_the_same_in_lua(valkey: Valkey, limit: Limit, seed: int) -> 
 
     reply, at = valkey.client().eval(source, 0, b"".join(packed_log_case(limit, *case) for case in cases)), 0
     for which, now, x, y, cost, entries in cases:
-        *told, size = map(int, struct.unpack_from("<5d", reply, at))
+        *result, size = map(int, struct.unpack_from("<5d", reply, at))
         left = read_entries(reply[at + 40 : at + 40 + size])
         at += 40 + size
         if which == 0:
             state, _, _, start, retry, remaining, reset = limit.decide((tuple(entries), 0, 0), now, cost, y, x)
             expected = [start - now if start >= 0 else start, retry - now, remaining, reset - now]
-            assert (told, left) == (expected, state), (str(limit), now, x, y, cost, entries)
+            assert (result, left) == (expected, state), (str(limit), now, x, y, cost, entries)
         else:
             assert left == limit.give_back((tuple(entries), 0, 0), now, cost, x)[0], (str(limit), x, cost, entries)
 

@@ -27,7 +27,7 @@ def test_every_rule_has_a_mirror() -> None:
 
 
 def test_a_rule_without_a_mirror_is_refused_by_name() -> None:
-    """A limit of somebody's own kind can't be decided in Redis, and the error says which can."""
+    """A limit of an unknown kind can't be decided in Redis, and the error says which can."""
 
     class Own(TokenBucket):
         kind = "my own"
@@ -60,7 +60,7 @@ def test_every_script_compiles_under_its_name(valkey: Valkey, clock: tuple[str, 
                 assert client.script_load(script.source).encode() == script.sha
 
 
-def test_time_is_the_servers_or_the_asks_never_both() -> None:
+def test_time_is_the_servers_or_the_requests_never_both() -> None:
     """With times that come along, the server's clock is not looked at."""
     parts = frozenset(("hit", "decide", "token_bucket"))
     assert b"TIME" in script_of(parts).source

@@ -1,4 +1,4 @@
-"""The asyncio colour of RedisStore: what travels together, who waits for whom, and what is left when a loop ends."""
+"""RedisStore in asyncio: batches, cancelled and waiting tasks, and what is left when a loop ends."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ NOISE = 0.1
 def calls(server: Valkey) -> dict[str, int]:
     """How often each command was called so far; those that scripts call are counted too, so only scripts are looked at."""
     with server.client() as client:
-        told: Any = client.info("commandstats")
-    return {name.removeprefix("cmdstat_"): int(stat["calls"]) for name, stat in told.items()}
+        result: Any = client.info("commandstats")
+    return {name.removeprefix("cmdstat_"): int(stat["calls"]) for name, stat in result.items()}
 
 
 def scripts(server: Valkey) -> int:
@@ -105,7 +105,7 @@ def test_many_keys_at_one_moment_are_one_call(valkey: Valkey) -> None:
 
 @pytest.mark.parametrize("limits", [1, 5])
 def test_a_decision_is_one_round_trip_whatever_the_number_of_limits(valkey: Valkey, limits: int) -> None:
-    """One limit or five, hit or reservation or many keys, in both colours: one script call."""
+    """One limit or five, hit or reservation or many keys, sync and async: one script call."""
     some = {f"limit {size}": TokenBucket("1/h", burst=size) for size in range(100, 100 + limits)}
 
     async def work() -> None:
@@ -123,9 +123,9 @@ def test_a_decision_is_one_round_trip_whatever_the_number_of_limits(valkey: Valk
                 before = scripts(valkey)
                 verb()
                 assert scripts(valkey) - before == 1
-            for ask in (tasks.hit("k"), tasks.hit_many(["a", "b"]), tasks.reserve("k"), tasks.peek("k")):
+            for request in (tasks.hit("k"), tasks.hit_many(["a", "b"]), tasks.reserve("k"), tasks.peek("k")):
                 before = scripts(valkey)
-                await ask
+                await request
                 assert scripts(valkey) - before == 1
 
     run(work)
@@ -150,7 +150,7 @@ def test_different_rules_and_verbs_travel_together(valkey: Valkey) -> None:
 # Cancelling
 
 
-def test_who_is_cancelled_before_the_coach_leaves_has_asked_nothing(valkey: Valkey) -> None:
+def test_who_is_cancelled_before_the_batch_is_sent_has_requested_nothing(valkey: Valkey) -> None:
     """A task cancelled in the turn in which it asked takes nothing; the others are answered."""
 
     async def work() -> None:
@@ -167,7 +167,7 @@ def test_who_is_cancelled_before_the_coach_leaves_has_asked_nothing(valkey: Valk
     run(work)
 
 
-def test_who_is_cancelled_on_the_way_disturbs_nobody(valkey: Valkey) -> None:
+def test_who_is_cancelled_on_the_way_disturbs_no_other(valkey: Valkey) -> None:
     """Replies go to those who still wait; what was decided for the cancelled stays charged."""
 
     async def work() -> None:
@@ -205,8 +205,8 @@ def test_those_behind_a_cancelled_waiter_move_up(valkey: Valkey) -> None:
             assert loop.time() - begun > 1.95  # 0.5 s each for four of them
             last_us = max(one.start_us for one in found)
             assert last_us - min(one.start_us for one in found) <= 1_500_100  # and not for five
-            told = await limiter.peek("k")
-            assert told.retry_after * 1e6 >= last_us + 450_000 - store.clock.now_us()
+            result = await limiter.peek("k")
+            assert result.retry_after * 1e6 >= last_us + 450_000 - store.clock.now_us()
 
     run(work)
 
@@ -224,14 +224,14 @@ def test_a_late_answer_is_no_longer_waited_for_and_spoils_nothing(valkey: Valkey
             valkey.freeze()
             try:
                 begun = loop.time()
-                told = await asyncio.gather(*[limiter.hit("k") for _ in range(70)], return_exceptions=True)
+                result = await asyncio.gather(*[limiter.hit("k") for _ in range(70)], return_exceptions=True)
                 took = loop.time() - begun
             finally:
                 valkey.thaw()
-            assert {type(one) for one in told} == {StoreTimeout}
+            assert {type(one) for one in result} == {StoreTimeout}
             assert 0.14 < took < watch.allows(0.15 + NOISE)
             store.timeout_us = 60_000_000
-            assert len({id(one) for one in told}) == 70  # each raises its own
+            assert len({id(one) for one in result}) == 70  # each raises its own
             assert (await limiter.hit("other")).remaining == 99
             assert (await limiter.peek("k")).remaining <= 100
 
@@ -286,8 +286,8 @@ def test_answers_within_lowers_the_budget(valkey: Valkey, watch: Watch) -> None:
 
 
 def test_two_successive_runs_work_and_leave_nothing_open(valkey: Valkey) -> None:
-    """Connections end with their loop: the next asyncio.run has its own, and no warning is heard."""
-    with warnings.catch_warnings(record=True) as heard:
+    """Connections end with their loop: the next asyncio.run has its own, and there is no warning."""
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         with RedisStore(valkey.url, prefix="runs", timeout="60s") as store, valkey.client() as client:
             limiter = AsyncLimiter(HUNDRED, store=store)
@@ -297,12 +297,12 @@ def test_two_successive_runs_work_and_leave_nothing_open(valkey: Valkey) -> None
             gc.collect()
             assert client.info("clients")["connected_clients"] <= before  # others of earlier tests may have gone meanwhile
         gc.collect()
-    assert [str(one.message) for one in heard] == []
+    assert [str(one.message) for one in caught] == []
 
 
 def test_a_loop_that_was_closed_without_manners_costs_nothing(valkey: Valkey) -> None:
     """`loop.close()` alone: the connection is closed when the store next looks."""
-    with warnings.catch_warnings(record=True) as heard:
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         with RedisStore(valkey.url, prefix="manners", timeout="60s") as store:
             limiter = AsyncLimiter(HUNDRED, store=store)
@@ -312,7 +312,7 @@ def test_a_loop_that_was_closed_without_manners_costs_nothing(valkey: Valkey) ->
                 loop.close()
         del loop
         gc.collect()
-    assert [str(one.message) for one in heard] == []
+    assert [str(one.message) for one in caught] == []
 
 
 def test_loops_in_several_threads_each_have_their_own(valkey: Valkey) -> None:
@@ -333,7 +333,7 @@ def test_loops_in_several_threads_each_have_their_own(valkey: Valkey) -> None:
 
 
 def test_closing_tells_those_who_wait(valkey: Valkey) -> None:
-    """Who still waits when the store is closed is told, and does not hang."""
+    """Who still waits when the store is closed gets an error, and does not hang."""
 
     async def work() -> None:
         store = RedisStore(valkey.url, prefix="closing", timeout="60s")

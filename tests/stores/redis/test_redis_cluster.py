@@ -85,8 +85,8 @@ def test_a_decision_over_limits_of_one_key_is_one_call(cluster: Cluster) -> None
 
 def scripts(node: Valkey) -> int:
     with node.client() as client:
-        told: Any = client.info("commandstats")
-    return sum(told.get(f"cmdstat_{name}", {"calls": 0})["calls"] for name in ("eval", "evalsha"))
+        result: Any = client.info("commandstats")
+    return sum(result.get(f"cmdstat_{name}", {"calls": 0})["calls"] for name in ("eval", "evalsha"))
 
 
 def test_a_batch_is_one_write_for_each_node(cluster: Cluster) -> None:
@@ -111,8 +111,8 @@ def test_a_batch_is_one_write_for_each_node(cluster: Cluster) -> None:
 # Spanning slots
 
 
-@pytest.mark.parametrize("colour", ["sync", "async"])
-def test_a_decision_over_several_slots_is_all_or_nothing(cluster: Cluster, colour: str) -> None:
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_a_decision_over_several_slots_is_all_or_nothing(cluster: Cluster, mode: str) -> None:
     """Where the tenant refuses, the user is not charged; and the other way round."""
     clock = ManualClock(1000)
     one, other, _ = apart(cluster)
@@ -121,7 +121,7 @@ def test_a_decision_over_several_slots_is_all_or_nothing(cluster: Cluster, colou
         tasks = AsyncLimiter(BOTH, store=store)
 
         def hit(key: Any, cost: Any = 1) -> Any:
-            return limiter.hit(key, cost) if colour == "sync" else driven(tasks.hit(key, cost))
+            return limiter.hit(key, cost) if mode == "sync" else driven(tasks.hit(key, cost))
 
         assert hit({"user": one, "tenant": other}, {"user": 2, "tenant": 8}).remaining == 0
         before = [sorted(store.items(named)) for named in limiter.named]
@@ -179,8 +179,8 @@ def test_two_callers_who_want_the_same_keys_never_get_more_than_there_is(cluster
         for thread in threads:
             thread.join()
         assert sum(admitted) <= 40
-        told = limiter.peek(key)
-        assert [part.remaining for part in told.decisions] == [60 - sum(admitted), 40 - sum(admitted)]
+        result = limiter.peek(key)
+        assert [part.remaining for part in result.decisions] == [60 - sum(admitted), 40 - sum(admitted)]
         while limiter.hit(key):
             admitted.append(1)
         assert sum(admitted) == 40
@@ -232,8 +232,8 @@ def test_a_caller_that_dies_between_the_steps_leaves_at_most_one_decision_charge
         withdrawal = plan.send(replies)  # it dies before this travels
         assert withdrawal
         plan.close()
-        told = limiter.peek(key)
-        assert [part.remaining for part in told.decisions] == [1, 0]
+        result = limiter.peek(key)
+        assert [part.remaining for part in result.decisions] == [1, 0]
 
 
 # Slots that move, nodes that die
@@ -260,15 +260,15 @@ def move(cluster: Cluster, slot: int, source: int, target: int, finish: bool = T
             old.execute_command("CLUSTER", "SETSLOT", slot, "NODE", ids[target])
 
 
-@pytest.mark.parametrize("colour", ["sync", "async"])
-def test_moved_and_moving_slots_are_followed(moving: Cluster, colour: str) -> None:
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_moved_and_moving_slots_are_followed(moving: Cluster, mode: str) -> None:
     """ASK while a slot moves, MOVED when it has: the decision is made once, where the key is."""
-    key = f"{colour} mover"
+    key = f"{mode} mover"
     with RedisStore(moving.url, timeout="60s") as store:
         limiter, tasks = Limiter(HUNDRED, store=store), AsyncLimiter(HUNDRED, store=store)
 
         def hit() -> int:
-            return (limiter.hit(key) if colour == "sync" else driven(tasks.hit(key))).remaining
+            return (limiter.hit(key) if mode == "sync" else driven(tasks.hit(key))).remaining
 
         slot = slot_of(store.names.key(limiter.named[0], key))
         source = moving.keeper(slot)
@@ -299,8 +299,8 @@ def test_a_node_that_dies_takes_only_its_own_slots_with_it(moving: Cluster) -> N
         async def together() -> list[Any]:
             return await asyncio.gather(*[tasks.hit(key) for key in keys], return_exceptions=True)
 
-        told = driven(together())
-        assert [isinstance(one, StoreError) for one in told] == [True, False, False]
+        result = driven(together())
+        assert [isinstance(one, StoreError) for one in result] == [True, False, False]
         lost.start()
         moving.settle()
         assert limiter.hit(keys[0])

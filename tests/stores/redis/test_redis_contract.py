@@ -1,4 +1,4 @@
-"""RedisStore on a real server, held to the contract in both colours."""
+"""RedisStore on a real server, held to the contract sync and async."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ class Loop:
 
 @pytest.fixture(params=["sync", "async"])
 def hit(request: pytest.FixtureRequest, store: RedisStore) -> Iterator[Callable[..., Any]]:
-    """`hit(key)` in either colour, on connections that stay."""
+    """`hit(key)`, sync or async, on connections that stay."""
     if request.param == "sync":
         yield Limiter(HUNDRED, store=store).hit
         return
@@ -83,22 +83,22 @@ def test_a_limiter_can_be_made_while_the_server_is_away() -> None:
     with RedisStore(f"redis://127.0.0.1:{port}", timeout=AMPLE) as store:
         limiter, tasks = Limiter(TokenBucket("1/h", burst=2, initial=0), store=store), AsyncLimiter(HUNDRED, store=store)
         for call in (lambda: limiter.hit("k"), lambda: driven(tasks.hit("k"))):
-            told, took = timed(call)
-            assert isinstance(told, StoreUnavailable)
-            assert f"127.0.0.1:{port}" in str(told)
+            outcome, took = timed(call)
+            assert isinstance(outcome, StoreUnavailable)
+            assert f"127.0.0.1:{port}" in str(outcome)
             assert took < AMPLE / 2
         with Valkey(port=port):
             assert not limiter.hit("k")
             assert driven(tasks.hit("k"))
 
 
-def test_a_killed_server_is_told_at_once_and_found_again(hit: Callable[..., Any], server: Valkey) -> None:
+def test_a_killed_server_is_reported_at_once_and_found_again(hit: Callable[..., Any], server: Valkey) -> None:
     """Killed: StoreUnavailable well within the budget. Back, and empty: the next call works, scripts and all."""
     assert hit("k").remaining == 99
     server.kill()
     for _ in range(3):
-        told, took = timed(lambda: hit("k"))
-        assert isinstance(told, StoreUnavailable)
+        outcome, took = timed(lambda: hit("k"))
+        assert isinstance(outcome, StoreUnavailable)
         assert took < AMPLE / 2
     server.start()
     assert hit("k").remaining == 99
@@ -122,8 +122,8 @@ def test_a_frozen_server_costs_the_budget_and_no_more(
     server.freeze()
     try:
         for _ in range(2):
-            told, took = timed(lambda: hit("k"))
-            assert isinstance(told, StoreTimeout)
+            outcome, took = timed(lambda: hit("k"))
+            assert isinstance(outcome, StoreTimeout)
             assert BUDGET * 0.9 < took < watch.allows(BUDGET + NOISE)
     finally:
         server.thaw()
@@ -142,8 +142,8 @@ def test_a_frozen_server_takes_no_new_callers_either(server: Valkey, watch: Watc
                 lambda: Limiter(HUNDRED, store=store).hit("k"),
                 lambda: driven(AsyncLimiter(HUNDRED, store=store).hit("k")),
             ):
-                told, took = timed(call)
-                assert isinstance(told, StoreTimeout)
+                outcome, took = timed(call)
+                assert isinstance(outcome, StoreTimeout)
                 assert took < watch.allows(BUDGET + NOISE)
         finally:
             server.thaw()
@@ -158,7 +158,7 @@ def test_flushed_scripts_are_sent_again(hit: Callable[..., Any], server: Valkey)
             assert hit("k").remaining == left
 
 
-def test_a_server_that_lost_everything_is_told_its_limits_again(
+def test_a_server_that_lost_everything_gets_its_limits_registered_again(
     hit: Callable[..., Any], store: RedisStore, server: Valkey
 ) -> None:
     """After a restart the registry of a limit is written anew, so that a later change of its rate can be understood."""
@@ -181,7 +181,7 @@ def test_connections_that_the_server_ends_are_made_anew(hit: Callable[..., Any],
 
 
 def test_an_idle_timeout_of_the_server_is_not_noticed(store: RedisStore, server: Valkey) -> None:
-    """`timeout 1` in the server's configuration closes idle connections; callers of neither colour hear of it."""
+    """`timeout 1` in the server's configuration closes idle connections; no caller notices."""
     loop, limiter, tasks = Loop(), Limiter(HUNDRED, store=store), AsyncLimiter(HUNDRED, store=store)
     with server.client() as client:
         client.config_set("timeout", 1)
@@ -208,24 +208,24 @@ def test_a_server_that_loads_says_so(server: Valkey, store: RedisStore) -> None:
         reloading = threading.Thread(target=reload)
         limiter = Limiter(HUNDRED, store=store)
         reloading.start()
-        told: list[StoreError] = []
-        while reloading.is_alive() and not any("LOADING" in str(one) for one in told):
+        outcome: list[StoreError] = []
+        while reloading.is_alive() and not any("LOADING" in str(one) for one in outcome):
             answer, took = timed(lambda: limiter.hit("k"))
             assert took < AMPLE / 2
             if isinstance(answer, StoreError):
-                told.append(answer)
+                outcome.append(answer)
         client.config_set("key-load-delay", 0)
         reloading.join()
-        assert any("still loading" in str(one) for one in told)
+        assert any("still loading" in str(one) for one in outcome)
         assert limiter.hit("k")
 
 
 def test_a_replica_says_where_to_go(server: Valkey) -> None:
     """READONLY on a single server is StoreUnavailable, with the remedy."""
     with Valkey("--replicaof", "127.0.0.1", str(server.port)) as replica, RedisStore(replica.url, timeout=AMPLE) as store:
-        told, _ = timed(lambda: Limiter(HUNDRED, store=store).hit("k"))
-        assert isinstance(told, StoreUnavailable)
-        assert "sentinel" in str(told) or "loading" in str(told).lower()
+        outcome, _ = timed(lambda: Limiter(HUNDRED, store=store).hit("k"))
+        assert isinstance(outcome, StoreUnavailable)
+        assert "sentinel" in str(outcome) or "loading" in str(outcome).lower()
 
 
 def test_a_server_without_memory_says_so(server: Valkey, store: RedisStore) -> None:
@@ -234,23 +234,23 @@ def test_a_server_without_memory_says_so(server: Valkey, store: RedisStore) -> N
     limiter.hit("k")
     with server.client() as client:
         client.config_set("maxmemory", 1)
-        told, _ = timed(lambda: limiter.hit("k"))
-        assert isinstance(told, StoreUnavailable)
-        assert "maxmemory" in str(told)
+        outcome, _ = timed(lambda: limiter.hit("k"))
+        assert isinstance(outcome, StoreUnavailable)
+        assert "maxmemory" in str(outcome)
         client.config_set("maxmemory", 0)
     assert limiter.hit("k").remaining == 98
 
 
 def test_a_budget_that_is_over_is_no_reason_to_wait_for_ever(store: RedisStore, server: Valkey) -> None:
-    """A caller that was kept from running until its budget was over asks for no time at all, rather than for all of it."""
+    """A caller that was kept from running until its budget was over requests for no time at all, rather than for all of it."""
     Limiter(HUNDRED, store=store).hit("k")
-    (link,) = store.pool.idle(store.route.direct, store.route.login)  # type: ignore[arg-type]
+    (connection,) = store.pool.idle(store.route.direct, store.route.login)  # type: ignore[arg-type]
     server.freeze()
     try:
         with pytest.raises(StoreTimeout):
-            link.call(b"*1\r\n$4\r\nPING\r\n", SYSTEM.now_us() - 1000)
+            connection.call(b"*1\r\n$4\r\nPING\r\n", SYSTEM.now_us() - 1000)
         with pytest.raises(StoreTimeout):
-            link.receive(SYSTEM.now_us() - 1000)
+            connection.receive(SYSTEM.now_us() - 1000)
     finally:
         server.thaw()
 
@@ -309,7 +309,7 @@ class Impostor:
     ids=["trickles", "is no Redis", "hangs up", "says yes to everything", "talks nonsense"],
 )
 def test_no_answer_is_worth_more_than_the_budget(answer: bytes, error: type[StoreError], watch: Watch) -> None:
-    """A server that trickles, speaks another language or hangs up in the middle: an error of ours, in time, in both colours."""
+    """A server that trickles, speaks another language or hangs up in the middle: an error of ours, in time, sync and async."""
     impostor = Impostor(answer)
     try:
         budget = BUDGET if error is StoreTimeout else AMPLE / 2
@@ -318,23 +318,23 @@ def test_no_answer_is_worth_more_than_the_budget(answer: bytes, error: type[Stor
                 lambda: Limiter(HUNDRED, store=store).hit("k"),
                 lambda: driven(AsyncLimiter(HUNDRED, store=store).hit("k")),
             ):
-                told, took = timed(call)
-                assert isinstance(told, error)
+                outcome, took = timed(call)
+                assert isinstance(outcome, error)
                 assert took < watch.allows(budget + NOISE)
     finally:
         impostor.close()
 
 
-def test_a_name_that_nobody_knows_is_unavailable() -> None:
+def test_an_unknown_host_name_is_unavailable() -> None:
     """A host that can't be found is StoreUnavailable."""
     with RedisStore("redis://no-such-host.invalid", timeout="5s") as store:
         for call in (lambda: Limiter(HUNDRED, store=store).hit("k"), lambda: driven(AsyncLimiter(HUNDRED, store=store).hit("k"))):
-            told, _ = timed(call)
-            assert isinstance(told, StoreUnavailable | StoreTimeout)
+            outcome, _ = timed(call)
+            assert isinstance(outcome, StoreUnavailable | StoreTimeout)
 
 
 def test_ctrl_c_in_the_middle_of_a_call_spoils_nothing(store: RedisStore, server: Valkey, python: Any) -> None:
-    """An interrupted caller drops its connection: the reply that it did not wait for goes to nobody else."""
+    """An interrupted caller drops its connection: the reply that it did not wait for goes to no other caller."""
     done = python(f"""
         import signal, threading
         from limitkeeper import Limiter, TokenBucket

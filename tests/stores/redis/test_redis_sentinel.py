@@ -29,7 +29,7 @@ def watched() -> Iterator[Watched]:
         yield started
 
 
-def test_the_primary_is_found_in_both_colours(watched: Watched) -> None:
+def test_the_primary_is_found_in_both_modes(watched: Watched) -> None:
     """The sentinels say who it is, and ROLE confirms it; one that is gone is passed over."""
     with RedisStore(watched.url.replace("@", f"@127.0.0.1:{free_port()},"), prefix="found", timeout="60s") as store:
         assert Limiter(MANY, store=store).hit("k").remaining == 999_999
@@ -88,8 +88,8 @@ def test_a_failover_during_traffic(watched: Watched, watch: Watch, eventually: C
         over = threading.Event()
         answers: list[tuple[float, float, object]] = []
 
-        def note(begun: float, told: object) -> None:
-            answers.append((begun, time.monotonic() - begun, told))
+        def note(begun: float, result: object) -> None:
+            answers.append((begun, time.monotonic() - begun, result))
 
         def work() -> None:
             while not over.is_set():
@@ -113,14 +113,14 @@ def test_a_failover_during_traffic(watched: Watched, watch: Watch, eventually: C
         threads.append(threading.Thread(target=lambda: asyncio.run(loop_work())))
         for thread in threads:
             thread.start()
-        eventually(lambda: sum(isinstance(told, int) for _, _, told in answers) > 50)
-        known = min(told for _, _, told in list(answers) if isinstance(told, int))
+        eventually(lambda: sum(isinstance(result, int) for _, _, result in answers) > 50)
+        known = min(result for _, _, result in list(answers) if isinstance(result, int))
         with watched.primary().client(password=PASSWORD) as client:
             client.set("behind what is known", 1)
             assert client.wait(1, 60_000) == 1, "the replica does not follow"
         old = watched.kill_primary()
         died = time.monotonic()
-        eventually(lambda: any(begun > died and isinstance(told, int) for begun, _, told in list(answers)))
+        eventually(lambda: any(begun > died and isinstance(result, int) for begun, _, result in list(answers)))
         time.sleep(0.3)
         over.set()
         for thread in threads:
@@ -128,6 +128,6 @@ def test_a_failover_during_traffic(watched: Watched, watch: Watch, eventually: C
             assert not thread.is_alive()
         assert watched.primary() is not old
         assert max(took for _, took, _ in answers) < watch.allows(budget + NOISE)
-        after = [told for begun, _, told in answers if isinstance(told, int) and begun > died]
+        after = [result for begun, _, result in answers if isinstance(result, int) and begun > died]
         assert after
         assert max(after) < known

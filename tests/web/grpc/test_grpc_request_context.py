@@ -120,7 +120,7 @@ def test_interceptors_take_a_policy_or_a_gate(tmp_path):
         assert isinstance(guarded.gate, Gate)
         assert kind(guarded.gate).gate is guarded.gate
         guarded.gate.close()
-        with pytest.raises(ConfigurationError, match="must be a Policy"):
+        with pytest.raises(ConfigurationError, match="expected a Policy, a Gate or the path"):
             kind(7)
 
 

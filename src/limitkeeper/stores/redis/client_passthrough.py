@@ -19,7 +19,7 @@ from .address import Address, Endpoint
 from .async_connection import AsyncConnections
 from .from_redis_py import is_async
 from .resp import Command, Outcome, Reply, ReplyError
-from .route import Route, RoutedCommands
+from .route import Route
 from .sync_connection import SyncPool
 
 #: redis-py removes the first word of an error reply and makes a class of it.
@@ -48,19 +48,8 @@ class ClientRoute(Route):
     """The topology is the client's: every command goes to it."""
 
     def __init__(self, client: Client) -> None:
-        self._client = Endpoint(f"the {type(client).__name__} passed in", 0)
-        super().__init__(Address("single", (self._client,)))
-        self.direct = None  # no fast path
-
-    def locate(self, some: Sequence[RoutedCommands]) -> Plan[None]:
-        for commands in some:
-            commands.endpoint = self._client
-        return
-        yield []
-
-    def all_endpoints(self) -> Plan[list[Endpoint]]:
-        return [self._client]
-        yield []
+        super().__init__(Address("single", (Endpoint(f"the {type(client).__name__} passed in", 0),)))
+        self.direct = None
 
 
 class ClientPool(SyncPool):

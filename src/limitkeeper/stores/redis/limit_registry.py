@@ -34,7 +34,7 @@ class RegisterRequest(ScriptRequest[None]):
     def __init__(self, names: KeyNames, named: NamedLimit, now_us: int | None = None) -> None:
         entry = entry_of(names, named)
         self.entries = [entry]
-        texts = (b"%x" % entry.fingerprint, str(entry.limit).encode(), join_parts(*named.identity))
+        texts = (b"%x" % entry.fingerprint, str(entry.limit).encode(), _identity(named))
         packed = b"".join(LENGTH.pack(len(text)) + text for text in texts)
         body = struct.pack("<Bd", OPERATIONS["register"], _kept_ms(entry)) + packed
         self._encode(parts_of("register", ()), [entry.registry], body, now_us)
@@ -46,7 +46,7 @@ class RegisterRequest(ScriptRequest[None]):
             at += LENGTH.size + size
             found.append(reply[at - size : at])
         (entry,), (birth, rate, identity) = self.entries, found
-        if identity != join_parts(*entry.named.identity):
+        if identity != _identity(entry.named):
             raise ConfigurationError(
                 f"{entry.named.identity} and {key_text(identity)!r} have the same digest {entry.registry!r}; rename one of them"
             )
@@ -110,6 +110,10 @@ def _convert(entry: LimitEntry, raw: bytes, fields: Mapping[bytes, bytes], now_u
         moment = now_us if mine is None else min(now_us, _since(mine))
         converted = limit.convert(parse_limit(old.partition(b" ")[2].decode()), stored.state, moment)  # type: ignore[arg-type]
     return converted
+
+
+def _identity(named: NamedLimit) -> bytes:
+    return b"\n".join(map(join_parts, named.identity))
 
 
 def _since(field: bytes) -> int:

@@ -92,8 +92,9 @@ class Route:
     def __init__(self, address: Address) -> None:
         self.address = address
         self.login = address.login
-        #: The one server that holds everything, when there is one and it is known.
-        self.direct: Endpoint | None = address.endpoints[0]
+        self._server = address.endpoints[0]
+        #: The one server that holds everything, when there is one and it is known: calls to it need no plan.
+        self.direct: Endpoint | None = self._server
         #: Called when a server has lost its data (it was restarted, flushed, or replaced by another).
         self.on_data_loss: Callable[[], None] = _ignore
         self._loaded: dict[tuple[Endpoint | None, bytes], int] = {}  # (server, SHA) of the scripts sent as source -> load number
@@ -107,14 +108,13 @@ class Route:
     def locate(self, some: Sequence[RoutedCommands]) -> Plan[None]:
         """Sets the endpoint of each."""
         for commands in some:
-            commands.endpoint = self.direct
+            commands.endpoint = self._server
         return
         yield []
 
     def all_endpoints(self) -> Plan[list[Endpoint]]:
         """All servers that hold keys."""
-        assert self.direct is not None
-        return [self.direct]
+        return [self._server]
         yield []
 
     def on_error(self, commands: RoutedCommands, error: Exception) -> str:

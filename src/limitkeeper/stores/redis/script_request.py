@@ -38,6 +38,8 @@ _GIVE_BACK = struct.Struct("<BHd")
 _REBOOK = struct.Struct("<BI")
 _BOOKING = struct.Struct("<HBdd")
 _CLOCK = frozenset(("clock",))
+#: Lua passes a bounded number of arguments to MGET (`hit_all.lua`).
+_MAX_UNPACKED = 1000
 #: So many registered limits and sets of limits are cached.
 _MAX_CACHED = 4096
 
@@ -58,7 +60,7 @@ class LimitSet:
         self.entries, self.nameds = entries, nameds
         self.files = frozenset(entry.rule.file for entry in entries)
         self.heads = [entry.head for entry in entries]
-        self.is_plain = all(entry.is_plain for entry in entries)
+        self.is_plain = len(entries) <= _MAX_UNPACKED and all(entry.is_plain for entry in entries)
         self.hit_parts = self.files | {"hit_all"}
         self.hit_all = self.encode_hit([1] * len(entries))
         self.reply = struct.Struct("<q" + "4q" * len(entries))

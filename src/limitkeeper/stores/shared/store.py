@@ -123,10 +123,13 @@ class SharedStore(CellStore):
         file = MappedFile(self.path, max_keys, log_entries, lay.ATOMIC if self.atomic else lay.LOCK_FILE)
         try:
             self.table = SharedCellTable(file.memory, file.plan, max_keys, file.words[lay.SECRET], file.words[lay.SECRET + 1])
+        except BaseException:
+            file.close()
+            raise
+        try:
             if self.system is not None:
                 self.offset_us = file.words[lay.OFFSET]
             self._directory = LimitDirectory(self.path, file, self.table)
-            self._file = file
             self.file_lock = FileLock(self.path, self.table, timeout_us, self.atomic)
             if file.alone:
                 self.table.roll_back()
@@ -134,8 +137,10 @@ class SharedStore(CellStore):
                     self._adopt(file.old, max_keys)
             file.settle()
         except BaseException:
-            file.close() if self._file is None else self.close()
+            self.table.close()
+            file.close()
             raise
+        self._file = file
 
     # The lock --------------------------------------------------------------------------------------------------
 

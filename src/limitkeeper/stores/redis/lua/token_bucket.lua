@@ -66,10 +66,13 @@ local function token_bucket_back(gain, unit, full, capacity, at, taken, till, no
     if taken < 0 then taken = 0 end
     at = now
   end
-  if till <= now then till = 0 end
+  local rest = unit % gain
+  local token = (unit - rest) / gain
+  if rest > 0 then token = token + 1 end
+  if till <= now + token then till = 0 end -- a token or less is unpaid: nothing is still to start
   if cost < 0 then -- settled above its estimate: into debt
     local room = 9007199254740991 - taken
-    local rest = room % unit
+    rest = room % unit
     if -cost > (room - rest) / unit then return at, 9007199254740991 - rest, till end
     return at, taken - cost * unit, till
   end
@@ -87,10 +90,19 @@ local function token_bucket_back(gain, unit, full, capacity, at, taken, till, no
   end
   if charged_at >= 0 then
     local whole = charged * unit
-    local rest = whole % gain
-    whole = (whole - rest) / gain
-    if rest > 0 then whole = whole + 1 end
-    if till <= charged_at + whole then till = charged_at end -- the last start to come was this one
+    rest = whole % gain
+    local paid = charged_at + (whole - rest) / gain
+    if rest > 0 then paid = paid + 1 end
+    if charged_at > now then
+      if till <= paid then -- the last start to come was this one
+        whole = (charged - cost) * unit
+        rest = whole % gain
+        till = charged_at + (whole - rest) / gain
+        if rest > 0 then till = till + 1 end
+      end
+    elseif till == paid and taken - (till - now) * gain <= unit - gain then
+      till = 0 -- the last start was this one, which has begun: with another to come, a token more would be missing
+    end
   end
   local floor = till > now and (till - now) * gain or 0
   taken = taken > back and taken - back or 0

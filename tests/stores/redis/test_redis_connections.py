@@ -30,7 +30,7 @@ TEN = TokenBucket("1/h", burst=10)
 
 
 def works(store: RedisStore) -> None:
-    """Ten hits pass in both colours together, and no more."""
+    """Ten hits pass sync and async together, and no more."""
     with store:
         sync, tasks = Limiter(TEN, store=store), AsyncLimiter(TEN, store=store)
         assert [bool(sync.hit("k")) for _ in range(5)] == [True] * 5
@@ -56,16 +56,16 @@ def test_a_password_opens(locked: Valkey, login: str) -> None:
 
 
 @pytest.mark.parametrize(("login", "remedy"), [("", "requires a password"), (":wrong@", "rejects this user or password")])
-def test_a_wrong_password_is_told_with_its_remedy(locked: Valkey, login: str, remedy: str) -> None:
-    """Both colours say what to write, and never the password."""
+def test_a_wrong_password_is_reported_with_its_remedy(locked: Valkey, login: str, remedy: str) -> None:
+    """Sync and async errors say what to write, and never the password."""
     with RedisStore(f"redis://{login}127.0.0.1:{locked.port}", timeout="60s") as store:
         for call in (lambda: Limiter(TEN, store=store).hit("k"), lambda: driven(AsyncLimiter(TEN, store=store).hit("k"))):
-            with pytest.raises(StoreUnavailable, match=remedy) as told:
+            with pytest.raises(StoreUnavailable, match=remedy) as result:
                 call()
-            assert "wrong" not in str(told.value).replace("WRONGPASS", "")
+            assert "wrong" not in str(result.value).replace("WRONGPASS", "")
 
 
-def test_a_needless_password_is_told(valkey: Valkey) -> None:
+def test_a_needless_password_is_reported(valkey: Valkey) -> None:
     """A server without a password says so, and so do we."""
     with (
         RedisStore(f"redis://:needless@127.0.0.1:{valkey.port}", timeout="60s") as store,
@@ -75,7 +75,7 @@ def test_a_needless_password_is_told(valkey: Valkey) -> None:
 
 
 def test_databases_are_apart(valkey: Valkey) -> None:
-    """`/1` is another database than `/0`, in both colours."""
+    """`/1` is another database than `/0`, sync and async."""
     for number in (0, 1):
         works(RedisStore(f"{valkey.url}/{number}", prefix="database", timeout="60s"))
         with valkey.client(db=number) as client:
@@ -165,7 +165,7 @@ def test_a_server_that_nobody_vouches_for_is_refused(tls: TlsFront, certificates
 # Ready clients
 
 
-def test_a_ready_client_serves_both_colours(valkey: Valkey) -> None:
+def test_a_ready_client_serves_both_modes(valkey: Valkey) -> None:
     """The settings of a redis-py client, sync or asyncio, are used for connections of our own."""
     with valkey.client() as client:
         works(RedisStore(client, prefix="ready sync", timeout="60s"))
@@ -190,7 +190,7 @@ class MyAsyncConnection(redis.asyncio.Connection):
 
 
 def test_a_client_of_somebodys_own_kind_is_called_through(valkey: Valkey) -> None:
-    """Where the settings can't be read, the client itself is called, in its own colour; the other says what is missing."""
+    """Where the settings can't be read, the client itself is called, in its own mode; the other says what is missing."""
     pool = redis.ConnectionPool(connection_class=MyConnection, port=valkey.port, decode_responses=True)
     with redis.Redis(connection_pool=pool) as client, RedisStore(client, prefix="through", timeout="60s") as store:
         limiter = Limiter(TEN, store=store)
@@ -252,9 +252,9 @@ def test_a_wrong_url_says_what_to_write(url: str, words: str) -> None:
 
 def test_an_error_never_shows_a_password() -> None:
     """Neither the URL in an error nor the repr of a store has it."""
-    with pytest.raises(ConfigurationError) as told:
+    with pytest.raises(ConfigurationError) as result:
         RedisStore("redis://ann:hunter2@h/x")
-    assert "hunter2" not in str(told.value)
+    assert "hunter2" not in str(result.value)
     with RedisStore("redis://ann:hunter2@h") as store:
         assert "hunter2" not in repr(store) + repr(store.address)
 
@@ -318,7 +318,7 @@ def test_four_processes_of_eight_threads_admit_exactly_the_limit(valkey: Valkey)
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
 def test_a_child_never_uses_its_parents_connections(valkey: Valkey, python: Any) -> None:
-    """After a fork both go on, each on connections of its own, in both colours."""
+    """After a fork both go on, each on connections of its own, sync and async."""
     done = python(f"""
         import asyncio, os, sys
         from limitkeeper import AsyncLimiter, Limiter, TokenBucket

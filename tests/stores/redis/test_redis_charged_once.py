@@ -40,7 +40,7 @@ class Future:
 
 
 def long_way(store: RedisStore, before: Callable[[], Any]) -> list[int]:
-    """Has something done just before the long way is first taken; says how many asks took it."""
+    """Has something done just before the long way is first taken; says how many requests took it."""
     taken: list[int] = []
     execute = store.route.execute
 
@@ -74,8 +74,8 @@ def test_a_task_whose_hit_came_back_stale_is_charged_once(valkey: Valkey, togeth
             limiter = AsyncLimiter(HUNDRED, store=store)
             assert (await limiter.hit("once")).remaining == 99
             taken = long_way(store, Future(valkey, store).over)
-            told = await asyncio.gather(*[limiter.hit("once") for _ in range(together)])
-            assert [one.remaining for one in told] == list(range(98, 98 - together, -1))
+            result = await asyncio.gather(*[limiter.hit("once") for _ in range(together)])
+            assert [one.remaining for one in result] == list(range(98, 98 - together, -1))
             assert taken == [together]
             assert (await limiter.peek("once")).remaining == 99 - together
 

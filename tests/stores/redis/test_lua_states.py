@@ -176,32 +176,32 @@ def test_a_changed_rate_reads_the_old_state_as_memory_does(client: Any, old: Lim
     """Under one name the rate changes, and back: every answer and every state on the way is MemoryStore's."""
     clocks = [ManualClock(NOON), ManualClock(NOON)]
     stores: list[Any] = [LuaStore(client, clocks[0]), MemoryStore(clock=clocks[1])]
-    told: list[list[Any]] = [[], []]
-    for store, clock, said in zip(stores, clocks, told, strict=True):
+    result: list[list[Any]] = [[], []]
+    for store, clock, found in zip(stores, clocks, result, strict=True):
         for step, limit in enumerate((old, new, old, new)):
             one = NamedLimit("changing", "rate", limit)
             store.register(one)
             for cost, max_wait_us, commit in ((1, 0, False), (2, 0, True), (1, 10**7, True), (1, 0, True)):
-                said.append(store.decide([Claim(one, "a", cost)], max_wait_us, commit=commit))
+                found.append(store.decide([Claim(one, "a", cost)], max_wait_us, commit=commit))
                 clock.advance(0.37 + step)
-            said.append(store.items(one))
-    assert told[0] == told[1]
+            found.append(store.items(one))
+    assert result[0] == result[1]
 
 
 def test_several_stale_limits_are_converted_together(client: Any) -> None:
     """One decision whose limits have all changed is still one decision, and a batch of them keeps its order."""
     clock = ManualClock(NOON)
     store, memory = LuaStore(client, clock), MemoryStore(clock=clock)
-    told: list[list[Any]] = [[], []]
+    result: list[list[Any]] = [[], []]
     for limits in (ALL[:2], [TokenBucket("1/min burst 9"), LeakyBucket("2/min", 7)]):
         named_limits = [NamedLimit("several", type(limit).kind, limit) for limit in limits]
-        for each, said in zip((store, memory), told, strict=True):
+        for each, found in zip((store, memory), result, strict=True):
             for one in named_limits:
                 each.register(one)
-            said += each.decide_many([[Claim(one, "a") for one in named_limits]] * 5)
+            found += each.decide_many([[Claim(one, "a") for one in named_limits]] * 5)
             each.give_back([Claim(one, "a") for one in named_limits])
-            said.append(each.decide([Claim(one, "a") for one in named_limits], 10**6))
-    assert told[0] == told[1]
+            found.append(each.decide([Claim(one, "a") for one in named_limits], 10**6))
+    assert result[0] == result[1]
 
 
 def test_giving_back_converts_first(client: Any) -> None:
@@ -236,7 +236,7 @@ def test_several_limits_convert_the_states_of_another_rate(client: Any) -> None:
     assert answers[0] == answers[1]
 
 
-def test_a_state_of_a_rate_that_nobody_remembers_is_taken_for_used_up(client: Any) -> None:
+def test_a_state_of_a_rate_that_no_registry_knows_counts_as_used_up(client: Any) -> None:
     """When the registry is gone, an old state is not forgiven: the key starts empty, and fills up as the new rate says."""
     store = LuaStore(client)
     old, new = named(TokenBucket("5/s burst 10")), named(TokenBucket("1/h burst 3"))
@@ -248,25 +248,27 @@ def test_a_state_of_a_rate_that_nobody_remembers_is_taken_for_used_up(client: An
 
 
 def test_a_state_that_changed_meanwhile_is_not_overwritten(client: Any) -> None:
-    """A conversion holds for the bytes that it was made of: when somebody else came first, theirs is decided on."""
+    """A conversion holds for the bytes that it was made of: when another caller came first, its state is decided on."""
     clock = ManualClock(NOON)
     store = LuaStore(client, clock)
     old, new = named(TokenBucket("1/h burst 10")), named(TokenBucket("2/h burst 10"))
     for one in (old, new):
         store.register(one)
     store.decide([Claim(old, "a", 3)])
-    ask = script_request.encode_decide(store.names, [Claim(new, "a", 1)], now_us=store.moment())
-    script_request.decode_call([ask], client.eval(script_request.encode_call([ask])[0].source, 1, *ask.keys, ask.body))
-    assert ask.stale
+    request = script_request.encode_decide(store.names, [Claim(new, "a", 1)], now_us=store.moment())
+    script_request.decode_call(
+        [request], client.eval(script_request.encode_call([request])[0].source, 1, *request.keys, request.body)
+    )
+    assert request.stale
     assert store.decide([Claim(new, "a", 2)]).remaining == 5
-    assert store.send(store.again(ask))[0].remaining == 4
+    assert store.send(store.again(request))[0].remaining == 4
 
 
 # Remembering limits ------------------------------------------------------------------------------------------------------
 
 
 def test_a_birth_is_written_once(client: Any) -> None:
-    """Whoever makes the limiter later, on whatever machine, is told the same birth, and unseen keys fill up from it."""
+    """A limiter made later, on any machine, gets the same birth, and unseen keys fill up from it."""
     clock = ManualClock(NOON)
     one = named(TokenBucket("1/s burst 10 initial 0"))
     LuaStore(client, clock).register(one)
@@ -280,7 +282,7 @@ def test_a_birth_is_written_once(client: Any) -> None:
     assert later.decide([Claim(one, "b", 1)]).remaining == 6
 
 
-def test_two_limits_that_meet_in_one_digest_are_told_apart(client: Any) -> None:
+def test_two_limits_that_meet_in_one_digest_are_distinguished(client: Any) -> None:
     """Should 72 bits ever not be enough, the second limit is refused by name instead of sharing the first one's state."""
     store = LuaStore(client)
     first, second = named(TokenBucket("5/s"), "first"), named(TokenBucket("5/s"), "second")
@@ -314,20 +316,20 @@ def test_items_come_back_whole_and_load_takes_them(client: Any, limit: Limit) ->
 @every_rule
 @pytest.mark.parametrize("back", [0.000001, 1.0, 59.0, 3601.0, 86_400 * 30.0])
 def test_a_clock_that_went_back_grants_nothing_and_locks_nobody_out(client: Any, limit: Limit, back: float) -> None:
-    """After a step back nothing extra is there, and a lone caller waits no longer than it was told before the step."""
+    """After a step back nothing extra is there, and a lone caller waits no longer than it was before the step."""
     clock = ManualClock(NOON)
     store, one = LuaStore(client, clock), named(limit)
     store.register(one)
     while store.decide([Claim(one, "a", 1)]):
         pass
-    told = store.decide([Claim(one, "a", 1)])
+    result = store.decide([Claim(one, "a", 1)])
     clock.advance(-back)
-    store.last_us = store.shift_us = 0  # nobody guards: as the server's own time is
+    store.last_us = store.shift_us = 0  # unguarded, as the server's own time is
     after = store.decide([Claim(one, "a", 1)])
     window_us = limit.period if limit.gain == 0 else 0  # on the clock, windows end when the clock says so
     assert not after
-    assert after.remaining == told.remaining == 0
-    assert after.retry_us <= told.retry_us + window_us
+    assert after.remaining == result.remaining == 0
+    assert after.retry_us <= result.retry_us + window_us
     before = dumped(client)
     again = store.decide([Claim(one, "a", 1)])
     assert again == after

@@ -1,4 +1,4 @@
-"""Whole asks against MemoryStore: the same traces, at the same made-up times, and every answer and every state the same."""
+"""Whole requests against MemoryStore: the same traces, at the same made-up times, and every answer and every state the same."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ class Both:
     def play(self, trace: list[Any]) -> None:
         lua, memory = TracePlayer(self.lua, self.lua_clock), TracePlayer(self.memory, self.clock)
         for step in trace:
-            told, expected = lua.step(step), memory.step(step)
-            assert told == expected, step
+            result, expected = lua.step(step), memory.step(step)
+            assert result == expected, step
         for named in self.lua.named:
             states = dict(self.memory.store.items(named))
             for key, state in self.lua.store.items(named):
@@ -89,7 +89,7 @@ def test_several_limits_answer_as_in_memory(client: Any) -> None:
 
 
 def test_a_line_moves_up_as_in_memory(client: Any) -> None:
-    """When somebody leaves a line, those behind are booked anew in one call: to the same starts as in memory."""
+    """When a waiter leaves a queue, those behind it are booked again in one call: to the same starts as in memory."""
 
     @settings(STEADY, max_examples=100 * TIMES)
     @given(few.flatmap(lambda some: st.tuples(st.just(some), traces(some, several_keys=len(some) > 1))))
@@ -106,7 +106,7 @@ def test_a_line_moves_up_as_in_memory(client: Any) -> None:
         st.tuples(st.integers(0, 4), st.sampled_from("abc"), st.integers(0, 3), st.sampled_from((0, 10**6, None))), max_size=30
     ),
 )
-def test_many_asks_in_one_call_are_as_many_calls(valkey: Valkey, some: list[Limit], drawn: list[Any]) -> None:
+def test_many_requests_in_one_call_are_as_many_calls(valkey: Valkey, some: list[Limit], drawn: list[Any]) -> None:
     """Asks of every kind put one behind the other answer as if each had travelled alone."""
     with valkey.client() as client:
         client.flushall()
@@ -115,12 +115,12 @@ def test_many_asks_in_one_call_are_as_many_calls(valkey: Valkey, some: list[Limi
         for store in stores:
             for one in named:
                 store.register(one)
-        made = [[ask_of(store, named, *each) for each in drawn] for store in stores]
+        made = [[request_of(store, named, *each) for each in drawn] for store in stores]
         together = stores[0].send(*made[0]) if drawn else []
-        assert together == [stores[1].send(ask)[0] for ask in made[1]]
+        assert together == [stores[1].send(request)[0] for request in made[1]]
 
 
-def ask_of(
+def request_of(
     store: LuaStore, named: list[NamedLimit], which: int, key: str, cost: int, patience: int | None
 ) -> script_request.AnyRequest:
     limit = named[which % len(named)]
@@ -136,10 +136,10 @@ def test_a_decision_is_one_round_trip(client: Any, count: int) -> None:
     store = LuaStore(client)
     limiter = Limiter({f"limit {n}": TokenBucket(f"{n + 1}/s burst 10") for n in range(count)}, store=store)
     limiter.hit("warm")
-    store.trips = 0
+    store.round_trips = 0
     before = client.info("commandstats").get("cmdstat_evalsha", {}).get("calls", 0)
     limiter.hit("user:42")
-    assert store.trips == 1
+    assert store.round_trips == 1
     assert client.info("commandstats")["cmdstat_evalsha"]["calls"] == before + 1
 
 
