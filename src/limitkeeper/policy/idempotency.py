@@ -20,7 +20,7 @@ from ..stores.contract import Store
 from ..stores.sans_io import Call, Plan
 from ..wait_queue import Waiter, wait_queue_of
 from .compiled_policy import CompiledRule, Entry, escape_part
-from .identity.key_hashing import hash_long
+from .identity.bounded_keys import hash_long
 
 if TYPE_CHECKING:
     from .evaluation import Evaluation, Evaluator

@@ -21,8 +21,8 @@ from ..algorithms.limit_parser import parse_limits
 from ..clock import SYSTEM, Clock
 from ..errors import ConfigurationError, InvalidLimit
 from ..fork import call_after_fork, reset_after_fork
+from .identity.bounded_keys import MAX_KEY_LENGTH, remember
 from .identity.callback_errors import CallbackErrors, callback_name, check_callback
-from .identity.key_hashing import MAX_KEY_LENGTH, remember
 from .model import Limits
 
 if TYPE_CHECKING:

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from .clock import ManualClock, unlimited
+from .clock import ManualClock
+from .unlimited import unlimited
 
 if TYPE_CHECKING:
     from .contract import StoreContract

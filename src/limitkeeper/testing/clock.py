@@ -1,13 +1,9 @@
-"""ManualClock, and `unlimited()`, which switches limiting off."""
+"""ManualClock: a clock for tests that moves only when it is advanced."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
-
-from ..limiter_base import switch
 
 
 class ManualClock:
@@ -34,13 +30,3 @@ class ManualClock:
     async def asleep(self, seconds: float, wake: asyncio.Event | None = None) -> None:
         self.advance(seconds)
         await asyncio.sleep(0)
-
-
-@contextmanager
-def unlimited() -> Iterator[None]:
-    """Switches limiting off in the whole process: every call is allowed, and nothing is stored."""
-    switch(True)
-    try:
-        yield
-    finally:
-        switch(False)

@@ -9,11 +9,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from limitkeeper.errors import ConfigurationError
+from limitkeeper.policy.identity.bounded_keys import HASHED, MAX_KEY_LENGTH, hash_long, remember
 from limitkeeper.policy.identity.callback_errors import CallbackErrors
 from limitkeeper.policy.identity.client_ip import ClientIp
 from limitkeeper.policy.identity.hosts import host_matches, host_of, host_pattern
 from limitkeeper.policy.identity.identify import Called, Captured, Certificate, Cookie, Header, Network, Query
-from limitkeeper.policy.identity.key_hashing import HASHED, MAX_KEY_LENGTH, hash_long, remember
 from limitkeeper.policy.request_context import WrittenRequest
 
 STEADY = settings(deadline=None, suppress_health_check=list(HealthCheck))

@@ -11,7 +11,7 @@ from limitkeeper import Decision
 from limitkeeper.algorithms.claim import Claim, NamedLimit
 from limitkeeper.stores import Store
 from limitkeeper.stores.cell_store import checked
-from limitkeeper.stores.redis import limit_registry, script_request
+from limitkeeper.stores.redis import limit_record, script_request
 from limitkeeper.stores.redis.key_names import KeyNames
 
 
@@ -52,12 +52,12 @@ class LuaStore(Store):
         return [self.send(self.again(request))[0] if request.stale else request.answer for request in sent]
 
     def again(self, request: script_request.AnyRequest) -> script_request.AnyRequest:
-        return limit_registry.convert_stale(
-            request, {name: self.client.hgetall(name) for name in limit_registry.stale_registries(request)}
+        return limit_record.convert_stale(
+            request, {name: self.client.hgetall(name) for name in limit_record.stale_registries(request)}
         )
 
     def register(self, limit: NamedLimit) -> None:
-        self.send(limit_registry.RegisterRequest(self.names, limit, self.moment()))
+        self.send(limit_record.RegisterRequest(self.names, limit, self.moment()))
 
     def decide(self, claims: Sequence[Claim], max_wait_us: int | None = 0, **options: Any) -> Decision:
         return self.send(script_request.encode_decide(self.names, checked(claims), max_wait_us, now_us=self.moment(), **options))[
@@ -80,13 +80,13 @@ class LuaStore(Store):
         fields = self.client.hgetall(self.names.registry(limit))
         now_us = self.moment() or self.server_us()
         return [
-            limit_registry.decode_item(self.names, limit, name, self.client.get(name), fields, now_us)
+            limit_record.decode_item(self.names, limit, name, self.client.get(name), fields, now_us)
             for name in self.client.scan_iter(match=self.names.pattern(limit))
         ]
 
     def load(self, limit: NamedLimit, items: Iterable[tuple[str, Any]]) -> None:
         for key, state in items:
-            self.send(limit_registry.LoadRequest(self.names, limit, key, state, self.moment()))
+            self.send(limit_record.LoadRequest(self.names, limit, key, state, self.moment()))
 
     def server_us(self) -> int:
         seconds, us = self.client.time()

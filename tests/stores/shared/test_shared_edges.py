@@ -17,7 +17,7 @@ from shared_file import Picture
 from limitkeeper import Limiter, SlidingWindowLog, StoreError, TokenBucket, compiled
 from limitkeeper.algorithms.claim import Claim, NamedLimit
 from limitkeeper.stores.memory import MemoryStore
-from limitkeeper.stores.shared import SharedStore, layout, limit_directory, lock, mapped_file
+from limitkeeper.stores.shared import SharedStore, layout, limit_directory, mapped_file, owner_lock
 from limitkeeper.stores.shared import store as shared_store
 from limitkeeper.testing import ManualClock
 
@@ -195,7 +195,7 @@ def test_makers_killed_while_they_make_a_file_leave_one_that_opens(path):
 def test_a_store_that_fails_to_open_lets_go_of_its_file(path, monkeypatch):
     """Nobody waits for a file whose opener failed."""
     with monkeypatch.context() as patch:
-        patch.setattr(*((lock, "owner_word") if compiled else (shared_store, "SharedCellTable")), lambda *_: 1 / 0)
+        patch.setattr(*((owner_lock, "owner_word") if compiled else (shared_store, "SharedCellTable")), lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             SharedStore(path)
     taken = threading.Thread(target=lambda: SharedStore(path).close(), daemon=True)
@@ -271,7 +271,7 @@ def test_whoever_hears_of_a_takeover_may_fail_or_use_the_store(path, caplog, wan
     pid = os.fork()
     if pid == 0:
         os._exit(0)
-    word = lock.owner_word(pid)
+    word = owner_lock.owner_word(pid)
     os.waitpid(pid, 0)
     with open(path, "r+b") as file:
         file.seek(8 * layout.LOCK)

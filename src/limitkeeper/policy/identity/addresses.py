@@ -11,7 +11,7 @@ import ipaddress
 import socket
 
 from ...errors import ConfigurationError
-from .key_hashing import remember
+from .bounded_keys import remember
 
 Address = tuple[int, int]
 

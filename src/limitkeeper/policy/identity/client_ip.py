@@ -20,7 +20,7 @@ from typing import NamedTuple
 from ...errors import ConfigurationError
 from ..request_context import RequestContext
 from .addresses import CACHE_SIZE, Address, Networks, address_text, network_text, read_address
-from .key_hashing import MAX_KEY_LENGTH, hash_long, remember
+from .bounded_keys import MAX_KEY_LENGTH, hash_long, remember
 
 #: In `trusted_proxies`: peers on a UNIX socket.
 UNIX = "unix"

@@ -6,7 +6,7 @@ import re
 
 from ...errors import ConfigurationError
 from .addresses import CACHE_SIZE, address_text, read_address
-from .key_hashing import remember
+from .bounded_keys import remember
 
 _NAME = re.compile(r"[a-z0-9_](?:[a-z0-9_-]*[a-z0-9_])?(?:\.[a-z0-9_](?:[a-z0-9_-]*[a-z0-9_])?)*")
 _MAX_NAME = 253

@@ -14,9 +14,9 @@ from urllib.parse import unquote
 from ...errors import ConfigurationError
 from ..request_context import RequestContext
 from .addresses import CACHE_SIZE, read_address, read_network
+from .bounded_keys import hash_long, remember
 from .callback_errors import CallbackErrors, callback_name, check_callback
 from .client_ip import ClientIp
-from .key_hashing import hash_long, remember
 
 _ESCAPED = re.compile(r"\\(?:([0-3][0-7]{2})|(.))", re.S)
 SUBJECT, SAN = "subject", "san"

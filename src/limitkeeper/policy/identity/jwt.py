@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 from ...clock import utc_us
 from ...errors import ConfigurationError
 from ..request_context import RequestContext
+from .bounded_keys import hash_long, remember
 from .jwt_keys import Key, import_pyjwt, read_keys
-from .key_hashing import hash_long, remember
 
 #: A longer header is ignored.
 MAX_LENGTH = 8_192

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from ..model import Key, Match, When
 from .fields import Fields, FieldSpec, ParsedFields
+from .match_parsers import parse_host, parse_match, parse_methods, parse_path
 from .parse_context import ParseContext, bounded_text
-from .route_parser import parse_host, parse_match, parse_methods, parse_path
 from .validators import AnyOf, ListOf, Text
 from .value_parsers import EVERYONE, parse_alternatives, parse_identity_name
 

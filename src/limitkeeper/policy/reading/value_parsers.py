@@ -1,7 +1,7 @@
 """Parsers of a policy's short texts: "user | ip", "wait up to 200ms queue 100", "local 1/4", "80%", "1kB".
 
 Each takes a text and returns a value of the model, or raises ParseError with the part that is wrong and what to write instead.
-None knows the text's position. Limits are parsed in `limit_parser`, paths and networks in `route_parser`, URLs in `store_url`.
+None knows the text's position. Limits are parsed in `limit_parser`, paths and networks in `match_parsers`, URLs in `store_url`.
 """
 
 from __future__ import annotations

@@ -19,8 +19,8 @@ from ...fork import reset_after_fork
 from ..sans_io import Plan
 from .address import Endpoint
 from .async_connection import AsyncConnections
+from .command_routing import Route
 from .resp import Reply, pack_command
-from .route import Route
 from .script_request import AnyRequest, decode_call, encode_call
 
 #: Two batches let the server decide on one while the client prepares the other: 64 tasks get 88 000 decisions a second in two

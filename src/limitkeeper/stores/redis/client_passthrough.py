@@ -17,9 +17,9 @@ from .. import sans_io
 from ..sans_io import Call, Plan
 from .address import Address, Endpoint
 from .async_connection import AsyncConnections
+from .command_routing import Route
 from .from_redis_py import is_async
 from .resp import Command, Outcome, Reply, ReplyError
-from .route import Route
 from .sync_connection import SyncPool
 
 #: redis-py removes the first word of an error reply and makes a class of it.

@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from ...errors import StoreUnavailable
 from ..sans_io import Plan
 from .address import Address, Endpoint
+from .command_routing import AGAIN, FAILED, LATER, Route, RoutedCommands, ScriptCall, script_calls
 from .resp import Outcome, Reply, error_kind, exchange, first_reply
-from .route import AGAIN, FAILED, LATER, Route, RoutedCommands, ScriptCall, script_calls
 from .script_request import AnyRequest
 
 SLOTS = 16384

@@ -20,8 +20,8 @@ from ...decision import Decision, Decisions
 from ...errors import StoreError, StoreUnavailable
 from ..sans_io import Plan
 from .cluster import slot_of
+from .command_routing import Route
 from .key_names import KeyNames
-from .route import Route
 from .script_request import DecideRequest, GiveBackRequest, HitRequest, encode_decide
 
 #: How often a common start is looked for while other callers take theirs.

@@ -8,8 +8,8 @@ from ...clock import SYSTEM
 from ...errors import ConfigurationError, StoreUnavailable
 from ..urls import WRAPPING
 from .address import read_url
+from .command_routing import RoutedCommands
 from .resp import require_hiredis
-from .route import RoutedCommands
 from .store import ROUTES
 from .sync_connection import SyncPool
 

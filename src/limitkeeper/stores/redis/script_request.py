@@ -5,7 +5,7 @@ requests form one script call by concatenation (`encode_call`, `decode_call`). T
 from the server's now, exact within 285 years (2^53 µs).
 
 A state that was written under another rate of its name is not decided on: the request is `stale`, with the bytes of that state.
-`limit_registry.convert_stale` makes the request to send next: "if the state still is these bytes, use this one instead".
+`limit_record.convert_stale` makes the request to send next: "if the state still is these bytes, use this one instead".
 """
 
 from __future__ import annotations

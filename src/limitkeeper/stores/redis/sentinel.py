@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from ...errors import StoreUnavailable
 from ..sans_io import Plan
 from .address import Address, Endpoint
+from .command_routing import AGAIN, FAILED, Route, RoutedCommands
 from .resp import Command, Outcome, error_kind, exchange, first_reply
-from .route import AGAIN, FAILED, Route, RoutedCommands
 
 
 class Sentinels(Route):

@@ -26,19 +26,19 @@ from ...rate import Duration, duration_us
 from ..cell_store import bounded_wait_us, checked
 from ..contract import Booking, Store
 from ..sans_io import Plan, T
-from . import key_scan
+from . import stored_keys
 from .address import read_url
 from .async_connection import AsyncConnections
 from .batcher import BatchersByLoop
 from .client_passthrough import AsyncClientPool, Client, ClientPool, ClientRoute
 from .cluster import Cluster
 from .codec import State, entry_of
+from .command_routing import MAX_REQUESTS_AT_ONCE, Route, raise_first
 from .cross_slot import CrossSlotDecision, groups_of
 from .from_redis_py import is_client, read_client
 from .key_names import KeyNames
-from .limit_registry import RegisterRequest
+from .limit_record import RegisterRequest
 from .resp import pack_command, require_hiredis
-from .route import MAX_REQUESTS_AT_ONCE, Route, raise_first
 from .script_builder import script_of
 from .script_request import (
     DecideRequest,
@@ -126,7 +126,7 @@ class RedisStore(Store):
         if self._given_clock is not None:
             return self._given_us() or 0
         if self._server_time is None:
-            self._server_time = (self._run(key_scan.server_time(self.route)), self._now_us())
+            self._server_time = (self._run(stored_keys.server_time(self.route)), self._now_us())
         return self.estimated_us()
 
     def estimated_us(self) -> int:
@@ -224,7 +224,7 @@ class RedisStore(Store):
     def _load(self, limit: NamedLimit, items: Sequence[tuple[str, State]]) -> Plan[None]:
         given_us = self._given_us()
         yield from self._register(self._unregistered([Claim(limit, "", 0)]), given_us)
-        yield from key_scan.write_items(self.route, self.names, limit, items, given_us)
+        yield from stored_keys.write_items(self.route, self.names, limit, items, given_us)
 
     # Sync ------------------------------------------------------------------------------------------------------
 
@@ -304,10 +304,10 @@ class RedisStore(Store):
         return self._run(self._rebook(list(bookings)))
 
     def reset(self, claims: Sequence[Claim]) -> None:
-        self._run(key_scan.delete_keys(self.route, self.names, claims))
+        self._run(stored_keys.delete_keys(self.route, self.names, claims))
 
     def items(self, limit: NamedLimit) -> list[tuple[str, State]]:
-        return self._run(key_scan.read_items(self.route, self.names, limit, self._given_us()), long=True)
+        return self._run(stored_keys.read_items(self.route, self.names, limit, self._given_us()), long=True)
 
     def load(self, limit: NamedLimit, items: Iterable[tuple[str, State]]) -> None:
         self._run(self._load(limit, list(items)), long=True)
@@ -369,7 +369,7 @@ class RedisStore(Store):
         return await self._arun(self._rebook(list(bookings)))
 
     async def areset(self, claims: Sequence[Claim]) -> None:
-        await self._arun(key_scan.delete_keys(self.route, self.names, claims))
+        await self._arun(stored_keys.delete_keys(self.route, self.names, claims))
 
     async def aload(self, limit: NamedLimit, items: Iterable[tuple[str, State]]) -> None:
         await self._arun(self._load(limit, list(items)))

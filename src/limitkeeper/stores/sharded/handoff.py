@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 from ...algorithms.claim import Claim, NamedLimit
 from ...clock import Clock
 from ...errors import StoreError, StoreTimeout
-from .routing import Router, Shard
+from .router import Router, Shard
 from .slots import slot_of
 
 log = logging.getLogger("limitkeeper")

@@ -20,7 +20,7 @@ from ..contract import Store
 from ..leased import LeasedStore
 from .handoff import Copy, KeyGate, Listener, Progress, drain
 from .hot_keys import HotKeys
-from .routing import Router, Shard
+from .router import Router, Shard
 from .slots import Members, homes
 
 log = logging.getLogger("limitkeeper")

@@ -1,6 +1,6 @@
 # C declarations of store.py.
 from limitkeeper.stores.contract cimport Store
-from limitkeeper.stores.sharded.routing cimport Router
+from limitkeeper.stores.sharded.router cimport Router
 
 cdef class ShardedStore(Store):
     cdef readonly Router router

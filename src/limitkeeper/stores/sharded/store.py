@@ -1,7 +1,7 @@
 """ShardedStore: many stores as one, each key on one of them (sticky sharding).
 
 The key's text is hashed, so all limits of one key stay together and most decisions call one shard (slots.py). The route is
-compiled (routing.py); claims on several shards are decided in two phases (two_phase.py); shards are added and removed with
+compiled (router.py); claims on several shards are decided in two phases (two_phase.py); shards are added and removed with
 their state (membership.py, handoff.py); a key with most of the traffic is leased from its shard (hot_keys.py and LeasedStore).
 
 Bound: no more than the limits admit, while membership is stable; for hot keys the bound of their leases. The keys of a lost
@@ -24,12 +24,12 @@ if cython.compiled:
     from cython.cimports.limitkeeper.algorithms.claim import Claim, NamedLimit
     from cython.cimports.limitkeeper.decision import Decision
     from cython.cimports.limitkeeper.stores.contract import Store
-    from cython.cimports.limitkeeper.stores.sharded.routing import Router, Shard
+    from cython.cimports.limitkeeper.stores.sharded.router import Router, Shard
 else:
     from ...algorithms.claim import Claim, NamedLimit
     from ...decision import Decision
     from ..contract import Store
-    from .routing import Router, Shard
+    from .router import Router, Shard
 
 from ...clock import SYSTEM, Clock
 from ...decision import STORE

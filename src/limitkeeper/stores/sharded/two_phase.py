@@ -23,7 +23,7 @@ from ...algorithms.claim import Claim
 from ...decision import Decision, Decisions
 from ...errors import StoreError
 from ..sans_io import Call, Plan, UntilRefused
-from .routing import Shard
+from .router import Shard
 
 #: How often a decision is tried again when other callers come in between, before it is refused.
 ROUNDS = 8

@@ -1,4 +1,4 @@
-"""Writes to words that other processes read: the plain twin of atomics.pxd, for files that a lock file protects."""
+"""Plain twin of atomics.pxd: ordinary writes of words, because a lock file keeps other processes out."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Encodes keys into words of a shared file, and hashes them: the plain twin of key_codec.pxd.
+"""Plain twin of key_codec.pxd: encodes keys of any length as 8-byte words of a shared file, and hashes them.
 
 The two builds never share a file (they lock it differently, and the file says how), so the bytes of a key may differ: UTF-8 here,
 the string's own characters when compiled.

@@ -2,14 +2,14 @@
 from limitkeeper.algorithms.limit cimport State
 from limitkeeper.stores.cell_store cimport CellStore, LimitHandle
 from limitkeeper.stores.shared.cell_table cimport SharedCellTable
-from limitkeeper.stores.shared.lock cimport FileLock
+from limitkeeper.stores.shared.owner_lock cimport OwnerLock
 
 cdef class SharedLimitHandle(LimitHandle):
     cdef readonly long long limit_id, birth_us
 
 cdef class SharedStore(CellStore):
     cdef SharedCellTable table
-    cdef FileLock file_lock
+    cdef OwnerLock file_lock
     cdef readonly str path
     cdef object _file, _directory, cached_key
     cdef int depth

@@ -4,8 +4,8 @@
 
 A decision acquires the file's lock (one compare-and-swap), reads the clock, decides, records old values in the journal, writes
 the new ones, and releases the lock. `kill -9` at any instant loses nothing but the call in flight: the next process rolls back
-the unfinished change and takes over the lock (`lock.py`). The clock is the machine's monotonic one plus an offset to UTC that
-the file keeps, so all processes share one time, and steps of the wall clock have no effect.
+the unfinished change and takes over the lock (`owner_lock.py`). The clock is the machine's monotonic one plus an offset to UTC
+that the file keeps, so all processes share one time, and steps of the wall clock have no effect.
 
 Without the compiled core or /proc, the kernel's lock on a second file (`path.lock`) replaces the compare-and-swap. The file
 records which of the two protects it; never both.
@@ -35,7 +35,7 @@ if cython.compiled:
     from cython.cimports.limitkeeper.stores.shared import key_codec as codec
     from cython.cimports.limitkeeper.stores.shared import layout as lay
     from cython.cimports.limitkeeper.stores.shared.cell_table import SharedCellTable
-    from cython.cimports.limitkeeper.stores.shared.lock import FileLock
+    from cython.cimports.limitkeeper.stores.shared.owner_lock import OwnerLock
 else:
     from ...algorithms.claim import NamedLimit
     from ...algorithms.limit import Limit, State
@@ -46,7 +46,7 @@ else:
     from . import key_codec as codec
     from . import layout as lay
     from .cell_table import SharedCellTable
-    from .lock import FileLock
+    from .owner_lock import OwnerLock
 
     def row(handle: LimitHandle) -> SharedLimitHandle:
         assert isinstance(handle, SharedLimitHandle)
@@ -57,8 +57,8 @@ from ...clock import Clock
 from ...errors import ConfigurationError, StoreError
 from ...rate import Duration, duration_us
 from .limit_directory import LimitDirectory, entries
-from .lock import can_swap_words
 from .mapped_file import MappedFile
+from .owner_lock import can_swap_words
 
 log = logging.getLogger("limitkeeper")
 
@@ -130,7 +130,7 @@ class SharedStore(CellStore):
             if self.system is not None:
                 self.offset_us = file.words[lay.OFFSET]
             self._directory = LimitDirectory(self.path, file, self.table)
-            self.file_lock = FileLock(self.path, self.table, timeout_us, self.atomic)
+            self.file_lock = OwnerLock(self.path, self.table, timeout_us, self.atomic)
             if file.alone:
                 self.table.roll_back()
                 if file.old is not None:

@@ -16,7 +16,7 @@ from django.http.response import HttpResponseBase
 from django.urls import Resolver404, get_resolver, resolve
 
 from ..handler_limit import EXEMPT
-from .responses import arespond, respond
+from .respond import arespond, respond
 from .settings import site_gates
 from .views import EXEMPTED
 

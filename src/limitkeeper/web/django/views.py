@@ -33,7 +33,7 @@ from ..handler_limit import (
     rule_name,
     shares_name,
 )
-from .responses import arespond, respond
+from .respond import arespond, respond
 from .settings import site_gates
 
 V = TypeVar("V", bound=Handler)

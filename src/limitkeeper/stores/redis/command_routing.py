@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from ...errors import StoreError, StoreUnavailable
 from ..sans_io import Pause, Plan
 from .address import Address, Endpoint
-from .limit_registry import Registries, convert_stale, stale_registries
+from .limit_record import Registries, convert_stale, stale_registries
 from .resp import Command, Outcome, Reply, ReplyError, Unsent, error_kind, exchange, unavailable
 from .script_request import AnyRequest, decode_call, encode_call
 

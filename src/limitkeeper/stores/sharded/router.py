@@ -24,7 +24,7 @@ if cython.compiled:
     from cython.cimports.limitkeeper.decision import Decision
     from cython.cimports.limitkeeper.stores.contract import Store
     from cython.cimports.limitkeeper.stores.sharded.hot_keys import HotKeys
-    from cython.cimports.limitkeeper.stores.sharded.routing import ascii_slot
+    from cython.cimports.limitkeeper.stores.sharded.router import ascii_slot
 else:
     from ...algorithms.claim import Claim, NamedLimit
     from ...decision import Decision

@@ -40,7 +40,7 @@ def can_swap_words() -> bool:
 
 
 @cython.cclass
-class FileLock:
+class OwnerLock:
     """The lock of one file. After `acquire`, `dead_owner` is the word of a dead process whose lock was taken over, or 0, and
     `restored` the number of words that its unfinished change had written."""
 

@@ -1,7 +1,7 @@
-# C declarations of lock.py.
+# C declarations of owner_lock.py.
 from limitkeeper.stores.shared.cell_table cimport SharedCellTable
 
-cdef class FileLock:
+cdef class OwnerLock:
     cdef readonly str path
     cdef SharedCellTable table
     cdef public long long timeout_us

@@ -1,4 +1,4 @@
-# C declarations of routing.py.
+# C declarations of router.py.
 from limitkeeper.algorithms.claim cimport Claim, NamedLimit
 from limitkeeper.decision cimport Decision
 from limitkeeper.stores.contract cimport Store

@@ -8,9 +8,9 @@ from ...algorithms.claim import Claim, NamedLimit
 from ..sans_io import Plan
 from .address import Endpoint
 from .codec import State
+from .command_routing import Route, RoutedCommands, raise_first
 from .key_names import KeyNames
-from .limit_registry import LoadRequest, decode_item
-from .route import Route, RoutedCommands, raise_first
+from .limit_record import LoadRequest, decode_item
 
 #: Number of keys that are scanned, read or written at once.
 BATCH = 500
