@@ -7,6 +7,7 @@ import os
 import sys
 import threading
 from textwrap import dedent
+from typing import Any
 
 import pytest
 
@@ -217,3 +218,61 @@ def test_children_of_many_forks_under_load_all_live(python):
         )
     )
     assert done.stdout.split() == ["True", "True"] * 20 + ["20"], done.stderr
+
+
+def test_a_finaliser_that_moves_a_log_between_read_and_decision_is_harmless(python):
+    """Several limits, one a log, one of another rate: a finaliser that hits while a state is converted moves the log, and
+    nothing breaks."""
+    done = python("""
+        import gc
+        from limitkeeper import Limiter, MemoryStore, SlidingWindowLog, TokenBucket
+        store = MemoryStore()
+        def make(rate):
+            return Limiter({"log": SlidingWindowLog("100000/day"), "bucket": TokenBucket(rate)}, store=store, name="n")
+        first, second = make("1/day burst 1000"), make("2/day burst 1000")
+        class Hits:
+            def __del__(self):
+                first.hit("k")
+        for i in range(400):
+            gc.set_threshold(700)
+            first.reset("k")
+            for _ in range(64):  # the log is exactly full: the next hit moves it
+                first.hit("k")
+            gc.collect()
+            waste = Hits()
+            waste.itself = waste
+            del waste
+            filler = [[] for _ in range(i % 40)]  # moves the collector's run into the conversion
+            gc.set_threshold(20)
+            second.hit("k")
+        print("whole")
+    """)
+    assert (done.stdout.strip(), done.returncode) == ("whole", 0), done.stderr
+
+
+@pytest.mark.parametrize(
+    "limits", ["sliding window log 100000/day", "sliding window log 100000/day; token bucket 1/day burst 100000"]
+)
+def test_a_finaliser_that_hits_a_log_during_a_hit_is_counted(limits):
+    """Hits of finalisers that run in the middle of a hit are all counted, on a log and on a log with another limit."""
+    limiter = Limiter(limits, store=MemoryStore())
+    admitted = [0]
+
+    class Hits:
+        def __del__(self) -> None:
+            admitted[0] += limiter.hit("k").allowed
+
+    thresholds = gc.get_threshold()
+    gc.set_threshold(12)
+    try:
+        for i in range(1500):
+            waste: Any = Hits()
+            waste.itself = waste
+            del waste
+            filler = [[] for _ in range(i % 11)]
+            admitted[0] += limiter.hit("k").allowed
+            del filler
+    finally:
+        gc.set_threshold(*thresholds)
+    gc.collect()
+    assert {part.limit - part.remaining for part in limiter.peek("k").decisions} == {admitted[0]}

@@ -284,6 +284,14 @@ class CellStore(Store):
         i: cython.Py_ssize_t
         claim: Claim
         n: cython.Py_ssize_t = len(claims)
+        if not cython.compiled and gc.isenabled():
+            for claim in claims:
+                if claim.named.limit.logs:  # storing into a log allocates, and a finaliser that ran then could change it as well
+                    gc.disable()
+                    try:
+                        return CellStore.charge(self, claims, max_wait_us, commit, now_us, not_before_us)
+                    finally:
+                        gc.enable()
         while True:
             full: cython.bint = False
             for i in range(n):  # whatever has to be made first may run Python
@@ -296,6 +304,8 @@ class CellStore(Store):
                 claim.a = state[0]
                 claim.b = state[1]
                 claim.c = state[2]
+            if stamp != self.revision:  # a finaliser ran while a state was converted: a log that was read may have moved
+                continue
             start_us: cython.longlong = all_of.decide(claims, now_us, not_before_us, max_wait_us)
             if stamp == self.revision:
                 break

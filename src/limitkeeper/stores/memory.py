@@ -15,6 +15,7 @@ a new rate), the state is converted first.
 
 from __future__ import annotations
 
+import gc
 from typing import Any
 
 try:
@@ -97,6 +98,8 @@ class MemoryStore(CellStore):
         if self.capacity.live + needed <= self.capacity.max_keys:
             return False
         handle.cells.sweep(16, now_us)
+        if cython.compiled:  # a log that an interrupted decision has read may be freed
+            self.revision += 1
         return self.capacity.live + needed > self.capacity.max_keys
 
     @cython.cfunc
@@ -203,6 +206,12 @@ class MemoryStore(CellStore):
         """Decides one limit for one key: the hot path. Sets the fields of `decision`: nothing is allocated after the lookup."""
         limit: Limit = handle.limit
         table: Table = handle.cells
+        if PLAIN and table.logs and gc.isenabled():  # storing into a log allocates: no finaliser may run and change it as well
+            gc.disable()
+            try:
+                return self.decide_quickly(decision, handle, key, cost, max_wait_us, commit, now_us)
+            finally:
+                gc.enable()
         tick: cython.longlong = limit.tick
         now: cython.longlong = now_us if limit.fine else now_us // tick
         max_wait: cython.longlong = 0
@@ -269,6 +278,7 @@ class MemoryStore(CellStore):
         self.calls += 1
         if self.calls & 63 == 0:
             table.sweep(16, now_us)
+            self.revision += 1
         if PLAIN:
             decision.__class__ = Decision
         return decision

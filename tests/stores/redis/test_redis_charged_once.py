@@ -90,3 +90,19 @@ def test_a_state_from_the_future_is_decided_on_once_too(valkey: Valkey) -> None:
         Future(valkey, store)
         assert limiter.hit("once").remaining == 98
         assert limiter.hit("once").remaining == 97
+
+
+def test_a_reservation_of_skipped_limits_gives_back_nothing(valkey: Valkey) -> None:
+    """Where every limit is skipped, leaving a reservation by an exception raises that exception, sync and async."""
+    skipped = {"a": None, "b": None}
+    with RedisStore(valkey.url, prefix=f"skipped-{next(_fresh)}", timeout="60s") as store:
+        limiter = Limiter({"a": "3/s", "b": "4/s"}, store=store)
+        with pytest.raises(ValueError, match="mine"), limiter.reserve(skipped):
+            raise ValueError("mine")
+
+    async def main() -> None:
+        async with RedisStore(valkey.url, prefix=f"skipped-{next(_fresh)}", timeout="60s") as store:
+            reservation = await AsyncLimiter({"a": "3/s", "b": "4/s"}, store=store).reserve(skipped)
+            assert await reservation.cancel()
+
+    asyncio.run(main())

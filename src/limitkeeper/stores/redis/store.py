@@ -204,6 +204,8 @@ class RedisStore(Store):
         return found
 
     def _give_back(self, claims: Sequence[Claim], charged_at: int) -> Plan[None]:
+        if not claims:  # every limit was skipped
+            return
         given_us = self._given_us()
         yield from self._register(self._unregistered(claims), given_us)
         groups = [group.claims for group in groups_of(self.names, claims)] if isinstance(self.route, Cluster) else [claims]
