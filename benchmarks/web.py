@@ -23,11 +23,11 @@ from limitkeeper.web.asgi_fast import AsgiRequestContext
 #: Our cases: (name, base, app, how it is asked). What a floor is, is said in its name.
 ONE, FIVE, FIVE_NEW = (
     "limitkeeper, 1 rule",
-    "limitkeeper, 200 rules, 5 meant",
-    "limitkeeper, 200 rules, 5 meant, paths never seen",
+    "limitkeeper, 200 rules, 5 apply",
+    "limitkeeper, 200 rules, 5 apply, paths never seen",
 )
 ONE_WSGI = "limitkeeper, WSGI, 1 rule"
-FIVE_WSGI = "limitkeeper, WSGI, 200 rules, 5 meant"
+FIVE_WSGI = "limitkeeper, WSGI, 200 rules, 5 apply"
 ONE_FLASK = "limitkeeper around Flask, 1 rule"
 THROUGH, BY_HAND = "floor: a middleware that does nothing", "floor: a bucket in a dict, 2 X- fields"
 BASES = {
@@ -98,14 +98,14 @@ async def measured(effort: Effort, note: Callable[[str], None], failed: dict[str
 
 
 def matching(effort: Effort, note: Callable[[str], None]) -> dict[str, float]:
-    """Nanoseconds to find the rules that a request is meant by, of one rule and of a thousand."""
+    """Nanoseconds to find the rules that a request matches, of one rule and of a thousand."""
     cases = []
     for name, policy in (("one", apps.one_of(1)), ("1000", apps.one_of(1000)), ("1000 hosts", apps.by_host(1000))):
         edition = CompiledPolicy(policy)
         path = paths()
         facts = cycle([RequestContext("GET", next(path)) for _ in range(12_000)])
-        cases.append(Case(f"{name}, seen", "plan(k)", {"plan": edition.plan, "k": RequestContext("GET", "/products/17")}))
-        cases.append(Case(f"{name}, new", "plan(k())", {"plan": edition.plan, "k": facts.__next__}))
+        cases.append(Case(f"{name}, seen", "match(k)", {"match": edition.match, "k": RequestContext("GET", "/products/17")}))
+        cases.append(Case(f"{name}, new", "match(k())", {"match": edition.match, "k": facts.__next__}))
         cases.append(
             Case(f"{name}, asked", "ask(facts(k))", {"ask": Gate(policy).ask_nowait, "facts": AsgiRequestContext, "k": SCOPE})
         )

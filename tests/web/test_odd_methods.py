@@ -14,7 +14,7 @@ from limitkeeper import MemoryStore
 from limitkeeper.policy import Policy
 from limitkeeper.policy.gate import Gate
 from limitkeeper.web.asgi import RateLimitMiddleware as Asgi
-from limitkeeper.web.django.respond import DjangoRequestContext
+from limitkeeper.web.django.request_cycle import DjangoRequestContext
 from limitkeeper.web.wsgi import RateLimitMiddleware as Wsgi
 from stand_ins import driven
 

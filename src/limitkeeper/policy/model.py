@@ -2,7 +2,7 @@
 
 Identities are named properties of a request. A rule matches requests, makes a key from identities, and charges one or several
 limits under it. A YAML file and `Policy.of` give the same values, so `==` holds between them. Short texts (`key: user | ip`,
-`on_refusal: wait up to 200ms`) are parsed in `reading/value_parsers.py`.
+`on_refusal: wait up to 200ms`) are parsed in `reading/phrase_parsers.py`.
 """
 
 from __future__ import annotations

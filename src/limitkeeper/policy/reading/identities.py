@@ -18,8 +18,8 @@ from .import_string import ImportString
 from .match_parsers import parse_network, parse_trusted_proxy
 from .nodes import Node, SourcePosition, find_position
 from .parse_context import ParseContext, ParseError, bounded_text, did_you_mean
+from .phrase_parsers import parse_header_name, parse_identity_name, parse_import_string, parse_value
 from .validators import INVALID, AnyOf, Choice, DurationText, Integer, Invalid, ListOf, Text, split_remedy
-from .value_parsers import parse_header_name, parse_identity_name, parse_import_string, parse_value
 
 #: Headers in which any client can write any address.
 ADDRESS_HEADERS = (

@@ -8,11 +8,11 @@ from typing import Any
 from ...algorithms.limit import Limit
 from ..model import SHARE, SKIP, Answer, Charge, Cost, Key, Limits, Once, OnFailure, OnRefusal, Overrides, Rule, Tiers, When
 from ..overrides import CalledOverrides
-from . import value_parsers as parsers
-from .conditions import KEY, MATCHES, STRING, WHEN
+from . import phrase_parsers as parsers
 from .fields import Fields, FieldSpec, ParsedFields
 from .identities import CALLABLE, header_field
 from .limit_parser import parse_limits
+from .match_and_key_fields import KEY, MATCHES, STRING, WHEN
 from .nodes import ListNode, MappingNode, Node, Scalar
 from .parse_context import ParseContext, ParseError, bounded_text
 from .store_url import parse_redis_url

@@ -7,16 +7,16 @@ from dataclasses import dataclass
 
 from ...algorithms.limit import Limit
 from ..model import Exemption, Headers, Match, PenaltyBoxConfig, When
-from .conditions import KEY, MATCHES, PATHS, WHEN
 from .fields import Fields, FieldSpec, ParsedFields, pairs_of
 from .identities import IDENTIFY, NETWORKS
 from .limit_parser import parse_single_limit
+from .match_and_key_fields import KEY, MATCHES, PATHS, WHEN
 from .nodes import MappingNode, find_position
 from .parse_context import ParseContext, bounded_text
+from .phrase_parsers import parse_header_name
 from .rules import ON_FAILURE, PROBLEM, RULE, RULE_NAME, SAFE_CONCURRENCY
 from .store_url import parse_store_url
 from .validators import INVALID, AnyOf, Boolean, Choice, DurationText, Invalid, Json, ListOf, Text, Url
-from .value_parsers import parse_header_name
 
 _NO_HEADERS = Headers(wire="none", x=False, reset="off", success="never", partition=False, cors=False)
 

@@ -9,9 +9,9 @@ from ...errors import ConfigurationError
 from ..identity.identify import Captured
 from ..model import SHADOW, WAIT, Limits, PenaltyBoxConfig, Rule, Tiers, When
 from .assembly import Assembly
-from .conditions import key_names
 from .fields import ParsedFields
 from .import_string import handlers_of, import_callback, import_strings_of
+from .match_and_key_fields import key_names
 from .nodes import MappingNode, Node, SourcePosition, find_position
 from .parse_context import did_you_mean
 from .rules import RuleDraft

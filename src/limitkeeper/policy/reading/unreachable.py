@@ -11,8 +11,8 @@ from ..identity.paths import normalize_path
 from ..model import SKIP, Exemption, Identity, Match, Rule, Tiers, When
 from ..path_matcher import segments_of
 from .assembly import Assembly
-from .conditions import key_names
 from .fields import ParsedFields
+from .match_and_key_fields import key_names
 from .nodes import MappingNode, Node, SourcePosition, find_position
 from .parse_context import did_you_mean
 from .rules import RuleDraft

@@ -16,7 +16,7 @@ from django.http.response import HttpResponseBase
 from django.urls import Resolver404, get_resolver, resolve
 
 from ..handler_limit import EXEMPT
-from .respond import arespond, respond
+from .request_cycle import arespond, respond
 from .settings import site_gates
 from .views import EXEMPTED
 

@@ -33,7 +33,7 @@ from ..handler_limit import (
     rule_name,
     shares_name,
 )
-from .respond import arespond, respond
+from .request_cycle import arespond, respond
 from .settings import site_gates
 
 V = TypeVar("V", bound=Handler)

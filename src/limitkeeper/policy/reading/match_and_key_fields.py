@@ -6,8 +6,8 @@ from ..model import Key, Match, When
 from .fields import Fields, FieldSpec, ParsedFields
 from .match_parsers import parse_host, parse_match, parse_methods, parse_path
 from .parse_context import ParseContext, bounded_text
+from .phrase_parsers import EVERYONE, parse_alternatives, parse_identity_name
 from .validators import AnyOf, ListOf, Text
-from .value_parsers import EVERYONE, parse_alternatives, parse_identity_name
 
 STRING = Text("a string", bounded_text, loose=True)
 METHODS = ListOf(Text("a method", parse_methods, "GET, HEAD"), "methods").map(lambda found: frozenset[str]().union(*found))
