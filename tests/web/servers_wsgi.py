@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import threading
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,8 @@ class Waitress(Wire):
     def close(self) -> None:
         self.hang_up()
         self.server.task_dispatcher.shutdown()
-        self.server.trigger.pull_trigger(lambda: wasyncore.close_all(self.server._map))  # its loop ends with its last socket
+        with suppress(OSError):  # the loop may run the function, and close the trigger, before it is pulled
+            self.server.trigger.pull_trigger(lambda: wasyncore.close_all(self.server._map))  # its loop ends with its last socket
         self.thread.join(60)
         assert not self.thread.is_alive()
 
