@@ -69,6 +69,7 @@ def fork(work) -> int:
     return pid
 
 
+@pytest.mark.untraced
 @pytest.mark.parametrize("kills", [int(os.environ.get("LIMITKEEPER_KILLS", "1000" if compiled else "150"))])
 def test_a_thousand_killed_writers_leave_an_exact_count(path, kills):
     """Writers are killed -9 at random instants; what the survivors find is what was admitted, up to the calls in flight."""
