@@ -149,7 +149,7 @@ def whole(sections: list[Section], seconds: float) -> str:
     judged = sum(1 for section in sections for row in section.figures.rows if row[3])
     head = (
         "# Figures\n\nWritten by `make bench`. Ratios come from one run on one machine, floors and peers measured in turn with "
-        "Ours: batches of about 0.2 ms, the smallest batch of a repeat, the median of the repeats. The loop costs "
-        f"in every figure.\n\n{judged - missed} of {judged} goals met, in {seconds:.0f} s."
+        "limitkeeper: batches of about 0.2 ms, the smallest batch of a repeat, the median of the repeats. The cost "
+        f"of the loop is in every figure.\n\n{judged - missed} of {judged} goals met, in {seconds:.0f} s."
     )
     return "\n\n".join([head, machine().markdown(), *(section.text(markdown=True) for section in sections)]) + "\n"
