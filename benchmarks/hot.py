@@ -114,7 +114,7 @@ def judge(section: Section, took: dict[str, float]) -> None:
     floor_a, floor_b = took.get("floor A: empty compiled method"), took.get("floor B: clock and a fresh Decision")
     ours = {name: value for name, value in took.items() if name.rsplit(" ", 1)[0] in (*ONE_STEP, QUEUE)}
     for name, value in ours.items():
-        section.figure(f"{name} / floor A", floor_a and value / floor_a, 2.5, "×")
+        section.figure(f"{name} / floor A", floor_a and value / floor_a, None, "×")
         section.figure(f"{name} / floor B", floor_b and value / floor_b, 1.35, "×")
     kept, floor_kept = took["token bucket allow, answer kept until the next"], took.get("floor B, answer kept until the next")
     section.figure("token bucket allow, answer kept / floor B, kept", floor_kept and kept / floor_kept, None, "×")

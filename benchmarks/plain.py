@@ -47,7 +47,7 @@ def run(floors: Any, effort: Effort, note: Callable[[str], None]) -> Section:
         table.rows.append((name, *(number(value, "") if value else "" for value in pair)))
         for verdict, value in zip(("allow", "deny"), pair, strict=True):
             if value is not None:
-                section.figure(f"{name}, {verdict}", value / 1000, None if "log" in name else 1.6, "µs")
+                section.figure(f"{name}, {verdict}", value / 1000, None if "log" in name else 2.5, "µs")
     table.rows.append(("empty Python function", number(took["empty Python function"], ""), ""))
     section.details = [table]
     return section
