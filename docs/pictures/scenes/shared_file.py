@@ -55,7 +55,7 @@ def sizes(plan: Regions) -> list[int]:
     return [(after - before) * 8 for before, after in pairwise(starts)]
 
 
-def told(size: int) -> str:
+def size_text(size: int) -> str:
     if size < 1 << 20:
         return f"{size >> 10} KiB"
     return f"{size / (1 << 20):.0f} MiB" if size >= 10 << 20 else f"{size / (1 << 20):.1f} MiB"
@@ -68,9 +68,9 @@ def file_bar(drawing: Drawing, y: float, plan: Regions) -> None:
         drawing.text(x + (width - 3) / 2, y + 17, name, "strong small", "middle")
         for i, line in enumerate(words):
             drawing.text(x + (width - 3) / 2, y + 33 + 14 * i, line, "soft small", "middle")
-        drawing.text(x + (width - 3) / 2, y + 72, told(size), "soft small", "middle")
+        drawing.text(x + (width - 3) / 2, y + 72, size_text(size), "soft small", "middle")
         x += width
-    drawing.text(RIGHT, y - 10, f"{told(plan.end * 8)} in total, not to scale", "soft small", "end")
+    drawing.text(RIGHT, y - 10, f"{size_text(plan.end * 8)} in total, not to scale", "soft small", "end")
     before = LEFT + sum(width for _, width, *_ in PARTS[:4])
     for side, end in ((before, LEFT), (before + PARTS[4][1] - 3, RIGHT)):
         drawing.line(side, y + 80, end, y + 126, "soft-line thin dash")
