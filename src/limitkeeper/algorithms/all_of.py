@@ -5,6 +5,11 @@ The first pass computes the earliest start of each limit; the common start is th
 second pass charges every limit at it. A cost that fits at some time fits at every later time (with no other charges), so
 the second pass can't fail. This module only computes: the store loads the states into the claims before, and stores the
 states that the claims hold afterwards.
+
+Several rates under one name: each rate in use on a key has its own state there. A call asks only its own rate; what it is
+admitted with is charged to all of them (`charged_too`). A rate that is new to a key starts with the largest amount that the
+states of the others hold as used (`seeded`). Rejected: one state converted from rate to rate; each conversion loses what the
+other rate had not counted, and two rates used in turn then admitted almost everything.
 """
 
 from __future__ import annotations
@@ -17,24 +22,24 @@ except ModuleNotFoundError:
 if cython.compiled:
     from cython.cimports.limitkeeper.algorithms.claim import Claim
     from cython.cimports.limitkeeper.algorithms.constants import MAX_WAIT, REFUSED
-    from cython.cimports.limitkeeper.algorithms.limit import Answer, Limit
+    from cython.cimports.limitkeeper.algorithms.limit import I64, Answer, Limit, State
     from cython.cimports.limitkeeper.decision import Decision, Decisions, Fields, filled, is_deciding
 else:
     from ..decision import Decision, Decisions, Fields, filled, is_deciding
     from .claim import Claim
     from .constants import MAX_WAIT, REFUSED
-    from .limit import Answer, Limit
+    from .limit import I64, Answer, Limit, State
 
 
 @cython.cfunc
 @cython.exceptval(check=False)
-def decide_claim(claim: Claim, now_us: cython.longlong, at_us: cython.longlong, max_wait_us: cython.longlong) -> cython.void:
+def decide_claim(claim: Claim, now_us: I64, at_us: I64, max_wait_us: I64) -> cython.void:
     """Decides one claim, converting microseconds to the limit's ticks and back; the result is left in the claim."""
     limit: Limit = claim.named.limit
-    tick: cython.longlong = limit.tick
-    now: cython.longlong = now_us if limit.fine else now_us // tick
-    max_wait: cython.longlong = 0
-    at: cython.longlong = now
+    tick: I64 = limit.tick
+    now: I64 = now_us if limit.fine else now_us // tick
+    max_wait: I64 = 0
+    at: I64 = now
     if claim.cost > 0 and max_wait_us > 0:
         max_wait = (now_us + max_wait_us) // tick - now
     if claim.cost > 0 and at_us > now_us:
@@ -58,35 +63,27 @@ def decide_claim(claim: Claim, now_us: cython.longlong, at_us: cython.longlong, 
 
 @cython.cfunc
 @cython.exceptval(check=False)
-def retry_us(
-    limit: Limit,
-    a: cython.longlong,
-    b: cython.longlong,
-    c: cython.longlong,
-    now_us: cython.longlong,
-    cost: cython.longlong,
-    max_wait_us: cython.longlong,
-) -> cython.longlong:
+def retry_us(limit: Limit, a: I64, b: I64, c: I64, now_us: I64, cost: I64, max_wait_us: I64) -> I64:
     """The exact retry time in microseconds: `max_wait_us` need not be a whole number of ticks and may reach into the next one."""
-    now: cython.longlong = now_us // limit.tick
+    now: I64 = now_us // limit.tick
     answer: Answer = limit.rule(limit, a, b, c, now, now, cost, limit.horizon)
-    start_us: cython.longlong
+    start_us: I64
     if answer[3] >= 0:
         start_us = answer[3] * limit.tick - max_wait_us
         return start_us if start_us > now_us else now_us
     # A full queue: retry when there is room, and not before its end (when it is empty) is within max_wait_us.
-    room_us: cython.longlong = answer[4] * limit.tick
+    room_us: I64 = answer[4] * limit.tick
     start_us = answer[6] * limit.tick - max_wait_us
     return start_us if start_us > room_us and not limit.refunds else room_us
 
 
 @cython.cfunc
 @cython.exceptval(check=False)
-def peek_claim(claim: Claim, now_us: cython.longlong) -> cython.void:
+def peek_claim(claim: Claim, now_us: I64) -> cython.void:
     """Sets `remaining` and `reset` of a claim to the current values, without a charge."""
     limit: Limit = claim.named.limit
-    tick: cython.longlong = limit.tick
-    now: cython.longlong = now_us // tick
+    tick: I64 = limit.tick
+    now: I64 = now_us // tick
     answer: Answer = limit.rule(limit, claim.a, claim.b, claim.c, now, now, 0, 0)
     claim.remaining = answer[5]
     claim.reset = answer[6] * tick if answer[6] > now else now_us
@@ -94,17 +91,12 @@ def peek_claim(claim: Claim, now_us: cython.longlong) -> cython.void:
 
 @cython.cfunc
 @cython.exceptval(check=False)
-def decide(
-    claims: list,  # type: ignore[type-arg]
-    now_us: cython.longlong,
-    not_before_us: cython.longlong,
-    max_wait_us: cython.longlong,
-) -> cython.longlong:
+def decide(claims: list, now_us: I64, not_before_us: I64, max_wait_us: I64) -> I64:
     """Returns the common start in microseconds, not before `not_before_us`, or REFUSED or NEVER. If there is a start, the claims
     hold the states to store."""
-    at_us: cython.longlong = not_before_us if not_before_us > now_us else now_us
-    start_us: cython.longlong = at_us
-    worst: cython.longlong = 0
+    at_us: I64 = not_before_us if not_before_us > now_us else now_us
+    start_us: I64 = at_us
+    worst: I64 = 0
     i: cython.Py_ssize_t
     claim: Claim
     if max_wait_us > 0:
@@ -135,19 +127,42 @@ def decide(
     return start_us
 
 
+@cython.ccall
+@cython.exceptval(check=False)
+def seeded(limit: Limit, birth_us: I64, now_us: I64, amount: I64) -> State:
+    """The state of a rate that is new to a key: that of an unseen key, charged with `amount`, at most its capacity."""
+    if amount > limit.capacity:
+        amount = limit.capacity
+    first: State = limit.unseen(birth_us)
+    return limit.undo(limit, first[0], first[1], first[2], now_us // limit.tick, -amount, amount, -1)
+
+
+@cython.ccall
+@cython.exceptval(check=False)
+def charged_too(limit: Limit, a: I64, b: I64, c: I64, now_us: I64, start_us: I64, cost: I64) -> State:
+    """The state of another rate after its name has admitted `cost` at `start_us`: charged at that start if it fits there,
+    otherwise charged now and over the limit."""
+    now: I64 = now_us // limit.tick
+    start: I64 = start_us // limit.tick
+    answer: Answer = limit.rule(limit, a, b, c, now, start, cost, MAX_WAIT)
+    if answer[3] == start:
+        return (answer[0], answer[1], answer[2])
+    return limit.undo(limit, a, b, c, now, -cost, cost, -1)
+
+
 @cython.cfunc
 @cython.exceptval(check=False)
-def is_beyond_horizon(limit: Limit, now_us: cython.longlong, start_us: cython.longlong) -> cython.bint:
+def is_beyond_horizon(limit: Limit, now_us: I64, start_us: I64) -> cython.bint:
     """Whether a start lies beyond the horizon that this limit can count."""
     return limit.gain > 0 and start_us // limit.tick - now_us // limit.tick > limit.horizon
 
 
 @cython.cfunc
 @cython.exceptval(check=False)
-def fields_of(claim: Claim, now_us: cython.longlong) -> Fields:
+def fields_of(claim: Claim, now_us: I64) -> Fields:
     """The result that a decision left in a claim, as the fields of a Decision."""
     allowed: cython.bint = claim.start >= 0
-    retry: cython.longlong = 0
+    retry: I64 = 0
     if not allowed:
         retry = claim.retry - now_us if claim.start == REFUSED else -1
     return (
@@ -160,23 +175,23 @@ def fields_of(claim: Claim, now_us: cython.longlong) -> Fields:
     )
 
 
-def join_results(claims: list, now_us: cython.longlong, start_us: cython.longlong) -> Decision:  # type: ignore[type-arg]
+def join_results(claims: list, now_us: I64, start_us: I64) -> Decision:
     """Joins the results of all claims into one Decision; for claims that were not stored, call `peek_claim` before."""
     return join_claims(claims, now_us, start_us, new_decisions(names_of(claims)))
 
 
 @cython.cfunc
-def names_of(claims: list) -> tuple:  # type: ignore[type-arg]
+def names_of(claims: list) -> tuple:
     """The names of the limits of these claims, in order."""
     claim: Claim
-    found: list = []  # type: ignore[type-arg]
+    found: list = []
     for claim in claims:
         found.append(claim.named.name)  # noqa: PERF401 - typed
     return tuple(found)
 
 
 @cython.cfunc
-def new_decisions(names: tuple) -> Decisions | None:  # type: ignore[type-arg]
+def new_decisions(names: tuple) -> Decisions | None:
     """Compiled: a new Decisions with space for these limits. None in the pure-Python build and for one limit."""
     if len(names) == 1 or not cython.compiled:
         return None
@@ -186,9 +201,9 @@ def new_decisions(names: tuple) -> Decisions | None:  # type: ignore[type-arg]
 
 
 @cython.cfunc
-def join_claims(claims: list, now_us: cython.longlong, start_us: cython.longlong, joined: Decisions | None) -> Decision:  # type: ignore[type-arg]
+def join_claims(claims: list, now_us: I64, start_us: I64, joined: Decisions | None) -> Decision:
     """As `join_results`; compiled, the results of several limits are stored in `joined` as integers."""
-    wait_us: cython.longlong = start_us - now_us if start_us >= 0 else 0
+    wait_us: I64 = start_us - now_us if start_us >= 0 else 0
     claim: Claim = claims[0]
     i: cython.Py_ssize_t
     if len(claims) == 1:

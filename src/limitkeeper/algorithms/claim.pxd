@@ -15,3 +15,4 @@ cdef class Claim:
     cdef long long start, retry, remaining, reset
     cdef bint undoable
     cdef void* cell
+    cdef public long long reset_id

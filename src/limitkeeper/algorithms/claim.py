@@ -49,21 +49,24 @@ class NamedLimit:
 
 @cython.cclass
 class Claim:
-    """`cost` units of `limit` for `key`. `charged` is the whole charge when only a part of it is given back."""
+    """`cost` units of `limit` for `key`. `charged` is the whole charge when only a part of it is given back. `reset_id` is set
+    by a charge: the number of the key's last reset (0: none), so that a charge from before a reset gives nothing back. UNKNOWN:
+    not a charge, or one whose store does not say."""
 
     # The other fields belong to one decision: the state read (a, b, c), the state to write (new_…), its cell, and the result.
     # fmt: off
     __slots__ = ("a", "b", "c", "cell", "charged", "cost", "key", "named", "new_a", "new_b", "new_c", "remaining", "reset",
-                 "retry", "start", "undoable")
+                 "reset_id", "retry", "start", "undoable")
     # fmt: on
 
-    def __init__(self, limit: NamedLimit, key: str, cost: int = 1, charged: int = -1) -> None:
+    def __init__(self, limit: NamedLimit, key: str, cost: int = 1, charged: int = -1, reset_id: int = -1) -> None:
         if limit is None or key is None:
             raise TypeError("a claim needs a named limit and a key")
         self.named = limit
         self.key = key
         self.cost = cost
         self.charged = cost if charged < 0 else charged
+        self.reset_id = reset_id
         self.undoable = False  # whether (a, b, c) and (new_…) are the states before and after a stored charge
         if not cython.compiled:
             self.a: Any = 0
@@ -74,17 +77,29 @@ class Claim:
     def limit(self) -> NamedLimit:
         return self.named
 
-    def remember(self, before: StateData, after: StateData) -> None:
-        """Sets the states before and after a charge that another process stored, for an exact undo."""
+    def remember(self, before: StateData, after: StateData, start: int = 0) -> None:
+        """Sets the states before and after a charge that another process stored, for an exact undo, and its start (µs)."""
         self.a, self.b, self.c = before
         self.new_a, self.new_b, self.new_c = after
+        self.start = start
         self.undoable = True
+
+    def charged_at(self) -> int:
+        """The start of a charge that was stored and is not undone (µs); −1 when there is none."""
+        return self.start if self.undoable else -1
 
     def remembered(self) -> tuple[StateData, StateData] | None:
         """The states (before, after) of a stored charge, for an exact undo; None when they are not known."""
         if not self.undoable:
             return None
         return (self.a, self.b, self.c), (self.new_a, self.new_b, self.new_c)
+
+    def charge(self) -> tuple[Any, ...]:
+        """Everything that it knows of its charge, for `set_charge`."""
+        return self.reset_id, self.undoable, self.start, self.a, self.b, self.c, self.new_a, self.new_b, self.new_c
+
+    def set_charge(self, charge: tuple[Any, ...]) -> None:
+        self.reset_id, self.undoable, self.start, self.a, self.b, self.c, self.new_a, self.new_b, self.new_c = charge
 
     def __repr__(self) -> str:
         return f"Claim({self.named!r}, {self.key!r}, {self.cost})"

@@ -4,6 +4,7 @@ cdef enum:
     REFUSED = -1
     NEVER = -2
     UNKNOWN = -1
+    WAS_RESET = -2
 
 cdef extern from *:
     """

@@ -9,8 +9,10 @@ PLAIN = 1
 REFUSED = -1
 #: `start` of a call that can never fit: its cost exceeds the capacity.
 NEVER = -2
-#: `charged_at` of a refund whose time of charge is not known.
+#: `charged_at` of a refund whose time of charge is not known; `reset_id` of a claim that is not known to be a charge.
 UNKNOWN = -1
+#: `reset_id` of a claim whose key was found to be reset after the charge: it gives nothing back.
+WAS_RESET = -2
 #: 2^53 − 1. No integer of an algorithm exceeds this, so that Lua's doubles give the same results bit for bit.
 TOP = 9007199254740991
 #: The longest wait, in microseconds (142 years); it stands for "without bound".

@@ -23,13 +23,13 @@ from ..rate import Duration, RateValue
 
 if cython.compiled:
     from cython.cimports.limitkeeper.algorithms.constants import NEVER, REFUSED, TOP
-    from cython.cimports.limitkeeper.algorithms.limit import Answer, Limit, State
+    from cython.cimports.limitkeeper.algorithms.limit import I64, Answer, Limit, State
 else:
     from .constants import NEVER, REFUSED, TOP
-    from .limit import Answer, Limit, State
+    from .limit import I64, Answer, Limit, State
 
 
-from .limit import StateData, option
+from .limit import option
 
 Align = Literal["clock", "first"]
 
@@ -38,7 +38,7 @@ Align = Literal["clock", "first"]
 @cython.inline
 @cython.nogil
 @cython.exceptval(check=False)
-def window_of(limit: Limit, window: cython.longlong, used: cython.longlong, moment: cython.longlong) -> cython.longlong:
+def window_of(limit: Limit, window: I64, used: I64, moment: I64) -> I64:
     """The start of the window that contains `moment`; an unaligned window opens at `moment` when none is running."""
     if limit.aligned:
         return moment - moment % limit.window
@@ -50,28 +50,19 @@ def window_of(limit: Limit, window: cython.longlong, used: cython.longlong, mome
 @cython.cfunc
 @cython.nogil
 @cython.exceptval(check=False)
-def decide(
-    limit: Limit,
-    window: cython.longlong,
-    used: cython.longlong,
-    before: cython.longlong,
-    now: cython.longlong,
-    not_before: cython.longlong,
-    cost: cython.longlong,
-    max_wait: cython.longlong,
-) -> Answer:
-    size: cython.longlong = limit.window
-    verdict: cython.longlong = REFUSED
-    retry: cython.longlong = now
+def decide(limit: Limit, window: I64, used: I64, before: I64, now: I64, not_before: I64, cost: I64, max_wait: I64) -> Answer:
+    size: I64 = limit.window
+    verdict: I64 = REFUSED
+    retry: I64 = now
     if cost > limit.count:
         verdict = NEVER
     else:
-        start: cython.longlong = not_before if not_before > now else now
+        start: I64 = not_before if not_before > now else now
         if start < window:  # a later window is reserved: start there
             start = window
-        opened: cython.longlong = window_of(limit, window, used, start)
-        filled: cython.longlong = used
-        past: cython.longlong = before
+        opened: I64 = window_of(limit, window, used, start)
+        filled: I64 = used
+        past: I64 = before
         if opened != window:
             if opened == window + size:
                 past = used
@@ -97,8 +88,8 @@ def decide(
                 opened + size if filled > 0 else now,
             )
         retry = start - max_wait
-    left: cython.longlong = limit.count
-    reset: cython.longlong = now
+    left: I64 = limit.count
+    reset: I64 = now
     if used > 0 and now < window + size:
         reset = window + size
         left = limit.count - used if used < limit.count else 0
@@ -110,18 +101,9 @@ def decide(
 @cython.cfunc
 @cython.nogil
 @cython.exceptval(check=False)
-def give_back(
-    limit: Limit,
-    window: cython.longlong,
-    used: cython.longlong,
-    before: cython.longlong,
-    now: cython.longlong,
-    cost: cython.longlong,
-    charged: cython.longlong,
-    charged_at: cython.longlong,
-) -> State:
-    size: cython.longlong = limit.window
-    here: cython.longlong = window_of(limit, window, used, now)
+def give_back(limit: Limit, window: I64, used: I64, before: I64, now: I64, cost: I64, charged: I64, charged_at: I64) -> State:
+    size: I64 = limit.window
+    here: I64 = window_of(limit, window, used, now)
     if cost < 0:  # settled above its estimate: charge the current window, even above its count
         if -cost > TOP // 4:
             cost = -(TOP // 4)
@@ -148,6 +130,17 @@ def give_back(
     return (window, used, before)
 
 
+@cython.cfunc
+@cython.nogil
+@cython.exceptval(check=False)
+def used(limit: Limit, window: I64, filled: I64, before: I64, now: I64) -> I64:
+    if now >= window + limit.window:
+        return 0
+    if now >= window or before == -3:
+        return filled
+    return filled + (before if before >= 0 else limit.count)  # a later window is reserved: the one before it counts too
+
+
 @cython.cclass
 class FixedWindow(Limit):
     """`FixedWindow("1000/min")`: at most `count` per window; `align="first"` starts a window at its first request."""
@@ -163,15 +156,6 @@ class FixedWindow(Limit):
         self.aligned = chosen != "first"
         self.rule = decide
         self.undo = give_back
+        self.usage = used
         words = f"{self.kind} {self.rate}"
         self._seal(words if self.aligned else f"{words} align first")
-
-    @cython.ccall
-    def convert(self, old: Limit, state: StateData, now_us: cython.longlong) -> StateData:
-        """Keeps the units used, in the current window."""
-        window, used, _ = state
-        if now_us >= window + old.window:
-            return (0, 0, 0)
-        if old.window == self.window and old.aligned == self.aligned:
-            return state
-        return (now_us - now_us % self.window if self.aligned else now_us, used, 0)

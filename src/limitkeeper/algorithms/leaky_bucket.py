@@ -21,8 +21,8 @@ if cython.compiled:
 else:
     from .limit import Limit
 
-from .limit import StateData, option
-from .token_bucket import TokenBucket, convert_level
+from .limit import option
+from .token_bucket import TokenBucket
 
 
 @cython.cclass
@@ -42,8 +42,5 @@ class LeakyBucket(Limit):
         twin: Limit = TokenBucket(self.rate, self.capacity)
         self.rule = twin.rule
         self.undo = twin.undo
+        self.usage = twin.usage
         self._seal(f"{self.kind} {self.rate} capacity {self.capacity}")
-
-    @cython.ccall
-    def convert(self, old: Limit, state: StateData, now_us: cython.longlong) -> StateData:
-        return convert_level(self, old, state, now_us)

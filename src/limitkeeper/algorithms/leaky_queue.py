@@ -21,45 +21,36 @@ from ..rate import MAX_COUNT, Count, Duration, RateValue, whole
 
 if cython.compiled:
     from cython.cimports.limitkeeper.algorithms.constants import NEVER, REFUSED, TOP
-    from cython.cimports.limitkeeper.algorithms.limit import Answer, Limit, State
+    from cython.cimports.limitkeeper.algorithms.limit import I64, Answer, Limit, State
 else:
     from .constants import NEVER, REFUSED, TOP
-    from .limit import Answer, Limit, State
+    from .limit import I64, Answer, Limit, State
 
 
-from .limit import StateData, option
-from .token_bucket import convert_level
+from .limit import option
+from .token_bucket import TokenBucket
 
 
 @cython.cfunc
 @cython.nogil
 @cython.exceptval(check=False)
-def decide(
-    limit: Limit,
-    at: cython.longlong,
-    backlog: cython.longlong,
-    gap: cython.longlong,
-    now: cython.longlong,
-    not_before: cython.longlong,
-    cost: cython.longlong,
-    max_wait: cython.longlong,
-) -> Answer:
-    level: cython.longlong = backlog
-    elapsed: cython.longlong = now - at
+def decide(limit: Limit, at: I64, backlog: I64, gap: I64, now: I64, not_before: I64, cost: I64, max_wait: I64) -> Answer:
+    level: I64 = backlog
+    elapsed: I64 = now - at
     if elapsed >= limit.drained:
         level = 0
     elif elapsed > 0:
         level = backlog - elapsed * limit.gain
         if level < 0:
             level = 0
-    verdict: cython.longlong = REFUSED
-    retry: cython.longlong = now
+    start: I64 = REFUSED
+    retry: I64 = now
     if cost > limit.capacity:
-        verdict = NEVER
+        start = NEVER
     else:
-        need: cython.longlong = cost * limit.unit
-        wait: cython.longlong = level if limit.even else (level + limit.gain - 1) // limit.gain
-        late: cython.longlong = not_before - now
+        need: I64 = cost * limit.unit
+        wait: I64 = level if limit.even else (level + limit.gain - 1) // limit.gain
+        late: I64 = not_before - now
         if late > wait:
             wait = late
         else:
@@ -74,42 +65,21 @@ def decide(
                 gap = late * limit.gain - level
                 level = late * limit.gain
             level += need
-            return (
-                now if elapsed > 0 else at,
-                level,
-                gap,
-                now + wait,
-                now,
-                0 if level > 0 else limit.capacity,
-                now + (level if limit.even else (level + limit.gain - 1) // limit.gain),
-            )
-        if now + wait - max_wait > retry:
+            backlog = level
+            start = now + wait
+            if elapsed > 0:
+                at = now
+        if start < 0 and now + wait - max_wait > retry:
             retry = now + wait - max_wait
-    return (
-        at,
-        backlog,
-        gap,
-        verdict,
-        retry,
-        0 if level > 0 else limit.capacity,
-        now + (level if limit.even else (level + limit.gain - 1) // limit.gain),
-    )
+    reset: I64 = now + (level if limit.even else (level + limit.gain - 1) // limit.gain)
+    return (at, backlog, gap, start, retry, 0 if level > 0 else limit.capacity, reset)
 
 
 @cython.cfunc
 @cython.nogil
 @cython.exceptval(check=False)
-def give_back(
-    limit: Limit,
-    at: cython.longlong,
-    backlog: cython.longlong,
-    gap: cython.longlong,
-    now: cython.longlong,
-    cost: cython.longlong,
-    charged: cython.longlong,
-    charged_at: cython.longlong,
-) -> State:
-    elapsed: cython.longlong = now - at
+def give_back(limit: Limit, at: I64, backlog: I64, gap: I64, now: I64, cost: I64, charged: I64, charged_at: I64) -> State:
+    elapsed: I64 = now - at
     if elapsed >= limit.drained:
         backlog = 0
     elif elapsed > 0:
@@ -124,12 +94,12 @@ def give_back(
         return (at, backlog - cost * limit.unit, gap)
     if cost > limit.capacity:
         cost = limit.capacity
-    back: cython.longlong = cost * limit.unit
-    ahead: cython.longlong = charged_at - now
+    back: I64 = cost * limit.unit
+    ahead: I64 = charged_at - now
     if ahead > limit.horizon or -ahead > limit.horizon:
         return (at, backlog, gap)
     # Later starts are already assigned, so only the last charge of the queue can be given back.
-    own: cython.longlong = backlog - ahead * limit.gain
+    own: I64 = backlog - ahead * limit.gain
     if own > charged * limit.unit:
         return (at, backlog, gap)
     if ahead > 0 and cost == charged and own == back:
@@ -158,10 +128,8 @@ class LeakyBucketQueue(Limit):
             self._scale(self.capacity)
         self.rule = decide
         self.undo = give_back
+        twin: Limit = TokenBucket(self.rate, 1)
+        self.usage = twin.usage  # the same level, counted the same way
         self.bounded = size is not None
         words = f"{self.kind} {self.rate}"
         self._seal(words if size is None else f"{words} capacity {self.capacity}")
-
-    @cython.ccall
-    def convert(self, old: Limit, state: StateData, now_us: cython.longlong) -> StateData:
-        return convert_level(self, old, state, now_us)

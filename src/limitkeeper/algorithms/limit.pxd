@@ -1,8 +1,10 @@
-# C declarations of limit.py: an algorithm is two function pointers on frozen integers.
-ctypedef (long long, long long, long long) State
-ctypedef (long long, long long, long long, long long, long long, long long, long long) Answer
-ctypedef Answer (*Decide)(Limit, long long, long long, long long, long long, long long, long long, long long) noexcept nogil
-ctypedef State (*GiveBack)(Limit, long long, long long, long long, long long, long long, long long, long long) noexcept nogil
+# C declarations of limit.py: an algorithm is three function pointers on frozen integers.
+ctypedef long long I64
+ctypedef (I64, I64, I64) State
+ctypedef (I64, I64, I64, I64, I64, I64, I64) Answer
+ctypedef Answer (*Decide)(Limit, I64, I64, I64, I64, I64, I64, I64) noexcept nogil
+ctypedef State (*GiveBack)(Limit, I64, I64, I64, I64, I64, I64, I64) noexcept nogil
+ctypedef I64 (*Used)(Limit, I64, I64, I64, I64) noexcept nogil
 
 cdef class Limit:
     cdef readonly long long count, period, capacity, tick, window, gain, unit, full, horizon, drained, initial, ramp
@@ -11,5 +13,5 @@ cdef class Limit:
     cdef readonly object rate
     cdef Decide rule
     cdef GiveBack undo
+    cdef Used usage
     cdef State unseen(self, long long birth_us) noexcept nogil
-    cpdef object convert(self, Limit old, object state, long long now_us)

@@ -1,4 +1,4 @@
-"""Limit: the base class of all limits, frozen integers with two pure functions, `decide` and `give_back`.
+"""Limit: the base class of all limits, frozen integers with three pure functions: `decide`, `give_back` and `used`.
 
 `decide(limit, a, b, c, now, not_before, cost, max_wait) -> (a', b', c', start, retry_at, remaining, reset_at)`
     finds the earliest `start ≥ max(now, not_before)` at which the whole cost fits, and charges it at that start
@@ -7,14 +7,15 @@
 `give_back(limit, a, b, c, now, cost, charged, charged_at) -> (a', b', c')`
     removes `cost` of a charge of `charged` that was made at `charged_at` (UNKNOWN: from the latest charges); a negative
     cost charges more even when the limit is exceeded, which settles a reservation above its estimate.
+`used(limit, a, b, c, now) -> units`
+    the units that a state holds as used at `now`, rounded up, debt and reservations of later starts included: what another
+    rate under the same name starts with (`all_of.seeded`).
 
-Units. Time is counted in ticks of 1, 10, 100 … µs, the smallest for which every product stays below
-2^53 (Lua's doubles agree bit for bit). A rate of `count` per `period` is kept as `gain` per tick against `unit` per
-token, reduced by their gcd, so 3/s is 3 against 1 000 000 and no fraction is lost.
-
-The state is three integers whose meaning each algorithm defines. A state equal to that of an unseen key may be dropped.
-Rejected: one float per key (two machines round it differently), and absolute GCRA times scaled by the count (1.8e15 µs
-times a count exceed 2^53).
+Time is counted in ticks of 1, 10, 100 … µs, the smallest for which every product stays below 2^53 (Lua's doubles agree bit for
+bit). A rate of `count` per `period` is kept as `gain` per tick against `unit` per token, reduced by their gcd: 3/s is 3 against
+1 000 000 and no fraction is lost. The state is three integers whose meaning each algorithm defines; a state equal to that of an
+unseen key may be dropped. Rejected: one float per key (two machines round it differently), and absolute GCRA times scaled by the
+count (1.8e15 µs times a count exceed 2^53).
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from ..rate import Duration, Rate, RateValue, period_text, read_rate
 from .constants import TOP
 
 if not cython.compiled:
+    I64 = int
     State = tuple[int, int, int]
     Answer = tuple[int, int, int, int, int, int, int]
 
@@ -47,32 +49,9 @@ class Limit:
     """Base class of TokenBucket, LeakyBucket, LeakyBucketQueue, FixedWindow, SlidingWindowLog and SlidingWindowCounter."""
 
     # fmt: off
-    __slots__ = (
-        "_sealed",
-        "aligned",
-        "bounded",
-        "capacity",
-        "count",
-        "drained",
-        "even",
-        "fine",
-        "full",
-        "gain",
-        "horizon",
-        "initial",
-        "logs",
-        "period",
-        "ramp",
-        "rate",
-        "refunds",
-        "reserves",
-        "rule",
-        "text",
-        "tick",
-        "undo",
-        "unit",
-        "window",
-    )
+    __slots__ = ("_sealed", "aligned", "bounded", "capacity", "count", "drained", "even", "fine", "full", "gain", "horizon",
+                 "initial", "logs", "period", "ramp", "rate", "refunds", "reserves", "rule", "text", "tick", "undo", "unit",
+                 "usage", "window")
     # fmt: on
 
     def __init__(self) -> None:
@@ -94,6 +73,7 @@ class Limit:
         if not cython.compiled:
             self.rule: Callable[..., Answer]
             self.undo: Callable[..., State]
+            self.usage: Callable[..., int]
         return given
 
     def _scale(self, tokens: int) -> None:
@@ -134,6 +114,11 @@ class Limit:
         a, b, c = state
         return self.undo(self, a, b, c, now, cost, cost if charged < 0 else charged, charged_at)
 
+    def used(self, state: StateData, now: int) -> int:
+        """The units that a state holds as used at `now`, in ticks."""
+        a, b, c = state
+        return self.usage(self, a, b, c, now)
+
     def new(self, birth_us: int = 0) -> StateData:
         """The state of an unseen key in a store where the limit was registered at `birth_us`."""
         return self.unseen(birth_us)
@@ -145,11 +130,6 @@ class Limit:
         if self.ramp > 0:
             return (birth_us // self.tick, self.full - self.initial * self.unit, 0)
         return (0, 0, 0)
-
-    @cython.ccall
-    def convert(self, old: Limit, state: StateData, now_us: cython.longlong) -> StateData:
-        """Converts a state of `old`, another rate under the same name, to this limit, and clamps it."""
-        return state
 
     def __setattr__(self, name: str, value: object) -> None:
         if getattr(self, "_sealed", cython.compiled):

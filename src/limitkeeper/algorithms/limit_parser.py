@@ -11,9 +11,12 @@ from . import ALGORITHMS
 from .limit import Limit
 from .token_bucket import TokenBucket
 
+#: The beginning of a count that is not a positive whole number; TokenBucket says what is wrong with it.
+_COUNT = re.compile(r"[-.]\d")
 
-def parse_limit(text: object) -> Limit:
-    """Parses one limit; `parse_limit(str(limit)) == limit`."""
+
+def parse_limit(text: object, default: str = TokenBucket.kind) -> Limit:
+    """Parses one limit; `parse_limit(str(limit)) == limit`. `default` is the algorithm of a rate alone."""
     if not isinstance(text, str) or not text.strip():
         raise InvalidLimit(
             f"expected the text of a limit, got {text!r}; write it like 'token bucket 5/s burst 10' or 'fixed window 1000/min'"
@@ -22,22 +25,27 @@ def parse_limit(text: object) -> Limit:
     for kind, algorithm in ALGORITHMS.items():
         if words.lower().startswith(kind + " "):
             return algorithm(words[len(kind) + 1 :])  # type: ignore[call-arg]
-    if words[0].isdigit():
-        return TokenBucket(words)
-    name = re.split(r" *\d", words, maxsplit=1)[0]
+    if words[0].isdigit() or _COUNT.match(words):
+        return ALGORITHMS[default](words)  # type: ignore[call-arg]
+    name = re.split(r" *[-.]?\d", words, maxsplit=1)[0]
     if name.lower() in ALGORITHMS:
         raise InvalidLimit(f"expected a rate after the algorithm, got {text!r}; write it like '{name} 5/s'")
-    near = get_close_matches(name.lower(), ALGORITHMS, 1)
-    remedy = f"did you mean {near[0]!r}?" if near else f"expected one of: {', '.join(ALGORITHMS)}"
+    near = beginning_with(name) or get_close_matches(name.lower(), ALGORITHMS, 1)
+    remedy = f"did you mean {' or '.join(map(repr, near))}?" if near else f"expected one of: {', '.join(ALGORITHMS)}"
     raise InvalidLimit(f"unknown algorithm {name!r}; {remedy}")
 
 
-def parse_limits(text: str) -> list[Limit]:
+def beginning_with(words: str) -> list[str]:
+    """The algorithms whose names begin with these words: both sliding windows for "sliding window"."""
+    return [kind for kind in ALGORITHMS if kind.startswith(words.lower() + " ")]
+
+
+def parse_limits(text: str, default: str = TokenBucket.kind) -> list[Limit]:
     """Parses several limits separated by ';'."""
     parts = text.split(";")
     if len(parts) > 1 and not all(part.strip() for part in parts):
         raise InvalidLimit(f"{text!r}: empty limit beside a ';'; write it like 'token bucket 5/s; fixed window 1000/min'")
-    return [parse_limit(part) for part in parts]
+    return [parse_limit(part, default) for part in parts]
 
 
 def named_limits(limits: object, name: str | None) -> dict[str, Limit]:

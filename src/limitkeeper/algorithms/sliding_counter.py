@@ -3,7 +3,8 @@
     cur · W + prev · (W − elapsed) + cost · W ≤ count · W      multiplied by W, so that nothing is rounded
 
 State: (window, cur, prev) for windows of W on the Unix epoch. It can't reserve: the weighted sum at a later time depends
-on the calls admitted until then. A refused call gets the first time at which it would fit.
+on the calls admitted until then. A refused call gets the first time at which it would fit. A charge is given back to the window
+that it was made in, the previous one included, which still counts.
 Worst case in any interval of W: 2 × count (all at the end of one window, then again as the weight falls).
 """
 
@@ -19,59 +20,50 @@ from ..rate import Duration, RateValue
 
 if cython.compiled:
     from cython.cimports.limitkeeper.algorithms.constants import NEVER, REFUSED
-    from cython.cimports.limitkeeper.algorithms.limit import Answer, Limit, State
+    from cython.cimports.limitkeeper.algorithms.limit import I64, Answer, Limit, State
 else:
     from .constants import NEVER, REFUSED
-    from .limit import Answer, Limit, State
+    from .limit import I64, Answer, Limit, State
 
 
 from .constants import TOP
-from .limit import StateData, does_not_fit
+from .limit import does_not_fit
 
 
 @cython.cfunc
 @cython.nogil
 @cython.exceptval(check=False)
-def decide(
-    limit: Limit,
-    window: cython.longlong,
-    cur: cython.longlong,
-    prev: cython.longlong,
-    now: cython.longlong,
-    not_before: cython.longlong,
-    cost: cython.longlong,
-    max_wait: cython.longlong,
-) -> Answer:
-    size: cython.longlong = limit.window
-    here: cython.longlong = now - now % size
-    this: cython.longlong = 0
-    last: cython.longlong = 0
+def decide(limit: Limit, window: I64, cur: I64, prev: I64, now: I64, not_before: I64, cost: I64, max_wait: I64) -> Answer:
+    size: I64 = limit.window
+    here: I64 = now - now % size
+    this: I64 = 0
+    last: I64 = 0
     if here <= window:
         here = window
         this = cur
         last = prev
     elif here == window + size:
         last = cur
-    elapsed: cython.longlong = now - here if now > here else 0
-    free: cython.longlong = (limit.count - this) * size - last * (size - elapsed)
-    verdict: cython.longlong = REFUSED
-    retry: cython.longlong = now
+    elapsed: I64 = now - here if now > here else 0
+    free: I64 = (limit.count - this) * size - last * (size - elapsed)
+    verdict: I64 = REFUSED
+    retry: I64 = now
     if cost > limit.count:
         verdict = NEVER
     elif cost * size <= free:
         if not_before <= now:
             free -= cost * size
             this += cost
-            end: cython.longlong = here + 2 * size if this > 0 else (here + size if last > 0 else now)
+            end: I64 = here + 2 * size if this > 0 else (here + size if last > 0 else now)
             return (here, this, last, now, now, free // size, end)
     else:
-        room: cython.longlong = limit.count - this - cost
+        room: I64 = limit.count - this - cost
         if room >= 0:
             retry = here + size - room * size // last
         else:
             room = (limit.count - cost) * size // this
             retry = here + size + (size - room if room < size else 0)
-    reset: cython.longlong = now
+    reset: I64 = now
     if this > 0:
         reset = here + 2 * size
     elif last > 0:
@@ -82,18 +74,9 @@ def decide(
 @cython.cfunc
 @cython.nogil
 @cython.exceptval(check=False)
-def give_back(
-    limit: Limit,
-    window: cython.longlong,
-    cur: cython.longlong,
-    prev: cython.longlong,
-    now: cython.longlong,
-    cost: cython.longlong,
-    charged: cython.longlong,
-    charged_at: cython.longlong,
-) -> State:
-    size: cython.longlong = limit.window
-    here: cython.longlong = now - now % size
+def give_back(limit: Limit, window: I64, cur: I64, prev: I64, now: I64, cost: I64, charged: I64, charged_at: I64) -> State:
+    size: I64 = limit.window
+    here: I64 = now - now % size
     if here > window:
         prev = cur if here == window + size else 0
         cur = 0
@@ -103,7 +86,26 @@ def give_back(
         return (here, limit.horizon if -cost > limit.horizon - cur else cur - cost, prev)
     if charged_at < 0 or charged_at >= here:
         cur = cur - cost if cur > cost else 0
+    elif charged_at >= here - size:
+        prev = prev - cost if prev > cost else 0
     return (here, cur, prev)
+
+
+@cython.cfunc
+@cython.nogil
+@cython.exceptval(check=False)
+def used(limit: Limit, window: I64, cur: I64, prev: I64, now: I64) -> I64:
+    size: I64 = limit.window
+    here: I64 = now - now % size
+    if here <= window:
+        here = window
+    elif here == window + size:
+        prev = cur
+        cur = 0
+    else:
+        return 0
+    elapsed: I64 = now - here if now > here else 0
+    return cur + (prev * (size - elapsed) + size - 1) // size
 
 
 @cython.cclass
@@ -128,13 +130,5 @@ class SlidingWindowCounter(Limit):
         self.aligned = True
         self.rule = decide
         self.undo = give_back
+        self.usage = used
         self._seal(f"{self.kind} {self.rate}")
-
-    @cython.ccall
-    def convert(self, old: Limit, state: StateData, now_us: cython.longlong) -> StateData:
-        """Keeps both counters when the windows are equally long; otherwise counts their sum as used now."""
-        window, cur, prev = old.undo(old, state[0], state[1], state[2], now_us // old.tick, 0, 0, 0)
-        if old.window * old.tick == self.window * self.tick:
-            return (window * old.tick // self.tick, min(cur, self.horizon), min(prev, self.horizon))
-        now: int = now_us // self.tick
-        return (now - now % self.window, min(cur + prev, self.horizon), 0)

@@ -27,10 +27,10 @@ from ..rate import Duration, RateValue
 if cython.compiled:
     from cython.cimports.cpython.array import array as c_array
     from cython.cimports.limitkeeper.algorithms.constants import MAX_WAIT, NEVER, REFUSED
-    from cython.cimports.limitkeeper.algorithms.limit import Answer, Limit, State
+    from cython.cimports.limitkeeper.algorithms.limit import I64, Answer, Limit, State
 else:
     from .constants import MAX_WAIT, NEVER, REFUSED
-    from .limit import Answer, Limit, State
+    from .limit import I64, Answer, Limit, State
 
 from .limit import Result, StateData
 
@@ -42,7 +42,7 @@ Entries = Iterable[tuple[int, int]]
 @cython.inline
 @cython.nogil
 @cython.exceptval(check=False)
-def slot(log: cython.p_longlong, i: cython.longlong) -> cython.longlong:
+def slot(log: cython.p_longlong, i: I64) -> I64:
     """The index of the moment of entry i in the array; its running total is at the next index."""
     i += log[0]
     if i >= log[2]:
@@ -54,7 +54,7 @@ def slot(log: cython.p_longlong, i: cython.longlong) -> cython.longlong:
 @cython.inline
 @cython.nogil
 @cython.exceptval(check=False)
-def total_before(log: cython.p_longlong, i: cython.longlong) -> cython.longlong:
+def total_before(log: cython.p_longlong, i: I64) -> I64:
     """The running total just before entry i."""
     return log[3] if i == 0 else log[slot(log, i - 1) + 1]  # type: ignore[no-any-return]
 
@@ -62,11 +62,11 @@ def total_before(log: cython.p_longlong, i: cython.longlong) -> cython.longlong:
 @cython.cfunc
 @cython.nogil
 @cython.exceptval(check=False)
-def first_beyond(log: cython.p_longlong, field: cython.longlong, bound: cython.longlong, low: cython.longlong) -> cython.longlong:
+def first_beyond(log: cython.p_longlong, field: I64, bound: I64, low: I64) -> I64:
     """The first entry ≥ low whose field (0 moment, 1 total) exceeds `bound`: exponential, then binary search."""
-    n: cython.longlong = log[1]
-    step: cython.longlong = 1
-    high: cython.longlong = low
+    n: I64 = log[1]
+    step: I64 = 1
+    high: I64 = low
     while high < n and log[slot(log, high) + field] <= bound:
         low = high + 1
         high += step
@@ -74,7 +74,7 @@ def first_beyond(log: cython.p_longlong, field: cython.longlong, bound: cython.l
     if high > n:
         high = n
     while low < high:
-        middle: cython.longlong = (low + high) // 2
+        middle: I64 = (low + high) // 2
         if log[slot(log, middle) + field] <= bound:
             low = middle + 1
         else:
@@ -85,17 +85,8 @@ def first_beyond(log: cython.p_longlong, field: cython.longlong, bound: cython.l
 @cython.cfunc
 @cython.nogil
 @cython.exceptval(check=False)
-def decide(
-    limit: Limit,
-    _moment: cython.longlong,
-    _cost: cython.longlong,
-    state: cython.longlong,
-    now: cython.longlong,
-    not_before: cython.longlong,
-    cost: cython.longlong,
-    max_wait: cython.longlong,
-) -> Answer:
-    start: cython.longlong = not_before if not_before > now else now
+def decide(limit: Limit, _moment: I64, _cost: I64, state: I64, now: I64, not_before: I64, cost: I64, max_wait: I64) -> Answer:
+    start: I64 = not_before if not_before > now else now
     if not state:
         if cost > limit.count:
             return (0, 0, state, NEVER, now, limit.count, now)
@@ -106,19 +97,19 @@ def decide(
         log = cython.cast(cython.p_longlong, state)
     else:
         log: Any = state
-    n: cython.longlong = log[1]
-    live: cython.longlong = first_beyond(log, 0, now - limit.window, 0)
-    end: cython.longlong = total_before(log, n)
-    left: cython.longlong = limit.count - (end - total_before(log, live))
-    reset: cython.longlong = log[slot(log, n - 1)] + limit.window if live < n else now
-    verdict: cython.longlong = REFUSED
-    retry: cython.longlong = now
+    n: I64 = log[1]
+    live: I64 = first_beyond(log, 0, now - limit.window, 0)
+    end: I64 = total_before(log, n)
+    left: I64 = limit.count - (end - total_before(log, live))
+    reset: I64 = log[slot(log, n - 1)] + limit.window if live < n else now
+    verdict: I64 = REFUSED
+    retry: I64 = now
     if cost > limit.count:
         verdict = NEVER
     else:
         if start > now:
             live = first_beyond(log, 0, start - limit.window, live)
-        over: cython.longlong = end - total_before(log, live) + cost - limit.count
+        over: I64 = end - total_before(log, live) + cost - limit.count
         if over > 0:  # wait until entries worth `over` have expired
             live = first_beyond(log, 1, total_before(log, live) + over - 1, live)
             start = log[slot(log, live)] + limit.window
@@ -134,9 +125,9 @@ def decide(
 @cython.cfunc
 @cython.nogil
 @cython.exceptval(check=False)
-def prune(log: cython.p_longlong, before: cython.longlong) -> cython.longlong:
+def prune(log: cython.p_longlong, before: I64) -> I64:
     """Removes the entries at or before `before`; returns the number left."""
-    gone: cython.longlong = first_beyond(log, 0, before, 0)
+    gone: I64 = first_beyond(log, 0, before, 0)
     log[3] = total_before(log, gone)
     log[0] = (log[0] + gone) % log[2]
     log[1] -= gone
@@ -149,16 +140,16 @@ def prune(log: cython.p_longlong, before: cython.longlong) -> cython.longlong:
 @cython.cfunc
 @cython.nogil
 @cython.exceptval(check=False)
-def add(log: cython.p_longlong, at: cython.longlong, cost: cython.longlong) -> cython.void:
+def add(log: cython.p_longlong, at: I64, cost: I64) -> cython.void:
     """Inserts an entry in time order. The store must have made room for it."""
-    i: cython.longlong = log[1]
+    i: I64 = log[1]
     while i > 0 and log[slot(log, i - 1)] > at:  # later entries move up
         log[slot(log, i - 1) + 1] += cost
         i -= 1
     if i > 0 and log[slot(log, i - 1)] == at:
         log[slot(log, i - 1) + 1] += cost
         return
-    j: cython.longlong = log[1]
+    j: I64 = log[1]
     while j > i:
         log[slot(log, j)] = log[slot(log, j - 1)]
         log[slot(log, j) + 1] = log[slot(log, j - 1) + 1]
@@ -171,9 +162,9 @@ def add(log: cython.p_longlong, at: cython.longlong, cost: cython.longlong) -> c
 @cython.cfunc
 @cython.nogil
 @cython.exceptval(check=False)
-def take(log: cython.p_longlong, i: cython.longlong, cost: cython.longlong) -> cython.void:
+def take(log: cython.p_longlong, i: I64, cost: I64) -> cython.void:
     """Subtracts `cost` from entry i and removes the entry when nothing is left of it."""
-    j: cython.longlong = i
+    j: I64 = i
     while j < log[1]:
         log[slot(log, j) + 1] -= cost
         j += 1
@@ -190,16 +181,7 @@ def take(log: cython.p_longlong, i: cython.longlong, cost: cython.longlong) -> c
 @cython.cfunc
 @cython.nogil
 @cython.exceptval(check=False)
-def give_back(
-    limit: Limit,
-    _moment: cython.longlong,
-    _cost: cython.longlong,
-    state: cython.longlong,
-    now: cython.longlong,
-    cost: cython.longlong,
-    charged: cython.longlong,
-    charged_at: cython.longlong,
-) -> State:
+def give_back(limit: Limit, _moment: I64, _cost: I64, state: I64, now: I64, cost: I64, charged: I64, charged_at: I64) -> State:
     if cost < 0:  # settled above its estimate: the store adds an entry at `now`
         return (now, -cost if -cost < MAX_WAIT else MAX_WAIT, state)
     if not state:
@@ -208,8 +190,8 @@ def give_back(
         log = cython.cast(cython.p_longlong, state)
     else:
         log: Any = state
-    i: cython.longlong
-    part: cython.longlong
+    i: I64
+    part: I64
     if charged_at >= 0:
         i = first_beyond(log, 0, charged_at - 1, 0)
         if i < log[1] and log[slot(log, i)] == charged_at and charged_at > now - limit.window:
@@ -227,6 +209,19 @@ def give_back(
         cost -= part
         i -= 1
     return (0, 0, state)
+
+
+@cython.cfunc
+@cython.nogil
+@cython.exceptval(check=False)
+def used(limit: Limit, _moment: I64, _cost: I64, state: I64, now: I64) -> I64:
+    if not state:
+        return 0
+    if cython.compiled:
+        log = cython.cast(cython.p_longlong, state)
+    else:
+        log: Any = state
+    return total_before(log, log[1]) - total_before(log, first_beyond(log, 0, now - limit.window, 0))
 
 
 def new_log(entries: Entries, room: int = 0) -> Integers:
@@ -253,7 +248,7 @@ def read_log(log: Integers) -> list[tuple[int, int]]:
 
 
 @cython.cfunc
-def memory_of(log: object) -> cython.longlong:
+def memory_of(log: object) -> I64:
     """The `state` argument of `decide` for an array: its address when compiled, otherwise the array."""
     if cython.compiled:
         return cython.cast(cython.longlong, cython.cast(c_array, log).data.as_longlongs)
@@ -261,15 +256,14 @@ def memory_of(log: object) -> cython.longlong:
 
 
 @cython.cfunc
-def write(
-    memory: cython.longlong, window: cython.longlong, now: cython.longlong, at: cython.longlong, cost: cython.longlong
-) -> cython.void:
+@cython.exceptval(check=False)
+def write(memory: I64, before: I64, at: I64, cost: I64) -> cython.void:
     """Prunes a log, then adds an entry."""
     if cython.compiled:
-        prune(cython.cast(cython.p_longlong, memory), now - window)
+        prune(cython.cast(cython.p_longlong, memory), before)
         add(cython.cast(cython.p_longlong, memory), at, cost)
     else:
-        prune(memory, now - window)
+        prune(memory, before)
         add(memory, at, cost)
 
 
@@ -285,6 +279,7 @@ class SlidingWindowLog(Limit):
         self.logs = True
         self.rule = decide
         self.undo = give_back
+        self.usage = used
         self._seal(f"{self.kind} {self.rate}")
 
     def decide(self, state: StateData, now: int, cost: int = 1, max_wait: int = 0, not_before: int = 0) -> Result:
@@ -292,20 +287,19 @@ class SlidingWindowLog(Limit):
         log = new_log(state[0], len(state[0]) + 1)
         answer = self.rule(self, 0, 0, memory_of(log), now, max(now, not_before), cost, max_wait)
         if answer[3] >= 0 and cost:
-            write(memory_of(log), self.window, now, answer[0], answer[1])
+            write(memory_of(log), now - self.window, answer[0], answer[1])
         return (tuple(read_log(log)) if answer[3] >= 0 else state[0], 0, 0, *answer[3:])
 
     def give_back(self, state: StateData, now: int, cost: int, charged_at: int, charged: int = -1) -> StateData:
         log = new_log(state[0], len(state[0]) + 1)
         change = self.undo(self, 0, 0, memory_of(log), now, cost, cost, charged_at)
         if change[1]:
-            write(memory_of(log), self.window, now, change[0], change[1])
+            write(memory_of(log), now - self.window, change[0], change[1])
         return (tuple(read_log(log)), 0, 0)
+
+    def used(self, state: StateData, now: int) -> int:
+        log = new_log(state[0])
+        return self.usage(self, 0, 0, memory_of(log), now)
 
     def new(self, birth_us: int = 0) -> StateData:
         return ((), 0, 0)
-
-    @cython.ccall
-    def convert(self, old: Limit, state: StateData, now_us: cython.longlong) -> StateData:
-        """Entries are times in microseconds, which do not depend on the rate."""
-        return state

@@ -24,43 +24,34 @@ from ..rate import Count, Duration, RateValue, whole
 
 if cython.compiled:
     from cython.cimports.limitkeeper.algorithms.constants import NEVER, REFUSED, TOP
-    from cython.cimports.limitkeeper.algorithms.limit import Answer, Limit, State
+    from cython.cimports.limitkeeper.algorithms.limit import I64, Answer, Limit, State
 else:
     from .constants import NEVER, REFUSED, TOP
-    from .limit import Answer, Limit, State
+    from .limit import I64, Answer, Limit, State
 
 
-from .limit import StateData, option
+from .limit import option
 
 
 @cython.cfunc
 @cython.nogil
 @cython.exceptval(check=False)
-def decide(
-    limit: Limit,
-    at: cython.longlong,
-    taken: cython.longlong,
-    until: cython.longlong,
-    now: cython.longlong,
-    not_before: cython.longlong,
-    cost: cython.longlong,
-    max_wait: cython.longlong,
-) -> Answer:
-    level: cython.longlong = taken
-    elapsed: cython.longlong = now - at
+def decide(limit: Limit, at: I64, taken: I64, until: I64, now: I64, not_before: I64, cost: I64, max_wait: I64) -> Answer:
+    level: I64 = taken
+    elapsed: I64 = now - at
     if elapsed >= limit.drained:
         level = 0
     elif elapsed > 0:
         level = taken - elapsed * limit.gain
         if level < 0:
             level = 0
-    verdict: cython.longlong = REFUSED
-    retry: cython.longlong = now
+    verdict: I64 = REFUSED
+    retry: I64 = now
     if cost > limit.capacity:
         verdict = NEVER
     else:
-        need: cython.longlong = cost * limit.unit
-        wait: cython.longlong = 0
+        need: I64 = cost * limit.unit
+        wait: I64 = 0
         if level + need > limit.full:
             wait = (level + need - limit.full + limit.gain - 1) // limit.gain
         if not_before - now > wait:
@@ -69,7 +60,7 @@ def decide(
             max_wait = limit.horizon
         if wait <= max_wait:
             if wait > 0:
-                lead: cython.longlong = wait * limit.gain
+                lead: I64 = wait * limit.gain
                 if lead > level:  # the bucket is full at that start
                     level = lead
                 if until > now and (until - now) * limit.gain > lead:
@@ -100,17 +91,8 @@ def decide(
 @cython.cfunc
 @cython.nogil
 @cython.exceptval(check=False)
-def give_back(
-    limit: Limit,
-    at: cython.longlong,
-    taken: cython.longlong,
-    until: cython.longlong,
-    now: cython.longlong,
-    cost: cython.longlong,
-    charged: cython.longlong,
-    charged_at: cython.longlong,
-) -> State:
-    elapsed: cython.longlong = now - at
+def give_back(limit: Limit, at: I64, taken: I64, until: I64, now: I64, cost: I64, charged: I64, charged_at: I64) -> State:
+    elapsed: I64 = now - at
     if elapsed >= limit.drained:
         taken = 0
     elif elapsed > 0:
@@ -127,26 +109,39 @@ def give_back(
         return (at, taken - cost * limit.unit, until)
     if cost > limit.capacity:
         cost = limit.capacity
-    back: cython.longlong = cost * limit.unit
-    ahead: cython.longlong = charged_at - now
+    back: I64 = cost * limit.unit
+    ahead: I64 = charged_at - now
     if charged_at < 0:
         ahead = 0
-    if taken > limit.full:
-        # Go's CancelAt: what others reserved behind this charge stays where it is. A refund can't tell what is behind it.
-        if charged_at < 0 or ahead > limit.horizon or -ahead > limit.horizon:
+    if taken > limit.full and ahead > 0:
+        # Go's CancelAt: what others reserved behind this start stays theirs. A charge that has begun has none behind it in a
+        # queue: it is given back but for what is still to start.
+        if ahead > limit.horizon:
             return (at, taken, until)
-        behind: cython.longlong = taken - ahead * limit.gain - limit.full
+        behind: I64 = taken - ahead * limit.gain - limit.full
         if behind > 0:
             back = back - behind if back > behind else 0
-    paid: cython.longlong = charged_at + (charged * limit.unit + limit.gain - 1) // limit.gain
+    paid: I64 = charged_at + (charged * limit.unit + limit.gain - 1) // limit.gain
     if charged_at > now:
         if until <= paid:  # the last start to come was this one
             until = charged_at + ((charged - cost) * limit.unit + limit.gain - 1) // limit.gain
     elif charged_at >= 0 and until == paid and taken - (until - now) * limit.gain <= limit.unit - limit.gain:
         until = 0  # the last start was this one, which has begun: with another to come, a token more would be missing
-    floor: cython.longlong = (until - now) * limit.gain if until > now else 0
+    floor: I64 = (until - now) * limit.gain if until > now else 0
     taken = taken - back if taken > back else 0
     return (at, taken if taken > floor else floor, until)
+
+
+@cython.cfunc
+@cython.nogil
+@cython.exceptval(check=False)
+def used(limit: Limit, at: I64, taken: I64, _until: I64, now: I64) -> I64:
+    elapsed: I64 = now - at
+    if elapsed >= limit.drained:
+        return 0
+    if elapsed > 0:
+        taken -= elapsed * limit.gain
+    return (taken + limit.unit - 1) // limit.unit if taken > 0 else 0
 
 
 @cython.cclass
@@ -173,6 +168,7 @@ class TokenBucket(Limit):
         self.ramp = (self.full - self.initial * self.unit + self.gain - 1) // self.gain
         self.rule = decide
         self.undo = give_back
+        self.usage = used
         words = f"{self.kind} {self.rate} burst {self.capacity}"
         self._seal(words if self.initial == self.capacity else f"{words} initial {self.initial}")
 
@@ -180,19 +176,5 @@ class TokenBucket(Limit):
     def burst(self) -> int:
         return self.capacity
 
-    @cython.ccall
-    def convert(self, old: Limit, state: StateData, now_us: cython.longlong) -> StateData:
-        return convert_level(self, old, state, now_us)
-
 
 GCRA = TokenBucket
-
-
-def convert_level(new: Limit, old: Limit, state: StateData, now_us: int) -> StateData:
-    """Converts the tokens missing to the new units and clamps them to the new size; keeps what is reserved ahead."""
-    at, taken, _ = old.undo(old, state[0], state[1], state[2], now_us // old.tick, 0, 0, 0)
-    # Products of both units exceed 64 bits, so Python's integers are used.
-    scale: tuple = (int(new.unit), int(old.unit), int(new.tick), int(old.tick))  # type: ignore[type-arg]
-    ahead = max(0, taken - old.full) * scale[0] // scale[1]
-    missing = -(-min(taken, old.full) * scale[0] // scale[1])
-    return (-(-at * scale[3] // scale[2]), min(TOP, min(missing, new.full) + ahead), 0)
