@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from .guarded import GuardedStore
     from .leased import LeasedStore
     from .redis import RedisStore
+    from .remote import RemoteStore
     from .sharded import ShardedStore
     from .shared import SharedStore
 else:  # hidden from type checkers, which would otherwise accept every misspelt name
@@ -33,6 +34,7 @@ _LATER = {
     "GuardedStore": "guarded",
     "LeasedStore": "leased",
     "RedisStore": "redis",
+    "RemoteStore": "remote",
     "ShardedStore": "sharded",
     "SharedStore": "shared",
 }
@@ -49,6 +51,7 @@ __all__ = [
     "MemoryStore",
     "NamedLimit",
     "RedisStore",
+    "RemoteStore",
     "ShardedStore",
     "SharedStore",
     "Store",

@@ -1,46 +1,28 @@
 # C declarations of cell_store.py.
 from limitkeeper.algorithms.claim cimport Claim, NamedLimit
-from limitkeeper.algorithms.limit cimport Limit, State
 from limitkeeper.clock cimport SystemClock
 from limitkeeper.decision cimport Decision, Decisions, fresh, unshared
-from limitkeeper.stores.cell_table cimport Table
-from limitkeeper.stores.contract cimport Store
+from limitkeeper.stores.cell_state_per_rate cimport CellRates, LimitHandle
 
-cdef class LimitHandle:
-    cdef readonly CellStore store
-    cdef readonly Limit limit
-    cdef readonly int unit
-    cdef readonly long long since_us
-    cdef readonly str name
-    cdef readonly Table cells
-
-cdef class CellStore(Store):
+cdef class CellStore(CellRates):
     cdef SystemClock system
     cdef Decision spare, other
     cdef Decisions spare_joined, other_joined
     cdef object _clock, _lock
-    cdef long long offset_us, last_us, shift_us
-    cdef unsigned long long revision
+    cdef long long offset_us, last_us, shift_us, half
     cdef object __weakref__
     cdef long long now(self)
     cdef LimitHandle handle_of(self, NamedLimit named)
-    cdef bint is_full(self, LimitHandle handle, long long needed, long long now_us)
-    cdef bint known(self, LimitHandle handle, str key, long long now_us, bint full)
-    cdef State read(self, LimitHandle handle, str key, long long now_us, bint full)
-    cdef int put(self, LimitHandle handle, str key, long long a, long long b, long long c, long long now_us, bint full)
-    cdef long long log_full_until(self, LimitHandle handle, str key, long long at, long long now_us)
-    cdef int expose(self, LimitHandle handle, str key, long long now_us, bint full)
+    cdef bint is_full(self, LimitHandle handle, str key, long long needed, long long now_us)
+    cdef bint is_before_reset(self, long long seen)
     cdef int begin(self)
     cdef int end(self)
-    cdef long long decide_cell(self, Decision decision, LimitHandle handle, str key, long long cost, long long max_wait_us, bint commit, long long now_us)
+    cdef int decide_cell(self, Decision decision, LimitHandle handle, str key, long long cost, long long max_wait_us, bint commit, long long now_us)
     cdef long long charge(self, list claims, long long max_wait_us, bint commit, long long now_us, long long not_before_us)
     cdef Decision decide_checked(self, list claims, tuple names, long long max_wait_us, bint commit, long long not_before_us)
     cdef bint has_full_log(self, list claims, long long now_us)
     cdef int give_back_all(self, list claims, long long charged_at, long long now_us)
     cdef int give_back_one(self, Claim claim, long long charged_at, long long now_us)
-    cdef int restore(self, LimitHandle handle, str key, object state, long long now_us)
-
-cdef bint is_twice(list claims)
 
 cdef inline Decision blank(CellStore store, LimitHandle handle):
     """A Decision whose fields the store sets: one of the last two if its caller has released it, otherwise a new one. Allocating

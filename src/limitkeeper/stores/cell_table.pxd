@@ -20,11 +20,26 @@ cdef struct Cell:
     unsigned int size          # bytes of the key
     char key[21]               # the key itself, or a pointer to it
     unsigned char kind         # width of the key's characters
-    unsigned short unit        # which limit's units the state is in; 0: none yet
+    unsigned short unit        # which rate's state it is; 0: none yet; SEVERAL: `a` points to Rates
 
 cdef enum:
+    SEVERAL = 65535     # the unit of a cell whose key has several rates, or was reset
+    MOST_RATES = 4      # rates of one key
     SEGMENT = 4096      # cells: 256 KiB
     INLINE = 21         # bytes of a key that fit into its cell
+    CHECKS_PER_INSERT = 4   # cells checked for each one inserted
+    CHECKS_WHEN_FULL = 512  # and for a key that is new to a full store
+
+cdef struct Rates:
+    long long reset_id         # number of the key's last reset; 0: none
+    long long reset_until      # until when it counts, in microseconds
+    int n
+    int unit[4]                # in order of their first use
+    long long a[4]
+    long long b[4]
+    long long c[4]
+
+ctypedef Rates* RatesPointer
 
 cdef inline bint same_key(Cell* cell, unsigned int size, int kind, const void* data) noexcept nogil:
     cdef const char* own = &cell.key[0]
@@ -70,12 +85,16 @@ cdef inline bint same_key(Cell* cell, unsigned int size, int kind, const void* d
 @cython.final
 cdef class Capacity:
     cdef readonly long long max_keys, live, overflow
+    cdef long long ungranted, era, era_end_us, window_us, checked, soonest_us
+    cdef void unsettle(self) noexcept nogil
+    cdef long long grant(self) noexcept nogil
+    cdef long long era_at(self, long long now_us) noexcept nogil
 
 @cython.final
 cdef class Table:
     cdef readonly Capacity capacity
     cdef readonly long long birth_us
-    cdef readonly list units, since
+    cdef readonly list units
     cdef dict numbers
     cdef bint logs
     cdef unsigned int* heads
@@ -83,22 +102,27 @@ cdef class Table:
     cdef unsigned int* old
     cdef unsigned long long old_mask, moved
     cdef Cell** segments
-    cdef Py_ssize_t n, allocated, segment_room, cursor, loose
+    cdef Py_ssize_t n, allocated, segment_room, cursor, loose, slots
     cdef Cell* overflow
-    cdef unsigned long long secret
-    cdef Cell* insert(self, str key, long long now_us) noexcept
-    cdef Cell* overflow_cell(self, str key) noexcept
+    cdef unsigned long long secret, other
+    cdef Cell* insert(self, str key) noexcept
+    cdef Cell* overflow_cell(self, str key, long long now_us) noexcept
     cdef bint is_shared(self, Cell* cell) noexcept nogil
     cdef void discard(self, str key) noexcept
-    cdef void sweep(self, Py_ssize_t budget, long long now_us) noexcept
+    cdef Py_ssize_t sweep(self, Py_ssize_t budget, long long now_us) noexcept
     cdef bint make_room(self, Cell* cell, long long before) noexcept
+    cdef bint copy_cell(self, Cell* source, Cell* target) noexcept
+    cdef void empty(self, Cell* cell) noexcept
     cdef bint grow(self) noexcept
     cdef void resize(self, unsigned long long size) noexcept
     cdef void migrate(self, Py_ssize_t budget) noexcept
     cdef void remove(self, Py_ssize_t i) noexcept
     cdef void release_loose(self) noexcept
+    cdef long long due_us(self, Cell* cell, long long now_us) noexcept
+    cdef bint set_rates(self, Cell* cell, Rates* rates) noexcept
     cdef bint is_new(self, Cell* cell, long long now_us) noexcept
-    cdef tuple state_of(self, Cell* cell)
+    cdef long long state_due_us(self, int unit, long long a, long long b, long long c, long long now_us) noexcept
+    cdef list states_of(self, Cell* cell)
     cdef str key_of(self, Cell* cell)
 
     # Looking up a cell is most of the hot path, so it is defined here, where the C compiler can inline it.

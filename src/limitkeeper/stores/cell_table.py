@@ -6,6 +6,7 @@ check a few keys per call, in rotation, without copying all keys.
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections import OrderedDict
 from typing import Any
@@ -14,31 +15,88 @@ from ..algorithms.limit import Limit, StateData
 from ..algorithms.sliding_log import new_log, prune, read_log
 from ..errors import ConfigurationError
 
-SHARED = 1024
-#: A compiled cell stores its unit number in two bytes.
-MOST_UNITS = 65_535
+#: Cells checked for each one inserted, and for a key that is new to a full store.
+CHECKS_PER_INSERT, CHECKS_WHEN_FULL = 4, 512
+#: The unit of a cell whose key has several rates, or was reset: its `a` is a Rates.
+SEVERAL = 65_535
+#: Rates of one key.
+MOST_RATES = 4
+#: A compiled cell stores its unit number in two bytes, of which one value stands for several rates.
+MOST_UNITS = 65_534
 TOO_MANY_UNITS = f"more than {MOST_UNITS} different limits under one name; round them to fewer, or give them names of their own"
 
 
-class Capacity:
-    """The number of keys a store may hold and holds, over all its tables, and its decisions on overflow cells."""
+NEVER_US = 2**62
 
-    __slots__ = ("live", "max_keys", "overflow")
+
+class Capacity:
+    """The number of keys a store may hold and holds, over all its tables, and its decisions on overflow cells.
+
+    `ungranted` overflow cells are left for tables. The era is part of the secret by which keys are mapped to overflow cells; it
+    ends at `era_end_us` and lasts for the longest window of the store's limits. `checked` cells in rotation are not as new before
+    `soonest_us`: when these are all, a full store need not be swept before that.
+    """
+
+    __slots__ = ("checked", "era", "era_end_us", "live", "max_keys", "overflow", "soonest_us", "ungranted", "window_us")
 
     def __init__(self, max_keys: int) -> None:
         self.max_keys = max_keys
-        self.live = 0
-        self.overflow = 0
+        self.ungranted = max_keys // 2 + 2048
+        self.live = self.overflow = self.era = self.era_end_us = self.window_us = 0
+        self.unsettle()
+
+    def unsettle(self) -> None:
+        """Called when a cell may be as new sooner than it was: the rotation begins again."""
+        self.checked, self.soonest_us = 0, NEVER_US
+
+    def grant(self) -> int:
+        """The number of overflow cells of one more table: half of those that are left, at least 64."""
+        granted = max(64, self.ungranted // 2)
+        self.ungranted = max(0, self.ungranted - granted)
+        return granted
+
+    def era_at(self, now_us: int) -> int:
+        if now_us >= self.era_end_us:
+            self.era += 1
+            self.era_end_us = now_us + self.window_us
+        return self.era
+
+    def widen(self, window_us: int) -> None:
+        """Registers the window of a limit."""
+        if window_us > self.window_us:
+            self.era_end_us += window_us - self.window_us
+            self.window_us = window_us
+
+
+class Rates:
+    """The rates in use on one key, in order of their first use, with their states; and the number of the key's last reset
+    (0: none), which counts until `reset_until`."""
+
+    __slots__ = ("a", "b", "c", "n", "reset_id", "reset_until", "unit")
+
+    def __init__(self) -> None:
+        self.n = self.reset_id = self.reset_until = 0
+        self.unit = [0] * MOST_RATES
+        self.a: list[Any] = [0] * MOST_RATES
+        self.b: list[Any] = [0] * MOST_RATES
+        self.c: list[Any] = [0] * MOST_RATES
+
+    def copy(self) -> Rates:
+        found = Rates()
+        found.n, found.reset_id, found.reset_until = self.n, self.reset_id, self.reset_until
+        found.unit, found.a, found.b, found.c = self.unit[:], self.a[:], self.b[:], self.c[:]
+        return found
 
 
 class Cell:
-    """One key's state: three integers, and the number of the limit whose units they are in."""
+    """One key's state: three integers, and the number of the rate that they belong to."""
 
     __slots__ = ("a", "b", "c", "shared", "unit")
 
     def __init__(self, shared: bool = False) -> None:
-        self.a = self.b = self.unit = 0
+        self.b = self.unit = 0
         self.shared = shared
+        self.a: Any = 0
         self.c: Any = 0
 
 
@@ -51,12 +109,13 @@ class Table:
         self.logs = logs
         self.units: list[Limit] = []
         self.numbers: dict[Limit, int] = {}
-        self.since: list[int] = []
-        self.overflow: list[Cell] | None = None
+        self.overflow: dict[int, Cell] = {}
+        self.slots = 0
+        self._unchecked = 0
         self._cells: OrderedDict[str, Cell] = OrderedDict()
         #: The key's cell, or None. The dict's own method: a wrapper would take 5 % of a hit.
         self.find: Any = self._cells.get
-        self._secret = os.urandom(8)
+        self._secret = os.urandom(32)
 
     def __len__(self) -> int:
         return len(self._cells)
@@ -64,17 +123,22 @@ class Table:
     def __del__(self) -> None:
         self.capacity.live -= len(self._cells)
 
-    def insert(self, key: str, now_us: int) -> Cell:
-        self.sweep(2, now_us)
+    def insert(self, key: str) -> Cell:
         cell = self._cells[key] = Cell()
         self.capacity.live += 1
+        self.capacity.unsettle()
         return cell
 
-    def overflow_cell(self, key: str) -> Cell:
+    def overflow_cell(self, key: str, now_us: int) -> Cell:
         """The overflow cell of a key that is new to a full store, chosen by a keyed hash."""
-        if self.overflow is None:
-            self.overflow = [Cell(shared=True) for _ in range(SHARED)]
-        return self.overflow[hash((self._secret, key)) % SHARED]
+        if self.slots == 0:
+            self.slots = self.capacity.grant()
+        salt = self.capacity.era_at(now_us).to_bytes(16, "little")
+        digest = hashlib.blake2b(key.encode("utf-8", "surrogatepass"), digest_size=8, key=self._secret, salt=salt).digest()
+        number = int.from_bytes(digest, "little") % self.slots
+        if number not in self.overflow:
+            self.overflow[number] = Cell(shared=True)
+        return self.overflow[number]
 
     def is_shared(self, cell: Cell) -> bool:
         return cell.shared
@@ -83,25 +147,63 @@ class Table:
         if self._cells.pop(key, None) is not None:
             self.capacity.live -= 1
 
-    def is_new(self, cell: Cell, now_us: int) -> bool:
-        """Whether the cell's state equals that of an unseen key."""
-        limit = self.units[cell.unit - 1]
-        now = now_us // limit.tick
-        if limit.ramp > 0 and now < self.birth_us // limit.tick + limit.ramp:
-            return False
-        return bool(limit.rule(limit, cell.a, cell.b, cell.c, now, now, 0, 0)[6] <= now)
+    def set_rates(self, cell: Cell, rates: Rates) -> bool:
+        """Stores the rates of a key: a single one in the cell itself, otherwise in an object of their own."""
+        if rates.n == 1 and rates.reset_id == 0:
+            cell.unit = rates.unit[0]
+            cell.a = cell.b = 0
+            if not self.logs:
+                cell.a, cell.b, cell.c = rates.a[0], rates.b[0], rates.c[0]
+        else:
+            cell.unit, cell.a, cell.b = SEVERAL, rates.copy(), 0
+        return True
 
-    def sweep(self, budget: int, now_us: int) -> None:
-        """Checks `budget` cells, in rotation, and removes those whose state equals that of an unseen key."""
-        for _ in range(min(budget, len(self._cells))):
+    def due_us(self, cell: Cell, now_us: int) -> int:
+        """When the cell's state equals that of an unseen key. Of several rates, all must: a rate whose state is dropped while
+        another's remains would start again with what that one holds."""
+        if cell.unit == 0:
+            return now_us + 1
+        if cell.unit != SEVERAL:
+            return self.state_due_us(cell.unit, cell.a, cell.b, cell.c, now_us)
+        rates = cell.a
+        due = rates.reset_until
+        for i in range(rates.n):
+            c = cell.c if self.logs else rates.c[i]
+            due = max(due, self.state_due_us(rates.unit[i], rates.a[i], rates.b[i], c, now_us))
+        return int(due)
+
+    def state_due_us(self, unit: int, a: Any, b: int, c: Any, now_us: int) -> int:
+        limit = self.units[unit - 1]
+        now = now_us // limit.tick
+        reset = limit.rule(limit, a, b, c, now, now, 0, 0)[6]
+        return int(max(reset, self.birth_us // limit.tick + limit.ramp if limit.ramp > 0 else 0) * limit.tick)
+
+    def is_new(self, cell: Cell, now_us: int) -> bool:
+        return self.due_us(cell, now_us) <= now_us
+
+    def sweep(self, budget: int, now_us: int) -> int:
+        """Checks the next `budget` cells and removes those whose state equals that of an unseen key. At the end of the table,
+        what is left of the budget; before, −1."""
+        while budget > 0 and self._unchecked > 0 and self._cells:
+            budget -= 1
+            self._unchecked -= 1
             key = next(iter(self._cells))
             cell = self._cells[key]
-            if cell.unit and self.is_new(cell, now_us):
+            due_us = self.due_us(cell, now_us)
+            if due_us <= now_us:
                 self.discard(key)
             else:
+                self.capacity.checked += 1
+                self.capacity.soonest_us = min(due_us, self.capacity.soonest_us)
                 self._cells.move_to_end(key)
+        if self._unchecked > 0 and self._cells:
+            return -1
+        self._unchecked = len(self._cells)
+        return budget
 
     def tidy(self, budget: int, now_us: int) -> None:
+        self._unchecked = len(self._cells)
+        self.capacity.unsettle()
         self.sweep(budget, now_us)
 
     def make_room(self, cell: Cell, before: int) -> bool:
@@ -114,31 +216,47 @@ class Table:
             cell.c = new_log(read_log(cell.c), room * 2 if n == room else room // 4)
         return True
 
-    def state_of(self, cell: Cell) -> StateData:
-        """The state as plain data: three integers, or the entries of a log."""
-        if self.logs:
-            return (tuple(read_log(cell.c)) if cell.c else (), 0, 0)
-        return (cell.a, cell.b, cell.c)
+    def empty(self, cell: Cell) -> None:
+        """Removes the states of an overflow cell that is as new, and the entries of its log: another rate may have a longer
+        window."""
+        cell.unit = cell.a = cell.b = cell.c = 0
 
-    def saved(self, key: str) -> tuple[int, StateData | None]:
-        """A key's unit and state as plain data; (0, None) without a cell."""
+    def copy_cell(self, source: Cell, target: Cell) -> bool:
+        """Gives a new cell a copy of another cell's log or states."""
+        target.unit, target.b = source.unit, source.b
+        target.a = source.a.copy() if source.unit == SEVERAL else source.a
+        target.c = list(source.c) if self.logs and source.c else source.c
+        return True
+
+    def states_of(self, cell: Cell) -> list[tuple[int, StateData]]:
+        """(unit, state as plain data) of each rate: three integers, or the entries of a log."""
+        rates = cell.a
+        if self.logs:
+            units = [cell.unit] if cell.unit != SEVERAL else rates.unit[: rates.n]
+            return [(unit, (tuple(read_log(cell.c)) if cell.c else (), 0, 0)) for unit in units]
+        if cell.unit == SEVERAL:
+            return [(rates.unit[i], (rates.a[i], rates.b[i], rates.c[i])) for i in range(rates.n)]
+        return [(cell.unit, (cell.a, cell.b, cell.c))] if cell.unit else []
+
+    def states(self, key: str) -> list[tuple[int, StateData]]:
+        """(unit, state as plain data) of each rate of a key."""
         cell = self.find(key)
-        return (0, None) if cell is None else (cell.unit, self.state_of(cell))
+        return [] if cell is None else self.states_of(cell)
 
     def clear(self) -> None:
         self.capacity.live -= len(self._cells)
         self._cells.clear()
 
-    def items(self) -> list[tuple[str, int, StateData]]:
-        return [(key, cell.unit, self.state_of(cell)) for key, cell in list(self._cells.items()) if cell.unit]
+    def items(self) -> list[tuple[str, list[tuple[int, StateData]]]]:
+        """(key, [(unit, state), …]) of every key."""
+        return [(key, self.states_of(cell)) for key, cell in list(self._cells.items())]
 
-    def unit_of(self, limit: Limit, now_us: int) -> int:
+    def unit_of(self, limit: Limit) -> int:
         """The number of a limit's units in this table, from 1; registers a new limit."""
         found = self.numbers.get(limit)
         if found is None:
             if len(self.units) >= MOST_UNITS:
                 raise ConfigurationError(TOO_MANY_UNITS)
-            self.since.append(now_us)
             self.units.append(limit)
             found = self.numbers[limit] = len(self.units)
         return found

@@ -19,6 +19,7 @@ from limitkeeper.errors import ConfigurationError
 
 from limitkeeper.algorithms.limit cimport Limit
 from limitkeeper.algorithms cimport sliding_log
+from limitkeeper.stores.keyed_hash cimport hash_bytes
 
 cdef extern from *:
     """
@@ -57,21 +58,48 @@ cdef extern from *:
 cdef enum:
     SMALLEST = 1024     # chain heads: one page
     PART = 16384        # heads of the old index released in one step
-    SHARED = 1024       # cells for overflow
     LOOSE = 67108864    # bytes of long keys and logs freed before malloc_trim
 
-#: A cell stores its unit number in two bytes.
-MOST_UNITS = 65_535
+#: A cell stores its unit number in two bytes, of which one value stands for several rates.
+MOST_UNITS = 65_534
 TOO_MANY_UNITS = f"more than {MOST_UNITS} different limits under one name; round them to fewer, or give them names of their own"
 
 
 cdef class Capacity:
-    """The number of keys a store may hold and holds, over all its tables, and its decisions on overflow cells."""
+    """The number of keys a store may hold and holds, over all its tables, and its decisions on overflow cells.
+
+    `ungranted` overflow cells are left for tables. The era is part of the secret by which keys are mapped to overflow cells; it
+    ends at `era_end_us` and lasts for the longest window of the store's limits. `checked` cells in rotation are not as new before
+    `soonest_us`: when these are all, a full store need not be swept before that.
+    """
 
     def __init__(self, max_keys):
         self.max_keys = max_keys
-        self.live = 0
-        self.overflow = 0
+        self.ungranted = max_keys // 2 + 2048
+        self.live = self.overflow = self.era = self.era_end_us = self.window_us = 0
+        self.unsettle()
+
+    cdef void unsettle(self) noexcept nogil:
+        """Called when a cell may be as new sooner than it was: the rotation begins again."""
+        self.checked, self.soonest_us = 0, 1LL << 62
+
+    cdef long long grant(self) noexcept nogil:
+        """The number of overflow cells of one more table: half of those that are left, at least 64."""
+        cdef long long granted = self.ungranted // 2 if self.ungranted >= 128 else 64
+        self.ungranted = self.ungranted - granted if self.ungranted > granted else 0
+        return granted
+
+    cdef long long era_at(self, long long now_us) noexcept nogil:
+        if now_us >= self.era_end_us:
+            self.era += 1
+            self.era_end_us = now_us + self.window_us
+        return self.era
+
+    def widen(self, long long window_us):
+        """Registers the window of a limit."""
+        if window_us > self.window_us:
+            self.era_end_us += window_us - self.window_us
+            self.window_us = window_us
 
 
 @cython.no_gc_clear
@@ -84,8 +112,8 @@ cdef class Table:
         self.logs = logs
         self.units = []
         self.numbers = {}
-        self.since = []
         self.secret = int.from_bytes(os.urandom(8), "little") | 1
+        self.other = int.from_bytes(os.urandom(8), "little")
         self.heads = <unsigned int*> pages(SMALLEST * sizeof(unsigned int))
         if self.heads == NULL:
             raise MemoryError
@@ -104,7 +132,7 @@ cdef class Table:
         if self.old != NULL:
             release(self.old, (self.old_mask + 1) * sizeof(unsigned int))
         if self.overflow != NULL:
-            for i in range(SHARED):
+            for i in range(self.slots):
                 forget(&self.overflow[i], self.logs)
             free(self.overflow)
         if self.capacity is not None:
@@ -112,14 +140,13 @@ cdef class Table:
 
     # Adding ----------------------------------------------------------------------------------------------------
 
-    cdef Cell* insert(self, str key, long long now_us) noexcept:
+    cdef Cell* insert(self, str key) noexcept:
         """Adds a cell for a key that has none; NULL when out of memory."""
         cdef Cell* cell
         cdef unsigned int* head
         cdef int kind = PyUnicode_KIND(key)
         cdef unsigned int size = <unsigned int> (PyUnicode_GET_LENGTH(key) * kind)
         cdef char* copy = NULL
-        self.sweep(2, now_us)
         if self.n == self.allocated and not self.grow():
             return NULL
         if size > INLINE:
@@ -138,6 +165,7 @@ cdef class Table:
             (<char**> cell.key)[0] = copy
         self.n += 1
         self.capacity.live += 1
+        self.capacity.unsettle()
         head = self.chain(cell.hash)
         cell.next = head[0]
         head[0] = <unsigned int> self.n
@@ -146,16 +174,21 @@ cdef class Table:
         self.migrate(4)
         return cell
 
-    cdef Cell* overflow_cell(self, str key) noexcept:
-        """The overflow cell of a key that is new to a full store, chosen by the keyed hash."""
+    cdef Cell* overflow_cell(self, str key, long long now_us) noexcept:
+        """The overflow cell of a key that is new to a full store, chosen by a hash with two secrets of its own and the era."""
+        cdef Py_ssize_t size = PyUnicode_GET_LENGTH(key) * PyUnicode_KIND(key)
+        cdef unsigned long long chosen
         if self.overflow == NULL:
-            self.overflow = <Cell*> calloc(SHARED, sizeof(Cell))
+            if self.slots == 0:
+                self.slots = self.capacity.grant()
+            self.overflow = <Cell*> calloc(self.slots, sizeof(Cell))
             if self.overflow == NULL:
                 return NULL
-        return &self.overflow[(self.hashed(key) >> 20) % SHARED]
+        chosen = hash_bytes(PyUnicode_DATA(key), size, self.secret, self.other, self.capacity.era_at(now_us))
+        return &self.overflow[chosen % <unsigned long long> self.slots]
 
     cdef inline bint is_shared(self, Cell* cell) noexcept nogil:
-        return self.overflow != NULL and cell >= self.overflow and cell < self.overflow + SHARED
+        return self.overflow != NULL and cell >= self.overflow and cell < self.overflow + self.slots
 
     cdef bint grow(self) noexcept:
         """Allocates another segment of cells."""
@@ -206,33 +239,78 @@ cdef class Table:
                 release(self.old, (self.old_mask + 1) * sizeof(unsigned int))
                 self.old = NULL
 
+    cdef bint set_rates(self, Cell* cell, Rates* rates) noexcept:
+        """Stores the rates of a key: a single one in the cell itself, otherwise in a block of their own. False: out of memory."""
+        cdef Rates* block = <Rates*> cell.a if cell.unit == SEVERAL else NULL
+        if rates.n == 1 and rates.reset_id == 0:
+            free(block)
+            cell.unit = rates.unit[0]
+            cell.a = cell.b = 0
+            if not self.logs:
+                cell.a, cell.b, cell.c = rates.a[0], rates.b[0], rates.c[0]
+            return True
+        if block == NULL:
+            block = <Rates*> malloc(sizeof(Rates))
+            if block == NULL:
+                return False
+        block[0] = rates[0]
+        cell.unit, cell.a, cell.b = SEVERAL, <long long> block, 0
+        return True
+
     # Removing --------------------------------------------------------------------------------------------------
 
-    cdef bint is_new(self, Cell* cell, long long now_us) noexcept:
-        """Whether the cell's state equals that of an unseen key."""
-        cdef Limit limit = <Limit> self.units[cell.unit - 1]
-        cdef long long now = now_us // limit.tick
-        if limit.ramp > 0 and now < self.birth_us // limit.tick + limit.ramp:
-            return False
-        return limit.rule(limit, cell.a, cell.b, cell.c, now, now, 0, 0)[6] <= now
+    cdef long long due_us(self, Cell* cell, long long now_us) noexcept:
+        """When the cell's state equals that of an unseen key. Of several rates, all must: a rate whose state is dropped while
+        another's remains would start again with what that one holds."""
+        cdef Rates* rates
+        cdef int i
+        cdef long long due, latest
+        if cell.unit == 0:
+            return now_us + 1
+        if cell.unit != SEVERAL:
+            return self.state_due_us(cell.unit, cell.a, cell.b, cell.c, now_us)
+        rates = <Rates*> cell.a
+        latest = rates.reset_until
+        for i in range(rates.n):
+            due = self.state_due_us(rates.unit[i], rates.a[i], rates.b[i], cell.c if self.logs else rates.c[i], now_us)
+            if due > latest:
+                latest = due
+        return latest
 
-    cdef void sweep(self, Py_ssize_t budget, long long now_us) noexcept:
-        """Checks `budget` cells, in rotation, and removes those whose state equals that of an unseen key."""
+    cdef long long state_due_us(self, int unit, long long a, long long b, long long c, long long now_us) noexcept:
+        cdef Limit limit = <Limit> self.units[unit - 1]
+        cdef long long now = now_us // limit.tick
+        cdef long long reset = limit.rule(limit, a, b, c, now, now, 0, 0)[6]
+        if limit.ramp > 0 and reset < self.birth_us // limit.tick + limit.ramp:
+            reset = self.birth_us // limit.tick + limit.ramp
+        return reset * limit.tick
+
+    cdef bint is_new(self, Cell* cell, long long now_us) noexcept:
+        return self.due_us(cell, now_us) <= now_us
+
+    cdef Py_ssize_t sweep(self, Py_ssize_t budget, long long now_us) noexcept:
+        """Checks the next `budget` cells and removes those whose state equals that of an unseen key. At the end of the table,
+        what is left of the budget; before, −1."""
         cdef Cell* cell
-        if budget > self.n:
-            budget = self.n
-        while budget > 0 and self.n > 0:
+        cdef long long due_us
+        while budget > 0 and self.cursor < self.n:
             budget -= 1
-            if self.cursor >= self.n:
-                self.cursor = 0
             cell = self.at(self.cursor)
-            if cell.unit and self.is_new(cell, now_us):
+            due_us = self.due_us(cell, now_us)
+            if due_us <= now_us:
                 self.remove(self.cursor)
             else:
+                self.capacity.checked += 1
+                if due_us < self.capacity.soonest_us:
+                    self.capacity.soonest_us = due_us
                 self.cursor += 1
         if self.old == NULL and self.mask >= SMALLEST and <unsigned long long> self.n * 16 < self.mask + 1:
             self.resize((self.mask + 1) // 4)
         self.migrate(8)
+        if self.cursor < self.n:
+            return -1
+        self.cursor = 0
+        return budget
 
     cdef void remove(self, Py_ssize_t i) noexcept:
         """Removes cell i; the last cell moves into its slot, and an empty segment is returned to the system."""
@@ -300,27 +378,55 @@ cdef class Table:
         cell.c = <long long> fresh
         return True
 
+    cdef void empty(self, Cell* cell) noexcept:
+        """Removes the states of an overflow cell that is as new, and the entries of its log: another rate may have a longer
+        window."""
+        forget(cell, self.logs)
+        cell.unit = cell.a = cell.b = cell.c = 0
+
+    cdef bint copy_cell(self, Cell* source, Cell* target) noexcept:
+        """Gives a new cell a copy of another cell's log or states."""
+        cdef long long* log = <long long*> source.c if self.logs else NULL
+        cdef size_t size
+        if source.unit == SEVERAL and not self.set_rates(target, <Rates*> source.a):
+            return False
+        if source.unit != SEVERAL:
+            target.unit = source.unit
+            if not self.logs:
+                target.a, target.b, target.c = source.a, source.b, source.c
+        if log != NULL:
+            size = (4 + 2 * log[2]) * sizeof(long long)
+            target.c = <long long> malloc(size)
+            if not target.c:
+                return False
+            memcpy(<void*> target.c, log, size)
+        return True
+
     # Reading ---------------------------------------------------------------------------------------------------
 
-    cdef tuple state_of(self, Cell* cell):
-        """The state as plain data: three integers, or the entries of a log."""
-        cdef long long* log
+    cdef list states_of(self, Cell* cell):
+        """(unit, state as plain data) of each rate: three integers, or the entries of a log."""
+        cdef long long* log = <long long*> cell.c
+        cdef Rates* rates = <Rates*> cell.a
+        cdef int i
         if self.logs:
-            log = <long long*> cell.c
-            if log == NULL:
-                return ((), 0, 0)
-            return (tuple(read_log([log[i] for i in range(4 + 2 * log[2])])), 0, 0)
-        return (cell.a, cell.b, cell.c)
+            entries = () if log == NULL else tuple(read_log([log[i] for i in range(4 + 2 * log[2])]))
+            if cell.unit == SEVERAL:
+                return [(rates.unit[0], (entries, 0, 0))] if rates.n else []
+            return [(cell.unit, (entries, 0, 0))]
+        if cell.unit == SEVERAL:
+            return [(rates.unit[i], (rates.a[i], rates.b[i], rates.c[i])) for i in range(rates.n)]
+        return [(cell.unit, (cell.a, cell.b, cell.c))] if cell.unit else []
 
     cdef str key_of(self, Cell* cell):
         if cell.size <= INLINE:
             return PyUnicode_FromKindAndData(cell.kind, cell.key, cell.size // cell.kind)
         return PyUnicode_FromKindAndData(cell.kind, (<char**> cell.key)[0], cell.size // cell.kind)
 
-    def saved(self, str key):
-        """A key's unit and state as plain data; (0, None) without a cell."""
+    def states(self, str key):
+        """(unit, state as plain data) of each rate of a key."""
         cdef Cell* cell = self.find(key)
-        return (0, None) if cell == NULL else (cell.unit, self.state_of(cell))
+        return [] if cell == NULL else self.states_of(cell)
 
     def __len__(self):
         return self.n
@@ -331,15 +437,14 @@ cdef class Table:
             self.remove(self.n - 1)
 
     def items(self):
-        """(key, unit, state) of every key; keys added or removed meanwhile may be missed."""
+        """(key, [(unit, state), …]) of every key; keys added or removed meanwhile may be missed."""
         cdef Py_ssize_t i = 0
         cdef list found = []
         collecting = gc.isenabled()
         gc.disable()  # a finaliser that decides could move cells during this loop
         try:
             while i < self.n:
-                if self.at(i).unit:
-                    found.append((self.key_of(self.at(i)), self.at(i).unit, self.state_of(self.at(i))))
+                found.append((self.key_of(self.at(i)), self.states_of(self.at(i))))
                 i += 1
         finally:
             if collecting:
@@ -348,20 +453,20 @@ cdef class Table:
 
     def tidy(self, Py_ssize_t budget, long long now_us):
         """Sweeps `budget` keys, finishes the migration of the index, and returns freed memory."""
-        while budget > 0 and self.n > 0:
-            self.sweep(64, now_us)
+        self.cursor = 0
+        self.capacity.unsettle()
+        while budget > 0 and self.sweep(64, now_us) < 0:
             budget -= 64
         self.migrate(<Py_ssize_t> self.old_mask + 1)
         if self.loose > 0:
             self.release_loose()
 
-    def unit_of(self, Limit limit, long long now_us):
+    def unit_of(self, Limit limit):
         """The number of a limit's units in this table, from 1; registers a new limit."""
         found = self.numbers.get(limit)
         if found is None:
             if len(self.units) >= MOST_UNITS:
                 raise ConfigurationError(TOO_MANY_UNITS)
-            self.since.append(now_us)
             self.units.append(limit)
             found = self.numbers[limit] = len(self.units)
         return found
@@ -376,6 +481,8 @@ cdef inline Py_ssize_t loose_bytes(Cell* cell, bint logs) noexcept nogil:
 
 
 cdef inline void forget(Cell* cell, bint logs) noexcept nogil:
+    if cell.unit == SEVERAL:
+        free(<void*> cell.a)
     if cell.size > INLINE:
         free((<char**> cell.key)[0])
     if logs:

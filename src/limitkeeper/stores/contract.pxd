@@ -5,3 +5,5 @@ from limitkeeper.decision cimport Decision
 cdef class Store:
     cpdef Decision decide_one(self, NamedLimit named, str key, long long cost, long long max_wait_us, bint commit)
     cpdef Decision hit_nowait(self, NamedLimit named, str key, long long cost)
+
+cdef bint is_twice(list claims)

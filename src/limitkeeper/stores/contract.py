@@ -8,7 +8,7 @@ the async methods call the sync ones.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 try:
     import cython
@@ -18,15 +18,22 @@ except ModuleNotFoundError:
 if cython.compiled:
     from cython.cimports.limitkeeper.algorithms.claim import Claim, NamedLimit
     from cython.cimports.limitkeeper.algorithms.constants import MAX_WAIT
+    from cython.cimports.limitkeeper.algorithms.limit import I64
     from cython.cimports.limitkeeper.decision import Decision
 else:
     from ..algorithms.claim import Claim, NamedLimit
     from ..algorithms.constants import MAX_WAIT
+    from ..algorithms.limit import I64
     from ..decision import Decision
 
 from ..clock import Clock
 from ..decision import STORE
+from ..errors import ConfigurationError
 
+if TYPE_CHECKING:
+    from .store_hash import StoreHash
+
+Claims = Sequence[Claim]
 KeyState = tuple[str, Any]  # a key and its state as plain data
 
 
@@ -52,9 +59,34 @@ class Store:
     local = False
 
     @property
+    def never_waits(self) -> bool:
+        """Whether a call may be made while a lock is held: it waits for nothing, neither a lock in a file nor keys that move."""
+        return bool(self.local)
+
+    @property
     def can_rebook(self) -> bool:
         """Whether `rebook` works: waiters behind one that leaves its queue then move up; otherwise they keep their starts."""
         return False
+
+    #: Whether it is a node that decides only for callers with its own version of the shard map (sharded/shard_map.py).
+    fences = False
+
+    @property
+    def location(self) -> str:
+        """The address of a node, as shard maps name it."""
+        raise NotImplementedError
+
+    def sibling(self, location: str) -> Store:
+        """Another node, reached with the same settings."""
+        raise NotImplementedError
+
+    def use_map(self, map_id: tuple[int, int]) -> None:
+        """Sets the version and digest of the shard map that calls carry from now on."""
+        raise NotImplementedError
+
+    def exchange_map(self, message: dict[str, Any]) -> dict[str, Any]:
+        """Sends a message to a node's `NodeMap.change`; returns its status and the limits that it has seen."""
+        raise NotImplementedError
 
     @property
     def clock(self) -> Clock:
@@ -67,14 +99,16 @@ class Store:
     def register(self, limit: NamedLimit) -> None:
         """Called when a limiter with this limit is created. `initial` counts from the first call."""
 
+    def unregister(self, limit: NamedLimit) -> None:
+        """Called when a registered limit is used no more (a reload removed it): the store may drop what it keeps of it, but for
+        states that are not as new: the limit may come back."""
+
+    def open_hash(self, name: str) -> StoreHash | None:
+        """A hash of short texts that all users of this store share (store_hash.py); None: this store keeps none."""
+        return None
+
     def decide(
-        self,
-        claims: Sequence[Claim],
-        max_wait_us: int | None = 0,
-        *,
-        commit: bool = True,
-        remember: bool = False,
-        not_before_us: int = 0,
+        self, claims: Claims, max_wait_us: int | None = 0, *, commit: bool = True, remember: bool = False, not_before_us: int = 0
     ) -> Decision:
         """Charges all claims at their earliest common start, `not_before_us` or later, if that is within `max_wait_us`; or none.
 
@@ -88,15 +122,13 @@ class Store:
         raise NotImplementedError
 
     @cython.ccall
-    def decide_one(
-        self, named: NamedLimit, key: str, cost: cython.longlong, max_wait_us: cython.longlong, commit: cython.bint
-    ) -> Decision:
+    def decide_one(self, named: NamedLimit, key: str, cost: I64, max_wait_us: I64, commit: cython.bint) -> Decision:
         """Decides one limit for one key: the hot path, which a store may override. MAX_WAIT as `max_wait_us` means without
         bound."""
         return self.decide([Claim(named, key, cost)], None if max_wait_us >= MAX_WAIT else max_wait_us, commit=commit)
 
     @cython.ccall
-    def hit_nowait(self, named: NamedLimit, key: str, cost: cython.longlong) -> Decision | None:
+    def hit_nowait(self, named: NamedLimit, key: str, cost: I64) -> Decision | None:
         """A hit if it can be decided without waiting for another process; otherwise None, and nothing is charged."""
         return None
 
@@ -109,8 +141,9 @@ class Store:
         """The number of decisions on shared overflow cells, made because the store was full."""
         return 0
 
-    def give_back(self, claims: Sequence[Claim], charged_at: int = -1, source: str = STORE) -> None:
-        """Removes the claims' cost from the charge made at `charged_at`; a negative cost charges more, even above the limit."""
+    def give_back(self, claims: Sequence[Claim], charged_at: int = -1, source: str = STORE) -> bool:
+        """Removes the claims' cost from the charge made at `charged_at`; a negative cost charges more, even above the limit.
+        Nothing happens to a key that was reset after the charge; False when that is so for every claim."""
         raise NotImplementedError
 
     def rebook(self, bookings: Sequence[Booking]) -> list[Decision | None]:
@@ -119,15 +152,25 @@ class Store:
         raise NotImplementedError
 
     def reset(self, claims: Sequence[Claim]) -> None:
-        """Deletes the state of the claims' keys."""
+        """Deletes the states of the claims' keys; charges from before it then give nothing back (`give_back`)."""
         raise NotImplementedError
+
+    def forget(self, claims: Sequence[Claim]) -> None:
+        """As `reset`, for keys that were handed over to another store: open charges go with them."""
+        self.reset(claims)
 
     def items(self, limit: NamedLimit) -> Iterable[KeyState]:
-        """(key, state) of every key of a limit, for dashboards and hand-over."""
+        """(key, state) of every key of a limit, for dashboards and hand-over. A key that has only states of other rates under
+        this name has the one that this rate would start with."""
         raise NotImplementedError
 
+    def rate_items(self, limit: NamedLimit) -> Iterable[KeyState]:
+        """As `items`, without keys on which this very rate has no state of its own. A store that has one rate per key need not
+        implement it."""
+        return self.items(limit)
+
     def load(self, limit: NamedLimit, items: Iterable[KeyState]) -> None:
-        """Stores (key, state) pairs returned by `items`, replacing the present state."""
+        """Stores (key, state) pairs returned by `items`, replacing the present state of this rate."""
         raise NotImplementedError
 
     def can_reserve(self, limit: NamedLimit) -> bool:
@@ -138,13 +181,7 @@ class Store:
         """Releases connections and memory; the store must not be used afterwards."""
 
     async def adecide(
-        self,
-        claims: Sequence[Claim],
-        max_wait_us: int | None = 0,
-        *,
-        commit: bool = True,
-        remember: bool = False,
-        not_before_us: int = 0,
+        self, claims: Claims, max_wait_us: int | None = 0, *, commit: bool = True, remember: bool = False, not_before_us: int = 0
     ) -> Decision:
         return self.decide(claims, max_wait_us, commit=commit, remember=remember, not_before_us=not_before_us)
 
@@ -156,8 +193,8 @@ class Store:
     async def adecide_many(self, asks: Sequence[Sequence[Claim]], max_wait_us: int | None = 0) -> list[Decision]:
         return self.decide_many(asks, max_wait_us)
 
-    async def agive_back(self, claims: Sequence[Claim], charged_at: int = -1, source: str = STORE) -> None:
-        self.give_back(claims, charged_at, source)
+    async def agive_back(self, claims: Sequence[Claim], charged_at: int = -1, source: str = STORE) -> bool:
+        return self.give_back(claims, charged_at, source)
 
     async def arebook(self, bookings: Sequence[Booking]) -> list[Decision | None]:
         return self.rebook(bookings)
@@ -167,6 +204,9 @@ class Store:
 
     async def areset(self, claims: Sequence[Claim]) -> None:
         self.reset(claims)
+
+    async def aexchange_map(self, message: dict[str, Any]) -> dict[str, Any]:
+        return self.exchange_map(message)
 
     async def aclose(self) -> None:
         self.close()
@@ -182,3 +222,49 @@ class Store:
 
     async def __aexit__(self, *exc: object) -> None:
         await self.aclose()
+
+
+def bounded_wait_us(max_wait_us: int | None) -> int:
+    """A wait in microseconds, at most MAX_WAIT; None means without bound."""
+    if max_wait_us is None or max_wait_us > MAX_WAIT:
+        return MAX_WAIT
+    return int(max_wait_us)
+
+
+def checked(claims: Iterable[Claim]) -> list[Claim]:
+    """The claims of one decision as a list; raises ConfigurationError for no claims and for duplicates of a limit and key."""
+    asked = list(claims)
+    if not asked:
+        raise ConfigurationError("a decision needs at least one claim")
+    only_claims(asked)
+    if len(asked) > 1 and is_twice(asked):
+        raise ConfigurationError(
+            "duplicate claim: the same limit and key twice in one decision; claim it once, with the whole cost"
+        )
+    return asked
+
+
+@cython.cfunc
+def is_twice(claims: list) -> cython.bint:  # type: ignore[type-arg]
+    """Whether two claims have the same limit and key. Up to 12 claims are compared in pairs, which is faster than a set."""
+    n: cython.Py_ssize_t = len(claims)
+    i: cython.Py_ssize_t
+    j: cython.Py_ssize_t
+    one: Claim
+    two: Claim
+    if n > 12:
+        return len({(claim.limit.identity, claim.key) for claim in claims}) < n
+    for i in range(1, n):
+        one = claims[i]
+        for j in range(i):
+            two = claims[j]
+            if one.named.name == two.named.name and one.key == two.key and one.named.identity == two.named.identity:
+                return True
+    return False
+
+
+def only_claims(claims: Iterable[object]) -> None:
+    """Raises TypeError for anything but a Claim: the compiled code below does not check types."""
+    for claim in claims:
+        if not isinstance(claim, Claim):
+            raise TypeError(f"expected a Claim, got {claim!r}")

@@ -6,23 +6,30 @@ A plan yields what it needs and is sent the answer:
     [Call, Call, …]              a list of values, with a StoreError in the place of a call that failed. The async driver makes
                                  the calls concurrently, the sync driver one after the other (`UntilRefused`: up to a falsy
                                  answer) unless it is given `perform_all`
-    Pause(seconds)               None, after that time
+    Pause(seconds)               after that time, what the driver's `sleep` returns (where there is a budget: whether it lasts)
     Event-like (`wait`, `await_`)  None, once it is set
 
-`run` and `arun` take a `perform` that makes one call, so that a wrapper can add a deadline or note failures.
+`run` and `arun` take a `perform` that makes one call, so that a wrapper can add a deadline or note failures, and `left`, the
+seconds in which a step may still begin or be waited for: after that, StoreTimeout is thrown into the plan at its next step.
 Rejected: writing each protocol twice, once with `await`; a plan costs about 0.4 µs a step, so hot paths call stores directly.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
+import queue
+import threading
+from collections.abc import Awaitable, Callable, Generator, Iterable, Mapping, Sequence
+from contextlib import suppress
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol, TypeVar
 
-from ..errors import StoreError
+from ..clock import SYSTEM, Clock
+from ..errors import StoreError, StoreTimeout
 
 T = TypeVar("T")
+#: Methods without a deadline.
+UNBOUNDED = ("load", "close")
 
 
 class Call(NamedTuple):
@@ -34,7 +41,15 @@ class Call(NamedTuple):
     kwargs: Mapping[str, object] = MappingProxyType({})
 
 
-class UntilRefused(list[Call]):
+class Recorded(list[Call]):
+    """A list of calls whose answers so far are in `answers`, for a plan that an exception interrupts between two of them."""
+
+    def __init__(self, calls: Iterable[Call]) -> None:
+        super().__init__(calls)
+        self.answers: list[object] = []
+
+
+class UntilRefused(Recorded):
     """A list of calls of which the sync driver makes no more after a falsy answer: what is all or nothing has then failed."""
 
 
@@ -45,15 +60,120 @@ class Pause(NamedTuple):
 
 
 class Waitable(Protocol):
-    """Something that other callers complete, such as a batch that is being fetched."""
+    """Something that other callers complete, such as a batch that is being fetched. A timeout is given where `left` is."""
 
-    def wait(self) -> object: ...
+    def wait(self, timeout: float | None = None) -> object: ...
 
-    async def await_(self) -> object: ...
+    async def await_(self, timeout: float | None = None) -> object: ...
+
+
+class Pending:
+    """A value that another thread or task is getting (a Waitable): an error is a value too, and so is StoreTimeout after
+    `timeout` seconds.
+
+    Every waiter waits on a queue or future of its own, and looks for itself once in RECHECK_S: a signal handler that raises in a
+    waiter, or in the middle of `finish`, delays no other waiter. (It can leave the lock of a `concurrent.futures.Future` locked.)
+    """
+
+    RECHECK_S = 0.1
+
+    def __init__(self) -> None:
+        self.value: Any = None
+        self.done = False
+        self._wakers: list[Callable[[], object]] = []
+
+    def finish(self, value: object) -> None:
+        self.value = value
+        self.done = True
+        self.wake()
+
+    def wake(self) -> None:
+        """Wakes the waiters, once `done` is set."""
+        while self._wakers:
+            with suppress(IndexError, RuntimeError):  # another thread was quicker; the loop of a waiter is closed
+                self._wakers.pop()()
+
+    def result(self, timeout: float | None = None) -> Any:
+        woken: queue.SimpleQueue[None] = queue.SimpleQueue()
+        self._wakers.append(lambda: woken.put(None))
+        end = None if timeout is None else SYSTEM.now_us() + timeout * 1e6
+        while not self.done:
+            left = self.RECHECK_S if end is None else min(self.RECHECK_S, (end - SYSTEM.now_us()) / 1e6)
+            if left <= 0:
+                return out_of_time()
+            with suppress(queue.Empty):
+                woken.get(timeout=left)
+        return self.value
+
+    async def aresult(self, timeout: float | None = None) -> Any:
+        loop, woken = asyncio.get_running_loop(), asyncio.Event()
+        self._wakers.append(lambda: loop.call_soon_threadsafe(woken.set))
+        with suppress(TimeoutError):
+            async with asyncio.timeout(timeout):
+                while not self.done:
+                    with suppress(TimeoutError):
+                        await asyncio.wait_for(woken.wait(), self.RECHECK_S)
+        return self.value if self.done else out_of_time()
+
+    wait, await_ = result, aresult
+
+
+def out_of_time() -> StoreTimeout:
+    return StoreTimeout("the store did not answer within the budget of the call")
+
+
+#: Seconds that are left.
+Left = Callable[[], float]
+
+
+def left_of(part: float, budget_us: int, clock: Clock) -> Left | None:
+    """What is left of a part of a budget that begins now; None when there is no budget."""
+    if not budget_us:
+        return None
+    end_us = clock.now_us() + part * budget_us
+    return lambda: (end_us - clock.now_us()) / 1e6
 
 
 Step = Call | Sequence[Call] | Pause | Waitable
 Plan = Generator[Step, Any, T]
+
+
+class WakeEvent(threading.Event):
+    """An event that may be set where a signal handler raises: the lock inside `threading.Event` could stay locked then. Every
+    waiter that is woken wakes the next."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._is_set = False
+        self._wakes: queue.SimpleQueue[None] = queue.SimpleQueue()
+
+    def is_set(self) -> bool:
+        return self._is_set
+
+    def set(self) -> None:
+        self._is_set = True
+        if self._wakes.empty():
+            self._wakes.put(None)
+
+    def clear(self) -> None:
+        self._is_set = False
+        with suppress(queue.Empty):
+            while True:
+                self._wakes.get_nowait()
+
+    def wait(self, timeout: float | None = None) -> bool:
+        with suppress(queue.Empty):
+            self._wakes.get(timeout=timeout)
+            self._wakes.put(None)
+        return self._is_set
+
+
+def running_loop() -> asyncio.AbstractEventLoop | None:
+    """The event loop that runs in this thread, if any."""
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return None
 
 
 def perform_call(call: Call) -> Any:
@@ -64,8 +184,19 @@ async def aperform_call(call: Call) -> Any:
     return await getattr(call.target, "a" + call.method)(*call.args, **call.kwargs)
 
 
+def in_time(perform: Callable[[Call], T], left: Left) -> Callable[[Call], T]:
+    """`perform`, which makes no call when no time is left."""
+
+    def check(call: Call) -> T:
+        if call.method not in UNBOUNDED and left() <= 0:
+            raise out_of_time()
+        return perform(call)
+
+    return check
+
+
 def attempt_all(calls: Sequence[Call], attempt: Callable[[Call], object]) -> list[object]:
-    answers: list[object] = []
+    answers = calls.answers if isinstance(calls, Recorded) else []
     for call in calls:
         answers.append(attempt(call))
         if not answers[-1] and isinstance(calls, UntilRefused):
@@ -78,9 +209,12 @@ def run(
     perform: Callable[[Call], object] = perform_call,
     sleep: Callable[[float], object] | None = None,
     perform_all: Callable[[list[Call]], Sequence[object]] | None = None,
+    left: Left | None = None,
 ) -> T:
     """Performs a plan with blocking calls. `sleep` is the clock's; a plan that never pauses needs none. `perform_all` makes
     the calls of a list together (all are written before the first reply is read)."""
+    if left is not None:
+        perform = in_time(perform, left)
 
     def attempt(call: Call) -> object:
         try:
@@ -89,33 +223,37 @@ def run(
             return error
 
     answer: object = None
-    try:
-        step = plan.send(None)
-        while True:
-            try:
-                if isinstance(step, Call):
-                    answer = perform(step)
-                elif isinstance(step, list):
-                    answer = attempt_all(step, attempt) if perform_all is None else perform_all(step)
-                elif isinstance(step, Pause):
-                    assert sleep is not None
-                    answer = sleep(step.seconds)
-                else:
-                    answer = step.wait()  # type: ignore[union-attr]
-            except BaseException as error:
-                step = plan.throw(error)
+    raised: BaseException | None = None
+    while True:
+        try:
+            step = plan.send(answer) if raised is None else plan.throw(raised)
+            raised = None
+            if isinstance(step, Call):
+                answer = perform(step)
+            elif isinstance(step, list):
+                answer = attempt_all(step, attempt) if perform_all is None else perform_all(step)
+            elif isinstance(step, Pause):
+                assert sleep is not None
+                answer = sleep(step.seconds)
             else:
-                step = plan.send(answer)
-    except StopIteration as end:
-        return end.value  # type: ignore[no-any-return]
+                answer = step.wait() if left is None else step.wait(max(0.0, left()))  # type: ignore[union-attr]
+        except StopIteration as end:
+            return end.value  # type: ignore[no-any-return]
+        except BaseException as error:  # of the call, or of a signal handler: the plan gives back what it has charged
+            raised = error if plan.gi_frame is not None else None  # type: ignore[attr-defined]
+            if raised is None:  # of the plan itself, which is over
+                raise
 
 
 async def arun(
     plan: Plan[T],
     perform: Callable[[Call], Awaitable[object]] = aperform_call,
     sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
+    left: Left | None = None,
 ) -> T:
     """Performs a plan on an event loop; the calls of one list run concurrently."""
+    if left is not None:
+        perform = in_time(perform, left)
 
     async def attempt(call: Call) -> object:
         try:
@@ -124,21 +262,22 @@ async def arun(
             return error
 
     answer: object = None
-    try:
-        step = plan.send(None)
-        while True:
-            try:
-                if isinstance(step, Call):
-                    answer = await perform(step)
-                elif isinstance(step, list):
-                    answer = [await attempt(step[0])] if len(step) == 1 else await asyncio.gather(*map(attempt, step))
-                elif isinstance(step, Pause):
-                    answer = await sleep(step.seconds)
-                else:
-                    answer = await step.await_()  # type: ignore[union-attr]
-            except BaseException as error:
-                step = plan.throw(error)
+    raised: BaseException | None = None
+    while True:
+        try:
+            step = plan.send(answer) if raised is None else plan.throw(raised)
+            raised = None
+            if isinstance(step, Call):
+                answer = await perform(step)
+            elif isinstance(step, list):
+                answer = [await attempt(step[0])] if len(step) == 1 else await asyncio.gather(*map(attempt, step))
+            elif isinstance(step, Pause):
+                answer = await sleep(step.seconds)
             else:
-                step = plan.send(answer)
-    except StopIteration as end:
-        return end.value  # type: ignore[no-any-return]
+                answer = await (step.await_() if left is None else step.await_(max(0.0, left())))  # type: ignore[union-attr]
+        except StopIteration as end:
+            return end.value  # type: ignore[no-any-return]
+        except BaseException as error:  # of the call, or of a signal handler: the plan gives back what it has charged
+            raised = error if plan.gi_frame is not None else None  # type: ignore[attr-defined]
+            if raised is None:  # of the plan itself, which is over
+                raise

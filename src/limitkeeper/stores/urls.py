@@ -4,11 +4,11 @@
     shared:///run/app/limits?max_keys=…&log_entries=…            all processes of this host
     redis://host:6379/0   rediss://…   unix:///run/redis.sock    one server (also valkey://), with prefix=, timeout=, …
     redis+cluster://a,b,c   redis+sentinel://a,b/service         a cluster, or a primary found by Sentinel
-    sharded+redis://a,b,c/0                                      independent servers
+    sharded+redis://a,b,c/0   sharded+limitkeeper://a,b,c        independent servers, or nodes of a service
+    limitkeeper://:token@host:7071   limitkeepers://…            a limitkeeper service, with timeout=, …
 
-All of them take `guard=open|closed|local` with `share=` and `budget=`, and `lease=50|auto` with `life=` and `strict=`. The guard
-wraps the lease. Stores are imported on use. An invalid URL raises a ConfigurationError that names the part and what was expected;
-passwords are masked.
+All of them take `guard=open|closed|local` with `share=` and `budget=`, and `lease=50|auto` with `life=` and `strict=`; the guard
+wraps the lease. An invalid URL raises a ConfigurationError that names the part and what was expected, without passwords.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from .contract import Store
 
 REDIS = ("redis", "rediss", "valkey", "valkeys", "unix", "redis+unix")
 REDIS_TOPOLOGIES = ("redis+cluster", "rediss+cluster", "redis+sentinel", "rediss+sentinel")
+SERVICE = ("limitkeeper", "limitkeepers")
 SHARDED = "sharded+"
-SCHEMES = ("memory", "shared", *REDIS, *REDIS_TOPOLOGIES, *(SHARDED + one for one in REDIS[:4]))
 WRAPPERS = {"guard": ("share", "budget"), "lease": ("life", "strict")}
 WRAPPING = (*WRAPPERS, *(option for options in WRAPPERS.values() for option in options))
 Options = dict[str, str]
@@ -40,14 +40,14 @@ def store_from_url(url: str) -> Store:
         parts = urlsplit(url)
     except ValueError as error:
         raise ConfigurationError(f"{masked(url)}: {error}; write it like redis://host:6379/0") from None
-    maker = maker_of(parts.scheme, url)
+    make = maker_of(parts.scheme, url)
     options = options_of(parts.query, url)
     wrapping = {name: options.pop(name) for name in WRAPPING if name in options}
     for wrapper, more in WRAPPERS.items():
         for name in more:
             if name in wrapping and wrapper not in wrapping:
                 raise ConfigurationError(f"{masked(url)}: {name}= requires {wrapper}=; add {wrapper}=… or remove it")
-    store: Store = maker(url, parts, options)
+    store = make(url, parts, options)
     try:
         return wrapped(store, wrapping, url)
     except (ConfigurationError, InvalidLimit) as error:
@@ -55,23 +55,13 @@ def store_from_url(url: str) -> Store:
         raise ConfigurationError(f"{masked(url)}: {error}") from None
 
 
-def maker_of(scheme: str, url: str) -> Callable[..., Store]:
-    if scheme == "memory":
-        return memory
-    if scheme == "shared":
-        return shared
-    if scheme in REDIS or scheme in REDIS_TOPOLOGIES:
-        return redis
-    if scheme.startswith(SHARDED) and scheme in SCHEMES:
-        return sharded
-    if scheme == "limitkeeper":
-        raise ConfigurationError(
-            f"{masked(url)}: a limitkeeper service as a store is not available yet; use redis:// for several hosts"
-        )
-    word = scheme or url.partition(":")[0]
-    meant = nearest(word, SCHEMES)
-    remedy = f"did you mean {meant}://?" if meant else f"expected one of {', '.join(one + '://' for one in SCHEMES)}"
-    raise ConfigurationError(f"{masked(url)}: unknown scheme {scheme!r}; {remedy}")
+def open_store(store: Store | str | None) -> Store:
+    """The store of a `store=` argument: a store, its URL, or None for a new one in this process."""
+    if isinstance(store, Store):
+        return store
+    if not isinstance(store, str | None):
+        raise ConfigurationError(f"store must be a store or a URL such as 'memory://', got {store!r}")
+    return store_from_url("memory://" if store is None else store)
 
 
 # Stores ------------------------------------------------------------------------------------------------------------
@@ -99,13 +89,14 @@ def redis(url: str, parts: SplitResult, options: Options) -> Store:
         meant = nearest(name, WRAPPING, 0.75)
         if meant is not None:
             raise ConfigurationError(f"{masked(url)}: unknown option {name!r}; did you mean {meant}=?")
-    kind = import_store("redis", "RedisStore", url)
+    is_service = parts.scheme in SERVICE
+    kind = import_store(*(("remote", "RemoteStore") if is_service else ("redis", "RedisStore")), url)
     base = f"{parts.scheme}://{parts.netloc}{parts.path}"
     return kind(f"{base}?{urlencode(options)}" if options else base)  # type: ignore[no-any-return]
 
 
 def sharded(url: str, parts: SplitResult, options: Options) -> Store:
-    """One Redis store per host, with the same credentials, database and options."""
+    """One store per host, with the same credentials, database and options."""
     login, at, hosts = parts.netloc.rpartition("@")
     each = [host for host in hosts.split(",") if host]
     if len(each) < 2:
@@ -116,12 +107,29 @@ def sharded(url: str, parts: SplitResult, options: Options) -> Store:
     return kind(stores)  # type: ignore[no-any-return]
 
 
+Maker = Callable[[str, SplitResult, Options], Store]
+SCHEMES: dict[str, Maker] = {"memory": memory, "shared": shared, **dict.fromkeys((*REDIS, *REDIS_TOPOLOGIES, *SERVICE), redis)}
+SCHEMES |= {SHARDED + scheme: sharded for scheme in (*REDIS[:4], *SERVICE)}
+
+
+def maker_of(scheme: str, url: str) -> Maker:
+    if scheme in SCHEMES:
+        return SCHEMES[scheme]
+    meant = nearest(scheme or url.partition(":")[0], SCHEMES)
+    remedy = f"did you mean {meant}://?" if meant else f"expected one of {', '.join(one + '://' for one in SCHEMES)}"
+    if url and not meant and "://" not in url:
+        remedy = f"did you mean {masked(('shared://' if url.startswith('/') else 'redis://') + url)}?"
+    raise ConfigurationError(f"{masked(url)}: unknown scheme {scheme!r}; {remedy}")
+
+
 def import_store(module: str, name: str, url: str) -> Any:
     """Imports a store's class; the error for a missing dependency names the extra to install."""
     try:
         return getattr(import_module(f".{module}", __package__), name)
     except ImportError as error:
-        remedy = "" if "pip install" in str(error) else "; pip install 'limitkeeper[redis]'" if module == "redis" else ""
+        remedy = (
+            "" if "pip install" in str(error) else "; pip install 'limitkeeper[redis]'" if module in ("redis", "remote") else ""
+        )
         raise ConfigurationError(f"{masked(url)}: can't import {name}: {error}{remedy}") from error
 
 
@@ -130,20 +138,13 @@ def import_store(module: str, name: str, url: str) -> Any:
 
 def wrapped(store: Store, wrapping: Options, url: str) -> Store:
     """Wraps the store in a LeasedStore, then in a GuardedStore, as the options say."""
-    if "lease" in wrapping:
-        keywords: dict[str, Any] = {"lease": None if wrapping["lease"] == "auto" else number("lease", wrapping["lease"], url)}
-        if "life" in wrapping:
-            keywords["life"] = duration("life", wrapping["life"], url)
-        if "strict" in wrapping:
-            keywords["strict"] = truth("strict", wrapping["strict"], url)
-        store = import_store("leased", "LeasedStore", url)(store, **keywords)
-    if "guard" in wrapping:
-        from .guarded import GuardedStore
-
-        keywords = {"share": wrapping.get("share")}
-        if "budget" in wrapping:
-            keywords["budget"] = duration("budget", wrapping["budget"], url)
-        store = GuardedStore(store, on_failure=wrapping["guard"], **keywords)
+    given = {name: PARSERS[name](name, value, url) for name, value in wrapping.items()}
+    if "lease" in given:
+        lease = {name: given[name] for name in ("lease", *WRAPPERS["lease"]) if name in given}
+        store = import_store("leased", "LeasedStore", url)(store, **lease)
+    if "guard" in given:
+        guard = {name: given[name] for name in WRAPPERS["guard"] if name in given}
+        store = import_store("guarded", "GuardedStore", url)(store, on_failure=given["guard"], **guard)
     return store
 
 
@@ -152,7 +153,7 @@ def wrapped(store: Store, wrapping: Options, url: str) -> Store:
 
 def masked(url: str) -> str:
     """The repr of a URL without passwords, for messages."""
-    hidden = re.sub(r"://.*@", "://…@", url, flags=re.S)
+    hidden = re.sub(r"^((?:[^:/?#]*://)?).*@", r"\1…@", url, flags=re.S)
     return repr(re.sub(r"(password=)[^&#]*", r"\1…", hidden, flags=re.I))
 
 
@@ -202,3 +203,12 @@ def duration(name: str, text: str, url: str) -> float | str:
         return value
     except InvalidLimit:
         raise ConfigurationError(f"{masked(url)}: {name} must be a duration, got {text!r}; write it like {name}=20ms") from None
+
+
+#: Option of a wrapper -> how its text is read.
+PARSERS: dict[str, Callable[[str, str, str], Any]] = {
+    "lease": lambda name, text, url: None if text == "auto" else number(name, text, url),
+    **dict.fromkeys(("life", "budget"), duration),
+    "strict": truth,
+    **dict.fromkeys(("guard", "share"), lambda name, text, url: text),
+}

@@ -1,18 +1,14 @@
-"""Warns (SeveralWorkers) when several worker processes each count in their own memory.
+"""Warns (SeveralWorkers) when several worker processes each count in their own memory: N of them admit N times the limit.
 
-N processes that count separately admit N times the limit. The warning is given once, for a store that was not chosen explicitly
-(the default of a limiter, or memory:// in a URL), in these cases:
+The warning is given once, for a store that was not chosen explicitly (the default of a limiter, or memory:// in a URL), when
 
-- the process is a worker of a web server that runs more than one: gunicorn, uvicorn, fastapi, hypercorn or granian was
-  started with --workers above 1 (or WEB_CONCURRENCY, GUNICORN_CMD_ARGS, GRANIAN_WORKERS where that server reads them), gunicorn's
-  arbiter has forked other workers before this one, or uWSGI's `numproc` is above 1;
-- the store was created before a fork, and two live children have both decided on their copies of it.
+- the process is a worker of a web server that runs more than one (`several_workers`), or
+- the store was created before a fork, and two live children have both decided on their copies of it. A `FirstUseProbe` as the
+  store's clock detects the first decision of a child and replaces itself by the system clock, so that the hot path has no check.
+  Children record their decisions in a page of shared memory.
 
-Not enough for a warning: WEB_CONCURRENCY alone (hosts set it for every script), a process pool whose workers create their own
-limiters, children one after the other, a child that never decides. An explicit `MemoryStore()` counts as a choice.
-
-The first decision of a child is detected with a `FirstUseProbe` as the store's clock; it replaces itself by the system clock when
-it is first read, so that the hot path has no check. Children record their decisions in a page of shared memory.
+Not enough: WEB_CONCURRENCY alone (hosts set it for every script), a process pool whose workers create their own limiters,
+children one after the other, a child that never decides. An explicit `MemoryStore()` counts as a choice.
 """
 
 from __future__ import annotations
@@ -27,7 +23,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import PurePath
 from typing import TYPE_CHECKING
 
-from ..clock import SYSTEM
+from ..clock import SYSTEM, Clock
 from ..errors import SeveralWorkers
 from .memory import MemoryStore
 
@@ -51,6 +47,7 @@ if TYPE_CHECKING:
 _made: weakref.WeakKeyDictionary[MemoryStore, int] = weakref.WeakKeyDictionary()
 _numbers = iter(range(1, 1 << 30))
 _warned = False
+_clock: Clock = SYSTEM
 _page: mmap.mmap | None = None
 _page_of = 0
 
@@ -61,9 +58,18 @@ def memory_store(max_keys: int = 1_000_000) -> MemoryStore:
     if not _warned and (server := several_workers(sys.argv, os.environ, sys.modules)) is not None:
         _warned = True
         warn(f"{server} runs several workers, and this one keeps its limits in memory")
-    store = MemoryStore(max_keys)
+    store = MemoryStore(max_keys, _clock)
     _made[store] = next(_numbers)
     return store
+
+
+def set_clock_of_default_stores(clock: Clock) -> None:
+    """For tests: empties all stores that `memory_store` made, and puts them, and those that it makes from now on, on a clock."""
+    global _clock
+    _clock = clock
+    for store in list(_made):
+        store.clear()
+        store.set_clock(clock)
 
 
 def warn(what: str) -> None:
@@ -75,11 +81,19 @@ def warn(what: str) -> None:
 
 
 def several_workers(argv: Sequence[str], environment: Mapping[str, str], modules: Mapping[str, object]) -> str | None:
-    """The name of the web server if this process is one of several workers of it; otherwise None."""
-    if getattr(modules.get("uwsgi"), "numproc", 1) > 1:
-        return "uwsgi"
+    """The name of the web server if this process is one of several workers of it, by its flags, its environment variables, other
+    workers that gunicorn's arbiter has forked before this one, the numbers of uWSGI and mod_wsgi, or the settings that uvicorn
+    and hypercorn pass to a worker (from `uvicorn.run(…, workers=4)`, or a file); otherwise None."""
+    for module, count in (("uwsgi", "numproc"), ("mod_wsgi", "maximum_processes")):
+        if getattr(modules.get(module), count, 1) > 1:
+            return module
     if getattr(getattr(modules.get("gunicorn.arbiter"), "Arbiter", None), "WORKERS", None):
         return "gunicorn"
+    process = getattr(modules.get("multiprocessing.process"), "current_process", lambda: None)()
+    config = getattr(process, "_kwargs", {}).get("config")
+    workers = getattr(config, "workers", 1)
+    if isinstance(workers, int) and workers > 1:
+        return type(config).__module__.partition(".")[0]
     path = PurePath(argv[0]) if argv else PurePath()
     server = path.parent.name if path.stem == "__main__" else path.stem
     if server not in SERVERS:
