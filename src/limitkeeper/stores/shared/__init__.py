@@ -1,4 +1,4 @@
-"""A limit shared by the processes of a host: a mapped file, and nobody else."""
+"""A limit shared by the processes of a host: a mapped file, without a server."""
 
 from .store import SharedStore
 

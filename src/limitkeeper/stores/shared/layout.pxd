@@ -1,6 +1,6 @@
 # The C side of layout.py.
 cdef enum:
-    VERSION = 1
+    VERSION = 2
     MAGIC = 0
     LAYOUT = 1
     PROTOCOL = 2
@@ -16,7 +16,7 @@ cdef enum:
     JOURNAL = 24
     LIVE = 32
     HIGH = 33
-    FREE = 34
+    UNGRANTED = 34
     BLOCKS_HIGH = 35
     BLOCKS_FREE = 36
     LOGS_HIGH = 37
@@ -29,11 +29,21 @@ cdef enum:
     TAKEOVERS = 44
     LOG_FULL = 45
     CALLS = 46
+    ERA = 47
+    ERA_END = 48
+    ERA_WINDOW = 49
+    CELLS_READY = 50
+    BLOCKS_READY = 51
+    LOGS_READY = 52
+    CHECKED = 53
+    SOONEST = 54
+    UNMARKED_RESET = 55
     HEADER = 512
     JOURNAL_ROOM = 16384
     DIRECTORY_ROOM = 131072
-    RESERVE = 16384
-    OVERFLOW_SLOTS = 1024
+    NEVER_US = 4611686018427387904
+    FEWEST = 64
+    TAIL = 4096
     HASH = 0
     STATE = 1
     LINK = 4
@@ -42,6 +52,7 @@ cdef enum:
     CELL = 8
     INLINE = 16
     BLOCK = 8
+    RATES_BLOCKS = 3
     PAYLOAD = 56
     OVERFLOW = 255
     ATOMIC = 1

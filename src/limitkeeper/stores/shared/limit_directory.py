@@ -3,7 +3,7 @@
 A limit (limiter, name, algorithm) has a `limit_id`, each rate under it a `unit`. Entries are only appended, under the file's
 lock; every process reads those that it has not read yet.
 
-    entry: kind (1 limit, 2 rate) · limit_id (of a rate) · time (µs) · size of the text in bytes · the text
+    entry: kind (1 limit, 2 rate) · limit_id of a rate, overflow cells of a limit · time (µs) · bytes of the text · the text
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from ...algorithms.limit_parser import parse_limit
 from ...errors import ConfigurationError
+from ..cell_table import MOST_UNITS
 from . import layout as lay
 from .cell_table import SharedCellTable
 from .mapped_file import MappedFile
@@ -38,7 +39,6 @@ class LimitDirectory:
         self._read = 0
         self._limit_ids: dict[str, int] = {}
         self._units: dict[tuple[int, str], int] = {}
-        self.since_us: list[int] = []  # by unit: when the rate was first used
 
     def numbers_of(self, identity: str, rate: str, now_us: int) -> tuple[int, int]:
         """(limit_id, unit), appended when they are new."""
@@ -52,12 +52,13 @@ class LimitDirectory:
             limit = parse_limit(entry.text) if entry.kind == RATE else None  # a signal may interrupt here, not in what follows
             if limit is None:
                 self.table.births.append(entry.time_us)
+                self.table.entries.append(self.file.plan.directory + self._read + 1)
                 self._limit_ids[entry.text] = len(self.table.births)
             else:
                 self.table.units.append(limit)
-                self.since_us.append(entry.time_us)
                 self._units[entry.limit_id, entry.text] = len(self.table.units)
             self._read = entry.end
+        self.table.unread = False
 
     def append(self, kind: int, limit_id: int, time_us: int, text: str) -> int:
         """Appends an entry and returns its number."""
@@ -66,7 +67,7 @@ class LimitDirectory:
             parse_limit(text)  # other processes must be able to read it
         used, base = self.table.get(lay.DIRECTORY), self.file.plan.directory
         size = 4 + (len(data) + 7) // 8
-        if used + size > lay.DIRECTORY_ROOM or len(self.table.units) >= 0xFFFF:
+        if used + size > lay.DIRECTORY_ROOM or len(self.table.units) >= MOST_UNITS:
             raise ConfigurationError(f"shared file {self.path!r}: its directory of limits is full; use several files")
         head = b"".join(number.to_bytes(8, "little") for number in (kind, limit_id, time_us, len(data)))
         padded = head + data.ljust((size - 4) * 8, b"\0")

@@ -16,10 +16,12 @@ except ModuleNotFoundError:
 
 if cython.compiled:
     from cython.cimports.limitkeeper.algorithms import sliding_log
+    from cython.cimports.limitkeeper.algorithms.limit import I64
     from cython.cimports.limitkeeper.stores.shared import layout as lay
     from cython.cimports.limitkeeper.stores.shared.journal import Journal
 else:
     from ...algorithms import sliding_log
+    from ...algorithms.limit import I64
     from . import layout as lay
     from .journal import Journal
 
@@ -31,37 +33,38 @@ from .layout import Regions
 class LogRings(Journal):
     """The logs of one file. Callers hold the file's lock."""
 
-    def __init__(self, memory: Any, plan: Regions, max_keys: int) -> None:
-        super().__init__(memory, plan.journal)
-        self.logs, self.log_words = plan.logs, plan.log_words
+    def __init__(self, memory: Any, plan: Regions, max_keys: int, fd: int) -> None:
+        super().__init__(memory, plan.journal, fd)
+        self.logs, self.log_words, self.cells_room = plan.logs, plan.log_words, plan.cells_room
         self.max_keys = max_keys
 
     @cython.cfunc
-    def log_at(self, number: cython.longlong) -> cython.longlong:
+    def log_at(self, number: I64) -> I64:
         """The log as the algorithm takes it: its address when compiled, a memoryview otherwise; 0 for none."""
         if not number:
             return 0
-        at: cython.longlong = self.logs + (number - 1) * self.log_words
+        at: I64 = self.logs + (number - 1) * self.log_words
         if cython.compiled:
             return cython.cast(cython.longlong, self.words + at)
         return self.words[at : at + self.log_words]  # type: ignore[no-any-return]
 
     @cython.cfunc
-    def log_of_cell(self, cell: cython.longlong) -> cython.longlong:
+    def log_of_cell(self, cell: I64) -> I64:
         """The number of the cell's log, made when there is none."""
-        number: cython.longlong = self.words[cell + lay.STATE + 2]
+        number: I64 = self.words[cell + lay.STATE + 2]
         if number:
             return number
         number = self.words[lay.LOGS_FREE]
-        at: cython.longlong
+        at: I64
         if number:
             at = self.logs + (number - 1) * self.log_words
             self.change(lay.LOGS_FREE, self.words[at])
-            self.journal_word(at)
+            self.journal_words(at, 1)
         else:
             number = self.words[lay.LOGS_HIGH] + 1
-            if number > self.max_keys + lay.RESERVE:
+            if number > self.cells_room:
                 raise StoreError("a shared file has no room for another log; raise max_keys, or use several files")
+            self.allocate(lay.LOGS_READY, number, self.logs, self.log_words, self.cells_room)
             at = self.logs + (number - 1) * self.log_words
             self.change(lay.LOGS_HIGH, number)
         self.words[at] = self.words[at + 1] = self.words[at + 3] = 0
@@ -70,38 +73,44 @@ class LogRings(Journal):
         return number
 
     @cython.cfunc
-    def free_log(self, number: cython.longlong) -> cython.int:
-        at: cython.longlong = self.logs + (number - 1) * self.log_words
+    def copy_log(self, source: I64, target: I64) -> cython.int:
+        """Gives a new cell a copy of another cell's log."""
+        number: I64 = self.words[source + lay.STATE + 2]
+        if number:
+            old: I64 = self.logs + (number - 1) * self.log_words
+            at: I64 = self.logs + (self.log_of_cell(target) - 1) * self.log_words
+            i: I64
+            for i in range(self.log_words):
+                self.words[at + i] = self.words[old + i]
+        return 0
+
+    @cython.cfunc
+    def free_log(self, number: I64) -> cython.int:
+        at: I64 = self.logs + (number - 1) * self.log_words
         self.change(at, self.words[lay.LOGS_FREE])
         return self.change(lay.LOGS_FREE, number)
 
     @cython.cfunc
-    def journal_log(self, number: cython.longlong) -> cython.int:
+    def journal_log(self, number: I64) -> cython.int:
         """Records a whole log before an algorithm changes it in place."""
-        at: cython.longlong = self.logs + (number - 1) * self.log_words
-        i: cython.longlong
-        for i in range(self.log_words):
-            self.journal_word(at + i)
-        return 0
+        return self.journal_words(self.logs + (number - 1) * self.log_words, self.log_words) if number else 0
 
     @cython.cfunc
-    def log_full_until(
-        self, cell: cython.longlong, moment: cython.longlong, window: cython.longlong, now: cython.longlong
-    ) -> cython.longlong:
+    def log_full_until(self, cell: I64, moment: I64, window: I64, now: I64) -> I64:
         """When a full log has room for an entry of that time; 0: now."""
-        number: cython.longlong = self.words[cell + lay.STATE + 2]
+        number: I64 = self.words[cell + lay.STATE + 2]
         if not number:
             return 0
-        at: cython.longlong = self.logs + (number - 1) * self.log_words
-        n: cython.longlong = self.words[at + 1]
-        room: cython.longlong = self.words[at + 2]
+        at: I64 = self.logs + (number - 1) * self.log_words
+        n: I64 = self.words[at + 1]
+        room: I64 = self.words[at + 2]
         if n < room:
             return 0
-        head: cython.longlong = self.words[at]
-        first: cython.longlong = self.words[at + 4 + 2 * head]
+        head: I64 = self.words[at]
+        first: I64 = self.words[at + 4 + 2 * head]
         if first <= now - window:  # adding prunes first
             return 0
-        i: cython.longlong
+        i: I64
         for i in range(n):
             if self.words[at + 4 + 2 * ((head + i) % room)] == moment:  # calls of one moment share an entry
                 return 0
@@ -109,49 +118,33 @@ class LogRings(Journal):
         return first + window
 
     @cython.cfunc
-    def add(self, cell: cython.longlong, moment: cython.longlong, cost: cython.longlong, before: cython.longlong) -> cython.int:
+    def add(self, cell: I64, moment: I64, cost: I64, before: I64) -> cython.int:
         """Prunes the cell's log and adds an entry."""
-        number: cython.longlong = self.log_of_cell(cell)
-        at: cython.longlong = self.logs + (number - 1) * self.log_words
-        n: cython.longlong = self.words[at + 1]
-        room: cython.longlong = self.words[at + 2]
+        number: I64 = self.log_of_cell(cell)
+        at: I64 = self.logs + (number - 1) * self.log_words
+        n: I64 = self.words[at + 1]
+        room: I64 = self.words[at + 2]
         if n >= room and self.words[at + 4 + 2 * self.words[at]] > before:
             return self.merge_entry(number, moment, cost)
-        last: cython.longlong = at + 4 + 2 * ((self.words[at] + n + room - 1) % room)
-        i: cython.longlong
+        last: I64 = at + 4 + 2 * ((self.words[at] + n + room - 1) % room)
         if n > 0 and self.words[last] > moment:  # entries dated later move up
             self.journal_log(number)
         else:
-            for i in range(4):
-                self.journal_word(at + i)
-            self.journal_word(last + 1)
-            following: cython.longlong = at + 4 + 2 * ((self.words[at] + n) % room)
-            self.journal_word(following)
-            self.journal_word(following + 1)
-        if cython.compiled:
-            sliding_log.prune(self.words + at, before)
-            if self.words[at + 1] == 0:  # begins anew at its first place
-                self.journal_word(at + 4)
-                self.journal_word(at + 5)
-            sliding_log.add(self.words + at, moment, cost)
-        else:
-            log: Any = self.log_at(number)
-            sliding_log.prune(log, before)
-            if self.words[at + 1] == 0:
-                self.journal_word(at + 4)
-                self.journal_word(at + 5)
-            sliding_log.add(log, moment, cost)
+            self.journal_words(at, 6)  # with the first place, where a log begins anew when nothing is left of it
+            self.journal_words(last + 1, 1)
+            self.journal_words(at + 4 + 2 * ((self.words[at] + n) % room), 2)
+        sliding_log.write(self.log_at(number), before, moment, cost)
         return 0
 
     @cython.cfunc
-    def merge_entry(self, number: cython.longlong, moment: cython.longlong, cost: cython.longlong) -> cython.int:
+    def merge_entry(self, number: I64, moment: I64, cost: I64) -> cython.int:
         """Adds to a log without a free place what must be added (debt, say): it joins the next later entry, or the last one,
         which is dated later then. Either counts longer than it would have, never shorter."""
-        at: cython.longlong = self.logs + (number - 1) * self.log_words
-        n: cython.longlong = self.words[at + 1]
-        i: cython.longlong = n - 1
+        at: I64 = self.logs + (number - 1) * self.log_words
+        n: I64 = self.words[at + 1]
+        i: I64 = n - 1
         self.journal_log(number)
-        entry: cython.longlong = at + 4 + 2 * ((self.words[at] + i) % n)
+        entry: I64 = at + 4 + 2 * ((self.words[at] + i) % n)
         if self.words[entry] < moment:
             self.words[entry] = moment
         while i >= 0 and self.words[entry] >= moment:
@@ -161,21 +154,21 @@ class LogRings(Journal):
         return 0
 
     @cython.cfunc
-    def fill(self, cell: cython.longlong, entries: Any) -> cython.int:
+    def fill(self, cell: I64, entries: Any) -> cython.int:
         """Gives a cell a log of just these (moment, cost) pairs; those that are too many count as long as the latest of them.
         Nothing points to a new log yet, so nothing of it is noted but the way to it."""
-        room: cython.longlong = (self.log_words - 4) // 2
+        room: I64 = (self.log_words - 4) // 2
         pairs = sorted(entries)
-        extra: cython.longlong = len(pairs) - room
+        extra: I64 = len(pairs) - room
         if extra > 0:
             pairs = [(pairs[extra][0], sum(cost for _, cost in pairs[: extra + 1])), *pairs[extra + 1 :]]
         if self.words[cell + lay.STATE + 2]:
             self.journal_log(self.words[cell + lay.STATE + 2])
-        number: cython.longlong = self.log_of_cell(cell)
-        at: cython.longlong = self.logs + (number - 1) * self.log_words
+        number: I64 = self.log_of_cell(cell)
+        at: I64 = self.logs + (number - 1) * self.log_words
         self.words[at] = self.words[at + 3] = 0
-        total: cython.longlong = 0
-        n: cython.longlong = 0
+        total: I64 = 0
+        n: I64 = 0
         for moment, cost in pairs:
             total += cost
             self.words[at + 4 + 2 * n] = moment

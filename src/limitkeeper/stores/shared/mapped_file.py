@@ -8,17 +8,19 @@ copied one by one into a new file.
 
 from __future__ import annotations
 
+import errno
 import fcntl
+import hashlib
 import mmap
 import os
 import stat
+from functools import cache
 from typing import Any
 
-from ...clock import steady_us, utc_us
-from ...errors import ConfigurationError, StoreUnavailable
+from ...clock import SYSTEM, steady_us, utc_us
+from ...errors import ConfigurationError, StoreTimeout, StoreUnavailable
 from . import layout as at
 from .layout import Regions, regions
-from .lock_owner import boot_id, pid_namespace
 
 PROTOCOLS = {at.ATOMIC: "compare-and-swap (compiled)", at.LOCK_FILE: "a lock file (not compiled)"}
 
@@ -26,8 +28,8 @@ PROTOCOLS = {at.ATOMIC: "compare-and-swap (compiled)", at.LOCK_FILE: "a lock fil
 class MappedFile:
     """An open file: its memory, its layout, and whether this process has it alone."""
 
-    def __init__(self, path: str, max_keys: int, log_entries: int, protocol: int) -> None:
-        self.path = os.path.abspath(path)
+    def __init__(self, path: str, max_keys: int, log_entries: int, protocol: int, timeout_us: int = 1_000_000) -> None:
+        self.path, self.timeout_us = os.path.abspath(path), timeout_us
         self.max_keys, self.log_entries, self.protocol = max_keys, log_entries, protocol
         self.plan: Regions = regions(max_keys, log_entries)
         self.fd, self.alone = self._open()
@@ -37,7 +39,7 @@ class MappedFile:
             if self.alone and self._is_unmade():
                 self._make()
             self._check()
-            self.memory = self._map(self.plan.end * 8)
+            self.memory = mmap.mmap(self.fd, self.plan.end * 8)
             self.words = memoryview(self.memory).cast("q")
             if self.alone:
                 self._take_over()
@@ -62,7 +64,7 @@ class MappedFile:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
                 alone = False
-                fcntl.flock(fd, fcntl.LOCK_SH)  # waits while another process creates the file
+                self._share(fd)
             try:
                 same = os.stat(self.path).st_ino == os.fstat(fd).st_ino
             except FileNotFoundError:
@@ -71,8 +73,20 @@ class MappedFile:
                 return fd, alone
             os.close(fd)
 
-    def _map(self, size: int) -> mmap.mmap:
-        return mmap.mmap(self.fd, size)
+    def _share(self, fd: int) -> None:
+        """Waits while another process creates the file."""
+        deadline_us = steady_us() + self.timeout_us
+        while True:
+            try:
+                return fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except OSError:
+                if steady_us() > deadline_us:
+                    os.close(fd)
+                    seconds = f"{self.timeout_us / 1e6:g} s"
+                    raise StoreTimeout(
+                        f"shared file {self.path!r}: another process creates it for {seconds}; is it stopped?"
+                    ) from None
+            SYSTEM.sleep(0.001)
 
     # Making ----------------------------------------------------------------------------------------------------
 
@@ -84,24 +98,40 @@ class MappedFile:
         return found[:8] == at.MAGIC_TEXT and found[at.READY * 8 :][:8] == bytes(8)
 
     def _make(self) -> None:
-        """Creates a sparse file with a header; the magic text is written before the size, READY after it."""
-        space = os.statvfs(self.path)
-        needed = (self.plan.blocks - self.plan.heads) * 8
-        if space.f_bavail * space.f_frsize < needed:
-            raise StoreUnavailable(
-                f"shared file {self.path!r}: {needed >> 20} MiB are needed for {self.max_keys} keys, "
-                f"{space.f_bavail * space.f_frsize >> 20} MiB are free; lower max_keys, or give another path"
-            )
+        """Creates a sparse file with a header; the magic text is written before the size, READY after it. Everything before the
+        cells has disk space from the start."""
+        self.require_space(self.plan.logs, "", "max_keys")
         words = memoryview(bytearray(at.HEADER * 8)).cast("q")
         words[at.LAYOUT], words[at.PROTOCOL] = at.VERSION, self.protocol
         words[at.MAX_KEYS], words[at.LOG_ENTRIES], words[at.SIZE] = self.max_keys, self.log_entries, self.plan.end
+        words[at.UNGRANTED] = self.plan.overflow
         for word in (at.SECRET, at.SECRET + 1):
             words[word] = int.from_bytes(os.urandom(8), "little", signed=True)
         self._stamp(words, 0)
         words[at.MAGIC] = int.from_bytes(at.MAGIC_TEXT, "little")
-        os.pwrite(self.fd, words, 0)
-        os.ftruncate(self.fd, self.plan.end * 8)
+        try:
+            os.pwrite(self.fd, words, 0)
+            os.ftruncate(self.fd, self.plan.end * 8)
+            failed = allocate_space(self.fd, 0, self.plan.cells * 8)
+            if failed:
+                raise OSError(failed, os.strerror(failed))
+        except OSError as error:
+            size = f"a file of {self.plan.end * 8 >> 20} MiB"
+            raise StoreUnavailable(
+                f"shared file {self.path!r}: {size}: {error}; lower max_keys or log_entries, or give another path"
+            ) from error
         os.pwrite(self.fd, (1).to_bytes(8, "little"), at.READY * 8)
+
+    def require_space(self, end: int, what: str, option: str) -> None:
+        """Raises StoreUnavailable if the file system has less space than the words before `end` need at worst."""
+        space = os.fstatvfs(self.fd)
+        missing = end * 8 - os.fstat(self.fd).st_blocks * 512
+        free = space.f_bavail * space.f_frsize
+        if space.f_blocks and free < missing:
+            raise StoreUnavailable(
+                f"shared file {self.path!r}: {self.max_keys} keys{what} need up to {missing >> 20} MiB, "
+                f"{free >> 20} MiB are free; lower {option}, or give another path"
+            )
 
     def _stamp(self, words: Any, last_us: int) -> None:
         """Writes the boot id, the pid namespace and the offset to UTC; time never goes back."""
@@ -156,7 +186,7 @@ class MappedFile:
         self.fd = os.open(fresh, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         fcntl.flock(self.fd, fcntl.LOCK_EX)
         self._make()
-        self.memory = self._map(self.plan.end * 8)
+        self.memory = mmap.mmap(self.fd, self.plan.end * 8)
         self.words = memoryview(self.memory).cast("q")
         self._stamp(self.words, old_words[at.LAST])
         self.words[at.SECRET], self.words[at.SECRET + 1] = old_words[at.SECRET], old_words[at.SECRET + 1]
@@ -186,3 +216,32 @@ class MappedFile:
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1
+
+
+def allocate_space(fd: int, offset: int, size: int) -> int:
+    """Allocates disk space for a part of a file; an error number, 0 also where the file system can't do this."""
+    try:
+        if hasattr(os, "posix_fallocate"):
+            os.posix_fallocate(fd, offset, size)
+    except OSError as error:
+        return 0 if error.errno in (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS) else error.errno or errno.EIO
+    return 0
+
+
+@cache
+def boot_id() -> tuple[int, int]:
+    """Two words that change with every boot; zeros where that is unknown."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id", "rb") as file:
+            digest = hashlib.blake2b(file.read().strip(), digest_size=16).digest()
+    except OSError:
+        return 0, 0
+    return int.from_bytes(digest[:8], "little", signed=True), int.from_bytes(digest[8:], "little", signed=True)
+
+
+def pid_namespace() -> int:
+    """The pid namespace of this process; containers have their own."""
+    try:
+        return os.stat("/proc/self/ns/pid").st_ino
+    except OSError:
+        return 0

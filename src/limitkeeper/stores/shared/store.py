@@ -3,18 +3,14 @@
     limiter = Limiter("100/s burst 200", store=SharedStore("/dev/shm/myapp-limits"))
 
 A decision acquires the file's lock (one compare-and-swap), reads the clock, decides, records old values in the journal, writes
-the new ones, and releases the lock. `kill -9` at any instant loses nothing but the call in flight: the next process rolls back
-the unfinished change and takes over the lock (`owner_lock.py`). The clock is the machine's monotonic one plus an offset to UTC
-that the file keeps, so all processes share one time, and steps of the wall clock have no effect.
-
-Without the compiled core or /proc, the kernel's lock on a second file (`path.lock`) replaces the compare-and-swap. The file
-records which of the two protects it; never both.
+the new ones, and releases the lock. `kill -9` at any instant loses nothing but the call in flight (`journal.py`). The clock is
+the monotonic one plus an offset to UTC that the file keeps, so all processes share one time. The file records whether it is
+protected by the compare-and-swap or, without the compiled core or /proc, by the kernel's lock on a second file (`path.lock`).
 """
 
 from __future__ import annotations
 
 import gc
-import hashlib
 import json
 import logging
 import os
@@ -27,66 +23,43 @@ except ModuleNotFoundError:
 
 if cython.compiled:
     from cython.cimports.limitkeeper.algorithms.claim import NamedLimit
-    from cython.cimports.limitkeeper.algorithms.limit import Limit, State
+    from cython.cimports.limitkeeper.algorithms.limit import I64, Limit, State
     from cython.cimports.limitkeeper.decision import Decision
     from cython.cimports.limitkeeper.monotonic import monotonic_us
-    from cython.cimports.limitkeeper.stores.cell_store import CellStore, LimitHandle, blank
-    from cython.cimports.limitkeeper.stores.shared import atomics
-    from cython.cimports.limitkeeper.stores.shared import key_codec as codec
+    from cython.cimports.limitkeeper.stores.cell_state_per_rate import CellRates, LimitHandle
+    from cython.cimports.limitkeeper.stores.cell_store import CellStore, blank
+    from cython.cimports.limitkeeper.stores.cell_table import CHECKS_PER_INSERT, CHECKS_WHEN_FULL, SEVERAL
     from cython.cimports.limitkeeper.stores.shared import layout as lay
     from cython.cimports.limitkeeper.stores.shared.cell_table import SharedCellTable
-    from cython.cimports.limitkeeper.stores.shared.owner_lock import OwnerLock
+    from cython.cimports.limitkeeper.stores.shared.journal import OwnerLock, publish, swap_word
 else:
     from ...algorithms.claim import NamedLimit
-    from ...algorithms.limit import Limit, State
+    from ...algorithms.limit import I64, Limit, State
     from ...clock import monotonic_us
-    from ...decision import Decision
-    from ..cell_store import CellStore, LimitHandle, blank
-    from . import atomics
-    from . import key_codec as codec
+    from ...decision import Decision, fresh
+    from ..cell_state_per_rate import CellRates, LimitHandle
+    from ..cell_store import CellStore
+    from ..cell_table import CHECKS_PER_INSERT, CHECKS_WHEN_FULL, SEVERAL
     from . import layout as lay
     from .cell_table import SharedCellTable
-    from .owner_lock import OwnerLock
-
-    def row(handle: LimitHandle) -> SharedLimitHandle:
-        assert isinstance(handle, SharedLimitHandle)
-        return handle
+    from .journal import OwnerLock, enter_section
 
 
 from ...clock import Clock
 from ...errors import ConfigurationError, StoreError
 from ...rate import Duration, duration_us
-from .limit_directory import LimitDirectory, entries
+from ..cell_state_per_rate import UnitStates
+from ..cell_store import turnover_us
+from ..store_hash import FileHash
+from .cell_table import LONGEST_KEY, shortened
+from .journal import can_swap_words
+from .limit_directory import RATE, LimitDirectory, entries
 from .mapped_file import MappedFile
-from .owner_lock import can_swap_words
 
 log = logging.getLogger("limitkeeper")
-
-#: The longest key in characters that is stored unchanged.
-LONGEST = 16384
 LONGEST_US = 86_400_000_000
 #: Cells read in one critical section of `items`: about a millisecond.
 AT_A_TIME = 2048
-
-
-@cython.cclass
-class SharedLimitHandle(LimitHandle):
-    """A limit in a shared file: its number there, and since when the file knows it."""
-
-    __slots__ = ("birth_us", "limit_id")
-
-    def __init__(
-        self,
-        store: SharedStore,
-        named: NamedLimit,
-        limit_id: cython.longlong,
-        birth_us: cython.longlong,
-        unit: cython.int,
-        since_us: cython.longlong,
-    ) -> None:
-        super().__init__(store, named, unit, since_us)
-        self.limit_id = limit_id
-        self.birth_us = birth_us
 
 
 @cython.cclass
@@ -108,21 +81,19 @@ class SharedStore(CellStore):
                 raise ConfigurationError(f"{name} must be an integer from 1 to {most}, got {value!r}")
         if not isinstance(path, str | os.PathLike) or not os.fspath(path):
             raise ConfigurationError(f"expected the path of a file, such as '/dev/shm/limits', got {path!r}")
-        timeout_us = duration_us(timeout)
-        if timeout_us > LONGEST_US:
+        if (timeout_us := duration_us(timeout)) > LONGEST_US:
             raise ConfigurationError(f"timeout={timeout!r}: must be at most one day")
-        super().__init__(clock)
+        super().__init__(clock, max_keys)
         self.path = os.path.abspath(os.fspath(path))
         self.spare = self.other = None
         self.cached_key: str | None = None
-        self.cached_limit = self.cached_cell = self.hash = 0
+        self.cached_limit = self.cached_cell = self.hash = self.depth = self.inserted = 0
         self.in_change = self.closing = False
-        self.depth = 0
         self.atomic = can_swap_words()
         self._file: MappedFile | None = None
-        file = MappedFile(self.path, max_keys, log_entries, lay.ATOMIC if self.atomic else lay.LOCK_FILE)
+        file = MappedFile(self.path, max_keys, log_entries, lay.ATOMIC if self.atomic else lay.LOCK_FILE, timeout_us)
         try:
-            self.table = SharedCellTable(file.memory, file.plan, max_keys, file.words[lay.SECRET], file.words[lay.SECRET + 1])
+            self.table = table_of(file, max_keys)
         except BaseException:
             file.close()
             raise
@@ -142,16 +113,30 @@ class SharedStore(CellStore):
             raise
         self._file = file
 
+    @property
+    def never_waits(self) -> bool:
+        return False
+
+    def open_hash(self, name: str) -> FileHash:
+        return FileHash(self.path, name)
+
     # The lock --------------------------------------------------------------------------------------------------
 
     @cython.cfunc
     def begin(self) -> cython.int:
-        self._lock.acquire()
+        """Waits for the threads of this process and then for other processes, `timeout` in all."""
+        if not cython.compiled:
+            return enter_section(self)
+        deadline_us: I64 = 0
+        if not self._lock.acquire(False):
+            deadline_us = monotonic_us() + self.file_lock.timeout_us
+            if not self._lock.acquire(timeout=self.file_lock.timeout_us / 1e6):
+                raise self.file_lock.timed_out()
         if self.depth == 0:
             try:
                 if self._file is None:
                     raise self._closed_error()
-                self.file_lock.acquire()
+                self.file_lock.acquire(deadline_us)
             except BaseException:
                 self._lock.release()
                 raise
@@ -162,7 +147,7 @@ class SharedStore(CellStore):
     @cython.cfunc
     def end(self) -> cython.int:
         self.depth -= 1
-        dead: cython.longlong = 0
+        dead: I64 = 0
         closing: cython.bint = False
         try:
             if self.depth == 0:
@@ -194,81 +179,95 @@ class SharedStore(CellStore):
                 "%s: %s keeps at most %d entries of %s at a time, and refuses what does not fit; log_entries=%d keeps more",
                 self.path, named.limiter, file.log_entries, limit, min(limit.count, 4096),
             )  # fmt: skip
+        if limit.logs:
+            file.require_space(file.plan.end, f" with sliding logs of {file.log_entries} entries", "log_entries or max_keys")
         identity = json.dumps(named.identity)
         self.begin()
         try:
             limit_id, unit = self._directory.numbers_of(identity, limit.text, self.now())
-            since_us = self._directory.since_us[unit - 1]
-            return SharedLimitHandle(self, named, limit_id, self.table.births[limit_id - 1], unit, since_us)
+            self.table.widen(turnover_us(limit))
+            return LimitHandle(self, named, unit, self.table.births[limit_id - 1], None, limit_id)
         finally:
             self.end()
 
-    def limit_of(self, handle: LimitHandle, unit: int) -> Limit:
-        if unit > len(self.table.units):
-            self._directory.read()
+    @cython.cfunc
+    def limit_at(self, handle: LimitHandle, unit: I64) -> Limit:
+        if unit > len(self.table.units):  # of another process
+            collecting = gc.isenabled()
+            gc.disable()  # a finaliser could want the lock
+            try:
+                self._directory.read()
+            finally:
+                if collecting:
+                    gc.enable()
         return self.table.units[unit - 1]
 
     def _adopt(self, old: MappedFile, max_keys: int) -> None:
         """Takes over the cells of a file from before a reboot; skips those that fail their check."""
-        table: SharedCellTable = SharedCellTable(old.memory, old.plan, max_keys, old.words[lay.SECRET], old.words[lay.SECRET + 1])
+        table: SharedCellTable = table_of(old, max_keys)
         try:
             table.mend(old.plan.end)
             for entry in entries(old, 0, old.words[lay.DIRECTORY]):
-                self._directory.append(entry.kind, entry.limit_id, entry.time_us, entry.text)
-            for i in range(min(table.get(lay.HIGH), max_keys + lay.RESERVE)):
-                self._adopt_cell(table, old.plan.cells + i * lay.CELL)
+                self._directory.append(entry.kind, entry.limit_id if entry.kind == RATE else 0, entry.time_us, entry.text)
+            self.table.adopt_all(table)
         finally:
             table.close()
-
-    def _adopt_cell(self, old: SharedCellTable, cell: cython.longlong) -> None:
-        tag = old.get(cell + lay.TAG)
-        limit_id, unit = tag & 0xFFFF, (tag >> 16) & 0xFFFF
-        if not 0 < limit_id <= len(self.table.births) or not 0 < unit <= len(self.table.units) or tag >> 32 not in (1, 2, 4):
-            return
-        try:
-            if old.is_whole(cell):
-                self.table.adopt(limit_id, unit, old.key_of(cell), old.state_of(cell, self.table.units[unit - 1].logs))
-        except (StoreError, ValueError, SystemError):
-            self.table.roll_back()
 
     # Deciding --------------------------------------------------------------------------------------------------
 
     @cython.ccall
-    def decide_one(
-        self, named: NamedLimit, key: str, cost: cython.longlong, max_wait_us: cython.longlong, commit: cython.bint
-    ) -> Decision:
-        handle: LimitHandle = self.handle_of(named)
-        decision: Decision = blank(self, handle)
-        now_us: cython.longlong = 0
-        if self.system is None:
-            now_us = self.now()
+    def decide_one(self, named: NamedLimit, key: str, cost: I64, max_wait_us: I64, commit: cython.bint) -> Decision:
+        handle: LimitHandle = named.handle if isinstance(named.handle, LimitHandle) else self.handle_of(named)
+        if handle.store is not self:
+            handle = self.handle_of(named)
+        if self.table.unread:
+            self._read_directory()
+        decision: Decision
+        if cython.compiled:
+            decision = blank(self, handle)
+        else:
+            decision = fresh(handle.name)
+        now_us: I64 = self.now() if self.system is None else 0
         if cython.compiled:  # noqa: SIM102 - the plain build must not look inside
-            if self.atomic and self._file is not None and atomics.swap_word(self.table.words + lay.LOCK, 0, self.file_lock.owner):
+            if self.atomic and self._file is not None and swap_word(self.table.words + lay.LOCK, 0, self.file_lock.owner):
                 try:
                     self.cached_key = None
-                    if self.system is not None:
-                        now_us = monotonic_us() + self.offset_us
-                    if self.decide_cell(decision, handle, key, cost, max_wait_us, commit, now_us) >= 0 and commit:
-                        self.sweep_sometimes(now_us)
+                    self.decide_cell(decision, handle, key, cost, max_wait_us, commit, now_us)
                 finally:
                     if self.table.words[lay.JOURNAL]:
                         self.table.roll_back()
-                    atomics.publish(self.table.words, lay.LOCK, 0)
+                    publish(self.table.words, lay.LOCK, 0)
                 return decision
         self.begin()
         try:
-            if self.system is not None:
-                now_us = self.now()
-            if self.decide_cell(decision, handle, key, cost, max_wait_us, commit, now_us) >= 0 and commit:
-                self.sweep_sometimes(now_us)
+            self.decide_cell(decision, handle, key, cost, max_wait_us, commit, now_us)
         finally:
             self.end()
         if not cython.compiled:
             decision.__class__ = Decision
         return decision
 
+    def _read_directory(self) -> None:
+        """Reads the limits that other processes have registered since, so that their keys can be swept."""
+        self.begin()
+        try:
+            self._directory.read()
+        finally:
+            self.end()
+
     @cython.cfunc
-    def sweep_sometimes(self, now_us: cython.longlong) -> cython.int:
+    def decide_cell(
+        self, decision: Decision, handle: LimitHandle, key: str, cost: I64, max_wait_us: I64, commit: cython.bint, now_us: I64
+    ) -> cython.int:
+        """Under the lock; the system clock is read here: other processes may have decided while this one waited."""
+        now_us = now_us if self.system is None else monotonic_us() + self.offset_us
+        CellStore.decide_cell(self, decision, handle, key, cost, max_wait_us, commit, now_us)
+        if decision.allowed and commit:
+            self.sweep_sometimes(now_us)
+        return 0
+
+    @cython.cfunc
+    def sweep_sometimes(self, now_us: I64) -> cython.int:
         """Every 64th call, checks a few other cells and removes those that are as new."""
         self.table.words[lay.LAST] = now_us
         self.table.words[lay.CALLS] += 1
@@ -278,21 +277,27 @@ class SharedStore(CellStore):
         return 0
 
     @cython.cfunc
-    def charge(
-        self,
-        claims: list,  # type: ignore[type-arg]
-        max_wait_us: cython.longlong,
-        commit: cython.bint,
-        now_us: cython.longlong,
-        not_before_us: cython.longlong,
-    ) -> cython.longlong:
+    def sweep_inserted(self, now_us: I64) -> cython.int:
+        """Checks four cells for each one inserted, so of n active keys at most n / 3 more are kept; between changes, because it
+        commits."""
+        if self.inserted > 0:
+            self.cached_key = None
+            self.table.sweep(CHECKS_PER_INSERT * self.inserted, now_us)
+            self.inserted = 0
+        return 0
+
+    @cython.cfunc
+    def charge(self, claims: list, max_wait_us: I64, commit: cython.bint, now_us: I64, not_before_us: I64) -> I64:
         """The charges of all claims are one change of the journal: a crash rolls back all of them."""
+        if self.table.unread:
+            self._directory.read()
         self.in_change = True
         try:
-            start_us: cython.longlong = CellStore.charge(self, claims, max_wait_us, commit, now_us, not_before_us)
+            start_us: I64 = CellStore.charge(self, claims, max_wait_us, commit, now_us, not_before_us)
         finally:
             self.in_change = False
         self.table.commit()
+        self.sweep_inserted(now_us)
         if start_us >= 0 and commit:
             self.sweep_sometimes(now_us)
         return start_us
@@ -300,193 +305,239 @@ class SharedStore(CellStore):
     # Cells -----------------------------------------------------------------------------------------------------
 
     @cython.cfunc
-    def is_full(self, handle: LimitHandle, needed: cython.longlong, now_us: cython.longlong) -> cython.bint:
+    def is_full(self, handle: LimitHandle, key: str, needed: I64, now_us: I64) -> cython.bint:
         table: SharedCellTable = self.table
-        if table.words[lay.LIVE] + needed <= table.max_keys:
+        if table.words[lay.LIVE] + needed <= table.max_keys or self.own_cell(handle, key):
             return False
         self.cached_key = None
-        table.sweep(16, now_us)
+        if table.words[lay.CHECKED] >= table.words[lay.HIGH]:
+            if now_us < table.words[lay.SOONEST]:  # nothing can be as new yet
+                return True
+            table.unsettle()
+        checks: cython.int = 0
+        while checks < CHECKS_WHEN_FULL and table.words[lay.LIVE] + needed > table.max_keys:
+            table.sweep(16, now_us)
+            checks += 16
         return bool(table.words[lay.LIVE] + needed > table.max_keys)
 
     @cython.cfunc
-    def find(self, handle: LimitHandle, key: str, now_us: cython.longlong, full: cython.bint) -> cython.longlong:
+    def unsettle(self) -> cython.int:
+        return self.table.unsettle()
+
+    @cython.cfunc
+    def find(self, handle: LimitHandle, key: str, now_us: I64, full: cython.bint) -> I64:
         """The word at which the key's cell begins: its own, an overflow cell, or 0 for none."""
         table: SharedCellTable = self.table
-        limit_id: cython.longlong = row(handle).limit_id
+        limit_id: I64 = handle.limit_id
         if self.cached_key is key and self.cached_limit == limit_id:  # looked up before in this critical section
             return self.cached_cell
-        self.hash = codec.hashed(key, table.secret, table.other, limit_id)
-        cell: cython.longlong = table.find(limit_id, key, self.hash)
+        self.hash = table.hash_of(key, limit_id)
+        cell: I64 = table.find(limit_id, key, self.hash)
         if cell:
             self.cached_key = key
             self.cached_limit = limit_id
             self.cached_cell = cell
         if cell or (table.words[lay.OVERFLOW_CELLS] == 0 and not full):
             return cell
-        cell = table.overflow_cell(limit_id, self.hash)
+        cell = table.overflow_cell(limit_id, key, now_us)
         if cell and (full or not table.is_new(cell, now_us)):
             return cell
         return 0
 
     @cython.cfunc
-    def known(self, handle: LimitHandle, key: str, now_us: cython.longlong, full: cython.bint) -> cython.bint:
-        return bool(self.find(handle, stored_key(key), now_us, full) != 0)
-
-    @cython.cfunc
-    def read(self, handle: LimitHandle, key: str, now_us: cython.longlong, full: cython.bint) -> State:
+    def read(self, handle: LimitHandle, key: str, now_us: I64, full: cython.bint) -> State:
         table: SharedCellTable = self.table
-        cell: cython.longlong = self.find(handle, stored_key(key), now_us, full)
+        cell: I64 = self.find(handle, stored_key(key), now_us, full)
         if not cell:
             if full:
                 table.words[lay.OVERFLOWS] += 1
-            return self.unseen_state(handle)
+            return handle.limit.unseen(handle.birth_us)
         if table.is_overflow(cell):
             table.words[lay.OVERFLOWS] += 1
             if table.is_new(cell, now_us):
-                return self.unseen_state(handle)
-        limit: Limit = handle.limit
-        if limit.logs:
+                return handle.limit.unseen(handle.birth_us)
+        unit: I64 = (table.words[cell + lay.TAG] >> 16) & 0xFFFF
+        if handle.limit.logs:
+            if unit != handle.unit:
+                self.read_rates(handle, key, now_us, full)
             return (0, 0, table.log_at(table.words[cell + lay.STATE + 2]))
-        unit: cython.longlong = (table.words[cell + lay.TAG] >> 16) & 0xFFFF
-        if unit == handle.unit:
-            return (table.words[cell + lay.STATE], table.words[cell + lay.STATE + 1], table.words[cell + lay.STATE + 2])
-        return self.converted(handle, cell, unit, now_us)
+        if unit != handle.unit:
+            return self.read_rates(handle, key, now_us, full)
+        return (table.words[cell + lay.STATE], table.words[cell + lay.STATE + 1], table.words[cell + lay.STATE + 2])
 
     @cython.cfunc
-    def unseen_state(self, handle: LimitHandle) -> State:
-        """The state of an unseen key."""
-        return handle.limit.unseen(row(handle).birth_us)
+    def can_keep(self, handle: LimitHandle, key: str, now_us: I64, full: cython.bint) -> cython.bint:
+        cell: I64 = self.find(handle, stored_key(key), now_us, full)
+        return cell > 0 and (self.table.unit_of(cell) == SEVERAL or self.table.has_blocks(lay.RATES_BLOCKS * lay.PAYLOAD))
 
     @cython.cfunc
-    def converted(self, handle: LimitHandle, cell: cython.longlong, unit: cython.longlong, now_us: cython.longlong) -> State:
-        """Converts a state written under another rate of this name. The collector is off: a finaliser could want the lock."""
-        collecting = gc.isenabled()
-        gc.disable()
-        try:
-            a, b, c = self.in_units(handle, unit, self.table.state_of(cell, False), now_us)
-            return (a, b, c)
-        finally:
-            if collecting:
-                gc.enable()
+    def last_unmarked_reset(self, number: I64) -> I64:
+        self.table.words[lay.UNMARKED_RESET] = number or self.table.words[lay.UNMARKED_RESET]
+        return self.table.words[lay.UNMARKED_RESET]  # type: ignore[no-any-return]
 
     @cython.cfunc
-    def put(
-        self,
-        handle: LimitHandle,
-        key: str,
-        a: cython.longlong,
-        b: cython.longlong,
-        c: cython.longlong,
-        now_us: cython.longlong,
-        full: cython.bint,
-    ) -> cython.int:
+    def fetch_rates(self, handle: LimitHandle, key: str, now_us: I64, full: cython.bint) -> cython.int:
+        cell: I64 = self.find(handle, stored_key(key), now_us, full)
+        if not cell or (self.table.is_overflow(cell) and self.table.is_new(cell, now_us)):
+            return 0
+        if cython.compiled:
+            self.rates = self.table.read_rates(cell)[0]
+        else:
+            self.rates = self.table.read_rates(cell)
+        return 0
+
+    @cython.cfunc
+    def save_rates(self, handle: LimitHandle, key: str, now_us: I64, full: cython.bint) -> cython.int:
         table: SharedCellTable = self.table
-        limit: Limit = handle.limit
-        limit_id: cython.longlong = row(handle).limit_id
-        text: str = stored_key(key)
-        cell: cython.longlong = self.find(handle, text, now_us, full)
-        if not cell and not full:
-            cell = table.insert(limit_id, handle.unit, text, self.hash)
-        if not cell:
-            cell = table.overflow_cell(limit_id, self.hash)
-            if not cell:
-                cell = table.insert_overflow_cell(limit_id, handle.unit, self.hash)
         self.revision += 1
-        tag: cython.longlong = table.words[cell + lay.TAG]
-        unit: cython.longlong = handle.unit
-        if (tag >> 16) & 0xFFFF != unit:
-            table.change(cell + lay.TAG, (tag & 0xFFFF) | (unit << 16) | (tag >> 32 << 32))
-        if not limit.logs:
-            table.journal_state(cell + lay.STATE)
-            table.words[cell + lay.STATE] = a
-            table.words[cell + lay.STATE + 1] = b
-            table.words[cell + lay.STATE + 2] = c
-        elif b > 0:
-            table.add(cell, a, b, now_us - limit.window)
+        if self.rates.n == 0 and self.rates.reset_id == 0:
+            self.discard(handle, key)
+            return 0
+        text: str = stored_key(key)
+        cell: I64 = self.find(handle, text, now_us, full)
+        if not cell or (not full and table.is_overflow(cell)):
+            cell = self.new_cell(handle, text, cell if self.rates.n > 0 else 0, now_us, full)
+        stored: cython.bint = self.rates.n == 0 and table.is_overflow(cell)
+        if stored:  # there was no room for a cell with the reset
+            self.last_unmarked_reset(self.rates.reset_id)
+        elif cython.compiled:
+            stored = table.write_rates(cell, cython.address(self.rates), handle.limit.logs)
+        else:
+            stored = table.write_rates(cell, self.rates, handle.limit.logs)
+        if not stored:  # no room for several: the state of this rate takes the place of the others
+            self.last_unmarked_reset(self.rates.reset_id)
+            if self.rates.n == 0:
+                table.commit()
+                self.discard(handle, key)
+            for i in range(self.rates.n):
+                if self.rates.unit[i] == handle.unit:
+                    table.set_state(cell, handle.unit, self.rates.a[i], self.rates.b[i], self.rates.c[i])
+            self.rates.n = 1
         if not self.in_change:
             table.commit()
         return 0
 
     @cython.cfunc
-    def expose(self, handle: LimitHandle, key: str, now_us: cython.longlong, full: cython.bint) -> cython.int:
-        cell: cython.longlong = self.find(handle, stored_key(key), now_us, full)
-        if cell and self.table.words[cell + lay.STATE + 2]:
-            self.table.journal_log(self.table.words[cell + lay.STATE + 2])
+    def new_cell(self, handle: LimitHandle, text: str, shared: I64, now_us: I64, full: cython.bint) -> I64:
+        """A new cell for the key that was looked for last, with the states of the overflow cell `shared`; in a full file that."""
+        table: SharedCellTable = self.table
+        cell: I64 = 0
+        if not full:
+            cell = table.insert(handle.limit_id, handle.unit, text, self.hash)
+            self.inserted += 1
+            if cell and shared:
+                table.copy_cell(shared, cell, handle.limit.logs)
+        if not cell:
+            cell = shared or table.overflow_cell(handle.limit_id, text, now_us)
+        return cell or table.insert_overflow_cell(handle.limit_id, handle.unit, text, now_us)
+
+    @cython.cfunc
+    def put(self, handle: LimitHandle, key: str, a: I64, b: I64, c: I64, now_us: I64, full: cython.bint) -> cython.int:
+        table: SharedCellTable = self.table
+        limit: Limit = handle.limit
+        text: str = stored_key(key)
+        cell: I64 = self.find(handle, text, now_us, full)
+        if not cell or (not full and table.is_overflow(cell)):
+            cell = self.new_cell(handle, text, cell, now_us, full)
+        own: cython.bint = (table.words[cell + lay.TAG] >> 16) & 0xFFFF == handle.unit
+        self.revision += 1
+        if own and not limit.logs:
+            table.set_state(cell, handle.unit, a, b, c)
+        elif limit.logs:
+            if b > 0:
+                window: I64 = limit.window if own else self.log_window(handle, key, now_us, full, True)
+                table.add(cell, a, b, now_us - window)
+        elif self.put_rate(handle, key, a, b, c, now_us, full):
+            return 1
+        if not self.in_change:
+            table.commit()
+            self.sweep_inserted(now_us)
         return 0
 
     @cython.cfunc
-    def log_full_until(self, handle: LimitHandle, key: str, at: cython.longlong, now_us: cython.longlong) -> cython.longlong:
-        cell: cython.longlong = self.find(handle, stored_key(key), now_us, self.table.words[lay.LIVE] >= self.table.max_keys)
-        return self.table.log_full_until(cell, at, handle.limit.window, now_us) if cell else 0
-
-    def discard(self, handle: LimitHandle, key: str) -> None:
-        table: SharedCellTable = self.table
-        limit_id: cython.longlong = row(handle).limit_id
-        text: str = stored_key(key)
-        cell: cython.longlong = table.find(limit_id, text, codec.hashed(text, table.secret, table.other, limit_id))
-        if cell:
-            self.cached_key = None
-            table.remove(cell, handle.limit.logs)
-            table.commit()
-
-    def replace(self, handle: LimitHandle, key: str, state: Any, now_us: int) -> None:
-        """Overwrites the state in~handle, as one change, so that a crash never leaves a key without a state. (A cell that is
-        freed and reused within one change could not be rolled back.)"""
-        if state is None:
-            self.discard(handle, key)
-        else:
-            self.restore(handle, key, state, now_us)
+    def put_rate(self, handle: LimitHandle, key: str, a: I64, b: I64, c: I64, now_us: I64, full: cython.bint) -> cython.int:
+        """When it returns 1 the change is still open: the other rates are part of it."""
+        change: cython.bint = self.in_change
+        self.in_change = True
+        try:
+            return CellRates.put_rate(self, handle, key, a, b, c, now_us, full)
+        finally:
+            self.in_change = change
 
     @cython.cfunc
-    def restore(self, handle: LimitHandle, key: str, state: Any, now_us: cython.longlong) -> cython.int:
+    def expose(self, handle: LimitHandle, key: str, now_us: I64, full: cython.bint) -> cython.int:
+        cell: I64 = self.find(handle, stored_key(key), now_us, full)
+        return self.table.journal_log(self.table.words[cell + lay.STATE + 2]) if cell else 0
+
+    @cython.cfunc
+    def log_full_until(self, handle: LimitHandle, key: str, at: I64, now_us: I64) -> I64:
+        full: cython.bint = self.table.words[lay.LIVE] >= self.table.max_keys
+        cell: I64 = self.find(handle, stored_key(key), now_us, full)
+        if not cell:
+            return 0
+        own: cython.bint = self.table.unit_of(cell) == handle.unit
+        window: I64 = handle.limit.window if own else self.log_window(handle, key, now_us, full, False)
+        return self.table.log_full_until(cell, at, window, now_us)
+
+    @cython.cfunc
+    def own_cell(self, handle: LimitHandle, key: str) -> I64:
+        """The key's own cell; 0 when there is none."""
+        text: str = stored_key(key)
+        return self.table.find(handle.limit_id, text, self.table.hash_of(text, handle.limit_id))
+
+    def discard(self, handle: LimitHandle, key: str) -> None:
+        cell: I64 = self.own_cell(handle, key)
+        if cell:
+            self.cached_key = None
+            self.table.unsettle()
+            self.table.remove(cell, handle.limit.logs)
+            self.table.commit()
+
+    def replace(self, handle: LimitHandle, key: str, state: Any, now_us: int) -> None:
+        """Overwrites the state in place, as one change, so that a crash never leaves a key without a state. (A cell that is
+        freed and reused within one change could not be rolled back.)"""
         if not handle.limit.logs:
-            return CellStore.restore(self, handle, key, state, now_us)
+            CellStore.replace(self, handle, key, state, now_us)
+            return
         table: SharedCellTable = self.table
         text: str = stored_key(key)
-        full: cython.bint = self.is_full(handle, 1, now_us)
-        cell: cython.longlong = self.find(handle, text, now_us, full)
-        if not cell and not full:
-            cell = table.insert(row(handle).limit_id, handle.unit, text, self.hash)
+        table.unsettle()
+        full: cython.bint = self.is_full(handle, key, 1, now_us)
+        cell: I64 = self.find(handle, text, now_us, full)
+        if not full and (not cell or table.is_overflow(cell)):
+            cell = table.insert(handle.limit_id, handle.unit, text, self.hash) or cell
+            self.inserted += 1
         if not cell or table.is_overflow(cell):  # into an overflow cell, one entry at a time
-            return CellStore.restore(self, handle, key, state, now_us)
-        unit: cython.longlong = handle.unit
-        tag: cython.longlong = table.words[cell + lay.TAG]
-        table.change(cell + lay.TAG, (tag & 0xFFFF) | (unit << 16) | (tag >> 32 << 32))
+            for moment, cost in state[0]:
+                self.put(handle, key, moment, cost, 0, now_us, full)
+            return
+        self.log_window(handle, key, now_us, full, True)
         table.fill(cell, state[0])
         self.revision += 1
-        return table.commit()
+        table.commit()
+        self.sweep_inserted(now_us)
 
-    def pairs(self, handle: LimitHandle) -> list[tuple[str, int, Any]]:
+    def pairs(self, handle: LimitHandle) -> list[tuple[str, UnitStates]]:
         table: SharedCellTable = self.table
-        found: dict[str, tuple[int, Any]] = {}
-        start = 0
-        while start < table.get(lay.HIGH):  # in parts: other processes wait for the lock meanwhile
+        found: dict[str, UnitStates] = {}
+        end = table.get(lay.HIGH)
+        while end > 0:  # in parts: other processes wait for the lock meanwhile; from the last cell on, because cells move down
             self.begin()
             collecting = gc.isenabled()
             gc.disable()
             try:
-                for i in range(start, min(start + AT_A_TIME, table.get(lay.HIGH))):
-                    cell = table.cells + i * lay.CELL
-                    tag = table.get(cell + lay.TAG)
-                    if tag and tag & 0xFFFF == row(handle).limit_id and tag >> 32 != lay.OVERFLOW:
-                        found[table.key_of(cell)] = ((tag >> 16) & 0xFFFF, table.state_of(cell, handle.limit.logs))
+                end = min(end, table.get(lay.HIGH))
+                found.update(table.items_between(max(0, end - AT_A_TIME), end, handle.limit_id, handle.limit.logs))
             finally:
                 if collecting:
                     gc.enable()
                 self.end()
-            start += AT_A_TIME
-        return [(key, unit, state) for key, (unit, state) in found.items()]
+            end -= AT_A_TIME
+        return list(found.items())
 
-    def saved(self, handle: LimitHandle, key: str, now_us: int) -> Any:
-        table: SharedCellTable = self.table
-        limit_id: cython.longlong = row(handle).limit_id
-        text: str = stored_key(key)
-        cell: cython.longlong = table.find(limit_id, text, codec.hashed(text, table.secret, table.other, limit_id))
-        if not cell:
-            return None
-        return self.in_units(
-            handle, (table.words[cell + lay.TAG] >> 16) & 0xFFFF, table.state_of(cell, handle.limit.logs), now_us
-        )
+    def states(self, handle: LimitHandle, key: str) -> UnitStates:
+        cell: I64 = self.own_cell(handle, key)
+        return self.table.states_of(cell, handle.limit.logs) if cell else []
 
     def sweep(self, budget: int = 1_000_000) -> None:
         """Removes idle keys now, instead of a few with each call."""
@@ -500,8 +551,7 @@ class SharedStore(CellStore):
 
     def _reset_after_fork(self) -> None:
         CellStore._reset_after_fork(self)
-        self.in_change = self.closing = False
-        self.depth = 0
+        self.depth, self.in_change, self.closing = 0, False, False
         if self._file is not None:
             self.file_lock.identify()
 
@@ -518,7 +568,7 @@ class SharedStore(CellStore):
         """Counters of the file: live keys, decisions on overflow cells, locks taken over, refusals because a log was full."""
         if self._file is None:
             raise self._closed_error()
-        words = {"keys": lay.LIVE, "overflow": lay.OVERFLOWS, "takeovers": lay.TAKEOVERS, "crowded": lay.LOG_FULL}
+        words = {"keys": lay.LIVE, "overflow": lay.OVERFLOWS, "takeovers": lay.TAKEOVERS, "log_full": lay.LOG_FULL}
         return {name: self.table.get(word) for name, word in words.items()}
 
     def __len__(self) -> int:
@@ -539,11 +589,12 @@ class SharedStore(CellStore):
             self.file_lock.close()
 
 
+def table_of(file: MappedFile, max_keys: int) -> SharedCellTable:
+    return SharedCellTable(file.memory, file.plan, max_keys, file.words[lay.SECRET], file.words[lay.SECRET + 1], file.fd)
+
+
 @cython.cfunc
 @cython.inline
 def stored_key(key: str) -> str:
-    """The key as stored: unchanged up to LONGEST characters, else a prefix and a digest."""
-    if len(key) <= LONGEST:
-        return key
-    digest = hashlib.blake2b(key.encode("utf-8", "surrogatepass"), digest_size=24).hexdigest()
-    return f"{key[:64]}…{digest}"
+    """The key as stored."""
+    return key if len(key) <= LONGEST_KEY else shortened(key)
