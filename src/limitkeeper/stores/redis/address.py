@@ -3,6 +3,7 @@
     redis://user:password@host:6379/0          rediss://host?ssl_ca_certs=/etc/ca.pem       unix:///run/redis.sock?db=0
     redis+sentinel://host1:26379,host2:26379/service?db=0&sentinel_password=…
     redis+cluster://host1:7000,host2:7000      (rediss+sentinel:// and rediss+cluster:// use TLS)
+    limitkeeper://:token@host:7071             limitkeepers:// uses TLS (RemoteStore)
 
 An `Endpoint` is where one server listens, a `Login` how a connection authenticates. An `Address` is the kind of a topology and
 the endpoints to start from.
@@ -11,33 +12,26 @@ the endpoints to start from.
 from __future__ import annotations
 
 import ssl
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import cache
-from urllib.parse import parse_qsl, unquote, urlsplit
+from typing import Any
+from urllib.parse import SplitResult, parse_qsl, unquote, urlencode, urlsplit
 
 from ...errors import ConfigurationError
+from ..urls import WRAPPING, masked
 
-SCHEMES = {
-    "redis": ("single", False),
-    "rediss": ("single", True),
-    "valkey": ("single", False),
-    "valkeys": ("single", True),
-    "unix": ("single", False),
-    "redis+unix": ("single", False),
-    "redis+sentinel": ("sentinel", False),
-    "rediss+sentinel": ("sentinel", True),
-    "redis+cluster": ("cluster", False),
-    "rediss+cluster": ("cluster", True),
+KINDS = {
+    "single": ("redis", "rediss", "valkey", "valkeys", "unix", "redis+unix"),
+    "sentinel": ("redis+sentinel", "rediss+sentinel"),
+    "cluster": ("redis+cluster", "rediss+cluster"),
 }
-TLS_OPTIONS = {
-    "ssl_ca": "ca",
-    "ssl_ca_certs": "ca",
-    "ssl_certfile": "cert",
-    "ssl_keyfile": "key",
-    "ssl_cert_reqs": "require",
-    "ssl_check_hostname": "check_hostname",
-}
-OPTIONS = {"db", "username", "password", "sentinel_username", "sentinel_password", "prefix", "timeout", *TLS_OPTIONS}
+SCHEMES = {scheme: kind for kind, schemes in KINDS.items() for scheme in schemes}
+#: Those of a limitkeeper service.
+SERVICE = {"limitkeeper": "single", "limitkeepers": "single"}
+TLS_OPTIONS = {"ssl_ca", "ssl_ca_certs", "ssl_certfile", "ssl_keyfile", "ssl_cert_reqs", "ssl_check_hostname"}
+LOGIN_OPTIONS = {"db", "username", "password", "sentinel_username", "sentinel_password"}
+OPTIONS = {"prefix", "timeout", "max_connections", *LOGIN_OPTIONS, *TLS_OPTIONS}
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,24 +56,20 @@ class Tls:
     require: str = "required"
     check_hostname: bool = True
 
+    @cache  # noqa: B019 - few settings are in use
     def context(self) -> ssl.SSLContext:
-        return _context(self)
-
-
-@cache
-def _context(tls: Tls) -> ssl.SSLContext:
-    try:
-        made = ssl.create_default_context(cafile=tls.ca)
-        if tls.require in ("none", "optional"):
-            made.check_hostname = False
-            made.verify_mode = ssl.CERT_NONE if tls.require == "none" else ssl.CERT_OPTIONAL
-        else:
-            made.check_hostname = tls.check_hostname
-        if tls.cert is not None:
-            made.load_cert_chain(tls.cert, tls.key)
-    except (OSError, ssl.SSLError) as error:
-        raise ConfigurationError(f"TLS: {error} (ssl_ca_certs={tls.ca!r}, ssl_certfile={tls.cert!r})") from None
-    return made
+        try:
+            made = ssl.create_default_context(cafile=self.ca)
+            if self.require in ("none", "optional"):
+                made.check_hostname = False
+                made.verify_mode = ssl.CERT_NONE if self.require == "none" else ssl.CERT_OPTIONAL
+            else:
+                made.check_hostname = self.check_hostname
+            if self.cert is not None:
+                made.load_cert_chain(self.cert, self.key)
+        except (OSError, ssl.SSLError) as error:
+            raise ConfigurationError(f"TLS: {error} (ssl_ca_certs={self.ca!r}, ssl_certfile={self.cert!r})") from None
+        return made
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,77 +109,78 @@ class Address:
         return f"the cluster at {where}" if self.kind == "cluster" else where
 
 
-def read_url(url: str) -> Address:
-    """The Address that a URL stands for."""
-    parts = urlsplit(url)
-    if parts.scheme not in SCHEMES:
-        raise ConfigurationError(f"{_shown(url)}: unknown scheme; expected one of {', '.join(sorted(SCHEMES))}")
-    kind, secure = SCHEMES[parts.scheme]
+def read_url(url: str, schemes: Mapping[str, str] = SCHEMES) -> Address:
+    """The Address that a URL with one of these schemes stands for."""
+    if url and "://" not in url:
+        raise ConfigurationError(f"{masked(url)}: expected a URL; did you mean {masked(f'{next(iter(schemes))}://{url}')}?")
+    try:
+        return _read(urlsplit(url), schemes)
+    except ConfigurationError as error:
+        raise ConfigurationError(f"{masked(url)}: {error}") from None
+
+
+def _read(parts: SplitResult, schemes: Mapping[str, str]) -> Address:
+    kind = schemes.get(parts.scheme)
+    if kind is None:
+        raise ConfigurationError(f"unknown scheme; expected one of {', '.join(sorted(schemes))}")
     options = dict(parse_qsl(parts.query, keep_blank_values=True))
+    known = OPTIONS if schemes is not SERVICE else OPTIONS - {"db", "prefix", "sentinel_username", "sentinel_password"}
     for name in options:
-        if name not in OPTIONS:
-            raise ConfigurationError(f"{_shown(url)}: unknown option {name!r}; expected one of {', '.join(sorted(OPTIONS))}")
-    user, password, hosts = _credentials(parts.netloc)
+        if name not in known:
+            raise ConfigurationError(f"unknown option {name!r}; expected one of {', '.join(sorted(known))}")
+    before, _, hosts = parts.netloc.rpartition("@")
+    user, colon, password = before.partition(":")
     path = unquote(parts.path)
-    tls = _tls(options, url) if secure else None
-    if tls is None and set(options) & set(TLS_OPTIONS):
-        raise ConfigurationError(f"{_shown(url)}: ssl_… options need a rediss:// URL")
-    login = Login(options.get("username", user), options.get("password", password), tls=tls)
+    service, number = "", path.strip("/")
     if parts.scheme.endswith("unix"):
         if not path.startswith("/") or hosts:
-            raise ConfigurationError(f"{_shown(url)}: write the socket's path after three slashes, as in unix:///run/redis.sock")
-        return Address(kind, (Endpoint("", 0, path),), replace(login, db=_db(options.get("db", "0"), url)), options=options)
-    port = 26379 if kind == "sentinel" else 6379
-    endpoints = tuple(_endpoint(one, port, url) for one in (hosts or "localhost").split(","))
+            raise ConfigurationError("write the socket's path after three slashes, as in unix:///run/redis.sock")
+        endpoints, number = [Endpoint("", 0, path)], ""
+    else:
+        port = 26379 if kind == "sentinel" else 7071 if schemes is SERVICE else 6379
+        endpoints = [_endpoint(one, port) for one in (hosts or "localhost").split(",")]
     if kind == "single" and len(endpoints) > 1:
-        raise ConfigurationError(f"{_shown(url)}: several hosts need a redis+sentinel:// or redis+cluster:// URL")
+        remedy = "redis+sentinel:// or redis+cluster://" if schemes is not SERVICE else "sharded+limitkeeper://"
+        raise ConfigurationError(f"several hosts need a {remedy} URL")
+    if schemes is SERVICE and number:
+        raise ConfigurationError(f"a service has no databases; leave out the path {path!r}")
     if kind == "sentinel":
-        service, _, number = path.strip("/").partition("/")
+        service, _, number = number.partition("/")
         if not service:
-            raise ConfigurationError(f"{_shown(url)}: name the service, as in redis+sentinel://host:26379/mymaster")
-        sentinels = Login(options.get("sentinel_username"), options.get("sentinel_password"), tls=tls)
-        login = replace(login, db=_db(options.get("db", number or "0"), url))
-        return Address(kind, endpoints, login, service, sentinels, options)
-    db = _db(options.get("db", path.strip("/") or "0"), url)
-    if kind == "cluster" and db:
-        raise ConfigurationError(f"{_shown(url)}: a cluster has database 0 only")
-    return Address(kind, endpoints, replace(login, db=db), options=options)
+            raise ConfigurationError("name the service, as in redis+sentinel://host:26379/mymaster")
+    db = options.get("db", number or "0")
+    if not db.isdigit():
+        raise ConfigurationError(f"database: expected a number, got {db!r}")
+    if kind == "cluster" and int(db):
+        raise ConfigurationError("a cluster has database 0 only")
+    tls = read_tls(options) if parts.scheme.startswith(("rediss", "valkeys", "limitkeepers")) else None
+    if tls is None and TLS_OPTIONS & options.keys():
+        raise ConfigurationError("ssl_… options need a URL with TLS: rediss://, or limitkeepers:// for a service")
+    user, word = options.get("username", unquote(user)), options.get("password", unquote(password) if colon else None)
+    sentinels = Login(options.get("sentinel_username"), options.get("sentinel_password"), tls=tls)
+    return Address(kind, tuple(endpoints), Login(user or None, word, int(db), tls), service, sentinels, options)
 
 
-def _shown(url: str) -> str:
-    """A URL without its password, for messages."""
-    parts = urlsplit(url)
-    _, password, hosts = _credentials(parts.netloc)
-    return repr(url if password is None else url.replace(parts.netloc, f"…@{hosts}"))
-
-
-def _credentials(netloc: str) -> tuple[str | None, str | None, str]:
-    before, at, hosts = netloc.rpartition("@")
-    if not at:
-        return None, None, netloc
-    user, colon, password = before.partition(":")
-    if not colon:
-        return unquote(user) or None, None, hosts
-    return unquote(user) or None, unquote(password), hosts
-
-
-def _endpoint(text: str, port: int, url: str) -> Endpoint:
+def _endpoint(text: str, port: int) -> Endpoint:
     host, _, number = text.rpartition(":") if not text.endswith("]") and ":" in text else (text, "", "")
     if number and not (number.isascii() and number.isdigit() and 0 < int(number) < 65536):
-        raise ConfigurationError(f"{_shown(url)}: port: expected a number from 1 to 65535, got {number!r}")
+        raise ConfigurationError(f"port: expected a number from 1 to 65535, got {number!r}")
     return Endpoint(unquote(host.strip("[]")) or "localhost", int(number) if number else port)
 
 
-def _db(text: str, url: str) -> int:
-    if not text.isdigit():
-        raise ConfigurationError(f"{_shown(url)}: database: expected a number, got {text!r}")
-    return int(text)
-
-
-def _tls(options: dict[str, str], url: str) -> Tls:
-    found = {TLS_OPTIONS[name]: value for name, value in options.items() if name in TLS_OPTIONS}
-    require = found.get("require", "required").lower().removeprefix("cert_")
+def read_tls(settings: Mapping[str, Any]) -> Tls:
+    """TLS settings by redis-py's names, as values or as text."""
+    found = settings.get("ssl_cert_reqs", "required")
+    require = {0: "none", 1: "optional", 2: "required", None: "none"}.get(found, str(found).lower().removeprefix("cert_"))
     if require not in ("required", "optional", "none"):
-        raise ConfigurationError(f"{_shown(url)}: ssl_cert_reqs: expected required, optional or none")
-    check_hostname = found.get("check_hostname", "true").lower() in ("1", "true", "yes")
-    return Tls(found.get("ca"), found.get("cert"), found.get("key"), require, check_hostname)
+        raise ConfigurationError("ssl_cert_reqs: expected required, optional or none")
+    check_hostname = str(settings.get("ssl_check_hostname", True)).lower() in ("1", "true", "yes")
+    ca = settings.get("ssl_ca_certs", settings.get("ssl_ca"))
+    return Tls(ca, settings.get("ssl_certfile"), settings.get("ssl_keyfile"), require, check_hostname)
+
+
+def address_only(url: str) -> str:
+    """The URL of a store without the options of its wrappers (guard=, lease=, …)."""
+    parts = urlsplit(url)
+    left = [(name, value) for name, value in parse_qsl(parts.query, keep_blank_values=True) if name not in WRAPPING]
+    return f"{parts.scheme}://{parts.netloc}{parts.path}" + (f"?{urlencode(left)}" if left else "")

@@ -11,36 +11,54 @@ Connections end with their loop: an async generator that was started in it is cl
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections import deque
 from collections.abc import AsyncGenerator, Callable
 from contextlib import suppress
+from dataclasses import dataclass, field
 
-from ...errors import StoreError, StoreTimeout, StoreUnavailable
+from ...errors import StoreError, StoreUnavailable
 from .. import sans_io
 from ..sans_io import Call, Plan, T
 from .address import Endpoint, Login
-from .resp import Outcome, ProtocolError, Reply, ReplyError, Unsent, new_parser, pack, unavailable
-from .sync_connection import Poll, lost, poll_of, timed_out
+from .resolver import RESOLVER
+from .resp import (
+    Outcome,
+    Parser,
+    ProtocolError,
+    Reply,
+    TooManyConnections,
+    Unsent,
+    check_accepted,
+    check_login,
+    connect_error,
+    first_commands,
+    lost,
+    pack,
+    timed_out,
+)
+from .sync_connection import Poll, poll_of
 
-#: Called with the replies; or with the error, and whether it is certain that nothing was sent.
-Done = Callable[[list[Reply], StoreError | None, bool], None]
+Done = Callable[[Outcome], None]
 SILENCE = 1.0
 
 
-def _ignore(replies: list[Reply], error: StoreError | None, unsent: bool) -> None:
+def _ignore(outcome: Outcome) -> None:
     """Takes the late reply of a call that timed out."""
 
 
+@dataclass(slots=True)
 class PendingReplies:
-    """So many replies, due by a deadline in the loop's time."""
+    """So many replies, due by a deadline in the loop's time. `done` is called with them, or with the error."""
 
-    __slots__ = ("count", "deadline", "done", "replies")
+    count: int
+    deadline: float
+    done: Done
+    replies: list[Reply] = field(default_factory=list)
 
-    def __init__(self, count: int, deadline: float, done: Done) -> None:
-        self.count = count
-        self.deadline = deadline
-        self.done = done
-        self.replies: list[Reply] = []
+
+def resolve(future: asyncio.Future[Outcome]) -> Done:
+    return lambda outcome: None if future.done() else future.set_result(outcome)
 
 
 class AsyncConnection(asyncio.Protocol):
@@ -55,30 +73,21 @@ class AsyncConnection(asyncio.Protocol):
         self._ready = False
         self._unsent: list[bytes] = []  # written before the connection was ready
         self._pending: deque[PendingReplies] = deque()
-        self._parser = new_parser()
+        self._parser = Parser()
         self._timer: asyncio.TimerHandle | None = None
         self._last_read = loop.time()
         self._connecting = loop.create_task(self._connect())
-
-    # Connecting --------------------------------------------------------------------------------------------------------
 
     async def _connect(self) -> None:
         try:
             async with asyncio.timeout(self._timeout):
                 await self._open()
-                await self._log_in()
-        except asyncio.CancelledError:
-            self._end(StoreUnavailable(f"{self.endpoint}: the loop ended while connecting"), unsent=True)
-            raise
-        except TimeoutError:
-            self._end(StoreTimeout(f"{self.endpoint} did not accept a connection within the budget"), unsent=True)
-        except (OSError, ProtocolError) as error:
-            self._end(StoreUnavailable(f"{self.endpoint} can't be reached: {error}"), unsent=True)
-        except StoreError as error:
-            self._end(error, unsent=True)
         except BaseException as error:
-            self._end(StoreUnavailable(f"{self.endpoint}: {error!r}"), unsent=True)
-            raise
+            known = connect_error(error, self.endpoint)
+            text = "the loop ended while connecting" if isinstance(error, asyncio.CancelledError) else repr(error)
+            self._end(known or StoreUnavailable(f"{self.endpoint}: {text}"))
+            if known is None:
+                raise
         else:
             self._ready = True
             if self._unsent and self._transport is not None:
@@ -86,40 +95,38 @@ class AsyncConnection(asyncio.Protocol):
                 self._unsent.clear()
 
     async def _open(self) -> None:
-        tls = None if self.login.tls is None else self.login.tls.context()
-        if self.endpoint.path:
-            await self.loop.create_unix_connection(lambda: self, self.endpoint.path)
-        elif tls is None:
-            await self.loop.create_connection(lambda: self, self.endpoint.host, self.endpoint.port)
+        endpoint, tls, commands = self.endpoint, self.login.tls, first_commands(self.login)
+        if endpoint.path:
+            await self.loop.create_unix_connection(lambda: self, endpoint.path)
         else:
-            name = self.endpoint.host or "localhost"
-            await self.loop.create_connection(lambda: self, self.endpoint.host, self.endpoint.port, ssl=tls, server_hostname=name)
-        if tls is None and self._transport is not None:
-            self._poll = poll_of(self._transport.get_extra_info("socket"))
-
-    async def _log_in(self) -> None:
-        commands = self.login.commands()
-        if not commands:
-            return
-        logged_in: asyncio.Future[list[Reply]] = self.loop.create_future()
-
-        def done(replies: list[Reply], error: StoreError | None, unsent: bool) -> None:
-            if not logged_in.done():
-                logged_in.set_exception(error) if error is not None else logged_in.set_result(replies)
-
+            context, name = (None, None) if tls is None else (tls.context(), endpoint.host or "localhost")
+            await self._connect_tcp(context, name)
         assert self._transport is not None
-        self._pending.appendleft(PendingReplies(len(commands), self.loop.time() + self._timeout, done))
+        if tls is None:
+            self._poll = poll_of(self._transport.get_extra_info("socket"))
+        replies: asyncio.Future[Outcome] = self.loop.create_future()
+        self._pending.appendleft(PendingReplies(len(commands), self.loop.time() + self._timeout, resolve(replies)))
         self._transport.write(pack(commands))
-        for reply in await logged_in:
-            if isinstance(reply, ReplyError):
-                raise unavailable(reply, self.endpoint)
+        check_login(await replies, endpoint)
 
-    # Writing and reading -------------------------------------------------------------------------------------------------
+    async def _connect_tcp(self, context: ssl.SSLContext | None, name: str | None) -> None:
+        """As `connect_tcp` in sync_connection.py."""
+        end, (host, port) = self.loop.time() + self._timeout, (self.endpoint.host, self.endpoint.port)
+        addresses = await sans_io.arun(RESOLVER.plan(host, self._timeout))
+        for others, address in zip(range(len(addresses) - 1, -1, -1), addresses, strict=True):
+            try:
+                async with asyncio.timeout((end - self.loop.time()) / (others + 1)):
+                    await self.loop.create_connection(lambda: self, address, port, ssl=context, server_hostname=name)
+                return
+            except OSError:  # TimeoutError is one
+                if not others:
+                    RESOLVER.expire(host)
+                    raise
 
     def is_fresh(self) -> bool:
         """Whether it can be written to. Data without a pending reply means that the server has closed it."""
         if self._ready and not self._pending and self._poll is not None and self._poll(0):
-            self._end(lost(self.endpoint, None), unsent=False)
+            self._end(lost(self.endpoint, None))
         return self.usable
 
     def write(self, data: bytes, count: int, deadline: float, done: Done) -> None:
@@ -127,10 +134,9 @@ class AsyncConnection(asyncio.Protocol):
         if not self._pending:
             self._last_read = self.loop.time()
         self._pending.append(PendingReplies(count, deadline, done))
-        if self._timer is None:
-            self._timer = self.loop.call_at(deadline, self._expire)
-        elif self._timer.when() > deadline + 0.0005:
-            self._timer.cancel()
+        if self._timer is None or self._timer.when() > deadline + 0.0005:
+            if self._timer is not None:
+                self._timer.cancel()
             self._timer = self.loop.call_at(deadline, self._expire)
         if self._ready and self._transport is not None:
             self._transport.write(data)
@@ -139,20 +145,26 @@ class AsyncConnection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self._last_read = self.loop.time()
-        self._parser.feed(data)
         try:
+            self._parser.feed(data)
             reply = self._parser.gets()
             while reply is not False:
                 if not self._pending:
-                    return self._end(lost(self.endpoint, "unexpected data"), unsent=False)
+                    return self._end(lost(self.endpoint, "unexpected data"))
+                if not self._ready:
+                    check_accepted(reply, self.endpoint)
                 first = self._pending[0]
                 first.replies.append(reply)
                 if len(first.replies) == first.count:
                     self._pending.popleft()
-                    first.done(first.replies, None, False)
+                    first.done(first.replies)
                 reply = self._parser.gets()
-        except ProtocolError as error:
-            self._end(lost(self.endpoint, error), unsent=False)
+        except TooManyConnections as error:
+            self._end(error)
+        except BaseException as error:  # replies that were taken in part can't be distinguished any more
+            self._end(lost(self.endpoint, error))
+            if not isinstance(error, ProtocolError):
+                raise
         if not self.usable:
             self._close_if_done()
         return None
@@ -161,17 +173,13 @@ class AsyncConnection(asyncio.Protocol):
         """Fails the calls whose deadline has passed. Replies leave the timer as it is: when it fires, it is set again."""
         self._timer = None
         now = self.loop.time()
-        following: float | None = None
         for one in self._pending:
-            if one.done is _ignore:
-                continue
-            if one.deadline <= now + 0.0005:
+            if one.done is not _ignore and one.deadline <= now + 0.0005:
                 done, one.done = one.done, _ignore
-                done([], timed_out(self.endpoint), False)
-            elif following is None or one.deadline < following:
-                following = one.deadline
-        if following is not None:
-            self._timer = self.loop.call_at(following, self._expire)
+                done(timed_out(self.endpoint))
+        deadlines = [one.deadline for one in self._pending if one.done is not _ignore]
+        if deadlines:
+            self._timer = self.loop.call_at(min(deadlines), self._expire)
         if self._pending and now - self._last_read >= SILENCE - 0.001:
             self.usable = False
         if not self.usable:
@@ -180,24 +188,18 @@ class AsyncConnection(asyncio.Protocol):
     def _close_if_done(self) -> None:
         """Closes the connection once nothing is pending."""
         if all(one.done is _ignore for one in self._pending):
-            self._end(lost(self.endpoint, "silent"), unsent=False)
-
-    # Ending --------------------------------------------------------------------------------------------------------------
+            self._end(lost(self.endpoint, "silent"))
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport  # type: ignore[assignment]
 
     def connection_lost(self, error: Exception | None) -> None:
-        self._end(lost(self.endpoint, error), unsent=False)
+        self._end(lost(self.endpoint, error))
 
-    def eof_received(self) -> None:
-        return None
-
-    def _end(self, error: StoreError, unsent: bool) -> None:
+    def _end(self, error: StoreError) -> None:
         """Fails all pending calls and closes. What was written before the connection was ready was certainly not sent."""
-        self.usable = False
-        nothing_sent = unsent or not self._ready
-        self._ready = False
+        outcome = error if self._ready else Unsent(error)
+        self.usable = self._ready = False
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -207,19 +209,15 @@ class AsyncConnection(asyncio.Protocol):
         if self._transport is not None and not self._transport.is_closing():
             self._transport.abort()
         for one in waiting:
-            one.done([], error, nothing_sent)
+            one.done(outcome)
 
     def close(self) -> None:
         self._connecting.cancel()
-        if self._transport is not None and self.loop.is_closed():
-            self._abandon()
-        self._end(lost(self.endpoint, "the store was closed"), unsent=False)
-
-    def _abandon(self) -> None:
-        """Closes the socket of a loop that was closed without closing its generators: nothing can be scheduled in it any more."""
-        transport, self._transport = self._transport, None
-        with suppress(Exception):
-            transport._call_connection_lost(None)  # type: ignore[union-attr]
+        if self._transport is not None and self.loop.is_closed():  # its generators were not closed: nothing can be scheduled
+            transport, self._transport = self._transport, None
+            with suppress(Exception):
+                transport._call_connection_lost(None)  # type: ignore[attr-defined]
+        self._end(lost(self.endpoint, "the store was closed"))
 
 
 class AsyncConnections:
@@ -230,7 +228,7 @@ class AsyncConnections:
         self._open: dict[tuple[Endpoint, Login], AsyncConnection] = {}
         self._silent: list[AsyncConnection] = []
         self._closer: AsyncGenerator[None, None] | None = None
-        self._starting: asyncio.Task[None] | None = None
+        self._starting: asyncio.Future[None] | None = None
 
     def connection(self, endpoint: Endpoint, login: Login, timeout: float) -> AsyncConnection:
         """The connection to a server; a new one when the last is lost or silent."""
@@ -239,15 +237,12 @@ class AsyncConnections:
             return found
         if self._closer is None:
             self._closer = self._close_with_loop()
-            self._starting = self.loop.create_task(self._start(self._closer))
+            self._starting = asyncio.ensure_future(anext(self._closer), loop=self.loop)
         if found is not None and found._pending:
             self._silent = [one for one in self._silent if one._pending]
             self._silent.append(found)
         made = self._open[endpoint, login] = AsyncConnection(endpoint, login, self.loop, timeout)
         return made
-
-    async def _start(self, closer: AsyncGenerator[None, None]) -> None:
-        await anext(closer)
 
     async def _close_with_loop(self) -> AsyncGenerator[None, None]:
         try:
@@ -259,23 +254,22 @@ class AsyncConnections:
     async def run(self, plan: Plan[T], deadline: float) -> T:
         """Performs a plan within a deadline (in the loop's time)."""
 
-        async def sleep(seconds: float) -> None:
-            await asyncio.sleep(min(seconds, max(0.0, deadline - self.loop.time())))
+        async def sleep(seconds: float) -> bool:
+            if deadline - self.loop.time() <= seconds:
+                return False
+            await asyncio.sleep(seconds)
+            return True
 
         return await sans_io.arun(plan, lambda call: self.exchange(call, deadline), sleep)
 
     async def exchange(self, call: Call, deadline: float) -> Outcome:
-        endpoint, (login, commands) = call.target, call.args
-        left = deadline - self.loop.time()
+        endpoint, (login, commands, share) = call.target, call.args
+        now = self.loop.time()
+        left = (deadline - now) / share
         if left <= 0:
             return Unsent(timed_out(endpoint))
         outcome: asyncio.Future[Outcome] = self.loop.create_future()
-
-        def done(replies: list[Reply], error: StoreError | None, unsent: bool) -> None:
-            if not outcome.done():
-                outcome.set_result(replies if error is None else Unsent(error) if unsent else error)
-
-        self.connection(endpoint, login, left).write(pack(commands), len(commands), deadline, done)
+        self.connection(endpoint, login, left).write(pack(commands), len(commands), now + left, resolve(outcome))
         return await outcome
 
     def close(self) -> None:

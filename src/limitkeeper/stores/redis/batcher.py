@@ -3,157 +3,224 @@
 The first request schedules the batch (`loop.call_soon`), the others of the same iteration join it, and all are sent as one
 script call over one connection (in a cluster, one write per node). Requests beyond MAX_BATCH go into the next batch, one
 iteration later. Each caller awaits a future of its own. A caller that is cancelled before its batch is sent has requested
-nothing; one that is cancelled later has been decided: what was charged stays charged. A batch has one deadline; its callers
-have none of their own.
+nothing. One that is cancelled later has been decided: a hit stays charged, and who asked for a later start learns the outcome
+(`submit_to_end`) and gives it back. A batch has one deadline, which is that of each of its callers: only those that have used the
+same part of their budgets (none, or what a registration took) share one. It is counted from the moment of sending: the time that
+100 000 tasks take to submit their requests is the loop's, not the server's.
+
+When a server does not know a script, or has closed the connection, the batches that failed are repeated in the order in which
+they were made, after those in flight are answered and before any later one: first come, first served holds then too.
 """
 
 from __future__ import annotations
 
 import asyncio
-import weakref
-from collections.abc import Callable, Hashable, Sequence
-from typing import Protocol
+from collections.abc import Callable, Coroutine, Hashable, Sequence
+from contextlib import suppress
+from heapq import heappop, heappush
+from typing import TYPE_CHECKING
 
 from ...errors import ConfigurationError, StoreError, StoreUnavailable
 from ...fork import reset_after_fork
 from ..sans_io import Plan
 from .address import Endpoint
 from .async_connection import AsyncConnections
-from .command_routing import Route
-from .resp import Reply, pack_command
-from .script_request import AnyRequest, decode_call, encode_call
+from .request import AnyRequest
+from .resp import Outcome, Unsent, error_of
+
+if TYPE_CHECKING:
+    from .server_store import ServerStore
 
 #: Two batches let the server decide on one while the client prepares the other: 64 tasks get 88 000 decisions a second in two
 #: batches, 62 000 in one (measured on loopback).
 MAX_BATCH = 32
 
-Future = asyncio.Future[None]
 Requests = Sequence[AnyRequest]
-
-
-class BatcherHost(Protocol):
-    """What a batcher needs of its store."""
-
-    route: Route
-    timeout_us: int
-
-    def new_connections(self, loop: asyncio.AbstractEventLoop) -> AsyncConnections: ...
 
 
 class Batcher:
     """The batches of one event loop and one store."""
 
-    def __init__(self, store: BatcherHost, connections: AsyncConnections) -> None:
+    def __init__(self, store: ServerStore, connections: AsyncConnections) -> None:
         self.store = store
         self.connections = connections
         self.loop = connections.loop
         self._requests: list[AnyRequest] = []
-        self._futures: list[Future] = []
-        self._deadline: float | None = None
         self._slow: set[asyncio.Task[None]] = set()
-        self._shared: dict[Hashable, asyncio.Task[None]] = {}
+        self._sent = 0  # batches sent so far
+        self._unanswered = 0
+        self._to_repeat: list[tuple[int, Requests, float]] = []  # number, requests and deadline of batches, as a heap
+        self._all_answered = asyncio.Event()
+        self._shared: dict[Hashable, asyncio.Task[float]] = {}
+        self._registering: dict[Hashable, int] = {}  # how many tasks wait for a registration
+        self._resuming = 0  # tasks whose registration is done and whose requests are still to be submitted
+        self._front = 0  # how many requests of such tasks are at the front of the next batch
 
     def deadline(self) -> float:
         """The deadline of a call that starts now, in the loop's time."""
         return self.loop.time() + self.store.timeout_us / 1e6
 
-    def submit(self, request: AnyRequest, deadline: float | None = None) -> Future:
-        """Adds a request to the next batch; the future is done when it is answered. `deadline`: of a call that began earlier."""
-        future: Future = self.loop.create_future()
+    def submit(self, request: AnyRequest, used: float = 0.0) -> asyncio.Future[None]:
+        """Adds a request to the next batch; the future is done when it is answered. `used`: seconds of its budget, so far: one
+        that has waited for a registration goes before those that came meanwhile."""
+        future = request.future = self.loop.create_future()
         if not self._requests:
             self.loop.call_soon(self._send_batch)
-        if deadline is not None:
-            self._deadline = deadline if self._deadline is None else min(self._deadline, deadline)
-        self._requests.append(request)
-        self._futures.append(future)
+        request.used = used
+        if used:
+            self._requests.insert(self._front, request)
+            self._front += 1
+        else:
+            self._requests.append(request)
         return future
 
-    async def run_once(self, key: Hashable, plan: Callable[[], Plan[None]], deadline: float) -> None:
-        """Runs a plan once for all tasks that want it at the same time: the registration of limits."""
+    async def submit_to_end(self, request: AnyRequest, used: float = 0.0) -> None:
+        """As submit, for a charge that may be ahead of time: a caller that is cancelled after the request was sent is cancelled
+        when the outcome is known, so that it can give back what the claims then show as charged."""
+        future = self.submit(request, used)
+        try:
+            await future
+        except asyncio.CancelledError:
+            while request.in_flight:  # within the budget, also when it is cancelled again
+                request.future = self.loop.create_future()
+                with suppress(asyncio.CancelledError, StoreError, ConfigurationError):
+                    await request.future
+            raise
+
+    async def run_once(self, key: Hashable, plan: Callable[[], Plan[None]]) -> float:
+        """Runs a plan once for all tasks that want it at the same time: the registration of limits. Returns how long it took."""
         task = self._shared.get(key)
         if task is None:
-            task = self._shared[key] = self.loop.create_task(self.connections.run(plan(), deadline))
+            task = self._shared[key] = self.loop.create_task(self._timed(plan()))
             task.add_done_callback(lambda done: self._forget(key, done))
+        self._registering[key] = self._registering.get(key, 0) + 1
         try:
-            await asyncio.shield(task)
+            return await asyncio.shield(task)
         except (StoreError, ConfigurationError) as error:
             raise type(error)(*error.args) from None
+        finally:
+            if task.done():
+                self._resuming -= 1
+            else:
+                self._registering[key] -= 1
 
-    def _forget(self, key: Hashable, task: asyncio.Task[None]) -> None:
+    async def _timed(self, plan: Plan[None]) -> float:
+        started = self.loop.time()
+        await self.connections.run(plan, self.deadline())
+        return self.loop.time() - started
+
+    def _forget(self, key: Hashable, task: asyncio.Task[float]) -> None:
         del self._shared[key]
+        self._resuming += self._registering.pop(key)
         if not task.cancelled():
             task.exception()  # every waiting task raises it
 
     def _send_batch(self) -> None:
-        requests, futures, deadline = self._requests[:MAX_BATCH], self._futures[:MAX_BATCH], self._deadline
-        del self._requests[:MAX_BATCH], self._futures[:MAX_BATCH]
+        if self._resuming:
+            self.loop.call_soon(self._send_batch)
+            return
+        size, used = MAX_BATCH, self._requests[0].used
+        if self._front:
+            size = next((n for n, request in enumerate(self._requests[:MAX_BATCH]) if request.used != used), MAX_BATCH)
+            self._front = max(0, self._front - size)
+        requests = [request for request in self._requests[:size] if not request.future.done()]  # without the cancelled ones
+        for request in requests:
+            request.in_flight = True
+        del self._requests[:size]
+        deadline = self.deadline() - used
         if self._requests:
             self.loop.call_soon(self._send_batch)
-        else:
-            self._deadline = None
-        for at in range(len(futures) - 1, -1, -1):
-            if futures[at].done():  # cancelled meanwhile
-                del requests[at], futures[at]
         if not requests:
             return
-        latest = self.deadline()
-        deadline = latest if deadline is None else min(latest, deadline)
         try:
             endpoint = self.store.route.direct
+            self._sent += 1
+            if endpoint is not None and self.store.route.is_due():
+                self._start(self._confirm(deadline))
             if endpoint is None:
-                self._execute_slowly(requests, futures, deadline)
+                self._start(self._run_plan(requests, deadline))
+            elif self._to_repeat:
+                self._repeat(self._sent, requests, deadline)
             else:
-                self._execute(endpoint, requests, futures, deadline)
+                self._execute(endpoint, requests, deadline)
         except BaseException as error:  # no caller may be left waiting
-            _resolve(futures, error)
+            _resolve(requests, error)
             raise
 
-    def _execute(self, endpoint: Endpoint, requests: Requests, futures: Sequence[Future], deadline: float) -> None:
-        """Hot path, without a plan: one script call to the only server, whose address is known."""
-        script, keys, body = encode_call(requests)
-        data = pack_command((b"EVALSHA", script.sha, b"%d" % len(keys), *keys, body))
+    def _execute(self, endpoint: Endpoint, requests: Requests, deadline: float) -> None:
+        """Hot path, without a plan: one write to the only server, whose address is known."""
+        data, replies, decode = self.store.route.pack_batch(endpoint, requests)
+        number = self._sent
+        self._unanswered += 1
+        self._all_answered.clear()
 
-        def done(replies: list[Reply], error: StoreError | None, unsent: bool) -> None:
-            if error is not None:
+        def done(outcome: Outcome) -> None:
+            self._unanswered -= 1
+            if not self._unanswered:
+                self._all_answered.set()
+            if isinstance(outcome, list):
+                if decode(outcome):
+                    return _resolve(requests, None)
+            else:
                 self.store.route.on_unreachable(endpoint)
-                if not unsent or self.loop.is_closed():
-                    return _resolve(futures, error)
-            elif decode_call(requests, replies[0]) and not any(request.pending for request in requests):
-                return _resolve(futures, None)
-            return self._execute_slowly(requests, futures, deadline)
+                if not isinstance(outcome, Unsent) or self.loop.is_closed():
+                    return _resolve(requests, error_of(outcome))
+            return self._repeat(number, requests, deadline)
 
         timeout = max(0.001, deadline - self.loop.time())
-        self.connections.connection(endpoint, self.store.route.login, timeout).write(data, 1, deadline, done)
+        self.connections.connection(endpoint, self.store.route.login, timeout).write(data, replies, deadline, done)
 
-    def _execute_slowly(self, requests: Requests, futures: Sequence[Future], deadline: float) -> None:
-        """Has the requests that are still pending executed by the plan of the topology."""
-        task = self.loop.create_task(self._run_plan(requests, futures, deadline))
+    def _repeat(self, number: int, requests: Requests, deadline: float) -> None:
+        """Has the pending requests of a batch executed by the plan of the topology, in the order of the batches."""
+        if not self._to_repeat:
+            self._start(self._repeat_all())
+        heappush(self._to_repeat, (number, requests, deadline))
+
+    async def _repeat_all(self) -> None:
+        while self._to_repeat:
+            _, requests, deadline = self._to_repeat[0]
+            try:
+                if self._unanswered:
+                    with suppress(TimeoutError):  # the plan then fails at once
+                        async with asyncio.timeout_at(deadline):
+                            await self._all_answered.wait()
+                await self._run_plan(requests, deadline)
+            finally:
+                heappop(self._to_repeat)
+
+    def _start(self, work: Coroutine[object, object, None]) -> None:
+        task = self.loop.create_task(work)
         self._slow.add(task)
         task.add_done_callback(self._slow.discard)
 
-    async def _run_plan(self, requests: Requests, futures: Sequence[Future], deadline: float) -> None:
-        pending = [at for at, request in enumerate(requests) if request.pending]
-        errors: Sequence[Exception | None] = []
+    async def _confirm(self, deadline: float) -> None:
+        """Has the address of the server confirmed while batches go on: none is overtaken."""
+        with suppress(StoreError):
+            await self.connections.run(self.store.route.all_endpoints(), deadline)
+
+    async def _run_plan(self, requests: Requests, deadline: float) -> None:
+        pending = [request for request in requests if request.pending]
         try:
-            errors = await self.connections.run(self.store.route.execute([requests[at] for at in pending]), deadline)
+            await self.connections.run(self.store.route.execute(pending), deadline)
         except (StoreError, ConfigurationError) as error:
-            errors = [error] * len(pending)
+            _resolve(pending, error)
         except BaseException as error:
-            _resolve(futures, StoreUnavailable(f"{self.store.route.address}: {error!r}"))
+            _resolve(requests, StoreUnavailable(f"{self.store.route.address}: {error!r}"))
             raise
-        for at, failure in zip(pending, errors, strict=True):
-            if failure is not None:
-                _resolve([futures[at]], failure)
-        _resolve(futures, None)
+        else:
+            for request in pending:
+                _resolve([request], request.error)
+        _resolve(requests, None)
 
 
-def _resolve(futures: Sequence[Future], error: BaseException | None) -> None:
-    for future in futures:
-        if not future.done():
+def _resolve(requests: Requests, error: BaseException | None) -> None:
+    for request in requests:
+        request.in_flight = False
+        if not request.future.done():
             if error is None:
-                future.set_result(None)
+                request.future.set_result(None)
             else:
-                future.set_exception(type(error)(*error.args))  # each caller raises its own
+                request.future.set_exception(type(error)(*error.args))  # each caller raises its own
 
 
 _of_parent: list[object] = []  # kept alive after a fork, so that nothing of the parent's loops is closed
@@ -162,26 +229,19 @@ _of_parent: list[object] = []  # kept alive after a fork, so that nothing of the
 class BatchersByLoop:
     """The batchers of a store, one per running event loop. A batcher ends with its loop; a store outlives any number of them."""
 
-    def __init__(self, store: BatcherHost) -> None:
-        self._store = weakref.ref(store)
-        self._batchers: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Batcher] = weakref.WeakKeyDictionary()
-        self._last: Batcher | None = None  # of the loop that called last: a lookup in a weak dictionary is slow
+    def __init__(self, store: ServerStore, connect: Callable[[asyncio.AbstractEventLoop], AsyncConnections]) -> None:
+        self._store, self._connect = store, connect
+        self._batchers: dict[asyncio.AbstractEventLoop, Batcher] = {}
         reset_after_fork(self)
 
     def current(self) -> Batcher:
         """The batcher of the running loop."""
         loop = asyncio.get_running_loop()
-        last = self._last
-        if last is not None and last.loop is loop:
-            return last
         found = self._batchers.get(loop)
         if found is None:
-            for other in [one for one in self._batchers if one.is_closed()]:
+            for other in [one for one in list(self._batchers) if one.is_closed()]:
                 self._batchers.pop(other).connections.close()
-            store = self._store()
-            assert store is not None
-            found = self._batchers[loop] = Batcher(store, store.new_connections(loop))
-        self._last = found
+            found = self._batchers[loop] = Batcher(self._store, self._connect(loop))
         return found
 
     def close(self) -> None:
@@ -192,14 +252,8 @@ class BatchersByLoop:
             else:
                 batcher.connections.close()
         self._batchers.clear()
-        self._last = None
-
-    async def aclose(self) -> None:
-        self.close()
-        await asyncio.sleep(0)  # transports end in the next iteration
 
     def _reset_after_fork(self) -> None:
         """In a child process the parent's loops are neither used nor closed."""
-        _of_parent.append((self._batchers, self._last))
-        self._batchers = weakref.WeakKeyDictionary()
-        self._last = None
+        _of_parent.append(self._batchers)
+        self._batchers = {}

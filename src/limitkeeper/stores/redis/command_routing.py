@@ -2,86 +2,73 @@
 
 The plan is the same for every topology: locate the servers, write everything in one go to each, and look at the replies. An error
 reply that says that nothing was done, and a connection that failed before anything was sent, allow another attempt, at the server
-that the topology then names; what may have been executed is never sent again. `attempts` bounds it, and so does the budget of the
-call. A request that found a state of another rate is converted and sent again. `Route` is the topology of a single server;
-`sentinel.py` and `cluster.py` are the others.
+that the topology then names; what may have been executed is never sent again. What takes a moment (LOADING, a slot that moves) is
+tried again, after random pauses that grow, until the budget of the call is used up; a server that can't be reached, `attempts`
+times. A request that met a key with another rate is sent again with what it takes to read it. `Route` is the topology of a single
+server; `sentinel.py` and `cluster.py` are the others.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import random
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from random import Random
+from typing import Any
 
-from ...errors import StoreError, StoreUnavailable
-from ..sans_io import Pause, Plan
+from ...clock import SYSTEM, Clock
+from ...errors import StoreError, StoreTimeout, StoreUnavailable
+from ..sans_io import Call, Pause, Plan
 from .address import Address, Endpoint
-from .limit_record import Registries, convert_stale, stale_registries
-from .resp import Command, Outcome, Reply, ReplyError, Unsent, error_kind, exchange, unavailable
+from .limit_and_state_codec import Registries
+from .resp import Command, NotYet, Outcome, Reply, ReplyError, Unsent, error_kind, error_of, exchange, pack_command, unavailable
+from .script_builder import script_of
 from .script_request import AnyRequest, decode_call, encode_call
 
-AGAIN, LATER, FAILED = "again", "later", "failed"
-#: Seconds between two attempts at something that takes a moment.
-PAUSE = 0.01
+#: After an exchange: send again at once, send again after a pause, or leave it as it is (answered or failed).
+AGAIN, LATER, DONE = "again", "later", "done"
+#: Seconds between two attempts at something that takes a moment: a random part, at least half, of FIRST · 2^n, at most LONGEST.
+FIRST_PAUSE, LONGEST_PAUSE = 0.004, 0.064
+#: Error replies that say that nothing was done, and that it takes a moment.
+TEMPORARY = ("LOADING", "TRYAGAIN", "CLUSTERDOWN")
 #: Largest number of requests in one script call: a larger batch would delay the server and the callers behind it.
 MAX_REQUESTS = 64
 #: The same for requests that must be decided at one moment: some milliseconds of server time.
 MAX_REQUESTS_AT_ONCE = 1000
-#: How often a state whose rate changes meanwhile is converted.
-MAX_CONVERSIONS = 4
+#: Number of keys that are scanned, read or written at once.
+BATCH = 500
+#: How often a request is sent again because it met a rate that it did not know.
+MAX_MEETINGS = 4
 
 
-class RoutedCommands:
-    """Commands for the server that holds `key`; without a key, for any server. Afterwards `replies` or `error` is set."""
+class RoutedCommand:
+    """A command for the server that holds `key`; without a key, for any server. Afterwards `reply` or `error` is set."""
 
-    __slots__ = ("_commands", "asking", "endpoint", "error", "key", "replies")
+    __slots__ = ("asking", "command", "endpoint", "error", "key", "loads_before", "reply")
 
-    def __init__(self, commands: Sequence[Command], key: bytes | None = None, endpoint: Endpoint | None = None) -> None:
-        self._commands = commands
-        self.key = key
-        self.endpoint = endpoint
+    def __init__(self, command: Command, key: bytes | None = None, endpoint: Endpoint | None = None) -> None:
+        self.command, self.key, self.endpoint = command, key, endpoint
         self.asking = False  # whether a cluster redirected it with ASK
+        self.loads_before = 0  # how many scripts the route had loaded when this was sent
         self.error: StoreError | None = None
-        self.replies: list[Reply] = []
-
-    def commands(self) -> list[Command]:
-        if not self.asking:
-            return list(self._commands)
-        return [one for command in self._commands for one in (["ASKING"], command)]
-
-    def decode(self) -> bool:
-        """Whether the replies make sense."""
-        return True
+        self.reply: Reply = None
 
 
-class ScriptCall(RoutedCommands):
+class ScriptCall(RoutedCommand):
     """Requests that share one script call."""
 
-    __slots__ = ("loads_before", "requests", "script", "send_source")
+    __slots__ = ("requests", "script")
 
     def __init__(self, requests: Sequence[AnyRequest]) -> None:
         self.requests = requests
         self.script, keys, body = encode_call(requests)
-        super().__init__([["EVALSHA", self.script.sha, b"%d" % len(keys), *keys, body]], keys[0])
-        self.send_source = False
-        self.loads_before = 0  # how many scripts the route had loaded when this was sent
-
-    def load_script(self) -> None:
-        """Sends the source of the script: the server does not have it."""
-        self.send_source = True
-        self._commands = [["EVAL", self.script.source, *self._commands[0][2:]]]
-
-    def decode(self) -> bool:
-        return decode_call(self.requests, self.replies[0])
+        super().__init__(["EVALSHA", self.script.sha, b"%d" % len(keys), *keys, body], keys[0])
 
 
-def script_calls(requests: Sequence[AnyRequest], most: int) -> list[ScriptCall]:
-    """Requests for one slot (or a single server), in order, at most so many per call."""
-    return [ScriptCall(requests[at : at + most]) for at in range(0, len(requests), most)]
-
-
-def raise_first(errors: Iterable[StoreError | None]) -> None:
-    for error in errors:
-        if error is not None:
-            raise error
+def raise_first(some: Iterable[RoutedCommand | AnyRequest]) -> None:
+    for one in some:
+        if one.error is not None:
+            raise one.error
 
 
 class Route:
@@ -89,152 +76,228 @@ class Route:
 
     attempts = 3
 
-    def __init__(self, address: Address) -> None:
+    def __init__(self, address: Address, clock: Clock = SYSTEM, rng: Random | None = None) -> None:
         self.address = address
         self.login = address.login
-        self._server = address.endpoints[0]
+        self._now_us = clock.now_us
+        self._random = (rng or random).random  # the module's generator is seeded again in a forked child
         #: The one server that holds everything, when there is one and it is known: calls to it need no plan.
-        self.direct: Endpoint | None = self._server
+        self.direct: Endpoint | None = address.endpoints[0]
+        #: From this moment `all_endpoints` confirms it.
+        self.confirm_at_us = sys.maxsize
         #: Called when a server has lost its data (it was restarted, flushed, or replaced by another).
-        self.on_data_loss: Callable[[], None] = _ignore
+        self.on_data_loss: Callable[[], None] = lambda: None
         self._loaded: dict[tuple[Endpoint | None, bytes], int] = {}  # (server, SHA) of the scripts sent as source -> load number
         self._loads = 0
 
     # What topologies differ in -------------------------------------------------------------------------------------------
 
-    def script_calls(self, requests: Sequence[AnyRequest], most: int) -> list[ScriptCall]:
-        return script_calls(requests, most)
+    def slot_of(self, key: bytes) -> int:
+        """Requests whose first keys have the same slot may share a script call."""
+        return 0
 
-    def locate(self, some: Sequence[RoutedCommands]) -> Plan[None]:
+    def locate(self, some: Sequence[RoutedCommand]) -> Plan[None]:
         """Sets the endpoint of each."""
-        for commands in some:
-            commands.endpoint = self._server
-        return
-        yield []
+        (server,) = yield from self.all_endpoints()
+        for command in some:
+            command.endpoint = server
 
     def all_endpoints(self) -> Plan[list[Endpoint]]:
         """All servers that hold keys."""
-        return [self._server]
+        return [self.address.endpoints[0]]
         yield []
 
-    def on_error(self, commands: RoutedCommands, error: Exception) -> str:
-        """What to do about an error reply: AGAIN, LATER (again after a pause) or FAILED."""
-        return FAILED
+    def on_error(self, command: RoutedCommand, error: Exception) -> str:
+        """What to do about an error reply: AGAIN, LATER (again after a pause) or DONE."""
+        return LATER if error_kind(error) in TEMPORARY else DONE
 
     def on_unreachable(self, endpoint: Endpoint | None) -> None:
         """A server could not be reached."""
 
+    def is_due(self) -> bool:
+        """Whether `direct` is to be confirmed now."""
+        return self._now_us() >= self.confirm_at_us
+
+    # How requests of this route's kind are sent --------------------------------------------------------------------------
+
+    def pack(self, request: Any) -> bytes:
+        """One request as bytes to send; it has one reply."""
+        keys = request.keys
+        if len(keys) == 1:
+            return pack_command((b"EVALSHA", script_of(request.parts).sha, b"1", keys[0], request.body))
+        return pack_command((b"EVALSHA", script_of(request.parts).sha, b"%d" % len(keys), *keys, request.body))
+
+    def decode(self, request: Any, reply: Reply) -> bool:
+        """Takes the reply to one request. False: it is not answered, and a plan may try."""
+        return decode_call((request,), reply) and not request.pending
+
+    def pack_batch(self, endpoint: Endpoint, requests: Sequence[Any]) -> tuple[bytes, int, Callable[[list[Reply]], bool]]:
+        """Several requests as bytes to send, the number of replies, and what takes them, as `decode`."""
+        script, keys, body = encode_call(requests)
+        is_new = not self.has_loaded(endpoint, script.sha)  # NOSCRIPT would let the next batch overtake this one
+        call = (b"EVAL", script.source) if is_new else (b"EVALSHA", script.sha)
+
+        def decode(replies: list[Reply]) -> bool:
+            if not decode_call(requests, replies[0]):
+                return False
+            if is_new:
+                self.on_loaded(endpoint, script.sha)
+            return not any(request.pending for request in requests)
+
+        return pack_command((*call, b"%d" % len(keys), *keys, body)), 1, decode
+
     # What they share -----------------------------------------------------------------------------------------------------
 
-    def execute(self, requests: Sequence[AnyRequest], most: int = MAX_REQUESTS) -> Plan[list[StoreError | None]]:
-        """Has requests answered, at most so many per script call; returns an error or None for each."""
-        errors: list[StoreError | None] = [None] * len(requests)
-        pending = list(enumerate(requests))
-        for _ in range(MAX_CONVERSIONS):
-            calls = self.script_calls([request for _, request in pending], most)
+    def execute(self, requests: Sequence[Any], most: int = MAX_REQUESTS) -> Plan[None]:
+        """Has requests answered, at most so many per script call. Afterwards each has its `error`, None if it has its answer."""
+        pending = [(request, request) for request in requests]  # each with what is sent for it
+        for _ in range(MAX_MEETINGS):
+            stale = [key for _, sent in pending if sent.stale is not None for key in sent.stale_registries()]
+            registries = (yield from self.read_hashes(stale)) if stale else {}
+            pending = [(request, sent if sent.stale is None else sent.again(registries)) for request, sent in pending]
+            calls = self._script_calls([sent for _, sent in pending], most)
             yield from self.send(calls)
-            failed = {id(request): call.error for call in calls if call.error is not None for request in call.requests}
-            stale = []
-            for at, request in pending:
-                if id(request) in failed:
-                    errors[at] = failed[id(request)]
-                elif request.stale is not None:
-                    stale.append((at, request))
-                elif request is not requests[at]:
-                    requests[at].answer, requests[at].pending, requests[at].stale = request.answer, False, None
-            if not stale:
-                return errors
-            registries = yield from self.read_hashes([key for _, request in stale for key in stale_registries(request)])
-            pending = [(at, convert_stale(request, registries)) for at, request in stale]
-        for at, _ in pending:
-            errors[at] = StoreError("a key changes its rate faster than it can be read; two rates are in use under one name")
-        return errors
+            for call in calls:
+                for sent in call.requests:
+                    sent.error = call.error
+            for request, sent in pending:
+                request.error = sent.error
+                if sent is not request and not sent.pending:
+                    request.answer, request.pending, request.stale = sent.answer, False, None
+            pending = [(request, sent) for request, sent in pending if sent.error is None and sent.stale is not None]
+            if not pending:
+                return
+        for request, _ in pending:
+            request.error = StoreError("a key's rates change faster than they can be read: several processes use different ones")
 
-    def read_hashes(self, keys: Sequence[bytes]) -> Plan[Registries]:
+    def execute_all(self, requests: Sequence[Any], most: int = MAX_REQUESTS) -> Plan[None]:
+        """Has requests answered; raises the first error."""
+        yield from self.execute(requests, most)
+        raise_first(requests)
+
+    def _script_calls(self, requests: Sequence[AnyRequest], most: int) -> list[ScriptCall]:
+        by_slot: dict[int, list[AnyRequest]] = {}
+        for request in requests:
+            by_slot.setdefault(self.slot_of(request.keys[0]), []).append(request)
+        return [ScriptCall(group[at : at + most]) for group in by_slot.values() for at in range(0, len(group), most)]
+
+    def read_hashes(self, keys: Iterable[bytes]) -> Plan[Registries]:
         """The fields of some hashes."""
         keys = list(dict.fromkeys(keys))
-        replies = yield from self.query([RoutedCommands([["HGETALL", key]], key) for key in keys])
-        found: Mapping[bytes, Mapping[bytes, bytes]] = {
-            key: dict(zip(reply[::2], reply[1::2], strict=True)) for key, reply in zip(keys, replies, strict=True)
-        }
-        return found
+        replies = yield from self.query([RoutedCommand(["HGETALL", key], key) for key in keys])
+        for key, reply in zip(keys, replies, strict=True):
+            if not isinstance(reply, list) or len(reply) % 2:
+                raise StoreUnavailable(f"{self.address}, hash {key!r} gave an unexpected reply: {type(reply).__name__}")
+        return {key: dict(zip(reply[::2], reply[1::2], strict=True)) for key, reply in zip(keys, replies, strict=True)}
 
-    def query(self, some: Sequence[RoutedCommands]) -> Plan[list[Reply]]:
+    def server_us(self) -> Plan[int]:
+        """The server's time in microseconds."""
+        ((seconds, us),) = yield from self.query([RoutedCommand(["TIME"])])
+        return int(seconds) * 1_000_000 + int(us)
+
+    def scan(self, pattern: bytes) -> Plan[list[bytes]]:
+        """The keys that match a pattern, on all servers."""
+        found: dict[bytes, None] = {}
+        for server in (yield from self.all_endpoints()):
+            cursor = None
+            while cursor != b"0":
+                command: Command = ["SCAN", cursor or b"0", "MATCH", pattern, "COUNT", b"%d" % BATCH]
+                ((cursor, keys),) = yield from self.query([RoutedCommand(command, endpoint=server)])
+                found.update(dict.fromkeys(keys))
+        return list(found)
+
+    def query(self, some: Sequence[RoutedCommand]) -> Plan[list[Reply]]:
         """The replies of commands; raises the first error."""
         yield from self.send(some)
-        raise_first(commands.error for commands in some)
-        return [reply for commands in some for reply in commands.replies]
+        raise_first(some)
+        return [one.reply for one in some]
 
-    def send(self, some: Sequence[RoutedCommands]) -> Plan[None]:
-        """Sends commands where they belong. Afterwards each has its replies or its error."""
-        waiting = list(some)
-        for _ in range(self.attempts):
+    def send(self, some: Sequence[RoutedCommand]) -> Plan[None]:
+        """Sends commands where they belong. Afterwards each has its reply or its error."""
+        waiting, quick, pauses = list(some), 1, 0  # attempts without and with a pause before them
+        while waiting:
+            later = pauses > 0
             try:
                 yield from self.locate(waiting)
             except StoreError as error:
-                for commands in waiting:
-                    commands.error = error
-                return
-            by_endpoint: dict[Endpoint, list[RoutedCommands]] = {}
-            for commands in waiting:
-                assert commands.endpoint is not None
-                by_endpoint.setdefault(commands.endpoint, []).append(commands)
-                if isinstance(commands, ScriptCall):
-                    commands.loads_before = self._loads
-            writes = [[one for commands in group for one in commands.commands()] for group in by_endpoint.values()]
-            pairs = zip(by_endpoint, writes, strict=True)
-            outcomes: list[Outcome] = yield [exchange(endpoint, self.login, write) for endpoint, write in pairs]
-            waiting, pause = [], False
-            for (endpoint, group), outcome in zip(by_endpoint.items(), outcomes, strict=True):
-                for commands, verdict in zip(group, self._verdicts(endpoint, group, outcome), strict=True):
-                    if verdict is not None and verdict != FAILED:
-                        waiting.append(commands)
-                        pause = pause or verdict == LATER
-            if not waiting:
-                return
-            if pause:
-                yield Pause(PAUSE)
+                for one in waiting:
+                    one.error = error
+                if not (later or isinstance(error, NotYet)):
+                    return
+                later = True
+            else:
+                verdicts = yield from self._attempt(waiting, reconnect=quick < self.attempts)
+                waiting = [one for one, verdict in verdicts if verdict != DONE]
+                later = quick >= self.attempts or any(verdict == LATER for _, verdict in verdicts)
+            if not later:
+                quick += 1
+            elif waiting:
+                longest = min(LONGEST_PAUSE, FIRST_PAUSE * 2 ** min(pauses, 9))
+                pauses += 1
+                if not (yield Pause(longest * (1 + self._random()) / 2)):
+                    return
 
-    def _verdicts(self, endpoint: Endpoint, group: Sequence[RoutedCommands], outcome: Outcome) -> list[str | None]:
+    def _attempt(self, waiting: Sequence[RoutedCommand], reconnect: bool) -> Plan[list[tuple[RoutedCommand, str]]]:
+        """Sends each to its endpoint, once; `reconnect`: what could not be sent may be sent again."""
+        by_endpoint: dict[Endpoint, list[RoutedCommand]] = {}
+        for one in waiting:
+            assert one.endpoint is not None
+            by_endpoint.setdefault(one.endpoint, []).append(one)
+            one.loads_before = self._loads
+        outcomes: list[Outcome] = yield [self._exchange(endpoint, group) for endpoint, group in by_endpoint.items()]
+        verdicts: list[tuple[RoutedCommand, str]] = []
+        for (endpoint, group), outcome in zip(by_endpoint.items(), outcomes, strict=True):
+            verdicts += zip(group, self._verdicts(endpoint, group, outcome, reconnect), strict=True)
+        return verdicts
+
+    def _exchange(self, endpoint: Endpoint, group: Sequence[RoutedCommand]) -> Call:
+        commands = [command for one in group for command in ([["ASKING"], one.command] if one.asking else [one.command])]
+        return exchange(endpoint, self.login, commands)
+
+    def _verdicts(self, endpoint: Endpoint, group: Sequence[RoutedCommand], outcome: Outcome, reconnect: bool) -> list[str]:
         if not isinstance(outcome, list):
+            unsent = isinstance(outcome, Unsent)
+            for one in group:
+                # A budget that ended before the next attempt was sent says less than the server's own reply to the last.
+                if not (unsent and isinstance(one.error, NotYet) and isinstance(error_of(outcome), StoreTimeout)):
+                    one.error = error_of(outcome)
+            if isinstance(group[0].error, NotYet):
+                return [LATER] * len(group)
             self.on_unreachable(endpoint)
-            for commands in group:
-                commands.error = outcome.error if isinstance(outcome, Unsent) else outcome
-            return [AGAIN if isinstance(outcome, Unsent) else FAILED] * len(group)
-        found: list[str | None] = []
-        at = 0
-        for commands in group:
-            size = len(commands.commands())
-            commands.replies = outcome[at : at + size][1::2] if commands.asking else outcome[at : at + size]
-            at += size
-            found.append(self._verdict(commands))
-        return found
+            return [AGAIN if reconnect and unsent else DONE] * len(group)
+        replies = iter(outcome)
+        for one in group:
+            if one.asking:
+                next(replies)
+            one.asking, one.reply = False, next(replies)
+        return [self._verdict(one) for one in group]
 
-    def _verdict(self, commands: RoutedCommands) -> str | None:
-        commands.asking = False
-        errors = [reply for reply in commands.replies if isinstance(reply, ReplyError)]
-        if errors:
-            commands.error = unavailable(errors[0], commands.endpoint)
-            if error_kind(errors[0]) == "NOSCRIPT" and isinstance(commands, ScriptCall):
-                self._load_script(commands)
-                return AGAIN
-            return self.on_error(commands, errors[0])
-        if not commands.decode():
-            commands.error = StoreUnavailable(f"{commands.endpoint} gave an unexpected reply: {commands.replies!r}")
-            return FAILED
-        commands.error = None
-        if isinstance(commands, ScriptCall) and commands.send_source:
-            self._loads += 1
-            self._loaded[commands.endpoint, commands.script.sha] = self._loads
-        return None
+    def _verdict(self, one: RoutedCommand) -> str:
+        if isinstance(one.reply, ReplyError):
+            one.error = unavailable(one.reply, one.endpoint)
+            if error_kind(one.reply) != "NOSCRIPT" or not isinstance(one, ScriptCall):
+                return self.on_error(one, one.reply)
+            self._load_script(one)
+            return AGAIN
+        one.error = None
+        if isinstance(one, ScriptCall):
+            if not decode_call(one.requests, one.reply):
+                one.error = StoreUnavailable(f"{one.endpoint} gave an unexpected reply: {one.reply!r}")
+            elif one.command[0] == "EVAL":
+                self.on_loaded(one.endpoint, one.script.sha)
+        return DONE
+
+    def has_loaded(self, endpoint: Endpoint, sha: bytes) -> bool:
+        """Whether a script was sent to a server as source; it may have lost it since."""
+        return (endpoint, sha) in self._loaded
+
+    def on_loaded(self, endpoint: Endpoint | None, sha: bytes) -> None:
+        self._loads += 1
+        self._loaded[endpoint, sha] = self._loads
 
     def _load_script(self, call: ScriptCall) -> None:
         """Sends the source next. A server that had the script before this call was sent has lost it, and perhaps all its data."""
-        call.load_script()
+        call.command = ["EVAL", call.script.source, *call.command[2:]]
         if self._loaded.get((call.endpoint, call.script.sha), call.loads_before + 1) <= call.loads_before:
             self._loaded = {key: number for key, number in self._loaded.items() if key[0] != call.endpoint}
             self.on_data_loss()
-
-
-def _ignore() -> None:
-    """The default of `Route.on_data_loss`."""

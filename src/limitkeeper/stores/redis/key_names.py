@@ -3,16 +3,13 @@
     limitkeeper:Zm9vYmFyYmF6:{user:42}        prefix, digest of (limiter, limit name, rule), the caller's key in braces
     limitkeeper:Zm9vYmFyYmF6                  the limit's registry: whose digest it is, its birth, and its rates so far
 
-The digest has 72 bits, so that a long name costs twelve bytes per key; the registry stores whose it is, and a second limit with
-the same digest is refused by name. The caller's key is stored as its bytes (UTF-8, lone surrogates too). One that is empty or
-starts with `}`, `=` or `#` gets a `=` in front; one above 128 bytes becomes `#` and its SHA-256, and the whole key is stored
-behind the state. The first byte tells the three forms apart, so no two keys share a name.
+The digest has 72 bits: a long name costs twelve bytes per key. The caller's key is stored as its bytes (UTF-8, lone surrogates
+too). One that is empty or starts with `}`, `=` or `#` gets a `=` in front; one above 128 bytes becomes `#` and its SHA-256, and
+the whole key is stored behind the state. The first byte tells the three forms apart, so no two keys share a name.
 
 The braces are Redis Cluster's hash tag: limits on the *same* key (user per second and user per day) share a slot and are decided
 in one step, and different keys spread over the nodes. The price: a decision over different keys (user and tenant) spans slots.
-`prefix="{app}"` puts everything into one slot, on one node.
-
-Under a store's own clock (tests) the colon behind the prefix is a `~`, so that artificial times never mix with real ones.
+`prefix="{app}"` puts everything on one node. Under a store's own clock (tests) the colon behind the prefix is a `~`.
 """
 
 from __future__ import annotations
@@ -26,7 +23,7 @@ from ...algorithms.claim import NamedLimit
 from ...errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from .codec import LimitEntry
+    from .limit_and_state_codec import LimitEntry
     from .script_request import LimitSet
 
 #: A longer key (in bytes) is hashed.

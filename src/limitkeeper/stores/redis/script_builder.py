@@ -2,11 +2,9 @@
 
 Redis caches the compiled script, but every run creates its local functions again, about 50 ns of server time each; so a script
 holds only what its requests need. Calls that consist of hits alone have scripts of their own (`hit.lua`, `hit_all.lua`); any
-other mix of operations is built on `frame.lua`.
-
-The source files are plain Lua with a few marked lines that depend on the call: `--@time` and `--@now` (the server's time, or the
-time that each request carries), `--@ttl`, and `--@decide` (selects the rule where there are several). The file of a rule has
-sections, each under a line `---- name`.
+other mix of operations is built on `frame.lua`. The source files are plain Lua with a few marked lines that depend on the call:
+`--@time` and `--@now` (the server's time, or the time that each request carries), `--@ttl`, and `--@decide` (selects the rule
+where there are several). The file of a rule has sections, each under a line `---- name`.
 """
 
 from __future__ import annotations
@@ -16,10 +14,10 @@ from functools import cache
 from importlib.resources import files
 from typing import NamedTuple
 
-from .codec import RULES
+from .limit_and_state_codec import RULES
 
 #: Operation -> the first byte of its requests. A plain hit starts with the number of its rule instead.
-OPERATIONS = {"decide": 16, "give_back": 17, "register": 18, "load": 19, "rebook": 20, "hit_all": 21}
+OPERATIONS = {"decide": 16, "give_back": 17, "register": 18, "load": 19, "rebook": 20, "hit_all": 21, "reset": 22}
 #: File of a rule -> its number.
 FILES: dict[str, int] = {rule.file: rule.code for rule in RULES.values()}
 #: Operation -> the operations whose functions it calls.
@@ -42,16 +40,23 @@ class Script(NamedTuple):
 
 @cache
 def script_of(parts: frozenset[str]) -> Script:
-    """The script with these parts: files of rules, operations, `hit`, and `clock` when requests carry the time."""
+    """The script with these parts: files of rules, operations, `hit`, `rates` where keys may have several rates, and `clock` when
+    requests carry the time."""
     rules = sorted(parts & FILES.keys(), key=FILES.__getitem__)
     lines = _REQUEST_TIME if "clock" in parts else _SERVER_TIME
     operations = parts & (OPERATIONS.keys() | {"hit"})
     if operations <= {"hit"} or operations == {"hit_all"}:
         source = _hits_only(rules, next(iter(operations), "hit"), lines)
     else:
-        source = _any_operations(rules, operations, lines)
+        source = _any_operations(rules, operations, lines, "rates" in parts)
     data = source.encode()
-    return Script(data, hashlib.sha1(data).hexdigest().encode())
+    return Script(data, sha_of(data))
+
+
+@cache
+def sha_of(source: bytes) -> bytes:
+    """The SHA-1 of a script, by which EVALSHA calls it."""
+    return hashlib.sha1(source).hexdigest().encode()
 
 
 def _hits_only(rules: list[str], file: str, lines: dict[str, str]) -> str:
@@ -65,28 +70,26 @@ def _hits_only(rules: list[str], file: str, lines: dict[str, str]) -> str:
     return "\n".join([*parts, _filled(file, {**lines, "decide": choice})])
 
 
-def _any_operations(rules: list[str], operations: frozenset[str], lines: dict[str, str]) -> str:
+def _any_operations(rules: list[str], operations: frozenset[str], lines: dict[str, str], several: bool) -> str:
     needed = operations.union(*[_NEEDS.get(operation, ()) for operation in operations])
     hits = bool(needed & {"hit", "hit_all"})
-    gives_back = "give_back" in needed
-    parts = []
+    more = [name for name, needs in (("give_back", several or "give_back" in needed), ("used", several)) if needs]
+    parts, tables = list[str](), list[str]()
     for rule in rules:
         found = sections(rule)
-        wanted = ("logs", "decide", "redate", *(["give_back"] if gives_back else []))
-        parts += [found[name] for name in wanted if name in found]
-    parts.append("local rules = {" + ", ".join(_rule_table(rule, gives_back) for rule in rules) + "}")
+        here = [name for name in more if name in found]
+        parts += [found[name] for name in ("logs", "decide", "redate", *here) if name in found]
+        fields = [f"decide = {rule}", f"redate = {rule}_redate", *[f"{name} = {rule}_{name}" for name in here]]
+        tables.append(f"[{FILES[rule]}] = {{{', '.join([*fields, found['traits']])}}}")
+    parts.append("local rules = {" + ", ".join(tables) + "}")
     included = [name for name in OPERATIONS if name in needed and name != "hit_all"]
-    parts += [_filled(name, lines) for name in ("frame", *included, *(["batched_hits"] if hits else []))]
+    files = ("frame", *(["rates"] if several else []), *included, *(["batched_hits"] if hits else []))
+    parts += [_filled(name, lines) for name in files]
     table = [f"[{OPERATIONS[name]}] = {name}_request" for name in included]
     if hits:
         table += [f"[{OPERATIONS['hit_all']}] = hit_all_request", *[f"[{FILES[rule]}] = hit_request" for rule in rules]]
     parts.append("local operations = {" + ", ".join(table) + "}")
     return "\n".join([*parts, _filled("loop", lines)])
-
-
-def _rule_table(rule: str, gives_back: bool) -> str:
-    fields = [f"decide = {rule}", f"redate = {rule}_redate", *([f"give_back = {rule}_back"] if gives_back else [])]
-    return f"[{FILES[rule]}] = {{{', '.join([*fields, sections(rule)['traits']])}}}"
 
 
 @cache
@@ -104,14 +107,9 @@ def sections(name: str) -> dict[str, str]:
 
 def _filled(name: str, lines: dict[str, str]) -> str:
     """A file with its marked lines replaced, without comments."""
-    out = []
-    for line in _source(name):
-        text = line.strip()
-        if text.startswith("--@"):
-            out.append(lines.get(text[3:], ""))
-        elif text and not text.startswith("--"):
-            out.append(line)
-    return "\n".join(line for line in out if line)
+    marked = {f"--@{name}": line for name, line in lines.items()}
+    filled = [marked.get(line.strip(), line) for line in _source(name)]
+    return "\n".join(line for line in filled if line.strip() and not line.lstrip().startswith("--"))
 
 
 @cache

@@ -1,68 +1,98 @@
 """The topology of a primary behind Sentinels: asks them for the primary, and asks the primary for its role.
 
-Every sign that the primary has changed (READONLY, a refused or lost connection, a timeout) makes the next call ask again. A
-READONLY reply says that nothing was done, so that call itself is sent to the new primary. Replication is asynchronous: a failover
-loses what the old primary had not replicated, which is what was charged in its last moments.
+Every sign that the primary has changed (READONLY, NOREPLICAS, a refused or lost connection, a timeout) makes the next call ask
+again. READONLY and NOREPLICAS say that nothing was done, so that call itself is sent to the new primary, within its budget.
+
+A planned failover gives no sign: the old primary learns of it about 10 s later, and until then it takes itself for a primary, in
+ROLE as well. So a Sentinel is asked every CONFIRM_US while the store is used: by one caller, within a quarter of its budget; the
+others go on meanwhile. Sentinels that don't answer change nothing. Replication is asynchronous: a failover loses what the old
+primary had not replicated. Rejected: subscribing to +switch-master, which needs a reader in every process and a second way to
+notice that the subscription is dead; INFO in the script, which doubles the server's work and says the same as ROLE.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from random import Random
 
+from ...clock import SYSTEM, Clock
 from ...errors import StoreUnavailable
 from ..sans_io import Plan
 from .address import Address, Endpoint
-from .command_routing import AGAIN, FAILED, Route, RoutedCommands
-from .resp import Command, Outcome, error_kind, exchange, first_reply
+from .command_routing import LATER, Route, RoutedCommand
+from .resp import ask, error_kind
+
+#: A Sentinel confirms the primary every so many microseconds.
+CONFIRM_US = 250_000
 
 
 class Sentinels(Route):
     """The primary of a service."""
 
-    attempts = 3
-
-    def __init__(self, address: Address) -> None:
-        super().__init__(address)
+    def __init__(self, address: Address, clock: Clock = SYSTEM, rng: Random | None = None) -> None:
+        super().__init__(address, clock, rng)
         self.direct = None
         self._sentinels = list(address.endpoints)
 
-    def locate(self, some: Sequence[RoutedCommands]) -> Plan[None]:
-        (primary,) = yield from self.all_endpoints()
-        for commands in some:
-            commands.endpoint = primary
-
     def all_endpoints(self) -> Plan[list[Endpoint]]:
-        if self.direct is None:
-            self.direct = yield from self._find_primary()
-        return [self.direct]
+        primary, now_us = self.direct, self._now_us()
+        if primary is None:
+            self.direct = primary = yield from self._find_primary()
+            self.confirm_at_us = now_us + CONFIRM_US
+        elif now_us >= self.confirm_at_us:
+            self.confirm_at_us = now_us + CONFIRM_US  # the others go on meanwhile
+            named = yield from self._confirm(primary)
+            if named != primary:
+                self.direct = primary = named
+        return [primary]
+
+    def _confirm(self, known: Endpoint) -> Plan[Endpoint]:
+        """The primary that a Sentinel names; the known one when it does not answer, or names a server that is none."""
+        sentinel = self._sentinels[0]
+        named = yield from self._ask_sentinel(sentinel, share=4)
+        if not isinstance(named, Endpoint):
+            self._ask_last(sentinel)
+        elif named != known and (yield from self._is_primary(named, share=4)) is True:
+            return named
+        return known
 
     def _find_primary(self) -> Plan[Endpoint]:
         failures = []
-        for sentinel in list(self._sentinels):
-            query: Command = ["SENTINEL", "GET-MASTER-ADDR-BY-NAME", self.address.service]
-            outcomes: list[Outcome] = yield [exchange(sentinel, self.address.sentinels, [query])]
-            reply = first_reply(outcomes[0])
-            if isinstance(reply, Exception):
-                failure = str(reply)
-            elif not reply:
-                failure = f"it knows no service {self.address.service!r}"
-            else:
-                primary = Endpoint(reply[0].decode(), int(reply[1]))
-                outcomes = yield [exchange(primary, self.login, [["ROLE"]])]
-                role = first_reply(outcomes[0])
-                if not isinstance(role, Exception) and role[0] == b"master":
-                    return primary
-                failure = f"{primary}, which is no primary: {role!r}"
+        sentinels = list(self._sentinels)
+        for at, sentinel in enumerate(sentinels):
+            failure = named = yield from self._ask_sentinel(sentinel, share=len(sentinels) - at)
+            if isinstance(named, Endpoint):
+                role = yield from self._is_primary(named)
+                if role is True:
+                    return named
+                failure = f"{named}, which is no primary: {role!r}"
             failures.append(f"{sentinel} says {failure}")
-            if sentinel in self._sentinels:  # the next call starts with another
-                self._sentinels.remove(sentinel)
-                self._sentinels.append(sentinel)
+            self._ask_last(sentinel)
         raise StoreUnavailable(f"no primary of {self.address.service!r} is known: {'; '.join(failures)}")
 
-    def on_error(self, commands: RoutedCommands, error: Exception) -> str:
-        if error_kind(error) in ("READONLY", "LOADING", "MASTERDOWN"):
-            self.on_unreachable(commands.endpoint)
-        return AGAIN if error_kind(error) == "READONLY" else FAILED
+    def _ask_sentinel(self, sentinel: Endpoint, share: int) -> Plan[Endpoint | str]:
+        """The primary that a Sentinel names, or why it names none."""
+        service = self.address.service
+        reply = yield from ask(sentinel, self.address.sentinels, ["SENTINEL", "GET-MASTER-ADDR-BY-NAME", service], share)
+        if isinstance(reply, Exception):
+            return str(reply)
+        return Endpoint(reply[0].decode(), int(reply[1])) if reply else f"it knows no service {service!r}"
+
+    def _is_primary(self, server: Endpoint, share: int = 1) -> Plan[object]:
+        """Whether a server takes itself for a primary: True, or what it says instead."""
+        role = yield from ask(server, self.login, ["ROLE"], share)
+        return True if not isinstance(role, Exception) and role[0] == b"master" else role
+
+    def _ask_last(self, sentinel: Endpoint) -> None:
+        if sentinel in self._sentinels:
+            self._sentinels.remove(sentinel)
+            self._sentinels.append(sentinel)
+
+    def on_error(self, command: RoutedCommand, error: Exception) -> str:
+        kind = error_kind(error)
+        if kind in ("READONLY", "LOADING", "MASTERDOWN", "NOREPLICAS"):
+            self.on_unreachable(command.endpoint)
+            return LATER
+        return super().on_error(command, error)
 
     def on_unreachable(self, endpoint: Endpoint | None) -> None:
         if endpoint == self.direct:

@@ -1,4 +1,7 @@
-"""Blocking connections: one per thread at a time, reused last in, first out.
+"""Blocking connections: one per thread at a time, reused last in, first out, and at most `max_connections` to a server.
+
+A caller that finds none idle opens one; where no more may be open, or the server accepts no more (`maxclients`), callers wait in
+order of arrival, within their budgets, and a connection that is returned goes to the first of them.
 
 A socket is never blocking: it is polled with what is left of the budget of the whole call, so a server that sends its reply byte
 by byte can't exceed it. Before a command is written the socket is polled once: one that the server has closed meanwhile (or on
@@ -12,18 +15,46 @@ from __future__ import annotations
 import select
 import socket
 import ssl
+import threading
+from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import partial
+from weakref import WeakSet, ref
 
 from ...clock import Clock
-from ...errors import StoreError, StoreTimeout, StoreUnavailable
+from ...errors import StoreError
 from ...fork import reset_after_fork
 from .. import sans_io
 from ..sans_io import Call, Plan, T
 from .address import Endpoint, Login
-from .resp import Outcome, ProtocolError, Reply, ReplyError, Unsent, new_parser, pack, unavailable
+from .resolver import RESOLVER
+from .resp import (
+    SHORT,
+    Outcome,
+    Parser,
+    ProtocolError,
+    Reply,
+    TooManyConnections,
+    Unsent,
+    check_accepted,
+    check_login,
+    connect_error,
+    first_commands,
+    lost,
+    pack,
+    timed_out,
+)
 
 Poll = Callable[[float], Sequence[object]]
 CHUNK = 16384
+#: Connections to one server, by default: more threads than that rarely wait for a server at the same moment.
+MAX_CONNECTIONS = 50
+#: So long (µs) no connection is opened to a server that has refused one for lack of room, while others to it are open.
+FULL_US = 1_000_000
+#: Callers that wait look so often (µs) whether there is room again, or a connection whose return was interrupted by a signal.
+AGAIN_US = 50_000
+WOULD_BLOCK = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
 
 def poll_of(sock: socket.socket, writing: bool = False) -> Poll:
@@ -36,253 +67,432 @@ def poll_of(sock: socket.socket, writing: bool = False) -> Poll:
     return lambda ms: [ready for ready in select.select(reads, writes, [], ms / 1000) if ready]
 
 
-def timed_out(endpoint: object) -> StoreTimeout:
-    return StoreTimeout(f"{endpoint} did not answer within the budget; the outcome is unknown")
+def connect_tcp(endpoint: Endpoint, deadline_us: int, now_us: Callable[[], int]) -> socket.socket:
+    """A connection to the first address that accepts one; each has an equal part of the time that is left."""
+    addresses = sans_io.run(RESOLVER.plan(endpoint.host, (deadline_us - now_us()) / 1e6))
+    for others, address in zip(range(len(addresses) - 1, -1, -1), addresses, strict=True):
+        sock = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET)
+        try:
+            sock.settimeout(max(0.001, (deadline_us - now_us()) / 1e6 / (others + 1)))
+            sock.connect((address, endpoint.port))
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            return sock
+        except BaseException as error:
+            sock.close()
+            if not others or not isinstance(error, OSError):
+                RESOLVER.expire(endpoint.host)
+                raise
+    raise OSError("the host has no address")
 
 
-def lost(endpoint: object, error: object) -> StoreUnavailable:
-    return StoreUnavailable(f"{endpoint}: the connection is lost ({error or 'closed by the server'})")
+def is_from_system(error: BaseException) -> bool:
+    """Whether the operating system raised this error, and not a signal handler: `raise TimeoutError` is an OSError as well."""
+    return isinstance(error, OSError) and error.errno is not None
+
+
+class CallRecord:
+    """What is known of a call whose reply is received although signal handlers raise: the reply, and what they raised."""
+
+    __slots__ = ("raised", "reply", "sent")
+
+    def __init__(self) -> None:
+        self.reply: Reply = None
+        self.raised: list[BaseException] = []
+        self.sent: list[int] = []
 
 
 class SyncConnection:
-    """One connection, used by one thread at a time."""
+    """One connection, used by one thread at a time; any exception closes it. When `poll` reports something while no reply is due,
+    it can't be used any more."""
 
-    __slots__ = ("_now_us", "_parser", "_poll", "_recv", "_send", "_sock", "endpoint", "generation", "secure")
+    # fmt: off
+    __slots__ = ("__weakref__", "_now_us", "_parser", "_received", "_recv", "_send", "_server", "_sock", "endpoint",
+                 "generation", "poll", "secure")
+    # fmt: on
 
-    def __init__(self, sock: socket.socket, endpoint: Endpoint, generation: int, now_us: Callable[[], int]) -> None:
-        self._sock = sock
-        self._poll = poll_of(sock)
-        self._send: Callable[[bytes], int] = sock.send
-        self._recv: Callable[[int], bytes] = sock.recv
-        self._parser = new_parser()
-        self._now_us = now_us
-        self.secure = isinstance(sock, ssl.SSLSocket)
-        self.endpoint = endpoint
-        self.generation = generation
+    def __init__(self, server: ServerConnections) -> None:
+        self._server, self.endpoint = ref(server), server.endpoint
+        self.generation, self._now_us = server.generation, server.now_us
+        self._sock: socket.socket = None  # type: ignore[assignment]  # until it is opened
+        self._parser = Parser()
+        self._received: list[bytes] = []  # of a reply that `receive_to_end` has not got whole
+        self.secure = False
 
-    def is_fresh(self) -> bool:
-        """Whether it can be written to: nothing has arrived, not even its end."""
-        return not self._poll(0)
+    @property
+    def is_open(self) -> bool:
+        return self._sock is not None
 
-    def call(self, data: bytes, deadline_us: int) -> Reply:
-        """Hot path: one command, one reply. OSError: nothing was sent."""
-        sent = self._send(data)
+    def open(self, login: Login, deadline_us: int) -> None:
+        """Connects and logs in. Raises StoreUnavailable or StoreTimeout."""
+        endpoint = self.endpoint
         try:
-            if sent != len(data):
-                self.send(data[sent:], deadline_us)
-            if not self._poll(max(0, deadline_us - self._now_us()) / 1000):  # a negative time would wait for ever
-                raise timed_out(self.endpoint)
-            received = self._recv(CHUNK)
-            if not received:
-                raise lost(self.endpoint, None)
-            self._parser.feed(received)
-            reply = self._parser.gets()
-            return self.receive(deadline_us) if reply is False else reply
-        except OSError as error:
-            raise lost(self.endpoint, error) from None
+            left = (deadline_us - self._now_us()) / 1e6
+            if left <= 0:
+                raise TimeoutError
+            if endpoint.path:
+                self._sock = sock = socket.socket(socket.AF_UNIX)
+                sock.settimeout(left)
+                sock.connect(endpoint.path)
+            else:
+                self._sock = sock = connect_tcp(endpoint, deadline_us, self._now_us)
+            if login.tls is not None:
+                sock.settimeout(max(0.001, (deadline_us - self._now_us()) / 1e6))
+                self._sock = sock = login.tls.context().wrap_socket(sock, server_hostname=endpoint.host or "localhost")
+            sock.setblocking(False)
+            self.secure = login.tls is not None
+            self._send: Callable[[bytes], int] = sock.send
+            self._recv: Callable[[int], bytes] = sock.recv
+            self.poll = poll_of(sock)
+            commands, replies = first_commands(login), list[Reply]()
+            self.send(pack(commands), deadline_us)
+            for _ in commands:
+                replies.append(self.receive(deadline_us))
+                check_accepted(replies[-1], endpoint)
+            check_login(replies, endpoint)
+        except BaseException as error:
+            self.close()
+            raise connect_error(error, endpoint) or error from None
 
-    def send(self, data: bytes, deadline_us: int) -> None:
-        """Writes all of the data. OSError: nothing was sent."""
-        sent = self._try_send(data)
-        while sent < len(data):
-            self._wait(poll_of(self._sock, True), deadline_us)
-            try:
-                sent += self._try_send(data[sent:])
-            except OSError as error:
+    def send(self, data: bytes, deadline_us: int, record: CallRecord | None = None) -> None:
+        """Writes all of the data. OSError: nothing was sent. With a record, a signal handler that raises when all was sent does
+        not end it."""
+        rest = data
+        if record is not None:
+            record.sent.clear()
+        try:
+            while True:
+                try:
+                    if record is None:
+                        rest = rest[self._send(rest) :]
+                    else:
+                        record.sent.extend(map(self._send, (rest,)))  # in C: no handler runs before the number is kept
+                        rest = data[sum(record.sent) :]
+                except WOULD_BLOCK:
+                    pass
+                if not rest:
+                    return
+                left = deadline_us - self._now_us()
+                if left <= 0 or not poll_of(self._sock, writing=True)(left / 1000):
+                    raise timed_out(self.endpoint)
+        except BaseException as error:
+            if record is not None and sum(record.sent) == len(data):
+                record.raised.append(error)
+                return
+            self.close()
+            if is_from_system(error) and len(rest) < len(data):
                 raise lost(self.endpoint, error) from None
-
-    def _try_send(self, data: bytes) -> int:
-        try:
-            return self._send(data)
-        except (BlockingIOError, ssl.SSLWantWriteError, ssl.SSLWantReadError):
-            return 0
+            raise
 
     def receive(self, deadline_us: int) -> Reply:
-        """The next reply."""
-        reply = self._parser.gets()
-        while reply is False:
-            if not (self.secure and self._sock.pending()):  # type: ignore[attr-defined]
-                self._wait(self._poll, deadline_us)
-            try:
-                received = self._recv(CHUNK)
-            except (BlockingIOError, ssl.SSLWantReadError):
-                continue
-            if not received:
-                raise lost(self.endpoint, None)
-            self._parser.feed(received)
-            reply = self._parser.gets()
-        return reply
+        """The next reply. When the budget is over, what has arrived by then is taken."""
+        parser, received = self._parser, b""
+        try:
+            reply = parser.gets() if parser.data else False
+            while reply is False:
+                if not self.secure or not self._sock.pending():  # type: ignore[attr-defined]
+                    left = deadline_us - self._now_us()
+                    if not self.poll(left / 1000 if left > 0 else 0) or (left <= 0 and received):
+                        raise timed_out(self.endpoint)
+                first = not received and not parser.data
+                try:
+                    received = self._recv(CHUNK)
+                except WOULD_BLOCK:
+                    continue
+                if not received:
+                    raise lost(self.endpoint, None)
+                if first and SHORT.get(received[:5]) == len(received):
+                    reply = received[5:-2]
+                else:
+                    parser.feed(received)
+                    reply = parser.gets()
+            return reply
+        except BaseException as error:
+            self.close()
+            if is_from_system(error) or isinstance(error, ProtocolError):
+                raise lost(self.endpoint, error) from None
+            raise
 
-    def _wait(self, poll: Poll, deadline_us: int) -> None:
-        left = deadline_us - self._now_us()
-        if left <= 0 or not poll(left / 1000):
-            raise timed_out(self.endpoint)
+    def receive_to_end(self, deadline_us: int, record: CallRecord) -> Reply:
+        """As `receive`. A signal handler that raises does not end it: what has arrived is kept, and parsed again. Where one ends
+        it after all (in the jump to the next turn), it may be called again."""
+        received = self._received
+        if not received:
+            received.append(bytes(self._parser.data))
+        while True:
+            try:
+                parser = Parser()
+                parser.feed(b"".join(received))
+                reply = parser.gets()
+                if reply is not False:
+                    record.reply, self._parser, self._received = reply, parser, []
+                    return reply
+                if not self.secure or not self._sock.pending():  # type: ignore[attr-defined]
+                    left = deadline_us - self._now_us()
+                    if not self.poll(left / 1000 if left > 0 else 0) or (left <= 0 and len(received) > 1):
+                        raise timed_out(self.endpoint)
+                received.extend(map(self._recv, (CHUNK,)))  # in C: no handler runs before the bytes are kept
+                if not received[-1]:
+                    raise lost(self.endpoint, None)
+            except WOULD_BLOCK:
+                continue
+            except BaseException as error:
+                if is_from_system(error) or isinstance(error, StoreError | ProtocolError):
+                    self.close()
+                    raise error if isinstance(error, StoreError) else lost(self.endpoint, error) from None
+                record.raised.append(error)
 
     def close(self) -> None:
-        self._sock.close()
+        if self._sock is not None:
+            self._sock.close()
+        server = self._server()
+        if server is not None:
+            server.closed(self)
 
     def __del__(self) -> None:
-        self._sock.close()  # of a store that was never closed
+        """Of a store that was never closed. What a signal handler raises here, or raised before it was made, is of no use to
+        anyone: a finaliser can only print it."""
+        with suppress(BaseException):
+            self.close()
+
+
+class WaitingCaller(threading.Event):
+    """A caller that wants a connection: set when it has been given one. When a signal handler raises in the middle of `set`, an
+    Event may stay locked for ever; a bare lock does not."""
+
+    def __init__(self) -> None:
+        self.connection: SyncConnection | None = None
+        self._unset = threading.Lock()
+        self._unset.acquire()
+
+    def set(self) -> None:
+        if self._unset.locked():
+            self._unset.release()
+
+    def wait(self, timeout: float | None = None) -> bool:
+        return self._unset.acquire(timeout=-1 if timeout is None else timeout)
+
+    def is_set(self) -> bool:
+        return not self._unset.locked()
+
+
+class ServerConnections(list[SyncConnection]):
+    """The idle connections to one server: taking the last and putting it back needs no lock while no caller waits."""
+
+    def __init__(self, endpoint: Endpoint, most: int, clock: Clock) -> None:
+        self.endpoint, self._most, self._sleep, self.now_us = endpoint, most, clock.sleep, clock.now_us
+        self.generation = 0
+        self.full_until_us = 0
+        self._start()
+
+    def _start(self) -> None:
+        self.waiting: deque[WaitingCaller] = deque()
+        self.open: WeakSet[SyncConnection] = WeakSet()  # idle, in use, or being opened
+        self._lock = threading.RLock()  # reentrant: a connection may be collected, and so closed, anywhere
+
+    def take(self, deadline_us: int) -> SyncConnection:
+        """A connection that is idle, or to be opened. Raises TooManyConnections when there is none within the budget."""
+        if self and not self.waiting:
+            with suppress(IndexError):
+                return self.pop()
+        caller = WaitingCaller()
+        try:
+            self.waiting.append(caller)
+            self._serve()
+            while caller.connection is None and (left_us := deadline_us - self.now_us()) > 0:
+                self._sleep(min(left_us, AGAIN_US) / 1e6, caller)
+                self._serve()
+        finally:
+            with self._lock:
+                if caller in self.waiting:
+                    self.waiting.remove(caller)
+        if caller.connection is None:
+            raise TooManyConnections(
+                f"{self.endpoint}: no connection came free within the budget, {len(self.open)} are in use; raise max_connections"
+            )
+        return caller.connection
+
+    def put(self, connection: SyncConnection) -> None:
+        """Takes back a connection that is not used any more."""
+        if connection.generation != self.generation:
+            return connection.close()
+        self.append(connection)
+        if self.waiting:
+            self._serve()
+        return None
+
+    def closed(self, connection: SyncConnection) -> None:
+        """Another connection may be opened in the place of one that was closed."""
+        self.open.discard(connection)
+        if self.waiting:
+            self._serve()
+
+    def _serve(self) -> None:
+        """Gives idle connections, and new ones as far as they are allowed, to the callers that wait, in order of arrival."""
+        with self._lock:
+            while self.waiting and (self or self._has_room()):
+                self._serve_first()
+
+    def _serve_first(self) -> None:
+        """Serves the first caller, and only then removes it: a signal handler that raises in between loses none. In between, a
+        connection that is collected may serve callers, too."""
+        try:
+            caller = self.waiting[0]
+        except IndexError:  # it was served meanwhile
+            return
+        if caller.connection is None:
+            try:
+                connection = self.pop()
+            except IndexError:
+                connection = SyncConnection(self)
+                self.open.add(connection)
+            caller.connection = connection
+        caller.set()
+        if self.waiting and self.waiting[0] is caller:
+            self.waiting.popleft()
+
+    def _has_room(self) -> bool:
+        count = len(self.open)
+        return count < self._most and (count == 0 or self.now_us() >= self.full_until_us)
+
+    def close(self, forked: bool = False) -> None:
+        """Closes the idle connections now, and those in use when they are put back."""
+        self.generation += 1
+        if forked:  # the callers and connections of other threads are the parent's
+            self._start()
+        while self:
+            with suppress(IndexError):
+                self.pop().close()
 
 
 class SyncPool:
     """The blocking connections of a store. A forked child starts with none of its parent's. `clock` measures budgets."""
 
-    def __init__(self, clock: Clock) -> None:
-        self._idle: dict[tuple[Endpoint, Login], list[SyncConnection]] = {}
-        self._now_us, self._sleep = clock.now_us, clock.sleep
-        self.generation = 0
+    def __init__(self, clock: Clock, max_connections: int = MAX_CONNECTIONS) -> None:
+        self._servers: dict[tuple[Endpoint, Login], ServerConnections] = {}
+        self._clock, self._now_us = clock, clock.now_us
+        self._most = max_connections
         reset_after_fork(self)
 
-    def idle(self, endpoint: Endpoint, login: Login) -> list[SyncConnection]:
-        """The unused connections; taking the last and putting it back needs no lock."""
-        found = self._idle.get((endpoint, login))
-        return found if found is not None else self._idle.setdefault((endpoint, login), [])
+    def idle(self, endpoint: Endpoint, login: Login) -> ServerConnections:
+        """The connections to a server."""
+        found = self._servers.get((endpoint, login))
+        if found is None:
+            found = self._servers.setdefault((endpoint, login), ServerConnections(endpoint, self._most, self._clock))
+        return found
 
-    def call(self, idle: list[SyncConnection], data: bytes, deadline_us: int) -> Reply:
+    def call(self, idle: ServerConnections, data: bytes, deadline_us: int, record: CallRecord | None = None) -> Reply:
         """Hot path: one command, one reply, on an idle connection. None: nothing was sent, and a plan may try."""
+        if idle.waiting:
+            return None
         try:
             connection = idle.pop()
         except IndexError:
             return None
+        reply = None
         try:
-            reply = None if connection.secure or connection._poll(0) else connection.call(data, deadline_us)
-            if connection.generation == self.generation:
-                idle.append(connection)
-            else:
-                connection.close()
-            return reply
-        except OSError:
-            connection.close()
-            return None
-        except ProtocolError as error:
-            connection.close()
-            raise lost(connection.endpoint, error) from None
-        except BaseException:
-            connection.close()
+            if not (connection.secure or connection.poll(0)):
+                connection.send(data, deadline_us, record)
+                while record is not None and record.reply is None:
+                    try:
+                        connection.receive_to_end(deadline_us, record)
+                    except StoreError:
+                        raise
+                    except BaseException as error:  # of a signal handler, where the function begins
+                        record.raised.append(error)
+                reply = connection.receive(deadline_us) if record is None else record.reply
+        except OSError as error:
+            if is_from_system(error):
+                return None
             raise
+        idle.put(connection)
+        return reply
 
-    def run(self, plan: Plan[T], deadline_us: int, step_us: int = 0) -> T:
+    def run(self, plan: Plan[T], deadline_us: int, step_us: int = 0, record: CallRecord | None = None) -> T:
         """Performs a plan. With `step_us`, every step has that budget instead of one deadline for all."""
 
-        def perform_all(calls: list[Call]) -> list[Outcome]:
-            return self.exchange(calls, self._now_us() + step_us if step_us else deadline_us)
+        paused_us = 0  # with `step_us`, all pauses together are shorter than one step
 
-        def sleep(seconds: float) -> None:
-            self._sleep(min(seconds, max(0.0, (deadline_us - self._now_us()) / 1e6)))
+        def perform_all(calls: list[Call]) -> list[Outcome]:
+            return self.exchange(calls, self._now_us() + step_us if step_us else deadline_us, record)
+
+        def sleep(seconds: float) -> bool:
+            nonlocal paused_us
+            paused_us += int(seconds * 1e6)
+            if paused_us >= step_us if step_us else self._now_us() + seconds * 1e6 >= deadline_us:
+                return False
+            self._clock.sleep(seconds)
+            return True
 
         return sans_io.run(plan, sleep=sleep, perform_all=perform_all)
 
-    def exchange(self, calls: Sequence[Call], deadline_us: int) -> list[Outcome]:
-        """Makes several exchanges: everything is written before anything is read."""
-        sent = [self._write(call, deadline_us) for call in calls]
-        pairs = zip(calls, sent, strict=True)
-        return [self._read(call, one, deadline_us) if isinstance(one, SyncConnection) else one for call, one in pairs]
+    def exchange(self, calls: Sequence[Call], deadline_us: int, record: CallRecord | None = None) -> list[Outcome]:
+        """Makes several exchanges: everything is written before anything is read. Connections are taken in the order of their
+        endpoints, so that no two callers wait for one another's."""
+        order = sorted(calls, key=lambda call: str(call.target)) if len(calls) > 1 else calls
+        sent = {call.target: self._write(call, deadline_us, record) for call in order}
+        pairs = [(call, sent[call.target]) for call in calls]
+        return [self._read(call, one, deadline_us, record) if isinstance(one, SyncConnection) else one for call, one in pairs]
 
-    def _write(self, call: Call, deadline_us: int) -> SyncConnection | StoreError | Unsent:
-        endpoint, (login, commands) = call.target, call.args
-        data = pack(commands)
-        for attempt in (1, 2):
-            try:
-                connection = self._take(endpoint, login, deadline_us)
-            except StoreError as error:
-                return Unsent(error)
-            try:
-                connection.send(data, deadline_us)
-                return connection
-            except StoreError as error:
-                connection.close()
-                return error
-            except OSError as error:  # the server had closed it: nothing was sent
-                connection.close()
-                if attempt == 2 or login.tls is not None:
-                    return lost(endpoint, error)
-            except BaseException:
-                connection.close()
-                raise
-        raise AssertionError("unreachable")
+    def _due_us(self, share: int, deadline_us: int) -> int:
+        """When an exchange must be over that may take 1/share of what is left of the budget."""
+        if share == 1:
+            return deadline_us
+        now_us = self._now_us()
+        return now_us + max(0, deadline_us - now_us) // share
 
-    def _read(self, call: Call, connection: SyncConnection, deadline_us: int) -> Outcome:
-        login, commands = call.args
+    def _write(self, call: Call, deadline_us: int, record: CallRecord | None) -> SyncConnection | StoreError | Unsent:
+        login, commands, share = call.args
+        due_us = self._due_us(share, deadline_us)
         try:
-            replies = [connection.receive(deadline_us) for _ in commands]
-        except BaseException as error:
-            connection.close()
-            if isinstance(error, StoreError):
-                return error
-            if isinstance(error, OSError | ProtocolError):
-                return lost(connection.endpoint, error)
-            raise
-        if connection.generation == self.generation:
-            self.idle(connection.endpoint, login).append(connection)
-        else:
-            connection.close()
+            connection = self._take(call.target, login, due_us)
+        except StoreError as error:
+            return Unsent(error)
+        try:
+            connection.send(pack(commands), due_us, record)
+            return connection
+        except StoreError as error:
+            return error
+        except OSError as error:  # the server has closed it: nothing was sent, as far as TLS shows that
+            if not is_from_system(error):
+                raise
+            broken = lost(call.target, error)
+            return Unsent(broken) if login.tls is None else broken
+
+    def _read(self, call: Call, connection: SyncConnection, deadline_us: int, record: CallRecord | None) -> Outcome:
+        login, commands, share = call.args
+        due_us = self._due_us(share, deadline_us)
+        try:
+            receive = connection.receive if record is None else partial(connection.receive_to_end, record=record)
+            replies = [receive(due_us) for _ in commands]
+        except StoreError as error:
+            return error
+        self.idle(call.target, login).put(connection)
         return replies
 
     def _take(self, endpoint: Endpoint, login: Login, deadline_us: int) -> SyncConnection:
-        """A connection that can be written to: the idle one used last, or a new one."""
-        idle = self.idle(endpoint, login)
-        while idle:
+        """A connection that can be written to: an idle one, a new one, or one that another caller returns."""
+        server = self.idle(endpoint, login)
+        while True:
+            connection = server.take(deadline_us)
             try:
-                connection = idle.pop()
-            except IndexError:
-                break
-            if connection.is_fresh():
+                if not connection.is_open:
+                    connection.open(login, deadline_us)
+                    return connection
+            except TooManyConnections:
+                server.full_until_us = self._now_us() + FULL_US
+                if not server.open:
+                    raise
+                continue
+            if not connection.poll(0):
                 return connection
             connection.close()
-        return self._connect(endpoint, login, deadline_us)
-
-    def _connect(self, endpoint: Endpoint, login: Login, deadline_us: int) -> SyncConnection:
-        """A new connection, logged in. Raises StoreUnavailable or StoreTimeout."""
-        sock = None
-        try:
-            sock = _socket(endpoint, (deadline_us - self._now_us()) / 1e6)
-            if login.tls is not None:
-                sock.settimeout(max(0.001, (deadline_us - self._now_us()) / 1e6))
-                sock = login.tls.context().wrap_socket(sock, server_hostname=endpoint.host or "localhost")
-            sock.setblocking(False)
-            connection = SyncConnection(sock, endpoint, self.generation, self._now_us)
-            commands = login.commands()
-            if commands:
-                connection.send(pack(commands), deadline_us)
-                for _ in commands:
-                    reply = connection.receive(deadline_us)
-                    if isinstance(reply, ReplyError):
-                        raise unavailable(reply, endpoint)
-            return connection
-        except BaseException as error:
-            if sock is not None:
-                sock.close()
-            if isinstance(error, StoreTimeout | TimeoutError):
-                raise StoreTimeout(f"{endpoint} did not accept a connection within the budget") from None
-            if isinstance(error, OSError | ProtocolError):
-                raise StoreUnavailable(f"{endpoint} can't be reached: {error}") from None
-            raise
 
     def close(self) -> None:
-        self.generation += 1
-        for idle in self._idle.values():
-            while idle:
-                idle.pop().close()
+        for server in list(self._servers.values()):
+            server.close()
 
     def _reset_after_fork(self) -> None:
         """Closes the child's copies of its parent's sockets, which does not end the parent's connections."""
-        self.close()
-
-
-def _socket(endpoint: Endpoint, timeout: float) -> socket.socket:
-    if timeout <= 0:
-        raise TimeoutError
-    if not endpoint.path:
-        sock = socket.create_connection((endpoint.host, endpoint.port), timeout)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        return sock
-    sock = socket.socket(socket.AF_UNIX)
-    try:
-        sock.settimeout(timeout)
-        sock.connect(endpoint.path)
-    except BaseException:
-        sock.close()
-        raise
-    return sock
+        for server in list(self._servers.values()):
+            server.close(forked=True)

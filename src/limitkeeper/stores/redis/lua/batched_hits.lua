@@ -7,13 +7,13 @@ end
 
 local function hit_request()
   local claim = next_hit()
-  if not read_state(claim) or claim.moved then
+  if not read_state(claim) or claim.moved or claim.rates then
     add_reply(pack('<i8i8I4', -1, now_us, #claim.raw) .. claim.raw)
     return
   end
   decide_claim(claim, now_us, 0)
   if claim.start >= 0 then
-    write_state(claim, claim.new_a, claim.new_b, claim.new_c, claim.reset)
+    commit_claim(claim)
   elseif claim.start == -2 then
     claim.retry = -1
   end
@@ -24,7 +24,7 @@ local function hit_all_request()
   local claims, n = {}, 0
   n, at = unpack('<I2', body, at + 1)
   for i = 1, n do claims[i] = next_hit() end
-  if not read_states(claims) then return end
+  if not read_states(claims, true) then return end
   local start_us = decide_all(claims, 0, 0)
   add_reply(pack('<i8', now_us) .. commit_claims(claims, start_us, true, false))
 end

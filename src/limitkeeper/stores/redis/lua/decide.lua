@@ -77,29 +77,42 @@ local function decide_all(claims, not_before_us, max_wait_us)
   return start_us
 end
 
--- Writes what was charged, and returns the reply: the common start; for each claim its start, retry, remaining, reset; with
--- `remember` also the states before and after the charge, for an exact undo.
-local function commit_claims(claims, start_us, commit, remember)
+-- Writes a claim that is charged, and charges the other rates of its key.
+local function commit_claim(claim)
+  local c = claim.new_c
+  if claim.rule.logs then c = claim.rule.add(claim.longest, c, now_us, claim.new_a, claim.new_b) end
+  if claim.rates then charge_rates(claim) end
+  write_state(claim, claim.new_a, claim.new_b, c, claim.reset)
+end
+
+-- Writes what is charged; where nothing is, but with `commit`, a state whose dates moved back, and after a refusal the one that a
+-- new rate starts with on the key, so that the retry time of its first call holds (`first`: always, a charge may follow). Returns
+-- the reply: the common start; for each claim its start, retry, remaining, reset; with `remember` also the number of the key's
+-- reset marker, and the states before and after the charge, for an exact undo.
+local function commit_claims(claims, start_us, commit, remember, first)
   local stored = start_us >= 0 and commit
   local n = #claims
   local reply = { pack('<i8', start_us) }
   for i = 1, n do
     local claim = claims[i]
     if stored and claim.cost > 0 then
-      local c = claim.new_c
-      if claim.rule.logs then c = claim.rule.add(claim.p, c, now_us, claim.new_a, claim.new_b) end
-      write_state(claim, claim.new_a, claim.new_b, c, claim.reset)
+      commit_claim(claim)
     else
       if not stored then claim.left, claim.reset = peek(claim, claim.a, claim.b, claim.c) end
-      if claim.moved and commit then write_state(claim, claim.a, claim.b, claim.c, claim.reset) end
+      local first_use = claim.first_use and (first or commit and start_us == -1) and claim.cost > 0
+      if commit and claim.moved or first_use then
+        if first_use and claim.rates then make_room(claim) end
+        write_state(claim, (claim.own or first_use or not claim.rates) and claim.a, claim.b, claim.c, claim.reset)
+      end
     end
-    local start, retry, left, reset = claim.start, claim.retry, claim.left, claim.reset
-    if stored and remember and not claim.rule.logs then
-      reply[i + 1] = pack('<i8i8i8i8i8i8i8i8i8i8', start, retry, left, reset,
-        claim.a, claim.b, claim.c, claim.new_a, claim.new_b, claim.new_c)
-    else
-      reply[i + 1] = pack('<i8i8i8i8', start, retry, left, reset)
+    local text = pack('<i8i8i8i8', claim.start, claim.retry, claim.left, claim.reset)
+    if stored and remember then
+      text = text .. pack('<i8', claim.reset_id)
+      if not claim.rule.logs then
+        text = text .. pack('<i8i8i8i8i8i8', claim.a, claim.b, claim.c, claim.new_a, claim.new_b, claim.new_c)
+      end
     end
+    reply[i + 1] = text
   end
   return table.concat(reply)
 end
@@ -111,5 +124,5 @@ local function decide_request()
   for i = 2, n do claims[i] = next_claim() end
   if not read_states(claims) then return end
   local start_us = decide_all(claims, not_before_us, max_wait_us)
-  add_reply(pack('<i8', now_us) .. commit_claims(claims, start_us, commit > 0, remember > 0))
+  add_reply(pack('<i8', now_us) .. commit_claims(claims, start_us, commit == 1, remember > 0, commit == 2))
 end

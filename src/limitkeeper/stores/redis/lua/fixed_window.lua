@@ -51,7 +51,7 @@ local function fixed_window(size, count, aligned, _, window, used, before, now, 
 end
 
 ---- give_back
-local function fixed_window_back(size, count, aligned, _, window, used, before, now, cost, charged, charged_at)
+local function fixed_window_give_back(size, count, aligned, _, window, used, before, now, cost, charged, charged_at)
   local here = now
   if aligned > 0 then
     here = now - now % size
@@ -80,6 +80,13 @@ local function fixed_window_back(size, count, aligned, _, window, used, before, 
     before = before > cost and before - cost or 0
   end
   return window, used, before
+end
+
+---- used
+local function fixed_window_used(size, count, aligned, _, window, used, before, now)
+  if now >= window + size then return 0 end
+  if now >= window or before == -3 then return used end
+  return used + (before >= 0 and before or count) -- a later window is reserved: the one before it counts too
 end
 
 ---- redate

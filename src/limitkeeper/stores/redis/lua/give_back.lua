@@ -1,25 +1,35 @@
--- Gives charges back: the mirror of MemoryStore.give_back. A claim is followed by its whole charge and, where they are known, the
--- states before and after it: when the state has not changed since, the one before is restored exactly. Reply: now.
+-- Gives charges back: the mirror of MemoryStore.give_back. A claim is followed by its whole charge, the number of the reset marker
+-- that the charge saw (-1: unknown, -2: one that is gone), and, where they are known, the states before and after the charge: when
+-- the state has not changed since, the one before is restored exactly. A charge from before a reset gives nothing back.
+-- Reply: now, and how many claims gave back.
 local function give_back_claim(claim, charged_at_us)
-  if claim.cost >= 0 and not claim.raw then return end
+  local seen = claim.seen_id
+  if seen == -2 or seen >= 0 and claim.reset_id > 0 and seen ~= claim.reset_id then return 0 end
+  if claim.cost == 0 or claim.cost > 0 and not claim.present then return 1 end
   local charged_at = charged_at_us >= 0 and in_ticks(claim, charged_at_us) or -1
   local a, b, c = claim.a, claim.b, claim.c
   if claim.undoable and not claim.moved and a == claim.after_a and b == claim.after_b and c == claim.after_c then
     claim.undoable = false
     a, b, c = claim.before_a, claim.before_b, claim.before_c
   else
-    a, b, c = claim.rule.give_back(claim.p, claim.q, claim.r, claim.s, a, b, c, claim.now, claim.cost, claim.charged, charged_at)
-    if claim.rule.logs and b > 0 then c = claim.rule.add(claim.p, c, now_us, a, b) end
+    a, b, c = claim.rule.give_back(
+      claim.p, claim.q, claim.r, claim.s, a, b, c, claim.now, claim.cost, claim.charged, charged_at)
+    if claim.rule.logs and b > 0 then c = claim.rule.add(claim.longest, c, now_us, a, b) end
   end
   local _, reset = peek(claim, a, b, c)
+  if claim.rates then
+    if claim.cost > 0 and not claim.own then a = false end -- of a rate that has no state nothing can be taken
+    give_back_rates(claim, charged_at_us)
+  end
   write_state(claim, a, b, c, reset)
+  return 1
 end
 
 -- The next claim of the body and its charge.
 local function next_charge()
   local claim = next_claim()
   local known
-  claim.charged, known, at = unpack('<dB', body, at)
+  claim.charged, claim.seen_id, known, at = unpack('<ddB', body, at)
   if known > 0 then
     claim.undoable = true
     claim.before_a, claim.before_b, claim.before_c, claim.after_a, claim.after_b, claim.after_c, at =
@@ -31,14 +41,14 @@ end
 local function give_back_request()
   local n, charged_at_us
   n, charged_at_us, at = unpack('<I2d', body, at + 1)
-  local claims, seen = {}, {}
+  local claims, seen, given = {}, {}, 0
   for i = 1, n do claims[i] = next_charge() end
   if not read_states(claims) then return end
   for i = 1, n do
     local claim = claims[i]
     if seen[claim.key] then read_state(claim) end
     seen[claim.key] = true
-    give_back_claim(claim, charged_at_us)
+    given = given + give_back_claim(claim, charged_at_us)
   end
-  add_reply(pack('<i8', now_us))
+  add_reply(pack('<i8i8', now_us, given))
 end

@@ -54,7 +54,7 @@ local function leaky_queue(gain, unit, full, capacity, at, backlog, gap, now, no
 end
 
 ---- give_back
-local function leaky_queue_back(gain, unit, full, capacity, at, backlog, gap, now, cost, charged, charged_at)
+local function leaky_queue_give_back(gain, unit, full, capacity, at, backlog, gap, now, cost, charged, charged_at)
   local elapsed = now - at
   if elapsed > 0 then
     backlog = backlog - elapsed * gain
@@ -78,6 +78,15 @@ local function leaky_queue_back(gain, unit, full, capacity, at, backlog, gap, no
   if own > charged * unit then return at, backlog, gap end
   if ahead > 0 and cost == charged and own == back then back = back + gap end
   return at, backlog > back and backlog - back or 0, back > 0 and 0 or gap
+end
+
+---- used
+local function leaky_queue_used(gain, unit, full, capacity, at, backlog, gap, now)
+  local elapsed = now - at
+  if elapsed > 0 then backlog = backlog - elapsed * gain end
+  if backlog <= 0 then return 0 end
+  local rest = backlog % unit
+  return rest > 0 and (backlog - rest) / unit + 1 or backlog / unit
 end
 
 ---- redate

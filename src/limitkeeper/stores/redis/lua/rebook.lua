@@ -1,26 +1,34 @@
 -- Removes bookings from a queue and moves the others up, in one step: the mirror of MemoryStore.rebook. A booking in the body:
 -- number of claims, whether it stays, when it was charged, its deadline (-1: none), and its charges. Reply: now; for each booking 0
--- when it keeps its start, or 1 and the reply of `commit_claims`.
+-- when it keeps its start or has left, 2 when it has left and is from before a reset, or 1 and the reply of `commit_claims`.
+
+-- Gives back the claims of a booking, as far as they are not from before a reset.
+local function give_back_booking(booking)
+  booking.given = 0
+  for _, claim in ipairs(booking) do
+    read_state(claim)
+    booking.given = booking.given + give_back_claim(claim, booking.charged_at_us)
+  end
+end
+
+-- The reply of a booking that is not charged again.
+local function kept(booking)
+  return pack('<B', not booking.stays and booking.given == 0 and 2 or 0)
+end
 
 -- Undoes a rebooking that would delay a waiter: restores all states, then gives back only the bookings that leave.
 local function restore(bookings, saved)
   for key, was in pairs(saved) do
-    if was.raw then
-      local _, reset = peek(was.claim, was.a, was.b, was.c)
-      write_state(was.claim, was.a, was.b, was.c, reset)
+    if was.value then
+      call('SET', key, was.value, 'PX', was.ttl > 0 and was.ttl or 1)
     else
       call('DEL', key)
     end
   end
   local same = {}
   for i = #bookings, 1, -1 do
-    if not bookings[i].stays then
-      for _, claim in ipairs(bookings[i]) do
-        read_state(claim)
-        give_back_claim(claim, bookings[i].charged_at_us)
-      end
-    end
-    same[i] = pack('<B', 0)
+    if not bookings[i].stays then give_back_booking(bookings[i]) end
+    same[i] = kept(bookings[i])
   end
   return table.concat(same)
 end
@@ -30,24 +38,19 @@ local function rebook(bookings)
   for i = 1, #bookings do
     for _, claim in ipairs(bookings[i]) do
       if not saved[claim.key] then
-        saved[claim.key] = { claim = claim, raw = claim.raw, a = claim.a, b = claim.b, c = claim.c }
+        saved[claim.key] = { value = claim.raw, ttl = call('PTTL', claim.key) }
       end
     end
   end
   for i = #bookings, 1, -1 do
     local booking = bookings[i]
-    if not booking.stays or booking.charged_at_us > now_us then
-      for _, claim in ipairs(booking) do
-        read_state(claim)
-        give_back_claim(claim, booking.charged_at_us)
-      end
-    end
+    if not booking.stays or booking.charged_at_us > now_us then give_back_booking(booking) end
   end
   local reply = {}
   for i = 1, #bookings do
     local booking = bookings[i]
-    if not booking.stays or booking.charged_at_us <= now_us then
-      reply[i] = pack('<B', 0)
+    if not booking.stays or booking.charged_at_us <= now_us or booking.given == 0 then
+      reply[i] = kept(booking)
     else
       local left = booking.deadline_us < 0 and 4503599627370496 or booking.deadline_us - now_us
       for _, claim in ipairs(booking) do read_state(claim) end

@@ -52,7 +52,7 @@ local function sliding_counter(size, count, horizon, _, window, cur, prev, now, 
 end
 
 ---- give_back
-local function sliding_counter_back(size, count, horizon, _, window, cur, prev, now, cost, charged, charged_at)
+local function sliding_counter_give_back(size, count, horizon, _, window, cur, prev, now, cost, charged, charged_at)
   local here = now - now % size
   if here > window then
     prev = here == window + size and cur or 0
@@ -61,8 +61,26 @@ local function sliding_counter_back(size, count, horizon, _, window, cur, prev, 
     here = window
   end
   if cost < 0 then return here, -cost > horizon - cur and horizon or cur - cost, prev end
-  if charged_at < 0 or charged_at >= here then cur = cur > cost and cur - cost or 0 end
+  if charged_at < 0 or charged_at >= here then
+    cur = cur > cost and cur - cost or 0
+  elseif charged_at >= here - size then
+    prev = prev > cost and prev - cost or 0
+  end
   return here, cur, prev
+end
+
+---- used
+local function sliding_counter_used(size, count, horizon, _, window, cur, prev, now)
+  local here = now - now % size
+  if here > window then
+    prev = here == window + size and cur or 0
+    cur = 0
+  else
+    here = window
+  end
+  local weighted = prev * (size - (now > here and now - here or 0))
+  local rest = weighted % size
+  return cur + (weighted - rest) / size + (rest > 0 and 1 or 0)
 end
 
 ---- redate

@@ -1,8 +1,9 @@
 -- Sliding window log: the mirror of algorithms/sliding_log.py, which explains the numbers. Answers are distances from now.
 --
--- Under its key a log is fingerprint, moment of writing, base, n, and n pairs of (moment, running total): the flat array of
--- the .py without the ring, so that both questions are a binary search in the bytes as they are. While a script runs, it is a
--- table {text, first byte of the entries, n, base}; false when there is none.
+-- Under its key a log is the longest window of the rates that use it, moment of writing, base, n, and n pairs of (moment, running
+-- total): the flat array of the .py without the ring, so that both questions are a binary search in the bytes as they are. After a
+-- reset the window is negative, and the reset marker (its number, until when it is kept) stands behind the entries. While a script
+-- runs, a log is a table {text, first byte of the entries, n, base}; false when there is none.
 
 ---- traits
 reserves = true, logs = true, open = open_log, close = close_log, add = add_entry
@@ -31,9 +32,12 @@ local function first_beyond(log, field, bound, low)
   return low
 end
 
+-- The log in a value, the longest window, the moment of writing, and the reset marker.
 local function open_log(raw)
-  local written, last, base, n = struct.unpack('<dddd', raw)
-  return written, last, 0, 0, { text = raw, first = 33, n = n, base = base }
+  local longest, last, base, n = struct.unpack('<dddd', raw)
+  local log, reset_id, kept_until = { text = raw, first = 33, n = n, base = base }, 0, 0
+  if longest < 0 then reset_id, kept_until = struct.unpack('<dd', raw, 33 + 16 * n) end
+  return log, longest < 0 and -longest or longest, last, reset_id, kept_until
 end
 
 -- The bytes of entries from i up to, not including, j.
@@ -46,12 +50,17 @@ local function shifted(log, i, more, later)
   return table.concat(parts)
 end
 
-local function close_log(fingerprint, now_us, log)
-  if not log then return struct.pack('<dddd', fingerprint, now_us, 0, 0) end
+-- The value of a log, and how long (µs) it counts for the longest window.
+local function close_log(longest, now_us, log, reset_id, kept_until)
+  log = log or { text = '', first = 1, n = 0, base = 0 }
   if log.base > 4503599627370496 then -- totals start again before they leave 2^53
     log = { text = shifted(log, 0, -log.base, 0), first = 1, n = log.n, base = 0 }
   end
-  return struct.pack('<dddd', fingerprint, now_us, log.base, log.n) .. entries(log, 0, log.n)
+  local reset = log.n > 0 and moment_of(log, log.n - 1) + longest - now_us or 0
+  local text = struct.pack('<ddd', now_us, log.base, log.n) .. entries(log, 0, log.n)
+  if kept_until <= now_us then return struct.pack('<d', longest) .. text, reset end
+  if kept_until - now_us > reset then reset = kept_until - now_us end
+  return struct.pack('<d', -longest) .. text .. struct.pack('<dd', reset_id, kept_until), reset
 end
 
 -- Prunes what is older than the window, and adds an entry in its place; calls of one moment share one.
@@ -111,7 +120,7 @@ local function take(log, i, cost)
   return { text = text, first = 1, n = #text / 16, base = log.base }
 end
 
-local function sliding_log_back(window, count, _, _, _, _, log, now, cost, charged, charged_at)
+local function sliding_log_give_back(window, count, _, _, _, _, log, now, cost, charged, charged_at)
   if cost < 0 then -- settled above its estimate: an entry now, for the store to add
     return now, -cost < 4503599627370496 and -cost or 4503599627370496, log
   end

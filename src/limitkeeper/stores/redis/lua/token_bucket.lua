@@ -59,7 +59,7 @@ local function token_bucket(gain, unit, full, capacity, at, taken, till, now, no
 end
 
 ---- give_back
-local function token_bucket_back(gain, unit, full, capacity, at, taken, till, now, cost, charged, charged_at)
+local function token_bucket_give_back(gain, unit, full, capacity, at, taken, till, now, cost, charged, charged_at)
   local elapsed = now - at
   if elapsed > 0 then
     taken = taken - elapsed * gain
@@ -80,11 +80,11 @@ local function token_bucket_back(gain, unit, full, capacity, at, taken, till, no
   local back = cost * unit
   local ahead = charged_at - now
   if charged_at < 0 then ahead = 0 end
-  if taken > full then
+  if taken > full and ahead > 0 then
     local horizon = 9007199254740991 - full - gain
     horizon = (horizon - horizon % gain) / gain
-    -- Go's CancelAt: what others reserved behind this charge stays where it is.
-    if charged_at < 0 or ahead > horizon or -ahead > horizon then return at, taken, till end
+    -- Go's CancelAt: what others reserved behind this start stays theirs.
+    if ahead > horizon then return at, taken, till end
     local behind = taken - ahead * gain - full
     if behind > 0 then back = back > behind and back - behind or 0 end
   end
@@ -107,6 +107,15 @@ local function token_bucket_back(gain, unit, full, capacity, at, taken, till, no
   local floor = till > now and (till - now) * gain or 0
   taken = taken > back and taken - back or 0
   return at, taken > floor and taken or floor, till
+end
+
+---- used
+local function token_bucket_used(gain, unit, full, capacity, at, taken, till, now)
+  local elapsed = now - at
+  if elapsed > 0 then taken = taken - elapsed * gain end
+  if taken <= 0 then return 0 end
+  local rest = taken % unit
+  return rest > 0 and (taken - rest) / unit + 1 or taken / unit
 end
 
 ---- redate

@@ -1,0 +1,146 @@
+-- Several rates under one name: each rate in use on a key has its own state, every charge counts for all of them, and only the
+-- caller's is asked. The mirror of `seeded` and `charged_too` in algorithms/. A key with several rates, or with a reset marker, is
+-- stored as −n, the moment of writing, and n blocks of nine numbers: the marker first (0, its number, until when it is kept), then
+-- the rates in the order of their first use (fingerprint, tick, four numbers of the rule, state). A log serves all rates as it is.
+local MOST_RATES = 4
+
+local function new_rate(claim, numbers, a, b, c)
+  local tick = numbers.tick
+  return {
+    rule = claim.rule, fingerprint = numbers.fingerprint, tick = tick, p = numbers.p, q = numbers.q, r = numbers.r, s = numbers.s,
+    now = (now_us - now_us % tick) / tick, a = a, b = b, c = c,
+  }
+end
+
+-- The state of an unseen key of the claim's rate, charged with `amount` units or with as many as it can hold.
+local function seed(claim, amount)
+  local a, b, c = claim.first_a or 0, claim.first_b or 0, 0
+  local capacity = claim.rule.paces and claim.s or claim.q
+  if amount > capacity then amount = capacity end
+  return claim.rule.give_back(claim.p, claim.q, claim.r, claim.s, a, b, c, claim.now, 0 - amount, amount, -1)
+end
+
+local function read_block(claim, i)
+  local numbers, a, b, c = {}
+  numbers.fingerprint, numbers.tick, numbers.p, numbers.q, numbers.r, numbers.s, a, b, c =
+    unpack('<ddddddddd', claim.raw, 72 * i - 55)
+  if numbers.fingerprint > 0 then return new_rate(claim, numbers, a, b, c) end
+  claim.reset_id, claim.kept_until = numbers.tick, numbers.p
+end
+
+-- Reads the states of a key that has another rate than the claim's. False: its numbers are not known.
+read_rates = function(claim, first, last)
+  local rates, amount, n = {}, 0, 0
+  if first < 0 then
+    for i = 1, -first do
+      local rate = read_block(claim, i)
+      if rate then
+        n = n + 1
+        rates[n] = rate
+        if rate.fingerprint == claim.fingerprint then claim.own = rate end
+      end
+    end
+    if claim.kept_until <= now_us then claim.reset_id, claim.kept_until = 0, 0 end
+    claim.present = n > 0
+  else
+    local numbers = known[first]
+    if not numbers then return false end
+    if numbers.tick > 0 then
+      n = 1
+      rates[1] = new_rate(claim, numbers, claim.a, claim.b, claim.c)
+    else -- no registry has it: it counts as fully used
+      amount = 9007199254740991
+    end
+  end
+  claim.moved = n > 0 and last > now_us
+  for i = 1, n do
+    local rate = rates[i]
+    local p, q, r, s = rate.p, rate.q, rate.r, rate.s
+    if claim.moved then
+      rate.a, rate.b, rate.c = rate.rule.redate(p, q, r, s, rate.a, rate.b, rate.c, rate.now, in_ticks(rate, last))
+    end
+    if not claim.own then
+      local used = rate.rule.used(p, q, r, s, rate.a, rate.b, rate.c, rate.now)
+      if used > amount then amount = used end
+    end
+  end
+  claim.rates = rates
+  claim.first_use = claim.present and not claim.own
+  if claim.own then
+    claim.a, claim.b, claim.c = claim.own.a, claim.own.b, claim.own.c
+  elseif claim.present then
+    claim.a, claim.b, claim.c = seed(claim, amount)
+  else
+    claim.a, claim.b, claim.c = claim.first_a or 0, claim.first_b or 0, 0
+  end
+  return true
+end
+
+-- Makes room for the claim's rate where it is a fifth one: the rate that is as new the soonest goes, of equals the oldest.
+make_room = function(claim)
+  local rates, gone, soonest = claim.rates
+  if claim.own or #rates < MOST_RATES then return end
+  for i = 1, #rates do
+    local _, reset = peek(rates[i], rates[i].a, rates[i].b, rates[i].c)
+    if not soonest or reset < soonest then gone, soonest = i, reset end
+  end
+  table.remove(rates, gone)
+end
+
+-- Charges the other rates of a claim's key at its start. One that has no room there is charged now, above what it admits.
+charge_rates = function(claim)
+  local rates, cost = claim.rates, claim.cost
+  make_room(claim)
+  for i = 1, #rates do
+    local rate = rates[i]
+    if rate ~= claim.own then
+      local p, q, r, s, now, start = rate.p, rate.q, rate.r, rate.s, rate.now, in_ticks(rate, claim.start)
+      local a, b, c, wait = rate.rule.decide(p, q, r, s, rate.a, rate.b, rate.c, now, start, cost, 4503599627370496)
+      if wait < 0 or now + wait ~= start then
+        a, b, c = rate.rule.give_back(p, q, r, s, rate.a, rate.b, rate.c, now, -cost, cost, -1)
+      end
+      rate.a, rate.b, rate.c = a, b, c
+    end
+  end
+end
+
+give_back_rates = function(claim, charged_at_us)
+  if claim.cost < 0 then make_room(claim) end
+  for i = 1, #claim.rates do
+    local rate = claim.rates[i]
+    if rate ~= claim.own then
+      local charged_at = charged_at_us >= 0 and in_ticks(rate, charged_at_us) or -1
+      rate.a, rate.b, rate.c = rate.rule.give_back(
+        rate.p, rate.q, rate.r, rate.s, rate.a, rate.b, rate.c, rate.now, claim.cost, claim.charged, charged_at)
+    end
+  end
+end
+
+-- The value of a key, and how long (µs) it counts. `a` false: the claim's rate gets no state.
+pack_rates = function(claim, a, b, c, reset_us)
+  local rates, blocks = claim.rates, {}
+  if not a then
+    reset_us = 0
+  elseif claim.own then
+    claim.own.a, claim.own.b, claim.own.c = a, b, c
+  else
+    claim.own = new_rate(claim, claim, a, b, c)
+    rates[#rates + 1] = claim.own
+  end
+  if claim.reset_id > 0 then
+    blocks[1] = pack('<ddddddddd', 0, claim.reset_id, claim.kept_until, 0, 0, 0, 0, 0, 0)
+    if claim.kept_until - now_us > reset_us then reset_us = claim.kept_until - now_us end
+  elseif a and #rates == 1 then
+    return pack('<ddddd', claim.fingerprint, now_us, a, b, c), reset_us
+  end
+  for i = 1, #rates do
+    local rate = rates[i]
+    if rate ~= claim.own then
+      local _, reset = peek(rate, rate.a, rate.b, rate.c)
+      if reset > reset_us then reset_us = reset end
+    end
+    blocks[#blocks + 1] =
+      pack('<ddddddddd', rate.fingerprint, rate.tick, rate.p, rate.q, rate.r, rate.s, rate.a, rate.b, rate.c)
+  end
+  return pack('<dd', -#blocks, now_us) .. table.concat(blocks), reset_us
+end
