@@ -1,7 +1,7 @@
 # C declarations of lease_cache.py: a leased hit is answered without calling Python.
-from limitkeeper.algorithms.claim cimport NamedLimit
+from limitkeeper.algorithms.claim cimport Claim, NamedLimit
 from limitkeeper.decision cimport Decision, fresh, unshared
-from limitkeeper.stores.leased.lease cimport Lease, LeaseTerms
+from limitkeeper.stores.leased.key_lease cimport Lease, LeaseTerms
 
 cdef class LeaseCache:
     cdef readonly bint exact
@@ -18,7 +18,7 @@ cdef class LeaseCache:
     cdef LeaseTerms terms_of(self, NamedLimit named)
     cdef Decision answer_one(self, NamedLimit named, str key, long long cost, long long max_wait_us, bint commit)
     cdef Decision spend_or_refuse(self, NamedLimit named, str key, long long cost, long long max_wait_us, bint commit)
-    cdef Decision decision_of(self, LeaseTerms terms, Lease lease, long long now_us, bint allowed, long long more)
+    cdef Decision decision_of(self, LeaseTerms terms, Lease lease, long long now_us, long long until_us, long long more)
     cdef bint trusts_refusal(self, Lease lease, long long now_us)
     cdef Decision answer_all(self, list claims, bint commit)
 

@@ -1,12 +1,10 @@
-"""LeaseCache: answers from RAM, by the batches that leases hold and the refusals they know; and when each lease is checked.
+"""LeaseCache: decides hits in RAM, from the tokens and refusals in the leases of this node, by limit and key.
 
 Atomic by construction, as in `memory.py`: compiled, no Python runs between reading a lease and spending from it; plain, a lock
-excludes other threads. `remaining` counts what this node holds, because other nodes may have taken what the parent still had. The
-first answer after a fetch adds what the parent had left then.
+excludes other threads. `remaining` counts what this node holds; the first answer after a fetch adds what the parent had left.
 
-A lease is checked when a batch of it ends, and every half of a lease life: what may no longer be spent, or was not used that
-long, is put aside for the parent; after a life without demand a key is forgotten. Each new key makes two checks, so that a flood
-of keys needs no thread.
+A lease is checked when a batch of it ends, and every half of a lease life: what expired or was not used that long is put aside
+for the parent; after a life without demand a key is forgotten. Each new key makes two checks, so a flood of keys needs no thread.
 """
 
 from __future__ import annotations
@@ -23,17 +21,10 @@ except ModuleNotFoundError:
     from limitkeeper import _cython_shim as cython  # type: ignore[no-redef]
 
 if cython.compiled:
-    from cython.cimports.limitkeeper.algorithms.claim import Claim, NamedLimit
-    from cython.cimports.limitkeeper.algorithms.constants import PLAIN
-    from cython.cimports.limitkeeper.decision import Decision
     from cython.cimports.limitkeeper.monotonic import monotonic_us
-    from cython.cimports.limitkeeper.stores.leased.lease import Lease, LeaseTerms
 else:
-    from ...algorithms.claim import Claim, NamedLimit
-    from ...algorithms.constants import PLAIN
     from ...clock import monotonic_us
-    from ...decision import Decision, fresh
-    from .lease import Lease, LeaseTerms
+    from ...decision import fresh
 
     def blank_leased(cache: LeaseCache, terms: LeaseTerms) -> Decision:
         """A Decision to be filled in."""
@@ -42,9 +33,12 @@ else:
         return decision
 
 
+from ...algorithms.claim import Claim, NamedLimit
+from ...algorithms.constants import UNKNOWN
 from ...clock import SYSTEM
-from ...decision import Decisions
-from .lease import Unspent
+from ...decision import STORE, Decision, Decisions
+from .key_lease import Lease, LeaseTerms, Unspent
+from .strict_mode_derating import DeratedLimits
 
 _order = itertools.count()
 
@@ -59,12 +53,7 @@ class LeaseCache:
 
     @cython.annotation_typing(False)
     def __init__(
-        self,
-        fixed_batch: int,
-        life_us: int,
-        max_keys: int,
-        read_clock: Callable[[], int] | None,
-        derated: Callable[[NamedLimit], NamedLimit] | None,
+        self, fixed_batch: int, life_us: int, max_keys: int, read_clock: Callable[[], int] | None, derated: DeratedLimits | None
     ) -> None:
         self.fixed_batch = fixed_batch
         self.exact = fixed_batch == 1  # every hit asks the parent; only refusals are kept
@@ -107,13 +96,16 @@ class LeaseCache:
                 if found is None:
                     parent_limit = named if self.derated is None else self.derated(named)
                     found = LeaseTerms(named, parent_limit, self.fixed_batch, self.life_us)
+                    for other in self.terms.values():
+                        if other.named.identity == named.identity:  # what is known to be refused may change with this rate
+                            found.has_siblings = other.has_siblings = True
+                            for lease in other.leases.values():
+                                lease.forget_refusal()
                     self.terms[named] = found
         self.last_named = None  # never one limit with the terms of another
         self.last = found
         self.last_named = named
         return found
-
-    # Answers ---------------------------------------------------------------------------------------------------
 
     @cython.cfunc
     def answer_one(
@@ -139,22 +131,23 @@ class LeaseCache:
         now_us: cython.longlong = self.now_us()
         if not commit:
             if lease.held(now_us) >= cost:
-                return self.decision_of(terms, lease, now_us, True, 0)
+                return self.decision_of(terms, lease, now_us, 0, 0)
         else:
             lease.used += cost
             lease.last_used_us = now_us
             if lease.take(now_us, cost):
                 if lease.left <= lease.low_mark and not lease.queued and lease.next_left == 0:
                     self.notice_low(lease)
-                return self.decision_of(terms, lease, now_us, True, 0)
-        if max_wait_us > 0 or not lease.refuses(now_us, cost) or not self.trusts_refusal(lease, now_us):
+                return self.decision_of(terms, lease, now_us, 0, 0)
+        until_us: cython.longlong = 0 if max_wait_us > 0 else lease.refused_until(now_us, cost, False)
+        if until_us == 0 or not self.trusts_refusal(lease, now_us):
             return None
-        return self.decision_of(terms, lease, now_us, False, lease.refused_left)
+        return self.decision_of(terms, lease, now_us, until_us, lease.refused_left)
 
     @cython.cfunc
     def trusts_refusal(self, lease: Lease, now_us: cython.longlong) -> cython.bint:
         """Whether a known refusal is answered. When it is due to be rechecked, the background asks the parent meanwhile."""
-        if now_us < lease.recheck_us:
+        if now_us < lease.recheck_us or lease.refused_until_us == 0:
             return True
         if not self.exact and not lease.queued:
             self.notice_low(lease)
@@ -162,24 +155,26 @@ class LeaseCache:
 
     @cython.cfunc
     def decision_of(
-        self, terms: LeaseTerms, lease: Lease, now_us: cython.longlong, allowed: cython.bint, more: cython.longlong
+        self, terms: LeaseTerms, lease: Lease, now_us: cython.longlong, until_us: cython.longlong, more: cython.longlong
     ) -> Decision:
-        """The answer of one lease; `more` is what remains besides what is held."""
+        """The answer of one lease: allowed, or refused until `until_us`; `more` is what remains besides what is held."""
         decision: Decision = blank_leased(self, terms)
+        allowed: cython.bint = until_us == 0
         decision.allowed = allowed
         decision.limit = terms.limit.capacity
         decision.remaining = lease.held(now_us) + more
-        decision.retry_us = 0 if allowed else lease.refused_until_us - now_us
+        decision.retry_us = 0 if allowed else until_us - now_us
         decision.wait_us = 0
         decision.reset_us = lease.reset_us - now_us if lease.reset_us > now_us else 0
-        decision.start_us = now_us + self.clock_offset_us
-        if PLAIN:
+        decision.start_us = lease.charged_at if allowed and terms.dated else now_us + self.clock_offset_us
+        if not cython.compiled:
             decision.__class__ = Decision
         return decision
 
     @cython.cfunc
     def answer_all(self, claims: list, commit: cython.bint) -> Decision | None:  # type: ignore[type-arg]
-        """The answer for several limits, when all of them hold enough or one is known to refuse; otherwise None."""
+        """The answer for several limits, when all of them hold enough, or one is known to refuse and none may refuse for
+        longer, as far as is known; otherwise None."""
         i: cython.Py_ssize_t
         claim: Claim
         lease: Lease
@@ -191,55 +186,69 @@ class LeaseCache:
         now_us: cython.longlong = self.now_us()
         short: cython.bint = False
         refused: cython.bint = False
+        unknown: cython.bint = False  # the parent may refuse one of these costs for longer, or never allow it
         for i in range(len(claims)):  # from here to the end of taking, no Python runs
             claim = claims[i]
             lease = leases[i]
-            if lease.held(now_us) < claim.cost:
+            held: cython.longlong = lease.most_at_once(now_us)
+            if held < claim.cost:
                 short = True
-                refused = refused or lease.refuses(now_us, claim.cost)
+                denies: cython.bint = lease.refused_until(now_us, claim.cost, False) > 0
+                refused = refused or denies
+                unknown = unknown or not (denies or held + lease.parent_left >= claim.cost)
+            unknown = unknown or claim.cost > lease.terms.limit.capacity
         if short and not commit:
             return None
+        unknown = unknown or (short and not refused)
         for i in range(len(claims)):
             claim = claims[i]
             lease = leases[i]
             if commit:
                 lease.used += claim.cost
                 lease.last_used_us = now_us
-                if not short:
+                if not short and not unknown:
                     lease.take(now_us, claim.cost)
-        if short and not refused:
+        if unknown:
             return None
         parts = []
         for i in range(len(claims)):
             claim = claims[i]
             lease = leases[i]
-            denies: cython.bint = short and lease.held(now_us) < claim.cost and lease.refuses(now_us, claim.cost)
-            if denies:
+            until_us: cython.longlong = 0
+            if short and lease.most_at_once(now_us) < claim.cost:
+                until_us = lease.refused_until(now_us, claim.cost, False)
+            if until_us:
                 self.trusts_refusal(lease, now_us)
             elif commit and not short and lease.left <= lease.low_mark and not lease.queued and lease.next_left == 0:
                 self.notice_low(lease)
-            parts.append(self.decision_of(lease.terms, lease, now_us, not denies, 0))
+            parts.append(self.decision_of(lease.terms, lease, now_us, until_us, 0))
         return Decisions.join(parts)
 
     def answer(self, claims: list[Claim], max_wait_us: int, commit: bool) -> Decision | None:
         """The answer for the claims of one decision, when leases give it; otherwise None."""
+        claim: Claim = claims[0]
+        decision: Decision | None = None
         if len(claims) == 1:
-            claim: Claim = claims[0]
-            return self.answer_one(claim.named, claim.key, claim.cost, max_wait_us, commit)
-        if max_wait_us or self.exact:
-            return None
-        with self.lock:
-            return self.answer_all(claims, commit)
+            decision = self.answer_one(claim.named, claim.key, claim.cost, max_wait_us, commit)
+        elif not max_wait_us and not self.exact:
+            with self.lock:
+                decision = self.answer_all(claims, commit)
+        if decision is not None and commit and decision.allowed:
+            for claim in claims:
+                lease: Lease | None = self.find(claim.named, claim.key)
+                claim.reset_id = UNKNOWN if lease is None else lease.reset_id
+        return decision
 
-    def answer_after_fetch(self, lease: Lease, cost: int) -> Decision | None:
+    def answer_after_fetch(self, lease: Lease, claim: Claim) -> Decision | None:
         """The answer to a call that fetched a batch or waited for one."""
         with self.lock:
             now_us: cython.longlong = self.now_us()
+            cost: cython.longlong = claim.cost
             if lease.take(now_us, cost):
-                return self.decision_of(lease.terms, lease, now_us, True, lease.parent_left)
-            if lease.refuses(now_us, cost):
-                return self.decision_of(lease.terms, lease, now_us, False, lease.refused_left)
-            return None
+                claim.reset_id = lease.reset_id
+                return self.decision_of(lease.terms, lease, now_us, 0, lease.parent_left)
+            until_us: cython.longlong = lease.refused_until(now_us, cost, True)
+            return self.decision_of(lease.terms, lease, now_us, until_us, lease.refused_left) if until_us else None
 
     def notice_low(self, lease: Lease) -> None:
         """Has the background fetch the next batch of a lease."""
@@ -247,8 +256,6 @@ class LeaseCache:
         self.due.append(lease)
         if self.wake is not None:
             self.wake()
-
-    # Leases by key ---------------------------------------------------------------------------------------------
 
     def find(self, named: NamedLimit, key: str) -> Lease | None:
         return self.terms_of(named).leases.get(key)
@@ -267,20 +274,59 @@ class LeaseCache:
                 self.check_at(lease, now_us + max(1, self.life_us // 2))
             return lease
 
-    def withdraw(self, lease: Lease | None, cost: int, commit: bool = True) -> int:
-        """Takes what a lease holds, up to `cost`, and returns how much; with `commit` False only looks."""
+    def held(self, lease: Lease | None) -> int:
+        """How much of a lease can be spent now."""
         if lease is None:
             return 0
         with self.lock:
-            now_us: cython.longlong = self.now_us()
-            return lease.withdraw(now_us, cost) if commit else min(lease.held(now_us), cost)
+            return lease.held(self.now_us())
 
-    def put_back(self, lease: Lease | None, spent_us: int, cost: int) -> int:
-        """Returns what was spent at `spent_us` to its batch if that may still be spent; how much was taken back."""
-        if lease is None or not cost:
+    def withdraw(self, lease: Lease | None, cost: int) -> list[Unspent]:
+        """Takes what a lease holds, up to `cost`."""
+        if lease is None:
+            return []
+        with self.lock:
+            return lease.withdraw(self.now_us(), cost)
+
+    def restore(self, parts: Iterable[Unspent]) -> None:
+        """Returns what was withdrawn to its batch; what may no longer be spent is put aside for the parent."""
+        with self.lock:
+            for part in parts:
+                rest = part.amount
+                if part.reset_id == part.lease.reset_id:
+                    rest -= part.lease.restore(self.now_us(), part.charged_at, rest)
+                if rest:
+                    self.unspent.append(part._replace(amount=rest))
+
+    def put_back(self, lease: Lease | None, charged_at: int, cost: int) -> int:
+        """Returns a caller's charge to the batch it came from if that may still be spent; how much was taken back."""
+        if lease is None or charged_at < 0:
             return 0
         with self.lock:
-            return lease.put_back(self.now_us(), spent_us, cost)
+            return lease.put_back(self.now_us(), charged_at - self.clock_offset_us, charged_at, cost)
+
+    def undo(self, charges: Iterable[tuple[list[Claim], Decision]]) -> None:
+        """Undoes answers that leases gave: into the batch, or put aside for the parent."""
+        for claims, decision in charges:
+            for claim, part in zip(claims, decision.decisions, strict=True):
+                lease = self.find(claim.named, claim.key)
+                rest = claim.cost - self.put_back(lease, part.start_us, claim.cost)
+                if rest and lease is not None:
+                    self.unspent.append(Unspent(lease, rest, rest, part.start_us, STORE, claim.reset_id))
+
+    def drop(self, named: NamedLimit, key: str | None = None) -> None:
+        """Forgets what every rate of the name holds or put aside for a key (None: all keys): its charges are gone."""
+        terms: LeaseTerms = self.terms_of(named)
+        with self.lock:
+            rates = [terms]
+            if terms.has_siblings:
+                rates = [other for other in self.terms.values() if other.named.identity == named.identity]
+            for rate in rates:
+                for lease in list(rate.leases.values()) if key is None else [rate.leases.get(key)]:
+                    if lease is not None:
+                        lease.drop()
+            parts = self.take_put_aside()
+            self.unspent.extend(part for part in parts if part.lease.terms not in rates or key not in (None, part.lease.key))
 
     def take_all(self, leases: Iterable[Lease | None]) -> list[Unspent]:
         """Takes out everything that these leases hold."""
@@ -288,16 +334,11 @@ class LeaseCache:
             return [part for lease in leases if lease is not None for part in lease.take_unspent(0, True)]
 
     def take_everything(self) -> list[Unspent]:
-        """Takes out everything that is held, with what was put aside."""
-        found = self.take_put_aside()
-        for terms in list(self.terms.values()):
-            found += self.take_all(list(terms.leases.values()))
-        return found
+        """Takes out everything that is held, with what was put aside. Every lease that holds something is due to be checked."""
+        return self.take_put_aside() + self.take_all(dict.fromkeys(lease for _, _, lease in list(self.checks)))
 
     def take_put_aside(self) -> list[Unspent]:
         return [self.unspent.popleft() for _ in range(len(self.unspent))]
-
-    # Checks ----------------------------------------------------------------------------------------------------
 
     def check_at(self, lease: Lease, at_us: int) -> None:
         """Schedules a check of a lease, at this time or before."""
@@ -317,8 +358,13 @@ class LeaseCache:
     def check_lease(self, lease: Lease, now_us: int) -> None:
         """Puts aside what may no longer be spent, forgets the key if it is idle, has a scarce batch followed in time."""
         idle_us = now_us - lease.last_used_us
-        self.put_aside(lease, now_us, 2 * idle_us >= self.life_us)
-        if idle_us >= self.life_us and lease.recheck_us <= now_us and lease.pending is None:
+        self.put_aside(lease, now_us, lease.is_idle(now_us))
+        if (
+            idle_us >= self.life_us
+            and lease.recheck_us <= now_us
+            and not lease.left + lease.next_left
+            and lease.fetching() is None
+        ):
             self.forget(lease)
             return
         with self.lock:
@@ -335,13 +381,24 @@ class LeaseCache:
         self.check_at(lease, next_us)
 
     def put_aside(self, lease: Lease, now_us: int, all_of_it: bool = False) -> None:
-        """Puts aside for the parent what may no longer be spent (or everything), unless that is not worth a call."""
+        """Puts aside for the parent what may no longer be spent, or everything."""
+        self.unspent.extend(self.take_expired(lease, now_us, all_of_it))
+
+    def take_expired(self, lease: Lease, now_us: int, all_of_it: bool = False) -> list[Unspent]:
+        """Takes out what may no longer be spent, or everything; the next batch then follows demand."""
         with self.lock:
             parts = lease.take_unspent(now_us, all_of_it)
-        for part in parts:
+        if parts:
             lease.oversized = True
-            if not lease.is_refilled_anyway(part.amount):
-                self.unspent.append(part)
+        return parts
+
+    def keep(self, lease: Lease) -> bool:
+        """Puts a lease that was forgotten meanwhile in its place again; False when there is another."""
+        terms: LeaseTerms = lease.terms
+        if lease.key not in terms.leases:
+            terms.leases[lease.key] = lease
+            self.keys += 1
+        return terms.leases[lease.key] is lease
 
     def forget(self, lease: Lease) -> None:
         with self.lock:

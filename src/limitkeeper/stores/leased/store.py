@@ -1,21 +1,17 @@
 """LeasedStore: fetches batches of tokens from a parent store, serves requests from RAM, fetches the next batch in time.
 
-    LeasedStore(RedisStore(url))                 lease=None: the batch follows each key's own demand
-    LeasedStore(RedisStore(url), lease=50)       50 hits cost one operation of 50
-
 A token is charged at the parent when it is leased and spent here up to one `life` later. So in any window a node can spend what
-it held when the window began, besides what is charged within it:
+it held when the window began, besides what is charged within it (a fixed window's lease ends with its window: 0 at no price):
 
     plain    over-admission ≤ min(nodes × held, rate × life)         held: a batch and a quarter
     strict   0, and the parent grants count per (W + life) instead of per W: a price of life / (W + life) of the rate
 
-A fixed window's lease ends with its window, so there it is 0 at no price. Refusals are leased too: "nothing before t" is answered
-here until t. A crash loses what was held, never more. Rejected: reporting use afterwards (the bound would then be the demand of
-an interval, whatever the limit).
+Refusals are leased too: "nothing before t" is answered here until t. A crash loses what was held, never more. Rejected: reporting
+use afterwards (the bound would then be the demand of an interval, whatever the limit).
 
-`LeaseCache` answers from RAM, `Refill` moves batches between here and the parent, `Maintenance` does so in the background. This
-file decides what RAM can't answer: the parent decides a key without demand; for a key in demand a batch is fetched; what may
-wait queues at the parent, after everything held for it was given back, so that nothing overtakes it.
+`LeaseCache` answers from RAM, `Refill` moves batches, `Maintenance` does so in the background. This file decides what RAM can't
+answer: the parent decides a key without demand; for a key in demand a batch is fetched; what may wait queues at the parent,
+after everything held for it was given back, so that nothing overtakes it.
 """
 
 from __future__ import annotations
@@ -29,39 +25,29 @@ try:
 except ModuleNotFoundError:
     from limitkeeper import _cython_shim as cython  # type: ignore[no-redef]
 
-if cython.compiled:
-    from cython.cimports.limitkeeper.algorithms.claim import Claim, NamedLimit
-    from cython.cimports.limitkeeper.algorithms.constants import MAX_WAIT
-    from cython.cimports.limitkeeper.decision import Decision
-    from cython.cimports.limitkeeper.stores.contract import Store
-    from cython.cimports.limitkeeper.stores.leased.lease import Lease, LeaseTerms
-    from cython.cimports.limitkeeper.stores.leased.lease_cache import LeaseCache
-else:
-    from ...algorithms.claim import Claim, NamedLimit
-    from ...algorithms.constants import MAX_WAIT
-    from ...decision import Decision
-    from ..contract import Store
-    from .lease import Lease, LeaseTerms
-    from .lease_cache import LeaseCache
-
+from ...algorithms.claim import Claim, NamedLimit
+from ...algorithms.constants import MAX_WAIT, UNKNOWN
 from ...algorithms.limit import Limit as AnyLimit
 from ...clock import SYSTEM, Clock, SystemClock
-from ...decision import STORE, Decisions
+from ...decision import STORE, Decision, Decisions
 from ...errors import ConfigurationError, StoreError
 from ...fork import reset_after_fork
 from ...rate import Duration, duration_us
-from ..cell_store import bounded_wait_us, checked, only_claims
-from ..contract import Booking
-from ..sans_io import Call, Plan, arun, run
-from .derated_limit import DeratedLimits
-from .maintenance import Background, Maintenance, ThreadFactory
-from .refill import Refill, Want
+from ..contract import Booking, KeyState, Store, bounded_wait_us, checked, only_claims
+from ..sans_io import Call, Left, Plan, arun, left_of, run
+from ..wrapper_store import Requests, WrapperStore, copy_states
+from .key_lease import Lease, LeaseTerms, Unspent
+from .lease_cache import LeaseCache
+from .lease_maintenance import Background, Maintenance, ThreadFactory
+from .lease_refill import Refill, Want
+from .strict_mode_derating import DeratedLimits
 
 log = logging.getLogger("limitkeeper")
+Seen = tuple[int, int]  # a lease's generation, and what it had counted as used, when a call was sent
 
 
 @cython.cclass
-class LeasedStore(Store):
+class LeasedStore(WrapperStore):
     """Fetches batches from `store` and spends them in RAM.
 
     `life` is how long a batch may be spent; `max_keys` bounds the keys with a lease. `clock` times the leases (default: this
@@ -89,7 +75,9 @@ class LeasedStore(Store):
         life_us = duration_us(life)
         if life_us < 1:
             raise ConfigurationError(f"life must be longer than 0, got {life!r}; write life='100ms'")
+        super().__init__(store)
         self.parent = store
+        self.budget_us = 0
         self.parent_time = clock is None and hasattr(store.clock, "advance")
         read_clock = store.now_us if self.parent_time else None
         same_clock = isinstance(store.clock, SystemClock)
@@ -115,21 +103,6 @@ class LeasedStore(Store):
     # What it is ------------------------------------------------------------------------------------------------
 
     @property
-    def clock(self) -> Clock:
-        return self.parent.clock
-
-    def now_us(self) -> int:
-        return self.parent.now_us()
-
-    @property
-    def local(self) -> bool:  # type: ignore[override]
-        return bool(self.parent.local)
-
-    @property
-    def overflow(self) -> int:
-        return self.parent.overflow
-
-    @property
     def prices(self) -> dict[str, float]:
         """The part of its rate that each limit loses in strict mode, by its text."""
         return {} if self.derated is None else self.derated.prices
@@ -148,7 +121,7 @@ class LeasedStore(Store):
 
     def leased(self, named: NamedLimit, key: str) -> int:
         """How much is held for a key."""
-        return self.cache.withdraw(self.cache.find(named, key), MAX_WAIT, False)
+        return self.cache.held(self.cache.find(named, key))
 
     def over_admission(self, limit: AnyLimit, nodes: int) -> float:
         """The most that so many nodes can admit in a window beyond the limit's own bound."""
@@ -156,7 +129,7 @@ class LeasedStore(Store):
         terms: LeaseTerms = LeaseTerms(named, named, self.cache.fixed_batch, self.cache.life_us)
         if self.derated is not None or self.cache.exact or terms.windowed or not terms.leasable:
             return 0.0
-        batch = terms.largest_batch(self.cache.round_trip_us)
+        batch = terms.largest_batch(self.cache.round_trip_us, terms.tokens_per_us)
         held = nodes * (batch + max(1, batch // 4))
         return float(min(held, terms.tokens_per_us * terms.life_us if terms.continuous else limit.capacity))
 
@@ -169,11 +142,12 @@ class LeasedStore(Store):
         decision: Decision | None = self.cache.answer_one(named, key, cost, max_wait_us, commit)
         if decision is None:
             terms: LeaseTerms = self.cache.terms_of(named)
-            if max_wait_us == 0 and commit and self.has_no_demand(terms, key, cost):
+            leases = terms.leasable and (self.cache.exact or not terms.fixed_batch)
+            if max_wait_us == 0 and commit and leases and 0 < cost <= terms.limit.capacity and key not in terms.leases:
                 sent_us = self.sent_us()
                 decision = self.parent.decide_one(terms.parent_limit, key, cost, 0, True)
                 return self.observe(terms, None, key, cost, sent_us, decision)
-            decision = run(self.plan([Claim(named, key, cost)], max_wait_us, commit))
+            decision = self.run_plan(self.plan([Claim(named, key, cost)], max_wait_us, commit))
         return decision
 
     @cython.ccall
@@ -183,41 +157,14 @@ class LeasedStore(Store):
     async def adecide_one(self, named: NamedLimit, key: str, cost: int, max_wait_us: int, commit: bool) -> Decision:
         return await self.adecide([Claim(named, key, cost)], max_wait_us, commit=commit)
 
-    def decide(
-        self,
-        claims: Sequence[Claim],
-        max_wait_us: int | None = 0,
-        *,
-        commit: bool = True,
-        remember: bool = False,
-        not_before_us: int = 0,
-    ) -> Decision:
+    def plan_decide(
+        self, claims: Sequence[Claim], max_wait_us: int | None, commit: bool, remember: bool, not_before_us: int
+    ) -> Decision | Plan[Decision]:
         wait_us, asked = bounded_wait_us(max_wait_us), checked(claims)
         if remember or not_before_us:
-            return run(self.pass_on(asked, wait_us, commit, remember, not_before_us))
+            return self.pass_on(asked, wait_us, commit, remember, not_before_us)
         decision = self.cache.answer(asked, wait_us, commit)
-        return decision if decision is not None else run(self.plan(asked, wait_us, commit))
-
-    async def adecide(
-        self,
-        claims: Sequence[Claim],
-        max_wait_us: int | None = 0,
-        *,
-        commit: bool = True,
-        remember: bool = False,
-        not_before_us: int = 0,
-    ) -> Decision:
-        wait_us, asked = bounded_wait_us(max_wait_us), checked(claims)
-        if remember or not_before_us:
-            return await arun(self.pass_on(asked, wait_us, commit, remember, not_before_us))
-        decision = self.cache.answer(asked, wait_us, commit)
-        return decision if decision is not None else await arun(self.plan(asked, wait_us, commit))
-
-    def decide_many(self, asks: Sequence[Sequence[Claim]], max_wait_us: int | None = 0) -> list[Decision]:
-        return run(self.plan_many([checked(claims) for claims in asks], bounded_wait_us(max_wait_us)))
-
-    async def adecide_many(self, asks: Sequence[Sequence[Claim]], max_wait_us: int | None = 0) -> list[Decision]:
-        return await arun(self.plan_many([checked(claims) for claims in asks], bounded_wait_us(max_wait_us)))
+        return self.plan(asked, wait_us, commit) if decision is None else decision
 
     def plan(self, claims: list[Claim], wait_us: int, commit: bool) -> Plan[Decision]:
         """A decision that leases do not answer."""
@@ -230,23 +177,27 @@ class LeasedStore(Store):
             return (yield from self.pass_on(claims, wait_us, commit))
         if len(claims) > 1:
             return (yield from self.decide_several(claims, commit))
-        claim: Claim = claims[0]
-        return (yield from self.decide_now(self.cache.terms_of(claim.named), claim.key, claim.cost, commit))
+        return (yield from self.decide_now(claims[0], commit))
 
-    def plan_many(self, asks: list[list[Claim]], wait_us: int) -> Plan[list[Decision]]:
+    def plan_decide_many(self, asks: Requests, max_wait_us: int | None) -> Plan[list[Decision]]:
         """Decides from leases where they answer; the parent decides the others in one call."""
-        exact = self.cache.exact
-        found = [None if exact else self.cache.answer(claims, wait_us, True) for claims in asks]
+        asked, wait_us, exact = [checked(claims) for claims in asks], bounded_wait_us(max_wait_us), self.cache.exact
+        found = [None if exact else self.cache.answer(claims, wait_us, True) for claims in asked]
         missed = [i for i, decision in enumerate(found) if decision is None]
         if missed:
             for i in missed:
-                self.touch(asks[i])
-            rest = [self.parent_claims(asks[i]) for i in missed]
-            answers = yield Call(self.parent, "decide_many", (rest, None if wait_us >= MAX_WAIT else wait_us))
-            for i, decision in zip(missed, answers, strict=True):
+                self.touch(asked[i])
+            rest, answers = [self.parent_claims(asked[i]) for i in missed], None
+            try:
+                answers = yield Call(self.parent, "decide_many", (rest, None if wait_us >= MAX_WAIT else wait_us))
+            finally:
+                if answers is None:  # no caller is answered: what leases gave goes back
+                    self.cache.undo((asked[i], decision) for i, decision in enumerate(found) if decision)
+            for i, sent, decision in zip(missed, rest, answers, strict=True):
                 found[i] = decision
+                copy_states(asked[i], sent)
                 if not exact and not wait_us:
-                    self.notice_demand(asks[i], decision)
+                    self.notice_demand(asked[i], decision)
         return found  # type: ignore[return-value]
 
     def pass_on(
@@ -266,9 +217,7 @@ class LeasedStore(Store):
         asked = self.parent_claims(claims)
         options = {"commit": commit, "remember": remember, "not_before_us": not_before_us}
         decision = yield Call(self.parent, "decide", (asked, None if wait_us >= MAX_WAIT else wait_us), options)
-        if self.derated is not None:
-            for claim, charged in zip(claims, asked, strict=True):
-                copy_states(charged, claim)
+        copy_states(claims, asked)
         return decision  # type: ignore[no-any-return]
 
     # One limit -------------------------------------------------------------------------------------------------
@@ -282,21 +231,21 @@ class LeasedStore(Store):
         now_us = self.cache.now_us()
         if lease is None:
             self.cache.add(terms, claim.key, claim.cost, now_us)
-        elif (
-            not lease.scarce
-            and not lease.refuses(now_us, claim.cost)
-            and lease.next_batch(now_us, claim.cost, self.cache.round_trip_us) > claim.cost
-        ):
-            return (yield from self.decide_now(terms, claim.key, claim.cost, True))
-        return None
+            return None
+        if lease.scarce or lease.refused_until(now_us, claim.cost, False):
+            return None
+        in_demand = lease.next_batch(now_us, claim.cost, self.cache.round_trip_us) > claim.cost
+        return (yield from self.decide_now(claim, True)) if in_demand else None
 
-    def decide_now(self, terms: LeaseTerms, key: str, cost: int, commit: bool) -> Plan[Decision]:
+    def decide_now(self, claim: Claim, commit: bool) -> Plan[Decision]:
         """One limit, without waiting: fetches a batch, waits for one that is being fetched, or asks the parent for the cost."""
+        terms: LeaseTerms = self.cache.terms_of(claim.named)
+        key, cost = claim.key, claim.cost
         if not terms.leasable or cost <= 0 or cost > terms.limit.capacity:
-            return (yield from self.ask_parent([Claim(terms.named, key, cost)], 0, commit))
+            return (yield from self.ask_parent([claim], 0, commit))
         lease: Lease | None = terms.leases.get(key)
         if not commit:
-            held = self.cache.withdraw(lease, MAX_WAIT, False)
+            held = self.cache.held(lease)
             decision = yield Call(self.parent, "decide_one", (terms.parent_limit, key, max(0, cost - held), 0, False))
             return add_held(decision, held)
         if lease is None and terms.fixed_batch and not self.cache.exact:
@@ -304,55 +253,58 @@ class LeasedStore(Store):
         for _ in range(3):
             if lease is None or self.cache.exact:
                 break
-            pending = lease.pending  # read before what is held: a fetch that ends adds its batch first
+            pending = lease.fetching()  # read before what is held: a fetch that ends adds its batch first
             now_us = self.cache.now_us()
             size = lease.next_batch(now_us, cost, self.cache.round_trip_us)
-            if size <= cost or lease.held(now_us) or not (pending is None or pending.can_be_awaited()):
+            if lease.held(now_us) or not (pending is None or pending.can_be_awaited()):
+                break
+            if size <= cost and not lease.reserves_ahead(now_us, cost):
                 break
             fetched = False
             if pending is None:
                 fetched = yield from self.refill.fetch([Want(lease, cost, size)])
             elif (error := (yield pending)) is not None:
                 raise error
-            decision = self.cache.answer_after_fetch(lease, cost)
+            decision = self.cache.answer_after_fetch(lease, claim)
             if decision is not None:
                 return decision
             if fetched:
                 break
-        return (yield from self.decide_rest(terms, lease, key, cost))
+        return (yield from self.decide_rest(terms, lease, claim))
 
-    def decide_rest(self, terms: LeaseTerms, lease: Lease | None, key: str, cost: int) -> Plan[Decision]:
-        """The parent decides about the cost less what is held."""
-        generation = 0 if lease is None else lease.generation
-        used = 0 if lease is None else lease.used
-        held = self.cache.withdraw(lease, cost)
-        sent_us, decision = self.sent_us(), None
+    def decide_rest(self, terms: LeaseTerms, lease: Lease | None, claim: Claim) -> Plan[Decision]:
+        """The parent decides about the cost less what is held (of a log about all of it: a charge has one time)."""
+        seen: Seen = (0, 0)
+        if lease is not None:
+            seen = (lease.generation, lease.used)
+        sent_us, decision, parts = self.sent_us(), None, []
         try:
-            decision = yield Call(self.parent, "decide_one", (terms.parent_limit, key, cost - held, 0, True))
+            parts += [] if terms.dated else self.cache.withdraw(lease, claim.cost)
+            asked = self.parent_claims([less(claim, amount_of(parts))])
+            decision = yield Call(self.parent, "decide", (asked, 0))
         finally:
-            if decision is None or not decision.allowed:
-                self.cache.put_back(lease, MAX_WAIT, held)
-        return self.observe(terms, lease, key, cost, sent_us, decision, generation, used)
+            if not decision:
+                self.cache.restore(parts)
+        if not decision and (yield from self.return_unusable([lease])):
+            return (yield from self.decide_rest(terms, lease, claim))
+        claim.reset_id = (parts or asked)[0].reset_id
+        return self.observe(terms, lease, claim.key, claim.cost, sent_us, decision, seen)
 
-    def has_no_demand(self, terms: LeaseTerms, key: str, cost: cython.longlong) -> bool:
-        """Whether the parent decides a hit of this key itself."""
-        leases = terms.leasable and (self.cache.exact or not terms.fixed_batch)
-        return leases and 0 < cost <= terms.limit.capacity and key not in terms.leases
+    def return_unusable(self, leases: Sequence[Lease | None]) -> Plan[bool]:
+        """Gives back what a refused call could not spend: expired batches, and those of logs. False: nothing."""
+        cache, now_us, parts = self.cache, self.cache.now_us(), []
+        for lease in leases:
+            if lease is not None:
+                parts += cache.take_expired(lease, now_us, lease.terms.dated and bool(cache.held(lease)))
+        yield from self.refill.give_back(parts)
+        return bool(parts)
 
     def sent_us(self) -> int:
         """When a call was sent; 0 where the parent's reply tells the time."""
         return 0 if self.parent_time else self.cache.now_us()
 
     def observe(
-        self,
-        terms: LeaseTerms,
-        lease: Lease | None,
-        key: str,
-        cost: int,
-        sent_us: int,
-        decision: Decision,
-        generation: int = 0,
-        used: int = 0,
+        self, terms: LeaseTerms, lease: Lease | None, key: str, cost: int, sent_us: int, decision: Decision, seen: Seen = (0, 0)
     ) -> Decision:
         """Learns from the parent's decision about a key, and adds what is held to its answer."""
         now_us = self.refill.record_reply(decision, sent_us)
@@ -360,11 +312,11 @@ class LeasedStore(Store):
             lease = self.cache.add(terms, key, cost, now_us)
         if lease is None:
             return decision
-        lease.exclude_wait(sent_us or now_us, now_us, used)
-        lease.reset_us = now_us + decision.reset_us
+        lease.exclude_wait(sent_us or now_us, now_us, seen[1])
+        lease.reset_us, lease.parent_left = now_us + decision.reset_us, decision.remaining
         if decision.allowed:
-            lease.refusals = 0
-        elif decision.retry_us > 0 and generation == lease.generation:
+            lease.refusals = lease.refused_until_us = 0
+        elif decision.retry_us > 0 and seen[0] == lease.generation:
             self.refill.refuse(lease, cost, cost, now_us, decision)
         return add_held(decision, lease.held(now_us))
 
@@ -372,24 +324,28 @@ class LeasedStore(Store):
 
     def decide_several(self, claims: list[Claim], commit: bool) -> Plan[Decision]:
         """The parent decides about the cost of all claims together, less what is held for each."""
-        leases, held = [self.cache.find(claim.limit, claim.key) for claim in claims], []
-        for claim, lease in zip(claims, leases, strict=True):
-            leased = 0 < claim.cost <= claim.limit.limit.capacity
-            held.append(self.cache.withdraw(lease, claim.cost, commit) if leased else 0)
-        rest, decision = claims, None
-        if any(held):
-            rest = [Claim(claim.limit, claim.key, claim.cost - part) for claim, part in zip(claims, held, strict=True)]
+        cache, leases = self.cache, [self.cache.find(claim.limit, claim.key) for claim in claims]
+        taken: list[list[Unspent]] = []
+        held, decision = [], None
         try:
+            for claim, lease in zip(claims, leases, strict=True):
+                usable = 0 < claim.cost <= claim.limit.limit.capacity and not (commit and lease and lease.terms.dated)
+                taken.append(cache.withdraw(lease, claim.cost) if usable and commit else [])
+                held.append(amount_of(taken[-1]) if commit or not usable else cache.held(lease))
+            rest = [less(claim, amount) for claim, amount in zip(claims, held, strict=True)]
             decision = yield from self.ask_parent(rest, 0, commit)
         finally:
-            if commit and (decision is None or not decision.allowed):
-                for lease, part in zip(leases, held, strict=True):
-                    self.cache.put_back(lease, MAX_WAIT, part)
+            if not decision:
+                cache.restore(part for parts in taken for part in parts)
+        if commit and not decision and (yield from self.return_unusable(leases)):
+            return (yield from self.decide_several(claims, commit))
         if commit:
+            for claim, asked, parts in zip(claims, rest, taken, strict=True):
+                claim.reset_id = parts[0].reset_id if parts else asked.reset_id
             self.notice_demand(claims, decision)
-        if not any(held) or (commit and decision.allowed):
+        if commit and decision:
             return decision
-        return Decisions.join([add_held(one, part) for one, part in zip(decision.decisions, held, strict=True)])
+        return Decisions.join([add_held(one, amount) for one, amount in zip(decision.decisions, held, strict=True)])
 
     def notice_demand(self, claims: Sequence[Claim], decision: Decision) -> None:
         """Gives keys that the parent decided a lease, keeps what it refused, and has batches fetched for those in demand."""
@@ -401,52 +357,51 @@ class LeasedStore(Store):
             lease: Lease | None = terms.leases.get(claim.key) or cache.add(terms, claim.key, claim.cost, now_us)
             if lease is None:
                 continue
+            lease.parent_left = part.remaining
             if not part.allowed and part.retry_us > 0:
                 self.refill.refuse(lease, claim.cost, claim.cost, now_us, part)
-            elif lease.queued or lease.pending is not None or not lease.has_room():
+            elif lease.queued or lease.fetching() is not None or not lease.has_room():
                 continue
             elif lease.next_batch(now_us, 1, cache.round_trip_us) > 1:
                 cache.notice_low(lease)
 
     # Giving back -----------------------------------------------------------------------------------------------
 
-    def give_back(self, claims: Sequence[Claim], charged_at: int = -1, source: str = STORE) -> None:
-        run(self.plan_give_back(list(claims), charged_at, source))
-
-    async def agive_back(self, claims: Sequence[Claim], charged_at: int = -1, source: str = STORE) -> None:
-        await arun(self.plan_give_back(list(claims), charged_at, source))
-
-    def plan_give_back(self, claims: list[Claim], charged_at: int, source: str) -> Plan[None]:
+    def plan_give_back(self, claims: Sequence[Claim], charged_at: int, source: str) -> Plan[bool]:
         """Gives back to the batch that was charged while it may be spent, otherwise to the parent."""
         self.touch(claims)
         cache, source = self.cache, STORE if source == "lease" else source
         if cache.exact:
-            yield Call(self.parent, "give_back", (self.parent_claims(claims), charged_at, source))
-            return
+            return (yield Call(self.parent, "give_back", (self.parent_claims(claims), charged_at, source)))  # type: ignore[no-any-return]
+        found = not claims
         for claim in claims:
             lease, cost = cache.find(claim.limit, claim.key), claim.cost
-            if cost < 0:
-                cost += cache.withdraw(lease, -cost)
-            elif charged_at >= 0:
-                cost -= cache.put_back(lease, charged_at - cache.clock_offset_us, cost)
-            if cost:
-                rest = claim if cost == claim.cost else Claim(claim.limit, claim.key, cost, claim.charged)
-                yield Call(self.parent, "give_back", (self.parent_claims([rest]), charged_at, source))
+            if lease is not None and claim.reset_id not in (UNKNOWN, lease.reset_id):
+                lease = None  # the charge is from before a reset, or the batch is
+            if charged_at < 0 and claim.limit.limit.logs:  # a refund takes the newest entries, which must not be of a batch
+                yield from self.refill.give_back(cache.take_all([lease]))
+            parts = cache.withdraw(lease, -cost) if cost < 0 else []
+            cost += amount_of(parts) - (cache.put_back(lease, charged_at, cost) if cost > 0 else 0)
+            if cost or lease is None:
+                rest = claim if cost == claim.cost else Claim(claim.limit, claim.key, cost, claim.charged, claim.reset_id)
+                try:
+                    found |= yield Call(self.parent, "give_back", (self.parent_claims([rest]), charged_at, source))
+                except BaseException:
+                    cache.restore(parts)
+                    raise
+            else:
+                found = True
+        return found
 
     @property
     def can_rebook(self) -> bool:
         """Where the parent can; not in strict mode, where the parent's limits are derated."""
         return self.derated is None and self.parent.can_rebook
 
-    def rebook(self, bookings: Sequence[Booking]) -> list[Decision | None]:
+    def plan_rebook(self, bookings: Sequence[Booking]) -> Plan[list[Decision | None]]:
         for booking in bookings:
             self.touch(booking.claims)
-        return self.parent.rebook(bookings)
-
-    async def arebook(self, bookings: Sequence[Booking]) -> list[Decision | None]:
-        for booking in bookings:
-            self.touch(booking.claims)
-        return await self.parent.arebook(bookings)
+        return (yield Call(self.parent, "rebook", (bookings,)))  # type: ignore[no-any-return]
 
     # State -----------------------------------------------------------------------------------------------------
 
@@ -455,8 +410,10 @@ class LeasedStore(Store):
         only_claims(claims)
         for claim in claims:
             lease = self.cache.find(claim.limit, claim.key)
-            if lease is not None:
-                lease.drop() if drop else lease.forget_refusal()
+            if drop:
+                self.cache.drop(claim.limit, claim.key)
+            elif lease is not None:
+                lease.forget_refusal()
 
     def parent_claims(self, claims: Sequence[Claim]) -> list[Claim]:
         """The claims on the limits that are charged at the parent."""
@@ -466,41 +423,37 @@ class LeasedStore(Store):
         for claim in claims:
             terms: LeaseTerms = self.cache.terms_of(claim.limit)
             found.append(Claim(terms.parent_limit, claim.key, claim.cost, claim.charged))
-            copy_states(claim, found[-1])
+        copy_states(found, claims)
         return found
 
     def register(self, limit: NamedLimit) -> None:
         self.parent.register(self.cache.terms_of(limit).parent_limit)
 
-    def can_reserve(self, limit: NamedLimit) -> bool:
-        return self.parent.can_reserve(limit)
+    def unregister(self, limit: NamedLimit) -> None:
+        self.parent.unregister(self.cache.terms_of(limit).parent_limit)
 
     def answers_within(self, budget_us: int) -> bool:
-        return self.parent.answers_within(max(1, budget_us // 3))  # a call may ask for a batch, a part of it, and its own cost
+        """A third of the budget for every call of the parent, of which none begins after two thirds."""
+        self.budget_us = budget_us
+        return self.parent.answers_within(max(1, budget_us // 3))
 
-    def reset(self, claims: Sequence[Claim]) -> None:
+    def plan_left(self) -> Left | None:
+        return left_of(0.667, self.budget_us, self.parent.clock if self.parent_time else self.sleeper)
+
+    def plan_reset(self, claims: Sequence[Claim]) -> Plan[None]:
         self.touch(claims, drop=True)
-        self.parent.reset(self.parent_claims(claims))
+        yield Call(self.parent, "reset", (self.parent_claims(claims),))
 
-    async def areset(self, claims: Sequence[Claim]) -> None:
-        self.touch(claims, drop=True)
-        await self.parent.areset(self.parent_claims(claims))
-
-    def items(self, limit: NamedLimit) -> Iterable[tuple[str, object]]:
+    def items(self, limit: NamedLimit) -> Iterable[KeyState]:
         return self.parent.items(self.cache.terms_of(limit).parent_limit)
 
-    def load(self, limit: NamedLimit, items: Iterable[tuple[str, object]]) -> None:
-        self.parent.load(self.drop_leases(limit), items)
+    def rate_items(self, limit: NamedLimit) -> Iterable[KeyState]:
+        return self.parent.rate_items(self.cache.terms_of(limit).parent_limit)
 
-    async def aload(self, limit: NamedLimit, items: Iterable[tuple[str, object]]) -> None:
-        await self.parent.aload(self.drop_leases(limit), items)
-
-    def drop_leases(self, limit: NamedLimit) -> NamedLimit:
-        """Drops what is held of a limit; returns the parent's limit."""
-        terms: LeaseTerms = self.cache.terms_of(limit)
-        for lease in list(terms.leases.values()):
-            lease.drop()
-        return terms.parent_limit
+    def plan_load(self, limit: NamedLimit, items: Iterable[KeyState]) -> Plan[None]:
+        """Drops what is held by every rate of the limit's name (each batch is charged to all), then loads into the parent."""
+        self.cache.drop(limit)
+        yield Call(self.parent, "load", (self.cache.terms_of(limit).parent_limit, items))
 
     # Maintenance -----------------------------------------------------------------------------------------------
 
@@ -518,21 +471,29 @@ class LeasedStore(Store):
     async def areturn_all(self) -> None:
         await arun(self.refill.give_back(self.cache.take_everything()))
 
-    def close(self) -> None:
-        """Ends the background, gives everything that is held back, and closes the parent."""
-        run(self.plan_close())
-
-    async def aclose(self) -> None:
-        await arun(self.plan_close())
-
     def plan_close(self) -> Plan[None]:
+        """Ends the background, gives everything that is held back, and closes the parent."""
+        self.maintenance.closed = True
         if self.background is not None:
             self.background.close()
         try:
+            leases = [lease for terms in self.cache.terms.values() for lease in list(terms.leases.values())]
+            for pending in dict.fromkeys(lease.fetching() for lease in leases):
+                if pending is not None and pending.can_be_awaited():  # its batch goes back too
+                    yield pending
             yield from self.refill.give_back(self.cache.take_everything())
         except StoreError as error:
             log.warning("leases of %r could not be given back: %s", self.parent, error)
         yield Call(self.parent, "close")
+
+
+def amount_of(parts: Iterable[Unspent]) -> int:
+    return sum(part.amount for part in parts)
+
+
+def less(claim: Claim, held: int) -> Claim:
+    """The claim without what is held of its cost."""
+    return Claim(claim.named, claim.key, max(0, claim.cost - held)) if held else claim
 
 
 def add_held(decision: Decision, held: int) -> Decision:
@@ -542,10 +503,3 @@ def add_held(decision: Decision, held: int) -> Decision:
     times = (decision.retry_us, decision.reset_us, decision.wait_us, decision.start_us)
     remaining = decision.remaining + held
     return Decision(decision.allowed, decision.limit, remaining, *times, decision.name, decision.source)
-
-
-def copy_states(source: Claim, target: Claim) -> None:
-    """Copies the states before and after a charge, for an exact undo."""
-    states = source.remembered()
-    if states is not None:
-        target.remember(*states)

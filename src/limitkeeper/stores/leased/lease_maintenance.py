@@ -1,9 +1,8 @@
 """Maintenance: renews leases that run low, gives back idle and expired batches; in a thread, or on the callers' event loop.
 
-`Maintenance` is one round of that work as a plan, with a backoff while the parent fails. `Background` runs rounds when there is
-something to do: in a daemon thread for sync callers, by a timer on their event loop for async ones. The thread starts with the
-first batch (a flood of keys that come once holds nothing and starts none), and ends when the store is closed or collected. On an
-event loop only a timer is pending; a task lives as long as its calls to the parent.
+`Background` runs the rounds of a `Maintenance` when there is something to do: in a daemon thread for sync callers, by a timer on
+their event loop for async ones. The thread starts with the first batch (a flood of keys that come once starts none), and ends
+when the store is closed or collected.
 """
 
 from __future__ import annotations
@@ -15,9 +14,9 @@ import weakref
 from collections.abc import Callable
 
 from ...clock import Clock
-from ..sans_io import Plan, arun, run
+from ..sans_io import Plan, WakeEvent, arun, run, running_loop
 from .lease_cache import LeaseCache
-from .refill import Refill, Want, running_loop
+from .lease_refill import Refill, Want
 
 log = logging.getLogger("limitkeeper")
 #: The longest pause of the background after failures.
@@ -33,20 +32,22 @@ class Maintenance:
         self.cache = cache
         self.refill = refill
         self.failures = self.backoff_us = self.paused_until_us = 0
+        self.closed = False
 
     def round(self) -> Plan[None]:
-        """One round: puts expired batches aside, gives them back, and fetches for the leases that run low."""
+        """One round: puts expired batches aside, gives them back, and fetches for the leases that run low. A round that is under
+        way when the store is closed fetches no more: that batch would not be given back."""
         cache, now_us = self.cache, self.cache.now_us()
         cache.check(now_us, 1_000_000)
         if now_us < self.paused_until_us:
             return
         yield from self.refill.give_back(cache.take_put_aside())
-        while cache.due:
+        while cache.due and not self.closed:
             wants: list[Want] = []
             while cache.due and len(wants) < MAX_FETCHED:
                 lease = cache.due.popleft()
                 lease.queued = False
-                if lease.pending is None and lease.has_room():
+                if lease.fetching() is None and lease.has_room() and cache.find(lease.terms.named, lease.key) is lease:
                     wants.append(Want(lease, 1, lease.next_batch(now_us, 1, cache.round_trip_us)))
             if wants:
                 yield from self.refill.fetch(wants)
@@ -60,12 +61,15 @@ class Maintenance:
             at_us = self.paused_until_us
         return None if at_us is None else max(0, at_us - cache.now_us()) / 1e6
 
-    def record_failure(self, error: Exception) -> None:
-        """Counts a failed round and leaves the parent alone for a while, longer each time."""
-        self.failures += 1
-        self.backoff_us = min(MAX_BACKOFF_US, max(self.cache.life_us, 2 * self.backoff_us))
-        self.paused_until_us = self.cache.now_us() + self.backoff_us
-        log.warning("leases of %r: %s; retrying in %.1f s", self.refill.parent, error, self.backoff_us / 1e6)
+    def attempt_round(self) -> Plan[None]:
+        """One round. When it fails, it is counted and the parent is left alone for a while, longer each time."""
+        try:
+            yield from self.round()
+        except Exception as error:
+            self.failures += 1
+            self.backoff_us = min(MAX_BACKOFF_US, max(self.cache.life_us, 2 * self.backoff_us))
+            self.paused_until_us = self.cache.now_us() + self.backoff_us
+            log.warning("leases of %r: %s; retrying in %.1f s", self.refill.parent, error, self.backoff_us / 1e6)
 
 
 #: `threading.Thread`, or what makes something that starts and joins like it.
@@ -76,7 +80,7 @@ class Background:
     """Runs the rounds of a Maintenance for as long as that exists."""
 
     def __init__(self, maintenance: Maintenance, make_thread: ThreadFactory, clock: Clock) -> None:
-        self._woken = threading.Event()
+        self._woken = WakeEvent()
         self._maintenance = weakref.ref(maintenance, lambda _: self._woken.set())
         self._make_thread = make_thread
         self._clock = clock
@@ -111,8 +115,6 @@ class Background:
             if isinstance(pending, asyncio.TimerHandle):
                 pending.cancel()
 
-    # In a thread -----------------------------------------------------------------------------------------------
-
     def _run(self) -> None:
         while not self._closed:
             maintenance = self._maintenance()
@@ -125,18 +127,9 @@ class Background:
             else:
                 self._clock.sleep(pause, self._woken)
             self._woken.clear()
-            self._run_round()
-
-    def _run_round(self) -> None:
-        maintenance = self._maintenance()
-        if maintenance is None or self._closed:
-            return
-        try:
-            run(maintenance.round())
-        except Exception as error:
-            maintenance.record_failure(error)
-
-    # On an event loop ------------------------------------------------------------------------------------------
+            maintenance = self._maintenance()
+            if maintenance is not None and not self._closed:
+                run(maintenance.attempt_round())
 
     def _schedule(self, loop: asyncio.AbstractEventLoop, pause: float) -> None:
         pending = self._on_loops.get(loop)
@@ -159,16 +152,10 @@ class Background:
         if pause > 0:
             self._schedule(loop, pause)
             return
-        task = self._on_loops[loop] = loop.create_task(self._arun_round(maintenance))
+        task = self._on_loops[loop] = loop.create_task(arun(maintenance.attempt_round()))
         task.add_done_callback(lambda _: self._end_round(loop))
 
     def _end_round(self, loop: asyncio.AbstractEventLoop) -> None:
         self._on_loops.pop(loop, None)
         if not self._closed and not loop.is_closed():
             self._schedule(loop, 0.0)
-
-    async def _arun_round(self, maintenance: Maintenance) -> None:
-        try:
-            await arun(maintenance.round())
-        except Exception as error:
-            maintenance.record_failure(error)
