@@ -1,36 +1,142 @@
 """Membership: the shards of a ShardedStore, planned changes that hand state over, and shards that are lost.
 
-A slot is decided where the router's table points. Every change here is a change of that table, slot by slot: at once where
-state may start again, behind gates where it moves along (handoff.py).
+A slot is decided where the router's table points. Where state moves along, one shard hands over at a time, and only the slots
+whose home changes: their gates are closed, decisions in progress end, the keys are read from the old home, loaded into the new
+ones and reset in the old; then the table points to the new homes and the gates open. So a key is decided in one home at any
+moment; callers of such a key wait at the gate, no longer than `pause`, then get StoreTimeout.
+
+When a shard fails on the way, its slots stay where they were and the gates open; `rebalance()` continues later. Times in a state
+are those of the old home's clock: shards whose clocks differ by d may grant rate × d more or less, once.
 """
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import logging
 import threading
-from collections.abc import Callable, Mapping, Sequence
-from typing import TypedDict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import islice
+from typing import NamedTuple
 
-from ...algorithms.claim import NamedLimit
+from ...algorithms.claim import Claim, NamedLimit
 from ...clock import Clock
-from ...errors import ConfigurationError, StoreUnavailable
-from ...rate import Duration
-from ..contract import Store
+from ...errors import ConfigurationError, StoreError, StoreTimeout, StoreUnavailable
+from ..contract import KeyState, Store
 from ..leased import LeasedStore
-from .handoff import Copy, KeyGate, Listener, Progress, drain
-from .hot_keys import HotKeys
+from ..sans_io import Plan, WakeEvent
+from .hot_key_detector import HotKeys
 from .router import Router, Shard
-from .slots import Members, homes
+from .slots import Members, homes, slot_of
 
 log = logging.getLogger("limitkeeper")
+#: Keys per call of `load` and `reset`.
+BATCH = 1000
 
 
-class LeaseOptions(TypedDict, total=False):
-    """Options of the LeasedStore of hot keys."""
+class Progress(NamedTuple):
+    """Progress of a move: the shard that hands over, keys moved so far, slots moved, slots in all."""
 
-    lease: int
-    life: Duration
+    shard: str
+    keys: int
+    slots: int
+    of: int
+
+
+Listener = Callable[[Progress], object]
+
+
+class KeyGate:
+    """What callers of a key that is being moved wait at, sync and async."""
+
+    def __init__(self, shard: str, clock: Clock) -> None:
+        self.shard = shard
+        self._clock = clock
+        self._opened = WakeEvent()
+        self._lock = threading.Lock()
+        self._tasks: list[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = []
+
+    def open(self) -> None:
+        with self._lock:
+            self._opened.set()
+            tasks, self._tasks = self._tasks, []
+        for loop, event in tasks:
+            try:
+                loop.call_soon_threadsafe(event.set)
+            except RuntimeError:  # the loop is closed
+                pass
+
+    def wait_open(self, seconds: float) -> bool:
+        self._clock.sleep(seconds, self._opened)
+        return self._opened.is_set()
+
+    async def await_open(self, seconds: float) -> bool:
+        event = asyncio.Event()
+        with self._lock:
+            if self._opened.is_set():
+                return True
+            self._tasks.append((asyncio.get_running_loop(), event))
+        await self._clock.asleep(seconds, event)
+        return event.is_set()
+
+
+def drain(callers: Callable[[], int], seconds: float, clock: Clock) -> None:
+    """Waits until no caller is left, looking at intervals that double up to 10 ms."""
+    wait = 0.000_05
+    while callers():
+        if seconds <= 0:
+            raise StoreTimeout("decisions that began before the move are still in progress; call rebalance() later")
+        clock.sleep(min(wait, seconds))
+        seconds -= wait
+        wait = min(2 * wait, 0.01)
+
+
+class Copy:
+    """The keys copied from one shard to others, so that they can be reset in the old home or in the new ones."""
+
+    def __init__(self, source: Shard, targets: dict[int, Shard], router: Router) -> None:
+        self.source = source
+        self.targets = targets
+        self.keys = 0
+        self._router = router
+        self._copied: list[tuple[NamedLimit, Shard, list[str]]] = []
+
+    def copy_name(self, rates: Sequence[NamedLimit], progress: Callable[[int], object]) -> None:
+        """Loads the keys of one name into their new homes: the state of every rate that this process knows; of a key that has
+        only others, the one that the latest rate would start with."""
+        store, seen = self.source.store, set[str]()
+        for named in rates if len(rates) > 1 else ():
+            self._copy(named, store.rate_items(self._router.limit_at(named, self.source)), progress, seen.add)
+        rest = store.items(self._router.limit_at(rates[-1], self.source))
+        self._copy(rates[-1], (pair for pair in rest if pair[0] not in seen), progress)
+
+    def _copy(
+        self,
+        named: NamedLimit,
+        found: Iterable[KeyState],
+        progress: Callable[[int], object],
+        note: Callable[[str], object] = str,
+    ) -> None:
+        moving = (pair for pair in found if slot_of(pair[0]) in self.targets)
+        while batch := list(islice(moving, BATCH)):
+            by_home: dict[Shard, list[KeyState]] = {}
+            for key, state in batch:
+                note(key)
+                by_home.setdefault(self.targets[slot_of(key)], []).append((key, state))
+            for target, pairs in by_home.items():
+                self._copied.append((named, target, [key for key, _ in pairs]))
+                target.store.load(self._router.limit_at(named, target), pairs)
+            self.keys += len(batch)
+            progress(self.keys)
+
+    def reset(self, new_homes: bool) -> None:
+        """Resets what was copied: in the new homes after a failure, in the old one after a success."""
+        for named, target, keys in self._copied:
+            shard = target if new_homes else self.source
+            try:
+                shard.store.forget([Claim(self._router.limit_at(named, shard), key, 0) for key in keys])
+            except StoreError as error:  # what stays there are charges that were made: it only errs on the strict side
+                log.warning("shard %r kept %d keys that have moved: %s", shard.name, len(keys), error)
 
 
 class Membership:
@@ -43,7 +149,7 @@ class Membership:
         weights: Mapping[str, float],
         rehash: bool,
         hot_rate: int,
-        leases: LeaseOptions,
+        make_lease: Callable[[Store], LeasedStore],
         pause_us: int,
         clock: Clock,
     ) -> None:
@@ -58,8 +164,9 @@ class Membership:
         self.lost: dict[str, Shard] = {}
         self._rehash = rehash
         self._hot_rate = hot_rate
-        self._leases = leases
-        self._limits: dict[tuple[str, str, str], NamedLimit] = {}
+        self._make_lease = make_lease
+        #: The rates of each name, in order of their registration.
+        self._limits: dict[tuple[str, str, str], dict[NamedLimit, None]] = {}
         self._numbers = itertools.count()
         self._changing = threading.RLock()
         self._writing = threading.RLock()
@@ -73,7 +180,7 @@ class Membership:
         leases = self._hot_rate > 0 and not store.local
         shard = Shard(next(self._numbers), name, float(weight), store, HotKeys(self._hot_rate) if leases else None)
         if leases:
-            shard.leased = Shard(next(self._numbers), name, float(weight), LeasedStore(store, **self._leases))
+            shard.leased = Shard(next(self._numbers), name, float(weight), self._make_lease(store))
             shard.leased.base = shard
         return shard
 
@@ -85,9 +192,16 @@ class Membership:
         return [(shard.leased or shard).store for shard in self.shards.values()]
 
     def register(self, limit: NamedLimit) -> None:
-        self._limits[limit.identity] = limit
+        self._limits.setdefault(limit.identity, {})[limit] = None
         for shard in self.shards.values():
             self._register_at(limit, shard)
+
+    def unregister(self, limit: NamedLimit) -> None:
+        for shard in self.shards.values():
+            shard.store.unregister(self.router.limit_at(limit, shard))
+
+    def _registered(self) -> list[NamedLimit]:
+        return [limit for rates in tuple(self._limits.values()) for limit in tuple(rates)]
 
     def _register_at(self, limit: NamedLimit, shard: Shard) -> None:
         shard.store.register(self.router.limit_at(limit, shard))
@@ -101,7 +215,7 @@ class Membership:
         promises = [store.answers_within(budget_us // 4) for store in self.outer_stores()]  # all of them are asked
         return all(promises)
 
-    def lose(self, shard: Shard, error: StoreUnavailable) -> None:
+    def lose(self, shard: Shard, error: StoreUnavailable | None) -> None:
         """Handles a shard that can't be reached: raises, or points its slots to the next shards."""
         shard = shard.base or shard
         if not self._rehash:
@@ -118,7 +232,10 @@ class Membership:
             table = self.router.table
             self._point({slot: self.shards[name] for slot, name in enumerate(homes(members)) if table[slot] is shard})
 
-    # Planned changes --------------------------------------------------------------------------------------------
+    def plan_recovery(self, shard: Shard, error: StoreUnavailable | None, attempt: int) -> Plan[None]:
+        """What to do about a call of a shard that failed, before it is made again; raises when there is nothing."""
+        self.lose(shard, error)
+        yield from ()
 
     def add(self, name: str, store: Store, weight: float, handoff: bool, progress: Listener | None) -> None:
         with self._changing:
@@ -130,7 +247,7 @@ class Membership:
             shard = self._make_shard(name, store, weight)
             if self.budget_us:
                 (shard.leased or shard).store.answers_within(self.budget_us // 4)
-            for limit in tuple(self._limits.values()):
+            for limit in self._registered():
                 self._register_at(limit, shard)
             self.shards = {**self.shards, name: shard}
             self.rebalance(handoff, progress)
@@ -157,7 +274,7 @@ class Membership:
             if name not in self.lost:
                 raise ConfigurationError(f"shard {name!r} is not lost; lost are: {', '.join(self.lost) or 'none'}")
             shard = self.lost.pop(name)
-            for limit in tuple(self._limits.values()):
+            for limit in self._registered():
                 self._register_at(limit, shard)
             self.rebalance(handoff, progress)
 
@@ -191,8 +308,8 @@ class Membership:
             self._close_gate(dict.fromkeys(targets, Shard(-1, source.name, 1.0, None, gate=gate)))
             if source.leased is not None and isinstance(source.leased.store, LeasedStore):
                 source.leased.store.return_all()  # what hot keys still hold of the shard
-            for limit in tuple(self._limits.values()):
-                copy.copy_limit(limit, report)
+            for rates in tuple(self._limits.values()):
+                copy.copy_name(tuple(rates), report)
             copied = True
         finally:
             self._point(targets if copied else dict.fromkeys(targets, source))

@@ -2,7 +2,7 @@
 from limitkeeper.algorithms.claim cimport Claim, NamedLimit
 from limitkeeper.decision cimport Decision
 from limitkeeper.stores.contract cimport Store
-from limitkeeper.stores.sharded.hot_keys cimport HotKeys
+from limitkeeper.stores.sharded.hot_key_detector cimport HotKeys
 
 cdef class Shard:
     cdef readonly int number

@@ -1,8 +1,7 @@
 """Router: finds the shard of a key by its slot, and translates claims to the limits as that shard knows them.
 
-`table[slot]` is the shard that holds a slot, so a route costs a CRC and an index; nothing is cached and nothing becomes stale. A
-slot that is being moved to another shard has a shard with a `gate` in the table: a caller that finds it leaves, waits for the
-gate, and starts again.
+`table[slot]` is the shard that holds a slot, so a route costs a CRC and an index. A slot that is being moved has a shard with a
+`gate` in the table: a caller that finds it leaves, waits for the gate, and starts again.
 
 A move has to know that no caller that read the table before it is still deciding. So every caller enters before it reads the
 table and leaves after it has decided, on one of two counters; the move closes its gates, switches new callers to the other
@@ -20,22 +19,17 @@ except ModuleNotFoundError:
     from limitkeeper import _cython_shim as cython  # type: ignore[no-redef]
 
 if cython.compiled:
-    from cython.cimports.limitkeeper.algorithms.claim import Claim, NamedLimit
-    from cython.cimports.limitkeeper.decision import Decision
-    from cython.cimports.limitkeeper.stores.contract import Store
-    from cython.cimports.limitkeeper.stores.sharded.hot_keys import HotKeys
     from cython.cimports.limitkeeper.stores.sharded.router import ascii_slot
-else:
-    from ...algorithms.claim import Claim, NamedLimit
-    from ...decision import Decision
-    from ..contract import Store
-    from .hot_keys import HotKeys
 
+from ...algorithms.claim import Claim, NamedLimit
+from ...decision import Decision
 from ...fork import reset_after_fork
+from ..contract import Store
+from .hot_key_detector import HotKeys
 from .slots import slot_of
 
 if TYPE_CHECKING:
-    from .handoff import KeyGate
+    from .membership import KeyGate
 
 
 @cython.cclass
@@ -105,8 +99,6 @@ class Router:
         self._lock = threading.Lock()
         self.entered_0 = self.entered_1 = 0
 
-    # Callers ---------------------------------------------------------------------------------------------------
-
     @cython.ccall
     def enter(self) -> cython.int:
         """Before the table is read; the answer is for `leave`."""
@@ -142,8 +134,6 @@ class Router:
     def callers(self, side: int) -> int:
         """How many callers have entered on this counter and not left."""
         return int(self.entered_1 if side else self.entered_0)
-
-    # Routes ----------------------------------------------------------------------------------------------------
 
     @cython.ccall
     def find(self, key: str) -> Shard:
@@ -208,8 +198,6 @@ class Router:
                 return None
         return shard
 
-    # Hot keys --------------------------------------------------------------------------------------------------
-
     @cython.ccall
     def lease_of(self, shard: Shard, key: str) -> Shard:
         """The shard through its leases when the key is hot; otherwise itself."""
@@ -241,12 +229,14 @@ class Router:
 
 @cython.cfunc
 def copy_state(into: Claim, claim: Claim) -> cython.int:
-    """Copies the states that a claim remembers of its charge."""
+    """Copies what a claim remembers of its charge."""
     into.undoable = claim.undoable
+    into.reset_id = claim.reset_id
     into.a = claim.a
     into.b = claim.b
     into.c = claim.c
     into.new_a = claim.new_a
     into.new_b = claim.new_b
     into.new_c = claim.new_c
+    into.start = claim.start
     return 0

@@ -1,11 +1,13 @@
 """ShardedStore: many stores as one, each key on one of them (sticky sharding).
 
 The key's text is hashed, so all limits of one key stay together and most decisions call one shard (slots.py). The route is
-compiled (router.py); claims on several shards are decided in two phases (two_phase.py); shards are added and removed with
-their state (membership.py, handoff.py); a key with most of the traffic is leased from its shard (hot_keys.py and LeasedStore).
+compiled (router.py); claims on several shards are decided in two phases (two_phase_decision.py); shards are added and removed
+with their state (membership.py); a key with most of the traffic is leased from its shard (hot_key_detector.py and LeasedStore).
 
 Bound: no more than the limits admit, while membership is stable; for hot keys the bound of their leases. The keys of a lost
 shard fail with StoreUnavailable; with on_loss="rehash" they start again on the next shard: one more burst per key per loss.
+Processes whose lists of shards differ: one more burst and one more rate per further list, for each key whose home differs; not so
+where the shards are service nodes, which hold the list themselves and refuse other ones (service_node_membership.py).
 """
 
 from __future__ import annotations
@@ -13,6 +15,9 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence, Sized
+from contextlib import suppress
+from functools import partial
+from itertools import count
 from typing import Any, TypeVar
 
 try:
@@ -20,28 +25,25 @@ try:
 except ModuleNotFoundError:
     from limitkeeper import _cython_shim as cython  # type: ignore[no-redef]
 
-if cython.compiled:
-    from cython.cimports.limitkeeper.algorithms.claim import Claim, NamedLimit
-    from cython.cimports.limitkeeper.decision import Decision
-    from cython.cimports.limitkeeper.stores.contract import Store
-    from cython.cimports.limitkeeper.stores.sharded.router import Router, Shard
-else:
-    from ...algorithms.claim import Claim, NamedLimit
-    from ...decision import Decision
-    from ..contract import Store
-    from .router import Router, Shard
-
+from ...algorithms.claim import Claim, NamedLimit
+from ...algorithms.constants import MAX_WAIT
 from ...clock import SYSTEM, Clock
-from ...decision import STORE
+from ...decision import Decision
 from ...errors import ConfigurationError, StoreError, StoreTimeout, StoreUnavailable
 from ...rate import Duration, duration_us
-from ..cell_store import checked, only_claims
-from ..sans_io import Call, Plan, aperform_call, arun, perform_call, run
-from .handoff import KeyGate, KeyState, Listener
-from .membership import LeaseOptions, Membership
-from .two_phase import ShardGroup, plan_decision, raise_failure
+from ..contract import KeyState, Store, checked, only_claims
+from ..leased import LeasedStore
+from ..sans_io import Call, Left, Plan, Recorded, aperform_call, arun, left_of, perform_call, run
+from ..store_hash import StoreHash
+from ..wrapper_store import Requests, WrapperStore
+from .membership import Listener, Membership, named_shards
+from .router import Router, Shard
+from .service_node_membership import FencedMembership
+from .two_phase_decision import ShardGroup, plan_decision, raise_failure
 
 T = TypeVar("T")
+#: `asyncio.to_thread`, or what runs blocking code like it.
+RunInThread = Callable[..., Coroutine[Any, Any, Any]]
 log = logging.getLogger("limitkeeper")
 #: Hits a second from which on a key is hot.
 HOT = 1000
@@ -49,63 +51,24 @@ HOT = 1000
 MAX_CHARGES = 10_000
 
 
-class SlotMoving(Exception):
-    """The slot of a key is being moved: its gate is closed. Never leaves the store."""
-
-    def __init__(self, shard: Shard) -> None:
-        super().__init__(shard.name)
-        self.gate: KeyGate = shard.gate  # type: ignore[assignment]
-
-
 class ShardUnavailable(StoreUnavailable):
-    """A call of this shard failed. Never leaves the store."""
+    """A call of this shard failed, or (with `error` None) the slot of a key is being moved. Never leaves the store."""
 
-    def __init__(self, shard: Shard, error: StoreUnavailable) -> None:
+    def __init__(self, shard: Shard, error: StoreUnavailable | None = None) -> None:
         super().__init__(str(error))
         self.shard = shard
         self.error = error
 
 
-class ShardCalls:
-    """Makes the calls of one plan on shards, within three quarters of a budget: the last call may take the fourth."""
-
-    __slots__ = ("_budget_us", "_clock", "_deadline_us")
-
-    def __init__(self, budget_us: int, clock: Clock) -> None:
-        self._budget_us = budget_us
-        self._clock = clock
-        self._deadline_us = clock.now_us() + budget_us * 3 // 4 if budget_us else 0
-
-    def _resolve(self, call: Call) -> Call:
-        if self._deadline_us and self._clock.now_us() > self._deadline_us:
-            raise StoreTimeout(f"the calls of several shards took longer than their budget of {self._budget_us} µs")
-        return call._replace(target=call.target.store)
-
-    def perform(self, call: Call) -> object:
-        if not isinstance(call.target, Shard):
-            return perform_call(call)
-        try:
-            return perform_call(self._resolve(call))
-        except StoreUnavailable as error:
-            raise ShardUnavailable(call.target, error) from error
-
-    async def aperform(self, call: Call) -> object:
-        if not isinstance(call.target, Shard):
-            return await aperform_call(call)
-        try:
-            return await aperform_call(self._resolve(call))
-        except StoreUnavailable as error:
-            raise ShardUnavailable(call.target, error) from error
-
-
 @cython.cclass
-class ShardedStore(Store):
+class ShardedStore(WrapperStore):
     """`ShardedStore({"a": store, "b": store})`: each key on one of several stores; a list names them by position.
 
     `weights` gives shards another share than 1. `on_loss` "fail" raises StoreUnavailable for the keys of a shard that can't be
     reached, "rehash" sends them to the next shard. `hot` is from how many hits a second on a key is leased from a remote shard
     (True: 1000, False: never); `lease` and `life` are the LeasedStore's. `pause` is how long a decision waits for a key that
-    is being moved. `clock` measures the budget and the pause, for tests and simulations.
+    is being moved. `clock` measures the budget, the pause and the leases, and `run_in_thread` runs the changes of membership that
+    async callers make: for tests and simulations.
     """
 
     @cython.annotation_typing(False)
@@ -120,22 +83,23 @@ class ShardedStore(Store):
         life: Duration | None = None,
         pause: Duration = 5,
         clock: Clock = SYSTEM,
+        run_in_thread: RunInThread = asyncio.to_thread,
     ) -> None:
         if on_loss not in ("fail", "rehash"):
             raise ConfigurationError(f"on_loss={on_loss!r}: expected 'fail' or 'rehash'")
         if not isinstance(hot, int) or hot < 0:
             raise ConfigurationError(f"hot={hot!r}: expected True, False, or the hits a second from which on a key is hot")
-        leases: LeaseOptions = {}
-        if lease is not None:
-            leases["lease"] = lease
-        if life is not None:
-            leases["life"] = life
+        # A clock that is moved by hand would be moved by the leases' background: they follow their parent's then.
+        lease_clock = None if clock is SYSTEM or hasattr(clock, "advance") else clock
+        make_lease = partial(LeasedStore, lease=lease, life="100ms" if life is None else life, clock=lease_clock)
         rate = HOT if hot is True else int(hot)
         self.router = Router()
-        self.membership: Membership = Membership(
-            self.router, shards, weights or {}, on_loss == "rehash", rate, leases, duration_us(pause), clock
+        kind = FencedMembership if all(store.fences for store in named_shards(shards).values()) else Membership
+        self.membership: Membership = kind(
+            self.router, shards, weights or {}, on_loss == "rehash", rate, make_lease, duration_us(pause), clock
         )
         self._clock = clock
+        self._run_in_thread = run_in_thread
         self._charges: dict[tuple[int, str, tuple[str, str, str], str], tuple[int, str]] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
 
@@ -144,6 +108,10 @@ class ShardedStore(Store):
     @property
     def local(self) -> bool:  # type: ignore[override]
         return self.membership.local
+
+    @property
+    def never_waits(self) -> bool:
+        return False
 
     @property
     def clock(self) -> Clock:
@@ -190,8 +158,14 @@ class ShardedStore(Store):
     def register(self, limit: NamedLimit) -> None:
         self.membership.register(limit)
 
+    def unregister(self, limit: NamedLimit) -> None:
+        self.membership.unregister(limit)
+
     def can_reserve(self, limit: NamedLimit) -> bool:
         return all(store.can_reserve(limit) for store in self.shards.values())
+
+    def open_hash(self, name: str) -> StoreHash | None:
+        return self._first().open_hash(name)
 
     def answers_within(self, budget_us: int) -> bool:
         return self.membership.answers_within(budget_us)
@@ -204,22 +178,19 @@ class ShardedStore(Store):
     ) -> Decision:
         router: Router = self.router
         side: cython.int = router.enter()
-        shard: Shard = None  # type: ignore[assignment]
-        decision: Decision
         try:
-            shard = router.find(key)
+            shard: Shard = router.find(key)
             if shard.gate is not None:
-                raise SlotMoving(shard)
+                raise ShardUnavailable(shard)
             home: Shard = router.lease_of(shard, key)
-            decision = home.store.decide_one(router.limit_at(named, home), key, cost, max_wait_us, commit)
+            decision: Decision = home.store.decide_one(router.limit_at(named, home), key, cost, max_wait_us, commit)
             router.count_hit(shard, key, decision)
-        except BaseException as error:
-            router.leave(side)
-            self._handle(shard, error)
-        else:
-            router.leave(side)
             return decision
-        return self.decide_one(named, key, cost, max_wait_us, commit)
+        except StoreUnavailable as error:
+            failure = error
+        finally:
+            router.leave(side)
+        return self.run_plan(self._plan_again(shard, failure, named, key, cost, max_wait_us, commit), called=True)
 
     async def adecide_one(self, named: NamedLimit, key: str, cost: int, max_wait_us: int, commit: bool) -> Decision:
         router: Router = self.router
@@ -227,17 +198,16 @@ class ShardedStore(Store):
         try:
             shard: Shard = router.find(key)
             if shard.gate is not None:
-                raise SlotMoving(shard)
+                raise ShardUnavailable(shard)
             home: Shard = router.lease_of(shard, key)
             decision = await home.store.adecide_one(router.limit_at(named, home), key, cost, max_wait_us, commit)
             router.count_hit(shard, key, decision)
             return decision
-        except (SlotMoving, StoreUnavailable) as error:
-            failure = failure_of(shard, error)
+        except StoreUnavailable as error:
+            failure = error
         finally:
             router.leave(side)
-        await arun(self._plan_recovery(failure))
-        return await self.adecide_one(named, key, cost, max_wait_us, commit)
+        return await self.arun_plan(self._plan_again(shard, failure, named, key, cost, max_wait_us, commit), called=True)
 
     @cython.ccall
     def hit_nowait(self, named: NamedLimit, key: str, cost: cython.longlong) -> Decision | None:
@@ -257,18 +227,15 @@ class ShardedStore(Store):
         finally:
             router.leave(side)
 
-    def decide(
-        self,
-        claims: Sequence[Claim],
-        max_wait_us: int | None = 0,
-        *,
-        commit: bool = True,
-        remember: bool = False,
-        not_before_us: int = 0,
+    @cython.ccall
+    @cython.annotation_typing(False)
+    def _decide(
+        self, claims: Sequence[Claim], max_wait_us: int | None, commit: bool, remember: bool, not_before_us: int
     ) -> Decision:
         asked = list(claims) or checked(claims)
         router: Router = self.router
         side: cython.int = router.enter()
+        sent: list[Claim] = []
         try:
             shard: Shard = router.only_shard(asked)  # type: ignore[assignment]
             if shard is not None and shard.gate is None:
@@ -280,22 +247,21 @@ class ShardedStore(Store):
                 return self._decided(shard, asked, sent, decision)
         except StoreUnavailable as error:
             self.membership.lose(shard, error)
+        except BaseException:
+            if sent:
+                router.copy_states(asked, sent)  # the caller gives back what an interrupted call has charged
+            raise
         finally:
             router.leave(side)
-        return self._run(lambda: self._plan_decide(checked(asked), max_wait_us, commit, remember, not_before_us))
+        return self.run_plan(self.plan_decide(asked, max_wait_us, commit, remember, not_before_us), called=shard is not None)
 
-    async def adecide(
-        self,
-        claims: Sequence[Claim],
-        max_wait_us: int | None = 0,
-        *,
-        commit: bool = True,
-        remember: bool = False,
-        not_before_us: int = 0,
+    async def _adecide(
+        self, claims: Sequence[Claim], max_wait_us: int | None, commit: bool, remember: bool, not_before_us: int
     ) -> Decision:
         asked = list(claims) or checked(claims)
         router: Router = self.router
         side: cython.int = router.enter()
+        sent: list[Claim] = []
         try:
             shard: Shard = router.only_shard(asked)  # type: ignore[assignment]
             if shard is not None and shard.gate is None:
@@ -307,10 +273,14 @@ class ShardedStore(Store):
                 return self._decided(shard, asked, sent, decision)
         except StoreUnavailable as error:
             self.membership.lose(shard, error)
+        except BaseException:
+            if sent:
+                router.copy_states(asked, sent)  # the caller gives back what an interrupted call has charged
+            raise
         finally:
             router.leave(side)
-        plan = self._arun(lambda: self._plan_decide(checked(asked), max_wait_us, commit, remember, not_before_us))
-        return await self._finish(plan, asked)
+        plan = self.plan_decide(asked, max_wait_us, commit, remember, not_before_us)
+        return await self._finish(self.arun_plan(plan, called=shard is not None), asked)
 
     def _decided(self, shard: Shard, asked: list[Claim], sent: list[Claim], decision: Decision) -> Decision:
         """Keeps the states of a charge and counts the hit."""
@@ -318,97 +288,111 @@ class ShardedStore(Store):
         self.router.count_hit(shard, asked[0].key, decision)
         return decision
 
-    def _handle(self, shard: Shard, error: BaseException) -> None:
-        """Returns when the call can be made again; otherwise raises."""
-        if not isinstance(error, (SlotMoving, StoreUnavailable)):
-            raise error
-        run(self._plan_recovery(failure_of(shard, error)))
-
     # Plans, for sync and async callers ---------------------------------------------------------------------------
 
-    def _run(self, make_plan: Callable[[], Plan[T]]) -> T:
-        return run(self._plan_retries(make_plan), ShardCalls(self.membership.budget_us, self._clock).perform)
+    def plan_left(self, called: bool = False) -> Left | None:
+        """The last call of a plan begins after three quarters of the budget; half, when a call was made before the plan."""
+        return left_of(0.5 if called else 0.75, self.membership.budget_us, self._clock)
 
-    async def _arun(self, make_plan: Callable[[], Plan[T]]) -> T:
-        return await arun(self._plan_retries(make_plan), ShardCalls(self.membership.budget_us, self._clock).aperform)
+    def run_plan(self, plan: Plan[T], called: bool = False) -> T:
+        return run(plan, self._perform, self._clock.sleep, left=self.plan_left(called))
+
+    async def arun_plan(self, plan: Plan[T], called: bool = False) -> T:
+        return await arun(plan, self._aperform, self._clock.asleep, left=self.plan_left(called))
+
+    def _perform(self, call: Call) -> object:
+        try:
+            return perform_call(resolved(call))
+        except StoreUnavailable as error:
+            raise ShardUnavailable(call.target, error) from error
+
+    async def _aperform(self, call: Call) -> object:
+        try:
+            return await aperform_call(resolved(call))
+        except StoreUnavailable as error:
+            raise ShardUnavailable(call.target, error) from error
+
+    def _plan_again(
+        self, shard: Shard, error: StoreUnavailable, named: NamedLimit, key: str, cost: int, max_wait_us: int, commit: bool
+    ) -> Plan[Decision]:
+        """A decision on one limit whose slot was moving or whose shard was lost."""
+        yield from self._plan_recovery(shard, error)
+        wait_us = None if max_wait_us >= MAX_WAIT else max_wait_us
+        return (yield from self.plan_decide([Claim(named, key, cost)], wait_us, commit, False, 0))
 
     def _plan_retries(self, make_plan: Callable[[], Plan[T]]) -> Plan[T]:
         """A plan, made again from the start when a slot was moving or a shard was lost."""
-        while True:
+        for attempt in count():
             side = self.router.enter()
             try:
                 return (yield from make_plan())
-            except (SlotMoving, ShardUnavailable) as error:
-                failure = error
+            except ShardUnavailable as error:
+                shard, failure = error.shard, error.error
             finally:
                 self.router.leave(side)
-            yield from self._plan_recovery(failure)
+            yield from self._plan_recovery(shard, failure, attempt)
+        raise AssertionError
 
-    def _plan_recovery(self, failure: SlotMoving | ShardUnavailable) -> Plan[None]:
+    def _plan_recovery(self, shard: Shard, error: StoreUnavailable | None, attempt: int = 0) -> Plan[None]:
         """Waits for the gate of a moving slot, or has a lost shard's slots point to others; raises when neither works."""
-        if isinstance(failure, ShardUnavailable):
-            self.membership.lose(failure.shard, failure.error)
+        if shard.gate is None:
+            yield from self.membership.plan_recovery(shard, error, attempt)
             return
         pause_s = self.membership.pause_us / 1e6
-        if not (yield Call(failure.gate, "wait_open", (pause_s,))):
+        if not (yield Call(shard.gate, "wait_open", (pause_s,))):
             raise StoreTimeout(
-                f"shard {failure.gate.shard!r} is handing keys over, and this key had not arrived after {pause_s:g} s; "
+                f"shard {shard.gate.shard!r} is handing keys over, and this key had not arrived after {pause_s:g} s; "
                 "try again, or give ShardedStore a longer pause="
             )
 
-    def decide_many(self, asks: Sequence[Sequence[Claim]], max_wait_us: int | None = 0) -> list[Decision]:
+    def plan_decide(
+        self, claims: Sequence[Claim], max_wait_us: int | None, commit: bool, remember: bool, not_before_us: int
+    ) -> Plan[Decision]:
+        asked = checked(claims)
+        return self._plan_retries(lambda: self._plan_decide(asked, max_wait_us, commit, remember, not_before_us))
+
+    def plan_decide_many(self, asks: Requests, max_wait_us: int | None) -> Plan[list[Decision]]:
         asked = [checked(claims) for claims in asks]
-        found: list[Decision | None] = [None] * len(asks)
-        self._run(lambda: self._plan_decide_many(asked, max_wait_us, found))
-        return found  # type: ignore[return-value]
+        found: list[Decision | None] = [None] * len(asked)
+        try:
+            decisions: list[Decision] = yield from self._plan_retries(lambda: self._plan_decide_many(asked, max_wait_us, found))
+            return decisions
+        except BaseException:  # no caller is answered: what was charged goes back, where that is possible
+            for claims, decision in zip(asked, found, strict=True):
+                if decision:
+                    with suppress(StoreError):
+                        yield from self._plan_give_back(claims, decision.start_us, decision.source)
+            raise
 
-    async def adecide_many(self, asks: Sequence[Sequence[Claim]], max_wait_us: int | None = 0) -> list[Decision]:
-        asked = [checked(claims) for claims in asks]
-        found: list[Decision | None] = [None] * len(asks)
-        await self._arun(lambda: self._plan_decide_many(asked, max_wait_us, found))
-        return found  # type: ignore[return-value]
-
-    def give_back(self, claims: Sequence[Claim], charged_at: int = -1, source: str = STORE) -> None:
+    def plan_give_back(self, claims: Sequence[Claim], charged_at: int, source: str) -> Plan[bool]:
         asked = listed_claims(claims)
-        self._run(lambda: self._plan_give_back(asked, charged_at, source))
+        return self._plan_retries(lambda: self._plan_give_back(asked, charged_at, source))
 
-    async def agive_back(self, claims: Sequence[Claim], charged_at: int = -1, source: str = STORE) -> None:
+    def plan_reset(self, claims: Sequence[Claim]) -> Plan[None]:
         asked = listed_claims(claims)
-        await self._arun(lambda: self._plan_give_back(asked, charged_at, source))
+        return self._plan_retries(lambda: self._plan_reset(asked))
 
-    def reset(self, claims: Sequence[Claim]) -> None:
-        asked = listed_claims(claims)
-        self._run(lambda: self._plan_reset(asked))
-
-    async def areset(self, claims: Sequence[Claim]) -> None:
-        asked = listed_claims(claims)
-        await self._arun(lambda: self._plan_reset(asked))
-
-    def load(self, limit: NamedLimit, items: Iterable[KeyState]) -> None:
+    def plan_load(self, limit: NamedLimit, items: Iterable[KeyState]) -> Plan[None]:
         pairs = checked_pairs(items)
-        self._run(lambda: self._plan_load(limit, pairs))
-
-    async def aload(self, limit: NamedLimit, items: Iterable[KeyState]) -> None:
-        pairs = checked_pairs(items)
-        await self._arun(lambda: self._plan_load(limit, pairs))
+        return self._plan_retries(lambda: self._plan_load(limit, pairs))
 
     def _plan_decide(
-        self, asked: list[Claim], max_wait_us: int | None, commit: bool, remember: bool, not_before_us: int
+        self, asked: list[Claim], max_wait_us: int | None, commit: bool = True, remember: bool = False, not_before_us: int = 0
     ) -> Plan[Decision]:
         shard = self.router.only_shard(asked)
         if shard is None:
-            outcome = yield from plan_decision(self._groups(asked), max_wait_us, commit, not_before_us)
-            for group, charge in outcome.charges:
+            joined, charges = yield from plan_decision(self._groups(asked), max_wait_us, commit, not_before_us)
+            for group, charge in charges:
                 self.router.copy_states([asked[position] for position in group.positions], group.claims)
-                self._remember_charge(outcome.decision, charge, group.claims)
-            return outcome.decision
+                self._remember_charge(joined, charge, group.claims)
+            return joined
         home = self.router.lease_of_all(require_open(shard), asked)
         sent = self.router.copy_claims(asked, home)
         options = {"commit": commit, "remember": remember, "not_before_us": not_before_us}
         decision: Decision = yield Call(home, "decide", (sent, max_wait_us), options)
         return self._decided(shard, asked, sent, decision)
 
-    def _plan_decide_many(self, asks: list[list[Claim]], max_wait_us: int | None, found: list[Decision | None]) -> Plan[None]:
+    def _plan_decide_many(self, asks: list[list[Claim]], max_wait_us: int | None, found: list[Decision | None]) -> Plan[Any]:
         """One call per shard; a request on several shards waits for those before it. What is in `found` is not decided again."""
         waiting: dict[Shard, list[int]] = {}
         for i, asked in enumerate(asks):
@@ -420,22 +404,26 @@ class ShardedStore(Store):
                 continue
             yield from self._plan_batch(asks, max_wait_us, waiting, found)
             waiting = {}
-            found[i] = yield from self._plan_decide(asked, max_wait_us, True, False, 0)
+            found[i] = yield from self._plan_decide(asked, max_wait_us)
         yield from self._plan_batch(asks, max_wait_us, waiting, found)
+        return found
 
     def _plan_batch(
         self, asks: list[list[Claim]], max_wait_us: int | None, waiting: dict[Shard, list[int]], found: list[Decision | None]
     ) -> Plan[None]:
         sent = {shard: [self.router.copy_claims(asks[i], shard) for i in numbers] for shard, numbers in waiting.items()}
-        answers = yield [Call(shard, "decide_many", (copies, max_wait_us)) for shard, copies in sent.items()]
-        for (shard, numbers), answer in zip(waiting.items(), answers, strict=True):
-            if not isinstance(answer, StoreError):
-                for i, copies, decision in zip(numbers, sent[shard], answer, strict=True):
-                    self.router.copy_states(asks[i], copies)
-                    found[i] = decision
+        calls, answers = Recorded(Call(shard, "decide_many", (copies, max_wait_us)) for shard, copies in sent.items()), None
+        try:
+            answers = yield calls
+        finally:  # interrupted: what was answered so far
+            for (shard, numbers), answer in zip(waiting.items(), answers or calls.answers, strict=False):
+                if not isinstance(answer, StoreError):
+                    for i, copies, decision in zip(numbers, sent[shard], answer, strict=True):
+                        self.router.copy_states(asks[i], copies)
+                        found[i] = decision
         raise_failure(answers)
 
-    def _plan_give_back(self, asked: list[Claim], charged_at: int, source: str) -> Plan[None]:
+    def _plan_give_back(self, asked: list[Claim], charged_at: int, source: str) -> Plan[bool]:
         calls = []
         for group in self._groups(asked, leased=True):
             charges: dict[tuple[int, str], list[Claim]] = {}
@@ -443,7 +431,9 @@ class ShardedStore(Store):
                 known = (charged_at, source, claim.limit.identity, claim.key)
                 charges.setdefault(self._charges.get(known, (charged_at, source)), []).append(claim)
             calls += [Call(group.shard, "give_back", (some, *charge)) for charge, some in charges.items()]
-        raise_failure((yield calls))
+        answers = yield calls
+        raise_failure(answers)
+        return not asked or any(answers)
 
     def _plan_reset(self, asked: list[Claim]) -> Plan[None]:
         groups = self._groups(asked, leased=True)
@@ -523,19 +513,19 @@ class ShardedStore(Store):
         self, name: str, store: Store, weight: float = 1.0, *, handoff: bool = True, progress: Listener | None = None
     ) -> None:
         """As `add`, in a thread: the event loop goes on. `progress` is called in that thread."""
-        await asyncio.to_thread(self.membership.add, name, store, weight, handoff, progress)
+        await self._run_in_thread(self.membership.add, name, store, weight, handoff, progress)
 
     async def aremove(self, name: str, *, handoff: bool = True, progress: Listener | None = None) -> Store:
         """As `remove`, in a thread."""
-        return await asyncio.to_thread(self.membership.remove, name, handoff, progress)
+        return await self._run_in_thread(self.membership.remove, name, handoff, progress)  # type: ignore[no-any-return]
 
     async def arestore(self, name: str, *, handoff: bool = True, progress: Listener | None = None) -> None:
         """As `restore`, in a thread."""
-        await asyncio.to_thread(self.membership.restore, name, handoff, progress)
+        await self._run_in_thread(self.membership.restore, name, handoff, progress)
 
     async def arebalance(self, *, handoff: bool = True, progress: Listener | None = None) -> None:
         """As `rebalance`, in a thread."""
-        await asyncio.to_thread(self.membership.rebalance, handoff, progress)
+        await self._run_in_thread(self.membership.rebalance, handoff, progress)
 
     def items(self, limit: NamedLimit) -> Iterable[KeyState]:
         router: Router = self.router
@@ -556,14 +546,15 @@ class ShardedStore(Store):
             await store.aclose()
 
 
+def resolved(call: Call) -> Call:
+    """The call of a shard as one of its store; that of a gate stays as it is."""
+    return call._replace(target=call.target.store) if isinstance(call.target, Shard) else call
+
+
 def require_open(shard: Shard) -> Shard:
     if shard.gate is not None:
-        raise SlotMoving(shard)
+        raise ShardUnavailable(shard)
     return shard
-
-
-def failure_of(shard: Shard, error: SlotMoving | StoreUnavailable) -> SlotMoving | ShardUnavailable:
-    return ShardUnavailable(shard, error) if isinstance(error, StoreUnavailable) else error
 
 
 def listed_claims(claims: Sequence[Claim]) -> list[Claim]:

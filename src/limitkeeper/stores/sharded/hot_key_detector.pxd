@@ -1,4 +1,4 @@
-# C declarations of hot_keys.py.
+# C declarations of hot_key_detector.py.
 cdef class HotKeys:
     cdef readonly long long rate, counters, window_us, since_us
     cdef long long skip, random

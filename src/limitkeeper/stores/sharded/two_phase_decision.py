@@ -1,30 +1,26 @@
 """Decides claims that are on several shards, all or nothing, in two phases.
 
-Charge, then join. Every shard is asked to charge its own claims now. When all allow it, that is the decision: one call each. When
-one refuses, the others give back what they charged, every claim is peeked at, and the limit with the longest retry decides, as
-within one store. With a `max_wait` the peeks say when each claim could start; the latest of these is the common start, and every
-shard is charged with `not_before_us` at it. When another caller came in between and a shard's start is later than that, all are
-moved to it.
-
-Shards may have clocks of their own: starts are compared as waits since the moment at which each shard was peeked at, never as
-absolute times, and each shard gives back at its own start.
+Every shard is asked to charge its own claims now; when all allow it, that is the decision. When one refuses, the others give back
+and every claim is peeked at: the limit with the longest retry decides. With a `max_wait` the latest of the peeked starts is the
+common one, and every shard is charged at it (`not_before_us`); all are moved when another caller came in between. Shards may have
+clocks of their own: starts are compared as waits since each shard was peeked at.
 
 Never more than the limits is admitted. What is charged on some shards only, because the caller died between two calls or a shard
-failed while it gave back, is at most the cost of that one decision, and is lost like a hit that was never used. Meanwhile
-other callers may be refused what is given back a moment later.
+failed while it gave back, is at most the cost of that one decision, and is lost like a hit that was never used.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from ...algorithms.claim import Claim
 from ...decision import Decision, Decisions
 from ...errors import StoreError
-from ..sans_io import Call, Plan, UntilRefused
+from ..sans_io import Call, Plan, Recorded, UntilRefused
 from .router import Shard
 
+T = TypeVar("T")
 #: How often a decision is tried again when other callers come in between, before it is refused.
 ROUNDS = 8
 
@@ -44,17 +40,15 @@ class Charge(NamedTuple):
     decision: Decision
 
 
-class Outcome(NamedTuple):
-    """The joined decision, and what was charged for it."""
-
-    decision: Decision
-    charges: list[Charge]
+#: The joined decision, and what was charged for it.
+Outcome = tuple[Decision, list[Charge]]
 
 
 def plan_decision(groups: Sequence[ShardGroup], max_wait_us: int | None, commit: bool, not_before_us: int) -> Plan[Outcome]:
     """The calls of one decision."""
     if not all(group.shard.store.can_reserve(claim.limit) for group in groups for claim in group.claims):
         max_wait_us = 0  # a limit that can't reserve makes all of them decide for now
+    claims = in_order(groups, [claim for group in groups for claim in group.claims])
     parts: list[Decision] = []
     for _ in range(ROUNDS):
         if commit:
@@ -64,25 +58,35 @@ def plan_decision(groups: Sequence[ShardGroup], max_wait_us: int | None, commit:
                 return join_charges(charges)
         parts = yield from peek(groups, max_wait_us, not_before_us)
         wait_us = max(part.wait_us for part in parts)
-        parts = [refuse_beyond_horizon(part, claim, wait_us) for part, claim in zip(parts, in_order(groups), strict=True)]
+        parts = [refuse_beyond_horizon(part, claim, wait_us) for part, claim in zip(parts, claims, strict=True)]
         if not commit or not all(parts):
-            return Outcome(Decisions.join(parts, wait_us), [])
+            return Decisions.join(parts, wait_us), []
         if wait_us:
             charges = yield from charge_at(groups, parts, wait_us, max_wait_us)
             if charges is not None:
                 return join_charges(charges)
-    return Outcome(Decisions.join([refused(part, 1) for part in parts]), [])  # it fits, but other callers were always first
+    return Decisions.join([refused(part, 1) for part in parts]), []  # it fits, but other callers were always first
 
 
 def charge(groups: Sequence[ShardGroup], calls: Sequence[Call]) -> Plan[list[Charge] | None]:
     """Charges every group or none; None when one refused."""
-    answers = yield UntilRefused(calls)
-    charges = [Charge(group, a) for group, a in zip(groups, answers, strict=False) if isinstance(a, Decision) and a]
+    calls = UntilRefused(calls)
+    try:
+        answers = yield calls
+    except BaseException:
+        yield from give_back(charged(groups, calls.answers))
+        raise
+    charges = charged(groups, answers)
     if len(charges) == len(groups):
         return charges
     yield from give_back(charges)
     raise_failure(answers)
     return None
+
+
+def charged(groups: Iterable[ShardGroup], answers: Iterable[object]) -> list[Charge]:
+    """The groups that were charged, by the answers so far."""
+    return [Charge(group, a) for group, a in zip(groups, answers, strict=False) if isinstance(a, Decision) and a]
 
 
 def charge_at(
@@ -97,12 +101,15 @@ def charge_at(
         if not early:
             return [charges[i] for i in range(len(groups))]
         yield from give_back([charges.pop(i) for i in early if i in charges])
-        starts = [{"not_before_us": peeked_at[i] + wait_us} for i in early]
-        calls = [
-            Call(groups[i].shard, "decide", (groups[i].claims, max_wait_us), start)
-            for i, start in zip(early, starts, strict=True)
-        ]
-        answers = yield calls
+        calls = Recorded(
+            Call(groups[i].shard, "decide", (groups[i].claims, max_wait_us), {"not_before_us": peeked_at[i] + wait_us})
+            for i in early
+        )
+        try:
+            answers = yield calls
+        except BaseException:
+            yield from give_back([*charges.values(), *charged([groups[i] for i in early], calls.answers)])
+            raise
         charges |= {i: Charge(groups[i], a) for i, a in zip(early, answers, strict=True) if isinstance(a, Decision) and a}
         if len(charges) < len(groups):
             yield from give_back(charges.values())
@@ -122,17 +129,15 @@ def give_back(charges: Iterable[Charge]) -> Plan[None]:
 
 def peek(groups: Sequence[ShardGroup], max_wait_us: int | None, not_before_us: int) -> Plan[list[Decision]]:
     """The decision on each claim by itself, in order, without charging."""
-    positions = [position for group in groups for position in group.positions]
     options = {"commit": False, "not_before_us": not_before_us}
     calls = [Call(group.shard, "decide", ([claim], max_wait_us), options) for group in groups for claim in group.claims]
-    answers = raise_failure((yield calls))
-    return [answer for _, answer in sorted(zip(positions, answers, strict=True), key=lambda pair: pair[0])]
+    return in_order(groups, raise_failure((yield calls)))
 
 
-def in_order(groups: Sequence[ShardGroup]) -> list[Claim]:
-    """All claims in the order of the decision."""
-    pairs = [pair for group in groups for pair in zip(group.positions, group.claims, strict=True)]
-    return [claim for _, claim in sorted(pairs, key=lambda pair: pair[0])]
+def in_order(groups: Sequence[ShardGroup], values: Iterable[T]) -> list[T]:
+    """The values of all claims, given group by group, in the order of the decision."""
+    positions = [position for group in groups for position in group.positions]
+    return [value for _, value in sorted(zip(positions, values, strict=True), key=lambda pair: pair[0])]
 
 
 def refuse_beyond_horizon(part: Decision, claim: Claim, wait_us: int) -> Decision:
@@ -156,7 +161,7 @@ def join_charges(charges: list[Charge]) -> Outcome:
     for group, decision in charges:
         parts |= dict(zip(group.positions, decision.decisions, strict=True))
     wait_us = max(charge.decision.wait_us for charge in charges)
-    return Outcome(Decisions.join([parts[position] for position in sorted(parts)], wait_us), charges)
+    return Decisions.join([parts[position] for position in sorted(parts)], wait_us), charges
 
 
 def raise_failure(answers: list[Any]) -> list[Any]:

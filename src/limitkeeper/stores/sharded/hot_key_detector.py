@@ -1,15 +1,11 @@
 """HotKeys: finds the keys with most hits, in bounded memory (Misra and Gries, 1982).
 
-At most `counters` keys are counted. A counted key is incremented; an uncounted one takes a free counter, and where none is free,
-all are decremented and those at 0 are dropped. Of N hits, a count is at most N / (counters + 1) too low and never too high, so a
-key with more than that share is found. One hit in about `EVERY` is sampled, at pseudo-random distances (keys that take turns
-can't hide between them), so most hits cost one subtraction. Counting starts again with every window of `window_us`, on the clock
-of the shard that answers.
+At most `counters` keys are counted. An uncounted key takes a free counter; where none is free, all are decremented and those at 0
+are dropped. Of N hits, a count is at most N / (counters + 1) too low and never too high, so a key with more than that share is
+found. One hit in about `EVERY` is sampled, at pseudo-random distances (keys that take turns can't hide between them).
 
-A key is hot from `rate` hits a second on, counted over a window, and until a window has less than half of that.
-
-Rejected: Space-Saving (finding the smallest counter for every uncounted key costs more than it gains here), count-min (it answers
-how often, not which), a counter for every key (unbounded).
+A key is hot from `rate` hits a second on, counted over a window, and until a window has less than half of that. Rejected:
+Space-Saving (finding the smallest counter costs more than it gains here), count-min (it answers how often, not which).
 """
 
 from __future__ import annotations
