@@ -3,17 +3,13 @@
     closed ──(5 failures in a row, or half of the last ones)──▶ open ──(a probe succeeds)──▶ half open ──(a second)──▶ closed
                                                                  ▲  └─ a probe fails: wait longer ┘ └─ any failure: open again
 
-Closed, every caller calls the store. Open, none does; a background probe makes one call at
-
     next probe = now + random · min(most, first · 2^attempt)           full jitter: a thousand processes never probe together
 
-Half open, a caller is let through with the probability `elapsed / ramp`, so that the load of a server that has just recovered
-rises over a second. The ratio of failures is a moving one, updated only when a call fails:
-p ← p · (15/16)^(successes since + 1) + 1/16, so that a success costs one addition and no lock.
+Half open, a caller is let through with the probability `elapsed / ramp`. The ratio of failures is a moving one, updated only when
+a call fails: p ← p · (15/16)^(successes since + 1) + 1/16, so that a success costs one addition and no lock.
 
-A pure state machine: time and randomness are arguments. Callers hold a lock while they change it.
-Rejected: a window of outcomes in a ring (a write per call), probing with callers' own calls (a caller pays the budget each time),
-a fixed delay between probes (all processes that saw the server fail find it alive together).
+A pure state machine: time and randomness are arguments. Callers hold a lock while they change it. Rejected: a window of outcomes
+in a ring (a write per call), probing with callers' own calls (a caller pays the budget each time), a fixed delay between probes.
 """
 
 from __future__ import annotations
@@ -66,12 +62,9 @@ class Breaker:
             return False
         if self.state == CLOSED:
             self.attempt = 0
-        self._open(now_us)
-        return True
-
-    def _open(self, now_us: int) -> None:
         self._enter(OPEN, now_us)
         self._schedule_probe(now_us)
+        return True
 
     def _schedule_probe(self, now_us: int) -> None:
         """Sets the time of the next probe: full jitter under a bound that doubles each time."""

@@ -1,173 +1,332 @@
-"""Wraps a store that can't promise a deadline itself (`answers_within`): every call ends within the budget.
+"""DeadlineStore: wraps a store that can't promise a deadline itself (`answers_within`); every call ends within the budget.
 
-Each call runs in a DeadlinePool, with copies of the claims, since an abandoned call may write into them at any time. What an
-abandoned call charged after all is given back. A store whose async methods block is called by a thread in asyncio too, so
-that it does not stop the event loop.
+Calls run in worker threads (in asyncio: as tasks, or in threads too where the store's async methods block). When the deadline
+passes, the caller gets StoreTimeout and the call is abandoned: it goes on by itself, with copies of the claims, and what it
+charged after all is given back. A call that no worker has begun is not made. At most 32 calls are in progress; when all of them
+hang, a new call fails at once; as many again are kept for probes.
+Rejected: concurrent.futures (its threads are joined when the interpreter exits, so a hung store would hang the exit), and
+cancelling a hung call (a client cancelled between writing and reading has no good state).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from functools import partial
-from typing import Any
+import asyncio
+import queue
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, TypeVar
 
 from ...algorithms.claim import Claim, NamedLimit
-from ...clock import Clock
-from ...decision import STORE, Decision
+from ...clock import SYSTEM
+from ...decision import Decision
+from ...errors import StoreTimeout, StoreUnavailable
 from ..contract import Store
-from ..sans_io import Call, Plan, aperform_call, arun, perform_call, run
-from .deadline_pool import DeadlinePool, StartThread, start_daemon
+from ..sans_io import UNBOUNDED, Call, Plan, aperform_call, arun, perform_call, run
+from ..wrapper_store import Requests, WrapperStore, copy_states
 
-Requests = Sequence[Sequence[Claim]]
-KeyState = tuple[str, Any]
+T = TypeVar("T")
+#: Seconds after which an idle thread ends.
+IDLE = 5.0
+#: How many budgets an abandoned task may go on before it is cancelled; threads can't be.
+GRACE = 500
 
 
-class DeadlineStore(Store):
+class StartThread(Protocol):
+    """Starts a thread: what a simulator replaces."""
+
+    def __call__(self, target: Callable[[], object], name: str) -> threading.Thread: ...
+
+
+def start_daemon(target: Callable[[], object], name: str) -> threading.Thread:
+    thread = threading.Thread(target=target, name=name, daemon=True)
+    thread.start()
+    return thread
+
+
+class PooledCall:
+    """One call: in progress, done, or abandoned; the first of the last two stays."""
+
+    __slots__ = ("abandoned", "answer", "begun", "call", "done", "error", "wake")
+
+    def __init__(self, call: Call, wake: Callable[[], object]) -> None:
+        self.call = call
+        self.wake = wake
+        self.begun = self.done = self.abandoned = False
+        self.answer: Any = None
+        self.error: BaseException | None = None
+
+    def result(self) -> Any:
+        if self.error is not None:
+            raise self.error
+        return self.answer
+
+
+class DeadlinePool:
+    """Threads and tasks that call a store which may hang. Thread-safe; a forked child starts with an empty one."""
+
+    def __init__(self, start_thread: StartThread) -> None:
+        self.max_calls = 32
+        self.start_thread = start_thread
+        self.lost = 0  # late answers that could not be given back
+        self.reset()
+
+    def reset(self) -> None:
+        """Starts again with no call in progress."""
+        self.lock = threading.Lock()
+        self.queue: queue.SimpleQueue[PooledCall | None] = queue.SimpleQueue()
+        self.threads = 0
+        self.free = 0  # idle threads that no queued call counts on
+        self.queued = 0  # calls that no thread is free for
+        self.hanging = 0  # threads in an abandoned call
+        self.tasks: set[asyncio.Task[object]] = set()
+
+    @property
+    def abandoned(self) -> int:
+        """Abandoned calls that are still in progress."""
+        return self.hanging + len(self.tasks)
+
+    def run(self, call: Call, budget_us: int, probe: bool) -> Any:
+        """The answer of a call made by a thread; StoreTimeout when it takes longer than the budget."""
+        latch, deadline_us = threading.Lock(), SYSTEM.now_us() + budget_us
+        latch.acquire()
+        pooled = PooledCall(call, latch.release)
+        self._submit(pooled, probe)
+        try:  # starting a thread is in the budget too
+            in_time = latch.acquire(timeout=max(0, deadline_us - SYSTEM.now_us()) / 1e6)
+        except BaseException:
+            self._abandon(pooled)
+            raise
+        if not in_time and self._abandon(pooled):
+            raise timed_out(budget_us)
+        return pooled.result()
+
+    async def run_async(self, call: Call, budget_us: int, probe: bool) -> Any:
+        """The same, awaited: for a store whose async methods block."""
+        loop = asyncio.get_running_loop()
+        over = asyncio.Event()
+        pooled = PooledCall(call, lambda: loop.call_soon_threadsafe(over.set))
+        self._submit(pooled, probe)
+        try:
+            async with asyncio.timeout(budget_us / 1e6):
+                await over.wait()
+        except TimeoutError:
+            if self._abandon(pooled):
+                raise timed_out(budget_us) from None
+        except BaseException:
+            self._abandon(pooled)
+            raise
+        return pooled.result()
+
+    def _submit(self, pooled: PooledCall, probe: bool) -> None:
+        most = self.max_calls * (1 + probe)
+        with self.lock:
+            if self.hanging >= most:
+                raise all_hang(self.hanging)
+            is_new = not self.free and self.threads < most
+            if is_new:
+                self.threads += 1
+            elif self.free:
+                self.free -= 1
+            else:
+                self.queued += 1
+            self.queue.put(pooled)
+        if is_new:
+            calls = self.queue
+            try:
+                self.start_thread(lambda: self._work(calls), "limitkeeper store call")
+            except RuntimeError as error:  # the process may not have more threads
+                with self.lock:
+                    self.threads -= 1
+                    self.queued += 1  # until a worker skips it
+                    pooled.abandoned = True
+                raise StoreUnavailable(f"no worker for a call to the store: {error}") from error
+
+    def _abandon(self, pooled: PooledCall) -> bool:
+        """Whether the caller leaves without an answer."""
+        with self.lock:
+            if pooled.done:
+                return False
+            pooled.abandoned = True
+            self.hanging += pooled.begun
+            return True
+
+    def _work(self, calls: queue.SimpleQueue[PooledCall | None]) -> None:
+        while True:
+            try:
+                pooled = calls.get(timeout=IDLE)
+            except queue.Empty:
+                if self._may_end():
+                    return
+                continue
+            if pooled is None:
+                return
+            with self.lock:
+                pooled.begun = not pooled.abandoned
+            if pooled.begun:
+                self._perform(pooled)
+            del pooled
+            with self.lock:
+                if self.queued:
+                    self.queued -= 1
+                else:
+                    self.free += 1
+
+    def _may_end(self) -> bool:
+        """An idle thread ends, unless a call that is being queued counts on it."""
+        with self.lock:
+            ends = self.free > 0
+            self.free -= ends
+            self.threads -= ends
+            return ends
+
+    def _perform(self, pooled: PooledCall) -> None:
+        try:
+            pooled.answer = perform_call(pooled.call)
+        except BaseException as error:
+            pooled.error = error
+        with self.lock:
+            pooled.done = True
+            self.hanging -= pooled.abandoned
+        try:
+            if not pooled.abandoned:
+                pooled.wake()
+                return
+        except RuntimeError:  # the caller's event loop is closed
+            pass
+        if pooled.error is None:
+            try:
+                run(give_back_late(pooled.call, pooled.answer))
+            except Exception:
+                self.lost += 1
+
+    async def arun(self, call: Call, budget_us: int, probe: bool) -> Any:
+        """The same for a coroutine: it runs as a task, which goes on by itself when the deadline has passed."""
+        if self.abandoned >= self.max_calls * (1 + probe):
+            raise all_hang(self.abandoned)
+        abandoned = asyncio.Event()
+        task = asyncio.ensure_future(self._aperform(abandoned, call))
+        try:
+            await asyncio.wait({task}, timeout=budget_us / 1e6)
+        except BaseException:
+            self._abandon_task(abandoned, task, budget_us)
+            raise
+        if not task.done():
+            self._abandon_task(abandoned, task, budget_us)
+            raise timed_out(budget_us)
+        return task.result()
+
+    def _abandon_task(self, abandoned: asyncio.Event, task: asyncio.Task[object], budget_us: int) -> None:
+        abandoned.set()
+        self.tasks.add(task)
+        cancelling = asyncio.get_running_loop().call_later(GRACE * budget_us / 1e6, task.cancel)
+
+        def end(task: asyncio.Task[object]) -> None:
+            cancelling.cancel()
+            self.tasks.discard(task)
+            if not task.cancelled():
+                task.exception()  # retrieved, or asyncio logs that it never was
+
+        task.add_done_callback(end)
+
+    async def _aperform(self, abandoned: asyncio.Event, call: Call) -> object:
+        answer = await aperform_call(call)
+        if abandoned.is_set():
+            try:
+                await arun(give_back_late(call, answer))
+            except Exception:
+                self.lost += 1
+        return answer
+
+    def close(self) -> None:
+        """Ends the idle threads; those that hang end when their call does."""
+        with self.lock:
+            while self.free:
+                self.free -= 1
+                self.threads -= 1
+                self.queue.put(None)
+
+
+class DeadlineStore(WrapperStore):
     """`DeadlineStore(store, 20_000)`: every method but `items` and `load` ends within 20 ms, with an answer or StoreTimeout."""
 
+    local = False
+
     def __init__(self, store: Store, budget_us: int, start_thread: StartThread = start_daemon) -> None:
-        self.inner = store
+        super().__init__(store)
         self.budget_us = budget_us
-        self.pool = DeadlinePool(start_thread=start_thread)
+        self.pool = DeadlinePool(start_thread)
         self.awaits = type(store).adecide is not Store.adecide
-
-    @property
-    def clock(self) -> Clock:
-        return self.inner.clock
-
-    @property
-    def overflow(self) -> int:
-        return self.inner.overflow
 
     def answers_within(self, budget_us: int) -> bool:
         self.budget_us = min(budget_us, self.budget_us)
         return True
 
-    def can_reserve(self, limit: NamedLimit) -> bool:
-        return self.inner.can_reserve(limit)
+    def run_plan(self, plan: Plan[T]) -> T:
+        return run(plan, self._perform)
 
-    def items(self, limit: NamedLimit) -> Iterable[KeyState]:
-        return self.inner.items(limit)
+    async def arun_plan(self, plan: Plan[T]) -> T:
+        return await arun(plan, self._aperform)
 
-    def load(self, limit: NamedLimit, items: Iterable[KeyState]) -> None:
-        self.inner.load(limit, items)
+    def _perform(self, call: Call, probe: bool = False) -> Any:
+        if call.method in UNBOUNDED:
+            return perform_call(call)
+        return self.pool.run(call, self.budget_us, probe)
 
-    async def aload(self, limit: NamedLimit, items: Iterable[KeyState]) -> None:
-        await self.inner.aload(limit, items)
+    async def _aperform(self, call: Call, probe: bool = False) -> Any:
+        if call.method in UNBOUNDED:
+            return await aperform_call(call)
+        return await (self.pool.arun if self.awaits else self.pool.run_async)(call, self.budget_us, probe)
 
-    # Calls -----------------------------------------------------------------------------------------------------
-
-    def _call(self, call: Call, charged: Requests = (), probe: bool = False) -> Any:
-        """Makes a call of the store. `charged` are the claims that an allowed answer has charged."""
-        late = partial(self._run_late, charged) if charged else None
-        return self.pool.run(partial(perform_call, call), late, self.budget_us, probe)
-
-    async def _acall(self, call: Call, charged: Requests = (), probe: bool = False) -> Any:
-        if self.awaits:
-            alate = partial(self._arun_late, charged) if charged else None
-            return await self.pool.arun(partial(aperform_call, call), alate, self.budget_us, probe)
-        late = partial(self._run_late, charged) if charged else None
-        return await self.pool.run_async(partial(perform_call, call), late, self.budget_us, probe)
-
-    def _give_back_late(self, charged: Requests, answer: Decision | list[Decision]) -> Plan[None]:
-        """Gives back what a call charged after it was abandoned."""
-        for claims, decision in zip(charged, answer if isinstance(answer, list) else [answer], strict=True):
-            if decision:
-                yield Call(self.inner, "give_back", (claims, decision.start_us, decision.source))
-
-    def _run_late(self, charged: Requests, answer: Decision | list[Decision]) -> None:
-        run(self._give_back_late(charged, answer))
-
-    async def _arun_late(self, charged: Requests, answer: Decision | list[Decision]) -> None:
-        await arun(self._give_back_late(charged, answer))
-
-    # Methods ---------------------------------------------------------------------------------------------------
+    def now_us(self) -> int:
+        return self._perform(Call(self.inner, "now_us"))  # type: ignore[no-any-return]
 
     def register(self, limit: NamedLimit) -> None:
-        self._call(Call(self.inner, "register", (limit,)))
+        self._perform(Call(self.inner, "register", (limit,)))
 
     def probe(self, claims: Sequence[Claim]) -> None:
         """Decides without charging, in a worker that is kept for this: it works also when all others hang."""
-        self._call(Call(self.inner, "decide", (claims, 0), {"commit": False}), probe=True)
+        self._perform(Call(self.inner, "decide", (claims, 0), {"commit": False}), probe=True)
 
     async def aprobe(self, claims: Sequence[Claim]) -> None:
-        await self._acall(Call(self.inner, "decide", (claims, 0), {"commit": False}), probe=True)
+        await self._aperform(Call(self.inner, "decide", (claims, 0), {"commit": False}), probe=True)
 
     def decide_one(self, named: NamedLimit, key: str, cost: int, max_wait_us: int, commit: bool) -> Decision:
-        charged = [[Claim(named, key, cost)]] if commit else ()
-        call = Call(self.inner, "decide_one", (named, key, cost, max_wait_us, commit))
-        return self._call(call, charged)  # type: ignore[no-any-return]
+        return self._perform(Call(self.inner, "decide_one", (named, key, cost, max_wait_us, commit)))  # type: ignore[no-any-return]
 
     def hit_nowait(self, named: NamedLimit, key: str, cost: int) -> Decision | None:
         return self.inner.hit_nowait(named, key, cost)
 
-    def decide(
-        self,
-        claims: Sequence[Claim],
-        max_wait_us: int | None = 0,
-        *,
-        commit: bool = True,
-        remember: bool = False,
-        not_before_us: int = 0,
-    ) -> Decision:
-        copies = copy_claims(claims)
+    def plan_decide(
+        self, claims: Sequence[Claim], max_wait_us: int | None, commit: bool, remember: bool, not_before_us: int
+    ) -> Plan[Decision]:
         options = {"commit": commit, "remember": remember, "not_before_us": not_before_us}
-        found: Decision = self._call(Call(self.inner, "decide", (copies, max_wait_us), options), [copies] if commit else ())
+        copies = [Claim(claim.limit, claim.key, claim.cost, claim.charged) for claim in claims]
+        decision: Decision = yield Call(self.inner, "decide", (copies, max_wait_us), options)
         copy_states(claims, copies)
-        return found
+        return decision
 
-    async def adecide(
-        self,
-        claims: Sequence[Claim],
-        max_wait_us: int | None = 0,
-        *,
-        commit: bool = True,
-        remember: bool = False,
-        not_before_us: int = 0,
-    ) -> Decision:
-        copies = copy_claims(claims)
-        options = {"commit": commit, "remember": remember, "not_before_us": not_before_us}
-        found: Decision = await self._acall(
-            Call(self.inner, "decide", (copies, max_wait_us), options), [copies] if commit else ()
-        )
-        copy_states(claims, copies)
-        return found
-
-    def decide_many(self, asks: Requests, max_wait_us: int | None = 0) -> list[Decision]:
-        return self._call(Call(self.inner, "decide_many", (asks, max_wait_us)), asks)  # type: ignore[no-any-return]
-
-    async def adecide_many(self, asks: Requests, max_wait_us: int | None = 0) -> list[Decision]:
-        return await self._acall(Call(self.inner, "decide_many", (asks, max_wait_us)), asks)  # type: ignore[no-any-return]
-
-    def give_back(self, claims: Sequence[Claim], charged_at: int = -1, source: str = STORE) -> None:
-        self._call(Call(self.inner, "give_back", (claims, charged_at, source)))
-
-    async def agive_back(self, claims: Sequence[Claim], charged_at: int = -1, source: str = STORE) -> None:
-        await self._acall(Call(self.inner, "give_back", (claims, charged_at, source)))
-
-    def reset(self, claims: Sequence[Claim]) -> None:
-        self._call(Call(self.inner, "reset", (claims,)))
-
-    async def areset(self, claims: Sequence[Claim]) -> None:
-        await self._acall(Call(self.inner, "reset", (claims,)))
-
-    def close(self) -> None:
+    def plan_close(self) -> Plan[None]:
         self.pool.close()
-        self.inner.close()
-
-    async def aclose(self) -> None:
-        self.pool.close()
-        await self.inner.aclose()
+        yield Call(self.inner, "close")
 
 
-def copy_claims(claims: Sequence[Claim]) -> list[Claim]:
-    """Copies for a call that may be abandoned."""
-    return [Claim(claim.limit, claim.key, claim.cost, claim.charged) for claim in claims]
+def give_back_late(call: Call, answer: Any) -> Plan[None]:
+    """Gives back what an abandoned call charged."""
+    charged: Requests = ()
+    if call.method == "decide_one" and call.args[4]:
+        charged = [[Claim(*call.args[:3])]]
+    elif call.method == "decide" and call.kwargs["commit"]:
+        charged = [call.args[0]]
+    elif call.method == "decide_many":
+        charged = call.args[0]
+    for claims, decision in zip(charged, answer if isinstance(answer, list) else [answer], strict=False):
+        if decision:
+            yield Call(call.target, "give_back", (claims, decision.start_us, decision.source))
 
 
-def copy_states(into: Sequence[Claim], claims: Sequence[Claim], logs: bool = True) -> None:
-    """Copies the states that claims remember of a charge; those of logs only with `logs`."""
-    for target, claim in zip(into, claims, strict=True):
-        states = claim.remembered()
-        if states is not None and (logs or not claim.limit.limit.logs):
-            target.remember(*states)
+def timed_out(budget_us: int) -> StoreTimeout:
+    return StoreTimeout(f"the store did not answer within {budget_us / 1000:g} ms")
+
+
+def all_hang(calls: int) -> StoreTimeout:
+    return StoreTimeout(f"{calls} calls to the store hang; no worker is left")

@@ -14,7 +14,7 @@ from ...clock import Clock
 from ...decision import Decision, Decisions
 from ...errors import ConfigurationError
 from ..memory import MemoryStore
-from .deadline_store import copy_states
+from ..wrapper_store import copy_states
 from .share import WRITE, Share, parse_share, shared_limit
 
 #: Limits of which the share is cached: where limits are made per request, the memory store still keeps the states.
@@ -48,8 +48,9 @@ class Fallback:
     def decide_many(self, asks: Sequence[Sequence[Claim]], max_wait_us: int | None) -> list[Decision]:
         return [self.decide(claims, max_wait_us, True) for claims in asks]
 
-    def give_back(self, claims: Sequence[Claim], charged_at: int) -> None:
+    def give_back(self, claims: Sequence[Claim], charged_at: int) -> bool:
         """Nothing was charged, so nothing is given back."""
+        return True
 
     def reset(self, claims: Sequence[Claim]) -> None:
         """Nothing is kept."""
@@ -150,8 +151,8 @@ class LocalShare(Fallback):
         never_us = self.until_probe_us() if decision.retry_us < 0 and fits else -1
         return Decisions.join([local_part(part, never_us) for part in decision.decisions], decision.wait_us)
 
-    def give_back(self, claims: Sequence[Claim], charged_at: int) -> None:
-        self.memory.give_back(self._claims(claims), charged_at)
+    def give_back(self, claims: Sequence[Claim], charged_at: int) -> bool:
+        return self.memory.give_back(self._claims(claims), charged_at)
 
     def reset(self, claims: Sequence[Claim]) -> None:
         self.memory.reset(self._claims(claims))

@@ -12,31 +12,28 @@ import threading
 import weakref
 from collections.abc import Sequence
 from random import Random
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from ...algorithms.claim import Claim
 from ...clock import Clock
 from ...errors import StoreError, StoreTimeout
 from ...observe.events import BREAKER_CLOSED, HALF_OPENED, OPENED, PROBE_FAILED, STORE_KINDS, Publisher
-from ..sans_io import Plan, arun, run
+from ..sans_io import Call, Pause, Plan, WakeEvent, arun, run, running_loop
 from .breaker import OPEN, Breaker
-from .deadline_pool import StartThread
-from .prober import Prober
+from .deadline_store import StartThread
+
+if TYPE_CHECKING:
+    from .store import GuardedStore
 
 log = logging.getLogger("limitkeeper")
-
-
-class Probed(Protocol):
-    """The guard: its plan calls the store without charging, and raises when that fails."""
-
-    def plan_probe(self, claims: Sequence[Claim]) -> Plan[None]: ...
+PROBER = "limitkeeper prober"
 
 
 class StoreHealth:
     """The health of a guard's store. `background`: whether a prober is started when the breaker opens."""
 
     def __init__(
-        self, breaker: Breaker, clock: Clock, name: str, guard: Probed, background: bool, start_thread: StartThread
+        self, breaker: Breaker, clock: Clock, name: str, guard: GuardedStore, background: bool, start_thread: StartThread
     ) -> None:
         self.breaker = breaker
         self.clock = clock
@@ -57,8 +54,6 @@ class StoreHealth:
         self.breaker.probing = False
         if rng is not None:
             self.breaker.rng = rng
-
-    # Callers ---------------------------------------------------------------------------------------------------
 
     def may_call(self) -> bool:
         """Whether a caller may call the store while the breaker is not closed."""
@@ -92,7 +87,7 @@ class StoreHealth:
             opens = self.breaker.record_failure(now_us)
             self.opened += opens
         if opens:
-            log.warning("%s fails and is not called until a probe succeeds: %s", self.name, str(error))
+            log.warning("the guarded store %r fails; it is not called until a probe succeeds: %s", self.name, str(error))
             self._publish(OPENED, error)
             if self._background:
                 self._start_prober()
@@ -102,8 +97,6 @@ class StoreHealth:
 
     def _publish(self, kind: str, error: BaseException | None = None) -> None:
         self.events.publish(kind, self.name, error=error)
-
-    # Probes ----------------------------------------------------------------------------------------------------
 
     def probe(self) -> bool:
         """Probes the store once, when the breaker is open and no probe is in progress; False when it stays open."""
@@ -143,19 +136,12 @@ class StoreHealth:
             log.error("a probe of %s raised an error that is not a StoreError: %r", self.name, error)
         self._publish(PROBE_FAILED, error)
 
-    # The prober ------------------------------------------------------------------------------------------------
-
     def _start_prober(self) -> None:
         """Starts a prober, unless one is alive."""
-        loop: asyncio.AbstractEventLoop | None
-        try:
-            loop = asyncio.get_running_loop()
-        except RuntimeError:
-            loop = None
         with self.lock:
             if self.prober is None or not self.prober.alive:
                 self.prober = Prober(self)
-                self.prober.start(loop)
+                self.prober.start(running_loop())
 
     def pause_s(self, prober: Prober) -> float | None:
         """Seconds until the prober has something to do; None when it is not needed any more."""
@@ -188,3 +174,65 @@ class StoreHealth:
             prober, self.prober = self.prober, None
         if prober is not None:
             prober.stop()
+
+
+class Prober:
+    """Background probe of a failed store: a daemon thread, or a task where an event loop runs. At most one at a time.
+
+    It sleeps until a probe is due, probes, and ends when the breaker is closed, when its guard is closed or garbage-collected,
+    or when its event loop ends; then the next caller that finds the breaker open starts a new one.
+    """
+
+    def __init__(self, health: StoreHealth) -> None:
+        self._health = weakref.ref(health)
+        self._clock = health.clock
+        self._stopped = WakeEvent()
+        self._wake: asyncio.Event | None = None
+        self._thread: threading.Thread | None = None
+        self.task: asyncio.Task[None] | None = None
+        self.ended = False  # by itself
+
+    def start(self, loop: asyncio.AbstractEventLoop | None) -> None:
+        """Starts as a task of this loop, or in a thread."""
+        if loop is not None:
+            self._wake = asyncio.Event()
+            self.task = loop.create_task(self._arun(), name=PROBER)
+        elif (health := self._health()) is not None:
+            self._thread = health.start_thread(self._run, PROBER)
+
+    @property
+    def alive(self) -> bool:
+        """Slower and more exact than `ended`: an event loop may have been closed around the task."""
+        if self.task is not None:
+            return not self.task.done() and not self.task.get_loop().is_closed()
+        return self._thread is not None and self._thread.is_alive()
+
+    def stop(self) -> None:
+        """Stops probing, from any thread."""
+        self._stopped.set()
+        if self.task is not None and self._wake is not None:
+            try:
+                self.task.get_loop().call_soon_threadsafe(self._wake.set)
+            except RuntimeError:  # the loop is closed, and the task with it
+                pass
+
+    def _run(self) -> None:
+        run(self._plan(), sleep=lambda seconds: self._clock.sleep(seconds, self._stopped))
+
+    async def _arun(self) -> None:
+        await arun(self._plan(), sleep=lambda seconds: self._clock.asleep(seconds, self._wake))
+
+    def _plan(self) -> Plan[None]:
+        try:
+            while (health := self._watched()) is not None and (pause_s := health.pause_s(self)) is not None:
+                del health
+                yield Pause(pause_s)
+                health = self._watched()
+                if health is not None and health.is_probe_due():
+                    yield Call(health, "probe")
+                del health
+        finally:
+            self.ended = True
+
+    def _watched(self) -> StoreHealth | None:
+        return None if self._stopped.is_set() else self._health()

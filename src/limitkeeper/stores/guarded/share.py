@@ -4,9 +4,8 @@
     burst, capacity and initial are rounded down, and are at least 1 (initial: at least 0)
     a window keeps its length and its count is rounded down; below one it is 1 per a window that is longer accordingly
 
-A quarter of 5/s burst 10 is 5 per 4 s burst 2; of 100/min 25/min; of 2/min one per two minutes. The shares of all nodes
-together never exceed the limit in the long run. Where a burst or a count is smaller than the number of nodes, each node still
-has 1, since a limit of 0 can't be stated.
+A quarter of 5/s burst 10 is 5 per 4 s burst 2; of 2/min one per two minutes. The shares of all nodes together never exceed the
+limit in the long run, except where a burst or a count is smaller than the number of nodes: a limit of 0 can't be stated.
 """
 
 from __future__ import annotations
@@ -44,7 +43,10 @@ def shared_limit(limit: Limit, part: Fraction) -> Limit:
     if part == 1:
         return limit
     rate, given = read_rate(limit.text.removeprefix(limit.kind), None, OPTIONS)
-    options = {name: scale_option(value, part, name) for name, value in given.items()}
+    options = {
+        name: value if isinstance(value, str) else max(0 if name == "initial" else 1, int(value * part))
+        for name, value in given.items()
+    }
     make: Callable[..., Limit] = type(limit)
     if limit.gain > 0:  # it refills continuously: any period will do
         common = gcd(rate.count * part.numerator, part.denominator)
@@ -56,9 +58,3 @@ def shared_limit(limit: Limit, part: Fraction) -> Limit:
     if count:
         return make(Rate(count, rate.period), **options)
     return make(Rate(1, min(MAX_PERIOD, -int(-Fraction(rate.period) // (rate.count * part)))), **options)
-
-
-def scale_option(value: int | str, part: Fraction, name: str) -> int | str:
-    if isinstance(value, str):
-        return value
-    return max(0 if name == "initial" else 1, int(value * part))

@@ -1,8 +1,10 @@
 # C declarations of store.py.
+from limitkeeper.algorithms.claim cimport Claim, NamedLimit
+from limitkeeper.decision cimport Decision
 from limitkeeper.stores.contract cimport Store
+from limitkeeper.stores.wrapper_store cimport WrapperStore
 
-cdef class GuardedStore(Store):
-    cdef readonly Store inner
+cdef class GuardedStore(WrapperStore):
     cdef readonly long long budget_us
     cdef readonly str on_failure
     cdef readonly Store _store

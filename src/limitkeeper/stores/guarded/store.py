@@ -4,45 +4,34 @@
     breaker      after some failures the store is not called, until a background probe succeeds (breaker.py)
     on_failure   the answer meanwhile: "open" allows, "closed" refuses, "local" decides on a declared share (fallback.py)
 
-Only a StoreError is a failure; a refusal is an answer. While the store is well, the guard changes nothing: the same answers, the
-same exact undo, and one attribute read and one number incremented per decision.
-
-Exactness: a call that timed out may have been charged and then answered by the fallback too, so the store may count more than was
-admitted, never less. Over-admission is what the fallback admits: with "local", at most the bound of the declared share over any
-time, however often the store fails and recovers; with "open", unlimited while the store is down; with "closed", none.
+Only a StoreError is a failure; a refusal is an answer. A call that timed out may have been charged and then answered by the
+fallback too, so the store may count more than was admitted, never less. Over-admission is what the fallback admits: with "local",
+at most the bound of the declared share over any time; with "open", unlimited while the store is down; with "closed", none.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from random import Random
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 try:
     import cython
 except ModuleNotFoundError:
     from limitkeeper import _cython_shim as cython  # type: ignore[no-redef]
 
-if cython.compiled:
-    from cython.cimports.limitkeeper.algorithms.claim import Claim, NamedLimit
-    from cython.cimports.limitkeeper.decision import Decision
-    from cython.cimports.limitkeeper.stores.contract import Store
-else:
-    from ...algorithms.claim import Claim, NamedLimit
-    from ...decision import Decision
-    from ..contract import Store
-
+from ...algorithms.claim import Claim, NamedLimit
 from ...clock import SYSTEM, Clock
-from ...decision import STORE
+from ...decision import Decision
 from ...errors import ConfigurationError, StoreError, StoreUnavailable
 from ...fork import reset_after_fork
 from ...observe.events import GIVE_BACK_DROPPED, Publisher
 from ...rate import Duration, duration_us
-from ..contract import Booking
-from ..sans_io import Call, Plan, arun, run
+from ..contract import Booking, KeyState, Store
+from ..sans_io import Call, Plan
+from ..wrapper_store import Requests, WrapperStore
 from .breaker import OPEN, Breaker
-from .deadline_pool import StartThread, start_daemon
-from .deadline_store import DeadlineStore, KeyState
+from .deadline_store import DeadlineStore, StartThread, start_daemon
 from .fallback import FALLBACK_SOURCES, Fallback, make_fallback
 from .health import StoreHealth
 from .share import Share
@@ -63,7 +52,7 @@ class GuardStats(NamedTuple):
 
 
 @cython.cclass
-class GuardedStore(Store):
+class GuardedStore(WrapperStore):
     """`GuardedStore(RedisStore(url), budget="20ms", on_failure="local", share=4)`: answers within the budget, always.
 
     `share` is this node's share while it decides alone: a number of nodes, or a fraction. The breaker opens after `failures` in
@@ -97,7 +86,7 @@ class GuardedStore(Store):
         self.budget_us = duration_us(budget)
         if not self.budget_us:
             raise ConfigurationError(f"budget={budget!r}: expected a duration above 0, such as '20ms'")
-        self.inner = store
+        super().__init__(store)
         self.on_failure = on_failure
         own_clock = SYSTEM if clock is None else clock
         background = clock is None if background is None else background
@@ -129,18 +118,10 @@ class GuardedStore(Store):
 
     # Properties ------------------------------------------------------------------------------------------------
 
-    @property
-    def local(self) -> bool:  # type: ignore[override]
-        return bool(self.inner.local)
-
-    @property
-    def clock(self) -> Clock:
-        return self.inner.clock
-
     def now_us(self) -> int:
         if self._breaker.closed:
             try:
-                return self.inner.now_us()
+                return self._store.now_us()
             except StoreError:
                 pass
         return self._health.clock.now_us()
@@ -179,9 +160,6 @@ class GuardedStore(Store):
                 self._store = self._within_budget()
         return True
 
-    def can_reserve(self, limit: NamedLimit) -> bool:
-        return self.inner.can_reserve(limit)
-
     def register(self, limit: NamedLimit) -> None:
         self._fallback.register(limit)
         if self._breaker.closed or self._health.may_call():
@@ -192,33 +170,34 @@ class GuardedStore(Store):
                 self._health.record_failure(error, [Claim(limit, "", 1)])
         self._unregistered.append(limit)
 
+    def unregister(self, limit: NamedLimit) -> None:
+        self._unregistered = [one for one in self._unregistered if one is not limit]
+        self.inner.unregister(limit)
+
     # Deciding: direct calls, since a plan would cost 0.4 µs ------------------------------------------------------
 
     @cython.ccall
     def decide_one(
         self, named: NamedLimit, key: str, cost: cython.longlong, max_wait_us: cython.longlong, commit: cython.bint
     ) -> Decision:
-        decision: Decision
         if self._breaker.closed or self._health.may_call():
             try:
-                decision = self._store.decide_one(named, key, cost, max_wait_us, commit)
-            except StoreError as error:
-                self._health.record_failure(error, [Claim(named, key, 1)])
-            else:
+                decision: Decision = self._store.decide_one(named, key, cost, max_wait_us, commit)
                 self._breaker.streak += 1
                 return decision
+            except StoreError as error:
+                self._health.record_failure(error, [Claim(named, key, 1)])
         self._degraded += 1
         return self._fallback.decide_one(named, key, cost, max_wait_us, commit)
 
     async def adecide_one(self, named: NamedLimit, key: str, cost: int, max_wait_us: int, commit: bool) -> Decision:
         if self._breaker.closed or self._health.may_call():
             try:
-                decision = await self._store.adecide_one(named, key, cost, max_wait_us, commit)
-            except StoreError as error:
-                self._health.record_failure(error, [Claim(named, key, 1)])
-            else:
+                decision: Decision = await self._store.adecide_one(named, key, cost, max_wait_us, commit)
                 self._breaker.streak += 1
                 return decision
+            except StoreError as error:
+                self._health.record_failure(error, [Claim(named, key, 1)])
         self._degraded += 1
         return self._fallback.decide_one(named, key, cost, max_wait_us, commit)
 
@@ -234,87 +213,64 @@ class GuardedStore(Store):
         self._degraded += 1
         return self._fallback.decide_one(named, key, cost, 0, True)
 
-    def decide(
-        self,
-        claims: Sequence[Claim],
-        max_wait_us: int | None = 0,
-        *,
-        commit: bool = True,
-        remember: bool = False,
-        not_before_us: int = 0,
+    @cython.ccall
+    @cython.annotation_typing(False)
+    def _decide(
+        self, claims: Sequence[Claim], max_wait_us: int | None, commit: bool, remember: bool, not_before_us: int
     ) -> Decision:
         if self._breaker.closed or self._health.may_call():
             try:
-                decision = self._store.decide(claims, max_wait_us, commit=commit, remember=remember, not_before_us=not_before_us)
-            except StoreError as error:
-                self._health.record_failure(error, claims)
-            else:
+                decision: Decision = self._store.decide(
+                    claims, max_wait_us, commit=commit, remember=remember, not_before_us=not_before_us
+                )
                 self._breaker.streak += 1
                 return decision
+            except StoreError as error:
+                self._health.record_failure(error, claims)
         self._degraded += 1
         return self._fallback.decide(claims, max_wait_us, commit, not_before_us)
 
-    async def adecide(
-        self,
-        claims: Sequence[Claim],
-        max_wait_us: int | None = 0,
-        *,
-        commit: bool = True,
-        remember: bool = False,
-        not_before_us: int = 0,
+    async def _adecide(
+        self, claims: Sequence[Claim], max_wait_us: int | None, commit: bool, remember: bool, not_before_us: int
     ) -> Decision:
         if self._breaker.closed or self._health.may_call():
             try:
-                options = {"commit": commit, "remember": remember, "not_before_us": not_before_us}
-                decision = await self._store.adecide(claims, max_wait_us, **options)  # type: ignore[arg-type]
-            except StoreError as error:
-                self._health.record_failure(error, claims)
-            else:
+                decision: Decision = await self._store.adecide(
+                    claims, max_wait_us, commit=commit, remember=remember, not_before_us=not_before_us
+                )
                 self._breaker.streak += 1
                 return decision
+            except StoreError as error:
+                self._health.record_failure(error, claims)
         self._degraded += 1
         return self._fallback.decide(claims, max_wait_us, commit, not_before_us)
 
     # Plans, for sync and async callers --------------------------------------------------------------------------
 
-    def decide_many(self, asks: Sequence[Sequence[Claim]], max_wait_us: int | None = 0) -> list[Decision]:
-        return run(self._plan_decide_many(asks, max_wait_us))
-
-    async def adecide_many(self, asks: Sequence[Sequence[Claim]], max_wait_us: int | None = 0) -> list[Decision]:
-        return await arun(self._plan_decide_many(asks, max_wait_us))
-
-    def _plan_decide_many(self, asks: Sequence[Sequence[Claim]], max_wait_us: int | None) -> Plan[list[Decision]]:
+    def plan_decide_many(self, asks: Requests, max_wait_us: int | None) -> Plan[list[Decision]]:
         if self._breaker.closed or self._health.may_call():
             try:
                 decisions: list[Decision] = yield Call(self._store, "decide_many", (asks, max_wait_us))
-            except StoreError as error:
-                self._health.record_failure(error, asks[0])
-            else:
                 self._breaker.streak += 1
                 return decisions
+            except StoreError as error:
+                self._health.record_failure(error, asks[0])
         self._degraded += len(asks)
         return self._fallback.decide_many(asks, max_wait_us)
 
-    def give_back(self, claims: Sequence[Claim], charged_at: int = -1, source: str = STORE) -> None:
+    def plan_give_back(self, claims: Sequence[Claim], charged_at: int, source: str) -> Plan[bool]:
         """Gives back where it was charged. What can't be delivered is dropped, which is the strict side, and published."""
-        run(self._plan_give_back(claims, charged_at, source))
-
-    async def agive_back(self, claims: Sequence[Claim], charged_at: int = -1, source: str = STORE) -> None:
-        await arun(self._plan_give_back(claims, charged_at, source))
-
-    def _plan_give_back(self, claims: Sequence[Claim], charged_at: int, source: str) -> Plan[None]:
         if source == self._fallback.source:
-            self._fallback.give_back(claims, charged_at)
-            return
+            return self._fallback.give_back(claims, charged_at)
         failure: StoreError | None = None
         if self._breaker.closed or self._health.may_call():
             try:
-                yield Call(self._store, "give_back", (claims, charged_at, source))
-                return
+                return (yield Call(self._store, "give_back", (claims, charged_at, source)))  # type: ignore[no-any-return]
             except StoreError as error:
                 failure = error
                 self._health.record_failure(error, claims)
         self._drop(claims, charged_at, failure)
+        return True
 
     def _drop(self, claims: Sequence[Claim], charged_at: int, error: StoreError | None) -> None:
         """A refund, and what is charged on top of an estimate, go to the fallback; the rest is dropped."""
@@ -331,37 +287,33 @@ class GuardedStore(Store):
         """Where the store can, within the budget."""
         return self._store.can_rebook
 
-    def rebook(self, bookings: Sequence[Booking]) -> list[Decision | None]:
-        return run(self._plan_rebook(bookings))
-
-    async def arebook(self, bookings: Sequence[Booking]) -> list[Decision | None]:
-        return await arun(self._plan_rebook(bookings))
-
-    def _plan_rebook(self, bookings: Sequence[Booking]) -> Plan[list[Decision | None]]:
-        """Rebooks when the store is well and charged all bookings; otherwise those that leave give back and the others stay."""
-        leaving = [booking for booking in reversed(bookings) if not booking.stays]
-        if self._breaker.closed and all(booking.source != self._fallback.source for booking in bookings):
+    def plan_rebook(self, bookings: Sequence[Booking]) -> Plan[list[Decision | None]]:
+        """Rebooks when the store is well and charged all bookings; otherwise those that leave give back and the others stay. In
+        both cases the store is called once, so that the whole call has one budget."""
+        here = self._fallback.source
+        asked = bookings
+        if not self._breaker.closed or any(one.source == here for one in bookings):
+            asked = [one for one in bookings if not one.stays and one.source != here]
+            for one in reversed(bookings):
+                if not one.stays and one.source == here:
+                    self._fallback.give_back(one.claims, one.charged_at)
+        failure: StoreError | None = None
+        if asked and (self._breaker.closed or self._health.may_call()):
             try:
-                return (yield Call(self._store, "rebook", (bookings,)))  # type: ignore[no-any-return]
+                decisions: list[Decision | None] = yield Call(self._store, "rebook", (asked,))
+                return decisions if asked is bookings else [None] * len(bookings)
             except StoreError as error:
+                failure = error
                 self._health.record_failure(error, bookings[0].claims)
-                for booking in leaving:
-                    self._drop(booking.claims, booking.charged_at, error)
-        else:
-            for booking in leaving:
-                yield from self._plan_give_back(booking.claims, booking.charged_at, booking.source)
+        for one in reversed(asked):
+            if not one.stays:
+                self._drop(one.claims, one.charged_at, failure)
         return [None] * len(bookings)
 
     # What only the store can do: its failures are counted and raised --------------------------------------------
 
-    def reset(self, claims: Sequence[Claim]) -> None:
+    def plan_reset(self, claims: Sequence[Claim]) -> Plan[None]:
         """Forgets keys here and in the store; raises when the store can't be reached, since it would still know them."""
-        run(self._plan_reset(claims))
-
-    async def areset(self, claims: Sequence[Claim]) -> None:
-        await arun(self._plan_reset(claims))
-
-    def _plan_reset(self, claims: Sequence[Claim]) -> Plan[None]:
         self._fallback.reset(claims)
         self._require_store()
         try:
@@ -370,18 +322,30 @@ class GuardedStore(Store):
             self._health.record_failure(error, claims)
             raise
 
+    def plan_guarded(self, call: Call, claims: Sequence[Claim]) -> Plan[Any]:
+        """A call to something else that is kept in the same store; `claims` are for probes. Raises a StoreError when it fails,
+        and while the breaker is open."""
+        self._require_store()
+        try:
+            answer = yield call
+        except StoreError as error:
+            self._health.record_failure(error, claims)
+            raise
+        self._breaker.streak += 1
+        return answer
+
     def items(self, limit: NamedLimit) -> Iterable[KeyState]:
         """The keys and states of the store, without a budget; raises while the store may not be called."""
         self._require_store()
         return self.inner.items(limit)
 
-    def load(self, limit: NamedLimit, items: Iterable[KeyState]) -> None:
+    def rate_items(self, limit: NamedLimit) -> Iterable[KeyState]:
         self._require_store()
-        self.inner.load(limit, items)
+        return self.inner.rate_items(limit)
 
-    async def aload(self, limit: NamedLimit, items: Iterable[KeyState]) -> None:
+    def plan_load(self, limit: NamedLimit, items: Iterable[KeyState]) -> Plan[None]:
         self._require_store()
-        await self.inner.aload(limit, items)
+        yield Call(self.inner, "load", (limit, items))
 
     def _require_store(self) -> None:
         if not self._breaker.closed and not self._health.may_call():
@@ -412,10 +376,6 @@ class GuardedStore(Store):
         self._health.close()
         self._fallback.close()
 
-    def close(self) -> None:
+    def plan_close(self) -> Plan[None]:
         self.leave()
-        self._store.close()
-
-    async def aclose(self) -> None:
-        self.leave()
-        await self._store.aclose()
+        yield Call(self._store, "close")
