@@ -7,6 +7,16 @@ if not limiter.hit("user:42"):
 
 import typing as _typing
 
+try:
+    from .decision import Decision  # a compiled module
+except ImportError as error:
+    if "interpreter" not in str(error):
+        raise
+    raise ImportError(
+        "limitkeeper's compiled modules can be imported by one interpreter of a process: use worker processes instead of "
+        "subinterpreters (mod_wsgi: WSGIApplicationGroup %{GLOBAL}), or install limitkeeper with LIMITKEEPER_DISABLE_COMPILED=1"
+    ) from error
+
 from .algorithms import (
     GCRA,
     FixedWindow,
@@ -17,8 +27,8 @@ from .algorithms import (
     SlidingWindowLog,
     TokenBucket,
 )
-from .decision import Decision
 from .errors import (
+    BulkheadFull,
     ConfigurationError,
     InvalidCost,
     InvalidLimit,
@@ -32,10 +42,10 @@ from .errors import (
 from .limiter import AsyncLimiter, Limiter
 from .limiter_base import COMPILED as compiled
 from .reservation import Reservation
-from .stores import MemoryStore, store_from_url
+from .stores import _LATER, MemoryStore, store_from_url
 
 if _typing.TYPE_CHECKING:
-    from .stores import GuardedStore, LeasedStore, RedisStore, ShardedStore, SharedStore
+    from .stores import GuardedStore, LeasedStore, RedisStore, RemoteStore, ShardedStore, SharedStore
 else:  # hidden from type checkers, which would otherwise accept every misspelt name
 
     def __getattr__(name: str) -> object:
@@ -48,9 +58,6 @@ else:  # hidden from type checkers, which would otherwise accept every misspelt 
 
 __version__ = "0.1.0"
 
-#: Stores that are imported when first used.
-_LATER = ("GuardedStore", "LeasedStore", "RedisStore", "ShardedStore", "SharedStore")
-
 
 def __dir__() -> list[str]:
     return sorted([*globals(), *_LATER])
@@ -59,6 +66,7 @@ def __dir__() -> list[str]:
 __all__ = [
     "GCRA",
     "AsyncLimiter",
+    "BulkheadFull",
     "ConfigurationError",
     "Decision",
     "FixedWindow",
@@ -74,6 +82,7 @@ __all__ = [
     "MemoryStore",
     "RateLimited",
     "RedisStore",
+    "RemoteStore",
     "Reservation",
     "SeveralWorkers",
     "ShardedStore",

@@ -16,9 +16,11 @@ longlong: _TypeAlias = _builtins.int
 ulonglong: _TypeAlias = _builtins.int
 Py_ssize_t: _TypeAlias = _builtins.int
 void: _TypeAlias = None
+double: _TypeAlias = float
 bint: _TypeAlias = bool
 p_longlong: _TypeAlias = Any
 p_void: _TypeAlias = Any
+p_uchar: _TypeAlias = Any
 uchar: _TypeAlias = Any
 NULL = None
 

@@ -45,6 +45,14 @@ cdef class Decisions(Decision):
             self._parts = tuple(found)
         return self._parts
 
+    cdef inline Fields part_at(self, Py_ssize_t i):
+        """The fields of one limit; creates no Decision."""
+        cdef Decision part
+        if self._parts is None:
+            return self.fields[i]
+        part = self._parts[i]
+        return (part.allowed, part.limit, part.remaining, part.retry_us, part.reset_us, part.wait_us)
+
 cdef Decision fresh(str name)
 cdef Decision filled(str name, Fields fields, long long now_us)
 cdef bint is_deciding(bint allowed, long long limit, long long remaining, long long retry_us, long long other_limit, long long other_remaining, long long other_retry_us) noexcept

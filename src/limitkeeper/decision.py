@@ -20,6 +20,9 @@ if cython.compiled:
 
 #: `source` of a Decision made by the store itself; wrappers set other sources.
 STORE = "store"
+#: The arguments of Decision, in order.
+FIELDS = ("allowed", "limit", "remaining", "retry_us", "reset_us", "wait_us", "start_us", "name", "source")
+SHOWN = ("allowed", "limit", "remaining", "retry_after", "reset_after", "wait", "name", "source")
 
 
 @cython.cclass
@@ -33,7 +36,7 @@ class Decision:
     `decisions` (one for each limit, where there are several).
     """
 
-    __slots__ = ("allowed", "limit", "name", "remaining", "reset_us", "retry_us", "source", "start_us", "wait_us")
+    __slots__ = FIELDS
 
     def __init__(
         self,
@@ -48,15 +51,9 @@ class Decision:
         source: str = STORE,
     ) -> None:
         """Stores create Decisions; a negative `retry_us` means never."""
-        self.allowed = bool(allowed)
-        self.limit = limit
-        self.remaining = remaining
-        self.retry_us = retry_us
-        self.reset_us = reset_us
-        self.wait_us = wait_us
-        self.start_us = start_us
-        self.name = str(name)
-        self.source = source
+        self.allowed, self.limit, self.remaining = bool(allowed), limit, remaining
+        self.retry_us, self.reset_us, self.wait_us, self.start_us = retry_us, reset_us, wait_us, start_us
+        self.name, self.source = str(name), source
 
     def __setattr__(self, name: str, value: object) -> None:
         if cython.compiled or hasattr(self, name):
@@ -87,29 +84,10 @@ class Decision:
 
     def to_dict(self) -> dict[str, Any]:
         """The fields as a dict, for logs and JSON."""
-        return {
-            "allowed": self.allowed,
-            "limit": self.limit,
-            "remaining": self.remaining,
-            "retry_after": self.retry_after,
-            "reset_after": self.reset_after,
-            "wait": self.wait,
-            "name": self.name,
-            "source": self.source,
-        }
+        return {name: getattr(self, name) for name in SHOWN}
 
-    def _fields(self) -> tuple:  # type: ignore[type-arg]
-        return (
-            self.allowed,
-            self.limit,
-            self.remaining,
-            self.retry_us,
-            self.reset_us,
-            self.wait_us,
-            self.start_us,
-            self.name,
-            self.source,
-        )
+    def _fields(self) -> tuple:
+        return tuple([getattr(self, name) for name in FIELDS])
 
     def __eq__(self, other: object) -> bool:
         if isinstance(other, Decision):
@@ -208,47 +186,32 @@ class Decisions(Decision):
         if len(parts) == 1:
             return parts[0]
         allowed = all(part.allowed for part in parts)
-        deciding = parts[0]
+        best = parts[0]
         for part in parts:
-            if is_deciding(
-                allowed, part.limit, part.remaining, part.retry_us, deciding.limit, deciding.remaining, deciding.retry_us
-            ):
-                deciding = part
+            if is_deciding(allowed, part.limit, part.remaining, part.retry_us, best.limit, best.remaining, best.retry_us):
+                best = part
             wait_us = max(wait_us, part.wait_us)
         wait_us = wait_us if allowed else 0
-        return Decisions(
-            parts,
-            allowed,
-            deciding.limit,
-            deciding.remaining,
-            deciding.retry_us,
-            deciding.reset_us,
-            wait_us,
-            parts[0].start_us - parts[0].wait_us + wait_us,
-            deciding.name,
-            deciding.source,
-        )
+        start_us = parts[0].start_us - parts[0].wait_us + wait_us
+        limit, remaining, retry_us, reset_us = best.limit, best.remaining, best.retry_us, best.reset_us
+        return Decisions(parts, allowed, limit, remaining, retry_us, reset_us, wait_us, start_us, best.name, best.source)
 
     @property
-    def parts(self) -> tuple[Decision, ...]:
+    def decisions(self) -> tuple[Decision, ...]:
         if cython.compiled:
             return self.parts_of()  # type: ignore[attr-defined, no-any-return]
         return self._parts
 
-    @property
-    def decisions(self) -> tuple[Decision, ...]:
-        return self.parts
-
     def to_dict(self) -> dict[str, Any]:
-        return {**Decision.to_dict(self), "decisions": [part.to_dict() for part in self.parts]}
+        return {**Decision.to_dict(self), "decisions": [part.to_dict() for part in self.decisions]}
 
     def __eq__(self, other: object) -> bool:
         if isinstance(other, Decisions):
-            return bool(Decision.__eq__(self, other)) and self.parts == other.parts
+            return bool(Decision.__eq__(self, other)) and self.decisions == other.decisions
         return NotImplemented
 
     def __hash__(self) -> int:
         return Decision.__hash__(self)
 
     def __reduce__(self) -> tuple[object, ...]:
-        return Decisions, (self.parts, *self._fields())
+        return Decisions, (self.decisions, *self._fields())

@@ -2,7 +2,8 @@
 
     LimitkeeperError
     ├── RateLimited           an acquire or a decorated call was refused; has `.decision`
-    ├── InvalidLimit          also a ValueError: the text or numbers of a limit are invalid
+    ├── BulkheadFull          all places of a bulkhead are taken, and none became free in time
+    ├── InvalidLimit          also a ValueError: the text or numbers of a limit, or a duration, are invalid
     ├── InvalidCost           also a ValueError: a cost is not an int ≥ 0
     ├── ConfigurationError    options that can't be combined, or an unknown name
     ├── SeveralWorkers        also a UserWarning, never raised: several workers count separately in memory
@@ -43,8 +44,19 @@ class RateLimited(LimitkeeperError):
         return f"{d.name!r} refused: try again in {d.retry_after:.3f} s"
 
 
+class BulkheadFull(LimitkeeperError):
+    """A bulkhead had no place for a call. `name` and `max_concurrent` are the bulkhead's."""
+
+    def __init__(self, name: str, max_concurrent: int, reason: str) -> None:
+        super().__init__(name, max_concurrent, reason)
+        self.name, self.max_concurrent, self.reason = name, max_concurrent, reason
+
+    def __str__(self) -> str:
+        return f"bulkhead {self.name!r} of {self.max_concurrent} {self.reason}"
+
+
 class InvalidLimit(LimitkeeperError, ValueError):
-    """The text or the numbers of a limit are invalid; the message shows them and what was expected."""
+    """The text or the numbers of a limit, or a duration, are invalid; the message shows them and what was expected."""
 
 
 class InvalidCost(LimitkeeperError, ValueError):

@@ -1,10 +1,8 @@
 """Resets objects and module locks in a forked child.
 
 A child has one thread: a lock that another thread of the parent held would stay locked for ever, and background threads, waiters
-and connections of the parent are not its own. Objects with such state call `reset_after_fork(self)` when they are made; modules
-with a lock of their own register a function with `call_after_fork`. In a child the functions run first, then
+and connections of the parent are not its own. In a child the functions registered with `call_after_fork` run first, then
 `_reset_after_fork()` of every live object in the order of creation: an object is reset after the objects that it was built on.
-
 Rejected: one `os.register_at_fork` per module, whose order is the order of imports.
 """
 

@@ -1,19 +1,295 @@
-"""Limiter and AsyncLimiter: the sync and the async limiter, on the same decisions and the same wait queue."""
+"""Limiter and AsyncLimiter: acquire, reserve, refund, reset, sync and async. `hit` and `peek` are in `limiter_base.py`.
+
+`acquire` and `reserve` make one decision and sleep once: the decision charges at a later start, and the caller sleeps until then.
+They never poll, and no waiter is overtaken. A timeout shorter than the wait refuses at once, and a cancelled caller gives its
+start back. What sleeps or gives back is a plan (`stores/sans_io.py`), written once for both.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import asyncio
+import logging
+import weakref
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence, Sized
+from concurrent.futures import CancelledError
+from contextlib import nullcontext
+from typing import Any, NamedTuple, Never, TypeVar
 
+from .algorithms import Limit
+from .algorithms.claim import Claim, NamedLimit
+from .algorithms.constants import MAX_WAIT
+from .algorithms.limit_parser import named_limits
+from .algorithms.no_key import NO_KEY
 from .decision import Decision
+from .decorators import CostArgument, KeyArgument, limited, misplaced_argument, refuse_rate_as_key
+from .errors import ConfigurationError, RateLimited, StoreError
 from .limiter_base import Cost, Key, LimiterBase, checked_cost, is_off
-from .rate import Duration
+from .observe.events import GIVE_BACK_FAILED, OVERFLOW, WAITED
+from .rate import Duration, duration_us
 from .reservation import AsyncReservation, PendingReservation, Reservation
 from .stores import Store
-from .wait_queue import refunded
-from .waiting_limiter import Limits, WaitingLimiter
+from .stores.sans_io import Call, Plan, WakeEvent, arun, run
+from .stores.urls import open_store
+from .wait_queue import AsyncEvent, Event, FifoGate, Waiter, WaitQueue, refunded, wait_queue_of
 
 #: The compiled method, unbound: `super().hit` makes an awaited hit a fifth slower.
 _hit = LimiterBase.hit
+log = logging.getLogger("limitkeeper")
+F = TypeVar("F", bound=Callable[..., Any])
+Limits = Limit | str | Mapping[str, Limit | str] | Sequence[Limit | str]
+#: Ends the name under which the state of a limiter's own cells is kept.
+OWN = "\0own"
+GatesByLoop = weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, FifoGate]
+
+
+class Stats(NamedTuple):
+    """Counters of a limiter: decisions, callers that wait now, and the keys and overflow decisions of its store."""
+
+    allowed: int
+    refused: int
+    waiting: int
+    keys: int
+    overflow: int
+
+
+class WaitingLimiter(LimiterBase):
+    """Base of Limiter and AsyncLimiter: waiting, giving back, and the decorator."""
+
+    __slots__ = ("_gate", "_gates_by_loop", "_own_limits", "_owns_store", "_queue")
+
+    def __init__(self, limits: Limits, store: Store | str | None = None, name: str | None = None) -> None:
+        if name is not None and (not isinstance(name, str) or not name or name.endswith(OWN)):
+            raise ConfigurationError(f"a limiter's name must be a non-empty string, got {name!r}")
+        self._owns_store = store is None or isinstance(store, str)
+        store = open_store(store)
+        super().__init__(named_limits(limits, name), store, name)
+        self._own_limits: tuple[NamedLimit, ...] = ()
+        self._queue: WaitQueue = wait_queue_of(store)
+        self._gate: FifoGate = FifoGate()
+        self._gates_by_loop: GatesByLoop = weakref.WeakKeyDictionary()
+
+    def __repr__(self) -> str:
+        limits = (f"{name!r}: {limit}" if name != str(limit) else repr(name) for name, limit in self.limits.items())
+        return f"<{type(self).__name__} {', '.join(limits)}>"
+
+    def claims(self, key: Key, cost: Cost = 1) -> list[Claim]:
+        """The claims of one call. Without a key they are of the limiter's own cells: the same limits under a name that no
+        limiter can have."""
+        if key is not NO_KEY:
+            return super().claims(key, cost)
+        if not self._own_limits:
+            self._own_limits = tuple([NamedLimit(self.name + OWN, name, limit) for name, limit in self.limits.items()])
+            for named in self._own_limits:
+                self.store.register(named)
+        return [Claim(named, "", one) for named, one in zip(self._own_limits, self._costs(cost), strict=True)]
+
+    def waiting(self, key: Key | None = None) -> int:
+        """The number of callers in this process that wait, for one key or for any."""
+        identities = {named.identity for named in (*self.named, *self._own_limits)}
+        keys = None if key is None else {claim.key for claim in self.claims(key)}
+        gates: list[FifoGate] = [self._gate, *self._gates_by_loop.values()]
+        gate_key = None if key is None else self._gate_key(key)
+        return self._queue.waiting(identities, keys) + sum(gate.waiting(gate_key) for gate in gates)
+
+    def stats(self) -> Stats:
+        """Counters since this limiter was created."""
+        keys = len(self.store) if isinstance(self.store, Sized) else 0
+        return Stats(*self._counts(), self.waiting(), keys, self._overflow)
+
+    # Waiting ---------------------------------------------------------------------------------------------------
+
+    def _reserve_start(
+        self, claims: list[Claim], key: Key, cost: Cost, max_wait_us: int, remember: bool = False
+    ) -> tuple[Decision, Waiter | None]:
+        """Makes one decision; a later start joins the queue in the same step. `remember`: the claims keep the charge."""
+        if max_wait_us == 0 and not remember:
+            return self._decide(key, cost), None
+        with self._queue.lock if self.store.never_waits else nullcontext():  # the queue is not locked while a store waits
+            decision = self._decide_claims(claims, key, cost, max_wait_us)
+            return decision, self._enqueue(claims, max_wait_us, decision)
+
+    async def _areserve_start(
+        self, claims: list[Claim], key: Key, cost: Cost, max_wait_us: int, remember: bool = False
+    ) -> tuple[Decision, Waiter | None]:
+        if self.store.local:
+            return self._reserve_start(claims, key, cost, max_wait_us, remember)
+        if max_wait_us == 0:
+            return await self._adecide_claims(claims, 0), None
+        async with self._queue.departures().decision():
+            decision = await self._adecide_claims(claims, max_wait_us)
+            return decision, self._enqueue(claims, max_wait_us, decision)
+
+    async def _adecide_claims(self, claims: list[Claim], max_wait_us: int, commit: bool = True) -> Decision:
+        if is_off() or not claims:
+            return self._unlimited()
+        return await self.store.adecide(claims, None if max_wait_us >= MAX_WAIT else max_wait_us, commit=commit)
+
+    def _enqueue(self, claims: Sequence[Claim], max_wait_us: int, decision: Decision) -> Waiter | None:
+        if not decision.wait_us:
+            return None
+        deadline = None if max_wait_us >= MAX_WAIT else decision.start_us - decision.wait_us + max_wait_us
+        waiter = Waiter(claims, decision, deadline)
+        self._queue.join(waiter)
+        return waiter
+
+    def _wait(self, waiter: Waiter, key: Key, cost: Cost, loop: asyncio.AbstractEventLoop | None = None) -> Plan[Decision]:
+        """Sleeps until the waiter's start, which may move up meanwhile; `loop` is that of an async caller. After an exception the
+        caller abandons the claims."""
+        wake = WakeEvent() if loop is None else AsyncEvent()
+        event = weakref.ref(wake)  # a task whose loop was closed can be collected, and gives its start back
+        waiter.asleep, waiter.wake = True, wake.set if loop is None else lambda: _wake(loop, event())
+        while True:
+            moved = wake.is_set()
+            wake.clear()
+            if waiter.interrupted:
+                raise CancelledError("another thread or task interrupted the wait")
+            left_us = max(0, waiter.decision.start_us - self.store.now_us()) if moved else waiter.decision.wait_us
+            yield Call(self.store.clock, "sleep", (left_us / 1e6, wake))
+            if not wake.is_set():
+                break
+        self._queue.done(waiter)
+        if self._publisher is not None:
+            self.events.publish(WAITED, self.name, key, cost, waiter.decision)
+        return waiter.decision
+
+    def _abandon(self, claims: Sequence[Claim], key: Key, cost: Cost) -> Plan[None]:
+        """Gives back what an interrupted call has charged, wherever it was interrupted."""
+        waiter = self._queue.find(claims)
+        if waiter is None:
+            start_us = max((claim.charged_at() for claim in claims), default=-1)
+            if start_us < 0:
+                return
+            decision = Decision(True, start_us=start_us, wait_us=max(0, start_us - self.store.now_us()))
+            waiter = self._enqueue(claims, MAX_WAIT, decision) or Waiter(claims, decision, None)
+        yield from self._give_up(waiter, key, cost, waiter.decision)
+
+    async def _aabandon(self, claims: list[Claim], key: Key, cost: Cost) -> None:
+        """As `_abandon`. On a local store the tasks cancelled in one iteration of the loop leave together."""
+        waiter = self._queue.find(claims)
+        if waiter is not None and self.store.local and self.store.can_rebook:
+            self._queue.leave_soon(waiter, asyncio.get_running_loop())
+        else:
+            await arun(self._abandon(claims, key, cost))
+
+    def _give_up(self, waiter: Waiter, key: Key, cost: Cost, decision: Decision) -> Plan[bool]:
+        """Gives a start back; False when its keys were reset since. A store error is published as an event, because it must not
+        hide the reason for giving up."""
+        try:
+            return (yield Call(self._queue, "leave", ([waiter],)))  # type: ignore[no-any-return]
+        except StoreError as error:
+            log.warning("giving back to %r failed: %s", self.name, error)
+            self.events.publish(GIVE_BACK_FAILED, self.name, key, cost, decision, error)
+        return True
+
+    # Acquiring -------------------------------------------------------------------------------------------------
+
+    def _acquire(self, key: Key, cost: Cost, timeout: Duration | None) -> Decision:
+        if not self._reserves:
+            return run(self._acquire_in_order(key, cost, timeout, self._gate, WakeEvent()))
+        claims = self.claims(key, cost)
+        try:
+            decision, waiter = self._reserve_start(claims, key, cost, self._max_wait_us(timeout))
+            self._count(decision, key, cost)
+            if waiter is not None:
+                return run(self._wait(waiter, key, cost))
+        except BaseException:
+            run(self._abandon(claims, key, cost))
+            raise
+        if not decision:
+            raise RateLimited(decision)
+        return decision
+
+    async def _aacquire(self, key: Key, cost: Cost, timeout: Duration | None) -> Decision:
+        loop = asyncio.get_running_loop()
+        if not self._reserves:
+            gate = self._gates_by_loop.setdefault(loop, FifoGate())
+            return await arun(self._acquire_in_order(key, cost, timeout, gate, AsyncEvent()))
+        claims = self.claims(key, cost)
+        try:
+            decision, waiter = await self._areserve_start(claims, key, cost, self._max_wait_us(timeout))
+            self._count(decision, key, cost)
+            if waiter is not None:
+                return await arun(self._wait(waiter, key, cost, loop))
+        except BaseException:
+            await self._aabandon(claims, key, cost)
+            raise
+        if not decision:
+            raise RateLimited(decision)
+        return decision
+
+    def _gate_key(self, key: Key) -> Hashable:
+        return tuple(sorted((k, v) for k, v in key.items() if v is not None)) if isinstance(key, Mapping) else key
+
+    def _acquire_in_order(self, key: Key, cost: Cost, timeout: Duration | None, gate: FifoGate, event: Event) -> Plan[Decision]:
+        """For limits that can't reserve: waits in order of arrival, and decides again after `retry_after`."""
+        clock, gate_key = self.store.clock, self._gate_key(key)
+        deadline = None if timeout is None else clock.now_us() + duration_us(timeout)
+        first = gate.enter(gate_key, event)
+        waited = not first
+        try:
+            if not first:
+                self._refuse_if_late((yield from self._ask(key, cost, False)), deadline, clock.now_us(), key, cost)
+                if deadline is None:
+                    yield event  # type: ignore[misc]  # an event of the caller's kind
+                else:
+                    yield Call(clock, "sleep", (max(0, deadline - clock.now_us()) / 1e6, event))
+                if not event.is_set():
+                    raise RateLimited(self._count((yield from self._ask(key, cost, False)), key, cost))
+            while True:
+                decision = yield from self._ask(key, cost)
+                if decision:
+                    self._count(decision, key, cost)
+                    if waited and self._publisher is not None:
+                        self.events.publish(WAITED, self.name, key, cost, decision)
+                    return decision
+                self._refuse_if_late(decision, deadline, clock.now_us(), key, cost)
+                yield Call(clock, "sleep", (decision.retry_after,))
+                waited = True
+        finally:
+            following = gate.leave(gate_key, event)
+            if following is not None:
+                following.set()
+
+    def _ask(self, key: Key, cost: Cost, commit: bool = True) -> Plan[Decision]:
+        """One decision without a wait; `commit` False stores nothing."""
+        claims = self.claims(key, cost)
+        if is_off() or not claims:
+            return self._unlimited()
+        overflow = self._overflow
+        decision: Decision = yield Call(self.store, "decide", (claims,), {"commit": commit})
+        if commit and self._publisher is not None and self._overflow != overflow:
+            self.events.publish(OVERFLOW, self.name, key, cost, decision)
+        return decision
+
+    def _refuse_if_late(self, decision: Decision, deadline: int | None, now_us: int, key: Key, cost: Cost) -> None:
+        """Raises RateLimited if the call can never be admitted, or not before the deadline."""
+        never = decision.retry_us < 0
+        if not decision and (never or (deadline is not None and now_us + decision.retry_us > deadline)):
+            raise RateLimited(self._count(decision, key, cost))
+
+    def _max_wait_us(self, max_wait: Duration | None) -> int:
+        if not self._reserves:
+            return 0
+        return MAX_WAIT if max_wait is None else min(MAX_WAIT, duration_us(max_wait))
+
+    # Decorating ------------------------------------------------------------------------------------------------
+
+    def limit(
+        self, *misplaced: Never, key: KeyArgument = NO_KEY, cost: CostArgument = 1, timeout: Duration | None = 0
+    ) -> Callable[[F], F]:
+        """Limits every call of a function, method, coroutine or (async) generator.
+
+        `key` and `cost` are values, or functions of the call's arguments; without a key all calls share the limiter's own cell.
+        A refused call raises `RateLimited`; with a `timeout` it first waits up to that long.
+        """
+        if misplaced:
+            raise TypeError(misplaced_argument(misplaced[0]))
+        refuse_rate_as_key(key)
+
+        def decorate(function: F) -> F:
+            return limited(self, function, key, cost, timeout)  # type: ignore[no-any-return]
+
+        return decorate
 
 
 class Limiter(WaitingLimiter):
@@ -21,23 +297,28 @@ class Limiter(WaitingLimiter):
 
     __slots__ = ()
 
-    def acquire(self, key: Key, cost: Cost = 1, timeout: Duration | None = None) -> Decision:
+    def acquire(self, key: Key = NO_KEY, cost: Cost = 1, timeout: Duration | None = None) -> Decision:
         """Waits until the cost is admitted: one decision, one sleep. Raises `RateLimited` if the wait would exceed `timeout`."""
         return self._acquire(key, cost, timeout)
 
-    def reserve(self, key: Key, cost: Cost = 1, max_wait: Duration | None = None) -> Reservation:
+    def reserve(self, key: Key = NO_KEY, cost: Cost = 1, max_wait: Duration | None = None) -> Reservation:
         """Charges an estimate now or at a later start; the result is falsy if the wait would exceed `max_wait`."""
-        decision, waiter = self._reserve_start(key, cost, self._max_wait_us(max_wait))
-        return Reservation(self, key, cost, waiter, self._count(decision, key, cost))
+        claims = self.claims(key, cost)
+        try:
+            decision, waiter = self._reserve_start(claims, key, cost, self._max_wait_us(max_wait), remember=True)
+            return Reservation(self, key, cost, claims, waiter, self._count(decision, key, cost))
+        except BaseException:
+            run(self._abandon(claims, key, cost))
+            raise
 
-    def refund(self, key: Key, cost: Cost = 1) -> None:
+    def refund(self, key: Key = NO_KEY, cost: Cost = 1) -> None:
         """Gives back units that were not used, at most what was charged."""
         claims = self._refund_claims(key, cost)
         if claims:
             self._queue.leave([refunded(claims)])
 
-    def reset(self, key: Key) -> None:
-        """Deletes the state of a key."""
+    def reset(self, key: Key = NO_KEY) -> None:
+        """Deletes the state of a key; without one, that of the limiter's own cell."""
         self.store.reset(self.claims(key))
 
     def close(self) -> None:
@@ -45,11 +326,12 @@ class Limiter(WaitingLimiter):
         if self._owns_store:
             self.store.close()
 
-    def __enter__(self) -> Limiter:
-        return self
+    def __enter__(self) -> Decision:
+        """Acquires one unit of the limiter's own cell: waits for it. Closing is `close()`."""
+        return self._acquire(NO_KEY, 1, None)
 
     def __exit__(self, *exc: object) -> None:
-        self.close()
+        """An exception gives nothing back."""
 
 
 class AsyncLimiter(WaitingLimiter):
@@ -61,7 +343,7 @@ class AsyncLimiter(WaitingLimiter):
         super().__init__(limits, store, name)
         self._local = bool(self.store.local)
 
-    async def hit(self, key: Key, cost: Cost = 1) -> Decision:  # type: ignore[override]
+    async def hit(self, key: Key = NO_KEY, cost: Cost = 1) -> Decision:  # type: ignore[override]
         """Charges `cost` now, or returns a refusal with the time to retry. Does not wait for capacity."""
         if self._local:
             return _hit(self, key, cost)
@@ -71,15 +353,17 @@ class AsyncLimiter(WaitingLimiter):
             if decision is None:
                 decision = await self.store.adecide_one(self._single, key, units, 0, True)
             return self._count(decision, key, cost)
-        return self._count(await self._adecide(key, cost), key, cost)
+        return self._count(await self._adecide_claims(self.claims(key, cost), 0), key, cost)
 
-    async def peek(self, key: Key, cost: Cost = 1) -> Decision:  # type: ignore[override]
+    async def peek(self, key: Key = NO_KEY, cost: Cost = 1) -> Decision:  # type: ignore[override]
         """The Decision that a hit of that cost would get now. Stores and counts nothing."""
-        return await self._adecide(key, cost, commit=False)
+        if self._local:
+            return super().peek(key, cost)
+        return await self._adecide_claims(self.claims(key, cost), 0, commit=False)
 
     async def hit_many(self, keys: Iterable[Key], cost: int | Iterable[int] = 1) -> list[Decision]:  # type: ignore[override]
         """One hit per key, in order and at one time; a duplicate key sees its earlier hits."""
-        if self.store.local:
+        if self._local:
             return super().hit_many(keys, cost)
         wanted, costs = self._keys_and_costs(keys, cost)
         claims = self._claims_of_each(wanted, costs)
@@ -88,27 +372,32 @@ class AsyncLimiter(WaitingLimiter):
         self._publish_many(wanted, costs, found, [])
         return found
 
-    async def acquire(self, key: Key, cost: Cost = 1, timeout: Duration | None = None) -> Decision:
+    async def acquire(self, key: Key = NO_KEY, cost: Cost = 1, timeout: Duration | None = None) -> Decision:
         """Waits until the cost is admitted: one decision, one sleep. Raises `RateLimited` if the wait would exceed `timeout`."""
         return await self._aacquire(key, cost, timeout)
 
-    def reserve(self, key: Key, cost: Cost = 1, max_wait: Duration | None = None) -> PendingReservation:
+    def reserve(self, key: Key = NO_KEY, cost: Cost = 1, max_wait: Duration | None = None) -> PendingReservation:
         """`async with limiter.reserve(…) as r:`, or `r = await limiter.reserve(…)`."""
 
         async def make() -> AsyncReservation:
-            decision, waiter = await self._areserve_start(key, cost, self._max_wait_us(max_wait))
-            return AsyncReservation(self, key, cost, waiter, self._count(decision, key, cost))
+            claims = self.claims(key, cost)
+            try:
+                decision, waiter = await self._areserve_start(claims, key, cost, self._max_wait_us(max_wait), remember=True)
+                return AsyncReservation(self, key, cost, claims, waiter, self._count(decision, key, cost))
+            except BaseException:
+                await self._aabandon(claims, key, cost)
+                raise
 
         return PendingReservation(make)
 
-    async def refund(self, key: Key, cost: Cost = 1) -> None:
+    async def refund(self, key: Key = NO_KEY, cost: Cost = 1) -> None:
         """Gives back units that were not used, at most what was charged."""
         claims = self._refund_claims(key, cost)
         if claims:
-            await self._agive_back(refunded(claims))
+            await self._queue.aleave([refunded(claims)])
 
-    async def reset(self, key: Key) -> None:
-        """Deletes the state of a key."""
+    async def reset(self, key: Key = NO_KEY) -> None:
+        """Deletes the state of a key; without one, that of the limiter's own cell."""
         await self.store.areset(self.claims(key))
 
     async def aclose(self) -> None:
@@ -116,8 +405,18 @@ class AsyncLimiter(WaitingLimiter):
         if self._owns_store:
             await self.store.aclose()
 
-    async def __aenter__(self) -> AsyncLimiter:
-        return self
+    async def __aenter__(self) -> Decision:
+        """Acquires one unit of the limiter's own cell: waits for it. Closing is `aclose()`."""
+        return await self._aacquire(NO_KEY, 1, None)
 
     async def __aexit__(self, *exc: object) -> None:
-        await self.aclose()
+        """An exception gives nothing back."""
+
+
+def _wake(loop: asyncio.AbstractEventLoop, event: Event | None) -> None:
+    """Sets an event of a loop from any thread; does nothing if the loop is closed, or the event gone."""
+    try:
+        if event is not None:
+            loop.call_soon_threadsafe(event.set)
+    except RuntimeError:
+        pass

@@ -1,7 +1,8 @@
 # C declarations of limiter_base.py.
 from limitkeeper.algorithms.claim cimport NamedLimit
 from limitkeeper.decision cimport Decision
-from limitkeeper.stores.cell_store cimport CellStore, LimitHandle
+from limitkeeper.stores.cell_state_per_rate cimport LimitHandle
+from limitkeeper.stores.cell_store cimport CellStore
 from limitkeeper.stores.contract cimport Store
 from limitkeeper.stores.memory cimport MemoryStore
 
@@ -29,6 +30,4 @@ cdef class LimiterBase:
     cdef object __weakref__
     cdef Decision _decide_any(self, object key, object cost, long long max_wait_us, bint commit)
     cdef bint _fill_claims(self, object key, object cost)
-    cdef Decision _decide_in_memory(self, str key, object cost, long long max_wait_us, bint commit)
     cdef list _hit_many_in_memory(self, list keys, object costs, object overflow)
-    cdef list _hit_many_locked(self, list keys, object costs, object overflow)

@@ -1,4 +1,4 @@
-"""LimiterBase: the compiled part of a limiter, with the calls that never wait (hit, peek, hit_many) and the counters.
+"""LimiterBase: what Limiter and AsyncLimiter share, compiled: hit, peek and hit_many, which never wait, and checks of arguments.
 
 With one limit in a MemoryStore a hit is three steps in C: read the clock, look up the cell, run the algorithm. All other cases
 (several limits, another store, a key per limit) build a list of claims for the store. The counters are C integers.
@@ -16,21 +16,26 @@ except ModuleNotFoundError:
 
 if cython.compiled:
     from cython.cimports.limitkeeper.algorithms.claim import Claim, NamedLimit
+    from cython.cimports.limitkeeper.algorithms.limit import I64
     from cython.cimports.limitkeeper.decision import Decision, fresh
     from cython.cimports.limitkeeper.monotonic import monotonic_us
-    from cython.cimports.limitkeeper.stores.cell_store import CellStore, LimitHandle, blank
+    from cython.cimports.limitkeeper.stores.cell_state_per_rate import LimitHandle
+    from cython.cimports.limitkeeper.stores.cell_store import CellStore, blank
     from cython.cimports.limitkeeper.stores.memory import MemoryStore
 else:
     from .algorithms.claim import Claim, NamedLimit
+    from .algorithms.limit import I64
     from .clock import monotonic_us
     from .decision import Decision, fresh
-    from .stores.cell_store import CellStore, LimitHandle, blank
+    from .stores.cell_state_per_rate import LimitHandle
+    from .stores.cell_store import CellStore
     from .stores.memory import MemoryStore
 
 from .algorithms.constants import MAX_WAIT
 from .algorithms.limit import Limit, refuse_refund
+from .algorithms.no_key import NO_KEY
 from .errors import ConfigurationError, InvalidCost
-from .observe.events import ALLOWED, REFUSED, SHARED_CELL, Publisher
+from .observe.events import ALLOWED, OVERFLOW, REFUSED, Publisher
 from .stores.contract import Store
 
 Key = str | Mapping[str, str | None]
@@ -59,8 +64,11 @@ def is_off() -> bool:
 
 
 @cython.ccall
-def checked_cost(cost: object) -> cython.longlong:
+def checked_cost(cost: object) -> I64:
     """Validates a cost, an int ≥ 0; clamps it to HUGE."""
+    if isinstance(cost, str):
+        remedy = "a call takes one key: use hit_many for several, or a mapping of limit names to keys"
+        raise InvalidCost(f"cost must be a whole number ≥ 0, got the text {cost!r}; {remedy}")
     if isinstance(cost, bool) or not isinstance(cost, int):
         raise InvalidCost(f"cost must be a whole number ≥ 0, got {cost!r}; round it first")
     if cost < 0:
@@ -77,7 +85,7 @@ def checked_key(key: object) -> str:
 
 
 @cython.cfunc
-def only_str(keys: list) -> cython.bint:  # type: ignore[type-arg]
+def only_str(keys: list) -> cython.bint:
     """Whether all keys are plain strings."""
     i: cython.Py_ssize_t
     for i in range(len(keys)):
@@ -108,9 +116,9 @@ class LimiterBase:
         self._busy = False
         for named in self.named:
             store.register(named)
-        if self._memory is not None and len(self.named) == 1:
-            self._handle = self.named[0].handle
-        self._single: Any = self.named[0] if len(self.named) == 1 and self._handle is None else None  # one limit in another store
+        self._single: Any = self.named[0] if len(self.named) == 1 else None
+        if self._memory is not None and self._single is not None:
+            self._handle = self._single.handle
         if cython.compiled and getattr(type(store), "decide", None) is CellStore.decide:
             self._cell_store = store
             self._own_claims = [Claim(named, "") for named in self.named]
@@ -156,24 +164,13 @@ class LimiterBase:
     # Deciding --------------------------------------------------------------------------------------------------
 
     @cython.cfunc
-    def _decide_in_memory(self, key: str, cost: Cost, max_wait_us: cython.longlong, commit: cython.bint) -> Decision:
-        """Decides one limit in a MemoryStore for a str key."""
-        units: cython.longlong = 1
-        if cost is not ONE:
-            units = self._costs(cost)[0] if isinstance(cost, Mapping) else checked_cost(cost)
-        memory: MemoryStore = self._memory
-        if cython.compiled:
-            return memory.decide_quickly(blank(memory, self._handle), self._handle, key, units, max_wait_us, commit, memory.now())
-        with memory._lock:
-            return memory.decide_quickly(blank(memory, self._handle), self._handle, key, units, max_wait_us, commit, memory.now())
-
-    @cython.cfunc
-    def _decide_any(self, key: Key, cost: Cost, max_wait_us: cython.longlong, commit: cython.bint) -> Decision:
+    def _decide_any(self, key: Key, cost: Cost, max_wait_us: I64, commit: cython.bint) -> Decision:
         """Decides in any store, for any number of limits."""
-        if self._handle is not None and isinstance(key, str) and not off:
-            return self._decide_in_memory(checked_key(key), cost, max_wait_us, commit)
         if self._single is not None and isinstance(key, str) and not off:
-            return self.store.decide_one(self._single, checked_key(key), self._costs(cost)[0], max_wait_us, commit)
+            units: I64 = 1
+            if cost is not ONE:
+                units = self._costs(cost)[0] if isinstance(cost, Mapping) else checked_cost(cost)
+            return self.store.decide_one(self._single, checked_key(key), units, max_wait_us, commit)
         if self._cell_store is not None and not self._busy and not off:
             self._busy = True  # a re-entrant call (from a finaliser or a clock) makes claims of its own
             try:
@@ -190,9 +187,9 @@ class LimiterBase:
     @cython.cfunc
     def _fill_claims(self, key: Key, cost: Cost) -> cython.bint:
         """Sets keys and costs of this limiter's own claims, which saves allocating them; False for arguments of other types."""
-        units: cython.longlong = 1
-        costs: dict | None = None  # type: ignore[type-arg]
-        keys: dict | None = None  # type: ignore[type-arg]
+        units: I64 = 1
+        costs: dict | None = None
+        keys: dict | None = None
         unnamed: cython.Py_ssize_t = 0
         if type(cost) is dict:
             costs = cost
@@ -236,7 +233,7 @@ class LimiterBase:
         shared = self._overflow
         decision: Decision = self.store.decide(claims, None if max_wait_us >= MAX_WAIT else max_wait_us)
         if self._publisher is not None and self._overflow != shared:
-            self.events.publish(SHARED_CELL, self.name, key, cost, decision)
+            self.events.publish(OVERFLOW, self.name, key, cost, decision)
         return decision
 
     def _decide(self, key: Key, cost: Cost = 1, max_wait_us: int = 0) -> Decision:
@@ -246,7 +243,7 @@ class LimiterBase:
         shared = self._overflow
         decision: Decision = self._decide_any(key, cost, max_wait_us, True)
         if self._overflow != shared:
-            self.events.publish(SHARED_CELL, self.name, key, cost, decision)
+            self.events.publish(OVERFLOW, self.name, key, cost, decision)
         return decision
 
     def _count(self, decision: Decision, key: Key, cost: Cost) -> Decision:
@@ -259,13 +256,13 @@ class LimiterBase:
             self._publisher.publish(ALLOWED if decision.allowed else REFUSED, self.name, key, cost, decision)
         return decision
 
-    def hit(self, key: Key, cost: Cost = 1) -> Decision:
+    def hit(self, key: Key = NO_KEY, cost: Cost = 1) -> Decision:
         """Charges `cost` now, or returns a refusal with the time to retry. Never blocks."""
         decision: Decision
         if self._publisher is not None:
             return self._count(self._decide(key, cost), key, cost)
         if self._handle is not None and type(key) is str and cost is ONE and not off:
-            now_us: cython.longlong
+            now_us: I64
             if self._memory.system is not None:
                 now_us = monotonic_us() + self._memory.offset_us
             else:
@@ -316,38 +313,32 @@ class LimiterBase:
         if self._publisher is None:
             return
         for i in overflow:
-            self._publisher.publish(SHARED_CELL, self.name, keys[i], costs[i], found[i])
+            self._publisher.publish(OVERFLOW, self.name, keys[i], costs[i], found[i])
         for decision, key, cost in zip(found, keys, costs, strict=True):
             self._publisher.publish(ALLOWED if decision.allowed else REFUSED, self.name, key, cost, decision)
 
     @cython.cfunc
-    def _hit_many_in_memory(self, keys: list, costs: Integers | None, overflow: Integers | None) -> list:  # type: ignore[type-arg]
+    def _hit_many_in_memory(self, keys: list, costs: Integers | None, overflow: Integers | None) -> list:
         """Hits one limit in a MemoryStore for several str keys; the clock is read once. Without costs, each is 1."""
-        if cython.compiled:
-            return self._hit_many_locked(keys, costs, overflow)
-        with self._memory._lock:
-            return self._hit_many_locked(keys, costs, overflow)
-
-    @cython.cfunc
-    def _hit_many_locked(self, keys: list, costs: Integers | None, overflow: Integers | None) -> list:  # type: ignore[type-arg]
-        units: cython.longlong = 1
+        units: I64 = 1
         memory: MemoryStore = self._memory
         handle: LimitHandle = self._handle
-        now_us: cython.longlong = memory.now()
         n: cython.Py_ssize_t = len(keys)
-        found: list = [None] * n  # type: ignore[type-arg]
-        allowed: cython.longlong = 0
-        shared: cython.longlong = memory.capacity.overflow
+        found: list = [None] * n
+        allowed: I64 = 0
         i: cython.Py_ssize_t
-        for i in range(n):
-            if costs is not None:
-                units = costs[i]
-            decision: Decision = memory.decide_quickly(fresh(handle.name), handle, keys[i], units, 0, True, now_us)
-            allowed += decision.allowed
-            if overflow is not None and memory.capacity.overflow != shared:
-                shared = memory.capacity.overflow
-                overflow.append(i)
-            found[i] = decision
+        with memory._lock:
+            now_us: I64 = memory.now()
+            shared: I64 = memory.capacity.overflow
+            for i in range(n):
+                if costs is not None:
+                    units = costs[i]
+                decision: Decision = memory.decide_quickly(fresh(handle.name), handle, keys[i], units, 0, True, now_us)
+                allowed += decision.allowed
+                if overflow is not None and memory.capacity.overflow != shared:
+                    shared = memory.capacity.overflow
+                    overflow.append(i)
+                found[i] = decision
         self._allowed += allowed
         self._refused += n - allowed
         return found
@@ -374,7 +365,7 @@ class LimiterBase:
                 self._refused += 1
         return found
 
-    def peek(self, key: Key, cost: Cost = 1) -> Decision:
+    def peek(self, key: Key = NO_KEY, cost: Cost = 1) -> Decision:
         """The Decision that a hit of that cost would get now. Stores and counts nothing."""
         return self._decide_any(key, cost, 0, False)
 

@@ -1,4 +1,4 @@
-"""Parses rates and durations: `"5/s"`, `"10 per 5 minutes"`, `"100/s burst 200"`, `"250ms"`.
+"""Rate: a count per period, from text or numbers (`"5/s"`, `"10 per 5 minutes"`, `"100/s burst 200"`); durations (`"250ms"`).
 
 A rate is two integers, a count and a period in microseconds; floats are converted exactly here and not used afterwards.
 Months and years are rejected because their length varies.
@@ -32,14 +32,23 @@ UNITS: dict[str, tuple[int, tuple[str, ...]]] = {
     "d": (86_400_000_000, ("day", "days")),
 }
 _ALIASES = {alias: size for unit, (size, more) in UNITS.items() for alias in (unit, *more)}
-_ALIASES |= {"w": 7 * 86_400_000_000, "week": 7 * 86_400_000_000, "weeks": 7 * 86_400_000_000}
-_UNEVEN = {"mo", "month", "months", "monthly", "y", "yr", "year", "years", "yearly"}
+#: Longer units, in days; a month and a year have these lengths wherever they begin.
+_DAYS = {7: ("w", "week", "weeks"), 30: ("month", "months"), 365: ("year", "years")}
+_ALIASES |= {alias: days * 86_400_000_000 for days, aliases in _DAYS.items() for alias in aliases}
 
 _NUMBER = r"\d+(?:_\d+)*"
 _RATE = re.compile(
     rf"\s*(?P<count>{_NUMBER})\s*(?:/|per\b)\s*(?P<amount>\d+(?:\.\d+)?)?\s*(?P<unit>[^\W\d_]+)\s*(?P<rest>.*)", re.I | re.S
 )
+#: A count that is not a positive whole number: "-1/s", "1.5/s".
+_OTHER_COUNT = re.compile(
+    r"\s*(?P<count>-?\d{0,10}\.?\d{1,10})\s*(?:/|per\b)\s*(?P<amount>\d+(?:\.\d+)?)?\s*(?P<unit>[^\W\d_]+)(?P<rest>.*)",
+    re.I | re.S,
+)
+_ASSIGNED = re.compile(rf"(?P<word>[a-z]+)\s*[=:]\s*(?P<value>{_NUMBER}|[a-z]+)", re.I)
 _OPTION = re.compile(rf"(?P<word>[a-z]+)\s+(?P<value>{_NUMBER}|[a-z]+)\s*", re.I)
+#: The beginning of another rate, where an option may be.
+_ANOTHER = re.compile(r"(?:(?:[,&+]|and\b)\D*)?\d+\s*(?:/|per\b)", re.I)
 _DURATION = re.compile(r"\s*(?P<amount>\d+(?:\.\d+)?)\s*(?P<unit>[^\W\d_]+)\s*", re.I)
 WRITE = 'write it like "5/s", "100/min", "10 per 5 minutes" or "100/s burst 200"'
 NO_DURATION = "expected a duration, got {!r}; write seconds as a number, a timedelta, or text like '250ms'"
@@ -70,10 +79,10 @@ def period_text(period: int) -> str:
 def unit_us(unit: str, text: object) -> int:
     """Microseconds in one `unit`; raises InvalidLimit with the list of units for an unknown one."""
     word = unit.lower()
-    if word in _UNEVEN:
-        raise InvalidLimit(f"{text!r}: a {word} has no fixed length; write days, as in '1000/30d'")
     if word not in _ALIASES:
-        raise InvalidLimit(f"{text!r}: unknown unit {unit!r}; use one of {', '.join(UNITS)}, week, or their long names")
+        raise InvalidLimit(
+            f"{text!r}: unknown unit {unit!r}; use one of {', '.join(UNITS)}, week, month, year, or their long names"
+        )
     return _ALIASES[word]
 
 
@@ -105,19 +114,38 @@ def parse_rate(text: object, options: tuple[str, ...] = ()) -> tuple[Rate, dict[
         raise InvalidLimit(f"expected a rate, got {text!r}; {WRITE}, or give a number and per=")
     found = _RATE.fullmatch(text)
     if found is None:
-        raise InvalidLimit(f"expected a rate, got {text!r}; {WRITE}")
+        raise InvalidLimit(explain_count(text) or f"expected a rate, got {text!r}; {WRITE}")
     amount = Fraction(found["amount"] or 1)
     rate = checked(int(found["count"]), amount * unit_us(found["unit"], text), text)
     return rate, parse_options(found["rest"], options, text)
+
+
+def explain_count(text: str) -> str | None:
+    """The message for a rate whose count is negative or has a fraction; None for any other text."""
+    found = _OTHER_COUNT.fullmatch(text)
+    if found is None:
+        return None
+    count = Fraction(found["count"])
+    if count <= 0:
+        return f"{text!r}: the count must be at least 1, got {found['count']}; {WRITE}"
+    period = Fraction(found["amount"] or 1) * unit_us(found["unit"], text) * count.denominator
+    if period.denominator != 1 or not 0 < period <= MAX_PERIOD or count.numerator > MAX_COUNT:
+        return f"{text!r}: the count must be a whole number, got {found['count']}; {WRITE}"
+    remedy = f"{count.numerator} per {period_text(int(period))}{found['rest']}"
+    return f"{text!r}: the count must be a whole number, got {found['count']}; write {remedy}"
 
 
 def parse_options(rest: str, options: tuple[str, ...], text: object) -> dict[str, int | str]:
     """Parses "burst 10 initial 0": each option once, and only those of this kind of limit."""
     given: dict[str, int | str] = {}
     while rest:
+        if _ANOTHER.match(rest):
+            raise InvalidLimit(f"{text!r}: expected one limit, got another one: {rest!r}; separate limits with ';'")
         found = _OPTION.match(rest)
         if found is None:
-            raise InvalidLimit(f"{text!r}: expected an option and its value, got {rest!r}; {WRITE}")
+            assigned = _ASSIGNED.match(rest)
+            remedy = WRITE if assigned is None else f"write {assigned['word']} {assigned['value']}, with a space"
+            raise InvalidLimit(f"{text!r}: expected an option and its value, got {rest!r}; {remedy}")
         word, value = found["word"].lower(), found["value"]
         if word not in options:
             having = f"only {' and '.join(options)}" if options else "no options"

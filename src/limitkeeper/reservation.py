@@ -3,35 +3,36 @@
     with limiter.reserve("user:42", cost=500, max_wait=5) as r:      # entering waits for the start
         r.settle(425)                                                # gives 75 back; an exception gives all back
 
-The first settle or cancel counts, later ones do nothing and return False. If neither is called, the whole charge stays. Settling
-above the estimate always succeeds; the algorithm records it as debt. A store error while giving back is published as an event
-instead of raised, because it must not hide the caller's own exception.
+The first settle or cancel counts, later ones do nothing and return False; if neither is called, the whole charge stays. After a
+`reset` of the key they do nothing and return False: the charge is gone. Settling above the estimate always succeeds, as debt. A
+store error while giving back is published as an event instead of raised, because it must not hide the caller's own exception.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Coroutine, Generator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from .algorithms.claim import Claim
 from .decision import Decision
-from .errors import ConfigurationError, RateLimited, StoreError
+from .errors import ConfigurationError, RateLimited
 from .limiter_base import Cost, Key, checked_cost, is_off
-from .wait_queue import Waiter
+from .stores.sans_io import Plan, arun, run
+from .wait_queue import BEGUN, Waiter
 
 if TYPE_CHECKING:
-    from .waiting_limiter import WaitingLimiter
+    from .limiter import WaitingLimiter
 
 
 class Charge:
     """Base of Reservation and AsyncReservation: the charge, and the part of it to give back."""
 
-    def __init__(self, limiter: WaitingLimiter, key: Key, cost: Cost, waiter: Waiter | None, decision: Decision) -> None:
-        self._limiter = limiter
-        self._key = key
-        self._cost = cost
-        self._waiter = waiter
-        self._decision = decision
+    def __init__(
+        self, limiter: WaitingLimiter, key: Key, cost: Cost, claims: list[Claim], waiter: Waiter | None, decision: Decision
+    ) -> None:
+        self._limiter, self._key, self._cost, self._claims = limiter, key, cost, claims
+        self._waiter, self._decision = waiter, decision
         self._decided = not decision
         self._free = is_off()  # limiting was turned off: nothing was charged
 
@@ -52,9 +53,18 @@ class Charge:
         state = "refused" if not self._decision else "settled" if self._decided else "open"
         return f"<{type(self).__name__} {state}: {self._cost!r} for {self._key!r}, wait {self.wait:.3f} s>"
 
+    def interrupt(self) -> None:
+        """Ends the wait of another thread or task for this start, if one waits: its `with` raises
+        `concurrent.futures.CancelledError`, and gives the charge back."""
+        waiter = self._waiter
+        if waiter is not None:
+            waiter.interrupted = True
+            if waiter.wake is not None:
+                waiter.wake()
+
     def _differences(self, used: int | Mapping[str, int]) -> list[Claim]:
         """The claims to give back so that `used` stays charged; a negative cost charges more."""
-        claims = self._limiter.claims(self._key, self._cost)
+        claims = self._claims
         if not isinstance(used, Mapping):
             if len({claim.cost for claim in claims}) > 1:
                 names = ", ".join(claim.limit.name for claim in claims)
@@ -70,61 +80,66 @@ class Charge:
         found = []
         for claim in claims:
             if claim.limit.name in used:
-                change = claim.cost - checked_cost(used[claim.limit.name])
-                if change:
-                    found.append(Claim(claim.limit, claim.key, change, claim.cost))
+                change = claim.cost - checked_cost(used[claim.limit.name])  # 0 asks whether the key was reset
+                found.append(Claim(claim.limit, claim.key, change, claim.cost, claim.reset_id))
         return found
 
-    def _first(self) -> bool:
-        """Marks the reservation as settled or cancelled; False if it already was."""
+    def _settle(self, used: int | Mapping[str, int]) -> Plan[bool]:
+        change = [] if self._decided else self._differences(used)
         if self._decided:
             return False
         self._decided = True
-        return True
+        arrival = BEGUN
+        if self._waiter is not None:
+            self._limiter._queue.done(self._waiter)
+            arrival = self._waiter.arrival
+        if not change or self._free:
+            return True
+        waiter = Waiter(change, self.decision, None, arrival)
+        return (yield from self._limiter._give_up(waiter, self._key, self._cost, self.decision))
+
+    def _cancel(self) -> Plan[bool]:
+        if self._decided:
+            return False
+        waiter, self._decision, self._waiter, self._decided = self._waiter, self.decision, None, True
+        if self._free:
+            return True
+        waiter = waiter or Waiter(self._claims, self._decision, None, BEGUN)
+        return (yield from self._limiter._give_up(waiter, self._key, self._cost, self._decision))
+
+    def _enter(self, loop: asyncio.AbstractEventLoop | None = None) -> Plan[Self]:
+        """Waits for the start; raises RateLimited if it was refused. After an exception the caller cancels."""
+        if not self._decision:
+            raise RateLimited(self._decision)
+        if self._waiter is not None:
+            self._decision = yield from self._limiter._wait(self._waiter, self._key, self._cost, loop)
+            self._waiter = None
+        return self
 
 
 class Reservation(Charge):
     """A reserved start. Truthy when granted; entering waits for the start."""
 
     def settle(self, used: int | Mapping[str, int]) -> bool:
-        """Sets the actual cost: gives the rest back, or charges the difference. False if it was settled or cancelled before."""
-        change = [] if self._decided else self._differences(used)
-        if not self._first():
-            return False
-        if self._waiter is not None:
-            self._limiter._queue.done(self._waiter)
-        try:
-            if change and not self._free:
-                self._limiter._queue.leave([Waiter(change, self.decision, None)])
-        except StoreError as error:
-            self._limiter._give_back_failed(self._key, self._cost, self.decision, error)
-        return True
+        """Sets the actual cost: gives the rest back, or charges the difference. False if it was settled or cancelled before,
+        or its key was reset."""
+        return run(self._settle(used))
 
     def cancel(self) -> bool:
-        """Gives everything back; later waiters move up. False if it was settled or cancelled before."""
-        if not self._first():
-            return False
-        if not self._free:
-            self._limiter._give_up(self._waiter, self._key, self._cost, self._decision)
-        return True
+        """Gives everything back; later waiters move up. False if it was settled or cancelled before, or its key was reset."""
+        return run(self._cancel())
 
     def __enter__(self) -> Reservation:
-        if not self._decision:
-            raise RateLimited(self._decision)
-        if self._waiter is not None:
-            try:
-                self._limiter._sleep(self._waiter, self._key, self._cost)
-            except BaseException:
-                self._decided = True
-                raise
-            self._decision, self._waiter = self._waiter.decision, None
-        return self
+        try:
+            return run(self._enter())
+        except BaseException:
+            self.cancel()
+            raise
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
         if kind is not None:
             self.cancel()
-        else:
-            self._decided = True
+        self._decided = True
 
 
 class AsyncReservation(Charge):
@@ -132,43 +147,23 @@ class AsyncReservation(Charge):
 
     async def settle(self, used: int | Mapping[str, int]) -> bool:
         """As `Reservation.settle`."""
-        change = [] if self._decided else self._differences(used)
-        if not self._first():
-            return False
-        if self._waiter is not None:
-            self._limiter._queue.done(self._waiter)
-        try:
-            if change and not self._free:
-                await self._limiter._agive_back(Waiter(change, self.decision, None))
-        except StoreError as error:
-            self._limiter._give_back_failed(self._key, self._cost, self.decision, error)
-        return True
+        return await arun(self._settle(used))
 
     async def cancel(self) -> bool:
         """As `Reservation.cancel`."""
-        if not self._first():
-            return False
-        if not self._free:
-            await self._limiter._agive_up(self._waiter, self._key, self._cost, self._decision)
-        return True
+        return await arun(self._cancel())
 
     async def __aenter__(self) -> AsyncReservation:
-        if not self._decision:
-            raise RateLimited(self._decision)
-        if self._waiter is not None:
-            try:
-                await self._limiter._asleep(self._waiter, self._key, self._cost)
-            except BaseException:
-                self._decided = True
-                raise
-            self._decision, self._waiter = self._waiter.decision, None
-        return self
+        try:
+            return await arun(self._enter(asyncio.get_running_loop()))
+        except BaseException:
+            await self.cancel()
+            raise
 
     async def __aexit__(self, kind: object, error: object, trace: object) -> None:
         if kind is not None:
             await self.cancel()
-        else:
-            self._decided = True
+        self._decided = True
 
 
 class PendingReservation:

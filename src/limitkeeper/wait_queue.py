@@ -1,8 +1,13 @@
-"""WaitQueue: the waiters of a store in order of their starts, and how they move up when one leaves.
+"""WaitQueue: the waiters of a store, first come, first served; they move up when one ahead of them leaves.
 
 A waiter has made one decision and holds its start; it sleeps once. The queue records the waiters whose start is in the future.
-When one leaves, those behind it are given back from the last to the first and charged again in order, so that all move up and
-none is overtaken. There is one queue per store, because limiters of one name share their state.
+When some leave, each waiter behind takes the start of the one before it, and the last starts are given back. That needs no call
+for those that stay, and works while other processes wait on the same key. Where the waiters differ in cost or keys, they are
+given back from the last to the first and charged again in order (`Store.rebook`). In both ways all move up and none is overtaken.
+There is one queue per store, because limiters of one name share their state.
+
+All that leave a remote store in one iteration of an event loop leave in one call. It is sent when the decisions in progress are
+answered: a start behind it that is not known yet would keep the server from giving anything back.
 
 FifoGate is for limits that can't reserve (the sliding window counter), one queue per key: the first waiter decides again after
 `retry_after`, the others wait until they are first.
@@ -15,40 +20,106 @@ import itertools
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Hashable, Sequence
-from typing import Generic, TypeVar
+from collections.abc import AsyncIterator, Callable, Hashable, Sequence
+from contextlib import asynccontextmanager, nullcontext, suppress
 
 from .algorithms.claim import Claim
+from .algorithms.constants import WAS_RESET
 from .decision import Decision
 from .fork import call_after_fork, reset_after_fork
 from .stores.contract import Booking, Store
+from .stores.sans_io import Call, Plan, arun, run
 
 Identity = tuple[str, str, str]
 Pair = tuple[Identity, str]
-E = TypeVar("E", threading.Event, asyncio.Event)
 _arrivals = itertools.count()
+#: The arrival of a charge that has begun: before all that wait.
+BEGUN = -1
+#: Seconds for which a new decision is held back so that a call that gives back can precede it.
+HOLD = 0.02
+
+
+class AsyncEvent(asyncio.Event):
+    """An event that a plan can wait for."""
+
+    await_ = asyncio.Event.wait
+
+
+Event = threading.Event | AsyncEvent
 
 
 class Waiter:
     """A start in the future: the charged claims, the decision, and a function that wakes the caller when the start moves up."""
 
-    __slots__ = ("arrival", "asleep", "claims", "deadline_us", "decision", "wake")
+    __slots__ = ("arrival", "asleep", "claims", "deadline_us", "decision", "interrupted", "is_last", "kind", "own_claims", "wake")
 
-    def __init__(self, claims: Sequence[Claim], decision: Decision, deadline_us: int | None) -> None:
-        self.arrival = next(_arrivals)
-        self.claims = claims
-        self.decision = decision
-        self.deadline_us = deadline_us
+    def __init__(self, claims: Sequence[Claim], decision: Decision, deadline_us: int | None, arrival: int | None = None) -> None:
+        self.arrival = next(_arrivals) if arrival is None else arrival  # the order in which charges were made
+        self.claims, self.decision, self.deadline_us = claims, decision, deadline_us
+        self.own_claims = claims  # those that it was made of: waiters exchange their charges
         self.asleep = False
+        self.interrupted = False  # its wait ends with CancelledError
+        self.is_last = False  # it leaves, and all that wait behind it have moved up
         self.wake: Callable[[], None] | None = None
+        self.kind = kind_of(claims, decision)
 
     def pairs(self) -> set[Pair]:
         return {(claim.limit.identity, claim.key) for claim in self.claims}
 
+    def start(self) -> tuple[int, int, Sequence[Claim], Decision]:
+        return self.decision.start_us, self.arrival, self.claims, self.decision
+
+    def move_to(self, start: tuple[int, int, Sequence[Claim], Decision]) -> None:
+        """Takes a start, and the charge made for it."""
+        moved = start[0] != self.decision.start_us
+        _, self.arrival, self.claims, self.decision = start
+        if moved and self.wake is not None:
+            self.wake()
+
+
+def kind_of(claims: Sequence[Claim], decision: Decision) -> Hashable:
+    """Waiters of one kind can exchange their starts: same cost of the same keys, with no reset between their charges."""
+    return (decision.source, *[(claim.limit, claim.key, claim.cost, claim.reset_id) for claim in claims])
+
 
 def refunded(claims: Sequence[Claim]) -> Waiter:
     """A refund as a Waiter that leaves: a charge at an unknown time."""
-    return Waiter(claims, Decision(True, start_us=-1), None)
+    return Waiter(claims, Decision(True, start_us=-1), None, BEGUN)
+
+
+class Departures:
+    """The waiters of one event loop that leave a remote store, and the decisions that are in progress there."""
+
+    def __init__(self) -> None:
+        self.leaving: list[Waiter] = []
+        self.call: asyncio.Task[None] | None = None  # gives back all that are leaving
+        self.one_call = asyncio.Lock()
+        self.deciding = 0
+        self.answered = asyncio.Event()
+        self.answered.set()
+        self.sent = asyncio.Event()
+
+    @asynccontextmanager
+    async def decision(self) -> AsyncIterator[None]:
+        """Around a decision that may wait. It is not sent before a call that gives back."""
+        if self.leaving:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(HOLD):
+                    await self.sent.wait()
+        self.deciding += 1
+        self.answered.clear()
+        try:
+            yield
+        finally:
+            self.deciding -= 1
+            if not self.deciding:
+                self.answered.set()
+
+
+def were_charged(waiters: Sequence[Waiter]) -> bool:
+    """After giving back: False when all keys of these waiters were reset after their charge."""
+    claims = [claim for waiter in waiters for claim in waiter.claims]
+    return not claims or any(claim.reset_id != WAS_RESET for claim in claims)
 
 
 class WaitQueue:
@@ -64,78 +135,162 @@ class WaitQueue:
         self.lock = threading.RLock()
         self._waiters: dict[Pair, list[Waiter]] = {}
         self._leaving: list[Waiter] = []
-        self._moving: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock] = weakref.WeakKeyDictionary()
+        self._departures: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Departures] = weakref.WeakKeyDictionary()
+
+    def departures(self) -> Departures:
+        """Those of the running loop."""
+        loop = asyncio.get_running_loop()
+        found = self._departures.get(loop)
+        if found is None:
+            found = self._departures[loop] = Departures()
+        return found
 
     def join(self, waiter: Waiter) -> None:
         """Adds a waiter in order of starts; removes reservations at the front whose start has passed."""
+        now_us = waiter.decision.start_us - waiter.decision.wait_us
         with self.lock:
+            vacant: list[Waiter] = []
             for pair in waiter.pairs():
                 queue = self._waiters.setdefault(pair, [])
-                now_us = waiter.decision.start_us - waiter.decision.wait_us
-                while queue and not queue[0].asleep and queue[0].decision.start_us <= now_us:
+                while queue and not queue[0].asleep and not queue[0].is_last and queue[0].decision.start_us <= now_us:
                     queue.pop(0)
                 at = len(queue)
                 while at and queue[at - 1].decision.start_us > waiter.decision.start_us:
                     at -= 1
+                    if queue[at].kind == waiter.kind and queue[at].arrival < waiter.arrival:  # of two threads, charged before it
+                        queue[at].arrival, waiter.arrival = waiter.arrival, queue[at].arrival
+                if at and queue[at - 1].is_last:
+                    vacant += [other for other in queue[:at] if other.is_last]
                 queue.insert(at, waiter)
+            if vacant and all(other.kind == waiter.kind for other in vacant):
+                self._close_gaps(waiter, now_us)
+            else:
+                for other in vacant:
+                    other.is_last = False
+
+    def find(self, claims: Sequence[Claim]) -> Waiter | None:
+        """The waiter that was made of these claims, if it still waits."""
+        with self.lock:
+            queues = [self._waiters.get((claim.limit.identity, claim.key), ()) for claim in claims]
+            return next((waiter for queue in queues for waiter in queue if waiter.own_claims is claims), None)
 
     def done(self, waiter: Waiter) -> None:
         """Removes a waiter whose start has come, or that was settled or cancelled."""
-        with self.lock:
-            for pair in waiter.pairs():
-                queue = self._waiters.get(pair)
-                if queue is not None and waiter in queue:
-                    queue.remove(waiter)
-                    if not queue:
-                        del self._waiters[pair]
+        self._remove([waiter])
 
-    def leave(self, waiters: Sequence[Waiter]) -> None:
-        """Gives these charges back, whole or in part; the waiters behind them in this process move up.
+    def _remove(self, waiters: Sequence[Waiter]) -> None:
+        gone = {id(waiter) for waiter in waiters}
+        with self.lock:
+            for pair in set[Pair]().union(*(waiter.pairs() for waiter in waiters)):
+                queue = [waiter for waiter in self._waiters.get(pair, ()) if id(waiter) not in gone]
+                if queue:
+                    self._waiters[pair] = queue
+                else:
+                    self._waiters.pop(pair, None)
+
+    def leave(self, waiters: Sequence[Waiter]) -> bool:
+        """Gives these charges back, whole or in part; the waiters behind them in this process move up. False when all their keys
+        were reset since.
 
         Without moving up, an algorithm can give back only what is not reserved behind the charge: under constant demand,
         nothing.
         """
         store = self._store()
-        if store is None:
-            return
-        with self.lock:
-            order, bookings = self._remove_leaving(waiters)
-            if bookings:
-                self._move_up(order, store.rebook(bookings))
-            else:
-                for waiter in reversed(waiters):
-                    store.give_back(waiter.claims, waiter.decision.start_us, waiter.decision.source)
+        if store is not None:
+            with self.lock if store.never_waits else nullcontext():  # the queue is not locked while a store waits
+                self._vacate(store, waiters)
+                run(self._leave(store, waiters))
+        return were_charged(waiters)
 
-    async def aleave(self, waiters: Sequence[Waiter]) -> None:
-        """As leave, for a store that is not local: one call at a time per event loop, without holding the lock while awaiting."""
+    async def aleave(self, waiters: Sequence[Waiter]) -> bool:
+        """As leave. All that leave a remote store in one iteration of the loop, or during a call, leave in the next call, which
+        goes on when the caller is cancelled."""
         store = self._store()
-        if store is None:
-            return
-        async with self._moving.setdefault(asyncio.get_running_loop(), asyncio.Lock()):
-            with self.lock:
-                order, bookings = self._remove_leaving(waiters)
-            if bookings:
-                decisions = await store.arebook(bookings)
-                with self.lock:
-                    self._move_up(order, decisions)
-            else:
-                for waiter in reversed(waiters):
-                    await store.agive_back(waiter.claims, waiter.decision.start_us, waiter.decision.source)
-
-    def _remove_leaving(self, waiters: Sequence[Waiter]) -> tuple[list[Waiter], list[Booking]]:
-        """Removes the leaving waiters. Returns them and those behind, in order, with their bookings; empty if none is behind."""
-        behind = [] if any(claim.cost < 0 for waiter in waiters for claim in waiter.claims) else self._behind(waiters)
+        if store is None or store.local:
+            return self.leave(waiters)
+        departures = self.departures()
+        departures.leaving += waiters
+        departures.sent.clear()
         for waiter in waiters:
-            self.done(waiter)
-        if not behind:
-            return [], []
-        leaving = {id(waiter) for waiter in waiters}
-        order = sorted([*waiters, *behind], key=lambda waiter: (waiter.decision.start_us, waiter.arrival))
-        return order, [
-            Booking(
-                waiter.claims, waiter.decision.start_us, waiter.deadline_us, id(waiter) not in leaving, waiter.decision.source
-            )
-            for waiter in order
+            waiter.asleep, waiter.wake = False, None
+        if departures.call is None:
+            departures.call = asyncio.create_task(self._leave_together(store, departures))
+            departures.call.add_done_callback(lambda call: call.cancelled() or call.exception())  # every leaver raises it
+        await asyncio.shield(departures.call)
+        return were_charged(waiters)
+
+    async def _leave_together(self, store: Store, departures: Departures) -> None:
+        self._vacate(store, departures.leaving)
+        try:
+            async with departures.one_call:
+                while departures.deciding:
+                    await departures.answered.wait()
+                waiters, departures.leaving, departures.call = departures.leaving, [], None
+                departures.sent.set()
+                self._vacate(store, waiters)
+                await arun(self._leave(store, waiters))
+        finally:
+            if departures.call is asyncio.current_task():  # cancelled before its call
+                departures.leaving, departures.call = [], None
+                departures.sent.set()
+
+    def _vacate(self, store: Store, waiters: Sequence[Waiter]) -> None:
+        """Moves up all behind those that leave, if they are of one kind: those that leave have the last starts then."""
+        if not store.can_rebook:
+            return
+        by_kind: dict[Hashable, list[Waiter]] = {}
+        with self.lock:
+            waiting = {
+                id(one) for pair in {pair for one in waiters for pair in one.pairs()} for one in self._waiters.get(pair, ())
+            }
+            now_us = store.now_us() if waiting else 0  # a store that has made a decision knows the time without a call
+            for waiter in waiters:
+                waiter.asleep, waiter.wake = False, None
+                if id(waiter) in waiting and not waiter.is_last and waiter.decision.start_us > now_us:
+                    by_kind.setdefault(waiter.kind, []).append(waiter)
+            for kind, some in by_kind.items():
+                if all(other.kind == kind for other in self._behind(some)):
+                    for waiter in some:
+                        waiter.is_last = True
+                    self._close_gaps(some[0], now_us)
+
+    def _close_gaps(self, one: Waiter, now_us: int) -> None:
+        """Gives the first starts of one kind to the waiters that stay, in order, and the last to those that leave."""
+        queues = [self._waiters[pair] for pair in one.pairs()]
+        same = [waiter for waiter in queues[0] if waiter.decision.start_us > now_us and waiter.kind == one.kind]
+        starts = [waiter.start() for waiter in same]
+        ordered = sorted(same, key=lambda waiter: waiter.is_last)
+        for waiter, start in zip(ordered, starts, strict=True):
+            waiter.move_to(start)
+        following = {id(waiter): other for waiter, other in zip(same, ordered, strict=True)}
+        for queue in queues:
+            queue[:] = [following.get(id(waiter), waiter) for waiter in queue]
+
+    def _leave(self, store: Store, waiters: Sequence[Waiter]) -> Plan[None]:
+        with self.lock:
+            last = [waiter for waiter in waiters if waiter.is_last]
+            apart = [waiter for waiter in waiters if not waiter.is_last]
+            behind = self._behind([waiter for waiter in apart if min((claim.cost for claim in waiter.claims), default=0) > 0])
+            self._remove(waiters)
+            if behind:
+                last, apart = [*waiters, *behind], []
+            bookings = self._bookings(last, {id(waiter) for waiter in behind})
+        if len(bookings) > 1:
+            decisions = yield Call(store, "rebook", ([booking for _, booking in bookings],))
+            with self.lock:
+                self._move_up([waiter for waiter, _ in bookings], decisions)
+        else:
+            apart += last
+        for waiter in sorted(apart, key=lambda waiter: waiter.arrival, reverse=True):
+            if not (yield Call(store, "give_back", (waiter.claims, waiter.decision.start_us, waiter.decision.source))):
+                for claim in waiter.claims:
+                    claim.reset_id = WAS_RESET
+
+    def _bookings(self, waiters: Sequence[Waiter], staying: set[int]) -> list[tuple[Waiter, Booking]]:
+        """The bookings of waiters, in the order in which they were charged: the last charge is undone first, and exactly."""
+        return [
+            (one, Booking(one.claims, one.decision.start_us, one.deadline_us, id(one) in staying, one.decision.source))
+            for one in sorted(waiters, key=lambda waiter: (waiter.arrival, waiter.decision.start_us))
         ]
 
     def _move_up(self, order: Sequence[Waiter], decisions: Sequence[Decision | None]) -> None:
@@ -143,16 +298,18 @@ class WaitQueue:
             if decision is None:
                 continue
             moved = decision.start_us != waiter.decision.start_us
-            waiter.decision = decision
+            waiter.decision, waiter.kind = decision, kind_of(waiter.claims, decision)
             if moved and waiter.wake is not None:
                 waiter.wake()
 
     def _behind(self, waiters: Sequence[Waiter]) -> list[Waiter]:
-        """The waiters with a later start that share a key with those that leave, directly or through other waiters."""
+        """The waiters with a later start, or charged later, that share a key with those that leave, directly or through other
+        waiters."""
         store = self._store()
-        if store is None or not store.can_rebook:
+        if store is None or not store.can_rebook or not waiters:
             return []
         first = min(waiter.decision.start_us for waiter in waiters)
+        oldest = min(waiter.arrival for waiter in waiters)
         shared: set[Pair] = set().union(*(waiter.pairs() for waiter in waiters))
         found: list[Waiter] = []
         seen = {id(waiter) for waiter in waiters}
@@ -161,7 +318,8 @@ class WaitQueue:
             grown = False
             for pair in tuple(shared):
                 for other in self._waiters.get(pair, ()):
-                    if id(other) not in seen and other.decision.start_us >= first:
+                    is_behind = other.decision.start_us >= first or other.arrival > oldest >= 0
+                    if id(other) not in seen and not other.is_last and is_behind:
                         seen.add(id(other))
                         found.append(other)
                         grown = grown or not other.pairs() <= shared
@@ -182,8 +340,8 @@ class WaitQueue:
     def _leave_all(self) -> None:
         with self.lock:
             waiters, self._leaving = self._leaving, []
-            if waiters:
-                self.leave(waiters)
+        if waiters:
+            self.leave(waiters)
 
     def waiting(self, identities: set[Identity], keys: set[str] | None = None) -> int:
         """The number of callers that sleep for one of these limits (and keys)."""
@@ -211,7 +369,7 @@ def wait_queue_of(store: Store) -> WaitQueue:
         return queue
 
 
-class FifoGate(Generic[E]):
+class FifoGate:
     """Queues of waiters by key, in order of arrival; only the first of a queue may decide, the others wait for their event."""
 
     def __init__(self) -> None:
@@ -221,20 +379,16 @@ class FifoGate(Generic[E]):
     def _reset_after_fork(self) -> None:
         """Starts empty."""
         self.lock = threading.Lock()
-        self._queues: dict[Hashable, deque[E]] = {}
+        self._queues: dict[Hashable, deque[Event]] = {}
 
-    def enter(self, key: Hashable, event: E) -> bool:
+    def enter(self, key: Hashable, event: Event) -> bool:
         """Adds a waiter's event to the queue of a key; True if it is the first."""
         with self.lock:
             queue = self._queues.setdefault(key, deque())
             queue.append(event)
             return queue[0] is event
 
-    def is_first(self, key: Hashable, event: E) -> bool:
-        with self.lock:
-            return self._queues[key][0] is event
-
-    def leave(self, key: Hashable, event: E) -> E | None:
+    def leave(self, key: Hashable, event: Event) -> Event | None:
         """Removes a waiter's event; returns the event that is first now, if that has changed."""
         with self.lock:
             queue = self._queues[key]
