@@ -1,0 +1,7 @@
+"""Shares: one capacity divided among tenants, with guarantees and weighted fair shares of the rest."""
+
+from __future__ import annotations
+
+from .fair_share import FairShare
+
+__all__ = ["FairShare"]

@@ -1,0 +1,84 @@
+"""The state of a fair share in Redis or Valkey: one script call for each decision, on the server's time."""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from collections.abc import Mapping
+from functools import cache
+from importlib.resources import files
+
+from ..errors import StoreUnavailable
+from ..stores.redis import RedisStore
+from .fair_share import AnswerFields
+from .weighted_fair_queueing import FairQueue
+
+
+@cache
+def script() -> bytes:
+    return files(__package__).joinpath("lua/fair_share.lua").read_bytes()
+
+
+class RedisBackend:
+    """Keeps the state of one capacity in two keys of one slot."""
+
+    local = False
+
+    def __init__(self, store: RedisStore, name: str, queue: FairQueue) -> None:
+        self.store, self._script = store, script()
+        values = b"".join(map(packed, (queue.rate, queue.size, queue.window)))
+        self._settings = b"\x96" + values + packed_map(queue.weights) + packed_list(queue.guarantees)
+        key = f"{{{store.names.prefix}:share:{hashlib.sha256(name.encode()).hexdigest()[:24]}}}"
+        self._keys = [f"{key}:clock".encode(), f"{key}:finish".encode()]
+
+    def _args(self, tenant: str, cost: int, operation: str) -> list[bytes]:
+        given_us = self.store.given_us()
+        settings = self._settings + packed(-1.0 if given_us is None else given_us)
+        return [tenant.encode("utf-8", "surrogatepass"), b"%d" % cost, operation.encode(), settings]
+
+    def decide(self, tenant: str, cost: int, commit: bool) -> AnswerFields:
+        return answer_of(self.store.run_script(self._script, self._keys, self._args(tenant, cost, "hit" if commit else "peek")))
+
+    async def adecide(self, tenant: str, cost: int, commit: bool) -> AnswerFields:
+        args = self._args(tenant, cost, "hit" if commit else "peek")
+        return answer_of(await self.store.arun_script(self._script, self._keys, args))
+
+    def refund(self, tenant: str, cost: int) -> None:
+        self.store.run_script(self._script, self._keys, self._args(tenant, cost, "refund"))
+
+    async def arefund(self, tenant: str, cost: int) -> None:
+        await self.store.arun_script(self._script, self._keys, self._args(tenant, cost, "refund"))
+
+    def close(self) -> None:
+        self.store.close()
+
+
+def answer_of(reply: object) -> AnswerFields:
+    if not isinstance(reply, list) or len(reply) != 4 or not all(isinstance(value, int) for value in reply):
+        raise StoreUnavailable(f"a fair share gave an unexpected reply: {reply!r}")
+    allowed, remaining, retry_us, reset_us = reply
+    return bool(allowed), remaining, retry_us, reset_us
+
+
+def packed(value: float) -> bytes:
+    """A double in MessagePack."""
+    return b"\xcb" + struct.pack(">d", value)
+
+
+def packed_text(text: str) -> bytes:
+    data = text.encode("utf-8", "surrogatepass")
+    return b"\xdb" + struct.pack(">I", len(data)) + data
+
+
+def packed_pairs(values: Mapping[str, float]) -> bytes:
+    return b"".join([packed_text(key) + packed(float(value)) for key, value in values.items()])
+
+
+def packed_map(values: Mapping[str, float]) -> bytes:
+    """A map of strings to doubles in MessagePack."""
+    return b"\xdf" + struct.pack(">I", len(values)) + packed_pairs(values)
+
+
+def packed_list(values: Mapping[str, float]) -> bytes:
+    """Strings and doubles in turn, in MessagePack: the script takes guarantees in this order."""
+    return b"\xdd" + struct.pack(">I", 2 * len(values)) + packed_pairs(values)
