@@ -3,14 +3,14 @@ from limitkeeper.algorithms.claim cimport NamedLimit
 from limitkeeper.policy.request_context cimport RequestContext
 
 cpdef object identity_of(dict identities, RequestContext context, str name)
-cpdef object first_present(dict identities, RequestContext context, tuple names, bint plain)
-cpdef object key_of(dict identities, RequestContext context, tuple key, bint plain=*)
+cpdef object first_present(dict identities, RequestContext context, tuple names)
+cpdef object key_of(dict identities, RequestContext context, tuple key)
 cpdef bint condition_holds(dict identities, RequestContext context, tuple condition)
 
 cdef class Entry:
     cdef readonly object rule
     cdef readonly CompiledRule compiled_rule
-    cdef readonly NamedLimit named
+    cdef readonly NamedLimit named, replays
     cdef readonly str label
     cdef public object field_template
 
@@ -21,14 +21,18 @@ cdef class CompiledRule:
     cdef readonly dict identities, entries_by_limits, tier_entries, static_overrides
     cdef readonly bint has_alternatives, share_unidentified, needs_settlement, shadow, waits
     cdef readonly NamedLimit idempotent
-    cdef readonly long long constant_cost
+    cdef readonly long long constant_cost, spread_us
+    cdef public long long total_concurrency
     cdef readonly double alert
     cdef public long long passed, refused, waited, queue_full, degraded, shadow_refused, near, alerts, given_back, replayed
     cdef public long long failed_open, failed_closed, failed_local
-    cdef public object waiting
+    cdef public object waiting, register, operator_overrides, capacity
+    cdef readonly Entry capacity_entry
+    cdef readonly tuple blocked
     cdef public list response_times, statuses, predecessors
     cdef public dict past_counts
     cdef public double sum_ms
+    cdef bint varies(self)
     cpdef bint applies(self, RequestContext context)
     cpdef object key_for(self, RequestContext context)
     cpdef tuple entries_for(self, RequestContext context, str key)
@@ -41,20 +45,34 @@ cdef class CompiledExemption:
     cpdef bint applies(self, dict identities, RequestContext context, object address)
 
 cdef class MatchedRules:
-    cdef readonly list rules, hosts, exemptions
+    cdef readonly list rules, exemptions
+    cdef readonly tuple captures
     cdef public list claims
     cdef public tuple names
-    cdef readonly object captured, host_patterns
-    cdef readonly dict by_host
     cdef readonly bint exempt
 
+cdef class PathShape:
+    cdef readonly str method
+    cdef readonly tuple readings, unsure
+    cdef readonly object inexact
+    cdef readonly bint by_host, captures
+    cdef public MatchedRules plan
+    cdef readonly dict plans
+    cdef readonly PathMatch match
+    cdef list first
+
+cdef class PathMatch:
+    cdef readonly PathShape shape
+    cdef readonly tuple readings
+    cdef public tuple captured
+
 cdef class CompiledPolicy:
-    cdef readonly object policy, client_ip, handlers
-    cdef object _matcher
-    cdef readonly dict identities, cached_paths
+    cdef readonly object policy, client_ip, handlers, matcher
+    cdef readonly dict identities, cached_paths, cached_hosts, shapes, rules_by_name
     cdef readonly list rules, exemptions
-    cdef long long _cached
-    cdef public object store
+    cdef readonly bint limits_messages, waits, concurrent
+    cdef public object store, version
+    cdef readonly Py_ssize_t cached_bytes
     cpdef MatchedRules match(self, RequestContext context)
-    cpdef MatchedRules match_host(self, MatchedRules matched, RequestContext context)
+    cpdef MatchedRules match_host(self, PathShape shape, RequestContext context)
     cpdef object exempted_rules(self, MatchedRules matched, RequestContext context)

@@ -6,7 +6,7 @@
     result     an `Evaluation`, counted and published, for the caller that writes the response
 
 `ask_nowait` answers whatever needs no waiting; `ask` and `aask` perform the rest as one plan (stores/sans_io.py). Steps that
-most requests skip have files of their own: idempotency.py, waiting_requests.py, shadow.py, on_failure.py, settlement.py.
+most requests skip have files of their own: shadow_rules.py, idempotency.py, waiting_requests.py, on_failure.py, settlement.py.
 
 Compiled: one rule adds about as much to a request as three Python calls.
 """
@@ -49,16 +49,19 @@ from ..observe.events import PENALTY_BOX as PENALTY_BOX_EVENT
 from ..observe.offenders import Offenders
 from ..observe.snapshot import DECISION_BOUNDS_US, RESPONSE_BOUNDS_MS
 from ..stores.sans_io import Call, Plan, arun, run
-from . import idempotency, settlement, shadow
-from .identity.callback_errors import CallbackErrors
+from . import capacity, idempotency, settlement
+from .callback_errors import CallbackErrors
 from .model import DEGRADE, Policy
-from .refusal import QUOTA, refusal_of
+from .on_failure import FailureAnswers
+from .penalty_box import PenaltyBox
+from .refusal import BLOCKED, QUOTA, block, blocked_decision, client_delay, refusal_of, retry_of
+from .retry_amplification import AttemptCounter
+from .shadow_rules import ShadowRule, ask_shadow
+from .waiting_requests import WaitingRequests, may_wait
 
 if TYPE_CHECKING:
+    from ..clock import Clock
     from ..observe.events import Publisher
-    from .on_failure import FailureAnswers
-    from .penalty_box import PenaltyBox
-    from .waiting_requests import WaitingRequests
 
 BOUNDS = len(DECISION_BOUNDS_US)
 #: So many of the bounds are 1, 2, 4, 8 …: found without reading the table.
@@ -82,12 +85,13 @@ class Evaluation:
     wait_us           how long it waited
     origin            the request names the page that made it: its script may read only what the response exposes
     needs_settlement  True: `settle` (or `asettle`) must be called when the response is known
+    declined          a degrade handler leaves the response to the refusal
     """
 
     # fmt: off
-    __slots__ = ("allowed", "began_us", "claims", "compiled", "context", "costs", "decision", "entries", "gate", "idempotent",
-                 "keys", "marks", "matched", "near_rule", "needs_settlement", "origin", "reason", "refusal", "shadow",
-                 "shadows", "special", "wait_us")
+    __slots__ = ("allowed", "began_us", "capacity", "claims", "compiled", "context", "costs", "decision", "declined", "entries",
+                 "gate", "idempotent", "keys", "marks", "matched", "near_rule", "needs_settlement", "origin", "reason",
+                 "refusal", "shadow", "shadows", "special", "wait_us")
     # fmt: on
 
     @cython.annotation_typing(False)
@@ -103,14 +107,14 @@ class Evaluation:
         self.shadows: tuple[str, ...] = ()
         self.wait_us = 0
         self.began_us = 0
-        self.origin = False
-        self.needs_settlement = False
+        self.origin = self.needs_settlement = self.declined = False
         # State of the evaluation: costs in the order of the entries, claims, and rules that are asked apart (special).
         self.costs: list[int] | None = None
         self.claims: list[Claim] | None = None
-        self.shadow: list[shadow.ShadowRule] | None = None
-        self.idempotent: list[idempotency.Repeatable] | None = None
+        self.shadow: list[ShadowRule] | None = None
+        self.idempotent: list[idempotency.Mark] | None = None
         self.marks: list[idempotency.Mark] | None = None
+        self.capacity: list[capacity.CapacityClaim] | None = None
         self.special = False
         self.matched: MatchedRules | None = None
         self.near_rule: CompiledRule | None = None  # counted as near its limit: once per rule
@@ -128,9 +132,9 @@ class Evaluation:
     def degrade(self) -> Callable[..., Any] | None:
         """The handler that answers instead of the application, when the refusing rule degrades."""
         refusal = self.refusal
-        if refusal is None or refusal.rule is None or refusal.rule.on_refusal.action != DEGRADE:
+        if refusal is None or refusal.rule is None or self.declined or refusal.rule.on_refusal.action != DEGRADE:
             return None
-        handler: Callable[..., Any] = self.compiled.handler(refusal.rule)
+        handler: Callable[..., Any] = self.compiled.handlers[refusal.rule.name]
         return handler
 
     @cython.ccall
@@ -142,6 +146,7 @@ class Evaluation:
         while i < RESPONSE_BOUNDS and took > RESPONSE_BOUNDS_MS[i] * 1000:
             i += 1
         family: cython.Py_ssize_t = status // 100 if 100 <= status < 600 else 0
+        took_ms = took / 1000.0
         k: cython.Py_ssize_t
         for k in range(len(self.entries)):
             entry: Entry = self.entries[k]
@@ -149,7 +154,15 @@ class Evaluation:
             if entry.label is rule.name:
                 rule.response_times[i] += 1
                 rule.statuses[family] += 1
-                rule.sum_ms += took / 1000.0
+                rule.sum_ms += took_ms
+
+    def afford(self, status: int, size: int) -> bool:
+        """Charges a response whose size is known before it is sent. False: it is refused, and must not be sent."""
+        return not self.needs_settlement or run(settlement.afford(self, status, size))
+
+    async def aafford(self, status: int, size: int) -> bool:
+        """As `afford`, awaited."""
+        return not self.needs_settlement or await arun(settlement.afford(self, status, size))
 
     def settle(self, status: int, size: int = 0) -> None:
         """Settles charges that depend on the status or the size of the response. Does nothing unless `needs_settlement`. Status 0
@@ -175,21 +188,18 @@ if not cython.compiled:
 class Evaluator:
     """The compiled part of `Gate`: evaluates requests and counts them."""
 
-    # fmt: off
-    __slots__ = ("__weakref__", "_allowed", "_busy", "_callback_errors", "_exempt", "_latency", "_latency_sum", "_on_failure",
-                 "_penalty_box", "_publisher", "_refused", "_remote", "_requests", "_unlimited", "_waiting", "compiled",
-                 "offenders", "secret", "store")
-    # fmt: on
-
-    def __init__(self) -> None:
-        self.compiled: CompiledPolicy = None  # type: ignore[assignment]
-        self.store: Store = None  # type: ignore[assignment]
-        self.offenders: Offenders = None  # type: ignore[assignment]
-        self.secret = b""
-        self._remote = self._busy = False
-        self._on_failure: FailureAnswers = None  # type: ignore[assignment]
-        self._waiting: WaitingRequests = None  # type: ignore[assignment]
-        self._penalty_box: PenaltyBox | None = None
+    def __init__(self, compiled: CompiledPolicy, store: Store, clock: Clock, offenders: Offenders, secret: bytes) -> None:
+        self.compiled = compiled
+        self.store = compiled.store = store
+        self.offenders = offenders
+        self.secret = secret
+        self._busy = False
+        self._remote = not store.local
+        self._on_failure = FailureAnswers(clock)
+        self._waiting = WaitingRequests(store, clock)
+        policy: Policy = compiled.policy
+        self._penalty_box = None if policy.penalty_box is None else PenaltyBox(policy, clock)
+        self._attempts = AttemptCounter.of(policy, secret, clock, None)
         self._publisher: Publisher | None = None
         self._callback_errors = CallbackErrors()
         self._requests = self._allowed = self._refused = self._exempt = self._unlimited = 0
@@ -200,84 +210,87 @@ class Evaluator:
 
     def ask_nowait(self, context: RequestContext) -> Evaluation | None:
         """Evaluates a request if that needs no wait, in a queue or for a remote store; otherwise None, and nothing is charged."""
-        evaluation: Evaluation
-        decision: Decision
         if self._penalty_box is not None:
             refused = self._penalty_box.refuse(self, context)
             if refused is not None:
                 return refused
-        evaluation = self._prepare(context)
-        if self._remote:
-            return self._ask_lease(evaluation)
-        if evaluation.special:
-            return run(self._plan(evaluation, False))
-        if not evaluation.entries:
-            return self._allow_unlimited(evaluation)
-        try:
-            decision = self._decide(evaluation)
-        except StoreError as error:
-            return self._on_failure.answer(self, evaluation, error)
-        if decision.allowed:
-            return self._allow(evaluation, decision)
-        return None if may_wait(evaluation, decision) else self._refuse(evaluation, decision)
+        return self._evaluate_nowait(self._prepare(context), True)
+
+    def hit_rule_nowait(self, rule: CompiledRule, key: str, cost: int, tier: str | None = None) -> Evaluation | None:
+        """A hit of one rule under a given key: no request is matched, and it never waits in the rule's queue. `tier` is the value
+        of the identity by which the rule chooses its limits. None: the store has to be awaited (calls_by_rule_name.py)."""
+        return self._evaluate_nowait(self.prepare_rule(rule, key, cost, tier), False)
 
     @cython.cfunc
-    def _ask_lease(self, evaluation: Evaluation) -> Evaluation:
-        """A remote store answers one plain hit at once when it holds a lease for it."""
+    def _evaluate_nowait(self, evaluation: Evaluation, may_queue: cython.bint) -> Evaluation | None:
+        """`may_queue`: the result is None for a request that would wait in a queue; otherwise that is refused."""
         if evaluation.special:
-            return None  # type: ignore[return-value]
+            at_once = not self._remote or evaluation.reason is BLOCKED
+            return run(self._plan(evaluation, False)) if at_once else None
         if not evaluation.entries:
             return self._allow_unlimited(evaluation)
-        if len(evaluation.entries) > 1 or evaluation.needs_settlement:
-            return None  # type: ignore[return-value]
-        entry: Entry = evaluation.entries[0]
-        found = self.store.hit_nowait(entry.named, evaluation.keys[0], evaluation.costs[0])  # type: ignore[index]
-        if found is None:
-            return None  # type: ignore[return-value]
-        decision: Decision = found
-        if self._on_failure.has_failed(decision):
+        decision: Decision
+        try:
+            decision = self._hit_lease(evaluation) if self._remote else self._decide(evaluation)
+        except StoreError as error:
+            return self._on_failure.answer(self, evaluation, error)
+        if decision is None:
+            return None
+        if self._remote and self._on_failure.has_failed(decision):
             return self._on_failure.answer(self, evaluation, decision)
         if decision.allowed:
             return self._allow(evaluation, decision)
-        return None if may_wait(evaluation, decision) else self._refuse(evaluation, decision)  # type: ignore[return-value]
+        return None if may_queue and may_wait(evaluation, decision) else self._refuse(evaluation, decision)
+
+    @cython.cfunc
+    def _hit_lease(self, evaluation: Evaluation) -> Decision:
+        """A remote store answers one plain hit at once when it holds a lease for it; otherwise None."""
+        if len(evaluation.entries) > 1 or evaluation.needs_settlement:
+            return None  # type: ignore[return-value]
+        entry: Entry = evaluation.entries[0]
+        return self.store.hit_nowait(entry.named, evaluation.keys[0], evaluation.costs[0])  # type: ignore[index,return-value]
 
     def ask(self, context: RequestContext) -> Evaluation:
         """Evaluates a request; waits in a rule's queue, or for a remote store."""
-        if not self._remote:  # nearly always that is all
-            found = self.ask_nowait(context)
-            if found is not None:
-                return found
-        found = None if self._penalty_box is None else self._penalty_box.refuse(self, context)
-        return run(self._plan(self._prepare(context), True)) if found is None else found  # type: ignore[return-value]
+        found = None if self._remote else self.ask_nowait(context)  # nearly always that is all
+        return run(self._whole_plan(context, True)) if found is None else found
 
-    async def aask(self, context: RequestContext) -> Evaluation:
-        """As `ask`, awaited."""
+    async def aask(self, context: RequestContext, in_thread: bool = False) -> Evaluation:
+        """As `ask`, awaited. `in_thread`: a thread is held until this returns."""
+        return await arun(self._whole_plan(context, in_thread))
+
+    def _whole_plan(self, context: RequestContext, in_thread: bool) -> Plan[Evaluation]:
         found = None if self._penalty_box is None else self._penalty_box.refuse(self, context)
         if found is None:
-            found = await arun(self._plan(self._prepare(context), True))
+            found = yield from self._plan(self._prepare(context), True, in_thread)
         return found  # type: ignore[return-value]
 
-    def _plan(self, evaluation: Evaluation, wait: bool) -> Plan[Evaluation | None]:
+    def _plan(self, evaluation: Evaluation, wait: bool, in_thread: bool = False) -> Plan[Evaluation | None]:
         """The whole evaluation. Without `wait`, the result of a request that would wait is None."""
         decision: Decision
+        if evaluation.reason is BLOCKED:
+            return self._refuse(evaluation, blocked_decision(evaluation))
         try:
             yield from idempotency.find_marks(self, evaluation)
             if not evaluation.entries:
-                self._allow_unlimited(evaluation)
-                return (yield from shadow.ask(self, evaluation))
+                refused = yield from capacity.ask(self, evaluation, None)
+                return refused or (yield from ask_shadow(self, self._allow_unlimited(evaluation)))
             decision = yield self._call(evaluation)
             waits = not decision.allowed and not self._on_failure.has_failed(decision) and may_wait(evaluation, decision)
             if waits and wait:
-                decision = yield from self._waiting.wait(self, evaluation, decision)
+                decision = yield from self._waiting.wait(self, evaluation, decision, in_thread)
             if self._on_failure.has_failed(decision):
-                return self._on_failure.answer(self, evaluation, decision)
+                return (yield from capacity.answer_failure(self, evaluation, decision))
             if not decision.allowed:
                 yield from idempotency.release_marks(self, evaluation)
                 return None if waits and not wait else self._refuse(evaluation, decision)
         except StoreError as error:
-            return self._on_failure.answer(self, evaluation, error)
+            return (yield from capacity.answer_failure(self, evaluation, error))
+        refused = yield from capacity.ask(self, evaluation, decision)
+        if refused is not None:
+            return refused
         yield from idempotency.make_marks(self, evaluation, decision)
-        return (yield from shadow.ask(self, self._allow(evaluation, decision)))
+        return (yield from ask_shadow(self, self._allow(evaluation, decision)))
 
     # Deciding --------------------------------------------------------------------------------------------------
 
@@ -296,8 +309,6 @@ class Evaluator:
             exempted = compiled.exempted_rules(matched, context)
             if exempted is True:
                 return evaluation
-        if matched.hosts is not None:
-            matched = compiled.match_host(matched, context)
         evaluation.matched = matched
         evaluation.costs = []
         i: cython.Py_ssize_t
@@ -311,15 +322,49 @@ class Evaluator:
                 self._add(evaluation, rule, context, key)  # type: ignore[arg-type]
         return evaluation
 
+    @cython.ccall
+    def prepare_rule(self, rule: CompiledRule, key: str, cost: cython.longlong, tier: str | None) -> Evaluation:
+        """The evaluation of a hit of one rule under a given key, ready to be decided."""
+        evaluation: Evaluation = new_evaluation(self, self.compiled)
+        evaluation.began_us = monotonic_us()
+        if limiter_base.off:
+            return evaluation
+        entries: tuple = rule.default_entries  # type: ignore[type-arg]
+        if rule.varies():
+            context = RequestContext("", "")
+            context.identities[rule.tier_identity or ""] = tier
+            entries = rule.entries_for(context, key)
+        evaluation.costs = []
+        if rule.capacity is not None:
+            capacity.add(evaluation, rule, key, cost)
+            return evaluation
+        if rule.blocked is not None and entries is rule.blocked:
+            block(evaluation, entries, key, cost)
+            return evaluation
+        if rule.shadow and entries:
+            evaluation.special = True
+            evaluation.shadow = [ShadowRule(rule, [Claim(entry.named, key, cost) for entry in entries])]
+            return evaluation
+        evaluation.entries, evaluation.keys, evaluation.costs = list(entries), [key] * len(entries), [cost] * len(entries)
+        return evaluation
+
     @cython.cfunc
     def _add(self, evaluation: Evaluation, rule: CompiledRule, context: RequestContext, key: str) -> cython.int:
         """Adds the entries of one rule; a rule in shadow mode, or with an idempotency key, is asked apart."""
+        if rule.capacity is not None:
+            capacity.add(evaluation, rule, key, rule.cost_for(context))
+            return 0
         entries: tuple = rule.entries_for(context, key)  # type: ignore[type-arg]
-        if not entries:
+        if not entries or evaluation.reason is BLOCKED:
             return 0
         cost: cython.longlong = rule.cost_for(context)
-        if rule.shadow:
-            shadow.add(evaluation, rule, entries, key, cost)
+        if rule.blocked is not None and entries is rule.blocked:
+            block(evaluation, entries, key, cost)
+        elif rule.shadow:
+            evaluation.special = True
+            evaluation.needs_settlement = evaluation.needs_settlement or rule.needs_settlement
+            claims = [Claim(entry.named, key, cost) for entry in entries]
+            evaluation.shadow = [*(evaluation.shadow or ()), ShadowRule(rule, claims)]
         elif rule.idempotent is None or not idempotency.add(evaluation, rule, entries, key, cost):
             i: cython.Py_ssize_t
             for i in range(len(entries)):
@@ -348,9 +393,10 @@ class Evaluator:
         if len(evaluation.entries) == 1 and not evaluation.needs_settlement:
             entry: Entry = evaluation.entries[0]
             return self.store.decide_one(entry.named, evaluation.keys[0], evaluation.costs[0], 0, True)  # type: ignore[index]
-        if cython.compiled and not evaluation.needs_settlement and not self._busy and isinstance(self.store, MemoryStore):
+        matched: MatchedRules = evaluation.matched  # type: ignore[assignment]
+        usual: cython.bint = matched is not None and not evaluation.needs_settlement and not self._busy
+        if cython.compiled and usual and isinstance(self.store, MemoryStore):
             store: MemoryStore = self.store
-            matched: MatchedRules = evaluation.matched  # type: ignore[assignment]
             self._busy = True  # Python code that runs meanwhile and asks this gate gets claims of its own
             try:
                 if store._own and self._fill_claims(evaluation, matched):
@@ -403,13 +449,15 @@ class Evaluator:
         if decision is None:
             evaluation.needs_settlement = False
         elif n == 1:
-            self._count_allowed(evaluation, evaluation.entries[0], decision, 0)
+            self._count_allowed(evaluation, 0, decision.limit, decision.remaining)
         else:
             joined: Decisions = decision  # type: ignore[assignment]
-            parts: tuple = joined.parts_of() if cython.compiled else joined.parts  # type: ignore[attr-defined,type-arg]
             for i in range(n):
-                self._count_allowed(evaluation, evaluation.entries[i], parts[i], i)
-        self._count_time(evaluation)
+                if cython.compiled:
+                    self._count_allowed(evaluation, i, joined.part_at(i)[1], joined.part_at(i)[2])  # type: ignore[attr-defined]
+                else:
+                    self._count_allowed(evaluation, i, joined.decisions[i].limit, joined.decisions[i].remaining)
+        self._count_decision(evaluation)
         self._requests += 1
         self._allowed += 1
         if not evaluation.needs_settlement:
@@ -417,30 +465,35 @@ class Evaluator:
         return evaluation
 
     @cython.cfunc
-    def _count_allowed(self, evaluation: Evaluation, entry: Entry, part: Decision, i: cython.Py_ssize_t) -> cython.int:
+    def _count_allowed(
+        self, evaluation: Evaluation, i: cython.Py_ssize_t, limit: cython.longlong, remaining: cython.longlong
+    ) -> cython.int:
+        entry: Entry = evaluation.entries[i]
         rule: CompiledRule = entry.compiled_rule
         if entry.label is rule.name:
             rule.passed += 1
-        if part.remaining * 5 < part.limit and evaluation.near_rule is not rule:
+        if remaining * 5 < limit and evaluation.near_rule is not rule:
             rule.near += 1
             evaluation.near_rule = rule
         if rule.alert >= 0:
-            used: cython.longlong = part.limit - part.remaining
+            used: cython.longlong = limit - remaining
             cost: cython.longlong = evaluation.costs[i]  # type: ignore[index]
-            if used >= part.limit * rule.alert and used - cost < part.limit * rule.alert:
-                self._alert(evaluation, entry, part)
+            if used >= limit * rule.alert and used - cost < limit * rule.alert:
+                self._alert(evaluation, entry, used, limit)
         return 0
 
-    @cython.cfunc
+    @cython.ccall
     def _allow_unlimited(self, evaluation: Evaluation) -> Evaluation:
         """Counts a request without limits."""
+        if self._attempts is not None and evaluation.costs is not None:
+            self._attempts.count(self.compiled, evaluation.context)
         if not evaluation.needs_settlement:
             evaluation.context = None
         self._requests += 1
         self._allowed += 1
         if evaluation.costs is None:
             self._exempt += 1
-        else:
+        elif evaluation.capacity is None:
             self._unlimited += 1
         return evaluation
 
@@ -451,26 +504,38 @@ class Evaluator:
         rule: CompiledRule = entry.compiled_rule
         last: CompiledRule | None = None
         refusal: Refusal
+        spread_us: cython.longlong = rule.spread_us
         evaluation.decision = decision
+        penalty_us: cython.longlong
+        penalty_us, boxed = (0, False) if self._penalty_box is None else self._penalty_box.count(evaluation, decision)
         if len(evaluation.entries) == 1:  # the hot path of a client in a retry loop
             rule.refused += 1
             self.offenders.offer(rule.name, evaluation.keys[0])
-            refusal = refusal_by(decision, entry, decision, (entry.label,), evaluation.reason)
         else:
+            spread_us = 0  # the longest of the rules that refuse
             for entry, key, part in zip(evaluation.entries, evaluation.keys, decision.decisions, strict=True):
                 rule = entry.compiled_rule
                 if not part.allowed and rule is not last:  # the limits of one rule are adjacent, and count once
                     rule.refused += 1
                     self.offenders.offer(rule.name, key)
+                    spread_us = max(spread_us, rule.spread_us)
                     last = rule
-            refusal = refusal_of(evaluation.entries, decision, evaluation.reason)
+        retry_us: cython.longlong = max(decision.retry_us, penalty_us) if decision.retry_us >= 0 else decision.retry_us
+        if self.compiled.concurrent:
+            retry_us = retry_of(evaluation.entries, decision)
+            retry_us = max(retry_us, penalty_us) if retry_us >= 0 else retry_us
+        earliest_us: cython.longlong = decision.start_us - decision.wait_us + retry_us
+        delay_us: cython.longlong = client_delay(evaluation, earliest_us, spread_us) if spread_us else 0
+        if len(evaluation.entries) == 1:
+            refusal = refusal_by(decision, entry, decision, (entry.label,), evaluation.reason, retry_us, delay_us)
+        else:
+            refusal = refusal_of(evaluation.entries, decision, evaluation.reason, retry_us, delay_us)
         if refusal.rule.on_refusal.action == DEGRADE:  # type: ignore[union-attr]
             for entry in evaluation.entries:
                 if entry.rule is refusal.rule:
                     rule = entry.compiled_rule
                     rule.degraded += 1
                     break
-        boxed = self._penalty_box is not None and self._penalty_box.count(evaluation)
         self._count_refused(evaluation, refusal)
         self._publish(REFUSED, evaluation)
         if boxed:
@@ -480,8 +545,8 @@ class Evaluator:
     def _count_refused(self, evaluation: Evaluation, refusal: Refusal) -> None:
         evaluation.refusal = refusal
         evaluation.allowed = evaluation.needs_settlement = False
+        self._count_decision(evaluation)
         evaluation.context = None
-        self._count_time(evaluation)
         self._requests += 1
         self._refused += 1
 
@@ -495,11 +560,15 @@ class Evaluator:
         return evaluation
 
     @cython.cfunc
-    def _count_time(self, evaluation: Evaluation) -> cython.int:
-        """Counts how long the decision took, without the wait in a queue."""
+    def _count_decision(self, evaluation: Evaluation) -> cython.int:
+        """Counts the attempt, and how long its decision took, without the wait in a queue."""
+        if self._attempts is not None:
+            self._attempts.count(self.compiled, evaluation.context)
         took: cython.longlong = monotonic_us() - evaluation.began_us - evaluation.wait_us
-        if took < 0:  # the store's clock, which measures the wait, is another one
-            took = 0
+        return self._count_latency(0 if took < 0 else took)  # the store's clock, which measures the wait, is another one
+
+    @cython.cfunc
+    def _count_latency(self, took: cython.longlong) -> cython.int:
         i: cython.Py_ssize_t = 0
         edge: cython.longlong = 1
         while i < DOUBLING and took > edge:
@@ -511,25 +580,21 @@ class Evaluator:
         self._latency_sum += took
         return 0
 
-    def _alert(self, evaluation: Evaluation, entry: Entry, part: Decision) -> None:
+    def _alert(self, evaluation: Evaluation, entry: Entry, used: int, limit: int) -> None:
         """Counts, logs and publishes that the use of a key has crossed its rule's alert level."""
         rule: CompiledRule = entry.compiled_rule
         rule.alerts += 1
-        self._callback_errors.report("%s: a key has used %d of %d", entry.label, part.limit - part.remaining, part.limit)
+        self._callback_errors.report("%s: a key has used %d of %d", entry.label, used, limit)
         self._publish(ALERT, evaluation)
+
+    def _alert_override(self, rule: CompiledRule, error: Exception) -> None:
+        """Counts, logs and publishes that the rule's own limit holds for a key in the place of its override."""
+        rule.alerts += 1
+        self._callback_errors.report("%s: an override does not hold, the rule's own limit does: %s", rule.name, error)
+        self._publish(ALERT, None, error)
 
     def _publish(self, kind: str, evaluation: Evaluation | None, error: BaseException | None = None) -> None:
         if self._publisher is not None:
             cost = evaluation.costs[0] if evaluation is not None and evaluation.costs else 1
             keys = tuple(evaluation.keys) if evaluation is not None else None
             self._publisher.publish(kind, self.compiled.policy.name, keys, cost, evaluation, error)
-
-
-def may_wait(evaluation: Evaluation, decision: Decision) -> bool:
-    """Whether every refusing rule waits, and the request can pass at all."""
-    if decision.retry_us < 0:
-        return False
-    for entry, part in zip(evaluation.entries, decision.decisions, strict=True):
-        if not part.allowed and not entry.compiled_rule.waits:
-            return False
-    return True

@@ -12,19 +12,32 @@ from typing import TYPE_CHECKING
 
 from ..algorithms.claim import Claim
 from ..decision import Decision
-from .compiled_policy import CompiledExemption, CompiledRule, Entry, MatchedRules, identity_of, key_of
+from .burst_conflicts import BUCKETS, burst_of, shares_key
+from .compiled_policy import CompiledExemption, CompiledRule, Entry, MatchedRules, identity_of, key_of, key_without_names
 from .identity.client_ip import ClientIp
-from .identity.paths import normalize_path
-from .model import DEGRADE, SHADOW, WAIT, Exemption, Policy, Rule, Tiers
-from .path_matcher import PathMatcher, host_matches_any, limits_host
-from .reading.parse_context import shorten
+from .identity.host_names_and_patterns import host_matches
+from .identity.paths import matches_exactly, normalize_path, readings
+from .model import BLOCKED, DEGRADE, LOCAL, SHADOW, WAIT, Capacity, Key, Policy, Rule, Tiers
+from .path_matcher import PathMatcher
+from .reading.diagnostics import shorten
+from .refusal import is_concurrent
 from .request_context import RequestContext
-from .request_line import Request
 
 if TYPE_CHECKING:
     from .gate import Gate
 
 EXEMPT = "the request is exempt"
+
+
+def limit_text(entry: Entry) -> str:
+    return f"{entry.named.limit.count} at a time" if is_concurrent(entry) else str(entry.named.limit)
+
+
+def capacity_text(capacity: Capacity, key: str) -> str:
+    """A capacity with what it promises to a key."""
+    guarantee, weight = dict(capacity.guarantees).get(key), dict(capacity.shares).get(key, 1)
+    promised = f"{guarantee} guaranteed, and " if guarantee is not None else ""
+    return f"capacity {capacity.rate} ({promised}a share of {weight})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +51,7 @@ class RuleExplanation:
     entries: tuple[Entry, ...] = ()
     cost: int = 1
     decision: Decision | None = None
+    operator: str = ""  # what an operator has set for this key
 
     @property
     def shadow(self) -> bool:
@@ -47,35 +61,42 @@ class RuleExplanation:
 def explain(gate: Gate, request: RequestContext) -> list[RuleExplanation]:
     """Explains every rule of the gate's policy."""
     compiled = gate.compiled
-    matched = compiled.find(request.method, request.path)
-    request.captured = matched.captured or request.captured
+    matched = compiled.match(request)
+    hits = [compiled.matcher.find(request.method, reading)[0] for reading in readings(request.path)]
+    hosts = {index: names for some in hits for index, names in some}
     exempt = True if matched.exempt else compiled.exempted_rules(matched, request)
     found = []
-    for rule in compiled.rules:
-        reason = EXEMPT if exempt is True or (exempt and rule.name in exempt) else why_not(rule, request, matched)  # type: ignore[operator]
+    for index, rule in enumerate(compiled.rules):
+        exempted = exempt is True or (exempt and rule.name in exempt)  # type: ignore[operator]
+        reason = EXEMPT if exempted else why_not(rule, request, matched, hosts.get(index))
         key = None if reason else rule.key_for(request)
-        if not reason and not isinstance(key, str):
-            reason = f"no part of its key ({', '.join(' | '.join(part) for part in rule.config.key)}) is present"
-        if reason or not isinstance(key, str):
-            found.append(RuleExplanation(rule.config, False, reason))
+        if not isinstance(key, str):
+            absent = f"no part of its key ({key_text(rule.config.key)}) is present"
+            found.append(RuleExplanation(rule.config, False, reason or absent))
+            continue
+        if rule.capacity is not None:
+            cost, share = rule.cost_for(request), rule.capacity.share
+            found.append(RuleExplanation(rule.config, True, "", key, (rule.capacity_entry,), cost, share.peek(key, cost)))
             continue
         entries = rule.entries_for(request, key)
-        if not entries:
-            found.append(RuleExplanation(rule.config, True, "unlimited", key))
-            continue
-        cost = rule.cost_for(request)
-        decision = gate.store.decide([Claim(entry.named, key, cost) for entry in entries], 0, commit=False)
-        found.append(RuleExplanation(rule.config, True, "", key, entries, cost, decision))
+        cost = rule.cost_for(request) if entries else 1
+        claims = [Claim(entry.named, key, cost) for entry in entries]
+        decision = gate.store.decide(claims, 0, commit=False) if claims and entries is not rule.blocked else None
+        if entries and decision is None:
+            decision = Decision(False, 0, 0, -1, name=rule.name)
+        limits = rule.operator_limits(key)
+        operator = "" if limits is None else "blocked by an operator" if limits == BLOCKED else "override of an operator"
+        found.append(RuleExplanation(rule.config, True, "", key, entries, cost, decision, operator))
     return found
 
 
-def why_not(rule: CompiledRule, request: RequestContext, matched: MatchedRules) -> str:
-    """Which part of a rule's `match` or `when` does not hold; "" when all of it does."""
+def why_not(rule: CompiledRule, request: RequestContext, matched: MatchedRules, hosts: tuple[str, ...] | None) -> str:
+    """Which part of a rule's `match` or `when` does not hold; "" when all of it does. `hosts` are the rule's hosts for the path;
+    None: the path does not match."""
     if rule not in matched.rules:
-        return "method and path do not match"
-    hosts = matched.hosts[matched.rules.index(rule)] if matched.hosts else ()
-    if hosts and not limits_host(hosts, request):
-        return f"expected the host {' or '.join(hosts)}, got {request.host() or 'none'}"
+        if hosts:
+            return f"expected the host {' or '.join(hosts)}, got {request.host() or 'none'}"
+        return "method and path do not match" if hosts is None else EXEMPT
     when = rule.config.when
     for name in when.present:
         if identity_of(rule.identities, request, name) is None:
@@ -93,9 +114,8 @@ def why_not(rule: CompiledRule, request: RequestContext, matched: MatchedRules) 
 class RequestExplanation:
     """One request explained. `identities` holds the value of each of the policy's identities."""
 
-    def __init__(self, policy: Policy, line: Request, request: RequestContext, rules: list[RuleExplanation]) -> None:
+    def __init__(self, policy: Policy, request: RequestContext, rules: list[RuleExplanation]) -> None:
         self.policy = policy
-        self.line = line
         self.request = request
         self.rules = rules
         self.exemptions = list(matching_exemptions(policy, request))
@@ -106,34 +126,59 @@ class RequestExplanation:
         """Rules that would refuse this request now."""
         return [one for one in self.rules if one.decision is not None and not one.decision and not one.shadow]
 
-    # Text ----------------------------------------------------------------------------------------------------------------
-
     def text(self) -> str:
         applying = [self._columns(one) for one in self.rules if one.applies]
         others = [[one.rule.name, self._reason(one)] for one in self.rules if not one.applies]
         identities = [[name, "absent" if value is None else shorten(str(value))] for name, value in self.identities.items()]
-        lines = [str(self.line), *table(identities), ""]
+        lines = [f"{self.request.method} {self.request.path}", *table(identities), ""]
         lines += ["applies:", *table(applying)] if applying else ["no rule applies"]
         if others:
             lines += ["", "does not apply:", *table(others)]
-        return "\n".join([*lines, "", self._verdict()])
+        return "\n".join([*lines, *self._settings(), "", self._verdict()])
 
     def _reason(self, one: RuleExplanation) -> str:
         """Why a rule does not apply; with the exemptions that hold."""
         return f"{EXEMPT}: {', '.join(self.exemptions)}" if one.reason == EXEMPT and self.exemptions else one.reason
 
     def _columns(self, one: RuleExplanation) -> list[str]:
-        names = ", ".join(" | ".join(part) for part in one.rule.key)
+        names = key_text(one.rule.key)
         key = f"{names} = {shorten(one.key or '')}" if names else "one key for all requests"
-        limits = "; ".join(str(entry.named.limit) for entry in one.entries) or "unlimited"
-        source = self._limit_source(one.rule)
+        limits = "; ".join(map(limit_text, one.entries)) or "unlimited"
+        if one.rule.capacity is not None:
+            limits = capacity_text(one.rule.capacity, one.key or "")
+        source = one.operator or self._limit_source(one.rule)
         return [one.rule.name, key, f"{limits} ({source})" if source else limits, self._remaining(one)]
+
+    def _burst_cut(self, one: RuleExplanation) -> tuple[int, str] | None:
+        """The largest burst that the other rules allow a key of this rule on this route, and which of them; None: its own."""
+        own = burst_of([entry.named.limit for entry in one.entries if isinstance(entry.named.limit, BUCKETS)], one.cost)
+        found = [
+            (burst, other.rule.name)
+            for other in self.rules
+            if other is not one and other.applies and not other.shadow and other.rule.capacity is None
+            if shares_key(one.rule.key, other.rule.key)
+            if (burst := burst_of([entry.named.limit for entry in other.entries], other.cost)) is not None
+        ]
+        return min(found) if found and own is not None and min(found)[0] < own else None
+
+    def _settings(self) -> list[str]:
+        """What the policy declares for all rules: capacity, penalty box, retry amplification."""
+        policy, box, counted, found = self.policy, self.policy.penalty_box, self.policy.retry_amplification, []
+        if policy.instances is not None and policy.safe_concurrency is not None:
+            n, safe = policy.instances, policy.safe_concurrency
+            found.append(f"capacity: {n} instances × {safe} = {n * safe} concurrent requests, {(n - 1) * safe} while one is down")
+        if box is not None:
+            lengths = ", then ".join(f"{step / 1e6:g} s" for step in (box.for_us, *box.then_us))
+            found.append(f"penalty box: beyond {box.limit} refusals of one {key_text(box.key)}, for {lengths}")
+        if counted is not None:
+            found.append(f"retry amplification: attempts per {key_text(counted.key)} in {counted.window_us / 1e6:g} s")
+        return ["", *found] if found else []
 
     def _limit_source(self, rule: Rule) -> str:
         """Which override or tier gave the limit."""
         identities = dict(self.policy.identify)
-        keys = [key_of(identities, self.request, rule.key, plain) for plain in (False, True)] if rule.override else []
-        if any(key in dict(rule.override) for key in keys):
+        key = key_of(identities, self.request, rule.key) if rule.override else None
+        if isinstance(key, str) and not {key, key_without_names(identities, rule.key, key)}.isdisjoint(dict(rule.override)):
             return "override"
         return f"{rule.limit.by} = {self.identities.get(rule.limit.by) or 'absent'}" if isinstance(rule.limit, Tiers) else ""
 
@@ -142,8 +187,11 @@ class RequestExplanation:
             return ""
         remaining = "; ".join(f"{each.remaining} of {each.limit} left" for each in one.decision.decisions)
         cost = "" if one.cost == 1 else f", costs {one.cost}"
-        refused = "" if one.decision else f", refused: {retry_text(one.decision.retry_after)}"
-        return remaining + cost + (", in shadow" if one.shadow else "") + refused
+        cut = f", burst cut to {found[0]} by {found[1]}" if (found := self._burst_cut(one)) else ""
+        refused = "" if one.decision else f", refused: {retry_text(one.decision.retry_after, one.rule)}"
+        local = one.rule.on_failure.action == LOCAL and self.policy.instances is not None
+        share = f", local share {one.rule.on_failure.share}" if local else ""
+        return remaining + cost + cut + share + (", in shadow" if one.shadow else "") + refused
 
     def _verdict(self) -> str:
         refusing = self.refusing
@@ -154,20 +202,21 @@ class RequestExplanation:
         actions = [one.rule.on_refusal for one in refusing]
         if longest <= min(action.wait_us if action.action == WAIT else 0 for action in actions) / 1e6:
             return f"→ waits {longest:.3g} s for {names}, then allowed"
+        when = retry_text(longest, *[one.rule for one in refusing])
         first, _ = max(zip(refusing, waits, strict=True), key=lambda pair: (pair[0].rule.priority, pair[1]))
         if first.rule.on_refusal.action == DEGRADE:
-            return f"→ refused by {names}, answered by the handler of {first.rule.name}: {retry_text(longest)}"
-        return f"→ refused by {names} with {first.rule.answer.status or 429}: {retry_text(longest)}"
-
-    # JSON ----------------------------------------------------------------------------------------------------------------
+            return f"→ refused by {names}, answered by the handler of {first.rule.name}: {when}"
+        status = first.rule.answer.status or (429 if first.rule.capacity is None else 503)
+        return f"→ refused by {names} with {status}: {when}"
 
     def as_dict(self) -> dict[str, object]:
         """The same for JSON. A `retry_after` of never is null."""
         return {
-            "request": {"method": self.line.method, "path": self.line.path},
+            "request": {"method": self.request.method, "path": self.request.path},
             "policy": self.policy.name,
             "identities": self.identities,
             "allowed": not self.refusing,
+            "settings": self._settings()[1:],
             "rules": [self._rule_dict(one) for one in self.rules],
         }
 
@@ -178,7 +227,7 @@ class RequestExplanation:
         limits = [
             {
                 "label": entry.label,
-                "limit": str(entry.named.limit),
+                "limit": limit_text(entry) if one.rule.capacity is None else capacity_text(one.rule.capacity, one.key or ""),
                 "of": each.limit,
                 "remaining": each.remaining,
                 "retry_after": None if each.retry_after == inf else each.retry_after,
@@ -192,35 +241,45 @@ class RequestExplanation:
             "parts": [list(part) for part in one.rule.key],
             "cost": one.cost,
             "shadow": one.shadow,
+            "operator": one.operator or None,
+            "burst_cut": dict(zip(("to", "by"), cut, strict=True)) if (cut := self._burst_cut(one)) else None,
+            "local_share": one.rule.on_failure.share if one.rule.on_failure.action == LOCAL else None,
+            "retry_spread": one.rule.retry_after.spread_us / 1e6,
             "limits": limits,
             "allowed": one.decision is None or bool(one.decision),
         }
 
 
 def matching_exemptions(policy: Policy, request: RequestContext) -> Iterator[str]:
-    """The exemptions that hold for a request, by their path in the policy."""
+    """The exemptions that hold for a request, by their path in the policy, with their conditions; headers are secret."""
     identities = dict(policy.identify)
     ip = identities.get("ip")
     address = ip if hasattr(ip, "address") else ClientIp()
     hits, _ = PathMatcher([exemption.match for exemption in policy.exempt]).find(request.method, normalize_path(request.path))
     for number, hosts in hits:
         exemption = policy.exempt[number]
-        if hosts and not host_matches_any(hosts, request.host()):
-            continue
-        if CompiledExemption(exemption).applies(identities, request, address):
-            yield f"exempt[{number}]{describe_exemption(exemption)}"
+        host = not hosts or any(host_matches(pattern, request.host()) for pattern in hosts)
+        exact = any(matches_exactly(match.path, request.path) for match in exemption.match if match.path)
+        if (
+            host
+            and (exact or not any(match.path for match in exemption.match))
+            and CompiledExemption(exemption).applies(identities, request, address)
+        ):
+            parts = [match.path or match.host or "every path" for match in exemption.match]
+            parts += [*exemption.networks, *(f"header {name}" for name, _ in exemption.headers)]
+            parts += [f"{name} = {' or '.join(values)}" for name, values in exemption.when.equals]
+            yield f"exempt[{number}]" + (f" ({', '.join(parts)})" if parts else "")
 
 
-def describe_exemption(exemption: Exemption) -> str:
-    """The conditions of an exemption; values of headers are secret."""
-    parts = [match.path or match.host or "every path" for match in exemption.match]
-    parts += [*exemption.networks, *(f"header {name}" for name, _ in exemption.headers)]
-    parts += [f"{name} = {' or '.join(values)}" for name, values in exemption.when.equals]
-    return f" ({', '.join(parts)})" if parts else ""
+def retry_text(seconds: float, *rules: Rule) -> str:
+    """When to retry; the longest spread of the refusing rules follows the earliest moment."""
+    spread_s = max(rule.retry_after.spread_us for rule in rules) / 1e6
+    spread = f", spread over {spread_s:g} s" if spread_s else ""
+    return "never" if seconds == inf else f"retry in {max(1, ceil(seconds))} s{spread}"
 
 
-def retry_text(seconds: float) -> str:
-    return "never" if seconds == inf else f"retry in {max(1, ceil(seconds))} s"
+def key_text(key: Key) -> str:
+    return ", ".join(" | ".join(part) for part in key)
 
 
 def table(rows: list[list[str]]) -> list[str]:

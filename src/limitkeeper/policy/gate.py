@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -10,6 +11,7 @@ from pathlib import Path
 from secrets import token_bytes
 from typing import Any
 
+from ..algorithms.claim import NamedLimit
 from ..clock import SYSTEM, Clock
 from ..errors import ConfigurationError
 from ..fork import reset_after_fork
@@ -17,17 +19,21 @@ from ..observe.events import GATE_KINDS, RELOAD_REFUSED, RELOADED, Publisher
 from ..observe.offenders import Offenders
 from ..observe.snapshot import DECISION_BOUNDS_US, Histogram, Snapshot
 from ..rate import Duration
-from ..stores import Store, store_from_url
+from ..stores import Store
 from ..stores.guarded import GuardedStore
-from .compiled_policy import CompiledPolicy
+from ..stores.sans_io import Plan, arun, run
+from ..stores.urls import masked
+from .application_overrides import HashOverrides
+from .capacity import RuleCapacity
+from .compiled_policy import CompiledPolicy, CompiledRule, Entry
 from .evaluation import Evaluator
 from .explain import RuleExplanation, explain
-from .file_watcher import FileWatcher, watch_policy
-from .model import Policy
-from .on_failure import FailureAnswers
-from .overrides import HashOverrides
+from .file_watcher import FileWatcher
+from .model import Key, Policy
 from .penalty_box import PenaltyBox
 from .request_context import RequestContext
+from .retry_amplification import AttemptCounter
+from .store_lifetime import OpenedStore, PolicyVersion
 from .waiting_requests import WaitingRequests
 
 log = logging.getLogger("limitkeeper")
@@ -38,15 +44,14 @@ class Gate(Evaluator):
 
     `handlers` are the degrade handlers that a policy refers to by name. `clock` is the clock of guards, penalty box and offenders
     for a remote store, for tests. `show_keys` shows the keys of offenders instead of keyed hashes, `secret` is the hash's key.
-    Without `imports`, callables that a policy names are imported at their first call: to explain a policy away from its
-    application.
+    Without `imports`, callables are imported at their first call: to explain a policy away from its application.
     """
 
     def __init__(
         self,
         policy: Policy | str | Path,
         *,
-        store: Store | None = None,
+        store: Store | OpenedStore | None = None,
         handlers: Mapping[str, Callable[..., Any]] | None = None,
         clock: Clock | None = None,
         show_keys: bool = False,
@@ -55,28 +60,26 @@ class Gate(Evaluator):
     ) -> None:
         if not isinstance(policy, Policy):
             policy = Policy.load(policy)
-        super().__init__()
         self.handlers = dict(handlers or {})
-        self.secret = token_bytes(16) if secret is None else secret
+        secret = token_bytes(16) if secret is None else secret
         self.reloads = self.reloads_refused = 0
         self._imports = imports
         self._given_store = store
         self._given_clock = clock
-        self._opened: dict[tuple[str, int], Store] = {}
-        self._guards: dict[tuple[int, int], GuardedStore] = {}
+        self._memory: dict[str, OpenedStore] = {}  # stores of memory:// URLs, whose states a reload back finds again
         self._reloading = threading.RLock()
         self._watcher: FileWatcher | None = None
         self._boxed_before = 0  # refusals by the penalty boxes of earlier versions
-        self.compiled = CompiledPolicy(policy, self.handlers, imports)
-        self.store = self.compiled.store = self._store_of(policy)
-        self.clock: Clock = clock if clock is not None else self.store.clock if self.store.local else SYSTEM
-        self.offenders = Offenders(show_keys=show_keys, secret=self.secret, clock=self.clock)
-        self._remote = not self.store.local
-        self._on_failure = FailureAnswers(self.clock)
-        self._waiting = WaitingRequests(self.store, self.clock)
-        self._penalty_box = None if policy.penalty_box is None else PenaltyBox(policy, self.clock)
+        compiled = CompiledPolicy(policy, self.handlers, imports)
+        self._opened = store if isinstance(store, OpenedStore) else self._open(policy)
+        compiled.version, opened = PolicyVersion(self._opened), self._opened.store
+        self.clock: Clock = clock if clock is not None else opened.clock if opened.local else SYSTEM
+        offenders = Offenders(show_keys=show_keys, secret=secret, clock=self.clock)
+        super().__init__(compiled, opened, self.clock, offenders, secret)
         reset_after_fork(self)
-        self._register()
+        self._register(compiled)
+        self.operator_overrides = self._opened.overrides_of(policy, self.clock)
+        self.operator_overrides.follow(self, compiled)
 
     def __repr__(self) -> str:
         return f"<Gate {self.policy.name!r}: {len(self.policy.rules)} rules, {self.store!r}>"
@@ -86,6 +89,7 @@ class Gate(Evaluator):
         self._reloading = threading.RLock()
         for rule in self.compiled.rules:
             rule.waiting.count = 0
+            rule.waiting.clients.clear()
 
     @property
     def policy(self) -> Policy:
@@ -100,88 +104,108 @@ class Gate(Evaluator):
             self._publisher = Publisher(GATE_KINDS)
         return self._publisher
 
-    # Stores ----------------------------------------------------------------------------------------------------
+    @property
+    def opened_store(self) -> OpenedStore:
+        """The store for other gates, which keep it open while they use it: `Gate(policy, store=gate.opened_store)`."""
+        return self._opened
 
-    def _store_of(self, policy: Policy) -> Store:
-        """The store of a policy; a remote one is guarded, so that it answers within the policy's budget or the rules'
-        on_failure does."""
-        store = self._open(policy) if self._given_store is None else self._given_store
-        if store.local or isinstance(store, GuardedStore):
-            return store
-        guard = self._guards.get((id(store), policy.budget_us))
-        if guard is None:
-            guard = GuardedStore(
-                store, budget=policy.budget_us / 1e6, on_failure="closed", clock=self._given_clock, name=policy.name
-            )
-            self._guards[id(store), policy.budget_us] = guard
-        return guard
+    def _open(self, policy: Policy) -> OpenedStore:
+        """The store of a policy: the present one, if that serves it."""
+        if isinstance(self._given_store, OpenedStore):
+            return self._given_store
+        present: OpenedStore | None = getattr(self, "_opened", None)
+        opened = present if present is not None and present.serves(policy) else self._memory.get(policy.store)
+        if opened is None:
+            opened = OpenedStore(policy, self._given_store, self._given_clock)
+            if self._given_store is None and opened.url.startswith("memory:"):
+                self._memory[opened.url] = opened
+        return opened
 
-    def _open(self, policy: Policy) -> Store:
-        """The store of a URL. The timeouts of a remote one are fixed, so another budget opens another store."""
-        store = self._opened.get((policy.store, 0)) or self._opened.get((policy.store, policy.budget_us))
-        if store is None:
-            store = store_from_url(policy.store)
-            self._opened[policy.store, 0 if store.local else policy.budget_us] = store
-        return store
-
-    def _register(self) -> None:
+    def _register(self, compiled: CompiledPolicy) -> None:
         """Starts reading overrides, and registers all limits with the store."""
-        for rule in self.compiled.rules:
+        for rule in compiled.rules:
             if isinstance(rule.overrides, HashOverrides):
                 rule.overrides.begin()
-            for entries in rule.entries_by_limits.values():
-                for entry in entries:
-                    self.store.register(entry.named)
+            if rule.overrides is not None:
+                rule.register = self.register_override
+            if rule.config.capacity is not None:
+                rule.capacity = RuleCapacity(rule, rule.config.capacity, compiled.store, self.clock)
+        for limit in limits_of(compiled):
+            compiled.store.register(limit)
 
-    # Rules -----------------------------------------------------------------------------------------------------
+    def register_override(self, rule: CompiledRule, entries: tuple[Entry, ...]) -> bool:
+        """Registers limits of single keys that came at run time. False, and an alert, when the store has no room for them."""
+        try:
+            for entry in entries:
+                self.store.register(entry.named)
+        except ConfigurationError as error:
+            self._alert_override(rule, error)
+            return False
+        return True
 
     def explain(self, context: RequestContext) -> list[RuleExplanation]:
         """Whether each rule of the policy applies to a request, and why; its limits and decision. Nothing is charged."""
         return explain(self, context)
 
-    def for_rule(self, name: str) -> Gate:
-        """A gate of one rule, without its match; it shares this gate's counters of the rule, events, offenders and queue.
-
-        Its requests are not counted in this gate's totals. It does not follow a reload.
-        """
+    def for_rule(self, name: str, key: Key | None = None) -> Gate:
+        """A gate of one rule, without its match, and with another `key` where that is given; it shares this gate's counters of
+        the rule, events, offenders and queue, not its totals. It does not follow a reload."""
         place = next((i for i, rule in enumerate(self.policy.rules) if rule.name == name), None)
         if place is None:
             names = ", ".join(rule.name for rule in self.policy.rules)
             raise ConfigurationError(f"the policy {self.policy.name!r} has no rule {name!r}; it has: {names}")
-        policy = replace(self.policy, rules=(replace(self.policy.rules[place], match=()),))
-        gate = Gate(policy, store=self.store, handlers=self.handlers, clock=self._given_clock, secret=self.secret)
-        gate.compiled.close()  # it evaluates this gate's compiled rule, not its own
-        gate.compiled.rules[0] = self.compiled.rules[place]
-        gate.offenders, gate._penalty_box = self.offenders, self._penalty_box
+        own, rule = self.compiled.rules[place], self.policy.rules[place]
+        policy = replace(self.policy, rules=(replace(rule, match=(), key=rule.key if key is None else key),))
+        gate = Gate(policy, store=self._opened, handlers=self.handlers, clock=self._given_clock, secret=self.secret)
+        if key is None:
+            gate.compiled.close()  # it evaluates this gate's compiled rule, not its own
+            gate.compiled.rules[0] = own
+        else:
+            own.include(gate.compiled.rules[0])
+        gate.offenders, gate._penalty_box, gate._attempts = self.offenders, self._penalty_box, None
         gate._on_failure, gate._waiting, gate._publisher = self._on_failure, self._waiting, self.events
         return gate
-
-    # Versions --------------------------------------------------------------------------------------------------
 
     def reload(self, policy: Policy) -> None:
         """Enforces this policy from the next request on. Rules that keep their names keep their counters and states."""
         with self._reloading:
-            self._reload(policy)
+            compiled, old = CompiledPolicy(policy, self.handlers, self._imports), self.compiled
+            opened = self._open(policy)
+            store = compiled.store = opened.store
+            compiled.version = PolicyVersion(opened)
+            try:
+                self._register(compiled)
+            except ConfigurationError:  # the store has no room for its limits: the old version stays in force
+                compiled.close()
+                raise
+            overrides = opened.overrides_of(policy, self.clock)
+            if overrides is not self.operator_overrides:
+                self.operator_overrides.leave(self)
+                self.operator_overrides = overrides
+            overrides.follow(self, compiled)
+            before = {rule.name: rule for rule in old.rules}
+            for rule in compiled.rules:
+                if rule.name in before:
+                    rule.inherit(before[rule.name])
+            if opened is self._opened:
+                old.version.removed = limits_of(old)
+            self.compiled, self._opened = compiled, opened
+            overrides.follow(self, compiled)  # again: they may have changed since
+            if store is not self.store:
+                self.store, self._remote, self._waiting = store, not store.local, WaitingRequests(store, self.clock)
+            if policy.penalty_box != old.policy.penalty_box:
+                self._boxed_before += 0 if self._penalty_box is None else self._penalty_box.refused
+                self._penalty_box = None if policy.penalty_box is None else PenaltyBox(policy, self.clock)
+            if policy.retry_amplification != old.policy.retry_amplification:
+                self._attempts = AttemptCounter.of(policy, self.secret, self.clock, self._attempts)
+            self.reloads += 1
+            for rule in old.rules:
+                if rule.overrides is not None and all(rule.overrides is not new.overrides for new in compiled.rules):
+                    rule.overrides.close()
+            if policy.store != old.policy.store and self._given_store is not None:
+                log.warning("the policy names the store %s now; this program chose its own, which stays", masked(policy.store))
+        log.info("the policy %r was reloaded; number of rules: %d", policy.name, len(policy.rules))
         self._publish(RELOADED, None)
-
-    def _reload(self, policy: Policy) -> None:
-        compiled = CompiledPolicy(policy, self.handlers, self._imports)
-        before = {rule.name: rule for rule in self.compiled.rules}
-        for rule in compiled.rules:
-            if rule.name in before:
-                rule.inherit(before[rule.name])
-        store = compiled.store = self._store_of(policy)
-        old, self.compiled = self.compiled, compiled
-        if store is not self.store:
-            self.store, self._remote, self._waiting = store, not store.local, WaitingRequests(store, self.clock)
-        if policy.penalty_box != old.policy.penalty_box:
-            self._boxed_before += 0 if self._penalty_box is None else self._penalty_box.refused
-            self._penalty_box = None if policy.penalty_box is None else PenaltyBox(policy, self.clock)
-        self._register()
-        self.reloads += 1
-        for rule in old.rules:
-            if rule.overrides is not None and all(rule.overrides is not new.overrides for new in compiled.rules):
-                rule.overrides.close()
 
     def reload_refused(self, error: BaseException) -> None:
         """Counts and logs that a new version could not be loaded; the old one stays in force."""
@@ -190,11 +214,19 @@ class Gate(Evaluator):
         self._publish(RELOAD_REFUSED, None, error)
 
     def watch(self, interval: Duration = "1s") -> None:
-        """Reloads the policy when its file changes; a version with errors is refused."""
+        """Reloads the policy when its file, a file that it names, or SIGHUP says so; a version with errors is refused."""
         if self.policy.source is None:
             raise ConfigurationError("this policy was not read from a file, so there is nothing to watch; use Policy.load(path)")
+        source = Path(os.path.abspath(self.policy.source))
         if self._watcher is None:
-            self._watcher = watch_policy(self, interval=interval)
+            self._watcher = FileWatcher(
+                source,
+                lambda: self.reload(Policy.load(source)),
+                interval,
+                on_error=self.reload_refused,
+                more=lambda: self.policy.files,
+                hang_up=True,
+            )
 
     def snapshot(self) -> Snapshot:
         """All counters since the gate was created."""
@@ -210,6 +242,8 @@ class Gate(Evaluator):
             exempt=self._exempt,
             penalty_box=self._boxed_before + (0 if box is None else box.refused),
             penalty_box_clients=0 if box is None else len(box),
+            attempts=None if self._attempts is None else self._attempts.attempts,
+            distinct_requests=None if self._attempts is None else self._attempts.distinct,
             decisions=Histogram(DECISION_BOUNDS_US, tuple(self._latency), float(self._latency_sum)),
             reloads=self.reloads,
             reloads_refused=self.reloads_refused,
@@ -218,26 +252,20 @@ class Gate(Evaluator):
             store=self.store.stats() if isinstance(self.store, GuardedStore) else None,
         )
 
-    # Closing ---------------------------------------------------------------------------------------------------
-
-    def _stop(self) -> None:
+    def _close(self) -> Plan[None]:
         if self._watcher is not None:
             self._watcher.stop()
         self.compiled.close()
-        for guard in self._guards.values():
-            guard.leave()
+        if not isinstance(self._given_store, OpenedStore):
+            yield from self._opened.plan_close()
 
     def close(self) -> None:
         """Stops watching, and closes the stores that this gate opened."""
-        self._stop()
-        for store in self._opened.values():
-            store.close()
+        run(self._close())
 
     async def aclose(self) -> None:
         """As `close`, awaited."""
-        self._stop()
-        for store in self._opened.values():
-            await store.aclose()
+        await arun(self._close())
 
     def __enter__(self) -> Gate:
         return self
@@ -250,6 +278,12 @@ class Gate(Evaluator):
 
     async def __aexit__(self, *exc: object) -> None:
         await self.aclose()
+
+
+def limits_of(compiled: CompiledPolicy) -> list[NamedLimit]:
+    """All limits that a version has used so far."""
+    entries = [entry for rule in compiled.rules for found in rule.entries_by_limits.values() for entry in found]
+    return [entry.named for entry in entries] + [rule.idempotent for rule in compiled.rules if rule.idempotent is not None]
 
 
 def gate_of(policy: Policy | str | Path | Gate, **options: Any) -> Gate:

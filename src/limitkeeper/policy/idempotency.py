@@ -1,9 +1,14 @@
 """Idempotency keys: requests with the same key are repetitions of one request, which is charged once.
 
-A charged request makes a mark in the store: a fixed window under (rule, key, idempotency key). A request that finds the mark
-takes one repetition of it and is not charged; beyond `replays` repetitions it is charged again, so that no client repeats for
-ever. A mark is made only after its charge: a request that waits, was refused or was cancelled marks nothing. Of several
-requests that are charged at the same moment, all but the first get their charge back.
+A charged request makes a mark in the store: a fixed window under (rule, key, idempotency key, what the request is). A request
+that finds the mark takes one repetition of it and is not charged. What a request is: its method, its path, and the identities
+that the policy binds the key to; the same idempotency key on another request is another mark.
+
+Repetitions are bounded twice: `replays` of each mark, and of all marks of a client by the limits of the rule, which are kept a
+second time for repetitions (at least `replays` in their period). So a rule passes at most twice its limit, or its limit and the
+repetitions of one key. Beyond either bound a repetition is charged. A mark is made
+only after its charge: a request that waits, was refused or was cancelled marks nothing. Of several requests that are charged at
+the same moment, all but the first get their charge back; they count as repetitions.
 
 A request with the header costs two more calls of the store: one that looks for the mark, one that makes or repeats it.
 """
@@ -11,6 +16,7 @@ A request with the header costs two more calls of the store: one that looks for 
 from __future__ import annotations
 
 import logging
+from hashlib import sha256
 from typing import TYPE_CHECKING, NamedTuple
 
 from ..algorithms.claim import Claim
@@ -19,8 +25,7 @@ from ..errors import StoreError, StoreUnavailable
 from ..stores.contract import Store
 from ..stores.sans_io import Call, Plan
 from ..wait_queue import Waiter, wait_queue_of
-from .compiled_policy import CompiledRule, Entry, escape_part
-from .identity.bounded_keys import hash_long
+from .compiled_policy import CompiledRule, Entry, escape_part, identity_of, join_key
 
 if TYPE_CHECKING:
     from .evaluation import Evaluation, Evaluator
@@ -28,22 +33,23 @@ if TYPE_CHECKING:
 log = logging.getLogger("limitkeeper")
 
 
-class Repeatable(NamedTuple):
-    """A rule that charges once per idempotency key, and the claim of its mark."""
-
-    rule: CompiledRule
-    entries: tuple[Entry, ...]
-    key: str
-    cost: int
-    mark: Claim
-
-
 class Mark(NamedTuple):
-    """The mark of an idempotency key; `decision` is None until it is made or repeated."""
+    """The mark of an idempotency key (`claim`; `decision` is None until it is made or repeated), and the charge of its rule."""
 
     rule: CompiledRule
     claim: Claim
-    decision: Decision | None
+    entries: tuple[Entry, ...]
+    key: str
+    cost: int
+    decision: Decision | None = None
+
+    def replays(self) -> list[Claim]:
+        """What a repetition takes of the limits for repetitions: its cost, or one where they count repetitions."""
+        pairs = [(entry.replays, entry.replays.limit is entry.named.limit) for entry in self.entries]  # type: ignore[union-attr]
+        return [Claim(limit, self.key, self.cost if same else 1) for limit, same in pairs]  # type: ignore[arg-type]
+
+    def repetition(self) -> list[Claim]:
+        return [self.claim, *self.replays()]
 
 
 def add(evaluation: Evaluation, rule: CompiledRule, entries: tuple[Entry, ...], key: str, cost: int) -> bool:
@@ -55,9 +61,11 @@ def add(evaluation: Evaluation, rule: CompiledRule, entries: tuple[Entry, ...], 
     value = context.header(once.header)
     if not value:
         return False
-    mark = Claim(rule.idempotent, f"{escape_part(key)}|{escape_part(hash_long(value))}", 1)
+    bound = [identity_of(rule.identities, context, name) for name in once.bind]
+    used_for = join_key([value, context.method, context.path, *bound])
+    claim = Claim(rule.idempotent, f"{escape_part(key)}|{sha256(used_for.encode('utf-8', 'surrogatepass')).hexdigest()}", 1)
     evaluation.special = True
-    evaluation.idempotent = [*(evaluation.idempotent or ()), Repeatable(rule, entries, key, cost, mark)]
+    evaluation.idempotent = [*(evaluation.idempotent or ()), Mark(rule, claim, entries, key, cost)]
     return True
 
 
@@ -67,18 +75,16 @@ def find_marks(gate: Evaluator, evaluation: Evaluation) -> Plan[None]:
     asked = evaluation.idempotent
     if not asked:
         return
-    evaluation.idempotent = None
     repeated: dict[int, Decision] = {}
     seen: list[Decision] = []
     try:
         for one in asked:
-            mark = yield Call(gate.store, "decide", ([one.mark], 0), {"commit": False})
-            seen += [mark]
+            seen += [(yield Call(gate.store, "decide", ([one.claim], 0), {"commit": False}))]
         if any(gate._on_failure.has_failed(mark) for mark in seen):
             raise StoreUnavailable("the store could not say whether a request is a repetition")
         again = [i for i, mark in enumerate(seen) if mark.allowed and mark.remaining < mark.limit]
         if again:
-            decisions = yield Call(gate.store, "decide_many", ([[asked[i].mark] for i in again], 0))
+            decisions = yield Call(gate.store, "decide_many", ([asked[i].repetition() for i in again], 0))
             repeated = dict(zip(again, decisions, strict=True))
     except StoreError:
         for one in asked:
@@ -89,14 +95,14 @@ def find_marks(gate: Evaluator, evaluation: Evaluation) -> Plan[None]:
         taken = repeated.get(i)
         if taken is not None and taken.allowed:
             one.rule.replayed += 1
-            evaluation.marks.append(Mark(one.rule, one.mark, taken))
+            evaluation.marks.append(one._replace(decision=taken))
             continue
         if taken is None and seen[i].allowed:
-            evaluation.marks.append(Mark(one.rule, one.mark, None))
+            evaluation.marks.append(one)
         _charge(evaluation, one)
 
 
-def _charge(evaluation: Evaluation, one: Repeatable) -> None:
+def _charge(evaluation: Evaluation, one: Mark) -> None:
     assert evaluation.costs is not None
     evaluation.entries.extend(one.entries)
     evaluation.keys.extend([one.key] * len(one.entries))
@@ -106,34 +112,31 @@ def _charge(evaluation: Evaluation, one: Repeatable) -> None:
 
 def release_marks(gate: Evaluator, evaluation: Evaluation) -> Plan[None]:
     """Gives the repetitions of a refused request back."""
-    for rule, claim, decision in evaluation.marks or ():
-        if decision is not None:
-            rule.replayed -= 1
-            yield Call(gate.store, "give_back", ([claim], decision.start_us, decision.source))
+    for mark in evaluation.marks or ():
+        if mark.decision is not None:
+            mark.rule.replayed -= 1
+            yield Call(gate.store, "give_back", (mark.repetition(), mark.decision.start_us, mark.decision.source))
 
 
 def make_marks(gate: Evaluator, evaluation: Evaluation, decision: Decision) -> Plan[None]:
     """Makes the marks of a charged request, and gives charges back where another request made the mark first. If the store fails
     now, a repetition will be charged: the strict side."""
-    marks = [mark for mark in evaluation.marks or () if mark.decision is None]
-    evaluation.marks = marks
+    marks = evaluation.marks = [mark for mark in evaluation.marks or () if mark.decision is None]
     if not marks:
         return
     try:
         made = yield Call(gate.store, "decide_many", ([[mark.claim] for mark in marks], 0))
-        marks = [mark._replace(decision=one) for mark, one in zip(marks, made, strict=True) if one.allowed]
-        evaluation.marks = marks
-        late = {id(one.rule) for one in marks if _is_repeated(one.decision) and not one.rule.needs_settlement}
+        pairs = [(mark, one) for mark, one in zip(marks, made, strict=True) if one.allowed]
+        evaluation.marks = [mark._replace(decision=one) for mark, one in pairs]
+        twins = [mark for mark, one in pairs if one.remaining < one.limit - 1 and not mark.rule.needs_settlement]
+        replays = (yield Call(gate.store, "decide_many", ([mark.replays() for mark in twins], 0))) if twins else ()
+        late = {id(mark.rule) for mark, one in zip(twins, replays, strict=True) if one.allowed}
         claims = zip(gate._claims(evaluation), evaluation.entries, strict=True) if late else ()
         back = [claim for claim, entry in claims if id(entry.compiled_rule) in late]
         if back:
             yield leave(gate.store, [Waiter(back, decision, None)])
     except StoreError as error:
         log.warning("marking an idempotency key in the store of %r failed: %s", gate.compiled.policy.name, error)
-
-
-def _is_repeated(mark: Decision | None) -> bool:
-    return mark is not None and mark.remaining < mark.limit - 1
 
 
 def leave(store: Store, charges: list[Waiter]) -> Call:

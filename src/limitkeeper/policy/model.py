@@ -2,7 +2,7 @@
 
 Identities are named properties of a request. A rule matches requests, makes a key from identities, and charges one or several
 limits under it. A YAML file and `Policy.of` give the same values, so `==` holds between them. Short texts (`key: user | ip`,
-`on_refusal: wait up to 200ms`) are parsed in `reading/phrase_parsers.py`.
+`on_refusal: wait up to 200ms`) are parsed in `reading/value_parsers.py`.
 """
 
 from __future__ import annotations
@@ -13,9 +13,12 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from ..algorithms.fixed_window import FixedWindow
 from ..algorithms.limit import Limit
+from ..rate import Rate
 
 if TYPE_CHECKING:
+    from ..concurrency.dependency_caps import DependencyCap
     from .request_context import RequestContext
 
 #: The limits of one rule, charged together; () is "unlimited".
@@ -26,6 +29,20 @@ Key = tuple[tuple[str, ...], ...]
 REJECT, WAIT, DEGRADE, SHADOW = "reject", "wait", "degrade", "shadow"
 OPEN, CLOSED, LOCAL = "open", "closed", "local"
 SKIP, SHARE = "skip", "share"
+
+
+class Blocked(FixedWindow):
+    """Admits nothing. No store is asked about it: a blocked key is refused before."""
+
+    __slots__ = ()
+    kind = "blocked"
+
+    def __str__(self) -> str:
+        return self.kind
+
+
+#: The limits of a blocked key. Every request is refused, and none is charged.
+BLOCKED: Limits = (Blocked("1/s"),)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,9 +87,9 @@ class Overrides(Protocol):
 class Cost:
     """The cost of a request. `source` is "constant", "header", "query", "response" or "call".
 
-    constant: `units`. header, query: the integer found under `name`; `units` when it is missing or invalid; never more than
-    `most`, nor less than 1 unless `units` is 0. call: the result of `call(request)`; `units` when it raises. response: one unit
-    per `per` bytes, rounded up; `units` are charged when the request arrives, and the difference is settled after the response.
+    constant: `units`. header, query: the integer found under `name`; `units` when it is missing, `most` when it can't be read; at
+    most `most`, and at least 1 unless `units` is 0. call: the result of `call(request)`; `units` when it raises. response: one
+    unit per `per` bytes, rounded up; `units` are charged when the request arrives, and the difference is settled after it.
     """
 
     source: str = "constant"
@@ -96,22 +113,26 @@ class Charge:
 
 @dataclass(frozen=True, slots=True)
 class Once:
-    """Charge once for all requests that carry the same value in a header, for `keep_us`, up to `replays` repetitions."""
+    """Charge once for all requests of one method and path that carry the same value in a header, and the same values of the
+    identities `bind`, for `keep_us`, up to `replays` repetitions of each and as many of all as the rule's limit admits."""
 
     header: str = "idempotency-key"
     keep_us: int = 86_400_000_000
     replays: int = 10
+    bind: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class OnRefusal:
-    """`action` is REJECT, WAIT (up to `wait_us`, at most `queue` requests of the rule at a time in this process), DEGRADE (call
-    `handler`, whose signature is the framework's) or SHADOW (count, but let pass)."""
+    """`action` is REJECT, WAIT (up to `wait_us`; in this process at most `queue` requests of the rule at a time, and `per_client`
+    of one key, or of one address where the rule has no key), DEGRADE (call `handler`, whose signature is the framework's) or
+    SHADOW (count, but let pass). `per_client` 0 is a quarter of the queue, at least 1."""
 
     action: str = REJECT
     wait_us: int = 0
     queue: int = 100
     handler: Any = None
+    per_client: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +158,25 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True)
+class RetryAfter:
+    """How Retry-After is sent: later than the earliest moment by a part of `spread_us` that depends on the client."""
+
+    spread_us: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Capacity:
+    """A rate for all keys of a rule together, divided among those that ask. `guarantees` are the rates that single keys get
+    whatever the others send; `shares` are the weights of single keys in the division of the rest, otherwise 1. At most
+    `window_us` of the capacity, and of each guarantee, is saved up."""
+
+    rate: Rate
+    window_us: int = 1_000_000
+    guarantees: tuple[tuple[str, Rate], ...] = ()
+    shares: tuple[tuple[str, int], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Rule:
     """A rule: which requests, by which key, under which limit, and what happens on a refusal."""
 
@@ -153,10 +193,19 @@ class Rule:
     on_refusal: OnRefusal = field(default_factory=OnRefusal)
     on_failure: OnFailure = field(default_factory=OnFailure)
     answer: Answer = field(default_factory=Answer)
+    retry_after: RetryAfter = field(default_factory=RetryAfter)
     priority: int = 0
     alert: float | None = None
-    unidentified: str = SKIP
+    unidentified: str | None = None  # SKIP, but SHARE where the key has an address: it is absent on an unknown UNIX socket
     description: str = ""
+    #: The class of its requests for a load shedder (web/concurrency_middleware.py).
+    criticality: str | None = None
+    #: At most so many requests of a key at a time: a log of places, each given back at the end of its response or after its hold.
+    concurrent: Limit | None = None
+    #: One rate for all keys together, in the place of a limit.
+    capacity: Capacity | None = None
+    #: The concurrent requests that all instances together can handle: instances × safe_concurrency. Larger bursts give a warning.
+    total_concurrency: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,11 +221,23 @@ class Exemption:
 
 @dataclass(frozen=True, slots=True)
 class PenaltyBoxConfig:
-    """A client that is refused more often than `limit` is refused for `for_us`, without asking the store."""
+    """A client that is refused more often than `limit` is refused for `for_us`, without asking the store.
+
+    A client that gets there again is refused for the next of `then_us`, each longer than the one before; the last one repeats.
+    """
 
     limit: Limit
     for_us: int
     key: Key = (("ip",),)
+    then_us: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class RetryAmplification:
+    """Counts attempts and distinct requests (client, method, path) in windows of `window_us`; `key` identifies a client."""
+
+    key: Key = (("ip",),)
+    window_us: int = 60_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,11 +273,19 @@ class Policy:
     exempt: tuple[Exemption, ...] = ()
     rules: tuple[Rule, ...] = ()
     penalty_box: PenaltyBoxConfig | None = None
+    retry_amplification: RetryAmplification | None = None
     headers: Headers = field(default_factory=Headers)
     budget_us: int = 20_000
+    instances: int | None = None
     safe_concurrency: int | None = None
+    #: How many threads of this process may be held by waiting requests; tasks of an event loop hold none.
+    waiting_threads: int = 1
     problem: bool = False
+    #: Caps on the calls that the service makes; `limitkeeper.concurrency.Dependencies.of_policy` enforces them.
+    dependencies: Mapping[str, DependencyCap] = field(default_factory=dict)
     source: Path | None = field(default=None, compare=False)
+    #: The first 12 hexadecimal digits of the SHA-256 of the text it was read from; "": it was made in Python.
+    version: str = field(default="", compare=False)
     #: Key files that were read for it; they are watched together with `source`.
     files: tuple[Path, ...] = field(default=(), compare=False)
 
@@ -243,11 +312,15 @@ class Policy:
         identify: Mapping[str, object] | None = None,
         exempt: Sequence[object] | None = None,
         penalty_box: Mapping[str, object] | None = None,
+        retry_amplification: Mapping[str, object] | bool | None = None,
         headers: Headers | Mapping[str, object] | str | bool | None = None,
         budget: str | float | timedelta | None = None,
         on_failure: OnFailure | str | None = None,
+        instances: int | None = None,
         safe_concurrency: int | None = None,
+        waiting_threads: int | None = None,
         problem: bool | None = None,
+        dependencies: Mapping[str, object] | None = None,
     ) -> Policy:
         """Makes a policy in Python: the fields of the file as keyword arguments, as text or as values. None means "not given".
 

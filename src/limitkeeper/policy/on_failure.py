@@ -1,4 +1,4 @@
-"""Answers of rules when the store fails:
+"""`on_failure`: what each rule answers while the store fails.
 
     open     allows the request, uncounted
     closed   refuses it (503), until the store is asked again
@@ -21,7 +21,7 @@ from ..stores.guarded.fallback import LocalShare
 from ..stores.guarded.share import parse_share
 from .compiled_policy import Entry
 from .model import CLOSED, LOCAL
-from .refusal import MESSAGES, STORE, Refusal, seconds
+from .refusal import STORE, client_delay, refusal_without_limit
 
 if TYPE_CHECKING:
     from .evaluation import Evaluation, Evaluator
@@ -37,9 +37,8 @@ class FailureAnswers:
         self._clock = clock
         self._shares: dict[str, LocalShare] = {}
 
-    def has_failed(self, decision: Decision) -> bool:
-        """Whether a decision was made by the guard, because its store could not be asked."""
-        return GuardedStore.answered_here(decision)
+    #: Whether a decision was made by the guard, because its store could not be asked.
+    has_failed = staticmethod(GuardedStore.answered_here)
 
     def _share(self, text: str) -> LocalShare:
         found = self._shares.get(text)
@@ -64,9 +63,7 @@ class FailureAnswers:
                     rule.failed_local += 1
                 else:
                     rule.failed_open += 1
-        evaluation.entries = [entry for entry, _, _ in local]
-        evaluation.keys = [key for _, key, _ in local]
-        evaluation.costs = [cost for _, _, cost in local]
+        evaluation.entries, evaluation.keys, evaluation.costs = ([one[i] for one in local] for i in range(3))  # type: ignore[assignment]
         return self._decide(gate, evaluation) if local else gate._allow(evaluation, None)
 
     def _decide(self, gate: Evaluator, evaluation: Evaluation) -> Evaluation:
@@ -88,10 +85,9 @@ class FailureAnswers:
         retry_us = failure.retry_us if isinstance(failure, Decision) and failure.retry_us > 0 else RETRY_US
         rule = entry.rule
         status = rule.answer.status if rule.answer.status in (500, 502, 503, 504) else 503
-        message = MESSAGES[STORE](seconds(retry_us))
         entry.compiled_rule.failed_closed += 1
         entry.compiled_rule.refused += 1
-        gate._count_refused(
-            evaluation, Refusal(STORE, status, seconds(retry_us), message, rule, (entry.label,), retry_us=retry_us)
-        )
+        spread_us = rule.retry_after.spread_us
+        delay_us = client_delay(evaluation, self._clock.now_us() + retry_us, spread_us) if spread_us else 0
+        gate._count_refused(evaluation, refusal_without_limit(STORE, status, retry_us, rule, (entry.label,), delay_us))
         return evaluation

@@ -3,19 +3,21 @@
     /orders/{order_id}/items     one node for "orders", one for any segment, one for "items"
     /static/**                   everything below "static", and "static" itself
 
-A walk follows a literal child and the one for any segment, side by side, and collects what ends there. Methods and hosts are
-compared only for what was collected. Rejected: one regular expression after the other (a thousand rules cost a thousand tries).
+A walk follows a literal child and the one for any segment, side by side, and collects the pattern sets that end there: the
+*shape* of a path. All paths of one shape match the same rules, so that plans are made per shape, not per path. Within a pattern
+set, patterns are found by host, so that a walk costs the same for one host and for thousands. Rejected: one regular expression
+after the other (a thousand rules cost a thousand tries).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from ..errors import ConfigurationError
-from .identity.hosts import host_matches
-from .identity.paths import normalize_path
+from .identity.paths import matches_exactly, normalize_path, segments_of
 from .model import Match
-from .request_context import RequestContext
 
 #: A rule without methods does not match it: one message of a connection is no request.
 MESSAGE = "MESSAGE"
@@ -23,48 +25,62 @@ MESSAGE = "MESSAGE"
 Hit = tuple[int, tuple[str, ...]]
 
 
-class Pattern:
+class Pattern(NamedTuple):
     """One match of one rule: what must hold besides the path, and the names of the path's open segments."""
 
-    __slots__ = ("host", "index", "methods", "names")
-
-    def __init__(self, index: int, match: Match, names: tuple[tuple[int, str], ...]) -> None:
-        self.index = index
-        self.methods = with_head(match.methods)
-        self.host = match.host
-        self.names = names
+    rule: int
+    match: Match
+    names: tuple[tuple[int, str], ...]
 
     def matches(self, method: str) -> bool:
-        return method in self.methods if self.methods else method != MESSAGE
+        """A server answers HEAD with its GET handler, so a rule for GET matches HEAD too."""
+        methods = self.match.methods
+        return method in methods or (method == "HEAD" and "GET" in methods) if methods else method != MESSAGE
 
 
-def with_head(methods: frozenset[str]) -> frozenset[str]:
-    """A server answers HEAD with its GET handler, so a rule for GET matches HEAD too."""
-    return methods | {"HEAD"} if "GET" in methods else methods
+#: Patterns by host pattern; "" is any host. Sets are compared by identity.
+PatternSet = dict[str, list[Pattern]]
+#: The pattern sets that one reading of a path meets.
+Shape = tuple[PatternSet, ...]
 
 
+@dataclass(slots=True)
 class Node:
     """A node of the tree: its literal children, the child for any segment, and the patterns that end here or go on."""
 
-    __slots__ = ("any", "ends", "literal", "rests")
+    literal: dict[str, Node] = field(default_factory=dict)
+    any: Node | None = None
+    ends: PatternSet = field(default_factory=dict)
+    rests: PatternSet = field(default_factory=dict)
+    #: All patterns of this node and of those below, made when it is first needed.
+    below: PatternSet | None = None
 
-    def __init__(self) -> None:
-        self.literal: dict[str, Node] = {}
-        self.any: Node | None = None
-        self.ends: list[Pattern] = []
-        self.rests: list[Pattern] = []
+    def children(self) -> Iterator[Node]:
+        yield from self.literal.values()
+        if self.any is not None:
+            yield self.any
 
 
 class PathMatcher:
-    """The matches of many rules. `find` gives the rules by index, in order, and what their templates captured."""
+    """The matches of many rules. `hosts` and `methods` are all that they name, `depth` is more than their most segments."""
 
-    def __init__(self, rules: Iterable[Sequence[Match]]) -> None:
+    def __init__(self, rules: Iterable[Sequence[Match]], exemptions: Iterable[Sequence[Match]] = ()) -> None:
         self.root = Node()
-        for index, matches in enumerate(rules):
+        self.hosts: set[str] = set()
+        self.methods: set[str] = set()
+        self.depth = 1
+        #: The ids of pattern sets that name segments.
+        self.capturing: set[int] = set()
+        #: The patterns of exemptions with a path, by the id of their pattern set.
+        self.exempting: dict[int, list[Pattern]] = {}
+        rules = list(rules)
+        for index, matches in enumerate([*rules, *exemptions]):
             for match in matches or (Match(),):
-                self._add(index, match)
+                pattern, patterns = self._add(index, match)
+                if index >= len(rules) and match.path:
+                    self.exempting.setdefault(id(patterns), []).append(pattern)
 
-    def _add(self, index: int, match: Match) -> None:
+    def _add(self, index: int, match: Match) -> tuple[Pattern, PatternSet]:
         names: list[tuple[int, str]] = []
         node, walked = self.root, 0
         segments = segments_of(match.path)
@@ -82,56 +98,67 @@ class PathMatcher:
                 for part in segments_of(normalize_path("/" + segment)):
                     node, walked = node.literal.setdefault(part, Node()), walked + 1
         pattern = Pattern(index, match, tuple(names))
-        (node.rests if not match.path or segments[-1:] == ["**"] else node.ends).append(pattern)
+        patterns = node.rests if not match.path or segments[-1:] == ["**"] else node.ends
+        patterns.setdefault(match.host, []).append(pattern)
+        if names:
+            self.capturing.add(id(patterns))
+        self.hosts |= {match.host} - {""}
+        self.methods |= match.methods
+        self.depth = max(self.depth, walked + 1)
+        return pattern, patterns
+
+    def inexact(self, shapes: Iterable[Shape], paths: Sequence[str]) -> frozenset[Pattern]:
+        """The exemptions among these shapes that spell none of these paths as received."""
+        found = [pattern for shape in shapes for patterns in shape for pattern in self.exempting.get(id(patterns), ())]
+        return frozenset([one for one in found if not any(matches_exactly(one.match.path, path) for path in paths)])
+
+    def segments_of(self, path: str) -> list[str]:
+        """As the function; the last one holds whatever is deeper than any rule, so that depth costs nothing."""
+        return segments_of(path, self.depth)
 
     def find(self, method: str, path: str) -> tuple[tuple[Hit, ...], dict[str, str]]:
-        """The rules that match a method and a normalised path, for any host."""
-        segments = segments_of(path)
+        """The rules that match a method and a normalised path, in order, for any host, and what their templates captured."""
+        segments = self.segments_of(path)
         found: dict[int, tuple[str, ...]] = {}
         captured: dict[str, str] = {}
-        for pattern in self._walk(segments):
-            if not pattern.matches(method):
-                continue
-            hosts = found.get(pattern.index, (pattern.host,))
-            found[pattern.index] = () if not pattern.host or not hosts else (*hosts, pattern.host)
+        for pattern in matching(self.walk(segments)[0], method, None):
+            host = pattern.match.host
+            hosts = found.get(pattern.rule, (host,))
+            found[pattern.rule] = () if not host or not hosts else (*hosts, host)
             for depth, name in pattern.names:
                 captured[name] = segments[depth]
         return tuple((index, tuple(dict.fromkeys(found[index]))) for index in sorted(found)), captured
 
-    def _walk(self, segments: list[str]) -> list[Pattern]:
-        patterns: list[Pattern] = []
+    def walk(self, segments: list[str]) -> tuple[Shape, list[Node]]:
+        """The pattern sets of a path, and the nodes where it ends."""
+        sets: list[PatternSet] = []
         nodes = [self.root]
         for segment in segments:
             below = []
             for node in nodes:
-                patterns += node.rests
-                literal = node.literal.get(segment)
-                if literal is not None:
-                    below.append(literal)
-                if node.any is not None:
-                    below.append(node.any)
+                if node.rests:
+                    sets.append(node.rests)
+                below += [child for child in (node.literal.get(segment), node.any) if child is not None]
             nodes = below
             if not nodes:
-                return patterns
-        for node in nodes:
-            patterns += node.rests
-            patterns += node.ends
-        return patterns
+                break
+        sets += [patterns for node in nodes for patterns in (node.rests, node.ends) if patterns]
+        return tuple(sets), nodes
 
 
-def segments_of(path: str) -> list[str]:
-    """The segments of a path or a template: "/" has none."""
-    stripped = path.strip("/")
-    return stripped.split("/") if stripped else []
+def all_below(node: Node) -> PatternSet:
+    """All patterns of a node and of those below it, without the names of segments, since it is not known which they are."""
+    if node.below is None:
+        found: PatternSet = {}
+        for patterns in (node.rests, node.ends, *map(all_below, node.children())):
+            for host, listed in patterns.items():
+                found.setdefault(host, []).extend([pattern._replace(names=()) for pattern in listed])
+        node.below = found
+    return node.below
 
 
-def host_matches_any(hosts: tuple[str, ...], host: str) -> bool:
-    """Whether one of these host patterns matches this host."""
-    return any(host_matches(pattern, host) for pattern in hosts)
-
-
-def limits_host(hosts: tuple[str, ...], context: RequestContext) -> bool:
-    """Whether a rule for these hosts applies. The application may be able to parse a Host header that this package can't (two of
-    them, a port of letters): every rule applies to it, as to any reading of a path, and no exemption."""
-    host = context.host()
-    return host_matches_any(hosts, host) if host else bool(context.header("host"))
+def matching(shape: Shape, method: str, hosts: Iterable[str] | None) -> Iterator[Pattern]:
+    """The patterns of a shape for a method and for these host patterns; None: whatever the host."""
+    for patterns in shape:
+        for host in patterns if hosts is None else ("", *hosts):
+            yield from (pattern for pattern in patterns.get(host, ()) if pattern.matches(method))

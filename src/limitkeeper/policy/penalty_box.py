@@ -1,7 +1,14 @@
 """Penalty box: a client that is refused too often is refused for a while without asking the store.
 
-A client in a retry loop then costs one dictionary lookup. Refusals are counted in a MemoryStore of this process, which is bounded
-like any other. Refusals by the penalty box do not extend the penalty.
+A client in a retry loop then costs a few dictionary lookups. Refusals are counted in a MemoryStore of this process, which is
+bounded like any other. Refusals by the penalty box do not extend the penalty.
+
+The retry of a refusal is the later of two times: the end of the penalty, and the retry of the rules that refused this client
+before and apply to this request. Both are known without asking the store.
+
+Penalties may grow: a client that gets there again is refused for the next step. Its step is remembered for the length of the
+longest step after its penalty has ended, for at most MAX_CLIENTS clients; a client beyond that begins with the first step each
+time, and no remembered one is forgotten for it.
 """
 
 from __future__ import annotations
@@ -10,17 +17,18 @@ from typing import TYPE_CHECKING
 
 from ..algorithms.claim import NamedLimit
 from ..clock import Clock
+from ..decision import Decision
 from ..limiter_base import is_off
 from ..stores.memory import MemoryStore
 from .compiled_policy import key_of
 from .model import Policy
-from .refusal import MESSAGES, PENALTY_BOX, Refusal, seconds
+from .refusal import PENALTY_BOX, refusal_without_limit
 from .request_context import RequestContext
 
 if TYPE_CHECKING:
     from .evaluation import Evaluation, Evaluator
 
-#: The most clients in the box, and the most whose refusals are counted.
+#: The most clients in the box, the most whose refusals are counted, and the most retries of rules that are remembered.
 MAX_CLIENTS = 100_000
 #: The shortest interval between two sweeps of a full box: one takes longer than a thousand refusals.
 SWEEP_US = 1_000_000
@@ -35,6 +43,9 @@ class PenaltyBox:
         self.refused = 0
         self._clock = clock
         self._until: dict[object, int] = {}
+        self._retry_at: dict[tuple[object, str], int] = {}  # by client and rule
+        self._steps_us = (self.config.for_us, *self.config.then_us)
+        self._offences: dict[object, tuple[int, int]] = {}  # the last step, and until when it is remembered
         self._swept_us = -SWEEP_US
         self._store = MemoryStore(MAX_CLIENTS, clock)
         self._limit = NamedLimit(policy.name, "penalty box", self.config.limit)
@@ -53,28 +64,50 @@ class PenaltyBox:
         until = self._until.get(key)
         if until is None:
             return None
-        left_us = until - self._clock.now_us()
-        if left_us <= 0:
+        now_us = self._clock.now_us()
+        if until <= now_us:
             self._until.pop(key, None)
             return None
         if matched.exempt or (matched.exemptions and compiled.exempted_rules(matched, context) is True):
             return None
         self.refused += 1
+        if gate._attempts is not None:
+            gate._attempts.count(compiled, context)
         gate.offenders.offer(PENALTY_BOX, str(key))
-        return gate._refuse_boxed(
-            Refusal(PENALTY_BOX, 429, seconds(left_us), MESSAGES[PENALTY_BOX](seconds(left_us)), retry_us=left_us)
-        )
+        retry_at = max([until, *(self._retry_at.get((key, rule.name), 0) for rule in matched.rules)])
+        return gate._refuse_boxed(refusal_without_limit(PENALTY_BOX, 429, retry_at - now_us))
 
-    def count(self, evaluation: Evaluation) -> bool:
-        """Counts a refusal; True when it puts the client into the box."""
-        assert evaluation.context is not None
+    def count(self, evaluation: Evaluation, decision: Decision) -> tuple[int, bool]:
+        """Counts a refusal by rules. Returns the rest of the client's penalty in microseconds, and whether it begins now."""
+        if evaluation.context is None:  # a hit of a single rule, without a request
+            return 0, False
         key = key_of(evaluation.compiled.identities, evaluation.context, self.config.key)
-        if key is None or self._store.decide_one(self._limit, str(key), 1, 0, True).allowed:
-            return False
+        if key is None:
+            return 0, False
         now_us = self._clock.now_us()
-        if len(self._until) >= MAX_CLIENTS and now_us >= self._swept_us + SWEEP_US:
+        if max(len(self._until), len(self._offences), len(self._retry_at)) >= MAX_CLIENTS and now_us >= self._swept_us + SWEEP_US:
             self._swept_us = now_us
             self._until = {one: until for one, until in self._until.items() if until > now_us}
-        if len(self._until) < MAX_CLIENTS:
-            self._until[key] = now_us + self.config.for_us
-        return True
+            self._offences = {one: offence for one, offence in self._offences.items() if offence[1] > now_us}
+            self._retry_at = {one: at for one, at in self._retry_at.items() if at > now_us}
+        for entry, part in zip(evaluation.entries, decision.decisions, strict=True):
+            if not part.allowed and len(self._retry_at) < MAX_CLIENTS:
+                self._retry_at[key, entry.rule.name] = now_us + part.retry_us
+        boxed, left_us = False, self._until.get(key, 0) - now_us
+        if left_us > 0:  # a request that was under way: no second offence
+            return left_us, False
+        if not self._store.decide_one(self._limit, str(key), 1, 0, True).allowed and len(self._until) < MAX_CLIENTS:
+            boxed, left_us = True, self._penalty(key, now_us)
+            self._until[key] = now_us + left_us
+        return max(0, left_us), boxed
+
+    def _penalty(self, key: object, now_us: int) -> int:
+        """The length of a client's penalty; where penalties grow, remembers its step."""
+        if len(self._steps_us) == 1:
+            return self._steps_us[0]
+        step, remembered = self._offences.get(key, (-1, 0))
+        step = min(step + 1, len(self._steps_us) - 1) if remembered > now_us else 0
+        penalty_us = self._steps_us[step]
+        if key in self._offences or len(self._offences) < MAX_CLIENTS:
+            self._offences[key] = (step, now_us + penalty_us + self._steps_us[-1])
+        return penalty_us

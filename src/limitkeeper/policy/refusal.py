@@ -1,12 +1,17 @@
-"""Refusal: why a request was refused, when to retry, and in which words.
+"""Refusal: chooses status, message and retry time among the rules that refuse a request. Fields and body: `web/`.
 
-Retry-After is the longest of all refusing rules, so that it is true. Status, message and action are those of the refusing rule
-with the highest priority; among equals, of the rule with the longest retry.
+Retry-After is the longest of all refusing rules and of the client's penalty, so that it is true. Status, message and action are
+those of the refusing rule with the highest priority; among equals, of the rule with the longest retry.
+
+A rule with `retry_after: spread 60s` delays what is sent by a part of the interval that depends on the client, so that clients
+that were refused together do not come back together. The Decision keeps the exact time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import hmac
+from collections.abc import Sequence
+from typing import Any
 
 try:
     import cython
@@ -20,21 +25,24 @@ else:
     from ..decision import Decision
     from .compiled_policy import Entry
 
+from .compiled_policy import identity_of, join_key
 from .model import Rule
 
 #: Reasons of a refusal.
 QUOTA, QUEUE_FULL, PENALTY_BOX, STORE = "quota", "queue full", "penalty box", "store"
+BLOCKED, CONCURRENT, CAPACITY = "blocked", "concurrent", "capacity"
+#: When to retry where too many requests run at a time: the end of a running request is unknown.
+CONCURRENT_RETRY_US = 1_000_000
 
 
-def retry_text(seconds: int | None) -> str:
-    return "" if seconds is None else f" Retry after {seconds}s."
-
-
-MESSAGES: dict[str, Callable[[int | None], str]] = {
-    QUOTA: lambda s: "This request costs more than its limit ever allows." if s is None else f"Too many requests.{retry_text(s)}",
-    QUEUE_FULL: lambda s: f"Too many requests are waiting.{retry_text(s)}",
-    PENALTY_BOX: lambda s: f"Too many refused requests.{retry_text(s)}",
-    STORE: lambda s: f"The limit could not be checked.{retry_text(s)}",
+MESSAGES = {
+    QUOTA: "Too many requests.",
+    QUEUE_FULL: "Too many requests are waiting.",
+    PENALTY_BOX: "Too many refused requests.",
+    STORE: "The limit could not be checked.",
+    BLOCKED: "Requests are blocked.",
+    CONCURRENT: "Too many requests at a time.",
+    CAPACITY: "The service is at its capacity.",
 }
 
 
@@ -43,11 +51,12 @@ class Refusal:
     """Why a request was refused. `retry_after` is in whole seconds, rounded up; None: never.
 
     `rule` is the rule that gives status, message and body; None for the penalty box. `violated` are the labels of all entries
-    that refused. `retry_us` is `retry_after` in microseconds, for protocols that can carry it.
+    that refused. `retry_us` is the same in microseconds, unrounded, for protocols that can carry it. `spread_s` is the part of
+    `retry_after` by which a spread delays the retry.
     """
 
     # Not a dataclass: creating a frozen one costs more than the decision that refused.
-    __slots__ = ("limit", "message", "reason", "remaining", "retry_after", "retry_us", "rule", "status", "violated")
+    __slots__ = ("limit", "message", "reason", "remaining", "retry_after", "retry_us", "rule", "spread_s", "status", "violated")
 
     def __init__(
         self,
@@ -60,6 +69,7 @@ class Refusal:
         limit: int = 0,
         remaining: int = 0,
         retry_us: int = 0,
+        spread_s: int = 0,
     ) -> None:
         self.reason = reason
         self.status = status
@@ -70,6 +80,7 @@ class Refusal:
         self.limit = limit
         self.remaining = remaining
         self.retry_us = retry_us
+        self.spread_s = spread_s
 
     def __repr__(self) -> str:
         return f"<Refusal {self.status} {self.reason}: {self.message}>"
@@ -80,31 +91,97 @@ def seconds(microseconds: int) -> int:
     return -(-microseconds // 1_000_000)
 
 
-def format_message(text: str, retry_after: int | None, limit: int, remaining: int, rule: str) -> str:
-    """A message with its placeholders replaced."""
-    values = {"retry_after": retry_after, "limit": limit, "remaining": remaining, "rule": rule}
-    for name, value in values.items():
-        text = text.replace(f"{{{name}}}", str(value))
-    return text
+def default_message(reason: str, retry_after: int | None) -> str:
+    if retry_after is None:
+        return "This request costs more than its limit ever allows." if reason == QUOTA else MESSAGES[reason]
+    return f"{MESSAGES[reason]} Retry after {retry_after}s."
 
 
-def refusal_of(entries: Sequence[Entry], decision: Decision, reason: str) -> Refusal:
+def client_delay(evaluation: Any, earliest_us: int, spread_us: int) -> int:
+    """The part of a spread, in microseconds, by which a client's retry is delayed: a keyed hash of the client (its address and
+    its keys under all rules) and of the interval of its earliest retry. A client that is refused again is sent the same
+    moment."""
+    interval = (earliest_us + spread_us // 2) // spread_us  # rounded: windows end where intervals would begin
+    context = evaluation.context  # None: a hit of a single rule, without a request
+    address = None if context is None else identity_of(evaluation.compiled.identities, context, "ip")
+    text = join_key([f"retry {interval}", address, *evaluation.keys])
+    digest = hmac.digest(evaluation.gate.secret, text.encode("utf-8", "surrogatepass"), "sha256")
+    return int.from_bytes(digest[:8], "big") * spread_us >> 64
+
+
+def block(evaluation: Any, entries: tuple[Entry, ...], key: str, cost: int) -> None:
+    """Makes this the evaluation of a blocked key: the entry refuses it, and no other rule is asked or charged."""
+    evaluation.special, evaluation.reason, evaluation.needs_settlement = True, BLOCKED, False
+    evaluation.entries, evaluation.keys, evaluation.costs = list(entries), [key], [cost]
+    evaluation.shadow = evaluation.idempotent = None
+
+
+def blocked_decision(evaluation: Any) -> Decision:
+    """The decision about a blocked key: a limit of 0, and never a retry."""
+    return Decision(False, 0, 0, -1, name=evaluation.entries[0].label)
+
+
+def refusal_without_limit(
+    reason: str, status: int, retry_us: int, rule: Rule | None = None, violated: tuple[str, ...] = (), delay_us: int = 0
+) -> Refusal:
+    """The refusal of a request that no limit refused: by the penalty box, or because the store failed."""
+    spread_s = delay_us // 1_000_000
+    retry_after = seconds(retry_us) + spread_s
+    text = default_message(reason, retry_after)
+    return Refusal(reason, status, retry_after, text, rule, violated, retry_us=retry_us + delay_us, spread_s=spread_s)
+
+
+def is_concurrent(entry: Entry) -> bool:
+    """Whether this limit counts requests at a time."""
+    return entry.rule.concurrent is not None and entry.named.limit is entry.rule.concurrent
+
+
+def part_retry_us(entry: Entry, part: Decision) -> int:
+    return CONCURRENT_RETRY_US if is_concurrent(entry) and part.retry_us >= 0 else int(part.retry_us)
+
+
+def retry_of(entries: Sequence[Entry], decision: Decision) -> int:
+    """The time to retry where some limits count requests at a time: the longest of those that refuse; -1: never."""
+    found = [part_retry_us(entry, part) for entry, part in zip(entries, decision.decisions, strict=True) if not part.allowed]
+    return -1 if min(found) < 0 else max(found)
+
+
+def refusal_of(entries: Sequence[Entry], decision: Decision, reason: str, retry_us: int, delay_us: int = 0) -> Refusal:
     """The refusal of a request by the entries whose part of the decision refused."""
     refusing = [pair for pair in zip(entries, decision.decisions, strict=True) if not pair[1].allowed]
-    entry, part = max(refusing, key=lambda pair: (pair[0].rule.priority, pair[1].retry_us < 0, pair[1].retry_us))
-    return refusal_by(decision, entry, part, tuple([one.label for one, _ in refusing]), reason)
+    entry, part = max(refusing, key=lambda pair: (pair[0].rule.priority, pair[1].retry_us < 0, part_retry_us(*pair)))
+    return refusal_by(decision, entry, part, tuple([one.label for one, _ in refusing]), reason, retry_us, delay_us)
 
 
 @cython.ccall
-def refusal_by(decision: Decision, entry: Entry, part: Decision, violated: tuple, reason: str) -> Refusal:  # type: ignore[type-arg]
-    """The refusal by this entry, whose part of the decision is `part`."""
+def refusal_by(
+    decision: Decision,
+    entry: Entry,
+    part: Decision,
+    violated: tuple,  # type: ignore[type-arg]
+    reason: str,
+    retry_us: cython.longlong,
+    delay_us: cython.longlong = 0,
+) -> Refusal:
+    """The refusal by this entry, whose part of the decision is `part`, to be retried after `retry_us` (-1: never); what is
+    sent is delayed by `delay_us`.
+
+    Whole seconds of the delay are added to the rounded time: the values of a spread are then equally frequent."""
     rule = entry.rule
     answer = rule.answer
-    retry_after = seconds(decision.retry_us) if decision.retry_us >= 0 else None
-    status = answer.status or (429 if reason == QUOTA else 503)
+    if rule.concurrent is not None and reason == QUOTA and is_concurrent(entry):
+        reason = CONCURRENT
+    if retry_us < 0:
+        delay_us = 0
+    spread_s: cython.longlong = delay_us // 1_000_000
+    retry_after = seconds(retry_us) + spread_s if retry_us >= 0 else None
+    status = answer.status or (429 if reason in (QUOTA, BLOCKED) else 503)
     text = answer.message
     if text is None or (retry_after is None and "{retry_after}" in text):  # "Retry after Nones." would be wrong
-        text = MESSAGES[reason](retry_after)
+        text = default_message(reason, retry_after)
     elif "{" in text:
-        text = format_message(text, retry_after, part.limit, part.remaining, rule.name)
-    return Refusal(reason, status, retry_after, text, rule, violated, part.limit, part.remaining, decision.retry_us)
+        values = {"retry_after": retry_after, "limit": part.limit, "remaining": part.remaining, "rule": rule.name}
+        for name, value in values.items():
+            text = text.replace(f"{{{name}}}", str(value))
+    retry_us += delay_us
+    return Refusal(reason, status, retry_after, text, rule, violated, part.limit, part.remaining, retry_us, spread_s)

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
-from urllib.parse import parse_qsl
 
 try:
     import cython
 except ModuleNotFoundError:
     from limitkeeper import _cython_shim as cython  # type: ignore[no-redef]
 
-from .identity.hosts import host_of
+from .identity.host_names_and_patterns import host_of
+from .identity.paths import decode_percent
 
 #: No captured segments; shared by all requests, never written to.
 NOTHING: dict[str, str] = {}
-#: The most parameters of a query that are read.
-PARAMETERS = 1000
+#: The longest query, and the most parameters of one, that are read.
+MAX_QUERY, PARAMETERS = 16_384, 1000
 #: Methods that need no normalisation.
 USUAL = frozenset({"GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS"})
 
@@ -28,31 +28,40 @@ def method_of(word: str) -> str:
     return "message" if method == "MESSAGE" else method
 
 
-def differing(query: str, name: str) -> bool:
-    """Whether a query has several values of a parameter, or more parameters than are read."""
-    if query.count("&") >= PARAMETERS:
-        return True
-    if "&" not in query:  # `n&n=5` has two values: the first is empty
-        return False
-    return len({value for found, value in parse_qsl(query, keep_blank_values=True, errors="replace") if found == name}) > 1
+def query_values(query: str, name: str) -> tuple[str | None, bool]:
+    """The first value of a parameter, and whether there may be another: several values, or a query that is too long to be read,
+    of which the application may take any."""
+    parts = [parameter.partition("=") for parameter in query[:MAX_QUERY].split("&", PARAMETERS)]
+    found = dict.fromkeys([decode_parameter(value) for given, _, value in parts[:PARAMETERS] if decode_parameter(given) == name])
+    more = len(query) > MAX_QUERY or len(parts) > PARAMETERS
+    return next(iter(found), None), more or len(found) > 1
+
+
+def decode_parameter(text: str) -> str:
+    """A name or a value of a query, as applications decode it."""
+    if "%" not in text and "+" not in text and text.isascii():
+        return text
+    return decode_percent(text.replace("+", " ").encode("latin-1", "replace")).decode("utf-8", "replace")
 
 
 @cython.cclass
 class RequestContext:
     """The base of every framework's request context.
 
-    method   upper case ("POST"); "MESSAGE" is one message of a websocket or a stream
-    path     the whole path as the server decoded it, mount points included; the matcher normalises it
-    raw      the framework's own request (ASGI scope, WSGI environ, HttpRequest, ServicerContext), for callables
-    found    values of identities computed so far, by name
-    captured   path segments that a rule's template names
+    method      upper case ("POST"); "MESSAGE" is one message of a websocket or a stream
+    path        the whole path as the server decoded it, mount points included; the matcher normalizes it
+    routed      the path that the application may route instead, where a client can choose the mount point; nearly always None
+    raw         the framework's own request (ASGI scope, WSGI environ, HttpRequest, ServicerContext), for callables
+    identities  values of identities computed so far, by name
+    captured    path segments that a rule's template names
     """
 
-    __slots__ = ("captured", "identities", "method", "path", "raw")
+    __slots__ = ("captured", "identities", "method", "path", "raw", "routed")
 
     def __init__(self, method: str, path: str, raw: Any = None) -> None:
         self.method = method
         self.path = path
+        self.routed: str | None = None
         self.raw = raw
         self.identities: dict[str, str | None] = {}
         self.captured: Mapping[str, str] = NOTHING
@@ -78,6 +87,10 @@ class RequestContext:
         """The address of the other end of the connection; None for a UNIX socket."""
         return None
 
+    def given_address(self) -> str | None:
+        """The client's address where a request that is written down names it; None: it is found from peer and headers."""
+        return None
+
     def certificate(self) -> Mapping[str, Any] | None:
         """The verified client certificate: {"subject": "CN=billing", "san": ["spiffe://…"]}; None: there is none."""
         return None
@@ -86,7 +99,7 @@ class RequestContext:
 class WrittenRequest(RequestContext):
     """A request context from given values: for `limitkeeper policy explain`, tests and batch jobs."""
 
-    __slots__ = ("_certificate", "_headers", "_peer", "_query")
+    __slots__ = ("_certificate", "_given_ip", "_headers", "_peer", "_query")
 
     def __init__(
         self,
@@ -94,26 +107,34 @@ class WrittenRequest(RequestContext):
         path: str = "/",
         *,
         headers: Mapping[str, str] | None = None,
-        query: Mapping[str, str] | None = None,
+        query: Mapping[str, str] | str | None = None,
         peer: str | None = "127.0.0.1",
         certificate: Mapping[str, Any] | None = None,
         identities: Mapping[str, str | None] | None = None,
     ) -> None:
         super().__init__(method.upper(), path)
         self._headers = {name.lower(): value for name, value in (headers or {}).items()}
-        self._query = dict(query or {})
+        self._query = query or {}
         self._peer = peer
         self._certificate = certificate
         self.identities.update(identities or {})  # given: not computed
+        self._given_ip = self.identities.get("ip")
 
     def header(self, name: str) -> str | None:
         return self._headers.get(name)
 
     def query(self, name: str) -> str | None:
-        return self._query.get(name)
+        return query_values(self._query, name)[0] if isinstance(self._query, str) else self._query.get(name)
+
+    def differs(self, kind: str, name: str) -> bool:
+        """Only the text of a query can hold several values."""
+        return kind == "query" and isinstance(self._query, str) and query_values(self._query, name)[1]
 
     def peer(self) -> str | None:
         return self._peer
+
+    def given_address(self) -> str | None:
+        return self._given_ip and self._given_ip.partition("/")[0]
 
     def certificate(self) -> Mapping[str, Any] | None:
         return self._certificate

@@ -4,6 +4,10 @@ Everything is charged when the request comes, so that many concurrent requests c
 does not count is refunded; a response smaller than estimated refunds the difference, a larger one is charged on top. An unknown
 outcome (the client disconnected before the response began) stays charged: otherwise a client that disconnects after each guess
 would never be charged for a failed login. Refunds go to the store that charged, also when the policy has another one by now.
+
+A size that is known before the first byte goes (`Content-Length`, a whole body) is charged then (`afford`). A response that its
+limit can't hold is not sent: it is refused, its estimate stays charged, since its handler has run, and the retry is that of a
+request with estimate and size. Streams of unknown length are charged at their end, beyond the limit if need be.
 """
 
 from __future__ import annotations
@@ -12,23 +16,25 @@ import logging
 from typing import TYPE_CHECKING
 
 from ..algorithms.claim import Claim
+from ..clock import steady_us
+from ..decision import Decision
 from ..errors import StoreError
 from ..stores.sans_io import Call, Plan
 from ..wait_queue import Waiter
+from .callback_errors import CallbackErrors, callback_name
 from .compiled_policy import CompiledRule
 from .idempotency import leave
-from .identity.callback_errors import CallbackErrors, callback_name
 from .model import Charge
 from .request_context import RequestContext
 
 if TYPE_CHECKING:
-    from .evaluation import Evaluation
+    from .evaluation import Evaluation, Evaluator
 
 log = logging.getLogger("limitkeeper")
 #: Errors of charge callbacks.
 callback_errors = CallbackErrors()
-#: The status of a response that never began.
-UNKNOWN = 0
+#: The status of a response that never began, and the size of one that was refused: its estimate stays charged.
+UNKNOWN, NOT_SENT = 0, -1
 
 
 def counts(charge: Charge, status: int, context: RequestContext | None) -> bool:
@@ -39,7 +45,8 @@ def counts(charge: Charge, status: int, context: RequestContext | None) -> bool:
         try:
             return bool(charge.call(status, context))  # type: ignore[arg-type]
         except Exception as error:
-            callback_errors.report("%s raised %s: the request counts", callback_name(charge.call), type(error).__name__)
+            name = callback_name(charge.call)
+            callback_errors.report("%s raised %s: the request counts", name, type(error).__name__, raised=error)
             return True
     return not charge.statuses or any(low <= status <= high for low, high in charge.statuses)
 
@@ -47,14 +54,17 @@ def counts(charge: Charge, status: int, context: RequestContext | None) -> bool:
 def refund(rule: CompiledRule, claim: Claim, context: RequestContext | None, status: int, size: int) -> list[Claim]:
     """The refund of one claim, if any; a negative cost is charged on top."""
     cost = rule.config.cost
+    if claim.limit.limit is rule.config.concurrent:  # its request has ended, however it did
+        return [claim]
     if not counts(rule.config.charge, status, context):
         if claim.limit.name == rule.name:
             rule.given_back += 1
         return [claim]
-    change = claim.cost - -(-size // cost.per) if cost.source == "response" else 0
+    units = cost.units if size == NOT_SENT else -(-size // cost.per)
+    change = claim.cost - units if cost.source == "response" else 0
     if status == UNKNOWN:
         change = min(change, 0)
-    return [Claim(claim.limit, claim.key, change, claim.cost)] if change else []
+    return [Claim(claim.limit, claim.key, change, claim.cost, claim.reset_id)] if change else []
 
 
 def refunds_of(evaluation: Evaluation, status: int, size: int) -> list[Waiter]:
@@ -62,19 +72,58 @@ def refunds_of(evaluation: Evaluation, status: int, size: int) -> list[Waiter]:
     context = evaluation.context
     found: list[Waiter] = []
     if evaluation.claims is not None and evaluation.decision is not None:
-        claims: list[Claim] = []
-        for claim, entry in zip(evaluation.claims, evaluation.entries, strict=True):
-            claims += refund(entry.compiled_rule, claim, context, status, size)
+        pairs = zip(evaluation.claims, evaluation.entries, strict=True)
+        claims = [one for claim, entry in pairs for one in refund(entry.compiled_rule, claim, context, status, size)]
         found = [Waiter(claims, evaluation.decision, None)] if claims else []
-        for rule, claim, decision in evaluation.marks or ():
-            if decision is not None and not counts(rule.config.charge, status, context):
-                found.append(Waiter([claim], decision, None))
+        for mark in evaluation.marks or ():
+            if mark.decision is not None and not counts(mark.rule.config.charge, status, context):
+                found.append(Waiter([mark.claim], mark.decision, None))
     for rule, charged, decision in evaluation.shadow or ():
         if decision is not None and rule.needs_settlement and decision.allowed:
             claims = [one for claim in charged for one in refund(rule, claim, context, status, size)]
             if claims and not evaluation.gate._on_failure.has_failed(decision):
                 found.append(Waiter(claims, decision, None))
     return found
+
+
+def afford(evaluation: Evaluation, status: int, size: int) -> Plan[bool]:
+    """Charges a response of known size before it is sent. False: it must not be sent, and the evaluation has its refusal. If the
+    store fails, it is sent, and charged at its end."""
+    claims, context, gate = evaluation.claims or [], evaluation.context, evaluation.gate
+    wanted: dict[int, int] = {}
+    for i, (claim, entry) in enumerate(zip(claims, evaluation.entries, strict=False)):
+        units = -(-size // entry.rule.cost.per)
+        if entry.rule.cost.source == "response" and units > claim.cost and counts(entry.rule.charge, status, context):
+            wanted[i] = units
+    if not wanted or not evaluation.allowed:
+        return True
+    extra = [Claim(claims[i].limit, claims[i].key, units - claims[i].cost) for i, units in wanted.items()]
+    whole = [Claim(claim.limit, claim.key, wanted.get(i, 0)) for i, claim in enumerate(claims)]
+    try:
+        decision = yield Call(evaluation.compiled.store, "decide", (extra, 0))
+        if decision.allowed or gate._on_failure.has_failed(decision):
+            for i, units in () if gate._on_failure.has_failed(decision) else wanted.items():
+                claims[i] = Claim(claims[i].limit, claims[i].key, units, units, claims[i].reset_id)
+            return True
+        decision = yield Call(evaluation.compiled.store, "decide", (whole, 0), {"commit": False})
+    except StoreError:
+        return True
+    if decision.allowed or gate._on_failure.has_failed(decision):
+        return True
+    yield from settle(evaluation, status, NOT_SENT)
+    evaluation.context = context
+    refuse_response(gate, evaluation, decision)
+    return False
+
+
+def refuse_response(gate: Evaluator, evaluation: Evaluation, decision: Decision) -> None:
+    """Counts a request as refused that was counted as allowed: its response costs more than is left."""
+    evaluation.began_us = steady_us()
+    gate._requests -= 1
+    gate._allowed -= 1
+    if gate._attempts is not None:
+        gate._attempts.attempts -= 1
+    gate._refuse(evaluation, decision)
 
 
 def settle(evaluation: Evaluation, status: int, size: int) -> Plan[None]:
@@ -94,9 +143,8 @@ def settle(evaluation: Evaluation, status: int, size: int) -> Plan[None]:
 def alert(evaluation: Evaluation, refunds: list[Waiter]) -> Plan[None]:
     """Alerts of every key whose use an extra charge has raised across its rule's alert level."""
     extra = {(claim.limit, claim.key): -claim.cost for one in refunds for claim in one.claims if claim.cost < 0}
-    entries = list(
-        zip(evaluation.entries, evaluation.keys, evaluation.decision.decisions if evaluation.decision else (), strict=False)
-    )
+    parts = evaluation.decision.decisions if evaluation.decision else ()
+    entries = zip(evaluation.entries, evaluation.keys, parts, strict=False)
     raised = [one for one in entries if one[0].compiled_rule.alert >= 0 and (one[0].named, one[1]) in extra]
     if not raised:
         return
@@ -106,4 +154,4 @@ def alert(evaluation: Evaluation, refunds: list[Waiter]) -> Plan[None]:
         level = after.limit * entry.compiled_rule.alert
         used = after.limit - after.remaining
         if before.limit - before.remaining < level <= used and used - extra[entry.named, key] < level:
-            evaluation.gate._alert(evaluation, entry, after)
+            evaluation.gate._alert(evaluation, entry, after.limit - after.remaining, after.limit)

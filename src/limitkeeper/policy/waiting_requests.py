@@ -2,18 +2,25 @@
 
 A request waits only when every rule that refuses it waits, and no longer than the shortest of their waits. It makes one decision
 that charges at a later start, and sleeps until then: first come, first served, and those behind move up when a client goes away.
-Each rule bounds how many requests wait; beyond that a request is refused at once (503).
+A request is refused at once with 503 where no place is left:
+
+    the rule's queue       `queue 100` requests of the rule, in this process
+    the limit's capacity   a leaky bucket queue counts what is in its bucket, in the store
+    threads                `waiting_threads` of the policy: a thread that waits serves no other request, so under WSGI (and in
+                           threads of gRPC) fewer may wait than the server's pool has; counted for all gates of this process
+
+One client has at most `per_client` of a rule's places (by default a quarter), or it could refuse all others; beyond that its
+requests are refused by its limit (429).
 
 A later start in a fixed window, or in a leaky bucket queue, closes the time before it to all other requests of that key. So
-limits of these kinds that did not refuse are left out of the wait and asked after it; if one of them refuses then, the start is
-given back.
+limits of these kinds that did not refuse are asked after the wait; if one of them refuses then, the start is given back.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from collections.abc import Hashable, Sequence
+from threading import RLock
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..algorithms.claim import Claim
 from ..algorithms.fixed_window import FixedWindow
@@ -22,57 +29,87 @@ from ..algorithms.token_bucket import TokenBucket
 from ..clock import Clock
 from ..decision import Decision, Decisions
 from ..errors import RateLimited
+from ..fork import reset_after_fork
+from ..limiter import WaitingLimiter
 from ..stores.contract import Store
 from ..stores.sans_io import Call, Plan
 from ..wait_queue import Waiter
-from ..waiting_limiter import WaitingLimiter
-from .compiled_policy import CompiledRule
-from .refusal import QUEUE_FULL
+from .compiled_policy import UNIDENTIFIED, CompiledRule, identity_of
+from .refusal import QUEUE_FULL, QUOTA
 
 if TYPE_CHECKING:
     from .evaluation import Evaluation, Evaluator
 
 
-class ClaimsKey:
-    """The claims of one request as the key of a limiter: equal for the same limits and keys."""
-
-    __slots__ = ("claims", "pairs")
-
-    def __init__(self, claims: list[Claim]) -> None:
-        self.claims = claims
-        self.pairs = frozenset((claim.limit.identity, claim.key) for claim in claims)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, ClaimsKey) and self.pairs == other.pairs
-
-    def __hash__(self) -> int:
-        return hash(self.pairs)
-
-
 class RequestLimiter(WaitingLimiter):
-    """A limiter that waits for the claims of requests. Its own limit, which a limiter must have, is not used."""
-
-    __slots__ = ()
+    """A limiter whose keys are the claims of requests. Its own limit, which a limiter must have, is not used."""
 
     def __init__(self, store: Store, reserves: bool) -> None:
         super().__init__(TokenBucket("1/s"), store, "limitkeeper queue")
         self._reserves = reserves
 
     def claims(self, key: Any, cost: Any = 1) -> list[Claim]:
-        claims: list[Claim] = key.claims
+        claims: list[Claim] = key
         return claims
 
-    def acquire_claims(self, key: Any, seconds: float) -> Decision:
-        return self._acquire(key, 1, seconds)
+    def _gate_key(self, key: Any) -> Hashable:
+        """Equal for the same limits and keys."""
+        return frozenset((claim.limit.identity, claim.key) for claim in key)
 
-    async def aacquire_claims(self, key: Any, seconds: float) -> Decision:
-        return await self._aacquire(key, 1, seconds)
+    def give_up(self, claims: list[Claim], start: Decision) -> Plan[bool]:
+        key: Any = claims
+        return self._give_up(Waiter(claims, start, None), key, 1, start)
 
-    def give_up(self, key: Any, start: Decision) -> None:
-        self._give_up(Waiter(key.claims, start, None), key, 1, start)
+    # Under names that a plan can call.
+    acquire, aacquire = WaitingLimiter._acquire, WaitingLimiter._aacquire
 
-    async def agive_up(self, key: Any, start: Decision) -> None:
-        await self._agive_up(Waiter(key.claims, start, None), key, 1, start)
+
+class Place(NamedTuple):
+    """A place in the queue of a rule. `client` is the rule's key, or the address where the rule has no key of one client."""
+
+    rule: CompiledRule
+    client: str | None
+
+
+class Places:
+    """The places of waiting requests in this process, of all gates, and how many of them hold a thread."""
+
+    def __init__(self) -> None:
+        self._reset_after_fork()
+        reset_after_fork(self)
+
+    def _reset_after_fork(self) -> None:
+        self._lock, self.threads = RLock(), 0
+
+    def take(self, places: list[Place], threads: int | None) -> str | None:
+        """Takes all places, and a thread unless `threads`, the most that may wait, is None; or returns a reason to refuse."""
+        with self._lock:
+            for rule, client in places:
+                if rule.waiting.count >= rule.config.on_refusal.queue or (threads is not None and self.threads >= threads):
+                    rule.queue_full += 1
+                    return QUEUE_FULL
+                most = rule.config.on_refusal.per_client or max(1, rule.config.on_refusal.queue // 4)
+                if client is not None and rule.waiting.clients.get(client, 0) >= most:
+                    return QUOTA
+            self._add(places, threads, 1)
+        return None
+
+    def leave(self, places: list[Place], threads: int | None) -> None:
+        with self._lock:
+            self._add(places, threads, -1)
+
+    def _add(self, places: list[Place], threads: int | None, change: int) -> None:
+        self.threads += change if threads is not None else 0
+        for rule, client in places:
+            waiting = rule.waiting
+            waiting.count += change
+            if client is not None:
+                waiting.clients[client] = waiting.clients.get(client, 0) + change
+                if waiting.clients[client] <= 0:
+                    del waiting.clients[client]
+
+
+PLACES = Places()
 
 
 class WaitingRequests:
@@ -84,67 +121,80 @@ class WaitingRequests:
         self._reserving = RequestLimiter(store, True)
         self._polling = RequestLimiter(store, False)
 
-    def wait(self, gate: Evaluator, evaluation: Evaluation, refused: Decision) -> Plan[Decision]:
+    def wait(self, gate: Evaluator, evaluation: Evaluation, refused: Decision, in_thread: bool) -> Plan[Decision]:
         """Waits for the start of a refused request; the decision that allowed it, or that refused it in the end."""
-        rules = refusing_rules(evaluation, refused)
-        full = [rule for rule in rules if rule.waiting.count >= rule.config.on_refusal.queue]
-        if full:
-            full[0].queue_full += 1
-            evaluation.reason = QUEUE_FULL
-            return refused
+        places = places_of(evaluation, refused)
+        rules = [rule for rule, _ in places]
+        threads = gate.compiled.policy.waiting_threads if in_thread else None
         claims = gate._claims(evaluation)
         reserves = all(self._store.can_reserve(claim.limit) for claim in claims)
         limiter = self._reserving if reserves else self._polling
         later = asked_after(claims, refused) if reserves else []
-        key = ClaimsKey([claim for i, claim in enumerate(claims) if i not in later])
-        with counted(rules):
-            try:
-                seconds, began_us = shortest_wait(rules), self._clock.now_us()
-                decision = yield Call(limiter, "acquire_claims", (key, seconds))
-                if later:
-                    left = remaining_wait(seconds, evaluation, later, self._clock.now_us() - began_us)
-                    decision = yield from self._ask_after(gate, claims, later, key, decision, left)
-            except RateLimited as error:
-                if not later or gate._on_failure.has_failed(error.decision):
-                    return error.decision
-                return join(error.decision, [refused.decisions[i] for i in later], later)
-            evaluation.wait_us = max(0, self._clock.now_us() - began_us)
+        first = [claim for i, claim in enumerate(claims) if i not in later]
+        seconds, began_us = shortest_wait(rules), self._clock.now_us()
+        reason = PLACES.take(places, threads)
+        if reason is not None:
+            evaluation.reason = reason
+            return refused
+        try:
+            decision = yield Call(limiter, "acquire", (first, 1, seconds))
+            if later:
+                left = min(seconds, shortest_wait([evaluation.entries[i].compiled_rule for i in later]))
+                left = max(0.0, left - (self._clock.now_us() - began_us) / 1e6)
+                decision = yield from self._ask_after(gate, evaluation, later, first, decision, left)
+        except RateLimited as error:
+            count_full_bucket(evaluation, error.decision, [i for i in range(len(claims)) if i not in later], seconds)
+            if not later or gate._on_failure.has_failed(error.decision):
+                return error.decision
+            return join(error.decision, [refused.decisions[i] for i in later], later)
+        finally:
+            PLACES.leave(places, threads)
+        evaluation.wait_us = max(0, self._clock.now_us() - began_us)
         for rule in rules if decision.allowed else ():
             rule.waited += 1
         return decision  # type: ignore[no-any-return]
 
     def _ask_after(
-        self, gate: Evaluator, claims: list[Claim], later: list[int], key: ClaimsKey, start: Decision, seconds: float
+        self, gate: Evaluator, evaluation: Evaluation, later: list[int], first: list[Claim], start: Decision, seconds: float
     ) -> Plan[Decision]:
         """Asks the claims that were left out, now that the start has come; if they are refused, the start is given back."""
+        claims = gate._claims(evaluation)
         try:
-            rest = yield Call(self._reserving, "acquire_claims", (ClaimsKey([claims[i] for i in later]), seconds))
+            rest = yield Call(self._reserving, "acquire", ([claims[i] for i in later], 1, seconds))
         except BaseException as error:
-            yield Call(self._reserving, "give_up", (key, start))
+            yield from self._reserving.give_up(first, start)
             if not isinstance(error, RateLimited):
                 raise
             if gate._on_failure.has_failed(error.decision):
                 return error.decision
+            count_full_bucket(evaluation, error.decision, later, seconds)
             return (yield Call(self._store, "decide", (claims, 0)))  # type: ignore[no-any-return]
         return rest if gate._on_failure.has_failed(rest) else join(start, rest.decisions, later)
 
 
-def refusing_rules(evaluation: Evaluation, decision: Decision) -> list[CompiledRule]:
-    """The rules that refuse, once each."""
-    parts = zip(evaluation.entries, decision.decisions, strict=True)
-    return list({entry.rule.name: entry.compiled_rule for entry, part in parts if not part.allowed}.values())
+def places_of(evaluation: Evaluation, refused: Decision) -> list[Place]:
+    """The places that a refused request needs: one for each rule that refuses."""
+    found: dict[str, Place] = {}
+    context = evaluation.context
+    assert context is not None
+    for entry, key, part in zip(evaluation.entries, evaluation.keys, refused.decisions, strict=True):
+        rule = entry.compiled_rule
+        if not part.allowed and rule.name not in found:
+            shared = not rule.key or key == UNIDENTIFIED
+            client = identity_of(evaluation.compiled.identities, context, "ip") if shared else key
+            found[rule.name] = Place(rule, client)  # type: ignore[arg-type]
+    return list(found.values())
 
 
-@contextmanager
-def counted(rules: list[CompiledRule]) -> Iterator[None]:
-    """Counts a request as waiting for these rules."""
-    for rule in rules:
-        rule.waiting.count += 1
-    try:
-        yield
-    finally:
-        for rule in rules:
-            rule.waiting.count -= 1
+def count_full_bucket(evaluation: Evaluation, refused: Decision, indexes: list[int], seconds: float) -> None:
+    """Changes the reason of a refusal by a leaky bucket queue whose wait would be short enough: then its capacity is used up.
+    `indexes` are those of the entries that `refused` decided."""
+    for i, part in zip(indexes, refused.decisions, strict=False):  # a store that failed decides none
+        entry = evaluation.entries[i]
+        refused_later = not part.allowed and part.retry_us >= 0
+        if refused_later and isinstance(entry.named.limit, LeakyBucketQueue) and part.reset_us <= seconds * 1e6:
+            entry.compiled_rule.queue_full += 1
+            evaluation.reason = QUEUE_FULL
 
 
 def asked_after(claims: list[Claim], refused: Decision) -> list[int]:
@@ -154,17 +204,9 @@ def asked_after(claims: list[Claim], refused: Decision) -> list[int]:
 
 
 def shortest_wait(rules: Sequence[CompiledRule]) -> float:
-    """The shortest wait of these rules, in seconds."""
-    waits_us: list[int] = [rule.config.on_refusal.wait_us for rule in rules]
+    """The shortest wait of these rules, in seconds: 0 where one of them does not wait."""
+    waits_us: list[int] = [rule.config.on_refusal.wait_us if rule.waits else 0 for rule in rules]
     return min(waits_us) / 1e6
-
-
-def remaining_wait(seconds: float, evaluation: Evaluation, later: list[int], waited_us: int) -> float:
-    """Seconds that the claims left out may still wait: none where one of their rules does not wait."""
-    rules = [evaluation.entries[i].compiled_rule for i in later]
-    if not all(rule.waits for rule in rules):
-        return 0.0
-    return max(0.0, min(seconds, shortest_wait(rules)) - waited_us / 1e6)
 
 
 def join(start: Decision, others: Sequence[Decision], later: list[int]) -> Decision:
@@ -173,3 +215,13 @@ def join(start: Decision, others: Sequence[Decision], later: list[int]) -> Decis
     joined = Decisions.join([rest[i] if i in rest else parts.pop(0) for i in range(len(parts) + len(rest))])
     fields = (joined.allowed, joined.limit, joined.remaining, joined.retry_us, joined.reset_us)
     return Decisions(joined.decisions, *fields, start.wait_us, start.start_us, joined.name, joined.source)
+
+
+def may_wait(evaluation: Evaluation, decision: Decision) -> bool:
+    """Whether every refusing rule waits, and the request can pass at all."""
+    if decision.retry_us < 0:
+        return False
+    for entry, part in zip(evaluation.entries, decision.decisions, strict=True):
+        if not part.allowed and not entry.compiled_rule.waits:
+            return False
+    return True

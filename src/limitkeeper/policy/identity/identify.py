@@ -9,26 +9,32 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from urllib.parse import unquote
 
 from ...errors import ConfigurationError
+from ..callback_errors import CallbackErrors, callback_name, check_callback
 from ..request_context import RequestContext
 from .addresses import CACHE_SIZE, read_address, read_network
-from .bounded_keys import hash_long, remember
-from .callback_errors import CallbackErrors, callback_name, check_callback
 from .client_ip import ClientIp
+from .key_and_cache_bounds import hash_long, remember
+from .paths import canonical_value, decode_percent
 
 _ESCAPED = re.compile(r"\\(?:([0-3][0-7]{2})|(.))", re.S)
 SUBJECT, SAN = "subject", "san"
 #: The value of a name with several different values. Applications take the first or the last of them, so a client that could
 #: choose the rest freely would get a new key with every request: all such requests share this one.
 SEVERAL = "several values"
+#: Shorter values are neither hashed nor taken for a hash.
+SHORT = 64
+#: The most characters of the cookies of a request, and of one, that are read. Longer ones, which no browser sends, are SEVERAL.
+MAX_COOKIES, MAX_COOKIE = 65_536, 4096
 
 
 def _value(text: str | None, default: str | None) -> str | None:
     if not text:
         return default
     text = text.strip()
+    if 0 < len(text) < SHORT:
+        return text
     return hash_long(text) if text else default
 
 
@@ -54,9 +60,8 @@ class Header(NamedIdentity):
 
     def of(self, request: RequestContext) -> str | None:
         value = request.header(self.name)
-        if value is not None and "," in value and request.differs("header", self.name):
-            return SEVERAL
-        return _value(value, self.default)
+        several = value is not None and "," in value and request.differs("header", self.name)
+        return SEVERAL if several else _value(value, self.default)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,10 +74,12 @@ class Query(NamedIdentity):
 
 @dataclass(frozen=True, slots=True)
 class Captured(NamedIdentity):
-    """A path segment that the rule's template captures: `/orders/{order_id}`. From the normalized path, so in lower case."""
+    """A path segment that the rule's template captures (`/orders/{order_id}`), or that the framework has converted, where it has
+    routed the request. In canonical form: in lower case, and `07`, `+7` and `7.0` are 7."""
 
     def of(self, request: RequestContext) -> str | None:
-        return _value(request.captured.get(self.name), self.default)
+        value = request.captured.get(self.name)
+        return _value(canonical_value(value) if value else None, self.default)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,21 +91,26 @@ class Cookie(NamedIdentity):
 
     def __post_init__(self) -> None:
         NamedIdentity.__post_init__(self)
-        object.__setattr__(self, "_pattern", re.compile(rf"(?:^|[;,])\s*{re.escape(self.name)}\s*=([^;,]*)"))
+        object.__setattr__(self, "_pattern", cookie_pattern(self.name))
 
     def of(self, request: RequestContext) -> str | None:
-        header = request.header("cookie")
-        found = self._pattern.findall(header) if header else []
-        if not found:
-            return self.default
-        return SEVERAL if len(set(found)) > 1 else _value(_unquote(found[0].strip()), self.default)
+        header = request.header("cookie") or ""
+        found = set(self._pattern.findall(header[:MAX_COOKIES]))
+        if len(header) > MAX_COOKIES or len(found) > 1 or any(len(value) > MAX_COOKIE for value in found):
+            return SEVERAL
+        return _value(unquote_cookie(found.pop().strip()), self.default) if found else self.default
 
 
-def _unquote(value: str) -> str:
+def cookie_pattern(name: str) -> re.Pattern[str]:
+    """Finds the values of a cookie in a Cookie header, as they are written."""
+    return re.compile(rf"(?:^|[;,])\s*{re.escape(name)}\s*=([^;,]*)")
+
+
+def unquote_cookie(value: str) -> str:
     """A cookie's value as applications read it: a character may be written as `\\141` within quotes, or as `%61`."""
     if value[:1] == '"' and value[-1:] == '"' and len(value) > 1:
         value = _ESCAPED.sub(lambda found: found[2] or chr(int(found[1], 8)), value[1:-1])
-    return unquote(value) if "%" in value else value
+    return decode_percent(value.encode("utf-8", "surrogatepass")).decode("utf-8", "replace") if "%" in value else value
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,13 +144,14 @@ class Called:
     errors: CallbackErrors = field(init=False, repr=False, compare=False, default_factory=CallbackErrors)
 
     def __post_init__(self) -> None:
-        check_callback(self.call)
+        check_callback(self.call, "request")
 
     def of(self, request: RequestContext) -> str | None:
         try:
             value = self.call(request)
         except Exception as error:
-            self.errors.report("%s raised %s: the identity is absent", callback_name(self.call), type(error).__name__)
+            name = callback_name(self.call)
+            self.errors.report("%s raised %s: the identity is absent", name, type(error).__name__, raised=error)
             return self.default
         if isinstance(value, int) and not isinstance(value, bool):
             value = str(value)
@@ -167,17 +180,10 @@ class Network:
         object.__setattr__(self, "_ordered", tuple(sorted(found, key=lambda one: one[1])))
 
     def of(self, request: RequestContext) -> str | None:
-        address = self.ip.address(request)
-        if address is None:
-            return self.default
-        if address in self._cache:
-            return self._cache[address]
-        return remember(self._cache, address, self._find_class(address), CACHE_SIZE)
-
-    def _find_class(self, text: str) -> str | None:
-        address = read_address(text)
-        if address is None:
-            return self.default
-        version, number = address
+        text = request.given_address() or self.ip.address(request)
+        found = self._cache.get(text or "", "")  # "": not cached
+        if text is None or found != "":
+            return self.default if text is None else found
+        version, number = read_address(text) or (0, 0)
         matching = (name for v, shift, bits, name in self._ordered if v == version and number >> shift == bits)
-        return next(matching, self.default)
+        return remember(self._cache, text, next(matching, self.default), CACHE_SIZE)

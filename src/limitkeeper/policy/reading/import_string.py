@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import Any
 
 from ...errors import ConfigurationError
-from ..identity.callback_errors import check_callback
+from ..callback_errors import check_callback
 from ..model import Policy
 
 
@@ -55,37 +55,30 @@ def import_object(name: str) -> Any:
     return found
 
 
-def callbacks_of(policy: Policy) -> Iterator[object]:
-    """The callables that a policy calls while it decides a request; they must be synchronous."""
+def callables_of(policy: Policy) -> Iterator[tuple[object, tuple[str, ...] | None]]:
+    """The callables of a policy, and the arguments of those that are called while a request is decided: they must be synchronous.
+
+    A degrade handler may be async; one without a colon in its name is given to the middleware.
+    """
     for identity in policy.identify.values():
-        yield getattr(identity, "call", None)
+        yield getattr(identity, "call", None), ("request",)
     for rule in policy.rules:
-        yield from (rule.cost.call, rule.charge.call, getattr(rule.overrides, "call", None))
-
-
-def handlers_of(policy: Policy) -> Iterator[ImportString]:
-    """Degrade handlers by import string; they may be async. A name without a colon is given to the middleware."""
-    for rule in policy.rules:
-        handler = rule.on_refusal.handler
+        yield rule.cost.call, ("request",)
+        yield rule.charge.call, ("status", "request")
+        yield getattr(rule.overrides, "call", None), ("key",)
+    for handler in (rule.on_refusal.handler for rule in policy.rules):
         if isinstance(handler, str) and ":" in handler:
-            yield ImportString(handler)
+            yield ImportString(handler), None
 
 
-def import_strings_of(policy: Policy) -> Iterator[ImportString]:
-    """All import strings of a policy."""
-    yield from (call for call in callbacks_of(policy) if isinstance(call, ImportString))
-    yield from handlers_of(policy)
-
-
-def import_callback(call: object) -> None:
-    """Imports a callback; ConfigurationError when it can't be imported, can't be called, or is async."""
-    if call is not None:
-        check_callback(call.load() if isinstance(call, ImportString) else call)
+def import_and_check(call: object, parameters: tuple[str, ...] | None) -> None:
+    """Imports a callable; ConfigurationError when it can't be imported, can't be called so, or is async and must not be."""
+    found = call.load() if isinstance(call, ImportString) else call
+    if parameters is not None and found is not None:
+        check_callback(found, *parameters)
 
 
 def import_all(policy: Policy) -> None:
     """Imports all that a policy names, so that errors show before the first request."""
-    for call in callbacks_of(policy):
-        import_callback(call)
-    for handler in handlers_of(policy):
-        handler.load()
+    for call, parameters in callables_of(policy):
+        import_and_check(call, parameters)

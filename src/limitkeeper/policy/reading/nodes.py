@@ -7,11 +7,14 @@ needs, so a key `no` stays a string and an override for `42` is one for "42".
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from itertools import count
+from typing import ClassVar
 
 #: Nesting depth of lists and mappings; a valid policy needs nine.
 MAX_DEPTH = 32
+#: The largest number that is taken as its text.
+MAX_LOOSE = 10**30
 #: Number of nodes in a policy from Python.
 MAX_NODES = 100_000
 
@@ -25,83 +28,72 @@ class SourcePosition:
     length: int = 1
     path: str = ""
 
-    def part(self, start: int, length: int) -> SourcePosition:
-        return SourcePosition(self.line, self.column + start, max(1, length), self.path) if self.line else self
 
-
+@dataclass(eq=False)
 class SourceError(Exception):
     """The source is not valid YAML, or is not a tree that a policy may have."""
 
-    def __init__(self, position: SourcePosition, message: str, suggestion: str = "", text: str = "") -> None:
-        super().__init__(message)
-        self.position, self.message, self.suggestion, self.text = position, message, suggestion, text
+    position: SourcePosition
+    message: str
+    suggestion: str = ""
+    text: str = ""
 
 
+@dataclass(slots=True, eq=False)
 class Node:
-    """Base of the node types. `noun` names the type in messages."""
+    """Base of the node types. `value` and `text` are those of a scalar; `noun` names the type in messages."""
 
-    __slots__ = ("position",)
-    noun = "nothing"
+    position: SourcePosition
+    value: object = None
+    text: str = ""
+    noun: ClassVar[str] = "nothing"
 
-    def __init__(self, position: SourcePosition) -> None:
-        self.position = position
+    def child(self, key: str) -> Node:
+        """The value of a key; the node itself where it is not a mapping with this key."""
+        return self
 
 
+@dataclass(slots=True, eq=False)
 class Scalar(Node):
     """A string or another value. `exact`: `text` appears verbatim in the source line, `offset` characters after the position."""
 
-    __slots__ = ("exact", "offset", "text", "value")
+    offset: int = 0
+    exact: bool = False
     noun = "a string"
-
-    def __init__(self, position: SourcePosition, value: object, text: str, offset: int = 0, exact: bool = False) -> None:
-        super().__init__(position)
-        self.value = value
-        self.text = text
-        self.offset = offset
-        self.exact = exact
 
     def part(self, start: int, length: int) -> SourcePosition:
         """The position of a part of the text; of the whole scalar where it was folded or escaped."""
-        return self.position.part(self.offset + start, length) if self.exact else self.position
+        at = self.position
+        exact = self.exact and at.line
+        return replace(at, column=at.column + self.offset + start, length=max(1, length)) if exact else at
 
 
+@dataclass(slots=True, eq=False)
 class ListNode(Node):
     """A list."""
 
-    __slots__ = ("items",)
+    items: list[Node] = field(default_factory=list)
     noun = "a list"
 
-    def __init__(self, position: SourcePosition) -> None:
-        super().__init__(position)
-        self.items: list[Node] = []
 
-
+@dataclass(slots=True, eq=False)
 class MappingNode(Node):
     """Keys and their values in source order, without duplicates. `partial`: a merge key was dropped and reported."""
 
-    __slots__ = ("entries", "partial")
+    entries: dict[str, tuple[Scalar, Node]] = field(default_factory=dict)
+    partial: bool = False
     noun = "a mapping"
 
-    def __init__(self, position: SourcePosition) -> None:
-        super().__init__(position)
-        self.partial = False
-        self.entries: dict[str, tuple[Scalar, Node]] = {}
-
-    def value(self, key: str) -> Node:
-        """The value of a key; the mapping itself where the key is absent."""
-        entry = self.entries.get(key)
-        return self if entry is None else entry[1]
+    def child(self, key: str) -> Node:
+        return self.entries[key][1] if key in self.entries else self
 
     def key_position(self, key: str) -> SourcePosition:
         """The position of a key; of the mapping where the key is absent."""
-        entry = self.entries.get(key)
-        return self.position if entry is None else entry[0].position
+        return self.entries[key][0].position if key in self.entries else self.position
 
 
 class Missing(Node):
     """Placeholder of a node that was dropped and already reported."""
-
-    __slots__ = ()
 
 
 def join_path(path: str, key: str) -> str:
@@ -110,22 +102,16 @@ def join_path(path: str, key: str) -> str:
 
 
 def scalar_from(value: object, position: SourcePosition) -> Scalar:
-    """A Python value as a scalar."""
-    if isinstance(value, bool):
-        return Scalar(position, value, "true" if value else "false")
-    if value is None:
-        return Scalar(position, None, "")
-    if isinstance(value, int):
-        return Scalar(position, value, str(value) if abs(value) < 10**18 else "a very large number")
-    return Scalar(position, value, str(value) if isinstance(value, str) else safe_repr(value))
-
-
-def safe_repr(value: object) -> str:
-    """The repr of a value; its type's name where repr raises."""
+    """A Python value as a scalar, with the text that YAML would have."""
     try:
-        return repr(value)
-    except Exception:
-        return f"a {type(value).__name__}"
+        text = str(value) if isinstance(value, (str, int)) else repr(value)
+    except Exception:  # an int of thousands of digits, or any __repr__
+        text = f"a {type(value).__name__}"
+    if value is None or isinstance(value, bool):
+        text = {None: "", True: "true", False: "false"}[value]
+    elif isinstance(value, int) and abs(value) > MAX_LOOSE:
+        text = "a very large number"
+    return Scalar(position, value, text)
 
 
 def from_python(value: object) -> Node:
@@ -146,22 +132,10 @@ def from_python(value: object) -> Node:
                 mapping.entries[scalar.text] = (scalar, build(item, scalar.position.path, depth + 1))
             return mapping
         if isinstance(value, (list, tuple)) and not hasattr(value, "_fields"):
-            node = ListNode(position)
-            node.items = [build(item, f"{path}[{i}]", depth + 1) for i, item in enumerate(value)]
-            return node
+            return ListNode(position, items=[build(item, f"{path}[{i}]", depth + 1) for i, item in enumerate(value)])
         return scalar_from(value, position)
 
     return build(value, "", 0)
-
-
-def to_python(node: Node) -> object:
-    """The plain Python value of a tree, as JSON would hold it."""
-    if isinstance(node, MappingNode):
-        return {key: to_python(item) for key, (_, item) in node.entries.items()}
-    if isinstance(node, ListNode):
-        return [to_python(item) for item in node.items]
-    assert isinstance(node, Scalar)
-    return node.value
 
 
 def find_position(node: Node, text: str) -> SourcePosition:
@@ -169,18 +143,14 @@ def find_position(node: Node, text: str) -> SourcePosition:
     if isinstance(node, Scalar):
         start = node.text.find(text)
         return node.part(start, len(text)) if start >= 0 else node.position
-    if isinstance(node, ListNode):
-        for item in node.items:
-            if isinstance(item, Scalar) and text in item.text:
-                return find_position(item, text)
-            found = node.position if isinstance(item, Scalar) else find_position(item, text)
-            if found not in (node.position, item.position):
-                return found
+    children: list[Node] = node.items if isinstance(node, ListNode) else []
     if isinstance(node, MappingNode):
         if text in node.entries:
             return node.key_position(text)
-        for _, item in node.entries.values():
-            found = find_position(item, text)
-            if found != item.position or (isinstance(item, Scalar) and item.text == text):
-                return found
+        children = [item for _, item in node.entries.values()]
+    for item in children:
+        found = find_position(item, text)
+        holds = item.text == text or (isinstance(node, ListNode) and text in item.text)
+        if found != item.position or (holds and isinstance(item, Scalar)):
+            return found
     return node.position

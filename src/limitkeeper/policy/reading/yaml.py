@@ -20,7 +20,9 @@ MAX_BYTES = 500_000
 #: A syntax error in a text up to this size is parsed again by the pure-Python parser, which is slower and explains more.
 MAX_EXPLAINED = 100_000
 _INTEGER = re.compile(r"[-+]?(0|[1-9][0-9]*(_[0-9]+)*)")
-_FLOAT = re.compile(r"[-+]?(0|[1-9][0-9]*)\.[0-9]+")
+_FLOAT = re.compile(r"[-+]?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][-+]?[0-9]+)?")  # as in JSON
+#: The longest text that is taken for a number, and the most characters of an integer that is kept exactly.
+MAX_NUMBER, MAX_EXACT = 400, 31
 _CONSTANTS: dict[str, bool | None] = {"true": True, "false": False, "null": None, "~": None, "": None}
 _CONSTANTS |= {spell(word): value for word, value in _CONSTANTS.items() for spell in (str.title, str.upper)}
 
@@ -68,16 +70,14 @@ def parse_yaml(text: str) -> tuple[Node, list[SourceError]]:
         remedy = "remove it, or write it as an escape in double quotes"
         raise SourceError(end_position(text[: invalid.start()]), message, remedy, invalid[0])
     lines = text.splitlines()
-    fast = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-    try:
-        return TreeBuilder(yaml, lines).build(yaml.parse(text, fast))
-    except yaml.YAMLError as error:
-        if fast is yaml.SafeLoader or len(text) > MAX_EXPLAINED:
-            raise explain_error(error, lines) from None
-    try:
-        return TreeBuilder(yaml, lines).build(yaml.parse(text, yaml.SafeLoader))
-    except yaml.YAMLError as error:
-        raise explain_error(error, lines) from None
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    while True:
+        try:
+            return TreeBuilder(yaml, lines).build(yaml.parse(text, loader))
+        except yaml.YAMLError as error:
+            if loader is yaml.SafeLoader or len(text) > MAX_EXPLAINED:
+                raise explain_error(error, lines) from None
+            loader = yaml.SafeLoader
 
 
 class TreeBuilder:
@@ -118,18 +118,19 @@ class TreeBuilder:
     def check_features(self, event: Event) -> None:
         """Reports aliases (each name once), anchors and tags."""
         name, tag = event.anchor, getattr(event, "tag", None)
-        if isinstance(event, self.yaml.AliasEvent) and name is not None:
-            if name not in self.aliases:
-                self.aliases.add(name)
-                remedy = "write out its value; a string that begins with '*' needs quotes"
-                self.report(position_of(event), f"*{name}", f"'*{name}' is an alias, which a policy can't have", remedy)
+        if isinstance(event, self.yaml.AliasEvent):
+            if name in self.aliases:
+                return
+            self.aliases.add(name)
+            text, kind, remedy = f"*{name}", "an alias", "write out its value; a string that begins with '*' needs quotes"
         elif name is not None:
-            message = f"'&{name}' is an anchor, which a policy can't have"
-            self.report(position_of(event), f"&{name}", message, "write out the value at each use")
+            text, kind, remedy = f"&{name}", "an anchor", "write out the value at each use"
         elif tag is not None:
-            tag = tag.replace("tag:yaml.org,2002:", "!!")
+            text, kind = tag.replace("tag:yaml.org,2002:", "!!"), "a tag"
             remedy = "remove it; strings, lists and mappings need none"
-            self.report(position_of(event), tag, f"{tag!r} is a tag, which a policy can't have", remedy)
+        else:
+            return
+        self.report(position_of(event), text, f"{text!r} is {kind}, which a policy can't have", remedy)
 
     def begin(self, event: Event) -> None:
         position = position_of(event, self.path())
@@ -162,7 +163,7 @@ class TreeBuilder:
         if isinstance(top, ListNode):
             top.items.append(node)
         elif key is not None:
-            if is_merge_key(key):
+            if key.text == "<<" and not key.offset:
                 top.partial = True
             else:
                 top.entries.setdefault(key.text, (key, node))
@@ -176,7 +177,7 @@ class TreeBuilder:
     def checked_key(self, mapping: MappingNode, key: Scalar) -> Scalar:
         """The key with its path; reports a merge key and a duplicate."""
         at = key.position
-        if is_merge_key(key):
+        if key.text == "<<" and not key.offset:
             self.report(at, "<<", "'<<' is a merge key, which a policy can't have", "write out the merged fields")
         if key.text in mapping.entries:
             message = f"duplicate key {key.text!r}; the first one is in line {mapping.key_position(key.text).line}"
@@ -192,17 +193,13 @@ class TreeBuilder:
         return Scalar(position, text if event.style else resolve_plain(text), text, offset, exact)
 
 
-def is_merge_key(key: Scalar) -> bool:
-    return key.text == "<<" and not key.offset
-
-
 def resolve_plain(text: str) -> str | int | float | bool | None:
     """The value of a plain scalar: a decimal number, true, false, null, or the text. 010 and 1:30 are strings."""
     if text in _CONSTANTS:
         return _CONSTANTS[text]
-    if len(text) <= 18:
+    if len(text) <= MAX_NUMBER:
         if _INTEGER.fullmatch(text):
-            return int(text)
+            return int(text) if len(text) <= MAX_EXACT else float(text)
         if _FLOAT.fullmatch(text):
             return float(text)
     return text
@@ -214,19 +211,13 @@ def position_of(event: Event, path: str = "") -> SourcePosition:
     return SourcePosition(start.line + 1, start.column + 1, max(1, length), path)
 
 
-# Syntax errors ---------------------------------------------------------------------------------------------------------
-
 _EXPLANATIONS = (
     (r"character '\\t'", "a tab can't indent YAML", "use spaces"),
     (r"scanning an alias", "a string that begins with '*' is an alias", "put it in quotes: '*'"),
     (r"scanning an anchor", "a string that begins with '&' is an anchor", "put it in quotes"),
     (r"character '(.)' that cannot start", "a string can't begin with {0!r} here", "put it in quotes"),
     (r"character that cannot start", "a string can't begin with this character", "put it in quotes"),
-    (
-        r"mapping values are not allowed",
-        "unexpected ':'",
-        "indent all fields of a mapping alike; a string with ': ' needs quotes",
-    ),
+    (r"mapping values are", "unexpected ':'", "indent all fields of a mapping alike; a string with ': ' needs quotes"),
     (r"sequence entries are not allowed", "unexpected '-'", "begin a list on its own line"),
     (r"scanning a quoted scalar.*end of stream", "these quotes are never closed", "close them"),
     (r"flow (sequence|mapping)", "this {0} is never closed, or a ',' is missing", "close it, or add the ','"),

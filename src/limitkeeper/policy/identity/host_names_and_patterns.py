@@ -6,10 +6,13 @@ import re
 
 from ...errors import ConfigurationError
 from .addresses import CACHE_SIZE, address_text, read_address
-from .bounded_keys import remember
+from .key_and_cache_bounds import remember
 
 _NAME = re.compile(r"[a-z0-9_](?:[a-z0-9_-]*[a-z0-9_])?(?:\.[a-z0-9_](?:[a-z0-9_-]*[a-z0-9_])?)*")
 _MAX_NAME = 253
+#: Host names in an unreadable header, and the most of them.
+_NAMES = re.compile(r"[a-z0-9_.-]+")
+_MAX_NAMES = 8
 _cache: dict[str, str] = {}
 
 
@@ -64,3 +67,12 @@ def patterns_of(host: str) -> list[str]:
     """All patterns that match a canonical host: itself, and one for each parent domain."""
     labels = host.split(".")
     return [host, *("*." + ".".join(labels[i:]) for i in range(1, len(labels)))]
+
+
+def possible_patterns(value: str) -> list[str]:
+    """The patterns of the names in a Host header that can't be parsed; an application may take any of them for the host. Of a
+    long header, both ends and what precedes the first colon are read."""
+    parts = (value[:_MAX_NAME], value.partition(":")[0][-_MAX_NAME:], value[-_MAX_NAME:])
+    names = [name.strip(".") for part in parts for name in _NAMES.findall(part.lower())]
+    found = dict.fromkeys(names if len(names) <= _MAX_NAMES else names[: _MAX_NAMES // 2] + names[-_MAX_NAMES // 2 :])
+    return [pattern for name in found if name for pattern in ("*." + name, *patterns_of(name))]

@@ -1,36 +1,38 @@
-"""Overrides: limits of single keys that change while the program runs, such as a customer's new plan.
+"""Overrides of the application: limits of single keys from a function or a Redis hash, such as a customer's new plan.
 
-Two sources. `CalledOverrides` calls a function of the application and caches its answer; the function runs while a request is
-evaluated, so it should answer from memory. `HashOverrides` reads a Redis hash (key → limit as text) every few seconds, in a
-thread; a request only reads a dict. Errors are logged and counted, and the last known limits stay; without any, the rule's own.
-
-Readers of one hash are shared in a process, and a new one begins with the limits of the last: a reload continues with them.
+`CalledOverrides` calls a function of the application, which should answer from memory, and caches its answer. `HashOverrides`
+reads a Redis hash (key → limit as text) every few seconds, in a thread; a request only reads a dict. Errors are logged and
+counted, and the last known limits stay; without any, the rule's own. Readers of one hash are shared in a process, and a new one
+begins with the limits of the last: a reload continues with them.
 """
 
 from __future__ import annotations
 
 import logging
-import queue
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import TYPE_CHECKING
 
 from ..algorithms.limit import Limit
 from ..algorithms.limit_parser import parse_limits
+from ..algorithms.token_bucket import TokenBucket
 from ..clock import SYSTEM, Clock
 from ..errors import ConfigurationError, InvalidLimit
-from ..fork import call_after_fork, reset_after_fork
-from .identity.bounded_keys import MAX_KEY_LENGTH, remember
-from .identity.callback_errors import CallbackErrors, callback_name, check_callback
-from .model import Limits
+from ..fork import call_after_fork
+from ..periodic_thread import PeriodicThread
+from ..stores.guarded.deadline_store import StartThread, start_daemon
+from .callback_errors import CallbackErrors, callback_name, check_callback
+from .identity.key_and_cache_bounds import MAX_KEY_LENGTH, remember
+from .model import BLOCKED, Limits
 
 if TYPE_CHECKING:
     from ..stores.redis.hash_reader import RedisHash
 
 log = logging.getLogger("limitkeeper")
 
-UNLIMITED = "unlimited"
+UNLIMITED, BLOCKED_TEXTS = "unlimited", ("blocked", "0")
 #: How many keys' answers are remembered.
 MAX_CACHED = 16_384
 MAX_HASHES = 16
@@ -39,30 +41,40 @@ MIN_REFRESH_US = 10_000
 MAX_LOGGED, SHOWN = 10, 60
 
 
-def limits_of(value: object) -> Limits | None:
-    """The limits of an override: text, a limit, several of them, "unlimited", or None: no override. InvalidLimit otherwise."""
+def limits_of(value: object, algorithm: str = TokenBucket.kind) -> Limits | None:
+    """The limits of an override: text, a limit, several of them, "unlimited", "blocked", or None: no override. InvalidLimit
+    otherwise. `algorithm` is that of a rate alone."""
     if value is None:
         return None
     if isinstance(value, Limit):
         return (value,)
     if isinstance(value, str):
-        return () if value.strip().lower() == UNLIMITED else tuple(parse_limits(value))
+        text = value.strip().lower()
+        return () if text == UNLIMITED else BLOCKED if text in BLOCKED_TEXTS else tuple(parse_limits(value, algorithm))
     if isinstance(value, (list, tuple)) and value:
-        return tuple(one for part in value for one in (limits_of(part) or ()))
+        return tuple(one for part in value for one in (limits_of(part, algorithm) or ()))
     raise InvalidLimit(
-        f"expected a limit, got a {type(value).__name__}; write 'token bucket 5/s burst 10', a limit, 'unlimited' or None"
+        f"expected a limit, got a {type(value).__name__}; "
+        "write 'token bucket 5/s burst 10', a limit, 'unlimited', 'blocked' or None"
     )
 
 
 class CalledOverrides:
     """`call(key)` says the limit of a key (text, Limit, "unlimited"), or None; its answer is kept for `keep_us`."""
 
-    def __init__(self, call: Callable[[str], object], keep_us: int = 10_000_000, clock: Clock = SYSTEM) -> None:
-        check_callback(call)
+    def __init__(
+        self,
+        call: Callable[[str], object],
+        keep_us: int = 10_000_000,
+        clock: Clock = SYSTEM,
+        algorithm: str = TokenBucket.kind,
+    ) -> None:
+        check_callback(call, "key")
         if keep_us < 0:
             raise ConfigurationError(f"keep: {keep_us} µs; write how long an answer is kept, such as 10s")
         self.call = call
         self.keep_us = keep_us
+        self.algorithm = algorithm
         self.callback_errors = CallbackErrors()
         self._clock = clock
         self._cached: dict[str, tuple[int, Limits | None]] = {}
@@ -86,11 +98,12 @@ class CalledOverrides:
 
     def _call(self, key: str, known: Limits | None) -> Limits | None:
         try:
-            return limits_of(self.call(key))
+            return limits_of(self.call(key), self.algorithm)
         except InvalidLimit as error:
             self.callback_errors.report("%s: %s; the limit stays as it was", callback_name(self.call), error)
         except Exception as error:
-            self.callback_errors.report("%s raised %s; the limit stays as it was", callback_name(self.call), type(error).__name__)
+            name = callback_name(self.call)
+            self.callback_errors.report("%s raised %s; the limit stays as it was", name, type(error).__name__, raised=error)
         return known
 
     def close(self) -> None:
@@ -98,35 +111,37 @@ class CalledOverrides:
         self._cached.clear()
 
 
+@dataclass(slots=True, eq=False)
 class HashOverrides:
     """Limits in a Redis hash, read every `refresh_us`. Nothing happens before the first `get` (or `begin`)."""
 
-    def __init__(self, url: str, hash: str, refresh_us: int = 5_000_000) -> None:
-        if refresh_us < MIN_REFRESH_US:
-            raise ConfigurationError(f"refresh: {refresh_us} µs; write at least 10ms: the whole hash is read each time")
-        if not hash:
+    url: str = field(repr=False)  # may hold a password
+    hash: str
+    refresh_us: int = 5_000_000
+    start_thread: StartThread = field(default=start_daemon, repr=False)
+    algorithm: str = TokenBucket.kind
+    _reader: HashReader | None = field(default=None, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if self.refresh_us < MIN_REFRESH_US:
+            raise ConfigurationError(f"refresh: {self.refresh_us} µs; write at least 10ms: the whole hash is read each time")
+        if not self.hash:
             raise ConfigurationError("redis_hash: write the key of the hash, such as shop:limits")
-        self.url = url
-        self.hash = hash
-        self.refresh_us = refresh_us
-        self._reader: Reader | None = None
-        _hash_of(url, hash)  # an invalid URL is an error now
+        _hash_of(self.url, self.hash)  # an invalid URL is an error now
 
-    def __repr__(self) -> str:
-        return f"HashOverrides({self.hash!r}, refresh_us={self.refresh_us})"
-
-    def begin(self) -> Reader:
+    def begin(self) -> HashReader:
         """Starts reading, or shares the reader of the same hash."""
         with _lock:
             if self._reader is None:
-                self._reader = _join(self.url, self.hash, self.refresh_us)
+                reader_id = (self.url, self.hash, self.algorithm, self.refresh_us)
+                if reader_id not in _readers:
+                    _readers[reader_id] = HashReader(reader_id, self.start_thread)
+                self._reader = _readers[reader_id]
+                self._reader.users += 1
             return self._reader
 
     def get(self, key: str) -> Limits | None:
-        reader = self._reader
-        if reader is None:
-            reader = self.begin()
-        return reader.limits.get(key)
+        return (self._reader or self.begin()).limits.get(key)
 
     def ready(self, timeout: float = 1.0) -> bool:
         """Waits until the hash has been read once; False after `timeout` seconds."""
@@ -142,9 +157,14 @@ class HashOverrides:
         """Stops reading, unless the reader has other users."""
         with _lock:
             reader, self._reader = self._reader, None
-            last = reader is not None and _release(reader)
-        if reader is not None and last:
-            reader.stop()
+            if reader is None:
+                return
+            reader.users -= 1
+            if reader.users:
+                return
+            del _readers[reader.id]
+            remember(_known, reader.id[:3], reader.limits, MAX_HASHES)
+        reader.stop()
 
 
 def _hash_of(url: str, name: str) -> RedisHash:
@@ -153,65 +173,38 @@ def _hash_of(url: str, name: str) -> RedisHash:
     return RedisHash(url, name)
 
 
-class Reader:
+class HashReader(PeriodicThread):
     """The thread that reads one hash, shared by all its users in this process."""
 
-    def __init__(self, url: str, name: str, refresh_us: int) -> None:
-        self.id = (url, name, refresh_us)
-        self.limits: dict[str, Limits] = _known.get((url, name), {})
+    def __init__(self, id: tuple[str, str, str, int], start_thread: StartThread) -> None:
+        self.id = id
+        self.limits: dict[str, Limits] = _known.get(id[:3], {})
         self.first = threading.Event()
         self.callback_errors = CallbackErrors()
         self.users = 0
         self._parsed: dict[bytes, Limits] = {}  # by text: many keys share few limits
         self._invalid: set[tuple[bytes, bytes]] = set()  # fields that were logged
-        self.start()
-        reset_after_fork(self)
+        self._hash = _hash_of(*id[:2])
+        super().__init__("limitkeeper overrides", id[3], start_thread, at_once=True)
 
-    def start(self) -> None:
-        """Starts the thread; in a forked child again, with the limits that the parent knew."""
-        self._hash = _hash_of(*self.id[:2])
-        self._stop_queue: queue.SimpleQueue[None] = queue.SimpleQueue()
-        self.thread = threading.Thread(
-            target=self._read_on, args=(self._hash, self._stop_queue), name="limitkeeper overrides", daemon=True
-        )
-        self.thread.start()
+    def stop(self, timeout: float = 2.0) -> None:  # the budget of one reading, and a second
+        super().stop(timeout)
+        self._hash.close()
 
-    def _reset_after_fork(self) -> None:
-        """Starts the thread again, unless the reader has been stopped: a child has none of its parent's threads."""
-        if _readers.get(self.id) is self:
-            self.start()
-
-    def stop(self) -> None:
-        self._stop_queue.put(None)
-        if self.thread is not threading.current_thread():
-            self.thread.join(self._hash.timeout_us / 1e6 + 1)
-
-    def _read_on(self, hash: RedisHash, stop_queue: queue.SimpleQueue[None]) -> None:
-        try:
-            while True:
-                self.look(hash)
-                try:
-                    stop_queue.get(timeout=self.id[2] / 1e6)
-                    return
-                except queue.Empty:
-                    pass
-        finally:
-            hash.close()
-
-    def look(self, hash: RedisHash) -> None:
+    def work(self, woken: bool) -> None:
         """Reads the hash once. After an error the known limits stay."""
         try:
-            fields = hash.read()
+            fields = self._hash.read()
         except Exception as error:
             self.callback_errors.report("limits of single keys can't be read (%s); those known stay", error)
             return
         invalid: dict[tuple[bytes, bytes], Exception] = {}
         found: dict[str, Limits] = {}
-        for field, text in fields.items():
+        for name, text in fields.items():
             try:
-                found[field.decode("utf-8", "surrogateescape")] = self._parse(text)
+                found[name.decode("utf-8", "surrogateescape")] = self._parse(text)
             except (InvalidLimit, UnicodeDecodeError) as error:
-                invalid[field, text] = error
+                invalid[name, text] = error
         self.limits = found
         self._log_invalid(invalid)
         texts = set(fields.values())
@@ -223,7 +216,7 @@ class Reader:
         if limits is None:
             if len(text) > MAX_KEY_LENGTH:
                 raise InvalidLimit(f"{len(text)} bytes are no limit; write it like 'token bucket 5/s burst 10'")
-            limits = self._parsed[text] = limits_of(text.decode()) or ()
+            limits = self._parsed[text] = limits_of(text.decode(), self.id[2]) or ()
         return limits
 
     def _log_invalid(self, invalid: dict[tuple[bytes, bytes], Exception]) -> None:
@@ -231,33 +224,15 @@ class Reader:
         new = {said: error for said, error in invalid.items() if said not in self._invalid}
         self._invalid = set(invalid)
         self.callback_errors.count += len(new)
-        for (field, text), error in islice(new.items(), MAX_LOGGED):
-            log.warning("hash %r, field %r: %r is skipped: %s", self.id[1], field[:SHOWN], text[:SHOWN], error)
+        for (name, text), error in islice(new.items(), MAX_LOGGED):
+            log.warning("hash %r, field %r: %r is skipped: %s", self.id[1], name[:SHOWN], text[:SHOWN], error)
         if len(new) > MAX_LOGGED:
             log.warning("hash %r: %d more fields make no sense; they are skipped too", self.id[1], len(new) - MAX_LOGGED)
 
 
-_readers: dict[tuple[str, str, int], Reader] = {}
-_known: dict[tuple[str, str], dict[str, Limits]] = {}  # limits of readers that have ended
+_readers: dict[tuple[str, str, str, int], HashReader] = {}
+_known: dict[tuple[str, str, str], dict[str, Limits]] = {}  # limits of readers that have ended
 _lock = threading.Lock()
-
-
-def _join(url: str, name: str, refresh_us: int) -> Reader:
-    """The reader of a hash, created if there is none. The caller holds the lock."""
-    reader = _readers.get((url, name, refresh_us))
-    if reader is None:
-        reader = _readers[url, name, refresh_us] = Reader(url, name, refresh_us)
-    reader.users += 1
-    return reader
-
-
-def _release(reader: Reader) -> bool:
-    """Whether a reader has no users any more. The caller holds the lock."""
-    reader.users -= 1
-    if reader.users == 0:
-        del _readers[reader.id]
-        remember(_known, reader.id[:2], reader.limits, MAX_HASHES)
-    return reader.users == 0
 
 
 def _after_fork() -> None:

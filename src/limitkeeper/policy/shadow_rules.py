@@ -1,8 +1,4 @@
-"""Shadow mode: rules that are asked after the others have allowed a request; their answers are counted, and change nothing.
-
-A request that the others refuse is not charged here either. Every rule in shadow mode is a decision of its own, all of them in
-one call of the store. Charges are settled as those of other rules are, or shadow mode would count more than the real rule will.
-"""
+"""Rules in shadow mode: asked after the others have allowed a request; what they would refuse is counted and passes."""
 
 from __future__ import annotations
 
@@ -13,30 +9,24 @@ from ..decision import Decision
 from ..errors import StoreError
 from ..observe.events import SHADOW
 from ..stores.sans_io import Call, Plan
-from .compiled_policy import CompiledRule, Entry
+from .compiled_policy import CompiledRule
 
 if TYPE_CHECKING:
     from .evaluation import Evaluation, Evaluator
 
 
 class ShadowRule(NamedTuple):
-    """A rule in shadow mode with its claims, and their decision once it was asked."""
+    """A rule in shadow mode with its claims, and their decision once it was asked. Charges are settled as those of other rules
+    are, or shadow mode would count more than the real rule will."""
 
     rule: CompiledRule
     claims: list[Claim]
     decision: Decision | None = None
 
 
-def add(evaluation: Evaluation, rule: CompiledRule, entries: tuple[Entry, ...], key: str, cost: int) -> None:
-    """Adds a rule that is asked after the others."""
-    evaluation.special = True
-    evaluation.needs_settlement = evaluation.needs_settlement or rule.needs_settlement
-    claims = [Claim(entry.named, key, cost) for entry in entries]
-    evaluation.shadow = [*(evaluation.shadow or ()), ShadowRule(rule, claims)]
-
-
-def ask(gate: Evaluator, evaluation: Evaluation) -> Plan[Evaluation]:
-    """Asks the rules in shadow mode; a store that fails refuses no request here."""
+def ask_shadow(gate: Evaluator, evaluation: Evaluation) -> Plan[Evaluation]:
+    """Asks the rules in shadow mode, after the others have allowed the request: their answers are counted and change nothing.
+    Each is a decision of its own, all in one call. A store that fails refuses no request here."""
     if evaluation.shadow:
         try:
             decisions = yield Call(gate.store, "decide_many", ([claims for _, claims, _ in evaluation.shadow], 0))

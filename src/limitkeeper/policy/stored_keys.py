@@ -1,0 +1,87 @@
+"""The keys of a rule in a store: lists, shows and resets them, for `limitkeeper keys`. Listing and showing charge nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from fnmatch import fnmatchcase
+from itertools import islice
+from math import ceil, inf
+from typing import NamedTuple
+
+from ..algorithms.claim import Claim
+from ..errors import ConfigurationError
+from ..stores import Store, store_from_url
+from ..stores.urls import masked
+from .compiled_policy import CompiledRule, Entry
+from .explain import limit_text, table
+from .identity.client_ip import ClientIp
+from .model import Policy
+from .reading.diagnostics import shorten
+
+#: The most keys of a limit that are read: each costs one call of the store.
+MAX_KEYS = 10_000
+
+
+class StoredKey(NamedTuple):
+    """A key that has state under one limit of a rule. `retry_after` and `reset_after` are in seconds."""
+
+    key: str
+    limit: str
+    remaining: int
+    of: int
+    retry_after: float | None  # None: never
+    reset_after: float
+
+
+class StoredKeys:
+    """The keys of one rule. A rule with tiers or overrides has several limits, and a key may have state under each."""
+
+    def __init__(self, policy: Policy, rule: str, store: Store) -> None:
+        self.store = store
+        config = next(one for one in policy.rules if one.name == rule)
+        if config.capacity is not None:
+            raise ConfigurationError(f"the rule {rule!r} divides a capacity among its keys, and keeps no limit for each of them")
+        compiled = CompiledRule(policy.name, config, {"ip": ClientIp(), **policy.identify})
+        every = [entry for some in compiled.entries_by_limits.values() for entry in some]
+        self.entries = list({(entry.label, entry.named.limit): entry for entry in every}.values())
+
+    def list(self, pattern: str = "*") -> list[StoredKey]:
+        """The keys that match a pattern; those with the smallest part left come first."""
+        found = [
+            self._peek(entry, key)
+            for entry in self.entries
+            for key in islice((key for key, _ in self.store.rate_items(entry.named) if fnmatchcase(key, pattern)), MAX_KEYS)
+        ]
+        return sorted(found, key=lambda one: (one.remaining / one.of, -one.reset_after, one.key))
+
+    def show(self, key: str) -> Sequence[StoredKey]:
+        """The state of one key under each limit of the rule."""
+        return [self._peek(entry, key) for entry in self.entries]
+
+    def reset(self, key: str) -> None:
+        """Deletes the state of a key under all limits of the rule, those of overrides at run time included."""
+        if self.entries:
+            self.store.reset([Claim(one.named, key) for one in {one.named.identity: one for one in self.entries}.values()])
+
+    def _peek(self, entry: Entry, key: str) -> StoredKey:
+        decision = self.store.decide([Claim(entry.named, key)], 0, commit=False)
+        retry_after = None if decision.retry_after == inf else decision.retry_after
+        return StoredKey(key, limit_text(entry), decision.remaining, decision.limit, retry_after, decision.reset_after)
+
+
+def open_shared_store(url: str) -> Store:
+    """A store that other processes use; ConfigurationError for one that lives in a single process."""
+    if url.startswith("memory:"):
+        remedy = "write --store URL, such as redis://localhost:6379 or limitkeeper://127.0.0.1:7071"
+        raise ConfigurationError(f"the keys of {masked(url)} are in the memory of their process; {remedy}")
+    return store_from_url(url)
+
+
+def keys_text(keys: Sequence[StoredKey], more: int = 0) -> str:
+    """One line per key, and how many more there are."""
+    rows = [
+        [shorten(one.key), one.limit, f"{one.remaining} of {one.of} left", f"as new in {ceil(one.reset_after):,} s"]
+        for one in keys
+    ]
+    lines = [line.removeprefix("  ") for line in table(rows)]
+    return "\n".join(lines + ([f"and {more} more; see --first and --match"] if more else []))
