@@ -6,38 +6,38 @@ An allowed request costs one decision and a `send` that adds the fields; its bod
 here: no handler is called and none of its body is read. `scope["limitkeeper"]` is the evaluation.
 
     http        evaluated when the request arrives; settled (costs by outcome or size) before the last byte is sent
-    websocket   evaluated at the handshake, and for every message where a rule names MESSAGE: see asgi_websocket.py
+    websocket   evaluated at the handshake, which is a GET, and for every message where a rule names MESSAGE
     lifespan    a gate that was made here is closed with the app
+
+Plain Python: compiled coroutines are slower (0.7 µs a request). What a request calls here is compiled: the end of headers.py.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from ..policy.evaluation import Evaluation
 from ..policy.gate import Gate, gate_of
 from ..policy.model import Policy
+from ..policy.path_matcher import MESSAGE
 from ..stores import Store
-from .asgi_fast import (
-    START,
-    ASGIApp,
-    AsgiRequestContext,
-    HeaderSend,
-    Message,
-    Receive,
-    Scope,
-    Send,
-    add_fields,
-    admit,
-    has_origin,
-)
-from .asgi_websocket import LimitedWebSocket, refuse_websocket
-from .policy_flags import PolicyFlags
-from .ratelimit_fields import fields
+from .headers import ASGIApp, AsgiRequestContext, HeaderSend, Message, Receive, Scope, Send, add_fields, admit, fields, has_origin
 from .refusal_body import body
-from .response_settlement import FAILED, GONE, UNKNOWN, Settlement, outcome_of
+from .response_settlement import FAILED, GONE, Settlement, is_cancelled, outcome_after, outcome_of
+
+#: The close code "Try Again Later" of RFC 6455's registry, and the most bytes of a close frame's reason.
+TRY_AGAIN_LATER, MAX_REASON = 1013, 123
+#: How many bytes of a body are read while its request waits, to notice that its client disconnects: these of each request, and
+#: beyond them so many of one request and of all requests of this process together. A client that sent more is not noticed.
+MIN_READ_AHEAD, MAX_READ_AHEAD, TOTAL_READ_AHEAD = 1 << 16, 1 << 24, 1 << 26
+#: How many bytes a message takes besides its body.
+MESSAGE_SIZE = 512
+#: Outcomes of a websocket's handshake: accepted, or closed before that.
+ACCEPTED, CLOSED = 101, 403
 
 
 class RateLimitMiddleware:
@@ -52,13 +52,13 @@ class RateLimitMiddleware:
         handlers: Mapping[str, ASGIApp] | None = None,
     ) -> None:
         self.app = app
-        self._gate_source = None if isinstance(policy, Gate) else (policy, store, handlers)
-        self._open(policy if isinstance(policy, Gate) else gate_of(policy, store=store, handlers=handlers))
+        self._gate_source = (policy, store, handlers)
+        self._open()
 
-    def _open(self, gate: Gate) -> None:
-        self.gate = gate
-        self._ask_nowait = gate.ask_nowait
-        self._flags = PolicyFlags(gate)
+    def _open(self) -> None:
+        policy, store, handlers = self._gate_source
+        self.gate = policy if isinstance(policy, Gate) else gate_of(policy, store=store, handlers=handlers)
+        self._ask_nowait = self.gate.ask_nowait
         self._closed = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -68,9 +68,10 @@ class RateLimitMiddleware:
             return
         header_send = admit(self._ask_nowait, scope, send)
         if header_send is None:
-            header_send = await self._admit_slowly(scope, receive, send)
-            if header_send is None:
+            admitted = await self._admit_slowly(scope, receive, send)
+            if admitted is None:
                 return
+            header_send, receive = admitted
         try:
             await self.app(scope, receive, header_send)
         except BaseException as error:
@@ -78,18 +79,21 @@ class RateLimitMiddleware:
             raise
         header_send.ended(FAILED)
 
-    async def _admit_slowly(self, scope: Scope, receive: Receive, send: Send) -> HeaderSend | None:
-        """Slow path: a request that waits, is refused, or needs settlement. None: its response has been sent."""
+    async def _admit_slowly(self, scope: Scope, receive: Receive, send: Send) -> tuple[HeaderSend, Receive] | None:
+        """Slow path: a request that waits, is refused, or needs settlement. None: it is over."""
         evaluation: Evaluation | None = scope["limitkeeper"]
         if evaluation is None:
-            evaluation = scope["limitkeeper"] = await self.gate.aask(AsgiRequestContext(scope))
+            evaluation, receive = await ask_connected(self.gate, AsgiRequestContext(scope), receive)
+            if evaluation is None:
+                return None
+            scope["limitkeeper"] = evaluation
             evaluation.origin = has_origin(scope)
         if evaluation.needs_settlement and evaluation.allowed:
             await SettlingSend([evaluation], scope, send).run(self.app, scope, receive)
             return None
         evaluation.context = None  # no reference cycle: see `admit`
         if evaluation.allowed:
-            return HeaderSend(evaluation, send)
+            return HeaderSend(evaluation, send), receive
         await refuse(evaluation, scope, receive, send)
         return None
 
@@ -97,22 +101,23 @@ class RateLimitMiddleware:
         context = AsgiRequestContext(scope)
         evaluation = self._ask_nowait(context)
         if evaluation is None:
-            evaluation = await self.gate.aask(context)
+            evaluation, receive = await ask_connected(self.gate, context, receive)
+            if evaluation is None:
+                return
         scope["limitkeeper"] = evaluation
         evaluation.origin = has_origin(scope)
         if not evaluation.allowed:
-            await refuse_websocket(evaluation, context, scope, receive, send)
+            await refuse_websocket(evaluation, scope, receive, send)
             return
-        await LimitedWebSocket(self._flags, evaluation, scope, receive, send).run(self.app)
+        await LimitedWebSocket(self.gate, evaluation, scope, receive, send).run(self.app)
 
     async def _lifespan(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Closes a gate that was made here at shutdown, and opens it again at the next startup."""
-        if scope["type"] != "lifespan" or self._gate_source is None:
+        if scope["type"] != "lifespan" or self.gate is self._gate_source[0]:
             await self.app(scope, receive, send)
             return
         if self._closed:
-            policy, store, handlers = self._gate_source
-            self._open(gate_of(policy, store=store, handlers=handlers))
+            self._open()
 
         async def closing_send(message: Message) -> None:
             if message["type"] in ("lifespan.shutdown.complete", "lifespan.shutdown.failed"):
@@ -123,38 +128,81 @@ class RateLimitMiddleware:
         await self.app(scope, receive, closing_send)
 
 
+async def ask_connected(gate: Gate, context: AsgiRequestContext, receive: Receive) -> tuple[Evaluation | None, Receive]:
+    """Evaluates a request, and stops when its client disconnects while it waits: the evaluation is then None, and its place in
+    the queue is given back. Returns with it the `receive` of the application, which first has what was read meanwhile."""
+    if not gate.compiled.waits:
+        return await gate.aask(context), receive
+    read: deque[Message] = deque()
+    asking = asyncio.ensure_future(gate.aask(context))
+    # A remote store has answered after the budget: what takes longer waits.
+    delay = 0.0 if gate.store.local else gate.policy.budget_us / 1e6
+    reading = asyncio.ensure_future(read_ahead(receive, read, delay))
+    try:
+        await asyncio.wait({asking, reading}, return_when=asyncio.FIRST_COMPLETED)
+    finally:  # also where this task is cancelled
+        asking.cancel()
+        reading.cancel()
+        await asyncio.wait({asking, reading})
+    gone = not reading.cancelled() and reading.exception() is None
+
+    async def receive_again() -> Message:
+        return read.popleft() if read else await receive()
+
+    return None if gone or asking.cancelled() else asking.result(), receive_again
+
+
+#: Bytes that waiting requests of this process have read beyond MIN_READ_AHEAD.
+read_bytes = 0
+
+
+async def read_ahead(receive: Receive, read: deque[Message], delay: float) -> None:
+    """Reads until the client disconnects, and returns then. What is beyond the bounds is left to the application."""
+    global read_bytes
+    size = beyond = 0
+    try:
+        await asyncio.sleep(delay)
+        while size <= MIN_READ_AHEAD or (size <= MAX_READ_AHEAD and read_bytes <= TOTAL_READ_AHEAD):
+            read.append(await receive())
+            if read[-1]["type"].endswith(".disconnect"):
+                return
+            size += len(read[-1].get("body", b"")) + MESSAGE_SIZE
+            read_bytes += max(0, size - MIN_READ_AHEAD) - beyond
+            beyond = max(0, size - MIN_READ_AHEAD)
+        await asyncio.Event().wait()
+    finally:
+        read_bytes -= beyond
+
+
 async def refuse(evaluation: Evaluation, scope: Scope, receive: Receive, send: Send) -> None:
     """Sends the response of the rule's degrade handler, or the refusal."""
     degrade = evaluation.degrade
     if degrade is not None:
         await degrade(scope, receive, HeaderSend(evaluation, send))
         return
-    assert evaluation.refusal is not None
-    kind, content = body(evaluation, AsgiRequestContext(scope).header("accept"))
-    headers = [*fields(evaluation), (b"content-type", kind), (b"content-length", b"%d" % len(content))]
-    await send({"type": START, "status": evaluation.refusal.status, "headers": headers})
+    start, content = refusal_response(evaluation, scope)
+    await send({"type": "http.response.start", **start})
     await send({"type": "http.response.body", "body": b"" if scope["method"] == "HEAD" else content})
 
 
-class DisconnectReceive:
-    """A `receive` that records whether the client has disconnected."""
+def refusal_response(evaluation: Evaluation, scope: Scope) -> tuple[dict[str, Any], bytes]:
+    """Status and headers of a refusal, and its body."""
+    assert evaluation.refusal is not None
+    kind, content = body(evaluation, AsgiRequestContext(scope).header("accept"))
+    headers = [*fields(evaluation), (b"content-type", kind), (b"content-length", b"%d" % len(content))]
+    return {"status": evaluation.refusal.status, "headers": headers}, content
 
-    __slots__ = ("disconnected", "receive")
 
-    def __init__(self, receive: Receive) -> None:
-        self.receive = receive
-        self.disconnected = False
-
-    async def __call__(self) -> Message:
-        message = await self.receive()
-        self.disconnected = self.disconnected or message["type"] == "http.disconnect"
-        return message
+async def disconnected() -> Message:
+    """The `receive` of a degrade handler after the application has run: it may have read the body, so there is none to read."""
+    return {"type": "http.disconnect"}
 
 
 class SettlingSend:
     """A `send` that reports the status and the size of the response to a Settlement, and settles before the last byte is sent.
 
-    `start` returns the start message to send; by default with the fields of the first evaluation.
+    `start` returns the start message to send; by default with the fields of the first evaluation. Without a Content-Length it is
+    sent with the first part of the body. Where the size is known then and can't be afforded, the refusal is sent instead.
     """
 
     def __init__(
@@ -167,16 +215,30 @@ class SettlingSend:
         self.settlement = Settlement(evaluations, head=scope["method"] == "HEAD")
         self.start = start
         self.send = send
+        self.scope = scope
         self.content_length: int | None = None
+        self.held: Message | None = None
+        self.disconnected = self.refused = False
 
     async def __call__(self, message: Message) -> None:
         kind = message["type"]
         settlement = self.settlement
-        if kind == START:
-            settlement.respond(message["status"])
-            self.content_length = content_length_of(message)
-            message = self.start(message) if self.start is not None else add_fields(message, fields(settlement.evaluations[0]))
-        elif kind == "http.response.body":
+        if kind == "http.response.start":
+            settlement.respond(outcome_after(self.disconnected or is_cancelled(), message["status"]))
+            lengths = [
+                value for name, value in message.get("headers") or () if name.lower() == b"content-length" and value.isdigit()
+            ]
+            self.content_length = int(lengths[0]) if lengths else None
+            if self.content_length is None and any(one.needs_settlement for one in settlement.evaluations):
+                self.held = message
+            else:
+                await self.send_start(message, {})
+            return
+        if self.held is not None and kind != "http.response.early_hint":
+            await self.send_start(self.held, message)
+        if self.refused:
+            return
+        if kind == "http.response.body":
             settlement.size += len(message.get("body", b""))
             if not message.get("more_body", False):
                 await settlement.asettle()
@@ -187,25 +249,115 @@ class SettlingSend:
                 await settlement.asettle()
         await self.send(message)
 
+    async def send_start(self, start: Message, first: Message) -> None:
+        """Sends the start of the response, or the refusal, before the first part of its body."""
+        self.held = None
+        size = self.content_length
+        if size is None:  # the first part of a stream is the least that it costs
+            size = len(first.get("body", b"")) + (first.get("count") or 0)
+        if start["status"] in (204, 304):
+            size = 0
+        refusing = await self.settlement.aafford(size) if size else None
+        if refusing is not None:
+            self.refused = True
+            await refuse(refusing, self.scope, disconnected, self.send)
+            return
+        evaluations = self.settlement.evaluations
+        await self.send(self.start(start) if self.start is not None else add_fields(start, fields(evaluations[0])))
+
     async def run(self, app: ASGIApp, scope: Scope, receive: Receive) -> None:
         """Calls the app and settles, however it ends."""
-        watched = DisconnectReceive(receive)
-        outcome = FAILED
+
+        async def watched() -> Message:
+            message = await receive()
+            self.disconnected = self.disconnected or message["type"] == "http.disconnect"
+            return message
+
+        await self.settlement.run(lambda: app(scope, watched, self), FAILED, lambda: self.disconnected)
+
+
+# Websockets ------------------------------------------------------------------------------------------------------
+
+
+async def refuse_websocket(evaluation: Evaluation, scope: Scope, receive: Receive, send: Send) -> None:
+    """Answers a refused handshake like any request where the server can (`websocket.http.response`); otherwise closes it before
+    it is accepted, which servers report as 403. A degrade handler answers requests only: its rule refuses, with Retry-After."""
+    assert evaluation.refusal is not None
+    await receive()  # websocket.connect: nothing may be sent before it
+    if "websocket.http.response" not in (scope.get("extensions") or {}):
+        await send({"type": "websocket.close", "code": TRY_AGAIN_LATER, "reason": close_reason(evaluation)})
+        return
+    start, content = refusal_response(evaluation, scope)
+    if evaluation.degrade is not None and evaluation.refusal.retry_after is not None:
+        start["headers"] += [(b"retry-after", b"%d" % evaluation.refusal.retry_after), (b"cache-control", b"no-store")]
+    await send({"type": "websocket.http.response.start", **start})
+    await send({"type": "websocket.http.response.body", "body": content})
+
+
+def close_reason(evaluation: Evaluation) -> str:
+    """The message of a refusal, cut to fit into a close frame."""
+    assert evaluation.refusal is not None
+    return evaluation.refusal.message.encode()[:MAX_REASON].decode(errors="ignore")
+
+
+class LimitedWebSocket:
+    """One accepted handshake: `receive` evaluates every message, `send` counts bytes and drops what follows a refusal's close.
+
+    A refused message closes the connection with 1013. A message that has to wait is not received before its turn, so that
+    backpressure slows down a fast sender. Messages have the identity of their handshake. Outcomes of a handshake: 101, the status
+    with which the app denied it, 403 (closed, or returned without accepting), 500 (raised), unknown (the client disconnected).
+    """
+
+    def __init__(self, gate: Gate, evaluation: Evaluation, scope: Scope, receive: Receive, send: Send) -> None:
+        self.gate = gate
+        self.evaluation = evaluation
+        self.settlement = Settlement([evaluation])
+        self.scope = scope
+        self._receive = receive
+        self._send = send
+        self._undelivered: deque[Message] = deque()
+        self.closed = False
+        self.disconnected = False
+
+    async def run(self, app: ASGIApp) -> None:
+        await self.settlement.run(lambda: app(self.scope, self.receive, self.send), CLOSED, lambda: self.disconnected)
+
+    async def receive(self) -> Message:
+        message = self._undelivered.popleft() if self._undelivered else await self._receive()
+        self.disconnected = self.disconnected or message["type"] == "websocket.disconnect"
+        if message["type"] != "websocket.receive" or not self.gate.compiled.limits_messages:
+            return message
+        if self.closed:
+            return {"type": "websocket.disconnect", "code": TRY_AGAIN_LATER, "reason": ""}
+        context = AsgiRequestContext(self.scope, MESSAGE)
         try:
-            await app(scope, watched, self)
-        except BaseException as error:
-            outcome = outcome_of(error)
+            evaluation = self.gate.ask_nowait(context)
+            if evaluation is None:
+                evaluation = await self.gate.aask(context)
+        except BaseException:  # the app stopped waiting: its next `receive` returns this message first
+            self._undelivered.appendleft(message)
             raise
-        finally:
-            self.settlement.respond(UNKNOWN if watched.disconnected else outcome)
-            if not self.settlement.settled:
-                # A task that is being cancelled can't await a store: another task completes the settlement.
-                await asyncio.shield(asyncio.ensure_future(self.settlement.asettle()))
+        await evaluation.asettle(200)
+        return message if evaluation.allowed else await self.close(evaluation)
 
+    async def close(self, evaluation: Evaluation) -> Message:
+        """Closes the connection, and returns the disconnect message for the app."""
+        reason = close_reason(evaluation)
+        self.closed = True
+        await self._send({"type": "websocket.close", "code": TRY_AGAIN_LATER, "reason": reason})
+        return {"type": "websocket.disconnect", "code": TRY_AGAIN_LATER, "reason": reason}
 
-def content_length_of(message: Message) -> int | None:
-    """The Content-Length of a response, for files that the server sends itself."""
-    for name, value in message.get("headers") or ():
-        if name == b"content-length" and value.isdigit():
-            return int(value)
-    return None
+    async def send(self, message: Message) -> None:
+        kind = message["type"]
+        if self.closed:
+            return
+        if kind == "websocket.send":
+            text = message.get("text")
+            data = message.get("bytes") or b"" if text is None else text.encode("utf-8", "replace")
+            self.settlement.size += len(data)
+        elif kind in ("websocket.accept", "websocket.http.response.start") and not self.settlement.counted:
+            self.settlement.respond(outcome_after(self.disconnected, message.get("status", ACCEPTED)))
+            message = add_fields(message, fields(self.evaluation))
+        elif kind == "websocket.close":
+            self.settlement.respond(outcome_after(self.disconnected, CLOSED))
+        await self._send(message)

@@ -2,9 +2,8 @@
 
     @app.post("/checkout", dependencies=[Depends(RateLimit("5/s burst 10"))])
 
-Limits are per client address by default. A limit without a name counts for each of its routes separately; with a name it is one
-limit for all of them. RateLimitMiddleware (asgi.py) applies a policy to a whole site; a rule of that policy can be named here,
-and is not evaluated again where the middleware has done so.
+A limit without a name counts for each of its routes separately; with a name it is one limit for all of them. A rule of the policy
+of RateLimitMiddleware (asgi.py) can be named too, and is not evaluated again where the middleware has done so.
 
 `install(app)` sends refusals in our format (instead of FastAPI's {"detail": …}), adds the fields to responses that a handler made
 itself, and settles costs by outcome or size. A dependency can do none of that: it never sees the response.
@@ -14,19 +13,45 @@ from __future__ import annotations
 
 import json
 from functools import partial
-from typing import Annotated
-
-from fastapi import Depends, FastAPI, HTTPException, Request, Response, WebSocketException
-from starlette.requests import HTTPConnection
+from typing import Annotated, Any
 
 from ..errors import ConfigurationError
+
+try:
+    from fastapi import Depends, FastAPI, HTTPException, Request, Response, WebSocketException
+    from starlette.requests import HTTPConnection
+except ModuleNotFoundError as error:
+    raise ConfigurationError(
+        f"limitkeeper.web.fastapi needs {error.name}, which is not installed: pip install fastapi"
+    ) from error
+
 from ..policy.evaluation import Evaluation
-from .asgi import SettlingSend
-from .asgi_fast import ASGIApp, AsgiRequestContext, Message, Receive, Scope, Send
-from .asgi_websocket import TRY_AGAIN_LATER, close_reason
+from .asgi import TRY_AGAIN_LATER, ASGIApp, AsgiRequestContext, Message, Receive, Scope, Send, SettlingSend, close_reason
 from .handler_limit import combined_fields, located_name, rule_name
+from .headers import fields, merge
 from .refusal_body import body
 from .starlette import EVALUATIONS, RequestEvaluations, RouteLimit, evaluations_of, route_location
+
+#: Fields that are lists, to which other dependencies may have added members.
+JOINED = ("Access-Control-Expose-Headers", "Vary")
+
+
+#: The refusal in an app's OpenAPI description: `FastAPI(responses=REFUSAL_RESPONSES)`, of an APIRouter, or of a single route.
+REFUSAL_RESPONSES: dict[int | str, dict[str, Any]] = {
+    429: {
+        "description": "Too many requests: a rate limit refuses this one.",
+        "headers": {"Retry-After": {"description": "Seconds until it is accepted.", "schema": {"type": "integer", "minimum": 0}}},
+        "content": {
+            "application/json": {
+                "schema": {
+                    "type": "object",
+                    "required": ["code", "message"],
+                    "properties": {"code": {"const": "RATE_LIMITED"}, "message": {"type": "string"}},
+                }
+            }
+        },
+    }
+}
 
 
 class TooManyRequests(HTTPException):
@@ -63,13 +88,14 @@ class DependencyMiddleware:
         scope[EVALUATIONS] = evaluations = RequestEvaluations(settles=True)
 
         def start(message: Message) -> Message:
-            """Replaces fields of inner limits, since ours include them."""
+            """Replaces the fields of inner limits, since ours include them; the handler's own stay, and lists are joined."""
             if not evaluations.all or not all(evaluation.allowed for evaluation in evaluations.all):
                 return message
             added = evaluations.encoded_fields(scope)
-            names = {name for name, _ in added}
-            own = [(name, value) for name, value in message.get("headers") or () if name.lower() not in names]
-            return {**message, "headers": own + added}
+            first: Evaluation | None = scope.get("limitkeeper")
+            inner = {*added, *(fields(first) if first is not None else ())}
+            own = [(name, value) for name, value in message.get("headers") or () if (name.lower(), value) not in inner]
+            return {**message, "headers": merge(own, added)}
 
         await SettlingSend(evaluations.all, scope, send, start).run(self.app, scope, receive)
 
@@ -82,11 +108,7 @@ def install(app: FastAPI) -> None:
 
 
 class RateLimit(RouteLimit):
-    """A limit as a dependency. `key` is "ip", or a callable that is given the request (async too); None: the client's address.
-
-    All other fields of a rule are options: cost=, message=, on_refusal=, status=, charge=, … `policy` and `rule` name a rule of a
-    policy instead, whatever it matches. `store` is a store or its URL; without it, this limit has a MemoryStore of its own.
-    """
+    """A limit as a dependency; the arguments are those of `RouteLimit`."""
 
     async def __call__(self, connection: HTTPConnection, response: Response) -> Evaluation:
         return await self.check(connection, response)
@@ -96,7 +118,7 @@ class RateLimit(RouteLimit):
     ) -> Evaluation:
         """Evaluates the limit within another dependency or a handler; `key` replaces its key: `check(request, key=user.id)`."""
         scope = connection.scope
-        if self.was_evaluated(scope):
+        if key is None and self.was_evaluated(scope):
             known: Evaluation = scope["limitkeeper"]
             return known
         evaluations = evaluations_of(scope)
@@ -110,7 +132,8 @@ class RateLimit(RouteLimit):
             raise ConfigurationError("a cost or charge that depends on the response needs limitkeeper.web.fastapi.install(app)")
         if response is not None and not evaluations.settles:
             for name, value in evaluations.fields(scope):
-                response.headers[name] = value
+                present = response.headers.get(name) if name in JOINED else None
+                response.headers[name] = value if present is None else merge([(name, present)], [(name, value)])[0][1]
         return evaluation
 
     def _name_on(self, scope: Scope, depth: int) -> str:
@@ -125,15 +148,15 @@ class RateLimit(RouteLimit):
 
 
 def route_name(scope: Scope, depth: int) -> str:
-    """`shop.routes.checkout`; the second limit of a route is `shop.routes.checkout.2`. Where the endpoint's name does not
-    identify the route, its location is added: `shop.routes.crud.index@GET /orders`."""
+    """The name of the endpoint's rule, as `handler_name`; the second limit of a route has another one. Where the endpoint's name
+    does not identify the route, its location does."""
     declared: object = scope.get("endpoint")
     endpoint = declared
     while isinstance(endpoint, partial):
         endpoint = endpoint.func
     named = endpoint if hasattr(endpoint, "__qualname__") else type(endpoint)  # an object with __call__ has no name
-    qualified = f"{named.__module__}.{named.__qualname__}"
-    name = rule_name(qualified.replace("<locals>.", ""), depth)
+    qualified = named.__qualname__
+    name = rule_name(qualified, named.__module__, depth)
     location = route_location(scope)
     unique = declared is named and "<locals>" not in qualified and count_routes(scope.get("app"), declared) == 1
     return name if unique or location is None else located_name(name, location)

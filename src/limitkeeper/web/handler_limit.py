@@ -4,42 +4,63 @@
     @limit("100/h", key="user | ip")                        identities of the site's policy
     @limit("100/h", key=lambda request: request.user.pk)    a callable; None falls back to the client's address
 
-Each is a policy of one rule with a gate of its own, made at its first request. All other fields of a rule may be given as
-options. The rule's name is the handler's name, and the state in the store goes by it: handlers share a limit only under the same
-name=.
+    @limit(limit_of_plan)                                   a callable that is given the request and returns the limit
 
-Several handlers can have one name: those made by one function, or of one class with different arguments. They are told apart by
-their location (Flask's endpoint, Django's URL pattern, Starlette's route), which is the same in every process. Rejected:
-numbering them, since the order in which they are made or called differs between processes.
+Each is a policy of one rule with a gate of its own, made at its first request, on a store that all of them share. The rule's name
+is the handler's with a hash, and the state in the store goes by it: handlers share a limit only under the same name=. Handlers
+made by one function, or of one class with different arguments, differ by their location (Flask's endpoint, Django's URL
+pattern, Starlette's route). Rejected: numbering them, since the order in which they are made or called differs between processes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from dataclasses import replace
 from functools import lru_cache, wraps
 from hashlib import sha256
 from threading import Lock
-from typing import TypedDict
+from typing import TypedDict, cast
 from uuid import UUID
+from weakref import WeakValueDictionary
 
 from ..algorithms.limit import Limit
+from ..errors import ConfigurationError
+from ..observe.events import Event
+from ..policy.callback_errors import callback_name, check_callback
 from ..policy.evaluation import Evaluation
-from ..policy.gate import Gate
+from ..policy.gate import Gate, gate_of
+from ..policy.identity.client_ip import ClientIp
 from ..policy.model import Identity, Policy
+from ..policy.reading.diagnostics import PolicyError, shorten
 from ..policy.request_context import RequestContext
-from ..stores import MemoryStore, Store
-from .ratelimit_fields import text_fields
+from ..policy.store_lifetime import OpenedStore
+from ..stores import Store, store_from_url
+from ..stores.guarded import GuardedStore
+from ..stores.worker_warning import memory_store
+from .headers import text_fields
 
 Handler = Callable[..., object]
 #: A limit as the policy reads it: a Limit, its text, several of them, or limits by identity.
 LimitSpec = Limit | str | Sequence[Limit | str] | Mapping[str, object]
+#: A limit, or a callable that is given the framework's request and returns one; "unlimited" and "blocked" are limits too.
+LimitSource = LimitSpec | Callable[..., Limit | str | None]
 #: A key: identities as in a policy ("user | ip"), or a callable that is given the framework's request.
 Key = str | Sequence[str] | Callable[..., object]
 
+#: The fields of `client_ip` in a policy, or the identity that they make.
+ClientAddress = ClientIp | Mapping[str, object]
+
 
 class RuleOptions(TypedDict, total=False):
-    """The other fields of a rule, as in a policy file."""
+    """Options of a declared limit: `methods` to which it applies, `per_method` (each method counts separately), `exempt_when` (a
+    callable that is given the request), `on_breach` (a listener of its refusals); and the other fields of a rule, as in a
+    policy file."""
+
+    methods: Sequence[str]
+    per_method: bool
+    exempt_when: Callable[..., object]
+    on_breach: Callable[[Event], object]
 
     description: str
     match: object
@@ -56,13 +77,22 @@ class RuleOptions(TypedDict, total=False):
     message: str
     body: object
     problem: bool
+    retry_after: object
     priority: int
     alert: object
     safe_concurrency: int
 
 
+#: A policy without anything: its settings are those of limits without a policy.
+DEFAULTS = Policy()
 #: The identity of a callable key.
 CALLER = "caller"
+#: The identity that is present where `exempt_when` holds.
+EXEMPTED = "exempt_when"
+#: The most different limits that the callable of one declaration may return.
+MAX_CHOICES = 256
+#: Methods that `per_method` distinguishes; all others together are one, since clients can send any.
+METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 #: The handler attribute that counts its limits; `functools.wraps` copies it from one decorator to the next.
 DEPTH = "limitkeeper_limits"
 EXEMPT = "limitkeeper_exempt"
@@ -74,40 +104,148 @@ LISTED = ("RateLimit-Policy", "RateLimit")
 
 
 class HandlerLimit:
-    """One limit of one handler, as declared. `per_location`: other handlers may have the same name."""
+    """One limit of one handler, as declared. `per_location`: other handlers may have the same name. `declared_by` is what the
+    application called, for messages."""
 
-    __slots__ = ("key", "name", "per_location", "rule")
+    __slots__ = (
+        "choices",
+        "choose",
+        "declared_by",
+        "exempt_when",
+        "key",
+        "name",
+        "on_breach",
+        "per_location",
+        "per_method",
+        "rule",
+    )
 
-    def __init__(self, name: str, limit: LimitSpec | None, key: Key, options: RuleOptions, per_location: bool = False) -> None:
+    def __init__(
+        self,
+        name: str,
+        limit: LimitSource | None,
+        key: Key,
+        options: RuleOptions,
+        per_location: bool = False,
+        declared_by: str = "@limit",
+    ) -> None:
+        self.declared_by = declared_by
         self.name = name
         self.key = key
         self.per_location = per_location
-        self.rule: dict[str, object] = {**options, "limit": limit}
-        Policy.of(limits=[{**self.rule, "name": name, "key": "ip"}])  # errors are raised where the limit is declared
+        own = ("exempt_when", "methods", "on_breach", "per_method")
+        self.rule: dict[str, object] = {name: value for name, value in options.items() if name not in own}
+        self.per_method = options.get("per_method", False)
+        self.on_breach = options.get("on_breach")
+        self.exempt_when = options.get("exempt_when")
+        self._add_conditions(options.get("methods"))
+        #: The callable that chooses the limit, and the declarations of those that it has returned.
+        self.choose: Callable[..., Limit | str | None] | None = None
+        self.choices: dict[object, HandlerLimit] = {}
+        self.rule["limit"] = limit
+        if callable(limit):
+            check_callback(limit, "request")
+            self.choose = limit
+            self.rule["limit"] = "unlimited"
+        self._check()
+
+    def _check(self) -> None:
+        """Raises errors where the limit is declared. The identities that a key in text names are a site's, unknown here."""
+        self.policy(self.name, key=None if callable(self.key) else "ip")
+
+    def _add_conditions(self, methods: Sequence[str] | None) -> None:
+        """Makes `methods` and `exempt_when` fields of the rule."""
+        if methods is not None:
+            if "match" in self.rule:
+                raise ConfigurationError("expected methods= or match=, got both; write match={'methods': […], 'path': …}")
+            self.rule["match"] = {"methods": [methods] if isinstance(methods, str) else list(methods)}
+        if self.exempt_when is not None:
+            check_callback(self.exempt_when, "request")
+            when = dict(cast(Mapping[str, object], self.rule.get("when") or {}))
+            absent = when.get("absent", ())
+            others = [absent] if isinstance(absent, str) else list(cast(Sequence[str], absent))
+            self.rule["when"] = {**when, "absent": [*others, EXEMPTED]}
+
+    def chosen(self, request: object) -> HandlerLimit:
+        """The declaration of the limit that the callable returns for a request. Its exceptions are the application's own."""
+        if self.choose is None:
+            return self
+        limit = self.choose(request)
+        limit = "unlimited" if limit is None else limit
+        if not isinstance(limit, (str, Limit)):
+            raise ConfigurationError(
+                f"expected a limit such as '5/s', 'unlimited', 'blocked' or None from {callback_name(self.choose)}, got {limit!r}"
+            )
+        found = self.choices.get(limit)
+        if found is None:
+            if len(self.choices) >= MAX_CHOICES:
+                text = f"{callback_name(self.choose)} returned more than {MAX_CHOICES} different limits"
+                raise ConfigurationError(f"{text}; return one of a few, and use cost= or key= for what differs by client")
+            found = self.choices.setdefault(limit, self._with_limit(limit))
+        return found
+
+    def _with_limit(self, limit: Limit | str) -> HandlerLimit:
+        """This declaration with another limit."""
+        other = copy(self)
+        other.choose, other.rule = None, {**self.rule, "limit": limit}
+        other._check()
+        return other
 
     def name_at(self, location: str | None) -> str:
         """The rule's name for the handler at a location."""
         return located_name(self.name, location) if self.per_location and location is not None else self.name
 
-    def policy(self, name: str, site: Policy | None = None) -> Policy:
-        """A policy of one rule, with the identities and the response settings of the site's."""
+    def policy(self, name: str, site: Policy | None = None, ip: Identity | None = None, key: Key | None = None) -> Policy:
+        """A policy of one rule, with the identities and the response settings of the site's; `ip` is another client address."""
         identify: dict[str, Identity | dict[str, object]] = {} if site is None else dict(site.identify)
-        key: object = self.key
+        if ip is not None:
+            identify["ip"] = ip
+        key = self.key if key is None else key
         if callable(key):
             identify[CALLER] = {"call": caller_identity(key)}
             key = f"{CALLER} | ip"
-        policy = Policy.of(identify=identify, limits=[{**self.rule, "name": name, "key": key}])
+        if self.exempt_when is not None:
+            identify[EXEMPTED] = {"call": exempt_identity(self.exempt_when)}
+        instances = None if site is None else site.instances
+        policy = self._policy_of(name, key, identify, instances)
         if site is None:
             return policy
-        return replace(policy, name=site.name, headers=site.headers, problem=site.problem, budget_us=site.budget_us)
+        names = ("name", "headers", "problem", "budget_us", "waiting_threads")
+        return replace(policy, **{name: getattr(site, name) for name in names})
+
+    def _policy_of(
+        self, name: str, key: object, identify: Mapping[str, object] | None = None, instances: int | None = None
+    ) -> Policy:
+        """The policy of this rule; errors name the declaration, since there is no file in which to find `limits[0].limit`."""
+        try:
+            return Policy.of(identify=identify, instances=instances, limits=[{**self.rule, "name": name, "key": key}])
+        except PolicyError as error:
+            found = [f"{one.location.removeprefix('limits[0].')}: {one.full_message}" for one in error.errors]
+            shown = f"{self.declared_by}({shorten(repr(self.rule['limit']))})"
+            raise ConfigurationError(f"{shown}: {'; '.join(found)}") from None
 
 
 class HandlerGates:
     """The gates of one application: its policy's, where there is one, and one for each name of a handler's limit."""
 
-    def __init__(self, gate: Gate | None, store: Store | None = None, handlers: Mapping[str, Handler] | None = None) -> None:
+    def __init__(
+        self,
+        gate: Gate | None,
+        store: Store | None = None,
+        handlers: Mapping[str, Handler] | None = None,
+        client_ip: ClientAddress | None = None,
+        enabled: bool = True,
+    ) -> None:
+        if not enabled:  # a policy without rules admits everything
+            gate, client_ip = Gate(Policy(), store=store), None
+        self.enabled = enabled
+        if client_ip is not None and gate is not None:
+            raise ConfigurationError("client_ip belongs to the policy here; write it there, under identify: {ip: {client_ip: …}}")
         self.gate = gate
-        self.store = store if store is not None else MemoryStore() if gate is None else gate.store
+        self.ip = client_address(client_ip)
+        budget_us = DEFAULTS.budget_us if gate is None else gate.policy.budget_us
+        own = guard(store, budget_us) if store is not None else memory_store() if gate is None else None
+        self.store: Store | OpenedStore = own if own is not None else gate.opened_store  # type: ignore[union-attr]
         self._owns_store = store is None and gate is None
         self.handlers = handlers
         #: Endpoints that the policy exempts; None: not looked up yet.
@@ -115,22 +253,74 @@ class HandlerGates:
         self._gates: dict[tuple[HandlerLimit, str], Gate] = {}
         self._lock = Lock()
 
-    def gate_for(self, limit: HandlerLimit, name: str) -> Gate:
-        """The gate of a limit under a name, made at its first request."""
+    def gate_for(self, limit: HandlerLimit, name: str, request: object = None) -> Gate:
+        """The gate of a limit under a name for a request, made at its first one."""
+        site = self.gate
+        if not self.enabled and site is not None:
+            return site
+        if limit.per_method:
+            method = getattr(request, "method", None)
+            name = rule_name(f"{name} {method if method in METHODS else 'other'}", "")
+        limit = limit.chosen(request)
+        if site is not None and isinstance(self.store, OpenedStore) and self.store is not site.opened_store:
+            with self._lock:  # a reload has changed the store
+                self.store, self._gates = site.opened_store, {}
         gate = self._gates.get((limit, name))
         if gate is None:
             with self._lock:
                 gate = self._gates.get((limit, name))
                 if gate is None:
-                    policy = limit.policy(name, None if self.gate is None else self.gate.policy)
+                    policy = limit.policy(name, None if self.gate is None else self.gate.policy, self.ip)
                     gate = self._gates[limit, name] = Gate(policy, store=self.store, handlers=self.handlers)
+                    if limit.on_breach is not None:
+                        gate.events.on("refused", limit.on_breach)
         return gate
 
     def close(self) -> None:
         for gate in (*self._gates.values(), *(() if self.gate is None else (self.gate,))):
             gate.close()
-        if self._owns_store:
+        if self._owns_store and isinstance(self.store, Store):
             self.store.close()
+
+
+#: The stores of URLs, and gates of policies (by the ids of policy and store), that limits of this process share.
+_stores: WeakValueDictionary[str, Store] = WeakValueDictionary()
+_gates: WeakValueDictionary[tuple[int, int], Gate] = WeakValueDictionary()
+
+
+def guard(store: Store, budget_us: int) -> Store:
+    """A store for many gates: one guard for all of them, so that one breaker learns of its failures; `on_failure` of the rules
+    answers for it."""
+    if store.local or isinstance(store, GuardedStore):
+        return store
+    return GuardedStore(store, budget=budget_us / 1e6, on_failure="closed", name=DEFAULTS.name)
+
+
+def shared_store(store: Store | str | None) -> Store | None:
+    """A store as it was given, or that of a URL: one, with its connections, for all limits of this process that name the URL."""
+    if not isinstance(store, str):
+        return store
+    found = _stores.get(store)
+    if found is None:
+        found = _stores[store] = guard(store_from_url(store), DEFAULTS.budget_us)
+    return found
+
+
+def shared_gate(policy: Gate | Policy, store: Store | None) -> Gate:
+    """The gate of a policy: one for all limits of this process that name its rules."""
+    if not isinstance(policy, Policy):
+        return gate_of(policy)
+    found = _gates.get((id(policy), id(store)))
+    if found is None or found.policy is not policy:
+        found = _gates[id(policy), id(store)] = Gate(policy, store=store)
+    return found
+
+
+def client_address(given: ClientAddress | None) -> Identity | None:
+    """The identity `ip` of limits without a policy: `{"trusted_proxies": ["10.0.0.0/8"]}`, as under `client_ip` in one."""
+    if given is None or isinstance(given, ClientIp):
+        return given
+    return Policy.of(identify={"ip": {"client_ip": given}}).identify["ip"]
 
 
 def caller_identity(key: Callable[..., object]) -> Callable[[RequestContext], object]:
@@ -144,11 +334,18 @@ def caller_identity(key: Callable[..., object]) -> Callable[[RequestContext], ob
     return identity
 
 
-# Names -----------------------------------------------------------------------------------------------------------
+def exempt_identity(exempt_when: Callable[..., object]) -> Callable[[RequestContext], object]:
+    """`exempt_when` as an identity, which is present where the limit does not apply. Where it raises, the limit applies."""
+
+    @wraps(exempt_when)
+    def identity(context: RequestContext) -> object:
+        return "yes" if exempt_when(context.raw) else None
+
+    return identity
 
 
 def handler_name(handler: Handler) -> str:
-    """`shop.views.checkout`; the second limit of the same handler is `shop.views.checkout.2`."""
+    """`checkout-5f1d09ac` for `shop.views.checkout`; the second limit of the same handler is `checkout.2-…`."""
     owner = bound_instance(handler)
     if owner is not None:  # a method that a subclass inherits: the subclass, not where the method is defined
         module, own = type(owner).__module__, f"{type(owner).__qualname__}.{handler.__name__}"
@@ -156,22 +353,22 @@ def handler_name(handler: Handler) -> str:
         module, own = handler.__module__, handler.__qualname__
     if "as_view.<locals>" in own:  # a class-based view: all of them have the same inner function
         own = getattr(getattr(handler, "view_class", None), "__qualname__", handler.__name__)
-    return rule_name(f"{module}.{own}".replace("<locals>.", ""), getattr(handler, DEPTH, 0) + 1)
+    return rule_name(own, module, getattr(handler, DEPTH, 0) + 1)
 
 
-def rule_name(name: str, depth: int = 1) -> str:
-    """A valid name of a rule: printable ASCII, at most MAX_NAME; others keep the last part that fits, and a hash of the whole."""
-    if depth > 1:
-        name = f"{name}.{depth}"
-    kept = "".join([letter for letter in name if " " <= letter <= "~" and letter not in FORBIDDEN])
-    if kept == name and len(name) <= MAX_NAME:
-        return name
-    return kept[9 - MAX_NAME :].lstrip(". ") + "-" + sha256(name.encode("utf-8", "replace")).hexdigest()[:8]
+def rule_name(own: str, module: str, depth: int = 1) -> str:
+    """The name of a handler's rule. Clients see it, so it has the handler's own name (printable ASCII, at most MAX_NAME) and a
+    hash of the whole, which tells apart handlers of one name, but no module."""
+    shown = own.rpartition("<locals>.")[2] + (f".{depth}" if depth > 1 else "")
+    shown = "".join([letter for letter in shown if " " <= letter <= "~" and letter not in FORBIDDEN])
+    digest = sha256(f"{module}.{own}.{depth}".encode("utf-8", "replace")).hexdigest()
+    return f"{shown[: MAX_NAME - 9].strip()}-{digest[:8]}"
 
 
 @lru_cache(4096)
 def located_name(name: str, location: str) -> str:
-    return rule_name(f"{name}@{location}")
+    """The name of a rule for the handler at a location."""
+    return rule_name(name.rpartition("-")[0], f"{name}@{location}")
 
 
 def bound_instance(handler: object) -> object | None:
@@ -191,9 +388,6 @@ def shares_name(handler: Handler) -> bool:
     if getattr(handler, "view_class", None) is not None:
         return bool(getattr(handler, "view_initkwargs", True))  # Flask does not keep the arguments
     return "<locals>" in getattr(handler, "__qualname__", "")
-
-
-# Fields ----------------------------------------------------------------------------------------------------------
 
 
 def tightest(evaluations: Sequence[Evaluation]) -> Evaluation:

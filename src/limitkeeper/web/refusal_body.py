@@ -9,10 +9,11 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
+from functools import lru_cache
 
 from ..policy.evaluation import Evaluation
 from ..policy.model import Answer
-from ..policy.refusal import PENALTY_BOX, QUEUE_FULL, QUOTA, STORE, Refusal
+from ..policy.refusal import CAPACITY, CONCURRENT, PENALTY_BOX, QUEUE_FULL, QUOTA, STORE, Refusal
 
 JSON, PROBLEM, TEXT = b"application/json", b"application/problem+json", b"text/plain; charset=utf-8"
 CODE = "RATE_LIMITED"
@@ -20,15 +21,12 @@ TYPES = "https://iana.org/assignments/http-problem-types#"
 EXCEEDED = ("quota-exceeded", "Request cannot be satisfied as assigned quota has been exceeded")
 REDUCED = ("temporary-reduced-capacity", "Request cannot be satisfied due to temporary server capacity constraints")
 ABNORMAL = ("abnormal-usage-detected", "Request cannot be satisfied due to detection of abnormal request pattern")
-PROBLEMS = {QUOTA: EXCEEDED, QUEUE_FULL: REDUCED, STORE: REDUCED, PENALTY_BOX: ABNORMAL}
+PROBLEMS = {QUOTA: EXCEEDED, PENALTY_BOX: ABNORMAL, **dict.fromkeys((QUEUE_FULL, STORE, CONCURRENT, CAPACITY), REDUCED)}
 
 PLACEHOLDER = re.compile(r"\{(retry_after|limit|remaining|rule|message)\}")
 WEIGHT = re.compile(r"[01](\.\d{0,3})?")
 #: Only this many characters of Accept are read.
 MAX_ACCEPT = 1000
-#: Default bodies by message; a message changes every second, so the cache is small.
-MAX_CACHED = 1024
-_default_bodies: dict[str, bytes] = {}
 
 
 def body(evaluation: Evaluation, accept: str | None = None) -> tuple[bytes, bytes]:
@@ -44,7 +42,7 @@ def body(evaluation: Evaluation, accept: str | None = None) -> tuple[bytes, byte
         more = fill(own, values) if isinstance(own, Mapping) else None
         return PROBLEM, encode_json({**problem_details(refusal), **(more if isinstance(more, dict) else {})})
     if own is None:
-        return JSON, encode_json({"code": CODE, "message": refusal.message})
+        return JSON, default_body(refusal.message)
     if isinstance(own, str):
         return TEXT, encode_text(fill_text(own, values))
     return JSON, encode_json(fill(own, values))
@@ -58,13 +56,9 @@ def is_default(evaluation: Evaluation, refusal: Refusal, accept: str | None) -> 
     return answer is None or (answer.body is None and not answer.problem)
 
 
+@lru_cache(1024)  # a message changes every second, so the cache is small
 def default_body(message: str) -> bytes:
-    found = _default_bodies.get(message)
-    if found is None:
-        if len(_default_bodies) >= MAX_CACHED:
-            _default_bodies.clear()
-        found = _default_bodies[message] = encode_json({"code": CODE, "message": message})
-    return found
+    return encode_json({"code": CODE, "message": message})
 
 
 def wants_problem(evaluation: Evaluation, refusal: Refusal, accept: str | None) -> bool:

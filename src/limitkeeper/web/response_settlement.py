@@ -6,11 +6,12 @@ unchanged and close what they wrap exactly once.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator, Sequence
-from typing import Generic, TypeVar
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from typing import Any, Generic, TypeVar
 
 from ..policy.evaluation import Evaluation
-from ..policy.settlement import UNKNOWN
+from ..policy.settlement import NOT_SENT, UNKNOWN
 
 #: The status of a response that the application failed to produce.
 FAILED = 500
@@ -23,6 +24,22 @@ C = TypeVar("C", bound=str | bytes | memoryview)
 def outcome_of(error: BaseException) -> int:
     """The outcome of a handler that raised before its response began: 500, or unknown where it was cancelled."""
     return FAILED if isinstance(error, Exception) else UNKNOWN
+
+
+def is_cancelled() -> bool:
+    """Whether this task is being cancelled, because its client has disconnected or its server stops. The application may have
+    made an answer or another exception of that. False in a thread without a loop."""
+    try:
+        task = asyncio.current_task()
+    except RuntimeError:
+        return False
+    return task is not None and task.cancelling() > 0
+
+
+def outcome_after(disconnected: bool, status: int) -> int:
+    """The outcome of a response that begins after its client has disconnected: an error may be due to that, and says nothing
+    about the request, so it is unknown."""
+    return UNKNOWN if disconnected and status >= 400 else status
 
 
 def detach_request(evaluation: Evaluation, origin: bool) -> Evaluation:
@@ -42,7 +59,7 @@ class Settlement:
     status   0 before the response has begun
     counted  the status was reported to the gates
     size     bytes of the body so far; a response to HEAD has none, whatever the application writes
-    gone     the server could not write to the client
+    gone     the server could not read from the client, or write to it
     """
 
     __slots__ = ("counted", "evaluations", "gone", "head", "settled", "size", "status")
@@ -65,6 +82,24 @@ class Settlement:
                 if evaluation.allowed:
                     evaluation.count_response(status or GONE)
 
+    def afford(self, size: int) -> Evaluation | None:
+        """Charges a size that is known before a byte is sent. Returns the evaluation that refuses it, if any; then all are
+        settled, and the refusal is sent instead."""
+        for evaluation in () if self.head else self.evaluations:
+            if not evaluation.afford(self.status, size):
+                self.size = NOT_SENT
+                self.settle()
+                return evaluation
+        return None
+
+    async def aafford(self, size: int) -> Evaluation | None:
+        for evaluation in () if self.head else self.evaluations:
+            if not await evaluation.aafford(self.status, size):
+                self.size = NOT_SENT
+                await self.asettle()
+                return evaluation
+        return None
+
     def settle(self, failed: bool = False) -> None:
         for evaluation, status, size in self._finish(failed):
             evaluation.settle(status, size)
@@ -73,17 +108,63 @@ class Settlement:
         for evaluation, status, size in self._finish(failed):
             await evaluation.asettle(status, size)
 
+    async def run(self, handler: Callable[[], Awaitable[None]], outcome: int, disconnected: Callable[[], bool]) -> None:
+        """Runs a handler, and settles however it ends; `outcome` is that of a handler which returned without a response."""
+        try:
+            await handler()
+        except BaseException as error:
+            outcome = outcome_of(error)
+            raise
+        finally:
+            self.respond(outcome_after(disconnected() or is_cancelled(), outcome))
+            if not self.settled:
+                # A task that is being cancelled can't await a store: another task completes the settlement.
+                await asyncio.shield(asyncio.ensure_future(self.asettle()))
+
     def _finish(self, failed: bool) -> list[tuple[Evaluation, int, int]]:
         """What to settle, at the first call. The outcome is 500 where the application failed, otherwise the status, if any."""
         if self.settled:
             return []
         self.settled = True
-        outcome = FAILED if failed and not self.gone else self.status
+        outcome = outcome_after(self.gone, FAILED if failed and not self.gone else self.status)
         self.respond(outcome)
         for evaluation in self.evaluations:
             if not evaluation.needs_settlement:
                 evaluation.context = None
         return [(one, outcome, 0 if self.head else self.size) for one in self.evaluations if one.needs_settlement]
+
+
+class WatchedInput:
+    """`wsgi.input` that notices a client which disconnects before `left` bytes have come."""
+
+    def __init__(self, stream: Any, left: str | None, settlement: Settlement) -> None:
+        self._stream = stream
+        self._left = int(left) if left and left.isdecimal() and len(left) < 19 else 0
+        self._settlement = settlement
+
+    def _watch(self, read: Callable[[int], bytes], size: int | None) -> bytes:
+        size = -1 if size is None else size
+        try:
+            data = read(size)
+        except OSError:
+            self._settlement.gone = True
+            raise
+        self._left -= len(data)
+        if self._left > 0 and size and (size < 0 or not data):
+            self._settlement.gone = True
+        return data
+
+    def read(self, size: int | None = -1) -> bytes:
+        return self._watch(self._stream.read, size)
+
+    def readline(self, size: int | None = -1) -> bytes:
+        return self._watch(self._stream.readline, size or -1)
+
+    def readlines(self, hint: int | None = -1) -> list[bytes]:
+        return list(self)
+
+    def __iter__(self) -> Iterator[bytes]:
+        return iter(self.readline, b"")
 
 
 def byte_length(chunk: str | bytes | memoryview) -> int:
@@ -94,10 +175,12 @@ def byte_length(chunk: str | bytes | memoryview) -> int:
 class ClosingBody:
     """Closes the wrapped body once, and settles then at the latest."""
 
-    __slots__ = ("_close", "_settlement")
+    __slots__ = ("_chunks", "_close", "_next", "_settlement")
 
-    def __init__(self, chunks: object, settlement: Settlement) -> None:
+    def __init__(self, chunks: Any, settlement: Settlement) -> None:
+        self._chunks = chunks
         self._settlement = settlement
+        self._next: Any = None
         self._close: Callable[[], object] | None = getattr(chunks, "close", None)
 
     def close(self) -> None:
@@ -108,16 +191,15 @@ class ClosingBody:
         finally:
             self._settlement.settle()
 
+    def count(self, chunk: C) -> C:
+        self._settlement.size += byte_length(chunk)
+        return chunk
+
 
 class SettlingBody(ClosingBody, Generic[C]):
     """An iterable body that counts its bytes, and settles at its end."""
 
-    __slots__ = ("_chunks", "_next")
-
-    def __init__(self, chunks: Iterable[C], settlement: Settlement) -> None:
-        super().__init__(chunks, settlement)
-        self._chunks = chunks
-        self._next: Callable[[], C] | None = None
+    __slots__ = ()
 
     def __iter__(self) -> Iterator[C]:
         return self
@@ -125,27 +207,20 @@ class SettlingBody(ClosingBody, Generic[C]):
     def __next__(self) -> C:
         try:
             if self._next is None:
-                self._next = iter(self._chunks).__next__
-            chunk = self._next()
+                self._next = iter(self._chunks)
+            return self.count(next(self._next))  # type: ignore[no-any-return]
         except StopIteration:
             self._settlement.settle(failed=not self._settlement.status)  # servers answer 500 where no status was given
             raise
         except BaseException as error:
             self._settlement.settle(failed=isinstance(error, Exception))
             raise
-        self._settlement.size += byte_length(chunk)
-        return chunk
 
 
 class AsyncSettlingBody(ClosingBody, Generic[C]):
     """The same for an asynchronous body. `close` is for a server that gives up; it may block: call it in a thread."""
 
-    __slots__ = ("_chunks", "_next")
-
-    def __init__(self, chunks: AsyncIterable[C], settlement: Settlement) -> None:
-        super().__init__(chunks, settlement)
-        self._chunks = chunks
-        self._next: AsyncIterator[C] | None = None
+    __slots__ = ()
 
     def __aiter__(self) -> AsyncIterator[C]:
         return self
@@ -154,15 +229,13 @@ class AsyncSettlingBody(ClosingBody, Generic[C]):
         try:
             if self._next is None:
                 self._next = aiter(self._chunks)
-            chunk = await anext(self._next)
+            return self.count(await anext(self._next))  # type: ignore[no-any-return]
         except StopAsyncIteration:
             await self._settlement.asettle(failed=not self._settlement.status)
             raise
         except Exception:
             await self._settlement.asettle(failed=True)
             raise
-        self._settlement.size += byte_length(chunk)
-        return chunk
 
     async def aclose(self) -> None:
         await self._settlement.asettle()

@@ -4,9 +4,8 @@
     async def checkout(request): …
 
 For functions (async or not), methods of an HTTPEndpoint, and websocket endpoints. Limits are per client address by default; a
-limit goes by the endpoint's name, and several on one endpoint are evaluated from the outermost in. RateLimitMiddleware (asgi.py)
-applies a policy to a whole site; a rule of that policy can be named here, and is not evaluated again where the middleware has
-done so.
+limit goes by the endpoint's name, and several on one endpoint are evaluated from the outermost in. A rule of the policy of
+RateLimitMiddleware (asgi.py) can be named too, and is not evaluated again where the middleware has done so.
 """
 
 from __future__ import annotations
@@ -18,39 +17,48 @@ from inspect import iscoroutinefunction
 from types import NoneType
 from typing import TypeVar, Unpack, cast
 
-from starlette.concurrency import run_in_threadpool
-from starlette.exceptions import HTTPException, WebSocketException
-from starlette.requests import ClientDisconnect, HTTPConnection
-from starlette.responses import Response
-from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
-
 from ..errors import ConfigurationError
+
+try:
+    from starlette.concurrency import run_in_threadpool
+    from starlette.exceptions import HTTPException, WebSocketException
+    from starlette.requests import ClientDisconnect, HTTPConnection, Request
+    from starlette.responses import Response
+    from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
+except ModuleNotFoundError as error:
+    raise ConfigurationError(
+        f"limitkeeper.web.starlette needs {error.name}, which is not installed: pip install starlette"
+    ) from error
+
+from ..policy.callback_errors import check_parameters
 from ..policy.evaluation import Evaluation
-from ..policy.gate import Gate, gate_of
+from ..policy.gate import Gate
+from ..policy.identity.identify import Called
+from ..policy.identity.key_and_cache_bounds import hash_long
 from ..policy.model import Policy
-from ..policy.path_matcher import limits_host
 from ..stores import Store
-from ..stores.urls import store_from_url
-from .asgi import SettlingSend
-from .asgi_fast import ASGIApp, AsgiRequestContext, HeaderSend, Receive, Scope, Send, has_origin
-from .asgi_websocket import ACCEPTED, TRY_AGAIN_LATER, close_reason
+from .asgi import ACCEPTED, TRY_AGAIN_LATER, SettlingSend, ask_connected, close_reason
 from .handler_limit import (
     CALLER,
     DEPTH,
+    ClientAddress,
     Handler,
     HandlerGates,
     HandlerLimit,
     Key,
-    LimitSpec,
+    LimitSource,
     RuleOptions,
+    caller_identity,
     combined_fields,
     handler_name,
     located_name,
+    shared_gate,
+    shared_store,
     shares_name,
 )
-from .ratelimit_fields import Fields, merge
+from .headers import ASGIApp, AsgiRequestContext, Fields, HeaderSend, Receive, Scope, Send, has_origin, merge
 from .refusal_body import body
-from .response_settlement import GONE, UNKNOWN, outcome_of
+from .response_settlement import GONE, UNKNOWN, detach_request, is_cancelled, outcome_after, outcome_of
 
 E = TypeVar("E", bound=Handler)
 
@@ -89,45 +97,51 @@ class PolicyRule:
         self.policy_gate = gate
         self.name = name
         self._policy: Policy | None = None
-        self._gate: Gate | None = None
+        self._gates: dict[bool, Gate] = {}
         self.gate()
 
-    def gate(self) -> Gate:
-        """A gate of that rule alone, on the same store; made again after a reload."""
+    def gate(self, keyed: bool = False) -> Gate:
+        """A gate of that rule alone, on the same store; made again after a reload. `keyed`: by the key that the caller gives."""
         policy = self.policy_gate.policy
-        if self._gate is None or policy is not self._policy:
-            self._gate = self.policy_gate.for_rule(self.name)
-            self._policy = policy
-        return self._gate
+        if policy is not self._policy:
+            self._gates, self._policy = {}, policy
+        gate = self._gates.get(keyed)
+        if gate is None:
+            gate = self._gates[keyed] = self.policy_gate.for_rule(self.name, ((CALLER,),) if keyed else None)
+        return gate
 
     def was_evaluated(self, scope: Scope) -> bool:
         """Whether the policy's middleware has evaluated this rule for this request."""
         evaluation: Evaluation | None = scope.get("limitkeeper")
         if evaluation is None or evaluation.gate is not self.policy_gate:
             return False
-        context = AsgiRequestContext(scope)
-        matched = evaluation.compiled.match(context)
-        return any(
-            rule.name == self.name and (not hosts or limits_host(hosts, context))
-            for rule, hosts in zip(matched.rules, matched.hosts or [()] * len(matched.rules), strict=True)
-        )
+        return any(rule.name == self.name for rule in evaluation.compiled.match(AsgiRequestContext(scope)).rules)
 
 
 class RouteLimit:
-    """A limit on a route, or a rule of a policy; `limit` and FastAPI's `RateLimit` document the arguments."""
+    """A limit on a route. `key` is "ip", or a callable that is given the request (async too); None: the client's address.
+
+    All other fields of a rule are options: cost=, message=, on_refusal=, status=, charge=, … `policy` and `rule` name a rule of a
+    policy instead, whatever it matches. `store` is a store or its URL (limits of one URL share its connections); without it, this
+    limit has a MemoryStore of its own. Limits of the same `name` and store are one. `client_ip` are the fields of a policy's
+    `client_ip`: `{"trusted_proxies": ["10.0.0.0/8"]}`; without it, the address is that of RateLimitMiddleware's policy, if any.
+    Without `enabled`, nothing is limited.
+    """
 
     #: How it is written, for the error message of wrong arguments.
     usage = 'RateLimit("5/s burst 10"), or name a rule: RateLimit(policy=gate, rule="checkout")'
 
     def __init__(
         self,
-        limit: LimitSpec | None = None,
+        limit: LimitSource | None = None,
         *,
         key: Key = "ip",
         name: str | None = None,
         policy: Gate | Policy | None = None,
         rule: str | None = None,
         store: Store | str | None = None,
+        client_ip: ClientAddress | None = None,
+        enabled: bool = True,
         **options: Unpack[RuleOptions],
     ) -> None:
         if (limit is None) == (policy is None) or (policy is None) != (rule is None):
@@ -135,49 +149,69 @@ class RouteLimit:
         self.name = name
         #: FastAPI: rule names by route and depth, with the route itself, since an id may be used again.
         self.names: dict[tuple[int, int], tuple[object, str]] = {}
-        opened = store_from_url(store) if isinstance(store, str) else store
+        opened = shared_store(store)
         if not isinstance(opened, (Store, NoneType)):
             raise ConfigurationError(f"expected a store or its URL, got store={store!r}")
         self._async_key = None
         if iscoroutinefunction(key) or iscoroutinefunction(getattr(key, "__call__", None)):  # noqa: B004
             self._async_key = cast(Callable[[HTTPConnection], Awaitable[object]], key)
+            check_parameters(self._async_key, "request")
         self._rule: PolicyRule | None = None
         if policy is not None and rule is not None:
-            self._rule = PolicyRule(gate_of(policy, store=opened), rule)
+            given = [*options, *(["name"] if name else []), *(["client_ip"] if client_ip else [])]
+            if given or not (key == "ip" or callable(key)):
+                raise ConfigurationError(
+                    f"{', '.join(given) or 'key'}= belongs to the policy, which defines {rule!r}; write it there"
+                )
+            if not enabled:
+                raise ConfigurationError("enabled= has no effect on a rule of a policy; leave out the middleware and this limit")
+            self._rule = PolicyRule(shared_gate(policy, opened), rule)
+            self._rule_key = Called(caller_identity(key)) if callable(key) and self._async_key is None else None
             return
         # A key that is passed in, or awaited, takes the place of the address.
         sync_key: Key = no_caller if key == "ip" or self._async_key is not None else key
-        self._limit = HandlerLimit(name or "limit", limit, sync_key, options)
+        self._limit = HandlerLimit(name or "limit", limit, sync_key, options, declared_by=self.usage.partition("(")[0])
         self._limit.policy(self._limit.name)  # errors of the key are raised here
-        self._gates = HandlerGates(None, opened)
+        self._gates = HandlerGates(None, opened, client_ip=client_ip, enabled=enabled)
 
     def was_evaluated(self, scope: Scope) -> bool:
-        """Whether the policy's middleware has evaluated this rule for this request."""
-        return self._rule is not None and self._rule.was_evaluated(scope)
+        """Whether the policy's middleware has evaluated this rule for this request, by the rule's own key."""
+        own_key = self._rule is not None and self._rule_key is None and self._async_key is None
+        return own_key and self._rule.was_evaluated(scope)  # type: ignore[union-attr]
 
     async def evaluate(
         self, connection: HTTPConnection, context: AsgiRequestContext, name: str, key: str | int | None = None
     ) -> Evaluation:
         """Evaluates the limit, and keeps the evaluation in the scope. `name` is the rule's; `key` replaces the limit's key."""
         scope = connection.scope
-        gate = self._rule.gate() if self._rule is not None else self._gates.gate_for(self._limit, name)
         context.raw = connection
+        if key is None and self._async_key is not None:
+            key = await self._async_key(connection)  # type: ignore[assignment]
+        elif key is None and self._rule is not None and self._rule_key is not None:
+            key = self._rule_key.of(context)
+        gate = self._rule.gate(key is not None) if self._rule is not None else self._gates.gate_for(self._limit, name, connection)
+        first: Evaluation | None = scope.get("limitkeeper")
+        if self._rule is None and self._gates.ip is None and first is not None and first not in evaluations_of(scope).all:
+            context.identities["ip"] = first.compiled.identities["ip"].of(context)  # the middleware's policy knows the proxies
         context.captured = {name: str(value) for name, value in connection.path_params.items()}
-        if key is not None:
-            context.identities[CALLER] = str(key)
-        elif self._async_key is not None:
-            awaited_key = await self._async_key(connection)
-            context.identities[CALLER] = None if awaited_key is None else str(awaited_key)
+        if key is not None or self._async_key is not None:
+            context.identities[CALLER] = None if key is None else hash_long(str(key))
         evaluation = gate.ask_nowait(context)
-        if evaluation is None:
+        if evaluation is None and isinstance(connection, (Request, WebSocket)):
+            evaluation, connection._receive = await ask_connected(gate, context, connection._receive)
+            if evaluation is None:
+                raise client_gone(connection)
+        elif evaluation is None:
             evaluation = await gate.aask(context)
-        evaluation.origin = has_origin(scope)
-        evaluations_of(scope).all.append(evaluation)
-        if not evaluation.needs_settlement:
-            evaluation.context = None  # the context holds the request, which holds the evaluation: no reference cycle
+        evaluations_of(scope).all.append(detach_request(evaluation, has_origin(scope)))
         if getattr(scope.get("limitkeeper"), "decision", None) is None:
             scope["limitkeeper"] = evaluation
         return evaluation
+
+
+def client_gone(connection: HTTPConnection) -> Exception:
+    """Ends a request whose client disconnected while it waited: its endpoint is not called, and no response is sent."""
+    return WebSocketException(TRY_AGAIN_LATER) if isinstance(connection, WebSocket) else HTTPException(GONE)
 
 
 def no_caller(request: object) -> None:
@@ -185,9 +219,29 @@ def no_caller(request: object) -> None:
 
 
 class Limit(RouteLimit):
-    """A limit around one endpoint."""
+    """A limit around endpoints, as a decorator."""
 
     usage = '@limit("5/s burst 10"), or name a rule: @limit(policy=gate, rule="checkout")'
+
+    def __call__(self, endpoint: E) -> E:
+        if isinstance(endpoint, type) or not callable(endpoint):
+            raise ConfigurationError(f"expected a function or method under @limit, got {endpoint!r}: put it on its methods")
+        own = self.name or handler_name(endpoint)
+        per_location = self.name is None and shares_name(endpoint)
+
+        @wraps(endpoint)
+        async def limited(*args: object, **named: object) -> object:
+            async def call() -> object:
+                if iscoroutinefunction(endpoint):
+                    return await endpoint(*args, **named)
+                return await run_in_threadpool(endpoint, *args, **named)
+
+            connection = find_connection(endpoint, *args, *named.values())
+            location = route_location(connection.scope) if per_location else None
+            return await self.run(own if location is None else located_name(own, location), connection, call)
+
+        setattr(limited, DEPTH, getattr(endpoint, DEPTH, 0) + 1)
+        return limited  # type: ignore[return-value]
 
     async def run(self, name: str, connection: HTTPConnection, call: Callable[[], Awaitable[object]]) -> object:
         """Evaluates the limit, and returns the endpoint's response or the refusal."""
@@ -204,11 +258,18 @@ class Limit(RouteLimit):
         try:
             response = await call()
         except BaseException as error:
-            status = status_of(error)
-            evaluation.count_response(status or GONE)
+            evaluation.count_response(status_of(error) or GONE)
+            known = isinstance(error, HTTPException)  # what a handler of other exceptions answers is not known here
+            status = outcome_after(has_disconnected(connection), status_of(error)) if known else UNKNOWN
             await asyncio.shield(asyncio.ensure_future(evaluation.asettle(status)))
             raise
-        return finish_response(evaluation, response, scope, len(evaluations_of(scope).all) == depth)
+        finished = finish_response(evaluation, response, scope, len(evaluations_of(scope).all) == depth)
+        if isinstance(finished, SettlingResponse):
+            finished.disconnected = has_disconnected(connection)
+        return finished
+
+
+limit = Limit
 
 
 async def run_websocket(evaluation: Evaluation, websocket: WebSocket, call: Callable[[], Awaitable[object]]) -> object:
@@ -227,47 +288,6 @@ async def run_websocket(evaluation: Evaluation, websocket: WebSocket, call: Call
         await asyncio.shield(asyncio.ensure_future(evaluation.asettle(status)))
 
 
-def limit(
-    limit: LimitSpec | None = None,
-    *,
-    key: Key = "ip",
-    name: str | None = None,
-    policy: Gate | Policy | None = None,
-    rule: str | None = None,
-    store: Store | str | None = None,
-    **options: Unpack[RuleOptions],
-) -> Callable[[E], E]:
-    """A limit for an endpoint. `key` is "ip", or a callable that is given the request (async too); None: the client's address.
-
-    All other fields of a rule are options: cost=, message=, on_refusal=, status=, charge=, … `policy` and `rule` name a rule of a
-    policy instead, whatever it matches. `store` is a store or its URL; without it, this limit has a MemoryStore of its own.
-    Limits of the same `name` and store are one.
-    """
-    declared = Limit(limit, key=key, name=name, policy=policy, rule=rule, store=store, **options)
-
-    def decorate(endpoint: E) -> E:
-        if isinstance(endpoint, type) or not callable(endpoint):
-            raise ConfigurationError(f"expected a function or method under @limit, got {endpoint!r}: put it on its methods")
-        own = name or handler_name(endpoint)
-        per_location = name is None and shares_name(endpoint)
-
-        @wraps(endpoint)
-        async def limited(*args: object, **named: object) -> object:
-            async def call() -> object:
-                if iscoroutinefunction(endpoint):
-                    return await endpoint(*args, **named)
-                return await run_in_threadpool(endpoint, *args, **named)
-
-            connection = find_connection(endpoint, *args, *named.values())
-            location = route_location(connection.scope) if per_location else None
-            return await declared.run(own if location is None else located_name(own, location), connection, call)
-
-        setattr(limited, DEPTH, getattr(endpoint, DEPTH, 0) + 1)
-        return limited  # type: ignore[return-value]
-
-    return decorate
-
-
 def route_location(scope: Scope) -> str | None:
     """The location of the endpoint of a request: `POST /orders/{order}`. Not the path, which clients choose."""
     route = scope.get("route")
@@ -283,6 +303,11 @@ def find_connection(endpoint: Handler, *arguments: object) -> HTTPConnection:
             return argument
     name = getattr(endpoint, "__name__", endpoint)
     raise ConfigurationError(f"expected an endpoint of Starlette under @limit, which is given a request: {name}(request)")
+
+
+def has_disconnected(connection: HTTPConnection) -> bool:
+    """Whether the endpoint could know that its client has disconnected."""
+    return is_cancelled() or bool(getattr(connection, "_is_disconnected", False))
 
 
 def status_of(error: BaseException) -> int:
@@ -322,9 +347,12 @@ class SettlingResponse:
     def __init__(self, app: ASGIApp, evaluation: Evaluation) -> None:
         self.app = app
         self.evaluation = evaluation
+        self.disconnected = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if self.evaluation.needs_settlement and self.evaluation.allowed:
-            await SettlingSend([self.evaluation], scope, send).run(self.app, scope, receive)
+            settling = SettlingSend([self.evaluation], scope, send)
+            settling.disconnected = self.disconnected
+            await settling.run(self.app, scope, receive)
         else:
             await self.app(scope, receive, HeaderSend(self.evaluation, send))

@@ -1,4 +1,4 @@
-"""`"limitkeeper.web.django"` in INSTALLED_APPS registers the system checks."""
+"""The AppConfig: `"limitkeeper.web.django"` in INSTALLED_APPS registers the system checks."""
 
 from django.apps import AppConfig
 from django.core import checks

@@ -17,6 +17,7 @@ from __future__ import annotations
 import inspect
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 from django.conf import settings
@@ -26,9 +27,9 @@ from django.core.checks import Warning as CheckWarning
 from ...errors import ConfigurationError
 from ...policy.compiled_policy import CompiledPolicy
 from ...policy.gate import Gate
-from ...policy.identity.identify import Called
 from ...policy.model import Policy
-from ...policy.reading.diagnostics import ERROR, Diagnostic
+from ...policy.reading.diagnostics import ERROR, NOTE, Diagnostic
+from ...policy.reading.import_string import ImportString, callables_of
 from ...policy.reading.load import examine
 from ...stores.memory import MemoryStore
 from .settings import import_handlers, read_policy, read_setting
@@ -76,7 +77,7 @@ def check_policy() -> tuple[Policy | None, list[CheckMessage]]:
         hint = "A relative path starts at BASE_DIR, or at the working directory when there is none."
         return None, [Error(f"The policy {policy} does not exist.", hint=hint, id="limitkeeper.E002")]
     made, context = examine(policy)
-    return made, [check_message(diagnostic) for diagnostic in context.diagnostics()]
+    return made, [check_message(one) for one in context.diagnostics() if one.severity != NOTE]
 
 
 def check_message(diagnostic: Diagnostic) -> CheckMessage:
@@ -130,10 +131,10 @@ def check_order(policy: Policy | None) -> Iterator[CheckMessage]:
 
 def attributes_read(policy: Policy) -> set[tuple[str, str]]:
     """The attributes of a request that the policy's callables read and a middleware sets, by the names in their code."""
-    calls: list[object] = [identity.call for identity in policy.identify.values() if isinstance(identity, Called)]
-    calls += [one for rule in policy.rules for one in (rule.cost.call, rule.charge.call) if one is not None]
     found: set[tuple[str, str]] = set()
-    for call in calls:
+    for call, parameters in callables_of(policy):
+        with suppress(ConfigurationError):  # E004
+            call = call.load() if isinstance(call, ImportString) and parameters is not None else call
         code = getattr(inspect.unwrap(call) if callable(call) else call, "__code__", None)
         names = {*code.co_names, *(one for one in code.co_consts if isinstance(one, str))} if code is not None else set()
         found |= {(name, SET_BY[name]) for name in names if name in SET_BY}

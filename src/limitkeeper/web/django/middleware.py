@@ -2,23 +2,49 @@
 
 Place. Above everything expensive, below what the policy's identities need: a policy that identifies clients by address, header or
 token stands at the top; one whose callables read `request.user` stands below AuthenticationMiddleware. Under ASGI nothing blocks:
-decisions of remote stores are awaited.
+decisions of remote stores are awaited. `respond` and `arespond` serve the decorator of a view (view_decorators.py) too.
 """
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from functools import partial
+from inspect import isawaitable
 
-from asgiref.sync import iscoroutinefunction, markcoroutinefunction
-from django.core.exceptions import MiddlewareNotUsed
-from django.http import HttpRequest
+from asgiref.sync import async_to_sync, iscoroutinefunction, markcoroutinefunction, sync_to_async
+from django.core.exceptions import BadRequest, MiddlewareNotUsed, PermissionDenied, SuspiciousOperation
+from django.http import Http404, HttpRequest, HttpResponse, UnreadablePostError
 from django.http.response import HttpResponseBase
 from django.urls import Resolver404, get_resolver, resolve
 
-from ..handler_limit import EXEMPT
-from .request_cycle import arespond, respond
+from ...policy.evaluation import Evaluation
+from ...policy.gate import Gate
+from ...policy.request_context import NOTHING, method_of
+from ..handler_limit import EXEMPT, Handler, combined_fields
+from ..headers import body, merge
+from ..response_settlement import (
+    GONE,
+    UNKNOWN,
+    AsyncSettlingBody,
+    Settlement,
+    SettlingBody,
+    detach_request,
+    is_cancelled,
+    outcome_of,
+)
+from ..wsgi import WsgiRequestContext, has_disconnected, mount_is_sent
 from .settings import site_gates
-from .views import EXEMPTED
+
+#: The statuses of exceptions that Django handles. A client that disconnects while it sends its body gets no response.
+STATUSES: tuple[tuple[type[BaseException], int], ...] = (
+    (Http404, 404),
+    (PermissionDenied, 403),
+    (BadRequest, 400),
+    (SuspiciousOperation, 400),
+    (UnreadablePostError, UNKNOWN),
+)
+#: The names of exempt views. Where there are none, the middleware resolves no views.
+EXEMPTED: set[str] = set()
 
 
 class RateLimitMiddleware:
@@ -45,6 +71,10 @@ class RateLimitMiddleware:
             return self.get_response(request)
         return self._respond(self.gate, self.get_response, request)
 
+    def process_exception(self, request: HttpRequest, exception: Exception) -> None:
+        """Notes that the client disconnected while it sent its body; Django answers that with a 500."""
+        request._limitkeeper_gone = isinstance(exception, UnreadablePostError)
+
     def is_exempt(self, request: HttpRequest) -> bool:
         """Whether the view is exempt. The views are loaded first, since loading them marks the exempt ones."""
         urls = getattr(request, "urlconf", None)
@@ -56,3 +86,135 @@ class RateLimitMiddleware:
             return bool(getattr(resolve(request.path_info, urls).func, EXEMPT, False))
         except Resolver404:
             return False
+
+
+class DjangoRequestContext(WsgiRequestContext):
+    """The context of `request.META`, which has an environ's names under ASGI too. `raw` is the request."""
+
+    __slots__ = ()
+
+    def __init__(self, request: HttpRequest) -> None:
+        self.method = method_of(request.method or "GET")
+        self.path = request.path
+        self.routed = request.path_info if request.path_info != request.path and mount_is_sent(request.META) else None
+        self.raw = request
+        self.environ = request.META
+        self.identities = {}
+        found = request.resolver_match  # in a view's limit: the parameters as Django has converted them
+        self.captured = NOTHING if found is None else {name: str(value) for name, value in found.kwargs.items()}
+
+
+def respond(gate: Gate, view: Handler, request: HttpRequest, *args: object, **named: object) -> HttpResponseBase:
+    """Evaluates the request, calls the view or refuses, and settles. Where a degrade handler returns None, the view answers."""
+    evaluation = record(request, gate.ask(DjangoRequestContext(request)))
+    if evaluation.wait_us > 0 and has_disconnected(request.META):
+        return HttpResponse(status=GONE)
+    if not evaluation.allowed:
+        handler = evaluation.degrade
+        if handler is None:
+            return add_fields(request, refusal_response(evaluation, request))
+        call = async_to_sync(handler) if iscoroutinefunction(handler) else handler
+        request._limitkeeper_view = partial(view, request, *args, **named)
+        degraded = call(request, *args, **named)
+        return add_fields(request, view(request, *args, **named) if degraded is None else degraded)
+    try:
+        response = view(request, *args, **named)
+    except BaseException as error:
+        settlement_of_error(evaluation, error).settle()
+        raise
+    settlement = settlement_of(evaluation, response, request)
+    refusing = settlement.afford(settlement.size)
+    settlement.settle()
+    return add_fields(request, response if refusing is None else refusal_response(refusing, request))
+
+
+async def arespond(gate: Gate, view: Handler, request: HttpRequest, *args: object, **named: object) -> HttpResponseBase:
+    """The same without blocking."""
+    context = DjangoRequestContext(request)
+    evaluation = gate.ask_nowait(context)
+    evaluation = record(request, await gate.aask(context) if evaluation is None else evaluation)
+    if not evaluation.allowed:
+        handler = evaluation.degrade
+        if handler is None:
+            return add_fields(request, refusal_response(evaluation, request))
+        call = handler if iscoroutinefunction(handler) else sync_to_async(handler)
+        request._limitkeeper_view = partial(view, request, *args, **named)
+        degraded = await call(request, *args, **named)
+        if degraded is None:
+            answered = view(request, *args, **named)
+            degraded = await answered if isawaitable(answered) else answered
+        return add_fields(request, degraded)
+    try:
+        response = view(request, *args, **named)
+        response = await response if isawaitable(response) else response
+    except BaseException as error:
+        await settlement_of_error(evaluation, error).asettle()
+        raise
+    settlement = settlement_of(evaluation, response, request)
+    refusing = await settlement.aafford(settlement.size)
+    await settlement.asettle()
+    return add_fields(request, response if refusing is None else refusal_response(refusing, request))
+
+
+def record(request: HttpRequest, evaluation: Evaluation) -> Evaluation:
+    """Keeps an evaluation with its request: all of them for the fields, the last one as `request.limitkeeper`."""
+    if not hasattr(request, "_limitkeeper"):
+        request._limitkeeper = []
+    request._limitkeeper.append(evaluation)
+    request.limitkeeper = detach_request(evaluation, "HTTP_ORIGIN" in request.META)
+    return evaluation
+
+
+def add_fields(request: HttpRequest, response: HttpResponseBase) -> HttpResponseBase:
+    """Adds the fields of all evaluations so far; fields that are present stay, so that the innermost limit's are kept."""
+    for name, value in merge(list(response.items()), combined_fields(request._limitkeeper)):
+        if response.headers.get(name) != value:
+            response.headers[name] = value
+    return response
+
+
+def refusal_response(evaluation: Evaluation, request: HttpRequest) -> HttpResponse:
+    assert evaluation.refusal is not None
+    kind, content = body(evaluation, request.META.get("HTTP_ACCEPT"))
+    sent = b"" if request.method == "HEAD" else content
+    response = HttpResponse(sent, content_type=kind.decode("ascii"), status=evaluation.refusal.status)
+    response.headers["Content-Length"] = str(len(content))
+    response._has_been_logged = True  # otherwise Django logs each refusal, and mails each 503 to the administrators
+    return response
+
+
+def settlement_of(evaluation: Evaluation, response: HttpResponseBase, request: HttpRequest) -> Settlement:
+    """Counts a response. Returns its settlement if the size is known; otherwise an empty one: it is settled when it is."""
+    evaluation.count_response(response.status_code)
+    settlement = Settlement([evaluation], response.status_code, head=request.method == "HEAD")
+    settlement.gone = getattr(request, "_limitkeeper_gone", False) or is_cancelled()
+    if not evaluation.needs_settlement:
+        return Settlement(())
+    if not response.streaming:
+        if not getattr(response, "is_rendered", True):
+            response.add_post_render_callback(lambda rendered: settle_rendered(settlement, rendered))
+            return Settlement(())
+        settlement.size = len(response.content)
+    elif response.headers.get("Content-Length", "").isdecimal():
+        settlement.size = int(response.headers["Content-Length"])  # a file, which the server may send itself
+    else:
+        chunks = response.streaming_content
+        response.streaming_content = (AsyncSettlingBody if response.is_async else SettlingBody)(chunks, settlement)
+        return Settlement(())
+    return settlement
+
+
+def settle_rendered(settlement: Settlement, response: HttpResponse) -> None:
+    settlement.size = len(response.content)
+    settlement.settle()
+
+
+def settlement_of_error(evaluation: Evaluation, error: BaseException) -> Settlement:
+    """The settlement of a view that raised. Django cancels a view whose client has disconnected: its outcome is unknown. So is
+    that of other exceptions, of which another middleware may make any response."""
+    settlement = Settlement([evaluation])
+    settlement.gone = is_cancelled()
+    status = next((status for kind, status in STATUSES if isinstance(error, kind)), UNKNOWN)
+    evaluation.count_response(status or outcome_of(error) or GONE)
+    settlement.status, settlement.counted = status, True
+    return settlement

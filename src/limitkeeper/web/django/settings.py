@@ -3,6 +3,8 @@
 LIMITKEEPER = {
     "POLICY": "limitkeeper.yaml",      # a path (from BASE_DIR), a Policy or a Gate; without it only decorated views are limited
     "STORE": "redis://…",              # a URL or a Store; default: the policy's store
+    "CLIENT_IP": {"trusted_proxies": ["10.0.0.0/8"]},   # without a policy: as its `client_ip`
+    "ENABLED": False,                  # nothing is limited; default: True
     "HANDLERS": {"cached": "shop.views.cached"},    # the views of `degrade cached`, or their import paths
 }
 """
@@ -21,6 +23,7 @@ from django.utils.module_loading import import_string
 
 from ...errors import ConfigurationError
 from ...policy.gate import Gate, gate_of
+from ...policy.identity.client_ip import ClientIp
 from ...policy.model import Policy
 from ...stores import Store
 from ...stores.urls import maker_of, store_from_url
@@ -28,6 +31,8 @@ from ..handler_limit import Handler, HandlerGates
 
 #: The keys of the setting, the types of their values, and a description of these.
 KEYS: dict[str, tuple[tuple[type, ...], str]] = {
+    "CLIENT_IP": ((Mapping, ClientIp), 'a dict such as {"trusted_proxies": ["10.0.0.0/8"]}'),
+    "ENABLED": ((bool,), "True or False"),
     "HANDLERS": ((Mapping,), "a dict of views by their names"),
     "POLICY": ((str, Path, Policy, Gate), "a path, a Policy or a Gate"),
     "STORE": ((str, Store), "a store or its URL"),
@@ -88,7 +93,10 @@ def make_gates() -> HandlerGates:
     policy, handlers = read_policy(), import_handlers()
     store = read_setting().get("STORE")
     store = store_from_url(store) if isinstance(store, str) else store
-    return HandlerGates(None if policy is None else gate_of(policy, store=store, handlers=handlers), store, handlers)
+    if read_setting().get("ENABLED") is False:
+        return HandlerGates(None, store, enabled=False)
+    gate = None if policy is None else gate_of(policy, store=store, handlers=handlers)
+    return HandlerGates(gate, store, handlers, read_setting().get("CLIENT_IP"))
 
 
 def gate() -> Gate:

@@ -10,10 +10,17 @@ from __future__ import annotations
 from ...errors import ConfigurationError
 
 try:
-    from .aio import AsyncRateLimitInterceptor
-    from .threads import RateLimitInterceptor
+    from .call import GrpcRequestContext, current
+    from .concurrency import AsyncConcurrencyInterceptor, ConcurrencyInterceptor
+    from .interceptors import AsyncRateLimitInterceptor, RateLimitInterceptor
 except ModuleNotFoundError as error:
     raise ConfigurationError(f"gRPC needs {error.name}, which is not installed: pip install 'limitkeeper[grpc]'") from error
-from .request_context import GrpcRequestContext, current
 
-__all__ = ["AsyncRateLimitInterceptor", "GrpcRequestContext", "RateLimitInterceptor", "current"]
+__all__ = [
+    "AsyncConcurrencyInterceptor",
+    "AsyncRateLimitInterceptor",
+    "ConcurrencyInterceptor",
+    "GrpcRequestContext",
+    "RateLimitInterceptor",
+    "current",
+]

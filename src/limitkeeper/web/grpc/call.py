@@ -1,4 +1,4 @@
-"""One evaluated call: its settlement, and the servicer context that its handler gets.
+"""One gRPC call: its RequestContext, its evaluation and settlement, and the servicer context that its handler gets.
 
 The handler's context differs from gRPC's own in three ways: our fields are sent with the initial metadata, whether the handler or
 the interceptor sends it; the status that the handler sets is recorded; and (in aio) messages that are read and written one by one
@@ -7,20 +7,76 @@ are counted like those of iterators.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
+from contextvars import ContextVar
 from typing import Any
+from urllib.parse import unquote
 
 import grpc
 
 from ...policy.evaluation import Evaluation
-from ..response_settlement import UNKNOWN, Settlement
-from .status import Code, Metadata, evaluation_metadata, http_status
+from ...policy.path_matcher import MESSAGE
+from ...policy.request_context import RequestContext
+from ..response_settlement import UNKNOWN, Settlement, is_cancelled
+from .status_mapping import Code, Metadata, evaluation_metadata, http_status
+
+current_evaluation: ContextVar[Evaluation | None] = ContextVar("limitkeeper.web.grpc", default=None)
+
+
+def current() -> Evaluation | None:
+    """The evaluation of the call that is being handled; None outside of a handler, or without an interceptor."""
+    return current_evaluation.get()
+
+
+class GrpcRequestContext(RequestContext):
+    """A call is a POST to its method's path; metadata are its headers, except binary ones. `raw` is the servicer context."""
+
+    __slots__ = ()
+
+    def header(self, name: str) -> str | None:
+        if name.endswith("-bin"):
+            return None
+        found = [value for key, value in self.raw.invocation_metadata() or () if key == name]
+        return ", ".join([decode(value) for value in found]) if found else None
+
+    def differs(self, kind: str, name: str) -> bool:
+        return kind == "header" and len({value for key, value in self.raw.invocation_metadata() or () if key == name}) > 1
+
+    def peer(self) -> str | None:
+        return parse_peer(self.raw.peer())
+
+    def certificate(self) -> Mapping[str, Any] | None:
+        auth = self.raw.auth_context() or {}
+        names = [decode(name) for name in auth.get("x509_subject_alternative_name", ())]
+        subject = [decode(name) for name in auth.get("x509_subject", ())]
+        subject = subject or [f"CN={decode(name)}" for name in auth.get("x509_common_name", ())]
+        return {"subject": subject[0] if subject else "", "san": names} if subject or names else None
+
+    def message(self) -> GrpcRequestContext:
+        """The context of one message of the call's stream, with the identities found so far."""
+        context = GrpcRequestContext(MESSAGE, self.path, self.raw)
+        context.identities.update(self.identities)
+        return context
+
+
+def decode(value: str | bytes) -> str:
+    return value if isinstance(value, str) else value.decode("utf-8", "replace")
+
+
+def parse_peer(peer: str | None) -> str | None:
+    """The address of gRPC's peer string, "ipv4:192.0.2.1:55" or "ipv6:%5B::1%5D:5"; None for a UNIX socket."""
+    kind, _, address = unquote(peer or "").partition(":")
+    if kind not in ("ipv4", "ipv6") or not address:
+        return None
+    host = address.rpartition(":")[0]
+    return host.removeprefix("[").removesuffix("]").partition("%")[0] or None
 
 
 class Call:
-    """An evaluated call: its initial metadata, its status code, and the size of its responses."""
+    """An evaluated call: its initial metadata, status and size. `with` counts and settles it, however it ends."""
 
-    def __init__(self, evaluation: Evaluation, servicer: grpc.ServicerContext) -> None:
+    def __init__(self, context: GrpcRequestContext, evaluation: Evaluation, servicer: grpc.ServicerContext) -> None:
+        self.context = context
         self.evaluation = evaluation
         self.settlement = Settlement([evaluation])
         self.servicer = servicer
@@ -34,90 +90,95 @@ class Call:
         names = {name.lower() for name, _ in own or ()}
         return (*(own or ()), *(pair for pair in self.metadata if pair[0] not in names))
 
+    def __enter__(self) -> Call:
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        self.end(error).settle()
+
+    async def __aenter__(self) -> Call:
+        return self
+
+    async def __aexit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        await self.end(error).asettle()
+
     def end(self, error: BaseException | None) -> Settlement:
-        """Counts the call's status: the handler's code; without one, an exception is 500, or unknown if the client has gone."""
-        if error is None or self.code is not None:
-            status = http_status(self.code or Code.OK)
-        else:
-            status = UNKNOWN if is_gone(self.servicer, error) else http_status(Code.UNKNOWN)
-        self.settlement.respond(status)
+        """Counts the call's status: the handler's code, or 500 for an exception. It is unknown where the client has disconnected
+        or its deadline has passed, whatever the handler made of that."""
+        status = http_status(self.code or (Code.OK if error is None else Code.UNKNOWN))
+        self.settlement.respond(UNKNOWN if is_gone(self.servicer, error) else status)
         return self.settlement
 
 
-def is_gone(servicer: grpc.ServicerContext, error: BaseException) -> bool:
+def is_gone(servicer: grpc.ServicerContext, error: BaseException | None) -> bool:
     """Whether a call ended because its client disconnected or its deadline passed."""
-    if not isinstance(error, Exception):  # CancelledError in aio, GeneratorExit of an abandoned stream
+    if is_cancelled() or (error is not None and not isinstance(error, Exception)):  # GeneratorExit: an abandoned stream
         return True
-    is_active = getattr(servicer, "is_active", None)
-    return is_active is not None and not is_active()
+    remaining = servicer.time_remaining()
+    if remaining is not None and remaining <= 0:
+        return True
+    is_active, cancelled = getattr(servicer, "is_active", None), getattr(servicer, "cancelled", None)
+    return not is_active() if is_active is not None else cancelled is not None and cancelled()
 
 
-class HandlerContext:
-    """The servicer context of a handler that runs in a thread."""
+class ServicerContextProxy:
+    """What both kinds of a handler's context share. What is not defined here is gRPC's own."""
 
-    __slots__ = ("_call", "_servicer")
+    __slots__ = ("_servicer", "call")
 
     def __init__(self, servicer: grpc.ServicerContext, call: Call) -> None:
         self._servicer = servicer
-        self._call = call
+        self.call = call
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._servicer, name)
 
     def set_code(self, code: grpc.StatusCode) -> None:
-        self._call.code = code
+        self.call.code = code
         self._servicer.set_code(code)
 
-    def send_initial_metadata(self, metadata: Metadata) -> None:
-        self._servicer.send_initial_metadata(self._call.initial_metadata(metadata))
+    def send_initial_metadata(self, metadata: Metadata | None = ()) -> Any:
+        """In aio the result is awaitable, as gRPC's own."""
+        return self._servicer.send_initial_metadata(self.call.initial_metadata(metadata))
+
+
+class HandlerContext(ServicerContextProxy):
+    """The servicer context of a handler that runs in a thread."""
+
+    __slots__ = ()
 
     def send_fields(self) -> None:
         """Sends our fields, unless the initial metadata was sent before."""
-        if not self._call.metadata_sent:
-            self._servicer.send_initial_metadata(self._call.initial_metadata())
+        if not self.call.metadata_sent:
+            self.send_initial_metadata()
 
     def abort(self, code: grpc.StatusCode, details: str = "") -> None:
-        self._call.code = code
+        self.call.code = code
         self.send_fields()
         self._servicer.abort(code, details)
 
     def abort_with_status(self, status: grpc.Status) -> None:
-        self._call.code = status.code
+        self.call.code = status.code
         self.send_fields()
         self._servicer.abort_with_status(status)
 
 
-Read = Callable[["AsyncHandlerContext"], Awaitable[object]]
-Write = Callable[["AsyncHandlerContext", object], Awaitable[None]]
+class AsyncHandlerContext(ServicerContextProxy):
+    """The servicer context of a coroutine. `decode` and `encode` are the interceptor's, which count messages and bytes."""
 
+    __slots__ = ("_decode", "_encode")
 
-class AsyncHandlerContext:
-    """The servicer context of a coroutine. `read` and `write` are the interceptor's, which counts messages and bytes."""
-
-    __slots__ = ("_call", "_read", "_servicer", "_write")
-
-    def __init__(self, servicer: grpc.aio.ServicerContext, call: Call, read: Read, write: Write) -> None:
-        self._servicer = servicer
-        self._call = call
-        self._read = read
-        self._write = write
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._servicer, name)
-
-    def set_code(self, code: grpc.StatusCode) -> None:
-        self._call.code = code
-        self._servicer.set_code(code)
-
-    async def send_initial_metadata(self, metadata: Metadata) -> None:
-        await self._servicer.send_initial_metadata(self._call.initial_metadata(metadata))
+    def __init__(self, servicer: grpc.aio.ServicerContext, call: Call, decode: Convert, encode: Convert) -> None:
+        super().__init__(servicer, call)
+        self._decode = decode
+        self._encode = encode
 
     async def send_fields(self) -> None:
-        if not self._call.metadata_sent:
-            await self._servicer.send_initial_metadata(self._call.initial_metadata())
+        if not self.call.metadata_sent:
+            await self.send_initial_metadata()
 
     async def abort(self, code: grpc.StatusCode, details: str = "", trailing_metadata: Metadata = ()) -> None:
-        self._call.code = code
+        self.call.code = code
         await self.send_fields()
         await self._servicer.abort(code, details, trailing_metadata)
 
@@ -125,12 +186,14 @@ class AsyncHandlerContext:
         await self.abort(status.code, status.details, status.trailing_metadata)
 
     async def read(self) -> object:
-        return await self._read(self)
+        data = await self._servicer.read()
+        return data if data is grpc.aio.EOF else await self._decode(data, self)
 
     async def write(self, message: object) -> None:
-        await self._write(self, message)
+        await self._servicer.write(await self._encode(message, self))
 
 
+Convert = Callable[[Any, AsyncHandlerContext], Awaitable[object]]
 #: Libraries check whether a context is one.
 grpc.ServicerContext.register(HandlerContext)
 grpc.aio.ServicerContext.register(AsyncHandlerContext)

@@ -1,4 +1,4 @@
-# C declarations of wsgi_fast.py.
+# C declarations of wsgi.py.
 from limitkeeper.policy.request_context cimport RequestContext
 from limitkeeper.policy.evaluation cimport Evaluation
 
@@ -10,5 +10,8 @@ cdef class HeaderStartResponse:
     cdef readonly Evaluation evaluation
     cdef readonly int status
 
-cdef class WsgiApp:
-    cdef public object app, ask
+cdef class RateLimitMiddleware:
+    cdef public object app, ask, gate
+    cdef bint _owns_gate
+    cdef dict __dict__
+    cdef object __weakref__

@@ -18,13 +18,21 @@ from google.rpc import error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
 from ...policy.evaluation import Evaluation
-from ...policy.refusal import PENALTY_BOX, QUEUE_FULL, QUOTA, STORE, Refusal
-from ..ratelimit_fields import fields
+from ...policy.refusal import BLOCKED, CAPACITY, CONCURRENT, PENALTY_BOX, QUEUE_FULL, QUOTA, STORE, Refusal
+from ..headers import fields
 
 DOMAIN = "limitkeeper"
 #: The characters of a message that gRPC does not percent-encode, besides letters and digits.
 UNQUOTED = " " + punctuation.replace("%", "")
-REASONS = {QUOTA: "RATE_LIMITED", QUEUE_FULL: "QUEUE_FULL", PENALTY_BOX: "PENALTY_BOX", STORE: "STORE_UNAVAILABLE"}
+REASONS = {
+    QUOTA: "RATE_LIMITED",
+    QUEUE_FULL: "QUEUE_FULL",
+    PENALTY_BOX: "PENALTY_BOX",
+    STORE: "STORE_UNAVAILABLE",
+    BLOCKED: "BLOCKED",
+    CONCURRENT: "CONCURRENCY_LIMITED",
+    CAPACITY: "CAPACITY_EXCEEDED",
+}
 Code = grpc.StatusCode
 #: gRPC status codes as HTTP statuses, for rules that charge by outcome and for the counters.
 HTTP = {

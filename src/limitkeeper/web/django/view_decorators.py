@@ -26,23 +26,20 @@ from ..handler_limit import (
     Handler,
     HandlerLimit,
     Key,
-    LimitSpec,
+    LimitSource,
     RuleOptions,
     bound_instance,
     handler_name,
     rule_name,
     shares_name,
 )
-from .request_cycle import arespond, respond
+from .middleware import EXEMPTED, arespond, respond
 from .settings import site_gates
 
 V = TypeVar("V", bound=Handler)
 
-#: The names of exempt views. Where there are none, the middleware resolves no views.
-EXEMPTED: set[str] = set()
 
-
-def limit(limit: LimitSpec, key: Key = "ip", name: str | None = None, **options: Unpack[RuleOptions]) -> Callable[[V], V]:
+def limit(limit: LimitSource, key: Key = "ip", name: str | None = None, **options: Unpack[RuleOptions]) -> Callable[[V], V]:
     """Limits one view, per client address unless `key` is given.
 
     `key` is an expression of identities ("user | ip") or a callable that is given the request. Views with limits of one `name`
@@ -74,7 +71,7 @@ def view_name(view: Handler) -> str:
     kind = getattr(view, "view_class", None)
     if kind is None or kind.__qualname__.endswith(kind.__name__):
         return handler_name(view)
-    return rule_name(f"{kind.__module__}.{kind.__name__}", getattr(view, DEPTH, 0) + 1)
+    return rule_name(kind.__name__, kind.__module__, getattr(view, DEPTH, 0) + 1)
 
 
 def returns_awaitable(view: Handler) -> bool:
@@ -101,4 +98,4 @@ def limit_async(view: Handler, limit: HandlerLimit) -> Handler:
 def gate_for(limit: HandlerLimit, request: HttpRequest) -> Gate:
     """The gate of a view's limit; where views share a name, of the URL pattern that matched this request."""
     pattern = getattr(getattr(request, "resolver_match", None), "route", None)
-    return site_gates().gate_for(limit, limit.name_at(pattern))
+    return site_gates().gate_for(limit, limit.name_at(pattern), request)

@@ -1,0 +1,60 @@
+"""Degrade handlers of Flask: `RateLimit(app, policy, handlers={"cached": flask_cached(cache), "less": flask_reduced(app)})`.
+
+`app.wsgi_app = cache.wsgi(app.wsgi_app)`, before `RateLimit(app, …)`, records the responses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ...errors import ConfigurationError
+
+try:
+    from flask import Flask, g, request
+    from werkzeug.wrappers import Response
+except ModuleNotFoundError as error:
+    raise ConfigurationError(
+        f"limitkeeper.web.degrade.flask needs {error.name}, which is not installed: pip install flask"
+    ) from error
+
+from ..flask import refusal_exception
+from ..wsgi import WsgiRequestContext
+from .deferred import DeferredRequests
+from .stale_cache import StaleCache
+
+
+def flask_cached(cache: StaleCache) -> Callable[[], Response]:
+    """The handler that answers from a cache, or refuses as the policy does (error handlers run)."""
+
+    def cached() -> Response:
+        found = cache.find(WsgiRequestContext(request.environ), request.environ.get("QUERY_STRING") or "", g.limitkeeper)
+        if found is None:
+            g.limitkeeper.declined = True
+            raise refusal_exception(g.limitkeeper)
+        return Response(found.body, headers=found.served_headers(cache.now_us()))
+
+    return cached
+
+
+def flask_deferred(deferred: DeferredRequests, app: Flask) -> Callable[[], Response]:
+    """The handler that defers a request, or refuses as the policy does. Made before `RateLimit`; it adds the status path."""
+    handler = deferred.wsgi_handler(app.wsgi_app)
+    app.wsgi_app = deferred.wsgi(app.wsgi_app)  # type: ignore[assignment,method-assign]
+
+    def later() -> Response:
+        response = Response.from_app(handler, request.environ, buffered=True)
+        if g.limitkeeper.declined:
+            raise refusal_exception(g.limitkeeper)
+        return response
+
+    return later
+
+
+def flask_reduced(app: Flask) -> Callable[[], Response]:
+    """The handler that has the application itself answer; its views read `is_reduced(request)`. Made before `RateLimit`."""
+    inner = app.wsgi_app
+
+    def reduced() -> Response:
+        return Response.from_app(inner, request.environ, buffered=True)
+
+    return reduced

@@ -1,0 +1,39 @@
+"""Reduced responses: the application answers a refused request itself, with less, when its rule degrades to the application.
+
+    app = RateLimitMiddleware(inner, policy, handlers={"less": inner})          # ASGI and WSGI: the application itself
+    handlers={"less": flask_reduced(app)}                                       # Flask
+    LIMITKEEPER = {…, "HANDLERS": {"less": "limitkeeper.web.degrade.django.reduced"}}
+
+`is_reduced(request)` is the flag that its views read: the evaluation of the request is a refusal, and yet the view runs.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ...policy.evaluation import Evaluation
+from ..wsgi import EVALUATION
+
+#: The key, in a scope or an environ, of a refused request that a `DeferredRequests` runs: its response is not reduced.
+DEFERRED = "limitkeeper.deferred"
+
+
+def server_values(request: Any) -> Any:
+    """The ASGI scope or the WSGI environ of a request of any framework, or the request if it is one."""
+    if isinstance(request, dict):
+        return request
+    return getattr(request, "scope", None) or getattr(request, "environ", None) or {}
+
+
+def evaluation_of(request: Any) -> Evaluation | None:
+    """The evaluation of an ASGI scope, a WSGI environ, or a request of Starlette, Flask, Django or another framework."""
+    if hasattr(request, "limitkeeper"):  # Django
+        return request.limitkeeper  # type: ignore[no-any-return]
+    values = server_values(request)
+    return values.get("limitkeeper", values.get(EVALUATION))  # type: ignore[no-any-return]
+
+
+def is_reduced(request: Any) -> bool:
+    """Whether a view should answer with less, because the request is above its limit. False where no policy was evaluated."""
+    evaluation = evaluation_of(request)
+    return evaluation is not None and not evaluation.allowed and DEFERRED not in server_values(request)

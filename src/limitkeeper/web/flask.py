@@ -1,0 +1,367 @@
+"""The Flask extension: puts a policy in front of an application, and limits single views.
+
+    limits = RateLimit(app, policy="limitkeeper.yaml")     # or init_app in a factory, or LIMITKEEPER_POLICY in app.config
+
+    @app.post("/checkout")
+    @limits.limit("5/s burst 10")
+    def checkout(): ...
+
+Order. The policy is evaluated around `app.wsgi_app`: before the session is opened, before any before_request function, before the
+view, so that a refusal takes no connection from a pool. A refusal is rendered in a request context with an empty session, so that
+`errorhandler(429)`, after_request functions (CORS) and teardown functions run for it as for any other response. A view's own
+limits are evaluated when Flask calls the view, after before_request. With `early=False` the policy too is evaluated as a
+before_request function, in the place of `init_app`, for identities that need `flask.session` or `current_user`.
+
+The evaluations are kept in the request's environ. Their fields are added to the response before any after_request function sees
+it. They are settled when the response is known, or at the request's teardown when there never was one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from functools import cache, partial, wraps
+from pathlib import Path
+from typing import TypeVar, Unpack, cast
+
+from ..errors import ConfigurationError
+
+try:
+    from flask import Blueprint, Flask, after_this_request, current_app, g, request
+    from flask import Response as FlaskResponse
+    from flask.ctx import RequestContext
+    from flask.globals import app_ctx, request_ctx
+    from flask.sessions import SessionMixin
+    from flask.typing import ResponseReturnValue
+    from werkzeug.datastructures import Headers
+    from werkzeug.exceptions import HTTPException, default_exceptions
+    from werkzeug.wrappers import Response
+except ModuleNotFoundError as error:
+    raise ConfigurationError(f"limitkeeper.web.flask needs {error.name}, which is not installed: pip install flask") from error
+
+from ..policy.evaluation import Evaluation
+from ..policy.gate import Gate, gate_of
+from ..policy.model import Policy
+from ..stores import Store
+from ..stores.urls import store_from_url
+from .handler_limit import (
+    DEPTH,
+    EXEMPT,
+    ClientAddress,
+    Handler,
+    HandlerGates,
+    HandlerLimit,
+    Key,
+    LimitSource,
+    RuleOptions,
+    combined_fields,
+    handler_name,
+    rule_name,
+    shares_name,
+)
+from .headers import body, merge
+from .response_settlement import GONE, Settlement, SettlingBody, WatchedInput, detach_request
+from .wsgi import (
+    EVALUATION,
+    Application,
+    Environ,
+    HeaderStartResponse,
+    RateLimitMiddleware,
+    StartResponse,
+    WsgiRequestContext,
+    has_disconnected,
+)
+
+V = TypeVar("V", bound=Handler | Blueprint)
+View = TypeVar("View", bound=Handler)
+PolicySource = Policy | Gate | str | Path
+
+#: The environ keys of the evaluations within a request, and of their settlements that are still open.
+EVALUATIONS, SETTLEMENTS = "limitkeeper.evaluations", "limitkeeper.settlements"
+#: The environ key of the evaluation by the middleware around the application.
+POLICY_EVALUATION = "limitkeeper.policy_evaluation"
+
+
+class RateLimit:
+    """The extension. `policy` is a path, a `Policy` or a `Gate`; without one only views with limits of their own are limited, and
+    `client_ip` (or LIMITKEEPER_CLIENT_IP) names trusted proxies, as in a policy: `{"trusted_proxies": ["10.0.0.0/8"]}`. Without
+    `enabled` (or LIMITKEEPER_ENABLED) nothing is limited."""
+
+    def __init__(
+        self,
+        app: Flask | None = None,
+        policy: PolicySource | None = None,
+        *,
+        store: Store | str | None = None,
+        handlers: Mapping[str, Handler] | None = None,
+        early: bool = True,
+        client_ip: ClientAddress | None = None,
+        enabled: bool = True,
+    ) -> None:
+        self._policy = policy
+        self._enabled = enabled
+        self._store = store
+        self._handlers = handlers
+        self._early = early
+        self._client_ip = client_ip
+        if app is not None:
+            self.init_app(app)
+
+    def init_app(self, app: Flask, policy: PolicySource | None = None) -> None:
+        """Puts the policy in front of an application. Once: twice would count every request twice."""
+        if "limitkeeper" in app.extensions:
+            raise ConfigurationError(f"{app.name!r} already has a RateLimit: a second one would count every request twice")
+        gates = app.extensions["limitkeeper"] = self._make_gates(app, policy)
+        if gates.gate is not None and self._early:
+            app.wsgi_app = FlaskMiddleware(app, app.wsgi_app, gates.gate)  # type: ignore[method-assign]
+            app.before_request_funcs.setdefault(None, []).insert(0, publish_evaluation)
+        elif gates.gate is not None:
+            app.before_request(partial(evaluate_policy, gates.gate))
+        app.teardown_request(settle_failed)
+
+    def _make_gates(self, app: Flask, policy: PolicySource | None) -> HandlerGates:
+        sources = (policy, self._policy, app.config.get("LIMITKEEPER_POLICY"))
+        source = next((one for one in sources if one is not None), None)
+        store = self._store if self._store is not None else app.config.get("LIMITKEEPER_STORE")
+        if isinstance(store, str):
+            store = store_from_url(store)
+        if isinstance(source, (str, Path)) and (Path(app.root_path) / source).exists():
+            source = Path(app.root_path) / source
+        if not (self._enabled and app.config.get("LIMITKEEPER_ENABLED", True)):
+            return HandlerGates(None, store, enabled=False)
+        gate = None if source is None else gate_of(source, store=store, handlers=self._handlers)
+        client_ip = self._client_ip if self._client_ip is not None else app.config.get("LIMITKEEPER_CLIENT_IP")
+        return HandlerGates(gate, store, self._handlers, client_ip)
+
+    @property
+    def gate(self) -> Gate:
+        """The gate of the current application's policy: `limits.gate.snapshot()`."""
+        gate = gates_of(current_app).gate
+        if gate is None:
+            raise ConfigurationError("this application has no policy: pass policy= to RateLimit, or set LIMITKEEPER_POLICY")
+        return gate
+
+    def limit(
+        self, limit: LimitSource, key: Key = "ip", name: str | None = None, **options: Unpack[RuleOptions]
+    ) -> Callable[[V], V]:
+        """Limits one view, or the views of a blueprint together; per client address unless `key` is given.
+
+        Goes under `@app.route`. `key` is an expression of identities ("user | ip") or a callable that is given the request. Views
+        with limits of one `name` share them. All other fields of a rule are options (cost=, message=, on_refusal=, …).
+        """
+
+        def decorate(view: V) -> V:
+            if isinstance(view, Blueprint):
+                own = name or rule_name(f"blueprint {view.name}", view.import_name)
+                shared = HandlerLimit(own, limit, key, options)
+                view.before_request_funcs.setdefault(None, []).insert(
+                    0, lambda: evaluate(gates_of(current_app).gate_for(shared, shared.name, request))
+                )
+                return view
+            own = name or handler_name(view)
+            return limit_view(view, HandlerLimit(own, limit, key, options, name is None and shares_name(view)))
+
+        return decorate
+
+    def exempt(self, view: V) -> V:
+        """Exempts a view, or all views of a blueprint, from the policy. Limits of its own stay."""
+        setattr(view, EXEMPT, True)
+        return view
+
+
+def gates_of(app: Flask) -> HandlerGates:
+    """The gates that `init_app` made for an application."""
+    gates: HandlerGates | None = app.extensions.get("limitkeeper")
+    if gates is None:
+        raise ConfigurationError(f"{app.name!r} has no RateLimit: call limits.init_app(app) where the application is made")
+    return gates
+
+
+def limit_view(view: View, limit: HandlerLimit) -> View:
+    """A view that evaluates its limit first. Coroutines too: Flask runs each in its request's thread, which may block."""
+
+    @wraps(view)
+    def limited(*args: object, **named: object) -> object:
+        response = evaluate(gates_of(current_app).gate_for(limit, limit.name_at(request.endpoint), request))
+        return current_app.ensure_sync(view)(*args, **named) if response is None else response
+
+    setattr(limited, DEPTH, getattr(view, DEPTH, 0) + 1)
+    return cast(View, limited)
+
+
+def evaluate_policy(gate: Gate) -> ResponseReturnValue | None:
+    """Evaluates the policy as a before_request function."""
+    return None if request.endpoint in exempt_endpoints(current_app) else evaluate(gate)
+
+
+def evaluate(gate: Gate) -> ResponseReturnValue | None:
+    """Evaluates the current request. None: allowed. Returns the response of a degrade handler, or raises the refusal."""
+    environ = request.environ
+    context = WsgiRequestContext(environ)
+    context.raw = request._get_current_object()  # type: ignore[attr-defined]
+    context.captured = {name: str(value) for name, value in (request.view_args or {}).items()}
+    evaluation = detach_request(gate.ask(context), "HTTP_ORIGIN" in environ)
+    g.limitkeeper = environ[EVALUATION] = evaluation
+    if EVALUATIONS not in environ:
+        environ[EVALUATIONS] = []
+        after_this_request(finish_response)
+    environ[EVALUATIONS].append(evaluation)
+    if evaluation.wait_us > 0 and has_disconnected(environ):
+        return "", GONE
+    if evaluation.allowed:
+        if evaluation.needs_settlement:
+            settlement = Settlement([evaluation], head=request.method == "HEAD")
+            environ.setdefault(SETTLEMENTS, []).append(settlement)
+            environ["wsgi.input"] = WatchedInput(environ["wsgi.input"], environ.get("CONTENT_LENGTH"), settlement)
+        return None
+    if evaluation.degrade is not None:
+        response: ResponseReturnValue = current_app.ensure_sync(evaluation.degrade)()
+        return response
+    raise refusal_exception(evaluation)
+
+
+def finish_response(response: Response) -> Response:
+    """Adds the fields to the response, counts it, and settles, now or at the end of its body."""
+    environ = request.environ
+    evaluations: list[Evaluation] = environ[EVALUATIONS]
+    first: Evaluation | None = environ.get(POLICY_EVALUATION)
+    settlements: list[Settlement] = environ.pop(SETTLEMENTS, [])
+    for evaluation in evaluations:
+        if evaluation.allowed:
+            evaluation.count_response(response.status_code)
+    answered = response
+    for settlement in settlements:
+        settlement.status, settlement.counted = answered.status_code, True
+        refusing = settle(settlement, answered)
+        if refusing is not None:
+            response = current_app.make_response(current_app.handle_user_exception(refusal_exception(refusing)))
+    fields = combined_fields(evaluations if first is None else [first, *evaluations])
+    response.headers = Headers(merge(list(response.headers), fields))
+    return response
+
+
+def settle(settlement: Settlement, response: Response) -> Evaluation | None:
+    """Settles at once where the size is known, otherwise at the end of the body. Returns the evaluation that refuses the size."""
+    if not response.is_streamed:
+        settlement.size = sum(map(len, response.iter_encoded()))
+    elif response.direct_passthrough and response.content_length is not None:
+        settlement.size = response.content_length  # a file, which the server may send itself
+    else:
+        response.response = SettlingBody(cast(Iterable[bytes], response.response), settlement)
+        return None
+    refusing = settlement.afford(settlement.size)
+    settlement.settle()
+    return refusing
+
+
+def settle_failed(error: BaseException | None) -> None:
+    """At teardown: settles what has no response, since the view raised."""
+    for settlement in request.environ.pop(SETTLEMENTS, ()):
+        settlement.settle(failed=isinstance(error, Exception))
+
+
+def exempt_endpoints(app: Flask) -> frozenset[str]:
+    """The exempt endpoints, looked up at the first request: Flask adds no views later. A blueprint's include nested ones."""
+    gates = gates_of(app)
+    if gates.exempt is None:
+        blueprints = tuple([f"{name}." for name, one in app.blueprints.items() if getattr(one, EXEMPT, False)])
+        gates.exempt = frozenset(
+            endpoint
+            for endpoint, view in app.view_functions.items()
+            if getattr(view, EXEMPT, False) or endpoint.startswith(blueprints)
+        )
+    return gates.exempt
+
+
+class RefusalException(HTTPException):
+    """Raised for a refused request. `evaluation` is the gate's, `retry_after` whole seconds (None: never), `description` the
+    message. Error handlers of its status (429, 503, …) are found as for werkzeug's own exceptions."""
+
+    def __init__(self, evaluation: Evaluation) -> None:
+        assert evaluation.refusal is not None
+        super().__init__(evaluation.refusal.message)
+        self.evaluation = evaluation
+        self.retry_after = evaluation.refusal.retry_after
+
+    def get_headers(self, *_: object) -> list[tuple[str, str]]:
+        return [("Content-Type", self._body()[0].decode("ascii"))]
+
+    def get_body(self, *_: object) -> str:
+        return self._body()[1].decode()
+
+    def _body(self) -> tuple[bytes, bytes]:
+        return body(self.evaluation, request.headers.get("Accept"))
+
+
+@cache
+def exception_class(status: int) -> type[RefusalException]:
+    """The exception class of a status: also werkzeug's own, so that its error handlers apply."""
+    known = default_exceptions.get(status, HTTPException)
+    name = known.__name__ if known is not HTTPException else "Refused"
+    return type(name, (RefusalException, known), {"code": status})
+
+
+def refusal_exception(evaluation: Evaluation) -> RefusalException:
+    assert evaluation.refusal is not None
+    return exception_class(evaluation.refusal.status)(evaluation)
+
+
+# Around the application -------------------------------------------------------------------------------------------
+
+
+class FlaskMiddleware(RateLimitMiddleware):
+    """The middleware that `init_app` puts around `app.wsgi_app`."""
+
+    def __init__(self, flask: Flask, app: Application, gate: Gate) -> None:
+        super().__init__(app, gate)
+        self.flask = flask
+        self._exempt: frozenset[str] | None = None
+
+    def __call__(self, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
+        exempt = self._exempt
+        if exempt is None:
+            exempt = self._exempt = exempt_endpoints(self.flask)
+        if exempt and self.endpoint(environ) in exempt:
+            return self.app(environ, start_response)
+        return super().__call__(environ, start_response)
+
+    def endpoint(self, environ: Environ) -> str | None:
+        """The endpoint that Flask will find; needed only where some view is exempt."""
+        try:
+            adapter = self.flask.create_url_adapter(self.flask.request_class(environ, populate_request=False))
+            return None if adapter is None else adapter.match()[0]
+        except HTTPException:
+            return None
+
+    def refuse(self, evaluation: Evaluation, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
+        session: SessionMixin = self.flask.session_interface.make_null_session(self.flask)
+        with RequestContext(self.flask, environ, session=session):
+            g.limitkeeper = evaluation
+            try:
+                return self.refusal_response(evaluation)(environ, HeaderStartResponse(start_response, evaluation))
+            finally:
+                preserve_contexts(environ)
+
+    def refusal_response(self, evaluation: Evaluation) -> FlaskResponse:
+        app = self.flask
+        try:
+            try:
+                if evaluation.degrade is None:
+                    raise refusal_exception(evaluation)  # Flask's traps raise the exception again that is being handled
+                return app.finalize_request(app.ensure_sync(evaluation.degrade)())
+            except HTTPException as error:  # of a degrade handler too
+                return app.finalize_request(app.handle_user_exception(error))
+        except Exception as error:
+            return app.handle_exception(error)
+
+
+def preserve_contexts(environ: Environ) -> None:
+    """Keeps the contexts of a refusal where the server asks for those of a request (`with client:` in tests)."""
+    keep = environ.get("werkzeug.debug.preserve_context")
+    if keep is not None:
+        keep(app_ctx._get_current_object())  # type: ignore[attr-defined]
+        keep(request_ctx._get_current_object())  # type: ignore[attr-defined]
+
+
+def publish_evaluation() -> None:
+    """The first before_request function: sets `g.limitkeeper`."""
+    g.limitkeeper = request.environ[POLICY_EVALUATION] = request.environ.get(EVALUATION)
