@@ -11,6 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..algorithms.no_key import NO_KEY
+
 log = logging.getLogger("limitkeeper")
 
 #: Kinds of a limiter's events.
@@ -18,9 +20,13 @@ ALLOWED = "allowed"
 REFUSED = "refused"
 WAITED = "waited"
 DRAINED = "drained"
-SHARED_CELL = "shared cell"
+OVERFLOW = "overflow"
 GIVE_BACK_FAILED = "give back failed"
-LISTENER_KINDS = (ALLOWED, REFUSED, WAITED, DRAINED, SHARED_CELL, GIVE_BACK_FAILED)
+LISTENER_KINDS = (ALLOWED, REFUSED, WAITED, DRAINED, OVERFLOW, GIVE_BACK_FAILED)
+#: Kinds of a bulkhead's events; `limiter` is then the bulkhead's name, and `cost` of "resized" its new size.
+FINISHED = "finished"
+RESIZED = "resized"
+BULKHEAD_KINDS = (ALLOWED, REFUSED, WAITED, FINISHED, RESIZED)
 #: Kinds of a guarded store's events; `limiter` is then the store's name.
 OPENED = "opened"
 HALF_OPENED = "half open"
@@ -35,6 +41,8 @@ PENALTY_BOX = "penalty box"
 RELOADED = "reloaded"
 RELOAD_REFUSED = "reload refused"
 STORE_FAILED = "store failed"
+#: Kinds of a spend guard's events; `limiter` is then the budget's name, `cost` the units of the call.
+BUDGET_KINDS = (ALERT, REFUSED)
 GATE_KINDS = (REFUSED, SHADOW, ALERT, PENALTY_BOX, RELOADED, RELOAD_REFUSED, STORE_FAILED)
 #: Kinds of a registry's events.
 ADDED = "added"
@@ -57,7 +65,7 @@ class Event:
 Listener = Callable[[Event], object]
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Publisher:
     """Calls listeners with events, in the order in which the listeners were added."""
 
@@ -96,7 +104,7 @@ class Publisher:
     ) -> None:
         """Creates an event and sends it, if its kind has a listener."""
         if kind in self._listeners:
-            self.send(Event(kind, limiter, key, cost, decision, error))
+            self.send(Event(kind, limiter, None if key is NO_KEY else key, cost, decision, error))
 
     def send(self, event: Event) -> None:
         """Calls the listeners of the event's kind."""

@@ -1,13 +1,9 @@
 """Sampled log of refusals: under attack, one line for each refusal would be a second outage.
 
 `log_refusals(gate)` listens to the gate's events. For every kind of event and every rule, a token bucket decides whether a line
-is written; the next written line says how many were suppressed. A line is one sentence for people, and carries a plain mapping
+is written; the next written line says how many were suppressed. A line is one readable sentence, and carries a plain mapping
 (`record.limitkeeper`) for machines; `JsonFormatter` writes both as one line of JSON. A key is shown as its keyed hash, the same
 as in the list of offenders.
-
-    {"time": "2026-01-10T12:00:00.000+00:00", "level": "WARNING", "logger": "limitkeeper.refusals",
-     "message": "shop: 'checkout': …", "event": "refused", "policy": "shop", "rule": "checkout", "key": "3f1c8e0a9b2d",
-     "retry_after": 1, "suppressed": 41}
 """
 
 from __future__ import annotations
@@ -126,7 +122,7 @@ def refusals_of(event: Event) -> Iterator[tuple[str, str | None, float | None]]:
     elif event.kind == REFUSED and refusal is not None:
         rule = "" if refusal.rule is None else refusal.rule.name
         yield rule, key_of(decided, rule), refusal.retry_after
-    elif event.kind in (SHADOW, ALERT):
+    elif event.kind in (SHADOW, ALERT) and decided is not None:
         for rule in decided.shadows if event.kind == SHADOW else alerted_rules(decided):
             yield rule, key_of(decided, rule), None
     elif event.kind == PENALTY_BOX and decided is not None:
@@ -141,8 +137,8 @@ def key_of(evaluation: Evaluation, rule: str) -> str | None:
     for entry, key in zip(evaluation.entries, evaluation.keys, strict=False):
         if entry.rule.name == rule:
             return key
-    for clause, claims, _ in evaluation.shadow or ():
-        if clause.name == rule:
+    for compiled_rule, claims, _ in evaluation.shadow or ():
+        if compiled_rule.name == rule:
             return str(claims[0].key)
     return None
 
@@ -192,14 +188,15 @@ SENTENCES = {
 
 
 def sentence(record: Record) -> str:
-    """A line for people."""
+    """The line as a readable sentence."""
     words = [f"{record['policy']}:"]
     if "rule" in record:
         words.append(f"{record['rule']!r}:")
     if "key" in record:
         key = str(record["key"])
         words.append(f"key {key if key.isalnum() else ascii(key)}")
-    words.append(SENTENCES[str(record["event"])])
+    no_room = record["event"] == ALERT and "error" in record
+    words.append("an override does not hold, the rule's own limit does" if no_room else SENTENCES[str(record["event"])])
     if "retry_after" in record:
         words.append(f"for {record['retry_after']:g} s")
     if "error" in record:

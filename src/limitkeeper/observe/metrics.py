@@ -1,7 +1,8 @@
 """The metrics that are read from a Snapshot: name, kind, labels and reader of each, shared by all sinks.
 
 Labels are the policy, its rules, and fixed words; never a key. So the policy bounds the number of series: 38 for each rule (18
-of them are the histogram of response times) and 36 for the policy with a guarded store. Every series exists from the start, at
+of them are the histogram of response times) and 36 for the policy with a guarded store, two more
+with retry_amplification. Every series exists from the start, at
 zero: a counter that appears with its first event hides that event from `rate` and `increase`.
 
 Gates of the same policy name are added up, as two processes of one program would be; of a ratio the largest counts.
@@ -45,8 +46,9 @@ class MetricSpec:
         """The values of several gates together."""
         found: dict[Labels, Value] = {}
         for snapshot in snapshots:
-            for labels, value in self.read(snapshot):
+            for read, value in self.read(snapshot):
                 if value is not None:
+                    labels = tuple([escape_unprintable(label) for label in read])
                     found[labels] = self._join(found[labels], value) if labels in found else value
         return found
 
@@ -57,12 +59,21 @@ class MetricSpec:
         return max(one, other) if self.largest else one + other
 
 
+def escape_unprintable(text: str) -> str:
+    """A label's value with control characters and half characters as escapes; line breaks are escaped by the sinks."""
+    if text.isprintable():
+        return text
+    return "".join([one if one.isprintable() or one == "\n" else one.encode("unicode_escape").decode("ascii") for one in text])
+
+
 def _of_policy(name: str) -> Reader:
-    return lambda snapshot: [((snapshot.policy,), getattr(snapshot, name))]
+    return lambda snapshot: [((snapshot.policy,), getattr(snapshot, name))] if snapshot.policy else []
 
 
 def _by_outcome(outcomes: dict[str, str]) -> Reader:
-    return lambda snapshot: [((snapshot.policy, outcome), getattr(snapshot, name)) for outcome, name in outcomes.items()]
+    return lambda snapshot: [
+        ((snapshot.policy, outcome), getattr(snapshot, name)) for outcome, name in outcomes.items() if snapshot.policy
+    ]
 
 
 def _of_rule(name: str) -> Reader:
@@ -75,6 +86,14 @@ def _by_rule(outcomes: dict[str, str]) -> Reader:
         for rule in snapshot.rules
         for outcome, name in outcomes.items()
     ]
+
+
+def _of_bulkhead(name: str) -> Reader:
+    return lambda snapshot: [((one.name,), getattr(one, name)) for one in snapshot.bulkheads]
+
+
+def _of_budget(name: str) -> Reader:
+    return lambda snapshot: [((one.name,), getattr(one, name)) for one in snapshot.budgets]
 
 
 def _of_store(name: str) -> Reader:
@@ -120,7 +139,8 @@ def offender_metric(most: int) -> MetricSpec:
     return MetricSpec("offender_refusals", GAUGE, text, ("policy", "rule", "key"), read)
 
 
-POLICY, RULE, OUTCOME = ("policy",), ("policy", "rule"), ("policy", "outcome")
+POLICY, RULE, OUTCOME, BULKHEAD = ("policy",), ("policy", "rule"), ("policy", "outcome"), ("bulkhead",)
+BUDGET = ("budget",)
 #: Attributes of `Snapshot` and `RuleSnapshot` by label value.
 REQUESTS = {"allowed": "allowed", "refused": "refused"}
 RELOADS = {"loaded": "reloads", "refused": "reloads_refused"}
@@ -152,6 +172,10 @@ METRICS: tuple[MetricSpec, ...] = (
                RULE, _of_rule("responses"), "seconds", 1e-3),
     MetricSpec("decision_seconds", HISTOGRAM, "Duration of a decision.", POLICY, _of_policy("decisions"), "seconds", 1e-6),
     MetricSpec("penalty_box_clients", GAUGE, "Clients in the penalty box now.", POLICY, _of_policy("penalty_box_clients")),
+    MetricSpec("attempts", COUNTER, "Requests that are not exempt, where the policy counts retry_amplification.",
+               POLICY, _of_policy("attempts")),
+    MetricSpec("distinct_requests", COUNTER, "Estimate of how many attempts differ in client, method or path within a window.",
+               POLICY, _of_policy("distinct_requests")),
     MetricSpec("top_offender_ratio", GAUGE, "Share of the policy's recent refusals caused by one key of this rule, at least.",
                RULE, _top_offender_ratio, "ratio", largest=True),
     MetricSpec("store_state", GAUGE, "Guarded stores in this state: closed (healthy), half_open, or open (not asked).",
@@ -160,6 +184,17 @@ METRICS: tuple[MetricSpec, ...] = (
     MetricSpec("store_timeouts", COUNTER, "Calls to the store that took longer than the budget.", POLICY, _of_store("timeouts")),
     MetricSpec("store_opened", COUNTER, "How often the store's breaker opened.", POLICY, _of_store("opened")),
     MetricSpec("store_probes", COUNTER, "Probes of a failed store.", POLICY, _of_store("probes")),
+    MetricSpec("bulkhead_size", GAUGE, "Calls that a bulkhead runs at a time.", BULKHEAD, _of_bulkhead("max_concurrent")),
+    MetricSpec("bulkhead_in_use", GAUGE, "Calls that run in a bulkhead now.", BULKHEAD, _of_bulkhead("in_use")),
+    MetricSpec("bulkhead_waiting", GAUGE, "Calls that wait for a place now.", BULKHEAD, _of_bulkhead("waiting")),
+    MetricSpec("bulkhead_permitted", COUNTER, "Calls that got a place.", BULKHEAD, _of_bulkhead("permitted")),
+    MetricSpec("bulkhead_rejected", COUNTER, "Calls that got no place.", BULKHEAD, _of_bulkhead("rejected")),
+    MetricSpec("budget_amount", GAUGE, "Budget of a spend guard for one window, for all processes.", BUDGET,
+               _of_budget("amount"), largest=True),
+    MetricSpec("budget_remaining", GAUGE, "What is left of the budget in this window, as of the last call.", BUDGET,
+               _of_budget("remaining"), largest=True),
+    MetricSpec("budget_alerts", COUNTER, "Alerts of a spend guard: its mark was crossed.", BUDGET, _of_budget("alerts")),
+    MetricSpec("budget_refused", COUNTER, "Calls that a spend guard refused.", BUDGET, _of_budget("refused")),
     MetricSpec("reloads", COUNTER, "New versions of the policy: loaded, or refused.", OUTCOME, _by_outcome(RELOADS)),
 )
 # fmt: on

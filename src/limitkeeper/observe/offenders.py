@@ -5,16 +5,12 @@ that of the key with the least count, `m`, and continues from there: count = m +
 
     count − error  ≤  true  ≤  count,    error ≤ n / size,    and every key with more than n / size is counted.
 
-Keys of one count are together on a level, and the lowest level is known, so an offer is a few steps in dicts whatever the size:
-a key only ever moves one level up, and when the lowest level becomes empty, the next one has just been entered.
+Keys of one count share a level, and a key only moves one level up, so an offer is a few dict operations whatever the size.
+A report covers this window and the last (5 to 10 minutes by default). A key that only one of them counts may have had as much as
+the other's least there; this is added to its count and its error, so both bounds hold for the two together.
 
-Two windows, this one and the last: a report covers between one and two windows (5 to 10 minutes by default), and keys that
-stopped are forgotten. A key that only one of them counts may have had as much as the other's least there, so this much is added
-to its count and its error; both bounds hold for the two together.
-
-Only refusals are offered. Rejected: `stores/sharded/hot_keys.py` (Misra and Gries over a sample: it finds hot keys for a few
-additions per hit, but has no count to show), halving all counts now and then (fractional counts, bounds that leak), a counter
-for every key (unbounded: a flood of keys is the expected input).
+Rejected: Misra and Gries over a sample, as in `hot_key_detector.py` (cheap for every hit, but it has no count to show), halving
+all counts now and then (fractional counts, bounds that leak), a counter for every key (a flood of keys is the expected input).
 """
 
 from __future__ import annotations
@@ -128,8 +124,8 @@ class Offenders:
     def offer(self, rule: str, key: str) -> None:
         """Records a refusal."""
         self._pending.append((rule, key if len(key) <= MAX_KEY_LENGTH else HashedKey(self._hash(key))))
-        crowded = len(self._pending) > MAX_PENDING // 2  # the counting thread does not get to run: wait for it
-        if self._lock.acquire(crowded, 0.1 if crowded else -1):
+        full = len(self._pending) > MAX_PENDING // 2  # the counting thread does not get to run: wait for it
+        if self._lock.acquire(full, 0.1 if full else -1):
             try:
                 self._count_pending()
             finally:
@@ -161,8 +157,8 @@ class Offenders:
         every key with more than `offered / size` is among them."""
         return self.look(n)[1]
 
-    def look(self, n: int | None = None) -> tuple[int, list[Offender]]:
-        """(`offered`, `top(n)`) of one moment."""
+    def look(self, n: int | None = None, show_keys: bool = False) -> tuple[int, list[Offender]]:
+        """(`offered`, `top(n)`) of one moment; `show_keys` shows the keys this once."""
         with self._lock:
             self._count_pending()
             windows = (self._current, self._previous)
@@ -170,7 +166,7 @@ class Offenders:
             both = {item: [window.estimate(item) for window in windows] for window in windows for item in window.counts}
         found = [(item, sum(count for count, _ in pair), sum(error for _, error in pair)) for item, pair in both.items()]
         found.sort(key=lambda one: (one[2] - one[1], -one[1], one[0]))
-        return total, [Offender(item[0], self._shown(item[1]), count, error) for item, count, error in found[:n]]
+        return total, [Offender(item[0], self._shown(item[1], show_keys), count, error) for item, count, error in found[:n]]
 
-    def _shown(self, key: str) -> str:
-        return key if self.show_keys or isinstance(key, HashedKey) else self._hash(key)
+    def _shown(self, key: str, show: bool) -> str:
+        return key if show or self.show_keys or isinstance(key, HashedKey) else self._hash(key)

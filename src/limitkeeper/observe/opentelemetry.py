@@ -1,12 +1,11 @@
-"""OpenTelemetry: observable instruments that read snapshots, and span attributes of a decision.
+"""OpenTelemetry metrics: observable instruments that read snapshots; also the span attributes of a decision.
 
 Only the API is needed; without an SDK all of this does nothing. Names are those of Prometheus with a dot
 (`limitkeeper.requests`), so that an exporter's form of them (`limitkeeper_requests_total`) is the name in the alert rules.
 
-The API has no observable histogram, and recording every decision as it happens costs several microseconds each. So a histogram
-is exported as three sums: `.bucket` (cumulative, with the attribute `le` in seconds), `.count` and `.sum`. They only grow, and
-yet are up-down counters without a unit: exporters append `_total` to the name of a monotonic one, and its unit to one with a
-unit, while the alert rules need `limitkeeper_response_seconds_bucket`.
+The API has no observable histogram, and recording every decision costs several microseconds. So a histogram is exported as three
+sums: `.bucket` (cumulative, with the attribute `le` in seconds), `.count` and `.sum`. They are up-down counters without a unit,
+though they only grow: exporters append `_total` to a monotonic name, while the alerts need `limitkeeper_response_seconds_bucket`.
 """
 
 from __future__ import annotations

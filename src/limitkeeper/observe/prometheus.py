@@ -5,14 +5,14 @@ Rejected: counting with the client library where a decision is made, because an 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from ..errors import ConfigurationError
 from .metrics import COUNTER, HISTOGRAM, METRICS, Labels, MetricSpec, Value, offender_metric
-from .snapshot import Histogram, SnapshotSource, check_source
+from .snapshot import Histogram, Snapshot, SnapshotSource, check_source
 
 try:
-    from prometheus_client import REGISTRY, CollectorRegistry
+    from prometheus_client import CONTENT_TYPE_LATEST, REGISTRY, CollectorRegistry, generate_latest
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
     from prometheus_client.registry import Collector
     from prometheus_client.utils import floatToGoString
@@ -81,3 +81,21 @@ def buckets(histogram: Histogram, scale: float) -> list[tuple[str, float]]:
         for bound, total in histogram.cumulative()
     ]
     return [*found, ("+Inf", float(histogram.count))]
+
+
+def scrape(snapshots: Sequence[Snapshot]) -> tuple[bytes, str]:
+    """The metrics of several snapshots together, in Prometheus' text format, and its content type."""
+    registry = CollectorRegistry()
+    LimitkeeperCollector(*[TakenSnapshot(one) for one in snapshots], registry=registry)
+    return generate_latest(registry), CONTENT_TYPE_LATEST
+
+
+class TakenSnapshot:
+    """A snapshot of a gate, as a source."""
+
+    def __init__(self, taken: Snapshot) -> None:
+        self.policy: object = taken.policy
+        self._taken = taken
+
+    def snapshot(self) -> Snapshot:
+        return self._taken

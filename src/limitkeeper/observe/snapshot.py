@@ -6,8 +6,8 @@ cardinality is bounded by the policy.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from ..errors import ConfigurationError
@@ -65,6 +65,32 @@ class RuleSnapshot:
 
 
 @dataclass(frozen=True, slots=True)
+class BulkheadSnapshot:
+    """The size and counters of one bulkhead."""
+
+    name: str
+    max_concurrent: int
+    max_waiting: int | None  # None: without bound
+    in_use: int  # now
+    waiting: int  # now
+    permitted: int = 0  # calls that got a place
+    rejected: int = 0  # calls that got none, timeouts included
+    timed_out: int = 0  # rejected after waiting
+    waited: int = 0  # permitted after waiting
+
+
+@dataclass(frozen=True, slots=True)
+class BudgetSnapshot:
+    """A spend guard's budget for this window, of all processes, and the counters of this one."""
+
+    name: str
+    amount: float
+    remaining: float
+    alerts: int = 0  # published by this process
+    refused: int = 0  # calls that exceeded what was left
+
+
+@dataclass(frozen=True, slots=True)
 class Offender:
     """A key that is refused often. `key` is a keyed hash unless the gate shows keys; `error` is the most by which `count` may be
     too high (a bounded sketch forgets replaced keys)."""
@@ -77,7 +103,8 @@ class Offender:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """All counters of a gate. `store` has the guarded store's state and counters, None without a guard.
+    """All counters of a gate, or of bulkheads or budgets: `policy` is "" then. `store` has the guarded store's state and
+    counters, None without a guard.
 
     `offenders` are the heaviest of the `offered` recent refusals (`Offenders.top()`, `.offered`)."""
 
@@ -90,25 +117,65 @@ class Snapshot:
     exempt: int = 0
     penalty_box: int = 0  # refused without asking the store
     penalty_box_clients: int = 0  # now
+    attempts: int | None = None  # requests that are not exempt; None: the policy does not count them
+    distinct_requests: float | None = None  # estimate of how many of them differ in client, method or path
     decisions: Histogram | None = None
     reloads: int = 0
     reloads_refused: int = 0
     offenders: tuple[Offender, ...] = ()
     offered: int = 0
     store: GuardStats | None = None
+    bulkheads: tuple[BulkheadSnapshot, ...] = ()
+    budgets: tuple[BudgetSnapshot, ...] = ()
+
+
+def total(snapshots: Sequence[Snapshot]) -> Snapshot:
+    """The sum of several processes that enforce one policy."""
+    first = snapshots[0]
+    rules = {one.name: [found for each in snapshots for found in each.rules if found.name == one.name] for one in first.rules}
+    summed = {field.name: sum([getattr(one, field.name) for one in snapshots]) for field in fields(first) if field.type == "int"}
+    offenders: dict[tuple[str, str], tuple[int, int]] = {}
+    for one in [found for each in snapshots for found in each.offenders]:
+        count, error = offenders.get((one.rule, one.key), (0, 0))
+        offenders[one.rule, one.key] = count + one.count, error + one.error
+    heaviest = sorted([Offender(*key, *counts) for key, counts in offenders.items()], key=lambda one: one.error - one.count)
+    decisions = [one.decisions for one in snapshots if one.decisions is not None]
+    return replace(
+        first,
+        **summed,
+        rules=tuple([_total_rule(found) for found in rules.values()]),
+        decisions=_total_histogram(decisions) if decisions else None,
+        offenders=tuple(heaviest[:10]),
+        store=_total_guard([one.store for one in snapshots if one.store is not None]),
+    )
+
+
+def _total_guard(found: Sequence[GuardStats]) -> GuardStats | None:
+    """The state of the guard that is furthest from closed, and the sums of the counters."""
+    if not found:
+        return None
+    worst = max(found, key=lambda one: ("closed", "half open", "open").index(one.state))
+    return type(worst)(worst.state, worst.since_us, *[sum(counts) for counts in zip(*[one[2:] for one in found], strict=True)])
+
+
+def _total_rule(found: Sequence[RuleSnapshot]) -> RuleSnapshot:
+    summed = {field.name: sum([getattr(one, field.name) for one in found]) for field in fields(found[0]) if field.type == "int"}
+    return replace(found[0], **summed)
+
+
+def _total_histogram(found: Sequence[Histogram]) -> Histogram:
+    counts = zip(*[one.counts for one in found], strict=True)
+    return Histogram(found[0].bounds, tuple([sum(some) for some in counts]), sum([one.sum for one in found]))
 
 
 @runtime_checkable
 class SnapshotSource(Protocol):
-    """A policy gate, as sinks see it."""
-
-    @property
-    def policy(self) -> object: ...
+    """A policy gate, a bulkhead or a spend guard, as sinks see it."""
 
     def snapshot(self) -> Snapshot: ...
 
 
 def check_source(gate: SnapshotSource) -> SnapshotSource:
     if not isinstance(gate, SnapshotSource):
-        raise ConfigurationError(f"expected a Gate (a middleware has it as `.gate`), got {gate!r}")
+        raise ConfigurationError(f"expected a Gate (a middleware has it as `.gate`) or a Bulkhead, got {gate!r}")
     return gate
