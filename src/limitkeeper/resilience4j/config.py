@@ -16,6 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import timedelta
 from fractions import Fraction
+from functools import partial
 from math import ceil, gcd
 from typing import Any, NamedTuple
 
@@ -80,19 +81,17 @@ class RateLimiterConfig:
             raise InvalidLimit(f"initial_permits={initial} must be at most the permit_capacity, {capacity}")
         if drain_permissions_on_result is not None and not callable(drain_permissions_on_result):
             raise TypeError(f"drain_permissions_on_result must be a function of an Outcome, got {drain_permissions_on_result!r}")
-        limit = TokenBucket(_rate(count, period_ns), burst=capacity, initial=initial)
-        self._set("limit_for_period", count)
-        self._set("limit_refresh_period", _text(period_ns))
-        self._set("timeout_duration", _text(timeout_ns))
-        self._set("permit_capacity", capacity)
-        self._set("initial_permits", initial)
-        self._set("drain_permissions_on_result", drain_permissions_on_result)
-        self._set("_given", given)
-        self._set("limit", limit)
-        self._set("timeout_us", min(MAX_WAIT, -(-timeout_ns // 1000)))
-
-    def _set(self, name: str, value: object) -> None:
-        object.__setattr__(self, name, value)
+        vars(self).update(  # the fields are frozen
+            limit_for_period=count,
+            limit_refresh_period=_text(period_ns),
+            timeout_duration=_text(timeout_ns),
+            permit_capacity=capacity,
+            initial_permits=initial,
+            drain_permissions_on_result=drain_permissions_on_result,
+            _given=given,
+            limit=TokenBucket(_rate(count, period_ns), burst=capacity, initial=initial),
+            timeout_us=min(MAX_WAIT, -(-timeout_ns // 1000)),
+        )
 
     @classmethod
     def of_defaults(cls) -> RateLimiterConfig:
@@ -104,15 +103,11 @@ class RateLimiterConfig:
         return type(self)(**{**self._given, **changes})
 
     def __reduce__(self) -> tuple[object, ...]:
-        return _recreate, (dict(self._given),)
+        return partial(type(self), **self._given), ()
 
     @property
     def timeout(self) -> timedelta:
         return timedelta(microseconds=self.timeout_us)
-
-
-def _recreate(given: dict[str, Any]) -> RateLimiterConfig:
-    return RateLimiterConfig(**given)
 
 
 def _whole(name: str, value: object, least: int) -> int:

@@ -47,12 +47,12 @@ class _ConsumerListener:
         self.consumer(RateLimiterEvent(EventType(event.kind), event.limiter, event.cost, created))
 
 
-class EventPublisher:
-    """Registers consumers: `publisher.on_success(count).on_failure(warn)`. An exception of a consumer is logged and counted."""
+class EventPublisher(Publisher):
+    """Registers consumers: `publisher.on_success(count).on_failure(warn)`. `failures` counts consumers that raised."""
 
     def __init__(self, clock: Clock) -> None:
+        super().__init__(tuple(EventType))
         self._clock = clock
-        self._publisher = Publisher(tuple(EventType))
 
     def on_success(self, consumer: Consumer) -> Self:
         return self._on(EventType.SUCCESSFUL_ACQUIRE, consumer)
@@ -69,17 +69,9 @@ class EventPublisher:
 
     def remove(self, consumer: Consumer) -> Self:
         """Removes a consumer from every kind."""
-        self._publisher.off("*", _ConsumerListener(consumer, self._clock))
+        self.off("*", _ConsumerListener(consumer, self._clock))
         return self
 
-    @property
-    def failures(self) -> int:
-        """How often a consumer raised."""
-        return self._publisher.failures
-
-    def publish(self, kind: EventType, name: str, permits: int) -> None:
-        self._publisher.publish(kind, name, cost=permits)
-
     def _on(self, kind: str, consumer: Consumer) -> Self:
-        self._publisher.on(kind, _ConsumerListener(consumer, self._clock))
+        self.on(kind, _ConsumerListener(consumer, self._clock))
         return self

@@ -14,12 +14,12 @@ import inspect
 import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import MappingProxyType
 from typing import NamedTuple, TypeVar, overload
 
 from ..decision import Decision
-from ..errors import ConfigurationError, RateLimited
+from ..errors import ConfigurationError, LimitkeeperError, RateLimited
 from ..fork import reset_after_fork
 from ..limiter import AsyncLimiter, Limiter
 from ..limiter_base import checked_cost
@@ -27,7 +27,6 @@ from ..observe.events import DRAINED
 from ..rate import Duration
 from ..stores import Store
 from .config import Outcome, RateLimiterConfig
-from .errors import AcquirePermissionCancelled, RequestNotPermitted
 from .events import EventPublisher, EventType
 
 log = logging.getLogger("limitkeeper")
@@ -38,6 +37,20 @@ Permits = int | Callable[..., int]
 KEY = "permissions"
 #: The answer of a reservation whose wait would be longer than the timeout.
 REFUSED = -1
+
+
+class RequestNotPermitted(RateLimited):
+    """Refused. `decision` says when to retry; `retry_after` is inf when the number can never be available."""
+
+    def __str__(self) -> str:
+        d = self.decision
+        if d.retry_after == float("inf"):
+            return f"RateLimiter {d.name!r} can never permit this call: it holds at most {d.limit} permissions"
+        return f"RateLimiter {d.name!r} does not permit this call within its timeout: try again in {d.retry_after:.3f} s"
+
+
+class AcquirePermissionCancelled(LimitkeeperError):
+    """The `cancel` event of a waiting caller was set; its reservation was given back."""
 
 
 class Current(NamedTuple):
@@ -186,21 +199,17 @@ class RateLimiter:
 
     def acquire_permission(self, permits: int = 1, cancel: threading.Event | None = None) -> bool:
         """As wait_for_permission, returning true or false. A number that can never be available raises RequestNotPermitted."""
-        try:
+        with _suppress_not_yet(), suppress(AcquirePermissionCancelled):
             self.wait_for_permission(permits, cancel)
-        except AcquirePermissionCancelled:
-            return False
-        except RequestNotPermitted as refused:
-            return bool(_unless_never(refused, 0))
-        return True
+            return True
+        return False
 
     async def acquire_permission_async(self, permits: int = 1) -> bool:
         """The same for asyncio."""
-        try:
+        with _suppress_not_yet():
             await self.wait_for_permission_async(permits)
-        except RequestNotPermitted as refused:
-            return bool(_unless_never(refused, 0))
-        return True
+            return True
+        return False
 
     def _acquire_unless(self, cancel: threading.Event, limiter: Limiter, permits: int, config: RateLimiterConfig) -> None:
         """Acquires, and stops waiting when `cancel` is set. Threads can't be interrupted in Python; an event can be set."""
@@ -236,20 +245,16 @@ class RateLimiter:
         A number that can never be available raises RequestNotPermitted.
         """
         config, limiter, _ = self._current
-        try:
-            with self._published(permits):
-                return _granted_ns(limiter, permits, limiter._decide(KEY, permits, config.timeout_us))
-        except RequestNotPermitted as refused:
-            return _unless_never(refused, REFUSED)
+        with _suppress_not_yet(), self._published(permits):
+            return _granted_ns(limiter, permits, limiter._decide(KEY, permits, config.timeout_us))
+        return REFUSED
 
     async def reserve_permission_async(self, permits: int = 1) -> int:
         """The same for asyncio."""
         config, limiter, _ = self._current
-        try:
-            with self._published(permits):
-                return _granted_ns(limiter, permits, await self._adecide(limiter, permits, config.timeout_us))
-        except RequestNotPermitted as refused:
-            return _unless_never(refused, REFUSED)
+        with _suppress_not_yet(), self._published(permits):
+            return _granted_ns(limiter, permits, await self._adecide(limiter, permits, config.timeout_us))
+        return REFUSED
 
     async def _adecide(self, limiter: Limiter, permits: int, max_wait_us: int) -> Decision:
         if self.store.local:
@@ -278,7 +283,7 @@ class RateLimiter:
 
     def _publish_drained(self, limiter: Limiter, permits: int, decision: Decision) -> int:
         limiter.events.publish(DRAINED, self.name, KEY, permits, decision)
-        self.event_publisher.publish(EventType.DRAINED, self.name, permits)
+        self.event_publisher.publish(EventType.DRAINED, self.name, cost=permits)
         return permits
 
     @contextmanager
@@ -288,11 +293,11 @@ class RateLimiter:
         try:
             yield
         except BaseException as error:
-            self.event_publisher.publish(EventType.FAILED_ACQUIRE, self.name, permits)
+            self.event_publisher.publish(EventType.FAILED_ACQUIRE, self.name, cost=permits)
             if isinstance(error, RateLimited):
                 raise RequestNotPermitted(error.decision) from None
             raise
-        self.event_publisher.publish(EventType.SUCCESSFUL_ACQUIRE, self.name, permits)
+        self.event_publisher.publish(EventType.SUCCESSFUL_ACQUIRE, self.name, cost=permits)
 
     # Changes ---------------------------------------------------------------------------------------------------
 
@@ -302,7 +307,7 @@ class RateLimiter:
             self._current = self._current._replace(config=self.config.replace(timeout_duration=timeout_duration))
 
     def change_limit_for_period(self, limit_for_period: int) -> None:
-        """Changes the rate from now on (not from the next period). Missing and reserved permissions stay so.
+        """Changes the rate from now on (not from the next period). What is missing or reserved stays so, up to the new capacity.
 
         The capacity follows, unless one was given; a bucket that started full counts as started full under the new one.
         """
@@ -312,7 +317,8 @@ class RateLimiter:
             full = old.initial_permits == old.permit_capacity
             initial = new.permit_capacity if full else min(old.initial_permits, new.permit_capacity)
             self._current = Current.of(self.name, new.replace(initial_permits=initial), self.store)
-            self.limiter.peek(KEY)  # state written at the old rate is read at the new one from this moment on
+            named = self.limiter.named[0]
+            self.store.load(named, list(self.store.items(named)))  # the new rate's first use is this moment
 
     # Results ---------------------------------------------------------------------------------------------------
 
@@ -404,8 +410,11 @@ def _granted_ns(limiter: Limiter, permits: int, decision: Decision) -> int:
     return decision.wait_us * 1000
 
 
-def _unless_never(refused: RequestNotPermitted, answer: int) -> int:
-    """Returns `answer` for "not yet"; raises for "never"."""
-    if refused.decision.retry_us < 0:
-        raise refused
-    return answer
+@contextmanager
+def _suppress_not_yet() -> Iterator[None]:
+    """Suppresses RequestNotPermitted unless the call can never be permitted."""
+    try:
+        yield
+    except RequestNotPermitted as refused:
+        if refused.decision.retry_us < 0:
+            raise

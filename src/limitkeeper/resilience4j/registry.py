@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import NoReturn, Self
+from typing import Self
 
 from ..errors import ConfigurationError
 from ..observe.events import ADDED, REMOVED, REPLACED
-from ..registry import Change, Entries
-from ..registry.entries import DEFAULT
+from ..registry import DEFAULT, Change, Entries
 from ..stores import Store
 from .config import RateLimiterConfig
 from .rate_limiter import RateLimiter
@@ -88,15 +87,11 @@ class RateLimiterRegistry(Entries[RateLimiter, RateLimiterConfig]):
 
     def add_configuration(self, name: str, configuration: RateLimiterConfig) -> None:
         """Shares a configuration under a name; "default" is reserved."""
-        if name == DEFAULT:
-            _refuse_default()
-        super().add_configuration(name, configuration)
+        super().add_configuration(_not_default(name), configuration)
 
     def remove_configuration(self, name: str) -> RateLimiterConfig | None:
         """Removes a configuration and returns it; None when there was none."""
-        if name == DEFAULT:
-            _refuse_default()
-        return super().remove_configuration(name)
+        return super().remove_configuration(_not_default(name))
 
     def _config(self, config: RateLimiterConfig | str | Callable[[], RateLimiterConfig] | None) -> RateLimiterConfig:
         if config is None or isinstance(config, str):
@@ -116,5 +111,7 @@ class RateLimiterRegistry(Entries[RateLimiter, RateLimiterConfig]):
         return entry
 
 
-def _refuse_default() -> NoReturn:
-    raise ConfigurationError("'default' is reserved for the default configuration: give it when the registry is created")
+def _not_default(name: str) -> str:
+    if name == DEFAULT:
+        raise ConfigurationError("'default' is reserved for the default configuration: give it when the registry is created")
+    return name
