@@ -1,24 +1,76 @@
-"""For tests: ManualClock, the StoreContract that every store must pass, and `unlimited()`, which switches limiting off.
+"""For tests: ManualClock, `use_clock`, the StoreContract that every store must pass, and `unlimited()`, which turns limits off.
 
 `StoreContract` needs pytest and hypothesis, so it is imported on first use only.
 """
 
 from __future__ import annotations
 
+import asyncio
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from .clock import ManualClock
-from .unlimited import unlimited
+from ..clock import SYSTEM, Clock
+from ..limiter_base import switch
+from ..stores.worker_warning import set_clock_of_default_stores
 
 if TYPE_CHECKING:
-    from .contract import StoreContract
+    from .store_contract import StoreContract
 
-__all__ = ["ManualClock", "StoreContract", "unlimited"]
+__all__ = ["ManualClock", "StoreContract", "unlimited", "use_clock"]
+
+
+class ManualClock:
+    """A clock for tests: `advance` and sleeping on it move it, and nothing else does.
+
+    It keeps an integer number of microseconds, so that a thousand advances of 0.1 s are exactly 100 s.
+    """
+
+    def __init__(self, start: float = 0.0) -> None:
+        self._now_us = round(start * 1_000_000)
+        self._lock = threading.Lock()
+
+    def now_us(self) -> int:
+        return self._now_us
+
+    def advance(self, seconds: float) -> None:
+        """Moves the clock; a negative number moves it back."""
+        with self._lock:
+            self._now_us += round(seconds * 1_000_000)
+
+    def sleep(self, seconds: float, wake: threading.Event | None = None) -> None:
+        self.advance(seconds)
+
+    async def asleep(self, seconds: float, wake: asyncio.Event | None = None) -> None:
+        self.advance(seconds)
+        await asyncio.sleep(0)
+
+
+@contextmanager
+def unlimited() -> Iterator[None]:
+    """Switches limiting off in the whole process: every call is allowed, and nothing is stored."""
+    switch(True)
+    try:
+        yield
+    finally:
+        switch(False)
+
+
+@contextmanager
+def use_clock(clock: Clock) -> Iterator[None]:
+    """Puts all limits of the process that keep their state in memory by default (no store=, or "memory://") on a clock. They
+    start empty, and are empty again, on real time, afterwards. Stores that were passed as objects keep their own clocks."""
+    set_clock_of_default_stores(clock)
+    try:
+        yield
+    finally:
+        set_clock_of_default_stores(SYSTEM)
 
 
 def __getattr__(name: str) -> object:
     if name != "StoreContract":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from .contract import StoreContract
+    from .store_contract import StoreContract
 
     return StoreContract

@@ -1,20 +1,25 @@
-"""TracePlayer: plays a trace of steps on a limiter and records its answers."""
+"""TracePlayer plays a trace of steps on a limiter and records its answers; SyncAdapter calls an async limiter like a sync one, so
+that one law tests both modes."""
 
 from __future__ import annotations
 
+import asyncio
+import inspect
 import math
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, cast
 
 from ..decision import Decision
 from ..errors import RateLimited
-from ..limiter import Limiter
+from ..limiter import AsyncLimiter, Limiter, Limits
 from ..limiter_base import Cost, Key
-from ..reservation import Reservation
-from .clock import ManualClock
-from .traces import Step, StepCost, StepKey
+from ..reservation import AsyncReservation, Reservation
+from ..stores.contract import Store
+from . import ManualClock
+from .strategies import Step, StepCost, StepKey
 
 Answer = dict[str, Any]
+MODES = ("sync", "async")
 
 
 class TracePlayer:
@@ -33,12 +38,9 @@ class TracePlayer:
     def step(self, step: Step) -> Any:
         return getattr(self, type(step).__name__.lower())(*step)
 
-    def named_key(self, key: StepKey) -> Key:
-        """A tuple, one key for each limit, as the mapping that limiters take."""
-        return dict(zip(self.limiter.limits, key, strict=True)) if isinstance(key, tuple) else key
-
-    def named_cost(self, cost: StepCost) -> Cost:
-        return dict(zip(self.limiter.limits, cost, strict=True)) if isinstance(cost, tuple) else cost
+    def named(self, value: StepKey | StepCost) -> Any:
+        """A tuple, one key or cost for each limit, as the mapping that limiters take."""
+        return dict(zip(self.limiter.limits, value, strict=True)) if isinstance(value, tuple) else value
 
     @property
     def decision(self) -> Decision:
@@ -64,25 +66,25 @@ class TracePlayer:
             self.wait(max(0, us + offset))
 
     def hit(self, key: StepKey, cost: StepCost) -> Answer:
-        decision = self.limiter.hit(self.named_key(key), self.named_cost(cost))
+        decision = self.limiter.hit(self.named(key), self.named(cost))
         if decision:
-            self.hits.append((self.named_key(key), self.named_cost(cost)))
+            self.hits.append((self.named(key), self.named(cost)))
         return self.answer(decision)
 
     def peek(self, key: StepKey, cost: StepCost) -> Answer:
-        return self.answer(self.limiter.peek(self.named_key(key), self.named_cost(cost)))
+        return self.answer(self.limiter.peek(self.named(key), self.named(cost)))
 
     def hitmany(self, keys: Sequence[StepKey], cost: int) -> list[Answer]:
-        return [self.answer(decision) for decision in self.limiter.hit_many([self.named_key(key) for key in keys], cost)]
+        return [self.answer(decision) for decision in self.limiter.hit_many([self.named(key) for key in keys], cost)]
 
     def acquire(self, key: StepKey, cost: StepCost, timeout_us: int | None) -> Answer:
         try:
-            return self.answer(self.limiter.acquire(self.named_key(key), self.named_cost(cost), seconds(timeout_us)))
+            return self.answer(self.limiter.acquire(self.named(key), self.named(cost), seconds(timeout_us)))
         except RateLimited as refused:
             return self.answer(refused.decision)
 
     def reserve(self, key: StepKey, cost: StepCost, max_wait_us: int | None) -> Answer:
-        reservation = self.limiter.reserve(self.named_key(key), self.named_cost(cost), seconds(max_wait_us))
+        reservation = self.limiter.reserve(self.named(key), self.named(cost), seconds(max_wait_us))
         self.reservations.append(reservation)
         return self.answer(reservation.decision)
 
@@ -99,7 +101,7 @@ class TracePlayer:
             self.limiter.refund(*self.hits.pop(-1 - back))
 
     def reset(self, key: StepKey) -> None:
-        self.limiter.reset(self.named_key(key))
+        self.limiter.reset(self.named(key))
 
 
 def seconds(us: int | None) -> float | None:
@@ -109,3 +111,40 @@ def seconds(us: int | None) -> float | None:
 def retry_us(decision: Decision) -> int | None:
     """Microseconds until a refused call may be repeated, None for never."""
     return None if decision.retry_after == math.inf else int(decision.retry_us)
+
+
+class SyncAdapter:
+    """Runs each coroutine of an async object to its end, in an event loop of its own."""
+
+    def __init__(self, inner: object) -> None:
+        self.inner = inner
+
+    def __bool__(self) -> bool:
+        return bool(self.inner)
+
+    def __getattr__(self, name: str) -> object:
+        found = getattr(self.inner, name)
+        return _sync(found) if inspect.ismethod(found) else found
+
+
+def _sync(method: Callable[..., object]) -> Callable[..., object]:
+    def call(*args: object, **kwargs: object) -> object:
+        result = method(*args, **kwargs)
+        return _run(result) if inspect.isawaitable(result) else result
+
+    return call
+
+
+def _run(awaitable: Awaitable[object]) -> object:
+    async def wait() -> object:
+        return await awaitable
+
+    result = asyncio.run(wait())
+    return SyncAdapter(result) if isinstance(result, AsyncReservation) else result
+
+
+def make_limiter(mode: str, limits: Limits, store: Store) -> Limiter:
+    """A limiter of this mode, called as a sync one."""
+    if mode == "sync":
+        return Limiter(limits, store)
+    return cast(Limiter, SyncAdapter(AsyncLimiter(limits, store)))

@@ -7,9 +7,10 @@ at the edges.
 
 from __future__ import annotations
 
+from collections import namedtuple
 from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache, wraps
-from typing import Any, NamedTuple, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 from hypothesis import strategies as st
 
@@ -27,103 +28,43 @@ DAY_US = 86_400_000_000
 
 #: Rates that break arithmetic: fractions that never end, ticks coarser than a microsecond, the edges of the domain.
 RATES = (
-    "5/s",
-    "1/s",
-    "2/s",
-    "3/s",
-    "10/min",
-    "54/min",
-    "7 per 3 hours",
-    "10007/30d",
-    "1234567/d",
-    "1234567/s",
-    "1/400d",
-    "1000000000/ms",
-    "3 per 7us",
-    "2 per 1ms",
+    *("5/s", "1/s", "2/s", "3/s", "10/min", "54/min", "7 per 3 hours", "10007/30d", "1234567/d", "1234567/s"),
+    *("1/400d", "1000000000/ms", "3 per 7us", "2 per 1ms"),
 )
 SIZES = (1, 2, 3, 10, 1000)
 
 
-class Wait(NamedTuple):
-    us: int
-
-
-class Until(NamedTuple):
-    """Moves to the last decision's `retry`, `reset` or `wait`, plus `offset` microseconds."""
-
-    what: str
-    offset: int
-
-
-class Hit(NamedTuple):
-    key: StepKey
-    cost: StepCost
-
-
-class Peek(NamedTuple):
-    key: StepKey
-    cost: StepCost
-
-
-class HitMany(NamedTuple):
-    keys: tuple[StepKey, ...]
-    cost: int
-
-
-class Acquire(NamedTuple):
-    key: StepKey
-    cost: StepCost
-    timeout_us: int | None
-
-
-class Reserve(NamedTuple):
-    key: StepKey
-    cost: StepCost
-    max_wait_us: int | None
-
-
-class Cancel(NamedTuple):
-    """Cancels one of the reservations made so far: 0 is the last, 1 the one before it, …"""
-
-    back: int
-
-
-class Settle(NamedTuple):
-    back: int
-    used: int
-
-
-class Refund(NamedTuple):
-    """Refunds one of the hits allowed so far, counted like the reservations."""
-
-    back: int
-
-
-class Reset(NamedTuple):
-    key: StepKey
-
-
+Wait = namedtuple("Wait", "us")
+#: Moves to the last decision's `retry`, `reset` or `wait`, plus `offset` microseconds.
+Until = namedtuple("Until", "what offset")
+Hit = namedtuple("Hit", "key cost")
+Peek = namedtuple("Peek", "key cost")
+HitMany = namedtuple("HitMany", "keys cost")
+Acquire = namedtuple("Acquire", "key cost timeout_us")
+Reserve = namedtuple("Reserve", "key cost max_wait_us")
+#: These three concern one of the reservations, or of the allowed hits, made so far: 0 is the last, 1 the one before it, …
+Cancel = namedtuple("Cancel", "back")
+Settle = namedtuple("Settle", "back used")
+Refund = namedtuple("Refund", "back")
+Reset = namedtuple("Reset", "key")
 Step = Wait | Until | Hit | Peek | HitMany | Acquire | Reserve | Cancel | Settle | Refund | Reset
 
 
 # Limits ----------------------------------------------------------------------------------------------------------------
 
 
-def options_of(algorithm: type[Limit]) -> list[dict[str, Any]]:
-    """The options that an algorithm is tested with."""
-    if algorithm is TokenBucket:
-        return [{}, *({"burst": size, "initial": initial} for size in SIZES for initial in (None, 0, 1))]
-    if algorithm is LeakyBucket:
-        return [{"capacity": size} for size in SIZES]
-    if algorithm is LeakyBucketQueue:
-        return [{}, *({"capacity": size} for size in SIZES)]
-    return [{}, {"align": "first"}] if algorithm is FixedWindow else [{}]
+#: The options that an algorithm is tested with; the others have none.
+OPTIONS: dict[type[Limit], list[dict[str, Any]]] = {
+    TokenBucket: [{}, *({"burst": size, "initial": initial} for size in SIZES for initial in (None, 0, 1))],
+    LeakyBucket: [{"capacity": size} for size in SIZES],
+    LeakyBucketQueue: [{}, *({"capacity": size} for size in SIZES)],
+    FixedWindow: [{}, {"align": "first"}],
+}
 
 
 def variants(algorithm: type[Limit], rate: str) -> Iterator[Limit]:
     """One algorithm at one rate with all options, except those that can't be counted exactly."""
-    for options in options_of(algorithm):
+    for options in OPTIONS.get(algorithm, [{}]):
         try:
             yield algorithm(rate, **options)  # type: ignore[call-arg]
         except InvalidLimit:

@@ -10,11 +10,15 @@ A law is a statement about every trace, so hypothesis searches for one that brea
 
 from __future__ import annotations
 
+import inspect
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import TypeVar
+from functools import wraps
+from types import MethodType
+from typing import Any, TypeVar
 
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
@@ -24,14 +28,15 @@ from ..algorithms import FixedWindow, LeakyBucket, LeakyBucketQueue, Limit, Slid
 from ..limiter import Limits
 from ..stores.contract import Store
 from ..stores.memory import MemoryStore
-from .bounds import check_bound
-from .clock import ManualClock
-from .sync_adapter import MODES, make_limiter
-from .trace_player import TracePlayer, retry_us
-from .traces import HUGE, LIMITS, Hit, Peek, Reserve, Step, limits, moments, traces
+from . import ManualClock
+from .admission_bounds import check_bound
+from .strategies import HUGE, LIMITS, Hit, Peek, Reserve, Step, limits, moments, traces
+from .trace_player import MODES, TracePlayer, make_limiter, retry_us
 
 T = TypeVar("T")
 NamedLimits = dict[str, Limit]
+LimitsAndTrace = tuple[NamedLimits, list[Step]]
+Strategy = st.SearchStrategy[Any]
 
 #: The start of every clock: 2023-11-14, on no round minute.
 START = 1_700_000_123.456789
@@ -66,14 +71,12 @@ class CountingClock(ManualClock):
 class MemoryStoreWithoutRebook(MemoryStore):
     """A MemoryStore whose waiters never move up: the model of stores without `rebook`."""
 
-    @property
-    def can_rebook(self) -> bool:
-        return False
+    can_rebook = False
 
 
 def limits_and_traces(
     most: int = 5, several_keys: bool = False, backwards: bool = False, max_size: int = 25
-) -> st.SearchStrategy[tuple[NamedLimits, list[Step]]]:
+) -> st.SearchStrategy[LimitsAndTrace]:
     """One to `most` limits of any kind, and a trace for a limiter of them."""
     some = st.lists(limits(), min_size=1, max_size=most, unique_by=str)
     return some.flatmap(
@@ -100,20 +103,14 @@ def eager_threads() -> Iterator[None]:
 
 def run_threads(number: int, work: Callable[[int], T]) -> list[T]:
     """The results of `number` threads that start together."""
-    results: dict[int, T] = {}
     barrier = threading.Barrier(number)
 
-    def run(i: int) -> None:
+    def run(i: int) -> T:
         barrier.wait()
-        results[i] = work(i)
+        return work(i)
 
-    threads = [threading.Thread(target=run, args=(i,)) for i in range(number)]
-    with eager_threads():
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    return [results[i] for i in range(number)]
+    with eager_threads(), ThreadPoolExecutor(number) as pool:
+        return list(pool.map(run, range(number)))
 
 
 def fill(player: TracePlayer) -> None:
@@ -127,6 +124,25 @@ def stored(player: TracePlayer) -> list[list[tuple[str, object]]]:
     return [sorted(player.limiter.store.items(named)) for named in player.limiter.named]
 
 
+def for_all(
+    *strategies: Strategy | Callable[..., Strategy], times: int = 1
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """A test of a StoreContract whose last parameters are drawn. `limits` itself stands for limits of the test's `algorithm`."""
+
+    def decorate(law: Callable[..., None]) -> Callable[..., None]:
+        @wraps(law)
+        def test(self: StoreContract, **parameters: Any) -> None:
+            drawn = [one(parameters["algorithm"]) if callable(one) else one for one in strategies]
+            self.holds(MethodType(law, self), *drawn, times=times, **parameters)
+
+        signature = inspect.signature(law)
+        fixed = list(signature.parameters.values())[: -len(strategies)]
+        test.__signature__ = signature.replace(parameters=fixed)  # type: ignore[attr-defined]  # what pytest provides
+        return test
+
+    return decorate
+
+
 class StoreContract:
     """The laws that every store must hold. Subclass it and define `make_store`."""
 
@@ -137,43 +153,39 @@ class StoreContract:
         """A fresh, empty store that uses this clock."""
         raise NotImplementedError("a StoreContract needs a store: define make_store(self, clock)")
 
-    def holds(self, law: Callable[..., None], *strategies: st.SearchStrategy[object], examples: int | None = None) -> None:
-        """Searches for an example that breaks a law."""
+    def holds(self, law: Callable[..., None], *strategies: Strategy, times: int = 1, **arguments: object) -> None:
+        """Searches for values of a law's last parameters that break it; `arguments` are the other parameters."""
         effort = settings(
-            max_examples=examples or self.examples,
+            max_examples=times * self.examples,
             deadline=None,
             phases=[Phase.explicit, Phase.reuse, Phase.generate, Phase.target, Phase.shrink],
             suppress_health_check=list(HealthCheck),
         )
-        effort(given(*strategies)(law))()
+        effort(given(*strategies)(law))(**arguments)
 
     @contextmanager
-    def player(self, mode: str, limits: Limits, name: str | None = None) -> Iterator[TracePlayer]:
+    def player(self, mode: str, limits: Limits) -> Iterator[TracePlayer]:
         """A player of a limiter on a fresh store."""
         clock = ManualClock(START)
         with self.make_store(clock) as store:
-            yield TracePlayer(make_limiter(mode, limits, store, name), clock)
+            yield TracePlayer(make_limiter(mode, limits, store), clock)
 
     # 1. Honest wait ----------------------------------------------------------------------------------------------------
 
     @every_mode
-    def test_a_refused_call_is_accepted_when_it_was_promised_and_not_before(self, mode: str) -> None:
+    @for_all(
+        limits_and_traces(several_keys=True, backwards=True, max_size=12), st.integers(1, 12), st.just(0) | st.integers(1, 10**7)
+    )
+    def test_a_refused_call_is_accepted_when_it_was_promised_and_not_before(
+        self, mode: str, drawn: LimitsAndTrace, cost: int, max_wait_us: int
+    ) -> None:
         """Law 1, for a hit and for a reservation with a wait, of one limit or of several."""
-
-        def law(drawn: tuple[NamedLimits, list[Step]], cost: int, max_wait_us: int) -> None:
-            some, trace = drawn
-            with self.player(mode, some) as player:
-                player.play(trace)
-                call = Reserve("a", cost, max_wait_us) if max_wait_us else Hit("a", cost)
-                player.step(call)
-                self.check_honest(player, call, cost, some)
-
-        self.holds(
-            law,
-            limits_and_traces(several_keys=True, backwards=True, max_size=12),
-            st.integers(1, 12),
-            st.just(0) | st.integers(1, 10**7),
-        )
+        some, trace = drawn
+        with self.player(mode, some) as player:
+            player.play(trace)
+            call = Reserve("a", cost, max_wait_us) if max_wait_us else Hit("a", cost)
+            player.step(call)
+            self.check_honest(player, call, cost, some)
 
     def check_honest(self, player: TracePlayer, call: Step, cost: int, some: NamedLimits) -> None:
         refused = player.decision
@@ -192,34 +204,28 @@ class StoreContract:
         assert player.step(call)["allowed"], f"{call} is refused at its retry_after: {refused}, then {player.last}"
 
     @every_mode
-    def test_what_is_larger_than_the_limit_is_never_and_nothing_is_always(self, mode: str) -> None:
+    @for_all(limits())
+    def test_what_is_larger_than_the_limit_is_never_and_nothing_is_always(self, mode: str, limit: Limit) -> None:
         """A cost above the limit can never pass; a cost of 0 always passes, and stores nothing."""
-
-        def law(limit: Limit) -> None:
-            with self.player(mode, limit) as player:
-                for cost in (limit.capacity + 1, HUGE):
-                    assert player.hit("a", cost)["retry_after"] == float("inf")
-                    assert not player.limiter.reserve("a", cost)
-                assert player.hit("a", 0)["allowed"]
-                assert player.hit("a", 0)["remaining"] == player.peek("a", 1)["remaining"]
-                assert stored(player) == [[]]
-
-        self.holds(law, limits())
+        with self.player(mode, limit) as player:
+            for cost in (limit.capacity + 1, HUGE):
+                assert player.hit("a", cost)["retry_after"] == float("inf")
+                assert not player.limiter.reserve("a", cost)
+            assert player.hit("a", 0)["allowed"]
+            assert player.hit("a", 0)["remaining"] == player.peek("a", 1)["remaining"]
+            assert stored(player) == [[]]
 
     # 2. Refused is free ------------------------------------------------------------------------------------------------
 
     @every_mode
-    def test_refused_and_peeked_calls_change_nothing(self, mode: str) -> None:
+    @for_all(limits_and_traces(several_keys=True, max_size=12))
+    def test_refused_and_peeked_calls_change_nothing(self, mode: str, drawn: LimitsAndTrace) -> None:
         """Law 2: later answers are those of a limiter without the refused calls."""
-
-        def law(drawn: tuple[NamedLimits, list[Step]]) -> None:
-            some, trace = drawn
-            with self.player(mode, some) as without, self.player(mode, some) as player:
-                for step in trace:
-                    self.play_refused(player, some)
-                    assert player.step(step) == without.step(step), f"{step} is answered differently after refused calls"
-
-        self.holds(law, limits_and_traces(several_keys=True, max_size=12))
+        some, trace = drawn
+        with self.player(mode, some) as without, self.player(mode, some) as player:
+            for step in trace:
+                self.play_refused(player, some)
+                assert player.step(step) == without.step(step), f"{step} is answered differently after refused calls"
 
     def play_refused(self, player: TracePlayer, some: NamedLimits) -> None:
         """Peeks and refused calls; the state must stay as it was. A store may drop state that is as new meanwhile (law 9): then
@@ -238,23 +244,18 @@ class StoreContract:
     # 3 and 4. The bound, and no lost fractions ---------------------------------------------------------------------------
 
     @every_algorithm
-    def test_never_more_than_the_bound_is_admitted(self, algorithm: type[Limit]) -> None:
+    @for_all(limits, st.data())
+    def test_never_more_than_the_bound_is_admitted(self, algorithm: type[Limit], limit: Limit, data: st.DataObject) -> None:
         """Law 3: in any interval, the cost of what started is within the algorithm's worst case."""
-
-        def law(limit: Limit, data: st.DataObject) -> None:
-            calls = data.draw(
-                st.lists(st.tuples(moments([limit]), st.integers(1, 3), st.none() | st.just(0)), max_size=30), "calls"
-            )
-            admitted = []
-            with self.player("sync", limit) as player:
-                for wait_us, cost, max_wait_us in calls:
-                    player.wait(wait_us)
-                    player.reserve("a", cost, max_wait_us)
-                    if player.decision:
-                        admitted.append((player.decision.start_us // limit.tick, cost))
-            check_bound(limit, admitted)
-
-        self.holds(law, limits(algorithm), st.data())
+        calls = data.draw(st.lists(st.tuples(moments([limit]), st.integers(1, 3), st.none() | st.just(0)), max_size=30), "calls")
+        admitted = []
+        with self.player("sync", limit) as player:
+            for wait_us, cost, max_wait_us in calls:
+                player.wait(wait_us)
+                player.reserve("a", cost, max_wait_us)
+                if player.decision:
+                    admitted.append((player.decision.start_us // limit.tick, cost))
+        check_bound(limit, admitted)
 
     @pytest.mark.parametrize("rate", ["54/min", "3/s", "7 per 3 hours"])
     def test_no_fraction_of_the_rate_is_lost(self, rate: str) -> None:
@@ -271,53 +272,44 @@ class StoreContract:
     # 5. Time may jump ----------------------------------------------------------------------------------------------------
 
     @every_mode
-    def test_a_clock_that_goes_back_grants_nothing_and_locks_nobody_out(self, mode: str) -> None:
+    @for_all(limits(), st.integers(1, 10**12))
+    def test_a_clock_that_goes_back_grants_nothing_and_locks_nobody_out(self, mode: str, limit: Limit, step_us: int) -> None:
         """Law 5: after a step back a refused call stays refused, and is accepted after its retry_after."""
-
-        def law(limit: Limit, step_us: int) -> None:
-            cost = limit.capacity if limit.capacity > 3 else 1
-            with self.player(mode, limit) as player:
-                while player.hit("a", cost)["allowed"]:
-                    pass
-                retry = retry_us(player.decision) or 0
-                player.wait(-step_us)
-                assert not player.hit("a", cost)["allowed"]
-                assert (retry_us(player.decision) or 0) <= retry
-                player.wait(retry)
-                assert player.hit("a", cost)["allowed"]
-
-        self.holds(law, limits(), st.integers(1, 10**12))
+        cost = limit.capacity if limit.capacity > 3 else 1
+        with self.player(mode, limit) as player:
+            while player.hit("a", cost)["allowed"]:
+                pass
+            retry = retry_us(player.decision) or 0
+            player.wait(-step_us)
+            assert not player.hit("a", cost)["allowed"]
+            assert (retry_us(player.decision) or 0) <= retry
+            player.wait(retry)
+            assert player.hit("a", cost)["allowed"]
 
     @every_mode
-    def test_a_leap_forward_grants_at_most_one_burst(self, mode: str) -> None:
+    @for_all(limits())
+    def test_a_leap_forward_grants_at_most_one_burst(self, mode: str, limit: Limit) -> None:
         """Law 5: after a leap of the clock, however far, a key is as new and not more."""
-
-        def law(limit: Limit) -> None:
-            with self.player(mode, limit) as player:
-                fresh = player.peek("a", 1)
-                player.hit("a", 1)
-                player.wait(10**15)
-                after = player.peek("a", 1)
-                assert (after["remaining"], after["reset_after"]) == (limit.capacity, 0.0)
-                assert fresh["remaining"] <= limit.capacity
-
-        self.holds(law, limits())
+        with self.player(mode, limit) as player:
+            fresh = player.peek("a", 1)
+            player.hit("a", 1)
+            player.wait(10**15)
+            after = player.peek("a", 1)
+            assert (after["remaining"], after["reset_after"]) == (limit.capacity, 0.0)
+            assert fresh["remaining"] <= limit.capacity
 
     # 6. All or nothing -----------------------------------------------------------------------------------------------------
 
     @every_mode
-    def test_several_limits_are_charged_together_or_not_at_all(self, mode: str) -> None:
+    @for_all(st.lists(limits(), min_size=1, max_size=4, unique_by=str), st.integers(1, 3))
+    def test_several_limits_are_charged_together_or_not_at_all(self, mode: str, chosen: list[Limit], cost: int) -> None:
         """Law 6: when one of several limits refuses, none of them has been charged."""
-
-        def law(chosen: list[Limit], cost: int) -> None:
-            some = {**name_limits(chosen), "narrow": TokenBucket("1/d", burst=1)}
-            with self.player(mode, some) as player:
-                player.hit("a", 1)
-                before = stored(player)
-                assert not player.hit("a", (*[cost] * len(chosen), 1))["allowed"]
-                assert stored(player) == before
-
-        self.holds(law, st.lists(limits(), min_size=1, max_size=4, unique_by=str), st.integers(1, 3))
+        some = {**name_limits(chosen), "narrow": TokenBucket("1/d", burst=1)}
+        with self.player(mode, some) as player:
+            player.hit("a", 1)
+            before = stored(player)
+            assert not player.hit("a", (*[cost] * len(chosen), 1))["allowed"]
+            assert stored(player) == before
 
     @every_mode
     def test_a_decision_reads_the_clock_once(self, mode: str) -> None:
@@ -378,99 +370,85 @@ class StoreContract:
 
     @every_mode
     @every_reserving_algorithm
-    def test_starts_are_in_order_of_arrival(self, mode: str, algorithm: type[Limit]) -> None:
+    @for_all(limits, st.lists(st.integers(1, 3), max_size=12))
+    def test_starts_are_in_order_of_arrival(self, mode: str, algorithm: type[Limit], limit: Limit, costs: list[int]) -> None:
         """Law 8: a later caller never starts earlier."""
-
-        def law(limit: Limit, costs: list[int]) -> None:
-            with self.player(mode, limit) as player:
-                allowed = (player.reserve("a", min(cost, limit.capacity), None)["allowed"] for cost in costs)
-                starts = [player.decision.start_us for granted in allowed if granted]
-                assert starts == sorted(starts)
-
-        self.holds(law, limits(algorithm), st.lists(st.integers(1, 3), max_size=12))
+        with self.player(mode, limit) as player:
+            allowed = (player.reserve("a", min(cost, limit.capacity), None)["allowed"] for cost in costs)
+            starts = [player.decision.start_us for granted in allowed if granted]
+            assert starts == sorted(starts)
 
     @every_mode
     @every_reserving_algorithm
-    def test_a_timed_out_caller_never_took_a_place(self, mode: str, algorithm: type[Limit]) -> None:
+    @for_all(limits)
+    def test_a_timed_out_caller_never_took_a_place(self, mode: str, algorithm: type[Limit], limit: Limit) -> None:
         """Law 8: a caller whose wait exceeds its timeout is refused at once, and those behind are not affected."""
-
-        def law(limit: Limit) -> None:
-            with self.player(mode, limit) as player, self.player(mode, limit) as without:
-                fill(player)
-                fill(without)
-                assert not player.acquire("a", 1, 0)["allowed"]
-                assert player.clock.now_us() == without.clock.now_us()
-                assert player.reserve("a", 1, None) == without.reserve("a", 1, None)
-
-        self.holds(law, limits(algorithm))
+        with self.player(mode, limit) as player, self.player(mode, limit) as without:
+            fill(player)
+            fill(without)
+            assert not player.acquire("a", 1, 0)["allowed"]
+            assert player.clock.now_us() == without.clock.now_us()
+            assert player.reserve("a", 1, None) == without.reserve("a", 1, None)
 
     @every_mode
     @every_reserving_algorithm
-    def test_a_cancelled_reservation_was_never_made(self, mode: str, algorithm: type[Limit]) -> None:
+    @for_all(limits, st.integers(0, 3), st.integers(1, 3))
+    def test_a_cancelled_reservation_was_never_made(
+        self, mode: str, algorithm: type[Limit], limit: Limit, taken: int, cost: int
+    ) -> None:
         """Law 8: cancelling the last reservation restores the state before it."""
-
-        def law(limit: Limit, taken: int, cost: int) -> None:
-            with self.player(mode, limit) as player:
-                for _ in range(taken):
-                    player.hit("a", 1)
-                before = player.peek("a", 1)
-                player.reserve("a", cost, None)
-                player.cancel(0)
-                assert player.peek("a", 1) == before
-
-        self.holds(law, limits(algorithm), st.integers(0, 3), st.integers(1, 3))
+        with self.player(mode, limit) as player:
+            for _ in range(taken):
+                player.hit("a", 1)
+            before = player.peek("a", 1)
+            player.reserve("a", cost, None)
+            player.cancel(0)
+            assert player.peek("a", 1) == before
 
     @every_mode
     @every_reserving_algorithm
     @pytest.mark.parametrize("begun", [False, True], ids=["still waiting", "begun"])
-    def test_those_behind_a_cancelled_reservation_move_up(self, mode: str, algorithm: type[Limit], begun: bool) -> None:
+    @for_all(limits, st.lists(st.integers(1, 2), min_size=2, max_size=7), st.integers(0, 6))
+    def test_those_behind_a_cancelled_reservation_move_up(
+        self, mode: str, algorithm: type[Limit], begun: bool, limit: Limit, costs: list[int], index: int
+    ) -> None:
         """Law 8: within a process, waiters behind a cancelled one get the starts that they would have had without it."""
         if not self.make_store(ManualClock()).can_rebook:
             pytest.skip("this store can't rebook: waiters behind a cancelled one keep their starts")
-
-        def law(limit: Limit, costs: list[int], index: int) -> None:
-            with self.player(mode, limit) as player, self.player(mode, limit) as without:
-                for cost in costs:
-                    player.reserve("a", cost, None)
-                index %= len(costs)
-                cancelled = player.reservations.pop(index)
-                if not all(player.reservations) or bool(cancelled.wait) == begun:
-                    return
-                for cost in costs[:index] + costs[index + 1 :]:
-                    without.reserve("a", cost, None)
-                cancelled.cancel()
-                assert [one.wait for one in player.reservations] == [one.wait for one in without.reservations]
-
-        self.holds(law, limits(algorithm), st.lists(st.integers(1, 2), min_size=2, max_size=7), st.integers(0, 6))
+        with self.player(mode, limit) as player, self.player(mode, limit) as without:
+            for cost in costs:
+                player.reserve("a", cost, None)
+            index %= len(costs)
+            cancelled = player.reservations.pop(index)
+            if not all(player.reservations) or bool(cancelled.wait) == begun:
+                return
+            for cost in costs[:index] + costs[index + 1 :]:
+                without.reserve("a", cost, None)
+            cancelled.cancel()
+            assert [one.wait for one in player.reservations] == [one.wait for one in without.reservations]
 
     @every_mode
-    def test_one_key_never_waits_for_another(self, mode: str) -> None:
+    @for_all(limits())
+    def test_one_key_never_waits_for_another(self, mode: str, limit: Limit) -> None:
         """Law 8: a queue of one key delays no other key."""
-
-        def law(limit: Limit) -> None:
-            with self.player(mode, limit) as player:
-                fresh = player.peek("b", 1)
-                fill(player)
-                assert player.peek("b", 1)["allowed"] == fresh["allowed"]
-                assert player.acquire("b", 1, None)["wait"] == (0.0 if fresh["allowed"] else fresh["retry_after"])
-
-        self.holds(law, limits())
+        with self.player(mode, limit) as player:
+            fresh = player.peek("b", 1)
+            fill(player)
+            assert player.peek("b", 1)["allowed"] == fresh["allowed"]
+            assert player.acquire("b", 1, None)["wait"] == (0.0 if fresh["allowed"] else fresh["retry_after"])
 
     # 9 and 10. State, and equal answers ------------------------------------------------------------------------------------
 
     @every_mode
-    def test_answers_are_those_of_the_memory_store(self, mode: str) -> None:
+    @for_all(limits_and_traces(several_keys=True, backwards=True), times=2)
+    def test_answers_are_those_of_the_memory_store(self, mode: str, drawn: LimitsAndTrace) -> None:
         """Law 10: on every trace this store answers what a MemoryStore answers, compared with ==."""
-
-        def law(drawn: tuple[NamedLimits, list[Step]]) -> None:
-            some, trace = drawn
-            clock = ManualClock(START)
-            with self.player(mode, some) as player:
-                kind = MemoryStore if player.limiter.store.can_rebook else MemoryStoreWithoutRebook
-                model = TracePlayer(make_limiter("sync", some, kind(clock=clock)), clock)
-                assert player.play(trace) == model.play(trace)
-
-        self.holds(law, limits_and_traces(several_keys=True, backwards=True), examples=2 * self.examples)
+        some, trace = drawn
+        clock = ManualClock(START)
+        with self.player(mode, some) as player:
+            kind = MemoryStore if player.limiter.store.can_rebook else MemoryStoreWithoutRebook
+            model = TracePlayer(make_limiter("sync", some, kind(clock=clock)), clock)
+            assert player.play(trace) == model.play(trace)
 
     def test_every_key_has_its_own_state(self) -> None:
         """Empty, NUL, lone surrogates, 10 kB: any string is a key, and no two share state."""
@@ -481,30 +459,24 @@ class StoreContract:
             assert sorted(key for key, _ in stored(player)[0]) == sorted(ODD_KEYS)
 
     @every_mode
-    def test_a_reset_key_is_as_new(self, mode: str) -> None:
+    @for_all(limits())
+    def test_a_reset_key_is_as_new(self, mode: str, limit: Limit) -> None:
         """`reset` forgets a key, and no other."""
+        with self.player(mode, limit) as player:
+            fresh = player.peek("a", 1)
+            player.hit("a", 1)
+            used = player.hit("b", 1)
+            player.reset("a")
+            assert player.peek("a", 1) == fresh
+            assert player.peek("b", 1)["reset_after"] == used["reset_after"]
 
-        def law(limit: Limit) -> None:
-            with self.player(mode, limit) as player:
-                fresh = player.peek("a", 1)
-                player.hit("a", 1)
-                used = player.hit("b", 1)
-                player.reset("a")
-                assert player.peek("a", 1) == fresh
-                assert player.peek("b", 1)["reset_after"] == used["reset_after"]
-
-        self.holds(law, limits())
-
-    def test_state_can_be_handed_over(self) -> None:
+    @for_all(limits().filter(lambda limit: limit.ramp == 0), st.data())
+    def test_state_can_be_handed_over(self, limit: Limit, data: st.DataObject) -> None:
         """`load` takes over what `items` returns: the other store continues as this one would have."""
-
-        def law(limit: Limit, data: st.DataObject) -> None:
-            trace, later = (data.draw(traces([limit], gives=False, max_size=10), label) for label in ("trace", "later"))
-            with self.player("sync", limit) as old, self.player("sync", limit) as new:
-                old.play(trace)
-                new.wait(old.clock.now_us() - new.clock.now_us())
-                new.limiter.store.load(new.limiter.named[0], list(old.limiter.store.items(old.limiter.named[0])))
-                old.last = new.last = None
-                assert new.play(later) == old.play(later)
-
-        self.holds(law, limits().filter(lambda limit: limit.ramp == 0), st.data())
+        trace, later = (data.draw(traces([limit], gives=False, max_size=10), label) for label in ("trace", "later"))
+        with self.player("sync", limit) as old, self.player("sync", limit) as new:
+            old.play(trace)
+            new.wait(old.clock.now_us() - new.clock.now_us())
+            new.limiter.store.load(new.limiter.named[0], list(old.limiter.store.items(old.limiter.named[0])))
+            old.last = new.last = None
+            assert new.play(later) == old.play(later)
