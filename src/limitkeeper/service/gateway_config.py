@@ -1,0 +1,256 @@
+r"""Writes the configuration of a gateway from a policy: complete files of nginx, Caddy and Envoy that ask the service's /auth.
+
+A gateway forwards only what the policy reads: the headers of its identities, of costs and of exemptions, and the client's address
+as the gateway sees it, in the header that the policy reads it from. It asks about a path unless it is certain that no rule
+matches:
+
+    1. a path that a rule's template matches, in any case, whatever the method and the host      ask
+    2. another path of plain segments (letters, digits and _ ~ @ . -, not beginning with a dot)  pass, without asking
+    3. everything else: %2e, //, ;x, ..                                                          ask
+
+Paths are compared as received, before the gateway decodes them. Rejected: the gateways' own path matchers, which decode, merge
+and resolve less than the policy does, so that /x/..%2fcheckout would pass.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from ..errors import ConfigurationError
+from ..policy.identity.client_ip import ClientIp
+from ..policy.identity.identify import Called, Certificate, Cookie, Header, Network
+from ..policy.identity.jwt import Jwt
+from ..policy.identity.paths import segments_of
+from ..policy.model import Identity, Match, Policy
+from ..web.headers import DRAFTS, SPELLING
+from . import gateway_templates as templates
+from .settings import Address
+from .settings import address as read_address
+
+SEGMENT = "[A-Za-z0-9_~@-][A-Za-z0-9_~@.-]*"
+PLAIN = f"/(?:{SEGMENT}(?:/{SEGMENT})*/?)?"
+#: What the response to a refused client depends on.
+ANSWER_HEADERS = ("Accept", "Origin")
+REFUSED = '{"code": "RATE_LIMITED", "message": "Too many requests."}'
+UNAVAILABLE = '{"code": "RATE_LIMITED", "message": "Try again later."}'
+
+
+@dataclass(frozen=True)
+class Gateway:
+    """What a gateway needs to know. `limited`: a regular expression of the paths that rules match, None: all. `headers`: the
+    request headers that the policy reads, None: any. `fields`: the response fields that the policy sends."""
+
+    policy: str
+    limited: str | None
+    headers: tuple[str, ...] | None
+    address_header: str
+    fields: tuple[str, ...]
+    service: Address
+    application: Address
+    listen: Address
+    fail_open: bool
+
+    @staticmethod
+    def of(policy: Policy, service: str, application: str, listen: str, fail_open: bool = True) -> Gateway:
+        return Gateway(
+            re.sub(r"[^\w .-]", "?", policy.name),
+            limited_paths(policy),
+            read_headers(policy),
+            address_header(policy),
+            response_fields(policy),
+            address("--service", service),
+            address("--application", application),
+            address("--listen", listen),
+            fail_open,
+        )
+
+
+def address(flag: str, text: str) -> Address:
+    try:
+        found = read_address(text)
+    except ValueError as error:
+        raise ConfigurationError(f"{flag}: {error}") from None
+    if found is None or not found.port:
+        raise ConfigurationError(f"{flag}: expected HOST:PORT such as 127.0.0.1:8080, got {text!r}")
+    return found
+
+
+# What the policy reads -----------------------------------------------------------------------------------------------
+
+
+def limited_paths(policy: Policy) -> str | None:
+    """A regular expression of all rules' paths; None: some rule, or the penalty box, is about every path."""
+    matches = [match for rule in policy.rules for match in rule.match or (Match(),)]
+    if policy.penalty_box is not None or any(match.path in ("", "/**") for match in matches):
+        return None
+    return "|".join(dict.fromkeys(template_pattern(match.path) for match in matches)) or "(?:)"
+
+
+def template_pattern(template: str) -> str:
+    """A template as a regular expression that all four engines (PCRE, RE2, Go, Python) read alike; it needs `(?i)`."""
+    parts = segments_of(template)
+    rest = "(?:/.*)?" if parts[-1:] == ["**"] else "/?"
+    open_ = ("*", "{")
+    return "".join("/[^/]+" if part.startswith(open_) else "/" + literal(part) for part in parts if part != "**") + rest
+
+
+def literal(segment: str) -> str:
+    """A segment; what is not plain is always asked about, so that it needs no exact pattern."""
+    return re.sub(r"[^A-Za-z0-9_~@-]", lambda found: "[.]" if found[0] == "." else "[^/]*", segment)
+
+
+def read_headers(policy: Policy) -> tuple[str, ...] | None:
+    """The request headers that a policy reads, in order; None: a callback may read any."""
+    names = [*ANSWER_HEADERS]
+    for identity in policy.identify.values():
+        if isinstance(identity, Called) or (isinstance(identity, Network) and isinstance(identity.ip, Called)):
+            return None
+        names += identity_headers(identity)
+    for rule in policy.rules:
+        if rule.cost.call is not None or rule.charge.call is not None:
+            return None
+        names += [rule.cost.name] if rule.cost.source == "header" else []
+        names += [rule.once.header] if rule.once is not None else []
+    names += [name for exemption in policy.exempt for name, _ in exemption.headers]
+    reserved = {"host", address_header(policy).lower()}
+    return tuple({name.lower(): header_name(name) for name in names if name.lower() not in reserved}.values())
+
+
+def header_name(name: str) -> str:
+    if re.fullmatch(r"[A-Za-z0-9-]+", name) is None:
+        raise ConfigurationError(
+            f"header {name!r}: gateways forward only names of letters, digits and '-'; rename it in the policy"
+        )
+    return name.title()
+
+
+def identity_headers(identity: Identity) -> list[str]:
+    if isinstance(identity, Header):
+        return [identity.name]
+    if isinstance(identity, Cookie):
+        return ["Cookie"]
+    if isinstance(identity, Jwt):
+        verifier = identity.verifier
+        return [name for name in (verifier.header, "Cookie" if verifier.cookie else None) if name]
+    return []
+
+
+def address_header(policy: Policy) -> str:
+    """The header in which the policy expects the client's address."""
+    headers = sorted({header_name(one.header.strip()) for one in addresses(policy)})
+    if len(headers) > 1 or headers == ["Forwarded"]:
+        raise ConfigurationError(
+            f"the policy reads the client's address from {' and '.join(headers)}; a gateway writes one header with one address: "
+            "use header: X-Forwarded-For"
+        )
+    return headers[0] if headers else "X-Forwarded-For"
+
+
+def addresses(policy: Policy) -> list[ClientIp]:
+    found = [one.ip if isinstance(one, Network) else one for one in policy.identify.values()]
+    return [one for one in found if isinstance(one, ClientIp)]
+
+
+def cautions(policy: Policy) -> Iterator[str]:
+    """What the policy would read otherwise behind a gateway."""
+    for name in sorted({name for rule in policy.rules for part in rule.key for name in part} & set(policy.identify)):
+        identity = policy.identify[name]
+        if isinstance(identity, ClientIp) and not identity.trusted_proxies:
+            yield f"{name!r} trusts no proxy, so all clients would have the gateway's address; set trusted_proxies: [its address]"
+        elif isinstance(identity, Certificate):
+            yield f"{name!r} reads a client certificate, which a gateway does not pass on: it would be absent"
+
+
+def response_fields(policy: Policy) -> tuple[str, ...]:
+    headers = policy.headers
+    names = list(DRAFTS[headers.wire][1])
+    names += [b"x-ratelimit-limit", b"x-ratelimit-remaining"] if headers.x else []
+    names += [b"x-ratelimit-reset"] if headers.reset != "off" else []
+    return tuple(SPELLING[name] for name in names)
+
+
+# Writers -------------------------------------------------------------------------------------------------------------
+
+
+def fill(template: str, **values: object) -> str:
+    """The template with each `<<name>>` replaced; further lines of a value are indented as its first one is."""
+    for name, value in values.items():
+        for indentation in re.findall(rf"(?m)^([ \t]*).*<<{name}>>", template):
+            text = str(value).replace("\n", "\n" + indentation)
+            template = template.replace(f"<<{name}>>", text, 1)
+    return re.sub(r"(?m)^[ \t]+$\n", "", template)
+
+
+def nginx(gateway: Gateway) -> str:
+    def variable(name: str) -> str:
+        return name.lower().replace("-", "_")
+
+    asks, names = "", gateway.headers
+    if gateway.limited is not None:
+        asks = fill(templates.NGINX_MAP, limited=gateway.limited, plain=PLAIN)
+    passed = "" if names is None else "proxy_pass_request_headers off;\n"
+    passed += "\n".join(f"proxy_set_header {name} $http_{variable(name)};" for name in names or ())
+    fields = ("Retry-After", *gateway.fields)
+    return fill(
+        templates.NGINX,
+        asks=asks,
+        skip='if ($limitkeeper_asks = "") { return 204; }   # no rule is about this path' if asks else "",
+        headers=passed,
+        set="\n".join(f"auth_request_set $limitkeeper_{variable(name)} $upstream_http_{variable(name)};" for name in fields),
+        add="\n".join(f"add_header {name} $limitkeeper_{variable(name)} always;" for name in gateway.fields),
+        down="error_page 502 503 504 = @limitkeeper_down;   # the service is down or late: let requests pass"
+        if gateway.fail_open
+        else "",
+        **shared_values(gateway),
+    )
+
+
+def caddy(gateway: Gateway) -> str:
+    names = gateway.headers
+    passed = "" if names is None else "header_up -*\n"
+    passed += "\n".join(f"header_up {name} {{http.request.header.{name}}}" for name in names or ())
+    shown = gateway.fields[:1]
+    fields = "\n".join(f"header {name} {{rp.header.{name.title()}}}" for name in gateway.fields)
+    return fill(
+        templates.CADDY,
+        routes=fill(templates.CADDY_ROUTES, limited=gateway.limited, plain=PLAIN)
+        if gateway.limited is not None
+        else "import limited",
+        headers=passed,
+        success=fill(templates.CADDY_SUCCESS, shown=shown[0], fields=fields) if shown else "",
+        down=templates.CADDY_DOWN if gateway.fail_open else "",
+        **shared_values(gateway),
+    )
+
+
+def envoy(gateway: Gateway) -> str:
+    patterns = (
+        ["{safe_regex: {regex: '.*'}}"] if gateway.headers is None else [f"{{exact: {one.lower()}}}" for one in gateway.headers]
+    )
+    return fill(
+        templates.ENVOY,
+        routes=fill(templates.ENVOY_ROUTES, limited=quoted(f"(?i)(?:{gateway.limited})"), plain=quoted(PLAIN))
+        if gateway.limited is not None
+        else "",
+        headers="\n".join(f"- {one}" for one in patterns),
+        fields="\n".join(f"- {{exact: {one.lower()}}}" for one in gateway.fields) or "- {exact: retry-after}",
+        allow="true" if gateway.fail_open else "false",
+        **shared_values(gateway),
+    )
+
+
+def quoted(text: str) -> str:
+    return "'" + text.replace("'", "''") + "'"
+
+
+def shared_values(gateway: Gateway) -> dict[str, object]:
+    found: dict[str, object] = {"policy": gateway.policy, "address": gateway.address_header, "refused": REFUSED}
+    found["unavailable"] = UNAVAILABLE
+    for name, one in (("service", gateway.service), ("application", gateway.application), ("listen", gateway.listen)):
+        found |= {name: one, f"{name}_host": one.host, f"{name}_port": one.port}
+    return found
+
+
+WRITERS: dict[str, Callable[[Gateway], str]] = {"nginx": nginx, "caddy": caddy, "envoy": envoy}
