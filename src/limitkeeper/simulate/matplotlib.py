@@ -1,0 +1,45 @@
+"""Charts as PNG files, with matplotlib: `pip install 'limitkeeper[simulate]'`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from ..charts.svg import LIGHT
+from ..errors import ConfigurationError
+from .report import Chart, Report
+
+
+def import_figure() -> Any:
+    """matplotlib's Figure, which needs no display; ConfigurationError names what to install."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise ConfigurationError("PNG files need matplotlib; pip install 'limitkeeper[simulate]'") from None
+    return Figure
+
+
+def write_png(report: Report, folder: Path) -> list[Path]:
+    """One file per kind of chart, with the runs side by side."""
+    figure_class = import_figure()
+    folder.mkdir(parents=True, exist_ok=True)
+    found = []
+    for row in report.charts():
+        figure = figure_class(figsize=(6.4 * len(row), 3.6), layout="constrained")
+        for number, (name, chart) in enumerate(row):
+            draw(figure.add_subplot(1, len(row), number + 1), name, chart)
+        found.append(folder / f"{row[0][1].title.lower().replace(' ', '_')}.png")
+        figure.savefig(found[-1], dpi=110)
+    return found
+
+
+def draw(axes: Any, name: str, chart: Chart) -> None:
+    axes.set_title(f"{chart.title}: {name}", fontsize=9)
+    axes.set_xlabel("seconds")
+    axes.set_ylabel(chart.unit)
+    for line in chart.lines:
+        axes.plot(*zip(*line.points, strict=True), color=LIGHT[line.colour], label=line.name, linewidth=1.5)
+    for mark in chart.marks:
+        axes.axhline(mark.at, color=LIGHT[mark.colour], linestyle="--", linewidth=1)
+    axes.set_ylim(bottom=0)
+    axes.legend(fontsize=7, frameon=False)
