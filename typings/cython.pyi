@@ -8,6 +8,7 @@ _T = TypeVar("_T")
 
 compiled: bool
 longlong: TypeAlias = builtins.int
+double: TypeAlias = builtins.float
 int: TypeAlias = builtins.int
 void: TypeAlias = None
 ulonglong: TypeAlias = builtins.int
@@ -15,6 +16,7 @@ Py_ssize_t: TypeAlias = builtins.int
 bint: TypeAlias = bool
 p_longlong: TypeAlias = Any
 p_void: TypeAlias = Any
+p_uchar: TypeAlias = Any
 
 def cfunc(f: _T) -> _T: ...
 def ccall(f: _T) -> _T: ...
