@@ -25,7 +25,7 @@ BUDGET_MS = 20
 
 
 class HungStore(Store):
-    """Somebody's store that asks a server which never answers."""
+    """A third-party store that asks a server which never answers."""
 
     def __init__(self, port: int) -> None:
         self.port = port
@@ -114,8 +114,8 @@ def healthy(effort: Effort, note: Callable[[str], None]) -> tuple[dict[str, floa
 def run(floors: Any, effort: Effort, note: Callable[[str], None]) -> Section:
     section = Section(
         "Guarded, the server hangs",
-        f"A guard with a budget of {BUDGET_MS} ms around a store whose server accepts connections and never answers; a lookout "
-        "probes it all the time. Each decision is timed by itself; p99 over that of a MemoryStore's hit timed the same way.",
+        f"A guard with a budget of {BUDGET_MS} ms around a store whose server accepts connections and never answers; a prober "
+        "calls it all the time. Each decision is timed by itself; p99 over that of a MemoryStore's hit timed the same way.",
     )
     with hung_server() as port:
         rows = once_open(port, effort.pick(50_000, 5_000))

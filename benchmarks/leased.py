@@ -61,9 +61,9 @@ def rows(effort: Effort, note: Callable[[str], None]) -> list[tuple[str, ...]]:
             for nodes in (1, 4, 16):
                 note(f"{limit.kind}, lease={lease}, {nodes} nodes")
                 seconds = effort.pick(4, 1)
-                told = [operations(limit, lease, nodes, load, seconds / max(1.0, load / 2)) for load in LOADS]
+                received = [operations(limit, lease, nodes, load, seconds / max(1.0, load / 2)) for load in LOADS]
                 what = f"{limit.kind}, {'a lease of 20' if lease else 'following demand'}, {nodes} nodes"
-                found.append((what, *(f"{one[0]:.4f}" for one in told)))
+                found.append((what, *(f"{one[0]:.4f}" for one in received)))
     return found
 
 

@@ -48,8 +48,8 @@ async def slice_of(decide: Decide, each: int) -> tuple[float, float]:
 
 
 def server_cpu(client: redis.Redis) -> float:
-    told = client.info("cpu")
-    return float(told["used_cpu_user"]) + float(told["used_cpu_sys"])
+    received = client.info("cpu")
+    return float(received["used_cpu_user"]) + float(received["used_cpu_sys"])
 
 
 def times_as_many(mine: list[Any], theirs: list[Any]) -> float:
@@ -78,17 +78,17 @@ async def measured(server: Valkey, slices: int) -> list[dict[str, Any]]:
             if glide is not None:
                 minimal = Script(MINIMAL)
                 some[GLIDE] = (lambda: glide.invoke_script(minimal, keys=[KEY], args=["1", "1000000"]), 15)
-            told: dict[str, list[tuple[float, float, float]]] = {name: [] for name in some}
+            received: dict[str, list[tuple[float, float, float]]] = {name: [] for name in some}
             for decide, each in some.values():
                 await slice_of(decide, each)
             for _ in range(slices):
                 for name, (decide, each) in some.items():
                     before = server_cpu(watching)
                     rate, cpu = await slice_of(decide, each)
-                    told[name].append((rate, cpu, (server_cpu(watching) - before) / TASKS / each * 1e6))
+                    received[name].append((rate, cpu, (server_cpu(watching) - before) / TASKS / each * 1e6))
             if glide is not None:
                 await glide.close()
-    first = next(iter(told.values()))
+    first = next(iter(received.values()))
     return [
         {
             "case": name,
@@ -97,8 +97,8 @@ async def measured(server: Valkey, slices: int) -> list[dict[str, Any]]:
             "server CPU µs": round(median(one[2] for one in found), 2),
             "× redis-py": times_as_many(found, first),
         }
-        | ({"× valkey-glide": times_as_many(found, told[GLIDE])} if GLIDE in told else {})
-        for name, found in told.items()
+        | ({"× valkey-glide": times_as_many(found, received[GLIDE])} if GLIDE in received else {})
+        for name, found in received.items()
     ]
 
 

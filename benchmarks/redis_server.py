@@ -20,9 +20,9 @@ from redis_sync import MINIMAL
 
 from limitkeeper import Limit, SlidingWindowLog, TokenBucket
 from limitkeeper.algorithms.claim import Claim, NamedLimit
-from limitkeeper.stores.redis.codec import entry_of
 from limitkeeper.stores.redis.key_names import KeyNames
-from limitkeeper.stores.redis.script_request import AnyRequest, encode_call, encode_decide, encode_hit
+from limitkeeper.stores.redis.limit_and_state_codec import entry_of
+from limitkeeper.stores.redis.script_request import AnyRequest, DecideOptions, encode_call, encode_decide, encode_hit
 from servers.valkey import Valkey
 
 KEYS = [f"user:{n}" for n in range(1000)]
@@ -71,8 +71,14 @@ def cases(client: Any) -> dict[str, tuple[list[bytes], int]]:
         "limitkeeper, allow": ([sent([hit]) for hit in hits], 1),
         "limitkeeper, deny": ([sent([encode_hit(entry_of(NAMES, deny), key)]) for key in KEYS], 1),
         "limitkeeper, batches of 50": ([sent(hits[at : at + 50]) for at in range(0, len(hits), 50)], 50),
-        "limitkeeper, allow, with patience": ([sent([encode_decide(NAMES, [Claim(allow, key)], 10**6)]) for key in KEYS], 1),
-        "limitkeeper, five limits": ([sent([encode_decide(NAMES, [Claim(one, key) for one in five])]) for key in KEYS], 1),
+        "limitkeeper, allow, with patience": (
+            [sent([encode_decide(NAMES, [Claim(allow, key)], DecideOptions(10**6))]) for key in KEYS],
+            1,
+        ),
+        "limitkeeper, five limits": (
+            [sent([encode_decide(NAMES, [Claim(one, key) for one in five], DecideOptions())]) for key in KEYS],
+            1,
+        ),
         "limitkeeper, log of 100": ([sent([encode_hit(entry_of(NAMES, log), key)]) for key in KEYS], 1),
     }
 

@@ -14,40 +14,23 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import readme_figures
+from built import built
 from report import Section, whole
 from timing import Effort
 
 HERE = Path(__file__).resolve().parent
 GROUPS = (
     *("hot", "several", "keys", "tasks", "many", "memory", "pauses", "log", "plain", "threads"),
-    *("shared", "central", "leased", "sharded", "guarded", "web"),
+    *("shared", "central", "leased", "sharded", "guarded", "web", "concurrency", "shaping", "shares", "client", "service"),
+    "simulate",
 )
 
 
 def built_floors(folder: str) -> Any:
-    """The compiled floors, built anew against the installed Decision; None where they can't be."""
+    """The compiled floors; None where they can't be built."""
     try:
-        from Cython.Build import cythonize
-        from setuptools import Distribution, Extension
-
-        import limitkeeper
-
-        around = str(Path(limitkeeper.__file__).parent.parent)
-        source = Path(folder, "floors.pyx")
-        source.write_text((HERE / "floors.pyx").read_text())
-        flags = [] if sys.platform == "win32" else ["-O3", "-fno-semantic-interposition"]
-        modules = cythonize(
-            [Extension("floors", [str(source)], extra_compile_args=flags)],
-            compiler_directives={"language_level": 3, "binding": True},
-            include_path=[around],
-            quiet=True,
-        )
-        command = Distribution({"ext_modules": modules}).get_command_obj("build_ext")
-        command.build_lib = command.build_temp = folder
-        command.ensure_finalized()
-        command.run()
-        sys.path.insert(0, folder)
-        return importlib.import_module("floors")
+        return built("floors", folder)
     except (Exception, SystemExit) as error:
         print(f"bench: no compiled floors ({type(error).__name__}: {error}); ratios to them are left out", flush=True)
         return None
@@ -93,7 +76,8 @@ def main() -> int:
     print(f"bench: {missed} goals missed, {time.monotonic() - begun:.0f} s in all")
     if not options.quick and not options.only:
         (HERE / "RESULTS.md").write_text(whole(sections, time.monotonic() - begun))
-        print("bench: wrote benchmarks/RESULTS.md")
+        readme_figures.main()
+        print("bench: wrote benchmarks/RESULTS.md, and its figures into README.md")
     return 0
 
 

@@ -63,7 +63,7 @@ def handoff(keys: int) -> tuple[int, float]:
     homes((*((str(i), 1.0) for i in range(4)), ("new", 1.0)))  # what is worked out before anything closes is not measured
     moved: dict[str, int] = {}
     begun = time.perf_counter()
-    store.add("new", MemoryStore(), progress=lambda told: moved.update({told.shard: told.keys}))
+    store.add("new", MemoryStore(), progress=lambda received: moved.update({received.shard: received.keys}))
     return sum(moved.values()), time.perf_counter() - begun
 
 
@@ -74,12 +74,12 @@ def longest_pause(keys: int) -> float:
     marks = [time.perf_counter()]
     slots = [0]
 
-    def told(one: Any) -> None:
+    def received(one: Any) -> None:
         if one.slots != slots[-1]:
             slots.append(one.slots)
             marks.append(time.perf_counter())
 
-    store.add("new", MemoryStore(), progress=told)
+    store.add("new", MemoryStore(), progress=received)
     return max(later - earlier for earlier, later in pairwise(marks))
 
 

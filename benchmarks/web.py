@@ -18,7 +18,7 @@ from web_slices import SCOPE, Loop, Taken, asgi, asgi_new_paths, paths, status_o
 from limitkeeper.policy.compiled_policy import CompiledPolicy
 from limitkeeper.policy.gate import Gate
 from limitkeeper.policy.request_context import RequestContext
-from limitkeeper.web.asgi_fast import AsgiRequestContext
+from limitkeeper.web.asgi import AsgiRequestContext
 
 #: Our cases: (name, base, app, how it is asked). What a floor is, is said in its name.
 ONE, FIVE, FIVE_NEW = (

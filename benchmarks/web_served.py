@@ -44,10 +44,10 @@ class Server:
         command = [sys.executable, str(HERE / "web_server.py"), name]
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         assert self.process.stdout is not None
-        told = self.process.stdout.readline()
-        if not told.strip().isdigit():
+        received = self.process.stdout.readline()
+        if not received.strip().isdigit():
             raise RuntimeError(f"the server {name!r} did not begin")
-        self.port = int(told)
+        self.port = int(received)
 
     def __enter__(self) -> Server:
         return self

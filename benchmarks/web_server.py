@@ -34,8 +34,8 @@ def inline(fields: bool) -> Any:
         if not fields:
             return PlainTextResponse("ok")
         left = int(tokens - 1)
-        told = {"x-ratelimit-limit": "1000", "x-ratelimit-remaining": str(left), "ratelimit": f'"api";r={left};t=1'}
-        return PlainTextResponse("ok", headers=FIELDS | told)
+        received = {"x-ratelimit-limit": "1000", "x-ratelimit-remaining": str(left), "ratelimit": f'"api";r={left};t=1'}
+        return PlainTextResponse("ok", headers=FIELDS | received)
 
     return Starlette(routes=[Route(PATH, product)])
 
