@@ -58,7 +58,7 @@ def main(given: list[str] | None = None) -> int:
     options.html.write_text(page.page(found), encoding="utf-8")
     lines = text(found, terminal.look_of(sys.stdout), not options.no_picture)
     try:
-        print(*lines, "", f"The same results as an HTML page: {short(options.html)}", sep="\n", flush=True)
+        print(f"The same results as an HTML page: {short(options.html)}", "", *lines, sep="\n", flush=True)
     except BrokenPipeError:  # the reader closed the pipe, as `head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 0

@@ -46,9 +46,9 @@ class Server(MemoryStore):
         self.serve()
         return super().decide(claims, max_wait_us, **options)
 
-    def give_back(self, claims: Any, charged_at: int = -1, source: str = "store") -> None:
+    def give_back(self, claims: Any, charged_at: int = -1, source: str = "store") -> bool:
         self.serve()
-        super().give_back(claims, charged_at)
+        return super().give_back(claims, charged_at)
 
 
 def homes(store: ShardedStore) -> dict[str, str]:

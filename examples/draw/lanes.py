@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 
-from .chart import GAP, Frame, arrival_marks
+from limitkeeper.charts.frame import Frame
+from limitkeeper.charts.svg import Drawing
+
+from .chart import GAP, arrival_marks
 from .runs import SECOND, Figures
-from .svg import Drawing
 from .traffic import Pattern, Run
 
 STACK = 5

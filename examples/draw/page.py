@@ -5,61 +5,36 @@ from __future__ import annotations
 from collections.abc import Iterable
 from html import escape
 
-from .chart import Frame, mark
+from limitkeeper.charts.frame import Frame
+from limitkeeper.charts.page import html_page
+from limitkeeper.charts.svg import Drawing
+
+from .chart import mark
 from .lanes import GROUPS, draw_lane, heights, outcome, window_name
-from .svg import DARK, FONT, LIGHT, STYLE, Drawing
 from .traffic import PATTERNS, Pattern, Run
 
 WIDTH = 520.0
 
 
-def scheme(colours: dict[str, str]) -> str:
-    return " ".join(f"--{name}: {value};" for name, value in colours.items())
-
-
-PAGE_STYLE = f"""
-:root {{ color-scheme: light dark; {scheme(LIGHT)} }}
-@media (prefers-color-scheme: dark) {{ :root {{ {scheme(DARK)} }} }}
-body {{ margin: 0; background: var(--band); color: var(--ink); font: 16px/1.5 {FONT} }}
-main {{ max-width: 900px; margin: 0 auto; padding: 24px 16px 48px }}
-h1 {{ font-size: 1.7rem; margin: .4em 0 .2em }} h2 {{ font-size: 1.2rem; margin: 0 }}
-h3 {{ font-size: .85rem; margin: 20px 0 4px }}
-p {{ margin: .3em 0 }} h3, .soft-words {{ color: var(--soft) }}
-section {{ background: var(--card); border: 1px solid var(--grid); border-radius: 10px }}
-section {{ padding: 16px 20px 20px; margin-top: 20px }}
-.lane {{ display: grid; grid-template-columns: 270px 1fr; gap: 2px 16px; align-items: center; border-top: 1px solid var(--grid) }}
-.lane {{ padding: 8px 0 }}
-.lane b {{ font-weight: 600; font-size: .9rem; display: block }}
-.lane span {{ color: var(--soft); font-size: .8rem; display: block }}
-.legend {{ display: flex; flex-wrap: wrap; gap: 2px 20px; font-size: .85rem; color: var(--soft) }}
-.legend svg {{ width: 14px; height: 14px; vertical-align: -2px; margin-right: 6px }}
-svg {{ display: block; width: 100%; height: auto; overflow: visible }} .legend svg {{ display: inline-block }}
-@media (max-width: 640px) {{ .lane {{ grid-template-columns: 1fr }} section {{ padding: 12px 14px 16px }} }}
+STYLE = """
+h3 { font-size: .85rem; margin: 20px 0 4px }
+h3, .soft-words { color: var(--soft) }
+.lane { display: grid; grid-template-columns: 270px 1fr; gap: 2px 16px; align-items: center; border-top: 1px solid var(--grid) }
+.lane { padding: 8px 0 }
+.lane b { font-weight: 600; font-size: .9rem; display: block }
+.lane span { color: var(--soft); font-size: .8rem; display: block }
+.legend { display: flex; flex-wrap: wrap; gap: 2px 20px; font-size: .85rem; color: var(--soft) }
+.legend svg { display: inline-block; width: 14px; height: 14px; vertical-align: -2px; margin-right: 6px }
+@media (max-width: 640px) { .lane { grid-template-columns: 1fr } }
 """
 
 
 def page(found: Iterable[Iterable[Run]]) -> str:
     """The whole page, from the runs of every pattern."""
     sections = "\n".join(section(pattern, list(lanes)) for pattern, lanes in zip(PATTERNS, found, strict=True))
-    return f"""<!DOCTYPE html>
-<html lang="en">
-<head>
-<meta charset="utf-8"/>
-<meta name="viewport" content="width=device-width, initial-scale=1"/>
-<title>limitkeeper: the same arrivals through every algorithm</title>
-<style>{STYLE}{PAGE_STYLE}</style>
-</head>
-<body>
-<main>
-<h1>The same arrivals through every algorithm</h1>
-<p class="soft-words">What each limit of limitkeeper admits, delays and refuses.
-Every mark is a decision of the library, on a manual clock.</p>
-{legend()}
-{sections}
-</main>
-</body>
-</html>
-"""
+    about = """<p class="soft-words">What each limit of limitkeeper admits, delays and refuses.
+Every mark is a decision of the library, on a manual clock.</p>"""
+    return html_page("limitkeeper: the same arrivals through every algorithm", f"{about}\n{legend()}\n{sections}", STYLE)
 
 
 def section(pattern: Pattern, found: list[Run]) -> str:

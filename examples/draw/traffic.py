@@ -98,6 +98,16 @@ def runs(pattern: Pattern) -> list[Run]:
 EVERYONE = lanes(("5/s", 10), "10/s")
 PATTERNS = (
     Pattern(
+        "Double burst at the window boundary",
+        "10 at 12:00:00.999 and 10 at 12:00:01.001. A fixed window admits 20 within 2 ms; the log admits 10.",
+        (NOON + 999_000,) * 10 + (NOON + 1_001_000,) * 10,
+        EVERYONE,
+        SECOND,
+        NOON + 6 * SECOND,
+        SECOND,
+        clock=True,
+    ),
+    Pattern(
         "3 per second",
         "Normal traffic below the limit: no request waits or is refused.",
         tuple(NOON + i * SECOND // 3 for i in range(12)),
@@ -123,16 +133,6 @@ PATTERNS = (
         SECOND,
         NOON + 4 * SECOND,
         SECOND,
-    ),
-    Pattern(
-        "Double burst at the window boundary",
-        "10 at 12:00:00.999 and 10 at 12:00:01.001. A fixed window admits 20 within 2 ms; the log admits 10.",
-        (NOON + 999_000,) * 10 + (NOON + 1_001_000,) * 10,
-        EVERYONE,
-        SECOND,
-        NOON + 6 * SECOND,
-        SECOND,
-        clock=True,
     ),
     Pattern(
         "3 per minute, across the full minute",

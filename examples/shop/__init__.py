@@ -1,1 +1,1 @@
-"""The example shop: `make serve`."""
+"""The example shop: `make shop`."""

@@ -1,6 +1,7 @@
-"""A shop behind a policy. One line, `add_middleware`, adds the rate limiting; all limits are in limitkeeper.yaml.
+"""A shop behind a policy, with limits in three layers: what clients may ask (limitkeeper.yaml, added by one line,
+`add_middleware`), what the shop may ask of the services behind it, and how many writes its database bears at a time.
 
-uvicorn --factory shop.app:shop --app-dir examples        or: make serve
+uvicorn --factory shop.app:shop --app-dir examples        or: make shop
 """
 
 from __future__ import annotations
@@ -10,16 +11,20 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import httpx
 from fastapi import FastAPI, Request
 from fastapi.responses import HTMLResponse, PlainTextResponse
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 
+from limitkeeper import RateLimited
+from limitkeeper.concurrency import BulkheadFull
 from limitkeeper.observe.prometheus import LimitkeeperCollector
 from limitkeeper.policy.gate import Gate
 from limitkeeper.stores import Store
 from limitkeeper.web.asgi import RateLimitMiddleware
 from shop.page import page
 from shop.people import make_keys, plan_of, token_for
+from shop.upstreams import Upstreams
 
 POLICY = Path(__file__).resolve().parent / "limitkeeper.yaml"
 GOODS = ("lamp", "chair", "kettle", "teapot", "blanket", "clock")
@@ -29,22 +34,34 @@ def shop(store: Store | None = None) -> FastAPI:
     """Creates the app. `store` replaces the policy's store in tests."""
     make_keys()
     gate = Gate(POLICY, store=store)
+    upstreams = Upstreams(gate.policy, gate.store)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         yield
+        await upstreams.aclose()
         await gate.aclose()
 
     app = FastAPI(title="The shop", lifespan=lifespan)
     app.add_middleware(RateLimitMiddleware, policy=gate)
-    app.state.gate = gate
-    add_services(app)
+    app.state.gate, app.state.upstreams = gate, upstreams
+    add_services(app, upstreams)
     add_watching(app, gate)
     return app
 
 
-def add_services(app: FastAPI) -> None:
+def add_services(app: FastAPI, upstreams: Upstreams) -> None:
     """Adds the services of the shop; no handler contains a limit."""
+
+    @app.exception_handler(httpx.HTTPError)
+    async def failed(request: Request, error: Exception) -> PlainTextResponse:
+        return PlainTextResponse("A service behind the shop failed.", 502)
+
+    @app.exception_handler(RateLimited)
+    @app.exception_handler(BulkheadFull)
+    async def busy(request: Request, error: Exception) -> PlainTextResponse:
+        """What is behind the shop has no room: the client may try again."""
+        return PlainTextResponse("The shop is busy.", 503, headers={"Retry-After": "1"})
 
     @app.get("/products")
     async def products() -> dict[str, Any]:
@@ -59,13 +76,20 @@ def add_services(app: FastAPI) -> None:
         return {"found": [name for name in GOODS if q.lower() in name]}
 
     @app.post("/orders", status_code=201)
-    async def order() -> dict[str, str]:
-        return {"order": "taken"}
+    async def order(product: int = 1) -> dict[str, Any]:
+        await upstreams.ask("inventory", "POST", f"/reservations/{product}")
+        price = await upstreams.ask("pricing", "GET", f"/prices/{product}")
+        return {"order": await upstreams.save(product, price["cents"])}
 
     @app.post("/checkout")
-    async def checkout(request: Request) -> dict[str, Any]:
+    async def checkout(request: Request, product: int = 1) -> dict[str, Any]:
+        price = await upstreams.ask("pricing", "GET", f"/prices/{product}")
         evaluation = request.scope["limitkeeper"]  # the decisions about this request
-        return {"checkout": "done", "more_at_once": evaluation.decision.remaining if evaluation.decision else None}
+        return {
+            "checkout": "done",
+            "cents": price["cents"],
+            "more_at_once": evaluation.decision.remaining if evaluation.decision else None,
+        }
 
     @app.post("/payments")
     async def payment() -> dict[str, str]:

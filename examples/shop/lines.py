@@ -15,15 +15,15 @@ def lines(base: str) -> tuple[Line, ...]:
     """The commands for the shop at `base`. Square brackets are curl syntax: one process, one connection, many requests."""
     signed = '-H "Authorization: Bearer $TOKEN"'
     return (
-        Line("A token for ada, who has the free plan", f"TOKEN=$(curl -s -X POST '{base}/login?name=ada')"),
+        Line("A token for ada, who has the free plan", f"TOKEN=$(curl -sf -X POST '{base}/login?name=ada')"),
         Line("One checkout passes; the headers show what is left", f"curl -si -X POST '{base}/checkout' {signed} -w '\\n'"),
         Line(
             "Twenty in a row: ten pass, the eleventh is refused with a Retry-After",
-            f"curl -si -X POST '{base}/checkout?[1-20]' {signed} -w '\\n' | grep -m1 -A12 ' 429 '",
+            f"curl -si -X POST '{base}/checkout?[1-20]' {signed} -w '\\n' | grep -m1 -A13 ' 429 '",
         ),
         Line(
             "The catalog has its own limit: 1000 requests per minute per user",
-            f"TOKEN=$(curl -s -X POST '{base}/login?name=enterprise-eve'); "
+            f"TOKEN=$(curl -sf -X POST '{base}/login?name=enterprise-eve'); "
             f"curl -s -o /dev/null -w '%{{http_code}}\\n' '{base}/products/[1-1100]' {signed} | sort | uniq -c",
         ),
     )

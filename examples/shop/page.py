@@ -35,7 +35,7 @@ def page(gate: Gate, base: str) -> str:
 
 def row(rule: Rule, counted: RuleSnapshot) -> str:
     routes = ", ".join(match_text(match) for match in rule.match) or "all"
-    cells = "".join(f"<td>{escape(text)}" for text in (rule.name, routes, key_text(rule), limit_text(rule.limit)))
+    cells = "".join(f"<td>{escape(text)}" for text in (rule.name, routes, key_text(rule), rule_text(rule)))
     refused = f'<td class="n{" r" if counted.refused else ""}">{counted.refused}'
     return f'<tr>{cells}<td class="n">{counted.passed}<td class="n">{counted.near}{refused}</tr>'
 
@@ -47,6 +47,13 @@ def match_text(match: Match) -> str:
 def key_text(rule: Rule) -> str:
     """The key as text: parts are joined, alternatives are tried in order; without a key, all clients share one."""
     return " and ".join(" or ".join(part) for part in rule.key) or "all clients together"
+
+
+def rule_text(rule: Rule) -> str:
+    if rule.capacity is None:
+        return limit_text(rule.limit)
+    promised = ", ".join(f"{key}: {rate} guaranteed" for key, rate in rule.capacity.guarantees)
+    return f"{rule.capacity.rate} for all together ({promised})"
 
 
 def limit_text(limit: Limits | Tiers) -> str:

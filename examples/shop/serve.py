@@ -1,4 +1,4 @@
-"""`make serve`: serves the shop on loopback and prints commands to try it.
+"""`make shop`: serves the shop on loopback and prints commands to try it.
 
 PORT=8123       the port; default: 8000 or the next free one
 SHOP_SECONDS=5  runs the commands itself, serves for that many seconds, and exits; `inf` serves until a signal
@@ -14,12 +14,17 @@ import os
 import shutil
 import signal
 import socket
+import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.client import HTTPConnection
 
 import uvicorn
 
 from shop.app import shop
 from shop.lines import lines, script
+from shop.services import SERVICES
 
 HOST, PORT, PORTS = "127.0.0.1", 8000, 100
 
@@ -41,6 +46,33 @@ def bound(wanted: str | None) -> socket.socket:
         except OSError:
             sock.close()
     raise SystemExit(f"serve: port {wanted or f'{PORT} to {PORT + PORTS - 1}'} is taken; choose another with PORT=")
+
+
+@contextmanager
+def services() -> Iterator[None]:
+    """Runs inventory and pricing as processes of their own; the environment says where they are."""
+    started, addresses = [], []
+    try:
+        for name in SERVICES:
+            with socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP) as sock:
+                sock.bind((HOST, 0))
+                sock.listen(1024)  # from here on a connection waits until the service accepts it
+                command = [sys.executable, "-m", "shop.services", name, str(sock.fileno())]
+                started.append(subprocess.Popen(command, pass_fds=[sock.fileno()]))
+                address = sock.getsockname()
+            os.environ[f"{name.upper()}_URL"] = "http://{}:{}".format(*address)
+            addresses.append(address)
+        for address in addresses:
+            connection = HTTPConnection(*address, timeout=60)
+            connection.request("GET", "/openapi.json")
+            connection.getresponse()  # now it serves
+            connection.close()
+        yield
+    finally:
+        for process in started:
+            process.terminate()
+        for process in started:
+            process.wait()
 
 
 def serving_seconds(said: str | None) -> float:
@@ -94,7 +126,9 @@ def main() -> int:
     # uvicorn shuts down gracefully on a signal and then raises it again; ignore the second one.
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: None)
-    asyncio.run(serve(bound(os.environ.get("PORT")), serving_seconds(os.environ.get("SHOP_SECONDS"))))
+    sock, seconds = bound(os.environ.get("PORT")), serving_seconds(os.environ.get("SHOP_SECONDS"))
+    with services():
+        asyncio.run(serve(sock, seconds))
     return 0
 
 
