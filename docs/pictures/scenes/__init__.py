@@ -1,6 +1,6 @@
 """Every picture of the docs by its name: adding one is a function and a line in this table."""
 
-from . import hourglass, ideas, leases, resilience4j, rules, sharding, shared_file, stores
+from . import clients, hourglass, ideas, leases, resilience4j, rules, sharding, shared_file, shares, stores
 
 PICTURES = {
     "token-bucket": rules.token_bucket,
@@ -11,6 +11,8 @@ PICTURES = {
     "sliding-window-counter": rules.sliding_window_counter,
     "comparison": ideas.comparison,
     "reservation": ideas.reservation,
+    "client-rules": clients.rules_of_a_client,
+    "llm-settlement": clients.token_settlement,
     "hourglass": hourglass.hourglass,
     "one-store": stores.one_store,
     "central": stores.central,
@@ -18,6 +20,7 @@ PICTURES = {
     "leases": leases.leases,
     "regions": leases.regions,
     "sharding": sharding.sharding,
+    "fair-shares": shares.fair_shares,
     "resilience4j-permissions": resilience4j.permissions,
     "resilience4j-internals": resilience4j.internals,
 }

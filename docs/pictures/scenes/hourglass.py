@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from importlib.util import find_spec
 
-from draw.svg import Drawing
+from limitkeeper.charts.svg import Drawing
 
 from .sheet import sheet
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from draw.chart import Frame, legend, level_axis, level_line, mark, time_axis
+from draw.chart import legend, mark
 from draw.lanes import GROUPS, draw_lane, heights, outcome
 from draw.runs import KEY, SECOND, Stage, watch
-from draw.svg import Drawing
 from draw.traffic import NOON, PATTERNS, Pattern, Run, runs
 
 from limitkeeper import Reservation, TokenBucket
+from limitkeeper.charts.frame import Frame, level_axis, level_line, time_axis
+from limitkeeper.charts.svg import Drawing
 
 from .sheet import panel, sheet
 

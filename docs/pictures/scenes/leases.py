@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from draw.chart import Frame, level_axis, level_line, time_axis
 from draw.runs import KEY, SECOND, Point, move
-from draw.svg import Drawing
 from draw.traffic import NOON
 
 from limitkeeper import LeasedStore, Limiter, MemoryStore, TokenBucket
+from limitkeeper.charts.frame import Frame, level_axis, level_line, time_axis
+from limitkeeper.charts.svg import Drawing
 from limitkeeper.testing import ManualClock
 
 from .sheet import LEFT, RIGHT, panel, sheet

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from draw.chart import Frame, level_axis, level_line, straightened, time_axis
 from draw.runs import SECOND, Mark, Point, watch
-from draw.svg import Drawing
 from draw.traffic import NOON
 
 from limitkeeper import MemoryStore
+from limitkeeper.charts.frame import Frame, level_axis, level_line, straightened, time_axis
+from limitkeeper.charts.svg import Drawing
 from limitkeeper.resilience4j import RateLimiter, RateLimiterConfig
 from limitkeeper.testing import ManualClock
 
@@ -117,9 +117,9 @@ def internals_notes(drawing: Drawing, frame: Frame, asked: Sequence[Ask], answer
     """Labels each request with its result; dashed: the time index of a refused request, had it been allowed."""
     places = ((4, -166), (56, -66), (22, 150), (76, 250), (206, 474), (356, 262))
     for (at, permits, timeout), answer, (x, level) in zip(asked, answers, places, strict=True):
-        told = answered(permits, timeout, answer)
+        received = answered(permits, timeout, answer)
         colour = "red" if answer < 0 else "amber" if answer else "ink"
-        drawing.text(frame.px(NOON + x * MS), frame.py(level), f"{at} ms: {told}", f"{colour} small")
+        drawing.text(frame.px(NOON + x * MS), frame.py(level), f"{at} ms: {received}", f"{colour} small")
     for at, low, high in ((47, -100, 100), (200, 200, 500)):
         refused = frame.px(NOON + at * MS)
         drawing.line(refused, frame.py(low), refused, frame.py(high), "red-line fine dash")

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from draw.chart import Frame, level_axis, level_line
 from draw.runs import MINUTE, SECOND, Mark, Point
-from draw.svg import Drawing
 from draw.traffic import NOON, TWO_O_CLOCK, time_of_day
 
 from limitkeeper import Decision, FixedWindow, LeakyBucket, LeakyBucketQueue, SlidingWindowCounter, SlidingWindowLog, TokenBucket
+from limitkeeper.charts.frame import Frame, level_axis, level_line
+from limitkeeper.charts.svg import Drawing
 
 from .sheet import arrivals_below, edges, panel, played, sheet
 

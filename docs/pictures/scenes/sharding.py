@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from draw.svg import Drawing
-
+from limitkeeper.charts.svg import Drawing
 from limitkeeper.stores.sharded.slots import SLOTS, homes
 
 from .sheet import LEFT, RIGHT, sheet

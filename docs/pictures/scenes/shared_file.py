@@ -7,10 +7,10 @@ import tempfile
 from itertools import pairwise
 
 from draw.runs import SECOND
-from draw.svg import Drawing
 from draw.traffic import NOON
 
 from limitkeeper import Limiter, SharedStore, TokenBucket
+from limitkeeper.charts.svg import Drawing
 from limitkeeper.stores.shared import layout
 from limitkeeper.stores.shared.layout import Regions, regions
 from limitkeeper.testing import ManualClock

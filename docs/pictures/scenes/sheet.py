@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
-from draw.chart import GAP, Frame, arrival_marks, legend, time_axis
+from draw.chart import GAP, arrival_marks, legend
 from draw.runs import Mark, Point, Stage, watch
-from draw.svg import Drawing
 
 from limitkeeper import Decision, Limit
+from limitkeeper.charts.frame import Frame, time_axis
+from limitkeeper.charts.svg import Drawing
 
 WIDTH = 760
 LEFT, RIGHT = 56, 722

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from draw.chart import GAP, Frame, arrival_marks, legend, level_axis, level_line, time_axis
+from draw.chart import GAP, arrival_marks, legend
 from draw.runs import KEY, SECOND, Mark, Point, Stage, move, watch
-from draw.svg import Drawing
 from draw.traffic import NOON
 
 from limitkeeper import TokenBucket
+from limitkeeper.charts.frame import Frame, level_axis, level_line, time_axis
+from limitkeeper.charts.svg import Drawing
 
 from .rules import filled, seconds
 from .sheet import kinds, panel, sheet
