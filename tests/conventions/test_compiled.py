@@ -148,3 +148,24 @@ def test_both_switches_at_once_are_refused():
     )
     assert done.returncode != 0
     assert "LIMITKEEPER_REQUIRE_COMPILED and LIMITKEEPER_DISABLE_COMPILED" in done.stderr
+
+
+def test_a_subinterpreter_says_what_to_do_instead(python):
+    """Compiled modules belong to one interpreter of a process: importing them in another is an error that names the remedies."""
+    code = "; ".join(
+        ("import sys", "sys.path = {sys.path!r}", "import limitkeeper", "print(limitkeeper.Limiter('5/s').hit('k').remaining)")
+    )
+    done = python(f"""
+        import limitkeeper, sys
+        try:
+            import _interpreters as interpreters
+        except ImportError:
+            import _xxsubinterpreters as interpreters
+        try:
+            found = interpreters.run_string(interpreters.create(), f"{code}")
+            print(found and found.formatted)
+        except Exception as error:  # of Python 3.12 and older
+            print(error)
+    """)
+    expected = "use worker processes instead of subinterpreters" if limitkeeper.compiled else "4\n"
+    assert expected in done.stdout, done.stderr
