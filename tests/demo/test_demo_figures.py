@@ -8,7 +8,7 @@ from draw.traffic import NOON, PATTERNS, Pattern, Run, runs
 
 from limitkeeper import FixedWindow, LeakyBucket, LeakyBucketQueue, SlidingWindowCounter, SlidingWindowLog, TokenBucket
 
-THREE_PER_SECOND, TEN, TWENTY, DOUBLE, ROUND_MINUTE = PATTERNS
+DOUBLE, THREE_PER_SECOND, TEN, TWENTY, ROUND_MINUTE = PATTERNS
 
 
 def run(pattern: Pattern, limit: str, waits: bool = False) -> Run:

@@ -1,4 +1,4 @@
-"""The sharding example prints what it promises: a fifth moves, no counter is lost, and a viral user harms nobody."""
+"""The sharding example prints what it promises: a fifth moves, no counter is lost, and a viral user harms no other."""
 
 from __future__ import annotations
 
