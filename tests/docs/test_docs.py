@@ -206,8 +206,35 @@ def test_links_are_found_outside_of_code(tmp_path):
     assert anchors(page) == {"a-page-with-code-and-stress", "the-end"}
 
 
+SOURCES = (ROOT / "docs" / "source-documents.md").read_text()
+NAMED = re.compile(r"`((?:\w+/)+test_\w+\.py)(?:::(test_\w+))?`")
+
+
 def test_the_tests_named_by_the_source_documents_page_exist():
-    """Every test file in the tables of docs/source-documents.md exists under tests/."""
-    named = set(re.findall(r"`([\w/]+/test_\w+\.py)`", (ROOT / "docs" / "source-documents.md").read_text()))
-    assert len(named) > 40
-    assert sorted(name for name in named if not (ROOT / "tests" / name).exists()) == []
+    """Every test file and every test that docs/source-documents.md names exists under tests/."""
+    named = set(NAMED.findall(SOURCES))
+    assert len(named) > 80
+    missing = []
+    for file, test in named:
+        path = ROOT / "tests" / file
+        if not path.exists() or (test and not re.search(rf"^(async )?def {test}\(", path.read_text(), re.M)):
+            missing.append(f"{file}::{test}")
+    assert missing == []
+
+
+def test_every_row_of_the_source_documents_page_names_a_test():
+    """Each row of its tables has four cells; the third names a test, but for headings without text."""
+    rows = [line.split("|")[1:-1] for line in SOURCES.splitlines() if line.startswith("| ")]
+    assert {len(row) for row in rows} == {4}
+    assert len(rows) > 70
+    silent = {row[0].strip() for row in rows if not NAMED.search(row[2])}
+    assert silent == {"in the document", "5, 6, 7: headings without text"}
+
+
+def test_the_figures_of_the_readme_are_those_of_the_last_bench(monkeypatch):
+    """They are written by `make bench`, from RESULTS.md."""
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    import readme_figures
+
+    quoted = (ROOT / "README.md").read_text().partition(readme_figures.BEGIN)[2].partition(readme_figures.END)[0]
+    assert quoted == readme_figures.table((ROOT / "benchmarks" / "RESULTS.md").read_text())
