@@ -1,1 +1,1 @@
-"""The fault fault_lab: what is broken, who makes traffic meanwhile, and what every mode promises."""
+"""The fault lab: what is broken, the traffic meanwhile, and what every mode promises."""

@@ -83,7 +83,7 @@ class Laboratory:
         for worker in {worker.mode.name: worker for worker in self.crew}.values():
             worker.kill()
 
-    def told(self, number: int) -> None:
+    def received(self, number: int) -> None:
         """SIGSTOP or SIGCONT to the last worker of every mode."""
         for worker in {worker.mode.name: worker for worker in self.crew}.values():
             worker.process.send_signal(number)
@@ -173,7 +173,12 @@ FAULTS = (
 #: What goes wrong with clients, and with houses of several servers: these are for a soak, which has them.
 MORE_FAULTS = (
     Fault("client killed (kill -9)", lambda lab: lab.killed(), place="client"),
-    Fault("client stopped (SIGSTOP)", lambda lab: lab.told(signal.SIGSTOP), lambda lab: lab.told(signal.SIGCONT), place="client"),
+    Fault(
+        "client stopped (SIGSTOP)",
+        lambda lab: lab.received(signal.SIGSTOP),
+        lambda lab: lab.received(signal.SIGCONT),
+        place="client",
+    ),
     Fault("client clock 5 s ahead", lambda lab: lab.skew.set(5), lambda lab: lab.skew.set(0), fakes_time=True, place="client"),
     Fault("client clock 5 s back", lambda lab: lab.skew.set(-5), lambda lab: lab.skew.set(0), fakes_time=True, place="client"),
     Fault("primary killed (sentinel)", lambda lab: lab.watched.fail_over(), lambda lab: lab.watched.mend(), 1, place="sentinel"),

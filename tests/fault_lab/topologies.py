@@ -1,4 +1,4 @@
-"""Houses of several servers, and how they fail over: a primary that sentinels watch, and a cluster with a replica of one node."""
+"""Topologies of several servers, and how they fail over: a primary behind sentinels, and a cluster with a replica of one node."""
 
 from __future__ import annotations
 
@@ -84,9 +84,9 @@ class WatchedHouse(Watched):
 
     def _at_peace(self, sentinel: Any) -> bool:
         with sentinel.client(decode_responses=True) as client:
-            told = client.sentinel_master(self.service)
+            received = client.sentinel_master(self.service)
             others = client.sentinel_slaves(self.service)
-        return told["flags"] in ("master", {"master"}) and all("down" not in str(one["flags"]) for one in others)
+        return received["flags"] in ("master", {"master"}) and all("down" not in str(one["flags"]) for one in others)
 
 
 class ReplicatedCluster(Cluster):

@@ -1,4 +1,4 @@
-"""Callers that hit one store again and again, in threads and in tasks, and write down what they were told.
+"""Callers that hit one store again and again, in threads and in tasks, and record the answers.
 
     traffic = Traffic(store, LIMITS, "round-1")
     traffic.start(); assert traffic.go_on(0.3, until=lambda seen: seen.errors.total() > 0); tally = traffic.stop()
@@ -24,7 +24,7 @@ from typing import Any
 from limitkeeper import AsyncLimiter, FixedWindow, Limiter, LimitkeeperError, TokenBucket
 from limitkeeper.algorithms import Limit
 
-from .witness import WAKES, Witness
+from .scheduling_delay import WAKES, Witness
 
 #: What callers are limited by: a bucket that refills while they watch, and a window that does not end.
 LIMITS: dict[str, Limit] = {"bucket": TokenBucket("20/s burst 40"), "window": FixedWindow("60/400d")}

@@ -1,4 +1,4 @@
-"""The worker processes of a soak, and what they say: started, told to begin and to stop, killed, and started again."""
+"""The worker processes of a soak, and what they say: started, begun, stopped, killed, and started again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a round was worth: its tally held against what the mode promises, and the table of all rounds."""
+"""The result of a round: its tally compared with what the mode promises, and the table of all rounds."""
 
 from __future__ import annotations
 
