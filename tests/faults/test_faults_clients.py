@@ -18,7 +18,7 @@ AMPLE = 30.0
 
 
 @pytest.fixture
-def crew(valkey):
+def start_workers(valkey):
     """Makes workers of a store with an ample budget; a skew is the clock that one lives by."""
     with ExitStack() as stack:
 
@@ -64,10 +64,10 @@ def used_up(each: list[Tally]) -> bool:
     return all(sum(tally.admitted[f"window {key}"] for tally in each) >= LIMITS["window"].capacity for key in KEYS)
 
 
-def test_a_clients_clock_decides_nothing(crew, needs_faketime):
+def test_a_clients_clock_decides_nothing(start_workers, needs_faketime):
     """A client five seconds ahead and one five seconds behind are admitted exactly the limit together, and each has turns."""
     name, begun = f"clocks off {time.time_ns()}", time.monotonic()
-    workers = crew([Skew(5), Skew(-5)])
+    workers = start_workers([Skew(5), Skew(-5)])
     for worker in workers:
         worker.tell(f"round {name}")
     turns = wait_until(workers, name, lambda each: all(tally.bucket_at.total() > 3 for tally in each))
@@ -80,10 +80,10 @@ def test_a_clients_clock_decides_nothing(crew, needs_faketime):
     assert turns, "one of them was kept out by its clock"
 
 
-def test_a_client_that_is_killed_takes_nothing_from_the_others(crew):
+def test_a_client_that_is_killed_takes_nothing_from_the_others(start_workers):
     """Two of three clients killed -9 in the middle of their calls: nobody is admitted over the limit, the third sees no error."""
     name, begun = f"killed {time.time_ns()}", time.monotonic()
-    workers = crew([None, None, None])
+    workers = start_workers([None, None, None])
     for worker in workers:
         worker.tell(f"round {name}")
     assert wait_until(workers, name, lambda each: all(tally.calls > 0 for tally in each)), "one of them did not begin"

@@ -6,15 +6,18 @@ were under way is admitted again, and in any case no more than one full limit fo
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import threading
 import time
 from collections.abc import Callable, Iterator
 
 import pytest
 
+from fault_lab.scheduling_delay import Watch
 from fault_lab.topologies import ReplicatedCluster, WatchedHouse
 from fault_lab.traffic import LIMITS, Tally, Traffic, between, over
-from fault_lab.witness import Watch
-from limitkeeper import RedisStore
+from limitkeeper import AsyncLimiter, Limiter, RedisStore, StoreError, TokenBucket
 from limitkeeper.stores.redis.cluster import slot_of
 
 BUDGET = 0.15
@@ -62,6 +65,54 @@ def failed_over(house: WatchedHouse | ReplicatedCluster, name: str, change: Call
 def test_a_failover_by_sentinels_is_survived(watched):
     """The sentinels make the replica the primary: callers are led there, within the budget of each call."""
     failed_over(watched, "watched", watched.promote)
+
+
+def test_a_planned_failover_by_sentinels_admits_no_more_than_the_stated_bound(watched):
+    """Stores connected before it, and one that comes after it: beyond the rule is admitted at most what was left, plus what
+    the rate gives until the last store has left the old primary, which is long before the Sentinels demote it."""
+    rate, burst = 100, 200
+    old, admitted, over = watched.primary().port, list[tuple[float, int]](), threading.Event()
+
+    def work(store: RedisStore) -> None:
+        limiter = Limiter(TokenBucket(f"{rate}/s", burst=burst), store=store, name="planned")
+        while not over.is_set():
+            with contextlib.suppress(StoreError):
+                if limiter.hit("k"):
+                    server = store.route.direct
+                    admitted.append((time.monotonic(), server.port if server else old))
+            time.sleep(0.002)
+
+    async def tasks(store: RedisStore) -> None:
+        limiter = AsyncLimiter(TokenBucket(f"{rate}/s", burst=burst), store=store, name="planned")
+        while not over.is_set():
+            with contextlib.suppress(StoreError):
+                if await limiter.hit("k"):
+                    server = store.route.direct
+                    admitted.append((time.monotonic(), server.port if server else old))
+            await asyncio.sleep(0.002)
+
+    with contextlib.ExitStack() as stack:
+        stores = [stack.enter_context(RedisStore(watched.url)) for _ in range(3)]
+        threads = [threading.Thread(target=work, args=(store,)) for store in stores]
+        threads[0] = threading.Thread(target=lambda: asyncio.run(tasks(stores[0])))
+        begun = time.monotonic()
+        for thread in threads[:2]:
+            thread.start()
+        time.sleep(0.5)
+        failed_over_at = time.monotonic()
+        watched.promote()
+        threads[2].start()
+        end = time.monotonic() + 8
+        while time.monotonic() < end and any(store.route.direct and store.route.direct.port == old for store in stores):
+            time.sleep(0.01)
+        time.sleep(0.5)
+        over.set()
+        for thread in threads:
+            thread.join()
+        ended = time.monotonic()
+    both = max(at for at, port in admitted if port == old) - failed_over_at
+    assert both < 5 * 1.3
+    assert len(admitted) <= burst + rate * (ended - begun) + burst + rate * both
 
 
 def test_a_node_of_a_cluster_fails_over(cluster):

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 import pytest
 
 from fault_lab.faults import FAULTS, Fault, Laboratory
+from fault_lab.scheduling_delay import Watch
 from fault_lab.traffic import KEYS, LIMITS, Tally, Traffic, between, over
-from fault_lab.witness import Watch
 from limitkeeper import RedisStore
 
 BUDGET = 0.15

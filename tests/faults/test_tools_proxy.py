@@ -1,4 +1,4 @@
-"""The misbehaving network does to a plain socket what it says, and nothing when it is told nothing."""
+"""The misbehaving network does to a plain socket what it says, and nothing without a fault."""
 
 from __future__ import annotations
 

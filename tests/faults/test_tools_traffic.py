@@ -65,8 +65,8 @@ def test_every_fault_heals():
             fault.heal(lab)
             with redis.Redis(port=lab.network.port, socket_timeout=30) as client:
                 assert client.set("k", "v"), fault.name
-                before, told = time.time(), client.time()
-                assert before - 0.5 < told[0] + told[1] / 1e6 < time.time() + 0.5, fault.name
+                before, received = time.time(), client.time()
+                assert before - 0.5 < received[0] + received[1] / 1e6 < time.time() + 0.5, fault.name
 
 
 def test_traffic_goes_on_until_what_is_awaited_has_been_seen():

@@ -52,17 +52,17 @@ def processes(url: str, name: str, count: int = 4) -> list[tuple[int, int]]:
         assert process.stdin is not None
         process.stdin.write("go\n")
         process.stdin.flush()
-    told = [[int(word) for word in process.communicate(timeout=120)[0].split()] for process in started]
-    assert [threads for _, threads, _ in told] == [8] * count, "a thread failed"
-    return [(admitted, left) for admitted, _, left in told]
+    received = [[int(word) for word in process.communicate(timeout=120)[0].split()] for process in started]
+    assert [threads for _, threads, _ in received] == [8] * count, "a thread failed"
+    return [(admitted, left) for admitted, _, left in received]
 
 
 @pytest.mark.parametrize("kind", ["redis", "shared"])
 def test_four_processes_with_eight_threads_share_one_limit(kind, valkey, tmp_path):
     """4 × 8 × 40 calls on one key through one server or one file: exactly the limit of 1000 is admitted, not one more or less."""
-    told = processes(valkey.url if kind == "redis" else f"shared://{tmp_path}/limits", f"exact {time.time_ns()}")
-    assert (sum(admitted for admitted, _ in told), min(left for _, left in told)) == (LIMIT, 0)
-    assert all(admitted > 0 for admitted, _ in told)
+    received = processes(valkey.url if kind == "redis" else f"shared://{tmp_path}/limits", f"exact {time.time_ns()}")
+    assert (sum(admitted for admitted, _ in received), min(left for _, left in received)) == (LIMIT, 0)
+    assert all(admitted > 0 for admitted, _ in received)
 
 
 def test_processes_that_share_nothing_multiply_the_limit():

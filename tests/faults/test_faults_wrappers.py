@@ -8,9 +8,9 @@ import pytest
 
 from fault_lab.faults import FAULTS, Laboratory
 from fault_lab.modes import MODES
+from fault_lab.round_result import counted, unrecovered
+from fault_lab.scheduling_delay import Watch
 from fault_lab.traffic import LIMITS, Traffic, between, over
-from fault_lab.verdict import counted, unrecovered
-from fault_lab.witness import Watch
 from limitkeeper import RedisStore, ShardedStore
 from servers.valkey import Valkey
 
