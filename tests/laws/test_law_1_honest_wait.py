@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from effort import effort
 from hypothesis import given
 from hypothesis import strategies as st
-from pure import Played, with_traces
+from pure_traces import Played, with_traces
 
+from effort import effort
 from limitkeeper import Limit, Limiter, MemoryStore, TokenBucket
 from limitkeeper.testing import ManualClock
-from limitkeeper.testing.traces import LIMITS, costs, moments
+from limitkeeper.testing.strategies import LIMITS, costs, moments
 
 every_rule = pytest.mark.parametrize("rule", list(LIMITS), ids=lambda rule: rule.kind)
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from effort import effort
 from hypothesis import given
 from hypothesis import strategies as st
-from pure import Played, with_traces
+from pure_traces import Played, with_traces
 
+from effort import effort
 from limitkeeper import FixedWindow, Limit, Limiter, MemoryStore, SlidingWindowLog
 from limitkeeper.testing import ManualClock
-from limitkeeper.testing.bounds import check_bound
-from limitkeeper.testing.traces import LIMITS, Cancel, Hit, Reserve, Wait, limits
+from limitkeeper.testing.admission_bounds import check_bound
+from limitkeeper.testing.strategies import LIMITS, Cancel, Hit, Reserve, Wait, limits
 
 every_rule = pytest.mark.parametrize("rule", list(LIMITS), ids=lambda rule: rule.kind)
 

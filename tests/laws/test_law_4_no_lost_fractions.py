@@ -8,7 +8,7 @@ from math import ceil
 from typing import Any
 
 import pytest
-from pure import BEGIN_US, Rule
+from pure_traces import BEGIN_US, Rule
 
 from limitkeeper import (
     FixedWindow,

@@ -11,7 +11,7 @@ import pytest
 
 from limitkeeper import Decision, Limiter, MemoryStore
 from limitkeeper.testing import ManualClock
-from limitkeeper.testing.contract import FIFTY, eager_threads, run_threads
+from limitkeeper.testing.store_contract import FIFTY, eager_threads, run_threads
 
 every_kind = pytest.mark.parametrize("kind", list(FIFTY))
 

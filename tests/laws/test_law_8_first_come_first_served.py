@@ -9,11 +9,11 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from effort import effort
 from hypothesis import given
 from hypothesis import strategies as st
-from pure import Played, with_traces
+from pure_traces import Played, with_traces
 
+from effort import effort
 from limitkeeper import (
     AsyncLimiter,
     FixedWindow,
@@ -26,7 +26,7 @@ from limitkeeper import (
     TokenBucket,
 )
 from limitkeeper.testing import ManualClock
-from limitkeeper.testing.traces import LIMITS, limits
+from limitkeeper.testing.strategies import LIMITS, limits
 from stand_ins import HeldClock
 
 LINES = [rule for rule in LIMITS if LIMITS[rule][0].reserves]

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import itertools
+import os
+import tempfile
 from typing import Any
 
 import pytest
-from effort import effort
 from hypothesis import given
 from hypothesis import strategies as st
 from lockstep import lockstep
 
-from limitkeeper import Limit, Limiter, MemoryStore, TokenBucket
+from effort import effort
+from limitkeeper import Limit, Limiter, MemoryStore, SharedStore, TokenBucket
+from limitkeeper.stores.contract import Store
 from limitkeeper.testing import ManualClock
-from limitkeeper.testing.contract import FIFTY
-from limitkeeper.testing.traces import LIMITS, limits, traces
+from limitkeeper.testing.store_contract import FIFTY
+from limitkeeper.testing.strategies import LIMITS, limits, traces
 
 every_kind = pytest.mark.parametrize("kind", list(FIFTY))
 
@@ -31,6 +35,95 @@ def test_forgetting_idle_keys_changes_no_answer(rule: type[Limit]) -> None:
     law()
 
 
+class Flooded:
+    """A bounded store and one without bounds that the same calls go to, on one clock. `known` keys had cells of their own from
+    the start; they are compared as long as they are not as new, since after that a full store may let them share a cell."""
+
+    def __init__(self, store: Store, clock: ManualClock, limits: list[Limit]) -> None:
+        self.store, self.clock = store, clock
+        self.free = MemoryStore(clock=clock)
+        rules = {f"limit {number}": limit for number, limit in enumerate(limits)}
+        self.limiters = [Limiter({name: limit}, store=store, name="n") for name, limit in rules.items()]
+        self.twins = [Limiter({name: limit}, store=self.free, name="n") for name, limit in rules.items()]
+        if len(rules) > 1:  # and a limiter that asks all of them at once
+            self.limiters.append(Limiter(rules, store=store, name="n"))
+            self.twins.append(Limiter(rules, store=self.free, name="n"))
+        self.known: set[tuple[int, str]] = set()
+        self.fresh = itertools.count()
+
+    def start(self, most: int) -> None:
+        """Exhausts some keys of every limit."""
+        for number, limiter in enumerate(self.limiters):
+            for key in (f"known {n}" for n in range(most)):
+                for cost in {limit.initial for limit in limiter.limits.values() if len(limiter.limits) == 1 and limit.initial}:
+                    if self.twins[number].hit(key, cost):
+                        assert limiter.hit(key, cost)
+                        self.known.add((number, key))
+
+    def wait(self, us: int) -> None:
+        self.clock.advance(us / 1e6)
+
+    def flood(self, which: int, count: int) -> None:
+        """So many fresh keys. Once each kept cell must have been checked, none is left that is as new."""
+        which %= len(self.limiters)
+        overflow, before, inserted = self.store.overflow, len(self.store), 0
+        for number in itertools.islice(self.fresh, count):
+            key = f"fresh {number}"
+            inserted += bool(self.limiters[which].hit(key))
+            self.twins[which].hit(key)
+        self.free.sweep()
+        others = len(self.limiters) + 1 + overflow  # ends of tables, and overflow cells, which are swept as well
+        if self.store.overflow == overflow and 4 * inserted >= before + inserted + others:
+            assert len(self.store) <= len(self.free)
+
+    def check(self, max_keys: int) -> None:
+        assert len(self.store) <= max_keys
+        for number, key in list(self.known):
+            expected = self.twins[number].peek(key)
+            if expected.reset_after == 0:
+                self.known.remove((number, key))
+            else:
+                assert self.limiters[number].peek(key) == expected
+
+    def hit_known(self, which: int) -> None:
+        for number, key in sorted(self.known)[which % 3 :: 3]:
+            assert self.limiters[number].hit(key) == self.twins[number].hit(key)
+
+
+steps = st.lists(
+    st.one_of(
+        st.tuples(st.just("flood"), st.integers(0, 3), st.integers(1, 60)),
+        st.tuples(st.just("wait"), st.sampled_from([1, 999, 10**6, 60 * 10**6, 3600 * 10**6, 86_400 * 10**6])),
+        st.tuples(st.just("hit_known"), st.integers(0, 2)),
+    ),
+    max_size=12,
+)
+
+
+@pytest.mark.parametrize("kind", ["memory", "shared"])
+@pytest.mark.parametrize("rule", list(LIMITS), ids=lambda rule: rule.kind)
+def test_floods_reset_nobody_and_leave_nothing_that_is_as_new(rule: type[Limit], kind: str) -> None:
+    """Random floods at random times over one to three limits: no more than max_keys keys, known keys are decided as in a store
+    without bounds, and what is as new goes at least as fast as new keys come."""
+
+    @effort(25)
+    @given(limits(rule), st.lists(st.sampled_from(list(FIFTY.values())), max_size=2, unique=True), st.integers(6, 60), steps)
+    def law(limit: Limit, others: list[Limit], max_keys: int, trace: list[tuple[Any, ...]]) -> None:
+        clock = ManualClock(1_700_000_123.456789)
+        with tempfile.TemporaryDirectory(dir="/dev/shm" if os.path.isdir("/dev/shm") else None) as folder:
+            store: Store = MemoryStore(max_keys, clock=clock)
+            if kind == "shared":
+                store = SharedStore(f"{folder}/limits", max_keys, log_entries=64, clock=clock)
+            with store:
+                flooded = Flooded(store, clock, [limit, *others])
+                flooded.start(2)
+                for name, *arguments in trace:
+                    getattr(flooded, name)(*arguments)
+                    flooded.check(max_keys)
+
+    law()
+
+
 @every_kind
 def test_a_flood_of_fresh_keys_never_resets_an_exhausted_one(kind: str) -> None:
     """Ten thousand new keys hit a store for a hundred keys: it holds no more than that, and the exhausted key stays so."""
@@ -41,7 +134,7 @@ def test_a_flood_of_fresh_keys_never_resets_an_exhausted_one(kind: str) -> None:
         limiter.hit(f"new key {number}")
         assert len(store) <= 100
     assert not limiter.hit("victim")
-    assert limiter.stats().shared > 0
+    assert limiter.stats().overflow > 0
 
 
 @every_kind
@@ -61,7 +154,7 @@ def test_strangers_are_neither_locked_out_nor_forgiven(kind: str) -> None:
 
 @every_kind
 def test_a_stranger_is_not_forgiven_when_room_comes_up(kind: str) -> None:
-    """Exhausted on a shared cell while the store was full, a key stays exhausted when the store has room again."""
+    """Exhausted on an overflow cell while the store was full, a key stays exhausted when the store has room again."""
     clock = ManualClock(1_700_000_123.456789)
     store = MemoryStore(max_keys=1, clock=clock)
     limiter = Limiter(FIFTY[kind], store=store)

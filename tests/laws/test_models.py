@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from effort import effort
 from hypothesis import given
 from hypothesis import strategies as st
 from lockstep import lockstep
-from pure import Compared, with_traces
+from pure_traces import Compared, with_traces
 
+from effort import effort
 from limitkeeper import FixedWindow, Limit
-from limitkeeper.testing.traces import LIMITS, limits, traces
+from limitkeeper.testing.strategies import LIMITS, limits, traces
 
 every_rule = pytest.mark.parametrize("rule", list(LIMITS), ids=lambda rule: rule.kind)
 

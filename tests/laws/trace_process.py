@@ -11,7 +11,7 @@ from typing import Any
 
 from limitkeeper import Limiter, MemoryStore
 from limitkeeper.algorithms.limit_parser import parse_limit
-from limitkeeper.testing import ManualClock, traces
+from limitkeeper.testing import ManualClock, strategies
 from limitkeeper.testing.trace_player import TracePlayer
 
 
@@ -26,7 +26,7 @@ def read(line: str) -> tuple[list[Any], list[Any]]:
 
 def step_of(name: str, *fields: Any) -> Any:
     """A step; JSON has no tuples."""
-    return getattr(traces, name)(*(as_tuple(field) for field in fields))
+    return getattr(strategies, name)(*(as_tuple(field) for field in fields))
 
 
 def as_tuple(field: Any) -> Any:

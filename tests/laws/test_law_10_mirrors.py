@@ -9,17 +9,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from effort import TIMES, effort
 from hypothesis import given
 from hypothesis import strategies as st
-from twin import answers, written
+from trace_process import answers, written
 
 import limitkeeper
+from effort import TIMES, effort
 from limitkeeper import GCRA, LeakyBucket, Limit, Limiter, MemoryStore, TokenBucket
 from limitkeeper.testing import ManualClock
-from limitkeeper.testing.sync_adapter import make_limiter
-from limitkeeper.testing.trace_player import TracePlayer
-from limitkeeper.testing.traces import limits, traces
+from limitkeeper.testing.strategies import limits, traces
+from limitkeeper.testing.trace_player import TracePlayer, make_limiter
 
 EXPECTED = os.environ.get("LIMITKEEPER_EXPECT", "any")
 PLAIN = os.environ.get("LIMITKEEPER_PLAIN_PATH")
@@ -54,7 +53,7 @@ def test_the_plain_copy_gives_equal_answers() -> None:
     """Traces played here and in an interpreter that runs the plain source: every answer is the same."""
     lines = recorded(200)
     environment = {**os.environ, "PYTHONPATH": os.path.abspath(str(PLAIN))}
-    command = [sys.executable, str(Path(__file__).with_name("twin.py"))]
+    command = [sys.executable, str(Path(__file__).with_name("trace_process.py"))]
     results = subprocess.run(
         command, input="\n".join(lines), env=environment, capture_output=True, text=True, check=True, timeout=120 * TIMES
     )

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from hypothesis import strategies as st
 
 from limitkeeper import Limit
-from limitkeeper.testing.traces import HUGE, costs, limits, moments
+from limitkeeper.testing.strategies import HUGE, costs, limits, moments
 from models import model_of
 
 #: A moment far from zero and on no round window, in microseconds.

@@ -1,0 +1,334 @@
+"""Law 8 while waiters leave: throughput, order and what is left behind, on memory, a shared file and Redis, in virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable, Iterator
+from itertools import count, product
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from effort import effort
+from limitkeeper import (
+    AsyncLimiter,
+    FixedWindow,
+    LeakyBucket,
+    LeakyBucketQueue,
+    Limiter,
+    MemoryStore,
+    SharedStore,
+    SlidingWindowLog,
+    TokenBucket,
+)
+from limitkeeper.stores import Store
+from limitkeeper.stores.redis import RedisStore
+from limitkeeper.testing import ManualClock
+from servers.valkey import Valkey
+from stand_ins import NOON
+from virtual_time import VirtualClock
+
+SECOND = 1_000_000
+MakeStore = Callable[[VirtualClock], Store]
+
+
+@pytest.fixture(params=["memory", "shared", "redis"])
+def make_store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[MakeStore]:
+    numbers = count()
+    if request.param == "memory":
+        yield lambda clock: MemoryStore(clock=clock)
+    elif request.param == "shared":
+        yield lambda clock: SharedStore(tmp_path / f"shared {next(numbers)}", max_keys=100, clock=clock)
+    else:
+        valkey: Valkey = request.getfixturevalue("valkey")
+        with valkey.client() as client:
+            client.flushall()
+        yield lambda clock: RedisStore(valkey.url, prefix=f"leaving {next(numbers)}", timeout="60s", clock=clock)
+
+
+def settled(limiter: AsyncLimiter) -> Callable[[], Awaitable[None]]:
+    """Returns when every request of the tasks is answered and every task waits for time."""
+
+    async def settle() -> None:
+        quiet = 0
+        while quiet < 2:
+            for _ in range(8):
+                await asyncio.sleep(0)
+            if not limiter.store.local:
+                await limiter.peek("another key")
+            departures = limiter._queue.departures()
+            quiet = 0 if departures.deciding or departures.call is not None else quiet + 1
+
+    return settle
+
+
+RULES = [TokenBucket("200/s burst 1"), LeakyBucketQueue("200/s"), SlidingWindowLog("20/100ms"), FixedWindow("20/100ms")]
+
+
+@pytest.mark.parametrize("limit", RULES, ids=lambda limit: limit.kind)
+def test_a_quarter_that_leaves_at_random_costs_no_throughput(limit: Any, make_store: MakeStore) -> None:
+    """40 tasks ask again and again, a quarter of them cancelled while they wait: 95 % of the rate is used; then none waits."""
+
+    @effort(2, least=1)
+    @given(st.integers(0, 2**32))
+    def law(seed: int) -> None:
+        async def main() -> None:
+            clock = VirtualClock()
+            limiter, rng = AsyncLimiter(limit, store=make_store(clock)), random.Random(seed)
+            settle, end_us = settled(limiter), clock.now_us() + SECOND
+            served, left = 0, 0
+            asking: set[asyncio.Task[Any]] = set()
+
+            async def one() -> None:
+                nonlocal served, left
+                while clock.now_us() < end_us:
+                    asked = asyncio.create_task(limiter.acquire("k"))
+                    asking.add(asked)
+                    asked.add_done_callback(asking.discard)
+                    if rng.random() < 0.25:
+                        over = clock.at(clock.now_us() + rng.randrange(SECOND // 5))
+                        await asyncio.wait({asked, over}, return_when=asyncio.FIRST_COMPLETED)
+                        asked.cancel()
+                    try:
+                        await asked
+                        served += 1
+                    except asyncio.CancelledError:
+                        left += 1
+
+            tasks = [asyncio.ensure_future(one()) for _ in range(40)]
+            await clock.run_until(end_us, settle)
+            assert served >= 0.95 * 200
+            assert left > 20
+            for task in (*tasks, *asking):
+                task.cancel()
+            await asyncio.wait((*tasks, *asking))
+            await settle()
+            assert limiter.waiting() == 0
+            assert (await limiter.peek("k")).retry_after <= 0.1
+            await limiter.store.aclose()
+
+        asyncio.run(main())
+
+    law()
+
+
+@pytest.mark.parametrize("limit", RULES, ids=lambda limit: limit.kind)
+def test_tasks_cancelled_at_any_moment_leave_nothing_behind(limit: Any, make_store: MakeStore) -> None:
+    """Before their request is sent, while it is in flight, and while they wait: the key is then as it was, and those that
+    stayed have the first starts, in order."""
+
+    async def main() -> None:
+        clock, rng = VirtualClock(), random.Random(9)
+        limiter = AsyncLimiter(limit, store=make_store(clock))
+        full = 1 if limit.kind == "leaky bucket queue" else limit.capacity
+        await limiter.hit("k", full)
+        settle = settled(limiter)
+        for _ in range(6):
+            before = await limiter.peek("k")
+            tasks = []
+            for _ in range(30):
+                tasks.append(asyncio.create_task(limiter.acquire("k", timeout=10)))
+                for _ in range(rng.randrange(4)):
+                    await asyncio.sleep(0)
+                if rng.random() < 0.5:
+                    rng.choice(tasks).cancel()
+            await settle()
+            model = AsyncLimiter(limit, store=MemoryStore(clock=clock))
+            await model.hit("k", full)
+            stayed = [task for task in tasks if not task.done() and not task.cancelling()]
+            expected = [(await model.reserve("k")).decision.start_us for _ in stayed]
+            waiters = limiter._queue._waiters[limiter.named[0].identity, "k"]
+            assert [waiter.decision.start_us for waiter in waiters] == expected
+            for task in stayed:
+                task.cancel()
+            await asyncio.wait(tasks)
+            await settle()
+            assert limiter.waiting() == 0
+            assert await limiter.peek("k") == before
+        await limiter.store.aclose()
+
+    asyncio.run(main())
+
+
+def test_a_charge_from_before_a_reset_gives_nothing_back_whoever_waits_behind(make_store: MakeStore) -> None:
+    """Waiters from before and after a reset do not exchange their starts: those from after it keep what they have paid for."""
+
+    async def main() -> None:
+        limiter = AsyncLimiter(TokenBucket("1/s burst 1"), store=make_store(VirtualClock()))
+        await limiter.hit("k")
+        before = [await limiter.reserve("k") for _ in range(2)]
+        await limiter.reset("k")
+        await limiter.hit("k")
+        after = [await limiter.reserve("k") for _ in range(3)]
+        assert not await before[0].cancel()
+        assert [one.wait for one in (before[1], *after)] == [2.0, 1.0, 2.0, 3.0]
+        assert (await limiter.peek("k")).retry_after == 4.0
+        assert await after[1].cancel()
+        assert [one.wait for one in (before[1], after[0], after[2])] == [2.0, 1.0, 2.0]
+        assert (await limiter.peek("k")).retry_after == 3.0
+        await limiter.store.aclose()
+
+    asyncio.run(main())
+
+
+# Any history ----------------------------------------------------------------------------------------------------------------
+
+#: Small numbers, so that short histories meet: a start is 10 to 100 ms away.
+SMALL = [
+    TokenBucket("20/s burst 1"),
+    TokenBucket("50/s burst 3"),
+    LeakyBucket("30/s", capacity=2),
+    LeakyBucketQueue("25/s"),
+    SlidingWindowLog("2/100ms"),
+    FixedWindow("2/100ms"),
+]
+KEYS = ("k", "l")
+Pair = tuple[str, str]
+WHICH = st.sampled_from((0, 0, 0, 1, 2, 3))
+STEPS = st.one_of(
+    st.tuples(st.just("ask"), WHICH, st.sampled_from((1, 1, 2)), st.sampled_from((None, None, 40, 150)), st.integers(1, 4)),
+    st.tuples(st.just("leave"), st.integers(0, 9)),
+    st.tuples(st.just("turns"), st.integers(0, 4)),
+    st.tuples(st.just("pass"), st.sampled_from((1, 7, 20, 50, 133))),
+    st.tuples(st.just("reset"), WHICH),
+)
+
+
+class Asked:
+    """One call of `acquire`: when it came, what it wanted, and the number of resets of its keys by then."""
+
+    def __init__(self, history: History, keys: dict[str, str], cost: int, timeout_ms: int | None) -> None:
+        self.keys, self.cost = keys, cost
+        self.number = len(history.asked)
+        self.resets = {pair: history.resets[pair] for pair in keys.items()}
+        timeout = None if timeout_ms is None else timeout_ms / 1000
+        self.task = asyncio.create_task(history.limiter.acquire(keys, cost, timeout))
+
+    def start_us(self) -> int | None:
+        """When it was served; None for one that waits, was refused or left."""
+        done = self.task.done() and not self.task.cancelled() and self.task.exception() is None
+        return self.task.result().start_us if done else None
+
+    def waits(self) -> bool:
+        return not self.task.done() and not self.task.cancelling()
+
+
+class History:
+    """Calls on one or two limits with two keys each. The steps are made in order, at any moment between request and reply."""
+
+    def __init__(self, limits: dict[str, Any], make_store: MakeStore) -> None:
+        self.clock = VirtualClock()
+        self.limits, self.limiter = limits, AsyncLimiter(limits, store=make_store(self.clock), name="history")
+        self.settle = settled(self.limiter)
+        self.asked: list[Asked] = []
+        self.resets: dict[Pair, int] = dict.fromkeys(product(limits, KEYS), 0)
+        self.reset_at: dict[tuple[Pair, int], int] = {}
+
+    def keys(self, number: int) -> dict[str, str]:
+        """Both limits of one key, or one key for each."""
+        return {name: KEYS[number >> place & 1] for place, name in enumerate(self.limits)}
+
+    async def make(self, step: tuple[Any, ...]) -> None:
+        if step[0] == "ask":
+            for _ in range(step[4]):
+                self.asked.append(Asked(self, self.keys(step[1]), *step[2:4]))
+        elif step[0] == "leave":
+            waiting = [one for one in self.asked if one.waits()]
+            if waiting:
+                waiting[step[1] % len(waiting)].task.cancel()
+        elif step[0] == "turns":
+            for _ in range(step[1]):
+                await asyncio.sleep(0)
+        elif step[0] == "pass":
+            await self.clock.run_until(self.clock.now_us() + step[1] * 1000, self.settle)
+        else:
+            await self.settle()
+            keys = self.keys(step[1])
+            await self.limiter.reset(keys)
+            for pair in keys.items():
+                self.resets[pair] += 1
+                self.reset_at[pair, self.resets[pair]] = self.clock.now_us()
+
+    def served(self, pair: Pair, resets: int) -> list[Asked]:
+        """Those that asked for a key after so many resets of it and were served, in the order in which they came."""
+        return [one for one in self.asked if one.resets.get(pair) == resets and one.start_us() is not None]
+
+    def check_order(self) -> None:
+        """First come, first served, among those with the same keys. (With one key in common, only one of them may have to wait
+        for another key.) Those that came after a reset are a new order; those that waited when it came keep theirs."""
+        by_keys: dict[Any, list[int]] = {}
+        for one in self.asked:
+            start_us = one.start_us()
+            if start_us is not None:
+                by_keys.setdefault(tuple(one.resets.items()), []).append(start_us)
+        for keys, starts in by_keys.items():
+            assert starts == sorted(starts), keys
+
+    def replayed(self, pair: Pair) -> Limiter:
+        """A limiter that knows only those that were served, each at its start: it admits all of them."""
+        clock = ManualClock(NOON)
+        model = Limiter(self.limits[pair[0]], store=MemoryStore(clock=clock))
+        for resets in range(self.resets[pair] + 1):
+            over_us = self.reset_at.get((pair, resets + 1), self.clock.now_us() + 1)
+            model.reset("k")
+            for one in sorted(self.served(pair, resets), key=lambda one: (one.start_us(), one.number)):
+                start_us = one.start_us()
+                assert start_us is not None
+                if start_us < over_us:
+                    clock._now_us = max(clock._now_us, start_us)
+                    assert model.hit("k", one.cost), f"{pair} at {start_us}"
+        clock._now_us = self.clock.now_us()
+        return model
+
+    async def check_rest(self) -> None:
+        """What left is available again, whoever else was served: the next call gets what it would get without those."""
+        for pair in self.resets:
+            model, (name, key) = self.replayed(pair), pair
+            for cost in (1, 2):
+                found = await self.limiter.peek({**dict.fromkeys(self.limits), name: key}, cost)
+                expected = model.peek("k", cost)
+                assert found.remaining <= expected.remaining, f"{pair}, {cost}"
+                assert found.retry_after >= expected.retry_after, f"{pair}, {cost}"
+                if len(self.limits) == 1:  # with several, what began meanwhile may keep a charge from being undone exactly
+                    assert found.remaining == expected.remaining, f"{pair}, {cost}"
+                    assert found.retry_after == expected.retry_after, f"{pair}, {cost}"
+
+
+@pytest.mark.parametrize("number", [1, 2], ids=["one limit", "two limits"])
+def test_in_any_history_order_holds_and_what_left_is_available_again(number: int, make_store: MakeStore) -> None:
+    """Cancels, timeouts and resets at any moment, with any costs and keys: starts have the order of the calls; nothing is
+    admitted above the rule; and a caller that left or was refused has taken nothing (of one limit: exactly nothing)."""
+
+    @effort(60)
+    @given(
+        st.lists(st.sampled_from(SMALL), min_size=number, max_size=number),
+        st.lists(STEPS, min_size=3, max_size=25),
+        st.booleans(),
+    )
+    def law(limits: list[Any], steps: list[Any], stay: bool) -> None:
+        async def main() -> None:
+            history = History({f"limit {i}": limit for i, limit in enumerate(limits)}, make_store)
+            for step in steps:
+                await history.make(step)
+            await history.settle()
+            waiting = [one.task for one in history.asked if one.waits()]
+            if stay:
+                await history.clock.run_until(history.clock.now_us() + 60 * SECOND, history.settle)
+                assert all(task.done() for task in waiting)
+            for task in waiting:
+                task.cancel()
+            await asyncio.gather(*[one.task for one in history.asked], return_exceptions=True)
+            await history.settle()
+            assert history.limiter.waiting() == 0
+            assert not any(history.limiter._queue._waiters.values())
+            history.check_order()
+            await history.check_rest()
+            await history.limiter.store.aclose()
+
+        asyncio.run(main())
+
+    law()
