@@ -19,7 +19,7 @@ def limiter(request, store):
 def test_generators(limiter):
     """A decorated generator function asks when its first value is asked for, once."""
 
-    @limiter.limit("a")
+    @limiter.limit(key="a")
     def count(to):
         yield from range(to)
 
@@ -34,7 +34,7 @@ def test_generators_speak_both_ways(limiter):
     """send, throw, close and the return value of a generator work through the decorator."""
     closed = []
 
-    @limiter.limit("a")
+    @limiter.limit(key="a")
     def talk():
         try:
             got = yield "ready"
@@ -60,7 +60,7 @@ def test_generators_speak_both_ways(limiter):
 def test_async_generators(limiter):
     """A decorated async generator function asks when its first value is asked for, once."""
 
-    @limiter.limit("a")
+    @limiter.limit(key="a")
     async def count(to):
         for number in range(to):
             yield number
@@ -79,7 +79,7 @@ def test_async_generators(limiter):
 def talk(limiter):
     """An async generator that says what it hears, and what ended it."""
 
-    @limiter.limit("a")
+    @limiter.limit(key="a")
     async def speak(heard):
         try:
             got = None
@@ -172,7 +172,7 @@ def test_breaking_out_of_async_for_and_closing_runs_the_finally(talk):
 def test_an_exception_of_the_generator_comes_out(limiter):
     """What an async generator raises comes out as it is."""
 
-    @limiter.limit("a")
+    @limiter.limit(key="a")
     async def fail():
         yield 1
         raise LookupError("inside")

@@ -24,7 +24,7 @@ def left(limiter, key):
 def test_a_function(limiter):
     """A decorated function runs while there is room, and raises RateLimited when there is none."""
 
-    @limiter.limit("a")
+    @limiter.limit(key="a")
     def double(number):
         return 2 * number
 
@@ -38,7 +38,7 @@ def test_a_refused_call_does_not_run(limiter):
     """The body of a refused call is not entered."""
     ran = []
 
-    @limiter.limit("a")
+    @limiter.limit(key="a")
     def run():
         ran.append(1)
 
@@ -53,7 +53,7 @@ def test_a_refused_call_does_not_run(limiter):
 def test_a_function_stays_itself(limiter):
     """Name, docstring and signature are those of the function."""
 
-    @limiter.limit("a")
+    @limiter.limit(key="a")
     def greet(name: str, *, loud: bool = False) -> str:
         """Greets."""
         return name
@@ -104,7 +104,7 @@ def test_a_key_of_another_type_is_a_type_error(limiter, key):
 def test_a_wrong_cost_is_an_error(limiter):
     """A cost that is no whole number is an InvalidCost."""
 
-    @limiter.limit("a", cost=lambda: 1.5)
+    @limiter.limit(key="a", cost=lambda: 1.5)
     def visit():
         pytest.fail("the body ran")
 
@@ -137,7 +137,7 @@ def test_a_mapping_that_names_the_wrong_limits_is_an_error(store):
 def test_a_timeout_waits_first(limiter, clock):
     """With a timeout a call waits for its turn, and is refused when that takes longer."""
 
-    @limiter.limit("a", timeout=1.5)
+    @limiter.limit(key="a", timeout=1.5)
     def run():
         return clock.now_us()
 
@@ -149,7 +149,7 @@ def test_a_timeout_waits_first(limiter, clock):
 def test_a_timeout_that_is_too_short_refuses_at_once(limiter, clock):
     """A wait beyond the timeout is refused without sleeping."""
 
-    @limiter.limit("a", cost=2, timeout="1500ms")
+    @limiter.limit(key="a", cost=2, timeout="1500ms")
     def run():
         return 1
 
@@ -163,7 +163,7 @@ def test_a_timeout_that_is_too_short_refuses_at_once(limiter, clock):
 def test_a_timeout_of_none_waits_as_long_as_it_takes(limiter, clock):
     """With timeout None a call is never refused for its wait."""
 
-    @limiter.limit("a", cost=2, timeout=None)
+    @limiter.limit(key="a", cost=2, timeout=None)
     def run():
         return clock.now_us()
 
@@ -192,12 +192,12 @@ def test_static_and_class_methods(limiter):
 
     class Account:
         @staticmethod
-        @limiter.limit("static")
+        @limiter.limit(key="static")
         def double(number):
             return 2 * number
 
         @classmethod
-        @limiter.limit("class")
+        @limiter.limit(key="class")
         def kind(cls):
             return cls.__name__
 
@@ -212,13 +212,13 @@ def test_static_and_class_methods(limiter):
 def test_above_a_static_or_class_method_it_says_where_to_go(limiter, kind):
     """Put above @staticmethod or @classmethod, the decorator is a TypeError that says to put it below."""
     with pytest.raises(TypeError, match="below @staticmethod and @classmethod"):
-        limiter.limit("a")(kind(lambda *_: 1))
+        limiter.limit(key="a")(kind(lambda *_: 1))
 
 
 def test_it_decorates_nothing_but_functions(limiter):
     """What can't be called can't be decorated."""
     with pytest.raises(TypeError, match="limit\\(\\) expects a function, got 42"):
-        limiter.limit("a")(42)
+        limiter.limit(key="a")(42)
 
 
 def test_coroutines(limiter, clock):
@@ -241,7 +241,7 @@ def test_coroutines(limiter, clock):
 def test_coroutines_wait_in_their_loop(limiter, clock):
     """With a timeout a coroutine waits on the store's clock while other tasks run."""
 
-    @limiter.limit("a", timeout=5)
+    @limiter.limit(key="a", timeout=5)
     async def run():
         return clock.now_us()
 
@@ -255,7 +255,7 @@ def test_coroutines_wait_in_their_loop(limiter, clock):
 def test_a_coroutine_that_is_never_awaited_takes_nothing(limiter):
     """The charge is made when the coroutine runs, not when it is made."""
 
-    @limiter.limit("a")
+    @limiter.limit(key="a")
     async def run():
         return 1
 
@@ -267,7 +267,7 @@ def test_on_a_sliding_counter(clock, store):
     """A limit that can't reserve decorates too: calls wait their turn in line."""
     limiter = Limiter(SlidingWindowCounter("1/s"), store=store)
 
-    @limiter.limit("a", timeout=5)
+    @limiter.limit(key="a", timeout=5)
     def run():
         return clock.now_us()
 
@@ -277,7 +277,7 @@ def test_on_a_sliding_counter(clock, store):
 def test_recursion_asks_every_time(limiter):
     """A decorated function that calls itself is limited on every call."""
 
-    @limiter.limit("a")
+    @limiter.limit(key="a")
     def down(number):
         return number if number == 0 else down(number - 1)
 

@@ -81,24 +81,26 @@ def test_a_bucket_is_clamped_to_a_smaller_burst(make, clock):
     assert small.hit("a").retry_after == 0.2
 
 
-def test_a_reservation_ahead_is_kept_under_a_changed_rate(make):
-    """What is reserved ahead stays reserved: 5 tokens owed at 10/s are half a second."""
+def test_a_reservation_ahead_is_clamped_to_the_size_of_a_new_rate(make):
+    """A new rate starts empty at worst, never in debt; the reservation stays where it was made."""
     limiter = make("5/s burst 10", name="api")
     limiter.hit("a", cost=10)
     limiter.reserve("a", cost=5)
-    assert make("10/s burst 10", name="api").hit("a").retry_after == 0.6
+    assert make("10/s burst 10", name="api").hit("a").retry_after == 0.1
+    assert limiter.hit("a").retry_after == 1.2
 
 
 def test_a_changed_rate_counts_from_the_change(make, clock):
-    """Time before the change refills at the old rate, time after it at the new one."""
-    make("1/s burst 10", name="api").hit("a", cost=10)
+    """Time before the first use under the new rate refills at the old one, time after it at the new one, each on its own."""
+    slow = make("1/s burst 10", name="api")
+    slow.hit("a", cost=10)
     clock.advance(2)
     fast = make("4/s burst 10", name="api")
     assert fast.peek("a").remaining == 2
     fast.hit("a", cost=0)
     fast.hit("a", cost=1)
     clock.advance(1)
-    assert fast.peek("a").remaining == 5
+    assert (fast.peek("a").remaining, slow.peek("a").remaining) == (5, 2)
 
 
 def test_a_queue_keeps_its_backlog_under_a_changed_rate(make):

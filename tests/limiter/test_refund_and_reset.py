@@ -140,10 +140,14 @@ def test_reset_forgets_a_key(make, limit, store):
     assert limiter.peek("b") == before
 
 
-def test_resetting_an_unseen_key_is_nothing(make, store):
-    """An unseen key can be reset."""
+def test_resetting_an_unseen_key_gives_it_no_state(make, store, clock):
+    """An unseen key can be reset: it stays full, and is dropped when the reset is no longer remembered."""
     limiter = make("5/s")
     limiter.reset("unseen")
+    assert limiter.peek("unseen").remaining == 5
+    assert list(store.items(limiter.named[0])) == []
+    clock.advance(3601)
+    store.sweep()
     assert len(store) == 0
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from concurrent.futures import CancelledError
 
 import pytest
 
@@ -21,6 +22,7 @@ from limitkeeper import (
     SlidingWindowLog,
     TokenBucket,
 )
+from virtual_time import VirtualClock
 
 KINDS = [
     TokenBucket("5/s burst 10"),
@@ -471,3 +473,44 @@ def test_the_repr_says_where_it_stands(make):
     reservation.settle(10)
     assert "settled" in repr(reservation)
     assert "refused" in repr(limiter.reserve("a", max_wait=0))
+
+
+def test_an_interrupted_wait_gives_its_start_back(held, eventually):
+    """`interrupt` ends the wait of another thread for a start: its `with` raises CancelledError, and those behind move up."""
+    limiter = Limiter(LeakyBucketQueue("1/h"), MemoryStore(clock=held))
+    limiter.acquire("a")
+    waited, behind = limiter.reserve("a"), limiter.reserve("a")
+    raised = []
+
+    def wait() -> None:
+        try:
+            with waited:
+                raised.append(None)
+        except CancelledError as error:
+            raised.append(error)
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    eventually(lambda: limiter.waiting() == 1)
+    waited.interrupt()
+    thread.join(30)
+    assert [type(error) for error in raised] == [CancelledError]
+    assert behind.wait == 3600
+    assert waited.cancel() is False
+
+
+def test_an_interrupted_task_gives_its_start_back():
+    """As for a thread: a task that waits for its start raises CancelledError when its reservation is interrupted."""
+
+    async def main() -> None:
+        limiter = AsyncLimiter(LeakyBucketQueue("1/h"), MemoryStore(clock=VirtualClock()))
+        await limiter.acquire("a")
+        reservation = await limiter.reserve("a")
+        waiting = asyncio.ensure_future(reservation.__aenter__())
+        await asyncio.sleep(0)
+        reservation.interrupt()
+        with pytest.raises(CancelledError):
+            await waiting
+        assert (await limiter.peek("a")).retry_after == 3600
+
+    asyncio.run(main())

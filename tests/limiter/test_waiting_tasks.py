@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 
 import pytest
 
@@ -36,7 +37,7 @@ async def turns(count=20):
         await asyncio.sleep(0)
 
 
-async def crowd(limiter, names, **options):
+async def start_waiters(limiter, names, **options):
     """A task for each name that acquires "a", and the list in which they write their names when they are served."""
     served = []
 
@@ -50,7 +51,7 @@ async def crowd(limiter, names, **options):
 
 
 async def gone(tasks):
-    """Ends what is left of a crowd."""
+    """Ends what is left of the waiters."""
     for task in tasks.values():
         task.cancel()
     return await asyncio.gather(*tasks.values(), return_exceptions=True)
@@ -63,7 +64,7 @@ def test_tasks_are_served_in_order_of_arrival(limit, held):
     async def main():
         limiter = AsyncLimiter(limit, store=MemoryStore(clock=held))
         await limiter.acquire("a")
-        tasks, served = await crowd(limiter, ["first", "second", "third"])
+        tasks, served = await start_waiters(limiter, ["first", "second", "third"])
         counts = []
         for _ in range(3):
             counts.append((limiter.waiting("a"), len(served)))
@@ -84,7 +85,7 @@ def test_a_cancelled_task_gives_its_place_back(limit, held):
         limiter = AsyncLimiter(limit, store=MemoryStore(clock=held))
         await limiter.acquire("a")
         before = await limiter.peek("a")
-        tasks, _ = await crowd(limiter, ["first"])
+        tasks, _ = await start_waiters(limiter, ["first"])
         tasks["first"].cancel()
         await turns()
         assert tasks["first"].cancelled()
@@ -103,7 +104,7 @@ def test_those_behind_a_cancelled_task_move_up(limit, leaving, held):
         limiter = AsyncLimiter(limit, store=MemoryStore(clock=held))
         await limiter.acquire("a")
         names = ["first", "second", "third"]
-        tasks, served = await crowd(limiter, names)
+        tasks, served = await start_waiters(limiter, names)
         tasks[leaving].cancel()
         await turns()
         assert served == []
@@ -126,7 +127,7 @@ def test_a_place_given_back_can_be_taken_by_a_newcomer(held):
     async def main():
         limiter = AsyncLimiter("1/s", store=MemoryStore(clock=held))
         await limiter.acquire("a")
-        tasks, _ = await crowd(limiter, ["first", "second"])
+        tasks, _ = await start_waiters(limiter, ["first", "second"])
         tasks["second"].cancel()
         await turns()
         assert (await limiter.reserve("a")).wait == 2.0
@@ -141,8 +142,8 @@ def test_costs_move_up_by_what_left(held):
     async def main():
         limiter = AsyncLimiter("1/s burst 5", store=MemoryStore(clock=held))
         await limiter.acquire("a", cost=5)
-        big, _ = await crowd(limiter, ["big"], cost=3)
-        small, served = await crowd(limiter, ["small"], cost=2)
+        big, _ = await start_waiters(limiter, ["big"], cost=3)
+        small, served = await start_waiters(limiter, ["small"], cost=2)
         big["big"].cancel()
         await turns()
         held.advance(2)
@@ -159,7 +160,7 @@ def test_a_shorter_deadline_refuses_at_once(held):
     async def main():
         limiter = AsyncLimiter("1/s", store=MemoryStore(clock=held))
         await limiter.acquire("a")
-        tasks, _ = await crowd(limiter, ["first"])
+        tasks, _ = await start_waiters(limiter, ["first"])
         with pytest.raises(RateLimited):
             await limiter.acquire("a", timeout=1.5)
         assert (await limiter.reserve("a", max_wait=2)).wait == 2.0
@@ -192,7 +193,7 @@ def test_a_cancelled_task_is_cancelled_even_while_it_moves_up(rounds):
     async def main():
         limiter = AsyncLimiter("1/h")
         await limiter.acquire("a")
-        tasks, _ = await crowd(limiter, ["first", "second"])
+        tasks, _ = await start_waiters(limiter, ["first", "second"])
         tasks["first"].cancel()
         await turns(rounds)
         tasks["second"].cancel()
@@ -211,7 +212,7 @@ def test_waiting_on_one_key_never_delays_another(held):
     async def main():
         limiter = AsyncLimiter("1/h", store=MemoryStore(clock=held))
         await limiter.acquire("a")
-        tasks, _ = await crowd(limiter, range(100))
+        tasks, _ = await start_waiters(limiter, range(100))
         assert limiter.waiting() == 100
         assert (await limiter.acquire("b", timeout=0)).wait == 0.0
         await gone(tasks)
@@ -225,7 +226,7 @@ def test_two_event_loops_one_after_the_other():
 
     async def wait_and_leave():
         await limiter.hit("a")
-        tasks, _ = await crowd(limiter, ["first", "second"])
+        tasks, _ = await start_waiters(limiter, ["first", "second"])
         waiting = limiter.waiting()
         ends = await gone(tasks)
         await turns()
@@ -243,7 +244,7 @@ def test_tasks_left_over_when_a_loop_ends_give_their_places_back(held):
 
     async def leave_tasks_behind():
         await limiter.hit("a")
-        await crowd(limiter, range(5))
+        await start_waiters(limiter, range(5))
 
     asyncio.run(leave_tasks_behind())
     assert limiter.waiting() == 0
@@ -257,7 +258,7 @@ def test_a_loop_closed_too_early_does_not_keep_others_from_leaving(rounds):
     limiter = AsyncLimiter("1/h")
     loop = asyncio.new_event_loop()
     loop.run_until_complete(limiter.hit("a"))
-    tasks, _ = loop.run_until_complete(crowd(limiter, ["first"]))
+    tasks, _ = loop.run_until_complete(start_waiters(limiter, ["first"]))
     before = limiter.waiting()
     tasks["first"].cancel()
     loop.run_until_complete(turns(rounds))
@@ -265,7 +266,7 @@ def test_a_loop_closed_too_early_does_not_keep_others_from_leaving(rounds):
     left = limiter.waiting()
 
     async def come_and_go():
-        tasks, _ = await crowd(limiter, ["second"])
+        tasks, _ = await start_waiters(limiter, ["second"])
         await gone(tasks)
         await turns()
         return limiter.waiting()
@@ -275,24 +276,24 @@ def test_a_loop_closed_too_early_does_not_keep_others_from_leaving(rounds):
 
 @pytest.mark.parametrize("every", [1, 2], ids=["all", "every second one"])
 def test_a_thousand_cancelled_at_once_leave_together(every):
-    """1000 tasks wait and are cancelled in one turn of the loop: all leave well within the time of quadratic work."""
+    """1000 tasks wait and are cancelled in one turn of the loop: all leave with far less work than quadratic."""
 
     async def main():
         limiter = AsyncLimiter("1/h")
         await limiter.acquire("a")
-        tasks, _ = await crowd(limiter, range(1000))
-        start = asyncio.get_running_loop().time()
+        tasks, _ = await start_waiters(limiter, range(1000))
+        start = time.process_time()
         for name in range(0, 1000, every):
             tasks[name].cancel()
         await turns()
-        spent = asyncio.get_running_loop().time() - start
+        spent = time.process_time() - start
         left = limiter.waiting()
         await gone(tasks)
         return left, spent
 
     left, spent = asyncio.run(main())
     assert left == 1000 - 1000 // every
-    assert spent < 1
+    assert spent < 5
 
 
 def test_tasks_and_threads_share_a_line(held):
@@ -302,7 +303,7 @@ def test_tasks_and_threads_share_a_line(held):
     limiter.acquire("a")
 
     async def main():
-        tasks, _ = await crowd(AsyncLimiter("1/s", store=store), ["task"])
+        tasks, _ = await start_waiters(AsyncLimiter("1/s", store=store), ["task"])
         behind = limiter.reserve("a")
         assert behind.wait == 2.0
         tasks["task"].cancel()
@@ -321,7 +322,7 @@ def test_counter_tasks_are_served_in_order_of_arrival(held):
     async def main():
         limiter = AsyncLimiter(SlidingWindowCounter("1/s"), store=MemoryStore(clock=held))
         await limiter.acquire("a")
-        tasks, served = await crowd(limiter, ["first", "second", "third"])
+        tasks, served = await start_waiters(limiter, ["first", "second", "third"])
         assert limiter.waiting("a") == 3
         for count in (1, 2, 3):
             held.advance(2)
@@ -341,7 +342,7 @@ def test_a_cancelled_counter_task_lets_the_others_move_up(leaving, held):
         limiter = AsyncLimiter(SlidingWindowCounter("1/s"), store=MemoryStore(clock=held))
         await limiter.acquire("a")
         names = ["first", "second", "third"]
-        tasks, served = await crowd(limiter, names)
+        tasks, served = await start_waiters(limiter, names)
         tasks[leaving].cancel()
         await turns()
         left = [name for name in names if name != leaving]
@@ -360,7 +361,7 @@ def test_a_counter_deadline_before_the_promise_refuses_a_task_at_once(held):
     async def main():
         limiter = AsyncLimiter(SlidingWindowCounter("1/s"), store=MemoryStore(clock=held))
         await limiter.acquire("a")
-        tasks, _ = await crowd(limiter, ["first"])
+        tasks, _ = await start_waiters(limiter, ["first"])
         with pytest.raises(RateLimited):
             await limiter.acquire("a", timeout=1.9)
         await gone(tasks)
@@ -374,8 +375,8 @@ def test_a_task_in_line_is_refused_when_its_deadline_can_not_be_met_any_more(hel
     async def main():
         limiter = AsyncLimiter(SlidingWindowCounter("1/s"), store=MemoryStore(clock=held))
         await limiter.acquire("a")
-        _, served = await crowd(limiter, ["first"])
-        late, _ = await crowd(limiter, ["late"], timeout=3)
+        _, served = await start_waiters(limiter, ["first"])
+        late, _ = await start_waiters(limiter, ["late"], timeout=3)
         held.advance(2)
         await turns()
         assert served == ["first"]
@@ -390,7 +391,7 @@ def test_counter_waiters_in_two_loops_one_after_the_other(held):
     limiter = AsyncLimiter(SlidingWindowCounter("1/s"), store=MemoryStore(clock=held))
 
     async def wait():
-        tasks, served = await crowd(limiter, ["first"])
+        tasks, served = await start_waiters(limiter, ["first"])
         held.advance(2)
         await turns()
         await gone(tasks)

@@ -20,7 +20,7 @@ from limitkeeper import (
 from limitkeeper.testing import ManualClock
 
 
-class Crowd:
+class Waiters:
     """Threads that call acquire one after the other and write down how it ended."""
 
     def __init__(self, limiter, eventually):
@@ -52,12 +52,12 @@ class Crowd:
 
 
 @pytest.fixture
-def crowd(held, eventually):
+def start_waiters(held, eventually):
     """Starts threads that wait for a limiter, and ends them after the test."""
     made = []
 
     def build(limits, store=None):
-        found = Crowd(Limiter(limits, store=MemoryStore(clock=held) if store is None else store), eventually)
+        found = Waiters(Limiter(limits, store=MemoryStore(clock=held) if store is None else store), eventually)
         made.append(found)
         return found
 
@@ -83,9 +83,9 @@ each = pytest.mark.parametrize("limit", ONE_A_SECOND, ids=str)
 
 
 @each
-def test_threads_are_served_in_order_of_arrival(limit, crowd, held):
+def test_threads_are_served_in_order_of_arrival(limit, start_waiters, held):
     """Three waiting threads get one start each second, first come, first served."""
-    found = crowd(limit)
+    found = start_waiters(limit)
     found.limiter.acquire("a")
     for name in ("first", "second", "third"):
         found.call(name)
@@ -96,9 +96,9 @@ def test_threads_are_served_in_order_of_arrival(limit, crowd, held):
 
 
 @each
-def test_an_interrupted_thread_gives_its_place_back(limit, crowd, held):
+def test_an_interrupted_thread_gives_its_place_back(limit, start_waiters, held):
     """KeyboardInterrupt during the sleep propagates, and the key is as if the thread had never asked."""
-    found = crowd(limit)
+    found = start_waiters(limit)
     found.limiter.acquire("a")
     before = found.limiter.peek("a")
     found.call("first")
@@ -109,9 +109,9 @@ def test_an_interrupted_thread_gives_its_place_back(limit, crowd, held):
 
 
 @each
-def test_those_behind_an_interrupted_thread_move_up(limit, crowd, held):
+def test_those_behind_an_interrupted_thread_move_up(limit, start_waiters, held):
     """When the first of three leaves, the others start a second earlier, still in order."""
-    found = crowd(limit)
+    found = start_waiters(limit)
     found.limiter.acquire("a")
     for name in ("first", "second", "third"):
         found.call(name)
@@ -126,9 +126,9 @@ def test_those_behind_an_interrupted_thread_move_up(limit, crowd, held):
 
 
 @each
-def test_an_interrupted_one_in_the_middle_does_not_hurt_those_ahead(limit, crowd, held):
+def test_an_interrupted_one_in_the_middle_does_not_hurt_those_ahead(limit, start_waiters, held):
     """When the second of three leaves, the first keeps its start and the third takes the second's."""
-    found = crowd(limit)
+    found = start_waiters(limit)
     found.limiter.acquire("a")
     for name in ("first", "second", "third"):
         found.call(name)
@@ -142,9 +142,9 @@ def test_an_interrupted_one_in_the_middle_does_not_hurt_those_ahead(limit, crowd
     found.ended(("second", KeyboardInterrupt), ("first", True), ("third", True))
 
 
-def test_a_waiting_thread_is_in_the_numbers(crowd, held):
+def test_a_waiting_thread_is_in_the_numbers(start_waiters, held):
     """`stats().waiting` and `waiting()` count sleeping callers, and none when all are gone."""
-    found = crowd("1/s")
+    found = start_waiters("1/s")
     found.limiter.acquire("a")
     found.call("first")
     found.call("second", key="b", cost=1)
@@ -155,9 +155,9 @@ def test_a_waiting_thread_is_in_the_numbers(crowd, held):
     assert found.limiter.stats().waiting == 0
 
 
-def test_one_key_never_waits_for_another(crowd):
+def test_one_key_never_waits_for_another(start_waiters):
     """While ten threads wait on one key, another key is served at once."""
-    found = crowd("1/h")
+    found = start_waiters("1/h")
     found.limiter.acquire("a")
     for number in range(10):
         found.call(number)
@@ -165,19 +165,19 @@ def test_one_key_never_waits_for_another(crowd):
     assert found.limiter.acquire("b", timeout=0).wait == 0.0
 
 
-def test_a_deadline_holds_while_the_line_moves_up(crowd, held):
+def test_a_deadline_holds_while_the_line_moves_up(start_waiters, held):
     """One who could not be served in time is refused at once, though the line might have moved up later."""
-    found = crowd("1/s")
+    found = start_waiters("1/s")
     found.limiter.acquire("a")
     found.call("first")
     found.call("second", timeout=1.5)
     found.ended(("second", RateLimited))
 
 
-def test_limiters_of_one_name_on_one_store_share_the_line(crowd, held):
+def test_limiters_of_one_name_on_one_store_share_the_line(start_waiters, held):
     """Who leaves a limiter lets those move up who wait in another limiter of the same name and store."""
     store = MemoryStore(clock=held)
-    one, two = crowd("1/s", store=store), crowd("1/s", store=store)
+    one, two = start_waiters("1/s", store=store), start_waiters("1/s", store=store)
     one.limiter.acquire("a")
     one.call("first")
     two.call("second")
@@ -207,9 +207,9 @@ def test_a_sleep_that_raises_gives_the_place_back(store, clock):
 # The sliding counter can't reserve: its waiters stand in line and ask again.
 
 
-def test_counter_threads_are_served_in_order_of_arrival(crowd, held):
+def test_counter_threads_are_served_in_order_of_arrival(start_waiters, held):
     """Threads on a sliding counter are served first come, first served, each as soon as the weight allows."""
-    found = crowd(SlidingWindowCounter("1/s"))
+    found = start_waiters(SlidingWindowCounter("1/s"))
     found.limiter.acquire("a")
     for name in ("first", "second", "third"):
         found.call(name)
@@ -220,9 +220,9 @@ def test_counter_threads_are_served_in_order_of_arrival(crowd, held):
     assert found.limiter.waiting() == 0
 
 
-def test_a_counter_thread_that_is_interrupted_lets_the_next_one_ask(crowd, held):
+def test_a_counter_thread_that_is_interrupted_lets_the_next_one_ask(start_waiters, held):
     """When the first in line is interrupted, the second is first and is served at the same moment."""
-    found = crowd(SlidingWindowCounter("1/s"))
+    found = start_waiters(SlidingWindowCounter("1/s"))
     found.limiter.acquire("a")
     for name in ("first", "second"):
         found.call(name)
@@ -233,9 +233,9 @@ def test_a_counter_thread_that_is_interrupted_lets_the_next_one_ask(crowd, held)
     found.ended(("first", KeyboardInterrupt), ("second", True))
 
 
-def test_a_counter_deadline_before_the_promise_refuses_at_once(crowd):
+def test_a_counter_deadline_before_the_promise_refuses_at_once(start_waiters):
     """On a sliding counter too, a deadline before the promised moment refuses at once, also behind others."""
-    found = crowd(SlidingWindowCounter("1/s"))
+    found = start_waiters(SlidingWindowCounter("1/s"))
     found.limiter.acquire("a")
     found.call("first")
     found.call("second", timeout=1.9)
@@ -243,9 +243,9 @@ def test_a_counter_deadline_before_the_promise_refuses_at_once(crowd):
     assert found.limiter.waiting() == 1
 
 
-def test_a_counter_deadline_that_passes_in_line_refuses(crowd, held):
+def test_a_counter_deadline_that_passes_in_line_refuses(start_waiters, held):
     """One whose deadline can't be met any more when it is first is refused, and took nothing."""
-    found = crowd(SlidingWindowCounter("1/s"))
+    found = start_waiters(SlidingWindowCounter("1/s"))
     found.limiter.acquire("a")
     found.call("first")
     found.call("second", timeout=3)
@@ -254,9 +254,9 @@ def test_a_counter_deadline_that_passes_in_line_refuses(crowd, held):
     assert found.limiter.peek("a").retry_after == 2.0
 
 
-def test_a_deadline_in_line_is_measured_by_the_stores_clock(crowd, held):
+def test_a_deadline_in_line_is_measured_by_the_stores_clock(start_waiters, held):
     """When the store's clock passes a waiting caller's deadline, it is refused, though it is not first in line."""
-    found = crowd(SlidingWindowCounter("2/s"))
+    found = start_waiters(SlidingWindowCounter("2/s"))
     found.limiter.acquire("a", cost=2)
     found.call("first", cost=2)
     found.call("second", timeout=40)
@@ -266,9 +266,9 @@ def test_a_deadline_in_line_is_measured_by_the_stores_clock(crowd, held):
     found.ended(("second", RateLimited))
 
 
-def test_one_counter_key_never_waits_for_another(crowd):
+def test_one_counter_key_never_waits_for_another(start_waiters):
     """A line on one key of a counter does not hold up another key."""
-    found = crowd(SlidingWindowCounter("1/h"))
+    found = start_waiters(SlidingWindowCounter("1/h"))
     found.limiter.acquire("a")
     found.call("first")
     assert found.limiter.acquire("b", timeout=0).wait == 0.0

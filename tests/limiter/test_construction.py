@@ -139,13 +139,13 @@ def test_a_url_must_be_a_text(url):
 
 
 def test_stats_count_decisions(make):
-    """stats() counts allowed and refused calls, callers that wait, keys, and decisions on shared cells."""
+    """stats() counts allowed and refused calls, callers that wait, keys, and decisions on overflow cells."""
     limiter = make("2/s")
     for _ in range(3):
         limiter.hit("a")
     limiter.hit("b")
     assert limiter.stats() == (3, 1, 0, 2, 0)
-    assert limiter.stats()._asdict() == {"allowed": 3, "refused": 1, "waiting": 0, "keys": 2, "shared": 0}
+    assert limiter.stats()._asdict() == {"allowed": 3, "refused": 1, "waiting": 0, "keys": 2, "overflow": 0}
 
 
 def test_a_peek_is_not_counted(make):
@@ -178,27 +178,30 @@ def test_limiters_on_one_store_count_for_themselves(make):
 
 
 def test_a_limiter_closes_a_store_that_it_made():
-    """Leaving the block of a limiter with its own store lets go of its keys."""
-    with Limiter("5/s") as limiter:
-        limiter.hit("a")
-        assert len(limiter.store) == 1
+    """Closing a limiter with its own store drops its keys."""
+    limiter = Limiter("5/s")
+    limiter.hit("a")
+    assert len(limiter.store) == 1
+    limiter.close()
     assert len(limiter.store) == 0
 
 
 def test_a_limiter_leaves_a_given_store_alone(store):
     """A limiter does not close a store that was passed to it."""
-    with Limiter("5/s", store=store) as limiter:
-        limiter.hit("a")
+    limiter = Limiter("5/s", store=store)
+    limiter.hit("a")
+    limiter.close()
     assert len(store) == 1
 
 
 def test_an_async_limiter_closes_a_store_that_it_made():
-    """`async with` does the same."""
+    """`aclose` does the same."""
 
     async def main():
-        async with AsyncLimiter("5/s", store="memory://") as limiter:
-            await limiter.hit("a")
-            assert len(limiter.store) == 1
+        limiter = AsyncLimiter("5/s", store="memory://")
+        await limiter.hit("a")
+        assert len(limiter.store) == 1
+        await limiter.aclose()
         return len(limiter.store)
 
     assert asyncio.run(main()) == 0

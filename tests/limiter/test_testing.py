@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from limitkeeper import ConfigurationError, LeakyBucketQueue, SlidingWindowCounter
-from limitkeeper.testing import ManualClock, unlimited
+from limitkeeper import ConfigurationError, LeakyBucketQueue, Limiter, SlidingWindowCounter
+from limitkeeper.testing import ManualClock, unlimited, use_clock
 
 
 @pytest.mark.parametrize(
@@ -25,7 +25,7 @@ def test_unlimited_allows_everything_and_stores_nothing(make, limits, store, clo
         assert all(limiter.hit_many(["a"] * 3))
         with limiter.reserve("a", cost=7) as reservation:
             reservation.settle(3)
-        assert limiter.limit("a")(lambda: 5)() == 5
+        assert limiter.limit(key="a")(lambda: 5)() == 5
     assert clock.now_us() == before
     assert len(store) == 0
 
@@ -134,3 +134,35 @@ def test_a_clock_that_jumps_ahead_grants_one_burst(make, clock):
     limiter.hit("a", cost=10)
     clock.advance(365 * 86400)
     assert sum(bool(limiter.hit("a")) for _ in range(50)) == 10
+
+
+def test_use_clock_moves_declared_limits_and_ends(clock):
+    """Inside use_clock() limits without a store follow the clock, those declared before it too; they begin and end empty."""
+    before = Limiter("1/h", name="before")
+    assert before.hit("a")
+    for _ in range(2):
+        with use_clock(clock):
+            within = Limiter("1/h", store="memory://", name="within")
+            for limiter in (before, within):
+                assert [bool(limiter.hit("a")) for _ in range(2)] == [True, False]
+            clock.advance(3600)
+            assert all([before.hit("a"), within.hit("a")])
+    assert all([before.hit("a"), within.hit("a")])
+    assert not before.hit("a")
+
+
+def test_use_clock_leaves_stores_of_the_application_alone(clock, store):
+    """A store that was passed as an object keeps its clock and its state."""
+    limiter = Limiter("1/h", store=store)
+    limiter.hit("a")
+    with use_clock(ManualClock(5)):
+        assert limiter.store.clock is clock
+        assert not limiter.hit("a")
+
+
+def test_fixed_windows_follow_the_start_of_a_clock():
+    """Each use_clock() starts at its clock's own time, also when the clock before it was ahead."""
+    limiter = Limiter("fixed window 2/min", name="windows")
+    for start in (90.0, 30.0, 45.0):
+        with use_clock(ManualClock(start)):
+            assert limiter.hit("a").reset_after == 60.0 - start % 60
