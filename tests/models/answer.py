@@ -35,6 +35,12 @@ class Terms:
         self.interval = Fraction(limit.period, limit.tick * limit.count)
         #: How far ahead a charge can stand, so that every number stays below 2^53.
         self.horizon: int = limit.horizon if limit.kind.startswith(("token", "leaky")) else FOREVER
+        #: The largest debt, in ticks, or count of a window: whole numbers end at 2^53. More than that is not remembered.
+        self.most_debt = Fraction(2**53 - 1, limit.gain) if limit.gain else Fraction(limit.horizon)
+
+    def countable(self, cost: int, debt: Fraction) -> int:
+        """How much of a cost can be added to a debt of so many ticks."""
+        return min(cost, int((self.most_debt - debt) / self.interval))
 
 
 def up(moment: Fraction | int) -> int:

@@ -49,6 +49,10 @@ class BucketModel(Terms):
     def remaining(self, now: int) -> int:
         return max(0, int(self.size - max(0, self.full_at - now) / self.interval))
 
+    def held(self, now: int) -> int:
+        """Whole units that are missing at `now`, debt and reservations included."""
+        return up(max(0, self.full_at - now) / self.interval)
+
     def give_back(self, now: int, cost: int, charged_at: int | None, charged: int) -> None:
         """The tokens go back, up to full; the newest charge takes with it what it had left idle before its start.
 
@@ -58,8 +62,9 @@ class BucketModel(Terms):
         self.full_at = max(self.full_at, Fraction(now))
         back = cost * self.interval
         if cost < 0:  # settled above its estimate: into debt, from now on
+            cost = -self.countable(-cost, self.full_at - now)
             self.charges.append(Charge(-1, -cost, Fraction(now), self.full_at))
-            self.full_at -= back
+            self.full_at -= cost * self.interval
             self.walls = (self.full_at, self.full_at)
             return
         last = self.charges[-1] if self.charges else None

@@ -44,8 +44,12 @@ class CounterModel(Terms):
                 found.append(max(now, window + up(self.window - Fraction(spare * self.window, older))))
         return [*found, here + 2 * self.window]
 
+    def held(self, now: int) -> int:
+        return up(self.estimate(now))
+
     def give_back(self, now: int, cost: int, charged_at: int | None, charged: int) -> None:
-        """Only to the window that is running."""
+        """To the window of the charge; a refund, and what is charged above an estimate, to the window that is running."""
         here = now - now % self.window
-        if cost < 0 or charged_at is None or charged_at >= here:
-            self.used[here] = max(0, self.used[here] - cost)
+        if cost > 0 and charged_at is not None:
+            here = charged_at - charged_at % self.window
+        self.used[here] = max(0, min(self.used[here] - cost, int(self.most_debt)) if cost < 0 else self.used[here] - cost)

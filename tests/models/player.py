@@ -1,18 +1,18 @@
-"""Plays the steps of a trace on a World, as `limitkeeper.testing.trace_player.TracePlayer` plays them on a limiter."""
+"""Plays the steps of a trace on a LimiterModel, as `limitkeeper.testing.trace_player.TracePlayer` plays them on a limiter."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from limitkeeper.testing.traces import Refund, Settle
+from limitkeeper.testing.strategies import Cancel, Refund, Settle
 
-from .world import Ask, Turn, World
+from .limiter_model import REMEMBERED_US, UNKNOWN, Ask, LimiterModel, Turn
 
 
 class WorldPlayer:
     def __init__(self, limits: Any, now_us: int) -> None:
-        self.world = World(limits, now_us)
+        self.world = LimiterModel(limits, now_us)
         self.now_us = now_us
         self.clock_us = now_us
         self.names = list(limits)
@@ -94,8 +94,10 @@ class WorldPlayer:
         if not turn.open or turn.start_us is None:
             return False
         turn.open = False
-        self.world.leave(turn, [part(ask) for ask in turn.asks], self.now_us)
-        return True
+        left = [ask for ask in turn.asks if ask[:2] not in turn.resets]
+        if left or not turn.asks:
+            self.world.leave(turn, [part(ask) for ask in left], self.now_us)
+        return bool(left) or not turn.asks
 
     def refund(self, back: int) -> None:
         if back < len(self.hits):
@@ -104,9 +106,20 @@ class WorldPlayer:
 
     def reset(self, key: Any) -> None:
         for ask in self.asks(key, 1):
-            self.world.cells.pop(ask[:2], None)
+            self.world.reset(ask, self.now_us)
 
     def open_to_choice(self, step: Any) -> bool:
-        """Whether a rule may give back less than all that is free: a refund, or a part, while others are still to start."""
-        waiting = any(turn.open and turn.start_us is not None and turn.start_us > self.now_us for turn in self.turns)
-        return waiting and isinstance(step, Refund | Settle)
+        """Whether a store may do one or the other. A rule may give back less than all that is free: a refund, or a part, while
+        others are still to start; what was counted in a window before this one, if other calls were counted since. Who moves up
+        when a key was reset under its waiters is not said, nor what a reservation gives back long after a reset."""
+        waiting = [turn for turn in self.turns if turn.open and turn.start_us is not None and turn.start_us > self.now_us]
+        if isinstance(step, Refund | Settle) and waiting:
+            return True
+        if not isinstance(step, Cancel | Settle) or step.back >= len(self.turns):
+            return False
+        left = self.turns[-1 - step.back]
+        if any(turn.resets for turn in waiting if turn is not left):
+            return True
+        if left.start_us is not None and any(self.world.is_window_over(ask, left.start_us, self.now_us) for ask in left.asks):
+            return True
+        return any(at == UNKNOWN or self.now_us - at > REMEMBERED_US for at in left.resets.values())

@@ -39,13 +39,17 @@ class QueueModel(Terms):
         left = 0 if self.free_at > now else self.size
         return Answer(start, retry_at, left, max(now, up(self.free_at)))
 
+    def held(self, now: int) -> int:
+        """Whole units that are in the line at `now`."""
+        return up(max(0, self.free_at - now) / self.interval)
+
     def give_back(self, now: int, cost: int, charged_at: int | None, charged: int) -> None:
         """Only the last turn of the line can be given back: a later waiter keeps its start. The
         last turn takes with it what it had left idle before its start."""
         self.free_at = max(self.free_at, Fraction(now))
         low = high = self.free_at
         if cost < 0:
-            low = high = self.free_at - cost * self.interval
+            low = high = self.free_at + self.countable(-cost, self.free_at - now) * self.interval
         elif charged_at is not None and self.free_at - charged_at <= charged * self.interval:
             last = self.turns.pop() if self.turns and self.turns[-1][:2] == (charged_at, charged) else None
             low = high = max(Fraction(now), self.free_at - cost * self.interval)

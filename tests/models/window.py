@@ -36,6 +36,10 @@ class FixedWindowModel(Terms):
         left = self.count - self.used.get(self.window_of(now), 0) if last <= now else 0
         return Answer(start, retry_at, max(0, left), max(now, last + self.window if self.used else 0))
 
+    def held(self, now: int) -> int:
+        """What is charged in the running window and in later ones."""
+        return sum(used for start, used in self.used.items() if now < start + self.window)
+
     def give_back(self, now: int, cost: int, charged_at: int | None, charged: int) -> None:
         """A window that has ended gives nothing back; a refund goes to the window that is running."""
         window = self.window_of(now if charged_at is None or cost < 0 else charged_at)

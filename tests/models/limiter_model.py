@@ -8,16 +8,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fractions import Fraction
 from math import inf
 from typing import Any, NamedTuple
+
+from limitkeeper import SlidingWindowCounter
 
 from . import model_of
 from .answer import FOREVER
 
 #: The longest wait there is, in microseconds: 142 years.
 WITHOUT_BOUND = 2**52
+
+
+#: The moment of a reset that a store need not remember, and how long it remembers one at least.
+UNKNOWN = -1
+REMEMBERED_US = 3_600_000_000
 
 
 class Ask(NamedTuple):
@@ -42,15 +49,17 @@ class Part:
 
 @dataclass
 class Turn:
-    """A reservation: what it asked, when it starts, until when it would wait, and whether it is still open."""
+    """A reservation: what it asked, when it starts, until when it would wait, whether it is still open, and when each of its
+    keys was reset."""
 
     asks: list[Ask]
     start_us: int | None
     deadline_us: int | None
     open: bool = True
+    resets: dict[tuple[str, str], int] = field(default_factory=dict)
 
 
-class World:
+class LimiterModel:
     def __init__(self, limits: Mapping[str, Any], now_us: int) -> None:
         self.limits = dict(limits)
         self.birth_us = now_us
@@ -140,6 +149,22 @@ class World:
                 at = None if charged_at is None else charged_at // tick
                 self.cell(ask).give_back(now_us // tick, ask.cost, at, whole)
 
+    def reset(self, ask: Ask, now_us: int) -> None:
+        """A reservation of this key gives nothing back from now on. Of a key that is as new, a store need not know that it
+        was there: the moment is UNKNOWN then, and either answer is right."""
+        for turn in self.turns:
+            if ask[:2] in {one[:2] for one in turn.asks}:
+                turn.resets[ask[:2]] = now_us if self.is_used(ask, now_us) else UNKNOWN
+        self.cells.pop(ask[:2], None)
+
+    def is_used(self, ask: Ask, now_us: int) -> bool:
+        now = now_us // self.limits[ask.name].tick
+        return bool(self.cell(ask).decide(now, 0, 0).reset_at > now)
+
+    def is_window_over(self, ask: Ask, charged_at_us: int, now_us: int) -> bool:
+        limit = self.limits[ask.name]
+        return isinstance(limit, SlidingWindowCounter) and charged_at_us // limit.period < now_us // limit.period
+
     def leave(self, turn: Turn, parts: Sequence[Ask], now_us: int) -> None:
         """Gives back `parts` of a turn, or all of it. All behind are undone, from the last to the first; then they book
         again, in order: they move up. Who settles above the estimate leaves nothing to move up to."""
@@ -148,7 +173,8 @@ class World:
             behind = []
         for one in reversed(behind):
             self.give_back(one.asks, now_us, one.start_us, [ask.cost for ask in one.asks])
-        self.give_back(parts, now_us, turn.start_us, [ask.cost for ask in turn.asks])
+        whole = {ask[:2]: ask.cost for ask in turn.asks}
+        self.give_back(parts, now_us, turn.start_us, [whole[part[:2]] for part in parts])
         for one in behind:
             left = None if one.deadline_us is None else one.deadline_us - now_us
             _, one.start_us = self.decide(one.asks, now_us, left)
