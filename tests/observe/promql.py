@@ -9,14 +9,18 @@ import pytest
 from prometheus_client import CollectorRegistry
 from traffic import busy_gate, failing_gate
 
+from limitkeeper.client import SpendGuard
+from limitkeeper.concurrency import Bulkhead
 from limitkeeper.observe.prometheus import LimitkeeperCollector
 
 
 @cache
 def exposed() -> dict[str, dict[str, set[str]]]:
-    """{series: {label: the values it has}}, from real gates."""
+    """{series: {label: the values it has}}, from real gates, a bulkhead and a spend guard."""
     registry = CollectorRegistry()
-    LimitkeeperCollector(busy_gate(), failing_gate(), registry=registry, offenders=5)
+    LimitkeeperCollector(
+        *(busy_gate(), failing_gate(), Bulkhead(3, name="database"), SpendGuard("50")), registry=registry, offenders=5
+    )
     found: dict[str, dict[str, set[str]]] = {}
     for family in registry.collect():
         for sample in family.samples:

@@ -56,12 +56,12 @@ def test_an_alert_says_what_and_what_to_do(name):
 def test_thresholds_are_those_of_the_page():
     """The numbers of the table in the documentation are the numbers of the rules."""
     page = (ROOT / "docs" / "observability.md").read_text()
-    told = {
+    received = {
         name: (condition, wait)
         for name, condition, wait in re.findall(r"^\| `(Limitkeeper\w+)` \| (.+?) \| (.+?) \|", page, re.M)
     }
-    numbers = {"5 %": 0.05, "20 %": 0.2, "50 %": 0.5, "800 ms": 0.8, "2 s": 2, "20 ms": 0.02}
-    for name, (condition, wait) in told.items():
+    numbers = {"5 %": 0.05, "20 %": 0.2, "50 %": 0.5, "800 ms": 0.8, "2 s": 2, "2 attempts": 2, "20 ms": 0.02}
+    for name, (condition, wait) in received.items():
         alert = ALERTS[name]
         assert wait == {None: "at once"}.get(alert.get("for"), str(alert.get("for")).replace("m", " min")), name
         written = next((number for text, number in numbers.items() if text in condition), 0)
@@ -112,6 +112,7 @@ def decisions(passed: int, refused: int) -> dict[str, str]:
 
 SHOP = '{policy="shop"%s}'
 REFUSED = of("limitkeeper_requests_total", 'outcome="refused"', SHOP)
+ATTEMPTS, DISTINCT = (of(f"limitkeeper_{name}_total", "", SHOP) for name in ("attempts", "distinct_requests"))
 #: alert -> (series at which it fires, several sets of series at which it does not, minutes it may take)
 CASES = {
     "LimitkeeperSustainedRefusals": (decisions(94, 6), [decisions(95, 5)], (10, 16)),
@@ -147,6 +148,11 @@ CASES = {
         {of("limitkeeper_penalty_box_clients", "", SHOP): "3x60"},
         [{of("limitkeeper_penalty_box_clients", "", SHOP): "0x60"}],
         (10, 12),
+    ),
+    "LimitkeeperRetryAmplification": (
+        {ATTEMPTS: "0+210x60", DISTINCT: "0+100x60"},
+        [{ATTEMPTS: "0+200x60", DISTINCT: "0+100x60"}, {ATTEMPTS: "0x60", DISTINCT: "0x60"}],
+        (5, 9),
     ),
     "LimitkeeperStoreDegraded": (
         {of("limitkeeper_store_state", 'state="open"', SHOP): "0x10 1x60"},

@@ -76,6 +76,7 @@ def test_the_lines_of_the_alerts_are_drawn():
     assert lines["Share of refusals by rule"] == [0.05]
     assert lines["Share of passing requests near their limit"] == [0.2]
     assert lines["Share of the heaviest offender"] == [0.5]
+    assert lines["Retry amplification"] == [2]
     assert lines["Time of a decision"] == [0.02]
 
 
@@ -95,6 +96,8 @@ def test_every_panel_says_what_it_shows():
         "Waiting",
         "Offenders",
         "Policy",
+        "Bulkheads",
+        "Budgets",
     ]
 
 

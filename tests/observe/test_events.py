@@ -1,4 +1,4 @@
-"""Events: what happened is told to whoever listens, and listeners can neither change nor break anything."""
+"""Events reach every listener, and listeners can neither change nor break anything."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def test_decorated_calls_are_told(make, heard):
     """A decorated call is an event as any other."""
     limiter = make("1/s")
     limiter.events.on("*", heard.append)
-    call = limiter.limit("a")(lambda: None)
+    call = limiter.limit(key="a")(lambda: None)
     call()
     with pytest.raises(RateLimited):
         call()
@@ -132,30 +132,30 @@ def full(clock):
 
 
 def test_a_decision_on_a_shared_cell_is_told(make, heard, full):
-    """When a full store decides a stranger on a shared cell, that is an event beside the decision."""
+    """When a full store decides a stranger on an overflow cell, that is an event beside the decision."""
     limiter = make("1/h burst 2", store=full)
     limiter.events.on("*", heard.append)
     found = limiter.hit("stranger")
-    assert kinds(heard) == ["shared cell", "allowed"]
+    assert kinds(heard) == ["overflow", "allowed"]
     assert heard[0].decision == found
     limiter.hit("known")
-    assert kinds(heard) == ["shared cell", "allowed", "allowed"]
+    assert kinds(heard) == ["overflow", "allowed", "allowed"]
 
 
 @pytest.mark.parametrize("verb", ["acquire", "reserve", "hit_many"])
 def test_every_verb_tells_of_a_shared_cell(make, heard, full, verb):
-    """acquire, reserve and hit_many tell of a shared cell as hit does."""
+    """acquire, reserve and hit_many tell of an overflow cell as hit does."""
     limiter = make("1/h burst 2", store=full)
-    limiter.events.on("shared cell", heard.append)
+    limiter.events.on("overflow", heard.append)
     getattr(limiter, verb)(["stranger"] if verb == "hit_many" else "stranger")
-    assert kinds(heard) == ["shared cell"]
+    assert kinds(heard) == ["overflow"]
 
 
 def test_shared_cells_are_counted_without_a_listener(make, full):
     """The counter of shared decisions does not need anybody to listen."""
     limiter = make("1/h burst 2", store=full)
     limiter.hit("stranger")
-    assert limiter.stats().shared > 0
+    assert limiter.stats().overflow > 0
 
 
 # Listeners

@@ -31,7 +31,7 @@ class Kept(logging.Handler):
         self.records.append(record)
 
     @property
-    def told(self) -> list[dict[str, object]]:
+    def received(self) -> list[dict[str, object]]:
         return [record.limitkeeper for record in self.records]  # type: ignore[attr-defined]
 
 
@@ -57,7 +57,7 @@ def test_a_refusal_is_one_record(kept):
     log_refusals(gate, logger=kept.logger, clock=clock)
     for _ in range(6):
         asked(gate, "/checkout")
-    refused = [told for told in kept.told if told["event"] == "refused"]
+    refused = [received for received in kept.received if received["event"] == "refused"]
     assert refused == [
         {
             "event": "refused",
@@ -86,7 +86,7 @@ def test_lines_are_sampled_and_the_rest_is_counted(kept):
             for _ in range(6):
                 asked(gate, "/checkout", f"u{n}")
         clock.advance(1)
-    refused = [told["suppressed"] for told in kept.told if told["event"] == "refused"]
+    refused = [received["suppressed"] for received in kept.received if received["event"] == "refused"]
     # 20 refusals, then 20 × 6 and again (the window of a minute is still full), of which one line each
     assert refused == [0, 0, 0, 0, 0, 15, 119]
     assert "[15 more since the last line]" in kept.records[-2].getMessage()
@@ -101,8 +101,8 @@ def test_one_rule_does_not_silence_another(kept):
         asked(gate, "/checkout")
         asked(gate, "/search")
         asked(gate, "/login", status=401)
-    told = [(each["event"], each["rule"]) for each in kept.told]
-    assert sorted(told) == [("alert", "checkout"), ("refused", "checkout"), ("refused", "login"), ("shadow", "trial")]
+    received = [(each["event"], each["rule"]) for each in kept.received]
+    assert sorted(received) == [("alert", "checkout"), ("refused", "checkout"), ("refused", "login"), ("shadow", "trial")]
 
 
 def test_the_penalty_box_and_failures_are_logged(kept):
@@ -122,7 +122,7 @@ def test_the_penalty_box_and_failures_are_logged(kept):
     failing = failing_gate()
     log_refusals(failing, logger=kept.logger, clock=clock)
     asked(failing, "/open")
-    assert kept.told[-1]["event"] == "store failed"
+    assert kept.received[-1]["event"] == "store failed"
     assert kept.records[-1].levelno == logging.ERROR
 
 
@@ -133,7 +133,7 @@ def test_keys_are_shown_only_when_told(kept):
     log_refusals(gate, logger=kept.logger, show_keys=True, clock=clock)
     for _ in range(6):
         asked(gate, "/checkout", "ann\nroot: all is well")
-    assert kept.told[-1]["key"] == "ann\nroot: all is well"
+    assert kept.received[-1]["key"] == "ann\nroot: all is well"
     assert "\n" not in kept.records[-1].getMessage()
 
 
@@ -159,7 +159,7 @@ def test_a_logger_that_is_not_listened_to_costs_nothing(kept):
         asked(gate, "/checkout")
     kept.logger.setLevel(logging.WARNING)
     asked(gate, "/checkout")
-    assert [told["suppressed"] for told in kept.told] == [0]
+    assert [received["suppressed"] for received in kept.received] == [0]
 
 
 def test_json_lines(kept):
@@ -191,7 +191,7 @@ def test_what_never_fits_is_json_too(kept):
     limiter = Limiter("5/s", store=MemoryStore(clock=ManualClock()), name="plain")
     log_refusals(limiter, logger=kept.logger)
     limiter.hit("ann", cost=6)
-    assert kept.told == [{"event": "refused", "policy": "plain", "rule": "plain", "key": KeyHash()("ann"), "suppressed": 0}]
+    assert kept.received == [{"event": "refused", "policy": "plain", "rule": "plain", "key": KeyHash()("ann"), "suppressed": 0}]
     assert "Infinity" not in JsonFormatter().format(kept.records[0])
 
 
@@ -210,11 +210,11 @@ def test_threads_write_no_more_than_the_rate(kept):
         thread.start()
     for thread in threads:
         thread.join()
-    assert len([told for told in kept.told if told["event"] == "refused"]) == 3
+    assert len([received for received in kept.received if received["event"] == "refused"]) == 3
     clock.advance(1)
     for _ in range(6):
         asked(gate, "/checkout", "last")
-    refused = [told["suppressed"] for told in kept.told if told["event"] == "refused"]
+    refused = [received["suppressed"] for received in kept.received if received["event"] == "refused"]
     assert len(refused) == 4
     assert sum(refused) + 4 == 4 * 10 * 5 + 1
 
@@ -234,7 +234,7 @@ def test_a_shadow_says_whom(kept):
     log_refusals(gate, logger=kept.logger, clock=clock)
     for user in ("ann", "ann", "bob"):
         asked(gate, "/search", user)
-    assert [(told["rule"], told["key"]) for told in kept.told] == [("trial", KeyHash(b"a secret of ours")("ann"))]
+    assert [(received["rule"], received["key"]) for received in kept.received] == [("trial", KeyHash(b"a secret of ours")("ann"))]
 
 
 def test_an_alert_is_of_the_rule_that_crossed(kept):
@@ -244,7 +244,7 @@ def test_an_alert_is_of_the_rule_that_crossed(kept):
     log_refusals(gate, logger=kept.logger, clock=ManualClock(NOON))
     for _ in range(10):
         asked(gate, "/")
-    assert [(told["event"], told["rule"]) for told in kept.told] == [("alert", "small"), ("alert", "large")]
+    assert [(received["event"], received["rule"]) for received in kept.received] == [("alert", "small"), ("alert", "large")]
 
 
 @pytest.mark.parametrize(("key", "whom"), [((("user",),), "ann"), ((("ip",),), None)])
@@ -260,4 +260,4 @@ def test_the_penalty_box_names_no_other_client(kept, key, whom):
     log_refusals(gate, logger=kept.logger, clock=ManualClock(NOON), show_keys=True)
     for _ in range(4):
         asked(gate, "/")
-    assert [told.get("key") for told in kept.told if told["event"] == "penalty box"] == [whom]
+    assert [received.get("key") for received in kept.received if received["event"] == "penalty box"] == [whom]

@@ -59,26 +59,26 @@ def test_a_refusal_is_no_response_and_no_error():
 def test_what_real_traffic_did_is_told():
     """A wait, a shadow, alerts, near limits, a give-back, reloads: each is read as often as it happened."""
     snapshots = [busy_gate().snapshot()]
-    told = {name: NAMED[name].collect(snapshots) for name in NAMED}
-    assert told["waited"]["shop", "slow"] == 1
-    assert told["shadow_would_refuse"]["shop", "trial"] == 2
-    assert told["alerts"]["shop", "checkout"] == 2
-    assert told["near_limit"]["shop", "checkout"] == 2
-    assert told["given_back"]["shop", "login"] == 1
-    assert told["penalty_box_clients"] == {("shop",): 1}
-    assert told["reloads"] == {("shop", "loaded"): 1, ("shop", "refused"): 1}
-    assert told["top_offender_ratio"]["shop", "checkout"] == 21 / 24  # refusals of the penalty box belong to no rule
-    assert told["store_state"] == {}
+    received = {name: NAMED[name].collect(snapshots) for name in NAMED}
+    assert received["waited"]["shop", "slow"] == 1
+    assert received["shadow_would_refuse"]["shop", "trial"] == 2
+    assert received["alerts"]["shop", "checkout"] == 2
+    assert received["near_limit"]["shop", "checkout"] == 2
+    assert received["given_back"]["shop", "login"] == 1
+    assert received["penalty_box_clients"] == {("shop",): 1}
+    assert received["reloads"] == {("shop", "loaded"): 1, ("shop", "refused"): 1}
+    assert received["top_offender_ratio"]["shop", "checkout"] == 21 / 24  # refusals of the penalty box belong to no rule
+    assert received["store_state"] == {}
 
 
 def test_a_store_that_fails_is_told():
     """A guard's state and failures, and every decision that was made without the store, by how it was made."""
     snapshots = [failing_gate().snapshot()]
-    told = {name: NAMED[name].collect(snapshots) for name in NAMED}
-    assert told["store_state"] == {("failing", "closed"): 0, ("failing", "half_open"): 0, ("failing", "open"): 1}
-    assert told["store_failures"] == {("failing",): 5}
-    assert told["store_opened"] == {("failing",): 1}
-    without = {labels[1:]: value for labels, value in told["without_store"].items() if value}
+    received = {name: NAMED[name].collect(snapshots) for name in NAMED}
+    assert received["store_state"] == {("failing", "closed"): 0, ("failing", "half_open"): 0, ("failing", "open"): 1}
+    assert received["store_failures"] == {("failing",): 5}
+    assert received["store_opened"] == {("failing",): 1}
+    without = {labels[1:]: value for labels, value in received["without_store"].items() if value}
     assert without == {("open", "open"): 2, ("closed", "closed"): 1, ("local", "local"): 2}
 
 

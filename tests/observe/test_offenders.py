@@ -16,7 +16,7 @@ from limitkeeper import ConfigurationError
 from limitkeeper.observe.key_hash import KeyHash
 from limitkeeper.observe.offenders import MAX_KEY_LENGTH, MAX_PENDING, Offenders, Window
 from limitkeeper.testing import ManualClock
-from limitkeeper.web.ratelimit_fields import partition_key
+from limitkeeper.web.headers import partition_key
 
 KEYS = st.integers(0, 40).map(lambda n: ("rule", f"k{n * n % 23}"))
 

@@ -15,6 +15,8 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from traffic import asked, busy_gate, failing_gate, gate_on
 
 from limitkeeper import ConfigurationError
+from limitkeeper.client import SpendGuard
+from limitkeeper.concurrency import Bulkhead
 from limitkeeper.observe.metrics import COUNTER, HISTOGRAM, METRICS
 from limitkeeper.observe.opentelemetry import annotate, instrument
 from limitkeeper.policy import WrittenRequest
@@ -37,7 +39,7 @@ def collected(*gates: object) -> tuple[dict[str, dict[tuple[tuple[str, str], ...
 
 def test_the_sdk_collects_what_was_counted():
     """Every metric is an instrument with the same numbers and attributes; counters are monotonic sums."""
-    gates = (busy_gate(), failing_gate())
+    gates = (busy_gate(), failing_gate(), Bulkhead(3, name="database"), SpendGuard("50"))
     snapshots = [gate.snapshot() for gate in gates]
     found, kinds = collected(*gates)
     for metric in METRICS:
@@ -86,13 +88,13 @@ def test_what_is_no_gate_is_refused():
         instrument("limitkeeper.yaml")
 
 
-def spans_of(*passages: object) -> list[dict[str, object]]:
+def spans_of(*evaluations: object) -> list[dict[str, object]]:
     exporter = InMemorySpanExporter()
     provider = TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(exporter))
-    for passage in passages:
+    for evaluation in evaluations:
         with provider.get_tracer("test").start_as_current_span("request"):
-            annotate(passage)
+            annotate(evaluation)
     provider.shutdown()
     return [dict(span.attributes) for span in exporter.get_finished_spans()]
 
@@ -100,8 +102,8 @@ def spans_of(*passages: object) -> list[dict[str, object]]:
 def test_a_span_knows_the_decision():
     """The current span is told who decided, what is left, and when to come back; a refusal has a reason."""
     gate = gate_on(ManualClock())
-    passages = [asked(gate, "/checkout") for _ in range(6)]
-    first, last = spans_of(passages[0], passages[-1])
+    evaluations = [asked(gate, "/checkout") for _ in range(6)]
+    first, last = spans_of(evaluations[0], evaluations[-1])
     assert first == {
         "limitkeeper.allowed": True,
         "limitkeeper.rule": "checkout",
@@ -132,8 +134,8 @@ def test_a_span_knows_shadows_and_waits():
 def test_a_span_never_knows_a_key():
     """Neither a key nor its hash is among the attributes."""
     gate = gate_on(ManualClock())
-    passages = [asked(gate, "/checkout", "somebody-with-a-name") for _ in range(7)]
-    for attributes in spans_of(*passages):
+    evaluations = [asked(gate, "/checkout", "somebody-with-a-name") for _ in range(7)]
+    for attributes in spans_of(*evaluations):
         assert "somebody" not in repr(attributes)
         assert not any("key" in name for name in attributes)
 
@@ -141,12 +143,12 @@ def test_a_span_never_knows_a_key():
 def test_without_a_span_nothing_happens():
     """Where nobody traces, annotating costs a look and does nothing; a given span is used instead of the current one."""
     gate = gate_on(ManualClock())
-    passage = asked(gate, "/search")
-    annotate(passage)
+    evaluation = asked(gate, "/search")
+    annotate(evaluation)
     assert not trace.get_current_span().is_recording()
     provider = TracerProvider()
     span = provider.get_tracer("test").start_span("mine")
-    annotate(passage, span)
+    annotate(evaluation, span)
     assert span.attributes["limitkeeper.rule"] == "search"
     span.end()
     provider.shutdown()
@@ -155,8 +157,8 @@ def test_without_a_span_nothing_happens():
 def test_a_client_in_the_penalty_box_has_no_rule():
     """A client in the penalty box is refused by no rule; the reason says so."""
     gate = gate_on(ManualClock())
-    passages = [asked(gate, "/checkout") for _ in range(27)]
-    (attributes,) = spans_of(passages[-1])
+    evaluations = [asked(gate, "/checkout") for _ in range(27)]
+    (attributes,) = spans_of(evaluations[-1])
     assert attributes["limitkeeper.reason"] == "penalty box"
     assert "limitkeeper.rule" not in attributes
     assert gate.ask(WrittenRequest("GET", "/healthz", headers={"x-user": "ann"})).allowed

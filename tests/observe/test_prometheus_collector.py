@@ -13,10 +13,13 @@ from prometheus_client.openmetrics.exposition import generate_latest as open_met
 from prometheus_client.parser import text_string_to_metric_families
 from traffic import asked, busy_gate, failing_gate, gate_on
 
-from limitkeeper import ConfigurationError
+from limitkeeper import ConfigurationError, MemoryStore
 from limitkeeper.observe.metrics import HISTOGRAM, METRICS
 from limitkeeper.observe.prometheus import LimitkeeperCollector
 from limitkeeper.observe.snapshot import DECISION_BOUNDS_US, RESPONSE_BOUNDS_MS, Histogram, RuleSnapshot, Snapshot
+from limitkeeper.policy import Policy
+from limitkeeper.policy.gate import Gate
+from limitkeeper.policy.request_context import WrittenRequest
 from limitkeeper.testing import ManualClock
 
 
@@ -210,7 +213,7 @@ def test_without_the_client_library_it_says_what_to_install():
     code = """
 import sys
 sys.modules["prometheus_client"] = None
-from limitkeeper import ConfigurationError
+from limitkeeper import ConfigurationError, MemoryStore
 try:
     import limitkeeper.observe.prometheus
 except ConfigurationError as error:
@@ -225,3 +228,28 @@ def test_histograms_of_the_table_are_those_of_the_scrape():
     text, _ = scraped(busy_gate())
     with_buckets = {line.split("_bucket")[0] for line in text.splitlines() if "_bucket{" in line}
     assert with_buckets == {f"limitkeeper_{metric.name}" for metric in METRICS if metric.kind == HISTOGRAM}
+
+
+KEYED = "identify: {k: {header: X-Key}}\nlimits: [{name: api, key: k, limit: fixed window 1/h}]"
+ODD = ["a\rb", "\x00\x1b[2J", "line\u2028end\x85", "half \ud800", "tab\there", "\x7f"]
+
+
+@pytest.mark.parametrize("key", ODD)
+def test_no_key_breaks_a_scrape(key):
+    """A key that a client chose, shown on request, is escaped: the scrape stays readable, line by line, and can be encoded."""
+    with Gate(Policy.read(KEYED), store=MemoryStore(), show_keys=True) as gate:
+        for _ in range(3):
+            gate.ask(WrittenRequest("GET", "/", headers={"X-Key": key}))
+        for write in (generate_latest, open_metrics):
+            registry = CollectorRegistry()
+            LimitkeeperCollector(gate, registry=registry, offenders=5)
+            text = write(registry).decode()
+            assert all(line.isprintable() for line in text.split("\n"))
+            assert len([line for line in text.splitlines() if "key=" in line]) == 1
+
+
+def test_a_name_with_control_characters_is_escaped():
+    """So is every other label, also of a policy that was made without being checked."""
+    text, _ = scraped(FixedSource(Snapshot("p\r\x00", rules=(RuleSnapshot("r\ud800"),))))
+    assert all(line.isprintable() for line in text.split("\n"))
+    assert "p\\\\r\\\\x00" in text

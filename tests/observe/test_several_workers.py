@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import os
+import random
 import re
+import socket
 import subprocess
 import sys
 import time
 import urllib.error
 import urllib.request
+from contextlib import ExitStack
+from http.client import HTTPException
 from pathlib import Path
 
 import pytest
@@ -37,21 +41,34 @@ app = RateLimitMiddleware(hello, policy=gate)
 """
 
 
-def told(url: str) -> tuple[int, str]:
+def received(url: str) -> tuple[int, str]:
     try:
         with urllib.request.urlopen(url, timeout=60) as answer:
             return answer.status, answer.read().decode()
     except urllib.error.HTTPError as error:
         return error.code, ""
-    except OSError:
+    except (OSError, HTTPException):
         return 0, ""
+
+
+def free_ports(count: int) -> range:
+    """Ports in a row that are free, below those that the system gives to servers of other tests."""
+    while True:
+        first = random.randrange(20_000, 30_000)
+        try:
+            with ExitStack() as taken:
+                for port in range(first, first + count):
+                    taken.enter_context(socket.create_server(("127.0.0.1", port)))
+                return range(first, first + count)
+        except OSError:
+            continue
 
 
 def answering(ports: range, count: int) -> list[int]:
     """The first `count` ports that answer."""
     end = time.monotonic() + 90
     while True:
-        found = [port for port in ports if told(f"http://127.0.0.1:{port}/metrics")[0] == 200]
+        found = [port for port in ports if received(f"http://127.0.0.1:{port}/metrics")[0] == 200]
         if len(found) >= count:
             return found
         assert time.monotonic() < end, f"only {found} of {ports} answer"
@@ -63,8 +80,7 @@ def test_each_worker_has_a_port_of_its_own(tmp_path):
     """gunicorn with the settings of the page: two workers on one shared limit; their scrapes add up to what was sent."""
     page = (ROOT / "docs" / "observability.md").read_text()
     settings = re.search(r"```python\n# gunicorn\.conf\.py\n(.+?)```", page, re.S)[1]
-    port, first = free_port(), free_port()
-    ports = range(first, first + 8)
+    port, ports = free_port(), free_ports(8)
     (tmp_path / "gunicorn.conf.py").write_text(settings.replace("range(9200, 9232)", repr(ports)))
     (tmp_path / "shop.py").write_text(APP)
     command = [sys.executable, "-m", "gunicorn", "shop:app", "-w", "2", "-b", f"127.0.0.1:{port}", "--log-level", "error"]
@@ -74,7 +90,7 @@ def test_each_worker_has_a_port_of_its_own(tmp_path):
         answering(range(port, port + 1), 1)
         one, other = answering(ports, 2)
         before = int(scraped(one) + scraped(other))
-        statuses = [told(f"http://127.0.0.1:{port}/")[0] for _ in range(30)]
+        statuses = [received(f"http://127.0.0.1:{port}/")[0] for _ in range(30)]
         assert (statuses.count(200), statuses.count(429)) == (20 - before, 10 + before)
         assert scraped(one) + scraped(other) == 30 + before
     finally:
@@ -84,7 +100,7 @@ def test_each_worker_has_a_port_of_its_own(tmp_path):
 
 def scraped(port: int) -> float:
     """How many requests this worker has seen."""
-    _, text = told(f"http://127.0.0.1:{port}/metrics")
+    _, text = received(f"http://127.0.0.1:{port}/metrics")
     return sum(
         float(value) for value in re.findall(r'^limitkeeper_requests_total\{outcome="\w+",policy="shop"\} (\S+)$', text, re.M)
     )

@@ -7,7 +7,19 @@ from typing import Any
 from limitkeeper import FixedWindow, MemoryStore, TokenBucket
 from limitkeeper.policy import Evaluation, Gate, Policy, WrittenRequest
 from limitkeeper.policy.identity.identify import Header
-from limitkeeper.policy.model import LOCAL, SHADOW, WAIT, Charge, Exemption, Match, OnFailure, OnRefusal, PenaltyBoxConfig, Rule
+from limitkeeper.policy.model import (
+    LOCAL,
+    SHADOW,
+    WAIT,
+    Charge,
+    Exemption,
+    Match,
+    OnFailure,
+    OnRefusal,
+    PenaltyBoxConfig,
+    RetryAmplification,
+    Rule,
+)
 from limitkeeper.testing import ManualClock
 from stand_ins import NOON, WrappedStore
 
@@ -35,6 +47,7 @@ def policy(name: str = "shop", rules: tuple[Rule, ...] = RULES, **more: Any) -> 
         rules=rules,
         exempt=(Exemption(match=(Match(path="/healthz"),)),),
         penalty_box=PenaltyBoxConfig(FixedWindow("20/min"), 60_000_000, USER),
+        retry_amplification=RetryAmplification(USER),
         **more,
     )
 
@@ -45,11 +58,11 @@ def gate_on(clock: Any, name: str = "shop", **more: Any) -> Gate:
 
 def asked(gate: Gate, path: str, user: str = "ann", status: int | None = 200) -> Evaluation:
     """One request, and its response when it is let pass."""
-    passage = gate.ask(WrittenRequest("POST", path, headers={"x-user": user}))
-    if passage.allowed and status is not None:
-        passage.count_response(status)
-        passage.settle(status, 100)
-    return passage
+    evaluation = gate.ask(WrittenRequest("POST", path, headers={"x-user": user}))
+    if evaluation.allowed and status is not None:
+        evaluation.count_response(status)
+        evaluation.settle(status, 100)
+    return evaluation
 
 
 def busy_gate(clock: ManualClock | None = None, name: str = "shop") -> Gate:
