@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -14,12 +15,12 @@ import pytest
 import limitkeeper
 from limitkeeper import Limiter, MemoryStore, TokenBucket
 from limitkeeper.cli import main, print_diagnostics
-from limitkeeper.policy import Policy, WrittenRequest
+from limitkeeper.policy import Policy, PolicyError, WrittenRequest
 from limitkeeper.policy.explain import RequestExplanation
 from limitkeeper.policy.gate import Gate
+from limitkeeper.policy.one_line_request import parse_request
 from limitkeeper.policy.reading.diagnostics import Diagnostic
-from limitkeeper.policy.reading.sections import policy_schema
-from limitkeeper.policy.request_line import parse_request
+from limitkeeper.policy.reading.policy_schema import policy_schema
 from limitkeeper.testing import ManualClock
 from servers.valkey import Valkey
 
@@ -45,9 +46,19 @@ def written(tmp_path, monkeypatch):
 
 
 def test_check_of_a_good_file(capsys):
-    """A good file is one line and exit code 0."""
-    assert main(["policy", "check", SHOP]) == 0
-    assert capsys.readouterr().out == f"{SHOP}: 8 rules, no errors\n"
+    """A good file has exit code 0, also with --strict; notes name rules without a key, and cut bursts."""
+    for strict in ([], ["--strict"]):
+        assert main(["policy", "check", *strict, SHOP]) == 0
+        out = capsys.readouterr().out
+        assert out.endswith(f"{SHOP}: 8 rules, no errors\n")
+        notes = [line for line in out.splitlines() if ": note: " in line and " has no key" not in line]
+        assert out.count(" has no key: all requests share its limit; write key: ip, or key: everyone if that is meant\n") == 2
+        cut = "note: the burst of 400 is cut to 40 by rule 'checkout-capacity'; "
+        assert [cut in line for line in notes] == [True, False, False]
+        assert "error" not in out.removesuffix("no errors\n")
+    assert main(["policy", "check", "--json", "--strict", SHOP]) == 0
+    (report,) = json.loads(capsys.readouterr().out)
+    assert {one["severity"] for one in report["diagnostics"]} == {"note"}
 
 
 def test_check_of_a_bad_file(written, capsys):
@@ -91,6 +102,31 @@ def test_check_as_json(written, capsys):
     assert (diagnostic["line"], diagnostic["column"], diagnostic["text"]) == (1, 27, "tokn bucket")
     assert diagnostic["suggestion"] == "did you mean 'token bucket'?"
     assert diagnostic["path"] == "limits[0].limit"
+
+
+@pytest.mark.parametrize("source", ["key_file: keys/jwt.pub", "key_env: LIMITKEEPER_NO_SUCH_KEY"])
+def test_a_missing_key_is_a_warning(written, capsys, source):
+    """A key that is only where the application runs is a warning for check, an error with --strict, and an error for the
+    application; explain takes the identity as it is given, and no token is valid."""
+    identify = f"identify: {{user: {{jwt: {{claim: sub, {source}, algorithms: [RS256]}}}}}}"
+    file = written(f"{identify}\nlimits: [{{name: a, key: user, limit: 5/s}}]\n")
+    assert main(["policy", "check", file]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == "policy.yaml: 1 rule, 1 warning"
+    assert main(["policy", "check", "--strict", file]) == 1
+    assert main(["policy", "explain", file, "--request", "GET / user=42"]) == 0
+    assert "5 of 5 left" in capsys.readouterr().out
+    assert main(["policy", "explain", file, "--request", "GET / header:Authorization=a.b.c"]) == 0
+    assert "no rule applies" in capsys.readouterr().out
+    with pytest.raises(PolicyError, match=r"can't read|is not set"):
+        Policy.load(file)
+
+
+def test_the_policy_of_the_example_shop_can_be_checked_in_a_fresh_clone(tmp_path, capsys):
+    """Its key is created at the first start; without it the file has no errors."""
+    copy = tmp_path / "limitkeeper.yaml"
+    copy.write_text((HERE.parents[1] / "examples" / "shop" / "limitkeeper.yaml").read_text())
+    assert main(["policy", "check", str(copy)]) == 0
+    assert "warning: can't read 'keys/jwt.pub'" in capsys.readouterr().out
 
 
 def test_check_imports_only_with_the_option(written, capsys, tmp_path):
@@ -266,7 +302,7 @@ def test_explain_of_a_store_that_is_not_there(capsys):
 def test_explain_reads_a_store(valkey: Valkey, written, capsys):
     """With --store the store's state is shown, and nothing is charged."""
     file = written(f"name: explained\nstore: {valkey.url}\nlimits: [{{name: api, key: ip, limit: token bucket 1/h burst 10}}]\n")
-    with Limiter({"api": TokenBucket("1/h burst 10")}, store=valkey.url, name="explained") as limiter:
+    with closing(Limiter({"api": TokenBucket("1/h burst 10")}, store=valkey.url, name="explained")) as limiter:
         for _ in range(10):
             assert limiter.hit("10.0.0.9")
     for store in (["--store"], ["--store", valkey.url]):
@@ -379,6 +415,32 @@ def test_the_verdict_is_what_would_happen(action, verdict):
     with Gate(policy, store=store, handlers={"cheaper": print}) as gate:
         gate.ask(WrittenRequest())
         request = parse_request("GET /", policy)
-        facts = request.context()
-        text = RequestExplanation(policy, request, facts, gate.explain(facts)).text()
+        text = RequestExplanation(policy, request, gate.explain(request)).text()
     assert text.splitlines()[-1] == verdict
+
+
+@pytest.mark.parametrize(
+    ("request_line", "allowed"),
+    [
+        ("GET / ip=10.1.2.3 peer=203.0.113.9", True),
+        ("GET / ip=203.0.113.9 peer=10.1.2.3", False),
+        ("GET / peer=10.1.2.3", True),
+        ("GET / peer=203.0.113.9", False),
+        ("GET / ip=10.1.2.3 peer=10.9.9.9 header:X-Forwarded-For=203.0.113.9", True),
+        ("GET / peer=10.9.9.9 header:X-Forwarded-For=203.0.113.9", False),
+        ("GET / ip=2001:db8::/64 peer=203.0.113.9", True),
+        ("GET / ip=office peer=10.1.2.3", False),
+    ],
+)
+def test_explain_honours_exemptions_of_the_address_that_is_given(written, capsys, request_line, allowed):
+    """`ip=` is the client's address for everything that asks for it: exempt networks and classes of networks, not only keys."""
+    file = written("""
+        identify:
+          ip: {client_ip: {trusted_proxies: [10.9.0.0/16]}}
+          class: {network: {inside: ["10.1.0.0/16", "2001:db8::/32"]}}
+        exempt: [{network: ["10.1.0.0/16", "2001:db8::/32"]}]
+        limits: [{name: api, key: ip, limit: 5/s}]
+    """)
+    found = explained(capsys, file, "--request", request_line)
+    assert found["by_name"]["api"]["applies"] is not allowed
+    assert found["identities"]["class"] == ("inside" if allowed else None)

@@ -1,4 +1,4 @@
-"""A file that is watched: every way of changing it is noticed, nothing that is not a change is, and mistakes are told once."""
+"""A file that is watched: every change is noticed, nothing else is, and mistakes are logged once."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ import limitkeeper
 from limitkeeper import MemoryStore
 from limitkeeper.errors import ConfigurationError
 from limitkeeper.policy import file_watcher as watching
-from limitkeeper.policy.file_watcher import FileWatcher, watch_policy
+from limitkeeper.policy.file_watcher import FileWatcher
 from limitkeeper.policy.gate import Gate
 from limitkeeper.policy.model import Policy
 from limitkeeper.policy.request_context import WrittenRequest
+from limitkeeper.stores.guarded.deadline_store import start_daemon
 from limitkeeper.testing import ManualClock
 
 SOON = "10ms"
@@ -58,56 +59,56 @@ def replaced(path: Path, text: str) -> None:
 @pytest.mark.parametrize("write", [Path.write_text, replaced], ids=["in place", "renamed over"])
 def test_a_change_is_told(watched, file, eventually, write):
     """However it is saved, and however often."""
-    told = watched()
+    received = watched()
     for text in ("two", "three", "four, longer"):
         write(file, text)
-        eventually(lambda text=text: told.seen[-1:] == [text])
-    assert told.seen == ["two", "three", "four, longer"]
+        eventually(lambda text=text: received.seen[-1:] == [text])
+    assert received.seen == ["two", "three", "four, longer"]
 
 
 def test_what_is_no_change_is_not_told(watched, file):
     """Touched, or written again with the same text: nothing has changed."""
-    told = watched()
+    received = watched()
     for _ in range(3):
         os.utime(file)
         time.sleep(0.1)
         replaced(file, "one")
         time.sleep(0.1)
-    assert told.seen == []
+    assert received.seen == []
 
 
 def test_a_change_of_the_same_length_at_the_same_moment_is_told(watched, file, eventually):
     """A file may change twice within one tick of the clock that dates it: a recent one is read again."""
-    told = watched()
+    received = watched()
     replaced(file, "two")
-    eventually(lambda: told.seen == ["two"])
+    eventually(lambda: received.seen == ["two"])
     stat = file.stat()
     with open(file, "r+") as same:
         same.write("owt")
     os.utime(file, ns=(stat.st_atime_ns, stat.st_mtime_ns))
-    eventually(lambda: told.seen == ["two", "owt"])
+    eventually(lambda: received.seen == ["two", "owt"])
 
 
 def test_a_file_that_goes_away_and_comes_back(watched, file, eventually, caplog):
     """Gone, it changes nothing and is told of once; back with the same text neither; with another, it has changed."""
-    told = watched()
+    received = watched()
     file.unlink()
     eventually(lambda: "is missing" in caplog.text)
     time.sleep(0.1)
     replaced(file, "one")
     time.sleep(0.2)
-    assert told.seen == []
+    assert received.seen == []
     file.unlink()
     eventually(lambda: caplog.text.count("is missing") == 2)
     replaced(file, "two")
-    eventually(lambda: told.seen == ["two"])
+    eventually(lambda: received.seen == ["two"])
 
 
 def test_a_file_that_comes_later_is_a_change(watched, tmp_path, eventually):
     """It may not be there yet when the watch begins."""
-    told = watched(tmp_path / "later.yaml")
+    received = watched(tmp_path / "later.yaml")
     (tmp_path / "later.yaml").write_text("here")
-    eventually(lambda: told.seen == ["here"])
+    eventually(lambda: received.seen == ["here"])
 
 
 def test_a_swapped_link_is_a_change(watched, tmp_path, eventually):
@@ -117,35 +118,35 @@ def test_a_swapped_link_is_a_change(watched, tmp_path, eventually):
         (tmp_path / version / "limitkeeper.yaml").write_text(version)
     os.symlink("one", tmp_path / "..data")
     os.symlink("..data/limitkeeper.yaml", tmp_path / "linked.yaml")
-    told = watched(tmp_path / "linked.yaml")
+    received = watched(tmp_path / "linked.yaml")
     os.symlink("two", tmp_path / "..data_tmp")
     os.replace(tmp_path / "..data_tmp", tmp_path / "..data")
-    eventually(lambda: told.seen == ["two"])
+    eventually(lambda: received.seen == ["two"])
 
 
 def test_a_file_that_is_being_written_is_waited_for(watched, file, eventually, monkeypatch):
     """Half a file is not told of while the other half is on its way."""
     monkeypatch.setattr(watching, "SETTLED", 2.0)  # longer than any machine stalls between two lines
-    told = watched()
+    received = watched()
     with open(file, "w") as slow:
         for _ in range(20):
             slow.write("line\n")
             slow.flush()
             time.sleep(0.01)
-    eventually(lambda: told.seen != [])
-    assert told.seen == ["line\n" * 20]
+    eventually(lambda: received.seen != [])
+    assert received.seen == ["line\n" * 20]
 
 
 def test_other_files_are_watched_too(watched, file, tmp_path, eventually):
     """A key that the policy names is part of it."""
     key = tmp_path / "jwt.pub"
     replaced(key, "key 1")
-    told = watched(more=lambda: [key])
+    received = watched(more=lambda: [key])
     replaced(key, "key 2")
-    eventually(lambda: told.seen == ["one"])
+    eventually(lambda: received.seen == ["one"])
     key.unlink()
     time.sleep(0.1)
-    assert told.seen == ["one"]
+    assert received.seen == ["one"]
 
 
 def test_a_listener_that_raises_is_logged_and_told_of_the_next_change(file, eventually, caplog):
@@ -169,13 +170,29 @@ def test_a_listener_that_raises_is_logged_and_told_of_the_next_change(file, even
 
 def test_a_watch_that_is_stopped_hears_nothing(watched, file):
     """Its thread has ended; stopping twice is stopping."""
-    told = watched()
-    told.watch.stop()
-    told.watch.stop()
-    assert not told.watch._thread.is_alive()
+    received = watched()
+    received.watch.stop()
+    received.watch.stop()
+    assert not received.watch.thread.is_alive()
     replaced(file, "two")
     time.sleep(0.1)
-    assert told.seen == []
+    assert received.seen == []
+
+
+def test_threads_and_times_come_from_what_it_is_given(watched, file, eventually):
+    """So that a simulator can drive it: nothing is started, waited for or dated in another way."""
+    started, paused, dated = [], [], []
+
+    def start(target, name):
+        started.append(name)
+        return start_daemon(target, name)
+
+    received = watched(start_thread=start, sleep=paused.append, utc_us=lambda: len(dated) or dated.append(0) or 0)
+    replaced(file, "two")
+    eventually(lambda: received.seen == ["two"])
+    assert started == ["limitkeeper watch"]
+    assert set(paused) == {watching.SETTLED}
+    assert dated == [0]
 
 
 def test_a_program_may_change_its_folder(watched, file, eventually, monkeypatch, tmp_path):
@@ -283,13 +300,13 @@ def test_without_the_main_thread_there_is_no_signal(file):
 @pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
 def test_a_child_process_watches_for_itself(watched, file):
     """Workers that are forked from a process with a policy hear of changes, each in a thread of its own."""
-    told = watched()
+    received = watched()
     child = os.fork()
     if child == 0:
         code = 1
         try:
             for _ in range(3000):
-                if told.seen == ["two"]:
+                if received.seen == ["two"]:
                     code = 0
                     break
                 time.sleep(0.01)
@@ -375,11 +392,8 @@ def test_a_key_file_is_part_of_the_policy(file, tmp_path, eventually):
 
 def test_a_policy_from_no_file_can_not_be_watched():
     """It is told, with what to write."""
-    with (
-        Gate(Policy(), store=MemoryStore()) as gate,
-        pytest.raises(ConfigurationError, match=r"watch_policy\(gate, 'limitkeeper"),
-    ):
-        watch_policy(gate)
+    with Gate(Policy(), store=MemoryStore()) as gate, pytest.raises(ConfigurationError, match=r"use Policy.load\(path\)"):
+        gate.watch()
 
 
 def test_a_key_that_comes_later_than_the_file_that_names_it_is_taken(file, tmp_path, eventually):

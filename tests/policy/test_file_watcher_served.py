@@ -75,8 +75,8 @@ def limits_seen(url: str, wanted: str, workers: int, log: Path) -> None:
     end = time.monotonic() + 90
     while len(found) < workers or set(found.values()) != {wanted}:
         assert time.monotonic() < end, (found, log.read_text())
-        with ThreadPoolExecutor(6) as crowd:  # so many at once that no worker alone takes them all
-            for answer in crowd.map(asked, [url] * 6):
+        with ThreadPoolExecutor(6) as executor:  # so many at once that no worker alone takes them all
+            for answer in executor.map(asked, [url] * 6):
                 if answer is None:
                     time.sleep(0.02)
                 else:

@@ -21,7 +21,7 @@ def gate_of(text: str, store: MemoryStore | None = None) -> Gate:
     return Gate(Policy.read(text), store=MemoryStore(clock=ManualClock(1_000_000)) if store is None else store)
 
 
-def told(gate: Gate, facts: WrittenRequest, mode: str = "ask"):
+def received(gate: Gate, facts: WrittenRequest, mode: str = "ask"):
     return asyncio.run(gate.aask(facts)) if mode == "aask" else gate.ask(facts)
 
 
@@ -36,10 +36,10 @@ limits: [{name: tenant, match: "/t/{tenant_id}/**", key: tenant, limit: fixed wi
 def test_shutting_out_by_a_part_of_the_path_leaves_the_other_rules_as_they_are(mode):
     """Once somebody is shut out, keys that the path tells are still there: he stays out, and others are limited as before."""
     gate = gate_of(TENANTS)
-    answers = [told(gate, WrittenRequest("GET", "/t/one/x", peer="192.0.2.1"), mode) for _ in range(8)]
+    answers = [received(gate, WrittenRequest("GET", "/t/one/x", peer="192.0.2.1"), mode) for _ in range(8)]
     assert [answer.allowed for answer in answers] == [True] * 3 + [False] * 5
     assert answers[-1].refusal.reason == "penalty box"
-    others = [told(gate, WrittenRequest("GET", "/t/two/x", peer="192.0.2.2"), mode).allowed for _ in range(5)]
+    others = [received(gate, WrittenRequest("GET", "/t/two/x", peer="192.0.2.2"), mode).allowed for _ in range(5)]
     assert others == [True] * 3 + [False] * 2
 
 
@@ -53,7 +53,7 @@ def test_a_response_that_crosses_the_mark_alerts(mode):
     gate.events.on("alert", heard.append)
     alerts = []
     for _ in range(20):
-        evaluation = told(gate, WrittenRequest(), mode)
+        evaluation = received(gate, WrittenRequest(), mode)
         if evaluation.allowed:
             asyncio.run(evaluation.asettle(200, 7_000)) if mode == "aask" else evaluation.settle(200, 7_000)
         alerts.append(gate.snapshot().rules[0].alerts)
@@ -77,7 +77,7 @@ def test_a_rule_in_shadow_counts_what_it_will_count_in_earnest(mode, more):
     """Outcomes that do not count go back in shadow too: only failed logins would have been refused."""
     gate = gate_of(f"limits: [{LOGIN}{more}]")
     for status in [200] * 20 + [401] * 7:
-        evaluation = told(gate, WrittenRequest(), mode)
+        evaluation = received(gate, WrittenRequest(), mode)
         assert evaluation.needs_settlement
         asyncio.run(evaluation.asettle(status)) if mode == "aask" else evaluation.settle(status)
     tally = gate.snapshot().rules[0]
@@ -104,7 +104,7 @@ class Broken(MemoryStore):
 def test_a_repetition_that_nobody_can_look_for_is_answered_as_its_rule_says(mode):
     """A rule that is closed when the store fails is closed to requests with an idempotency key too."""
     gate = gate_of("limits: [{name: a, key: ip, limit: 5/min, once: Idempotency-Key, on_failure: closed}]", Broken())
-    evaluation = told(gate, WrittenRequest(headers={"Idempotency-Key": "k"}), mode)
+    evaluation = received(gate, WrittenRequest(headers={"Idempotency-Key": "k"}), mode)
     assert (evaluation.allowed, evaluation.refusal.reason) == (False, "store")
     assert gate.snapshot().rules[0].failed_closed == 1
 
@@ -179,7 +179,7 @@ def test_versions_that_come_at_once_follow_each_other():
         for thread in threads:
             thread.join()
         assert gate.snapshot().reloads == 80
-        assert gate.store is gate.compiled.store is gate._store_of(gate.policy)
+        assert gate.store is gate.compiled.store is gate._opened.store
 
 
 def test_what_ends_after_a_reload_is_counted():
@@ -224,4 +224,4 @@ def test_a_store_that_fails_leaves_nothing_of_a_rule_in_shadow_to_settle(mode):
             evaluation = asked(gate, WrittenRequest("GET", "/", peer="10.0.0.1"), mode)
             assert evaluation.allowed
             evaluation.settle(200)
-        assert {clause.name: clause.given_back for clause in gate.compiled.rules} == {"real": 2, "trial": 1}
+        assert {compiled_rule.name: compiled_rule.given_back for compiled_rule in gate.compiled.rules} == {"real": 2, "trial": 1}

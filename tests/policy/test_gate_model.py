@@ -60,11 +60,11 @@ def matches(match: Match, method: str, path: str) -> bool:
     return re.fullmatch(pattern or "", "" if path == "/" else path.lower()) is not None
 
 
-def modelled_key(parts, told):
+def modelled_key(parts, received):
     found = []
     for part in parts:
         names = part.split("|")
-        present = next(((name, told[name]) for name in names if told[name] is not None), None)
+        present = next(((name, received[name]) for name in names if received[name] is not None), None)
         found.append(None if present is None else present[1] if len(names) == 1 else ":".join(present))
     if not parts:
         return "*"
@@ -85,20 +85,20 @@ def test_a_gate_decides_as_its_rules_say_one_by_one(said, requests):
         clock.advance(pause)
         other.advance(pause)
         path = "/" + "/".join(segments)
-        told = {"user": user, "tenant": tenant, "ip": "192.0.2.7"}
+        received = {"user": user, "tenant": tenant, "ip": "192.0.2.7"}
         claims = []
         for one, (m, parts, _, when) in zip(rules, said, strict=True):
             if m and not any(matches(match, method, path) for match in m):
                 continue
-            if not all(told[n] for n in when.present) or any(told[n] for n in when.absent):
+            if not all(received[n] for n in when.present) or any(received[n] for n in when.absent):
                 continue
-            if not all(told[n] in values for n, values in when.equals):
+            if not all(received[n] in values for n, values in when.equals):
                 continue
-            made = modelled_key(parts, told)
+            made = modelled_key(parts, received)
             if made is not None:
                 for i, limit in enumerate(one.limit):
                     claims.append(Claim(NamedLimit("limitkeeper", one.name + (f".{i + 1}" if i else ""), limit), made, 1))
-        evaluation = asked(gate, request(f"{method} {path}", **{n: told[n] for n in NAMES if told[n]}), "quick")
+        evaluation = asked(gate, request(f"{method} {path}", **{n: received[n] for n in NAMES if received[n]}), "quick")
         assert [(entry.label, k) for entry, k in zip(evaluation.entries, evaluation.keys, strict=True)] == [
             (claim.limit.name, claim.key) for claim in claims
         ]
@@ -114,12 +114,12 @@ def test_the_seconds_of_a_refusal_are_enough(said, requests):
     gate = Gate(Policy(rules=tuple(rules), identify={n: Header(n) for n in NAMES}), store=MemoryStore(clock=clock))
     for method, segments, user, tenant, pause in requests:
         clock.advance(pause)
-        told = {name: value for name, value in (("user", user), ("tenant", tenant)) if value}
+        received = {name: value for name, value in (("user", user), ("tenant", tenant)) if value}
         line = f"{method} /{'/'.join(segments)}"
         for _ in range(6):
-            evaluation = asked(gate, request(line, **told), "quick")
+            evaluation = asked(gate, request(line, **received), "quick")
             if not evaluation.allowed:
                 assert evaluation.refusal.retry_us <= evaluation.refusal.retry_after * 1_000_000
                 clock.advance(evaluation.refusal.retry_after)
-                assert asked(gate, request(line, **told), "quick").allowed
+                assert asked(gate, request(line, **received), "quick").allowed
                 break

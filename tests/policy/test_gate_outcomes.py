@@ -1,4 +1,4 @@
-"""What happens beyond a limit, and after the response: refusals, shadow, once, settling, shutting out."""
+"""What happens beyond a limit, and after the response: refusals, shadow, idempotency, settlement, the penalty box."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gates import MODES, asked, gate, key, passes, request, rule
 from limitkeeper import MemoryStore
 from limitkeeper.algorithms.limit_parser import parse_limit
 from limitkeeper.policy import WrittenRequest
-from limitkeeper.policy.identity.callback_errors import CallbackErrors
+from limitkeeper.policy.callback_errors import CallbackErrors
 from limitkeeper.policy.model import DEGRADE, SHADOW, Answer, Charge, Cost, Exemption, Match, Once, OnRefusal, PenaltyBoxConfig
 from limitkeeper.testing import ManualClock, unlimited
 
@@ -109,13 +109,15 @@ def test_no_client_says_that_its_request_costs_nothing(source):
 
 def test_functions_that_raise_break_no_request(caplog, monkeypatch):
     """A cost that can't be told is the default, an outcome of which nobody knows counts; both are logged."""
-    for module in ("compiled_policy", "settlement"):
+    for module in ("request_cost", "settlement"):
         monkeypatch.setattr(f"limitkeeper.policy.{module}.callback_errors", CallbackErrors())
     g = gate(rule("all", "2/h", cost=Cost("call", call=broken), charge=Charge(call=broken)))
     for _ in range(2):
         asked(g, request()).settle(200)
     assert passes(g, 1) == [False]
-    assert sorted(record.getMessage().partition("raised ")[2] for record in caplog.records) == [
+    lines = [record.getMessage().splitlines() for record in caplog.records]
+    assert all(found[-1].strip() == 'raise RuntimeError("no idea")' for found in lines)
+    assert sorted(found[0].partition("raised ")[2] for found in lines) == [
         "RuntimeError: the request costs 1",
         "RuntimeError: the request counts",
     ]
@@ -255,6 +257,43 @@ def test_who_is_refused_too_often_is_shut_out(mode):
     g.clock.advance(0.000001)
     assert g.snapshot().penalty_box_clients == 0
     assert asked(g, request(user="a"), mode).allowed
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(
+    "limit", ["1/s", "fixed window 1/min", "1/h", "sliding window log 2 per 7 s", "token bucket 7/min burst 2"]
+)
+@pytest.mark.parametrize("penalty", [1, 10, 90])
+def test_the_retry_of_every_refusal_with_a_penalty_box_is_true(mode, limit, penalty):
+    """Each refusal, by a rule, by the rule that puts its client into the box and by the box itself: the same request is refused a
+    microsecond before its retry, and allowed at it."""
+    box = PenaltyBoxConfig(parse_limit("fixed window 2/day"), penalty * 1_000_000, key("user"))
+    for number in range(1, 6):
+        for early in (0, 1):
+            g = gate(rule("user", limit, key=key("user")), penalty_box=box)
+            refused = [one for one in (asked(g, request(user="a"), mode) for _ in range(number + 2)) if not one.allowed]
+            refusal = refused[-1].refusal
+            assert refusal.retry_after == -(-refusal.retry_us // 1_000_000)
+            g.clock.advance((refusal.retry_us - early) / 1e6)
+            assert asked(g, request(user="a"), mode).allowed == (not early), (number, refusal)
+
+
+def test_the_penalty_box_knows_the_retry_of_the_rules_that_apply():
+    """A route whose rule refused this client before has the rule's retry; one whose rule did not, the end of the penalty."""
+    g = gate(
+        rule("day", "fixed window 1/day", key=key("user"), match=(Match(path="/day"),)),
+        rule("second", "1/s", key=key("user"), match=(Match(path="/second"),)),
+        penalty_box=PenaltyBoxConfig(parse_limit("fixed window 3/min"), 10_000_000, key("user")),
+    )
+    assert passes(g, 2, "GET /day", user="a") == [True, False]
+    assert passes(g, 4, "GET /second", user="a") == [True, False, False, False]
+    lasts = {path: asked(g, request(f"GET {path}", user="a")).refusal for path in ("/day", "/second", "/other")}
+    assert {one.reason for one in lasts.values()} == {"penalty box"}
+    assert {path: one.retry_after for path, one in lasts.items()} == {"/day": 43_200, "/second": 10, "/other": 10}
+    g.clock.advance(10)
+    assert passes(g, 1, "GET /second", user="a") == [True]
+    g.clock.advance(43_190)
+    assert passes(g, 1, "GET /day", user="a") == [True]
 
 
 def test_limiting_turned_off_shuts_nobody_out():

@@ -1,4 +1,4 @@
-"""Who speaks when somebody is refused, in which words, and who is counted for it."""
+"""Which rule answers for a refused request, with which message, and which rules count it."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_among_equals_the_longest_speaks_and_never_is_longest():
 
 
 @pytest.mark.parametrize(
-    ("said", "told"),
+    ("said", "received"),
     [
         (None, NEVER),
         ("Retry after {retry_after}s.", NEVER),
@@ -66,17 +66,17 @@ def test_among_equals_the_longest_speaks_and_never_is_longest():
         ("No.", "No."),
     ],
 )
-def test_a_message_that_could_not_say_when_is_not_sent(said, told):
+def test_a_message_that_could_not_say_when_is_not_sent(said, received):
     """What can never pass is not told to retry after nothing."""
-    assert last_of(1, rule("all", "5/s", cost=Cost(units=6), answer=Answer(message=said))).message == told
+    assert last_of(1, rule("all", "5/s", cost=Cost(units=6), answer=Answer(message=said))).message == received
 
 
 @pytest.mark.parametrize(
-    ("us", "told"), [(0, 0), (1, 1), (1_000_000, 1), (1_000_001, 2), (3_600_000_000, 3600), (3_600_000_001, 3601)]
+    ("us", "received"), [(0, 0), (1, 1), (1_000_000, 1), (1_000_001, 2), (3_600_000_000, 3600), (3_600_000_001, 3601)]
 )
-def test_seconds_are_rounded_up(us, told):
+def test_seconds_are_rounded_up(us, received):
     """A microsecond too early is too early."""
-    assert seconds(us) == told
+    assert seconds(us) == received
 
 
 def test_every_reason_has_its_words():
@@ -88,7 +88,7 @@ def test_every_reason_has_its_words():
     shut = last_of(3, rule("all", "1/h"), penalty_box=PenaltyBoxConfig(parse_limit("fixed window 1/h"), 60_000_000))
     assert shut.message.startswith("Too many requests. Retry after ")
     shut = last_of(4, rule("all", "1/h"), penalty_box=PenaltyBoxConfig(parse_limit("fixed window 1/h"), 60_000_000))
-    assert shut.message == "Too many refused requests. Retry after 60s."
+    assert shut.message == "Too many refused requests. Retry after 3600s."
 
 
 def test_what_can_never_pass_finds_no_queue_full():
@@ -157,28 +157,28 @@ def test_refusals_of_nobody_shut_nobody_out():
 
 
 @pytest.mark.parametrize(
-    ("status", "told"), [(None, 503), (429, 503), (418, 503), (501, 503), (500, 500), (502, 502), (503, 503), (504, 504)]
+    ("status", "received"), [(None, 503), (429, 503), (418, 503), (501, 503), (500, 500), (502, 502), (503, 503), (504, 504)]
 )
-def test_a_closed_rule_says_that_it_is_the_servers_fault(status, told):
+def test_a_closed_rule_says_that_it_is_the_servers_fault(status, received):
     """A status of the rule is kept where it speaks of the server; a client is not told that it asked too much."""
     store = WrappedStore(MemoryStore(clock=ManualClock(0)), local=True)
     g = Gate(policy(rule("all", "1/s", on_failure=OnFailure(CLOSED), answer=Answer(status))), store=store)
     store.failing = {"decide"}
     refusal = asked(g, request()).refusal
-    assert (refusal.status, refusal.retry_after, refusal.retry_us) == (told, 1, 1_000_000)
+    assert (refusal.status, refusal.retry_after, refusal.retry_us) == (received, 1, 1_000_000)
     assert refusal.message == "The limit could not be checked. Retry after 1s."
     assert refusal.violated == ("all",)
 
 
 @pytest.mark.parametrize(
-    ("left_us", "told_us", "told"), [(7_300_000, 7_300_000, 8), (1, 1, 1), (0, 1_000_000, 1), (-1, 1_000_000, 1)]
+    ("left_us", "told_us", "received"), [(7_300_000, 7_300_000, 8), (1, 1, 1), (0, 1_000_000, 1), (-1, 1_000_000, 1)]
 )
-def test_a_closed_rule_says_when_its_store_is_asked_again(left_us, told_us, told):
+def test_a_closed_rule_says_when_its_store_is_asked_again(left_us, told_us, received):
     """Retry-After of a dead store is the time until somebody looks whether it is back; where nobody knows it, a second."""
     g = gate(rule("all", "9/s", on_failure=OnFailure(CLOSED)))
     guards_word = Decision(False, 9, 0, left_us, left_us, 0, 0, "all")
     refusal = g._on_failure.answer(g, asked(g, request()), guards_word).refusal
-    assert (refusal.retry_us, refusal.retry_after, refusal.reason) == (told_us, told, "store")
+    assert (refusal.retry_us, refusal.retry_after, refusal.reason) == (told_us, received, "store")
 
 
 def test_listeners_hear_what_failed():

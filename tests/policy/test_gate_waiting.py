@@ -22,7 +22,8 @@ RULES = [
 
 
 def waiting(wait_ms, queue=100):
-    return OnRefusal(WAIT, wait_us=wait_ms * 1000, queue=queue)
+    """All places may be taken by one client: most tests have only one."""
+    return OnRefusal(WAIT, wait_us=wait_ms * 1000, queue=queue, per_client=queue)
 
 
 @pytest.mark.parametrize("text", RULES)
@@ -169,7 +170,7 @@ def test_a_client_that_goes_gives_its_place_back():
 def test_threads_wait_too():
     """In threads the same: each sleeps once, all pass."""
     clock = HeldClock(1000)
-    g = gate(rule("all", "10/s burst 1", on_refusal=waiting(10_000)), clock=clock)
+    g = gate(rule("all", "10/s burst 1", on_refusal=waiting(10_000)), clock=clock, waiting_threads=4)
     done = []
     threads = [threading.Thread(target=lambda: done.append(g.ask(request()).allowed)) for _ in range(5)]
     for thread in threads:
@@ -322,3 +323,126 @@ def test_who_goes_while_waiting_for_the_second_gives_the_first_back():
 
     asyncio.run(main())
     assert [tally.waiting for tally in g.snapshot().rules] == [0, 0]
+
+
+# Places ------------------------------------------------------------------------------------------------------------------
+
+
+def all_at_once(g, requests):
+    """Begins all requests, and returns their tasks when each of them waits or is over."""
+
+    async def begin():
+        before = g.snapshot().rules[0].waiting
+        tasks = [asyncio.ensure_future(g.aask(one)) for one in requests]
+        await until(lambda: sum(task.done() for task in tasks) + g.snapshot().rules[0].waiting - before == len(tasks))
+        return tasks
+
+    return begin()
+
+
+async def statuses_of(tasks, clock):
+    """The statuses of all requests; the clock goes on until they are over."""
+    while not all(task.done() for task in tasks):
+        clock.advance(0.25)
+        await asyncio.sleep(0.001)
+    return [task.result().refusal.status if task.result().refusal else 200 for task in tasks]
+
+
+@pytest.mark.parametrize("keyed", [True, False], ids=["by key", "by address"])
+@pytest.mark.parametrize(("queue", "per_client", "places"), [(20, 0, 5), (20, 3, 3), (20, 20, 20), (3, 0, 1)])
+def test_one_client_has_a_part_of_the_queue(keyed, queue, per_client, places):
+    """A client beyond its part, by default a quarter, is refused by its limit; the other places are left to the others. Where a
+    rule has no key of one client, a client is an address."""
+    clock = HeldClock(1000)
+    waits = OnRefusal(WAIT, wait_us=60_000_000, queue=queue, per_client=per_client)
+    g = gate(rule("all", "1/s burst 1", key=key("user") if keyed else (), on_refusal=waits), clock=clock)
+    mine = {"user": "greedy"} if keyed else {"peer": "192.0.2.66"}
+
+    async def main():
+        greedy = await all_at_once(g, [request(**mine) for _ in range(queue + 1)])
+        assert g.snapshot().rules[0].waiting == min(places, queue)
+        if places < queue:
+            other = {"user": "other"} if keyed else {"peer": "192.0.2.7"}
+            patient = await all_at_once(g, [request(**other) for _ in range(2)])
+            assert g.snapshot().rules[0].waiting > places
+            assert 200 in await statuses_of(patient, clock)
+        statuses = await statuses_of(greedy, clock)
+        assert (statuses.count(200), statuses.count(429)) == (1 + places, queue - places)
+
+    asyncio.run(main())
+    waiting = g.compiled.rules[0].waiting
+    assert (waiting.count, waiting.clients) == (0, {})
+
+
+def test_clients_without_a_key_share_no_part():
+    """Under `unidentified: share` all unidentified clients have one key, so a client is an address there too."""
+    clock = HeldClock(1000)
+    waits = OnRefusal(WAIT, wait_us=60_000_000, queue=8)
+    g = gate(rule("all", "1/s burst 1", key=key("user"), unidentified="share", on_refusal=waits), clock=clock)
+
+    async def main():
+        tasks = await all_at_once(g, [request(peer=f"192.0.2.{i % 2}") for i in range(12)])
+        assert g.snapshot().rules[0].waiting == 4
+        await statuses_of(tasks, clock)
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("keyed", [True, False])
+def test_a_full_bucket_is_a_full_queue(keyed):
+    """Beyond the capacity of a leaky bucket queue a request that would wait is refused with 503, and counted as such; what would
+    wait too long is refused with 429."""
+    clock = HeldClock(1000)
+    text = "leaky bucket queue 50/s capacity 10"
+    g = gate(rule("all", text, key=key("user") if keyed else (), on_refusal=waiting(10_000)), clock=clock)
+
+    async def main():
+        tasks = await all_at_once(g, [request(user="a") for _ in range(20)])
+        assert await statuses_of(tasks, clock) == [200] * 10 + [503] * 10
+        refusals = [task.result().refusal for task in tasks[10:]]
+        assert {(one.reason, one.message) for one in refusals} == {
+            ("queue full", "Too many requests are waiting. Retry after 1s.")
+        }
+
+    asyncio.run(main())
+    tally = g.snapshot().rules[0]
+    assert (tally.passed, tally.queue_full, tally.refused, tally.waited) == (10, 10, 10, 9)
+    g.reload(policy(rule("all", text, on_refusal=waiting(100))))
+
+    async def hasty():
+        tasks = await all_at_once(g, [request(user="b") for _ in range(20)])
+        assert await statuses_of(tasks, clock) == [200] * 6 + [429] * 14
+
+    asyncio.run(hasty())
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_waiting_requests_hold_few_threads(threads):
+    """A waiting thread serves no other request: beyond `waiting_threads`, for all gates of the process together, a request in a
+    thread is refused with 503; tasks hold no thread and are not counted."""
+    clock = HeldClock(1000)
+    one = rule("all", "1/s burst 1", on_refusal=waiting(60_000))
+    gates = [gate(one, clock=clock, waiting_threads=threads) for _ in range(2)]
+    for g in gates:
+        asked(g, request(), "quick")
+    done = []
+    held = [threading.Thread(target=lambda g=g: done.append(g.ask(request()))) for g in (gates * threads)[:threads]]
+    for thread in held:
+        thread.start()
+
+    async def main():
+        await until(lambda: sum(g.snapshot().rules[0].waiting for g in gates) == threads)
+        for g in gates:
+            refusal = (await asyncio.to_thread(g.ask, request())).refusal
+            assert (refusal.reason, refusal.status) == ("queue full", 503)
+        tasks = await all_at_once(gates[0], [request()])
+        while not (tasks[0].done() and len(done) == threads):
+            clock.advance(0.25)
+            await asyncio.sleep(0.001)
+        assert tasks[0].result().allowed
+
+    asyncio.run(main())
+    for thread in held:
+        thread.join(30)
+    assert [evaluation.allowed for evaluation in done] == [True] * threads
+    assert sum(g.snapshot().rules[0].queue_full for g in gates) == 2

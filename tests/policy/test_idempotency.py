@@ -9,8 +9,9 @@ import pytest
 from gates import MODES, asked, gate, key, passes, policy, request, rule
 
 from limitkeeper import MemoryStore, RedisStore
+from limitkeeper.algorithms.claim import Claim
 from limitkeeper.policy import Gate
-from limitkeeper.policy.model import WAIT, Charge, Once, OnFailure, OnRefusal
+from limitkeeper.policy.model import WAIT, Charge, Cost, Once, OnFailure, OnRefusal
 from limitkeeper.testing import ManualClock
 from stand_ins import HeldClock, WrappedStore
 
@@ -220,3 +221,60 @@ def test_a_mark_that_can_not_be_made_fails_nobody(mode, caplog):
     asked(g, request(**SAID), mode).settle(200)
     store.failing = set()
     assert asked(g, request(user="a")).decision.remaining == 0
+
+
+# What a key is bound to, and how much its repetitions may add -----------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(
+    ("text", "replays", "cost", "most"),
+    [
+        ("fixed window 10/day", 10, 1, 20),
+        ("sliding window log 10/day", 10, 1, 20),
+        ("token bucket 10/day burst 10", 10, 1, 20),
+        ("fixed window 10/day; fixed window 4/h", 3, 1, 8),
+        ("fixed window 100/day", 10, 10, 20),
+        ("fixed window 1/day", 3, 1, 4),
+        ("fixed window 1/day", 10, 1, 11),
+    ],
+)
+def test_repetitions_pass_no_more_than_the_limit_again(mode, text, replays, cost, most):
+    """Whatever keys a client makes up, a rule passes at most twice its limit, or its limit and the repetitions of one key."""
+    pay = rule("pay", text, key=key("user"), cost=Cost(units=cost), once=Once("idempotency-key", replays=replays))
+    g = gate(pay)
+    keys = [f"k{i % keys}" for keys in (50, 10, 3, 1) for i in range(60)]
+    assert sum(asked(g, request(user="a", **{"idempotency-key": one}), mode).allowed for one in keys) == most
+    assert passes(g, 2, mode=mode, user="b", **{"idempotency-key": "k1"}) == [True, True]
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_key_vouches_only_for_the_request_that_it_was_used_for(mode):
+    """The same key with another method, another path or another value of a bound identity is another request, and charged."""
+    once = Once("idempotency-key", bind=("tenant",))
+    g = gate(rule("pay", "fixed window 9/h", key=key("user"), once=once))
+
+    def left(line, **more):
+        asked(g, request(line, **SAID, **more), mode)
+        return g.explain(request(user="a"))[0].decision.remaining
+
+    assert left("POST /orders", tenant="x") == 8
+    assert left("POST /orders", tenant="x") == 8
+    assert left("POST /orders/2", tenant="x") == 7
+    assert left("PUT /orders", tenant="x") == 6
+    assert left("POST /orders", tenant="y") == 5
+    assert left("POST /orders") == 4
+    assert left("POST /orders", tenant="x") == 4
+    assert left("POST /orders", tenant="-") == 3
+    assert left("POST /orders", tenant="x|POST") == 2
+
+
+@pytest.mark.parametrize("mode", ["ask", "aask"])
+def test_twins_get_back_no_more_than_repetitions_may_take(mode):
+    """Requests of one key at the same moment are repetitions too: the charge of one beyond their limit stays."""
+    clock = ManualClock(1000)
+    store = WrappedStore(MemoryStore(clock=clock), local=True)
+    g = Gate(policy(rule("pay", "fixed window 3/h", key=key("user"), once=Once("idempotency-key", replays=2))), store=store)
+    store.inner.decide([Claim(g.compiled.rules[0].default_entries[0].replays, "a", 3)])  # all repetitions are taken
+    one_inside_another(g, store, mode)
+    assert g.explain(request(user="a"))[0].decision.remaining == 1

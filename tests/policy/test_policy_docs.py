@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from limitkeeper.policy import Policy
-from limitkeeper.policy.reading.rules import RULE
-from limitkeeper.policy.reading.sections import POLICY
+from limitkeeper.policy.reading.policy_schema import POLICY
+from limitkeeper.policy.reading.rule_fields import RULE
 
 PAGE = (Path(__file__).parents[2] / "docs" / "policy.md").read_text()
 BLOCKS = re.findall(r"```yaml\n(.*?)```", PAGE, re.S)

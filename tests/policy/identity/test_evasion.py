@@ -9,7 +9,7 @@ from limitkeeper import MemoryStore
 from limitkeeper.policy import Policy, WrittenRequest
 from limitkeeper.policy.gate import Gate
 from limitkeeper.testing import ManualClock
-from limitkeeper.web.asgi_fast import AsgiRequestContext
+from limitkeeper.web.asgi import AsgiRequestContext
 
 SECRET = "a shared secret of at least 32 bytes"
 POLICY = f"""
@@ -131,8 +131,8 @@ def test_a_header_bomb_is_one_short_key(gate):
     """A megabyte of key is one client with one small entry in the store."""
     bomb = WrittenRequest("GET", "/keyed", headers={"X-Api-Key": "x" * 1_000_000})
     assert passed(gate, [bomb] * 3) == 1
-    passage = gate.ask(bomb)
-    assert [len(key) for key in passage.keys] == [71]
+    evaluation = gate.ask(bomb)
+    assert [len(key) for key in evaluation.keys] == [71]
 
 
 @pytest.mark.parametrize("value", ["a\r\nX-Evil: 1", "a\x00b", "a\u2028b", "\ud800", "%0d%0aX-Evil: 1"])

@@ -122,11 +122,11 @@ def test_no_text_is_mistaken_for_a_token(text):
 def test_time_is_compared_with_every_request(verifier, moment):
     """A token counts from nbf to exp, although it was verified and cached before; a token without exp counts on."""
     identity, facts = Jwt("sub", verifier), bearing(signed(nbf=NOW + 10, exp=NOW + 20))
-    told = []
+    received = []
     for _ in range(5):
-        told.append(identity.of(facts))
+        received.append(identity.of(facts))
         moment.advance(5)
-    assert told == [None, None, "ann", "ann", None]
+    assert received == [None, None, "ann", "ann", None]
     moment.advance(10**9)
     assert identity.of(facts) is None
     assert identity.of(bearing(signed())) == "ann"
@@ -165,7 +165,7 @@ def test_issuer_and_audience_are_checked():
 
 
 @pytest.mark.parametrize(
-    ("value", "told"),
+    ("value", "received"),
     [
         ("pro", "pro"),
         (42, "42"),
@@ -178,10 +178,10 @@ def test_issuer_and_audience_are_checked():
         (None, None),
     ],
 )
-def test_claims_are_strings_or_integers(verifier, value, told):
+def test_claims_are_strings_or_integers(verifier, value, received):
     """A claim of another type counts as absent."""
     body = json.dumps({"plan": value}).encode()
-    assert Jwt("plan", verifier).of(bearing(jwt.api_jws.encode(body, PRIVATE, algorithm="RS256"))) == told
+    assert Jwt("plan", verifier).of(bearing(jwt.api_jws.encode(body, PRIVATE, algorithm="RS256"))) == received
 
 
 def test_a_long_claim_is_hashed(verifier):
@@ -308,3 +308,88 @@ def test_the_library_is_imported_when_a_verifier_is_made(python):
     """Policies without tokens never load it."""
     done = python("import sys, limitkeeper.policy.identity.jwt; print('jwt' in sys.modules)")
     assert done.stdout.strip() == "False", done.stderr
+
+
+# What a client can make a request cost
+
+
+def test_the_cache_holds_digests_and_no_expired_token(verifier, moment):
+    """An entry has the size of a digest, whatever the token's, and goes when the token has expired."""
+    request = bearing(signed(exp=NOW + 60, junk="x" * 4000))
+    assert Jwt("sub", verifier).of(request) == "ann"
+    assert [len(digest) for digest in verifier._valid] == [32]
+    moment.advance(60)
+    assert Jwt("sub", verifier).of(request) is None
+    assert verifier._valid == {}
+    assert Jwt("sub", verifier).of(bearing(signed(OTHER))) is None
+    assert [len(digest) for digest in verifier._invalid] == [32]
+
+
+@pytest.mark.parametrize("cookies", [False, True])
+def test_a_request_is_verified_a_bounded_number_of_times(cookies, monkeypatch):
+    """Of hundreds of large forged tokens two of a header and two of a cookie are parsed, once each, for any number of keys."""
+    keys = [pair(ec.generate_private_key(ec.SECP256R1()))[1] for _ in range(16)]
+    verifier = Verifier("\n".join(keys), ("ES256",), cookie="token" if cookies else None)
+    stranger = ec.generate_private_key(ec.SECP256R1())
+    forged = [signed(stranger, "ES256", n=n, junk="x" * 4000) for n in range(200)]
+    calls: list[int] = []
+    kind = jwt.algorithms.ECAlgorithm
+    verify = kind.verify
+    monkeypatch.setattr(kind, "verify", lambda self, signed, *rest: (calls.append(len(signed)), verify(self, signed, *rest))[1])
+    parsed = counted(monkeypatch)
+    headers = {"Authorization": ", ".join(f"Bearer {token}" for token in forged)}
+    if cookies:
+        headers["Cookie"] = "; ".join(f"token={token}" for token in forged)
+    for _ in range(3):
+        assert Jwt("sub", verifier).of(WrittenRequest(headers=headers)) is None
+    tokens = 2  # the cookie holds the same two
+    assert len(calls) == tokens * 16
+    assert max(calls) <= MAX_LENGTH
+    assert len(parsed) <= tokens
+
+
+def test_the_first_and_the_last_of_several_tokens_count(verifier):
+    """What an application may take is verified, between whatever else; what none takes is not."""
+    forged = [signed(OTHER, n=n) for n in range(9)]
+    first, last, middle = [signed(), *forged], [*forged, signed()], [*forged[:1], signed(), *forged[1:]]
+    found = [Jwt("sub", verifier).of(WrittenRequest(headers={"Authorization": ", ".join(one)})) for one in (first, last, middle)]
+    assert found == ["ann", "ann", None]
+
+
+# Tokens in cookies
+
+
+@pytest.mark.parametrize("cookies", ["token={}", 'a=b; token="{}"', "token={} ;x", "token={}; token=x", "token=a.b.c; token={}"])
+def test_a_cookie_can_hold_the_token(moment, cookies):
+    """Written as applications read it; of several the first and the last count."""
+    identity = Jwt("sub", Verifier(PUBLIC, ("RS256",), None, cookie="token", now_us=moment.now_us))
+    assert identity.of(WrittenRequest(headers={"Cookie": cookies.format(signed())})) == "ann"
+    assert identity.of(WrittenRequest(headers={"Cookie": cookies.format(signed(OTHER))})) is None
+    assert identity.of(WrittenRequest(headers={"Cookie": "x=1"})) is None
+    assert identity.of(bearing(signed())) is None  # the header is not read
+
+
+def test_a_header_is_read_before_a_cookie():
+    """Where both are named, the cookie counts only without a valid token in the header."""
+    identity = Jwt("sub", Verifier(PUBLIC, ("RS256",), cookie="token"))
+    cookie = f"token={signed(sub='bob')}"
+    for header, said in ((signed(), "ann"), (signed(OTHER), "bob"), ("", "bob")):
+        assert identity.of(WrittenRequest(headers={"Authorization": f"Bearer {header}", "Cookie": cookie})) == said
+
+
+def test_a_policy_names_the_cookie():
+    """`cookie` alone takes the place of the header; with `header` both are read."""
+    from limitkeeper.policy import Policy
+
+    def verifier_of(**more):
+        user = {"jwt": {"claim": "sub", "key": SECRET, "algorithms": ["HS256"], **more}}
+        return Policy.of(identify={"user": user}).identify["user"].verifier
+
+    assert (verifier_of().header, verifier_of().cookie) == ("Authorization", None)
+    assert (verifier_of(cookie="session").header, verifier_of(cookie="session").cookie) == (None, "session")
+    assert (verifier_of(cookie="s", header="X-Token").header, verifier_of(cookie="s", header="X-Token").cookie) == (
+        "X-Token",
+        "s",
+    )
+    with pytest.raises(ConfigurationError, match="header or a cookie"):
+        Verifier(SECRET, ("HS256",), None)

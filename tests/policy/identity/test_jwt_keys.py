@@ -12,8 +12,7 @@ from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from limitkeeper.errors import ConfigurationError
 from limitkeeper.policy import Policy, PolicyError
 from limitkeeper.policy.gate import Gate
-from limitkeeper.policy.identity.jwt import Jwt, Verifier
-from limitkeeper.policy.identity.jwt_keys import MAX_KEYS
+from limitkeeper.policy.identity.jwt import MAX_KEYS, Jwt, Verifier
 from limitkeeper.policy.request_context import WrittenRequest
 
 OLD, NEW, STRANGER = (rsa.generate_private_key(65537, 2048) for _ in range(3))
@@ -78,7 +77,7 @@ def test_forged_tokens_are_invalid(forged):
 
 
 @pytest.mark.parametrize(
-    ("text", "algorithms", "told"),
+    ("text", "algorithms", "received"),
     [
         (key_set(), ("RS256",), "none of the 0 keys of this set verifies RS256"),
         (key_set(member(CURVE, "ES256"), member(OLD, use="enc")), ("RS256",), "none of the 2 keys of this set verifies RS256"),
@@ -90,9 +89,9 @@ def test_forged_tokens_are_invalid(forged):
         (key_set(member(rsa.generate_private_key(65537, 1024))), ("RS256",), "1024 bits, and RS256 needs 2048"),
     ],
 )
-def test_unsafe_keys_are_errors(text, algorithms, told):
+def test_unsafe_keys_are_errors(text, algorithms, received):
     """Of several keys too: none that fits, one of another kind, weak ones, too many, or public ones as a shared secret."""
-    with pytest.raises(ConfigurationError, match=told):
+    with pytest.raises(ConfigurationError, match=received):
         Verifier(text, algorithms)
 
 
@@ -125,7 +124,7 @@ def test_a_key_rotation_locks_no_client_out(tmp_path):
         (tmp_path / "limitkeeper.yaml").write_text(POLICY)
         with Gate(Policy.load(tmp_path / "limitkeeper.yaml")) as gate:
             asked = [gate.ask(WrittenRequest(headers={"Authorization": token(private)})) for private in (OLD, NEW)]
-            known.append([passage.keys for passage in asked])
+            known.append([evaluation.keys for evaluation in asked])
     assert known == [[["ann"], []], [["ann"], ["ann"]], [[], ["ann"]]]
 
 

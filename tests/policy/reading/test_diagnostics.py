@@ -6,13 +6,13 @@ from pathlib import Path
 
 import jsonschema
 import pytest
+from source_trees import to_python
 
 from limitkeeper import ConfigurationError
 from limitkeeper.policy import Policy
 from limitkeeper.policy.reading.diagnostics import ERROR, SCHEMA, SYNTAX, WIDTH, Diagnostic, PolicyError
 from limitkeeper.policy.reading.load import examine
-from limitkeeper.policy.reading.nodes import to_python
-from limitkeeper.policy.reading.sections import policy_schema
+from limitkeeper.policy.reading.policy_schema import policy_schema
 from limitkeeper.policy.reading.yaml import decode_text, parse_yaml
 
 FOLDER = Path(__file__).parent / "diagnostics"

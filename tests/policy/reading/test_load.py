@@ -6,9 +6,11 @@ from pathlib import Path
 
 import jsonschema
 import pytest
+from source_trees import to_python
 
 from limitkeeper import ConfigurationError, FixedWindow, SlidingWindowCounter, SlidingWindowLog, TokenBucket
 from limitkeeper.policy import Gate, Policy
+from limitkeeper.policy.application_overrides import CalledOverrides, HashOverrides
 from limitkeeper.policy.identity.client_ip import ClientIp
 from limitkeeper.policy.identity.identify import Called, Captured, Certificate, Cookie, Header, Network, Query
 from limitkeeper.policy.identity.jwt import Jwt
@@ -23,14 +25,13 @@ from limitkeeper.policy.model import (
     OnFailure,
     OnRefusal,
     PenaltyBoxConfig,
+    RetryAmplification,
     Tiers,
     When,
 )
-from limitkeeper.policy.overrides import CalledOverrides, HashOverrides
 from limitkeeper.policy.reading.diagnostics import PolicyError
-from limitkeeper.policy.reading.import_string import ImportString, import_strings_of
-from limitkeeper.policy.reading.nodes import to_python
-from limitkeeper.policy.reading.sections import policy_schema
+from limitkeeper.policy.reading.import_string import ImportString, callables_of
+from limitkeeper.policy.reading.policy_schema import policy_schema
 from limitkeeper.policy.reading.yaml import MAX_BYTES, parse_yaml
 
 HERE = Path(__file__).parents[1]
@@ -107,8 +108,12 @@ def test_the_top_of_a_policy(everything):
         True,
     )
     assert policy.headers == Headers("draft-7", x=False, reset="epoch", success="near", partition=True, cors=False)
-    assert policy.penalty_box == PenaltyBoxConfig(TokenBucket("100/min"), 60_000_000, (("user", "ip"),))
-    assert policy.safe_concurrency == 1000
+    assert policy.penalty_box == PenaltyBoxConfig(
+        TokenBucket("100/min"), 60_000_000, (("user", "ip"),), (3_600_000_000, 86_400_000_000)
+    )
+    assert policy.retry_amplification == RetryAmplification((("user", "ip"),), 30_000_000)
+    assert (policy.instances, policy.safe_concurrency) == (3, 1000)
+    assert [rule.total_concurrency for rule in policy.rules[:3]] == [3000, 120, 3000]
 
 
 def test_every_kind_of_identity(everything):
@@ -160,7 +165,7 @@ def test_a_rule_with_every_field(everything):
     assert rule.override == (("acme|42", ()), ("acme|-", (TokenBucket("10/s"),)))
     assert rule.cost == Cost("header", 2, "x-cost", 10)
     assert rule.charge == Charge(((401, 401), (400, 499), (500, 503)))
-    assert rule.once == Once("idempotency-key", 3_600_000_000, 3)
+    assert rule.once == Once("idempotency-key", 3_600_000_000, 3, ("user",))
     assert rule.on_refusal == OnRefusal("wait", 200_000, 50)
     assert rule.on_failure == OnFailure("local", "1/4")
     body = {"code": "SLOW_DOWN", "message": "{message}", "list": [1, 2.5, True, None, "{limit}"]}
@@ -277,7 +282,7 @@ limits: [{name: a, key: user, limit: 5/s}]
 def test_nothing_is_imported_by_reading():
     """Names of calls are read, not imported: a file can be checked where the application is not."""
     policy = Policy.read('identify: {vip: {call: "no_such_thing:at_all"}}\nlimits: [{name: a, key: vip | ip, limit: 5/s}]')
-    (named,) = import_strings_of(policy)
+    (named,) = [call for call, _ in callables_of(policy) if isinstance(call, ImportString)]
     with pytest.raises(ConfigurationError, match="no_such_thing"):
         named.load()
 

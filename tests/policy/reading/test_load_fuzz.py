@@ -8,16 +8,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
+from effort import effort
 from limitkeeper import ConfigurationError
 from limitkeeper.policy import Policy
+from limitkeeper.policy.one_line_request import parse_request
 from limitkeeper.policy.reading.diagnostics import PolicyError
 from limitkeeper.policy.reading.load import examine
-from limitkeeper.policy.reading.sections import policy_schema
+from limitkeeper.policy.reading.policy_schema import policy_schema
 from limitkeeper.policy.reading.yaml import MAX_BYTES
-from limitkeeper.policy.request_line import parse_request
 
 HERE = Path(__file__).parents[1]
 SHOP = (HERE / "shop.yaml").read_text().replace("jwt.pub", str(HERE / "jwt.pub"))
@@ -39,7 +40,7 @@ def only_clear_errors(make: Any) -> Policy | None:
     return None
 
 
-@settings(max_examples=150, deadline=None)
+@effort(150)
 @given(text=st.text())
 @example(text="\ud800")
 @example(text="\x00")
@@ -58,7 +59,7 @@ def test_any_text_is_a_policy_or_a_clear_error(text):
     only_clear_errors(lambda: Policy.read(text))
 
 
-@settings(max_examples=150, deadline=None)
+@effort(150)
 @given(data=st.binary())
 def test_any_bytes_are_a_policy_or_a_clear_error(data, tmp_path_factory):
     """Arbitrary bytes in a file never raise anything but PolicyError."""
@@ -86,7 +87,7 @@ KEYS = st.one_of(st.sampled_from(WORDS), st.text(max_size=5), st.integers(), st.
 TREE = st.recursive(LEAF, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(KEYS, inner, max_size=6), max_leaves=30)
 
 
-@settings(max_examples=80, deadline=None)
+@effort(80)
 @given(said=st.dictionaries(st.sampled_from(list(policy_schema()["properties"])), TREE, max_size=6))
 def test_any_tree_is_a_policy_or_a_clear_error(said):
     """Arbitrary values from Python under the fields of a policy never raise anything but PolicyError."""
@@ -104,11 +105,12 @@ def places(node: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
     return found
 
 
-@settings(max_examples=80, deadline=None)
+@effort(80)
 @given(data=st.data(), value=TREE)
 def test_a_good_policy_with_one_part_changed(data, value):
     """A full policy in which any one part is replaced by anything never raises anything but PolicyError."""
-    from limitkeeper.policy.reading.nodes import to_python
+    from source_trees import to_python
+
     from limitkeeper.policy.reading.yaml import parse_yaml
 
     said = to_python(parse_yaml(EVERYTHING)[0])
@@ -120,7 +122,7 @@ def test_a_good_policy_with_one_part_changed(data, value):
     only_clear_errors(lambda: Policy.of(**said))
 
 
-@settings(max_examples=80, deadline=None)
+@effort(80)
 @given(seed=st.integers(0, 2**32), source=st.sampled_from([SHOP, EVERYTHING]))
 def test_a_good_file_with_a_few_characters_changed(seed, source):
     """A sample in which characters are lost, doubled, swapped or replaced never raises anything but PolicyError."""
@@ -150,7 +152,7 @@ def test_the_samples_of_the_fuzz_are_good():
     assert only_clear_errors(lambda: Policy.read(EVERYTHING)) is not None
 
 
-@settings(max_examples=150, deadline=None)
+@effort(150)
 @given(
     line=st.one_of(
         st.text(),
@@ -161,7 +163,7 @@ def test_any_line_is_a_request_or_a_clear_error(line):
     """A request in one line is read, or refused with a ConfigurationError."""
     policy = Policy.of(identify={"user": {"header": "U"}}, limits=[{"name": "a", "limit": "5/s"}])
     with contextlib.suppress(ConfigurationError):
-        parse_request(line, policy).context().header("a")
+        parse_request(line, policy).header("a")
 
 
 # Time --------------------------------------------------------------------------------------------------------------
@@ -192,6 +194,7 @@ HOSTILE = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(30)
 @pytest.mark.parametrize("text", HOSTILE.values(), ids=HOSTILE.keys())
 def test_a_hostile_file_takes_bounded_time(text):

@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 import yaml
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from effort import effort
 from limitkeeper import FixedWindow, TokenBucket
 from limitkeeper.policy import Policy
 from limitkeeper.policy.identity.client_ip import ClientIp
@@ -235,7 +236,7 @@ class WithoutAliases(yaml.SafeDumper):
         return True
 
 
-@settings(max_examples=120, deadline=None)
+@effort(120)
 @given(said=POLICY)
 def test_file_and_python_agree(said):
     """The same content as a YAML file and as keyword arguments makes equal policies, or errors at the same paths."""

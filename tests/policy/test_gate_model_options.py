@@ -67,7 +67,7 @@ class Model:
         self.store = MemoryStore(clock=self.clock)
         self.marks: dict[tuple[int, str, str], tuple[int, float]] = {}  # (times used, until when)
 
-    def claims(self, number, said, user, plan, told):
+    def claims(self, number, said, user, plan, received):
         """The claims of one rule; None: it is not meant."""
         if not said["key"]:
             name = "*"
@@ -84,16 +84,16 @@ class Model:
             limits = OWN
         elif said["tiers"] and plan == "pro":
             limits = PRO
-        cost = {None: 1, "0": 1, "2": 2, "99": 3, "x": 1}[told] if said["cost"] else 1
+        cost = {None: 1, "0": 1, "2": 2, "99": 3, "x": 3}[received] if said["cost"] else 1
         labels = [f"r{number}" + (f".{i + 1}" if i else "") for i in range(len(limits))]
         return [Claim(NamedLimit("m", label, limit), name, cost) for label, limit in zip(labels, limits, strict=True)]
 
-    def ask(self, user, plan, told, idem, status):
+    def ask(self, user, plan, received, idem, status):
         """Whether it passes, and which rules in shadow would have refused."""
         now = self.clock.now_us() / 1e6
         charged, shadows, new, again = [], [], [], []
         for number, said in self.said:
-            claims = self.claims(number, said, user, plan, told)
+            claims = self.claims(number, said, user, plan, received)
             if claims is None:
                 continue
             if said["shadow"]:
@@ -103,16 +103,22 @@ class Model:
                 mark = (number, claims[0].key, idem)
                 used, until = self.marks.get(mark, (0, 0.0))
                 if until > now and 0 < used <= REPLAYS:
-                    again.append(mark)
-                    continue
+                    repeated = [
+                        Claim(NamedLimit("m", f"{one.limit.name} replays", one.limit.limit), one.key, one.cost) for one in claims
+                    ]
+                    if (taken := self.store.decide(repeated)).allowed:  # the rule's limits once more, for repetitions
+                        again.append((mark, repeated, taken))
+                        continue
                 if until <= now or used == 0:
                     new.append((mark, said))
             charged.append((said, claims))
         every = [claim for _, claims in charged for claim in claims]
         decision = self.store.decide(every) if every else None
         if decision is not None and not decision.allowed:
+            for _, repeated, taken in again:
+                self.store.give_back(repeated, taken.start_us)
             return False, ()
-        for mark in again:
+        for mark, _, _ in again:
             self.marks[mark] = (self.marks[mark][0] + 1, self.marks[mark][1])
         for mark, _ in new:
             self.marks[mark] = (1, now + KEEP)
@@ -130,8 +136,8 @@ class Model:
         return True, tuple(f"r{n}" for n, _, _, told_in_shadow in refused if not told_in_shadow.allowed)
 
 
-def facts_of(user, plan, told, idem):
-    said = {"user": user, "plan": plan, "x-cost": told, "idempotency-key": idem}
+def facts_of(user, plan, received, idem):
+    said = {"user": user, "plan": plan, "x-cost": received, "idempotency-key": idem}
     return WrittenRequest("GET", "/", headers={name: value for name, value in said.items() if value}, peer="192.0.2.7")
 
 
@@ -144,10 +150,10 @@ def test_any_mixture_of_features_decides_as_a_person_would(said, requests, mode)
     gate = Gate(
         Policy(name="m", rules=rules, identify={name: Header(name) for name in ("user", "plan")}), store=MemoryStore(clock=clock)
     )
-    for *told, status, pause in requests:
+    for *received, status, pause in requests:
         clock.advance(pause)
         model.clock.advance(pause)
-        evaluation = asked(gate, facts_of(*told), mode)
-        assert (evaluation.allowed, evaluation.shadows) == model.ask(*told, status)
+        evaluation = asked(gate, facts_of(*received), mode)
+        assert (evaluation.allowed, evaluation.shadows) == model.ask(*received, status)
         if evaluation.allowed:
             evaluation.settle(status)

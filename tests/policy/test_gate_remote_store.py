@@ -41,7 +41,7 @@ def leased_gate(*rules, **said):
     clock = ManualClock(1000)
     store = WrappedStore(MemoryStore(clock=clock))
     said["budget_us"] = 10_000_000
-    return Gate(policy(*rules, **said), store=LeasedStore(store, lease=10, life="1h"), clock=clock), store
+    return Gate(policy(*rules, **said), store=LeasedStore(store, lease=10, life="1min"), clock=clock), store
 
 
 @pytest.mark.parametrize("mode", [*FAR, "quick"])

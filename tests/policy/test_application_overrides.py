@@ -8,11 +8,15 @@ import threading
 
 import pytest
 
-from limitkeeper import FixedWindow, MemoryStore, TokenBucket
+from limitkeeper import FixedWindow, MemoryStore, SharedStore, SlidingWindowLog, TokenBucket
 from limitkeeper.errors import ConfigurationError, InvalidLimit
-from limitkeeper.policy import Policy, WrittenRequest, overrides
+from limitkeeper.observe.logs import log_refusals
+from limitkeeper.policy import Policy, WrittenRequest, application_overrides
+from limitkeeper.policy.application_overrides import MAX_CACHED, CalledOverrides, HashOverrides, limits_of
 from limitkeeper.policy.gate import Gate
-from limitkeeper.policy.overrides import MAX_CACHED, CalledOverrides, HashOverrides, limits_of
+from limitkeeper.stores import cell_table
+from limitkeeper.stores.guarded import GuardedStore
+from limitkeeper.stores.shared import limit_directory
 from limitkeeper.testing import ManualClock
 from servers.valkey import Valkey
 
@@ -321,8 +325,8 @@ def test_without_a_client_the_extra_is_named(monkeypatch):
 
 def test_every_reader_is_gone():
     """What the tests of this file began has ended."""
-    assert overrides._readers == {}
-    assert logging.getLogger("limitkeeper") is overrides.log
+    assert application_overrides._readers == {}
+    assert logging.getLogger("limitkeeper") is application_overrides.log
 
 
 # In a policy
@@ -353,7 +357,7 @@ def test_a_plan_that_is_bought_needs_no_deploy(hashed, valkey, eventually):
         assert (passed(gate, "acme"), passed(gate, "initech"), passed(gate, "bob")) == (3, 10, 2)
         gate.reload(Policy.read(text))
         assert (passed(gate, "acme"), passed(gate, "initech"), passed(gate, "eve")) == (0, 10, 2)
-    assert overrides._readers == {}
+    assert application_overrides._readers == {}
 
 
 def test_a_function_says_limits_of_a_rule():
@@ -371,3 +375,69 @@ def test_a_function_says_limits_of_a_rule():
     )
     with Gate(policy, store=MemoryStore(clock=ManualClock())) as gate:
         assert (passed(gate, "acme"), passed(gate, "bob")) == (5, 2)
+
+
+# More overrides than a store has room for
+
+ROOM = 20
+RULE = {"name": "api", "key": "user", "limit": "fixed window 3/h"}
+
+
+def gate_with(store, call) -> Gate:
+    rule = {**RULE, "overrides": {"call": call, "keep": "1h"}}
+    return Gate(Policy.of(identify={"user": {"header": "X-User"}}, limits=[rule]), store=store)
+
+
+def by_user(user: object) -> WrittenRequest:
+    return WrittenRequest("GET", "/", headers={"X-User": str(user)})
+
+
+@pytest.fixture(params=["memory", "guarded", "shared"])
+def small_store(request, monkeypatch, tmp_path):
+    """A store with room for few rates."""
+    monkeypatch.setattr(cell_table, "MOST_UNITS", ROOM)
+    monkeypatch.setattr(limit_directory, "MOST_UNITS", ROOM)
+    store = SharedStore(tmp_path / "limits") if request.param == "shared" else MemoryStore()
+    yield GuardedStore(store) if request.param == "guarded" else store
+    store.close()
+
+
+def test_an_override_without_room_is_decided_by_the_base_limit(small_store, caplog):
+    """No request fails: keys whose override does not fit are limited by the rule, an alert says so, and the others go on."""
+    with gate_with(small_store, lambda key: f"fixed window {100 + int(key)}/h") as gate:
+        heard = []
+        gate.events.on("alert", heard.append)
+        log_refusals(gate)
+        limits = [gate.ask(by_user(n)).decision.limit for n in range(ROOM * 2)]
+        assert limits[:10] == [100 + n for n in range(10)]
+        assert limits[-10:] == [3] * 10
+        refused = limits.count(3)
+        assert len(heard) == refused == gate.snapshot().rules[0].alerts
+        assert all("limits" in str(event.error) for event in heard)
+        assert [bool(gate.ask(by_user(ROOM * 2 - 1))) for _ in range(3)] == [True, True, False]
+        assert gate.ask(by_user(0)).decision.remaining == 98
+        assert len(heard) == refused  # once for each limit
+        assert "own limit" in caplog.text
+        assert [one.applies for one in gate.explain(by_user(ROOM * 2 - 1))] == [True]
+
+
+def test_an_algorithm_that_the_store_does_not_have_is_no_error_of_a_request():
+    """As any other override that the store can't take."""
+
+    class Picky(MemoryStore):
+        def register(self, limit):
+            if type(limit.limit) is SlidingWindowLog:
+                raise ConfigurationError("no logs here")
+            super().register(limit)
+
+    with gate_with(Picky(), lambda key: "sliding window log 9/h") as gate:
+        assert gate.ask(by_user(1)).decision.limit == 3
+
+
+@pytest.mark.slow
+def test_seventy_thousand_overrides():
+    """A table has room for 65 534 rates; every request of 70 000 is answered."""
+    with gate_with(MemoryStore(), lambda key: f"fixed window {100 + int(key)}/h") as gate:
+        limits = [gate.ask(by_user(n)).decision.limit for n in range(70_000)]
+        assert limits[:65_533] == [100 + n for n in range(65_533)]
+        assert limits[65_533:] == [3] * (70_000 - 65_533)

@@ -1,4 +1,4 @@
-"""What a gate counts is what happened: how long it took, who passed, and that nothing counts twice."""
+"""What a gate counts is what happened: durations, requests that passed, and nothing counts twice."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ def test_a_response_is_counted_in_the_bucket_of_its_time(ago_ms):
     """Response times go by the request's whole time, once for every rule, whatever the number of its limits."""
     g = gate(rule("two", "token bucket 9/s burst 9; fixed window 9/min"), rule("one", "9/s"))
     evaluation = asked(g, request())
-    assert [told.responses.sum for told in g.snapshot().rules] == [0, 0]
+    assert [received.responses.sum for received in g.snapshot().rules] == [0, 0]
     evaluation.began_us = steady_us() - ago_ms * 1_000
     evaluation.count_response(200)
-    for told in g.snapshot().rules:
-        assert (told.responses.count, told.statuses) == (1, {"2xx": 1})
-        assert told.responses.counts.index(1) == bisect_left(told.responses.bounds, told.responses.sum)
-        assert told.responses.sum >= ago_ms
+    for received in g.snapshot().rules:
+        assert (received.responses.count, received.statuses) == (1, {"2xx": 1})
+        assert received.responses.counts.index(1) == bisect_left(received.responses.bounds, received.responses.sum)
+        assert received.responses.sum >= ago_ms
 
 
 @pytest.mark.parametrize(
@@ -69,7 +69,7 @@ def test_a_rule_with_two_limits_is_near_once():
     """A pass that leaves little of both limits of a rule is one pass near its end."""
     g = gate(rule("all", "token bucket 1/h burst 5; fixed window 5/h"), rule("other", "fixed window 5/h"))
     assert passes(g, 5) == [True] * 5
-    assert [told.near for told in g.snapshot().rules] == [1, 1]
+    assert [received.near for received in g.snapshot().rules] == [1, 1]
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -1,0 +1,225 @@
+"""What a reload leaves behind in a store, and of a store: nothing, once the requests of the old version have ended."""
+
+from __future__ import annotations
+
+import logging
+import time
+
+import pytest
+from gates import request
+
+from limitkeeper import ConfigurationError, MemoryStore
+from limitkeeper.policy import Policy
+from limitkeeper.policy.gate import Gate
+from limitkeeper.stores import RedisStore
+from limitkeeper.stores.guarded import GuardedStore
+from limitkeeper.testing import ManualClock
+from limitkeeper.web.handler_limit import HandlerGates, HandlerLimit
+
+
+def policy_of(*names: str, limit: str = "fixed window 5/min", **more: str) -> Policy:
+    return Policy.of(limits=[{"name": name, "key": "ip", "limit": limit} for name in names], **more)
+
+
+#: The limit of the gate's own queue.
+QUEUE = "limitkeeper queue"
+
+
+def tables(store: MemoryStore) -> set[str]:
+    return {name for _, name, _ in store._tables} - {QUEUE}
+
+
+def test_a_reload_is_logged(caplog):
+    """A new version of a policy is one line of the log."""
+    gate = Gate(policy_of("a", name="shop"), store=MemoryStore(clock=ManualClock()))
+    with caplog.at_level(logging.INFO, "limitkeeper"):
+        gate.reload(policy_of("a", "b", name="shop"))
+    assert [one.getMessage() for one in caplog.records] == ["the policy 'shop' was reloaded; number of rules: 2"]
+
+
+def test_a_store_that_the_program_chose_stays_and_the_log_says_so(caplog):
+    """A new version may name another; its password is not logged."""
+    gate = Gate(policy_of("a", name="shop"), store=MemoryStore(clock=ManualClock()))
+    gate.reload(policy_of("a", name="shop", store="redis://:hidden@127.0.0.1:1"))
+    (warning,) = [one.getMessage() for one in caplog.records if one.levelno == logging.WARNING]
+    assert "this program chose its own, which stays" in warning
+    assert "hidden" not in warning
+
+
+# Limits
+
+
+def test_limits_that_a_reload_removed_leave_the_store():
+    """A table goes with its rule, as soon as its keys are as new; a rule that stays keeps table and state."""
+    clock = ManualClock()
+    store = MemoryStore(clock=clock)
+    gate = Gate(policy_of("stays", "r0"), store=store)
+    gate.ask(request())
+    for n in range(1, 50):
+        clock.advance(3600)
+        gate.reload(policy_of("stays", f"r{n}"))
+        gate.ask(request())
+    assert tables(store) <= {"stays", "r48", "r49"}
+    assert gate.ask(request()).decision.remaining == 3  # two of the last hour
+
+
+def test_a_removed_limit_that_is_in_use_is_not_forgiven():
+    """A rule that a reload removed and the next one brought back goes on with its state."""
+    store = MemoryStore(clock=ManualClock())
+    gate = Gate(policy_of("a", "b"), store=store)
+    for _ in range(5):
+        assert gate.ask(request())
+    gate.reload(policy_of("a", limit="fixed window 100/min"))
+    gate.reload(policy_of("b"))
+    assert not gate.ask(request())
+
+
+def test_limits_of_several_gates_stay_while_one_uses_them():
+    """A table is dropped with the last gate's rule."""
+    store = MemoryStore(clock=ManualClock())
+    one, two = (Gate(policy_of("a"), store=store) for _ in range(2))
+    one.reload(policy_of("b"))
+    assert tables(store) == {"a", "b"}
+    two.ask(request())
+    one.reload(policy_of("a"))
+    assert one.ask(request()).decision.remaining == 3
+
+
+def test_a_request_of_the_old_version_settles_after_the_reload():
+    """What began under a removed rule is given back where it was charged."""
+    store = MemoryStore(clock=ManualClock())
+    rule = {"name": "login", "key": "ip", "limit": "fixed window 5/min", "charge": {"status": [401]}}
+    gate = Gate(Policy.of(limits=[rule]), store=store)
+    running = gate.ask(request())
+    gate.reload(policy_of("other"))
+    running.settle(200)
+    del running
+    gate.reload(Policy.of(limits=[rule]))
+    assert gate.ask(request()).decision.remaining == 4
+
+
+def test_limits_leave_a_redis_store_too():
+    """What this process keeps of a limit goes with its last user; equal limits of a new version keep it."""
+    store = RedisStore("redis://127.0.0.1:1")
+    gate = Gate(policy_of("stays", "r0"), store=store)
+    for n in range(1, 20):
+        gate.reload(policy_of("stays", f"r{n}"))
+    assert {named.name for named in store.names.entries} == {"stays", "r19", QUEUE}
+
+
+# Stores
+
+
+def connections(valkey) -> int:
+    return sum(client["lib-name"] != "redis-py" for client in valkey.client().client_list())
+
+
+def becomes(valkey, number: int, readers: int = 0) -> bool:
+    """Whether the server soon has so many connections: it learns of the end of one a moment later. `readers`: as many more may
+    be open, of the thread that reads the overrides of each store."""
+    end = time.monotonic() + 30
+    while not number <= (found := connections(valkey)) <= number + readers and time.monotonic() < end:
+        time.sleep(0.01)
+    return number <= found <= number + readers
+
+
+@pytest.mark.parametrize("changed", ["budget", "url"])
+def test_a_changed_budget_or_url_closes_the_old_connections(valkey, changed):
+    """Twenty reloads leave the connection of the last version."""
+    before = connections(valkey)
+
+    def version(n: int) -> Policy:
+        if changed == "budget":
+            return policy_of("a", limit="100/s", store=valkey.url, budget=f"{1000 + n}ms")
+        return policy_of("a", limit="100/s", store=f"{valkey.url}?prefix=p{n}", budget="1s")
+
+    with Gate(version(0)) as gate:
+        for n in range(1, 20):
+            assert gate.ask(request())
+            gate.reload(version(n))
+        assert gate.ask(request()).decision.source == "store"
+        assert becomes(valkey, before + 1, readers=1)
+    assert becomes(valkey, before)
+
+
+def test_the_old_store_stays_open_for_its_last_request(valkey):
+    """A request that began before the reload settles on the store that charged it, which is closed after that."""
+    rule = {"name": "a", "key": "ip", "limit": "fixed window 5/h", "charge": {"status": [401]}}
+    versions = [Policy.of(limits=[rule], store=f"{valkey.url}?prefix=last{n}", budget="1s") for n in range(2)]
+    before = connections(valkey)
+    with Gate(versions[0]) as gate:
+        running = gate.ask(request())
+        gate.reload(versions[1])
+        assert gate.ask(request()).decision.source == "store"
+        assert becomes(valkey, before + 2, readers=2)
+        running.settle(200)
+        del running
+        assert becomes(valkey, before + 1, readers=1)
+        gate.reload(versions[0])
+        assert gate.ask(request()).decision.remaining == 4
+
+
+def test_gates_of_handlers_follow_the_store_of_the_policy(valkey):
+    """Limits of single handlers on the policy's store go on with it after a reload has changed it."""
+    versions = [policy_of("a", store=f"{valkey.url}?prefix=h{n}", budget="1s") for n in range(2)]
+    with Gate(versions[0]) as gate:
+        gates = HandlerGates(gate)
+        limit = HandlerLimit("handler", "fixed window 5/h", "ip", {})
+        assert gates.gate_for(limit, "handler").ask(request()).decision.remaining == 4
+        gate.reload(versions[1])
+        found = gates.gate_for(limit, "handler")
+        assert found.store is gate.store
+        assert found.ask(request()).decision.source == "store"
+
+
+def test_a_rule_of_its_own_keeps_the_store_that_it_uses(valkey):
+    """A gate of one rule, made before a reload, still has an open store."""
+    with Gate(policy_of("a", store=f"{valkey.url}?prefix=r0", budget="1s")) as gate:
+        own = gate.for_rule("a")
+        gate.reload(policy_of("a", store=f"{valkey.url}?prefix=r1", budget="1s"))
+        assert own.ask(request()).decision.source == "store"
+
+
+def test_memory_is_found_again():
+    """A policy that goes to another store and back forgives no client."""
+    gate = Gate(policy_of("a"))
+    for _ in range(5):
+        gate.ask(request())
+    gate.reload(policy_of("a", store="redis://127.0.0.1:1"))
+    assert isinstance(gate.store, GuardedStore)
+    gate.reload(policy_of("a"))
+    assert not gate.ask(request())
+    gate.close()
+
+
+def test_a_given_store_gets_the_new_budget():
+    """The store stays open, its guard is another one."""
+    store = RedisStore("redis://127.0.0.1:1")
+    gate = Gate(policy_of("a", budget="20ms"), store=store)
+    gate.reload(policy_of("a", budget="10ms"))
+    assert gate.store.inner is store
+    assert gate.store.budget_us == 10_000
+    gate.close()
+
+
+def test_limits_that_the_store_has_no_room_for_refuse_the_reload():
+    """The version in force stays, with its rules and counters."""
+
+    class Full(MemoryStore):
+        full = False
+
+        def register(self, limit):
+            if self.full:
+                raise ConfigurationError("no room")
+            super().register(limit)
+
+    store = Full()
+    gate = Gate(policy_of("a"), store=store)
+    gate.ask(request())
+    gate.reload(policy_of("a"))
+    gate.ask(request())
+    store.full = True
+    with pytest.raises(ConfigurationError, match="no room"):
+        gate.reload(policy_of("b"))
+    assert [(rule.name, rule.passed) for rule in gate.snapshot().rules] == [("a", 2)]
+    assert gate.ask(request())

@@ -1,0 +1,114 @@
+"""Penalties that grow: a client that is refused too often again is refused for longer."""
+
+from __future__ import annotations
+
+import pytest
+from gates import MODES, asked, gate, key, passes, request, rule
+
+from limitkeeper import TokenBucket
+from limitkeeper.algorithms.limit_parser import parse_limit
+from limitkeeper.policy import Policy, PolicyError
+from limitkeeper.policy.model import PenaltyBoxConfig
+
+MINUTE, HOUR, DAY = 60, 3600, 86_400
+STEPS = PenaltyBoxConfig(parse_limit("fixed window 2/s"), MINUTE * 10**6, key("ip"), (HOUR * 10**6, DAY * 10**6))
+
+
+def growing_gate(**said):
+    return gate(rule("all", "fixed window 1/s", key=key("ip")), penalty_box=STEPS, **said)
+
+
+def penalty(g, peer="192.0.2.7", mode="ask"):
+    """Sends until the penalty box refuses; the penalty in seconds."""
+    for _ in range(20):
+        found = asked(g, request(peer=peer), mode)
+        if not found.allowed and found.refusal.reason == "penalty box":
+            return found.refusal.retry_after
+    raise AssertionError("the penalty box did not refuse")
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_penalties_grow(mode):
+    """The first penalty lasts a minute, the second an hour, the third and every further one a day."""
+    g = growing_gate()
+    for expected in (MINUTE, HOUR, DAY, DAY):
+        assert penalty(g, mode=mode) == expected
+        g.clock.advance(expected - 0.000001)
+        assert not asked(g, request(), mode).allowed
+        g.clock.advance(0.000001)
+        assert asked(g, request(), mode).allowed
+
+
+def test_a_client_that_behaves_begins_again():
+    """An offence is remembered for a day, the longest step, after its penalty has ended; then the first step is due again."""
+    g = growing_gate()
+    assert penalty(g) == MINUTE
+    g.clock.advance(MINUTE + DAY - 1)
+    assert penalty(g) == HOUR
+    g.clock.advance(HOUR + DAY)
+    assert penalty(g) == MINUTE
+
+
+def test_each_client_has_its_own_steps():
+    """The offences of one client do not lengthen the penalty of another one."""
+    g = growing_gate()
+    assert penalty(g) == MINUTE
+    g.clock.advance(MINUTE)
+    assert penalty(g) == HOUR
+    assert penalty(g, "192.0.2.8") == MINUTE
+
+
+def test_requests_under_way_are_no_second_offence():
+    """Refusals that are counted after the client was put into the box, because they were under way, do not raise its step."""
+    g = growing_gate()
+    refused = [found for found in (asked(g, request()) for _ in range(3)) if not found.allowed]
+    late = refused[0]
+    late.context = request()
+    late.compiled = g.compiled
+    begun = [g._penalty_box.count(late, late.decision)[1] for _ in range(50)]
+    assert begun == [True] + [False] * 49
+    assert asked(g, request()).refusal.retry_after == MINUTE
+
+
+def test_the_memory_of_offences_is_bounded(monkeypatch):
+    """A flood of offenders fills the memory: those in it keep their steps, others begin with the first step each time."""
+    monkeypatch.setattr("limitkeeper.policy.penalty_box.MAX_CLIENTS", 3)
+    g = growing_gate()
+    for host in range(3):
+        assert penalty(g, f"192.0.2.{host}") == MINUTE
+    g.clock.advance(MINUTE)
+    for _ in range(3):
+        assert penalty(g, "192.0.2.9") == MINUTE
+        g.clock.advance(MINUTE)
+    assert len(g._penalty_box._offences) == 3
+    for host in range(3):
+        assert penalty(g, f"192.0.2.{host}") == HOUR
+    g.clock.advance(2 * DAY)
+    assert penalty(g, "192.0.2.9") == MINUTE  # those whose time is over make room
+    g.clock.advance(MINUTE)
+    assert penalty(g, "192.0.2.9") == HOUR
+
+
+def test_one_step_remembers_nothing():
+    """A penalty box with one duration keeps no offences."""
+    g = gate(rule("all", "fixed window 1/s", key=key("ip")), penalty_box=PenaltyBoxConfig(parse_limit("2/s"), MINUTE * 10**6))
+    for _ in range(3):
+        assert penalty(g) == MINUTE
+        g.clock.advance(MINUTE)
+    assert not g._penalty_box._offences
+    assert passes(g, 1) == [True]
+
+
+def test_steps_are_read_from_a_file():
+    """`for` is a duration or a list of durations."""
+    read = Policy.read("penalty_box: {after: 100/min, for: [1min, 1h, 1d]}\nlimits: [{name: a, limit: 5/s}]")
+    steps = (HOUR * 10**6, DAY * 10**6)
+    assert read.penalty_box == PenaltyBoxConfig(TokenBucket("100/min"), MINUTE * 10**6, then_us=steps)
+    one = Policy.read("penalty_box: {after: 100/min, for: 1min}\nlimits: [{name: a, limit: 5/s}]")
+    assert one.penalty_box == PenaltyBoxConfig(TokenBucket("100/min"), MINUTE * 10**6)
+
+
+def test_steps_must_grow():
+    """A step that is not longer than the one before is an error that names both."""
+    with pytest.raises(PolicyError, match=r"a penalty of 60 s does not grow: the one before it is 60 s; write longer"):
+        Policy.read("penalty_box: {after: 100/min, for: [1min, 60s]}\nlimits: [{name: a, limit: 5/s}]")
