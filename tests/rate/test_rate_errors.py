@@ -34,27 +34,33 @@ MALFORMED = {
     "s/5": "write it like",
     "0/s": "at least 1",
     "00/s": "at least 1",
-    "-5/s": "write it like",
+    "-5/s": "the count must be at least 1, got -5; write it like",
+    "-0.5/s": "the count must be at least 1, got -0.5",
     "+5/s": "write it like",
-    "5.5/s": "write it like",
+    "5.5/s": "the count must be a whole number, got 5.5; write 11 per 2s",
+    ".5 per 3 min": "the count must be a whole number, got .5; write 1 per 6min",
+    "1.5/0s": "the count must be a whole number, got 1.5; write it like",
+    "9.9999999999/d": "the count must be a whole number, got 9.9999999999; write it like",
+    f"1.{'5' * 5000}/s": "write it like",
     "1e3/s": "write it like",
     "five/s": "write it like",
     "5/0s": "greater than zero",
     "5/-1s": "write it like",
     "5 per": "write it like",
-    "1 per millenium": "unknown unit 'millenium'; use one of us, ms, s, min, h, d, week",
+    "1 per millenium": "unknown unit 'millenium'; use one of us, ms, s, min, h, d, week, month, year, or",
     "1/ns": "unknown unit 'ns'; use one of",
-    "1/month": "write days",
-    "1/months": "write days",
-    "10 per 2 months": "write days",
-    "1/mo": "write days",
-    "1/year": "write days",
+    "1/mo": "unknown unit 'mo'",
+    "1/2 years": "at most 400 days",
     "1000000001/s": "at most 1000000000",
     "1/401d": "at most 400 days",
     "1/58 weeks": "at most 400 days",
     "1/1.5us": "round it to 2us",
     "5/s and more": "unknown option 'and'",
-    "5/s, 10/min": "expected an option and its value",
+    "5/s, 10/min": "separate limits with ';'",
+    "5/s,10/min": "separate limits with ';'",
+    "5/s 10/min": "separate limits with ';'",
+    "5/s & 10 per min": "separate limits with ';'",
+    "5/s and fixed window 10/min": "separate limits with ';'",
     "5/s\0": "expected an option and its value",
     None: "write it like",
     5: "give a number and per=",
@@ -79,6 +85,8 @@ WRONG = {
     "5/s initial 1 initial 1": (TokenBucket, "duplicate option 'initial'; give it once"),
     "5/s burst": (TokenBucket, "write it like"),
     "5/s burst 0": (TokenBucket, "burst must be at least 1"),
+    "5/s burst=40": (TokenBucket, "write burst 40, with a space"),
+    "5/s capacity: 40": (LeakyBucket, "write capacity 40, with a space"),
     "5/s burst ten": (TokenBucket, "burst must be a whole number"),
     "5/s burst -1": (TokenBucket, "expected an option and its value"),
     "5/s burst 1.5": (TokenBucket, "expected an option and its value"),
@@ -116,7 +124,7 @@ def test_an_option_in_the_text_and_as_an_argument_is_said_twice():
 
 
 @pytest.mark.parametrize(
-    "per", [0, -1, -0.5, timedelta(0), timedelta(seconds=-1), float("nan"), float("inf"), "", "5", "month"], ids=repr
+    "per", [0, -1, -0.5, timedelta(0), timedelta(seconds=-1), float("nan"), float("inf"), "", "5", "monthly"], ids=repr
 )
 def test_a_period_that_is_none_is_refused(per):
     """`per=` must be a positive, finite length of time with a fixed length."""
@@ -150,6 +158,22 @@ def test_a_text_that_names_no_rule_says_which_there_are(text):
     with pytest.raises(InvalidLimit, match=r"did you mean|expected one of: |expected a rate after|empty limit") as caught:
         Limiter(text)
     assert repr(text.removesuffix(" 7/s")) in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("sliding window 20/s", "did you mean 'sliding window counter' or 'sliding window log'?"),
+        ("token 5/s", "did you mean 'token bucket'?"),
+        ("-1/s", "'-1/s': the count must be at least 1, got -1"),
+        ("fixed window -1/s", "'-1/s': the count must be at least 1, got -1"),
+        ("1.5/s burst 3", "'1.5/s burst 3': the count must be a whole number, got 1.5; write 3 per 2s burst 3"),
+    ],
+)
+def test_a_limiters_text_names_the_remedy(text, message):
+    """The beginning of an algorithm's name lists every algorithm that it may mean; a wrong count is named."""
+    with pytest.raises(InvalidLimit, match=re.escape(message)):
+        Limiter(text)
 
 
 @pytest.mark.parametrize("duration", [-1, -0.001, "-1s", float("nan"), float("inf"), "soon", "", True, b"1s", [1]], ids=repr)

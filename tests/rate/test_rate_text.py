@@ -57,6 +57,9 @@ SPELLINGS = {
     "1234567/day": (1234567, DAY),
     "1/w": (1, 7 * DAY),
     "1/week": (1, 7 * DAY),
+    "1/month": (1, 30 * DAY),
+    "10 per 2 months": (10, 60 * DAY),
+    "1/year": (1, 365 * DAY),
     "1 per 2 weeks": (1, 14 * DAY),
     "1/ms": (1, 1000),
     "1/10ms": (1, 10_000),
@@ -104,6 +107,8 @@ CANONICAL = {
     "sliding window counter 10/min": "sliding window counter 10/min",
     "1/2 day": "token bucket 1/2d burst 1",
     "1/week": "token bucket 1/7d burst 1",
+    "1/month": "token bucket 1/30d burst 1",
+    "1/year": "token bucket 1/365d burst 1",
     "1/90s": "token bucket 1/90s burst 1",
     "1/1500us": "token bucket 1/1500us burst 1",
 }
