@@ -84,9 +84,9 @@ def test_a_counter_waits_in_real_time(watch):
     limiter = Limiter(SlidingWindowCounter("1/50ms"))
     limiter.acquire("a")
     start = time.monotonic()
-    told = limiter.hit("a").retry_after
+    received = limiter.hit("a").retry_after
     assert limiter.acquire("a")
-    assert told - 0.005 <= time.monotonic() - start < watch.allows(told + LATE)
+    assert received - 0.005 <= time.monotonic() - start < watch.allows(received + LATE)
 
 
 def test_threads_leave_at_the_pace_of_the_queue():
@@ -127,8 +127,8 @@ def test_a_waiter_that_moves_up_wakes_up_earlier(eventually):
 def test_the_system_clock_is_utc_and_does_not_step_back():
     """A store's time is that of the wall clock, in microseconds, and never goes back."""
     store = MemoryStore()
-    before, told = time.time(), store.clock.now_us() / 1e6
-    assert before - 1 < told < time.time() + 1
+    before, received = time.time(), store.clock.now_us() / 1e6
+    assert before - 1 < received < time.time() + 1
     moments = [store.clock.now_us() for _ in range(10_000)]
     assert moments == sorted(moments)
 
