@@ -168,11 +168,13 @@ def test_replacing_a_limiter_keeps_the_keys_state(registry):
 
 
 def test_the_new_rate_fills_what_the_old_one_left(registry, clock):
-    """After replacing, time counts at the new rate."""
+    """A key's first use after replacing starts with what the old rate holds as used; from then on time counts at the new rate."""
     registry.limiter("api").hit("k", cost=5)
     registry.replace("api", TokenBucket("1/s burst 5"))
+    clock.advance(0.4)
+    assert registry.limiter("api").hit("k").remaining == 1
     clock.advance(2)
-    assert registry.limiter("api").peek("k").remaining == 2
+    assert registry.limiter("api").peek("k").remaining == 3
 
 
 def test_replacing_takes_a_shared_configuration_too(registry):
@@ -268,7 +270,7 @@ def test_a_snapshot_is_plain_data(registry):
     registry.limiter("both", {"user": "5/s", "all": "fixed window 9/min"})
     shown = json.loads(json.dumps(registry.snapshot()))
     assert shown["api"]["limits"] == {"api": "token bucket 5/s burst 5"}
-    assert shown["api"]["stats"] == {"allowed": 1, "refused": 1, "waiting": 0, "keys": 1, "shared": 0}
+    assert shown["api"]["stats"] == {"allowed": 1, "refused": 1, "waiting": 0, "keys": 1, "overflow": 0}
     assert shown["both"]["limits"] == {"user": "token bucket 5/s burst 5", "all": "fixed window 9/min"}
 
 

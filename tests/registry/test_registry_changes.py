@@ -1,4 +1,4 @@
-"""The registry among threads, and what it tells about its changes."""
+"""The registry among threads, and the events of its changes."""
 
 import os
 import threading
@@ -88,8 +88,8 @@ def test_a_factory_may_ask_for_others_but_not_for_itself(registry):
 
 def test_what_happens_to_a_name_happens_one_after_the_other(registry):
     """Many threads add, replace and remove one name: what is told always fits to what was told before."""
-    told = []
-    registry.events.on("*", lambda change: told.append((change.kind, change.entry, change.replaced)))
+    received = []
+    registry.events.on("*", lambda change: received.append((change.kind, change.entry, change.replaced)))
 
     def mix(first):
         for step in range(60):
@@ -102,7 +102,7 @@ def test_what_happens_to_a_name_happens_one_after_the_other(registry):
 
     run([threading.Thread(target=mix, args=(first,)) for first in range(6)])
     standing = None
-    for kind, entry, replaced in told:
+    for kind, entry, replaced in received:
         if kind == "added":
             assert standing is None
         elif kind == "replaced":
@@ -111,18 +111,18 @@ def test_what_happens_to_a_name_happens_one_after_the_other(registry):
             assert entry is standing
         standing = None if kind == "removed" else entry
     assert registry.find("api") is standing
-    assert len(told) > 3
+    assert len(received) > 3
 
 
 def test_changes_are_told_with_what_came_and_what_went(registry):
     """Added, replaced and removed carry the limiters themselves."""
-    told = []
-    registry.events.on("*", told.append)
+    received = []
+    registry.events.on("*", received.append)
     first = registry.limiter("api")
     registry.replace("api", "9/s")
     second = registry["api"]
     registry.remove("api")
-    assert told == [
+    assert received == [
         Change("added", "api", entry=first),
         Change("replaced", "api", entry=second, replaced=first),
         Change("removed", "api", entry=second),
@@ -132,39 +132,39 @@ def test_changes_are_told_with_what_came_and_what_went(registry):
 def test_nothing_is_told_when_nothing_changes(registry):
     """Reading, and changes that do not happen, are silent."""
     registry.limiter("api")
-    told = []
-    registry.events.on("*", told.append)
+    received = []
+    registry.events.on("*", received.append)
     registry.limiter("api")
     registry.remove("other")
     registry.replace("other", "9/s")
     with pytest.raises(ConfigurationError):
         registry.add("api", "9/s")
-    assert told == []
+    assert received == []
 
 
 def test_one_kind_can_be_listened_to_and_left(registry):
     """Listening for a kind hears that kind, until it is stopped."""
-    told = []
-    stop = registry.events.on("removed", lambda change: told.append(change.limiter))
+    received = []
+    stop = registry.events.on("removed", lambda change: received.append(change.limiter))
     registry.limiter("a"), registry.remove("a")
     stop()
     registry.limiter("b"), registry.remove("b")
-    assert told == ["a"]
+    assert received == ["a"]
     with pytest.raises(ValueError, match="added, replaced, removed"):
-        registry.events.on("refused", told.append)
+        registry.events.on("refused", received.append)
 
 
 def test_a_listener_that_fails_breaks_nobody(registry, caplog):
     """The caller gets its limiter, the next listener its change; the failure is logged and counted."""
-    told = []
+    received = []
 
     def broken(change):
         raise RuntimeError("listener")
 
     registry.events.on("added", broken)
-    registry.events.on("added", told.append)
+    registry.events.on("added", received.append)
     assert registry.limiter("api") is registry["api"]
-    assert [change.limiter for change in told] == ["api"]
+    assert [change.limiter for change in received] == ["api"]
     assert registry.events.failures == 1
     assert "a listener for 'added' of 'api' failed" in caplog.text
 
