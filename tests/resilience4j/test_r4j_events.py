@@ -1,4 +1,4 @@
-"""What a RateLimiter tells, and to whom."""
+"""The events of a RateLimiter, and which listeners get them."""
 
 from datetime import UTC, datetime
 
@@ -21,14 +21,14 @@ def limiter(clock):
 
 def test_success_failure_and_draining_are_told(limiter, clock):
     """Each with its type, the limiter's name, the permits, and the time of the store's clock."""
-    told = []
-    limiter.event_publisher.on_event(told.append)
+    received = []
+    limiter.event_publisher.on_event(received.append)
     limiter.acquire_permission(4)
     limiter.drain_permissions()
     limiter.acquire_permission(3)
     limiter.reserve_permission(2)
     now = datetime(2023, 11, 14, 22, 13, 20, 250_000, tzinfo=UTC)
-    assert told == [
+    assert received == [
         RateLimiterEvent(EventType.SUCCESSFUL_ACQUIRE, "backend", 4, now),
         RateLimiterEvent(EventType.DRAINED, "backend", 6, now),
         RateLimiterEvent(EventType.FAILED_ACQUIRE, "backend", 3, now),
@@ -43,62 +43,65 @@ def test_the_types_are_called_as_in_resilience4j():
 
 def test_success_is_told_after_the_wait(limiter, clock):
     """When the permission is there, not when it was promised."""
-    told = []
+    received = []
     limiter.drain_permissions()
-    limiter.event_publisher.on_success(lambda event: told.append(event.creation_time.microsecond))
+    limiter.event_publisher.on_success(lambda event: received.append(event.creation_time.microsecond))
     limiter.acquire_permission(2)
-    assert told == [450_000]
+    assert received == [450_000]
 
 
 def test_each_kind_has_its_consumers(limiter):
     """A consumer hears what it asked for, and calls can be chained."""
-    told = {"ok": [], "no": [], "dry": []}
+    received = {"ok": [], "no": [], "dry": []}
     publisher = limiter.event_publisher
-    assert publisher.on_success(told["ok"].append).on_failure(told["no"].append).on_drained(told["dry"].append) is publisher
+    assert (
+        publisher.on_success(received["ok"].append).on_failure(received["no"].append).on_drained(received["dry"].append)
+        is publisher
+    )
     limiter.acquire_permission(10)
     limiter.acquire_permission(3)
     limiter.drain_permissions()
-    assert [[event.number_of_permits for event in events] for events in told.values()] == [[10], [3], [0]]
+    assert [[event.number_of_permits for event in events] for events in received.values()] == [[10], [3], [0]]
 
 
 def test_asking_for_more_than_can_be_there_is_told_as_a_failure(limiter):
     """Although it leaves as an exception."""
-    told = []
-    limiter.event_publisher.on_failure(told.append)
+    received = []
+    limiter.event_publisher.on_failure(received.append)
     with pytest.raises(RequestNotPermitted):
         limiter.reserve_permission(11)
-    assert [event.number_of_permits for event in told] == [11]
+    assert [event.number_of_permits for event in received] == [11]
 
 
 def test_a_consumer_that_fails_breaks_nobody(limiter, caplog):
     """The caller gets its permission, the next consumer its event."""
-    told = []
+    received = []
 
     def broken(event):
         raise RuntimeError("consumer")
 
-    limiter.event_publisher.on_success(broken).on_success(told.append)
+    limiter.event_publisher.on_success(broken).on_success(received.append)
     assert limiter.acquire_permission()
     assert limiter.reserve_permission() == 0
-    assert len(told) == limiter.event_publisher.failures == 2
+    assert len(received) == limiter.event_publisher.failures == 2
     assert "RuntimeError: consumer" in caplog.text
 
 
 def test_a_consumer_can_be_removed(limiter):
     """From every kind that it listened to."""
-    told, others = [], []
-    limiter.event_publisher.on_success(told.append).on_event(others.append).on_drained(told.append)
-    limiter.event_publisher.remove(told.append)
+    received, others = [], []
+    limiter.event_publisher.on_success(received.append).on_event(others.append).on_drained(received.append)
+    limiter.event_publisher.remove(received.append)
     limiter.acquire_permission()
     limiter.drain_permissions()
-    assert told == []
+    assert received == []
     assert len(others) == 2
 
 
 def test_consumers_stay_when_the_limit_changes(limiter):
     """Listening is to the name, not to a configuration."""
-    told = []
-    limiter.event_publisher.on_success(told.append)
+    received = []
+    limiter.event_publisher.on_success(received.append)
     limiter.change_limit_for_period(5)
     limiter.acquire_permission()
-    assert len(told) == 1
+    assert len(received) == 1

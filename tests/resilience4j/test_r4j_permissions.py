@@ -1,4 +1,4 @@
-"""A RateLimiter's permissions: taken, reserved, drained, changed. All on a clock that moves when told to."""
+"""A RateLimiter's permissions: taken, reserved, drained, changed. All on a manual clock."""
 
 import pickle
 
@@ -142,12 +142,12 @@ def test_wait_for_permission_says_when_to_come_back(make):
 @pytest.mark.parametrize("permits", [-1, 1.0, True, "1", None])
 def test_permits_are_whole_numbers(make, permits):
     """Anything else is an error, and no event."""
-    limiter, told = make(), []
-    limiter.event_publisher.on_event(told.append)
+    limiter, received = make(), []
+    limiter.event_publisher.on_event(received.append)
     for verb in (limiter.acquire_permission, limiter.reserve_permission, limiter.wait_for_permission):
         with pytest.raises(InvalidCost):
             verb(permits)
-    assert told == []
+    assert received == []
 
 
 def test_asking_for_nothing_is_granted_at_once(make):
@@ -245,11 +245,11 @@ def test_draining_an_indebted_limiter_takes_nothing(make):
 
 def test_draining_is_no_call(make):
     """The limiter's counters count callers only; its own event tells of the draining."""
-    limiter, told = make(), []
-    limiter.limiter.events.on("drained", lambda event: told.append((event.limiter, event.cost)))
+    limiter, received = make(), []
+    limiter.limiter.events.on("drained", lambda event: received.append((event.limiter, event.cost)))
     limiter.drain_permissions()
     assert limiter.limiter.stats()[:2] == (0, 0)
-    assert told == [("backend", 10)]
+    assert received == [("backend", 10)]
 
 
 # Changes -----------------------------------------------------------------------------------------------------------------------
@@ -289,13 +289,13 @@ def test_a_changed_limit_counts_from_the_moment_of_the_change(make, clock):
 
 
 def test_a_changed_limit_keeps_what_is_reserved_ahead(make, clock):
-    """Debt is kept in permissions, and paid at the new rate."""
+    """Debt is kept in permissions, at most the new capacity, and paid at the new rate."""
     limiter = make(initial_permits=0, timeout="1s")
     limiter.reserve_permission(6)
     limiter.change_limit_for_period(5)
-    assert available(limiter) == -6
+    assert available(limiter) == -5
     clock.advance(1)
-    assert available(limiter) == -1
+    assert available(limiter) == 0
 
 
 def test_a_changed_limit_gives_nobody_a_new_start(make):

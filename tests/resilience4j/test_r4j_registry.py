@@ -138,19 +138,19 @@ def test_an_entry_is_a_rate_limiter_of_that_name(registry):
 
 def test_changes_are_told_to_the_registrys_consumers(registry):
     """Added, replaced and removed, with the RateLimiters themselves; a failing consumer breaks nobody."""
-    told = []
+    received = []
 
     def broken(change):
         raise RuntimeError
 
     publisher = registry.event_publisher
     publisher.on_entry_added(broken)
-    publisher.on_entry_added(told.append).on_entry_replaced(told.append).on_entry_removed(told.append)
+    publisher.on_entry_added(received.append).on_entry_replaced(received.append).on_entry_removed(received.append)
     first = registry.rate_limiter("a")
     second = RateLimiter("a", FAST)
     registry.replace("a", second)
     registry.remove("a")
-    assert [(c.kind, c.limiter, c.entry, c.replaced) for c in told] == [
+    assert [(c.kind, c.limiter, c.entry, c.replaced) for c in received] == [
         ("added", "a", first, None),
         ("replaced", "a", second, first),
         ("removed", "a", second, None),

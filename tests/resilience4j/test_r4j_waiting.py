@@ -170,15 +170,15 @@ def test_an_interrupted_sleep_gives_back():
 
     for cancel in (None, threading.Event()):
         limiter = RateLimiter("b", RateLimiterConfig(1, "1s", "9s"), store=MemoryStore(clock=Interrupting()))
-        told = []
-        limiter.event_publisher.on_event(lambda event: told.append(str(event.event_type)))  # noqa: B023
+        received = []
+        limiter.event_publisher.on_event(lambda event: received.append(str(event.event_type)))  # noqa: B023
         limiter.acquire_permission()
         with pytest.raises(KeyboardInterrupt):
             limiter.acquire_permission(1, cancel)
         assert limiter.metrics.available_permissions == 0
         assert limiter.metrics.nanos_to_wait == 1_000_000_000
         assert limiter.metrics.number_of_waiting_threads == 0
-        assert told == ["SUCCESSFUL_ACQUIRE", "FAILED_ACQUIRE"]
+        assert received == ["SUCCESSFUL_ACQUIRE", "FAILED_ACQUIRE"]
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this platform does not fork")
@@ -245,8 +245,8 @@ def test_the_async_face_drains():
 def test_a_cancelled_task_gives_back_and_stays_cancelled():
     """CancelledError is not turned into anything else, and the permissions are there again."""
     limiter = RateLimiter("backend", RateLimiterConfig(1, "1h", "2h", initial_permits=0))
-    told = []
-    limiter.event_publisher.on_event(lambda event: told.append(str(event.event_type)))
+    received = []
+    limiter.event_publisher.on_event(lambda event: received.append(str(event.event_type)))
 
     async def main():
         task = asyncio.create_task(limiter.acquire_permission_async())
@@ -261,7 +261,7 @@ def test_a_cancelled_task_gives_back_and_stays_cancelled():
 
     asyncio.run(main())
     assert limiter.metrics.available_permissions == 0
-    assert told == ["FAILED_ACQUIRE", "FAILED_ACQUIRE"]
+    assert received == ["FAILED_ACQUIRE", "FAILED_ACQUIRE"]
 
 
 def test_it_works_in_one_event_loop_after_another():

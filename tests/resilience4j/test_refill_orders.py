@@ -2,7 +2,7 @@
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from seed_orders import RecomputeWhenEmpty, RefillFirst, StoredFirst
+from refill_orders import RecomputeWhenEmpty, RefillFirst, StoredFirst
 
 from limitkeeper import MemoryStore
 from limitkeeper.resilience4j import RateLimiter, RateLimiterConfig
