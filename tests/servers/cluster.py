@@ -63,16 +63,16 @@ class Cluster:
 
     def _is_well(self, node: Valkey) -> bool:
         with node.client() as client:
-            told: Any = client.execute_command("CLUSTER", "INFO")
-        text = told.decode() if isinstance(told, bytes) else str(told)
+            received: Any = client.execute_command("CLUSTER", "INFO")
+        text = received.decode() if isinstance(received, bytes) else str(received)
         return ("cluster_state:ok" in text or "'cluster_state': 'ok'" in text) and (
             f"cluster_slots_ok:{SLOTS}" in text or f"'cluster_slots_ok': '{SLOTS}'" in text
         )
 
     def node_id(self, number: int) -> str:
         with self.nodes[number].client() as client:
-            told = client.execute_command("CLUSTER", "MYID")
-        return told.decode() if isinstance(told, bytes) else str(told)
+            received = client.execute_command("CLUSTER", "MYID")
+        return received.decode() if isinstance(received, bytes) else str(received)
 
     def keeper(self, slot: int) -> int:
         """Which node a slot was given to at the start."""

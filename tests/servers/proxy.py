@@ -160,17 +160,17 @@ class Proxy:
         far_reader, far_writer = await asyncio.open_connection("127.0.0.1", self.target)
         line = Line(writer, far_writer)
         self._lines.add(line)
-        ways = [
+        directions = [
             asyncio.ensure_future(self._way(reader, far_writer, False)),
             asyncio.ensure_future(self._way(far_reader, writer, True)),
         ]
         try:
-            await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(directions, return_when=asyncio.FIRST_COMPLETED)
         finally:
             self._lines.discard(line)
-            for way in ways:
-                way.cancel()
-            await asyncio.gather(*ways, return_exceptions=True)
+            for direction in directions:
+                direction.cancel()
+            await asyncio.gather(*directions, return_exceptions=True)
             far_writer.transport.abort()
 
     async def _way(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, replies: bool) -> None:

@@ -74,15 +74,15 @@ class Watched:
 
     def _knows_all(self, sentinel: Sentinel) -> bool:
         with sentinel.client(decode_responses=True) as client:
-            told = client.sentinel_master(self.service)
-        return int(told["num-slaves"]) == 1 and int(told["num-other-sentinels"]) == len(self.sentinels) - 1
+            received = client.sentinel_master(self.service)
+        return int(received["num-slaves"]) == 1 and int(received["num-other-sentinels"]) == len(self.sentinels) - 1
 
     def in_step(self) -> bool:
         """Whether every replica has all that its primary has, and follows."""
         for server in self.servers:
             with server.client(password=self.password or None) as client:
-                told = client.info("replication")
-            if told["role"] == "slave" and told["master_link_status"] != "up":
+                received = client.info("replication")
+            if received["role"] == "slave" and received["master_link_status"] != "up":
                 return False
         return True
 

