@@ -1,0 +1,275 @@
+"""`limitkeeper policy export`: real gateways accept the configuration, and ask about what the policy limits."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from gateway_servers import Client, application, check_command, each_gateway, environment, free_port, gateway, in_folder, need
+from running import Running
+
+from limitkeeper.cli import main
+from limitkeeper.errors import ConfigurationError
+from limitkeeper.policy import Policy
+from limitkeeper.service.gateway_config import WRITERS, Gateway
+
+ROOT = Path(__file__).parents[2]
+EXAMPLE = ROOT / "examples" / "service" / "limitkeeper.yaml"
+GATEWAYS = ("nginx", "caddy", "envoy")
+pytestmark = pytest.mark.server
+
+POLICY = """
+name: shop
+identify:
+  user: {header: X-User}
+  ip: {client_ip: {trusted_proxies: [127.0.0.1]}}
+limits:
+  - {name: checkout, match: POST /checkout, key: user | ip, limit: fixed window 3/h align first}
+  - {name: items, match: ["/orders/{id}/items", "/files/**"], limit: fixed window 1/h align first}
+"""
+#: Spellings of paths, some of which applications route as others.
+SPELLINGS = re.findall(
+    r"\S+",
+    """
+/orders/7/items /orders/7/items/ /ORDERS/7/items /orders//7/items /orders/7/items?x=1 /orders/7/%69tems /orders/7/%2569tems
+/orders/7/items;v=1 /orders/7/x/../items /orders/7/./items //orders/7/items /files /files/ /files/a/b /files/../index
+/files/..%2findex /x/..%2ffiles/a /x/../files/a /Files/A.txt /filesystem /index /index.html /index/?next=/files/a / /orders/7
+/orders/7/items/more /orders/items /a.b/c~d/@e/f-g /.hidden /x/%2e%2e/files/a /x%2ffiles /%66iles/a /files%3Fx /orders/7/items%20
+""",
+)
+
+
+def written(name: str, policy: Policy, ports: dict[str, int], fail_open: bool = True) -> str:
+    addresses = {one: f"127.0.0.1:{port}" for one, port in ports.items()}
+    return WRITERS[name](Gateway.of(policy, **addresses, fail_open=fail_open))
+
+
+@pytest.fixture(scope="module")
+def app() -> Iterator[int]:
+    with application() as port:
+        yield port
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    file = tmp_path_factory.mktemp("exported") / "limitkeeper.yaml"
+    file.write_text(POLICY)
+    with Running(policy=file) as running:
+        yield running
+
+
+@pytest.fixture(scope="module", params=[pytest.param(name, marks=need(name)) for name in GATEWAYS])
+def exported(
+    request: pytest.FixtureRequest, service: Running, app: int, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[str, Client]]:
+    """The name of a gateway, and a client of it, running as exported."""
+    name, ports = request.param, {"service": service.http, "application": app, "listen": free_port()}
+    text = written(name, Policy.read(POLICY), ports)
+    with gateway(name, tmp_path_factory.mktemp(name), text, ports["listen"]) as client:
+        yield name, client
+
+
+def test_200_then_429_with_all_fields(exported):
+    """A user's requests are counted, others' and other paths are not; body and headers reach the application."""
+    name, client = exported
+    answers = [client.send("POST", "/checkout?x=%41", "paid", X_User=name, X_Other="1") for _ in range(4)]
+    assert [one.status for one in answers] == [200, 200, 200, 429]
+    assert [one.headers["X-RateLimit-Remaining"] for one in answers] == ["2", "1", "0", "0"]
+    assert answers[0].headers["RateLimit"].startswith('"checkout";r=2;t=')
+    assert answers[0].headers["RateLimit-Policy"] == answers[-1].headers["RateLimit-Policy"]
+    assert "Retry-After" not in answers[0].headers
+    refused = answers[-1]
+    assert 0 < int(refused.headers["Retry-After"]) <= 3600
+    assert refused.headers["RateLimit"].startswith('"checkout";r=0;t=')
+    assert refused.headers["Cache-Control"] == "no-store"
+    assert json.loads(refused.content)["code"] == "RATE_LIMITED"
+    seen = json.loads(answers[0].content)
+    assert (seen["path"], seen["body"], seen["headers"]["x-other"]) == ("/checkout?x=%41", "paid", "1")
+    assert client.send("POST", "/checkout", X_User=f"not {name}").status == 200
+    assert client.send("GET", "/checkout", X_User=name).status == 200
+    assert "RateLimit" not in client.send("GET", "/index").headers
+    assert client.send("GET", "/forbidden").status == 403
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs a second loopback address")
+def test_the_clients_address_is_the_gateways(exported, service):
+    """Without a user the address is the key: that of the connection, whatever X-Forwarded-For a client sends."""
+    name, client = exported
+    other = Client(client.port, f"127.0.0.{10 + GATEWAYS.index(name)}")
+    spoofed = [other.send("POST", "/checkout", X_Forwarded_For=f"192.0.2.{one}").status for one in range(4)]
+    assert spoofed == [200, 200, 200, 429]
+    assert service.hit("checkout", f"ip:{other.source}")[0] == 0
+
+
+def test_every_spelling_of_a_limited_path_is_asked(exported, service):
+    """The gateway refuses what the policy refuses: no spelling of a path passes without being asked about."""
+    _, client = exported
+    service.post("/v1/check", request={"method": "GET", "path": "/files"})
+    for path in SPELLINGS:
+        allowed = service.post("/v1/check", request={"method": "GET", "path": path}).json()["allowed"]
+        assert client.send("GET", path).status in ((200, 400) if allowed else (429, 400)), path
+
+
+@pytest.mark.parametrize("fail_open", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["open", "closed"])
+@each_gateway(*GATEWAYS)
+def test_when_the_service_is_down(name, fail_open, tmp_path, app):
+    """open: requests pass; closed: those that would be asked about are refused, others pass."""
+    ports = {"service": free_port(), "application": app, "listen": free_port()}
+    with gateway(name, tmp_path, written(name, Policy.read(POLICY), ports, fail_open), ports["listen"]) as client:
+        statuses = client.statuses(2, "POST", "/checkout", X_User="42")
+        assert all(one == 200 if fail_open else one >= 500 for one in statuses)
+        assert client.send("GET", "/index").status == 200
+        if fail_open:
+            assert json.loads(client.send("POST", "/checkout", "paid").content)["body"] == "paid"
+
+
+#: Policies about every path, with a penalty box, with all kinds of identities, without fields, and without rules.
+KINDS = [
+    "limits: [{name: all, limit: 5/s}]",
+    "identify: {ip: {client_ip: {header: X-Real-IP, trusted_proxies: [127.0.0.1]}}}\npenalty_box: {after: 9/min, for: 60s}\n"
+    "limits: [{name: a, match: /a.b/*/c$d, key: ip, limit: 5/s}]",
+    "identify: {who: {call: os:getenv}}\nlimits: [{name: a, key: who, match: /a, limit: 1/s}]\nheaders: false\n",
+    "identify: {s: {cookie: session}, q: {query: api_key}}\nlimits: [{name: a, key: s | q, match: 'GET /a', limit: 1/s, "
+    "cost: {header: X-Cost}}]\nexempt: [{header: {X-Internal: secret}}]\nheaders: {wire: draft-6, reset: delta}\n",
+    "limits: []",
+]
+
+
+@each_gateway(*GATEWAYS)
+def test_gateways_accept_what_the_command_prints(name, tmp_path, capsys):
+    """For the example policy and for policies of all kinds."""
+    files = [EXAMPLE]
+    for number, text in enumerate(KINDS):
+        files.append(tmp_path / f"{number}.yaml")
+        files[-1].write_text(text)
+    for file in files:
+        assert main(["policy", "export", name, str(file), "--listen", f"127.0.0.1:{free_port()}"]) == 0
+        made = tmp_path / f"{name}.yaml"
+        made.write_text(in_folder(name, capsys.readouterr().out))
+        arguments, variables = check_command(name, tmp_path, made), environment(tmp_path)
+        done = subprocess.run(arguments, env=variables, capture_output=True, text=True, timeout=60, check=False)
+        assert done.returncode == 0, (file, done.stderr)
+
+
+def test_the_headers_that_a_gateway_forwards():
+    """Those of identities, costs and exemptions; all of them where a callback may read any."""
+    found = [Gateway.of(Policy.read(text), "h:1", "h:2", "h:3") for text in KINDS]
+    answer, some = ("Accept", "Origin"), ("Accept", "Origin", "Cookie", "X-Cost", "X-Internal")
+    assert [one.headers for one in found] == [answer, answer, None, some, answer]
+    assert [one.address_header for one in found][1] == "X-Real-Ip"
+    assert [one.limited is None for one in found] == [True, True, False, False, False]
+
+
+@pytest.mark.parametrize(("flag", "value"), [("--service", "7070"), ("--listen", "127.0.0.1:0"), ("--application", "off")])
+def test_a_wrong_address_is_named(flag, value, capsys):
+    """The message has the flag and what was expected."""
+    assert main(["policy", "export", "nginx", str(EXAMPLE), flag, value]) == 2
+    assert f"{flag}: expected HOST:PORT" in capsys.readouterr().err
+
+
+def test_an_invalid_policy_is_shown_with_its_place(tmp_path, capsys):
+    """As by `policy check`, with the exit code for errors."""
+    (tmp_path / "bad.yaml").write_text("limits: [{name: a, limit: 5/fortnight}]")
+    assert main(["policy", "export", "nginx", str(tmp_path / "bad.yaml")]) == 1
+    assert "bad.yaml:1:" in capsys.readouterr().err
+
+
+def test_one_address_header():
+    """A policy that reads Forwarded can't be exported; the message says what to write."""
+    text = (
+        "identify: {ip: {client_ip: {header: Forwarded, trusted_proxies: [127.0.0.1]}}}\nlimits: [{name: a, key: ip, limit: 5/s}]"
+    )
+    with pytest.raises(ConfigurationError, match="use header: X-Forwarded-For"):
+        Gateway.of(Policy.read(text), "h:1", "h:2", "h:3")
+
+
+def test_a_header_that_gateways_drop():
+    """A name with an underscore, which nginx ignores, is an error."""
+    text = "identify: {user: {header: X_User}}\nlimits: [{name: a, key: user, limit: 5/s}]"
+    with pytest.raises(ConfigurationError, match="letters, digits and '-'"):
+        Gateway.of(Policy.read(text), "h:1", "h:2", "h:3")
+
+
+def test_what_reads_otherwise_behind_a_gateway(tmp_path, capsys):
+    """An address that trusts no proxy, and a certificate, are reported beside the configuration."""
+    text = "identify: {caller: {certificate: san}}\nlimits: [{name: a, key: caller | ip, limit: 5/s}]"
+    (tmp_path / "policy.yaml").write_text(text)
+    assert main(["policy", "export", "caddy", str(tmp_path / "policy.yaml")]) == 0
+    found = capsys.readouterr().err
+    assert "'ip' trusts no proxy" in found
+    assert "'caller' reads a client certificate" in found
+    assert main(["policy", "export", "caddy", str(EXAMPLE)]) == 0
+    assert capsys.readouterr().err == ""
+
+
+@each_gateway(*GATEWAYS)
+def test_a_refusal_with_503_is_none_of_the_service(name, tmp_path, app):
+    """Where the store has failed and a rule fails closed, a gateway that lets pass when the service is down still refuses. Envoy
+    takes a 503 for a failure, so it gets a 429."""
+    rule = "{name: busy, match: GET /busy, limit: fixed window 1/h align first, status: 503}"
+    policy = POLICY.replace("limits:", f"limits:\n  - {rule}")
+    (tmp_path / "limitkeeper.yaml").write_text(policy)
+    with Running(policy=tmp_path / "limitkeeper.yaml") as service:
+        ports = {"service": service.http, "application": app, "listen": free_port()}
+        with gateway(name, tmp_path, written(name, Policy.read(policy), ports), ports["listen"]) as client:
+            assert client.statuses(2, "GET", "/busy") == [200, 429 if name == "envoy" else 503]
+            assert int(client.send("GET", "/busy").headers["Retry-After"]) > 0
+            assert client.statuses(4, "POST", "/checkout", X_User="42") == [200, 200, 200, 429]
+
+
+@pytest.mark.slow
+@each_gateway(*GATEWAYS)
+def test_the_token_of_the_service(name, tmp_path, app, monkeypatch):
+    """In the line that the configuration has for it; without it, the service's 401 reaches the client."""
+    token = "0123456789abcdef"
+    (tmp_path / "limitkeeper.yaml").write_text(POLICY)
+    with Running(policy=tmp_path / "limitkeeper.yaml", environment={"LIMITKEEPER_TOKEN": token}) as service:
+        for given, status in (("", 401), (token, 200)):
+            ports = {"service": service.http, "application": app, "listen": free_port()}
+            text = written(name, Policy.read(POLICY), ports)
+            text = text.replace('X-Limitkeeper-Token ""', f'X-Limitkeeper-Token "{given}"')
+            text = text.replace('x-limitkeeper-token, value: ""', f'x-limitkeeper-token, value: "{given}"')
+            monkeypatch.setenv("LIMITKEEPER_TOKEN", given)
+            with gateway(name, tmp_path, text, ports["listen"]) as client:
+                assert client.send("POST", "/checkout", X_User="42", X_Limitkeeper_Token=token).status == status
+
+
+EDGE = (ROOT / "docs" / "edge.md").read_text()
+REAL_IP = re.search(r"```nginx\n(.*?)```", EDGE, re.S)
+TRUSTED = re.search(r"```caddyfile\n(.*?)```", EDGE, re.S)
+
+
+def behind_a_cdn(name: str, text: str) -> str:
+    """The configuration with what the page about the edge adds; the CDN's address is 127.0.0.1."""
+    assert REAL_IP is not None
+    assert TRUSTED is not None
+    old, new = {
+        "nginx": ("http {\n", "http {\n" + REAL_IP[1]),
+        "caddy": ("\tadmin off\n", "\tadmin off\n" + TRUSTED[1]),
+        "envoy": ("use_remote_address: true", "xff_num_trusted_hops: 1\n                use_remote_address: true"),
+    }[name]
+    assert text.count(old) == 1
+    return text.replace(old, new.replace("192.0.2.0/24", "127.0.0.1/32"))
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="needs a second loopback address")
+@each_gateway(*GATEWAYS)
+def test_the_clients_address_behind_a_cdn(name, tmp_path, service, app):
+    """From the CDN its header counts, whatever the client has written; from anywhere else nothing does but the connection."""
+    ports = {"service": service.http, "application": app, "listen": free_port()}
+    text = behind_a_cdn(name, written(name, Policy.read(POLICY), ports))
+    client, stranger = f"203.0.113.{GATEWAYS.index(name)}", f"127.0.0.{20 + GATEWAYS.index(name)}"
+    with gateway(name, tmp_path, text, ports["listen"]) as cdn:
+        headers = {"CF_Connecting_IP": client, "X_Forwarded_For": f"6.6.6.6, {client}"}
+        assert cdn.send("POST", "/checkout", **headers).status == 200
+        assert service.redis.execute_command("LK.PEEK", "checkout", f"ip:{client}")[2] == 2
+        if name != "envoy":  # it takes the last entry from anybody: only the CDN may reach it
+            direct = Client(ports["listen"], stranger)
+            assert direct.send("POST", "/checkout", **headers).status == 200
+            assert service.redis.execute_command("LK.PEEK", "checkout", f"ip:{stranger}")[2] == 2
