@@ -1,0 +1,86 @@
+"""What a FairShare promises, as properties: guarantees in every interval, no starvation, lending, fairness; sync and async."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from itertools import accumulate
+
+import pytest
+from fair_share_traffic import admitted, arrivals, jain, max_min, per_second
+from hypothesis import given
+from hypothesis import strategies as st
+
+from effort import effort
+from limitkeeper.sharing import FairShare
+from limitkeeper.testing import ManualClock
+
+TENANTS = ("a", "b", "c", "d")
+WEIGHTS = st.dictionaries(st.sampled_from(TENANTS), st.integers(1, 9))
+GUARANTEES = st.dictionaries(st.sampled_from(TENANTS[:3]), st.sampled_from(["5/s", "20/s", "30/s"]))
+DEMANDS = st.fixed_dictionaries({}, optional={tenant: st.sampled_from([3.0, 25.0, 80.0, 600.0]) for tenant in TENANTS})
+
+
+@effort(40)
+@given(demands=DEMANDS, weights=WEIGHTS, guarantees=GUARANTEES, window=st.sampled_from([0.1, 0.5, 1.0]), seed=st.integers(0, 999))
+def test_a_guarantee_holds_in_every_interval(demands, weights, guarantees, window, seed):
+    """In every interval T a guaranteed tenant gets at least min(its demand, guarantee · (T − one window)), whatever others do."""
+    if not demands:
+        return
+    asked = arrivals(demands, 5.0, random.Random(seed))
+    found = set(admitted("100/s", demands, 5.0, seed, guarantees=guarantees, weights=weights, window=window))
+    for tenant, rate in guarantees.items():
+        times = [at for at, name in asked if name == tenant]
+        got = [0, *accumulate((at, tenant) in found for at in times)]
+        promised = float(rate.split("/")[0])
+        for first in range(0, len(times), 1 + len(times) // 40):
+            for last in range(first, len(times), 1 + len(times) // 40):
+                demand, length = last - first + 1, times[last] - times[first]
+                assert got[last + 1] - got[first] >= min(demand, int(promised * (length - window)))
+
+
+@effort(20)
+@given(weights=WEIGHTS, guarantees=GUARANTEES, seed=st.integers(0, 999))
+def test_nobody_starves(weights, guarantees, seed):
+    """Beside floods of all others, a tenant without a guarantee gets its weighted share of what the guarantees leave."""
+    demands = dict.fromkeys(TENANTS, 500.0)
+    found = admitted("100/s", demands, 10.0, seed, guarantees=guarantees, weights=weights)
+    rest = 100.0 - sum(float(rate.split("/")[0]) for rate in guarantees.values())
+    shares = max_min(rest, demands, weights)
+    for tenant in TENANTS:
+        assert per_second(found, tenant, 10.0) >= 0.85 * shares[tenant] - 1.0
+
+
+@effort(20)
+@given(guarantees=GUARANTEES, seed=st.integers(0, 999))
+def test_what_is_not_used_is_lent(guarantees, seed):
+    """While the guaranteed tenants are silent, one other tenant is served at the whole capacity."""
+    found = admitted("100/s", {"d": 400.0}, 10.0, seed, guarantees=guarantees)
+    assert per_second(found, "d", 10.0) >= 99.0
+
+
+@effort(10)
+@given(overload=st.sampled_from([2, 10]), seed=st.integers(0, 999), weights=st.lists(st.integers(1, 5), min_size=10, max_size=10))
+def test_overload_is_divided_by_weight(overload, seed, weights):
+    """At 2 and 10 times the capacity, Jain's index of what tenants get for each unit of their weighted share is at least 0.99."""
+    names = {f"t{number}": weight for number, weight in enumerate(weights)}
+    demands = {name: 300.0 * overload * weight / sum(weights) for name, weight in names.items()}
+    found = admitted("300/s", demands, 10.0, seed, weights=names)
+    shares = max_min(300.0, demands, names)
+    assert jain([per_second(found, name, 10.0) / shares[name] for name in names]) >= 0.99
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_async_calls_answer_as_sync_ones(seed):
+    """On the same trace `ahit`, `apeek` and `arefund` give what `hit`, `peek` and `refund` give."""
+    rng, clock = random.Random(seed), ManualClock(1000.0)
+    options = {"guarantees": {"a": "20/s"}, "weights": {"b": 3}, "clock": clock}
+    here, there = FairShare("90/s", **options), FairShare("90/s", **options)
+
+    async def main() -> None:
+        for _ in range(300):
+            clock.advance(rng.choice([0.0, 0.001, 0.05]))
+            call, tenant, cost = rng.choice(["hit", "hit", "peek", "refund"]), rng.choice(TENANTS), rng.randrange(12)
+            assert getattr(here, call)(tenant, cost) == await getattr(there, f"a{call}")(tenant, cost)
+
+    asyncio.run(main())

@@ -1,0 +1,82 @@
+"""FairShare in Redis: the script answers as the Python source, and all processes share one capacity."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from effort import effort
+from limitkeeper.sharing import FairShare
+from limitkeeper.stores.redis import RedisStore
+from limitkeeper.testing import ManualClock
+from servers.valkey import Valkey
+
+TENANTS = ("a", "b", "ü", "d e")
+STEP = st.tuples(
+    st.sampled_from(TENANTS),
+    st.sampled_from([0, 1, 1, 2, 3, 10, 30, 100]),
+    st.sampled_from([0, 0, 0, 1, 10_000, 13_337, 100_000, 1_000_000, 5_000_000]),
+    st.sampled_from(["hit", "hit", "hit", "peek", "refund"]),
+)
+
+
+@effort(40)
+@given(
+    steps=st.lists(STEP, min_size=1, max_size=60),
+    guarantees=st.dictionaries(st.sampled_from(TENANTS), st.sampled_from(["3/s", "17/s"])),
+    weights=st.dictionaries(st.sampled_from(TENANTS), st.integers(1, 5)),
+    window=st.sampled_from(["100ms", "1s", "2s"]),
+)
+def test_the_script_answers_as_the_source(valkey: Valkey, steps, guarantees, weights, window):
+    """On the same trace of hits, peeks and refunds both give equal decisions."""
+    with valkey.client() as client:
+        client.flushall()
+    clock = ManualClock(1000.0)
+    options = {"guarantees": guarantees, "weights": weights, "window": window}
+    here = FairShare("70/s", clock=clock, **options)
+    with RedisStore(valkey.url, clock=clock) as store:
+        there = FairShare("70/s", store=store, **options)
+        for tenant, cost, pause_us, call in steps:
+            clock.advance(pause_us / 1e6)
+            assert getattr(here, call)(tenant, cost) == getattr(there, call)(tenant, cost)
+
+
+@pytest.mark.parametrize("kind", ["sync", "async"])
+def test_two_clients_share_one_capacity(valkey: Valkey, kind):
+    """Two stores on one server admit together what one FairShare admits, on the server's time."""
+    with valkey.client() as client:
+        client.flushall()
+    shares = [FairShare("10/h", store=RedisStore(valkey.url), name="one", window="1h") for _ in range(2)]
+
+    async def hits() -> int:
+        return sum([(await share.ahit("a")).allowed for _ in range(10) for share in shares])
+
+    found = asyncio.run(hits()) if kind == "async" else sum(share.hit("a").allowed for _ in range(10) for share in shares)
+    assert found == 5
+    for share in shares:
+        share._backend.close()
+
+
+def test_a_lost_script_is_loaded_again(valkey: Valkey):
+    """After SCRIPT FLUSH the next decision loads the script; the state stays."""
+    share = FairShare("10/h", store=f"{valkey.url}?prefix=flushed", window="1h")
+    assert share.hit("a", 5).allowed
+    with valkey.client() as client:
+        client.script_flush()
+    assert not share.hit("a").allowed
+    share.close()
+
+
+def test_a_server_that_lost_a_part_of_the_state_goes_on(valkey: Valkey):
+    """When the server has evicted the finish times, backlogs count as drained; nothing hangs."""
+    with RedisStore(valkey.url, prefix="evicted") as store, valkey.client() as client:
+        share = FairShare("1000/s", store=store, window="1s")
+        assert share.hit("a", 300).allowed
+        assert share.hit("b", 100).allowed
+        client.delete(share._backend._keys[1])
+        assert share.hit("a", 300).allowed
+        assert share.hit("c", 1).allowed
+        assert share.hit("b", 5000).retry_after == float("inf")
