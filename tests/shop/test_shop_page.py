@@ -20,7 +20,7 @@ def test_the_page_shows_the_policy_whole():
 
 
 def test_the_page_shows_the_lines_that_are_printed():
-    """What the page says to type is what `make serve` prints."""
+    """What the page says to type is what `make shop` prints."""
     for line in lines("http://127.0.0.1:8000"):
         assert f"```sh\n{line.command}\n```" in PAGE
 

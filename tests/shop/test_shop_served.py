@@ -1,4 +1,4 @@
-"""`make serve`, as it runs: the program in a process of its own, a real server, and the lines that it prints, typed."""
+"""`make shop`, as it runs: the program in a process of its own, a real server, and the lines that it prints, typed."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ with_curl = pytest.mark.skipif(shutil.which("curl") is None, reason="there is no
 
 
 def program(**said: str) -> subprocess.Popen[str]:
-    """The shop, started as `make serve` starts it, without a terminal."""
+    """The shop, started as `make shop` starts it, without a terminal."""
     paths = os.pathsep.join([str(Path(limitkeeper.__path__[0]).parent), str(EXAMPLES)])
     environment = {name: value for name, value in os.environ.items() if name not in ("PORT", "SHOP_SECONDS")}
     return subprocess.Popen(
@@ -79,6 +79,7 @@ def typed(command: str) -> str:
     return subprocess.run(["sh", "-c", command], capture_output=True, text=True, timeout=60, check=False).stdout
 
 
+@pytest.mark.slow
 @with_curl
 def test_the_printed_lines_do_what_they_say(served):
     """The commands, as printed, get a 200 that says what is left, a 429 with its fields, and then the whole catalog."""
@@ -111,6 +112,7 @@ def test_the_shop_answers_over_the_wire(served):
         assert f"{counted[429]} refused" in client.get("/").text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_the_shop_closes_in_order(served, number):
     """Told to end, it says what it served and ends without a fault."""
@@ -120,6 +122,7 @@ def test_the_shop_closes_in_order(served, number):
     assert "The shop is closed: 1 requests, 1 passed, 0 refused." in rest
 
 
+@pytest.mark.slow
 @with_curl
 def test_without_a_terminal_the_shop_shows_itself_and_ends():
     """Where nobody can press ctrl-C it types its own lines, shows a 200 and a 429, and ends."""
@@ -130,6 +133,7 @@ def test_without_a_terminal_the_shop_shows_itself_and_ends():
     assert shown.index("HTTP/1.1 200 OK") < shown.index("HTTP/1.1 429 Too Many Requests") < shown.index(MESSAGE)
 
 
+@pytest.mark.slow
 def test_a_port_that_is_taken_is_left_to_its_owner():
     """Without a wish the next free port is used; with one that can't be had, the program says so and does not begin."""
     first, second = bound(None), bound(None)
