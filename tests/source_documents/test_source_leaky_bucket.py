@@ -7,6 +7,7 @@ import threading
 import pytest
 
 from limitkeeper import LeakyBucket, LeakyBucketQueue, Limiter, MemoryStore, RateLimited
+from limitkeeper.concurrency import shape
 
 
 def waits(limiter, count):
@@ -85,20 +86,37 @@ def test_a_cost_of_n_takes_n_intervals(store):
     assert limiter.reserve("work").wait == 0.6
 
 
-def test_the_kafka_consumer_keeps_500_of_1000_messages_and_writes_100_a_second(store):
-    """1000 messages at once, leak 100/s, size 500: 500 are taken and the last is written after 4.99 s."""
-    limiter = Limiter(LeakyBucketQueue("100/s", capacity=500), store=store)
-    found = waits(limiter, 1000)
-    assert found[:500] == [number / 100 for number in range(500)]
-    assert found[499] == 4.99
-    assert found[500:] == [None] * 500
+def test_a_kafka_consumer_hands_over_all_of_1000_messages_at_100_a_second(clock, store, eventually):
+    """1000 messages at once, leak 100/s, size 500: 500 are read ahead, the others wait in the topic, and all leave, one every
+    10 ms. (`test_source_kafka.py` does the same with a broker and a database.)"""
+    begun = clock.now_us()
+    topic = iter(range(1000))
+    starts = []
+    with shape(topic, "100/s", capacity=500, store=store) as messages:
+        for number, message in enumerate(messages):
+            assert message == number
+            starts.append(clock.now_us() - begun)
+            if number < 500:
+                eventually(lambda left=999 - number: messages.queued == min(500, left))
+            assert messages.queued <= 500
+    assert starts == [number * 10_000 for number in range(1000)]
 
 
 def test_the_database_sees_at_most_100_writes_in_every_second(store):
-    """The starts of the 500 messages are 100 in each of five seconds: a steady flow without a spike."""
+    """In every half-open second at most 100 of the 1000 messages start: a steady flow without a spike."""
+    starts = []
+    messages = shape(range(1000), "100/s", capacity=500, store=store)
+    messages.events.on("allowed", lambda event: starts.append(event.decision.start_us))
+    assert len(list(messages)) == 1000
+    assert all(later - earlier >= 1_000_000 for earlier, later in zip(starts, starts[100:], strict=False))
+
+
+def test_a_source_that_can_not_wait_is_refused_beyond_500(store):
+    """Calls that can't wait are refused: of 1000 at once 500 are taken, and the last starts after 4.99 s."""
     limiter = Limiter(LeakyBucketQueue("100/s", capacity=500), store=store)
-    taken = [wait for wait in waits(limiter, 1000) if wait is not None]
-    assert [sum(int(wait) == second for wait in taken) for second in range(5)] == [100] * 5
+    found = waits(limiter, 1000)
+    assert found[:500] == [number / 100 for number in range(500)]
+    assert found[500:] == [None] * 500
 
 
 # The synchronous leaky bucket: callers block for their interval, and above a maximum they are refused at once.
