@@ -36,9 +36,9 @@ class HangingStore(FailingStore):
             self.gate.wait(60)
         return inner
 
-    def give_back(self, claims: Any, charged_at: int = -1, source: str = "store") -> None:
+    def give_back(self, claims: Any, charged_at: int = -1, source: str = "store") -> bool:
         self.returned += [(claim.key, claim.cost) for claim in claims]
-        super().give_back(claims, charged_at)
+        return super().give_back(claims, charged_at)
 
 
 class HangingTasks(HangingStore):
@@ -58,5 +58,5 @@ class HangingTasks(HangingStore):
     async def adecide_many(self, asks: Any, max_wait_us: int | None = 0) -> list[Decision]:
         return (await self.anoted("decide_many")).decide_many(asks, max_wait_us)
 
-    async def agive_back(self, claims: Any, charged_at: int = -1, source: str = "store") -> None:
-        self.give_back(claims, charged_at)
+    async def agive_back(self, claims: Any, charged_at: int = -1, source: str = "store") -> bool:
+        return self.give_back(claims, charged_at)

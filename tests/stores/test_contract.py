@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import os
-
+from effort import scaled
 from limitkeeper import MemoryStore
 from limitkeeper.testing import ManualClock, StoreContract
 
@@ -11,7 +10,7 @@ from limitkeeper.testing import ManualClock, StoreContract
 class TestMemoryStore(StoreContract):
     """MemoryStore, sync and async."""
 
-    examples = 500 if os.environ.get("LIMITKEEPER_SOAK") == "1" else 25
+    examples = scaled(25)
 
     def make_store(self, clock: ManualClock) -> MemoryStore:
         return MemoryStore(clock=clock)

@@ -96,6 +96,12 @@ def test_max_keys_must_be_a_number_of_keys(max_keys):
     assert repr(max_keys) in str(caught.value)
 
 
+def test_a_clock_is_checked():
+    """What can't tell the time is a ConfigurationError when the store is made, not at its first decision."""
+    with pytest.raises(ConfigurationError, match=r"clock must have the methods of limitkeeper\.testing\.ManualClock, got 3"):
+        MemoryStore(clock=3)
+
+
 def test_one_decision_may_not_name_a_limit_and_key_twice(store):
     """Claims that name one limit and key twice are a ConfigurationError: say it once, with the whole cost."""
     limiter = Limiter("5/s", store=store)

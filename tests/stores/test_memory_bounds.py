@@ -1,4 +1,4 @@
-"""MemoryStore is bounded without forgiving: idle keys vanish, strangers to a full store share, nobody known is forgotten."""
+"""MemoryStore is bounded without forgiving: idle keys vanish, new keys of a full store share, no known key is forgotten."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_several_limits_share_the_room(clock):
 
 
 def test_strangers_share_cells_and_are_limited_there(clock):
-    """In a full store strangers are decided on shared cells: neither locked out wholesale nor forgiven."""
+    """In a full store strangers are decided on overflow cells: neither locked out wholesale nor forgiven."""
     store = MemoryStore(max_keys=10, clock=clock)
     limiter = Limiter("1/h burst 2", store=store)
     for number in range(10):
@@ -81,11 +81,11 @@ def test_strangers_share_cells_and_are_limited_there(clock):
     assert sum(bool(limiter.hit("stranger 0")) for _ in range(5)) <= 1
     assert not limiter.hit("stranger 0")
     assert len(store) == 10
-    assert limiter.stats().shared >= 500
+    assert limiter.stats().overflow >= 500
 
 
 def test_a_stranger_stays_on_its_shared_cell_until_that_is_as_new(clock):
-    """Room that comes free does not forgive a stranger: its shared cell goes on counting until it is as new."""
+    """Room that comes free does not forgive a stranger: its overflow cell goes on counting until it is as new."""
     store = MemoryStore(max_keys=1, clock=clock)
     limiter = Limiter("1/s burst 2", store=store)
     limiter.hit("known")
@@ -118,7 +118,7 @@ def test_idle_keys_make_room_without_anybody_asking(clock):
     clock.advance(10)
     for number in range(1000):
         limiter.hit(f"new {number}")
-    assert limiter.stats().shared == 0
+    assert limiter.stats().overflow == 0
     assert len(store) <= 1000
     assert limiter.peek("new 999").remaining == 9
 
@@ -250,7 +250,7 @@ def test_a_name_has_so_many_limits_and_says_so(monkeypatch):
     """Who makes up a limit for every key is told at the last one that can be kept apart; those that were there go on."""
     from limitkeeper.stores import cell_table
 
-    assert cell_table.MOST_UNITS == 65_535
+    assert cell_table.MOST_UNITS == 65_534
     monkeypatch.setattr(cell_table, "MOST_UNITS", 3)
     store = MemoryStore()
     limiters = [Limiter(TokenBucket(f"{n}/h burst {n}"), store=store, name="one") for n in (1, 2, 3)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import types
+from contextlib import closing
 
 import pytest
 
@@ -114,7 +115,7 @@ def test_shards_are_one_store_for_each_host(noted):
 
 def test_a_limiter_takes_a_wrapped_url():
     """`store=` is where configuration goes."""
-    with Limiter("5/s", store="memory://?guard=local&share=2") as limiter:
+    with closing(Limiter("5/s", store="memory://?guard=local&share=2")) as limiter:
         assert limiter.hit("a").remaining == 4
 
 
@@ -154,7 +155,11 @@ def test_stores_can_be_named_from_the_package():
         ("reddis://host", r"did you mean redis://\?"),
         ("redis+clustre://host", r"did you mean redis\+cluster://\?"),
         ("http://example.com", "unknown scheme 'http'"),
-        ("limitkeeper://host:1234", "not available yet"),
+        ("/tmp/x", "did you mean 'shared:///tmp/x'"),
+        ("localhost:6379", "did you mean 'redis://localhost:6379'"),
+        ("limitkeeper://one,two", "several hosts need a sharded\\+limitkeeper:// URL"),
+        ("limitkeeper://one/2", "no databases"),
+        ("limitkeeper://one?prefix=x", "unknown option 'prefix'"),
         ("memory://host", "no host and no path"),
         ("memory://?max_kyes=5", r"unknown option 'max_kyes'; did you mean max_keys=\?"),
         ("memory://?colour=red", "expected one of max_keys=, guard="),
@@ -217,7 +222,7 @@ def test_a_store_whose_wrapper_is_wrong_is_closed_again(noted, monkeypatch):
         "redis://me:hun@ter2@host?share=3",
         "redis://host?password=hunter2&share=3",
         "redis://me:hunter2@[::1",
-        "limitkeeper://me:hunter2@host",
+        "limitkeeper://me:hunter2@host/x?colour=red",
         "memory://me:hunter2@host",
     ],
 )
@@ -245,3 +250,9 @@ def test_every_scheme_is_listed_once():
     """The schemes that an error lists are all there are."""
     assert len(SCHEMES) == len(set(SCHEMES))
     assert masked("memory://") == "'memory://'"
+
+
+def test_a_password_is_hidden_where_the_scheme_is_missing():
+    """A URL without its scheme is shown without its password, and so is the remedy."""
+    with pytest.raises(ConfigurationError, match=r"^'…@limits:6379': unknown scheme 'me'; did you mean 'redis://…@limits:6379'"):
+        store_from_url("me:hunter2@limits:6379")

@@ -28,8 +28,8 @@ def children(number, work, together=True):
             with warnings.catch_warnings(record=True) as caught:
                 warnings.simplefilter("always")
                 found = work(i)
-            told = sum(issubclass(one.category, SeveralWorkers) for one in caught)
-            os.write(say, f"{found} {told}".encode())
+            warned = sum(issubclass(one.category, SeveralWorkers) for one in caught)
+            os.write(say, f"{found} {warned}".encode())
             os.close(say)
             os.read(hold, 1)
             os._exit(0)
@@ -71,19 +71,19 @@ def untold(monkeypatch):
 
 def test_ten_processes_with_their_own_memory_admit_ten_times_the_limit(forks):
     """Each of ten workers makes its own limiter of 5: fifty get through, where five should."""
-    told = forks("print(children(10, lambda i: hits(Limiter('5/h'))))")
-    assert [admitted for admitted, _ in told] == [5] * 10
-    assert sum(admitted for admitted, _ in told) == 50
+    received = forks("print(children(10, lambda i: hits(Limiter('5/h'))))")
+    assert [admitted for admitted, _ in received] == [5] * 10
+    assert sum(admitted for admitted, _ in received) == 50
 
 
 def test_ten_processes_on_one_shared_file_admit_the_limit(forks, tmp_path):
     """The same ten workers with one SharedStore: five get through, whoever they are."""
     path = str(tmp_path / "limits")
-    told = forks(
+    received = forks(
         f"from limitkeeper import SharedStore\nprint(children(10, lambda i: hits(Limiter('5/h', store=SharedStore({path!r})))))"
     )
-    assert sum(admitted for admitted, _ in told) == 5
-    assert not any(warned for _, warned in told)
+    assert sum(admitted for admitted, _ in received) == 5
+    assert not any(warned for _, warned in received)
 
 
 # A store made before a fork
@@ -91,28 +91,28 @@ def test_ten_processes_on_one_shared_file_admit_the_limit(forks, tmp_path):
 
 def test_two_children_with_copies_of_one_store_are_told(forks):
     """Of four workers that inherited a limiter and use it, one is told, once."""
-    told = forks("limiter = Limiter('5/h')\nprint(children(4, lambda i: hits(limiter)))")
-    assert [admitted for admitted, _ in told] == [5] * 4
-    assert [warned for _, warned in told] == [0, 1, 0, 0]
+    received = forks("limiter = Limiter('5/h')\nprint(children(4, lambda i: hits(limiter)))")
+    assert [admitted for admitted, _ in received] == [5] * 4
+    assert [warned for _, warned in received] == [0, 1, 0, 0]
 
 
 def test_a_memory_url_is_told_too(forks):
     """memory:// is the same store in other words."""
-    told = forks("limiter = Limiter('5/h', store='memory://?max_keys=50')\nprint(children(2, lambda i: hits(limiter)))")
-    assert [warned for _, warned in told] == [0, 1]
+    received = forks("limiter = Limiter('5/h', store='memory://?max_keys=50')\nprint(children(2, lambda i: hits(limiter)))")
+    assert [warned for _, warned in received] == [0, 1]
 
 
 @pytest.mark.parametrize("verb", ["limiter.hit_many(['a'])", "limiter.peek('a')", "limiter.acquire('a')", "limiter.reserve('a')"])
 def test_every_verb_is_a_use(forks, verb):
     """Whatever a child asks first, it is noticed."""
-    told = forks(f"limiter = Limiter('5/h')\nprint(children(2, lambda i: {verb} and 1 or 1))")
-    assert [warned for _, warned in told] == [0, 1]
+    received = forks(f"limiter = Limiter('5/h')\nprint(children(2, lambda i: {verb} and 1 or 1))")
+    assert [warned for _, warned in received] == [0, 1]
 
 
 def test_a_store_that_was_used_before_the_fork_goes_on_from_there(forks):
     """What the parent took is taken in every child's copy, as if nobody watched."""
-    told = forks("limiter = Limiter('5/h')\nlimiter.hit('user')\nprint(children(2, lambda i: hits(limiter)))")
-    assert [admitted for admitted, _ in told] == [4, 4]
+    received = forks("limiter = Limiter('5/h')\nlimiter.hit('user')\nprint(children(2, lambda i: hits(limiter)))")
+    assert [admitted for admitted, _ in received] == [4, 4]
 
 
 @pytest.mark.parametrize(
@@ -132,8 +132,8 @@ def test_a_store_that_was_used_before_the_fork_goes_on_from_there(forks):
 )
 def test_no_false_alarm_in_children(forks, why, code):
     """Pools that make their own limiters, children one after the other, and copies that nobody uses are no evidence."""
-    told = forks(code)
-    assert told == [(5, 0)] * len(told)
+    received = forks(code)
+    assert received == [(5, 0)] * len(received)
 
 
 # A web server with several workers
@@ -177,6 +177,7 @@ def test_servers_that_say_it_in_python():
     assert several_workers(["x"], {}, {"gunicorn.arbiter": arbiter}) is None
     assert several_workers(["x"], {}, {"uwsgi": types.SimpleNamespace(numproc=2)}) == "uwsgi"
     assert several_workers(["x"], {}, {"uwsgi": types.SimpleNamespace(numproc=1)}) is None
+    assert several_workers(["x"], {}, {"mod_wsgi": types.SimpleNamespace(maximum_processes=2)}) == "mod_wsgi"
 
 
 @pytest.mark.parametrize("make", [lambda: Limiter("5/s"), lambda: store_from_url("memory://")], ids=["default", "url"])

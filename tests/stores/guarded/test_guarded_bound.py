@@ -2,26 +2,25 @@
 
 from __future__ import annotations
 
-import os
 from fractions import Fraction
 from random import Random
 
 import pytest
 from failing import FailingStore
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from effort import effort
 from limitkeeper import Limiter, MemoryStore, TokenBucket
 from limitkeeper.algorithms import Limit
 from limitkeeper.stores.guarded import GuardedStore
 from limitkeeper.stores.guarded.share import shared_limit
 from limitkeeper.testing import ManualClock
-from limitkeeper.testing.bounds import check_bound
-from limitkeeper.testing.traces import LIMITS, limits
+from limitkeeper.testing.admission_bounds import check_bound
+from limitkeeper.testing.strategies import LIMITS, limits
 
 BEGIN = 1_700_000_123.456789
 NODES = 3
-EXAMPLES = 1000 if os.environ.get("LIMITKEEPER_SOAK") == "1" else 40
 
 
 class Fleet:
@@ -87,7 +86,7 @@ steps = st.lists(
 def test_outages_admit_at_most_the_share_however_often_they_come(algorithm):
     """In any interval, with any outages, cuts and recoveries inside: central bound for the store, share's bound for each node."""
 
-    @settings(max_examples=EXAMPLES, deadline=None)
+    @effort(40)
     @given(limits(algorithm), steps, st.integers(0, 99))
     def law(limit, trace, seed):
         fleet = Fleet(limit, seed=seed)

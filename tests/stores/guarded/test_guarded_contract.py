@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import os
-
 import pytest
 from failing import FailingStore, HangingTasks
 
+from effort import scaled
 from limitkeeper import Limiter, MemoryStore
 from limitkeeper.stores.guarded import GuardedStore
 from limitkeeper.stores.guarded.deadline_store import DeadlineStore
 from limitkeeper.testing import ManualClock, StoreContract
 
-SOAK = os.environ.get("LIMITKEEPER_SOAK") == "1"
-
 
 class TestGuardedMemory(StoreContract):
     """A guard around a store that answers at once, with `rebook`."""
 
-    examples = 500 if SOAK else 10
+    examples = scaled(10)
     threads = 20
 
     def make_store(self, clock: ManualClock) -> GuardedStore:
@@ -28,7 +25,7 @@ class TestGuardedMemory(StoreContract):
 class TestGuardedFarStore(StoreContract):
     """A guard around a store that promises no deadline: every call is made by a worker thread."""
 
-    examples = 100 if SOAK else 4
+    examples = scaled(4)
     threads = 20
 
     def make_store(self, clock: ManualClock) -> GuardedStore:
@@ -39,7 +36,7 @@ class TestGuardedFarStore(StoreContract):
 class TestGuardedAsyncStore(StoreContract):
     """A guard around a store with async methods of its own: they are called as tasks."""
 
-    examples = 100 if SOAK else 2
+    examples = scaled(2)
     threads = 20
 
     def make_store(self, clock: ManualClock) -> GuardedStore:

@@ -423,8 +423,8 @@ def test_items_and_load_are_the_stores_own(behind, guarded):
         guard.load(named, states)
 
 
-def test_those_behind_a_leaver_stay_when_the_store_cannot_move_them(store, guarded, clock):
-    """Waiters charged in different places are not moved up: those that leave give back, the others keep their starts."""
+def test_those_behind_a_leaver_move_up_while_the_store_fails(store, guarded, clock):
+    """Waiters exchange their starts without the store: those behind move up, and what can't be given back is dropped."""
     guard = guarded("local", share=2, inner=store)
     limiter = Limiter("2/s burst 2", store=guard)
     limiter.hit("a", cost=2)
@@ -433,15 +433,18 @@ def test_those_behind_a_leaver_stay_when_the_store_cannot_move_them(store, guard
     guard._health.record_failure(StoreUnavailable("gone"), first._waiter.claims)
     assert guard.state == "open"
     assert first.cancel() is True
-    assert second.wait == 1.0
+    assert second.wait == 0.5
     assert guard.stats().dropped == 1
 
 
 def test_a_line_that_cannot_be_moved_because_the_store_fails_stays(store, guarded, monkeypatch):
-    """When the store fails to rebook, the charge of the waiter that leaves is dropped and an event says so."""
+    """When the store fails, the charge of the waiter that leaves is dropped and an event says so; the one behind moves up."""
 
     class Failing(type(store)):
         def rebook(self, turns):
+            raise StoreUnavailable("gone")
+
+        def give_back(self, claims, charged_at=-1, source="store"):
             raise StoreUnavailable("gone")
 
     guard = guarded("local", share=2, inner=Failing(clock=store.clock))
@@ -451,7 +454,7 @@ def test_a_line_that_cannot_be_moved_because_the_store_fails_stays(store, guarde
     limiter.hit("a", cost=2)
     first, second = limiter.reserve("a"), limiter.reserve("a")
     assert first.cancel() is True
-    assert second.wait == 1.0
+    assert second.wait == 0.5
     assert [event.key for event in published] == ["a"]
     assert guard.stats().failures == 1
 

@@ -13,7 +13,7 @@ from failing import FailingStore, HangingStore, HangingTasks
 
 from limitkeeper import AsyncLimiter, FixedWindow, Limiter, StoreTimeout
 from limitkeeper.stores.guarded import GuardedStore
-from limitkeeper.stores.guarded.deadline_store import DeadlineStore
+from limitkeeper.stores.guarded.deadline_store import DeadlineStore, start_daemon
 
 #: What turns of threads and loops may take on top of a budget; how late the machine is comes on top of that.
 NOISE = 0.1
@@ -77,9 +77,9 @@ def test_a_late_charge_is_given_back(store, eventually):
     hangs(guard, lambda: guard.decide_many([limiter.claims("a", 1), limiter.claims("b", 4)]))
     assert guard.answered_here(limiter.peek("a", cost=5))
     hanging.gate.set()
-    eventually(lambda: len(hanging.returned) == 4)
-    assert sorted(hanging.returned) == [("a", 1), ("a", 2), ("a", 3), ("b", 4)]
+    eventually(lambda: len(hanging.returned) >= 4)
     eventually(lambda: guard.stats().abandoned == 0)
+    assert set(hanging.returned) == {("a", 1), ("a", 2), ("a", 3), ("b", 4)}  # on a busy machine a call may hang twice
     hanging.hangs = False
     eventually(lambda: limiter.peek("a").remaining == 10)
 
@@ -246,9 +246,11 @@ def test_a_late_charge_of_a_task_is_given_back(hanging):
         hanging.gate.set()
         await soon(lambda: len(hanging.returned) >= 4)
         await soon(lambda: guard.stats().abandoned == 0)
-        return sorted(hanging.returned)
+        left = [Limiter(FixedWindow("10/400d"), store=hanging.inner).peek(key).remaining for key in "abcd"]
+        return set(hanging.returned), left
 
-    assert asyncio.run(main()) == [("a", 3), ("b", 2), ("c", 1), ("d", 1)]
+    # On a busy machine a call may be abandoned twice before the first is counted: each of them goes back.
+    assert asyncio.run(main()) == ({("a", 3), ("b", 2), ("c", 1), ("d", 1)}, [10, 10, 10, 10])
 
 
 def test_a_cancelled_caller_leaves_no_charge_behind(hanging):
@@ -415,3 +417,21 @@ def test_a_guard_survives_a_fork(python):
         """
     )
     assert done.stdout.strip() == "[0, 0] 2", done.stderr
+
+
+def test_without_a_thread_for_a_call_the_fallback_answers_at_once(store):
+    """A process that may not start another thread gets no exception of the interpreter; later calls have their worker again."""
+    refused = ["the registration of the limit", "the first hit"]
+
+    def start(target, name):
+        if refused:
+            raise RuntimeError(f"can't start new thread for {refused.pop()}")
+        return start_daemon(target, name)
+
+    hanging = HangingStore(store)
+    hanging.hangs = False
+    with GuardedStore(hanging, budget=60, on_failure="closed", background=False, start_thread=start) as guard:
+        limiter = Limiter("5/s", store=guard)
+        assert not limiter.hit("a")
+        assert guard.stats().failures == 2
+        assert limiter.hit("a")

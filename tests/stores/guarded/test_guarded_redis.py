@@ -1,4 +1,4 @@
-"""A guard around a real server: killed, frozen and back again, in both colours."""
+"""A guard around a real server: killed, frozen and back again, sync and async."""
 
 from __future__ import annotations
 
@@ -166,7 +166,7 @@ def test_leaving_the_queue_of_a_dead_server_raises_nothing(server):
             first, second = await limiter.reserve("a"), await limiter.reserve("a")
             server.kill()
             assert await first.cancel() is True
-            assert 119 - (time.monotonic() - begun) <= second.wait <= 120
+            assert 59 - (time.monotonic() - begun) <= second.wait <= 60  # it moved up in this process
             assert [event.key for event in published] == ["a"]
 
     asyncio.run(main())

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from limitkeeper import ConfigurationError
 from limitkeeper.algorithms.limit_parser import named_limits
 from limitkeeper.stores.guarded.share import parse_share, shared_limit
-from limitkeeper.testing.traces import limits
+from limitkeeper.testing.strategies import limits
 
 
 def part_of(text: str, share: object) -> str:

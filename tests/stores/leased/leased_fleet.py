@@ -1,4 +1,4 @@
-"""A fleet on a virtual clock: some nodes, each with its LeasedStore, one parent behind them, and arrivals as they are told.
+"""A fleet on a virtual clock: some nodes, each with its LeasedStore, one parent behind them, and given arrivals.
 
 The background of every node is played by hand: `tend` whenever a lease rang, and on a beat of a twentieth of a lease life. The
 parent is whatever a factory makes of a clock; its operations are counted.
@@ -54,8 +54,8 @@ class Tally(Store):
     def decide_many(self, asks: Any, max_wait_us: int | None = 0) -> Any:
         return self._noted("decide_many", sum(c.cost for claims in asks for c in claims)).decide_many(asks, max_wait_us)
 
-    def give_back(self, claims: Any, charged_at: int = -1, source: str = "store") -> None:
-        self._noted("give_back", sum(claim.cost for claim in claims)).give_back(claims, charged_at)
+    def give_back(self, claims: Any, charged_at: int = -1, source: str = "store") -> bool:
+        return self._noted("give_back", sum(claim.cost for claim in claims)).give_back(claims, charged_at)
 
     def reset(self, claims: Any) -> None:
         self._noted("reset", 0).reset(claims)

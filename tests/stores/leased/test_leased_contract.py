@@ -6,26 +6,30 @@ those of a store without leases, and the clock is read here as well as there. Ea
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 from hypothesis import strategies as st
 from leased_fleet import Tally
 
+from effort import scaled
 from limitkeeper import FixedWindow, LeasedStore, Limit, MemoryStore, TokenBucket
 from limitkeeper.stores import Claim
 from limitkeeper.testing import ManualClock, StoreContract
-from limitkeeper.testing.bounds import BOUNDS, between
-from limitkeeper.testing.contract import every_algorithm, every_mode, every_reserving_algorithm, limits_and_traces, run_threads
-from limitkeeper.testing.traces import limits, moments, traces
-
-SOAK = os.environ.get("LIMITKEEPER_SOAK") == "1"
+from limitkeeper.testing.admission_bounds import BOUNDS, between
+from limitkeeper.testing.store_contract import (
+    every_algorithm,
+    every_mode,
+    every_reserving_algorithm,
+    limits_and_traces,
+    run_threads,
+)
+from limitkeeper.testing.strategies import limits, moments, traces
 
 
 class TestLeaseOfOne(StoreContract):
     """LeasedStore(store, lease=1) over a store near by: every law, compared with ==."""
 
-    examples = 500 if SOAK else 15
+    examples = scaled(15)
 
     def make_store(self, clock: ManualClock) -> LeasedStore:
         return LeasedStore(MemoryStore(clock=clock), lease=1)
@@ -34,7 +38,7 @@ class TestLeaseOfOne(StoreContract):
 class TestLeaseOfOneFarAway(StoreContract):
     """LeasedStore(store, lease=1) over a store far away: every law, both faces."""
 
-    examples = 500 if SOAK else 8
+    examples = scaled(8)
 
     def make_store(self, clock: ManualClock) -> LeasedStore:
         return LeasedStore(Tally(MemoryStore(clock=clock), local=False), lease=1)
@@ -43,7 +47,7 @@ class TestLeaseOfOneFarAway(StoreContract):
 class TestAdaptiveLeases(StoreContract):
     """Leases that follow demand."""
 
-    examples = 500 if SOAK else 8
+    examples = scaled(8)
 
     def make_store(self, clock: ManualClock) -> LeasedStore:
         return LeasedStore(MemoryStore(clock=clock))
@@ -51,9 +55,9 @@ class TestAdaptiveLeases(StoreContract):
     def test_threads_on_several_limits_charge_all_or_none(self) -> None:
         """Weaker: exactly as many pass, and what is in hand and at the parent together is what is left."""
         with self.player("sync", {"wide": FixedWindow("60/h"), "narrow": TokenBucket("50/h")}) as player:
-            told = run_threads(self.threads, lambda i: player.limiter.hit("a").allowed)
+            received = run_threads(self.threads, lambda i: player.limiter.hit("a").allowed)
             admitted = min(50, self.threads)
-            assert sum(told) == admitted
+            assert sum(received) == admitted
             player.limiter.store.return_all()
             assert [part.remaining for part in player.limiter.peek("a").decisions] == [60 - admitted, 50 - admitted]
 
@@ -75,8 +79,8 @@ class TestAdaptiveLeases(StoreContract):
     def test_a_decision_reads_the_clock_once(self, mode: str) -> None:
         """Weaker: this store reads it for its leases and the parent for its decision; five limits are still one moment of it."""
         with self.player(mode, {str(size): TokenBucket("10/s", burst=size) for size in (10, 20, 30)}) as player:
-            told = player.limiter.hit("a")
-            assert len({part.start_us for part in told.decisions}) == 1
+            received = player.limiter.hit("a")
+            assert len({part.start_us for part in received.decisions}) == 1
 
     @every_mode
     def test_answers_are_those_of_the_memory_store(self, mode: str) -> None:

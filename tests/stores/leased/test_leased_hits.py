@@ -96,13 +96,13 @@ def test_an_idle_lease_goes_back_when_it_ends(tally, clock):
 
 
 def test_an_expired_batch_is_not_spent(tally, clock):
-    """A batch that nobody tended is still not spent after its end."""
+    """A batch that was not tended is not spent after its end; it goes back before the next is fetched."""
     store = LeasedStore(tally, lease=50, life="100ms")
     limiter = Limiter("100/h", store=store)
     limiter.hit("a")
     clock.advance(0.1)
     limiter.hit("a")
-    assert tally.calls == [("decide", 50), ("decide", 50)]
+    assert tally.calls == [("decide", 50), ("give_back", 49), ("decide", 50)]
 
 
 def test_closing_gives_everything_back(clock):
@@ -116,19 +116,19 @@ def test_closing_gives_everything_back(clock):
 
 
 def test_a_refusal_is_answered_here_until_its_moment(tally, clock):
-    """The parent said "nothing before t": until t it hears nothing, and everybody is told t; at t the same call passes."""
+    """The parent said "nothing before t": until one life before t it is not asked again; at t the same call passes."""
     store = LeasedStore(tally)
     limiter = Limiter("1/s", store=store)
     limiter.hit("a")
-    told = limiter.hit("a")
+    received = limiter.hit("a")
     asked = len(tally.calls)
-    for _ in range(9):
+    for _ in range(8):
         clock.advance(0.1)
         again = limiter.hit("a")
         assert not again
-        assert again.retry_us == told.retry_us - (clock.now_us() - told.start_us)
+        assert again.retry_us == received.retry_us - (clock.now_us() - received.start_us)
     assert len(tally.calls) == asked
-    clock.advance(0.1)
+    clock.advance(0.2)
     assert limiter.hit("a")
 
 
@@ -186,12 +186,37 @@ def test_several_limits_come_from_their_hands_or_from_the_parent_together(tally)
     """All limits from RAM when all are in hand; otherwise one call for all of them, and none is charged alone."""
     store = LeasedStore(tally)
     limiter = Limiter({"user": TokenBucket("100/s"), "tenant": FixedWindow("3/h")}, store=store)
-    told = [limiter.hit({"user": "u", "tenant": "t"}) for _ in range(5)]
-    assert [bool(one) for one in told] == [True, True, True, False, False]
-    assert told[-1].name == "tenant"
+    received = [limiter.hit({"user": "u", "tenant": "t"}) for _ in range(5)]
+    assert [bool(one) for one in received] == [True, True, True, False, False]
+    assert received[-1].name == "tenant"
     assert len(tally.calls) == 4
     store.return_all()
     assert [part.remaining for part in limiter.peek({"user": "u", "tenant": "t"}).decisions] == [97, 0]
+
+
+def test_one_known_refusal_does_not_answer_for_the_other_limits(tally, clock):
+    """One of two limits is known to refuse, of the other only the parent knows: the retry is the longer one, or never."""
+    limits = {"minute": TokenBucket("1/min", burst=1), "second": TokenBucket("5/s", burst=1)}
+    limiter = Limiter(limits, store=LeasedStore(tally))
+    assert limiter.hit("a")
+    costs = [{"minute": 2, "second": 1}, {"minute": 3, "second": 1}, {"minute": 1, "second": 1}]
+    assert [limiter.hit("a", cost=cost).retry_after for cost in costs] == [math.inf, math.inf, 60.0]
+    asked = len(tally.calls)
+    assert limiter.hit("a").retry_after == 60.0
+    assert len(tally.calls) == asked
+    clock.advance(60)
+    assert limiter.hit("a")
+
+
+def test_a_known_refusal_answers_beside_a_limit_that_the_parent_would_allow(tally, clock):
+    """A flood of refused calls is answered here although the other limit holds no batch, and none above its capacity is."""
+    limiter = Limiter({"day": FixedWindow("3/d"), "second": TokenBucket("2/s", burst=4)}, store=LeasedStore(tally))
+    assert [bool(limiter.hit("a")) for _ in range(4)] == [True, True, True, False]
+    asked, retry = len(tally.calls), limiter.peek("a", cost=1).retry_after
+    for _ in range(100):
+        assert limiter.hit("a").retry_after == retry
+    assert len(tally.calls) <= asked + 2
+    assert limiter.hit("a", cost={"day": 1, "second": 5}).retry_after == math.inf
 
 
 def test_several_limits_in_hand_cost_nothing(tally, clock):

@@ -57,8 +57,8 @@ def fleet(valkey, name: str, rule: str, rate: float, seconds: float, **options) 
     return [[int(word) for word in answer.split()] for answer in answers]
 
 
-def most_in_a_second(told: list[list[int]]) -> int:
-    moments = sorted(moment for one in told for moment in one[3:])
+def most_in_a_second(received: list[list[int]]) -> int:
+    moments = sorted(moment for one in received for moment in one[3:])
     first = most = 0
     for last, moment in enumerate(moments):
         while moments[first] <= moment - 1_000_000:
@@ -69,16 +69,20 @@ def most_in_a_second(told: list[list[int]]) -> int:
 
 def test_four_processes_stay_within_the_bound_and_cost_little(valkey):
     """Four processes above the limit: no second holds more than burst, rate and bound, and the server hears little."""
-    told = fleet(valkey, "plain", "400/s burst 40", rate=400, seconds=2.0, life="200ms")
+    received = fleet(valkey, "plain", "400/s burst 40", rate=400, seconds=2.0, life="200ms")
     bound = LeasedStore(MemoryStore(), life="200ms").over_admission(TokenBucket("400/s burst 40"), nodes=4)
-    admitted, offered, asked = sum(len(one) - 3 for one in told), sum(one[0] for one in told), sum(one[1] for one in told)
-    away = sum(one[2] for one in told) / 1e6
-    assert most_in_a_second(told) <= 440 + bound + IN_HAND
+    admitted, offered, asked = (
+        sum(len(one) - 3 for one in received),
+        sum(one[0] for one in received),
+        sum(one[1] for one in received),
+    )
+    away = sum(one[2] for one in received) / 1e6
+    assert most_in_a_second(received) <= 440 + bound + IN_HAND
     assert admitted >= 0.8 * 400 * (2 - away)
     assert asked <= 0.15 * offered + 50 * away
 
 
 def test_four_strict_processes_never_exceed_the_limit(valkey):
     """In strict mode no second holds more than burst and rate."""
-    told = fleet(valkey, "strict", "400/s burst 40", rate=400, seconds=1.5, life="100ms", strict=True)
-    assert most_in_a_second(told) <= 440 + IN_HAND
+    received = fleet(valkey, "strict", "400/s burst 40", rate=400, seconds=1.5, life="100ms", strict=True)
+    assert most_in_a_second(received) <= 440 + IN_HAND

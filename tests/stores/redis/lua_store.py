@@ -10,8 +10,8 @@ import redis
 from limitkeeper import Decision
 from limitkeeper.algorithms.claim import Claim, NamedLimit
 from limitkeeper.stores import Store
-from limitkeeper.stores.cell_store import checked
-from limitkeeper.stores.redis import limit_record, script_request
+from limitkeeper.stores.contract import bounded_wait_us, checked
+from limitkeeper.stores.redis import limit_and_state_codec, script_request
 from limitkeeper.stores.redis.key_names import KeyNames
 
 
@@ -41,7 +41,7 @@ class LuaStore(Store):
         return int(now_us)
 
     def send(self, *sent: script_request.AnyRequest) -> list[Any]:
-        """One call for all of them; those that are stale are converted and sent again."""
+        """One call for all of them; those that are stale are sent again with what it takes."""
         script, keys, body = script_request.encode_call(sent)
         self.round_trips += 1
         try:
@@ -52,41 +52,41 @@ class LuaStore(Store):
         return [self.send(self.again(request))[0] if request.stale else request.answer for request in sent]
 
     def again(self, request: script_request.AnyRequest) -> script_request.AnyRequest:
-        return limit_record.convert_stale(
-            request, {name: self.client.hgetall(name) for name in limit_record.stale_registries(request)}
-        )
+        return request.again({name: self.client.hgetall(name) for name in request.stale_registries()})
 
     def register(self, limit: NamedLimit) -> None:
-        self.send(limit_record.RegisterRequest(self.names, limit, self.moment()))
+        self.send(script_request.RegisterRequest(self.names, limit, self.moment()))
 
     def decide(self, claims: Sequence[Claim], max_wait_us: int | None = 0, **options: Any) -> Decision:
-        return self.send(script_request.encode_decide(self.names, checked(claims), max_wait_us, now_us=self.moment(), **options))[
-            0
-        ]
+        how = script_request.DecideOptions(bounded_wait_us(max_wait_us), now_us=self.moment(), **options)
+        return self.send(script_request.encode_decide(self.names, checked(claims), how))[0]
 
     def decide_many(self, many: Sequence[Sequence[Claim]], max_wait_us: int | None = 0) -> list[Decision]:
-        now_us = self.moment()
-        made = [script_request.encode_decide(self.names, checked(claims), max_wait_us, True, now_us) for claims in many]
+        how = script_request.DecideOptions(bounded_wait_us(max_wait_us), now_us=self.moment())
+        made = [script_request.encode_decide(self.names, checked(claims), how) for claims in many]
         return self.send(*made) if made else []
 
-    def give_back(self, claims: Sequence[Claim], charged_at: int = -1, source: str = "store") -> None:
-        self.send(script_request.GiveBackRequest(self.names, claims, charged_at, self.moment()))
+    def give_back(self, claims: Sequence[Claim], charged_at: int = -1, source: str = "store") -> bool:
+        return bool(self.send(script_request.GiveBackRequest(self.names, claims, charged_at, self.moment()))[0])
 
     def reset(self, claims: Sequence[Claim]) -> None:
-        if claims:
-            self.client.delete(*[self.names.key(claim.limit, claim.key) for claim in claims])
+        for claim in claims:
+            self.send(script_request.ResetRequest(self.names, claim, self.moment()))
 
     def items(self, limit: NamedLimit) -> Iterable[tuple[str, Any]]:
         fields = self.client.hgetall(self.names.registry(limit))
         now_us = self.moment() or self.server_us()
-        return [
-            limit_record.decode_item(self.names, limit, name, self.client.get(name), fields, now_us)
+        found = [
+            limit_and_state_codec.decode_item(
+                limit_and_state_codec.entry_of(self.names, limit), name, self.client.get(name), fields, now_us
+            )
             for name in self.client.scan_iter(match=self.names.pattern(limit))
         ]
+        return [item for item in found if item is not None]
 
     def load(self, limit: NamedLimit, items: Iterable[tuple[str, Any]]) -> None:
         for key, state in items:
-            self.send(limit_record.LoadRequest(self.names, limit, key, state, self.moment()))
+            self.send(script_request.LoadRequest(self.names, limit, key, state, self.moment()))
 
     def server_us(self) -> int:
         seconds, us = self.client.time()

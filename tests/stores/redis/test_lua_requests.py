@@ -2,27 +2,26 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from lua_store import LuaStore, MovingStore
 
+from effort import effort
 from limitkeeper import FixedWindow, Limit, Limiter, MemoryStore, TokenBucket
 from limitkeeper.algorithms.claim import Claim, NamedLimit
+from limitkeeper.stores.contract import bounded_wait_us
 from limitkeeper.stores.redis import script_request
 from limitkeeper.testing import ManualClock
+from limitkeeper.testing.strategies import LIMITS, limits, traces
 from limitkeeper.testing.trace_player import TracePlayer
-from limitkeeper.testing.traces import LIMITS, limits, traces
 from servers.valkey import Valkey
 from stand_ins import NOON, WrappedStore
 
 #: A soak looks longer.
-TIMES = 10 if os.environ.get("LIMITKEEPER_SOAK") == "1" else 1
-STEADY = settings(deadline=None, suppress_health_check=list(HealthCheck))
 few = st.lists(limits(), min_size=1, max_size=3, unique_by=str)
 several = st.lists(limits(), min_size=2, max_size=4, unique_by=str)
 
@@ -69,7 +68,7 @@ class Both:
 def test_one_limit_answers_as_in_memory(client: Any, algorithm: type[Limit]) -> None:
     """Hits, peeks, waits, reservations, refunds, settlements: Lua says what MemoryStore says, and holds what it holds."""
 
-    @settings(STEADY, max_examples=40 * TIMES)
+    @effort(40)
     @given(limits(algorithm).flatmap(lambda limit: st.tuples(st.just(limit), traces([limit], several_keys=True, backwards=True))))
     def check(drawn: tuple[Limit, list[Any]]) -> None:
         Both(client, [drawn[0]]).play(drawn[1])
@@ -80,7 +79,7 @@ def test_one_limit_answers_as_in_memory(client: Any, algorithm: type[Limit]) -> 
 def test_several_limits_answer_as_in_memory(client: Any) -> None:
     """Several limits of any kinds decide together as in memory, each with its own key and cost."""
 
-    @settings(STEADY, max_examples=100 * TIMES)
+    @effort(100)
     @given(several.flatmap(lambda some: st.tuples(st.just(some), traces(some, several_keys=True, backwards=True))))
     def check(drawn: tuple[list[Limit], list[Any]]) -> None:
         Both(client, drawn[0]).play(drawn[1])
@@ -91,7 +90,7 @@ def test_several_limits_answer_as_in_memory(client: Any) -> None:
 def test_a_line_moves_up_as_in_memory(client: Any) -> None:
     """When a waiter leaves a queue, those behind it are booked again in one call: to the same starts as in memory."""
 
-    @settings(STEADY, max_examples=100 * TIMES)
+    @effort(100)
     @given(few.flatmap(lambda some: st.tuples(st.just(some), traces(some, several_keys=len(some) > 1))))
     def check(drawn: tuple[list[Limit], list[Any]]) -> None:
         Both(client, drawn[0], moving=True).play(drawn[1])
@@ -99,7 +98,7 @@ def test_a_line_moves_up_as_in_memory(client: Any) -> None:
     check()
 
 
-@settings(STEADY, max_examples=40 * TIMES)
+@effort(40)
 @given(
     st.lists(limits(), min_size=1, max_size=5, unique_by=str),
     st.lists(
@@ -127,7 +126,8 @@ def request_of(
     if which == 4 and limit.limit.refunds:
         return script_request.GiveBackRequest(store.names, [Claim(limit, key, cost)], -1, store.moment())
     claims = [Claim(limit, key, cost)] if which < 3 else [Claim(one, key, cost) for one in named]
-    return script_request.encode_decide(store.names, claims, patience, which != 2, store.moment())
+    options = script_request.DecideOptions(bounded_wait_us(patience), which != 2, store.moment())
+    return script_request.encode_decide(store.names, claims, options)
 
 
 @pytest.mark.parametrize("count", [1, 5])
@@ -149,7 +149,8 @@ def test_none_starts_before_it_may(client: Any) -> None:
     store = LuaStore(client, clock)
     named = NamedLimit("late", "late", TokenBucket("1/s burst 2"))
     claim, now_us = Claim(named, "a", 2), clock.now_us()
-    decision = store.send(script_request.encode_decide(store.names, [claim], None, True, now_us, now_us + 5_000_000))[0]
+    options = script_request.DecideOptions(10**15, now_us=now_us, not_before_us=now_us + 5_000_000)
+    decision = store.send(script_request.encode_decide(store.names, [claim], options))[0]
     expected = named.limit.decide((0, 0, 0), now_us, 2, 10**15, now_us + 5_000_000)
     assert (decision.wait, decision.start_us) == (5.0, expected[3])
     assert dict(store.items(named)) == {"a": expected[:3]}

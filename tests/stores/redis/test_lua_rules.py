@@ -2,28 +2,27 @@
 
 from __future__ import annotations
 
-import os
 import struct
 from collections.abc import Callable, Sequence
 from random import Random
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from effort import effort
 from limitkeeper import FixedWindow, LeakyBucket, LeakyBucketQueue, Limit, SlidingWindowCounter, SlidingWindowLog, TokenBucket
 from limitkeeper.algorithms.constants import MAX_WAIT, TOP
-from limitkeeper.stores.redis.codec import rule_of
+from limitkeeper.stores.redis.limit_and_state_codec import rule_of
 from limitkeeper.stores.redis.script_builder import sections
-from limitkeeper.testing.traces import limits
+from limitkeeper.testing.strategies import limits
 from servers.valkey import Valkey
 
 NOW_US = 1_700_000_123_456_789
 PACED = (TokenBucket, LeakyBucket, LeakyBucketQueue)
 #: A soak looks longer.
-TIMES = 10 if os.environ.get("LIMITKEEPER_SOAK") == "1" else 1
-EXAMPLES = settings(max_examples=60 * TIMES, deadline=None, suppress_health_check=list(HealthCheck))
+EXAMPLES = effort(60)
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +33,7 @@ def rule(valkey: Valkey) -> Callable[..., Any]:
     def run(limit: Limit, name: str, count: int, cases: list[tuple[int, ...]]) -> list[tuple[int, ...]]:
         file = rule_of(limit).file
         parts = [text for section, text in sections(file).items() if section != "traits"]
-        function = {"decide": file, "give_back": f"{file}_back", "redate": f"{file}_redate"}[name]
+        function = {"decide": file, "give_back": f"{file}_give_back", "redate": f"{file}_redate", "used": f"{file}_used"}[name]
         numbers = [getattr(limit, field) for field in rule_of(limit).fields]
         numbers += [0] * (4 - len(numbers))
         width = 4 + len(cases[0])
@@ -158,6 +157,18 @@ def test_give_back_is_the_same_in_lua(rule: Callable[..., Any], algorithm: type[
     assert compared > 100
 
 
+@pytest.mark.parametrize("algorithm", [*PACED, FixedWindow, SlidingWindowCounter])
+@EXAMPLES
+@given(data=st.data(), seed=st.integers(0, 2**32))
+def test_used_is_the_same_in_lua(rule: Callable[..., Any], algorithm: type[Limit], data: Any, seed: int) -> None:
+    """The mirror counts the same units as used, of every state."""
+    limit = data.draw(limits(algorithm))
+    draw = Draw(limit, seed)
+    cases = [(*draw.state(), draw.now) for _ in range(200)]
+    for case, (result,) in zip(cases, rule(limit, "used", 1, cases), strict=True):
+        assert result == limit.used(case[:3], case[3]), (str(limit), case)
+
+
 def test_division_is_exact_below_2_53(valkey: Valkey) -> None:
     """(a − a % b) / b of Lua's doubles is Python's a // b, also where the quotient lies just below a whole number."""
     client = valkey.client()
@@ -186,17 +197,17 @@ while at <= #ARGV[1] do
   rule, window, count, now, x, y, cost, n, at = struct.unpack('<dddddddd', ARGV[1], at)
   local raw = struct.pack('<dddd', 0, 0, 0, n) .. string.sub(ARGV[1], at, at + 16 * n - 1)
   at = at + 16 * n
-  local _, _, _, _, log = open_log(raw)
+  local log = open_log(raw)
   local a, b, c, start, retry, left, reset
   if rule == 0 then
     a, b, c, start, retry, left, reset = sliding_log(window, count, 0, 0, 0, 0, log, now, x, cost, y)
     if start >= 0 and cost > 0 then c = add_entry(window, c, now, a, b) end
   else
-    a, b, c = sliding_log_back(window, count, 0, 0, 0, 0, log, now, cost, cost, x)
+    a, b, c = sliding_log_give_back(window, count, 0, 0, 0, 0, log, now, cost, cost, x)
     if b > 0 then c = add_entry(window, c, now, a, b) end
     start, retry, left, reset = 0, 0, 0, 0
   end
-  local value = close_log(0, 0, c)
+  local value = close_log(0, 0, c, 0, 0)
   out[#out + 1] = struct.pack('<ddddd', start, retry, left, reset, #value) .. value
 end
 return table.concat(out)"""

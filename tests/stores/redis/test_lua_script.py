@@ -11,13 +11,13 @@ import pytest
 import limitkeeper.stores.redis
 from limitkeeper import ConfigurationError, Limit, TokenBucket
 from limitkeeper.algorithms import ALGORITHMS
-from limitkeeper.stores.redis.codec import RULES, fingerprint, rule_of
+from limitkeeper.stores.redis.limit_and_state_codec import RULES, fingerprint, rule_of
 from limitkeeper.stores.redis.script_builder import FILES, OPERATIONS, script_of, sections
-from limitkeeper.testing.traces import LIMITS
+from limitkeeper.testing.strategies import LIMITS
 from servers.valkey import Valkey
 
 LUA = Path(limitkeeper.stores.redis.__path__[0]) / "lua"
-FRAME = {"frame", "hit", "batched_hits", "loop", *OPERATIONS}
+FRAME = {"frame", "rates", "hit", "batched_hits", "loop", *OPERATIONS}
 
 
 def test_every_rule_has_a_mirror() -> None:
@@ -44,15 +44,19 @@ def test_a_script_holds_only_the_rules_in_use(file: str, verb: str) -> None:
     found = {other for other in FILES if re.search(rf"\bfunction {other}\b", source)}
     assert found == {file}
     assert ("function next_claim" in source) == (verb not in ("hit", "hit_all"))
-    assert (f"function {file}_back" in source) == (verb in ("give_back", "rebook"))
+    assert (f"function {file}_give_back" in source) == (verb in ("give_back", "rebook"))
     assert ("HSETNX" in source) == (verb == "register")
+    assert "charge_rates = function" not in source
+    several = script_of(frozenset((verb, file, "rates"))).source.decode()
+    assert ("charge_rates = function" in several) == (verb not in ("hit", "hit_all"))
 
 
 @pytest.mark.parametrize("clock", [(), ("clock",)], ids=["server's time", "own clock"])
 def test_every_script_compiles_under_its_name(valkey: Valkey, clock: tuple[str, ...]) -> None:
     """Any rules with any verbs make a script that the server takes, and its name is the one that we call it by."""
     verbs = ["hit", *OPERATIONS]
-    sets = [frozenset(some) for n in range(1, len(verbs) + 1) for some in itertools.combinations(verbs, n)]
+    sets = [frozenset(some) for n in (1, 2, 3, len(verbs)) for some in itertools.combinations(verbs, n)]
+    sets += [frozenset((verb, "rates")) for verb in verbs]
     with valkey.client() as client:
         for some in sets:
             for files in (*[(file,) for file in FILES if file != "sliding_log"], tuple(FILES)):
@@ -79,6 +83,7 @@ def test_a_rule_has_all_its_sections() -> None:
     """What is true of it, both halves, and how its dates move."""
     for file in FILES:
         assert {"traits", "decide", "give_back", "redate"} <= set(sections(file)), file
+        assert ("used" in sections(file)) == (file != "sliding_log"), "a log serves all rates"
 
 
 def test_fingerprints_differ_and_fit_a_double() -> None:

@@ -1,4 +1,4 @@
-"""What stays in Redis, for how long, and in whose units: times to live, nothing written on refusal, rates that changed, clocks
+"""What stays in Redis, for how long, and in whose units: times to live, nothing written on refusal, changed rates, clocks
 that went back."""
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from limitkeeper import (
 )
 from limitkeeper.algorithms.claim import Claim, NamedLimit
 from limitkeeper.stores.redis import script_request
-from limitkeeper.stores.redis.codec import entry_of
+from limitkeeper.stores.redis.limit_and_state_codec import entry_of
 from limitkeeper.testing import ManualClock
 from servers.valkey import Valkey
 from stand_ins import NOON
@@ -172,7 +172,7 @@ CHANGES = [
 
 
 @pytest.mark.parametrize(("old", "new"), CHANGES, ids=str)
-def test_a_changed_rate_reads_the_old_state_as_memory_does(client: Any, old: Limit, new: Limit) -> None:
+def test_a_changed_rate_counts_the_old_state_as_memory_does(client: Any, old: Limit, new: Limit) -> None:
     """Under one name the rate changes, and back: every answer and every state on the way is MemoryStore's."""
     clocks = [ManualClock(NOON), ManualClock(NOON)]
     stores: list[Any] = [LuaStore(client, clocks[0]), MemoryStore(clock=clocks[1])]
@@ -188,7 +188,7 @@ def test_a_changed_rate_reads_the_old_state_as_memory_does(client: Any, old: Lim
     assert result[0] == result[1]
 
 
-def test_several_stale_limits_are_converted_together(client: Any) -> None:
+def test_limits_that_all_meet_another_rate_are_decided_together(client: Any) -> None:
     """One decision whose limits have all changed is still one decision, and a batch of them keeps its order."""
     clock = ManualClock(NOON)
     store, memory = LuaStore(client, clock), MemoryStore(clock=clock)
@@ -204,8 +204,8 @@ def test_several_stale_limits_are_converted_together(client: Any) -> None:
     assert result[0] == result[1]
 
 
-def test_giving_back_converts_first(client: Any) -> None:
-    """What is given back under a new rate is given back to the state as that rate reads it."""
+def test_giving_back_under_a_new_rate_is_as_in_memory(client: Any) -> None:
+    """What is given back under a new rate is given back to the states of both."""
     clock = ManualClock(NOON)
     states = []
     for store in (LuaStore(client, clock), MemoryStore(clock=clock)):
@@ -218,7 +218,7 @@ def test_giving_back_converts_first(client: Any) -> None:
     assert states[0] == states[1]
 
 
-def test_several_limits_convert_the_states_of_another_rate(client: Any) -> None:
+def test_several_limits_of_which_some_meet_another_rate(client: Any) -> None:
     """A hit on several limits of which some have a new rate, or a state from the future, answers as in memory."""
     answers = []
     for kind in (LuaStore, MemoryStore):
@@ -248,14 +248,15 @@ def test_a_state_of_a_rate_that_no_registry_knows_counts_as_used_up(client: Any)
 
 
 def test_a_state_that_changed_meanwhile_is_not_overwritten(client: Any) -> None:
-    """A conversion holds for the bytes that it was made of: when another caller came first, its state is decided on."""
+    """A request that is sent again decides on what is there then: when another caller came first, on its state."""
     clock = ManualClock(NOON)
     store = LuaStore(client, clock)
     old, new = named(TokenBucket("1/h burst 10")), named(TokenBucket("2/h burst 10"))
     for one in (old, new):
         store.register(one)
     store.decide([Claim(old, "a", 3)])
-    request = script_request.encode_decide(store.names, [Claim(new, "a", 1)], now_us=store.moment())
+    options = script_request.DecideOptions(now_us=store.moment())
+    request = script_request.encode_decide(store.names, [Claim(new, "a", 1)], options)
     script_request.decode_call(
         [request], client.eval(script_request.encode_call([request])[0].source, 1, *request.keys, request.body)
     )

@@ -5,16 +5,18 @@ from __future__ import annotations
 import asyncio
 import gc
 import threading
+import time
 import warnings
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
 
-from fault_lab.witness import Watch
+from fault_lab.scheduling_delay import Watch
 from limitkeeper import AsyncLimiter, FixedWindow, Limiter, StoreTimeout, StoreUnavailable, TokenBucket
 from limitkeeper.stores.redis import RedisStore
 from servers.valkey import Valkey
+from stand_ins import driven
 
 HUNDRED = TokenBucket("1/h", burst=100)
 #: What turns of a loop may take on top of a budget; how late the machine is comes on top of that.
@@ -368,3 +370,24 @@ def test_sixty_four_tasks_share_one_connection(valkey: Valkey) -> None:
                 assert client.info("clients")["connected_clients"] <= connected
 
     run(work)
+
+
+@pytest.mark.parametrize("method", ["hit", "acquire", "hit_many", "refund"])
+def test_a_first_use_by_many_tasks_registers_the_limit_once(valkey: Valkey, method: str) -> None:
+    """The turn of the loop in which they all start may last longer than the budget: that is not the server's time, and the limit
+    is registered by one call for all of them."""
+    budget = 0.5
+    with RedisStore(valkey.url, prefix=f"first {method}", timeout=budget) as store, valkey.client() as client:
+        limiter = AsyncLimiter(TokenBucket("1/h", burst=100_000), store=store)
+
+        async def blocks() -> None:
+            time.sleep(2 * budget)
+
+        async def together() -> list[Any]:
+            arguments = (["k"],) if method == "hit_many" else ("k",)
+            calls = [getattr(limiter, method)(*arguments) for _ in range(300)]
+            return await asyncio.gather(*calls[:150], blocks(), *calls[150:], return_exceptions=True)
+
+        client.config_resetstat()
+        assert [one for one in driven(together()) if isinstance(one, Exception)] == []
+        assert client.info("commandstats")["cmdstat_hsetnx"]["calls"] == 3

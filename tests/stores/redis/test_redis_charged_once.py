@@ -44,11 +44,11 @@ def long_way(store: RedisStore, before: Callable[[], Any]) -> list[int]:
     taken: list[int] = []
     execute = store.route.execute
 
-    def later(requests: Any) -> Any:
+    def later(requests: Any, *most: int) -> Any:
         store.route.execute = execute  # type: ignore[method-assign]
         taken.append(len(requests))
         before()
-        return execute(requests)
+        return execute(requests, *most)
 
     store.route.execute = later  # type: ignore[method-assign]
     return taken

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import os
 import threading
 import time
 from collections.abc import Iterator
@@ -12,15 +11,18 @@ from typing import Any
 
 import pytest
 import redis
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
-from limitkeeper import AsyncLimiter, FixedWindow, Limiter, SlidingWindowLog, StoreError, TokenBucket
+from effort import effort, scaled
+from fault_lab.scheduling_delay import Watch
+from limitkeeper import AsyncLimiter, FixedWindow, Limiter, SlidingWindowLog, StoreError, StoreUnavailable, TokenBucket
 from limitkeeper.clock import SYSTEM
 from limitkeeper.stores.redis import RedisStore
 from limitkeeper.stores.redis.cluster import slot_of
+from limitkeeper.stores.redis.script_request import DecideOptions
 from limitkeeper.testing import ManualClock, StoreContract
-from limitkeeper.testing.contract import MemoryStoreWithoutRebook
+from limitkeeper.testing.store_contract import MemoryStoreWithoutRebook
 from servers.cluster import Cluster
 from servers.valkey import Valkey
 from stand_ins import driven
@@ -39,7 +41,7 @@ def cluster() -> Iterator[Cluster]:
 
 
 def fresh(cluster: Cluster, **options: Any) -> RedisStore:
-    return RedisStore(cluster.url, prefix=f"cluster-{next(_fresh)}", **{"timeout": "60s", **options})
+    return RedisStore(cluster.url, **{"prefix": f"cluster-{next(_fresh)}", "timeout": "60s", **options})
 
 
 def apart(cluster: Cluster, count: int = 3) -> list[str]:
@@ -55,7 +57,7 @@ def apart(cluster: Cluster, count: int = 3) -> list[str]:
 class TestRedisCluster(StoreContract):
     """A plain key goes to every limit and lies in one slot; mappings of keys span slots."""
 
-    examples = 100 if os.environ.get("LIMITKEEPER_SOAK") == "1" else 4
+    examples = scaled(4)
     threads = 20
 
     @pytest.fixture(autouse=True)
@@ -133,7 +135,7 @@ def test_a_decision_over_several_slots_is_all_or_nothing(cluster: Cluster, mode:
         assert limiter.peek({"user": "new", "tenant": "elsewhere"}).decisions[1].remaining == 7
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+@effort(25)
 @given(st.data())
 def test_spanning_decisions_are_those_of_memory(cluster: Cluster, data: st.DataObject) -> None:
     """Hits, peeks, reservations and cancellations over different keys say what MemoryStore says."""
@@ -226,7 +228,7 @@ def test_a_caller_that_dies_between_the_steps_leaves_at_most_one_decision_charge
         limiter = Limiter({"user": TokenBucket("1/h", burst=3), "tenant": TokenBucket("1/h", burst=1)}, store=store)
         key = {"user": one, "tenant": other}
         assert limiter.hit(key)
-        plan = store._decide(limiter.claims(key), 0, True, None)
+        plan = store._decide(limiter.claims(key), DecideOptions())
         sent = next(plan)
         replies = store.pool.exchange(sent, SYSTEM.now_us() + 5_000_000)
         withdrawal = plan.send(replies)  # it dies before this travels
@@ -278,6 +280,147 @@ def test_moved_and_moving_slots_are_followed(moving: Cluster, mode: str) -> None
         assert [hit(), hit()] == [98, 97]
         move(moving, slot, source, target)
         assert [hit(), hit()] == [96, 95]
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_a_node_that_hangs_costs_a_new_store_a_part_of_the_budget(moving: Cluster, mode: str) -> None:
+    """The map of slots is asked of the next node in time."""
+    hangs, *others = moving.nodes
+    key = next(key for key in map(str, itertools.count()) if owns(others[0], slot_of(key.encode())))
+    hangs.freeze()
+    try:
+        with RedisStore(moving.url, prefix=f"{{{key}}}", timeout="4s") as store:
+            assert store.address.endpoints[0].port == hangs.port
+            assert (
+                Limiter(HUNDRED, store=store).hit("k") if mode == "sync" else driven(AsyncLimiter(HUNDRED, store=store).hit("k"))
+            )
+    finally:
+        hangs.thaw()
+
+
+@pytest.fixture
+def halfway(moving: Cluster) -> Iterator[tuple[Cluster, int, int, int]]:
+    """A slot that moves for the whole test, with the node that it leaves and the one that it comes to; moved at the end."""
+    slot = slot_of(b"{moves}")
+    source = next(number for number, node in enumerate(moving.nodes) if owns(node, slot))
+    target = (source + 1) % 3
+    begin_move(moving, slot, source, target)
+    yield moving, slot, source, target
+    move(moving, slot, source, target)
+
+
+def owns(node: Valkey, slot: int) -> bool:
+    with node.client() as client:
+        ranges: Any = client.execute_command("CLUSTER", "SLOTS")
+        mine: Any = client.execute_command("CLUSTER", "MYID")
+    return any(first <= slot <= last and primary[2] == mine for first, last, primary, *_ in ranges)
+
+
+def begin_move(cluster: Cluster, slot: int, source: int, target: int) -> None:
+    with cluster.nodes[source].client() as old, cluster.nodes[target].client() as new:
+        new.execute_command("CLUSTER", "SETSLOT", slot, "IMPORTING", cluster.node_id(source))
+        old.execute_command("CLUSTER", "SETSLOT", slot, "MIGRATING", cluster.node_id(target))
+
+
+def move_key(cluster: Cluster, key: bytes, source: int, target: int) -> None:
+    with cluster.nodes[source].client() as old:
+        old.execute_command("MIGRATE", "127.0.0.1", cluster.nodes[target].port, "", 0, 5000, "KEYS", key)
+
+
+Halfway = tuple[Cluster, int, int, int]
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_a_decision_over_two_keys_of_a_moving_slot(halfway: Halfway, mode: str) -> None:
+    """New keys, keys on either node, one of two that has moved: TRYAGAIN until the move is over, and decided all the same."""
+    cluster, _, source, target = halfway
+    with fresh_moving(cluster) as store:
+        limiter, tasks = Limiter(BOTH, store=store), AsyncLimiter(BOTH, store=store)
+
+        def hit(key: str) -> Any:
+            return limiter.hit(key) if mode == "sync" else driven(tasks.hit(key))
+
+        assert [part.remaining for part in hit("new").decisions] == [4, 7]
+        assert [part.remaining for part in hit("new").decisions] == [3, 6]
+        begin = hit("half")
+        move_key(cluster, store.names.key(limiter.named[1], "half"), source, target)
+        assert [part.remaining - was.remaining for part, was in zip(hit("half").decisions, begin.decisions, strict=True)] == [
+            -1,
+            -1,
+        ]
+        assert [bool(hit("half")) for _ in range(4)] == [True] * 3 + [False]
+        assert [part.remaining for part in limiter.peek("half").decisions] == [0, 3]
+
+
+def fresh_moving(cluster: Cluster, **options: Any) -> RedisStore:
+    return fresh(cluster, prefix=f"{{moves}}{next(_fresh)}", **options)
+
+
+def test_one_new_user_does_not_fail_the_others_of_a_batch(halfway: Halfway) -> None:
+    """Thirty tasks in one batch of one slot: those whose keys stay, those whose keys have moved, and one that has none yet."""
+    cluster, _, source, target = halfway
+    with fresh_moving(cluster) as store:
+        limiter, tasks = Limiter(HUNDRED, store=store, name="n"), AsyncLimiter(HUNDRED, store=store, name="n")
+        assert all(limiter.hit_many([f"k{number}" for number in range(29)]))
+        for number in range(0, 29, 3):
+            move_key(cluster, store.names.key(limiter.named[0], f"k{number}"), source, target)
+
+        async def batch() -> list[Any]:
+            return await asyncio.gather(*[tasks.hit(f"k{number}") for number in range(30)], return_exceptions=True)
+
+        assert [one.remaining for one in driven(batch())] == [98] * 29 + [99]
+        assert [one.remaining for one in limiter.hit_many([f"k{number}" for number in range(31)])] == [97] * 29 + [98, 99]
+
+
+@effort(25)
+@given(st.data())
+def test_decisions_in_a_moving_slot_are_those_of_memory(halfway: Halfway, data: st.DataObject) -> None:
+    """Hits, peeks, reservations and cancellations while keys move one by one say what MemoryStore says."""
+    cluster, _, source, target = halfway
+    some = {"user": TokenBucket("1/s", burst=3), "tenant": FixedWindow("4/3s"), "all": SlidingWindowLog("5/4s")}
+    clock = ManualClock(1_700_000_000)
+    keys = st.sampled_from(("a", "b", None))
+    with fresh_moving(cluster, clock=clock) as store:
+        here, there = Limiter(some, store=MemoryStoreWithoutRebook(clock=clock)), Limiter(some, store=store)
+        held: list[tuple[Any, Any]] = []
+        for _ in range(data.draw(st.integers(1, 10), "steps")):
+            clock.advance(data.draw(st.sampled_from((0, 0, 0.3, 1, 2.5)), "pass"))
+            key = {name: data.draw(keys, name) for name in some}
+            verb = data.draw(st.sampled_from(("hit", "peek", "reserve", "cancel", "move")), "verb")
+            if verb == "move":
+                named = data.draw(st.sampled_from(there.named), "limit")
+                move_key(cluster, store.names.key(named, data.draw(st.sampled_from(("a", "b")), "key")), source, target)
+            elif verb == "cancel":
+                if held:
+                    mine, theirs = held.pop(data.draw(st.integers(0, len(held) - 1), "which"))
+                    assert mine.cancel() == theirs.cancel()
+            elif verb == "reserve":
+                patience = data.draw(st.sampled_from((None, 1, 3)), "patience")
+                mine, theirs = here.reserve(key, max_wait=patience), there.reserve(key, max_wait=patience)
+                assert whole(theirs.decision) == whole(mine.decision)
+                held.append((mine, theirs))
+            else:
+                assert whole(getattr(there, verb)(key)) == whole(getattr(here, verb)(key))
+
+
+def test_a_cluster_that_is_down_is_asked_again_within_the_budget(moving: Cluster, watch: Watch) -> None:
+    """CLUSTERDOWN is an error when the budget is over, and no error when the slot is served again before that."""
+    slot = slot_of(b"{down}")
+    node = next(node for node in moving.nodes if owns(node, slot))
+    with RedisStore(moving.url, prefix="{down}", timeout=0.3) as store, node.client() as client:
+        limiter = Limiter(HUNDRED, store=store)
+        assert limiter.hit("k")
+        for other in moving.nodes:
+            with other.client() as one:
+                one.execute_command("CLUSTER", "DELSLOTS", slot)
+        begun = time.monotonic()
+        with pytest.raises(StoreUnavailable, match=r"CLUSTERDOWN|no node serves"):
+            limiter.hit("k")
+        assert time.monotonic() - begun < watch.allows(0.4)
+        store.timeout_us = round(AMPLE * 1e6)
+        threading.Timer(0.1, client.execute_command, ("CLUSTER", "ADDSLOTS", slot)).start()
+        assert limiter.hit("k").remaining == 98
+    moving.settle()
 
 
 def test_a_node_that_dies_takes_only_its_own_slots_with_it(moving: Cluster) -> None:

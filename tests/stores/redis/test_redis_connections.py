@@ -233,6 +233,8 @@ def test_what_is_no_server_is_refused() -> None:
     ("url", "words"),
     [
         ("http://x", "unknown scheme"),
+        ("localhost", "did you mean 'redis://localhost'"),
+        ("me:hunter2@localhost:6379", "^'…@localhost:6379': expected a URL; did you mean 'redis://…@localhost:6379'"),
         ("redis://h?speed=9", "'speed'"),
         ("redis://h/zero", "expected a number"),
         ("redis://h:port", "expected a number from 1"),

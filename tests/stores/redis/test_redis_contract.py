@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import itertools
-import os
 from collections.abc import Iterator
 
 import pytest
 
+from effort import scaled
 from limitkeeper.stores.redis import RedisStore
 from limitkeeper.testing import ManualClock, StoreContract
 from servers.valkey import Valkey
@@ -18,7 +18,7 @@ _fresh = itertools.count()
 class TestRedisStore(StoreContract):
     """A single server; its time is the test's, sent along."""
 
-    examples = 200 if os.environ.get("LIMITKEEPER_SOAK") == "1" else 6
+    examples = scaled(6)
 
     @pytest.fixture(autouse=True)
     def _server(self, valkey: Valkey) -> Iterator[None]:

@@ -6,16 +6,19 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import redis
 
-from fault_lab.witness import Watch
+from fault_lab.scheduling_delay import Watch
 from limitkeeper import AsyncLimiter, Limiter, StoreError, StoreUnavailable, TokenBucket
 from limitkeeper.stores.redis import RedisStore
+from limitkeeper.stores.redis.sentinel import CONFIRM_US
+from limitkeeper.testing import ManualClock
 from servers.sentinel import Watched
-from servers.valkey import free_port
-from stand_ins import driven
+from servers.valkey import Valkey, free_port
+from stand_ins import Loop, driven
 
 PASSWORD = "open sesame"
 MANY = TokenBucket("1/h", burst=1_000_000)
@@ -57,21 +60,71 @@ def test_a_ready_sentinel_client(watched: Watched) -> None:
         sentinel.close()
 
 
+def settled(watched: Watched, old: Valkey) -> None:
+    """Makes the old primary follow the new one, as the sentinels do ten seconds later, so that there can be another failover."""
+    with old.client(password=PASSWORD) as client:
+        client.replicaof("127.0.0.1", watched.primary().port)
+    end = time.monotonic() + 60
+    while not watched.in_step() and time.monotonic() < end:
+        time.sleep(0.02)
+
+
 def test_a_primary_that_became_a_replica_is_left(watched: Watched) -> None:
     """A planned failover: the old primary stays up and says READONLY; that very call is brought to the new one."""
-    end = time.monotonic() + 60
     with RedisStore(watched.url, prefix="planned", timeout="60s") as store:
         limiter, old = Limiter(MANY, store=store), watched.primary()
         assert limiter.hit("k")
         watched.failover()
-        with old.client(password=PASSWORD) as client:  # the sentinels would do this too, ten seconds later
-            client.replicaof("127.0.0.1", watched.primary().port)
+        settled(watched, old)
         assert limiter.hit("k")
         assert driven(AsyncLimiter(MANY, store=store).hit("k"))
         assert store.route.direct is not None
         assert store.route.direct.port != old.port
-    while not watched.in_step() and time.monotonic() < end:
-        time.sleep(0.02)
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_a_replaced_primary_is_left_before_it_knows_that_it_is_replaced(
+    watched: Watched, mode: str, eventually: Callable[[Callable[[], bool]], None]
+) -> None:
+    """For ten seconds after a planned failover the old primary accepts writes and says that it is a primary: a Sentinel that is
+    asked four times a second says otherwise, and one decision later everything goes to the new one."""
+    clock = ManualClock()
+    with RedisStore(watched.url, prefix=f"replaced {mode}", timeout="60s", budget_clock=clock) as store, Loop() as loop:
+        limiter, tasks, old = Limiter(MANY, store=store), AsyncLimiter(MANY, store=store), watched.primary()
+
+        def hit() -> int | None:
+            assert limiter.hit("k") if mode == "sync" else loop.call(tasks.hit("k"))
+            return store.route.direct and store.route.direct.port
+
+        assert hit() == old.port
+        watched.failover()
+        assert hit() == old.port
+        clock.advance(CONFIRM_US / 1e6)
+        if mode == "sync":
+            assert hit() == watched.primary().port
+        else:
+            eventually(lambda: hit() == watched.primary().port)
+        with old.client(password=PASSWORD) as client:
+            assert client.role()[0] in (b"master", "master")
+    settled(watched, old)
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_a_sentinel_that_hangs_costs_a_part_of_the_budget(watched: Watched, mode: str) -> None:
+    """A store that looks for the primary asks the next one in time; one that knows the primary goes on with it."""
+    frozen = watched.sentinels[0]
+    frozen.freeze()
+    try:
+        with RedisStore(watched.url, prefix=f"frozen {mode}", timeout="3s") as store, Loop() as loop:
+            limiter, tasks = Limiter(MANY, store=store), AsyncLimiter(MANY, store=store)
+            route: Any = store.route
+            for _ in range(2):
+                assert route._sentinels[0].port == frozen.port
+                assert limiter.hit("k") if mode == "sync" else loop.call(tasks.hit("k"))
+                route._sentinels.sort(key=lambda one: one.port != frozen.port)
+                route.confirm_at_us = 0
+    finally:
+        frozen.thaw()
 
 
 def test_a_failover_during_traffic(watched: Watched, watch: Watch, eventually: Callable[[Callable[[], bool]], None]) -> None:

@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 
 from limitkeeper import AsyncLimiter, FixedWindow, Limiter, TokenBucket
-from limitkeeper.stores.redis import RedisStore, batcher, resp
-from limitkeeper.stores.redis import store as store_module
+from limitkeeper.clock import SYSTEM
+from limitkeeper.stores.redis import RedisStore, command_routing, resp
+from limitkeeper.stores.redis.address import Endpoint, Login
+from limitkeeper.stores.redis.sync_connection import CallRecord, SyncPool
 from servers.valkey import Valkey
 
 #: The alarm is moved in steps of 1 µs through the first 300 µs of a call: some of them ring while the command is packed.
@@ -64,7 +66,7 @@ def test_everything_packed_is_bytes_or_text(valkey: Valkey, monkeypatch: pytest.
         packed.append(command)
         return pack_command(command)
 
-    for module in (resp, store_module, batcher):
+    for module in (resp, command_routing):
         monkeypatch.setattr(module, "pack_command", noted)
     with valkey.client() as client:
         client.script_flush()
@@ -87,3 +89,73 @@ def test_everything_packed_is_bytes_or_text(valkey: Valkey, monkeypatch: pytest.
     words = {word if isinstance(word := command[0], str) else word.decode() for command in packed}
     assert words >= {"SELECT", "EVAL", "EVALSHA", "SCAN"}
     assert {type(part) for command in packed for part in command} <= {bytes, str}
+
+
+@pytest.mark.untraced
+def test_a_handler_that_raises_loses_no_connection_and_no_caller(valkey: Valkey, python: Any) -> None:
+    """Two connections, five threads, and a main thread that is interrupted hundreds of times while it takes, waits and returns:
+    nobody waits in vain, and both connections can be used afterwards."""
+    done = python(f"""
+        import random, signal, threading, time
+        from limitkeeper import Limiter, TokenBucket
+        from limitkeeper.stores.redis import RedisStore
+        class Interrupted(Exception): pass
+        def handler(*_): raise Interrupted
+        signal.signal(signal.SIGALRM, handler)
+        with RedisStore({valkey.url!r}, prefix="storm", timeout="10s", max_connections=2) as store:
+            limiter = Limiter(TokenBucket("1/h", burst=1_000_000), store=store)
+            limiter.hit("k")
+            over, raised, interrupts = threading.Event(), [], 0
+            def work():
+                try:
+                    while not over.is_set():
+                        limiter.hit("k")
+                except Exception as error:
+                    raised.append(error)
+            threads = [threading.Thread(target=work) for _ in range(5)]
+            for thread in threads: thread.start()
+            rng, end = random.Random(1), time.monotonic() + 2
+            while time.monotonic() < end:
+                try:
+                    signal.setitimer(signal.ITIMER_REAL, rng.uniform(0.00005, 0.003))
+                    while True: limiter.hit("k")
+                except Interrupted:
+                    interrupts += 1
+            over.set()
+            for thread in threads: thread.join()
+            server = store.pool.idle(store.route.direct, store.route.login)
+            both = [server.take(store.clock.now_us() + 10_000_000) for _ in range(2)]
+            print(interrupts > 50, raised, len(server.waiting), len(server.open))
+    """)
+    assert (done.stdout, done.stderr) == ("True [] 0 2\n", "")
+
+
+class RaisesOnce(list[BaseException]):
+    """Collects what signal handlers raise; the first time, another one raises meanwhile."""
+
+    def append(self, error: BaseException) -> None:
+        super().append(error)
+        if len(self) == 1:
+            raise error
+
+
+def test_bytes_of_a_reply_are_kept_though_a_handler_ends_the_read(valkey: Valkey) -> None:
+    """A handler that raises between two turns of a read loses nothing of the reply: the read goes on with what has arrived."""
+    idle = SyncPool(SYSTEM).idle(Endpoint("127.0.0.1", valkey.port), Login())
+    deadline_us = SYSTEM.now_us() + 30_000_000
+    connection = idle.take(deadline_us)
+    connection.open(Login(), deadline_us)
+    connection.send(resp.pack([("ECHO", "hello")]), deadline_us)
+
+    def interrupt() -> bytes:
+        raise KeyboardInterrupt
+
+    received, record = connection._recv, CallRecord()
+    parts = iter([lambda: received(4), interrupt, lambda: received(64)])
+
+    connection._recv = lambda size: next(parts)()
+    record.raised = RaisesOnce()
+    with pytest.raises(KeyboardInterrupt):
+        connection.receive_to_end(deadline_us, record)
+    assert connection.receive_to_end(deadline_us, record) == b"hello"
+    connection.close()

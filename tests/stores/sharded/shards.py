@@ -7,6 +7,24 @@ from typing import Any
 
 from limitkeeper import Decision, MemoryStore, StoreTimeout, StoreUnavailable
 from limitkeeper.stores.sharded import ShardedStore
+from limitkeeper.testing import ManualClock
+
+
+class SteadyClock:
+    """A clock that several stores share. When it goes back they carry on from the last moment that any of them saw."""
+
+    def __init__(self, clock: ManualClock) -> None:
+        self.clock = clock
+        self.last_us = self.shift_us = 0
+
+    def now_us(self) -> int:
+        now_us = self.clock.now_us() + self.shift_us
+        self.shift_us += max(0, self.last_us - now_us)
+        self.last_us = max(now_us, self.last_us)
+        return self.last_us
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.clock, name)
 
 
 class FarShard(MemoryStore):
@@ -37,9 +55,9 @@ class FarShard(MemoryStore):
         self.record("decide_many")
         return super().decide_many(asks, max_wait_us)
 
-    def give_back(self, claims: Any, charged_at: int = -1, source: str = "store") -> None:
+    def give_back(self, claims: Any, charged_at: int = -1, source: str = "store") -> bool:
         self.record("give_back")
-        super().give_back(claims, charged_at)
+        return super().give_back(claims, charged_at)
 
     def reset(self, claims: Any) -> None:
         self.record("reset")

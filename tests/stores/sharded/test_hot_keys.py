@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import sys
 
-from limitkeeper.stores.sharded.hot_keys import EVERY, HotKeys
+from limitkeeper.stores.sharded.hot_key_detector import EVERY, HotKeys
 
 SECOND = 1_000_000
 

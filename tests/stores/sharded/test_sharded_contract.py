@@ -2,35 +2,15 @@
 
 from __future__ import annotations
 
-import os
-from typing import Any
-
 import pytest
+from shards import SteadyClock
 
+from effort import scaled
 from limitkeeper import MemoryStore, TokenBucket
 from limitkeeper.stores.sharded import ShardedStore
 from limitkeeper.testing import ManualClock, StoreContract
-from limitkeeper.testing.contract import START, CountingClock, every_mode
-from limitkeeper.testing.sync_adapter import make_limiter
-
-EXAMPLES = 500 if os.environ.get("LIMITKEEPER_SOAK") == "1" else 15
-
-
-class SteadyClock:
-    """A clock that several stores share. When it goes back they carry on from the last moment that any of them saw."""
-
-    def __init__(self, clock: ManualClock) -> None:
-        self.clock = clock
-        self.last_us = self.shift_us = 0
-
-    def now_us(self) -> int:
-        now_us = self.clock.now_us() + self.shift_us
-        self.shift_us += max(0, self.last_us - now_us)
-        self.last_us = max(now_us, self.last_us)
-        return self.last_us
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.clock, name)
+from limitkeeper.testing.store_contract import START, CountingClock, every_mode
+from limitkeeper.testing.trace_player import make_limiter
 
 
 def three(clock: ManualClock) -> ShardedStore:
@@ -41,7 +21,7 @@ def three(clock: ManualClock) -> ShardedStore:
 class TestShardedStore(StoreContract):
     """Three MemoryStores: the keys "a" and "b" of the laws live on different ones."""
 
-    examples = EXAMPLES
+    examples = scaled(15)
 
     def make_store(self, clock: ManualClock) -> ShardedStore:
         return three(clock)
@@ -76,7 +56,7 @@ class FarStore(MemoryStore):
 class TestFarShards(StoreContract):
     """Three shards that have to be awaited."""
 
-    examples = EXAMPLES * 2 // 5
+    examples = scaled(6)
     threads = 30
 
     def make_store(self, clock: ManualClock) -> ShardedStore:
@@ -91,7 +71,7 @@ class TestFarShards(StoreContract):
 class TestHotShards(StoreContract):
     """Every key is hot from its first hit on, and leased one by one: as exact as asking its home."""
 
-    examples = EXAMPLES * 2 // 5
+    examples = scaled(6)
     threads = 30
 
     def make_store(self, clock: ManualClock) -> ShardedStore:

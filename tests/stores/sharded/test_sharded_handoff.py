@@ -70,6 +70,33 @@ def test_a_new_shard_gets_its_keys_with_their_counters(sharded, new):
         assert not any(at[name] & kept for name in "abc")
 
 
+@pytest.mark.parametrize("rule", [TokenBucket, FixedWindow, SlidingWindowLog])
+def test_every_rate_of_a_key_moves_and_no_other_comes(rule, sharded, new):
+    """Three rates under one name, each on some of the keys: after a shard is added every key answers as before under every rate,
+    and holds the same rates."""
+    some = [Limiter({"limit": rule(rate)}, store=sharded, name="plans") for rate in ("5/min", "9/h", "20/d")]
+    for i, key in enumerate(KEYS):
+        for number in range(3):
+            if (i >> number) & 1:
+                some[number].hit(key, i % 4 + 1)
+    before = [used(limiter) for limiter in some]
+    rates = states(sharded, some)
+    assert len(rates) > len(KEYS) or rule is SlidingWindowLog
+    sharded.add("d", new())
+    assert [used(limiter) for limiter in some] == before
+    assert states(sharded, some) == rates
+
+
+def states(sharded, limiters):
+    """The rates that have a state of their own on a key, over all shards: (rate, key) -> state."""
+    found = {}
+    for named in [limiter.named[0] for limiter in limiters]:
+        for shard in sharded.membership.shards.values():
+            at_home = shard.store.rate_items(sharded.router.limit_at(named, shard))
+            found |= {(str(named.limit), key): state for key, state in at_home}
+    return found
+
+
 def test_a_shard_that_goes_leaves_its_counters_to_the_others(sharded):
     """After a shard is removed every key answers as before, and its store is handed to the caller, empty."""
     limiter = Limiter(RULES, store=sharded)
@@ -102,6 +129,33 @@ def test_without_handoff_what_moves_starts_again(sharded, new):
     sharded.add("d", new(), handoff=False)
     for key in KEYS:
         assert limiter.peek(key).remaining == (0 if sharded.home_of(key) == homes[key] else 5)
+
+
+def test_lists_that_differ_admit_one_more_rate_each(clock):
+    """While two processes have different lists, a key whose homes differ gets burst + rate × T from each; all others once."""
+    shards = {name: MemoryStore(clock=clock) for name in "abc"}
+    stores = [ShardedStore(shards, hot=False), ShardedStore({name: shards[name] for name in "ab"}, hot=False)]
+    limiters = [Limiter("10/s burst 5", store=store, name="n") for store in stores]
+    keys = KEYS[:30]
+    admitted = dict.fromkeys(keys, 0)
+
+    def overload(seconds):
+        for _ in range(20 * seconds):
+            for key in keys:
+                admitted[key] += sum(bool(limiter.hit(key)) for limiter in limiters for _ in range(2))
+            clock.advance(0.05)
+
+    def bound(key, seconds):
+        homes = {store.home_of(key) for store in stores}
+        return len(homes) * (5 + 10 * seconds)
+
+    overload(10)
+    assert {bound(key, 10) for key in keys} == {105, 210}
+    assert all(bound(key, 10) - 5 <= admitted[key] <= bound(key, 10) for key in keys)
+    stores[1].add("c", shards["c"], handoff=False)
+    admitted = dict.fromkeys(keys, 0)
+    overload(10)  # the lists agree again: one rate, and no burst, since all was used
+    assert all(admitted[key] <= 105 for key in keys)
 
 
 def test_progress_is_reported(sharded, new):

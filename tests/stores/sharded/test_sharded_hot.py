@@ -175,3 +175,39 @@ def test_closing_gives_leases_back(shards, clock):
     named = sharded.router.limit_at(limiter.named[0], sharded.membership.shards[sharded.home_of(KEY)])
     sharded.close()
     assert home.decide_one(named, KEY, 1, 0, False).remaining == 20_000 - admitted
+
+
+class OtherClock:
+    """A clock that is neither the system's nor moved by hand."""
+
+    def now_us(self):
+        return 7_000_000
+
+    def sleep(self, seconds, wake=None):
+        raise AssertionError("nobody sleeps here")
+
+    async def asleep(self, seconds, wake=None):
+        raise AssertionError("nobody sleeps here")
+
+
+def test_the_leases_of_hot_keys_are_timed_by_the_clock_that_was_given(shards):
+    """No store reads a clock of its own: a simulator's clock reaches the leases too."""
+    given = OtherClock()
+    sharded = ShardedStore(shards, clock=given)
+    leases = sharded.membership.shards["a"].leased.store
+    assert leases.sleeper is given
+    assert leases.cache.now_us() == 7_000_000
+
+
+def test_changes_of_membership_run_in_the_thread_that_was_given(clock):
+    """Async changes run through `run_in_thread`, so that a simulator can take turns with them."""
+    ran = []
+
+    async def run_in_thread(function, *args):
+        ran.append(function.__name__)
+        return function(*args)
+
+    sharded = ShardedStore({"a": MemoryStore(clock=clock)}, run_in_thread=run_in_thread)
+    asyncio.run(sharded.aadd("b", MemoryStore(clock=clock)))
+    asyncio.run(sharded.aremove("a"))
+    assert ran == ["add", "remove"]

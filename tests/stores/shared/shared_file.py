@@ -16,7 +16,6 @@ class Picture:
             self.plan = at.regions(words[at.MAX_KEYS], words[at.LOG_ENTRIES])
             self.problems: list[str] = []
             self.chained = self._chains(words)
-            self.free = self._free(words, at.FREE, self.plan.cells, at.CELL, at.LINK)
             self._cells(words)
             self._blocks(words)
             self._logs(words)
@@ -49,11 +48,9 @@ class Picture:
         return found
 
     def _cells(self, words: Any) -> None:
-        used = [n for n in range(1, words[at.HIGH] + 1) if words[self.plan.cells + (n - 1) * at.CELL + at.TAG]]
+        used = list(range(1, words[at.HIGH] + 1))
         if sorted(self.chained) != used:
             self.problems.append("the cells in chains are not those in use")
-        if sorted([*self.chained, *self.free]) != list(range(1, words[at.HIGH] + 1)):
-            self.problems.append("some cells are neither in use nor free, or both")
         shared = sum(words[self.plan.cells + (n - 1) * at.CELL + at.TAG] >> 32 == at.OVERFLOW for n in used)
         if words[at.OVERFLOW_CELLS] != shared or words[at.LIVE] != len(used) - shared:
             self.problems.append("the number of keys is wrong")
@@ -63,10 +60,11 @@ class Picture:
         for number in self.chained:
             cell = self.plan.cells + (number - 1) * at.CELL
             size = words[cell + at.LINK] >> 32
-            block = words[cell + at.KEY] if size > at.INLINE else 0
-            while block:
-                taken.append(block)
-                block = words[self.plan.blocks + (block - 1) * at.BLOCK]
+            several = (words[cell + at.TAG] >> 16) & 0xFFFF == 0xFFFF
+            for block in (words[cell + at.KEY] if size > at.INLINE else 0, words[cell + at.STATE] if several else 0):
+                while block:
+                    taken.append(block)
+                    block = words[self.plan.blocks + (block - 1) * at.BLOCK]
         free = self._free(words, at.BLOCKS_FREE, self.plan.blocks, at.BLOCK, 0)
         if sorted([*taken, *free]) != list(range(1, words[at.BLOCKS_HIGH] + 1)):
             self.problems.append("some blocks are neither in use nor free, or both")
@@ -78,7 +76,7 @@ class Picture:
         for number in self.chained:
             cell = self.plan.cells + (number - 1) * at.CELL
             log = words[cell + at.STATE + 2]
-            if "log" in units[(words[cell + at.TAG] >> 16) & 0xFFFF] and log:
+            if "log" in units.get((words[cell + at.TAG] >> 16) & 0xFFFF, "log") and log:
                 taken.append(log)
                 if not 0 <= words[self.plan.logs + (log - 1) * self.plan.log_words + 1] <= words[at.LOG_ENTRIES]:
                     self.problems.append(f"log {log} has more entries than places")

@@ -8,6 +8,7 @@ import tempfile
 
 import pytest
 
+from effort import scaled
 from limitkeeper.stores.shared import SharedStore
 from limitkeeper.testing import ManualClock, StoreContract
 
@@ -15,7 +16,7 @@ from limitkeeper.testing import ManualClock, StoreContract
 class TestSharedStore(StoreContract):
     """SharedStore, sync and async, each store on a file of its own."""
 
-    examples = 500 if os.environ.get("LIMITKEEPER_SOAK") == "1" else 15
+    examples = scaled(15)
     threads = 50
 
     @pytest.fixture(autouse=True)

@@ -17,7 +17,7 @@ from shared_file import Picture
 from limitkeeper import Limiter, SlidingWindowLog, StoreError, TokenBucket, compiled
 from limitkeeper.algorithms.claim import Claim, NamedLimit
 from limitkeeper.stores.memory import MemoryStore
-from limitkeeper.stores.shared import SharedStore, layout, limit_directory, mapped_file, owner_lock
+from limitkeeper.stores.shared import SharedStore, journal, layout, limit_directory, mapped_file
 from limitkeeper.stores.shared import store as shared_store
 from limitkeeper.testing import ManualClock
 
@@ -172,9 +172,10 @@ def test_a_maker_that_dies_leaves_a_file_that_can_be_made(path, monkeypatch, ste
         os.unlink(path)
 
 
-def test_makers_killed_while_they_make_a_file_leave_one_that_opens(path):
+@pytest.mark.parametrize("kills", [20, pytest.param(100, marks=pytest.mark.slow)])
+def test_makers_killed_while_they_make_a_file_leave_one_that_opens(path, kills):
     """Processes that open, use and close one file are killed -9 at any instant; it can always be opened."""
-    for i in range(60):
+    for i in range(kills):
         pid = os.fork()
         if pid == 0:
             try:
@@ -195,7 +196,7 @@ def test_makers_killed_while_they_make_a_file_leave_one_that_opens(path):
 def test_a_store_that_fails_to_open_lets_go_of_its_file(path, monkeypatch):
     """Nobody waits for a file whose opener failed."""
     with monkeypatch.context() as patch:
-        patch.setattr(*((owner_lock, "owner_word") if compiled else (shared_store, "SharedCellTable")), lambda *_: 1 / 0)
+        patch.setattr(*((journal, "owner_word") if compiled else (shared_store, "SharedCellTable")), lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             SharedStore(path)
     taken = threading.Thread(target=lambda: SharedStore(path).close(), daemon=True)
@@ -271,7 +272,7 @@ def test_whoever_hears_of_a_takeover_may_fail_or_use_the_store(path, caplog, wan
     pid = os.fork()
     if pid == 0:
         os._exit(0)
-    word = owner_lock.owner_word(pid)
+    word = journal.owner_word(pid)
     os.waitpid(pid, 0)
     with open(path, "r+b") as file:
         file.seek(8 * layout.LOCK)
@@ -382,3 +383,41 @@ def test_items_are_read_a_part_at_a_time(path, monkeypatch):
         assert len(found) == count
         store.load(named(limiter), found.items())
         assert dict(store.items(named(limiter))) == found
+
+
+@pytest.mark.skipif(compiled, reason="compiled methods can't be replaced; processes are killed there")
+@pytest.mark.parametrize("what", ["reset", "sweep"])
+def test_a_removal_that_is_interrupted_anywhere_leaves_the_file_as_it_was(path, what):
+    """Removing a key moves the last cell into its slot; interrupted between any two notes of the journal, it is undone."""
+    clock = ManualClock()
+    with SharedStore(path, max_keys=20, log_entries=4, clock=clock) as store:
+        short, log = Limiter("1/s", store=store), Limiter(SlidingWindowLog("4/h"), store=store)
+        for i in range(6):
+            short.hit(f"a key longer than sixteen bytes {i}")
+            log.hit(f"{i}", cost=2)
+        clock.advance(60)
+        before = dict(store.items(named(short))), dict(store.items(named(log)))
+        real, interrupted = store.table.journal_words, 0
+        for survived in range(100):
+            left = iter(range(survived))
+
+            def note(at, count, left=left):
+                if next(left, None) is None:
+                    raise KeyboardInterrupt
+                real(at, count)
+
+            store.table.journal_words = note
+            try:
+                log.reset("1") if what == "reset" else store.sweep(3)
+            except KeyboardInterrupt:
+                interrupted += 1
+            finally:
+                store.table.journal_words = real
+            assert Picture(path).problems == []
+            after = dict(store.items(named(short))), dict(store.items(named(log)))
+            if after != before:
+                assert interrupted > 5
+                break
+            assert interrupted == survived + 1
+    assert dict(after[0]).items() <= before[0].items()
+    assert dict(after[1]).items() <= before[1].items()

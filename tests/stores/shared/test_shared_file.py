@@ -34,13 +34,13 @@ def path(tmp_path):
 
 
 def test_a_file_is_private_and_takes_only_the_room_it_uses(path):
-    """Mode 0600, and sparse: 100 000 keys are planned, a few pages are written."""
+    """Mode 0600, and sparse: 100 000 keys are planned, what is before the cells and the first of them has disk space."""
     with SharedStore(path) as store:
         Limiter("5/s", store=store).hit("a")
         found = os.stat(path)
     assert stat.S_IMODE(found.st_mode) == 0o600
     assert found.st_size > 100_000 * 64
-    assert found.st_blocks * 512 < 2**20
+    assert found.st_blocks * 512 < 3 * 2**20
 
 
 def test_two_stores_on_one_file_are_one(path):
@@ -180,7 +180,7 @@ def test_any_text_is_a_key(path, key):
             assert [found for found, _ in store.items(limiter.named[0])] == [key]
         limiter.reset(key)
         assert limiter.peek(key).remaining == 3
-        assert len(store) == 0
+        assert list(store.items(limiter.named[0])) == []
     assert Picture(path).problems == []
 
 
@@ -195,7 +195,7 @@ def test_a_full_file_forgets_nobody_and_forgives_no_stranger(path):
         for i in range(10):
             limiter.hit(f"known {i}", cost=2)
         admitted = sum(bool(limiter.hit(f"stranger {i}")) for i in range(10_000))
-        assert admitted <= 2 * 1024
+        assert admitted <= 2 * (10 // 4 + 1024)
         assert not any(limiter.hit(f"known {i}") for i in range(10))
         assert store.overflow > 0
         assert len(store) == 10
@@ -248,7 +248,7 @@ def test_a_log_without_a_place_refuses_until_the_oldest_entry_expires(path):
         both = pair.hit("b")
         assert (both.allowed, both.name, both.retry_after) == (False, "log", 56)
         assert pair.peek("b").decisions[1].remaining == 5
-        assert store.stats()["crowded"] > 0
+        assert store.stats()["log_full"] > 0
         clock.advance(56)
         assert limiter.hit("a")
         assert pair.hit("b")
@@ -397,6 +397,6 @@ def test_c_and_python_agree_on_what_lies_where():
     """Every number of layout.pxd is that of layout.py, and none is missing."""
     folder = os.path.dirname(limitkeeper.__file__).replace(os.path.join("build", "plain"), "src")
     with open(os.path.join(folder, "stores", "shared", "layout.pxd")) as file:
-        told = dict(re.findall(r"^    (\w+) = (\d+)$", file.read(), re.M))
+        received = dict(re.findall(r"^    (\w+) = (\d+)$", file.read(), re.M))
     ours = {name: str(value) for name, value in vars(layout).items() if isinstance(value, int) and name.isupper()}
-    assert told == ours
+    assert received == ours

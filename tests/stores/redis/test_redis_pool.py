@@ -1,0 +1,218 @@
+"""The pool of blocking connections: a cap, callers that wait for a connection in order, and servers without room for a client."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from effort import effort
+from fault_lab.scheduling_delay import Watch
+from limitkeeper import AsyncLimiter, ConfigurationError, Limiter, StoreTimeout, StoreUnavailable, TokenBucket
+from limitkeeper.stores.redis import RedisStore
+from limitkeeper.stores.redis.address import Address, Endpoint
+from limitkeeper.stores.redis.command_routing import Route, RoutedCommand
+from limitkeeper.stores.redis.resp import TooManyConnections, Unsent, timed_out
+from limitkeeper.stores.redis.sync_connection import ServerConnections, SyncConnection
+from limitkeeper.stores.sans_io import Pause
+from limitkeeper.testing import ManualClock
+from servers.cluster import Cluster
+from servers.valkey import Valkey
+from stand_ins import Loop
+
+MANY = TokenBucket("1/h", burst=1_000_000)
+BUDGET = 0.3
+#: What turns of threads and loops may take on top of a budget; how late the machine is comes on top of that.
+NOISE = 0.1
+
+
+def hit_in_threads(limiter: Limiter, threads: int, each: int, key: Any = "k") -> list[Exception]:
+    """What so many threads with so many hits each were raised; all hits that raised nothing were admitted."""
+    raised: list[Exception] = []
+
+    def work() -> None:
+        for _ in range(each):
+            try:
+                assert limiter.hit(key)
+            except Exception as error:
+                raised.append(error)
+
+    started = [threading.Thread(target=work) for _ in range(threads)]
+    for thread in started:
+        thread.start()
+    for thread in started:
+        thread.join()
+    return raised
+
+
+@pytest.fixture
+def small() -> Iterator[Valkey]:
+    """A server with room for five clients."""
+    with Valkey("--maxclients", "5") as server:
+        yield server
+
+
+def test_more_threads_than_the_server_has_room_for(small: Valkey) -> None:
+    """Thirty threads against `maxclients 5`: those without a connection wait for one, and all are answered."""
+    with RedisStore(small.url, timeout="60s") as store:
+        assert hit_in_threads(Limiter(MANY, store=store), 30, 20) == []
+
+
+@pytest.mark.parametrize("most", [1, 3])
+def test_no_more_connections_than_allowed_are_open(valkey: Valkey, most: int) -> None:
+    """`max_connections`: twelve threads share as many connections, all are answered, and the server saw no more."""
+    url = f"{valkey.url}?max_connections={most}"
+    with RedisStore(url, prefix=f"most {most}", timeout="60s") as store, valkey.client() as client:
+        before = client.info("stats")["total_connections_received"]
+        assert hit_in_threads(Limiter(MANY, store=store), 12, 20) == []
+        assert client.info("stats")["total_connections_received"] - before <= most
+
+
+def test_waiting_for_a_connection_counts_against_the_budget(watch: Watch) -> None:
+    """The only connection is in use by a call that hangs: the next caller is told within its budget that nothing was sent."""
+    with Valkey() as server, RedisStore(server.url, timeout="60s", max_connections=1) as store:
+        limiter = Limiter(MANY, store=store)
+        limiter.hit("k")
+        store.timeout_us = round(BUDGET * 1e6)
+        server.freeze()
+        try:
+            hanging = store.pool.idle(store.route.direct, store.route.login).pop()  # type: ignore[arg-type]
+            begun = time.monotonic()
+            with pytest.raises(StoreUnavailable, match="no connection came free within the budget, 1 are in use"):
+                limiter.hit("k")
+            assert time.monotonic() - begun < watch.allows(BUDGET + NOISE)
+            del hanging
+            with pytest.raises(StoreTimeout):  # its place is free again
+                limiter.hit("k")
+        finally:
+            server.thaw()
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_a_server_full_of_other_clients_is_asked_again_within_the_budget(small: Valkey, mode: str, watch: Watch) -> None:
+    """StoreUnavailable with the remedy when the budget is over; and no error when one of the others leaves before that."""
+    others = [small.client() for _ in range(5)]
+    for other in others:
+        other.ping()
+    budget = 4 * BUDGET  # enough for several attempts on a busy machine: only the server's reply says that it is full
+    with RedisStore(small.url, timeout=budget) as store, Loop() as loop:
+        limiter, tasks = Limiter(MANY, store=store), AsyncLimiter(MANY, store=store)
+
+        def hit() -> Any:
+            return limiter.hit("k") if mode == "sync" else loop.call(tasks.hit("k"))
+
+        begun = time.monotonic()
+        with pytest.raises(StoreUnavailable, match="raise its maxclients, or lower max_connections"):
+            hit()
+        assert time.monotonic() - begun < watch.allows(budget + NOISE)
+        store.timeout_us = 60_000_000
+        leaving = threading.Timer(0.1, others[0].close)
+        leaving.start()
+        assert hit()
+        leaving.join()
+    for other in others:
+        other.close()
+
+
+def test_a_budget_that_ends_before_the_next_attempt_is_sent_keeps_what_the_server_said() -> None:
+    """The server was full, and the budget ends while the next connection is opened: the error is that the server was full."""
+    endpoint = Endpoint("h")
+    route, command = Route(Address("single", (endpoint,))), RoutedCommand(["TIME"])
+    plan = route.send([command])
+    next(plan)
+    assert isinstance(plan.send([Unsent(TooManyConnections("full"))]), Pause)
+    plan.send(True)
+    assert isinstance(plan.send([Unsent(timed_out(endpoint))]), Pause)
+    with pytest.raises(StopIteration):
+        plan.send(False)
+    assert isinstance(command.error, TooManyConnections)
+
+
+def test_callers_of_several_nodes_do_not_wait_for_one_another() -> None:
+    """One connection to each node, eight threads, decisions over all nodes in different orders: nobody holds what the next
+    caller needs while waiting for what that one holds."""
+    with Cluster() as cluster, RedisStore(cluster.url, timeout="60s", max_connections=1) as store:
+        limiter = Limiter({"a": MANY, "b": MANY, "c": MANY}, store=store)
+        for keys in ({"a": "1", "b": "2", "c": "3"}, {"a": "3", "b": "1", "c": "2"}):
+            assert hit_in_threads(limiter, 8, 10, keys) == []
+
+
+def test_a_server_that_was_full_is_tried_again_while_callers_wait() -> None:
+    """The only connection stays in use: whoever waits opens another one as soon as the server may have room again."""
+    clock = ManualClock()
+    server = ServerConnections(Endpoint("h"), 5, clock)
+    used = server.take(clock.now_us())
+    server.full_until_us = clock.now_us() + 1_000_000
+    assert server.take(clock.now_us() + 3_000_000) is not used
+    assert clock.now_us() == 1_000_000
+
+
+@pytest.mark.parametrize("wrong", [0, -1, "many", True])
+def test_a_cap_is_a_number(wrong: Any) -> None:
+    """At least one connection is needed."""
+    with pytest.raises(ConfigurationError, match="max_connections: expected at least 1"):
+        RedisStore("redis://localhost", max_connections=wrong)
+
+
+@effort(60)
+@given(st.integers(1, 3), st.lists(st.sampled_from(("take", "put", "close", "drop", "full")), max_size=25))
+def test_no_place_is_lost_or_won(most: int, steps: list[str]) -> None:
+    """Connections are returned, closed, dropped, or refused by a full server: as many as are allowed can still be taken."""
+    clock = ManualClock()
+    server = ServerConnections(Endpoint("h"), most, clock)
+    used: list[SyncConnection] = []
+    for step in steps:
+        if step == "take":
+            free = len(used) < most and (bool(server) or not used or clock.now_us() >= server.full_until_us)
+            if free:
+                used.append(server.take(clock.now_us()))
+            else:
+                with pytest.raises(TooManyConnections):
+                    server.take(clock.now_us())
+        elif step == "full":
+            server.full_until_us = clock.now_us() + 1
+        elif used:
+            one = used.pop(0)
+            if step == "put":
+                server.put(one)
+            elif step == "close":
+                one.close()
+            del one
+        assert len(used) + len(server) == len(server.open) <= most
+        assert not server.waiting
+    clock.advance(1)
+    used += [server.take(clock.now_us()) for _ in range(most - len(used))]
+    with pytest.raises(TooManyConnections):
+        server.take(clock.now_us())
+
+
+@effort(10)
+@given(st.integers(1, 3), st.integers(2, 8))
+def test_connections_are_given_in_order_of_arrival(most: int, callers: int) -> None:
+    """Whoever waits longest gets the connection that is returned, before anybody who comes later."""
+    server = ServerConnections(Endpoint("h"), most, HoldingClock())  # at moment 0
+    held = [server.take(1) for _ in range(most)]
+    order: list[int] = []
+    threads = []
+    for number in range(callers):
+        threads.append(threading.Thread(target=lambda number=number: (held.append(server.take(1)), order.append(number))))
+        threads[-1].start()
+        while len(server.waiting) <= number:
+            time.sleep(0)
+    for number in range(callers):
+        server.put(held.pop(0))
+        threads[number].join()
+    assert order == list(range(callers))
+
+
+class HoldingClock(ManualClock):
+    """Sleepers sleep until they are woken."""
+
+    def sleep(self, seconds: float, wake: threading.Event | None = None) -> None:
+        assert wake is not None
+        wake.wait(30)
