@@ -9,6 +9,7 @@ from typing import Any, assert_type
 from limitkeeper import (
     GCRA,
     AsyncLimiter,
+    BulkheadFull,
     ConfigurationError,
     Decision,
     FixedWindow,
@@ -24,6 +25,7 @@ from limitkeeper import (
     MemoryStore,
     RateLimited,
     RedisStore,
+    RemoteStore,
     Reservation,
     SeveralWorkers,
     ShardedStore,
@@ -80,7 +82,9 @@ def stores() -> None:
         Limiter("5/s", store=store)
     Limiter("5/s", store="memory://?max_keys=10", name="search")
     far = ShardedStore([LeasedStore(RedisStore("redis://one"), lease=50), RedisStore("redis://two", prefix="app")])
+    nodes = ShardedStore({"a": RemoteStore("limitkeeper://one", timeout="50ms"), "b": RemoteStore("limitkeeper://two:7071")})
     Limiter("5/s", store=far)
+    Limiter("5/s", store=nodes)
     guarded = GuardedStore(SharedStore("/run/limits"), budget="20ms", on_failure="local", share="1/4")
     assert_type(guarded.state, str)
     assert_type(guarded.stats().degraded, int)
@@ -124,7 +128,7 @@ def one_colour() -> None:
     assert_type(stats.refused, int)
     assert_type(stats.waiting, int)
     assert_type(stats.keys, int)
-    assert_type(stats.shared, int)
+    assert_type(stats.overflow, int)
     assert_type(limiter.name, str)
     with limiter.reserve("user:42", cost=500, max_wait=5) as reservation:
         assert_type(reservation, Reservation)
@@ -132,8 +136,10 @@ def one_colour() -> None:
         assert_type(reservation.decision, Decision)
         assert_type(reservation.settle(425), bool)
         assert_type(reservation.cancel(), bool)
-    with Limiter("5/s") as closing:
-        assert_type(closing, Limiter)
+    with Limiter("5/s") as acquired:
+        assert_type(acquired, Decision)
+    assert_type(limiter.hit(), Decision)
+    assert_type(limiter.acquire(timeout=1), Decision)
     limiter.close()
     with unlimited():
         limiter.hit("user:42")
@@ -166,8 +172,9 @@ async def the_other_colour() -> None:
         assert_type(await reservation.settle(425), bool)
     held = await limiter.reserve("user:42")
     assert_type(await held.cancel(), bool)
-    async with AsyncLimiter("5/s") as closing:
-        assert_type(closing, AsyncLimiter)
+    async with AsyncLimiter("5/s") as acquired:
+        assert_type(acquired, Decision)
+    assert_type(await limiter.hit(cost=2), Decision)
     await limiter.aclose()
 
 
@@ -179,17 +186,17 @@ def upload(user: str, size: int) -> bytes:
     return user.encode() * size
 
 
-@limiter.limit("everybody", timeout="1s")
+@limiter.limit(key="everybody", timeout="1s")
 async def fetch(url: str) -> str:
     return url
 
 
-@limiter.limit("everybody")
+@limiter.limit(key="everybody")
 def numbers(to: int) -> Iterator[int]:
     yield from range(to)
 
 
-@limiter.limit("everybody")
+@limiter.limit(key="everybody")
 async def later(to: int) -> AsyncIterator[int]:
     for number in range(to):
         yield number
@@ -228,6 +235,7 @@ def failing() -> None:
         assert_type(refused.retry_after, float)
     kinds: list[type[LimitkeeperError]] = [
         ConfigurationError,
+        BulkheadFull,
         InvalidCost,
         InvalidLimit,
         StoreError,
