@@ -18,8 +18,8 @@ JSON = (b"content-type", b"application/json")
 
 
 def remaining(scope: Any) -> int | None:
-    passage = scope.get("limitkeeper")
-    return None if passage is None or passage.decision is None else passage.decision.remaining
+    evaluation = scope.get("limitkeeper")
+    return None if evaluation is None or evaluation.decision is None else evaluation.decision.remaining
 
 
 async def pieces() -> AsyncIterator[bytes]:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 from urllib.parse import unquote
 
-from served import Response
+from app_under_test import Response
 
 
 class Loop:
@@ -38,19 +38,19 @@ class Lifespan:
     def __init__(self, app: Any) -> None:
         self.app = app
         self.said: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
-        self.told: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+        self.received: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
         self.task: asyncio.Task[None] | None = None
         self.state: dict[str, Any] = {}
 
     async def start(self) -> None:
         scope = {"type": "lifespan", "asgi": {"version": "3.0"}, "state": self.state}
-        self.task = asyncio.create_task(self.app(scope, self.said.get, self.told.put))
+        self.task = asyncio.create_task(self.app(scope, self.said.get, self.received.put))
         await self._ask("lifespan.startup")
 
     async def _ask(self, kind: str) -> None:
         assert self.task is not None
         await self.said.put({"type": kind})
-        answer = asyncio.create_task(self.told.get())
+        answer = asyncio.create_task(self.received.get())
         await asyncio.wait({answer, self.task}, return_when=asyncio.FIRST_COMPLETED)
         if answer.done():
             assert answer.result()["type"] == f"{kind}.complete", answer.result()

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from people import SECRET, token, unsigned
-from steps import Advance, ask, case, refused
+from case_steps import Advance, ask, case, refused
+from signed_tokens import SECRET, token, unsigned
 
 USER = "identify: {user: {header: X-User}}\n"
 JWT = f"""

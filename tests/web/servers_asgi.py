@@ -12,8 +12,8 @@ from typing import Any
 import hypercorn.asyncio
 import uvicorn
 import uvloop
+from app_under_test import Response, until
 from hypercorn.config import Config
-from served import Response, until
 
 
 class Wire:

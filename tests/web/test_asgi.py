@@ -6,9 +6,9 @@ import threading
 import uuid
 
 import pytest
+from app_under_test import play, play_real
 from asgi_apps import BUILDERS, AsgiApp
 from cases import CASES, REAL
-from served import play, play_real
 from servers_asgi import Hypercorn, Uvicorn
 
 from limitkeeper.policy import Policy

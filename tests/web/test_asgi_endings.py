@@ -174,20 +174,20 @@ def test_a_refusal_to_head_has_no_body(gate_of):
     gate = gate_of(ONE.replace("5/min", "1/min"))
     app = saying(start(), body())
     asked(gate, app)
-    told, sent = asked(gate, app, "HEAD").messages
-    assert (told["status"], sent["body"]) == (429, b"")
-    assert int(dict(told["headers"])[b"content-length"]) == len(asked(gate, app).messages[1]["body"])
+    received, sent = asked(gate, app, "HEAD").messages
+    assert (received["status"], sent["body"]) == (429, b"")
+    assert int(dict(received["headers"])[b"content-length"]) == len(asked(gate, app).messages[1]["body"])
 
 
 def test_a_handler_finds_what_was_decided(gate_of):
-    """`scope["limitkeeper"]` is the passage of the request, whoever had to be asked for it."""
+    """`scope["limitkeeper"]` is the evaluation of the request, whoever had to be asked for it."""
     found = []
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
         found.append(scope["limitkeeper"])
 
     asked(gate_of(ONE), app)
-    assert [passage.decision.remaining for passage in found] == [4]
+    assert [evaluation.decision.remaining for evaluation in found] == [4]
 
 
 def test_hints_before_a_response_settle_nothing(gate_of):
@@ -226,9 +226,9 @@ def test_a_socket_is_let_in_by_any_store(gate_of):
     app = RateLimitMiddleware(Starlette(routes=[WebSocketRoute("/", talk)]), policy=gate_of(ONE))
     with TestClient(app).websocket_connect("/"):
         pass
-    (passage,) = found
-    assert isinstance(passage, Evaluation)
-    assert passage.decision.remaining == 4
+    (evaluation,) = found
+    assert isinstance(evaluation, Evaluation)
+    assert evaluation.decision.remaining == 4
 
 
 def test_other_protocols_are_not_the_middlewares(gate_of):
@@ -278,7 +278,7 @@ def test_a_gate_ends_with_the_app_that_made_it(own, end):
         assert table.closed == 0
         await lifespan.said.put({"type": "lifespan.shutdown"})
         await lifespan.task
-        assert (await lifespan.told.get())["type"] == f"lifespan.shutdown.{end}"
+        assert (await lifespan.received.get())["type"] == f"lifespan.shutdown.{end}"
         assert table.closed == (1 if own else 0)
 
     driven(main())

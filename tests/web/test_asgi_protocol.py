@@ -59,7 +59,7 @@ def test_messages_of_the_app_are_not_changed(gate):
 
     app = RateLimitMiddleware(thrifty, policy=gate)
     counts = [len(ask(app).messages[0]["headers"]) for _ in range(3)]
-    assert counts == [5, 5, 5]
+    assert counts == [6, 6, 6]
     assert start["headers"] == ((b"x-own", b"1"),)
 
 
@@ -89,14 +89,14 @@ def test_a_handler_that_knows_better_keeps_its_fields(gate):
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         await send({"type": "http.response.body"})
 
-    told = [
+    received = [
         (name.lower(), value)
         for name, value in ask(RateLimitMiddleware(app, policy=gate), headers=[("Origin", "https://shop.test")]).messages[0][
             "headers"
         ]
     ]
-    assert [value for name, value in told if name == b"x-ratelimit-limit"] == [b"7"]
-    exposed = [value for name, value in told if name == b"access-control-expose-headers"]
+    assert [value for name, value in received if name == b"x-ratelimit-limit"] == [b"7"]
+    exposed = [value for name, value in received if name == b"access-control-expose-headers"]
     assert len(exposed) == 1
     assert exposed[0].startswith(b"X-Own, RateLimit")
 
@@ -126,7 +126,7 @@ def test_the_connection_survives_a_refusal(gate):
 
 
 def test_the_decision_is_in_the_scope(gate):
-    """`scope["limitkeeper"]` is the passage; what servers keep in `state` is untouched."""
+    """`scope["limitkeeper"]` is the evaluation; what servers keep in `state` is untouched."""
     seen: list[Any] = []
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
@@ -135,9 +135,9 @@ def test_the_decision_is_in_the_scope(gate):
 
     state = {"pool": object()}
     ask(RateLimitMiddleware(app, policy=gate), state=state)
-    passage, kept = seen[0]
+    evaluation, kept = seen[0]
     assert kept is state
-    assert (passage.allowed, passage.decision.remaining, passage.keys) == (True, 4, ["192.0.2.1"])
+    assert (evaluation.allowed, evaluation.decision.remaining, evaluation.keys) == (True, 4, ["192.0.2.1"])
 
 
 @pytest.mark.parametrize("path", ["/api/items", "/items"])
@@ -370,9 +370,9 @@ class FarStore(WrappedStore):
         await asyncio.sleep(0.001)
         return self.inner.decide(claims, max_wait_us, **options)
 
-    async def agive_back(self, claims: Any, charged_at: int = -1, source: str = "store") -> None:
+    async def agive_back(self, claims: Any, charged_at: int = -1, source: str = "store") -> bool:
         await asyncio.sleep(0.001)
-        self.inner.give_back(claims, charged_at)
+        return self.inner.give_back(claims, charged_at)
 
 
 @pytest.mark.parametrize("policy", [ONE, LOGIN, BYTES], ids=["hit", "outcome", "size"])

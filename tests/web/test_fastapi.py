@@ -1,5 +1,6 @@
 """Limits as FastAPI dependencies: per client, with the middleware's fields and bodies, and never counted twice by accident."""
 
+import re
 from functools import partial
 from typing import Annotated, Any
 
@@ -78,7 +79,7 @@ def test_other_routes_are_not_limited(store):
 def test_without_install(store):
     """Without `install` a refusal comes in FastAPI's own envelope, with all fields; dicts have the fields too."""
     http = client(shop(store, installed=False))
-    assert http.post("/checkout").headers["ratelimit"] == '"test_fastapi.shop.checkout@POST /checkout";r=9;t=2'
+    assert re.fullmatch(r'"checkout-[0-9a-f]{8}";r=9;t=2', http.post("/checkout").headers["ratelimit"])
     for _ in range(9):
         http.post("/checkout")
     refused = http.post("/checkout")
@@ -190,10 +191,9 @@ def test_several_limits_on_a_route(store, clock, installed):
 
     http = client(app)
     answer = http.get("/")
-    name = "test_fastapi.test_several_limits_on_a_route.home"
     assert answer.headers["x-ratelimit-limit"] == "2"
-    told = {f'"{name}@GET /";q=100;w=3600', f'"{name}.2@GET /";q=2;w=60'}
-    assert set(answer.headers["ratelimit-policy"].split(", ")) == told
+    received = sorted(answer.headers["ratelimit-policy"].split(", "))
+    assert [re.sub("-[0-9a-f]{8}", "", one) for one in received] == ['"home";q=100;w=3600', '"home.2";q=2;w=60']
     assert [http.get("/").status_code for _ in range(2)] == [200, 429]
     clock.advance(60)
     assert http.get("/").status_code == 200
@@ -214,10 +214,10 @@ def policy_app(gate: Gate, *, middleware: bool) -> FastAPI:
 
     @app.post("/checkout", dependencies=[Depends(RateLimit(policy=gate, rule="checkout"))])
     @app.post("/express", dependencies=[Depends(RateLimit(policy=gate, rule="checkout"))])
-    async def checkout(passage: CurrentEvaluation) -> dict[str, Any]:
-        assert passage is not None
-        assert passage.decision is not None
-        return {"remaining": passage.decision.remaining}
+    async def checkout(evaluation: CurrentEvaluation) -> dict[str, Any]:
+        assert evaluation is not None
+        assert evaluation.decision is not None
+        return {"remaining": evaluation.decision.remaining}
 
     return app
 
@@ -305,7 +305,7 @@ def test_websockets(store):
 
 
 def test_a_handler_for_refusals_of_ones_own(store):
-    """An app may answer refusals in its own words: the exception carries the passage."""
+    """An app may answer refusals in its own words: the exception carries the evaluation."""
     app = shop(store)
 
     @app.exception_handler(TooManyRequests)
@@ -404,7 +404,7 @@ def test_an_endpoint_on_one_route_has_its_own_name(store):
     """Where the endpoint says which route it is, its name is the limit's."""
     app = FastAPI()
     app.get("/plain", dependencies=[Depends(RateLimit("5/s", store=store))])(plain)
-    assert client(app).get("/plain").headers["ratelimit"].startswith('"test_fastapi.plain";')
+    assert client(app).get("/plain").headers["ratelimit"].startswith('"plain-')
 
 
 def test_head_weighs_nothing_in_a_dependency(store):

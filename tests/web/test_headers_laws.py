@@ -1,4 +1,4 @@
-"""What holds for the fields of any answer: they parse, promise nothing too much, and coming back when told to is allowed."""
+"""What holds for the fields of any answer: they parse, promise nothing too much, and a retry at the stated time is allowed."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from fractions import Fraction
 
 import http_sf
 import pytest
+from evaluations import RequestSequence, lines
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from passages import Desk, lines
 
 from limitkeeper import (
     FixedWindow,
@@ -47,9 +47,9 @@ steps = st.lists(
 )
 
 
-def pause(desk: Desk, limit: Limit, step: int | Fraction) -> None:
+def pause(sequence: RequestSequence, limit: Limit, step: int | Fraction) -> None:
     us = step if isinstance(step, int) else int(step * limit.period)
-    desk.clock.advance(us / 1e6)
+    sequence.clock.advance(us / 1e6)
 
 
 def members(found: dict[str, str], name: str) -> list[tuple[str, dict[str, int]]]:
@@ -60,55 +60,55 @@ def members(found: dict[str, str], name: str) -> list[tuple[str, dict[str, int]]
 @given(st.lists(limits(), min_size=1, max_size=4), steps)
 def test_fields_parse_and_promise_no_more_than_there_is(chosen, played):
     """RFC 9651 reads both fields: names in order and once each, 0 ≤ r ≤ q, 1 ≤ w, 0 ≤ t, q/w within the rate."""
-    desk = Desk(*chosen)
+    sequence = RequestSequence(*chosen)
     for cost, rest in played:
-        found = lines(fields(desk.ask(cost)))
-        policies, told = members(found, "ratelimit-policy"), members(found, "ratelimit")
-        assert [name for name, _ in policies] == [name for name, _ in told] == [entry.label for entry in desk.entries]
-        for limit, (_, said), (_, now) in zip(chosen, policies, told, strict=True):
+        found = lines(fields(sequence.ask(cost)))
+        policies, received = members(found, "ratelimit-policy"), members(found, "ratelimit")
+        assert [name for name, _ in policies] == [name for name, _ in received] == [entry.label for entry in sequence.entries]
+        for limit, (_, said), (_, now) in zip(chosen, policies, received, strict=True):
             assert set(said) == {"q", "w"}
             assert {"r"} <= set(now) <= {"r", "t"}
             assert 0 <= now["r"] <= said["q"]
             assert said["w"] >= 1
             assert now.get("t", 0) >= 0
             assert Fraction(said["q"], said["w"]) <= Fraction(limit.count * 1_000_000, limit.period)
-        pause(desk, chosen[0], rest)
+        pause(sequence, chosen[0], rest)
 
 
 @settings(deadline=None)
 @given(limits().filter(lambda limit: isinstance(limit, BUCKETS)), steps)
 def test_a_bucket_never_promises_more_than_its_rate(limit, played):
     """r within t is at most the rate; with nothing left, a unit is there after t."""
-    desk = Desk(limit)
+    sequence = RequestSequence(limit)
     for cost, rest in played:
-        ((_, now),) = members(lines(fields(desk.ask(cost))), "ratelimit")
+        ((_, now),) = members(lines(fields(sequence.ask(cost))), "ratelimit")
         if now["r"] and "t" in now:
             assert Fraction(now["r"], now["t"]) <= Fraction(limit.count * 1_000_000, limit.period)
-        pause(desk, limit, rest)
+        pause(sequence, limit, rest)
     if now["r"] == 0:
-        desk.clock.advance(now["t"] if rest == 0 else 0)
-        assert rest != 0 or desk.ask().allowed
+        sequence.clock.advance(now["t"] if rest == 0 else 0)
+        assert rest != 0 or sequence.ask().allowed
 
 
 @settings(deadline=None)
 @given(st.lists(limits(), min_size=1, max_size=3), steps)
 def test_coming_back_when_told_to_is_allowed(chosen, played):
     """Retry-After is no earlier than the t of any refusing limit; after exactly so long the same request passes."""
-    desk = Desk(*chosen)
+    sequence = RequestSequence(*chosen)
     for cost, rest in played:
-        passage = desk.ask(cost)
-        if not passage.allowed:
-            found = lines(fields(passage))
+        evaluation = sequence.ask(cost)
+        if not evaluation.allowed:
+            found = lines(fields(evaluation))
             if "retry-after" not in found:
                 assert any(cost > limit.capacity for limit in chosen)
                 continue
             wait = int(found["retry-after"])
             assert wait >= 1
-            for part, (_, now) in zip(passage.decision.decisions, members(found, "ratelimit"), strict=True):
+            for part, (_, now) in zip(evaluation.decision.decisions, members(found, "ratelimit"), strict=True):
                 assert part.allowed or now.get("t", 0) <= wait
-            desk.clock.advance(wait)
-            assert desk.ask(cost).allowed
-        pause(desk, chosen[0], rest)
+            sequence.clock.advance(wait)
+            assert sequence.ask(cost).allowed
+        pause(sequence, chosen[0], rest)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -116,37 +116,39 @@ def test_coming_back_when_told_to_is_allowed(chosen, played):
 def test_a_lone_client_that_obeys_is_always_served(kind, rate):
     """For every rule and awkward rate: use it up, wait exactly Retry-After, and be served."""
     limit = kind(rate, 3) if kind in (*BUCKETS, LeakyBucketQueue) else kind(rate)
-    desk = Desk(limit, start=1_768_046_400.123457)
+    sequence = RequestSequence(limit, start=1_768_046_400.123457)
     units = max(1, limit.capacity // 5)
     for _ in range(3):
-        passage = desk.ask(units)
-        while passage.allowed:
-            passage = desk.ask(units)
-        desk.clock.advance(int(lines(fields(passage))["retry-after"]))
-        assert desk.ask(units).allowed
+        evaluation = sequence.ask(units)
+        while evaluation.allowed:
+            evaluation = sequence.ask(units)
+        sequence.clock.advance(int(lines(fields(evaluation))["retry-after"]))
+        assert sequence.ask(units).allowed
 
 
 @settings(deadline=None)
 @given(st.lists(limits(), min_size=1, max_size=3), steps, st.sampled_from(["draft-6", "draft-7"]))
 def test_older_generations_parse_too(chosen, played, wire):
     """Draft 7 is a dictionary of three integers, draft 6 three integers, of which the remaining is at most the limit."""
-    desk = Desk(*chosen, headers=Headers(wire=wire))
+    sequence = RequestSequence(*chosen, headers=Headers(wire=wire))
     for cost, rest in played:
-        found = lines(fields(desk.ask(cost)))
+        found = lines(fields(sequence.ask(cost)))
         assert [set(said) for _, said in members(found, "ratelimit-policy")] == [{"w"}] * len(chosen)
         if wire == "draft-7":
-            told = {name: value for name, (value, _) in http_sf.parse(found["ratelimit"].encode(), tltype="dictionary").items()}
+            received = {
+                name: value for name, (value, _) in http_sf.parse(found["ratelimit"].encode(), tltype="dictionary").items()
+            }
         else:
-            told = {name: int(found[f"ratelimit-{name}"]) for name in ("limit", "remaining", "reset")}
-        assert list(told) == ["limit", "remaining", "reset"]
-        assert 0 <= told["remaining"] <= told["limit"]
-        pause(desk, chosen[0], rest)
+            received = {name: int(found[f"ratelimit-{name}"]) for name in ("limit", "remaining", "reset")}
+        assert list(received) == ["limit", "remaining", "reset"]
+        assert 0 <= received["remaining"] <= received["limit"]
+        pause(sequence, chosen[0], rest)
 
 
 def test_absurd_limits_stay_within_the_integers_of_a_field():
     """A billion at one per 400 days would take longer than a field can say: the number is cut, and still parses."""
     limit = TokenBucket("1/400d", 1_000_000_000)
-    found = lines(fields(Desk(limit).ask()))
+    found = lines(fields(RequestSequence(limit).ask()))
     ((_, said),), ((_, now),) = members(found, "ratelimit-policy"), members(found, "ratelimit")
     assert (said["q"], said["w"]) == (1_000_000_000, 999_999_999_999_999)
     assert (now["r"], now["t"]) == (999_999_999, 999_999_999_999_999)

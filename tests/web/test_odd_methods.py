@@ -1,4 +1,4 @@
-"""Methods that nobody expects: whatever a request calls its method, the rules are meant as if it were written properly."""
+"""Unexpected methods: whatever method a request names, the rules apply as to the proper spelling."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from limitkeeper import MemoryStore
 from limitkeeper.policy import Policy
 from limitkeeper.policy.gate import Gate
 from limitkeeper.web.asgi import RateLimitMiddleware as Asgi
-from limitkeeper.web.django.request_cycle import DjangoRequestContext
+from limitkeeper.web.django.middleware import DjangoRequestContext
 from limitkeeper.web.wsgi import RateLimitMiddleware as Wsgi
 from stand_ins import driven
 

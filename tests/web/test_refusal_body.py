@@ -6,15 +6,15 @@ import json
 from datetime import date
 
 import pytest
+from evaluations import RequestSequence
 from hypothesis import given
 from hypothesis import strategies as st
-from passages import Desk
 
 from limitkeeper import FixedWindow, TokenBucket
 from limitkeeper.policy.model import Answer, Rule
 from limitkeeper.policy.refusal import PENALTY_BOX, QUEUE_FULL, QUOTA, STORE, Refusal
 from limitkeeper.web.headers import body, fields, merge, text_fields
-from limitkeeper.web.refusal_body import MAX_CACHED, _default_bodies, default_body, prefers_problem
+from limitkeeper.web.refusal_body import default_body, prefers_problem
 
 CHECKOUT = TokenBucket("5/s burst 10")
 WORDS = Answer(message="Too many checkout attempts. Retry after {retry_after}s.")
@@ -22,20 +22,20 @@ IANA = "https://iana.org/assignments/http-problem-types#"
 
 
 def refused(**options):
-    return Desk(CHECKOUT, **options).after(11)
+    return RequestSequence(CHECKOUT, **options).after(11)
 
 
-def told(answer, accept=None, **options):
+def received(answer, accept=None, **options):
     kind, text = body(refused(answer=answer, **options), accept)
     return kind, json.loads(text)
 
 
 def test_the_eleventh_checkout_byte_for_byte():
     """The body of the seed: code and message, compact, {retry_after} the header's integer."""
-    passage = refused(answer=WORDS)
+    evaluation = refused(answer=WORDS)
     expected = b'{"code":"RATE_LIMITED","message":"Too many checkout attempts. Retry after 1s."}'
-    assert body(passage, None) == (b"application/json", expected)
-    assert dict(fields(passage))[b"retry-after"] == b"1"
+    assert body(evaluation, None) == (b"application/json", expected)
+    assert dict(fields(evaluation))[b"retry-after"] == b"1"
 
 
 def test_what_can_never_pass_is_not_told_to_retry():
@@ -44,14 +44,14 @@ def test_what_can_never_pass_is_not_told_to_retry():
         (WORDS.message, "This request costs more than its limit ever allows."),
         ("At most {limit} at once.", "At most 10 at once."),
     ):
-        passage = Desk(CHECKOUT, answer=Answer(message=words)).ask(cost=11)
-        assert json.loads(body(passage, None)[1])["message"] == expected
+        evaluation = RequestSequence(CHECKOUT, answer=Answer(message=words)).ask(cost=11)
+        assert json.loads(body(evaluation, None)[1])["message"] == expected
 
 
 def test_problem_details_byte_for_byte():
     """RFC 9457 members in their order, the type that the draft registers, and the policies that were violated."""
-    desk = Desk(FixedWindow("1/s"), labels=["burst"], problem=True, answer=Answer(message="Slow down."))
-    assert body(desk.after(2), None) == (
+    sequence = RequestSequence(FixedWindow("1/s"), labels=["burst"], problem=True, answer=Answer(message="Slow down."))
+    assert body(sequence.after(2), None) == (
         b"application/problem+json",
         b'{"type":"https://iana.org/assignments/http-problem-types#quota-exceeded",'
         b'"title":"Request cannot be satisfied as assigned quota has been exceeded","status":429,'
@@ -71,8 +71,8 @@ def test_problem_details_byte_for_byte():
 )
 def test_a_problem_has_the_type_of_its_reason(reason, status, kind):
     """A quota, a full queue, a store that failed and a shut-out are different problems; 503 is never the client's quota."""
-    passage = Desk(problem=True).bare(Refusal(reason, status, 5, "No."))
-    problem = json.loads(body(passage, None)[1])
+    evaluation = RequestSequence(problem=True).bare(Refusal(reason, status, 5, "No."))
+    problem = json.loads(body(evaluation, None)[1])
     assert (problem["type"], problem["status"], problem["detail"]) == (IANA + kind, status, "No.")
     assert "violated-policies" not in problem
 
@@ -116,7 +116,7 @@ def test_no_accept_breaks_an_answer(accept):
 def test_a_rule_writes_its_own_body():
     """Places in a rule's body are filled in, however deep; what is no text stays what it is."""
     own = {"code": "SLOW_DOWN", "message": "{message}", "more": [{"in": "{retry_after} s", "of": "{limit}/{remaining}"}, 7, None]}
-    assert told(Answer(message="Easy, {rule}.", body=own)) == (
+    assert received(Answer(message="Easy, {rule}.", body=own)) == (
         b"application/json",
         {"code": "SLOW_DOWN", "message": "Easy, checkout.", "more": [{"in": "1 s", "of": "10/0"}, 7, None]},
     )
@@ -130,7 +130,7 @@ def test_a_text_is_sent_as_text():
 
 def test_what_yaml_makes_of_dates_can_be_sent():
     """A value that JSON does not know is sent as its text, rather than failing while refusing."""
-    assert told(Answer(body={"since": date(2026, 1, 10)}))[1] == {"since": "2026-01-10"}
+    assert received(Answer(body={"since": date(2026, 1, 10)}))[1] == {"since": "2026-01-10"}
 
 
 @pytest.mark.parametrize(
@@ -147,7 +147,7 @@ def test_what_yaml_makes_of_dates_can_be_sent():
 )
 def test_who_decides_between_problem_details_and_json(answer, policy, accept, problem):
     """The rule, then (unless it has a body of its own) the policy or the client; a rule's body adds members to a problem."""
-    kind, said = told(answer, accept, problem=policy)
+    kind, said = received(answer, accept, problem=policy)
     assert (kind == b"application/problem+json") is problem
     assert said.get("a") == ("b" if answer.body else None)
 
@@ -155,41 +155,41 @@ def test_who_decides_between_problem_details_and_json(answer, policy, accept, pr
 def test_places_reach_into_nothing():
     """Only the five places are filled in; anything else in braces is plain text."""
     tricks = "{0} {limit.__class__} {rule!r} {message:>10} {} {{limit}} {retry_after"
-    assert told(Answer(body={"m": tricks}))[1] == {"m": tricks.replace("{limit}}", "10}")}
+    assert received(Answer(body={"m": tricks}))[1] == {"m": tricks.replace("{limit}}", "10}")}
 
 
 @given(st.text(), st.text())
 def test_no_message_breaks_a_body(message, name):
     """Whatever a policy's message and a rule's name are, the body is JSON in UTF-8, and the message is in it."""
     refusal = Refusal(QUOTA, 429, 1, message, Rule(name, (CHECKOUT,), answer=Answer(body={"said": "{rule}: {message}"})))
-    said = json.loads(body(Desk().bare(refusal), None)[1].decode())
+    said = json.loads(body(RequestSequence().bare(refusal), None)[1].decode())
     assert said == {"said": f"{name}: {message}"}
 
 
 def test_lone_surrogates_are_replaced():
     """A text that has no bytes in UTF-8 is sent with question marks."""
-    assert body(Desk().bare(Refusal(QUOTA, 429, 1, "\ud800")), None)[1] == b'{"code":"RATE_LIMITED","message":"?"}'
+    assert body(RequestSequence().bare(Refusal(QUOTA, 429, 1, "\ud800")), None)[1] == b'{"code":"RATE_LIMITED","message":"?"}'
 
 
 def test_an_allowed_passage_has_no_body():
     """Asking for the body of a request that was let pass is an error that says so."""
     with pytest.raises(ValueError, match="only a refusal"):
-        body(Desk(CHECKOUT).ask(), None)
+        body(RequestSequence(CHECKOUT).ask(), None)
 
 
 def test_a_key_is_in_no_answer():
     """Neither fields nor bodies hold the key that was limited."""
-    desk = Desk(CHECKOUT, answer=Answer(body={"all": "{retry_after}{limit}{remaining}{rule}{message}{key}"}))
+    sequence = RequestSequence(CHECKOUT, answer=Answer(body={"all": "{retry_after}{limit}{remaining}{rule}{message}{key}"}))
     for _ in range(11):
-        passage = desk.ask(key="ann@example.com")
-    everything = repr(fields(passage)) + repr(body(passage, None)) + repr(body(passage, "application/problem+json"))
+        evaluation = sequence.ask(key="ann@example.com")
+    everything = repr(fields(evaluation)) + repr(body(evaluation, None)) + repr(body(evaluation, "application/problem+json"))
     assert "ann@" not in everything
 
 
 def test_a_body_says_nothing_where_there_is_no_time_to_come_back():
     """In a body of the policy, {retry_after} of what can never pass is empty."""
-    passage = Desk(CHECKOUT, answer=Answer(body="wait {retry_after}s, {rule}: {limit}")).ask(cost=11)
-    assert body(passage, None)[1] == b"wait s, checkout: 10"
+    evaluation = RequestSequence(CHECKOUT, answer=Answer(body="wait {retry_after}s, {rule}: {limit}")).ask(cost=11)
+    assert body(evaluation, None)[1] == b"wait s, checkout: 10"
 
 
 def test_a_capacity_that_is_used_up_is_not_the_clients_quota():
@@ -199,15 +199,15 @@ def test_a_capacity_that_is_used_up_is_not_the_clients_quota():
         (QUOTA, 429, "quota-exceeded"),
         (PENALTY_BOX, 503, "abnormal-usage-detected"),
     ):
-        passage = Desk(problem=True).bare(Refusal(reason, status, 60, "…"))
-        assert json.loads(body(passage, None)[1])["type"] == IANA + kind
+        evaluation = RequestSequence(problem=True).bare(Refusal(reason, status, 60, "…"))
+        assert json.loads(body(evaluation, None)[1])["type"] == IANA + kind
 
 
 def test_bodies_of_many_messages_fill_no_memory():
     """A message that is another one every second is kept for a while, among a bounded number."""
-    for n in range(3 * MAX_CACHED):
+    for n in range(3000):
         assert json.loads(default_body(f"message {n}"))["message"] == f"message {n}"
-        assert len(_default_bodies) <= MAX_CACHED
+        assert default_body.cache_info().currsize <= 1024
 
 
 # Merging -----------------------------------------------------------------------------------------------------------
@@ -216,7 +216,7 @@ def test_bodies_of_many_messages_fill_no_memory():
 def test_fields_are_put_behind_those_of_the_response():
     """A response that says nothing of limits gets all fields, behind its own."""
     own = [(b"content-type", b"text/plain"), (b"set-cookie", b"a=1"), (b"set-cookie", b"b=2")]
-    added = fields(Desk(CHECKOUT).ask())
+    added = fields(RequestSequence(CHECKOUT).ask())
     assert merge(own, added) == own + added
     assert own == [(b"content-type", b"text/plain"), (b"set-cookie", b"a=1"), (b"set-cookie", b"b=2")]
 
@@ -224,22 +224,21 @@ def test_fields_are_put_behind_those_of_the_response():
 def test_what_a_handler_says_of_its_quota_stands():
     """A response that has RateLimit fields keeps them and gets no second line of them; the X- family is another."""
     own = [(b"RateLimit", b'"inner";r=1;t=1')]
-    names = [name for name, _ in merge(own, fields(Desk(CHECKOUT).ask()))]
-    assert names == [b"RateLimit", b"x-ratelimit-limit", b"x-ratelimit-remaining", b"access-control-expose-headers"]
+    names = [name for name, _ in merge(own, fields(RequestSequence(CHECKOUT).ask()))]
+    assert names == [b"RateLimit", b"x-ratelimit-limit", b"x-ratelimit-remaining", b"vary", b"access-control-expose-headers"]
     own = [("X-RateLimit-Remaining", "3"), ("Retry-After", "7"), ("Cache-Control", "private")]
-    found = merge(own, text_fields(Desk(CHECKOUT).after(11)))
-    assert [name for name, _ in found[3:]] == ["RateLimit-Policy", "RateLimit", "Access-Control-Expose-Headers"]
+    found = merge(own, text_fields(RequestSequence(CHECKOUT).after(11)))
+    assert [name for name, _ in found[3:]] == ["RateLimit-Policy", "RateLimit", "Vary", "Access-Control-Expose-Headers"]
 
 
 def test_exposed_names_are_joined():
     """Access-Control-Expose-Headers is one line: the response's names, then ours, each once."""
     own = [(b"access-control-expose-headers", b"X-Request-Id, ratelimit"), (b"x-request-id", b"7")]
-    found = merge(own, fields(Desk(CHECKOUT).ask()))
+    found = merge(own, fields(RequestSequence(CHECKOUT).ask()))
     lines = [value for name, value in found if name.lower() == b"access-control-expose-headers"]
     assert lines == [b"X-Request-Id, ratelimit, RateLimit-Policy, X-RateLimit-Limit, X-RateLimit-Remaining"]
-    found = merge(
-        [("Access-Control-Expose-Headers", "A"), ("Access-Control-Expose-Headers", "B")], text_fields(Desk(CHECKOUT).ask())
-    )
+    given = [("Access-Control-Expose-Headers", "A"), ("Access-Control-Expose-Headers", "B")]
+    found = merge(given, text_fields(RequestSequence(CHECKOUT).ask()))
     assert found[-1] == (
         "Access-Control-Expose-Headers",
         "A, B, RateLimit-Policy, RateLimit, X-RateLimit-Limit, X-RateLimit-Remaining",
@@ -248,9 +247,9 @@ def test_exposed_names_are_joined():
 
 def test_a_star_exposes_everything_already():
     """A response that exposes * stays as it is."""
-    found = merge([(b"access-control-expose-headers", b"*")], fields(Desk(CHECKOUT).ask()))
+    found = merge([(b"access-control-expose-headers", b"*")], fields(RequestSequence(CHECKOUT).ask()))
     assert found[-1] == (b"access-control-expose-headers", b"*")
-    found = merge([("Access-Control-Expose-Headers", "*")], text_fields(Desk(CHECKOUT).ask()))
+    found = merge([("Access-Control-Expose-Headers", "*")], text_fields(RequestSequence(CHECKOUT).ask()))
     assert [value for name, value in found if name == "Access-Control-Expose-Headers"] == ["*"]
 
 

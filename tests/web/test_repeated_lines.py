@@ -1,4 +1,4 @@
-"""Reading a header costs time and memory in proportion to its lines, whoever reads it.
+"""Reading a header costs time and memory in proportion to its lines, in every framework.
 
 Work is counted, not timed: bytes allocated while the lines are read (a copy of what was read so far shows there, in the compiled
 build too), and calls. Four times as many lines may do little more than four times the work.
@@ -20,10 +20,9 @@ from limitkeeper.policy.identity.client_ip import ClientIp
 from limitkeeper.policy.identity.identify import Cookie, Header
 from limitkeeper.policy.model import Policy
 from limitkeeper.policy.request_context import RequestContext
-from limitkeeper.web.asgi import RateLimitMiddleware
-from limitkeeper.web.asgi_fast import AsgiRequestContext
-from limitkeeper.web.grpc.request_context import GrpcRequestContext
-from limitkeeper.web.wsgi_fast import WsgiRequestContext
+from limitkeeper.web.asgi import AsgiRequestContext, RateLimitMiddleware
+from limitkeeper.web.grpc.call import GrpcRequestContext
+from limitkeeper.web.wsgi import WsgiRequestContext
 
 LINES = 1000
 

@@ -124,7 +124,7 @@ def test_a_chunk_has_a_length(chunk, bytes_):
 
 
 def test_a_passage_that_owes_keeps_its_facts(gate):
-    """Facts are needed to settle; without a debt, or refused, a passage lets go of them."""
+    """Facts are needed to settle; without a debt, or refused, an evaluation lets go of them."""
     owing = gate.ask(WrittenRequest("GET", "/"))
     assert detach_request(owing, False).context is not None
     owing.allowed = False

@@ -12,7 +12,7 @@ from limitkeeper import MemoryStore
 from limitkeeper.policy import Policy
 from limitkeeper.policy.gate import Gate
 from limitkeeper.web.asgi import RateLimitMiddleware
-from limitkeeper.web.wsgi_fast import WsgiRequestContext
+from limitkeeper.web.wsgi import WsgiRequestContext
 from stand_ins import driven
 
 POLICY = """

@@ -174,10 +174,10 @@ def test_a_rule_that_the_middleware_asked_is_not_asked_again(store):
     app = RateLimitMiddleware(Starlette(routes=[Route("/api", named), Route("/other", named)]), policy=gate)
     assert [client(app).get(path).status_code for path in ("/api", "/other", "/other", "/api")] == [200, 200, 429, 429]
     assert len(refusals) == 2
-    told = gate.snapshot()
-    assert [(rule.passed, rule.refused) for rule in told.rules] == [(2, 2)]
-    assert told.requests == 4
-    assert sum(offender.count for offender in told.offenders) == 2
+    received = gate.snapshot()
+    assert [(rule.passed, rule.refused) for rule in received.rules] == [(2, 2)]
+    assert received.requests == 4
+    assert sum(offender.count for offender in received.offenders) == 2
 
 
 def test_what_the_outcome_decides_is_settled(store):
@@ -268,7 +268,7 @@ def test_mistakes_are_told_where_they_stand(store):
         limit()
     with pytest.raises(ConfigurationError):
         limit("5 per fortnite")
-    with pytest.raises(ConfigurationError, match="key: error: expected a key, got 5"):
+    with pytest.raises(ConfigurationError, match=r"^@limit\('5/s'\): key: expected a key, got 5; write it like"):
         limit("5/s", key=5)  # type: ignore[arg-type]
     with pytest.raises(ConfigurationError, match="'user'"):
         limit("5/s", key="user")

@@ -1,4 +1,4 @@
-"""Behind a proxy over a UNIX socket: the other end has no address, and nobody may share a limit because of that."""
+"""Behind a proxy over a UNIX socket: the other end has no address, and clients must not share a limit because of that."""
 
 from __future__ import annotations
 
@@ -14,10 +14,12 @@ import waitress
 from waitress import wasyncore
 
 from limitkeeper import MemoryStore
-from limitkeeper.policy import Policy
-from limitkeeper.policy.gate import Gate
-from limitkeeper.web.wsgi import RateLimitMiddleware
-from limitkeeper.web.wsgi_fast import WsgiRequestContext
+from limitkeeper.policy import Gate, Policy
+from limitkeeper.policy.callback_errors import CallbackErrors
+from limitkeeper.policy.identity import client_ip
+from limitkeeper.policy.request_context import WrittenRequest
+from limitkeeper.testing import ManualClock
+from limitkeeper.web.wsgi import RateLimitMiddleware, WsgiRequestContext
 
 POLICY = """
 identify: {{ip: {{client_ip: {{trusted_proxies: [{trusted}]}}}}}}
@@ -77,13 +79,38 @@ def test_clients_behind_a_socket_do_not_share(waitress_serves):
     assert [ask(path, client) for client in ("192.0.2.1", "192.0.2.2", "192.0.2.1")] == [200, 200, 429]
 
 
-def test_nobody_is_known_by_a_socket(waitress_serves):
-    """Where it is not, nobody has an address: what a client says of itself is not believed, and no two of them are one."""
+def test_clients_behind_an_unknown_socket_share(waitress_serves, monkeypatch, caplog):
+    """Where it is not, what a client says of itself is not believed: all share one key, and a line in the log has the remedy."""
+    monkeypatch.setattr(client_ip, "unknown_peers", CallbackErrors(every_us=1 << 62))
     path = waitress_serves("10.0.0.0/8")
-    assert [ask(path, "192.0.2.1") for _ in range(3)] == [200, 200, 200]
+    assert [ask(path, f"192.0.2.{number}") for number in range(3)] == [200, 429, 429]
+    assert client_ip.unknown_peers.count == 3
+    assert [record.message.count("trusted_proxies: [unix]") for record in caplog.records] == [1]
 
 
-@pytest.mark.parametrize(("told", "peer"), [("localhost", None), ("<local>", None), ("", None), ("127.0.0.1", "127.0.0.1")])
-def test_what_servers_call_a_socket_is_no_address(told, peer):
+@pytest.mark.parametrize(
+    ("written", "limited"),
+    [("key: ip", True), ("key: user | ip", True), ("key: ip, unidentified: skip", False), ("key: user", False)],
+)
+def test_only_limits_by_address_are_shared_by_default(written, limited):
+    """A rule whose key has an address applies to clients that have none, unless it says `skip`; other keys are skipped."""
+    gate = Gate(
+        Policy.read(f"identify: {{user: {{header: X-User}}}}\nlimits: [{{name: api, {written}, limit: fixed window 1/h}}]")
+    )
+    assert [bool(gate.ask(WrittenRequest(peer=None))) for _ in range(2)] == [True, not limited]
+
+
+def test_no_unknown_client_is_put_into_the_penalty_box():
+    """They share limits, but not the penalties: one of them would refuse all others."""
+    text = "penalty_box: {after: 1/min, for: 1h}\nlimits: [{name: api, key: ip, limit: fixed window 1/min}]"
+    clock = ManualClock()
+    gate = Gate(Policy.read(text), store=MemoryStore(clock=clock))
+    assert [bool(gate.ask(WrittenRequest(peer=None))) for _ in range(9)] == [True] + [False] * 8
+    clock.advance(60)
+    assert gate.ask(WrittenRequest(peer=None))
+
+
+@pytest.mark.parametrize(("received", "peer"), [("localhost", None), ("<local>", None), ("", None), ("127.0.0.1", "127.0.0.1")])
+def test_what_servers_call_a_socket_is_no_address(received, peer):
     """Words for the other end of a UNIX socket are no peer; an address of this machine is one."""
-    assert WsgiRequestContext({"REQUEST_METHOD": "GET", "REMOTE_ADDR": told}).peer() == peer
+    assert WsgiRequestContext({"REQUEST_METHOD": "GET", "REMOTE_ADDR": received}).peer() == peer

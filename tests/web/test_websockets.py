@@ -52,8 +52,8 @@ def test_a_handshake_is_a_get(gate_of):
         with http.websocket_connect("/chat") as socket:
             socket.send_text("hello")
             assert socket.receive_text() == "hello"
-            told = dict(socket.extra_headers)
-            assert (told[b"x-own"], told[b"x-ratelimit-remaining"]) == (b"1", left.encode())
+            received = dict(socket.extra_headers)
+            assert (received[b"x-own"], received[b"x-ratelimit-remaining"]) == (b"1", left.encode())
     with pytest.raises(Exception) as refused, http.websocket_connect("/chat"):
         pass
     response = refused.value

@@ -6,8 +6,8 @@ import gc
 import logging
 
 import pytest
+from app_under_test import play, play_real
 from cases import CASES, REAL
-from served import play, play_real
 from servers_wsgi import GunicornApp, Waitress
 from wsgi_apps import BUILDERS, WsgiApp
 
@@ -46,13 +46,13 @@ def test_a_refused_head_leaves_the_connection_whole(framework, store):
 
 
 def ours():
-    """Every passage and every request's facts that somebody still holds."""
+    """Every evaluation and every request's facts that somebody still holds."""
     return [one for one in gc.get_objects() if issubclass(type(one), (Evaluation, RequestContext))]
 
 
 @pytest.mark.parametrize("framework", BUILDERS)
 def test_requests_leave_nothing_to_the_garbage_collector(framework, store, caplog):
-    """Neither a passed nor a refused request leaves a circle behind that our passage is part of."""
+    """Neither a passed nor a refused request leaves a circle behind that our evaluation is part of."""
     caplog.set_level(logging.CRITICAL, "django.request")  # a record of a refusal holds its request
     gate = Gate(Policy.read("limits: [{name: api, key: ip, limit: token bucket 1/min burst 20}]"), store=store)
     running = WsgiApp(framework).make(gate)

@@ -14,8 +14,7 @@ from limitkeeper import MemoryStore
 from limitkeeper.policy import Policy, WrittenRequest
 from limitkeeper.policy.gate import Gate
 from limitkeeper.policy.request_context import PARAMETERS
-from limitkeeper.web.wsgi import RateLimitMiddleware
-from limitkeeper.web.wsgi_fast import WsgiRequestContext
+from limitkeeper.web.wsgi import RateLimitMiddleware, WsgiRequestContext
 
 TWO = "limits: [{name: api, key: ip, limit: token bucket 1/min burst 2}]"
 BYTES = "limits: [{name: bytes, key: ip, limit: fixed window 1000/min, cost: {response: 1B, estimate: 1}}]"
@@ -178,7 +177,7 @@ def test_the_written_bytes_count(gate):
 
 
 def test_an_error_page_takes_the_place_of_the_answer(gate):
-    """A second start_response with exc_info goes through with its exc_info; the outcome is the last status, counted once."""
+    """Before anything is sent, a second start_response with exc_info replaces the first; the outcome is the last status."""
 
     def app(environ, start_response):
         start_response("200 OK", [])
@@ -190,11 +189,10 @@ def test_an_error_page_takes_the_place_of_the_answer(gate):
 
     failures = gate(FAILURES)
     seen, _ = call(RateLimitMiddleware(app, failures))
-    assert [said[0] for said in seen] == ["200 OK", "500 Internal Server Error"]
-    assert len(seen[0]) == 2
-    assert seen[1][2][0] is RuntimeError
+    assert [said[0] for said in seen] == ["500 Internal Server Error"]
+    assert seen[0][2][0] is RuntimeError
     assert left(failures) == 8
-    assert failures.snapshot().rules[0].statuses == {"2xx": 1}
+    assert failures.snapshot().rules[0].statuses == {"5xx": 1}
 
 
 def test_the_applications_header_list_is_not_changed(gate):
@@ -225,7 +223,7 @@ def test_the_passage_is_in_the_environ(gate):
     for _ in range(3):
         environ = environ_of("GET", "/")
         call(middleware, environ)
-    assert [passage.decision.remaining for passage in found] == [1, 0]
+    assert [evaluation.decision.remaining for evaluation in found] == [1, 0]
     assert not environ["limitkeeper.evaluation"]
 
 
@@ -292,9 +290,9 @@ def test_a_unix_socket_has_no_peer():
 
 def test_only_the_server_vouches_for_a_certificate():
     """A certificate counts when the server says it verified it; headers that look like it do not."""
-    told = {"SSL_CLIENT_S_DN": "CN=billing", "SSL_CLIENT_SAN_DNS_0": "billing.test"}
-    assert WsgiRequestContext(environ_of("GET", "/", **told)).certificate() is None
-    verified = WsgiRequestContext(environ_of("GET", "/", SSL_CLIENT_VERIFY="SUCCESS", **told)).certificate()
+    received = {"SSL_CLIENT_S_DN": "CN=billing", "SSL_CLIENT_SAN_DNS_0": "billing.test"}
+    assert WsgiRequestContext(environ_of("GET", "/", **received)).certificate() is None
+    verified = WsgiRequestContext(environ_of("GET", "/", SSL_CLIENT_VERIFY="SUCCESS", **received)).certificate()
     assert verified == {"subject": "CN=billing", "san": ["billing.test"]}
     forged = [("SSL-Client-S-DN", "CN=billing"), ("SSL-Client-Verify", "SUCCESS")]
     assert WsgiRequestContext(environ_of("GET", "/", forged)).certificate() is None
@@ -302,19 +300,19 @@ def test_only_the_server_vouches_for_a_certificate():
 
 def test_a_certificate_has_all_its_names():
     """Every kind of name in a certificate counts, in the order of the kinds; what is empty or beyond the tenth does not."""
-    told = {
+    received = {
         "SSL_CLIENT_S_DN": "CN=x",
         "SSL_CLIENT_VERIFY": "SUCCESS",
         "SSL_CLIENT_SAN_Email_9": "a@b",
         "SSL_CLIENT_SAN_DNS_1": "",
     }
-    told |= {"SSL_CLIENT_SAN_DNS_0": "x.test", "SSL_CLIENT_SAN_URI_0": "spiffe://x", "SSL_CLIENT_SAN_DNS_10": "y.test"}
-    assert WsgiRequestContext(environ_of("GET", "/", **told)).certificate() == {
+    received |= {"SSL_CLIENT_SAN_DNS_0": "x.test", "SSL_CLIENT_SAN_URI_0": "spiffe://x", "SSL_CLIENT_SAN_DNS_10": "y.test"}
+    assert WsgiRequestContext(environ_of("GET", "/", **received)).certificate() == {
         "subject": "CN=x",
         "san": ["spiffe://x", "x.test", "a@b"],
     }
-    assert WsgiRequestContext(environ_of("GET", "/", **{**told, "SSL_CLIENT_S_DN": ""})).certificate() is None
-    assert WsgiRequestContext(environ_of("GET", "/", **{**told, "SSL_CLIENT_VERIFY": "FAILED:x"})).certificate() is None
+    assert WsgiRequestContext(environ_of("GET", "/", **{**received, "SSL_CLIENT_S_DN": ""})).certificate() is None
+    assert WsgiRequestContext(environ_of("GET", "/", **{**received, "SSL_CLIENT_VERIFY": "FAILED:x"})).certificate() is None
 
 
 def test_a_refusal_to_head_has_no_body(gate):
@@ -384,7 +382,7 @@ def test_an_application_that_raises_gives_back_what_it_owes(gate):
         with pytest.raises(ValueError, match="mine"):
             call(RateLimitMiddleware(app, good), environ_of("GET", path))
     assert left(good) == 9
-    assert good.snapshot().rules[0].statuses == {"5xx": 1, "2xx": 1}
+    assert good.snapshot().rules[0].statuses == {"5xx": 2}
 
 
 def test_a_response_that_is_closed_before_it_began_stays_charged(gate):
@@ -488,16 +486,14 @@ def test_a_given_gate_is_not_closed(gate):
 
 
 def test_an_application_that_breaks_late_is_counted(gate):
-    """An application that is a generator raises when its body is read: before its status was said that is a 500."""
+    """An application that is a generator raises when its first chunk is read: before its status was said that is a 500."""
 
     def breaks(environ, start_response):
         raise RuntimeError("no database")
         yield b""
 
     failures = gate(FAILURES)
-    _, returned = call(RateLimitMiddleware(breaks, failures))
     with pytest.raises(RuntimeError):
-        next(iter(returned))
-    returned.close()
+        call(RateLimitMiddleware(breaks, failures))
     assert failures.snapshot().rules[0].statuses == {"5xx": 1}
     assert left(failures) == 8

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 from urllib.parse import parse_qs, unquote
 
+from app_under_test import Response
 from asgi_loop import RAISED
-from served import Response
 
 from limitkeeper.web.wsgi import RateLimitMiddleware
 
@@ -20,8 +20,8 @@ METHODS = ["GET", "HEAD", "POST", "PUT", "DELETE"]
 PIECES = (b"one", b"two", b"three")
 
 
-def remaining(passage: Any) -> int | None:
-    return None if passage is None or passage.decision is None else passage.decision.remaining
+def remaining(evaluation: Any) -> int | None:
+    return None if evaluation is None or evaluation.decision is None else evaluation.decision.remaining
 
 
 def cached(environ: Any, start_response: Any) -> list[bytes]:

@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 from wsgiref.util import FileWrapper
 
 import pytest
+from app_under_test import Response
 from asgi_loop import Exchange, scope_of
 from asgi_loop import InProcess as Loop
 from django.core.exceptions import PermissionDenied
@@ -25,7 +26,6 @@ from django.utils.decorators import method_decorator
 from django.views import View
 from django_asgi import Urls
 from django_site import OURS, handler
-from served import Response
 from wsgi_apps import InProcess, environ_of
 
 from limitkeeper import ConfigurationError, MemoryStore
@@ -49,7 +49,7 @@ def left(gate: Gate) -> int:
 
 
 class Served:
-    """Views behind the middleware, in one of both colours."""
+    """Views behind the middleware, in one sync and async."""
 
     def __init__(self, colour: str) -> None:
         self.colour = colour
@@ -109,7 +109,7 @@ def test_a_refusal_is_no_line_in_djangos_log(serve, gate, monkeypatch):
 
 
 def test_the_decision_is_at_hand(serve, gate):
-    """`request.limitkeeper` is the passage."""
+    """`request.limitkeeper` is the evaluation."""
     get = serve([path("", lambda request: HttpResponse(str(request.limitkeeper.decision.remaining)))], gate(BYTES))
     assert get().body == b"999"
 
@@ -331,14 +331,14 @@ def test_two_handlers_of_one_process_count_together(settings_of):
 
 
 @pytest.mark.parametrize(
-    ("said", "told"),
+    ("said", "received"),
     [({}, "no policy"), ({"POLICI": "x"}, "unknown key 'POLICI'"), ("limitkeeper.yaml", "expected LIMITKEEPER to be a dict")],
     ids=["none", "misspelt", "no-dict"],
 )
-def test_what_is_wrong_with_the_setting_is_told(settings_of, said, told):
+def test_what_is_wrong_with_the_setting_is_told(settings_of, said, received):
     """A setting that can't be used is an error that says what to write."""
     settings_of(LIMITKEEPER=said)
-    with pytest.raises(ConfigurationError, match=told):
+    with pytest.raises(ConfigurationError, match=received):
         site_gate()
 
 

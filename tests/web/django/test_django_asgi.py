@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from app_under_test import play, play_real
 from asgi_loop import InProcess
 from cases import CASES, REAL
 from django_site import asgi
-from served import play, play_real
 from servers_asgi import Uvicorn
 from wsgi_apps import cached_django
 

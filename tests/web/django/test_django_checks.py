@@ -1,4 +1,4 @@
-"""`manage.py check` on a site's limits: every mistake is told before the first request."""
+"""`manage.py check` on a site's limits: every mistake is reported before the first request."""
 
 from __future__ import annotations
 
@@ -100,16 +100,21 @@ def test_a_policy_that_nobody_asks_is_told(policy):
     assert ids("django.middleware.common.CommonMiddleware", POLICY=policy(ONE)) == ["limitkeeper.W002"]
 
 
+@pytest.mark.parametrize("in_file", [False, True])
 @pytest.mark.parametrize(("call", "brings"), [(by_user, USER), (by_session, SESSION)], ids=["user", "session"])
-def test_identities_need_what_brings_them(call, brings):
-    """A callable that reads the user (or the session) needs the middleware below the one that brings it."""
+def test_identities_need_what_brings_them(call, brings, in_file, policy):
+    """A callable that reads the user (or the session) needs the middleware below the one that brings it, also one that a file
+    names."""
     limits = [{"name": "api", "key": "user | ip", "limit": "5/s"}]
-    policy = Policy.of(identify={"user": {"call": call}}, limits=limits)
-    above = found(OURS, brings, POLICY=policy)
+    made = Policy.of(identify={"user": {"call": call}}, limits=limits)
+    if in_file:
+        named = f"{call.__module__}:{call.__name__}"
+        made = policy(f"identify: {{user: {{call: '{named}'}}}}\nlimits: [{{name: api, key: user | ip, limit: 5/s}}]")
+    above = found(OURS, brings, POLICY=made)
     assert [message.id for message in above] == ["limitkeeper.W003"]
     assert brings in above[0].msg
-    assert ids(POLICY=policy) == ["limitkeeper.W003"]
-    assert ids(brings, OURS, POLICY=policy) == []
+    assert ids(POLICY=made) == ["limitkeeper.W003"]
+    assert ids(brings, OURS, POLICY=made) == []
 
 
 def test_a_cache_above_is_told(policy):
@@ -171,7 +176,7 @@ DEGRADES = "limits: [{name: api, key: ip, limit: 1/min, on_refusal: degrade cach
 
 
 @pytest.mark.parametrize(
-    ("word", "value", "told"),
+    ("word", "value", "received"),
     [
         ("POLICY", 5, "a path, a Policy or a Gate"),
         ("STORE", 5, "a store or its URL"),
@@ -179,11 +184,11 @@ DEGRADES = "limits: [{name: api, key: ip, limit: 1/min, on_refusal: degrade cach
         ("HANDLERS", [view], "a dict of views"),
     ],
 )
-def test_a_word_that_means_nothing(policy, word, value, told):
+def test_a_word_that_means_nothing(policy, word, value, received):
     """What stands under a word of LIMITKEEPER and can't be used is an error of the check, not of the first request."""
     (message,) = found(**{"POLICY": policy(ONE), word: value})
     assert message.id == "limitkeeper.E001"
-    assert told in message.msg
+    assert received in message.msg
 
 
 @pytest.mark.parametrize("handlers", [{}, {"other": view}, {"cached": "nowhere.view"}, {"cached": 5}])
@@ -200,4 +205,4 @@ def test_a_degrade_view_that_is_there(policy, cached):
     assert ids(POLICY=policy(DEGRADES), HANDLERS={"cached": cached}) == []
     with override_settings(LIMITKEEPER={"POLICY": policy(DEGRADES), "HANDLERS": {"cached": cached}}):
         made = gate()
-        assert made.compiled.handler(made.policy.rules[0]) is view
+        assert made.compiled.handlers[made.policy.rules[0].name] is view

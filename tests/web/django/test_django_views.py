@@ -11,7 +11,7 @@ from django.template.backends.django import DjangoTemplates
 from django.template.response import SimpleTemplateResponse
 from django.test import Client, RequestFactory
 from django.test.utils import override_settings
-from django.urls import path, re_path
+from django.urls import ResolverMatch, path, re_path
 from django.utils.decorators import method_decorator
 from django.views import View
 from django_asgi import Urls, configure
@@ -177,6 +177,23 @@ def test_keys_are_callables_or_words(store):
         assert statuses(called) == [200, 429]
 
 
+def test_a_key_from_the_path_is_the_value_that_django_has_converted(store):
+    """Whatever a converter takes for one value is one key of a view's limit."""
+    policy = Policy.read("identify: {order: {path: order}}\nlimits: [{name: a, key: ip, limit: 99/s}]")
+
+    @limit("fixed window 1/min", key="order", match="/orders/{order}")
+    def view(request, order):
+        return HttpResponse(str(order))
+
+    def status(value):
+        request = RequestFactory().get(f"/orders/{value}")
+        request.resolver_match = ResolverMatch(view, (), {"order": {"seven": 7}.get(value, value)})
+        return view(request, 7).status_code
+
+    with override_settings(LIMITKEEPER={"POLICY": policy, "STORE": store}):
+        assert [status(value) for value in ("seven", "7", "07", "8")] == [200, 429, 429, 200]
+
+
 def test_views_under_one_name_share():
     """Views that are limited under the same name spend one limit, whatever colour they have."""
     reports = limit("token bucket 1/min burst 2", name="reports")
@@ -263,7 +280,7 @@ def test_a_template_response_is_settled_when_it_is_rendered():
 
 
 def test_streams_are_settled_when_they_have_gone():
-    """A stream costs its bytes, in both colours."""
+    """A stream costs its bytes, sync and async."""
 
     @limit(**BYTES)
     def view(request):
@@ -314,7 +331,7 @@ def test_views_that_one_decorator_made_do_not_share():
         return HttpResponse()
 
     assert statuses(orders) == statuses(payments) == [200, 429]
-    assert get(payments).headers["RateLimit-Policy"].count(f'"{__name__}.payments') == 2
+    assert get(payments).headers["RateLimit-Policy"].count('"payments') == 2
 
 
 class Shown(View):
@@ -343,3 +360,65 @@ def test_views_of_one_class_with_other_words_do_not_share():
         for where in ("shown", "made"):
             asked = [http.get(f"/{where}/{word}") for word in ("users", "orders", "users")]
             assert [answer.status_code for answer in asked] == [200, 200, 429]
+
+
+def test_a_site_without_a_policy_names_its_proxies(store):
+    """CLIENT_IP in the setting says who the client is; next to a policy it is an error, since the policy says so."""
+    factory = RequestFactory(REMOTE_ADDR="10.0.0.2")
+
+    @limit(ONE)
+    def view(request):
+        return HttpResponse()
+
+    with override_settings(LIMITKEEPER={"STORE": store, "CLIENT_IP": {"trusted_proxies": ["10.0.0.0/8"]}}):
+        clients = ["203.0.113.1", "203.0.113.1", "203.0.113.2"]
+        assert [view(factory.get("/", headers={"X-Forwarded-For": one})).status_code for one in clients] == [200, 429, 200]
+    policy = Policy.of(limits=[{"name": "site", "limit": "5/s"}])
+    with (
+        override_settings(LIMITKEEPER={"POLICY": policy, "CLIENT_IP": {"trusted_proxies": ["10.0.0.0/8"]}}),
+        pytest.raises(ConfigurationError, match="belongs to the policy"),
+    ):
+        site_gates()
+
+
+def test_a_callable_chooses_the_limit_of_a_view():
+    """The callable is given the request; methods that are not named, and exempt requests, are not limited."""
+
+    @limit(
+        lambda request: {"pro": "fixed window 3/min"}.get(request.headers.get("X-Plan"), "fixed window 1/min"),
+        methods=["GET"],
+        exempt_when=lambda request: request.headers.get("X-Probe") == "secret",
+    )
+    def view(request):
+        return HttpResponse()
+
+    assert statuses(view) == [200, 429]
+    assert statuses(view, 3, X_Plan="pro") == [200, 200, 429]
+    assert statuses(view, X_Probe="secret") == [200, 200]
+    assert view(RequestFactory().post("/")).status_code == 200
+
+
+def test_a_callable_chooses_beside_the_identities_of_a_policy(store):
+    """A limit from a callable may count by an identity that only the site's policy knows."""
+    policy = Policy.of(identify={"user": {"header": "X-User"}}, limits=[{"name": "all", "limit": "100/s"}])
+
+    @limit(lambda request: ONE, key="user | ip")
+    def view(request):
+        return HttpResponse()
+
+    with override_settings(LIMITKEEPER={"STORE": store, "POLICY": policy}):
+        assert statuses(view, X_User="ann") == statuses(view, X_User="ben") == [200, 429]
+
+
+def test_a_disabled_site_limits_nothing(store):
+    """With ENABLED = False neither the policy nor a view's own limit refuses."""
+    policy = Policy.of(limits=[{"name": "all", "limit": ONE}])
+
+    @limit(ONE)
+    def view(request):
+        return HttpResponse()
+
+    with override_settings(LIMITKEEPER={"STORE": store, "POLICY": policy, "ENABLED": False}):
+        assert statuses(view, 5) == [200] * 5
+        assert site_gates().gate.policy.rules == ()
+    assert len(store) == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sqlite3
 from io import BytesIO
 
@@ -94,7 +95,7 @@ def test_a_refusal_is_dressed_like_any_answer(app, gate):
 
 
 def test_the_decision_is_at_hand(app, gate):
-    """`g.limitkeeper` is the passage, in before_request functions and views; None where the view is exempt."""
+    """`g.limitkeeper` is the evaluation, in before_request functions and views; None where the view is exempt."""
     limits = RateLimit(app, policy=gate(ONE.replace("burst 1", "burst 9")))
     seen = []
     app.before_request(lambda: seen.append(g.limitkeeper))
@@ -112,7 +113,7 @@ def test_the_decision_is_at_hand(app, gate):
     assert client.get("/left").text == "8"
     assert client.get("/left").text == "7"
     assert client.get("/free").text == "None"
-    assert [passage is None for passage in seen] == [False, False, True]
+    assert [evaluation is None for evaluation in seen] == [False, False, True]
 
 
 def test_late_identities_may_use_the_session(app, gate):
@@ -152,7 +153,7 @@ def test_late_refusals_leave_later_functions_alone(app, gate):
 
 
 def test_an_error_handler_may_answer(app, gate):
-    """`errorhandler(429)` answers in its own words and is given the passage; the fields are on its answer all the same."""
+    """`errorhandler(429)` answers in its own words and is given the evaluation; the fields are on its answer all the same."""
     RateLimit(app, policy=gate())
 
     @app.errorhandler(429)
@@ -288,7 +289,7 @@ def test_a_views_answer_carries_the_fields(app, limits):
     client = app.test_client()
     answer = client.get("/a")
     assert answer.headers["X-RateLimit-Remaining"] == "9"
-    assert answer.headers["RateLimit-Policy"].endswith('a";q=10;w=2')
+    assert re.fullmatch(r'"a-[0-9a-f]{8}";q=10;w=2', answer.headers["RateLimit-Policy"])
     for _ in range(9):
         client.get("/a")
     refused = client.get("/a")
@@ -507,7 +508,7 @@ def shop(app, store):
 def tally_of(app, name):
     """What the limit of a view counted."""
     gates = app.extensions["limitkeeper"]._gates
-    return next(gate.snapshot().rules[0] for (_, own), gate in gates.items() if own.endswith(name))
+    return next(gate.snapshot().rules[0] for (_, own), gate in gates.items() if own.startswith(f"{name}-"))
 
 
 def spent(app, path):

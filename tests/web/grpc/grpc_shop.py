@@ -22,12 +22,12 @@ SERVICE = "shop.Shop"
 
 
 class Shop:
-    """What the service saw: messages that were deserialised, calls that reached a handler, and their passages."""
+    """What the service saw: messages that were deserialised, calls that reached a handler, and their evaluations."""
 
     def __init__(self) -> None:
         self.read: list[bytes] = []
         self.calls: list[str] = []
-        self.passages: list[Any] = []
+        self.evaluations: list[Any] = []
 
     def deserialise(self, raw: bytes) -> str:
         self.read.append(raw)
@@ -40,7 +40,7 @@ class Shop:
 
     def note(self, name: str) -> None:
         self.calls.append(name)
-        self.passages.append(current())
+        self.evaluations.append(current())
 
     def handlers(self, behaviours: dict[str, Any]) -> Any:
         made = {}
@@ -77,7 +77,7 @@ def threads(shop: Shop) -> dict[str, Any]:
     def list_(request: str, context: Any) -> Iterator[str]:
         shop.note("List")
         for i in range(int(request)):
-            shop.passages.append(current())
+            shop.evaluations.append(current())
             yield f"item {i}"
 
     def upload(requests: Iterator[str], context: Any) -> str:
@@ -111,7 +111,7 @@ def tasks(shop: Shop) -> dict[str, Any]:
     async def list_(request: str, context: Any) -> Any:
         shop.note("List")
         for i in range(int(request)):
-            shop.passages.append(current())
+            shop.evaluations.append(current())
             yield f"item {i}"
 
     async def upload(requests: Any, context: Any) -> str:
@@ -132,7 +132,7 @@ def writing(shop: Shop) -> dict[str, Any]:
     async def list_(request: str, context: Any) -> None:
         shop.note("List")
         for i in range(int(request)):
-            shop.passages.append(current())
+            shop.evaluations.append(current())
             await context.write(f"item {i}")
 
     async def upload(requests: Any, context: Any) -> str:

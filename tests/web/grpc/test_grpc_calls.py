@@ -12,7 +12,18 @@ from grpc_shop import Client, Shop, details, gate, refusal, rule, serving, trail
 
 from limitkeeper import FixedWindow, TokenBucket
 from limitkeeper.policy.identity.identify import Header
-from limitkeeper.policy.model import CLOSED, DEGRADE, Answer, Charge, Cost, Headers, OnFailure, OnRefusal, PenaltyBoxConfig
+from limitkeeper.policy.model import (
+    CLOSED,
+    DEGRADE,
+    Answer,
+    Charge,
+    Cost,
+    Headers,
+    OnFailure,
+    OnRefusal,
+    PenaltyBoxConfig,
+    RetryAfter,
+)
 from limitkeeper.testing import ManualClock
 from stand_ins import WrappedStore
 
@@ -39,11 +50,11 @@ def test_calls_pass_and_are_told_what_is_left(serve, clock):
     _, client = serve(gate(rule(TokenBucket("5/s burst 10")), clock=clock))
     response, call = client.method("Pay").with_call("7", timeout=60)
     assert response == "paid 7"
-    told = dict(call.initial_metadata())
-    assert told["ratelimit-policy"] == '"api";q=10;w=2'
-    assert told["ratelimit"] == '"api";r=9;t=2'
-    assert (told["x-ratelimit-limit"], told["x-ratelimit-remaining"]) == ("10", "9")
-    assert "retry-after" not in told
+    received = dict(call.initial_metadata())
+    assert received["ratelimit-policy"] == '"api";q=10;w=2'
+    assert received["ratelimit"] == '"api";r=9;t=2'
+    assert (received["x-ratelimit-limit"], received["x-ratelimit-remaining"]) == ("10", "9")
+    assert "retry-after" not in received
     assert client.list(3) == ["item 0", "item 1", "item 2"]
     assert client.upload("a", "b") == "a+b"
     assert client.chat("a", "b") == ["you said a", "you said b"]
@@ -61,10 +72,10 @@ def test_a_refused_call_is_told_exactly_when_to_come_back(serve, clock):
     assert (found["ErrorInfo"].reason, found["ErrorInfo"].domain) == ("RATE_LIMITED", "limitkeeper")
     assert dict(found["ErrorInfo"].metadata) == {"rule": "payments", "limit": "1", "remaining": "0"}
     assert [violation.subject for violation in found["QuotaFailure"].violations] == ["payments"]
-    told = trailing(error)
-    assert (told["retry-after"], told["grpc-retry-pushback-ms"]) == ("1", "334")
-    assert (told["ratelimit"], told["ratelimit-policy"]) == ('"payments";r=0;t=1', '"payments";q=1;w=1')
-    assert "cache-control" not in told
+    received = trailing(error)
+    assert (received["retry-after"], received["grpc-retry-pushback-ms"]) == ("1", "334")
+    assert (received["ratelimit"], received["ratelimit-policy"]) == ('"payments";r=0;t=1', '"payments";q=1;w=1')
+    assert "cache-control" not in received
     assert (shop.read, shop.calls) == ([b"1"], ["Pay"])
     clock.advance(0.333_334)
     assert client.pay() == "paid 1"
@@ -117,7 +128,7 @@ def test_the_peer_is_the_client(serve, clock):
     """Callers are told apart by the address of their connection."""
     shop, client = serve(gate(rule(FixedWindow("5/h"), key=(("ip",),)), clock=clock))
     client.pay()
-    assert shop.passages[0].keys == ["127.0.0.1"]
+    assert shop.evaluations[0].keys == ["127.0.0.1"]
 
 
 def test_messages_of_a_stream_are_limited_where_a_rule_names_them(serve, clock):
@@ -160,14 +171,14 @@ def test_a_degrade_handler_answers_instead(serve, clock, request):
 
 
 def test_current_is_the_passage_of_the_call(serve, clock):
-    """In a handler, and in every step of a stream, `current()` is its passage."""
+    """In a handler, and in every step of a stream, `current()` is its evaluation."""
     shop, client = serve(gate(rule(FixedWindow("5/h")), clock=clock))
     client.pay()
     client.list(2)
-    first, *rest = shop.passages
+    first, *rest = shop.evaluations
     assert first.decision.remaining == 4
     assert len(rest) == 3
-    assert {id(passage) for passage in rest} == {id(rest[0])}
+    assert {id(evaluation) for evaluation in rest} == {id(rest[0])}
     assert rest[0].decision.remaining == 3
 
 
@@ -242,6 +253,21 @@ def test_a_store_that_fails_closed_is_unavailable(serve, store):
     assert details(error)["ErrorInfo"].reason == "STORE_UNAVAILABLE"
 
 
+def test_spread_retries_reach_the_client(serve, clock):
+    """RetryInfo and the pushback carry the spread moment, which is never earlier than the exact one."""
+    guarded = gate(rule(FixedWindow("1/min"), retry_after=RetryAfter(3600_000_000)), clock=clock)
+    _, client = serve(guarded)
+    client.pay()
+    error = refusal(client.pay)
+    delay_us = details(error)["RetryInfo"].retry_delay.ToMicroseconds()
+    assert 60_000_000 <= delay_us < 3660_000_000
+    assert delay_us > 60_000_000  # one in 3.6 billion would be exact
+    sent = trailing(error)
+    assert sent["grpc-retry-pushback-ms"] == str(-(-delay_us // 1000))
+    assert int(sent["retry-after"]) == delay_us // 1_000_000
+    assert error.details() == f"Too many requests. Retry after {delay_us // 1_000_000}s."
+
+
 def test_who_is_shut_out_is_told_so(serve, clock):
     """A client that is refused too often is refused without a question to the store, until its time is over."""
     shut = PenaltyBoxConfig(FixedWindow("2/min"), 60_000_000)
@@ -252,7 +278,7 @@ def test_who_is_shut_out_is_told_so(serve, clock):
         assert details(refusal(client.pay))["ErrorInfo"].reason == "RATE_LIMITED"
     error = refusal(client.pay)
     assert (error.code(), details(error)["ErrorInfo"].reason) == (Code.RESOURCE_EXHAUSTED, "PENALTY_BOX")
-    assert details(error)["RetryInfo"].retry_delay.seconds == 60
+    assert details(error)["RetryInfo"].retry_delay.seconds == 3600
 
 
 def test_what_cannot_be_read_ends_as_without_a_guard(serve, clock):

@@ -15,8 +15,7 @@ from limitkeeper.policy.gate import Gate
 from limitkeeper.policy.identity.identify import Certificate
 from limitkeeper.policy.model import Policy
 from limitkeeper.web.grpc import AsyncRateLimitInterceptor, GrpcRequestContext, RateLimitInterceptor, current
-from limitkeeper.web.grpc.call import AsyncHandlerContext, HandlerContext
-from limitkeeper.web.grpc.request_context import parse_peer
+from limitkeeper.web.grpc.call import AsyncHandlerContext, HandlerContext, parse_peer
 
 
 @pytest.mark.parametrize(
@@ -98,7 +97,7 @@ def test_services_are_known_by_their_certificates(kind, certificates, clock):
         grpc.secure_channel(place, client) as channel,
     ):
         assert Client(channel).pay() == "paid 1"
-        assert shop.passages[0].keys == ["spiffe://shop/billing", "CN=billing"]
+        assert shop.evaluations[0].keys == ["spiffe://shop/billing", "CN=billing"]
         assert refusal(Client(channel).pay).code() is grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
@@ -109,7 +108,7 @@ def test_a_unix_socket_has_no_address(kind, tmp_path, clock):
     rules = [rule(FixedWindow("1/h"), key=(("ip",),)), rule(FixedWindow("5/h"), "all")]
     with serving(kind, shop, gate(*rules, clock=clock), f"unix:{tmp_path}/s") as place, grpc.insecure_channel(place) as channel:
         assert Client(channel).pay() == "paid 1"
-        assert [entry.label for entry in shop.passages[0].entries][-1] == "all"
+        assert [entry.label for entry in shop.evaluations[0].entries][-1] == "all"
 
 
 def test_interceptors_take_a_policy_or_a_gate(tmp_path):
@@ -147,6 +146,6 @@ def test_without_grpc_the_extra_is_named(python, absent):
 
 
 def test_a_handler_gets_a_context():
-    """Libraries that ask whether they were given a servicer context are told so, in both colours."""
+    """Libraries that ask whether they were given a servicer context are told so, sync and async."""
     assert issubclass(HandlerContext, grpc.ServicerContext)
     assert issubclass(AsyncHandlerContext, grpc.aio.ServicerContext)

@@ -16,7 +16,7 @@ from limitkeeper.policy.model import WAIT, OnRefusal
 
 KINDS = ("threads", "tasks", "mixed")
 Code = grpc.StatusCode
-PATIENT = OnRefusal(WAIT, 10_000_000, queue=2)
+PATIENT = OnRefusal(WAIT, 10_000_000, queue=2, per_client=2)
 
 
 @pytest.fixture(params=KINDS)
@@ -34,7 +34,7 @@ def serve(request: pytest.FixtureRequest) -> Iterator[Callable[..., tuple[Shop, 
 @pytest.mark.parametrize("limit", [TokenBucket("1/s burst 1"), SlidingWindowCounter("1/s")], ids=["reserving", "asking again"])
 def test_a_call_waits_its_turn(serve, held, eventually, limit):
     """Where a rule waits, a call is held back until it may pass, and then served."""
-    guarded = gate(rule(limit, on_refusal=PATIENT), clock=held)
+    guarded = gate(rule(limit, on_refusal=PATIENT), clock=held, waiting_threads=2)
     shop, client = serve(guarded)
     client.pay("1")
     waiting = client.method("Pay").future("2")  # without a deadline
@@ -48,7 +48,7 @@ def test_a_call_waits_its_turn(serve, held, eventually, limit):
 @pytest.mark.parametrize("serve", ["threads", "tasks"], indirect=True)  # grpc.aio does not tell threads that a client has gone
 def test_a_client_that_goes_away_gives_its_place_back(serve, held, eventually):
     """Cancelled while it waits: nobody waits any more, nothing stays charged, and the next takes its turn."""
-    guarded = gate(rule(TokenBucket("1/s burst 1"), on_refusal=PATIENT), clock=held)
+    guarded = gate(rule(TokenBucket("1/s burst 1"), on_refusal=PATIENT), clock=held, waiting_threads=2)
     shop, client = serve(guarded)
     client.pay("1")
     first = client.method("Pay").future("2", timeout=60)
@@ -66,7 +66,7 @@ def test_a_client_that_goes_away_gives_its_place_back(serve, held, eventually):
 
 def test_a_deadline_ends_the_waiting(serve, held, eventually):
     """A call whose deadline passes while it waits ends with DEADLINE_EXCEEDED, and its place is free again."""
-    guarded = gate(rule(TokenBucket("1/s burst 1"), on_refusal=PATIENT), clock=held)
+    guarded = gate(rule(TokenBucket("1/s burst 1"), on_refusal=PATIENT), clock=held, waiting_threads=2)
     shop, client = serve(guarded)
     client.pay("1")
     late = client.method("Pay").future("2", timeout=0.5)
@@ -80,7 +80,7 @@ def test_a_deadline_ends_the_waiting(serve, held, eventually):
 
 def test_a_full_queue_is_unavailable(serve, held, eventually):
     """Whoever finds the queue full is refused at once: the service is busy, with a delay and no talk of quotas."""
-    guarded = gate(rule(TokenBucket("1/s burst 1"), on_refusal=PATIENT), clock=held)
+    guarded = gate(rule(TokenBucket("1/s burst 1"), on_refusal=PATIENT), clock=held, waiting_threads=2)
     _, client = serve(guarded)
     client.pay("1")
     waiting = []

@@ -1,4 +1,4 @@
-"""The words in which a case is told: ask, advance, and what happens to the store meanwhile. No framework is known here."""
+"""The steps of a case: ask, advance, and what happens to the store meanwhile. No framework is known here."""
 
 from __future__ import annotations
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from people import pair, signed, token
-from steps import Advance, ask, case, refused
+from case_steps import Advance, ask, case, refused
+from signed_tokens import pair, signed, token
 
 SAMPLE = f"""
 identify:

@@ -10,7 +10,7 @@ A framework's test file writes an `App`, and parametrizes over the table:
 
 Every app has the same handlers, each of which appends "METHOD /path" to `calls` when it runs:
 
-    any path     200, JSON {"path": …, "remaining": passage.decision.remaining or null}
+    any path     200, JSON {"path": …, "remaining": evaluation.decision.remaining or null}
     /status/{n}  that status           /raise    raises ValueError (the client sees 500)
     /stream      "one", "two", "three" in three chunks
     /big?n=…     n bytes               /body     JSON {"length": how many bytes of the request's body were read}
@@ -29,7 +29,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from steps import Advance, Ask, Begin, Case, Fail, Join, Settled, Step, WaitThenPass
+from case_steps import Advance, Ask, Begin, Case, Fail, Join, Settled, Step, WaitThenPass
 
 from limitkeeper import MemoryStore
 from limitkeeper.policy import Policy
@@ -162,13 +162,13 @@ def check(ask: Ask, response: Response, where: str, passed: float = 0.0) -> None
         f"{where}: {response.status}, not {ask.status}: {response.headers} {response.body[:300]!r}"
     )
     for name, value in ask.fields.items():
-        told = response.field(name)
-        if passed and name == "Retry-After" and value is not None and told is not None and told.isdigit():
-            assert int(value) - math.ceil(passed) <= int(told) <= int(value), (
-                f"{where}: {told}, not {value}, after {passed:.1f} s"
+        received = response.field(name)
+        if passed and name == "Retry-After" and value is not None and received is not None and received.isdigit():
+            assert int(value) - math.ceil(passed) <= int(received) <= int(value), (
+                f"{where}: {received}, not {value}, after {passed:.1f} s"
             )
         else:
-            assert told == value, f"{where}: {name} is {told!r}, not {value!r}"
+            assert received == value, f"{where}: {name} is {received!r}, not {value!r}"
     if ask.body is not None:
         assert response.body == ask.body.encode(), f"{where}: {response.body!r}"
     if ask.json:

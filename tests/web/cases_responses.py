@@ -1,8 +1,8 @@
-"""What the client is told: statuses, header fields, bodies, and what is never told."""
+"""Responses: statuses, header fields, bodies, and what they never show."""
 
 from __future__ import annotations
 
-from steps import Advance, WaitThenPass, ask, case, refused
+from case_steps import Advance, WaitThenPass, ask, case, refused
 
 USER = "identify: {user: {header: X-User}}\n"
 CHECKOUT = (

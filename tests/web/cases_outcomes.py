@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from steps import Advance, Begin, Fail, Join, Settled, ask, case, refused
+from case_steps import Advance, Begin, Fail, Join, Settled, ask, case, refused
 
 USER = "identify: {user: {header: X-User}}\n"
 
-WAYS = (
+OUTCOMES = (
     case(
         "wait",
         "a rule may let requests wait a little for their turn instead of refusing them",
@@ -26,7 +26,8 @@ WAYS = (
     case(
         "queue-full",
         "when the bounded queue is full, the next one is told 503, and those in it pass in their turn",
-        "limits: [{name: api, limit: token bucket 1/s burst 1, on_refusal: wait up to 10s queue 2}]",
+        "waiting_threads: 2\n"
+        "limits: [{name: api, limit: token bucket 1/s burst 1, on_refusal: wait up to 10s queue 2 per client 2}]",
         ask("GET /a"),
         Begin(ask("GET /first"), "api"),
         Begin(ask("GET /second"), "api"),
@@ -66,11 +67,12 @@ WAYS = (
     ),
     case(
         "cost-by-header",
-        "a request may say what it costs; nonsense costs the default, and never more than the most",
+        "a request may say what it costs; what can't be read costs the most, as does what is above it",
         "limits: [{name: api, key: ip, limit: fixed window 20/min, cost: {header: X-Cost, default: 1, max: 10}}]",
         ask("GET /a", headers={"X-Cost": "5"}, json={"remaining": 15}),
-        ask("GET /a", headers={"X-Cost": "many"}, json={"remaining": 14}),
-        ask("GET /a", headers={"X-Cost": "999999"}, json={"remaining": 4}),
+        ask("GET /a", json={"remaining": 14}),
+        ask("GET /a", headers={"X-Cost": "+1"}, json={"remaining": 4}),
+        refused("GET /a", headers={"X-Cost": "999999"}, fields={"X-RateLimit-Remaining": "4"}),
         ask("GET /a", json={"remaining": 3}),
         refused("GET /a", headers={"X-Cost": "4"}, fields={"X-RateLimit-Remaining": "3"}),
         ask("GET /a", headers={"X-Cost": "3"}, json={"remaining": 0}),
@@ -86,12 +88,16 @@ WAYS = (
     ),
     case(
         "cost-by-response",
-        "a response costs what it weighs, settled when it has gone",
+        "a response costs what it weighs, settled before it goes; one that can't be paid for is refused, and its estimate stays",
         "limits: [{name: bytes, key: ip, limit: fixed window 10/min, cost: {response: 1kB, estimate: 1}}]",
         ask("GET /big?n=4500", json={}),
         ask("GET /big?n=10", fields={"X-RateLimit-Remaining": "4"}),
-        ask("GET /big?n=20000", fields={"X-RateLimit-Remaining": "3"}),
+        ask("GET /big?n=20000", status=429, ran=True, fields={"X-RateLimit-Remaining": "3", "Retry-After": None}),
+        ask("GET /big?n=9000", status=429, ran=True, fields={"X-RateLimit-Remaining": "2"}),
+        ask("GET /big?n=2000", fields={"X-RateLimit-Remaining": "1"}),
         refused("GET /big?n=10"),
+        Advance(60),
+        ask("GET /big?n=9000", fields={"X-RateLimit-Remaining": "9"}),
     ),
     case(
         "cost-of-head",

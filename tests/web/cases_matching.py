@@ -1,8 +1,8 @@
-"""Which requests a rule means: methods, paths and the tricks one can play with them, hosts, exemptions."""
+"""Which requests a rule applies to: methods, paths and the tricks one can play with them, hosts, exemptions."""
 
 from __future__ import annotations
 
-from steps import ask, case, refused
+from case_steps import ask, case, refused
 
 CHECKOUT = "limits: [{name: checkout, match: POST /checkout, key: ip, limit: token bucket 1/h burst 1}]"
 

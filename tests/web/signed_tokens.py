@@ -27,7 +27,7 @@ def unsigned(**claims: str) -> dict[str, str]:
 def pair() -> tuple[rsa.RSAPrivateKey, Path]:
     """A private key, and the file of its public half."""
     private = rsa.generate_private_key(public_exponent=65537, key_size=2048)
-    file = Path(tempfile.mkdtemp(prefix="limitkeeper-people-")) / "jwt.pub"
+    file = Path(tempfile.mkdtemp(prefix="limitkeeper-tokens-")) / "jwt.pub"
     form = serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
     file.write_bytes(private.public_key().public_bytes(*form))
     return private, file

@@ -7,6 +7,7 @@ from typing import ClassVar
 import pytest
 from flask import Blueprint, Flask, g, request
 from flask.views import MethodView
+from werkzeug.routing import BaseConverter
 
 from limitkeeper import MemoryStore
 from limitkeeper.policy import Policy
@@ -111,3 +112,28 @@ def test_views_that_one_function_made_do_not_share(app, limits):
     for where in ("", "/report"):
         assert [http.get(f"{where}/{word}").status_code for word in ("users", "orders", "users")] == [200, 200, 429]
     assert [http.get(f"/shared/{word}").status_code for word in ("users", "orders")] == [200, 429]
+
+
+def test_a_key_from_the_path_is_the_value_that_flask_has_converted(app, gate):
+    """Whatever a converter takes for one value is one key: in a view's limit, and in a policy that is evaluated within Flask."""
+
+    class Word(BaseConverter):
+        def to_python(self, value: str) -> int:
+            return {"seven": 7}.get(value) or int(value)
+
+    app.url_map.converters["word"] = Word
+    identify = "identify: {order: {path: order}}\n"
+    site = identify + "limits: [{name: order, match: '/policy/{order}', key: order, limit: fixed window 1/min}]"
+    limits = RateLimit(app, policy=gate(site), early=False)
+    limited = limits.limit("fixed window 1/min", key="order", match="/view/{order}")(lambda order: str(order))
+    app.add_url_rule("/view/<word:order>", "view", limited)
+    app.add_url_rule("/policy/<word:order>", "policy", lambda order: str(order))
+    http = app.test_client()
+    for route in ("view", "policy"):
+        assert [http.get(f"/{route}/{value}").status_code for value in ("seven", "7", "07", "+7", "8")] == [
+            200,
+            429,
+            429,
+            429,
+            200,
+        ]

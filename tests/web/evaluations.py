@@ -1,4 +1,4 @@
-"""Passages made by hand of real decisions: limits in a store on a clock that moves when told to."""
+"""Evaluations made by hand of real decisions: limits in a store on a manual clock."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from limitkeeper.testing import ManualClock
 from stand_ins import NOON
 
 
-class Desk:
+class RequestSequence:
     """One request after the other for one key, under limits that are charged together."""
 
     def __init__(
@@ -33,24 +33,25 @@ class Desk:
         self.store = MemoryStore(clock=self.clock)
         self.policy = Policy(headers=headers or Headers(), problem=problem)
         self.gate = SimpleNamespace(secret=b"sixteen bytes...")
-        self.compiled = SimpleNamespace(policy=self.policy, handler=lambda rule: rule.on_refusal.handler)
+        self.compiled = SimpleNamespace(policy=self.policy, handlers={})
         self.entries = []
         for i, limit in enumerate(limits):
             label = labels[i] if labels else f"limit{i}" if i else "checkout"
             rule = Rule(label, (limit,), answer=answer or Answer(), on_refusal=on_refusal or OnRefusal())
+            self.compiled.handlers[label] = rule.on_refusal.handler
             self.entries.append(Entry(rule, NamedLimit("shop", label, limit), label))
 
     def ask(self, cost: int = 1, key: str = "ann", costs: Any = None) -> Evaluation:
         charged = costs or [cost] * len(self.entries)
         claims = [Claim(entry.named, key, units) for entry, units in zip(self.entries, charged, strict=True)]
-        passage = Evaluation(self.gate, self.compiled)
-        passage.origin = True  # a page asks: every field that there may be is told
-        passage.decision = self.store.decide(claims)
-        passage.entries, passage.keys = list(self.entries), [key] * len(claims)
-        passage.allowed = passage.decision.allowed
-        if not passage.allowed:
-            passage.refusal = refusal_of(passage.entries, passage.decision, QUOTA)
-        return passage
+        evaluation = Evaluation(self.gate, self.compiled)
+        evaluation.origin = True  # a page asks: every field that there may be is told
+        evaluation.decision = self.store.decide(claims)
+        evaluation.entries, evaluation.keys = list(self.entries), [key] * len(claims)
+        evaluation.allowed = evaluation.decision.allowed
+        if not evaluation.allowed:
+            evaluation.refusal = refusal_of(evaluation.entries, evaluation.decision, QUOTA, evaluation.decision.retry_us)
+        return evaluation
 
     def after(self, number: int) -> Evaluation:
         """The last of so many requests at once."""
@@ -60,11 +61,11 @@ class Desk:
 
     def bare(self, refusal: Refusal) -> Evaluation:
         """A refusal without a decision: who is shut out, or a store that failed."""
-        passage = Evaluation(self.gate, self.compiled)
-        passage.origin = True  # a page asks: every field that there may be is told
-        passage.allowed = False
-        passage.refusal = refusal
-        return passage
+        evaluation = Evaluation(self.gate, self.compiled)
+        evaluation.origin = True  # a page asks: every field that there may be is told
+        evaluation.allowed = False
+        evaluation.refusal = refusal
+        return evaluation
 
 
 def lines(found: list[tuple[bytes, bytes]]) -> dict[str, str]:

@@ -1,0 +1,71 @@
+"""Mount points that a client can choose: the path with it and the path that the application routes are both limited."""
+
+from __future__ import annotations
+
+import pytest
+
+from limitkeeper import MemoryStore
+from limitkeeper.policy import Gate, Policy
+from limitkeeper.testing import ManualClock
+from limitkeeper.web.asgi import AsgiRequestContext
+from limitkeeper.web.wsgi import WsgiRequestContext
+
+
+@pytest.fixture
+def gate():
+    names = {"checkout": "/checkout", "mounted": "/zz/checkout", "tenant": "/t/{tenant}"}
+    limits = [{"name": name, "match": path, "limit": "9999/s"} for name, path in names.items()]
+    exempt = [{"path": "/zz/healthz"}, {"path": ["/zz/livez", "/livez"]}]
+    policy = Policy.of(limits=[*limits, {"name": "any", "limit": "9999/s"}], exempt=exempt)
+    with Gate(policy, store=MemoryStore(clock=ManualClock())) as gate:
+        yield gate
+
+
+def environ(path, mount, **headers):
+    return {
+        "REQUEST_METHOD": "GET",
+        "PATH_INFO": path,
+        "SCRIPT_NAME": mount,
+        "QUERY_STRING": "",
+        "REMOTE_ADDR": "192.0.2.1",
+        **headers,
+    }
+
+
+def labels(gate, context):
+    return {entry.label for entry in gate.ask(context).entries}
+
+
+SENT = [{"HTTP_SCRIPT_NAME": "/zz"}, {"HTTP_X_FORWARDED_PREFIX": "/zz"}, {"HTTP_X_SCRIPT_NAME": "/zz"}]
+
+
+@pytest.mark.parametrize("headers", SENT)
+def test_a_mount_point_from_a_header_hides_no_path(gate, headers):
+    """The application routes PATH_INFO, whatever a header has put before it: rules for both paths apply, also when cached."""
+    for _ in range(2):
+        assert labels(gate, WsgiRequestContext(environ("/checkout", "/zz", **headers))) == {"checkout", "mounted", "any"}
+        assert labels(gate, WsgiRequestContext(environ("/checkout", "/t", **headers))) == {"checkout", "tenant", "any"}
+        assert labels(gate, WsgiRequestContext(environ("checkout", "/a/../", **headers))) >= {"checkout", "any"}
+
+
+@pytest.mark.parametrize("headers", SENT)
+def test_a_mount_point_from_a_header_exempts_only_what_is_exempt_without_it(gate, headers):
+    """An exemption holds for both paths, or not at all."""
+    assert labels(gate, WsgiRequestContext(environ("/healthz", "/zz", **headers))) == {"any"}
+    assert labels(gate, WsgiRequestContext(environ("/livez", "/zz", **headers))) == set()
+    assert labels(gate, WsgiRequestContext(environ("/x", "/zz/healthz", **headers))) == {"any"}
+
+
+def test_a_configured_mount_point_is_part_of_the_path(gate):
+    """Without such a header the mount point is the deployment's own, and rules match the whole path."""
+    assert labels(gate, WsgiRequestContext(environ("/checkout", "/zz"))) == {"mounted", "any"}
+    assert labels(gate, WsgiRequestContext(environ("/healthz", "/zz"))) == set()
+    assert labels(gate, WsgiRequestContext(environ("/checkout", "", HTTP_SCRIPT_NAME="/zz"))) == {"checkout", "any"}
+
+
+def test_a_prefix_without_a_slash_hides_no_path(gate):
+    """Quart removes its root path from /zzcheckout as well, and routes checkout."""
+    scope = {"type": "http", "method": "GET", "root_path": "/zz", "query_string": b"", "headers": [], "client": None}
+    assert labels(gate, AsgiRequestContext({**scope, "path": "/zzcheckout"})) == {"checkout", "any"}
+    assert labels(gate, AsgiRequestContext({**scope, "path": "/zz/checkout"})) == {"mounted", "any"}
+    assert labels(gate, AsgiRequestContext({**scope, "path": "/checkout"})) == {"mounted", "any"}
