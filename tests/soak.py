@@ -24,8 +24,8 @@ from pathlib import Path
 
 from fault_lab.faults import FAULTS, MORE_FAULTS, Fault, Laboratory
 from fault_lab.modes import MODES
+from fault_lab.round_result import Record, as_data, judged, markdown, plain, table
 from fault_lab.traffic import Tally
-from fault_lab.verdict import Record, as_data, judged, markdown, plain, table
 from fault_lab.workers import Worker
 from servers.faketime import Skew, faketime_library
 

@@ -80,8 +80,8 @@ class WrappedStore(Store):
     def decide_many(self, asks: Any, max_wait_us: int | None = 0) -> list[Decision]:
         return self._noted("decide_many").decide_many(asks, max_wait_us)
 
-    def give_back(self, claims: Any, charged_at: int = -1, source: str = "store") -> None:
-        self._noted("give_back").give_back(claims, charged_at)
+    def give_back(self, claims: Any, charged_at: int = -1, source: str = "store") -> bool:
+        return self._noted("give_back").give_back(claims, charged_at)
 
     def reset(self, claims: Any) -> None:
         self._noted("reset").reset(claims)
@@ -132,3 +132,24 @@ def driven(awaitable: Awaitable[Any]) -> Any:
 
     answer = asyncio.run(main())
     return Driven(answer) if isinstance(answer, limitkeeper.reservation.AsyncReservation) else answer
+
+
+class Loop:
+    """A loop in a thread of its own, so that an async limiter keeps its connection from call to call."""
+
+    def __init__(self) -> None:
+        self.loop = asyncio.new_event_loop()
+        self.thread = threading.Thread(target=self.loop.run_forever)
+        self.thread.start()
+
+    def call(self, coroutine: Any) -> Any:
+        return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result(90)
+
+    def __enter__(self) -> Loop:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.call(self.loop.shutdown_asyncgens())
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self.thread.join()
+        self.loop.close()
