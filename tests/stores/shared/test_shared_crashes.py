@@ -59,6 +59,14 @@ def writer(store: SharedStore, tally: Tally, place: int, seed: int) -> None:
             tally.words[2 * place + 1] = pairs
 
 
+def until_it_counts(tally: Tally, place: int) -> None:
+    """Waits for the first hit of a writer: on a busy machine a forked process may need longer than its time to live."""
+    end = time.monotonic() + 60
+    while not tally.words[2 * place]:
+        assert time.monotonic() < end, "a writer made no hit within a minute"
+        time.sleep(0.0002)
+
+
 def fork(work) -> int:
     pid = os.fork()
     if pid == 0:
@@ -76,20 +84,23 @@ def test_killed_writers_leave_an_exact_count(path, kills):
     store = SharedStore(path, max_keys=400, log_entries=4096, timeout=60)
     tally = Tally(kills + 2)
     draw = random.Random(20260110)
-    alive: list[int] = []
+    alive: list[tuple[int, int]] = []
     begun = 0
     try:
         while begun < kills:
             while len(alive) < 2:
-                place = begun
-                alive.append(fork(lambda place=place: writer(store, tally, place, place)))
+                alive.append((fork(lambda place=begun: writer(store, tally, place, place)), begun))
                 begun += 1
+            chosen = draw.randrange(len(alive))
+            victim, place = alive[chosen]
+            if begun % 4:  # every fourth is killed while it starts, the others in their calls
+                until_it_counts(tally, place)
             time.sleep(draw.random() * 0.004)
-            victim = alive.pop(draw.randrange(len(alive)))
             os.kill(victim, signal.SIGKILL)
             os.waitpid(victim, 0)
+            del alive[chosen]
     finally:
-        for pid in alive:
+        for pid, _ in alive:
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
     one = Limiter(FixedWindow(f"{PLENTY}/400d"), store=store, name="one")
