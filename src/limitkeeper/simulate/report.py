@@ -42,7 +42,7 @@ class Chart:
 def rows_of(result: Result) -> Iterator[tuple[str, str]]:
     """The figures of a run, each with a name that other runs share."""
     time = result.simulated_s or 1.0
-    yield "simulated", duration_text(result.simulated_s) + (", interrupted" if result.interrupted else "")
+    yield result.kind, duration_text(result.simulated_s) + (", interrupted" if result.interrupted else "")
     for name, one in result.classes.items():
         yield f"{name}: requests", f"{one.sent:,}"
         yield f"{name}: attempts per request", f"{one.attempts / max(1, one.sent):.2f}"
