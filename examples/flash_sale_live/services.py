@@ -9,7 +9,8 @@
 
 A service works on a bounded number of requests at a time, and the others wait. A caller that has given up does not stop a
 request. The order service holds its connection while the payment is made, as many shops do. With ENFORCE=1, the gateway asks the
-decision service, and the order service caps its calls and its writes; everything else is the same code.
+decision service, and the order service caps its calls and its writes; everything else is the same code. A process imports only
+what its service needs: importing everything takes seconds on a busy machine.
 """
 
 from __future__ import annotations
@@ -18,23 +19,20 @@ import asyncio
 import os
 import socket
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, nullcontext
 from pathlib import Path
 from random import Random
 from typing import Any, Self
 
-import asyncpg
 from aiohttp import ClientError, ClientSession, ClientTimeout, TCPConnector, web
-from redis.asyncio import Redis
 
-from limitkeeper import BulkheadFull, MemoryStore, RateLimited
-from limitkeeper.concurrency import Bulkhead, Dependencies
-from limitkeeper.policy import Policy
+from limitkeeper import BulkheadFull, RateLimited
 
 POLICY = Path(__file__).with_name("limitkeeper.yaml")
 #: Requests that a service works on at a time; connections of its pool.
 PLACES = {"gateway": 200, "catalog": 20, "order": 20, "pricing": 20, "inventory": 20, "payment": 40}
+CACHING = ("catalog", "pricing")
 CONNECTIONS = {"catalog": 5, "order": 10, "pricing": 5, "inventory": 5}
 #: Layer 3: writes of the order service at a time, and how many more may wait.
 WRITES, WAITING_WRITES = 8, 20
@@ -126,10 +124,18 @@ class Service:
         self.passed = 0  # requests of partners that went past the limits
         self.pool: Any = None
         self.redis: Any = None
-        self.caps = Dependencies.of_policy(Policy.load(POLICY), MemoryStore()) if self.enforce and name == "order" else None
-        self.writes: AbstractAsyncContextManager[Any] = (
-            Bulkhead(WRITES, WAITING_WRITES, "500ms", name="order writes") if self.caps else nullcontext()
-        )
+        self.caps: Mapping[str, Any] = {}
+        self.writes: AbstractAsyncContextManager[Any] = nullcontext()
+        if self.enforce and name == "order":
+            self.protect()
+
+    def protect(self) -> None:
+        """Layers 2 and 3: caps on calls, and a bulkhead in front of the database."""
+        from limitkeeper.concurrency import Bulkhead, Dependencies
+        from limitkeeper.policy import Policy
+
+        self.caps = Dependencies.of_policy(Policy.load(POLICY), "memory://")
+        self.writes = Bulkhead(WRITES, WAITING_WRITES, "500ms", name="order writes")
 
     def upstream(self, name: str, timeout: float = CALL_TIMEOUT, attempts: int = 2) -> Upstream:
         cap = self.caps[name] if self.caps else None
@@ -140,8 +146,13 @@ class Service:
         """Opens the pool and the cache; the process ends with its parent."""
         self.watch = asyncio.create_task(end_with(os.getppid()))
         if self.name in CONNECTIONS:
+            import asyncpg
+
             size = self.connections.size
             self.pool = await asyncpg.create_pool(self.environment["DATABASE_URL"], min_size=size, max_size=size)
+        if self.name in CACHING:
+            from redis.asyncio import Redis
+
             self.redis = Redis.from_url(self.environment["REDIS_URL"])
 
     async def figures(self, request: web.Request) -> web.Response:
