@@ -50,5 +50,6 @@ def draw(axes: Any, name: str, chart: Chart) -> None:
         axes.plot(*zip(*line.points, strict=True), color=LIGHT[line.colour], label=line.name, linewidth=1.5)
     for mark in chart.marks:
         axes.axhline(mark.at, color=LIGHT[mark.colour], linestyle="--", linewidth=1)
-    axes.set_ylim(bottom=0)
-    axes.legend(fontsize=7, frameon=False)
+    highest = max(value for line in chart.lines for _, value in line.points)
+    axes.set_ylim(0, None if highest else 1)
+    axes.legend(fontsize=7, frameon=False, loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=len(chart.lines))
