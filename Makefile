@@ -76,8 +76,9 @@ format: setup
 bench: setup $(VENV)/.extra-bench
 	$(BIN)/python benchmarks/run.py
 
+# The algorithms, then the live flash sale: about two minutes. ARGS=--no-live leaves it out.
 demo: setup
-	$(BIN)/python examples/demo.py
+	@$(BIN)/python examples/demo.py $(ARGS)
 
 docs: setup $(VENV)/.extra-docs docs/pictures/dashboard.png
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
