@@ -231,10 +231,12 @@ def test_every_row_of_the_source_documents_page_names_a_test():
     assert silent == {"in the document", "5, 6, 7: headings without text"}
 
 
-def test_the_figures_of_the_readme_are_those_of_the_last_bench(monkeypatch):
-    """They are written by `make bench`, from RESULTS.md."""
+@pytest.mark.parametrize("path", PAGES, ids=page_name)
+def test_quoted_figures_are_those_of_the_last_bench(path, monkeypatch):
+    """`make bench` and `make docs` write them from RESULTS.md; one at the start of a line would end its paragraph."""
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
-    import readme_figures
+    import quoted_figures
 
-    quoted = (ROOT / "README.md").read_text().partition(readme_figures.BEGIN)[2].partition(readme_figures.END)[0]
-    assert quoted == readme_figures.table((ROOT / "benchmarks" / "RESULTS.md").read_text())
+    text = path.read_text()
+    assert text == quoted_figures.quoted(text, quoted_figures.RESULTS.read_text())
+    assert re.findall(r"^ {0,3}<!-- figure: .*", text, re.M) == []
