@@ -1,7 +1,7 @@
 """Writes figures of RESULTS.md into README.md and docs/. `make bench` and `make docs` run it; a test compares.
 
-A page quotes a table by its name, `<!-- figures: peers -->` … `<!-- end -->`, or one figure by section, row and column (by default
-the first): `<!-- figure: Shared file :: shared hit / memory hit, allow -->2.18 ×<!-- end -->`.
+A page quotes a table by its name, `<!-- figures: peers -->` … `<!-- end -->`, or one figure by section, row and column (the
+first by default): `<!-- figure: Shared file :: shared hit / memory hit, allow -->2.18 ×<!-- end -->`.
 """
 
 from __future__ import annotations
