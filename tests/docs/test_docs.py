@@ -244,7 +244,8 @@ def test_quoted_figures_are_those_of_the_last_bench(path, monkeypatch):
     assert re.findall(r"^ {0,3}<!-- figure: .*", text, re.M) == []
 
 
-REFERENCED = [name for path in (ROOT / "docs" / "api").glob("*.md") for name in re.findall(r"^::: (\S+)$", path.read_text(), re.M)]
+REFERENCE_PAGES = "".join(path.read_text() for path in (ROOT / "docs" / "api").glob("*.md"))
+REFERENCED = re.findall(r"^::: (\S+)$", REFERENCE_PAGES, re.M)
 PACKAGES = ["", ".client", ".client.aiohttp", ".client.httpx", ".client.requests", ".concurrency", ".observe", ".plan", ".policy"]
 PACKAGES += [".registry", ".sharing", ".simulate", ".stores", ".testing", ".web.degrade", ".web.django", ".web.grpc"]
 
@@ -256,3 +257,12 @@ def test_the_api_reference_has_every_public_name(package):
     entries = {(name.rpartition(".")[2], id(pkgutil.resolve_name(name))) for name in names}
     module = import_module(f"limitkeeper{package}")
     assert [name for name in module.__all__ if (name, id(getattr(module, name))) not in entries] == []
+
+
+def test_the_readme_and_the_landing_page_agree():
+    """They begin with the same sentences, and show the same figures and the same first program."""
+    readme, landing = [(ROOT / name).read_text() for name in ("README.md", "docs/index.md")]
+    parts = [readme.partition("# limitkeeper\n\n")[2].partition("\n\n")[0], blocks(readme)[0].code]
+    parts += re.findall(r"<!-- figures: .*?<!-- end -->", readme, re.S)
+    assert len(parts) == 4
+    assert [part for part in parts if part not in landing] == []
