@@ -76,8 +76,7 @@ class Evaluation:
 
     Attributes:
         allowed: whether the request goes on to the handler.
-        decision: that of all limits together; None when nothing limits this request (exempt, no rule applies, in the penalty
-            box, or the store failed open).
+        decision: of all limits together; None when nothing limits it (exempt, no rule, in the penalty box, store failed open).
         entries: the limits that were asked, in the order of `decision.decisions`.
         keys: their keys, in the same order.
         policy: the version of the policy that evaluated this request.
