@@ -61,9 +61,7 @@ def _checked_part(value: float, what: str) -> float:
 
 
 class AIMD:
-    """Additive increase, multiplicative decrease: the limit grows by 1 while at least half of it is in use, and is multiplied by
-    `backoff` after a drop or a call that took longer than `timeout`. It starts at `initial` and stays between `minimum` and
-    `maximum`."""
+    """Additive increase, multiplicative decrease."""
 
     window_us, least_samples = 0, 1
 
