@@ -81,6 +81,7 @@ demo: setup
 	@$(BIN)/python examples/demo.py $(ARGS)
 
 docs: setup $(VENV)/.extra-docs docs/pictures/dashboard.png
+	$(BIN)/python benchmarks/quoted_figures.py
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
 	@echo "docs: open site/index.html"
 

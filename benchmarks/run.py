@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import readme_figures
+import quoted_figures
 from built import built
 from report import Section, whole
 from timing import Effort
@@ -76,8 +76,8 @@ def main() -> int:
     print(f"bench: {missed} goals missed, {time.monotonic() - begun:.0f} s in all")
     if not options.quick and not options.only:
         (HERE / "RESULTS.md").write_text(whole(sections, time.monotonic() - begun))
-        readme_figures.main()
-        print("bench: wrote benchmarks/RESULTS.md, and its figures into README.md")
+        quoted_figures.main()
+        print("bench: wrote benchmarks/RESULTS.md, and its figures into README.md and docs")
     return 0
 
 

@@ -27,13 +27,18 @@ SHOWN = ("allowed", "limit", "remaining", "retry_after", "reset_after", "wait", 
 
 @cython.cclass
 class Decision:
-    """The result of a call to a limiter.
+    """The result of a call to a limiter. It is truthy when the call is allowed.
 
-    `allowed` (also its truth value), `limit` (the largest cost that could ever pass at once), `remaining` (whole units
-    that a hit could take now), `retry_after` (seconds until this same call would be accepted; inf: never),
-    `reset_after` (seconds until the key's state is that of an unseen key), `wait` (seconds from now to its start), `name`
-    (the limit that decided), `source` (what decided: "store", "lease", "local_share", "open" or "closed"; ignored by `==`),
-    `decisions` (one for each limit, where there are several).
+    Attributes:
+        allowed: whether the call is allowed; also the truth value.
+        limit: the largest cost that could ever pass at once.
+        remaining: whole units that a hit could take now.
+        retry_after: seconds until this same call would be accepted; 0.0 when allowed, `inf` when never.
+        reset_after: seconds until the key's state is that of an unseen key.
+        wait: seconds from now to the start of the call.
+        name: the name of the limit that decided.
+        source: what decided: "store", "lease", "local_share", "open" or "closed". `==` ignores it.
+        decisions: one Decision for each limit, where there are several.
     """
 
     __slots__ = FIELDS

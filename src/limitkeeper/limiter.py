@@ -43,7 +43,15 @@ GatesByLoop = weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, FifoGate]
 
 
 class Stats(NamedTuple):
-    """Counters of a limiter: decisions, callers that wait now, and the keys and overflow decisions of its store."""
+    """Counters of a limiter.
+
+    Attributes:
+        allowed: decisions that allowed a call.
+        refused: decisions that refused a call.
+        waiting: callers in this process that wait now.
+        keys: keys in the store, of all its limiters; 0 for a store that can't count them.
+        overflow: decisions on overflow cells, because the store was full of active keys.
+    """
 
     allowed: int
     refused: int
@@ -92,7 +100,7 @@ class WaitingLimiter(LimiterBase):
         return self._queue.waiting(identities, keys) + sum(gate.waiting(gate_key) for gate in gates)
 
     def stats(self) -> Stats:
-        """Counters since this limiter was created."""
+        """The counters since this limiter was created."""
         keys = len(self.store) if isinstance(self.store, Sized) else 0
         return Stats(*self._counts(), self.waiting(), keys, self._overflow)
 
@@ -293,16 +301,29 @@ class WaitingLimiter(LimiterBase):
 
 
 class Limiter(WaitingLimiter):
-    """`Limiter(TokenBucket("5/s burst 10"))`: rate limiting for threads and plain functions."""
+    """Rate limiting for threads and plain functions: `Limiter("5/s burst 10")`.
+
+    Without a key, a call uses the limiter's own cell: one limit for the limiter as a whole. `with limiter:` waits for one unit
+    of it.
+
+    Args:
+        limits: a limit, its text (`"5/s burst 10"`), several as text (`"10/s; 1000/h"`) or as a sequence, or a mapping of names
+            to limits. Several limits are charged together, or not at all.
+        store: a store or its URL. By default the state is in the memory of this process.
+        name: what identifies the state in the store. By default it is the text of the limits: limiters with equal limits on
+            one store share their state.
+    """
 
     __slots__ = ()
 
     def acquire(self, key: Key = NO_KEY, cost: Cost = 1, timeout: Duration | None = None) -> Decision:
-        """Waits until the cost is admitted: one decision, one sleep. Raises `RateLimited` if the wait would exceed `timeout`."""
+        """Waits until the cost is admitted: one decision, one sleep. Raises `RateLimited` at once if the wait would exceed
+        `timeout`; None waits without bound."""
         return self._acquire(key, cost, timeout)
 
     def reserve(self, key: Key = NO_KEY, cost: Cost = 1, max_wait: Duration | None = None) -> Reservation:
-        """Charges an estimate now or at a later start; the result is falsy if the wait would exceed `max_wait`."""
+        """Charges an estimate now or at a later start: `with limiter.reserve(key, cost=500) as r:` waits for the start, and
+        `r.settle(425)` sets the actual cost. The result is falsy if the wait would exceed `max_wait`."""
         claims = self.claims(key, cost)
         try:
             decision, waiter = self._reserve_start(claims, key, cost, self._max_wait_us(max_wait), remember=True)
@@ -335,7 +356,18 @@ class Limiter(WaitingLimiter):
 
 
 class AsyncLimiter(WaitingLimiter):
-    """`AsyncLimiter(TokenBucket("5/s burst 10"))`: rate limiting for asyncio. On a local store only sleeping is awaited."""
+    """Rate limiting for asyncio: `AsyncLimiter("5/s burst 10")`. On a local store only sleeping is awaited.
+
+    Without a key, a call uses the limiter's own cell: one limit for the limiter as a whole. `async with limiter:` waits for one
+    unit of it.
+
+    Args:
+        limits: a limit, its text (`"5/s burst 10"`), several as text (`"10/s; 1000/h"`) or as a sequence, or a mapping of names
+            to limits. Several limits are charged together, or not at all.
+        store: a store or its URL. By default the state is in the memory of this process.
+        name: what identifies the state in the store. By default it is the text of the limits: limiters with equal limits on
+            one store share their state.
+    """
 
     __slots__ = ("_local",)
 
@@ -373,11 +405,14 @@ class AsyncLimiter(WaitingLimiter):
         return found
 
     async def acquire(self, key: Key = NO_KEY, cost: Cost = 1, timeout: Duration | None = None) -> Decision:
-        """Waits until the cost is admitted: one decision, one sleep. Raises `RateLimited` if the wait would exceed `timeout`."""
+        """Waits until the cost is admitted: one decision, one sleep. Raises `RateLimited` at once if the wait would exceed
+        `timeout`; None waits without bound."""
         return await self._aacquire(key, cost, timeout)
 
     def reserve(self, key: Key = NO_KEY, cost: Cost = 1, max_wait: Duration | None = None) -> PendingReservation:
-        """`async with limiter.reserve(…) as r:`, or `r = await limiter.reserve(…)`."""
+        """Charges an estimate now or at a later start: `async with limiter.reserve(key, cost=500) as r:` waits for the start,
+        and `await r.settle(425)` sets the actual cost. `r = await limiter.reserve(…)` is falsy if the wait would exceed
+        `max_wait`."""
 
         async def make() -> AsyncReservation:
             claims = self.claims(key, cost)

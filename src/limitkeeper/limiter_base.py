@@ -42,8 +42,8 @@ Key = str | Mapping[str, str | None]
 Cost = int | Mapping[str, int]
 Integers = list[int]
 
-#: Whether this build runs compiled.
 COMPILED: bool = bool(cython.compiled)
+"""Whether the compiled core is in use."""
 ONE = 1
 off = False
 _times_off = 0
@@ -257,7 +257,10 @@ class LimiterBase:
         return decision
 
     def hit(self, key: Key = NO_KEY, cost: Cost = 1) -> Decision:
-        """Charges `cost` now, or returns a refusal with the time to retry. Never blocks."""
+        """Charges `cost` now, or returns a refusal with the time to retry. Never blocks.
+
+        `key` is a str for all limits, or a mapping with a key for each (None skips a limit); `cost` is an int ≥ 0, or a mapping.
+        """
         decision: Decision
         if self._publisher is not None:
             return self._count(self._decide(key, cost), key, cost)

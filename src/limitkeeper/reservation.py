@@ -118,7 +118,11 @@ class Charge:
 
 
 class Reservation(Charge):
-    """A reserved start. Truthy when granted; entering waits for the start."""
+    """A reserved start: the result of `limiter.reserve`. It is truthy when granted.
+
+    `with` waits for the start, raises `RateLimited` when refused, and cancels when an exception leaves the block. A reservation
+    that is never settled keeps its whole charge.
+    """
 
     def settle(self, used: int | Mapping[str, int]) -> bool:
         """Sets the actual cost: gives the rest back, or charges the difference. False if it was settled or cancelled before,

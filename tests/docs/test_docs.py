@@ -7,9 +7,11 @@ block of any language with `<!-- file: shop/settings.py -->` before it is writte
 
 from __future__ import annotations
 
+import pkgutil
 import re
 import textwrap
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from urllib.parse import unquote
 
@@ -231,10 +233,36 @@ def test_every_row_of_the_source_documents_page_names_a_test():
     assert silent == {"in the document", "5, 6, 7: headings without text"}
 
 
-def test_the_figures_of_the_readme_are_those_of_the_last_bench(monkeypatch):
-    """They are written by `make bench`, from RESULTS.md."""
+@pytest.mark.parametrize("path", PAGES, ids=page_name)
+def test_quoted_figures_are_those_of_the_last_bench(path, monkeypatch):
+    """`make bench` and `make docs` write them from RESULTS.md; one at the start of a line would end its paragraph."""
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
-    import readme_figures
+    import quoted_figures
 
-    quoted = (ROOT / "README.md").read_text().partition(readme_figures.BEGIN)[2].partition(readme_figures.END)[0]
-    assert quoted == readme_figures.table((ROOT / "benchmarks" / "RESULTS.md").read_text())
+    text = path.read_text()
+    assert text == quoted_figures.quoted(text, quoted_figures.RESULTS.read_text())
+    assert re.findall(r"^ {0,3}<!-- figure: .*", text, re.M) == []
+
+
+REFERENCE_PAGES = "".join(path.read_text() for path in (ROOT / "docs" / "api").glob("*.md"))
+REFERENCED = re.findall(r"^::: (\S+)$", REFERENCE_PAGES, re.M)
+PACKAGES = ["", ".client", ".client.aiohttp", ".client.httpx", ".client.requests", ".concurrency", ".observe", ".plan", ".policy"]
+PACKAGES += [".registry", ".sharing", ".simulate", ".stores", ".testing", ".web.degrade", ".web.django", ".web.grpc"]
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_the_api_reference_has_every_public_name(package):
+    """Each name of a package's `__all__` has an entry in docs/api, under this name and maybe in another package."""
+    names = [name for name in REFERENCED if ".tasks." not in name]  # arq is not installed
+    entries = {(name.rpartition(".")[2], id(pkgutil.resolve_name(name))) for name in names}
+    module = import_module(f"limitkeeper{package}")
+    assert [name for name in module.__all__ if (name, id(getattr(module, name))) not in entries] == []
+
+
+def test_the_readme_and_the_landing_page_agree():
+    """They begin with the same sentences, and show the same figures and the same first program."""
+    readme, landing = [(ROOT / name).read_text() for name in ("README.md", "docs/index.md")]
+    parts = [readme.partition("# limitkeeper\n\n")[2].partition("\n\n")[0], blocks(readme)[0].code]
+    parts += re.findall(r"<!-- figures: .*?<!-- end -->", readme, re.S)
+    assert len(parts) == 4
+    assert [part for part in parts if part not in landing] == []

@@ -143,7 +143,13 @@ def used(limit: Limit, window: I64, filled: I64, before: I64, now: I64) -> I64:
 
 @cython.cclass
 class FixedWindow(Limit):
-    """`FixedWindow("1000/min")`: at most `count` per window; `align="first"` starts a window at its first request."""
+    """`FixedWindow("1000/min")`: at most `count` per window.
+
+    Args:
+        rate: text ("1000/min"), or a number with `per`.
+        align: "clock" (the default) aligns windows to the clock, UTC; "first" starts a window at its first request.
+        per: the period of a rate that is a number, as in `FixedWindow(5, per="1s")`.
+    """
 
     __slots__ = ()
     kind = "fixed window"

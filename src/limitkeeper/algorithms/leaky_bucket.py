@@ -27,7 +27,13 @@ from .token_bucket import TokenBucket
 
 @cython.cclass
 class LeakyBucket(Limit):
-    """`LeakyBucket("5/s", capacity=10)`: a meter that admits while water + cost ≤ capacity."""
+    """`LeakyBucket("5/s", capacity=10)`: a meter that admits while water + cost ≤ capacity.
+
+    Args:
+        rate: how fast the water drains: text ("5/s capacity 10"), or a number with `per`.
+        capacity: how much the bucket holds.
+        per: the period of a rate that is a number, as in `LeakyBucket(5, per="1s")`.
+    """
 
     __slots__ = ()
     kind = "leaky bucket"

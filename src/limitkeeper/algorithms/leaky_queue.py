@@ -109,7 +109,13 @@ def give_back(limit: Limit, at: I64, backlog: I64, gap: I64, now: I64, cost: I64
 
 @cython.cclass
 class LeakyBucketQueue(Limit):
-    """`LeakyBucketQueue("5/s", capacity=10)`: strict pacing, FIFO; `capacity=None` is unlimited."""
+    """`LeakyBucketQueue("5/s", capacity=10)`: strict pacing, FIFO.
+
+    Args:
+        rate: how fast calls leave the queue: text ("5/s capacity 10"), or a number with `per`.
+        capacity: how many calls the queue holds, the one that leaves now included; None is unlimited.
+        per: the period of a rate that is a number, as in `LeakyBucketQueue(5, per="1s")`.
+    """
 
     __slots__ = ()
     kind = "leaky bucket queue"

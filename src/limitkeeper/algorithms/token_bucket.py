@@ -148,7 +148,11 @@ def used(limit: Limit, at: I64, taken: I64, _until: I64, now: I64) -> I64:
 class TokenBucket(Limit):
     """`TokenBucket("5/s burst 10")`: up to `burst` at once, `rate` in the long run.
 
-    `initial` is what every key holds when the limiter is created. It defaults to `burst`, and `burst` to the rate's count.
+    Args:
+        rate: text ("5/s burst 10"), or a number with `per`.
+        burst: the size of the bucket; by default the rate's count.
+        initial: what every key holds when the limiter is created; by default `burst`.
+        per: the period of a rate that is a number, as in `TokenBucket(5, per="1s")`.
     """
 
     __slots__ = ()
@@ -178,3 +182,4 @@ class TokenBucket(Limit):
 
 
 GCRA = TokenBucket
+"""The same class under the name of its algorithm, the generic cell rate algorithm."""

@@ -137,7 +137,9 @@ class ClientLimits:
     names to rates, a limiter, or `Dependencies`, whose hosts are capped; None has no own limit. Each host has its own key,
     unless `key` gives one for a request. `total` bounds the time of a call, waits and retries included.
 
-    `learn=False` ignores the server's quota fields (not its refusals). `throttle` is the K of adaptive throttling.
+    `learn=False` ignores the server's quota fields (not its refusals). `throttle` is the K of adaptive throttling. `retry=None`
+    sends every request once. `meter` and `spend` charge what a call uses: tokens, money. `store` and `name` are those of a
+    limiter: processes with the same store and name share one quota. `clock` and `random` are for tests.
     """
 
     def __init__(

@@ -42,7 +42,16 @@ _WINDOW_US = {"second": 10**6, "minute": 60 * 10**6, "hour": 3600 * 10**6, "day"
 
 
 class Quota(NamedTuple):
-    """One quota of a server, as far as it is known: `remaining` of `limit` units until `reset_us` from now."""
+    """One quota of a server, as far as it is known.
+
+    Attributes:
+        name: the name that the server gives it.
+        remaining: what is left of it.
+        limit: its size.
+        reset_us: microseconds from now until it is full again.
+        window_us: the length of its window in microseconds.
+        unit: what it counts.
+    """
 
     name: str
     remaining: int | None = None

@@ -24,8 +24,16 @@ STATUSES = frozenset({429, 502, 503, 504, 529})
 
 @dataclass(frozen=True)
 class Retry:
-    """`attempts` counts the first one. `budget` is the token bucket of one host's retries. `methods` are those that may be
-    repeated without being marked."""
+    """When and how often a refused or failed request is sent again.
+
+    Attributes:
+        attempts: how often a request is sent at most, the first time included; 1 never retries.
+        base: the first interval over which returns are spread at random; it doubles with each attempt.
+        cap: the longest such interval.
+        budget: the token bucket of one host's retries.
+        methods: those that may be repeated without being marked.
+        statuses: the responses that count as refusals.
+    """
 
     attempts: int = 4
     base: Duration = "500ms"

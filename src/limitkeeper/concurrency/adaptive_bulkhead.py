@@ -82,7 +82,19 @@ class AIMD:
 
 
 class Gradient2:
-    """Follows the ratio of the long-term to the present response time."""
+    """Follows the ratio of the long-term to the present response time.
+
+    Args:
+        initial: the limit at the start.
+        minimum: the smallest limit.
+        maximum: the largest limit.
+        smoothing: how much of a new limit is taken over with each window, from 0 to 1.
+        queue: what is added to the limit while response times are normal, as room for growth.
+        long_window: over how many windows the long-term response time is averaged.
+        tolerance: up to how many times the long-term response time is normal.
+        backoff: the factor of the limit after a drop.
+        window: how often the limit is computed.
+    """
 
     least_samples = 10
     WARM_UP = 10  # windows of which `long` is the plain mean
@@ -176,7 +188,7 @@ class AdaptiveBulkhead:
 
     `bulkhead` is the bulkhead whose size follows `algorithm`; `max_waiting` and `timeout` are its own, by default no call
     waits: a queue would hide the response times. A call that raises says nothing, unless it timed out or was cancelled, which
-    is a drop.
+    is a drop. `partitions` guarantee shares of the limit to kinds of calls: `{"live": 0.9, "batch": 0.1}`.
     """
 
     def __init__(

@@ -69,7 +69,8 @@ class DistributedBulkhead(PlaceContext):
     """`DistributedBulkhead(40, "redis://…", name="database")`: 40 calls at a time in all processes of that name together.
 
     Used as a `Bulkhead`: `with`, `async with`, `@bulkhead.limit`; `acquire` and `release`, or `aacquire` and `arelease`.
-    `max_waiting` and `timeout` are those of this process. A store that failed raises its `StoreError` when a place is taken.
+    `max_waiting` and `timeout` are those of this process, whose first waiter asks the store every `poll`. Places that a crashed
+    process held are free after `ttl`. A store that failed raises its `StoreError` when a place is taken.
     """
 
     def __init__(

@@ -52,6 +52,10 @@ class LoadShedder:
 
     `classes` are ordered from the most critical to the least. Only the first may wait in the bulkhead's queue; the others run
     at once or are refused. The bulkhead may be that of an `AdaptiveBulkhead`.
+
+    `reserve` is the part of the places that is kept for the first class. After an `interval` in which calls found on average
+    `high` of the other places taken, the least critical class is shed, after another one the next; after `patience` intervals
+    in a row below `low` it is admitted again.
     """
 
     def __init__(

@@ -74,18 +74,18 @@ RESPONSE_BOUNDS = len(RESPONSE_BOUNDS_MS)
 class Evaluation:
     """The result of one request.
 
-    allowed           go on to the handler
-    decision          of all limits together; None when nothing limits this request (exempt, no rule applies, in the penalty box,
-                      store failed open)
-    entries           the limits that were asked, in the order of `decision.decisions`
-    keys              their keys, in the same order
-    policy            the version of the policy that evaluated this request
-    refusal           when not allowed
-    shadows           names of the rules in shadow mode that would have refused
-    wait_us           how long it waited
-    origin            the request names the page that made it: its script may read only what the response exposes
-    needs_settlement  True: `settle` (or `asettle`) must be called when the response is known
-    declined          a degrade handler leaves the response to the refusal
+    Attributes:
+        allowed: whether the request goes on to the handler.
+        decision: of all limits together; None when nothing limits it (exempt, no rule, in the penalty box, store failed open).
+        entries: the limits that were asked, in the order of `decision.decisions`.
+        keys: their keys, in the same order.
+        policy: the version of the policy that evaluated this request.
+        refusal: the `Refusal`, when not allowed.
+        shadows: names of the rules in shadow mode that would have refused.
+        wait_us: how long the request waited, in microseconds.
+        origin: whether the request names the page that made it: its script may read only what the response exposes.
+        needs_settlement: True: `settle` (or `asettle`) must be called when the response is known.
+        declined: whether a degrade handler leaves the response to the refusal.
     """
 
     # fmt: off

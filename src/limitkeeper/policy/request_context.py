@@ -48,12 +48,13 @@ def decode_parameter(text: str) -> str:
 class RequestContext:
     """The base of every framework's request context.
 
-    method      upper case ("POST"); "MESSAGE" is one message of a websocket or a stream
-    path        the whole path as the server decoded it, mount points included; the matcher normalizes it
-    routed      the path that the application may route instead, where a client can choose the mount point; nearly always None
-    raw         the framework's own request (ASGI scope, WSGI environ, HttpRequest, ServicerContext), for callables
-    identities  values of identities computed so far, by name
-    captured    path segments that a rule's template names
+    Attributes:
+        method: in upper case ("POST"); "MESSAGE" is one message of a websocket or a stream.
+        path: the whole path as the server decoded it, mount points included; the matcher normalizes it.
+        routed: the path that the application may route instead, where a client can choose the mount point; nearly always None.
+        raw: the framework's own request (ASGI scope, WSGI environ, HttpRequest, ServicerContext), for callables.
+        identities: values of identities computed so far, by name.
+        captured: path segments that a rule's template names.
     """
 
     __slots__ = ("captured", "identities", "method", "path", "raw", "routed")

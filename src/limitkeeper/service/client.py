@@ -126,7 +126,14 @@ def transport(kind: str, url: str, token: str | None, timeout: float, retries: i
 
 
 class Client:
-    """A client of the service. `timeout` (seconds) holds for connecting and for each read."""
+    """A client of the service: `Client("http://127.0.0.1:7070")`, or `redis://host:7071` for its Redis protocol.
+
+    Args:
+        url: the address of the service.
+        token: the access token, where the service wants one.
+        timeout: seconds, for connecting and for each read.
+        retries: how often a call that may be repeated is sent again after a failed connection.
+    """
 
     def __init__(self, url: str = URL, *, token: str | None = None, timeout: float = 1.0, retries: int = 1) -> None:
         self._transport, self._retries = transport("Transport", url, token, timeout, retries), retries
@@ -179,7 +186,7 @@ class Client:
 
 
 class AsyncClient:
-    """As Client, for async code."""
+    """The same methods as `Client`, awaited; `aclose` closes it."""
 
     def __init__(self, url: str = URL, *, token: str | None = None, timeout: float = 1.0, retries: int = 1) -> None:
         self._transport, self._retries = transport("AsyncTransport", url, token, timeout, retries), retries

@@ -24,7 +24,8 @@ __all__ = ["ManualClock", "StoreContract", "unlimited", "use_clock"]
 class ManualClock:
     """A clock for tests: `advance` and sleeping on it move it, and nothing else does.
 
-    It keeps an integer number of microseconds, so that a thousand advances of 0.1 s are exactly 100 s.
+    It keeps an integer number of microseconds, so that a thousand advances of 0.1 s are exactly 100 s. `start` is in seconds
+    since 1970.
     """
 
     def __init__(self, start: float = 0.0) -> None:

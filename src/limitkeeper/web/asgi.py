@@ -41,7 +41,11 @@ ACCEPTED, CLOSED = 101, 403
 
 
 class RateLimitMiddleware:
-    """`policy` is a Policy, the path of its file, or a Gate. `store` and `handlers` are for the gate that is made from it."""
+    """ASGI middleware that evaluates a policy before every request and websocket.
+
+    `policy` is a `Policy`, the path of its file, or a `Gate` (which has its store and handlers already); `store` replaces the
+    policy's store; `handlers` are the ASGI applications that `on_refusal: degrade NAME` names.
+    """
 
     def __init__(
         self,

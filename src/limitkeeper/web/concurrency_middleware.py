@@ -103,7 +103,12 @@ def ignoring_cancellation(call: object) -> Iterator[None]:
 
 
 class AsgiConcurrencyMiddleware(ConcurrencyLimit):
-    """For ASGI. Websockets and the lifespan pass; `concurrent:` in a policy bounds websockets."""
+    """For ASGI: requests hold a place of `limit`, or are answered with 503. Websockets and the lifespan pass; `concurrent:` in a
+    policy bounds websockets.
+
+    `limit` is a `Bulkhead`, an `AdaptiveBulkhead` or a `LoadShedder`. Options: `classify`, which returns the class or partition
+    of a request; `default`, the class of requests without one; `retry_after`, in seconds.
+    """
 
     def __init__(self, app: ASGIApp, limit: Limit, **options: Any) -> None:
         super().__init__(limit, **options)
@@ -141,7 +146,8 @@ class AsgiConcurrencyMiddleware(ConcurrencyLimit):
 
 
 class WsgiConcurrencyMiddleware(ConcurrencyLimit):
-    """For WSGI, Flask (`app.wsgi_app = …`) and Django's WSGI application. A request that waits holds its thread."""
+    """For WSGI, Flask (`app.wsgi_app = …`) and Django's WSGI application. A request that waits holds its thread. The arguments
+    are those of `AsgiConcurrencyMiddleware`."""
 
     def __init__(self, app: Application, limit: Limit, **options: Any) -> None:
         super().__init__(limit, **options)

@@ -36,7 +36,6 @@ from .starlette import EVALUATIONS, RequestEvaluations, RouteLimit, evaluations_
 JOINED = ("Access-Control-Expose-Headers", "Vary")
 
 
-#: The refusal in an app's OpenAPI description: `FastAPI(responses=REFUSAL_RESPONSES)`, of an APIRouter, or of a single route.
 REFUSAL_RESPONSES: dict[int | str, dict[str, Any]] = {
     429: {
         "description": "Too many requests: a rate limit refuses this one.",
@@ -52,6 +51,7 @@ REFUSAL_RESPONSES: dict[int | str, dict[str, Any]] = {
         },
     }
 }
+"""The refusal in an app's OpenAPI description: `FastAPI(responses=REFUSAL_RESPONSES)`, of an APIRouter, or of a single route."""
 
 
 class TooManyRequests(HTTPException):
@@ -108,7 +108,7 @@ def install(app: FastAPI) -> None:
 
 
 class RateLimit(RouteLimit):
-    """A limit as a dependency; the arguments are those of `RouteLimit`."""
+    """A limit as a dependency: `dependencies=[Depends(RateLimit("5/s burst 10"))]`. The arguments are those of `RouteLimit`."""
 
     async def __call__(self, connection: HTTPConnection, response: Response) -> Evaluation:
         return await self.check(connection, response)

@@ -119,13 +119,20 @@ class PolicyRule:
 
 
 class RouteLimit:
-    """A limit on a route. `key` is "ip", or a callable that is given the request (async too); None: the client's address.
+    """A limit on a route: the arguments of `RateLimit` (FastAPI) and `Limit` (Starlette).
 
-    All other fields of a rule are options: cost=, message=, on_refusal=, status=, charge=, … `policy` and `rule` name a rule of a
-    policy instead, whatever it matches. `store` is a store or its URL (limits of one URL share its connections); without it, this
-    limit has a MemoryStore of its own. Limits of the same `name` and store are one. `client_ip` are the fields of a policy's
-    `client_ip`: `{"trusted_proxies": ["10.0.0.0/8"]}`; without it, the address is that of RateLimitMiddleware's policy, if any.
-    Without `enabled`, nothing is limited.
+    Args:
+        limit: the text of one or several limits (`"5/s burst 10"`), or a callable that is given the request and returns it.
+        key: "ip", or a callable that is given the request (async too). Where it returns None, the client's address counts.
+        name: limits of the same name and store are one; by default each route has its own.
+        policy: a policy or gate, of which `rule` names a rule, whatever that matches; instead of `limit`.
+        rule: the name of that rule.
+        store: a store or its URL (limits of one URL share its connections); by default a MemoryStore of this limit.
+        client_ip: the fields of a policy's `client_ip`: `{"trusted_proxies": ["10.0.0.0/8"]}`; by default the address is that of
+            RateLimitMiddleware's policy, if any.
+        enabled: False limits nothing.
+        options: all other fields of a rule: `cost=`, `message=`, `on_refusal=`, `status=`, `charge=`, …; and `methods=`,
+            `per_method=`, `exempt_when=`, `on_breach=`.
     """
 
     #: How it is written, for the error message of wrong arguments.
@@ -219,7 +226,7 @@ def no_caller(request: object) -> None:
 
 
 class Limit(RouteLimit):
-    """A limit around endpoints, as a decorator."""
+    """A limit around endpoints, as a decorator: `@limit("5/s burst 10")`. The arguments are those of `RouteLimit`."""
 
     usage = '@limit("5/s burst 10"), or name a rule: @limit(policy=gate, rule="checkout")'
 

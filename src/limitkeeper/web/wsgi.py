@@ -224,7 +224,7 @@ class SettlingStartResponse(HeaderStartResponse):
 
 @cython.cclass
 class RateLimitMiddleware:
-    """Evaluates the policy before every request.
+    """WSGI middleware that evaluates a policy before every request.
 
     `policy` is a path, a `Policy` or a `Gate` (which has its store and handlers already); `store` replaces the policy's store;
     `handlers` are the WSGI applications that `on_refusal: degrade NAME` names.

@@ -55,10 +55,12 @@ class GuardStats(NamedTuple):
 class GuardedStore(WrapperStore):
     """`GuardedStore(RedisStore(url), budget="20ms", on_failure="local", share=4)`: answers within the budget, always.
 
-    `share` is this node's share while it decides alone: a number of nodes, or a fraction. The breaker opens after `failures` in
-    a row, or when `ratio` of the recent calls failed; probes come after `backoff`, doubled up to `max_backoff`, times a random
-    factor; after a probe succeeds, a growing part of the callers is let through over `ramp`. `clock`, `rng` and `start_thread`
-    are for tests and simulations: with a clock of your own there is no `background` prober, so call `probe()` yourself.
+    `on_failure` is what happens while the store is unavailable: "open" allows, "closed" refuses, "local" decides in this
+    process within a share of the limit. `share` is this node's share while it decides alone: a number of nodes, or a fraction.
+    The breaker opens after `failures` in a row, or when `ratio` of the recent calls failed; probes come after `backoff`,
+    doubled up to `max_backoff`, times a random factor; after a probe succeeds, a growing part of the callers is let through
+    over `ramp`. `clock`, `rng` and `start_thread` are for tests and simulations: with a clock of your own there is no
+    `background` prober, so call `probe()` yourself.
     """
 
     @cython.annotation_typing(False)

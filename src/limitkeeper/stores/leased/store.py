@@ -48,10 +48,12 @@ Seen = tuple[int, int]  # a lease's generation, and what it had counted as used,
 
 @cython.cclass
 class LeasedStore(WrapperStore):
-    """Fetches batches from `store` and spends them in RAM.
+    """Fetches batches of units from `store` and spends them in RAM.
 
-    `life` is how long a batch may be spent; `max_keys` bounds the keys with a lease. `clock` times the leases (default: this
-    machine's, or the parent's if moved by hand; then there is no background, call `tend`). `make_thread` makes its thread.
+    `lease` is the size of a batch; None follows the demand. `life` is how long a batch may be spent. With `strict`, no window
+    exceeds the limit, at the price of a lower rate (`prices`). `max_keys` bounds the keys with a lease. `clock` times the
+    leases (default: this machine's, or the parent's if moved by hand; then there is no background, call `tend`). `make_thread`
+    makes its thread.
     """
 
     @cython.annotation_typing(False)

@@ -42,10 +42,11 @@ ROUTES = {"single": Route, "sentinel": Sentinels, "cluster": Cluster}
 class RedisStore(ServerStore):
     """State in Redis ≥ 6.2 or Valkey ≥ 8: a single server, a primary behind Sentinels, or a Cluster.
 
-    `server` is a URL (see `address.py`) or a redis-py client, whose settings are used. `prefix` starts every key. `timeout` is
-    the budget of one call. `clock` is for tests: requests then carry its time, and keys are marked and live for an hour.
-    `budget_clock` measures budgets of sync calls, and the time since the server's clock was last seen. At most `max_connections`
-    (50) to each server are open for sync callers; an event loop has one. `rng` draws the pauses between attempts.
+    `server` is a URL (`redis://host:6379/0`, `rediss://`, `redis+sentinel://`, `redis+cluster://`) or a redis-py client, whose
+    settings are used. `prefix` starts every key. `timeout` is the budget of one call. `clock` is for tests: requests then carry
+    its time, and keys are marked and live for an hour. `budget_clock` measures budgets of sync calls, and the time since the
+    server's clock was last seen. At most `max_connections` (50) to each server are open for sync callers; an event loop has
+    one. `rng` draws the pauses between attempts.
     """
 
     def __init__(

@@ -65,7 +65,19 @@ class DeferredRequest:
 
 
 class DeferredRequests:
-    """`asgi`, `wsgi` add the status path to an application; `asgi_handler`, `wsgi_handler` make the degrade handlers of it."""
+    """Queues refused requests, answers 202 with a ticket, and runs them later at the pace of a shaper.
+
+    `asgi`, `wsgi` add the status path to an application; `asgi_handler`, `wsgi_handler` make the degrade handlers of it.
+
+    Args:
+        shaper: runs the requests; its capacity bounds the queue.
+        status_path: where clients ask for the state of a ticket: `GET /deferred/TICKET`.
+        keep: how long a response is kept after it is ready.
+        max_body: the largest body of a request or a response.
+        max_bytes: the memory of all waiting requests, and of all responses.
+        clock: for tests.
+        make_ticket: makes the text of a ticket.
+    """
 
     def __init__(
         self,

@@ -80,8 +80,19 @@ class StoredResponse:
 
 
 class StaleCache:
-    """`asgi`, `wsgi` wrap the application whose responses are recorded; `asgi_handler`, `wsgi_handler` are degrade handlers.
-    `flask_cached` and `django_cached` are those of Flask and Django. One cache serves all threads of a process."""
+    """Records responses, and serves them to requests that are refused. One cache serves all threads of a process.
+
+    `asgi`, `wsgi` wrap the application whose responses are recorded; `asgi_handler`, `wsgi_handler` are degrade handlers.
+    `flask_cached` and `django_cached` are those of Flask and Django.
+
+    Args:
+        max_stale: how long after its `max-age` a response may be served.
+        max_bytes: the memory of all responses together.
+        max_body: the largest body that is recorded.
+        shared: serve a recorded response to every client, whatever cookies it sends.
+        per: the identities by which responses differ; by default everything that identifies a client.
+        clock: for tests.
+    """
 
     def __init__(
         self,

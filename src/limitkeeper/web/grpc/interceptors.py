@@ -58,7 +58,10 @@ class Interceptor:
 
 
 class RateLimitInterceptor(Interceptor, grpc.ServerInterceptor):  # type: ignore[misc]
-    """`grpc.server(pool, interceptors=[RateLimitInterceptor("limitkeeper.yaml")])`; arguments as in `Interceptor`."""
+    """`grpc.server(pool, interceptors=[RateLimitInterceptor("limitkeeper.yaml")])`.
+
+    `policy` is a policy, the path of its file, or a `Gate`; `store` and `handlers` are for a gate made here (`.gate`).
+    """
 
     def intercept_service(
         self,
@@ -72,7 +75,10 @@ class RateLimitInterceptor(Interceptor, grpc.ServerInterceptor):  # type: ignore
 
 
 class AsyncRateLimitInterceptor(Interceptor, grpc.aio.ServerInterceptor):  # type: ignore[misc]
-    """`grpc.aio.server(interceptors=[AsyncRateLimitInterceptor("limitkeeper.yaml")])`; arguments as in `Interceptor`."""
+    """`grpc.aio.server(interceptors=[AsyncRateLimitInterceptor("limitkeeper.yaml")])`.
+
+    `policy` is a policy, the path of its file, or a `Gate`; `store` and `handlers` are for a gate made here (`.gate`).
+    """
 
     async def intercept_service(
         self,
