@@ -12,7 +12,7 @@ from django.urls import path
 from django.utils.decorators import method_decorator
 from django.views import View
 from django_asgi import Urls, configure
-from fastapi import APIRouter, Depends, FastAPI, Request
+from fastapi import APIRouter, Depends, FastAPI, Request, WebSocket
 from flask import Blueprint, Flask
 from starlette.applications import Starlette
 from starlette.endpoints import HTTPEndpoint
@@ -205,6 +205,23 @@ def test_the_decorator_of_a_route(store):
     assert operation["description"] == "An item."
     with pytest.raises(ConfigurationError, match="expected a function under @limit"):
         fastapi.limit("1/s")(5)  # type: ignore[type-var]
+
+
+def test_the_decorator_of_a_websocket_route(store):
+    """`@limit` limits the handshakes of a websocket."""
+    app = FastAPI()
+
+    @app.websocket("/talk")
+    @fastapi.limit(ONE, store=store)
+    async def talk(websocket: WebSocket) -> None:
+        await websocket.accept()
+        await websocket.close()
+
+    with TestClient(app).websocket_connect("/talk"):
+        pass
+    with pytest.raises(WebSocketDisconnect) as closed, TestClient(app).websocket_connect("/talk"):
+        pass
+    assert closed.value.code == 1013
 
 
 def test_refusals_of_limited_routes_are_in_openapi(store):
