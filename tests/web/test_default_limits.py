@@ -145,7 +145,7 @@ def test_starlette(store):
     inner = [Route("/a", ok), WebSocketRoute("/talk", talk)]
     app = Starlette(routes=[Route("/a", ok), Route("/own", own), Route("/class", Own), Mount("/inner", routes=inner)])
     starlette.limit(ONE, store=store).default_for(app.routes)
-    assert statuses(app, "/a", "/a") == [200, 429]
+    assert statuses(app, "/a", "/a", "/inner/a", "/inner/a") == [200, 429, 200, 429]
     assert statuses(app, *["/own"] * 3) == statuses(app, *["/class"] * 3) == [200, 200, 429]
     with TestClient(app).websocket_connect("/inner/talk"):
         pass

@@ -265,16 +265,18 @@ class Limit(RouteLimit):
         setattr(limited, DEPTH, getattr(endpoint, DEPTH, 0) + 1)
         return limited  # type: ignore[return-value]
 
-    def default_for(self, routes: Iterable[BaseRoute]) -> None:
+    def default_for(self, routes: Iterable[BaseRoute], prefix: str = "") -> None:
         """Limits each of these routes, and of those that are mounted there, that has no limit of its own. Each counts
-        separately, unless this limit has a name."""
+        separately, unless this limit has a name. `prefix` is where the routes are mounted."""
         for route in routes:
+            path: str = prefix + getattr(route, "path", "")
             if getattr(route, "routes", None):
-                self.default_for(route.routes)  # type: ignore[attr-defined]
+                self.default_for(route.routes, path)  # type: ignore[attr-defined]
             elif not (getattr(route, "endpoint", None) is None or has_own_limit(route.endpoint)):  # type: ignore[attr-defined]
-                route.app = self._limit_app(route.app)  # type: ignore[attr-defined]
+                location = " ".join([*sorted(getattr(route, "methods", None) or ()), path])
+                route.app = self._limit_app(route.app, self.name or located_name(DEFAULT_NAME, location))  # type: ignore[attr-defined]
 
-    def _limit_app(self, app: ASGIApp) -> ASGIApp:
+    def _limit_app(self, app: ASGIApp, name: str) -> ASGIApp:
         async def limited(scope: Scope, receive: Receive, send: Send) -> None:
             websocket = scope["type"] == "websocket"
             connection = (WebSocket if websocket else Request)(scope, receive, send)
@@ -285,7 +287,6 @@ class Limit(RouteLimit):
                 await app(scope, connection._receive, send)
                 return None
 
-            name = self.name or located_name(DEFAULT_NAME, route_location(scope) or "")
             response = cast("ASGIApp | None", await self.run(name, connection, call))
             if response is not None:
                 await response(scope, connection._receive, send)
