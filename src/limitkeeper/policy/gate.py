@@ -25,7 +25,7 @@ from ..stores.sans_io import Plan, arun, run
 from ..stores.urls import masked
 from .application_overrides import HashOverrides
 from .capacity import RuleCapacity
-from .compiled_policy import CompiledPolicy, CompiledRule, Entry
+from .compiled_policy import CompiledPolicy, CompiledRule, Entry, identity_of, key_of
 from .evaluation import Evaluator
 from .explain import RuleExplanation, explain
 from .file_watcher import FileWatcher
@@ -146,6 +146,22 @@ class Gate(Evaluator):
     def explain(self, context: RequestContext) -> list[RuleExplanation]:
         """Whether each rule of the policy applies to a request, and why; its limits and decision. Nothing is charged."""
         return explain(self, context)
+
+    def message_identities(self, context: RequestContext) -> dict[str, str | None]:
+        """The identities that rules for messages need, when a connection begins (`context` is that of a message). They hold for
+        all its messages: otherwise a client would be without a key, and without a limit, once its token has expired."""
+        compiled, box = self.compiled, self.policy.penalty_box
+        if compiled.limits_messages:
+            matched = compiled.match(context)
+            compiled.exempted_rules(matched, context)
+            for rule in matched.rules:
+                rule.applies(context)
+                rule.key_for(context)
+                if rule.tier_identity is not None:
+                    identity_of(compiled.identities, context, rule.tier_identity)
+            if box is not None:
+                key_of(compiled.identities, context, box.key)
+        return context.identities
 
     def for_rule(self, name: str, key: Key | None = None) -> Gate:
         """A gate of one rule, without its match, and with another `key` where that is given; it shares this gate's counters of

@@ -316,6 +316,7 @@ class LimitedWebSocket:
         self._receive = receive
         self._send = send
         self._undelivered: deque[Message] = deque()
+        self._identities = gate.message_identities(AsgiRequestContext(scope, MESSAGE))
         self.closed = False
         self.disconnected = False
 
@@ -330,6 +331,7 @@ class LimitedWebSocket:
         if self.closed:
             return {"type": "websocket.disconnect", "code": TRY_AGAIN_LATER, "reason": ""}
         context = AsgiRequestContext(self.scope, MESSAGE)
+        context.identities = self._identities
         try:
             evaluation = self.gate.ask_nowait(context)
             if evaluation is None:
