@@ -27,7 +27,7 @@ from ..policy.path_matcher import MESSAGE
 from ..stores import Store
 from .headers import ASGIApp, AsgiRequestContext, HeaderSend, Message, Receive, Scope, Send, add_fields, admit, fields, has_origin
 from .refusal_body import body
-from .response_settlement import FAILED, GONE, Settlement, is_cancelled, outcome_after, outcome_of
+from .response_settlement import FAILED, GONE, UNKNOWN, Settlement, is_cancelled, outcome_after, outcome_of
 
 #: The close code "Try Again Later" of RFC 6455's registry, and the most bytes of a close frame's reason.
 TRY_AGAIN_LATER, MAX_REASON = 1013, 123
@@ -145,6 +145,8 @@ async def ask_connected(gate: Gate, context: AsgiRequestContext, receive: Receiv
         reading.cancel()
         await asyncio.wait({asking, reading})
     gone = not reading.cancelled() and reading.exception() is None
+    if gone and not asking.cancelled() and asking.exception() is None:  # allowed in the moment in which its client disconnects
+        await asking.result().asettle(UNKNOWN)
 
     async def receive_again() -> Message:
         return read.popleft() if read else await receive()
