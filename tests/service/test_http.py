@@ -230,7 +230,12 @@ def test_requests_of_web_pages_are_refused(service):
 def test_a_page_whose_name_resolves_to_loopback_reads_nothing(service, policy_file):
     """A GET of a page's own site has no Origin (DNS rebinding): without a token, the Host is an address or localhost."""
     for path in ("/v1/limits", "/v1/limits/checkout", "/v1/limits/checkout/a"):
-        for host, status in (("evil.example", 403), ("127.0.0.1.evil.example:7070", 403), ("localhost:7070", 200), ("[::1]", 200)):
+        for host, status in (
+            ("evil.example", 403),
+            ("127.0.0.1.evil.example:7070", 403),
+            ("localhost:7070", 200),
+            ("[::1]", 200),
+        ):
             assert service.client.get(path, headers={"Host": host}).status_code == status
     with Running(policy=policy_file, environment={"LIMITKEEPER_TOKEN": "0123456789abcdef"}) as guarded:
         assert guarded.client.get("/v1/limits", headers={"Host": "limits.example"}).status_code == 200

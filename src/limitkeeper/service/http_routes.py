@@ -118,8 +118,8 @@ class Router:
         return None if self.token is None else self._refuse_token(bearer(request.headers))
 
     def _refuse_name(self, request: Request) -> Response | None:
-        """Without a token: refuses names that an attacker may have let resolve to this host, so that a page could read (a GET of a
-        page's own site has no Origin)."""
+        """Refuses, without a token, a name that an attacker may have let resolve to this host (DNS rebinding): a GET of a page's
+        own site has no Origin."""
         if self.any_host or is_own_name((request.header(b"host") or b"localhost").decode("latin-1")):
             return None
         return error_response(403, "cross_origin", "expected an IP address or localhost as Host, or a token of the service")
