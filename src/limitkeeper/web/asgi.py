@@ -28,7 +28,7 @@ from ..policy.path_matcher import MESSAGE
 from ..stores import Store
 from .headers import ASGIApp, AsgiRequestContext, HeaderSend, Message, Receive, Scope, Send, add_fields, admit, fields, has_origin
 from .refusal_body import body
-from .response_settlement import FAILED, GONE, Settlement, is_cancelled, outcome_after, outcome_of
+from .response_settlement import FAILED, GONE, UNKNOWN, Settlement, is_cancelled, outcome_after, outcome_of
 
 #: The close code "Try Again Later" of RFC 6455's registry, and the most bytes of a close frame's reason.
 TRY_AGAIN_LATER, MAX_REASON = 1013, 123
@@ -154,6 +154,8 @@ async def ask_connected(gate: Gate, context: AsgiRequestContext, receive: Receiv
         reading.cancel()
         await asyncio.wait({asking, reading})
     gone = not reading.cancelled() and reading.exception() is None
+    if gone and not asking.cancelled() and asking.exception() is None:  # allowed in the moment in which its client disconnects
+        await asking.result().asettle(UNKNOWN)
     return None if gone or asking.cancelled() else asking.result(), receive_after(read, receive)
 
 
@@ -351,6 +353,7 @@ class LimitedWebSocket:
         self._receive = receive
         self._send = send
         self._undelivered: deque[Message] = deque()
+        self._identities = gate.message_identities(AsgiRequestContext(scope, MESSAGE))
         self.closed = False
         self.disconnected = False
 
@@ -365,6 +368,7 @@ class LimitedWebSocket:
         if self.closed:
             return {"type": "websocket.disconnect", "code": TRY_AGAIN_LATER, "reason": ""}
         context = AsgiRequestContext(self.scope, MESSAGE)
+        context.identities = self._identities
         try:
             evaluation = self.gate.ask_nowait(context)
             if evaluation is None:

@@ -493,10 +493,10 @@ class AsgiRequestContext(RequestContext):
             if field[0] == wanted:
                 if first is None:
                     first = field[1]
-                elif several is None:
-                    several = [first, field[1]]
-                else:
+                elif several is not None:
                     several.append(field[1])
+                elif field[1] != first:  # a line that is repeated says nothing new: it makes no other value
+                    several = [first, field[1]]
         if several is not None:
             first = (b"; " if wanted == b"cookie" else b", ").join(several)
         return None if first is None else first.decode("latin-1")
