@@ -82,7 +82,7 @@ def typed(command: str) -> str:
 @pytest.mark.slow
 @with_curl
 def test_the_printed_lines_do_what_they_say(served):
-    """The commands, as printed, get a 200 that says what is left, a 429 with its fields, each kind of degradation, and the catalog."""
+    """The commands, as printed, get a 200 that says what is left, a 429, each kind of degradation, and the catalog."""
     token, one, many, cached, later, less, catalog = lines(served.base)
     assert all(line.command in served.printed for line in lines(served.base))
     signed = "TOKEN=" + typed(f'{token.command}; echo "$TOKEN"').strip()  # logins are limited
