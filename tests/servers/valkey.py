@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import os
+import random
 import re
 import shutil
 import signal
@@ -19,12 +20,21 @@ from typing import Any
 import redis
 
 READY = "Ready to accept connections"
+IN_USE = "Address already in use"
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+def free_port(above: int = 0) -> int:
+    """A free port below those that the system gives to connections and to port 0, so that nothing takes it before it is bound;
+    the one that lies `above` it is free too."""
+    while True:
+        port = random.randrange(20_000, 32_000 - above)
+        try:
+            for one in {port, port + above}:
+                with socket.socket() as probe:
+                    probe.bind(("127.0.0.1", one))
+            return port
+        except OSError:
+            continue
 
 
 def server_binary() -> str:
@@ -58,15 +68,28 @@ class Valkey:
         env: dict[str, str] | None = None,
         start: bool = True,
         program: str | None = None,
+        bus: int = 0,
     ) -> None:
-        self.port = free_port() if port is None else port
+        self.port = free_port(bus) if port is None else port
+        self.bus = bus  # a node of a cluster listens on a second port that much above
         self.program = program or server_binary()
         self.options = options
         self.env = env
         self.folder = tempfile.mkdtemp(prefix="limitkeeper-valkey-")
         self.process: subprocess.Popen[bytes] | None = None
         if start:
-            self.start()
+            self._start_on_a_free_port(may_choose=port is None)
+
+    def _start_on_a_free_port(self, may_choose: bool) -> None:
+        """Starts the server; where another program was faster and has the port, on another one."""
+        for _ in range(20):
+            try:
+                return self.start()
+            except RuntimeError:
+                if not may_choose or IN_USE not in self._log():
+                    raise
+                self.port = free_port(self.bus)
+        raise RuntimeError(f"no port stays free: {self._log()[-2000:]}")
 
     @property
     def url(self) -> str:
