@@ -7,6 +7,7 @@ reaches only the program that ends them.
 from __future__ import annotations
 
 import os
+import random
 import shutil
 import signal
 import socket
@@ -23,15 +24,23 @@ from typing import Any, Self
 
 HOST = "127.0.0.1"
 PATIENCE = 60.0  # seconds until a server must answer
-READY = "Ready to accept connections"
+READY, IN_USE = "Ready to accept connections", "Address already in use"
 #: PostgreSQL does not run as root: it gets this user then (nobody).
 NOBODY = 65534
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind((HOST, 0))
-        return int(probe.getsockname()[1])
+def free_port(above: int = 0) -> int:
+    """A free port below those that the system gives to connections and to port 0, so that nothing takes it before it is bound;
+    the one that lies `above` it is free too."""
+    while True:
+        port = random.randrange(20_000, 32_000 - above)
+        try:
+            for one in {port, port + above}:
+                with socket.socket() as probe:
+                    probe.bind((HOST, one))
+            return port
+        except OSError:
+            continue
 
 
 def wheel_file(module: str, *parts: str) -> Path | None:
@@ -123,13 +132,27 @@ class Valkey(Server):
         env: Mapping[str, str] | None = None,
         start: bool = True,
         program: str | None = None,
+        bus: int = 0,
     ) -> None:
-        super().__init__(port)
+        super().__init__(free_port(bus) if port is None else port)
+        self.bus = bus  # a node of a cluster listens on a second port that much above
         self.program = program or valkey_program() or "valkey-server"
         self.options, self.env = options, env or {}
         if start:
             with self.closed_on_failure():
-                self.start()
+                self._start_on_a_free_port(may_choose=port is None)
+
+    def _start_on_a_free_port(self, may_choose: bool) -> None:
+        """Starts the server; where another program was faster and has the port, on another one."""
+        for _ in range(20):
+            before = len(self.log())
+            try:
+                return self.start()
+            except RuntimeError:
+                if not may_choose or IN_USE not in self.log()[before:]:
+                    raise
+                self.port = free_port(self.bus)
+        raise RuntimeError(f"no port stays free: {self.log()[-2000:]}")
 
     @property
     def url(self) -> str:

@@ -169,7 +169,7 @@ def python() -> Callable[[str], subprocess.CompletedProcess[str]]:
 
     def run(code: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-c", textwrap.dedent(code)]
-        return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+        return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
 
     return run
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import queue
 import threading
 from abc import ABC, abstractmethod
 
 from .fork import reset_after_fork
 from .stores.guarded.deadline_store import StartThread, start_daemon
+from .stores.sans_io import WakeEvent
 
 
 class PeriodicThread(ABC):
@@ -29,18 +29,17 @@ class PeriodicThread(ABC):
     def work(self, woken: bool) -> None: ...
 
     def wake(self) -> None:
-        self._wakes.put(True)
+        self._woken.set()
 
     def stop(self, timeout: float = 5.0) -> None:
         """Ends the thread, and waits for that up to `timeout` seconds."""
         self.stopped = True
-        self._wakes.put(False)
+        self._woken.set()
         if self.thread is not threading.current_thread():
             self.thread.join(timeout)
 
     def _start(self) -> None:
-        # A SimpleQueue: a signal handler may put into it, where no lock may be taken.
-        self._wakes: queue.SimpleQueue[bool] = queue.SimpleQueue()
+        self._woken = WakeEvent()  # a signal handler may set it
         if self._at_once:
             self.wake()
         self.thread = self._start_thread(self._run, self.name)
@@ -52,9 +51,8 @@ class PeriodicThread(ABC):
 
     def _run(self) -> None:
         while not self.stopped:
-            try:
-                woken = self._wakes.get(timeout=self.interval_us / 1e6)
-            except queue.Empty:
-                woken = False
+            woken = self._woken.wait(self.interval_us / 1e6)
+            if woken:
+                self._woken.clear()
             if not self.stopped:
                 self.work(woken)

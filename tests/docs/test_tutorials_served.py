@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import socket
 import subprocess
 import sys
 import urllib.error
@@ -14,6 +13,7 @@ from pathlib import Path
 import pytest
 
 import limitkeeper
+from servers.valkey import free_port
 
 PAGES = Path(__file__).parents[2] / "docs" / "web"
 SHOP = re.compile(r"<!-- file: shop\.py -->\n```python\n(.*?)```", re.S)
@@ -23,16 +23,10 @@ SERVERS = {
 }
 
 
-def free_port() -> str:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return str(one.getsockname()[1])
-
-
 def answer(url: str) -> tuple[int, str | None, str]:
     """(status, Retry-After, body) of a POST."""
     try:
-        with urllib.request.urlopen(urllib.request.Request(url, b"", method="POST"), timeout=10) as response:
+        with urllib.request.urlopen(urllib.request.Request(url, b"", method="POST"), timeout=60) as response:
             return response.status, response.headers["Retry-After"], response.read().decode()
     except urllib.error.HTTPError as error:
         return error.code, error.headers["Retry-After"], error.read().decode()
@@ -45,7 +39,7 @@ def test_what_a_tutorial_serves(page, tmp_path):
     said, command = SERVERS[page]
     assert f"$ {said}\n" in text
     (tmp_path / "shop.py").write_text(SHOP.search(text)[1])
-    port = free_port()
+    port = str(free_port())
     env = {**os.environ, "PYTHONPATH": str(Path(limitkeeper.__path__[0]).parent)}
     server = subprocess.Popen(
         [sys.executable, "-m", *command, port],
@@ -62,7 +56,7 @@ def test_what_a_tutorial_serves(page, tmp_path):
         answers = [answer(f"http://127.0.0.1:{port}/checkout") for _ in range(60)]
     finally:
         server.terminate()
-        server.communicate(timeout=10)
+        server.communicate(timeout=60)
     assert {status for status, _, _ in answers[:10]} == {200}
     refused = [(wait, body) for status, wait, body in answers if status == 429]
     assert set(refused) == {("1", '{"code":"RATE_LIMITED","message":"Too many requests. Retry after 1s."}')}

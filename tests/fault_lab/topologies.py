@@ -7,7 +7,7 @@ from typing import Any
 
 import redis
 
-from servers.cluster import Cluster, free_pair
+from servers.cluster import BUS, Cluster
 from servers.sentinel import PATIENT_MS, Watched
 from servers.valkey import Valkey
 
@@ -95,7 +95,7 @@ class ReplicatedCluster(Cluster):
     def __init__(self) -> None:
         super().__init__()
         options = self.nodes[0].options
-        self.spare = Valkey(*options, port=free_pair())
+        self.spare = Valkey(*options, bus=BUS)
         no_delay([*self.nodes, self.spare])
         try:
             self._follow(self.spare, self.nodes[0])

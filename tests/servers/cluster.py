@@ -2,27 +2,14 @@
 
 from __future__ import annotations
 
-import socket
 import time
 from typing import Any
 
-from servers.valkey import Valkey, free_port
+from servers.valkey import Valkey
 
 SLOTS = 16384
-
-
-def free_pair() -> int:
-    """A free port whose bus port, 10000 above, is free too."""
-    while True:
-        port = free_port()
-        if port + 10_000 > 65_535:
-            continue
-        with socket.socket() as probe:
-            try:
-                probe.bind(("127.0.0.1", port + 10_000))
-                return port
-            except OSError:
-                continue
+#: The port of a node's bus lies that much above its own.
+BUS = 10_000
 
 
 class Cluster:
@@ -30,7 +17,7 @@ class Cluster:
 
     def __init__(self, nodes: int = 3) -> None:
         options = ("--cluster-enabled", "yes", "--cluster-node-timeout", "10000", "--cluster-require-full-coverage", "no")
-        self.nodes = [Valkey(*options, port=free_pair()) for _ in range(nodes)]
+        self.nodes = [Valkey(*options, bus=BUS) for _ in range(nodes)]
         try:
             self._form()
         except BaseException:

@@ -10,7 +10,7 @@ from urllib.parse import quote
 
 import redis
 
-from servers.valkey import Valkey, free_port, server_binary
+from servers.valkey import Valkey, server_binary
 
 #: How long a server is silent until sentinels take it for dead: longer than a machine may stall, and short when one was killed.
 PATIENT_MS, HASTY_MS = 10_000, 500
@@ -41,8 +41,8 @@ class Sentinel(Valkey):
                     client.ping()
                 return
             except redis.RedisError:
-                if time.monotonic() > end:
-                    raise
+                if time.monotonic() > end or self.process.poll() is not None:
+                    raise RuntimeError(f"the sentinel did not start: {self._log()[-2000:]}") from None
                 time.sleep(0.02)
 
 
@@ -63,7 +63,7 @@ class Watched:
 
     def _build(self, lock: tuple[str, ...], sentinels: int) -> None:
         primary = self.servers[0].port
-        self.servers.append(Valkey("--replicaof", "127.0.0.1", str(primary), *lock, port=free_port()))
+        self.servers.append(Valkey("--replicaof", "127.0.0.1", str(primary), *lock))
         extra = f'sentinel auth-pass {self.service} "{self.password}"\n' if self.password else ""
         self.sentinels = [Sentinel(primary, sentinels // 2 + 1, self.service, extra) for _ in range(sentinels)]
         end = time.monotonic() + 60

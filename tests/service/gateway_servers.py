@@ -5,7 +5,6 @@ from __future__ import annotations
 import http.client
 import json
 import os
-import random
 import re
 import shutil
 import socket
@@ -115,18 +114,6 @@ class Client:
 
     def statuses(self, number: int, method: str, path: str, **headers: str) -> list[int]:
         return [self.send(method, path, **headers).status for _ in range(number)]
-
-
-def free_port() -> int:
-    """A free port below those that connections get by themselves, so that nothing takes it before it is bound."""
-    while True:
-        port = random.randrange(20_000, 32_000)
-        with socket.socket() as one:
-            try:
-                one.bind(("127.0.0.1", port))
-                return port
-            except OSError:
-                continue
 
 
 def is_open(port: int) -> bool:

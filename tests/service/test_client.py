@@ -11,12 +11,12 @@ from itertools import count
 from typing import Any
 
 import pytest
-from gateway_servers import free_port
 from running import Running
 
 from limitkeeper.errors import ConfigurationError, StoreTimeout, StoreUnavailable
 from limitkeeper.service.app import RequestError
 from limitkeeper.service.client import AsyncClient, Client
+from servers.valkey import free_port
 
 pytestmark = pytest.mark.server
 TOKEN = "right" * 4

@@ -15,12 +15,12 @@ from typing import Any
 
 import pytest
 import yaml
-from gateway_servers import free_port, is_open, wait_until
+from gateway_servers import is_open, wait_until
 from running import Running
 
 import limitkeeper
 from limitkeeper.policy import Policy
-from servers.valkey import Valkey
+from servers.valkey import Valkey, free_port
 
 ROOT = Path(__file__).parents[2]
 DOCKERFILE = (ROOT / "examples" / "container" / "Dockerfile").read_text()

@@ -10,8 +10,10 @@ from pathlib import Path
 import gateway_servers as servers
 import httpx
 import pytest
-from gateway_servers import free_port, is_open, wait_until
+from gateway_servers import is_open, wait_until
 from running import POLICY, Running
+
+from servers.valkey import free_port
 
 PAGE = (Path(__file__).parents[2] / "docs" / "service-envoy.md").read_text()
 SHOWN = re.findall(r"^([a-z-]+): ", re.findall(r"```console\n(.*?)```", PAGE, re.S)[-1], re.M)

@@ -10,13 +10,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from gateway_servers import Client, application, check_command, each_gateway, environment, free_port, gateway, in_folder, need
+from gateway_servers import Client, application, check_command, each_gateway, environment, gateway, in_folder, need
 from running import Running
 
 from limitkeeper.cli import main
 from limitkeeper.errors import ConfigurationError
 from limitkeeper.policy import Policy
 from limitkeeper.service.gateway_config import WRITERS, Gateway
+from servers.valkey import free_port
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples" / "service" / "limitkeeper.yaml"

@@ -9,12 +9,13 @@ import sys
 from contextlib import ExitStack
 
 import pytest
-from gateway_servers import Client, application, each_gateway, free_port, gateway, need, wait_until, with_ports
+from gateway_servers import Client, application, each_gateway, gateway, need, wait_until, with_ports
 from running import Running
 from test_gateway_config import EXAMPLE, POLICY, ROOT
 
 from limitkeeper.policy import Policy
 from limitkeeper.service.gateway_config import WRITERS, Gateway
+from servers.valkey import free_port
 
 EXAMPLES = ROOT / "examples" / "gateways"
 pytestmark = pytest.mark.server

@@ -6,7 +6,6 @@ import os
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 from collections import Counter
@@ -16,9 +15,10 @@ from pathlib import Path
 import httpx
 import pytest
 from shop.lines import lines
-from shop.serve import HOST, bound
+from shop.serve import bound
 
 import limitkeeper
+from servers.valkey import free_port
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 MESSAGE = '{"code":"RATE_LIMITED","message":"Too many checkout attempts. Retry after 1s."}'
@@ -39,17 +39,11 @@ def program(**said: str) -> subprocess.Popen[str]:
     )
 
 
-def free_port() -> str:
-    with socket.socket() as sock:
-        sock.bind((HOST, 0))
-        return str(sock.getsockname()[1])
-
-
 class Open:
     """A shop that serves: where it is, and what it printed until it was ready."""
 
     def __init__(self) -> None:
-        self.process = program(PORT=free_port(), SHOP_SECONDS="inf")
+        self.process = program(PORT=str(free_port()), SHOP_SECONDS="inf")
         assert self.process.stdout is not None
         self.printed = ""
         for line in self.process.stdout:
@@ -130,7 +124,7 @@ def test_the_shop_closes_in_order(served, number):
 @with_curl
 def test_without_a_terminal_the_shop_shows_itself_and_ends():
     """Where nobody can press ctrl-C it types its own lines, shows a 200 and a 429, and ends."""
-    process = program(PORT=free_port())
+    process = program(PORT=str(free_port()))
     printed, _ = process.communicate(timeout=120)
     assert process.returncode == 0, printed
     shown = printed.split("Running the same commands:")[1]
@@ -152,7 +146,7 @@ def test_a_port_that_is_taken_is_left_to_its_owner():
 
 def test_a_wish_that_is_no_number_is_told():
     """SHOP_SECONDS takes seconds, and says so."""
-    process = program(PORT=free_port(), SHOP_SECONDS="soon")
+    process = program(PORT=str(free_port()), SHOP_SECONDS="soon")
     printed, _ = process.communicate(timeout=90)
     assert process.returncode != 0
     assert "SHOP_SECONDS=soon: expected a number of seconds, or inf" in printed

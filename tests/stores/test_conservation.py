@@ -76,7 +76,7 @@ Made = tuple[Store, list[Faulty]]
 
 
 def leased(clock: ManualClock, lease: int | None, url: str | None = None) -> Made:
-    parent = Faulty(MemoryStore(clock=clock) if url is None else RedisStore(url, clock=clock))
+    parent = Faulty(MemoryStore(clock=clock) if url is None else RedisStore(url, timeout="60s", clock=clock))
     return LeasedStore(parent, lease=lease), [parent]
 
 
@@ -379,14 +379,14 @@ def test_calls_that_meet_lose_nothing(lease, rules, rounds):
 def test_a_lone_node_over_redis_spends_all_of_two_limits(valkey):
     """Two limits in a tight loop, and hits beside reservations: what is admitted and what is left after close() are the limit."""
     limits = {"a": TokenBucket("2000/h"), "b": FixedWindow("2000/d")}
-    store = LeasedStore(RedisStore(valkey.url))
+    store = LeasedStore(RedisStore(valkey.url, timeout="60s"))
     limiter, net = Limiter(limits, store=store, name="two"), 0
     for _ in range(300):
         net += bool(limiter.hit("k"))
         reservation = limiter.reserve("k", cost=5, max_wait=0)
         net += 2 if reservation and reservation.settle(2) else 0
     store.close()
-    with RedisStore(valkey.url) as bare:
+    with RedisStore(valkey.url, timeout="60s") as bare:
         left = [part.remaining for part in Limiter(limits, store=bare, name="two").peek("k").decisions]
     assert net == 900
     assert left[1] == 2000 - net

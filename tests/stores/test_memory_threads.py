@@ -131,7 +131,7 @@ FORK = """
         sys.stdout.flush()
         child = os.fork()
         if not child:
-            signal.alarm(10)
+            signal.alarm(100)
             print(*work())
             sys.stdout.flush()
             os._exit(0)

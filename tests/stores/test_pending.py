@@ -66,6 +66,25 @@ def test_waiters_see_the_value_though_nothing_woke_them() -> None:
     assert found == ["value"]
 
 
+def test_a_wait_that_is_over_before_it_begins_ends() -> None:
+    """Events that nobody sets, and values that nobody gets, with timeouts that may be over before their thread waits: threads
+    that switch all the time wait thousands of times, and none for ever."""
+    done = []
+
+    def work() -> None:
+        for _ in range(3000):
+            WakeEvent().wait(1e-6)
+            Pending().result(1e-6)
+        done.append(1)
+
+    threads = [threading.Thread(target=work, daemon=True) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert len(done) == 3
+
+
 def test_one_set_wakes_every_waiter_of_a_wake_event() -> None:
     """A waiter passes the wake on, and none sees the event unset meanwhile."""
     event, found = WakeEvent(), []

@@ -32,7 +32,7 @@ def storm(kind: str, interrupts: int, where: str, seed: int = 4, timeout: float 
         out, errors = running.communicate(timeout=timeout)
     except subprocess.TimeoutExpired:
         running.send_signal(signal.SIGUSR1)
-        time.sleep(2)
+        time.sleep(5)
         running.kill()
         out, errors = running.communicate()
         pytest.fail(f"{kind}: {interrupts} interrupts were not over within {timeout} s\n{errors}")

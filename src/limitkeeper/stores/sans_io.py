@@ -17,7 +17,6 @@ Rejected: writing each protocol twice, once with `await`; a plan costs about 0.4
 from __future__ import annotations
 
 import asyncio
-import queue
 import threading
 from collections.abc import Awaitable, Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -71,7 +70,7 @@ class Pending:
     """A value that another thread or task is getting (a Waitable): an error is a value too, and so is StoreTimeout after
     `timeout` seconds.
 
-    Every waiter waits on a queue or future of its own, and looks for itself once in RECHECK_S: a signal handler that raises in a
+    Every waiter waits on an event of its own, and looks for itself once in RECHECK_S: a signal handler that raises in a
     waiter, or in the middle of `finish`, delays no other waiter. (It can leave the lock of a `concurrent.futures.Future` locked.)
     """
 
@@ -94,15 +93,14 @@ class Pending:
                 self._wakers.pop()()
 
     def result(self, timeout: float | None = None) -> Any:
-        woken: queue.SimpleQueue[None] = queue.SimpleQueue()
-        self._wakers.append(lambda: woken.put(None))
+        woken = WakeEvent()
+        self._wakers.append(woken.set)
         end = None if timeout is None else SYSTEM.now_us() + timeout * 1e6
         while not self.done:
             left = self.RECHECK_S if end is None else min(self.RECHECK_S, (end - SYSTEM.now_us()) / 1e6)
             if left <= 0:
                 return out_of_time()
-            with suppress(queue.Empty):
-                woken.get(timeout=left)
+            woken.wait(left)
         return self.value
 
     async def aresult(self, timeout: float | None = None) -> Any:
@@ -140,31 +138,31 @@ Plan = Generator[Step, Any, T]
 
 class WakeEvent(threading.Event):
     """An event that may be set where a signal handler raises: the lock inside `threading.Event` could stay locked then. Every
-    waiter that is woken wakes the next."""
+    waiter that is woken wakes the next. Rejected: a SimpleQueue, whose `get` never returns when its timeout is over before it
+    has begun to wait."""
 
     def __init__(self) -> None:
         super().__init__()
         self._is_set = False
-        self._wakes: queue.SimpleQueue[None] = queue.SimpleQueue()
+        self._unset = threading.Lock()  # locked while the event is not set
+        self._unset.acquire()
 
     def is_set(self) -> bool:
         return self._is_set
 
     def set(self) -> None:
         self._is_set = True
-        if self._wakes.empty():
-            self._wakes.put(None)
+        with suppress(RuntimeError):  # it was set before
+            self._unset.release()
 
     def clear(self) -> None:
         self._is_set = False
-        with suppress(queue.Empty):
-            while True:
-                self._wakes.get_nowait()
+        self._unset.acquire(blocking=False)
 
     def wait(self, timeout: float | None = None) -> bool:
-        with suppress(queue.Empty):
-            self._wakes.get(timeout=timeout)
-            self._wakes.put(None)
+        if self._unset.acquire(timeout=-1 if timeout is None else timeout):
+            with suppress(RuntimeError):
+                self._unset.release()
         return self._is_set
 
 

@@ -19,6 +19,8 @@ from limitkeeper.stores.guarded.deadline_store import DeadlineStore, start_daemo
 NOISE = 0.1
 #: A breaker that has opened stays open for as long as a test lasts.
 NEVER = {"backoff": 600, "max_backoff": 600}
+#: A breaker that stays closed through many calls in vain: on a busy machine many of them are not begun in time.
+LATE = {"failures": 2000, "ratio": 1}
 
 
 @pytest.fixture(params=[HangingStore, HangingTasks], ids=["sync", "async"])
@@ -51,7 +53,7 @@ async def soon(so) -> None:
 # Threads
 
 
-def test_a_hung_store_costs_the_budget_and_then_nothing(store, watch):
+def test_a_hung_store_costs_the_budget_and_then_nothing(store, watch, eventually):
     """Each decision takes the budget until the breaker opens; after that a hundred take far less than their budgets."""
     hanging = HangingStore(store)
     with GuardedStore(hanging, budget="30ms", failures=3, background=False, **NEVER) as guard:
@@ -59,18 +61,18 @@ def test_a_hung_store_costs_the_budget_and_then_nothing(store, watch):
         for _ in range(3):
             assert 0.03 <= took(lambda: limiter.hit("a")) < watch.allows(0.03 + NOISE)
         assert guard.state == "open"
+        eventually(lambda: len(hanging.calls) == guard.stats().abandoned <= 3)  # a worker that began its call makes it
         asked = len(hanging.calls)
         assert took(lambda: [limiter.hit("a") for _ in range(100)]) < watch.allows(1)  # a budget each would be three seconds
-        assert len(hanging.calls) == asked
         assert guard.stats()[2:4] == (3, 3)
-        assert guard.stats().abandoned == asked <= 3
+        assert guard.stats().abandoned == len(hanging.calls) == asked
         hanging.gate.set()
 
 
 def test_a_late_charge_is_given_back(store, eventually):
     """What an abandoned call charged when it came through after all goes back to the store."""
     hanging = HangingStore(store)
-    guard = GuardedStore(hanging, budget="5ms", failures=100, background=False)
+    guard = GuardedStore(hanging, budget="5ms", background=False, **LATE)
     limiter = Limiter(FixedWindow("10/400d"), store=guard)
     hangs(guard, lambda: limiter.hit("a", cost=3))
     hangs(guard, lambda: limiter.reserve("a", cost=2))
@@ -87,7 +89,7 @@ def test_a_late_charge_is_given_back(store, eventually):
 def test_a_refused_late_answer_gives_nothing_back(store, eventually):
     """A call that was refused too late charged nothing."""
     hanging = HangingStore(store)
-    guard = GuardedStore(hanging, budget="5ms", failures=100, background=False)
+    guard = GuardedStore(hanging, budget="5ms", background=False, **LATE)
     limiter = Limiter(FixedWindow("2/400d"), store=guard)
     hangs(guard, lambda: limiter.hit("a", cost=3))
     hanging.gate.set()
@@ -95,7 +97,7 @@ def test_a_refused_late_answer_gives_nothing_back(store, eventually):
     assert hanging.returned == []
 
 
-def test_abandoned_calls_are_bounded(store):
+def test_abandoned_calls_are_bounded(store, eventually):
     """However many callers there are, no more than so many calls hang; the others fail at once."""
     hanging = HangingStore(store)
     deadline_store = DeadlineStore(hanging, 100_000)
@@ -103,7 +105,9 @@ def test_abandoned_calls_are_bounded(store):
     before = threading.active_count()
 
     def call(i):
-        for _ in range(4):
+        calls = 0
+        while calls < 4 or deadline_store.pool.abandoned < 32:  # one that no worker has begun in time leaves nothing behind
+            calls += 1
             with pytest.raises(StoreTimeout):
                 limiter.hit(f"key {i}")
 
@@ -114,7 +118,7 @@ def test_abandoned_calls_are_bounded(store):
         thread.join()
     assert deadline_store.pool.abandoned == deadline_store.pool.max_calls == 32
     assert threading.active_count() - before <= 32
-    assert len(hanging.calls) == 32
+    eventually(lambda: len(hanging.calls) == 32)
     with pytest.raises(StoreTimeout, match="no worker is left"):
         limiter.hit("a")
     hanging.gate.set()
@@ -123,13 +127,14 @@ def test_abandoned_calls_are_bounded(store):
 def test_a_probe_gets_through_although_all_others_hang_for_ever(store, eventually):
     """Calls that never come back do not keep a guard from finding out that the store is back."""
     hanging = HangingStore(store)
-    guard = GuardedStore(hanging, budget="5ms", failures=40, background=False, clock=store.clock)
+    guard = GuardedStore(hanging, budget="5ms", background=False, clock=store.clock, **LATE)
     guard._store.pool.max_calls = 4
     limiter = Limiter("1000/s", store=guard)
-    while guard.state != "open":
+    while guard.state != "open":  # when four hang, the others fail at once
         limiter.hit("a")
-    assert (guard.stats().abandoned, len(hanging.calls)) == (4, 4)
-    assert guard.probe() is False
+    eventually(lambda: (guard.stats().abandoned, len(hanging.calls)) == (4, 4))
+    while guard.stats().abandoned < 5:  # a probe that no worker has begun in time leaves nothing behind
+        assert guard.probe() is False
     hanging.hangs = False  # the server is back; what was asked before stays unanswered
     guard._store.budget_us = 60_000_000
     assert guard.probe() is True
@@ -161,6 +166,7 @@ def test_a_call_that_no_worker_has_begun_is_not_made(store, eventually):
     hanging.gate.set()
     eventually(lambda: deadline_store.pool.abandoned == 0)
     hanging.hangs = False
+    deadline_store.budget_us = 60_000_000
     assert limiter.hit("a")
     assert ("b", 1) not in hanging.returned
     assert [key for key, _ in store.items(limiter.named[0])] == ["a"]
@@ -216,12 +222,12 @@ def test_a_hung_store_costs_a_task_the_budget_and_then_nothing(hanging, watch):
             assert 0.029 <= time.perf_counter() - begun < watch.allows(0.03 + NOISE)
         assert guard.state == "open"
         assert len(ticks) >= 3
+        await soon(lambda: len(hanging.calls) == guard.stats().abandoned <= 3)
         asked, begun = len(hanging.calls), time.perf_counter()
         for _ in range(100):
             await limiter.hit("a")
         assert time.perf_counter() - begun < watch.allows(1)  # a budget each would be three seconds
-        assert len(hanging.calls) == asked
-        assert guard.stats().abandoned == asked <= 3
+        assert guard.stats().abandoned == len(hanging.calls) == asked
         ticking.cancel()
         hanging.gate.set()
         await soon(lambda: guard.stats().abandoned == 0)
@@ -233,7 +239,7 @@ def test_a_late_charge_of_a_task_is_given_back(hanging):
     """An abandoned task goes on by itself, and what it charged goes back."""
 
     async def main():
-        guard = GuardedStore(hanging, budget="5ms", failures=100, background=False)
+        guard = GuardedStore(hanging, budget="5ms", background=False, **LATE)
         limiter = AsyncLimiter(FixedWindow("10/400d"), store=guard)
         for call in (
             lambda: limiter.hit("a", cost=3),
@@ -331,8 +337,12 @@ def test_a_forgotten_guard_ends_its_prober(store, eventually):
     behind.failing.add("decide")
     Limiter("5/s", store=guard).hit("a")
     del guard
-    gc.collect()
-    eventually(lambda: not [one for one in threading.enumerate() if one.name == "limitkeeper prober"])
+
+    def ended() -> bool:
+        gc.collect()  # again: the thread may have held the guard during the first collection
+        return not [one for one in threading.enumerate() if one.name == "limitkeeper prober"]
+
+    eventually(ended)
 
 
 def test_a_task_probes_in_the_background(store):
@@ -347,11 +357,9 @@ def test_a_task_probes_in_the_background(store):
         await limiter.hit("a")
         assert guard.state == "open"
         assert guard._health.prober.task is not None
-        while guard.stats().probes < 3:
-            await asyncio.sleep(0.002)
+        await soon(lambda: guard.stats().probes >= 3)
         behind.failing.clear()
-        while guard.state != "closed":
-            await asyncio.sleep(0.002)
+        await soon(lambda: guard.state == "closed")
         assert not guard.answered_here(await limiter.hit("a"))
         assert set(behind.calls) == {"adecide"}
         await guard.aclose()

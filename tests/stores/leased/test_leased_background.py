@@ -44,9 +44,8 @@ def threads_of_leases() -> list[threading.Thread]:
 
 
 def steady(took: list[float]) -> None:
-    """Of so many calls in a row 99 of 100 waited for nobody (a trip is 80 ms), and most took well below a millisecond."""
+    """Of so many calls in a row 99 of 100 waited for nobody: a trip is 80 ms."""
     assert statistics.quantiles(took, n=100)[98] < FarStore.trip / 4
-    assert statistics.median(took) < 0.001
 
 
 def test_a_far_parent_is_never_waited_for_in_steady_state():
@@ -88,10 +87,11 @@ def test_overload_of_a_far_parent_is_refused_at_once(watch):
         Limiter("100/s burst 50", store=parent.inner).hit("a", cost=50)  # the burst is gone
         limiter = Limiter("100/s burst 50", store=store)
         received, begun = [], time.monotonic()
-        while time.monotonic() < begun + 2.5 or len(received) < 1500:
-            begin = time.monotonic()
-            allowed = bool(limiter.hit("a"))
-            received.append((begin, time.monotonic() - begin, allowed))
+        while time.monotonic() < begun + 2.5:
+            while len(received) < 1000 * (time.monotonic() - begun):  # also where a sleep is late
+                begin = time.monotonic()
+                allowed = bool(limiter.hit("a"))
+                received.append((begin, time.monotonic() - begin, allowed))
             time.sleep(0.001)
         seconds = time.monotonic() - begun - 1  # the first second is for finding out
         late = [one for one in received if one[0] >= begun + 1]
@@ -172,8 +172,12 @@ def test_a_store_that_is_gone_takes_its_thread_with_it(eventually):
     Limiter(PLENTY, store=store).hit("a")
     thread, gone = store.background.thread, weakref.ref(store)
     del store
-    gc.collect()
-    eventually(lambda: gone() is None)
+
+    def collected() -> bool:
+        gc.collect()  # again: the thread may have held the store during the first collection
+        return gone() is None
+
+    eventually(collected)
     eventually(lambda: not thread.is_alive())
 
 
@@ -198,7 +202,7 @@ def test_a_failing_parent_does_not_end_the_background(eventually, caplog, capsys
 
 def test_a_failure_reaches_all_who_waited_for_the_batch(eventually):
     """Threads that waited for a batch that never came are told so, and do not try one after the other."""
-    come, gone, asked, failed = [], threading.Event(), [], []
+    gone, asked, failed = threading.Event(), [], []
 
     class Slow(Tally):
         def decide(self, claims, max_wait_us=0, **options):
@@ -210,7 +214,6 @@ def test_a_failure_reaches_all_who_waited_for_the_batch(eventually):
     limiter = Limiter(PLENTY, store=store)
 
     def ask() -> None:
-        come.append(1)
         try:
             limiter.hit("a")
         except StoreUnavailable:
@@ -219,13 +222,14 @@ def test_a_failure_reaches_all_who_waited_for_the_batch(eventually):
     threads = [threading.Thread(target=ask) for _ in range(20)]
     for thread in threads:
         thread.start()
-    eventually(lambda: len(come) == 20 and asked)
-    time.sleep(0.1)
+    eventually(lambda: asked)
+    fetch = store.cache.find(limiter.named[0], "a").pending
+    eventually(lambda: len(fetch._wakers) == 19)
     gone.set()
     for thread in threads:
         thread.join()
     assert len(failed) == 20
-    assert len(asked) <= 3  # one, and whoever had come and not yet asked
+    assert len(asked) == 1
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")

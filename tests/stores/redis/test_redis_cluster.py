@@ -230,7 +230,7 @@ def test_a_caller_that_dies_between_the_steps_leaves_at_most_one_decision_charge
         assert limiter.hit(key)
         plan = store._decide(limiter.claims(key), DecideOptions())
         sent = next(plan)
-        replies = store.pool.exchange(sent, SYSTEM.now_us() + 5_000_000)
+        replies = store.pool.exchange(sent, SYSTEM.now_us() + 60_000_000)
         withdrawal = plan.send(replies)  # it dies before this travels
         assert withdrawal
         plan.close()
@@ -256,7 +256,7 @@ def move(cluster: Cluster, slot: int, source: int, target: int, finish: bool = T
         old.execute_command("CLUSTER", "SETSLOT", slot, "MIGRATING", ids[target])
         keys = old.execute_command("CLUSTER", "GETKEYSINSLOT", slot, 100)
         if keys:
-            old.execute_command("MIGRATE", "127.0.0.1", cluster.nodes[target].port, "", 0, 5000, "KEYS", *keys)
+            old.execute_command("MIGRATE", "127.0.0.1", cluster.nodes[target].port, "", 0, 60_000, "KEYS", *keys)
         if finish:
             new.execute_command("CLUSTER", "SETSLOT", slot, "NODE", ids[target])
             old.execute_command("CLUSTER", "SETSLOT", slot, "NODE", ids[target])
@@ -289,7 +289,7 @@ def test_a_node_that_hangs_costs_a_new_store_a_part_of_the_budget(moving: Cluste
     key = next(key for key in map(str, itertools.count()) if owns(others[0], slot_of(key.encode())))
     hangs.freeze()
     try:
-        with RedisStore(moving.url, prefix=f"{{{key}}}", timeout="4s") as store:
+        with RedisStore(moving.url, prefix=f"{{{key}}}", timeout="8s") as store:
             assert store.address.endpoints[0].port == hangs.port
             assert (
                 Limiter(HUNDRED, store=store).hit("k") if mode == "sync" else driven(AsyncLimiter(HUNDRED, store=store).hit("k"))
@@ -324,7 +324,7 @@ def begin_move(cluster: Cluster, slot: int, source: int, target: int) -> None:
 
 def move_key(cluster: Cluster, key: bytes, source: int, target: int) -> None:
     with cluster.nodes[source].client() as old:
-        old.execute_command("MIGRATE", "127.0.0.1", cluster.nodes[target].port, "", 0, 5000, "KEYS", key)
+        old.execute_command("MIGRATE", "127.0.0.1", cluster.nodes[target].port, "", 0, 60_000, "KEYS", key)
 
 
 Halfway = tuple[Cluster, int, int, int]
@@ -407,16 +407,21 @@ def test_a_cluster_that_is_down_is_asked_again_within_the_budget(moving: Cluster
     """CLUSTERDOWN is an error when the budget is over, and no error when the slot is served again before that."""
     slot = slot_of(b"{down}")
     node = next(node for node in moving.nodes if owns(node, slot))
-    with RedisStore(moving.url, prefix="{down}", timeout=0.3) as store, node.client() as client:
+    with RedisStore(moving.url, prefix="{down}", timeout=AMPLE) as store, node.client() as client:
         limiter = Limiter(HUNDRED, store=store)
         assert limiter.hit("k")
+        store.timeout_us = 300_000
         for other in moving.nodes:
             with other.client() as one:
                 one.execute_command("CLUSTER", "DELSLOTS", slot)
-        begun = time.monotonic()
-        with pytest.raises(StoreUnavailable, match=r"CLUSTERDOWN|no node serves"):
-            limiter.hit("k")
-        assert time.monotonic() - begun < watch.allows(0.4)
+        said, end = "", time.monotonic() + 60
+        while "CLUSTERDOWN" not in said and "no node serves" not in said:  # the nodes may be late to say so
+            assert time.monotonic() < end, said
+            begun = time.monotonic()
+            with pytest.raises(StoreError) as raised:
+                limiter.hit("k")
+            assert time.monotonic() - begun < watch.allows(0.4)
+            said = str(raised.value) if isinstance(raised.value, StoreUnavailable) else ""
         store.timeout_us = round(AMPLE * 1e6)
         threading.Timer(0.1, client.execute_command, ("CLUSTER", "ADDSLOTS", slot)).start()
         assert limiter.hit("k").remaining == 98

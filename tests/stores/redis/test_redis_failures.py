@@ -179,12 +179,12 @@ def test_a_server_that_loads_is_asked_again_within_the_budget(
     hit("k")
     with server.client() as client:
         client.execute_command("DEBUG", "POPULATE", 20_000, "x", 100)
-        client.config_set("key-load-delay", 200)
+        client.config_set("key-load-delay", 2000)  # 40 s, if it stays so
         client.config_set("loading-process-events-interval-bytes", 1024)
         client.save()
 
         def reload() -> None:
-            with server.client(socket_timeout=60) as other:
+            with server.client(socket_timeout=200) as other:
                 other.execute_command("DEBUG", "RELOAD", "NOSAVE")
 
         reloading = threading.Thread(target=reload)
@@ -325,8 +325,8 @@ def test_ctrl_c_in_the_middle_of_a_call_spoils_nothing(store: RedisStore, server
             limiter.hit("k")
             import os
             os.kill({server.process.pid if server.process else 0}, signal.SIGSTOP)
-            threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
             try:
+                threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
                 limiter.hit("k")
             except KeyboardInterrupt:
                 print("interrupted")

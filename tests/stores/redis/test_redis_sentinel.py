@@ -115,7 +115,7 @@ def test_a_sentinel_that_hangs_costs_a_part_of_the_budget(watched: Watched, mode
     frozen = watched.sentinels[0]
     frozen.freeze()
     try:
-        with RedisStore(watched.url, prefix=f"frozen {mode}", timeout="3s") as store, Loop() as loop:
+        with RedisStore(watched.url, prefix=f"frozen {mode}", timeout="9s") as store, Loop() as loop:
             limiter, tasks = Limiter(MANY, store=store), AsyncLimiter(MANY, store=store)
             route: Any = store.route
             for _ in range(2):

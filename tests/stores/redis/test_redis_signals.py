@@ -102,7 +102,7 @@ def test_a_handler_that_raises_loses_no_connection_and_no_caller(valkey: Valkey,
         class Interrupted(Exception): pass
         def handler(*_): raise Interrupted
         signal.signal(signal.SIGALRM, handler)
-        with RedisStore({valkey.url!r}, prefix="storm", timeout="10s", max_connections=2) as store:
+        with RedisStore({valkey.url!r}, prefix="storm", timeout="50s", max_connections=2) as store:
             limiter = Limiter(TokenBucket("1/h", burst=1_000_000), store=store)
             limiter.hit("k")
             over, raised, interrupts = threading.Event(), [], 0
@@ -115,12 +115,13 @@ def test_a_handler_that_raises_loses_no_connection_and_no_caller(valkey: Valkey,
             threads = [threading.Thread(target=work) for _ in range(5)]
             for thread in threads: thread.start()
             rng, end = random.Random(1), time.monotonic() + 2
-            while time.monotonic() < end:
-                try:
-                    signal.setitimer(signal.ITIMER_REAL, rng.uniform(0.00005, 0.003))
+            while time.monotonic() < end or interrupts <= 50:
+                try:  # an alarm that was lost in a finaliser rings again
+                    signal.setitimer(signal.ITIMER_REAL, rng.uniform(0.00005, 0.003), 1)
                     while True: limiter.hit("k")
                 except Interrupted:
                     interrupts += 1
+            signal.setitimer(signal.ITIMER_REAL, 0)
             over.set()
             for thread in threads: thread.join()
             server = store.pool.idle(store.route.direct, store.route.login)
@@ -128,6 +129,30 @@ def test_a_handler_that_raises_loses_no_connection_and_no_caller(valkey: Valkey,
             print(interrupts > 50, raised, len(server.waiting), len(server.open))
     """)
     assert (done.stdout, done.stderr) == ("True [] 0 2\n", "")
+
+
+def test_a_timeout_that_a_handler_raises_while_connecting_ends_the_call(python: Any) -> None:
+    """The alarm of a caller is no timeout of the connection, which would be tried again until the budget ends."""
+    done = python("""
+        import signal, socket, threading
+        from limitkeeper import Limiter
+        from limitkeeper.stores.redis import RedisStore
+        def ring(*_): raise TimeoutError("of the caller")
+        signal.signal(signal.SIGUSR1, ring)
+        with socket.create_server(("127.0.0.1", 0)) as silent:
+            def interrupt():
+                connection, _ = silent.accept()
+                connection.recv(1000)  # the client logs in
+                signal.pthread_kill(threading.main_thread().ident, signal.SIGUSR1)
+                connection.recv(1000)
+            threading.Thread(target=interrupt).start()
+            with RedisStore(f"redis://:secret@127.0.0.1:{silent.getsockname()[1]}", timeout="50s") as store:
+                try:
+                    Limiter("5/s", store=store).hit("k")
+                except TimeoutError as error:
+                    print(error)
+    """)
+    assert (done.stdout, done.stderr) == ("of the caller\n", "")
 
 
 class RaisesOnce(list[BaseException]):

@@ -80,7 +80,7 @@ def connect_tcp(endpoint: Endpoint, deadline_us: int, now_us: Callable[[], int])
             return sock
         except BaseException as error:
             sock.close()
-            if not others or not isinstance(error, OSError):
+            if not others or not isinstance(error, OSError) or is_from_handler(error):
                 RESOLVER.expire(endpoint.host)
                 raise
     raise OSError("the host has no address")
@@ -89,6 +89,11 @@ def connect_tcp(endpoint: Endpoint, deadline_us: int, now_us: Callable[[], int])
 def is_from_system(error: BaseException) -> bool:
     """Whether the operating system raised this error, and not a signal handler: `raise TimeoutError` is an OSError as well."""
     return isinstance(error, OSError) and error.errno is not None
+
+
+def is_from_handler(error: BaseException) -> bool:
+    """Whether a signal handler raised this TimeoutError while a connection was opened; that of a socket says "timed out"."""
+    return isinstance(error, TimeoutError) and error.errno is None and "timed out" not in str(error)
 
 
 class CallRecord:
@@ -129,7 +134,7 @@ class SyncConnection:
         try:
             left = (deadline_us - self._now_us()) / 1e6
             if left <= 0:
-                raise TimeoutError
+                raise TimeoutError("timed out")
             if endpoint.path:
                 self._sock = sock = socket.socket(socket.AF_UNIX)
                 sock.settimeout(left)
@@ -152,6 +157,8 @@ class SyncConnection:
             check_login(replies, endpoint)
         except BaseException as error:
             self.close()
+            if is_from_handler(error):
+                raise
             raise connect_error(error, endpoint) or error from None
 
     def send(self, data: bytes, deadline_us: int, record: CallRecord | None = None) -> None:
