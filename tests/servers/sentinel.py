@@ -42,7 +42,7 @@ class Sentinel(Valkey):
                 return
             except redis.RedisError:
                 if time.monotonic() > end or self.process.poll() is not None:
-                    raise RuntimeError(f"the sentinel did not start: {self._log()[-2000:]}") from None
+                    raise RuntimeError(f"the sentinel did not start: {self.log()[-2000:]}") from None
                 time.sleep(0.02)
 
 
