@@ -32,20 +32,21 @@ class Demo:
             text=True,
         )
 
-    def read_until(self, text: str) -> None:
-        """Reads what it prints until a line contains the text."""
+    def read_until(self, text: str | None) -> None:
+        """Reads what it prints until a line contains the text; None: until it ends."""
         assert self.process.stdout is not None
         for line in self.process.stdout:
             self.output += line
             self.started |= children_of(self.process.pid)
-            if text in line:
+            if text is not None and text in line:
                 return
 
     def finish(self) -> str:
-        """Reads the rest; returns what it has printed to stderr."""
-        output, errors = self.process.communicate(timeout=280)
-        self.output += output
-        return errors
+        """Waits until it has ended; returns what it has printed to stderr, which is short."""
+        with self.process:
+            assert self.process.stderr is not None
+            self.read_until(None)
+            return self.process.stderr.read()
 
     def left_running(self) -> dict[int, str]:
         """What still runs after 30 s at most: a process that was ended may take a moment to disappear."""
@@ -80,7 +81,6 @@ def children_of(pid: int) -> dict[int, str]:
 def played(tmp_path_factory: pytest.TempPathFactory) -> tuple[Demo, str]:
     """A demo of two runs of 3 s each that has ended, and what it has printed to stderr."""
     one = Demo(tmp_path_factory.mktemp("live"), seconds=3)
-    one.read_until("nothing is left running")
     return one, one.finish()
 
 
