@@ -1,4 +1,5 @@
-"""Bulkheads: a place taken and released without contention beside the standard library's semaphores, and 10 000 waiters."""
+"""Bulkheads: a place taken and released without contention beside the standard library's semaphores, 10 000 waiters, and adaptive
+limits in front of a server whose capacity drops to half (adaptive.py)."""
 
 from __future__ import annotations
 
@@ -9,6 +10,7 @@ from collections.abc import Callable
 from statistics import median
 from typing import Any
 
+import adaptive
 from report import Section, Table, number
 from timing import BATCH_NS, Case, Effort, measure, one_core
 
@@ -62,7 +64,9 @@ def run(floors: Any, effort: Effort, note: Callable[[str], None]) -> Section:
     section = Section(
         "Bulkheads",
         "A place of 40 taken and released, uncontended. Then N tasks that wait for one place, the cost of each from "
-        "joining the queue to leaving the bulkhead.",
+        "joining the queue to leaving the bulkhead. Then a server process on loopback with "
+        f"{adaptive.WORKERS} workers and {adaptive.SERVICE * 1e3:g} ms a call, under {adaptive.OFFERED} calls/s, that loses "
+        f"half of its workers: calls answered within {adaptive.IN_TIME * 1e3:g} ms.",
     )
     with one_core():
         cases = [Case(name, call, {"o": make(), "k": None}) for name, (call, make) in THREADS.items()]
@@ -88,4 +92,5 @@ def run(floors: Any, effort: Effort, note: Callable[[str], None]) -> Section:
         Table(("acquire and release", "ns"), [(name, number(value, "")) for name, value in found.items()]),
         Table(("waiting tasks", "µs each"), [(f"{n}, {name}", number(value, "")) for (n, name), value in waits.items()]),
     ]
+    adaptive.add_to(section, effort, note)
     return section

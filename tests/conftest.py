@@ -9,6 +9,7 @@ import textwrap
 import time
 import zlib
 from collections.abc import Callable, Iterator
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -37,17 +38,46 @@ os.environ |= {f"LIMITKEEPER_{name}": "127.0.0.1:0" for name in ("HTTP", "RESP",
 #: What `make test` runs on the plain build as well: the laws and the core, whose modules are compiled. `make test-all` runs
 #: everything on the plain build, with coverage. (LIMITKEEPER_EXPECT is "plain" in the second run of `make test` only.)
 ON_BOTH_BUILDS = ("conventions/test_compiled.py", "laws/*.py", "limiter/*.py", "source_documents/*.py", "stores/*.py")
-#: Files that only `make test-all` runs: fault runs, whole fleets, installations, and matrices of servers.
+#: What only `make test-all` runs, as patterns of test ids: fault runs, whole fleets, installations, matrices of servers, and of
+#: tests that start a service or wait in real time all but a sample.
 SLOW = (
     "conventions/test_install.py",
+    "conventions/test_public_types.py",
     "demo/test_sharding_example.py",
+    "docs/test_docs.py::*[[]docs/policy-cli.md]",
+    "docs/test_docs.py::*[[]docs/web/django.md]",
+    "docs/test_docs.py::*[[]docs/flash-sale.md]",
     "faults/*.py",
+    "laws/test_law_14_budgets.py::test_whatever_hangs*[[]b*",
+    "laws/test_law_14_budgets.py::test_whatever_hangs*[[]endless*",
     "policy/test_file_watcher_served.py",
+    "policy/test_file_watcher.py::test_a_file_that_is_being_written*",
+    "service/test_envoy_grpc.py::test_on_redis_and_without_it",
+    "service/test_envoy_grpc.py::test_mutual_tls",
+    "service/test_envoy_grpc.py::test_the_token_is_required",
+    "service/test_envoy_grpc.py::test_workers_share*",
+    "service/test_envoy_grpc.py::test_a_killed_worker*",
+    "service/test_gateway_config.py::*503*",
+    "service/test_gateway_config.py::test_when_the_service_is_down*",
+    "service/test_gateway_examples.py::test_traefik",
+    "service/test_serve.py::test_a_hang_up*",
+    "service/test_serve.py::test_a_missing_package*",
+    "service/test_serve.py::test_a_new_worker*",
+    "service/test_serve.py::test_errors_end_it*",
+    "service/test_serve.py::test_the_shared_file_is_removed*",
+    "service/test_serve.py::test_several_workers_refuse*",
+    "service/test_service_dashboard.py::test_d*",
+    "service/test_service_on_redis.py",
     "shop/test_shop_checkout.py",
     "shop/test_shop_users.py",
+    "simulate/test_simulate_report.py::test_charts_are_written_as_png",
     "stores/leased/test_leased_fleet.py",
     "stores/leased/test_leased_processes.py",
     "stores/redis/test_redis_sentinel.py",
+    "stores/test_signal_storm.py::*[[]redis-*",
+    "stores/test_signal_storm.py::*[[]leased*",
+    "stores/test_signal_storm.py::*[[]sharded-*",
+    "stores/test_signal_storm.py::*[[]guarded-*",
 )
 #: Tests that start a real server process, by the fixture or helper that starts it.
 SERVER_FIXTURES = {"valkey", "server", "other_server", "network"}
@@ -57,6 +87,10 @@ SAMPLED_FRAMEWORK_TESTS = ("test_in_process", "test_behind_", "test_frameworks_b
 
 def matches(path: Path, patterns: tuple[str, ...]) -> bool:
     return any(path.match(f"tests/{pattern}") for pattern in patterns)
+
+
+def is_slow(test_id: str) -> bool:
+    return any(fnmatchcase(test_id, f"tests/{pattern}{'' if '::' in pattern else '::*'}") for pattern in SLOW)
 
 
 def is_second_run() -> bool:
@@ -81,7 +115,7 @@ def is_beyond_the_sample(item: pytest.Item) -> bool:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Marks `slow` and `server`; the second run leaves out what is about a server."""
     for item in items:
-        if matches(item.path, SLOW) or is_beyond_the_sample(item):
+        if is_slow(item.nodeid) or is_beyond_the_sample(item):
             item.add_marker(pytest.mark.slow)
         if SERVER_FIXTURES & set(getattr(item, "fixturenames", ())) or "_behind_" in item.name:
             item.add_marker(pytest.mark.server)

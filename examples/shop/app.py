@@ -1,5 +1,6 @@
 """A shop behind a policy, with limits in three layers: what clients may ask (limitkeeper.yaml, added by one line,
-`add_middleware`), what the shop may ask of the services behind it, and how many writes its database bears at a time.
+`add_middleware`), what the shop may ask of the services behind it, and how many writes its database bears at a time. Above some
+limits it serves less instead of refusing (degrade.py).
 
 uvicorn --factory shop.app:shop --app-dir examples        or: make shop
 """
@@ -8,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,8 @@ from limitkeeper.observe.prometheus import LimitkeeperCollector
 from limitkeeper.policy.gate import Gate
 from limitkeeper.stores import Store
 from limitkeeper.web.asgi import RateLimitMiddleware
+from limitkeeper.web.degrade import is_reduced
+from shop.degrade import Degradation
 from shop.page import page
 from shop.people import make_keys, plan_of, token_for
 from shop.upstreams import Upstreams
@@ -33,19 +37,23 @@ GOODS = ("lamp", "chair", "kettle", "teapot", "blanket", "clock")
 def shop(store: Store | None = None) -> FastAPI:
     """Creates the app. `store` replaces the policy's store in tests."""
     make_keys()
-    gate = Gate(POLICY, store=store)
+    degradation = Degradation()
+    gate = Gate(POLICY, store=store, handlers=degradation.handlers)
     upstreams = Upstreams(gate.policy, gate.store)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         yield
+        degradation.close()
         await upstreams.aclose()
         await gate.aclose()
 
     app = FastAPI(title="The shop", lifespan=lifespan)
-    app.add_middleware(RateLimitMiddleware, policy=gate)
+    app.add_middleware(degradation)
+    app.add_middleware(RateLimitMiddleware, policy=gate)  # added last: the outermost
     app.state.gate, app.state.upstreams = gate, upstreams
     add_services(app, upstreams)
+    add_degrading(app)
     add_watching(app, gate)
     return app
 
@@ -104,6 +112,26 @@ def add_services(app: FastAPI, upstreams: Upstreams) -> None:
     @app.post("/password-reset", status_code=202)
     async def sent() -> dict[str, str]:
         return {"sent": "to the registered address"}
+
+
+def add_degrading(app: FastAPI) -> None:
+    """Adds the services that serve less above their limits; `degrade NAME` in the policy says how."""
+    numbers = count(1)
+
+    @app.get("/recommendations")
+    async def recommendations() -> dict[str, Any]:
+        """Expensive to compute; above its limit a client gets its last ones again."""
+        return {"for_you": GOODS[:3], "computed": next(numbers)}
+
+    @app.post("/invoices", status_code=201)
+    async def invoice() -> dict[str, Any]:
+        """Nobody waits for an invoice at once; above its limit it is made later."""
+        return {"invoice": next(numbers)}
+
+    @app.get("/reviews")
+    async def reviews(request: Request) -> dict[str, Any]:
+        """Above its limit a client gets the names only, which cost no query of the reviews."""
+        return {name: "…" if is_reduced(request) else f"A fine {name}, I would buy it again." for name in GOODS[:3]}
 
 
 def add_watching(app: FastAPI, gate: Gate) -> None:

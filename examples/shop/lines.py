@@ -12,7 +12,8 @@ class Line:
 
 
 def lines(base: str) -> tuple[Line, ...]:
-    """The commands for the shop at `base`. Square brackets are curl syntax: one process, one connection, many requests."""
+    """The commands for the shop at `base`. Square brackets are curl syntax: one process, one connection, many requests;
+    behind a `#` they do not change the request."""
     signed = '-H "Authorization: Bearer $TOKEN"'
     return (
         Line("A token for ada, who has the free plan", f"TOKEN=$(curl -sf -X POST '{base}/login?name=ada')"),
@@ -20,6 +21,19 @@ def lines(base: str) -> tuple[Line, ...]:
         Line(
             "Twenty in a row: ten pass, the eleventh is refused with a Retry-After",
             f"curl -si -X POST '{base}/checkout?[1-20]' {signed} -w '\\n' | grep -m1 -A13 ' 429 '",
+        ),
+        Line(
+            "Five recommendations a minute are computed; the sixth response is the last one again, with its age",
+            f"curl -si '{base}/recommendations#[1-6]' {signed} -w '\\n' | grep -iE '^(HTTP|age|cache-status)'",
+        ),
+        Line(
+            "Five invoices a minute are made at once; the sixth is accepted, made later, and fetched with its ticket",
+            f"TICKET=$(curl -si -X POST '{base}/invoices#[1-6]' {signed} | tr -d '\\r' | sed -n 's/^location: //p' | tail -n 1); "
+            f"sleep 1; curl -si \"{base}$TICKET\" {signed} -w '\\n'",
+        ),
+        Line(
+            "Five responses a minute have the reviews; the sixth has less",
+            f"curl -s '{base}/reviews#[1-6]' {signed} -w '\\n'",
         ),
         Line(
             "The catalog has its own limit: 1000 requests per minute per user",

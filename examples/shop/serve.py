@@ -14,19 +14,16 @@ import os
 import shutil
 import signal
 import socket
-import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
-from http.client import HTTPConnection
 
 import uvicorn
+from local_servers import HOST, services
 
 from shop.app import shop
 from shop.lines import lines, script
 from shop.services import SERVICES
 
-HOST, PORT, PORTS = "127.0.0.1", 8000, 100
+PORT, PORTS = 8000, 100
 
 
 def bound(wanted: str | None) -> socket.socket:
@@ -46,33 +43,6 @@ def bound(wanted: str | None) -> socket.socket:
         except OSError:
             sock.close()
     raise SystemExit(f"serve: port {wanted or f'{PORT} to {PORT + PORTS - 1}'} is taken; choose another with PORT=")
-
-
-@contextmanager
-def services() -> Iterator[None]:
-    """Runs inventory and pricing as processes of their own; the environment says where they are."""
-    started, addresses = [], []
-    try:
-        for name in SERVICES:
-            with socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP) as sock:
-                sock.bind((HOST, 0))
-                sock.listen(1024)  # from here on a connection waits until the service accepts it
-                command = [sys.executable, "-m", "shop.services", name, str(sock.fileno())]
-                started.append(subprocess.Popen(command, pass_fds=[sock.fileno()]))
-                address = sock.getsockname()
-            os.environ[f"{name.upper()}_URL"] = "http://{}:{}".format(*address)
-            addresses.append(address)
-        for address in addresses:
-            connection = HTTPConnection(*address, timeout=60)
-            connection.request("GET", "/openapi.json")
-            connection.getresponse()  # now it serves
-            connection.close()
-        yield
-    finally:
-        for process in started:
-            process.terminate()
-        for process in started:
-            process.wait()
 
 
 def serving_seconds(said: str | None) -> float:
@@ -127,7 +97,8 @@ def main() -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: None)
     sock, seconds = bound(os.environ.get("PORT")), serving_seconds(os.environ.get("SHOP_SECONDS"))
-    with services():
+    with services("shop.services", SERVICES) as addresses:
+        os.environ |= addresses
         asyncio.run(serve(sock, seconds))
     return 0
 

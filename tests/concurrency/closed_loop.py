@@ -75,10 +75,10 @@ class ClosedLoop:
     def give_up(self, call: AdaptiveCall) -> None:
         call.__exit__(TimeoutError)
 
-    def goodput(self, seconds: float) -> float:
-        """Calls a second in the last so many seconds."""
+    def goodput(self, seconds: float, within_us: float = float("inf")) -> float:
+        """Calls a second in the last so many seconds that were answered in time."""
         since = self.clock.now_us() - seconds * 1e6
-        return sum(end > since for end, _ in self.done) / seconds
+        return sum(end > since and took <= within_us for end, took in self.done) / seconds
 
     def p95(self, seconds: float) -> float:
         """Of the response times, in seconds."""

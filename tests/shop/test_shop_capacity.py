@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 from shop.app import POLICY
+from shop.degrade import Degradation
 from shop.people import make_keys
 
 from limitkeeper import MemoryStore
@@ -37,7 +38,7 @@ def served(flood: dict[str, tuple[float, int]]) -> tuple[Counter[str], Counter[s
     """Checkouts that were asked for and that passed, by client."""
     make_keys()
     clock, rng = ManualClock(1000.0), random.Random(7)
-    gate = Gate(Policy.load(POLICY), store=MemoryStore(clock=clock))
+    gate = Gate(Policy.load(POLICY), store=MemoryStore(clock=clock), handlers=Degradation().handlers)
     clients = {"globex": (ASKED, 400), **flood}
     asked, passed = Counter[str](), Counter[str]()
     for at, name, address in sorted(one for key, (rate, n) in clients.items() for one in arrivals(key, rate, n, rng)):
@@ -63,7 +64,7 @@ def test_the_partner_gets_what_it_was_promised(flood):
 def test_the_guarantee_is_lent_while_it_is_not_used():
     """Without the partner, another one with an override is served at nearly the whole capacity."""
     clock = ManualClock(1000.0)
-    gate = Gate(Policy.load(POLICY), store=MemoryStore(clock=clock))
+    gate = Gate(Policy.load(POLICY), store=MemoryStore(clock=clock), handlers=Degradation().handlers)
     passed, rng = 0, random.Random(3)
     for at, name, address in arrivals("acme-corp", 1000.0, 800, rng):
         clock.advance(max(0.0, 1000.0 + at - clock.now_us() / 1e6))

@@ -82,16 +82,20 @@ def typed(command: str) -> str:
 @pytest.mark.slow
 @with_curl
 def test_the_printed_lines_do_what_they_say(served):
-    """The commands, as printed, get a 200 that says what is left, a 429 with its fields, and then the whole catalog."""
-    token, one, many, catalog = lines(served.base)
-    assert all(line.command in served.printed for line in (token, one, many, catalog))
-    passed = typed(f"{token.command}; {one.command}")
+    """The commands, as printed, get a 200 that says what is left, a 429, each kind of degradation, and the catalog."""
+    token, one, many, cached, later, less, catalog = lines(served.base)
+    assert all(line.command in served.printed for line in lines(served.base))
+    signed = "TOKEN=" + typed(f'{token.command}; echo "$TOKEN"').strip()  # logins are limited
+    passed = typed(f"{signed}; {one.command}")
     assert passed.startswith("HTTP/1.1 200 OK\n")
     assert "\nx-ratelimit-limit: 10\nx-ratelimit-remaining: 9\n" in passed
-    refused = next(filter(None, (typed(f"{token.command}; {many.command}") for _ in range(3))), "")  # a stall refills
+    refused = next(filter(None, (typed(f"{signed}; {many.command}") for _ in range(3))), "")  # a stall refills
     assert refused.startswith("HTTP/1.1 429 Too Many Requests\n")
     assert "\nretry-after: 1\n" in refused
     assert refused.endswith(f"\n\n{MESSAGE}\n")
+    assert typed(f"{signed}; {cached.command}").splitlines()[-1].startswith("cache-status: limitkeeper; hit; ttl=")
+    assert typed(f"{signed}; {later.command}").startswith("HTTP/1.1 201 Created\n")
+    assert typed(f"{signed}; {less.command}").endswith('{"lamp":"…","chair":"…","kettle":"…"}\n')
     found = dict(reversed(line.split()) for line in typed(catalog.command).splitlines())
     assert set(found) == {"200", "429"}
     assert 1000 <= int(found["200"]) < 1100  # more than a thousand only where a minute of the clock begins in between

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from itertools import takewhile
 from random import Random
 
 import pytest
 
-from limitkeeper import LeasedStore, Limiter, MemoryStore, TokenBucket
+from limitkeeper import Decision, LeasedStore, Limit, Limiter, MemoryStore, TokenBucket
 from limitkeeper.policy import Gate, Policy, WrittenRequest
-from limitkeeper.simulate import Result, Scenario, Simulation
+from limitkeeper.simulate import Result, Scenario, Simulation, single_limiter_run
 from limitkeeper.simulate.arrivals import arrival_times, user_numbers
 from limitkeeper.simulate.event_loop import START_US
+from limitkeeper.simulate.gateway import Gateway
 from limitkeeper.testing import ManualClock
 
 ALGORITHMS = ("token bucket 5/s burst 10", "fixed window 5/s", "sliding window log 5/s", "sliding window counter 5/s")
@@ -27,51 +30,72 @@ def play(limit: str, rate: str = "1000/s", users: int = 1, duration: str = "3s",
     return Simulation(Scenario.of(duration=duration, clients=clients, gateway={"policy": rules, **gateway})).run()
 
 
-def decided_by_library(limit: str, scenario: Scenario) -> tuple[int, int]:
-    """The same arrivals and users through a gate on a manual clock: (allowed, refused)."""
+#: When, under which key, and what was decided.
+Answer = tuple[int, str, bool, int, float]
+
+
+def answer(time_us: int, key: str, decision: Decision) -> Answer:
+    assert decision.retry_after is not None
+    return time_us, key, decision.allowed, decision.remaining, decision.retry_after
+
+
+def arrivals(scenario: Scenario, endpoints: bool) -> Iterator[tuple[int, int]]:
+    """The times and users of a scenario's only client, drawn as the simulation draws them."""
     client = scenario.clients[0]
     rng = Random(f"{scenario.seed} client {client.name}")
     users = user_numbers(client.users, client.zipf, Random(rng.random()))
-    rng.random()
+    if endpoints:
+        rng.random()
     times = arrival_times(client.profile, client.spacing, Random(rng.random()), START_US)
-    clock = ManualClock()
-    allowed = refused = 0
+    return zip(takewhile(lambda time: time < START_US + scenario.duration_us, times), users, strict=False)
+
+
+@pytest.mark.parametrize("limit", ALGORITHMS)
+def test_one_node_decides_as_the_library(limit, monkeypatch):
+    """One node on a store without latency gives, decision by decision, the answers of a Gate at the same times."""
+    simulated: list[Answer] = []
+    decided = Gateway._decided
+
+    def recorded(self, request, reply, evaluation):
+        simulated.append(answer(self.loop.now, evaluation.keys[0], evaluation.decision))
+        decided(self, request, reply, evaluation)
+
+    monkeypatch.setattr(Gateway, "_decided", recorded)
+    scenario = play(limit, "500/s", users=40).scenario
+    clock, expected = ManualClock(), []
     gate = Gate(policy(limit), store=MemoryStore(clock=clock))
-    for time in times:
-        if time >= START_US + scenario.duration_us:
-            return allowed, refused
+    for time, user in arrivals(scenario, endpoints=True):
         clock.advance((time - clock.now_us()) / 1e6)
-        request = WrittenRequest("GET", "/", identities={"user": f"u{next(users)}"})
-        if gate.ask(request):
-            allowed += 1
-        else:
-            refused += 1
-    raise AssertionError("the arrivals have no end")
+        evaluation = gate.ask(WrittenRequest("GET", "/", identities={"user": f"u{user}"}))
+        expected.append(answer(time, evaluation.keys[0], evaluation.decision))
+    assert simulated == expected
+    assert {allowed for _, _, allowed, _, _ in expected} == {True, False}
 
 
 @pytest.mark.parametrize("limit", ALGORITHMS)
-def test_one_node_decides_as_the_library(limit):
-    """One node on a store without latency admits and refuses exactly what a Gate does at the same times."""
-    result = play(limit, "500/s", users=40)
-    one = result.classes["all"]
-    assert (one.ok, one.refused) == decided_by_library(limit, result.scenario)
-    assert one.refused > 0
+def test_a_trace_decides_as_the_library(limit, monkeypatch):
+    """A trace through a limiter gives, decision by decision, the answers of Limiter.hit at the same times."""
+    simulated: list[Answer] = []
 
+    class RecordedLimiter:
+        def __init__(self, limit: Limit, store: MemoryStore) -> None:
+            self.limiter, self.clock = Limiter(limit, store), store.clock
 
-@pytest.mark.parametrize("limit", ALGORITHMS)
-def test_a_trace_decides_as_the_library(limit):
-    """A trace through a limiter admits exactly what Limiter.hit does at the same times."""
+        def hit(self, key: str) -> Decision:
+            decision = self.limiter.hit(key)
+            simulated.append(answer(self.clock.now_us(), key, decision))
+            return decision
+
+    monkeypatch.setattr(single_limiter_run, "Limiter", RecordedLimiter)
     scenario = Scenario.of(duration="3s", limit=limit, clients={"all": {"arrivals": "500/s", "users": {"count": 40, "zipf": 1}}})
-    result = Simulation(scenario).run()
-    client, clock = scenario.clients[0], ManualClock()
-    limiter, rng = Limiter(limit, MemoryStore(clock=clock)), Random("1 client all")
-    users = user_numbers(40, client.zipf, Random(rng.random()))
-    times = arrival_times(client.profile, client.spacing, Random(rng.random()), START_US)
-    expected = 0
-    for _ in range(result.classes["all"].sent):
-        clock.advance((next(times) - clock.now_us()) / 1e6)
-        expected += bool(limiter.hit(f"all:{next(users)}"))
-    assert result.classes["all"].ok == expected
+    Simulation(scenario).run()
+    clock, expected = ManualClock(), []
+    limiter = Limiter(limit, MemoryStore(clock=clock))
+    for time, user in arrivals(scenario, endpoints=False):
+        clock.advance((time - clock.now_us()) / 1e6)
+        expected.append(answer(time, f"all:{user}", limiter.hit(f"all:{user}")))
+    assert simulated == expected
+    assert {allowed for _, _, allowed, _, _ in expected} == {True, False}
 
 
 def test_a_central_store_admits_no_more_than_the_limit():

@@ -10,6 +10,7 @@ from html.parser import HTMLParser
 
 import pytest
 
+from limitkeeper.charts.line_chart import LEGEND_ROW, WIDTH, Line, legend_places, line_chart
 from limitkeeper.cli import main
 from limitkeeper.simulate import Scenario, Simulation
 from limitkeeper.simulate.recorder import jain
@@ -69,6 +70,24 @@ def test_a_page_opens_in_chromium_without_errors(files):
     assert messages == []
     assert len(requests) == 1
     assert all(box is not None and box["width"] > 200 and box["height"] > 80 for box in boxes)
+
+
+def test_a_service_has_one_colour_in_all_runs(files):
+    """The lines of a service have the same colour in the charts of all runs, whichever of its services is the busiest."""
+    (files / "third.yaml").write_text(SCENARIO.replace("db: {concurrency: 5, time: 5ms}", "db: {concurrency: 5, time: 45ms}"))
+    results = [Simulation(Scenario.load(files / f"{name}.yaml")).run() for name in ("first", "third")]
+    for row in Report(results).charts():
+        first, third = ({line.name: line.colour for line in chart.lines} for _, chart in row)
+        assert first == third
+
+
+def test_a_long_legend_continues_in_the_next_row():
+    """Names that would run over the edge of a chart begin a row, and the chart is as much higher."""
+    lines = [Line(f"connections of service {number}", [(0, 1), (1, 2)]) for number in range(6)]
+    low, high = (line_chart("t", "x", "y", lines[:count]) for count in (1, 6))
+    assert {x + 16 + 6.4 * len(lines[0].name) <= WIDTH for x, _ in legend_places(lines)} == {True}
+    assert len({y for _, y in legend_places(lines)}) == 3
+    assert high.height - low.height == 2 * LEGEND_ROW
 
 
 def test_the_command_compares_runs(files, capsys):

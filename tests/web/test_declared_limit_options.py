@@ -1,4 +1,5 @@
-"""Options of limits on single handlers: limits from a callable, methods, exemptions, listeners of refusals, and the switch."""
+"""Options of limits on single handlers: limits and messages from a callable, identities, field names, methods, exemptions,
+listeners of refusals, and the switch."""
 
 from __future__ import annotations
 
@@ -10,11 +11,14 @@ import pytest
 from fastapi import Depends, FastAPI
 from flask import Flask
 
-from limitkeeper import ConfigurationError, FixedWindow, InvalidLimit, MemoryStore
+from limitkeeper import ConfigurationError, FixedWindow, InvalidLimit, Limiter, MemoryStore
 from limitkeeper.observe.events import Event
+from limitkeeper.policy import Gate, Policy, RequestContext, WrittenRequest
 from limitkeeper.testing import ManualClock
 from limitkeeper.web import fastapi, flask
+from limitkeeper.web.asgi import RateLimitMiddleware as AsgiMiddleware
 from limitkeeper.web.handler_limit import MAX_CHOICES
+from limitkeeper.web.wsgi import RateLimitMiddleware as WsgiMiddleware
 
 PLANS = {"pro": "fixed window 3/min", "free": "fixed window 1/min", "staff": "unlimited", "closed": "blocked"}
 
@@ -37,6 +41,11 @@ class FlaskSite:
         named = {name.replace("_", "-"): value for name, value in headers.items()}
         return [self.client.open("/", method=method, headers=named).status_code for _ in range(count)]
 
+    def answer(self, **headers: str) -> tuple[dict[str, str], Any]:
+        """The header fields and the JSON of a response."""
+        answer = self.client.get("/", headers=headers)
+        return {name.lower(): value for name, value in answer.headers}, answer.get_json(silent=True)
+
 
 class FastApiSite:
     """One route under a limit, in FastAPI."""
@@ -56,6 +65,15 @@ class FastApiSite:
                 return [(await http.request(method, "/", headers=named)).status_code for _ in range(count)]
 
         return asyncio.run(send())
+
+    def answer(self, **headers: str) -> tuple[dict[str, str], Any]:
+        async def send() -> httpx.Response:
+            transport = httpx.ASGITransport(app=self.app)
+            async with httpx.AsyncClient(transport=transport, base_url="http://shop.test") as http:
+                return await http.get("/", headers=headers)
+
+        answer = asyncio.run(send())
+        return dict(answer.headers), answer.json()
 
 
 @pytest.fixture(params=[FlaskSite, FastApiSite], ids=["flask", "fastapi"])
@@ -189,3 +207,183 @@ def test_the_refusal_is_in_the_openapi_description():
     body = asyncio.run(refused()).json()
     assert set(body) == set(schema["properties"]) == set(schema["required"])
     assert body["code"] == schema["properties"]["code"]["const"]
+
+
+# Messages ---------------------------------------------------------------------------------------------------------------
+
+
+def polite(refusal: Any, request: Any) -> str:
+    return f"{request.headers['X-Name']}, wait {refusal.retry_after} s: {refusal.limit} a minute."
+
+
+def test_a_callable_makes_the_message(site):
+    """`message` is given the refusal and the request, and its text is in the body."""
+    shop = site("fixed window 1/min", message=polite)
+    shop.statuses(1)
+    fields, body = shop.answer(**{"X-Name": "Ann"})
+    assert body == {"code": "RATE_LIMITED", "message": f"Ann, wait {fields['retry-after']} s: 1 a minute."}
+
+
+@pytest.mark.parametrize("message", [lambda refusal, request: 1 / 0, lambda refusal, request: None], ids=["raises", "None"])
+def test_a_message_that_fails_is_the_default_one(site, message, caplog):
+    """Where the callable raises or returns no text, the default is sent, and the log names the callable."""
+    shop = site("fixed window 1/min", message=message)
+    shop.statuses(1)
+    assert shop.answer()[1]["message"].startswith("Too many requests. Retry after ")
+
+
+def test_the_parameters_of_a_message_are_checked(store):
+    """A message that can't be given refusal and request is an error where it is declared."""
+    with pytest.raises(ConfigurationError, match=r"message: .* can't be called with \(refusal, request\)"):
+        FlaskSite("1/min", store, message=lambda: "no")
+
+
+def policy_message(refusal: Any, context: RequestContext) -> str:
+    return f"{context.path}: {refusal.rule.name}"
+
+
+def test_a_policy_names_the_callable_of_its_message(store):
+    """`message: {call: …}` in a policy imports the callable, which is given the RequestContext; for a capacity too."""
+    text = """
+limits:
+  - {name: api, key: ip, limit: fixed window 1/min, message: {call: "test_declared_limit_options:policy_message"}}
+  - name: all
+    match: GET /all
+    key: ip
+    capacity: 1/s
+    message: {call: "test_declared_limit_options:policy_message"}
+"""
+    gate = Gate(Policy.read(text), store=store)
+    gate.ask(WrittenRequest("GET", "/a"))
+    refused = gate.ask(WrittenRequest("GET", "/b"))
+    assert refused.refusal is not None
+    assert refused.refusal.message == "/b: api"
+    roomy = Gate(Policy.read(text.replace("fixed window 1/min", "unlimited")), store=store)
+    answers = [roomy.ask(WrittenRequest("GET", "/all")) for _ in range(9)]
+    assert answers[-1].refusal is not None
+    assert answers[-1].refusal.message == "/all: all"
+    with pytest.raises(ConfigurationError, match="has no 'missing'"):
+        Gate(Policy.read(text.replace("policy_message", "missing")))
+
+
+# Fields -----------------------------------------------------------------------------------------------------------------
+
+NAMES = {"limit": "X-Quota", "remaining": "X-Quota-Left", "reset": "X-Quota-Reset", "retry_after": "X-Retry-In"}
+
+
+def test_fields_have_other_names(site):
+    """`headers: {names: …}` renames the X- fields and Retry-After, also where they are exposed to pages."""
+    shop = site("fixed window 1/min", headers={"wire": "none", "reset": "delta", "names": NAMES})
+    fields, _ = shop.answer(Origin="http://page.test")
+    assert (fields["x-quota"], fields["x-quota-left"]) == ("1", "0")
+    assert fields["access-control-expose-headers"] == "X-Quota, X-Quota-Left, X-Quota-Reset"
+    refused, _ = shop.answer(Origin="http://page.test")
+    assert refused["x-retry-in"] == refused["x-quota-reset"]
+    assert refused["access-control-expose-headers"] == "X-Quota, X-Quota-Left, X-Quota-Reset, X-Retry-In"
+    assert not {"retry-after", "x-ratelimit-limit", "x-ratelimit-remaining", "x-ratelimit-reset"} & {*fields, *refused}
+
+
+def test_names_of_one_policy_do_not_change_another(site):
+    """Only responses of the policy with names have them."""
+    site("9/min", headers={"names": NAMES}).statuses(1)
+    fields, _ = site("8/min").answer()
+    assert (fields["x-ratelimit-limit"], "x-quota" in fields) == ("8", False)
+
+
+@pytest.mark.parametrize("framework", ["asgi", "wsgi"])
+def test_a_field_of_the_application_stays(framework, store):
+    """A renamed field that the application sets itself is not sent twice; text keeps the spelling of the policy."""
+    policy = Policy.of(headers={"wire": "none", "names": NAMES}, limits=[{"name": "a", "key": "ip", "limit": "5/min"}])
+    sent = []
+    if framework == "wsgi":
+
+        def start(status: str, headers: list[tuple[str, str]], *_: Any) -> Any:
+            sent.extend(headers)
+
+        def app(environ: Any, start_response: Any) -> list[bytes]:
+            start_response("200 OK", [("X-Quota-Left", "77")] if environ["PATH_INFO"] == "/own" else [])
+            return []
+
+        limited = WsgiMiddleware(app, Gate(policy, store=store))
+        limited({"REQUEST_METHOD": "GET", "PATH_INFO": "/own", "REMOTE_ADDR": "192.0.2.1"}, start)
+        assert [value for name, value in sent if name.lower() == "x-quota-left"] == ["77"]
+        sent.clear()
+        limited({"REQUEST_METHOD": "GET", "PATH_INFO": "/", "REMOTE_ADDR": "192.0.2.1"}, start)
+        assert ("X-Quota-Left", "3") in sent
+        return
+
+    async def asgi_app(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"x-quota-left", b"77")]})
+
+    async def send(message: Any) -> None:
+        sent.extend(message["headers"])
+
+    scope = {"type": "http", "method": "GET", "path": "/", "headers": [], "client": ("192.0.2.1", 1)}
+    asyncio.run(AsgiMiddleware(asgi_app, Gate(policy, store=store))(scope, None, send))  # type: ignore[arg-type]
+    assert [value for name, value in sent if name == b"x-quota-left"] == [b"77"]
+
+
+@pytest.mark.parametrize(
+    ("names", "error"),
+    [
+        ({"remaining": "bad name"}, "'bad name' is not a valid header name"),
+        ({"remaining": "x" * 61}, "at most 60 characters"),
+        ({"left": "X"}, "unknown field 'left' in names"),
+        ({"limit": "X-A", "remaining": "x-a"}, "'limit' and 'remaining' have the same name"),
+    ],
+)
+def test_invalid_names_are_errors(names, error):
+    """Names are valid field names, and differ."""
+    with pytest.raises(ConfigurationError, match=error):
+        Policy.of(headers={"names": names}, limits=[])
+
+
+# Identities -------------------------------------------------------------------------------------------------------------
+
+
+def test_identities_without_a_policy(site):
+    """`identify` defines identities for `key`; host, method and route need no definition."""
+    shop = site("fixed window 1/min", key=["tenant", "method"], identify={"tenant": {"header": "X-Tenant"}})
+    assert shop.statuses(2, X_Tenant="acme") == [200, 429]
+    assert shop.statuses(1, X_Tenant="bolt") == shop.statuses(1, "POST", X_Tenant="acme") == [200]
+
+
+def test_one_limit_counts_by_route(store):
+    """Views that share a limit by `name` count separately where the key has the route: the template, not the path."""
+    app = Flask("options")
+    by_route = flask.RateLimit(app, store=store).limit("fixed window 1/min", key=["ip", "route"], name="api")
+    app.get("/a/<n>", endpoint="a")(by_route(lambda n: n))
+    app.get("/b", endpoint="b")(by_route(lambda: "b"))
+    client = app.test_client()
+    assert [client.get(path).status_code for path in ("/a/1", "/a/2", "/b", "/b")] == [200, 429, 200, 429]
+
+
+@pytest.mark.parametrize(
+    ("option", "remedy"),
+    [("key_func", "write key="), ("error_message", "write message="), ("exempt_wen", "did you mean 'exempt_when'"), ("xyz", "")],
+)
+def test_unknown_options_are_named(store, option, remedy):
+    """An option that does not exist is an error with the name that it has here."""
+    with pytest.raises(ConfigurationError, match=f"unknown option '{option}'.*{remedy}"):
+        FlaskSite("1/min", store, **{option: None})
+
+
+def test_wrong_uses_of_a_dependency_say_how_to_write_it(store):
+    """A RateLimit without Depends is an error where the route is declared; as a parameter's default, at the first request."""
+    with pytest.raises(ConfigurationError, match=r"wrap it in Depends"):
+        FastAPI().get("/", dependencies=[fastapi.RateLimit("1/min")])(lambda: "done")  # type: ignore[list-item]
+
+    shop = FastApiSite("1/min", store)
+    shop.app = FastAPI()
+
+    @shop.app.get("/")
+    async def handler(limit: Any = fastapi.RateLimit("1/min")) -> None: ...  # noqa: B008
+
+    with pytest.raises(ConfigurationError, match=r"expected Depends\(RateLimit"):
+        shop.statuses(1)
+
+
+def test_variables_belong_into_policies():
+    """A URL with a variable, which only policy files replace, is an error that says so."""
+    with pytest.raises(ConfigurationError, match=r"write os.environ\['REDIS_URL'\]"):
+        Limiter("5/s", store="${REDIS_URL}")

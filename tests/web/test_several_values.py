@@ -63,6 +63,12 @@ def test_a_second_header_makes_no_new_client(gate, order):
     assert statuses(gate, "/header", one + same) == [200] * 4
 
 
+def test_a_repeated_header_line_makes_no_new_client(gate):
+    """However often a line is repeated, its client is the one that sends it once."""
+    lines = [[(b"x-api-key", b"real")] * n for n in (1, 2, 3, 150)]
+    assert statuses(gate, "/header", [(each, b"") for each in lines]) == [200, 200, 429, 429]
+
+
 @pytest.mark.parametrize("query", [b"api_key=real&api_key=%d", b"api_key=%d&api_key=real", MANY + b"api_key=%d"])
 def test_a_second_parameter_makes_no_new_client(gate, query):
     """Neither a second value nor a thousand parameters before it make anybody another, or nobody."""

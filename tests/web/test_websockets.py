@@ -10,6 +10,7 @@ import pytest
 import websockets.asyncio.client
 import websockets.exceptions
 from servers_asgi import Hypercorn, Uvicorn
+from signed_tokens import SECRET, token
 from starlette.applications import Starlette
 from starlette.routing import WebSocketRoute
 from starlette.websockets import WebSocket, WebSocketDisconnect
@@ -18,6 +19,7 @@ from starlette_client import TestClient
 from limitkeeper import MemoryStore
 from limitkeeper.policy import Policy
 from limitkeeper.policy.gate import Gate
+from limitkeeper.policy.identity.jwt import Jwt, Verifier
 from limitkeeper.web.asgi import RateLimitMiddleware
 
 CONNECT = "limits: [{name: connect, match: GET /chat, key: ip, limit: fixed window 2/h}]"
@@ -125,6 +127,27 @@ def test_nothing_is_said_after_the_end(gate_of):
     asyncio.run(RateLimitMiddleware(stubborn, policy=gate_of(MESSAGES.replace("3/h", "1/h")))(scope, receive, send))
     assert went == ["websocket.accept", "websocket.send", "websocket.close"]
     assert heard == ["websocket.receive", *["websocket.disconnect"] * 3]
+
+
+def test_messages_keep_the_identity_of_their_handshake(store, clock):
+    """A token that expires while its connection is open leaves the limit, the tier and the penalty box of its user in force."""
+    verifier = Verifier(SECRET, ("HS256",), now_us=clock.now_us)
+    identify = {"user": Jwt("sub", verifier), "plan": Jwt("plan", verifier, "free")}
+    limit = {"by": "plan", "free": "fixed window 1000/h", "trial": "fixed window 3/h"}
+    rule = {"name": "talk", "match": "MESSAGE /chat", "key": "user", "limit": limit, "message": "Slow down."}
+    gate = Gate(Policy.of(identify=identify, limits=[rule]), store=store)
+    log: list[str] = []
+    http = TestClient(chat(gate, log), client=("192.0.2.1", 1))
+    expires = int(clock.now_us() / 1e6) + 60
+    with http.websocket_connect("/chat", headers=token(sub="ann", plan="trial", exp=expires)) as socket:
+        clock.advance(61)
+        for _ in range(3):
+            socket.send_text("x")
+            assert socket.receive_text() == "x"
+        socket.send_text("x")
+        with pytest.raises(WebSocketDisconnect):
+            socket.receive_text()
+    assert log == ["1013 Slow down."]
 
 
 def test_messages_are_free_unless_named(gate_of):

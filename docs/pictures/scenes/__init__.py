@@ -1,6 +1,6 @@
 """Every picture of the docs by its name: adding one is a function and a line in this table."""
 
-from . import clients, hourglass, ideas, leases, resilience4j, rules, sharding, shared_file, shares, stores
+from . import clients, concurrency, hourglass, ideas, leases, resilience4j, rules, sharding, shared_file, shares, stores
 
 PICTURES = {
     "token-bucket": rules.token_bucket,
@@ -21,6 +21,12 @@ PICTURES = {
     "regions": leases.regions,
     "sharding": sharding.sharding,
     "fair-shares": shares.fair_shares,
+    "bulkhead": concurrency.bulkhead_queue,
+    "adaptive-limit": concurrency.adaptive_limit,
+    "dependency-caps": concurrency.dependency_caps,
+    "task-deliveries": concurrency.task_deliveries,
+    "three-protections": concurrency.three_protections,
+    "degraded-responses": concurrency.degraded_responses,
     "resilience4j-permissions": resilience4j.permissions,
     "resilience4j-internals": resilience4j.internals,
 }

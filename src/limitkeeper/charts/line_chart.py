@@ -9,7 +9,8 @@ from math import floor, log10
 from .frame import Frame, level_axis, straightened, time_axis
 from .svg import Drawing
 
-WIDTH, HEIGHT = 640.0, 300.0
+WIDTH, HEIGHT = 640.0, 300.0  # with one row of the legend
+LEGEND_X, LEGEND_ROW = 64.0, 18.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,9 +79,20 @@ def draw_mark(drawing: Drawing, frame: Frame, mark: Mark) -> None:
         drawing.text(x, frame.y - 6, mark.name, f"{mark.colour} small", "middle")
 
 
-def draw_legend(drawing: Drawing, lines: Sequence[Line]) -> None:
-    x = 64.0
+def legend_places(lines: Sequence[Line]) -> list[tuple[float, float]]:
+    """The left end of each name, from left to right; a name that would run over the edge begins a row."""
+    x, y, found = LEGEND_X, HEIGHT, []
     for line in lines:
-        drawing.rect(x, HEIGHT - 14, 10, 4, line.colour)
-        drawing.text(x + 16, HEIGHT - 9, line.name, "soft small")
-        x += 40 + 6.4 * len(line.name)
+        width = 40 + 6.4 * len(line.name)
+        if x > LEGEND_X and x + width > WIDTH:
+            x, y = LEGEND_X, y + LEGEND_ROW
+        found.append((x, y))
+        x += width
+    return found
+
+
+def draw_legend(drawing: Drawing, lines: Sequence[Line]) -> None:
+    for line, (x, y) in zip(lines, legend_places(lines), strict=True):
+        drawing.rect(x, y - 14, 10, 4, line.colour)
+        drawing.text(x + 16, y - 9, line.name, "soft small")
+        drawing.height = y

@@ -1,6 +1,7 @@
 """Adaptive concurrency: a bulkhead whose size follows the response times of the calls in it.
 
-    AIMD       limit + 1 while calls succeed and use it; × 0.9 after a drop or a call slower than `timeout`
+    AIMD       limit + 1 while calls succeed and use it; × 0.9 after a drop or a call slower than `timeout`; with a `window`
+               once for all calls of a window, by their mean response time
     Gradient2  g = clamp(tolerance · long / short, 0.5, 1)      long: mean response time of about 600 windows, short: of this one
                limit ← (1 − smoothing) · limit + smoothing · (limit · g + queue)
 
@@ -61,16 +62,24 @@ def _checked_part(value: float, what: str) -> float:
 
 
 class AIMD:
-    """Additive increase, multiplicative decrease."""
+    """Additive increase, multiplicative decrease: after each call, or after each window. Without a window a server with more
+    workers than 1 / (1 − backoff) makes the limit oscillate: its slow calls end together, and each lowers the limit."""
 
-    window_us, least_samples = 0, 1
+    least_samples = 1
 
     def __init__(
-        self, initial: int = 20, minimum: int = 20, maximum: int = 200, backoff: float = 0.9, timeout: Duration = "5s"
+        self,
+        initial: int = 20,
+        minimum: int = 20,
+        maximum: int = 200,
+        backoff: float = 0.9,
+        timeout: Duration = "5s",
+        window: Duration = 0,
     ) -> None:
         self.minimum, initial, self.maximum = _checked_range(minimum, initial, maximum)
         self.limit = float(initial)
         self.backoff, self.timeout = _checked_part(backoff, "backoff"), duration_us(timeout) / 1e6
+        self.window_us = duration_us(window)
 
     def update(self, seconds: float, in_flight: int, dropped: bool) -> float:
         if dropped or seconds > self.timeout:

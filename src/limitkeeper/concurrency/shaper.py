@@ -107,6 +107,11 @@ class Shaper(Executor):
         return self._queue.units
 
     @property
+    def capacity(self) -> int | None:
+        """How much may wait or leave; None: without bound."""
+        return self._queue.capacity
+
+    @property
     def events(self) -> Publisher:
         """The publisher of the limiter's events: "allowed" has a decision with the start of a call, "refused" a full queue."""
         return self._queue.events

@@ -2,7 +2,7 @@
 
 The burst of a rule is the number of requests that one of its keys may make at once: the least capacity of its limits, divided by
 the cost of a request. A rule whose requests are all counted under one key of another rule (no key, the same key, or fewer parts)
-can't have a larger burst than that rule. Queues pace requests and have no burst.
+can't have a larger burst than that rule. Queues pace requests and have no burst; nor have blocked keys, which admit nothing.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from ..algorithms import LeakyBucket, LeakyBucketQueue, TokenBucket
 from ..algorithms.limit import Limit
 from .identity.paths import segments_of
-from .model import Key, Match, Rule, When
+from .model import Blocked, Key, Match, Rule, When
 
 #: The limits that are written with a burst.
 BUCKETS = (TokenBucket, LeakyBucket)
@@ -20,7 +20,8 @@ BUCKETS = (TokenBucket, LeakyBucket)
 
 def burst_of(limits: Iterable[Limit], cost: int) -> int | None:
     """The requests of this cost that one key may make at once; None: any number."""
-    return min((limit.capacity // max(1, cost) for limit in limits if not isinstance(limit, LeakyBucketQueue)), default=None)
+    bounding = [limit for limit in limits if not isinstance(limit, (LeakyBucketQueue, Blocked))]
+    return min((limit.capacity // max(1, cost) for limit in bounding), default=None)
 
 
 def shares_key(narrow: Key, wide: Key) -> bool:

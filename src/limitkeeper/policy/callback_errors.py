@@ -50,8 +50,8 @@ def callback_name(call: object) -> str:
     return f"{getattr(call, '__module__', '?')}:{getattr(call, '__qualname__', type(call).__name__)}"
 
 
-def check_parameters(call: Callable[..., object], *parameters: str) -> None:
-    """ConfigurationError for a function that can't be called with these arguments."""
+def check_parameters(call: Callable[..., object], *parameters: str, option: str = "call") -> None:
+    """ConfigurationError for a function that can't be called with these arguments. `option` is what the user wrote it under."""
     try:
         signature = inspect.signature(call)
     except ValueError:  # a function in C may have none
@@ -60,16 +60,17 @@ def check_parameters(call: Callable[..., object], *parameters: str) -> None:
         signature.bind(*parameters)
     except TypeError as error:
         shown = ", ".join(parameters)
-        message = f"call: {callback_name(call)}{signature} can't be called with ({shown}): {error}"
+        message = f"{option}: {callback_name(call)}{signature} can't be called with ({shown}): {error}"
         raise ConfigurationError(f"{message}; write a function of ({shown})") from None
 
 
-def check_callback(call: object, *parameters: str) -> None:
+def check_callback(call: object, *parameters: str, option: str = "call") -> None:
     """ConfigurationError for an object that can't be called with these arguments, or only be awaited."""
     if not callable(call):
-        raise ConfigurationError(f"call: {call!r} can't be called; write package.module:function")
+        remedy = "package.module:function" if option == "call" else f"a function of ({', '.join(parameters)})"
+        raise ConfigurationError(f"{option}: {call!r} can't be called; write {remedy}")
     if inspect.iscoroutinefunction(call) or inspect.iscoroutinefunction(getattr(call, "__call__", None)):  # noqa: B004
         raise ConfigurationError(
-            f"call: {callback_name(call)} is async, and a decision can't await; write a synchronous function"
+            f"{option}: {callback_name(call)} is async, and a decision can't await; write a synchronous function"
         )
-    check_parameters(call, *parameters)
+    check_parameters(call, *parameters, option=option)

@@ -54,7 +54,7 @@ from .callback_errors import CallbackErrors
 from .model import DEGRADE, Policy
 from .on_failure import FailureAnswers
 from .penalty_box import PenaltyBox
-from .refusal import BLOCKED, QUOTA, block, blocked_decision, client_delay, refusal_of, retry_of
+from .refusal import BLOCKED, QUOTA, block, blocked_decision, call_message, client_delay, refusal_of, retry_of
 from .retry_amplification import AttemptCounter
 from .shadow_rules import ShadowRule, ask_shadow
 from .waiting_requests import WaitingRequests, may_wait
@@ -530,6 +530,8 @@ class Evaluator:
             refusal = refusal_by(decision, entry, decision, (entry.label,), evaluation.reason, retry_us, delay_us)
         else:
             refusal = refusal_of(evaluation.entries, decision, evaluation.reason, retry_us, delay_us)
+        if callable(refusal.rule.answer.message):  # type: ignore[union-attr]
+            call_message(refusal, evaluation.context)
         if refusal.rule.on_refusal.action == DEGRADE:  # type: ignore[union-attr]
             for entry in evaluation.entries:
                 if entry.rule is refusal.rule:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import threading
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from secrets import token_bytes
@@ -13,7 +15,7 @@ from typing import Any
 
 from ..algorithms.claim import NamedLimit
 from ..clock import SYSTEM, Clock
-from ..errors import ConfigurationError
+from ..errors import ConfigurationError, LimitkeeperError
 from ..fork import reset_after_fork
 from ..observe.events import GATE_KINDS, RELOAD_REFUSED, RELOADED, Publisher
 from ..observe.offenders import Offenders
@@ -25,14 +27,15 @@ from ..stores.sans_io import Plan, arun, run
 from ..stores.urls import masked
 from .application_overrides import HashOverrides
 from .capacity import RuleCapacity
-from .compiled_policy import CompiledPolicy, CompiledRule, Entry
-from .evaluation import Evaluator
+from .compiled_policy import CompiledPolicy, CompiledRule, Entry, identity_of, key_of
+from .evaluation import Evaluation, Evaluator
 from .explain import RuleExplanation, explain
 from .file_watcher import FileWatcher
 from .model import Key, Policy
 from .penalty_box import PenaltyBox
 from .request_context import RequestContext
 from .retry_amplification import AttemptCounter
+from .settlement import UNKNOWN
 from .store_lifetime import OpenedStore, PolicyVersion
 from .waiting_requests import WaitingRequests
 
@@ -146,6 +149,42 @@ class Gate(Evaluator):
     def explain(self, context: RequestContext) -> list[RuleExplanation]:
         """Whether each rule of the policy applies to a request, and why; its limits and decision. Nothing is charged."""
         return explain(self, context)
+
+    async def aask(self, context: RequestContext, in_thread: bool = False) -> Evaluation:
+        """As `ask`, awaited. `in_thread`: a thread is held until this returns. A request that is cancelled while a remote store
+        decides may have taken a place of those that run at a time: it is given back, or it would count until its `hold` ends."""
+        asking = super().aask(context, in_thread)
+        if not self._remote or not self.compiled.concurrent:
+            return await asking
+        task = asyncio.ensure_future(asking)
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            await asyncio.shield(asyncio.ensure_future(self._leave(task)))
+            raise
+
+    async def _leave(self, task: asyncio.Task[Evaluation]) -> None:
+        """Ends a request that was cancelled: its decision is there after the budget, unless it waits in a queue."""
+        await asyncio.wait({task}, timeout=self.policy.budget_us / 1e6)
+        task.cancel()
+        with suppress(asyncio.CancelledError, LimitkeeperError):
+            await (await task).asettle(UNKNOWN)
+
+    def message_identities(self, context: RequestContext) -> dict[str, str | None]:
+        """The identities that rules for messages need, when a connection begins (`context` is that of a message). They hold for
+        all its messages: otherwise a client would be without a key, and without a limit, once its token has expired."""
+        compiled, box = self.compiled, self.policy.penalty_box
+        if compiled.limits_messages:
+            matched = compiled.match(context)
+            compiled.exempted_rules(matched, context)
+            for rule in matched.rules:
+                rule.applies(context)
+                rule.key_for(context)
+                if rule.tier_identity is not None:
+                    identity_of(compiled.identities, context, rule.tier_identity)
+            if box is not None:
+                key_of(compiled.identities, context, box.key)
+        return context.identities
 
     def for_rule(self, name: str, key: Key | None = None) -> Gate:
         """A gate of one rule, without its match, and with another `key` where that is given; it shares this gate's counters of

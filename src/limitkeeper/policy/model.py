@@ -147,12 +147,13 @@ class OnFailure:
 class Answer:
     """The response of a refusal. None: the default. `status` 429 for a quota, 503 where the queue is full or the store failed.
 
-    `message` and the strings in `body` may hold {retry_after}, {limit}, {remaining}, {rule}. `body` is a JSON value to send
+    `message` and the strings in `body` may hold {retry_after}, {limit}, {remaining}, {rule}; or `message(refusal, request)`
+    returns the text, where `request` is the RequestContext (None: a hit of a rule by name). `body` is a JSON value to send
     instead of {"code": "RATE_LIMITED", "message": …}; `problem` sends application/problem+json.
     """
 
     status: int | None = None
-    message: str | None = None
+    message: str | Callable[..., object] | None = None
     body: object = None
     problem: bool | None = None
 
@@ -246,7 +247,8 @@ class Headers:
 
     `wire` "draft-11" (RateLimit, RateLimit-Policy), "draft-6", "draft-7" or "none". `x` the X-RateLimit-Limit and -Remaining;
     `reset` "off", "delta" (seconds from now) or "epoch" adds X-RateLimit-Reset. `partition` adds pk=, a keyed hash of the key.
-    `cors` lists the fields in Access-Control-Expose-Headers.
+    `cors` lists the fields in Access-Control-Expose-Headers. `names` are other names of X-RateLimit-* and Retry-After, as pairs
+    such as ("remaining", "X-Quota-Remaining").
     """
 
     wire: str = "draft-11"
@@ -255,6 +257,7 @@ class Headers:
     success: str = "always"
     partition: bool = False
     cors: bool = True
+    names: tuple[tuple[str, str], ...] = ()
 
 
 class Identity(Protocol):

@@ -3,8 +3,8 @@
 A client in a retry loop then costs a few dictionary lookups. Refusals are counted in a MemoryStore of this process, which is
 bounded like any other. Refusals by the penalty box do not extend the penalty.
 
-The retry of a refusal is the later of two times: the end of the penalty, and the retry of the rules that refused this client
-before and apply to this request. Both are known without asking the store.
+The retry of a refusal is the later of two times: the end of the penalty, and the retry of the rules that refused the keys of this
+request before. Both are known without asking the store.
 
 Penalties may grow: a client that gets there again is refused for the next step. Its step is remembered for the length of the
 longest step after its penalty has ended, for at most MAX_CLIENTS clients; a client beyond that begins with the first step each
@@ -43,7 +43,7 @@ class PenaltyBox:
         self.refused = 0
         self._clock = clock
         self._until: dict[object, int] = {}
-        self._retry_at: dict[tuple[object, str], int] = {}  # by client and rule
+        self._retry_at: dict[tuple[str, object], int] = {}  # by rule and its key: many users may share the box's key, an address
         self._steps_us = (self.config.for_us, *self.config.then_us)
         self._offences: dict[object, tuple[int, int]] = {}  # the last step, and until when it is remembered
         self._swept_us = -SWEEP_US
@@ -74,7 +74,7 @@ class PenaltyBox:
         if gate._attempts is not None:
             gate._attempts.count(compiled, context)
         gate.offenders.offer(PENALTY_BOX, str(key))
-        retry_at = max([until, *(self._retry_at.get((key, rule.name), 0) for rule in matched.rules)])
+        retry_at = max([until, *(self._retry_at.get((rule.name, rule.key_for(context)), 0) for rule in matched.rules)])
         return gate._refuse_boxed(refusal_without_limit(PENALTY_BOX, 429, retry_at - now_us))
 
     def count(self, evaluation: Evaluation, decision: Decision) -> tuple[int, bool]:
@@ -90,9 +90,9 @@ class PenaltyBox:
             self._until = {one: until for one, until in self._until.items() if until > now_us}
             self._offences = {one: offence for one, offence in self._offences.items() if offence[1] > now_us}
             self._retry_at = {one: at for one, at in self._retry_at.items() if at > now_us}
-        for entry, part in zip(evaluation.entries, decision.decisions, strict=True):
+        for entry, own, part in zip(evaluation.entries, evaluation.keys, decision.decisions, strict=True):
             if not part.allowed and len(self._retry_at) < MAX_CLIENTS:
-                self._retry_at[key, entry.rule.name] = now_us + part.retry_us
+                self._retry_at[entry.rule.name, own] = now_us + part.retry_us
         boxed, left_us = False, self._until.get(key, 0) - now_us
         if left_us > 0:  # a request that was under way: no second offence
             return left_us, False

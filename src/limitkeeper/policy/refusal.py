@@ -25,6 +25,7 @@ else:
     from ..decision import Decision
     from .compiled_policy import Entry
 
+from .callback_errors import CallbackErrors, callback_name
 from .compiled_policy import identity_of, join_key
 from .model import Rule
 
@@ -33,6 +34,7 @@ QUOTA, QUEUE_FULL, PENALTY_BOX, STORE = "quota", "queue full", "penalty box", "s
 BLOCKED, CONCURRENT, CAPACITY = "blocked", "concurrent", "capacity"
 #: When to retry where too many requests run at a time: the end of a running request is unknown.
 CONCURRENT_RETRY_US = 1_000_000
+callback_errors = CallbackErrors()
 
 
 MESSAGES = {
@@ -95,6 +97,22 @@ def default_message(reason: str, retry_after: int | None) -> str:
     if retry_after is None:
         return "This request costs more than its limit ever allows." if reason == QUOTA else MESSAGES[reason]
     return f"{MESSAGES[reason]} Retry after {retry_after}s."
+
+
+def call_message(refusal: Refusal, context: Any) -> None:
+    """Replaces the message by that of the rule's callable. Where it raises, or returns no text, the default stays."""
+    call: Any = refusal.rule.answer.message  # type: ignore[union-attr]
+    try:
+        text = call(refusal, context)
+    except Exception as error:
+        callback_errors.report(
+            "%s raised %s: the default message is sent", callback_name(call), type(error).__name__, raised=error
+        )
+        return
+    if isinstance(text, str):
+        refusal.message = text
+    else:
+        callback_errors.report("%s: expected a string, got %s", callback_name(call), type(text).__name__)
 
 
 def client_delay(evaluation: Any, earliest_us: int, spread_us: int) -> int:
@@ -177,7 +195,7 @@ def refusal_by(
     retry_after = seconds(retry_us) + spread_s if retry_us >= 0 else None
     status = answer.status or (429 if reason in (QUOTA, BLOCKED) else 503)
     text = answer.message
-    if text is None or (retry_after is None and "{retry_after}" in text):  # "Retry after Nones." would be wrong
+    if not isinstance(text, str) or (retry_after is None and "{retry_after}" in text):  # "Retry after Nones." would be wrong
         text = default_message(reason, retry_after)
     elif "{" in text:
         values = {"retry_after": retry_after, "limit": part.limit, "remaining": part.remaining, "rule": rule.name}

@@ -28,12 +28,12 @@ def method_of(word: str) -> str:
     return "message" if method == "MESSAGE" else method
 
 
-def query_values(query: str, name: str) -> tuple[str | None, bool]:
+def query_values(query: str, name: str, most: int = MAX_QUERY) -> tuple[str | None, bool]:
     """The first value of a parameter, and whether there may be another: several values, or a query that is too long to be read,
     of which the application may take any."""
-    parts = [parameter.partition("=") for parameter in query[:MAX_QUERY].split("&", PARAMETERS)]
+    parts = [parameter.partition("=") for parameter in query[:most].split("&", PARAMETERS)]
     found = dict.fromkeys([decode_parameter(value) for given, _, value in parts[:PARAMETERS] if decode_parameter(given) == name])
-    more = len(query) > MAX_QUERY or len(parts) > PARAMETERS
+    more = len(query) > most or len(parts) > PARAMETERS
     return next(iter(found), None), more or len(found) > 1
 
 
@@ -83,6 +83,19 @@ class RequestContext:
     def host(self) -> str:
         """The requested host, without a port, in lower case; "" without a Host header."""
         return host_of(self.header("host"))
+
+    def route(self) -> str | None:
+        """The route that the framework has found, as its template: `/orders/{order}`; None: it has not routed the request."""
+        return None
+
+    def may_have_body(self) -> bool:
+        """Whether the request announces a body."""
+        length = self.header("content-length") or ""
+        return bool(length.strip(" 0")) or self.header("transfer-encoding") is not None
+
+    def body(self) -> bytes | None:
+        """The body, which the application can read again; None: it is larger than is read (identity/body.py)."""
+        return b""
 
     def peer(self) -> str | None:
         """The address of the other end of the connection; None for a UNIX socket."""

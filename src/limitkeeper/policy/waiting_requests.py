@@ -36,6 +36,7 @@ from ..stores.sans_io import Call, Plan
 from ..wait_queue import Waiter
 from .compiled_policy import UNIDENTIFIED, CompiledRule, identity_of
 from .refusal import QUEUE_FULL, QUOTA
+from .request_context import RequestContext
 
 if TYPE_CHECKING:
     from .evaluation import Evaluation, Evaluator
@@ -180,10 +181,14 @@ def places_of(evaluation: Evaluation, refused: Decision) -> list[Place]:
     for entry, key, part in zip(evaluation.entries, evaluation.keys, refused.decisions, strict=True):
         rule = entry.compiled_rule
         if not part.allowed and rule.name not in found:
-            shared = not rule.key or key == UNIDENTIFIED
-            client = identity_of(evaluation.compiled.identities, context, "ip") if shared else key
-            found[rule.name] = Place(rule, client)  # type: ignore[arg-type]
+            found[rule.name] = Place(rule, queue_client(evaluation, context, rule, key))
     return list(found.values())
+
+
+def queue_client(evaluation: Evaluation, context: RequestContext, rule: CompiledRule | None, key: str | None) -> str | None:
+    """Whose places in a queue a request takes: its key under a rule, or its address where the rule has no key of one client."""
+    shared = rule is None or not rule.key or key == UNIDENTIFIED
+    return identity_of(evaluation.compiled.identities, context, "ip") if shared else key  # type: ignore[return-value]
 
 
 def count_full_bucket(evaluation: Evaluation, refused: Decision, indexes: list[int], seconds: float) -> None:

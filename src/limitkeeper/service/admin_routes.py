@@ -21,10 +21,9 @@ from dataclasses import replace
 from functools import lru_cache
 from importlib import metadata
 from importlib.resources import files
-from ipaddress import ip_address
 from random import Random
 from typing import Any
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote
 
 from ..clock import utc_us
 from ..errors import ConfigurationError, InvalidLimit, LimitkeeperError, StoreError
@@ -53,6 +52,7 @@ from .http_routes import (
     Response,
     Router,
     error_response,
+    is_own_name,
     json_object,
     not_allowed,
     ok,
@@ -215,8 +215,9 @@ class AdminRouter:
         return ok({"entries": [self._hidden(one, token) for one in found]})
 
     def _hidden(self, entry: dict[str, Any], token: Token) -> dict[str, Any]:
-        """An entry with its key hashed, for those who may only inspect."""
-        return {**entry, "key": self._hash(entry["key"])} if "key" in entry and OPERATE not in token.scopes else entry
+        """An entry with its key, and the request that an operator tried, hashed for those who may only inspect."""
+        hidden = {name: self._hash(entry[name]) for name in ("key", "request") if name in entry and OPERATE not in token.scopes}
+        return {**entry, **hidden}
 
     async def _inspect(self, request: Request, token: Token) -> Response:
         limit, key = limit_and_key(request)
@@ -371,15 +372,6 @@ def shows_keys(request: Request, token: Token) -> bool:
     if asked and OPERATE not in token.scopes:
         raise RequestError(FORBIDDEN, f"keys=shown needs the scope {OPERATE!r}")
     return asked
-
-
-def is_own_name(host: str) -> bool:
-    """Whether a Host field is an IP address or localhost."""
-    try:
-        name = urlsplit(f"//{host}").hostname or ""
-        return name == "localhost" or bool(ip_address(name))
-    except ValueError:
-        return False
 
 
 def describe_store(store: Store, guard: GuardStats | None) -> list[dict[str, Any]]:

@@ -16,8 +16,9 @@ import json
 from collections.abc import Callable, Coroutine
 from functools import lru_cache, partial
 from hmac import compare_digest
+from ipaddress import ip_address
 from typing import Any, NamedTuple
-from urllib.parse import unquote
+from urllib.parse import unquote, urlsplit
 
 from ..decision import Decision
 from ..errors import StoreError
@@ -65,11 +66,12 @@ class Request(NamedTuple):
 
 
 class Router:
-    """The routes over an Application. `token`: what clients must present, None: nothing."""
+    """The routes over an Application. `token`: what clients must present, None: nothing. `any_host`: a token is checked."""
 
     def __init__(self, app: Application, token: str | None = None) -> None:
         self.app = app
         self.token = None if token is None else token.encode()
+        self.any_host = token is not None
         self._posts: dict[bytes, Callable[[Fields], Response | Later]] = {
             b"/v1/check": self._check,
             b"/v1/reserve": self._reserve,
@@ -102,7 +104,7 @@ class Router:
         get = self._gets.get(path)
         if get is None and not path.startswith(b"/v1/limits/"):
             return error_response(404, "not_found", f"there is no {path[:80].decode('latin-1')!r}; see /v1/openapi.json")
-        refused = self._refuse_access(request) if inspected else None
+        refused = self._refuse_access(request) or self._refuse_name(request) if inspected else None
         if refused is not None:
             return refused
         if request.method not in (b"GET", b"HEAD"):
@@ -114,6 +116,13 @@ class Router:
         if request.header(b"origin") is not None:
             return error_response(403, "cross_origin", "requests of web pages (Origin) are not answered here")
         return None if self.token is None else self._refuse_token(bearer(request.headers))
+
+    def _refuse_name(self, request: Request) -> Response | None:
+        """Refuses, without a token, a name that an attacker may have let resolve to this host (DNS rebinding): a GET of a page's
+        own site has no Origin."""
+        if self.any_host or is_own_name((request.header(b"host") or b"localhost").decode("latin-1")):
+            return None
+        return error_response(403, "cross_origin", "expected an IP address or localhost as Host, or a token of the service")
 
     def _refuse_token(self, given: bytes | None) -> Response | None:
         if self.token is None or (given is not None and compare_digest(given, self.token)):
@@ -228,6 +237,15 @@ class Router:
         guard = self.app.gate.snapshot().store
         state = "ok" if guard is None else STORE_STATES[guard.state]
         return ok({"status": "ready", "store": state, "policy": self.app.gate.policy.name})
+
+
+def is_own_name(host: str) -> bool:
+    """Whether a Host field is an IP address or localhost."""
+    try:
+        name = urlsplit(f"//{host}").hostname or ""
+        return name == "localhost" or bool(ip_address(name))
+    except ValueError:
+        return False
 
 
 def auth_response(evaluation: Evaluation, request: Request, deny: Callable[[int], int]) -> Response:

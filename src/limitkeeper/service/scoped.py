@@ -73,6 +73,8 @@ class ScopedRouter(Router):
         super().__init__(app)
         self._access = access
         self._routers = {token.name: Router(ScopedApplication(app, token)) for token in access.tokens}
+        for router in self._routers.values():
+            router.any_host = True
 
     def respond(self, request: Request) -> Response | Later:
         path = request.url.partition(b"?")[0]

@@ -13,6 +13,9 @@ from ..stores.redis import RedisStore
 from .fair_share import AnswerFields
 from .weighted_fair_queueing import FairQueue
 
+#: The numbers of a call, and of its reply, as in lua/fair_share.lua.
+SETTINGS, ANSWER = struct.Struct(">4d"), struct.Struct(">4q")
+
 
 @cache
 def script() -> bytes:
@@ -26,15 +29,16 @@ class RedisBackend:
 
     def __init__(self, store: RedisStore, name: str, queue: FairQueue) -> None:
         self.store, self._script = store, script()
-        values = b"".join(map(packed, (queue.rate, queue.size, queue.window)))
-        self._settings = b"\x96" + values + packed_map(queue.weights) + packed_list(queue.guarantees)
+        self._settings = queue.rate, queue.size, queue.window
+        both = b"\x92" + packed_map(queue.weights) + packed_list(queue.guarantees)
+        self._shares = [both] if queue.weights or queue.guarantees else []
         key = f"{{{store.names.prefix}:share:{hashlib.sha256(name.encode()).hexdigest()[:24]}}}"
         self._keys = [f"{key}:clock".encode(), f"{key}:finish".encode()]
 
     def _args(self, tenant: str, cost: int, operation: str) -> list[bytes]:
         given_us = self.store.given_us()
-        settings = self._settings + packed(-1.0 if given_us is None else given_us)
-        return [tenant.encode("utf-8", "surrogatepass"), b"%d" % cost, operation.encode(), settings]
+        settings = SETTINGS.pack(*self._settings, -1.0 if given_us is None else given_us)
+        return [tenant.encode("utf-8", "surrogatepass"), b"%d" % cost, operation.encode(), settings, *self._shares]
 
     def decide(self, tenant: str, cost: int, commit: bool) -> AnswerFields:
         return answer_of(self.store.run_script(self._script, self._keys, self._args(tenant, cost, "hit" if commit else "peek")))
@@ -54,9 +58,9 @@ class RedisBackend:
 
 
 def answer_of(reply: object) -> AnswerFields:
-    if not isinstance(reply, list) or len(reply) != 4 or not all(isinstance(value, int) for value in reply):
+    if not isinstance(reply, bytes) or len(reply) != ANSWER.size:
         raise StoreUnavailable(f"a fair share gave an unexpected reply: {reply!r}")
-    allowed, remaining, retry_us, reset_us = reply
+    allowed, remaining, retry_us, reset_us = ANSWER.unpack(reply)
     return bool(allowed), remaining, retry_us, reset_us
 
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
 from pathlib import Path
 from typing import Any
 
 from ..charts.svg import LIGHT
 from ..errors import ConfigurationError
 from .report import Chart, Report
+
+#: Runs side by side; more go into the next row.
+COLUMNS = 2
 
 
 def import_figure() -> Any:
@@ -19,16 +23,21 @@ def import_figure() -> Any:
     return Figure
 
 
-def write_png(report: Report, folder: Path) -> list[Path]:
-    """One file per kind of chart, with the runs side by side."""
+def write_png(report: Report, folder: Path, titles: Container[str] | None = None) -> list[Path]:
+    """One file per kind of chart (of those in `titles`), with the runs side by side, two in a row."""
     figure_class = import_figure()
     folder.mkdir(parents=True, exist_ok=True)
     found = []
-    for row in report.charts():
-        figure = figure_class(figsize=(6.4 * len(row), 3.6), layout="constrained")
-        for number, (name, chart) in enumerate(row):
-            draw(figure.add_subplot(1, len(row), number + 1), name, chart)
-        found.append(folder / f"{row[0][1].title.lower().replace(' ', '_')}.png")
+    for charts in report.charts():
+        title = charts[0][1].title
+        if titles is not None and title not in titles:
+            continue
+        columns = min(len(charts), COLUMNS)
+        rows = -(-len(charts) // columns)
+        figure = figure_class(figsize=(6.4 * columns, 3.6 * rows), layout="constrained")
+        for number, (name, chart) in enumerate(charts):
+            draw(figure.add_subplot(rows, columns, number + 1), name, chart)
+        found.append(folder / f"{title.lower().replace(' ', '_')}.png")
         figure.savefig(found[-1], dpi=110)
     return found
 
@@ -41,5 +50,6 @@ def draw(axes: Any, name: str, chart: Chart) -> None:
         axes.plot(*zip(*line.points, strict=True), color=LIGHT[line.colour], label=line.name, linewidth=1.5)
     for mark in chart.marks:
         axes.axhline(mark.at, color=LIGHT[mark.colour], linestyle="--", linewidth=1)
-    axes.set_ylim(bottom=0)
-    axes.legend(fontsize=7, frameon=False)
+    highest = max(value for line in chart.lines for _, value in line.points)
+    axes.set_ylim(0, None if highest else 1)
+    axes.legend(fontsize=7, frameon=False, loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=len(chart.lines))

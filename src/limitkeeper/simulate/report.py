@@ -20,7 +20,7 @@ COLOURS = ("blue", "red", "green", "violet", "amber", "soft")
 #: Points of a line; longer series are averaged.
 MAX_POINTS = 300
 GRID = """
-main { max-width: none; padding: 24px } .runs { display: grid; gap: 20px }
+main { max-width: none; padding: 24px } h2 { margin: 24px 0 10px } section h2 { margin: 0 } .runs { display: grid; gap: 20px }
 .runs section { margin-top: 0; min-width: 0 } .about { color: var(--soft) } .broken { color: var(--red) }
 """
 
@@ -42,7 +42,7 @@ class Chart:
 def rows_of(result: Result) -> Iterator[tuple[str, str]]:
     """The figures of a run, each with a name that other runs share."""
     time = result.simulated_s or 1.0
-    yield "simulated", duration_text(result.simulated_s) + (", interrupted" if result.interrupted else "")
+    yield result.kind, duration_text(result.simulated_s) + (", interrupted" if result.interrupted else "")
     for name, one in result.classes.items():
         yield f"{name}: requests", f"{one.sent:,}"
         yield f"{name}: attempts per request", f"{one.attempts / max(1, one.sent):.2f}"
@@ -99,8 +99,8 @@ def column(result: Result, name: str) -> list[tuple[float, float]]:
     return points(result, [row[name] for row in result.series])
 
 
-def charts_of(result: Result) -> Iterator[Chart]:
-    """The charts of one run, in an order that all runs share."""
+def charts_of(result: Result, runs: Sequence[Result] = ()) -> Iterator[Chart]:
+    """The charts of one run, in an order that all runs share, and with the services and colours of `runs`."""
     if not result.series:
         return
     kinds = (("sent", "blue"), ("attempts", "violet"), ("ok", "green"), ("refused", "amber"), ("failed", "red"))
@@ -114,12 +114,20 @@ def charts_of(result: Result) -> Iterator[Chart]:
     objectives = () if result.scenario.slo is None else result.scenario.slo.objectives
     marks = [Mark(f"p{p:g} objective", float(goal) * 1000, "red", level=True) for p, goal in objectives if p == 95]
     yield Chart("p95 latency of what no limit refused", "ms", lines, marks)
-    sizes = {name: len(one.pods) * one.concurrency for name, one in result.services.items()}
     for title, kind in (("Places in use", "in use"), ("Waiting in queues", "waiting")):
-        busy = sorted(sizes, key=lambda name: -result.peak(f"{name}.{kind}"))[: len(COLOURS)]
-        lines = [Line(name, column(result, f"{name}.{kind}"), COLOURS[i]) for i, name in enumerate(busy)]
+        busy = enumerate(busiest(runs or [result], kind))
+        lines = [Line(name, column(result, f"{name}.{kind}"), COLOURS[i]) for i, name in busy if name in result.services]
         if lines:
             yield Chart(title, "requests", lines)
+
+
+def busiest(runs: Sequence[Result], kind: str) -> list[str]:
+    """The services with the highest values of all runs, as many as there are colours."""
+    peaks: dict[str, float] = {}
+    for run in runs:
+        for name in run.services:
+            peaks[name] = max(peaks.get(name, 0.0), run.peak(f"{name}.{kind}"))
+    return sorted(peaks, key=lambda name: -peaks[name])[: len(COLOURS)]
 
 
 class Report:
@@ -156,7 +164,7 @@ class Report:
         """Rows of charts of one kind, each with the name of its run."""
         by_title: dict[str, list[tuple[str, Chart]]] = {}
         for result in self.results:
-            for chart in charts_of(result):
+            for chart in charts_of(result, self.results):
                 by_title.setdefault(chart.title, []).append((result.scenario.name, chart))
         return list(by_title.values())
 

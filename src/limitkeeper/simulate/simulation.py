@@ -29,7 +29,8 @@ Row = dict[str, float]
 
 @dataclass
 class Result:
-    """What a run has recorded. `series` has one row per interval; `simulated_s` is less than the duration when interrupted."""
+    """What a run has recorded. `series` has one row per interval; `simulated_s` is less than the duration when interrupted.
+    `kind` is "simulated"; a live run, whose `simulated_s` are real seconds, has another one."""
 
     scenario: Scenario
     classes: dict[str, ClassRecorder] = field(default_factory=dict)
@@ -40,6 +41,7 @@ class Result:
     simulated_s: float = 0.0
     events: int = 0
     interrupted: bool = False
+    kind: str = "simulated"
 
     @property
     def decisions(self) -> int:

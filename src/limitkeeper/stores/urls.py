@@ -40,6 +40,8 @@ def store_from_url(url: str) -> Store:
         parts = urlsplit(url)
     except ValueError as error:
         raise ConfigurationError(f"{masked(url)}: {error}; write it like redis://host:6379/0") from None
+    if url.startswith("${"):
+        raise ConfigurationError(f"{url!r}: variables are replaced in policy files only; write os.environ[{url.strip('${}')!r}]")
     make = maker_of(parts.scheme, url)
     options = options_of(parts.query, url)
     wrapping = {name: options.pop(name) for name in WRAPPING if name in options}

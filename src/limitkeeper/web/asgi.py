@@ -3,7 +3,7 @@
     app = RateLimitMiddleware(app, policy=Policy.load("limitkeeper.yaml"))
 
 An allowed request costs one decision and a `send` that adds the fields; its body is not touched. A refused request is answered
-here: no handler is called and none of its body is read. `scope["limitkeeper"]` is the evaluation.
+here: no handler is called, and its body is read only for an identity from it. `scope["limitkeeper"]` is the evaluation.
 
     http        evaluated when the request arrives; settled (costs by outcome or size) before the last byte is sent
     websocket   evaluated at the handshake, which is a GET, and for every message where a rule names MESSAGE
@@ -22,12 +22,13 @@ from typing import Any
 
 from ..policy.evaluation import Evaluation
 from ..policy.gate import Gate, gate_of
+from ..policy.identity.body import BODY, MAX_BODY, BodyNeeded, check_size
 from ..policy.model import Policy
 from ..policy.path_matcher import MESSAGE
 from ..stores import Store
 from .headers import ASGIApp, AsgiRequestContext, HeaderSend, Message, Receive, Scope, Send, add_fields, admit, fields, has_origin
 from .refusal_body import body
-from .response_settlement import FAILED, GONE, Settlement, is_cancelled, outcome_after, outcome_of
+from .response_settlement import FAILED, GONE, UNKNOWN, Settlement, is_cancelled, outcome_after, outcome_of
 
 #: The close code "Try Again Later" of RFC 6455's registry, and the most bytes of a close frame's reason.
 TRY_AGAIN_LATER, MAX_REASON = 1013, 123
@@ -70,7 +71,11 @@ class RateLimitMiddleware:
         if kind != "http":
             await (self._websocket if kind == "websocket" else self._lifespan)(scope, receive, send)
             return
-        header_send = admit(self._ask_nowait, scope, send)
+        try:
+            header_send = admit(self._ask_nowait, scope, send)
+        except BodyNeeded:
+            receive = await read_body(scope, receive)
+            header_send = admit(self._ask_nowait, scope, send)
         if header_send is None:
             admitted = await self._admit_slowly(scope, receive, send)
             if admitted is None:
@@ -149,11 +154,39 @@ async def ask_connected(gate: Gate, context: AsgiRequestContext, receive: Receiv
         reading.cancel()
         await asyncio.wait({asking, reading})
     gone = not reading.cancelled() and reading.exception() is None
+    if gone and not asking.cancelled() and asking.exception() is None:  # allowed in the moment in which its client disconnects
+        await asking.result().asettle(UNKNOWN)
+    return None if gone or asking.cancelled() else asking.result(), receive_after(read, receive)
+
+
+def receive_after(read: deque[Message], receive: Receive) -> Receive:
+    """A `receive` that first has the messages that were read already."""
 
     async def receive_again() -> Message:
         return read.popleft() if read else await receive()
 
-    return None if gone or asking.cancelled() else asking.result(), receive_again
+    return receive_again
+
+
+async def read_body(scope: Scope, receive: Receive) -> Receive:
+    """Reads the body into the scope for an identity from it (None: larger than MAX_BODY, or its client disconnected). Returns the
+    `receive` of the application, which has it again."""
+    scope[BODY] = None
+    length = AsgiRequestContext(scope).header("content-length") or ""
+    if length.isdecimal() and int(length[:20]) > MAX_BODY:
+        return receive
+    found = bytearray()
+    message: Message = {"type": "http.request", "more_body": True}
+    while message.get("more_body", False) and len(found) <= MAX_BODY:
+        message = await receive()
+        found += message.get("body", b"")
+    more = message.get("more_body", False) or message["type"] != "http.request"  # or the client has disconnected
+    read: deque[Message] = deque([{"type": "http.request", "body": bytes(found), "more_body": more}])
+    if message["type"] != "http.request":
+        read.append(message)
+    elif not message.get("more_body", False):
+        scope[BODY] = check_size(bytes(found))
+    return receive_after(read, receive)
 
 
 #: Bytes that waiting requests of this process have read beyond MIN_READ_AHEAD.
@@ -320,6 +353,7 @@ class LimitedWebSocket:
         self._receive = receive
         self._send = send
         self._undelivered: deque[Message] = deque()
+        self._identities = gate.message_identities(AsgiRequestContext(scope, MESSAGE))
         self.closed = False
         self.disconnected = False
 
@@ -334,6 +368,7 @@ class LimitedWebSocket:
         if self.closed:
             return {"type": "websocket.disconnect", "code": TRY_AGAIN_LATER, "reason": ""}
         context = AsgiRequestContext(self.scope, MESSAGE)
+        context.identities = self._identities
         try:
             evaluation = self.gate.ask_nowait(context)
             if evaluation is None:

@@ -1,24 +1,33 @@
-"""FastAPI: limits as dependencies, for single routes, routers or a whole app.
+"""FastAPI: limits as dependencies, for single routes, routers or a whole app; or as decorators of single routes.
 
     @app.post("/checkout", dependencies=[Depends(RateLimit("5/s burst 10"))])
+
+    @app.post("/checkout")
+    @limit("5/s burst 10")
+    async def checkout(): …
 
 A limit without a name counts for each of its routes separately; with a name it is one limit for all of them. A rule of the policy
 of RateLimitMiddleware (asgi.py) can be named too, and is not evaluated again where the middleware has done so.
 
 `install(app)` sends refusals in our format (instead of FastAPI's {"detail": …}), adds the fields to responses that a handler made
-itself, and settles costs by outcome or size. A dependency can do none of that: it never sees the response.
+itself, settles costs by outcome or size, and describes refusals in OpenAPI. A dependency can do none of that: it never sees the
+response.
 """
 
 from __future__ import annotations
 
 import json
-from functools import partial
-from typing import Annotated, Any
+from collections.abc import Callable
+from functools import cache, partial, wraps
+from inspect import Parameter, iscoroutinefunction, signature
+from typing import Annotated, Any, TypeVar
 
 from ..errors import ConfigurationError
 
 try:
+    import fastapi.routing
     from fastapi import Depends, FastAPI, HTTPException, Request, Response, WebSocketException
+    from fastapi.dependencies.models import Dependant
     from starlette.requests import HTTPConnection
 except ModuleNotFoundError as error:
     raise ConfigurationError(
@@ -26,11 +35,16 @@ except ModuleNotFoundError as error:
     ) from error
 
 from ..policy.evaluation import Evaluation
+from ..policy.gate import Gate
+from ..policy.model import Policy
+from ..stores.memory import MemoryStore
 from .asgi import TRY_AGAIN_LATER, ASGIApp, AsgiRequestContext, Message, Receive, Scope, Send, SettlingSend, close_reason
-from .handler_limit import combined_fields, located_name, rule_name
+from .handler_limit import DEPTH, Handler, combined_fields, located_name, rule_name
 from .headers import fields, merge
 from .refusal_body import body
 from .starlette import EVALUATIONS, RequestEvaluations, RouteLimit, evaluations_of, route_location
+
+E = TypeVar("E", bound=Handler)
 
 #: Fields that are lists, to which other dependencies may have added members.
 JOINED = ("Access-Control-Expose-Headers", "Vary")
@@ -101,10 +115,39 @@ class DependencyMiddleware:
 
 
 def install(app: FastAPI) -> None:
-    """Prepares an app for limits in dependencies: refusals in our format, fields on every response, settlement. Idempotent."""
+    """Prepares an app for limits in dependencies: refusals in our format, fields on every response, settlement, and the refusals
+    of limited routes in OpenAPI. Idempotent."""
     if TooManyRequests not in app.exception_handlers:
         app.add_exception_handler(TooManyRequests, refusal_response)
         app.add_middleware(DependencyMiddleware)
+        app.openapi = partial(describe_refusals, app, app.openapi)  # type: ignore[method-assign]
+
+
+def describe_refusals(app: FastAPI, generate: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """The OpenAPI description, with the refusal of each limited route that does not describe its own."""
+    schema = generate()
+    for route in getattr(fastapi.routing, "iter_route_contexts", iter)(app.routes):
+        if limits_of(getattr(route, "dependant", None)):
+            operations = schema["paths"].get(getattr(route, "path_format", None), {})
+            for method in getattr(route, "methods", None) or ():
+                if method.lower() in operations:
+                    operations[method.lower()].setdefault("responses", {}).setdefault("429", REFUSAL_RESPONSES[429])
+    return schema
+
+
+def limits_of(dependant: Dependant | None) -> list[RouteLimit]:
+    """The limits among the dependencies of a route."""
+    if dependant is None:
+        return []
+    found = getattr(dependant.call, "__self__", dependant.call)
+    inner = [limit for one in dependant.dependencies for limit in limits_of(one)]
+    return [found, *inner] if isinstance(found, RouteLimit) else inner
+
+
+@cache
+def unlimited_gate() -> Gate:
+    """Evaluates requests to which no limit applies."""
+    return Gate(Policy(), store=MemoryStore())
 
 
 class RateLimit(RouteLimit):
@@ -121,6 +164,8 @@ class RateLimit(RouteLimit):
         if key is None and self.was_evaluated(scope):
             known: Evaluation = scope["limitkeeper"]
             return known
+        if self.default and self._is_replaced(scope.get("route")):
+            return unlimited_gate().ask(AsgiRequestContext(scope))
         evaluations = evaluations_of(scope)
         context = AsgiRequestContext(scope)
         evaluation = await self.evaluate(connection, context, self._name_on(scope, len(evaluations.all) + 1), key)
@@ -136,6 +181,19 @@ class RateLimit(RouteLimit):
                 response.headers[name] = value if present is None else merge([(name, present)], [(name, value)])[0][1]
         return evaluation
 
+    def _is_replaced(self, route: object) -> bool:
+        """Whether a route has a limit that is no default."""
+        return any(not limit.default for limit in limits_of(getattr(route, "dependant", None)))
+
+    @property
+    def dependency(self) -> object:
+        """FastAPI reads this where `Depends` is missing."""
+        raise ConfigurationError("expected dependencies=[Depends(RateLimit(…))], got RateLimit(…) alone; wrap it in Depends(…)")
+
+    def __deepcopy__(self, _: object) -> RateLimit:
+        """FastAPI copies the default of a parameter."""
+        raise ConfigurationError("expected Depends(RateLimit(…)) as the default of a parameter, got RateLimit(…) alone")
+
     def _name_on(self, scope: Scope, depth: int) -> str:
         """The rule's name on the request's route."""
         if self.name is not None:
@@ -145,6 +203,48 @@ class RateLimit(RouteLimit):
         if found is None or found[0] is not route:
             found = self.names[id(route), depth] = (route, route_name(scope, depth))
         return found[1]
+
+
+class limit(RateLimit):  # noqa: N801  # a decorator
+    """A limit of one route, as a decorator below `@app.get(…)`; the arguments are those of `RouteLimit`."""
+
+    usage = '@limit("5/s burst 10"), or name a rule: @limit(policy=gate, rule="checkout")'
+
+    def __call__(self, endpoint: E) -> E:  # type: ignore[override]
+        if isinstance(endpoint, type) or not callable(endpoint):
+            raise ConfigurationError(f"expected a function under @limit, got {endpoint!r}; as a dependency write RateLimit(…)")
+        return add_dependency(endpoint, self._evaluate)
+
+    async def _evaluate(self, connection: HTTPConnection, response: Response) -> Evaluation:
+        return await self.check(connection, response)
+
+
+def add_dependency(endpoint: E, dependency: Callable[..., object]) -> E:
+    """An endpoint with one more dependency, of which the function itself is not told."""
+    depth: int = getattr(endpoint, DEPTH, 0) + 1
+    added = Parameter(f"limitkeeper_{depth}", Parameter.KEYWORD_ONLY, annotation=Annotated[Evaluation, Depends(dependency)])
+    limited: Any
+    if iscoroutinefunction(endpoint):
+
+        @wraps(endpoint)
+        async def limited(*args: object, **named: object) -> object:
+            named.pop(added.name, None)
+            return await endpoint(*args, **named)
+    else:
+
+        @wraps(endpoint)
+        def limited(*args: object, **named: object) -> object:
+            named.pop(added.name, None)
+            return endpoint(*args, **named)
+
+    try:
+        own = signature(endpoint, eval_str=True)
+    except NameError:  # a name that is defined later, or only for type checkers: left to FastAPI
+        own = signature(endpoint)
+    by_kind = sorted([*own.parameters.values(), added], key=lambda one: one.kind)
+    limited.__signature__ = own.replace(parameters=by_kind)
+    setattr(limited, DEPTH, depth)
+    return limited  # type: ignore[no-any-return]
 
 
 def route_name(scope: Scope, depth: int) -> str:

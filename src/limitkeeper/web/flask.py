@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import cache, partial, wraps
 from pathlib import Path
 from typing import TypeVar, Unpack, cast
+from urllib.parse import urlencode
 
 from ..errors import ConfigurationError
 
@@ -38,8 +39,10 @@ try:
 except ModuleNotFoundError as error:
     raise ConfigurationError(f"limitkeeper.web.flask needs {error.name}, which is not installed: pip install flask") from error
 
+from ..policy.callback_errors import check_callback
 from ..policy.evaluation import Evaluation
 from ..policy.gate import Gate, gate_of
+from ..policy.identity.body import MAX_BODY
 from ..policy.model import Policy
 from ..stores import Store
 from ..stores.urls import store_from_url
@@ -55,6 +58,7 @@ from .handler_limit import (
     RuleOptions,
     combined_fields,
     handler_name,
+    has_own_limit,
     rule_name,
     shares_name,
 )
@@ -83,8 +87,9 @@ POLICY_EVALUATION = "limitkeeper.policy_evaluation"
 
 class RateLimit:
     """The extension. `policy` is a path, a `Policy` or a `Gate`; without one only views with limits of their own are limited, and
-    `client_ip` (or LIMITKEEPER_CLIENT_IP) names trusted proxies, as in a policy: `{"trusted_proxies": ["10.0.0.0/8"]}`. Without
-    `enabled` (or LIMITKEEPER_ENABLED) nothing is limited."""
+    `client_ip` (or LIMITKEEPER_CLIENT_IP) names trusted proxies, as in a policy: `{"trusted_proxies": ["10.0.0.0/8"]}`. `default`
+    (or LIMITKEEPER_DEFAULT) is the limit of each view that has none of its own: a limit, or the arguments of `limit` in a dict.
+    Without `enabled` (or LIMITKEEPER_ENABLED) nothing is limited."""
 
     def __init__(
         self,
@@ -96,8 +101,10 @@ class RateLimit:
         early: bool = True,
         client_ip: ClientAddress | None = None,
         enabled: bool = True,
+        default: LimitSource | Mapping[str, object] | None = None,
     ) -> None:
         self._policy = policy
+        self._default = default
         self._enabled = enabled
         self._store = store
         self._handlers = handlers
@@ -116,6 +123,8 @@ class RateLimit:
             app.before_request_funcs.setdefault(None, []).insert(0, publish_evaluation)
         elif gates.gate is not None:
             app.before_request(partial(evaluate_policy, gates.gate))
+        if gates.default is not None:
+            app.before_request(partial(evaluate_default, gates, gates.default))
         app.teardown_request(settle_failed)
 
     def _make_gates(self, app: Flask, policy: PolicySource | None) -> HandlerGates:
@@ -130,7 +139,8 @@ class RateLimit:
             return HandlerGates(None, store, enabled=False)
         gate = None if source is None else gate_of(source, store=store, handlers=self._handlers)
         client_ip = self._client_ip if self._client_ip is not None else app.config.get("LIMITKEEPER_CLIENT_IP")
-        return HandlerGates(gate, store, self._handlers, client_ip)
+        default = self._default if self._default is not None else app.config.get("LIMITKEEPER_DEFAULT")
+        return HandlerGates(gate, store, self._handlers, client_ip, default=default)
 
     @property
     def gate(self) -> Gate:
@@ -149,10 +159,14 @@ class RateLimit:
         with limits of one `name` share them. All other fields of a rule are options (cost=, message=, on_refusal=, …).
         """
 
+        if callable(limit):  # also a view: `@limits.limit` without a limit
+            check_callback(limit, "request", option="limit")
+
         def decorate(view: V) -> V:
             if isinstance(view, Blueprint):
                 own = name or rule_name(f"blueprint {view.name}", view.import_name)
                 shared = HandlerLimit(own, limit, key, options)
+                setattr(view, DEPTH, 1)
                 view.before_request_funcs.setdefault(None, []).insert(
                     0, lambda: evaluate(gates_of(current_app).gate_for(shared, shared.name, request))
                 )
@@ -188,15 +202,41 @@ def limit_view(view: View, limit: HandlerLimit) -> View:
     return cast(View, limited)
 
 
+class FlaskRequestContext(WsgiRequestContext):
+    """The context of a request that Flask has routed; `raw` is the request, which may have read its body already."""
+
+    __slots__ = ()
+
+    def route(self) -> str | None:
+        return None if self.raw.url_rule is None else str(self.raw.url_rule.rule)
+
+    def body(self) -> bytes | None:
+        if self.raw.content_length is None or self.raw.content_length > MAX_BODY:
+            return b"" if not self.raw.content_length and "HTTP_TRANSFER_ENCODING" not in self.environ else None
+        found: bytes = self.raw.get_data()
+        return found or urlencode(list(self.raw.form.items(multi=True))).encode()  # a form that was parsed from the stream
+
+
 def evaluate_policy(gate: Gate) -> ResponseReturnValue | None:
     """Evaluates the policy as a before_request function."""
     return None if request.endpoint in exempt_endpoints(current_app) else evaluate(gate)
 
 
+def evaluate_default(gates: HandlerGates, limit: HandlerLimit) -> ResponseReturnValue | None:
+    """Evaluates the default limit as a before_request function, unless the view or its blueprint has a limit of its own."""
+    endpoint = request.endpoint
+    if endpoint is None or endpoint.rpartition(".")[2] == "static" or endpoint in exempt_endpoints(current_app):
+        return None
+    own = (current_app.view_functions.get(endpoint), *(current_app.blueprints.get(name) for name in request.blueprints))
+    if any(has_own_limit(one) for one in own):
+        return None
+    return evaluate(gates.gate_for(limit, limit.name_at(endpoint), request))
+
+
 def evaluate(gate: Gate) -> ResponseReturnValue | None:
     """Evaluates the current request. None: allowed. Returns the response of a degrade handler, or raises the refusal."""
     environ = request.environ
-    context = WsgiRequestContext(environ)
+    context = FlaskRequestContext(environ)
     context.raw = request._get_current_object()  # type: ignore[attr-defined]
     context.captured = {name: str(value) for name, value in (request.view_args or {}).items()}
     evaluation = detach_request(gate.ask(context), "HTTP_ORIGIN" in environ)

@@ -20,7 +20,7 @@ from dataclasses import replace
 from functools import lru_cache, wraps
 from hashlib import sha256
 from threading import Lock
-from typing import TypedDict, cast
+from typing import Any, TypedDict, cast
 from uuid import UUID
 from weakref import WeakValueDictionary
 
@@ -31,8 +31,11 @@ from ..policy.callback_errors import callback_name, check_callback
 from ..policy.evaluation import Evaluation
 from ..policy.gate import Gate, gate_of
 from ..policy.identity.client_ip import ClientIp
-from ..policy.model import Identity, Policy
-from ..policy.reading.diagnostics import PolicyError, shorten
+from ..policy.identity.identify import RequestPart
+from ..policy.model import Headers, Identity, Policy
+from ..policy.reading.diagnostics import PolicyError, did_you_mean, shorten
+from ..policy.reading.rule_fields import RULE
+from ..policy.refusal import Refusal
 from ..policy.request_context import RequestContext
 from ..policy.store_lifetime import OpenedStore
 from ..stores import Store, store_from_url
@@ -54,13 +57,16 @@ ClientAddress = ClientIp | Mapping[str, object]
 
 class RuleOptions(TypedDict, total=False):
     """Options of a declared limit: `methods` to which it applies, `per_method` (each method counts separately), `exempt_when` (a
-    callable that is given the request), `on_breach` (a listener of its refusals); and the other fields of a rule, as in a
-    policy file."""
+    callable that is given the request), `on_breach` (a listener of its refusals), `identify` (identities for `key`, as in a
+    policy), `headers` (as in a policy); and the other fields of a rule, as in a policy file. A callable `message` is given the
+    Refusal and the request."""
 
     methods: Sequence[str]
     per_method: bool
     exempt_when: Callable[..., object]
     on_breach: Callable[[Event], object]
+    identify: Mapping[str, object]
+    headers: Headers | Mapping[str, object] | str | bool
 
     description: str
     match: object
@@ -74,7 +80,7 @@ class RuleOptions(TypedDict, total=False):
     on_refusal: object
     on_failure: str
     status: int
-    message: str
+    message: str | Callable[..., str]
     body: object
     problem: bool
     retry_after: object
@@ -83,6 +89,19 @@ class RuleOptions(TypedDict, total=False):
     safe_concurrency: int
 
 
+#: Options that are no fields of the rule.
+OWN_OPTIONS = ("exempt_when", "headers", "identify", "methods", "on_breach", "per_method")
+#: What other libraries call an option, and its name here.
+OPTIONS_ELSEWHERE = {
+    "key_func": "key",
+    "error_message": "message",
+    **dict.fromkeys(("scope", "group"), "name"),
+    "method": "methods",
+    "deduct_when": "charge",
+    "header_name_mapping": "headers",
+}
+#: Identities of every declared limit, unless the site's policy has its own of the same name.
+REQUEST_PARTS: dict[str, Identity] = {part: RequestPart(part) for part in ("host", "method", "route")}
 #: A policy without anything: its settings are those of limits without a policy.
 DEFAULTS = Policy()
 #: The identity of a callable key.
@@ -112,6 +131,8 @@ class HandlerLimit:
         "choose",
         "declared_by",
         "exempt_when",
+        "headers",
+        "identify",
         "key",
         "name",
         "on_breach",
@@ -133,8 +154,10 @@ class HandlerLimit:
         self.name = name
         self.key = key
         self.per_location = per_location
-        own = ("exempt_when", "methods", "on_breach", "per_method")
-        self.rule: dict[str, object] = {name: value for name, value in options.items() if name not in own}
+        self._check_options(options)
+        self.rule: dict[str, object] = {name: value for name, value in options.items() if name not in OWN_OPTIONS}
+        self.identify = dict(options.get("identify", {}))
+        self.headers = options.get("headers")
         self.per_method = options.get("per_method", False)
         self.on_breach = options.get("on_breach")
         self.exempt_when = options.get("exempt_when")
@@ -144,10 +167,24 @@ class HandlerLimit:
         self.choices: dict[object, HandlerLimit] = {}
         self.rule["limit"] = limit
         if callable(limit):
-            check_callback(limit, "request")
+            check_callback(limit, "request", option="limit")
             self.choose = limit
             self.rule["limit"] = "unlimited"
+        if callable(key):
+            check_callback(key, "request", option="key")
+        message = self.rule.get("message")
+        if callable(message):
+            check_callback(message, "refusal", "request", option="message")
+            self.rule["message"] = request_message(message)
         self._check()
+
+    def _check_options(self, options: RuleOptions) -> None:
+        known = (*OWN_OPTIONS, *RULE.specs)
+        for name in options:
+            if name not in known:
+                found = OPTIONS_ELSEWHERE.get(name)
+                remedy = did_you_mean(name, known) if found is None else f"write {found}="
+                raise ConfigurationError(f"{self.declared_by}: unknown option {name!r}; {remedy}".removesuffix("; "))
 
     def _check(self) -> None:
         """Raises errors where the limit is declared. The identities that a key in text names are a site's, unknown here."""
@@ -160,7 +197,7 @@ class HandlerLimit:
                 raise ConfigurationError("expected methods= or match=, got both; write match={'methods': […], 'path': …}")
             self.rule["match"] = {"methods": [methods] if isinstance(methods, str) else list(methods)}
         if self.exempt_when is not None:
-            check_callback(self.exempt_when, "request")
+            check_callback(self.exempt_when, "request", option="exempt_when")
             when = dict(cast(Mapping[str, object], self.rule.get("when") or {}))
             absent = when.get("absent", ())
             others = [absent] if isinstance(absent, str) else list(cast(Sequence[str], absent))
@@ -197,7 +234,7 @@ class HandlerLimit:
 
     def policy(self, name: str, site: Policy | None = None, ip: Identity | None = None, key: Key | None = None) -> Policy:
         """A policy of one rule, with the identities and the response settings of the site's; `ip` is another client address."""
-        identify: dict[str, Identity | dict[str, object]] = {} if site is None else dict(site.identify)
+        identify: dict[str, object] = {**REQUEST_PARTS, **({} if site is None else site.identify), **self.identify}
         if ip is not None:
             identify["ip"] = ip
         key = self.key if key is None else key
@@ -210,7 +247,7 @@ class HandlerLimit:
         policy = self._policy_of(name, key, identify, instances)
         if site is None:
             return policy
-        names = ("name", "headers", "problem", "budget_us", "waiting_threads")
+        names = ("name", "problem", "budget_us", "waiting_threads", *(("headers",) if self.headers is None else ()))
         return replace(policy, **{name: getattr(site, name) for name in names})
 
     def _policy_of(
@@ -218,7 +255,8 @@ class HandlerLimit:
     ) -> Policy:
         """The policy of this rule; errors name the declaration, since there is no file in which to find `limits[0].limit`."""
         try:
-            return Policy.of(identify=identify, instances=instances, limits=[{**self.rule, "name": name, "key": key}])
+            limits = [{**self.rule, "name": name, "key": key}]
+            return Policy.of(identify=identify, instances=instances, headers=self.headers, limits=limits)
         except PolicyError as error:
             found = [f"{one.location.removeprefix('limits[0].')}: {one.full_message}" for one in error.errors]
             shown = f"{self.declared_by}({shorten(repr(self.rule['limit']))})"
@@ -235,7 +273,9 @@ class HandlerGates:
         handlers: Mapping[str, Handler] | None = None,
         client_ip: ClientAddress | None = None,
         enabled: bool = True,
+        default: LimitSource | Mapping[str, object] | None = None,
     ) -> None:
+        self.default = default_limit(default if enabled else None)
         if not enabled:  # a policy without rules admits everything
             gate, client_ip = Gate(Policy(), store=store), None
         self.enabled = enabled
@@ -334,6 +374,32 @@ def caller_identity(key: Callable[..., object]) -> Callable[[RequestContext], ob
     return identity
 
 
+def request_message(message: Callable[..., object]) -> Callable[[Refusal, RequestContext | None], object]:
+    """A callable message: it is given the refusal and the framework's request."""
+
+    @wraps(message)
+    def of_request(refusal: Refusal, context: RequestContext | None) -> object:
+        return message(refusal, None if context is None else context.raw)
+
+    return of_request
+
+
+def default_limit(given: LimitSource | Mapping[str, object] | None) -> HandlerLimit | None:
+    """The limit of handlers that have none of their own: a limit, or the arguments of `limit`, as {"limit": "50/h", "key": …}.
+    Each handler counts separately, unless there is a name."""
+    if given is None:
+        return None
+    options: dict[str, Any] = dict(given) if isinstance(given, Mapping) and "limit" in given else {"limit": given}
+    limit, key, name = options.pop("limit"), options.pop("key", "ip"), options.pop("name", None)
+    return HandlerLimit(name or DEFAULT_NAME, limit, key, cast(RuleOptions, options), name is None, "default")
+
+
+def has_own_limit(handler: object) -> bool:
+    """Whether a handler, or a method of a class-based one, has a limit of its own, which replaces the default."""
+    methods = vars(handler).values() if isinstance(handler, type) else ()
+    return any(getattr(one, DEPTH, 0) > 0 for one in (handler, *methods))
+
+
 def exempt_identity(exempt_when: Callable[..., object]) -> Callable[[RequestContext], object]:
     """`exempt_when` as an identity, which is present where the limit does not apply. Where it raises, the limit applies."""
 
@@ -363,6 +429,10 @@ def rule_name(own: str, module: str, depth: int = 1) -> str:
     shown = "".join([letter for letter in shown if " " <= letter <= "~" and letter not in FORBIDDEN])
     digest = sha256(f"{module}.{own}.{depth}".encode("utf-8", "replace")).hexdigest()
     return f"{shown[: MAX_NAME - 9].strip()}-{digest[:8]}"
+
+
+#: The name of the default limit; with the location of each handler another hash.
+DEFAULT_NAME = rule_name("default", "")
 
 
 @lru_cache(4096)

@@ -39,6 +39,7 @@ else:
     from ..policy.evaluation import Evaluation
     from ..policy.request_context import RequestContext
 
+from ..policy.identity.body import BODY, BodyNeeded
 from ..policy.model import Headers
 from ..policy.refusal import Refusal
 from ..policy.request_context import NOTHING, USUAL, method_of, query_values
@@ -62,6 +63,11 @@ NAMES = (
     *("Retry-After", "Cache-Control", "Access-Control-Expose-Headers", "Vary"),
 )
 SPELLING = {name.lower().encode(): name for name in NAMES}
+#: What a policy may call these fields, by the words of its `headers: {names: …}`.
+WORDS = {"limit": b"x-ratelimit-limit", "remaining": b"x-ratelimit-remaining", "reset": b"x-ratelimit-reset"}
+WORDS |= {"retry_after": b"retry-after"}
+#: The names that policies of this process have given to fields; empty in most processes, and then no response looks for them.
+CUSTOM_NAMES: dict[Headers, dict[bytes, bytes]] = {}
 NO_DRAFT, DRAFT_6, DRAFT_7, DRAFT_11 = 0, 6, 7, 11
 #: The policy's `wire` setting: the draft's number and its field names.
 DRAFTS: dict[str, tuple[int, list[bytes]]] = {
@@ -99,10 +105,30 @@ class FieldStyle:
             names = [*names, b"x-ratelimit-limit", b"x-ratelimit-remaining"]
         if headers.reset != "off":
             names = [*names, b"x-ratelimit-reset"]
+        own = custom_names(headers) if headers.names else {}
+        names, retry = [own.get(name, name) for name in names], own.get(b"retry-after", b"retry-after")
         self.expose = expose_field(names, headers.cors)
-        self.expose_refused = expose_field([*names, b"retry-after"], headers.cors)
-        self.expose_retry = expose_field([b"retry-after"], headers.cors)
+        self.expose_refused = expose_field([*names, retry], headers.cors)
+        self.expose_retry = expose_field([retry], headers.cors)
         self.vary = ((b"vary", b"Origin"),) if headers.cors else ()
+
+
+def custom_names(headers: Headers) -> dict[bytes, bytes]:
+    """Our names of fields and those that a policy gives them, which are from now on merged as ours are."""
+    global NAME_LENGTHS
+    found: dict[bytes, bytes] = {}
+    for word, name in headers.names:
+        own = found[WORDS[word]] = name.lower().encode()
+        SPELLING[own] = name
+        FAMILY[own] = FAMILY[own.decode()] = FAMILY.get(own, 0) or FAMILIES[WORDS[word]]
+        NAME_LENGTHS |= 1 << len(own)
+    CUSTOM_NAMES[headers] = found
+    return found
+
+
+def rename(found: Fields, headers: Headers) -> Fields:
+    names = CUSTOM_NAMES.get(headers)
+    return found if names is None else [(names.get(name, name), value) for name, value in found]
 
 
 def expose_field(names: list[bytes], cors: bool) -> tuple[tuple[bytes, bytes], ...]:
@@ -260,7 +286,7 @@ def fields(evaluation: Evaluation) -> list:  # type: ignore[type-arg]  # as in t
         found.extend(style.vary)
         if evaluation.origin:
             found.extend(style.expose)
-    return found
+    return rename(found, headers) if CUSTOM_NAMES else found
 
 
 def add_refusal(evaluation: Evaluation, found: Fields, style: FieldStyle, expose: tuple[tuple[bytes, bytes], ...]) -> Fields:
@@ -273,7 +299,7 @@ def add_refusal(evaluation: Evaluation, found: Fields, style: FieldStyle, expose
     found.extend(style.vary)
     if evaluation.origin:
         found.extend(expose)
-    return found
+    return rename(found, style.headers) if CUSTOM_NAMES else found
 
 
 @cython.cfunc
@@ -426,6 +452,8 @@ Send = Callable[[Message], Awaitable[None]]
 ASGIApp = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 
+#: Methods whose requests usually have a body.
+WITH_BODY = frozenset({"POST", "PUT", "PATCH"})
 #: Requests with more header lines are indexed by name.
 MANY_LINES = 100
 
@@ -465,10 +493,10 @@ class AsgiRequestContext(RequestContext):
             if field[0] == wanted:
                 if first is None:
                     first = field[1]
-                elif several is None:
-                    several = [first, field[1]]
-                else:
+                elif several is not None:
                     several.append(field[1])
+                elif field[1] != first:  # a line that is repeated says nothing new: it makes no other value
+                    several = [first, field[1]]
         if several is not None:
             first = (b"; " if wanted == b"cookie" else b", ").join(several)
         return None if first is None else first.decode("latin-1")
@@ -496,6 +524,25 @@ class AsgiRequestContext(RequestContext):
             for line in lines:
                 self._by_name.setdefault(line[0], []).append(line)
         return self._by_name.get(name, ())
+
+    def route(self) -> str | None:
+        found: str | None = getattr(self.scope.get("route"), "path", None)
+        return found
+
+    def may_have_body(self) -> bool:
+        """HTTP/2 and 3 need not announce a body."""
+        if RequestContext.may_have_body(self) or self.header("content-length") is not None:
+            return RequestContext.may_have_body(self)
+        return self.method in WITH_BODY and str(self.scope.get("http_version", "")) >= "2"
+
+    def body(self) -> bytes | None:
+        """The body that `read_body` has left in the scope."""
+        if self.scope["type"] != "http":
+            return b""
+        if BODY not in self.scope:
+            raise BodyNeeded
+        found: bytes | None = self.scope[BODY]
+        return found
 
     def peer(self) -> str | None:
         client = self.scope.get("client")

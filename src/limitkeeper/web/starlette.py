@@ -11,11 +11,12 @@ RateLimitMiddleware (asgi.py) can be named too, and is not evaluated again where
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from functools import wraps
 from inspect import iscoroutinefunction
 from types import NoneType
 from typing import TypeVar, Unpack, cast
+from urllib.parse import urlencode
 
 from ..errors import ConfigurationError
 
@@ -24,6 +25,7 @@ try:
     from starlette.exceptions import HTTPException, WebSocketException
     from starlette.requests import ClientDisconnect, HTTPConnection, Request
     from starlette.responses import Response
+    from starlette.routing import BaseRoute
     from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
 except ModuleNotFoundError as error:
     raise ConfigurationError(
@@ -33,13 +35,15 @@ except ModuleNotFoundError as error:
 from ..policy.callback_errors import check_parameters
 from ..policy.evaluation import Evaluation
 from ..policy.gate import Gate
+from ..policy.identity.body import BODY, BodyNeeded, check_size
 from ..policy.identity.identify import Called
 from ..policy.identity.key_and_cache_bounds import hash_long
 from ..policy.model import Policy
 from ..stores import Store
-from .asgi import ACCEPTED, TRY_AGAIN_LATER, SettlingSend, ask_connected, close_reason
+from .asgi import ACCEPTED, TRY_AGAIN_LATER, SettlingSend, ask_connected, close_reason, read_body
 from .handler_limit import (
     CALLER,
+    DEFAULT_NAME,
     DEPTH,
     ClientAddress,
     Handler,
@@ -51,6 +55,7 @@ from .handler_limit import (
     caller_identity,
     combined_fields,
     handler_name,
+    has_own_limit,
     located_name,
     shared_gate,
     shared_store,
@@ -131,6 +136,7 @@ class RouteLimit:
         client_ip: the fields of a policy's `client_ip`: `{"trusted_proxies": ["10.0.0.0/8"]}`; by default the address is that of
             RateLimitMiddleware's policy, if any.
         enabled: False limits nothing.
+        default: True for a limit that does not apply to routes with another one.
         options: all other fields of a rule: `cost=`, `message=`, `on_refusal=`, `status=`, `charge=`, …; and `methods=`,
             `per_method=`, `exempt_when=`, `on_breach=`.
     """
@@ -149,20 +155,22 @@ class RouteLimit:
         store: Store | str | None = None,
         client_ip: ClientAddress | None = None,
         enabled: bool = True,
+        default: bool = False,
         **options: Unpack[RuleOptions],
     ) -> None:
         if (limit is None) == (policy is None) or (policy is None) != (rule is None):
             raise ConfigurationError(f"expected a limit or a rule of a policy; write {self.usage}")
         self.name = name
+        self.default = default
         #: FastAPI: rule names by route and depth, with the route itself, since an id may be used again.
         self.names: dict[tuple[int, int], tuple[object, str]] = {}
-        opened = shared_store(store)
+        opened = shared_store("memory://" if store is None and name is not None else store)
         if not isinstance(opened, (Store, NoneType)):
             raise ConfigurationError(f"expected a store or its URL, got store={store!r}")
         self._async_key = None
         if iscoroutinefunction(key) or iscoroutinefunction(getattr(key, "__call__", None)):  # noqa: B004
             self._async_key = cast(Callable[[HTTPConnection], Awaitable[object]], key)
-            check_parameters(self._async_key, "request")
+            check_parameters(self._async_key, "request", option="key")
         self._rule: PolicyRule | None = None
         if policy is not None and rule is not None:
             given = [*options, *(["name"] if name else []), *(["client_ip"] if client_ip else [])]
@@ -203,7 +211,11 @@ class RouteLimit:
         context.captured = {name: str(value) for name, value in connection.path_params.items()}
         if key is not None or self._async_key is not None:
             context.identities[CALLER] = None if key is None else hash_long(str(key))
-        evaluation = gate.ask_nowait(context)
+        try:
+            evaluation = gate.ask_nowait(context)
+        except BodyNeeded:
+            await read_request_body(connection)
+            evaluation = gate.ask_nowait(context)
         if evaluation is None and isinstance(connection, (Request, WebSocket)):
             evaluation, connection._receive = await ask_connected(gate, context, connection._receive)
             if evaluation is None:
@@ -214,6 +226,17 @@ class RouteLimit:
         if getattr(scope.get("limitkeeper"), "decision", None) is None:
             scope["limitkeeper"] = evaluation
         return evaluation
+
+
+async def read_request_body(connection: HTTPConnection) -> None:
+    """Reads the body of a request for an identity from it. FastAPI may have read it already, for the handler's parameters."""
+    if not getattr(connection, "_stream_consumed", False):
+        connection._receive = await read_body(connection.scope, connection._receive)  # type: ignore[attr-defined]
+        return
+    found, form = getattr(connection, "_body", None), getattr(connection, "_form", None)
+    if found is None and form is not None:
+        found = urlencode([(name, value) for name, value in form.multi_items() if isinstance(value, str)]).encode()
+    connection.scope[BODY] = None if found is None else check_size(found)
 
 
 def client_gone(connection: HTTPConnection) -> Exception:
@@ -249,6 +272,34 @@ class Limit(RouteLimit):
 
         setattr(limited, DEPTH, getattr(endpoint, DEPTH, 0) + 1)
         return limited  # type: ignore[return-value]
+
+    def default_for(self, routes: Iterable[BaseRoute], prefix: str = "") -> None:
+        """Limits each of these routes, and of those that are mounted there, that has no limit of its own. Each counts
+        separately, unless this limit has a name. `prefix` is where the routes are mounted."""
+        for route in routes:
+            path: str = prefix + getattr(route, "path", "")
+            if getattr(route, "routes", None):
+                self.default_for(route.routes, path)  # type: ignore[attr-defined]
+            elif not (getattr(route, "endpoint", None) is None or has_own_limit(route.endpoint)):  # type: ignore[attr-defined]
+                location = " ".join([*sorted(getattr(route, "methods", None) or ()), path])
+                route.app = self._limit_app(route.app, self.name or located_name(DEFAULT_NAME, location))  # type: ignore[attr-defined]
+
+    def _limit_app(self, app: ASGIApp, name: str) -> ASGIApp:
+        async def limited(scope: Scope, receive: Receive, send: Send) -> None:
+            websocket = scope["type"] == "websocket"
+            connection = (WebSocket if websocket else Request)(scope, receive, send)
+
+            async def call() -> object:
+                if not websocket:
+                    return app
+                await app(scope, connection._receive, send)
+                return None
+
+            response = cast("ASGIApp | None", await self.run(name, connection, call))
+            if response is not None:
+                await response(scope, connection._receive, send)
+
+        return limited
 
     async def run(self, name: str, connection: HTTPConnection, call: Callable[[], Awaitable[object]]) -> object:
         """Evaluates the limit, and returns the endpoint's response or the refusal."""

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from http import HTTPStatus
+from io import BytesIO
 from itertools import chain, islice
 from pathlib import Path
 from socket import MSG_PEEK
@@ -35,6 +36,7 @@ else:
     from .headers import append_fields, fields
 
 from ..policy.gate import Gate, gate_of
+from ..policy.identity.body import BODY, MAX_BODY
 from ..policy.model import Policy
 from ..policy.request_context import NOTHING, USUAL, method_of, query_values
 from ..stores import Store
@@ -87,7 +89,7 @@ def decode_path(path: str) -> str:
 
 @cython.cclass
 class WsgiRequestContext(RequestContext):
-    """The context of an environ. Nothing is read before a policy needs it, and never the body."""
+    """The context of an environ. Nothing is read before a policy needs it, the body only for an identity from it."""
 
     __slots__ = ("environ",)
 
@@ -106,6 +108,9 @@ class WsgiRequestContext(RequestContext):
         """The server has joined repeated lines of a header: the application sees the same value."""
         return kind == "query" and query_values(self.environ.get("QUERY_STRING") or "", name)[1]
 
+    def body(self) -> bytes | None:
+        return read_input(self.environ)
+
     def peer(self) -> str | None:
         peer = self.environ.get("REMOTE_ADDR")
         return peer if peer and peer not in SOCKETS else None
@@ -117,6 +122,21 @@ class WsgiRequestContext(RequestContext):
             return None
         names = [f"SSL_CLIENT_SAN_{kind}_{number}" for kind in ("URI", "DNS", "Email") for number in range(10)]
         return {"subject": subject, "san": [self.environ[name] for name in names if self.environ.get(name)]}
+
+
+def read_input(environ: dict[str, Any]) -> bytes | None:
+    """The body of a request, which the application then reads from memory; None: larger than MAX_BODY, or of unknown length."""
+    if BODY not in environ:
+        length = environ.get("CONTENT_LENGTH") or ""
+        if not length.isdecimal():
+            chunked = environ.get("wsgi.input_terminated") or "HTTP_TRANSFER_ENCODING" in environ
+            return None if chunked else b""
+        if int(length[:20]) > MAX_BODY:
+            return None
+        environ[BODY] = environ["wsgi.input"].read(int(length))
+        environ["wsgi.input"] = BytesIO(environ[BODY])
+    found: bytes = environ[BODY]
+    return found
 
 
 @cython.cfunc

@@ -107,7 +107,10 @@ def test_the_top_of_a_policy(everything):
         50_000,
         True,
     )
-    assert policy.headers == Headers("draft-7", x=False, reset="epoch", success="near", partition=True, cors=False)
+    names = {"limit": "X-Quota", "remaining": "X-Quota-Left", "reset": "X-Quota-Reset", "retry_after": "X-Retry"}
+    assert policy.headers == Headers(
+        "draft-7", x=False, reset="epoch", success="near", partition=True, cors=False, names=tuple(names.items())
+    )
     assert policy.penalty_box == PenaltyBoxConfig(
         TokenBucket("100/min"), 60_000_000, (("user", "ip"),), (3_600_000_000, 86_400_000_000)
     )

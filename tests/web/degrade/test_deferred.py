@@ -17,6 +17,7 @@ from limitkeeper.errors import ConfigurationError
 from limitkeeper.policy import Policy
 from limitkeeper.policy.gate import Gate
 from limitkeeper.testing import ManualClock
+from limitkeeper.web.asgi import AsgiRequestContext
 from limitkeeper.web.degrade import DeferredRequests, is_reduced
 from limitkeeper.web.degrade.deferred import TooLarge, call_asgi, call_wsgi
 
@@ -114,14 +115,17 @@ class Client:
         app.policy = policy
         self.app, self.made, self.is_asgi = app, FRAMEWORKS[framework](app), framework == "asgi"
         self.runner = asyncio.Runner()
+        self.address, self.headers = "127.0.0.1", {}
 
     def send(self, method: str, path: str, content: bytes = b"") -> httpx.Response:
         if not self.is_asgi:
-            with httpx.Client(transport=httpx.WSGITransport(self.made), base_url="http://shop") as client:
+            transport = httpx.WSGITransport(self.made, remote_addr=self.address)
+            with httpx.Client(transport=transport, base_url="http://shop", headers=self.headers) as client:
                 return client.request(method, path, content=content)
 
         async def ask() -> httpx.Response:
-            async with httpx.AsyncClient(transport=httpx.ASGITransport(self.made), base_url="http://shop") as client:
+            transport = httpx.ASGITransport(self.made, client=(self.address, 1))
+            async with httpx.AsyncClient(transport=transport, base_url="http://shop", headers=self.headers) as client:
                 return await client.request(method, path, content=content)
 
         return self.runner.run(ask())
@@ -340,12 +344,99 @@ def test_a_response_without_end_is_cut_off():
     assert told == ["http.disconnect", "closed"]
 
 
+def test_one_client_has_a_quarter_of_the_places(framework):
+    """Beyond that it is refused as without the handler, and others are accepted; the places are free when its requests end."""
+    app = App(capacity=8)
+    client = Client(framework, app)
+    client.order(b"a")
+    app.go.clear()
+    found = [client.order(b"b") for _ in range(4)]
+    assert [one.status_code for one in found] == [202, 202, 429, 429]
+    client.address = "192.0.2.7"
+    assert [client.order(b"c").status_code for _ in range(3)] == [202, 202, 429]
+    app.go.set()
+    for one in found[:2]:
+        client.wait(one.headers["Location"])
+    client.address = "127.0.0.1"
+    wait_until(lambda: client.send("GET", "/deferred/none") and not app.deferred._clients)
+    assert client.order(b"d").status_code == 202
+
+
+def test_one_client_has_a_quarter_of_the_bytes(framework):
+    """Few large requests of one client do not take the room of the others."""
+    app = App(capacity=None, max_body=1000, max_bytes=20_000)
+    client = Client(framework, app)
+    client.order(b"a")
+    app.go.clear()
+    found = [client.order(b"x" * 1000).status_code for _ in range(5)]
+    assert (found[0], found[-1]) == (202, 429)
+    client.address = "192.0.2.7"
+    assert client.order(b"x" * 1000).status_code == 202
+    app.go.set()
+
+
+def test_places_go_by_the_key_of_the_rule():
+    """Two users of one address have a share each."""
+    app = App(capacity=4)
+    policy = POLICY.replace("match:", "key: user, match:") + "\nidentify: {user: {header: X-User}}"
+    client = Client("asgi", app, policy)
+    app.go.clear()
+    for user, expected in (("ann", [202, 429]), ("bob", [202, 429])):
+        client.headers = {"X-User": user}
+        app.go.set()
+        assert client.order(b"a").status_code == 201
+        app.go.clear()
+        assert [client.order(b"b").status_code for _ in range(2)] == expected
+    app.go.set()
+
+
+def test_bodies_that_are_being_read_count():
+    """Slow clients hold no more memory than `max_bytes`; their places are free when they disconnect."""
+    app = App(max_body=1000, max_bytes=9000)
+    made = asgi(app)
+
+    async def main() -> None:
+        gone = asyncio.Event()
+        statuses: list[int] = []
+
+        async def receive() -> Any:
+            await gone.wait()
+            return {"type": "http.disconnect"}
+
+        async def send(message: Any) -> None:
+            statuses.append(message.get("status", 0))
+
+        def slow(number: int) -> Any:
+            lines = [(b"content-length", b"1000")]
+            scope = {"type": "http", "method": "POST", "path": "/orders", "headers": lines, "query_string": b""}
+            return made({**scope, "client": (f"192.0.2.{number}", 1)}, receive, send)
+
+        scope = {"type": "http", "method": "POST", "path": "/orders", "headers": [], "client": None}
+        assert made.gate.ask(AsgiRequestContext(scope)).allowed  # the next requests are refused
+        reading = [asyncio.create_task(slow(number)) for number in range(20)]
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert 0 < app.deferred._open_bytes <= 9000
+        assert statuses.count(429) == 20 - len(app.deferred._clients) > 0
+        gone.set()
+        await asyncio.gather(*reading)
+        assert (app.deferred._open_bytes, app.deferred._clients) == (0, {})
+
+    asyncio.run(main())
+
+
+def accept(deferred: DeferredRequests, content: bytes = b"") -> Any:
+    entry = deferred.reserve()
+    assert entry is not None
+    return deferred.accept(entry, lambda: (200, [], content), 0)
+
+
 def test_results_are_kept_for_a_time_and_within_a_size():
     """The oldest are dropped first."""
     app = App(keep="1min", max_body=1000, max_bytes=3000)
     tickets = []
     for _ in range(3):
-        accepted = app.deferred.accept(lambda: (200, [], b"x" * 1000))
+        accepted = accept(app.deferred, b"x" * 1000)
         assert accepted is not None
         tickets.append(dict(accepted[1])["Location"])
         wait_until(lambda: app.deferred.find(tickets[-1])[0] != 202)
@@ -359,7 +450,7 @@ def test_results_are_kept_for_a_time_and_within_a_size():
 def test_a_response_that_is_too_large_is_not_kept():
     """Its ticket says so."""
     app = App(max_body=10)
-    place = dict(app.deferred.accept(lambda: (200, [], b"x" * 11))[1])["Location"]
+    place = dict(accept(app.deferred, b"x" * 11)[1])["Location"]
     wait_until(lambda: app.deferred.find(place)[0] != 202)
     code, _, content = app.deferred.find(place)
     assert (code, b"more than 10 bytes" in content) == (500, True)
@@ -383,7 +474,7 @@ def test_bad_options_are_named():
 def test_a_forked_child_has_no_tickets():
     """They are its parent's."""
     app = App()
-    place = dict(app.deferred.accept(lambda: (200, [], b""))[1])["Location"]
+    place = dict(accept(app.deferred)[1])["Location"]
     pid = os.fork()
     if pid == 0:
         os._exit(0 if app.deferred.find(place)[0] == 404 else 1)

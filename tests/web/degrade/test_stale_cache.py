@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import Callable
 from typing import Any
 
 import httpx
 import pytest
+from asgi_loop import Exchange, scope_of
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -18,6 +20,7 @@ from limitkeeper.policy.evaluation import Evaluation
 from limitkeeper.policy.gate import Gate
 from limitkeeper.policy.request_context import WrittenRequest
 from limitkeeper.testing import ManualClock
+from limitkeeper.web.asgi import RateLimitMiddleware
 from limitkeeper.web.degrade import StaleCache, is_reduced
 
 POLICY = """
@@ -43,8 +46,6 @@ class App:
 
 
 def asgi(app: App) -> Any:
-    from limitkeeper.web.asgi import RateLimitMiddleware
-
     async def inner(scope: Any, receive: Any, send: Any) -> None:
         user = dict(scope["headers"]).get(b"x-user", b"").decode()
         text, headers = app.answer(user)
@@ -178,9 +179,27 @@ def test_a_request_with_a_body_is_not_answered_from_the_cache(framework, clock):
     assert [client.get(Content_Length=length).status_code for length in ("5", "0")] == [429, 200]
 
 
+def test_a_response_that_was_made_from_a_body_is_not_recorded(clock):
+    """HTTP/2 has bodies without a Content-Length: a client could choose the response that others get from a shared cache."""
+    cache = StaleCache(shared=True, clock=clock)
+
+    async def echo(scope: Any, receive: Any, send: Any) -> None:
+        content = (await receive())["body"]
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"cache-control", b"public, max-age=60")]})
+        await send({"type": "http.response.body", "body": content or b"nothing"})
+
+    gate = Gate(Policy.read("limits: [{name: all, limit: 100/s}]"))
+    app = RateLimitMiddleware(cache.asgi(echo), gate)
+    sizes = []
+    for content in (b"chosen", b""):
+        exchange = Exchange(content)
+        asyncio.run(app(scope_of("GET", "/search", [], "192.0.2.1"), exchange.receive, exchange.send))
+        sizes.append(len(cache._responses))
+    assert sizes == [0, 1]
+
+
 def test_an_application_that_rewrites_the_path_does_not_change_the_key(clock):
     """A response is recorded under the path that the client asked for."""
-    from limitkeeper.web.asgi import RateLimitMiddleware
     from limitkeeper.web.wsgi import RateLimitMiddleware as WsgiMiddleware
 
     async def asgi_app(scope: Any, receive: Any, send: Any) -> None:

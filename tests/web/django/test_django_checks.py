@@ -100,6 +100,14 @@ def test_a_policy_that_nobody_asks_is_told(policy):
     assert ids("django.middleware.common.CommonMiddleware", POLICY=policy(ONE)) == ["limitkeeper.W002"]
 
 
+def test_a_default_limit_is_checked():
+    """A default limit that no middleware applies is a warning, and an invalid one an error."""
+    assert ids("django.middleware.common.CommonMiddleware", DEFAULT="5/s") == ["limitkeeper.W002"]
+    assert ids("limitkeeper.web.django.RateLimitMiddleware", DEFAULT="5/s") == []
+    assert ids("limitkeeper.web.django.RateLimitMiddleware", DEFAULT="5 a second") == ["limitkeeper.E001"]
+    assert ids("limitkeeper.web.django.RateLimitMiddleware", DEFAULT=5) == ["limitkeeper.E001"]
+
+
 @pytest.mark.parametrize("in_file", [False, True])
 @pytest.mark.parametrize(("call", "brings"), [(by_user, USER), (by_session, SESSION)], ids=["user", "session"])
 def test_identities_need_what_brings_them(call, brings, in_file, policy):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import queue
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from typing import Any
@@ -9,9 +10,12 @@ from typing import Any
 import grpc
 import pytest
 from grpc_shop import Client, Shop, details, gate, refusal, rule, serving, trailing
+from signed_tokens import SECRET, token
 
-from limitkeeper import FixedWindow, TokenBucket
+from limitkeeper import FixedWindow, MemoryStore, TokenBucket
+from limitkeeper.policy import Gate, Policy
 from limitkeeper.policy.identity.identify import Header
+from limitkeeper.policy.identity.jwt import Jwt, Verifier
 from limitkeeper.policy.model import (
     CLOSED,
     DEGRADE,
@@ -149,6 +153,24 @@ def test_messages_of_a_stream_are_limited_where_a_rule_names_them(serve, clock):
     assert client.upload("x", "y", "z", "u") == "x+y+z+u"
     (tally,) = guarded.snapshot().rules
     assert (tally.passed, tally.refused) == (3, 1)
+
+
+def test_messages_keep_the_identity_of_their_call(serve, clock):
+    """A token that expires while its stream is open leaves the limit of its user in force."""
+    identify = {"user": Jwt("sub", Verifier(SECRET, ("HS256",), now_us=clock.now_us))}
+    talk = {"name": "talk", "match": "MESSAGE /shop.Shop/Chat", "key": "user", "limit": "fixed window 2/h"}
+    _, client = serve(Gate(Policy.of(identify=identify, limits=[talk]), store=MemoryStore(clock=clock)))
+    header = token(sub="ann", exp=int(clock.now_us() / 1e6) + 60)["Authorization"]
+    words: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+    words.put("a")
+    answers = client.method("Chat")(iter(words.get, None), metadata=(("authorization", header),), timeout=60)
+    assert next(answers) == "you said a"
+    clock.advance(61)
+    for word in "bc":
+        words.put(word)
+    assert next(answers) == "you said b"
+    assert refusal(lambda: next(answers)).code() is Code.RESOURCE_EXHAUSTED
+    words.put(None)
 
 
 def test_a_degrade_handler_answers_instead(serve, clock, request):

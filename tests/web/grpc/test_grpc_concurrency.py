@@ -11,8 +11,14 @@ from typing import Any
 import grpc
 import pytest
 
-from limitkeeper.concurrency import AIMD, AdaptiveBulkhead, Bulkhead
-from limitkeeper.web.grpc import AsyncConcurrencyInterceptor, ConcurrencyInterceptor
+from limitkeeper.concurrency import AIMD, AdaptiveBulkhead, Bulkhead, LoadShedder
+from limitkeeper.policy import Policy
+from limitkeeper.web.grpc import (
+    AsyncConcurrencyInterceptor,
+    AsyncRateLimitInterceptor,
+    ConcurrencyInterceptor,
+    RateLimitInterceptor,
+)
 
 PATIENCE = 60
 
@@ -20,10 +26,14 @@ PATIENCE = 60
 class ThreadServer:
     """Its handlers wait for `go`; `Fail` ends with UNAVAILABLE."""
 
-    def __init__(self, limit: Any) -> None:
+    def __init__(self, limit: Any, policy: Policy | None = None) -> None:
+        self.policy = policy
         self.go, self.started = threading.Event(), threading.Semaphore(0)
         self.limit = limit
         self.port = 0
+
+    def before(self, interceptor: Any) -> list[Any]:
+        return [] if self.policy is None else [interceptor(self.policy)]
 
     def wait(self) -> None:
         self.started.release()
@@ -51,7 +61,9 @@ class ThreadServer:
         return grpc.method_handlers_generic_handler("shop.Shop", made)
 
     def __enter__(self) -> ThreadServer:
-        self.server = grpc.server(futures.ThreadPoolExecutor(8), interceptors=[ConcurrencyInterceptor(self.limit)])
+        self.server = grpc.server(
+            futures.ThreadPoolExecutor(8), interceptors=[*self.before(RateLimitInterceptor), ConcurrencyInterceptor(self.limit)]
+        )
         self.server.add_generic_rpc_handlers([self.handlers()])
         self.port = self.server.add_insecure_port("127.0.0.1:0")
         self.server.start()
@@ -84,7 +96,9 @@ class TaskServer(ThreadServer):
 
         async def serve() -> None:
             self.stopping = asyncio.Event()
-            server = grpc.aio.server(interceptors=[AsyncConcurrencyInterceptor(self.limit)])
+            server = grpc.aio.server(
+                interceptors=[*self.before(AsyncRateLimitInterceptor), AsyncConcurrencyInterceptor(self.limit)]
+            )
             server.add_generic_rpc_handlers([self.handlers()])
             self.port = server.add_insecure_port("127.0.0.1:0")
             await server.start()
@@ -121,6 +135,26 @@ def test_a_call_beyond_the_bulkhead_is_unavailable(server):
         assert (paying.result(PATIENCE), list(listing)) == (b"a", [b"b"])
         assert pay(b"d", timeout=PATIENCE) == b"d"
     assert bulkhead.in_use == 0
+
+
+@pytest.mark.parametrize("server", [ThreadServer, TaskServer])
+def test_the_class_of_a_call_is_the_criticality_of_its_rule(server):
+    """Where the policy's interceptor comes first; streams too."""
+    rules = [
+        {"name": name, "match": f"/shop.Shop/{method}", "limit": "100/s", "criticality": "background"}
+        for name, method in (("pay", "Pay"), ("list", "List"))
+    ]
+    shedder = LoadShedder(Bulkhead(1, 0))
+    with (
+        server(shedder, Policy.of(limits=rules)) as running,
+        grpc.insecure_channel(f"127.0.0.1:{running.port}") as channel,
+        shedder.bulkhead,
+    ):
+        with pytest.raises(grpc.RpcError):
+            channel.unary_unary("/shop.Shop/Pay")(b"", timeout=PATIENCE)
+        with pytest.raises(grpc.RpcError):
+            next(channel.unary_stream("/shop.Shop/List")(b"", timeout=PATIENCE))
+    assert shedder.shed == {"critical": 0, "normal": 0, "background": 2}
 
 
 @pytest.mark.parametrize("server", [ThreadServer, TaskServer])

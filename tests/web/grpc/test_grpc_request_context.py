@@ -52,6 +52,11 @@ def test_metadata_of_the_same_name_are_joined():
     assert (known.host(), known.query("x"), known.peer()) == ("", None, "192.0.2.1")
 
 
+def test_metadata_that_are_repeated_are_one_value():
+    """A client that repeats its key is no other client."""
+    assert facts((("x-a", "1"),) * 3).header("x-a") == "1"
+
+
 def test_certificates_are_read_from_the_auth_context():
     """A verified certificate has its subject and alternative names; without one there is None."""
     assert facts().certificate() is None

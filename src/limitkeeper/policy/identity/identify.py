@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from ...errors import ConfigurationError
 from ..callback_errors import CallbackErrors, callback_name, check_callback
-from ..request_context import RequestContext
+from ..request_context import USUAL, RequestContext
 from .addresses import CACHE_SIZE, read_address, read_network
 from .client_ip import ClientIp
 from .key_and_cache_bounds import hash_long, remember
@@ -23,13 +23,15 @@ SUBJECT, SAN = "subject", "san"
 #: The value of a name with several different values. Applications take the first or the last of them, so a client that could
 #: choose the rest freely would get a new key with every request: all such requests share this one.
 SEVERAL = "several values"
+UNREADABLE_HOST = "unreadable host"
 #: Shorter values are neither hashed nor taken for a hash.
 SHORT = 64
 #: The most characters of the cookies of a request, and of one, that are read. Longer ones, which no browser sends, are SEVERAL.
 MAX_COOKIES, MAX_COOKIE = 65_536, 4096
 
 
-def _value(text: str | None, default: str | None) -> str | None:
+def trimmed(text: str | None, default: str | None) -> str | None:
+    """A value as it is counted: without spaces around it, hashed where it is long; the default where nothing is left."""
     if not text:
         return default
     text = text.strip()
@@ -61,7 +63,7 @@ class Header(NamedIdentity):
     def of(self, request: RequestContext) -> str | None:
         value = request.header(self.name)
         several = value is not None and "," in value and request.differs("header", self.name)
-        return SEVERAL if several else _value(value, self.default)
+        return SEVERAL if several else trimmed(value, self.default)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +71,7 @@ class Query(NamedIdentity):
     """The value of a query parameter."""
 
     def of(self, request: RequestContext) -> str | None:
-        return SEVERAL if request.differs("query", self.name) else _value(request.query(self.name), self.default)
+        return SEVERAL if request.differs("query", self.name) else trimmed(request.query(self.name), self.default)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +81,24 @@ class Captured(NamedIdentity):
 
     def of(self, request: RequestContext) -> str | None:
         value = request.captured.get(self.name)
-        return _value(canonical_value(value) if value else None, self.default)
+        return trimmed(canonical_value(value) if value else None, self.default)
+
+
+@dataclass(frozen=True, slots=True)
+class RequestPart:
+    """The host that is requested, the method, or the route. Methods other than the usual ones are "other", and all hosts that
+    can't be parsed are one, since clients can send any. The route is the framework's template (`/orders/{order}`), present only
+    where the framework has routed the request: in limits on handlers."""
+
+    part: str
+    default: str | None = None
+
+    def of(self, request: RequestContext) -> str | None:
+        if self.part == "method":
+            return request.method if request.method in USUAL else "other"
+        if self.part == "route":
+            return trimmed(request.route(), self.default)
+        return trimmed(request.host() or (UNREADABLE_HOST if request.header("host") else None), self.default)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +117,7 @@ class Cookie(NamedIdentity):
         found = set(self._pattern.findall(header[:MAX_COOKIES]))
         if len(header) > MAX_COOKIES or len(found) > 1 or any(len(value) > MAX_COOKIE for value in found):
             return SEVERAL
-        return _value(unquote_cookie(found.pop().strip()), self.default) if found else self.default
+        return trimmed(unquote_cookie(found.pop().strip()), self.default) if found else self.default
 
 
 def cookie_pattern(name: str) -> re.Pattern[str]:
@@ -129,7 +148,7 @@ class Certificate:
         value = None if certificate is None else certificate.get(self.field)
         if isinstance(value, (list, tuple)):
             value = next((one for one in value if one), None)
-        return _value(value, self.default) if isinstance(value, str) else self.default
+        return trimmed(value, self.default) if isinstance(value, str) else self.default
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +175,7 @@ class Called:
         if isinstance(value, int) and not isinstance(value, bool):
             value = str(value)
         if value is None or isinstance(value, str):
-            return _value(value, self.default)
+            return trimmed(value, self.default)
         self.errors.report("%s: expected a string, got %s: it is absent", callback_name(self.call), type(value).__name__)
         return self.default
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from ...errors import ConfigurationError
+from ..identity.body import BodyField
 from ..identity.client_ip import ClientIp
-from ..identity.identify import Called, Captured, Certificate, Cookie, Header, Network, Query
+from ..identity.identify import Called, Captured, Certificate, Cookie, Header, Network, Query, RequestPart
 from ..identity.jwt import Jwt, MissingVerifier, Verifier, is_public
 from ..model import Identity
 from . import value_parsers as parsers
@@ -27,8 +29,16 @@ JWT_ALGORITHMS = (
     *("RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES256K", "ES384", "ES512", "EdDSA"),
     *("HS256", "HS384", "HS512"),
 )
-KINDS = ("header", "query", "cookie", "path", "jwt", "client_ip", "network", "certificate", "call")
-SIMPLE: dict[str, Any] = {"query": Query, "cookie": Cookie, "path": Captured, "certificate": Certificate, "call": Called}
+KINDS = ("header", "query", "cookie", "path", "body", "request", "jwt", "client_ip", "network", "certificate", "call")
+SIMPLE: dict[str, Any] = {
+    "query": Query,
+    "cookie": Cookie,
+    "path": Captured,
+    "body": BodyField,
+    "request": RequestPart,
+    "certificate": Certificate,
+    "call": Called,
+}
 KEY_SOURCES = ("key", "key_file", "key_env")
 
 CALLABLE: Text[Callable[..., object]] = Text(
@@ -82,6 +92,10 @@ IDENTITY: Fields[ParsedFields] = Fields(
         "query": Field(NAME, "A query parameter."),
         "cookie": Field(NAME, "A cookie."),
         "path": Field(CAPTURE, "A captured path segment: /orders/{order_id}."),
+        "body": Field(replace(NAME, example="email"), "A field of a JSON or form body of at most 64 KiB."),
+        "request": Field(
+            Choice("host", "method", "route"), "The requested host, the method, or the route that the framework has found."
+        ),
         "jwt": Field(JWT, "A claim of a verified token."),
         "client_ip": Field(CLIENT_IP, "The client's address, as reported by trusted proxies."),
         "network": Field(CLASSES, "The class of the client's address."),

@@ -65,6 +65,7 @@ def callables_of(policy: Policy) -> Iterator[tuple[object, tuple[str, ...] | Non
     for rule in policy.rules:
         yield rule.cost.call, ("request",)
         yield rule.charge.call, ("status", "request")
+        yield rule.answer.message if callable(rule.answer.message) else None, ("refusal", "request")
         yield getattr(rule.overrides, "call", None), ("key",)
     for handler in (rule.on_refusal.handler for rule in policy.rules):
         if isinstance(handler, str) and ":" in handler:

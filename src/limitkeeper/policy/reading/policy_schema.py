@@ -16,7 +16,15 @@ from .identities import IDENTIFY, NETWORKS
 from .nodes import find_position
 from .rule_fields import HOST, KEY, MATCHES, ON_FAILURE, PATHS, PROBLEM, RULE, RULE_NAME, SAFE_CONCURRENCY, WHEN
 from .validators import AnyOf, Boolean, Choice, Duration, Field, Fields, Integer, ListOf, ParsedFields, Text, Url, as_pairs, is_a
-from .value_parsers import HEADER_NAMES, parse_cap, parse_header_name, parse_rule_name, parse_single_limit, parse_store_url
+from .value_parsers import (
+    HEADER_NAMES,
+    parse_cap,
+    parse_field_name,
+    parse_header_name,
+    parse_rule_name,
+    parse_single_limit,
+    parse_store_url,
+)
 from .value_parsers import RULE_NAMES as RULE_NAMES_SCHEMA
 
 _NO_HEADERS = Headers(wire="none", x=False, reset="off", success="never", partition=False, cors=False)
@@ -87,6 +95,30 @@ EXEMPTION = Fields(
     rules={"anyOf": [{"required": [name]} for name in SELECTORS], "not": {"required": ["path", "match"]}},
     example="- path: /healthz",
 )
+FIELD_NAME = Text("the name of a field", parse_field_name, "X-Quota-Remaining", texts=HEADER_NAMES)
+
+
+def _field_names(fields: ParsedFields, context: ParseContext) -> tuple[tuple[str, str], ...]:
+    names: dict[str, str] = {}
+    for word, name in fields.values.items():
+        if name.lower() in names:
+            message = f"{names[name.lower()]!r} and {word!r} have the same name"
+            context.error(fields.at(word).position, message, "give each a name of its own", name)
+        names[name.lower()] = word
+    return tuple(sorted(fields.values.items()))
+
+
+FIELD_NAMES = Fields(
+    "names",
+    {
+        "limit": Field(FIELD_NAME, "Instead of X-RateLimit-Limit."),
+        "remaining": Field(FIELD_NAME, "Instead of X-RateLimit-Remaining."),
+        "reset": Field(FIELD_NAME, "Instead of X-RateLimit-Reset."),
+        "retry_after": Field(FIELD_NAME, "Instead of Retry-After, which standard clients read."),
+    },
+    _field_names,
+    example="{limit: X-Quota-Limit, remaining: X-Quota-Remaining}",
+)
 ON_OR_OFF = Boolean().map(lambda on: Headers() if on else _NO_HEADERS)
 HEADERS = Fields(
     "headers",
@@ -97,6 +129,7 @@ HEADERS = Fields(
         "success": Field(Choice("always", "near", "never"), "On allowed responses: always, when little is left, never."),
         "partition": Field(Boolean(), "pk=, a keyed hash of the key."),
         "cors": Field(Boolean(), "Lists the fields in Access-Control-Expose-Headers."),
+        "names": Field(FIELD_NAMES, "Other names of the X- fields and of Retry-After: {remaining: X-Quota-Remaining}."),
     },
     lambda fields, context: Headers(**fields.values),
     example="{wire: draft-11, x: true}",

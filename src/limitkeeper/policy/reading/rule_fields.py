@@ -308,7 +308,11 @@ SHARES = Fields(
 )
 SAFE_CONCURRENCY = Field(Integer("concurrent requests", 1, 1_000_000), "Of one instance; larger bursts give a warning.")
 RULE_NAME = Text("a name", parsers.parse_rule_name, "checkout", loose=True, texts=parsers.RULE_NAMES)
-MESSAGE = Text("a message", parsers.parse_message, '"Too many. Retry after {retry_after}s."')
+MESSAGE_TEXT = Text("a message", parsers.parse_message, '"Too many. Retry after {retry_after}s."')
+MESSAGE_CALL = Field(CALLABLE, "A callable that takes the refusal and the request context and returns the message.", True)
+MESSAGE = Fields("message", {"call": MESSAGE_CALL}, lambda fields, context: fields["call"]).or_else(
+    "a message", scalar=MESSAGE_TEXT, accepts=callable
+)
 RULE: Fields[ParsedFields] = Fields(
     "rule",
     {
@@ -338,7 +342,9 @@ RULE: Fields[ParsedFields] = Fields(
         "on_refusal": Field(ON_REFUSAL, "reject | wait up to 200ms [queue 100] [per client 25] | degrade <handler> | shadow"),
         "on_failure": Field(ON_FAILURE, "open | closed | local 1/4: the decision when the store fails."),
         "status": Field(Integer("a status", 400, 599), "The status of a refusal; default 429."),
-        "message": Field(MESSAGE, "The message of a refusal; may hold {retry_after}, {limit}, {remaining}, {rule}."),
+        "message": Field(
+            MESSAGE, "The message of a refusal; may hold {retry_after}, {limit}, {remaining}, {rule}; or {call: …}."
+        ),
         "body": Field(Body(), "Sent instead of code and message."),
         "problem": PROBLEM,
         "retry_after": Field(RETRY_AFTER, "spread 60s: Retry-After of refused clients is spread over an interval."),

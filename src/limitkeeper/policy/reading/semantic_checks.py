@@ -15,8 +15,9 @@ from ...rate import Rate
 from ...stores.guarded.share import parse_share
 from ..burst_conflicts import BUCKETS, burst_of, covers, cuts, meet_somewhere, overlap
 from ..identity.addresses import read_address
+from ..identity.body import BodyField
 from ..identity.client_ip import ClientIp
-from ..identity.identify import Captured, Network
+from ..identity.identify import Captured, Network, RequestPart
 from ..identity.paths import normalize_path, segments_of
 from ..model import (
     BLOCKED,
@@ -36,7 +37,7 @@ from ..model import (
     When,
 )
 from .assembly import Assembly
-from .diagnostics import NOTE, did_you_mean
+from .diagnostics import NOTE, WARNING, did_you_mean
 from .import_string import ImportString, callables_of, import_and_check
 from .nodes import Node, SourcePosition, find_position
 from .validators import ParsedFields
@@ -75,9 +76,11 @@ class SemanticChecks:
         self.check_exempted()
         for fields, rule in self.rules:
             self.check_limits_and_cost(fields, rule)
+        self.check_store()
         self.check_cut_bursts()
         self.check_captured_identities()
         self.check_captures()
+        self.check_routes()
         if not self.context.failed and not self.rules:
             position = self.assembly.fields.key("limits")
             self.context.warning(position, "this policy limits nothing: it has no rule", "add limits: with at least one rule")
@@ -121,6 +124,10 @@ class SemanticChecks:
             if config is not None:
                 node = self.assembly.fields.at(section).child("key")
                 self.check_defined(key_names(config.key), node)
+                bodies = [name for name in key_names(config.key) if isinstance(self.identities.by_name.get(name), BodyField)]
+                if bodies and section == "retry_amplification":
+                    message = f"{bodies[0]!r} is read from the body, which not every request is read for"
+                    self.context.error(find_position(node, bodies[0]), message, "write another identity", bodies[0])
                 if not config.key:
                     self.context.error(node.position, f"with one key for all clients, {shared}", "write key: ip, or user | ip")
 
@@ -216,6 +223,16 @@ class SemanticChecks:
         elif burst > total - safe and instances > 1:
             message = f"a burst of {burst} needs all {instances} instances: {product}, and {total - safe} while one is down"
             self.context.warning(position, message, f"write burst {total - safe} to have one instance to spare", str(limit), NOTE)
+
+    def check_store(self) -> None:
+        """Several instances count together. A store that is not written here may be passed in Python: that gives a note."""
+        fields, instances = self.assembly.fields, self.assembly.policy.instances or 1
+        if instances > 1 and self.rules and self.assembly.policy.store.startswith("memory:"):
+            text = "the store memory:// is one for each instance" if "store" in fields else "the default store is memory://"
+            message = f"{text}: {instances} instances count alone, and admit {instances} times each limit together"
+            remedy = "write store: redis://…, or shared:///path for the processes of one host"
+            position = fields.at("store").position if "store" in fields else fields.key("instances")
+            self.context.warning(position, message, remedy, "", WARNING if "store" in fields else NOTE)
 
     def check_local_share(self, fields: ParsedFields, share: Fraction) -> None:
         """While the store fails, the shares of all instances together are at most the limit."""
@@ -393,6 +410,17 @@ class SemanticChecks:
                 message = f"the path of no rule captures {{{identity.name}}}, so {name!r} is never present"
                 remedy = f"write it into a match:, like /orders/{{{identity.name}}}"
                 self.context.warning(self.identities.fields.key(name), message, remedy, name)
+
+    def check_routes(self) -> None:
+        """A rule that counts by route alone limits nothing where no framework has routed the request."""
+        routes = {name for name, one in self.identities.by_name.items() if one == RequestPart("route")}
+        for fields, rule in self.rules:
+            names = key_names(rule.key)
+            if names and routes.issuperset(names) and rule.unidentified != SHARE:
+                message = "the route is known only in limits on handlers: a middleware does not limit by it"
+                self.context.warning(
+                    fields.at("key").position, message, "write [ip, route], or a rule for each path", names[0], NOTE
+                )
 
     def check_captures(self) -> None:
         """Templates that match one path capture a name at the same segment; otherwise a client could vary one for a new key."""

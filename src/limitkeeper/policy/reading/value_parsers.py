@@ -109,6 +109,13 @@ def parse_header_name(text: str) -> str:
     return text
 
 
+def parse_field_name(text: str) -> str:
+    """The name of a field of responses that carries a limit."""
+    if len(text) > 60:
+        raise ParseError(f"the name of a field has at most 60 characters, got {len(text)}")
+    return parse_header_name(text)
+
+
 def parse_import_string(text: str) -> str:
     """The import string of a callable, "package.module:attribute". It is imported when a gate is made."""
     if not _IMPORT.fullmatch(bounded_text(text)):

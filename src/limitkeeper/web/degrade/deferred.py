@@ -8,8 +8,10 @@
     GET  /deferred/9mX…    the response to the request: its status, headers and body, for `keep` after it has ended
 
 The request is read whole, at most `max_body` bytes, and handed to the application as it came; `is_reduced` is False there. Where
-it is larger or incomplete, where the shaper's queue is full, and where the requests in it have `max_bytes`, it is refused, as
-without the handler; so is a request for the status path. A ticket is 128 random bits: who has it may read the response.
+it is larger or incomplete, where the shaper's queue is full, and where the requests in it have `max_bytes` (those that are being
+read included), it is refused, as without the handler; so is a request for the status path. One client (the refusing rule's key,
+or an address where the rule has no key) has at most a quarter of the places and of the bytes, at least one request.
+A ticket is 128 random bits: who has it may read the response.
 A response of more than `max_body` bytes is a failure, and the application is told that its client has disconnected.
 Results beyond `max_bytes` are dropped, the oldest first. Requests that are queued when the process ends are lost, and their
 tickets are unknown then: defer only requests that may be sent again (with an idempotency key).
@@ -31,6 +33,8 @@ from ...concurrency.shaper import Shaper
 from ...errors import ConfigurationError, RateLimited
 from ...fork import reset_after_fork
 from ...policy.evaluation import Evaluation
+from ...policy.request_context import RequestContext
+from ...policy.waiting_requests import queue_client
 from ...rate import Duration, duration_us
 from ..headers import ASGIApp, AsgiRequestContext, Message, Receive, Scope, Send
 from ..refusal_body import encode_json
@@ -56,9 +60,10 @@ ENTRY_SIZE = 512
 
 @dataclass(slots=True)
 class DeferredRequest:
-    """A request by its ticket, which takes `size` bytes. `response` is set when it has ended, at `ended_us`."""
+    """A request, which takes `size` bytes. `response` is set when it has ended, at `ended_us`."""
 
     size: int
+    client: str | None = None
     status: str = QUEUED
     response: Response | None = None
     ended_us: int = 0
@@ -104,22 +109,48 @@ class DeferredRequests:
         self._open: dict[str, DeferredRequest] = {}
         self._ended: OrderedDict[str, DeferredRequest] = OrderedDict()  # the oldest first
         self._open_bytes = self._bytes = 0
+        self._clients: dict[str, tuple[int, int]] = {}  # requests that wait or run, and their bytes
 
     # Requests and tickets -------------------------------------------------------------------------------------------
 
-    def accept(self, run: Callable[[], Response], size: int = 0) -> Response | None:
-        """Queues a request of `size` bytes; the response with its ticket. None: the queue is full."""
-        ticket, entry = self._make_ticket(), DeferredRequest(ENTRY_SIZE + size)
+    def reserve(self, size: int = 0, client: str | None = None) -> DeferredRequest | None:
+        """Takes a place for a request of at most `size` bytes, before it is read. None: there is no room (for its client)."""
+        entry = DeferredRequest(ENTRY_SIZE + size, client=client)
+        places = None if self.shaper.capacity is None else max(1, self.shaper.capacity // 4)
         with self._lock:
-            if self._open_bytes + entry.size > self.max_bytes:
+            count, used = (0, 0) if client is None else self._clients.get(client, (0, 0))
+            many = count > 0 and (used + entry.size > self.max_bytes // 4 or (places is not None and count >= places))
+            if many or self._open_bytes + entry.size > self.max_bytes:
                 return None
-            self._open_bytes += entry.size
+            self._count(entry, 1, entry.size)
+        return entry
+
+    def release(self, entry: DeferredRequest) -> None:
+        """Gives the place of a request back."""
+        with self._lock:
+            self._count(entry, -1, -entry.size)
+
+    def _count(self, entry: DeferredRequest, places: int, size: int) -> None:
+        self._open_bytes += size
+        if entry.client is not None:
+            count, used = self._clients.get(entry.client, (0, 0))
+            self._clients[entry.client] = (count + places, used + size)
+            if count + places <= 0:
+                del self._clients[entry.client]
+
+    def accept(self, entry: DeferredRequest, run: Callable[[], Response], size: int) -> Response | None:
+        """Queues a request that has a place, of `size` bytes; the response with its ticket. None: the queue is full."""
+        ticket = self._make_ticket()
+        with self._lock:
+            self._count(entry, 0, ENTRY_SIZE + size - entry.size)
+            entry.size = ENTRY_SIZE + size
             self._open[ticket] = entry
         try:
             self.shaper.submit(self._run, ticket, entry, run)
         except BaseException as error:
             with self._lock:
-                self._open_bytes -= self._open.pop(ticket).size
+                del self._open[ticket]
+            self.release(entry)
             if isinstance(error, RateLimited):
                 return None
             raise
@@ -141,7 +172,7 @@ class DeferredRequests:
     def _end(self, ticket: str, entry: DeferredRequest, response: Response) -> None:
         with self._lock:
             if self._open.pop(ticket, None) is not None:
-                self._open_bytes -= entry.size
+                self._count(entry, -1, -entry.size)
             entry.status, entry.response, entry.ended_us = ENDED, response, self._now_us()
             entry.size = ENTRY_SIZE + len(response[2]) + sum([len(name) + len(value) for name, value in response[1]])
             self._ended[ticket] = entry
@@ -188,21 +219,38 @@ class DeferredRequests:
 
     def asgi_handler(self, app: ASGIApp) -> ASGIApp:
         async def handler(scope: Scope, receive: Receive, send: Send) -> None:
-            content = None if self.has_status(scope["path"]) else await read_body(receive, self.max_body)
-            accepted = None
-            if content is not None:
-                loop = asyncio.get_running_loop()
-
-                def run() -> Response:
-                    return asyncio.run_coroutine_threadsafe(call_asgi(app, scope, content, self.max_body), loop).result()
-
-                size = sum([len(name) + len(value) for name, value in scope["headers"]]) + len(scope.get("query_string", b""))
-                accepted = self.accept(run, size + len(scope["path"]) + len(content))
-            if accepted is None:
-                accepted = refusal_of(scope["limitkeeper"], AsgiRequestContext(scope))
-            await send_response(accepted, scope, send)
+            context, evaluation = AsgiRequestContext(scope), scope["limitkeeper"]
+            size = sum([len(name) + len(value) for name, value in scope["headers"]]) + len(scope.get("query_string", b""))
+            size += len(scope["path"])
+            most = self.body_size(context.header("content-length"))
+            fits = most <= self.max_body and not self.has_status(scope["path"])
+            entry = self.reserve(size + most, client_of(evaluation, context)) if fits else None
+            accepted = None if entry is None else await self.read_and_accept(entry, app, scope, receive, size)
+            await send_response(accepted or refusal_of(evaluation, context), scope, send)
 
         return handler
+
+    async def read_and_accept(
+        self, entry: DeferredRequest, app: ASGIApp, scope: Scope, receive: Receive, size: int
+    ) -> Response | None:
+        content = None
+        try:
+            content = await read_body(receive, self.max_body)
+        finally:
+            if content is None:
+                self.release(entry)
+        if content is None:
+            return None
+        loop, sent = asyncio.get_running_loop(), content
+
+        def run() -> Response:
+            return asyncio.run_coroutine_threadsafe(call_asgi(app, scope, sent, self.max_body), loop).result()
+
+        return self.accept(entry, run, size + len(sent))
+
+    def body_size(self, length: str | None) -> int:
+        """The most bytes that are read of a body whose Content-Length is this."""
+        return int(length) if length and length.isdecimal() and len(length) < 12 else self.max_body
 
     # WSGI -----------------------------------------------------------------------------------------------------------
 
@@ -219,17 +267,28 @@ class DeferredRequests:
 
     def wsgi_handler(self, app: Application) -> Application:
         def handler(environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
+            context, evaluation = WsgiRequestContext(environ), environ[EVALUATION]
             unfit = HAS_RUN in environ or self.has_status(environ.get("PATH_INFO", ""))
             sent = None if unfit else read_input(environ, self.max_body)
             accepted = None
             if sent is not None:
-                accepted = self.accept(lambda: call_wsgi(app, environ, sent, self.max_body), environ_size(environ) + len(sent))
-            evaluation: Evaluation = environ[EVALUATION]
-            status, lines, content = accepted or refusal_of(evaluation, WsgiRequestContext(environ))
+                size = environ_size(environ) + len(sent)
+                entry = self.reserve(size, client_of(evaluation, context))
+                run = lambda: call_wsgi(app, environ, sent, self.max_body)  # noqa: E731
+                accepted = None if entry is None else self.accept(entry, run, size)
+            status, lines, content = accepted or refusal_of(evaluation, context)
             start_response(status_line(status), lines)
             return [] if environ["REQUEST_METHOD"] == "HEAD" else [content]
 
         return handler
+
+
+def client_of(evaluation: Evaluation, context: RequestContext) -> str | None:
+    """Whose places a refused request takes: the key under the refusing rule, or its address."""
+    assert evaluation.refusal is not None
+    pairs = zip(evaluation.entries, evaluation.keys, strict=True)
+    rule, key = next(((entry.compiled_rule, key) for entry, key in pairs if entry.rule is evaluation.refusal.rule), (None, None))
+    return queue_client(evaluation, context, rule, key)
 
 
 def json_response(status: int, value: dict[str, Any]) -> Response:

@@ -19,7 +19,7 @@ from django.http.response import HttpResponseBase
 from django.utils.decorators import sync_and_async_middleware
 
 from ..django.middleware import DjangoRequestContext, refusal_response
-from .deferred import DeferredRequests, TooLarge, environ_size
+from .deferred import DeferredRequests, TooLarge, client_of, environ_size
 from .reduced import DEFERRED, server_values
 from .stale_cache import Response, StaleCache
 
@@ -56,7 +56,9 @@ def django_deferred(deferred: DeferredRequests) -> Callable[..., HttpResponse]:
             content = request.body  # read now: the connection is not there later
             if int(length) <= len(content) <= deferred.max_body:
                 run = lambda: call_view(request, view, deferred.max_body)  # noqa: E731
-                accepted = deferred.accept(run, environ_size(request.META) + len(content))
+                size = environ_size(request.META) + len(content)
+                entry = deferred.reserve(size, client_of(request.limitkeeper, DjangoRequestContext(request)))
+                accepted = None if entry is None else deferred.accept(entry, run, size)
         if accepted is None:
             request.limitkeeper.declined = True
             return refusal_response(request.limitkeeper, request)

@@ -206,8 +206,16 @@ class StaleCache:
                 await app(scope, receive, send)
                 return
             recorder, before = AsgiRecorder(send, self.max_body), dict(scope)  # routing changes a scope
-            await app(scope, receive, recorder)
-            if recorder.complete and not is_reduced(scope):
+            has_read = False
+
+            async def watched() -> Message:
+                nonlocal has_read
+                message = await receive()
+                has_read = has_read or bool(message.get("body"))  # HTTP/2 needs no Content-Length
+                return message
+
+            await app(scope, watched, recorder)
+            if recorder.complete and not has_read and not is_reduced(scope):
                 lines = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in recorder.headers]
                 self.keep(AsgiRequestContext(before), query_of(before), before.get("limitkeeper"), lines, bytes(recorder.body))
 

@@ -5,7 +5,7 @@ limitkeeper.E002   the policy's file does not exist
 limitkeeper.E003   an error in the policy, with its line (one message each)
 limitkeeper.E004   the policy names a function that does not exist: a degrade handler, an identity's callable
 limitkeeper.W001   a warning about the policy (one message each)
-limitkeeper.W002   there is a policy, but the middleware is not in MIDDLEWARE
+limitkeeper.W002   there is a policy or a default limit, but the middleware is not in MIDDLEWARE
 limitkeeper.W003   an identity reads the user or the session, but the middleware stands above the one that sets them
 limitkeeper.W004   a cache stands above the middleware and would store one client's fields for others
 limitkeeper.W005   CORS headers are added below the middleware: scripts could not read a refusal
@@ -32,6 +32,7 @@ from ...policy.reading.diagnostics import ERROR, NOTE, Diagnostic
 from ...policy.reading.import_string import ImportString, callables_of
 from ...policy.reading.load import examine
 from ...stores.memory import MemoryStore
+from ..handler_limit import default_limit
 from .settings import import_handlers, read_policy, read_setting
 
 MIDDLEWARE = ("limitkeeper.web.django.RateLimitMiddleware", "limitkeeper.web.django.middleware.RateLimitMiddleware")
@@ -46,7 +47,7 @@ SET_BY = {"user": USER, "auser": USER, "session": SESSION}
 def check_settings(app_configs: object = None, **_: object) -> list[CheckMessage]:
     """All checks that do not depend on the deployment."""
     try:
-        read_setting()
+        default_limit(read_setting().get("DEFAULT"))
         policy, found = check_policy()
     except ConfigurationError as error:
         return [Error(str(error), id="limitkeeper.E001")]
@@ -102,11 +103,11 @@ def check_order(policy: Policy | None) -> Iterator[CheckMessage]:
     middleware = list(getattr(settings, "MIDDLEWARE", None) or ())
     place = next((number for number, name in enumerate(middleware) if name in MIDDLEWARE), None)
     ours = MIDDLEWARE[0]
-    if policy is None:
-        return
-    if place is None:
+    names = "a policy" if policy is not None else "a default limit" if read_setting().get("DEFAULT") is not None else ""
+    if place is None and names:
         hint = f"Put {ours!r} into MIDDLEWARE."
-        yield CheckWarning("LIMITKEEPER names a policy, but no middleware applies it.", hint=hint, id="limitkeeper.W002")
+        yield CheckWarning(f"LIMITKEEPER names {names}, but no middleware applies it.", hint=hint, id="limitkeeper.W002")
+    if place is None or policy is None:
         return
     for attribute, name in sorted(attributes_read(policy)):
         if name not in middleware[:place]:

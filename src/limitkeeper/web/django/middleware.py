@@ -12,15 +12,16 @@ from functools import partial
 from inspect import isawaitable
 
 from asgiref.sync import async_to_sync, iscoroutinefunction, markcoroutinefunction, sync_to_async
-from django.core.exceptions import BadRequest, MiddlewareNotUsed, PermissionDenied, SuspiciousOperation
-from django.http import Http404, HttpRequest, HttpResponse, UnreadablePostError
+from django.core.exceptions import BadRequest, MiddlewareNotUsed, PermissionDenied, RequestDataTooBig, SuspiciousOperation
+from django.http import Http404, HttpRequest, HttpResponse, RawPostDataException, UnreadablePostError
 from django.http.response import HttpResponseBase
 from django.urls import Resolver404, get_resolver, resolve
 
 from ...policy.evaluation import Evaluation
 from ...policy.gate import Gate
+from ...policy.identity.body import MAX_BODY
 from ...policy.request_context import NOTHING, method_of
-from ..handler_limit import EXEMPT, Handler, combined_fields
+from ..handler_limit import EXEMPT, Handler, HandlerLimit, combined_fields, has_own_limit
 from ..headers import body, merge
 from ..response_settlement import (
     GONE,
@@ -55,10 +56,10 @@ class RateLimitMiddleware:
 
     def __init__(self, get_response: Callable[[HttpRequest], HttpResponseBase | Awaitable[HttpResponseBase]]) -> None:
         self.get_response = get_response
-        gate = site_gates().gate
-        if gate is None:
-            raise MiddlewareNotUsed('LIMITKEEPER names no policy: {"POLICY": "limitkeeper.yaml"}')
-        self.gate = gate
+        self.gates = site_gates()
+        self.gate = self.gates.gate
+        if self.gate is None and self.gates.default is None:
+            raise MiddlewareNotUsed('LIMITKEEPER names no policy and no default: {"POLICY": "limitkeeper.yaml"}')
         self._views_loaded = False
         self._respond = respond
         if iscoroutinefunction(get_response):
@@ -69,11 +70,23 @@ class RateLimitMiddleware:
         if self.is_exempt(request):
             request.limitkeeper = None
             return self.get_response(request)
-        return self._respond(self.gate, self.get_response, request)
+        respond = self.get_response
+        default = None if self.gates.default is None else self.default_gate(self.gates.default, request)
+        if default is not None:
+            respond = partial(self._respond, default, respond)
+        return respond(request) if self.gate is None else self._respond(self.gate, respond, request)
 
     def process_exception(self, request: HttpRequest, exception: Exception) -> None:
         """Notes that the client disconnected while it sent its body; Django answers that with a 500."""
         request._limitkeeper_gone = isinstance(exception, UnreadablePostError)
+
+    def default_gate(self, limit: HandlerLimit, request: HttpRequest) -> Gate | None:
+        """The gate of the default limit; None: no view is found, or it has a limit of its own."""
+        try:
+            found = resolve(request.path_info, getattr(request, "urlconf", None))
+        except Resolver404:
+            return None
+        return None if has_own_limit(found.func) else self.gates.gate_for(limit, limit.name_at(found.route), request)
 
     def is_exempt(self, request: HttpRequest) -> bool:
         """Whether the view is exempt. The views are loaded first, since loading them marks the exempt ones."""
@@ -102,6 +115,20 @@ class DjangoRequestContext(WsgiRequestContext):
         self.identities = {}
         found = request.resolver_match  # in a view's limit: the parameters as Django has converted them
         self.captured = NOTHING if found is None else {name: str(value) for name, value in found.kwargs.items()}
+
+    def route(self) -> str | None:
+        return getattr(self.raw.resolver_match, "route", None)
+
+    def body(self) -> bytes | None:
+        """Django keeps a body that was read for the view. Without a length an ASGI server may send any number of bytes."""
+        length = self.environ.get("CONTENT_LENGTH") or ""
+        if not length.isdecimal():
+            return b"" if "wsgi.input" in self.environ else None
+        try:
+            found: bytes | None = self.raw.body if int(length[:20]) <= MAX_BODY else None
+        except (RawPostDataException, RequestDataTooBig, UnreadablePostError):
+            return None
+        return found
 
 
 def respond(gate: Gate, view: Handler, request: HttpRequest, *args: object, **named: object) -> HttpResponseBase:

@@ -4,6 +4,7 @@ LIMITKEEPER = {
     "POLICY": "limitkeeper.yaml",      # a path (from BASE_DIR), a Policy or a Gate; without it only decorated views are limited
     "STORE": "redis://…",              # a URL or a Store; default: the policy's store
     "CLIENT_IP": {"trusted_proxies": ["10.0.0.0/8"]},   # without a policy: as its `client_ip`
+    "DEFAULT": "50/h",                 # of each view without a limit of its own; or {"limit": "50/h", "key": …}, as for `limit`
     "ENABLED": False,                  # nothing is limited; default: True
     "HANDLERS": {"cached": "shop.views.cached"},    # the views of `degrade cached`, or their import paths
 }
@@ -14,13 +15,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 from threading import Lock
-from types import NoneType
+from types import FunctionType, NoneType
 from typing import Any
 
 from django.conf import settings
 from django.core.signals import setting_changed
 from django.utils.module_loading import import_string
 
+from ...algorithms.limit import Limit
 from ...errors import ConfigurationError
 from ...policy.gate import Gate, gate_of
 from ...policy.identity.client_ip import ClientIp
@@ -32,6 +34,7 @@ from ..handler_limit import Handler, HandlerGates
 #: The keys of the setting, the types of their values, and a description of these.
 KEYS: dict[str, tuple[tuple[type, ...], str]] = {
     "CLIENT_IP": ((Mapping, ClientIp), 'a dict such as {"trusted_proxies": ["10.0.0.0/8"]}'),
+    "DEFAULT": ((str, Limit, Mapping, list, tuple, FunctionType), "a limit such as '50/h', or a dict with a limit"),
     "ENABLED": ((bool,), "True or False"),
     "HANDLERS": ((Mapping,), "a dict of views by their names"),
     "POLICY": ((str, Path, Policy, Gate), "a path, a Policy or a Gate"),
@@ -96,7 +99,8 @@ def make_gates() -> HandlerGates:
     if read_setting().get("ENABLED") is False:
         return HandlerGates(None, store, enabled=False)
     gate = None if policy is None else gate_of(policy, store=store, handlers=handlers)
-    return HandlerGates(gate, store, handlers, read_setting().get("CLIENT_IP"))
+    setting = read_setting()
+    return HandlerGates(gate, store, handlers, setting.get("CLIENT_IP"), default=setting.get("DEFAULT"))
 
 
 def gate() -> Gate:

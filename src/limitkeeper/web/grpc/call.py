@@ -37,6 +37,8 @@ class GrpcRequestContext(RequestContext):
         if name.endswith("-bin"):
             return None
         found = [value for key, value in self.raw.invocation_metadata() or () if key == name]
+        if len(set(found)) == 1:  # an entry that is repeated says nothing new: it makes no other value
+            del found[1:]
         return ", ".join([decode(value) for value in found]) if found else None
 
     def differs(self, kind: str, name: str) -> bool:

@@ -11,7 +11,8 @@ import grpc
 
 from ...concurrency import AdaptiveCall
 from ...errors import BulkheadFull
-from ..concurrency_middleware import ConcurrencyLimit, ignoring_cancellation
+from ..concurrency_middleware import ConcurrencyLimit, Limit, criticality_of, ignoring_cancellation
+from .call import current
 from .interceptors import SHAPES, abort
 
 #: Status codes of calls that say that the server is overloaded.
@@ -28,7 +29,11 @@ def report(call: object, context: Any) -> None:
 
 class ConcurrencyInterceptor(ConcurrencyLimit, grpc.ServerInterceptor):  # type: ignore[misc]
     """`grpc.server(pool, interceptors=[ConcurrencyInterceptor(Bulkhead(40, 0))])`. `classify` is given the call's details, with
-    `method` and `invocation_metadata`."""
+    `method` and `invocation_metadata`; by default, a call has the `criticality` of its rule, where a RateLimitInterceptor comes
+    before this one."""
+
+    def __init__(self, limit: Limit, classify: Callable[[Any], str | None] | None = None, **options: Any) -> None:
+        super().__init__(limit, classify or (lambda details: criticality_of(current())), **options)
 
     def intercept_service(self, continuation: Callable[[Any], Any], handler_call_details: Any) -> Any:
         handler = continuation(handler_call_details)

@@ -212,7 +212,9 @@ class ThreadHandlerWrapper(HandlerWrapper):
     def begin(self, servicer: grpc.ServicerContext) -> HandlerContext:
         """Evaluates a call."""
         context = GrpcRequestContext("POST", self.path, servicer)
-        return HandlerContext(servicer, Call(context, self.evaluate(context, servicer), servicer))
+        evaluation = self.evaluate(context, servicer)
+        context.identities |= self.gate.message_identities(context.message())
+        return HandlerContext(servicer, Call(context, evaluation, servicer))
 
 
 class TaskHandlerWrapper(HandlerWrapper):
@@ -290,7 +292,9 @@ class TaskHandlerWrapper(HandlerWrapper):
     async def begin(self, servicer: grpc.aio.ServicerContext) -> AsyncHandlerContext:
         """Evaluates a call; `current()` is its evaluation."""
         context = GrpcRequestContext("POST", self.path, servicer)
-        call = Call(context, await self.evaluate(context, servicer), servicer)
+        evaluation = await self.evaluate(context, servicer)
+        context.identities |= self.gate.message_identities(context.message())
+        call = Call(context, evaluation, servicer)
         current_evaluation.set(call.evaluation)  # every call is a task of its own, with context variables of its own
         return AsyncHandlerContext(servicer, call, self.read_message, self.write_response)
 

@@ -1,0 +1,1 @@
+"""The flash sale at laptop size, with real processes: `make demo`."""

@@ -1,0 +1,63 @@
+"""Identity from a field of the request's body: a JSON object, or a form (application/x-www-form-urlencoded).
+
+A body is read only for a rule that needs it, at most MAX_BODY bytes of it, and the application reads it again. A request without
+a body, or without the field, lacks the identity. What is not read here (a larger body, another type, a compressed or invalid
+one), the application may still read: all such requests share the key UNREADABLE, so that no client evades its limit.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+
+from ..request_context import RequestContext, query_values
+from .identify import SEVERAL, NamedIdentity, trimmed
+
+MAX_BODY = 65_536
+UNREADABLE = "unreadable body"
+FORM = "application/x-www-form-urlencoded"
+#: The key of a read body in an ASGI scope or a WSGI environ; None there: it was not read to its end.
+BODY = "limitkeeper.body"
+
+
+class BodyNeeded(Exception):
+    """Raised by a context whose body has to be awaited. Nothing was charged: read the body, and evaluate again."""
+
+
+@dataclass(frozen=True, slots=True)
+class BodyField(NamedIdentity):
+    """The value of a field of the body, a string or an integer, as the client wrote it."""
+
+    def of(self, request: RequestContext) -> str | None:
+        kind = (request.header("content-type") or "").partition(";")[0].strip().lower()
+        is_json = kind == "application/json" or (kind.startswith("application/") and kind.endswith("+json"))
+        if not (is_json or kind == FORM) or request.header("content-encoding"):
+            return UNREADABLE if request.may_have_body() else self.default
+        body = request.body()
+        if not body:
+            return UNREADABLE if body is None else self.default
+        return self._of_json(body) if is_json else self._of_form(body)
+
+    def _of_form(self, body: bytes) -> str | None:
+        value, several = query_values(body.decode("latin-1"), self.name, MAX_BODY)
+        return SEVERAL if several else trimmed(value, self.default)
+
+    def _of_json(self, body: bytes) -> str | None:
+        try:
+            pairs = json.loads(body, object_pairs_hook=tuple)
+        except (ValueError, RecursionError):
+            return UNREADABLE
+        if not isinstance(pairs, tuple):
+            return UNREADABLE
+        values = [value for name, value in pairs if name == self.name]
+        if any(value != values[0] for value in values):
+            return SEVERAL
+        value = values[0] if values else None
+        if isinstance(value, int) and not isinstance(value, bool):
+            value = str(value)
+        return trimmed(value, self.default) if value is None or isinstance(value, str) else UNREADABLE
+
+
+def check_size(body: bytes) -> bytes | None:
+    """A body as `RequestContext.body` returns it: None where it is too large."""
+    return body if len(body) <= MAX_BODY else None

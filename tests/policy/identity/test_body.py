@@ -1,0 +1,133 @@
+"""Identities from a field of the body, and from host, method and route."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from limitkeeper import MemoryStore
+from limitkeeper.policy import Gate, Policy, WrittenRequest
+from limitkeeper.policy.identity.body import MAX_BODY, UNREADABLE, BodyField
+from limitkeeper.policy.identity.identify import SEVERAL, UNREADABLE_HOST, RequestPart
+from limitkeeper.policy.reading.diagnostics import PolicyError
+
+FORM = "application/x-www-form-urlencoded"
+JSON = "application/json; charset=utf-8"
+
+
+class WithBody(WrittenRequest):
+    """A written request with a body."""
+
+    def __init__(self, body: bytes, kind: str, method: str = "POST", **headers: str) -> None:
+        super().__init__(method, "/login", headers={"Content-Type": kind, "Content-Length": str(len(body)), **headers})
+        self.content = body
+
+    def body(self) -> bytes | None:
+        return self.content if len(self.content) <= MAX_BODY else None
+
+
+def email(body: bytes, kind: str = JSON, default: str | None = None, **headers: str) -> str | None:
+    return BodyField("email", default).of(WithBody(body, kind, **headers))
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        (b'{"email": "ann@example.org"}', "ann@example.org"),
+        (b'{"email": 7}', "7"),
+        (b'{"email": " ann "}', "ann"),
+        (b'{"email": "ann", "email": "ann"}', "ann"),
+        (b'{"email": "ann", "email": "ben"}', SEVERAL),
+        (b'{"inner": {"email": "ann"}}', None),
+        (b'{"email": null}', None),
+        (b'{"email": ""}', None),
+        (b"", None),
+        (b'{"email": ["ann"]}', UNREADABLE),
+        (b'{"email": true}', UNREADABLE),
+        (b'{"email": 7.0}', UNREADABLE),
+        (b'[{"email": "ann"}]', UNREADABLE),
+        (b'{"email": "ann"', UNREADABLE),
+        (b'{"email":' + b"[" * 50_000, UNREADABLE),
+        (b"\xff\xfe", UNREADABLE),
+    ],
+)
+def test_a_field_of_a_json_object(body, expected):
+    """A string or an integer is the value; a missing field, null and an empty body are absent; all else shares one key."""
+    assert email(body) == expected
+    assert email(body, "application/vnd.shop+json", "nobody") == (expected or "nobody")
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        (b"email=ann%40example.org&x=1", "ann@example.org"),
+        (b"e%6Dail=ann", "ann"),
+        (b"email=ann&email=ben", SEVERAL),
+        (b"other=1", None),
+        (b"&" * 2000, SEVERAL),
+        (b"x=" + b"y" * 20_000 + b"&email=ann", "ann"),
+    ],
+)
+def test_a_field_of_a_form(body, expected):
+    """A form is read as a query is, up to the size of a body."""
+    assert email(body, FORM) == expected
+
+
+@pytest.mark.parametrize("kind", ["multipart/form-data; boundary=x", "text/plain", "", "application/json, text/plain"])
+def test_other_types_share_one_key(kind):
+    """A body that is not read here, which the application may read, does not evade the limit; no body is no identity."""
+    assert email(b"email=ann", kind) == UNREADABLE
+    assert email(b"", kind) is None
+    chunked = {"Transfer-Encoding": "chunked", "Content-Length": ""}
+    assert email(b"", kind, **chunked) == UNREADABLE
+
+
+def test_compressed_and_large_bodies_share_one_key():
+    """A compressed body and one above MAX_BODY are not read."""
+    assert email(b'{"email": "ann"}', **{"Content-Encoding": "gzip"}) == UNREADABLE
+    body = json.dumps({"email": "ann", "padding": ""}).encode()
+    fits = body.replace(b'""', b'"%b"' % (b"x" * (MAX_BODY - len(body))))
+    assert (len(fits), email(fits), email(fits + b" ")) == (MAX_BODY, "ann", UNREADABLE)
+
+
+def test_parts_of_the_request():
+    """Unusual methods are one, unreadable hosts are one, and nothing but a framework knows the route."""
+    request = WrittenRequest("GET", "/", headers={"Host": "Shop.Example:8080"})
+    assert [RequestPart(part).of(request) for part in ("host", "method", "route")] == ["shop.example", "GET", None]
+    odd = WrittenRequest("BREW", "/", headers={"Host": "a b"})
+    assert [RequestPart(part).of(odd) for part in ("host", "method")] == [UNREADABLE_HOST, "other"]
+    assert RequestPart("host", "none").of(WrittenRequest()) == "none"
+
+
+def test_a_policy_counts_by_them():
+    """`body:` and `request:` are kinds of identities in a policy."""
+    policy = Policy.read("""
+identify: {account: {body: email}, site: {request: host}, verb: {request: method}}
+limits: [{name: login, key: [account, site, verb], limit: fixed window 1/min}]
+""")
+    gate = Gate(policy, store=MemoryStore())
+    ann = b'{"email": "ann"}'
+    asked = [
+        gate.ask(WithBody(ann, JSON)).allowed,
+        gate.ask(WithBody(ann, JSON)).allowed,
+        gate.ask(WithBody(b'{"email": "ben"}', JSON)).allowed,
+        gate.ask(WithBody(ann, JSON, Host="other.example")).allowed,
+        gate.ask(WithBody(ann, JSON, method="PUT")).allowed,
+    ]
+    assert asked == [True, False, True, True, True]
+
+
+def test_retries_are_not_counted_by_the_body():
+    """retry_amplification counts every request, and not every request's body is read."""
+    with pytest.raises(PolicyError, match="'account' is read from the body"):
+        Policy.of(identify={"account": {"body": "email"}}, retry_amplification={"key": "account"}, limits=[])
+
+
+def test_a_rule_by_route_alone_gets_a_note(tmp_path):
+    """A middleware does not know the route, so a rule that counts by nothing else limits nothing there."""
+    from limitkeeper.policy.reading.load import examine
+
+    path = tmp_path / "policy.yaml"
+    path.write_text("identify: {route: {request: route}}\nlimits: [{name: api, key: route, limit: 1/s}]\n")
+    assert any("known only in limits on handlers" in one.message for one in examine(path)[1].diagnostics())
