@@ -16,6 +16,7 @@ from pathlib import Path
 from urllib.parse import unquote
 
 import pytest
+import yaml
 
 import limitkeeper
 
@@ -266,3 +267,26 @@ def test_the_readme_and_the_landing_page_agree():
     parts += re.findall(r"<!-- figures: .*?<!-- end -->", readme, re.S)
     assert len(parts) == 4
     assert [part for part in parts if part not in landing] == []
+
+
+SITE = yaml.safe_load((ROOT / "mkdocs.yml").read_text())
+
+
+def test_the_navigation_has_every_page_once():
+    """`nav` of mkdocs.yml names each page of docs/, and no other."""
+
+    def pages(entry):
+        if isinstance(entry, str):
+            return [entry]
+        parts = entry.values() if isinstance(entry, dict) else entry
+        return [page for part in parts for page in pages(part)]
+
+    assert sorted(pages(SITE["nav"])) == sorted(str(path.relative_to(ROOT / "docs")) for path in (ROOT / "docs").rglob("*.md"))
+
+
+def test_the_site_loads_nothing_from_other_hosts():
+    """No fonts are fetched, and the script that the offline search needs is our own."""
+    scripts = SITE["extra"]["polyfills"]
+    assert SITE["theme"]["font"] is False
+    assert [script for script in scripts if "iframe-worker" in script]
+    assert [script for script in scripts if not (ROOT / "docs" / script).exists()] == []
