@@ -298,6 +298,29 @@ def test_a_full_bucket_grants_no_more_than_the_printed_bound(nodes, rule, steps)
     assert left <= replayed + stores[0].over_admission(rule, nodes)
 
 
+@pytest.mark.parametrize("lease", [None, 5, 20])
+@given(
+    rule=st.sampled_from([TokenBucket("100/s burst 1000"), TokenBucket("1000/s burst 5000"), LeakyBucket("200/s", 2000)]),
+    life=st.sampled_from(["20ms", "100ms", "1s"]),
+    steps=st.lists(st.tuples(st.integers(0, 4_000), COSTS | st.just(1), st.booleans()), min_size=20, max_size=80),
+)
+def test_batches_of_an_exhausted_bucket_are_not_lost(lease, rule, life, steps):
+    """Law 13: calls of mixed costs on an exhausted bucket, whose batches begin later, leave exactly what was not charged."""
+    clock = ManualClock(NOON)
+    parent, replay = MemoryStore(clock=clock), MemoryStore(clock=clock)
+    store = LeasedStore(parent, lease=lease, life=life)
+    (named,) = Limiter(rule, store=store, name="n").named
+    for pause_us, cost, tends in [(0, rule.capacity, False), *steps]:
+        clock.advance(pause_us / 1e6)
+        if store.decide([Claim(named, "k", cost)]):
+            replay.give_back([Claim(named, "k", -cost)])
+        if store.cache.due or tends:
+            store.tend()
+    store.return_all()
+    left, replayed = (one.decide_one(named, "k", 1, 0, False) for one in (parent, replay))
+    assert left == replayed
+
+
 class Far(Faulty):
     """A store whose async calls take turns of the event loop, before and after they are executed."""
 

@@ -145,6 +145,20 @@ def test_a_change_that_just_does_not_fit_into_the_journal_is_taken_back(path, bl
     assert Picture(path).problems == []
 
 
+def test_a_log_of_many_places_is_changed_twice_in_one_change(path):
+    """A change of a log records its entries, not its places: with the most places, a call that is settled above its estimate is
+    charged on two logs at once."""
+    clock = ManualClock(1000)
+    limits = {"a": SlidingWindowLog("5/s"), "b": SlidingWindowLog("50/min")}
+    with SharedStore(path, max_keys=8, log_entries=4096, clock=clock) as store, MemoryStore(clock=clock) as exact:
+        left = []
+        for limiter in (Limiter(limits, store=store), Limiter(limits, store=exact)):
+            assert limiter.hit("k", cost=2)
+            assert limiter.reserve("k", cost=4).settle(12)
+            left.append([part.remaining for part in limiter.peek("k").decisions])
+        assert left == [[0, 36], [0, 36]]
+
+
 # Making, opening, closing
 
 

@@ -7,7 +7,8 @@ it was requested. A second batch (`next_…`) follows it, so that it is there be
     size       ¾ · rate · life, so that a steady key spends a batch before it expires; at least 1, at most a quarter of the
                capacity (or what the limit grants in four round trips, or while tokens are scarce an eighth of the demand in a
                life, if that is more: with smaller batches an overload would cost more calls); or fixed
-    low mark   what is used during two round trips, at least 1, at most a quarter of the batch: below it, the next is fetched
+    low mark   what is used during two round trips, at least 1, at most a quarter of the batch: a call that leaves less has the
+               next one fetched. No batch is fetched without a call: it could take what another node was told to come for
 
 Rejected: topping a lease up to its size (every fetch is then smaller than a batch), and one life for everything held (renewing
 would keep a token for ever, and the bound `rate × life` would be lost).
@@ -211,6 +212,11 @@ class Lease:
         self.requested_us = self.next_requested_us
         self.next_left = self.next_size = self.next_start_us = self.next_end_us = 0
 
+    def promote_if_empty(self) -> None:
+        """Makes the second batch the first if nothing is left of that."""
+        if self.left == 0 and self.next_left > 0:
+            self.promote_next()
+
     def first_part(self, amount: int) -> Unspent:
         return Unspent(self, amount, self.size, self.charged_at, SOURCES[self.source], self.reset_id)
 
@@ -222,10 +228,8 @@ class Lease:
         found: cython.longlong = min(self.held(now_us), most)
         first: cython.longlong = min(found, self.left) if self.start_us <= now_us < self.end_us else 0
         parts = [part for part in (self.first_part(first), self.next_part(found - first)) if part.amount]
-        if found > first:
-            self.take_from_both(now_us, found)
-        else:  # an empty batch stays in its place, so that `restore` finds it
-            self.left -= first
+        self.left -= first  # an empty batch stays in its place, so that `restore` finds it
+        self.next_left -= found - first
         return parts
 
     def restore(self, now_us: cython.longlong, charged_at: cython.longlong, cost: cython.longlong) -> int:
@@ -247,8 +251,7 @@ class Lease:
 
     def has_room(self) -> bool:
         """Whether another batch may be fetched: when the one that is being spent runs low or tokens are scarce."""
-        if self.left == 0 and self.next_left > 0:
-            self.promote_next()
+        self.promote_if_empty()
         return bool(self.next_left == 0 and (self.scarce or self.left <= max(0, self.low_mark)))
 
     def add_batch(
@@ -257,6 +260,7 @@ class Lease:
         """Adds a second batch. If it says that the key was reset after the first was charged, the first is void."""
         if reset_id > 0 and reset_id != self.reset_id:
             self.drop()
+        self.promote_if_empty()
         self.refused_until_us = 0
         self.reset_id = reset_id
         self.next_left = self.next_size = size
@@ -378,9 +382,12 @@ class Lease:
         return bool(2 * idle_us >= self.terms.life_us and (self.probably_spent() < 0 or self.rate * idle_us >= 4))
 
     def set_low_mark(self, round_trip_us: int) -> None:
-        """Sets the level below which the next batch is fetched; a single token is fetched when a call needs it."""
+        """Sets the level below which the next batch is fetched; a single token is fetched when a call needs it. A scarce batch
+        that is spent before a reply comes is followed from its first call on."""
         size = max(int(self.size), int(self.next_size))
         self.low_mark = -1 if size <= 1 else max(1, min(size // 4, int(self.rate * 2 * round_trip_us) + 1))
+        if self.scarce and self.rate * 8 * round_trip_us > self.size:
+            self.low_mark = size
 
     def set_scarce_size(self, size: int, wait_us: int, round_trip_us: int) -> None:
         """Sets the batch to ask for while tokens are scarce: half of what fits into a life behind the nodes queued ahead."""
@@ -405,7 +412,3 @@ class Lease:
             self.scarce_size = min(terms.scarce_batch, self.scarce_size + 1)
         else:
             self.scarce = size < wanted // 2 and not terms.windowed
-
-    def needs_early_fetch(self, round_trip_us: int) -> bool:
-        """Whether a scarce batch is spent before a reply comes, so that the next must be requested as it begins."""
-        return bool(self.scarce and self.rate * 8 * round_trip_us > self.size)

@@ -140,16 +140,19 @@ class LeaseCache:
                     self.notice_low(lease)
                 return self.decision_of(terms, lease, now_us, 0, 0)
         until_us: cython.longlong = 0 if max_wait_us > 0 else lease.refused_until(now_us, cost, False)
-        if until_us == 0 or not self.trusts_refusal(lease, now_us):
+        if until_us == 0 or ((commit or self.exact) and not self.trusts_refusal(lease, now_us)):
             return None
         return self.decision_of(terms, lease, now_us, until_us, lease.refused_left)
 
     @cython.cfunc
     def trusts_refusal(self, lease: Lease, now_us: cython.longlong) -> cython.bint:
-        """Whether a known refusal is answered. When it is due to be rechecked, the background asks the parent meanwhile."""
-        if now_us < lease.recheck_us or lease.refused_until_us == 0:
+        """Whether a known refusal is answered. When it is due to be rechecked, or in two round trips a batch begins that is to be
+        followed from its first call on, the background asks the parent meanwhile."""
+        if now_us < lease.recheck_us and lease.refused_until_us:
             return True
-        if not self.exact and not lease.queued:
+        if lease.refused_until_us == 0 and (lease.left > lease.low_mark or now_us < lease.start_us - 2 * self.round_trip_us):
+            return True
+        if not self.exact and not lease.queued and lease.next_left == 0:
             self.notice_low(lease)
         return not self.exact
 
@@ -356,7 +359,7 @@ class LeaseCache:
                 self.check_lease(lease, now_us)
 
     def check_lease(self, lease: Lease, now_us: int) -> None:
-        """Puts aside what may no longer be spent, forgets the key if it is idle, has a scarce batch followed in time."""
+        """Puts aside what may no longer be spent, forgets the key if it is idle."""
         idle_us = now_us - lease.last_used_us
         self.put_aside(lease, now_us, lease.is_idle(now_us))
         if (
@@ -368,13 +371,7 @@ class LeaseCache:
             self.forget(lease)
             return
         with self.lock:
-            has_room = lease.has_room()
-        if lease.needs_early_fetch(self.round_trip_us) and lease.left and not lease.queued:
-            fetch_us = lease.start_us - 2 * self.round_trip_us
-            if has_room and now_us >= fetch_us:
-                self.notice_low(lease)
-            else:
-                self.check_at(lease, max(now_us + self.round_trip_us // 4, fetch_us) + 1)
+            lease.promote_if_empty()
         next_us = now_us + max(1, self.life_us // 2)
         for end_us in (lease.end_us if lease.left else 0, lease.next_end_us):
             next_us = min(next_us, end_us) if end_us > now_us else next_us

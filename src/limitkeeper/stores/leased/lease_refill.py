@@ -180,7 +180,7 @@ class Refill:
         lease.adapt(size, want.size, wait_us, decision.remaining, cache.round_trip_us)
         lease.set_low_mark(cache.round_trip_us)
         cache.check_at(lease, end_us)
-        if lease.needs_early_fetch(cache.round_trip_us):
+        if lease.low_mark >= lease.size:  # scarce: checked as it begins, and so again half a life later, when it may be idle
             cache.check_at(lease, max(now_us + 1, start_us - 2 * cache.round_trip_us))
         if cache.wake is not None:
             cache.wake()
@@ -205,10 +205,9 @@ class Refill:
 
     def trusted_until(self, lease: Lease, cost: int, now_us: int, until_us: int, remaining: int) -> int:
         """Until when a refusal stays true whatever other nodes do: they can reserve the next token of a bucket one life before
-        it comes. Kept for longer: logs and counters, where it would cost too many calls, and of a key in demand a cost for
-        which no batch is reserved ahead."""
+        it comes. Kept for longer: logs and counters, where it would cost too many calls."""
         terms = lease.terms
-        if self.cache.exact or not terms.continuous or 0 <= lease.probably_spent() < cost:
+        if self.cache.exact or not terms.continuous:
             return until_us
         behind = max(0, cost - 1 - self.cache.held(lease))  # tokens that come after the next one
         return now_us if remaining else until_us - int(behind / terms.tokens_per_us) - terms.life_us - 1

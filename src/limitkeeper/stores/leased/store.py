@@ -258,7 +258,8 @@ class LeasedStore(WrapperStore):
             pending = lease.fetching()  # read before what is held: a fetch that ends adds its batch first
             now_us = self.cache.now_us()
             size = lease.next_batch(now_us, cost, self.cache.round_trip_us)
-            if lease.held(now_us) or not (pending is None or pending.can_be_awaited()):
+            full = lease.left and lease.next_left  # two batches that begin later: a third has no place
+            if full or lease.held(now_us) or not (pending is None or pending.can_be_awaited()):
                 break
             if size <= cost and not lease.reserves_ahead(now_us, cost):
                 break

@@ -92,8 +92,17 @@ class LogRings(Journal):
 
     @cython.cfunc
     def journal_log(self, number: I64) -> cython.int:
-        """Records a whole log before an algorithm changes it in place."""
-        return self.journal_words(self.logs + (number - 1) * self.log_words, self.log_words) if number else 0
+        """Records a log before an algorithm changes it in place: its first four words and its entries. What lies in a free place
+        does not matter; with it, two changes of one long log would not fit into the journal."""
+        if not number:
+            return 0
+        at: I64 = self.logs + (number - 1) * self.log_words
+        head: I64 = self.words[at]
+        n: I64 = self.words[at + 1]
+        to_the_end: I64 = self.words[at + 2] - head
+        self.journal_words(at, 4)
+        self.journal_words(at + 4 + 2 * head, 2 * (n if n < to_the_end else to_the_end))
+        return self.journal_words(at + 4, 2 * (n - to_the_end)) if n > to_the_end else 0
 
     @cython.cfunc
     def log_full_until(self, cell: I64, moment: I64, window: I64, now: I64) -> I64:
