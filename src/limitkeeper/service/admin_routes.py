@@ -216,8 +216,8 @@ class AdminRouter:
 
     def _hidden(self, entry: dict[str, Any], token: Token) -> dict[str, Any]:
         """An entry with its key, and the request that an operator tried, hashed for those who may only inspect."""
-        hidden = {name: self._hash(entry[name]) for name in ("key", "request") if name in entry and OPERATE not in token.scopes}
-        return {**entry, **hidden}
+        secret = () if OPERATE in token.scopes else ("key", "request")
+        return {name: self._hash(value) if name in secret else value for name, value in entry.items()}
 
     async def _inspect(self, request: Request, token: Token) -> Response:
         limit, key = limit_and_key(request)
