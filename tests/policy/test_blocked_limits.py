@@ -62,4 +62,4 @@ def test_a_blocked_rule_cuts_no_burst(tmp_path):
     """`check` does not say that a rule which refuses everything cuts the burst of another one to 1."""
     path = tmp_path / "policy.yaml"
     path.write_text("limits: [{name: closed, key: ip, limit: 0/s}, {name: open, key: ip, limit: 5/s burst 10}]\n")
-    assert examine(path)[1].diagnostics() == []
+    assert not examine(path)[1].diagnostics()

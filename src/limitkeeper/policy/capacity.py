@@ -27,7 +27,7 @@ from ..stores.sans_io import Call, Plan
 from ..wait_queue import Waiter
 from .idempotency import leave, release_marks
 from .model import CLOSED, DEGRADE, LOCAL, OPEN, Capacity, Rule
-from .refusal import CAPACITY, STORE, call_message, client_delay, refusal_by
+from .refusal import CAPACITY, STORE, client_delay, refusal_by
 
 if TYPE_CHECKING:
     from .compiled_policy import CompiledRule
@@ -165,8 +165,6 @@ def _refuse(gate: Evaluator, evaluation: Evaluation, one: CapacityClaim, decisio
     delay_us = client_delay(evaluation, rule.capacity.now_us() + decision.retry_us, spread_us) if spread_us else 0
     reason = STORE if failed else CAPACITY
     refusal = refusal_by(decision, entry, decision, (entry.label,), reason, decision.retry_us, delay_us)
-    if callable(rule.config.answer.message):
-        call_message(refusal, evaluation.context)
     gate._count_refused(evaluation, refusal)
     gate._publish(REFUSED, evaluation)
     return evaluation

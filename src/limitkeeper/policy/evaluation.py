@@ -530,8 +530,6 @@ class Evaluator:
             refusal = refusal_by(decision, entry, decision, (entry.label,), evaluation.reason, retry_us, delay_us)
         else:
             refusal = refusal_of(evaluation.entries, decision, evaluation.reason, retry_us, delay_us)
-        if callable(refusal.rule.answer.message):  # type: ignore[union-attr]
-            call_message(refusal, evaluation.context)
         if refusal.rule.on_refusal.action == DEGRADE:  # type: ignore[union-attr]
             for entry in evaluation.entries:
                 if entry.rule is refusal.rule:
@@ -545,8 +543,8 @@ class Evaluator:
         return evaluation
 
     def _count_refused(self, evaluation: Evaluation, refusal: Refusal) -> None:
-        evaluation.refusal = refusal
-        evaluation.allowed = evaluation.needs_settlement = False
+        call_message(refusal, evaluation.context)
+        evaluation.refusal, evaluation.allowed, evaluation.needs_settlement = refusal, False, False
         self._count_decision(evaluation)
         evaluation.context = None
         self._requests += 1

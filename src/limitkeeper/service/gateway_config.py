@@ -24,7 +24,8 @@ from ..policy.identity.identify import Called, Certificate, Cookie, Header, Netw
 from ..policy.identity.jwt import Jwt
 from ..policy.identity.paths import segments_of
 from ..policy.model import Identity, Match, Policy
-from ..web.headers import DRAFTS, SPELLING
+from ..web.field_names import SPELLING
+from ..web.headers import DRAFTS
 from . import gateway_templates as templates
 from .settings import Address
 from .settings import address as read_address

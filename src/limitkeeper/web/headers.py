@@ -43,6 +43,7 @@ from ..policy.identity.body import BODY, BodyNeeded
 from ..policy.model import Headers
 from ..policy.refusal import Refusal
 from ..policy.request_context import NOTHING, USUAL, method_of, query_values
+from .field_names import CUSTOM_NAMES, EXPOSE, FAMILIES, FAMILY, SPELLING, VARY, custom_names, rename
 from .refusal_body import body
 
 __all__ = ["body", "fields", "merge", "text_fields"]
@@ -56,18 +57,6 @@ MAX_INTEGER = 999_999_999_999_999
 #: The encoded small integers, and as the parameter `t`: most values are among them.
 SMALL_INTEGERS = tuple([b"%d" % number for number in range(2048)])
 SMALL_TIMES = tuple([b";t=%d" % number for number in range(2048)])
-#: The conventional spelling of the field names.
-NAMES = (
-    *("RateLimit", "RateLimit-Policy", "RateLimit-Limit", "RateLimit-Remaining", "RateLimit-Reset"),
-    *("X-RateLimit-Limit", "X-RateLimit-Remaining", "X-RateLimit-Reset"),
-    *("Retry-After", "Cache-Control", "Access-Control-Expose-Headers", "Vary"),
-)
-SPELLING = {name.lower().encode(): name for name in NAMES}
-#: What a policy may call these fields, by the words of its `headers: {names: …}`.
-WORDS = {"limit": b"x-ratelimit-limit", "remaining": b"x-ratelimit-remaining", "reset": b"x-ratelimit-reset"}
-WORDS |= {"retry_after": b"retry-after"}
-#: The names that policies of this process have given to fields; empty in most processes, and then no response looks for them.
-CUSTOM_NAMES: dict[Headers, dict[bytes, bytes]] = {}
 NO_DRAFT, DRAFT_6, DRAFT_7, DRAFT_11 = 0, 6, 7, 11
 #: The policy's `wire` setting: the draft's number and its field names.
 DRAFTS: dict[str, tuple[int, list[bytes]]] = {
@@ -106,29 +95,12 @@ class FieldStyle:
         if headers.reset != "off":
             names = [*names, b"x-ratelimit-reset"]
         own = custom_names(headers) if headers.names else {}
+        add_lengths(own.values())
         names, retry = [own.get(name, name) for name in names], own.get(b"retry-after", b"retry-after")
         self.expose = expose_field(names, headers.cors)
         self.expose_refused = expose_field([*names, retry], headers.cors)
         self.expose_retry = expose_field([retry], headers.cors)
         self.vary = ((b"vary", b"Origin"),) if headers.cors else ()
-
-
-def custom_names(headers: Headers) -> dict[bytes, bytes]:
-    """Our names of fields and those that a policy gives them, which are from now on merged as ours are."""
-    global NAME_LENGTHS
-    found: dict[bytes, bytes] = {}
-    for word, name in headers.names:
-        own = found[WORDS[word]] = name.lower().encode()
-        SPELLING[own] = name
-        FAMILY[own] = FAMILY[own.decode()] = FAMILY.get(own, 0) or FAMILIES[WORDS[word]]
-        NAME_LENGTHS |= 1 << len(own)
-    CUSTOM_NAMES[headers] = found
-    return found
-
-
-def rename(found: Fields, headers: Headers) -> Fields:
-    names = CUSTOM_NAMES.get(headers)
-    return found if names is None else [(names.get(name, name), value) for name, value in found]
 
 
 def expose_field(names: list[bytes], cors: bool) -> tuple[tuple[bytes, bytes], ...]:
@@ -391,16 +363,17 @@ def text_fields(evaluation: Evaluation) -> list[tuple[str, str]]:
 
 # Merging ---------------------------------------------------------------------------------------------------------
 
-#: Families of fields, as bits. A response that has a field of a family keeps it, and gets none of that family from us.
-EXPOSE, VARY = 16, 32
 BYTES, TEXT = (b",", b"*", b", "), (",", "*", ", ")
-FAMILIES = {b"retry-after": 4, b"cache-control": 8, b"access-control-expose-headers": EXPOSE, b"vary": VARY}
-FAMILIES |= {name: 1 if name.startswith(b"r") else 2 for name in SPELLING if name not in FAMILIES}
-FAMILY: dict[str | bytes, int] = {key: family for name, family in FAMILIES.items() for key in (name, name.decode())}
 #: The lengths of our field names, as bits: a response whose names have other lengths has none of them.
 NAME_LENGTHS = 0
 for _name in FAMILIES:
     NAME_LENGTHS |= 1 << len(_name)
+
+
+def add_lengths(names: Iterable[bytes]) -> None:
+    global NAME_LENGTHS
+    for name in names:
+        NAME_LENGTHS |= 1 << len(name)
 
 
 @cython.ccall

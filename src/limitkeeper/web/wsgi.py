@@ -40,7 +40,8 @@ from ..policy.identity.body import BODY, MAX_BODY
 from ..policy.model import Policy
 from ..policy.request_context import NOTHING, USUAL, method_of, query_values
 from ..stores import Store
-from .headers import SPELLING, text_fields
+from .field_names import SPELLING
+from .headers import text_fields
 from .refusal_body import body
 from .response_settlement import GONE, Settlement, SettlingBody, WatchedInput
 
