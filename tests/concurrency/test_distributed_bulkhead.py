@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import signal
 import subprocess
@@ -166,6 +167,23 @@ def test_threads_wait_for_another_process():
     one.release()
     thread.join(60)
     assert (one.in_use, other.in_use) == (0, 1)
+
+
+def test_a_closed_loop_with_the_waiter_that_asks():
+    """A waiter of a loop that never runs again does not keep the others from asking, though this process releases no place."""
+    store = MemoryStore()
+    one, other = bulkhead(1, store), bulkhead(1, store, poll="1ms")
+    one.acquire()
+    loop = asyncio.new_event_loop()
+    task = loop.create_task(other.aacquire())
+    loop.run_until_complete(asyncio.sleep(0.01))
+    loop.close()
+    task._log_destroy_pending = False
+    del task, loop
+    gc.collect()
+    assert other.waiting == 0
+    one.release()
+    assert other.try_acquire()
 
 
 def test_the_queue_is_bounded():

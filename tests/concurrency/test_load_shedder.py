@@ -127,6 +127,20 @@ def test_critical_calls_may_wait():
     asyncio.run(main())
 
 
+def test_the_decorator():
+    """`@shedder.call("background").limit` holds a place of that class during a call."""
+    shedder = LoadShedder(Bulkhead(1), reserve=0.0)
+
+    @shedder.call("background").limit
+    def report():
+        with pytest.raises(BulkheadFull), shedder.call("normal"):
+            pass
+        return shedder.bulkhead.in_use
+
+    assert report() == 1
+    assert shedder.bulkhead.in_use == 0
+
+
 def test_nothing_leaks():
     """After calls of every class, with exceptions, all places are free."""
     shedder = LoadShedder(Bulkhead(10))

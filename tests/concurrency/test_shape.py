@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import gc
 import itertools
+import os
+import queue
 import random
 import threading
 from collections.abc import AsyncIterator, Iterator
@@ -443,6 +445,43 @@ def test_an_event_loop_that_is_closed_gives_the_start_back():
     gc.collect()
     assert Limiter(LeakyBucketQueue("1/s"), store, "shape").peek("shape").retry_after == 1
     assert shaped.queued == 1
+
+
+def test_an_event_loop_that_is_closed_while_a_task_waits_for_a_message(store):
+    """A loop that is closed while a task waits for the source leaves the next message to the next loop."""
+    messages: queue.Queue[int] = queue.Queue()
+    shaped = shape(iter(messages.get, None), "1000/s", capacity=5, store=store)
+    loop = asyncio.new_event_loop()
+    task = loop.create_task(anext(shaped))
+    loop.run_until_complete(turns())
+    loop.close()
+    task._log_destroy_pending = False
+    del task, loop
+    gc.collect()
+    messages.put(7)
+    assert asyncio.run(asyncio.wait_for(anext(shaped), 30)) == 7
+    messages.put(None)  # type: ignore[arg-type]
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this platform")
+def test_a_forked_child_does_not_read_what_its_parent_reads(python):
+    """An iterator that reads ahead belongs to the process that began it: in a child it raises, and says what to do."""
+    done = python("""
+        import os, warnings
+        warnings.simplefilter("ignore")
+        from limitkeeper.concurrency import shape
+        shaped, unused = (shape(iter(range(100)), "1000/s", capacity=5) for _ in range(2))
+        next(shaped)
+        child = os.fork()
+        if child == 0:
+            try:
+                next(shaped)
+            except RuntimeError as error:
+                os._exit(0 if "shape() in the child" in str(error) and next(unused) == 0 else 1)
+        _, status = os.waitpid(child, 0)
+        print(os.waitstatus_to_exitcode(status), next(shaped))
+    """)
+    assert done.stdout.split() == ["0", "1"], done.stderr
 
 
 def test_a_message_that_can_never_fit_is_an_error_at_its_place(clock, store):

@@ -45,7 +45,7 @@ def checked_size(value: object, what: str, least: int) -> int:
 class PlaceWaiter:
     """A thread or task in the queue. `granted`: it holds a place that it has not noticed yet."""
 
-    __slots__ = ("event", "granted", "loop", "thread")
+    __slots__ = ("__weakref__", "event", "granted", "loop", "thread")
 
     def __init__(self, loop: asyncio.AbstractEventLoop | None) -> None:
         self.loop, self.thread, self.granted = loop, threading.get_ident(), False

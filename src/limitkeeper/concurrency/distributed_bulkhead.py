@@ -110,7 +110,7 @@ class DistributedBulkhead(PlaceContext):
         self._lock = threading.RLock()
         self._held: deque[Place] = deque()  # the oldest entry first
         self._renewing = self._owed = 0  # places in renewal, and how many of them were released meanwhile
-        self._asking: PlaceWaiter | None = None
+        self._asking: weakref.ref[PlaceWaiter] | None = None  # weak: a task of a closed event loop can be collected
 
     def _reset_after_fork(self) -> None:
         """A child holds nothing: its parent renews and releases."""
@@ -301,17 +301,19 @@ class DistributedBulkhead(PlaceContext):
 
     def pause(self, seconds: float) -> None:
         """Until this process releases a place, at most so long."""
-        self._asking = PlaceWaiter(None)
-        self._clock.sleep(seconds, self._asking.event)
+        waiter = PlaceWaiter(None)
+        self._asking = weakref.ref(waiter)
+        self._clock.sleep(seconds, waiter.event)
 
     async def apause(self, seconds: float) -> None:
-        self._asking = PlaceWaiter(asyncio.get_running_loop())
-        await self._clock.asleep(seconds, self._asking.event)
+        waiter = PlaceWaiter(asyncio.get_running_loop())
+        self._asking = weakref.ref(waiter)
+        await self._clock.asleep(seconds, waiter.event)
 
     def _wake(self) -> None:
         asking, self._asking = self._asking, None
-        if asking is not None:
-            asking.wake()
+        if asking is not None and (waiter := asking()) is not None:
+            waiter.wake()
 
     # Counters --------------------------------------------------------------------------------------------------
 

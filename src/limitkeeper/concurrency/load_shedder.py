@@ -13,37 +13,31 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, Self
 
 from ..clock import SYSTEM, Clock
 from ..errors import BulkheadFull, ConfigurationError
 from ..observe.events import ALLOWED, REFUSED
 from ..rate import Duration, duration_us
-from .bulkhead import Bulkhead, checked_size
+from .bulkhead import Bulkhead, PlaceContext, checked_size
 
 
-class ShedCall:
-    """One call of a class: a context manager, sync and async."""
+class ShedCall(PlaceContext):
+    """One call of a class: a context manager, sync and async, and a decorator."""
 
     __slots__ = ("_criticality", "_shedder")
 
     def __init__(self, shedder: LoadShedder, criticality: str) -> None:
         self._shedder, self._criticality = shedder, criticality
 
-    def __enter__(self) -> Self:
+    def acquire(self) -> None:
         if self._shedder.take(self._criticality):
             self._shedder.bulkhead.acquire()
-        return self
 
-    def __exit__(self, *exc: Any) -> None:
-        self._shedder.bulkhead.release()
-
-    async def __aenter__(self) -> Self:
+    async def aacquire(self) -> None:
         if self._shedder.take(self._criticality):
             await self._shedder.bulkhead.aacquire()
-        return self
 
-    async def __aexit__(self, *exc: Any) -> None:
+    def release(self) -> None:
         self._shedder.bulkhead.release()
 
 

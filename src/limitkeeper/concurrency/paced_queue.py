@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import weakref
 from collections import deque
 from concurrent.futures import CancelledError
 from typing import Generic, TypeVar
@@ -32,7 +33,6 @@ from ..rate import MAX_COUNT
 from ..reservation import Charge
 from ..stores import Store
 from ..stores.sans_io import Call, Plan, arun, run
-from ..wait_queue import Event
 from .bulkhead import Bulkhead, PlaceWaiter, checked_size
 
 T = TypeVar("T")
@@ -93,8 +93,9 @@ class PacedQueue(Generic[T]):
         self.units = self._wanted = 0  # in the queue; what the first putter waits for
         self.closed = False
         self._error: BaseException | None = None
-        self._putter: PlaceWaiter | None = None
-        self._getter: PlaceWaiter | None = None
+        # Weak: a task of a closed event loop can be collected, and then the next putter or getter has its turn.
+        self._putter: weakref.ref[PlaceWaiter] | None = None
+        self._getter: weakref.ref[PlaceWaiter] | None = None
         self._charge: Charge | None = None  # of the start that the getter waits for
 
     def __len__(self) -> int:
@@ -162,8 +163,9 @@ class PacedQueue(Generic[T]):
         with self._lock:
             full = self.capacity is not None and self.units + cost > self.capacity
             if (full or (self.one_by_one and self._entries)) and not self.closed:
-                self._putter, self._wanted = PlaceWaiter(loop), cost
-                return self._putter
+                waiter = PlaceWaiter(loop)
+                self._putter, self._wanted = weakref.ref(waiter), cost
+                return waiter
             self._append(entry)
             return None
 
@@ -203,7 +205,7 @@ class PacedQueue(Generic[T]):
                 try:
                     yield from charge._enter(loop)
                     while (early := self._too_early(loop)) is not None:
-                        yield Call(self.limiter.store.clock, "sleep", early)
+                        yield Call(self.limiter.store.clock, "sleep", (early[0], early[1].event))
                     entry = self._take(charge)
                 except CancelledError:  # the first item left the queue, or all did
                     yield from charge._cancel()
@@ -226,8 +228,9 @@ class PacedQueue(Generic[T]):
             if self.closed:
                 error, self._error = self._error, None
                 raise error or QueueClosed(self.name)
-            self._getter = PlaceWaiter(loop)
-            return self._getter
+            waiter = PlaceWaiter(loop)
+            self._getter = weakref.ref(waiter)
+            return waiter
 
     def reserve(self, first: Entry[T]) -> Charge:
         """Decides the start of the first entry."""
@@ -244,12 +247,16 @@ class PacedQueue(Generic[T]):
                 charge.interrupt()
         return charge
 
-    def _too_early(self, loop: asyncio.AbstractEventLoop | None) -> tuple[float, Event] | None:
-        """If the last start is too short a time ago: the seconds to sleep, and an event that ends the sleep."""
+    def _too_early(self, loop: asyncio.AbstractEventLoop | None) -> tuple[float, PlaceWaiter] | None:
+        """If the last start is too short a time ago: the seconds to sleep, and a waiter whose event ends the sleep."""
         with self._lock:
             early_us = self._earliest_us - self.limiter.store.now_us() if self._strict and self._entries else 0
-            self._getter = PlaceWaiter(loop) if early_us > 0 else None
-            return None if self._getter is None else (early_us / 1e6, self._getter.event)
+            self._getter = None
+            if early_us <= 0:
+                return None
+            waiter = PlaceWaiter(loop)
+            self._getter = weakref.ref(waiter)
+            return early_us / 1e6, waiter
 
     def _take(self, charge: Charge) -> Entry[T]:
         with self._lock:
@@ -264,8 +271,8 @@ class PacedQueue(Generic[T]):
             self._wake(self._putter)
             return entry
 
-    def _wake(self, waiter: PlaceWaiter | None) -> None:
-        if waiter is not None:
+    def _wake(self, reference: weakref.ref[PlaceWaiter] | None) -> None:
+        if reference is not None and (waiter := reference()) is not None:
             waiter.wake()
 
     # Leaving and closing ---------------------------------------------------------------------------------------

@@ -8,7 +8,8 @@ until one has been handed over. Without a capacity nothing is read ahead: a mess
 reads ahead from an async source, a daemon thread from a sync one; that thread also keeps it from blocking the event loop.
 
 The source is ahead of the loop: acknowledge or commit each message by itself, after processing it, never "everything so far".
-An iterator that is closed, garbage collected or left by an exception stops reading; `close` returns what was read in vain.
+An iterator that is closed, garbage collected or left by an exception stops reading; `close` returns what was read in vain. In a
+forked child an iterator that reads ahead raises a RuntimeError.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from typing import Any, Generic, Self, TypeVar
 
 from ..algorithms import Limit
 from ..errors import ConfigurationError
+from ..fork import reset_after_fork
 from ..observe.events import Publisher
 from ..stores import Store
 from ..stores.sans_io import Call, Plan, arun, run
@@ -49,6 +51,13 @@ class Reader(Generic[T]):
         self._iterator: Iterator[T] | None = None
         self._aiterator: AsyncIterator[T] | None = None
         self._started: tuple[asyncio.AbstractEventLoop, asyncio.Task[None]] | bool = False
+        reset_after_fork(self)
+
+    def _reset_after_fork(self) -> None:
+        """Its task or thread is not in a child, which must not read what the parent reads."""
+        if self._started:
+            self._started = True
+            self.queue.close(RuntimeError(f"{self.queue.name!r} is read by the parent process; call shape() in the child"))
 
     def cost_of(self, item: T) -> int:
         return self._cost(item) if callable(self._cost) else self._cost
