@@ -176,13 +176,13 @@ def python() -> Callable[[str], subprocess.CompletedProcess[str]]:
 
 @pytest.fixture
 def eventually() -> Callable[[Callable[[], bool]], None]:
-    """Waits until something is true that other threads bring about; half a minute is enough for anything on any machine."""
+    """Waits until something is true that other threads bring about; a minute is enough for anything on any machine."""
 
     def wait_for(condition: Callable[[], bool]) -> None:
-        end = time.monotonic() + 30
+        end = time.monotonic() + 60
         while not condition():
             if time.monotonic() > end:
-                raise AssertionError("it did not come true within half a minute")
+                raise AssertionError("it did not come true within a minute")
             time.sleep(0.001)
 
     return wait_for

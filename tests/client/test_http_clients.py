@@ -236,7 +236,7 @@ def test_the_caps_of_dependencies(kind, clock):
 @pytest.mark.parametrize("name", ["httpx", "httpx-async"])
 def test_one_quota_through_a_server(valkey, name):
     """Clients whose limits are on one server, by its URL, have one rate: their sixth call starts a second after the first."""
-    kind, url = KINDS[name], f"{valkey.url}?prefix=clients-{name}:"
+    kind, url = KINDS[name], f"{valkey.url}?timeout=60s&prefix=clients-{name}:"
     clients = [ClientLimits("5/s", store=url) for _ in range(2)]
     begun, moments = time.monotonic(), []
     with ScriptedServer(lambda seen: moments.append(time.monotonic()) or OK) as server:

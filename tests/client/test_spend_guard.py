@@ -108,7 +108,7 @@ def test_a_new_window_alerts_again(spend, store, clock):
 
 def test_a_budget_on_redis(valkey, spend):
     """On a server the budget is that of all processes that use it."""
-    with RedisStore(valkey.url, prefix=f"spend-{spend.kind}:") as store:
+    with RedisStore(valkey.url, prefix=f"spend-{spend.kind}:", timeout="60s") as store:
         guards = [SpendGuard(10, unit=1, store=store, name="shared") for _ in range(2)]
         for i in range(10):
             spend(guards[i % 2], 1)

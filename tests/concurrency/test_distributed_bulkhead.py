@@ -294,15 +294,16 @@ def test_invalid_options(options, store):
 
 def test_on_redis(valkey):
     """On Redis all clients share the places, whatever size each of them sees, and a place heals after its ttl."""
-    stores = [RedisStore(valkey.url) for _ in range(2)]
+    stores = [RedisStore(valkey.url, timeout="60s") for _ in range(2)]
     one, other = (bulkhead(2, store, name="redis-db", ttl="60s", poll="5ms") for store in stores)
 
     async def main():
         async with one, other:
             assert not await one.atry_acquire()
             waiter = asyncio.create_task(other.aacquire())
-            await asyncio.sleep(0.02)
-            assert other.waiting == 1
+            async with asyncio.timeout(60):
+                while other.waiting != 1:
+                    await asyncio.sleep(0.005)
             waiter.cancel()
             await asyncio.gather(waiter, return_exceptions=True)
         assert await one.atry_acquire()
@@ -326,11 +327,11 @@ def test_on_redis(valkey):
 
 def test_renewal_on_redis(valkey):
     """A place on Redis is renewed by the background thread for as long as it is held."""
-    store = RedisStore(valkey.url)
-    places = bulkhead(1, store, name="redis-renewed", ttl="600ms")
+    store = RedisStore(valkey.url, timeout="60s")
+    places = bulkhead(1, store, name="redis-renewed", ttl="3s")
     with places:
         first = places._held[0].dated_us
-        until(lambda: places._held and places._held[0].dated_us >= first + 1_200_000)  # twice the ttl
+        until(lambda: places._held and places._held[0].dated_us >= first + 3_000_000)  # the ttl
         assert places.taken() == 1
     assert places.taken() == 0
     places.close()
@@ -340,7 +341,7 @@ def test_renewal_on_redis(valkey):
 HOLD = """
 import sys, time
 from limitkeeper.concurrency import DistributedBulkhead
-places = DistributedBulkhead(2, sys.argv[1], name="crash", ttl="2s")
+places = DistributedBulkhead(2, sys.argv[1], name="crash", ttl="6s")
 places.acquire()
 places.acquire()
 print("held", flush=True)
@@ -357,7 +358,7 @@ def test_a_killed_process_leaves_its_places(kind, valkey, tmp_path):
     process = subprocess.Popen([sys.executable, "-c", HOLD, url], stdout=subprocess.PIPE)
     assert process.stdout is not None
     assert process.stdout.readline() == b"held\n"
-    places = DistributedBulkhead(2, url, name="crash", ttl="2s", poll="10ms")
+    places = DistributedBulkhead(2, url, name="crash", ttl="6s", poll="10ms")
     assert places.taken() == 2
     process.send_signal(signal.SIGKILL)
     process.wait()

@@ -121,7 +121,7 @@ def test_events_without_a_key(store):
 
 def test_shared_and_redis_stores(tmp_path, valkey):
     """The own cell is shared through them."""
-    for make_store in (lambda: SharedStore(tmp_path / "limits"), lambda: RedisStore(valkey.url)):
+    for make_store in (lambda: SharedStore(tmp_path / "limits"), lambda: RedisStore(valkey.url, timeout="60s")):
         stores = [make_store(), make_store()]
         limiters = [Limiter("fixed window 1/h", store=store, name="own") for store in stores]
         assert [bool(limiter.hit()) for limiter in limiters] == [True, False]

@@ -42,12 +42,12 @@ class Server:
 
     def __enter__(self):
         self.thread.start()
-        assert self.ready.wait(10)
+        assert self.ready.wait(60)
         return self
 
     def __exit__(self, *exc):
         self.loop.call_soon_threadsafe(self.loop.stop)
-        self.thread.join(10)
+        self.thread.join(60)
         self.server.close()
         self.loop.run_until_complete(asyncio.sleep(0))
         for task in asyncio.all_tasks(self.loop):
@@ -78,12 +78,12 @@ def test_a_probe_raises_the_load_to_its_bound():
 
 @pytest.mark.server
 def test_requests_start_on_schedule_whatever_is_unanswered():
-    """Open loop: ten requests that take a second each are in progress together, where a closed loop would send one or two."""
+    """Open loop: ten requests of three seconds each are in progress together, where a closed loop would send one or two."""
     most = []
 
     def slow(number, flying):
         most.append(flying)
-        return 200, 1.0
+        return 200, 3.0
 
     with Server(slow) as server:
         probe(settings(server.url, start=20, max_rate=20))

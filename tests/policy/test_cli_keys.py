@@ -101,12 +101,13 @@ def test_mistakes(keys, capsys):
 def test_keys_in_redis(keys, tmp_path):
     """The same commands work on a Redis server, with its URL on the command line; the audit log has the reset."""
     with Valkey() as server:
-        write_policy(tmp_path, server.url)
+        url = f"{server.url}?timeout=60s"
+        write_policy(tmp_path, f"{url}\nbudget: 30s")
         ask(a=1, b=4)
         write_policy(tmp_path, "memory://")
-        assert [one["key"] for one in json.loads(keys("list", "api", "--json", "--store", server.url)[1])] == ["user:b", "user:a"]
-        keys("reset", "api", "user:b", "--store", server.url)
-        assert json.loads(keys("show", "api", "user:b", "--json", "--store", server.url)[1])[0]["remaining"] == 4
-        with closing(store_from_url(server.url)) as store:
+        assert [one["key"] for one in json.loads(keys("list", "api", "--json", "--store", url)[1])] == ["user:b", "user:a"]
+        keys("reset", "api", "user:b", "--store", url)
+        assert json.loads(keys("show", "api", "user:b", "--json", "--store", url)[1])[0]["remaining"] == 4
+        with closing(store_from_url(url)) as store:
             (entry,) = AuditLog(store.open_hash("audit:limitkeeper"), lambda: 0).entries()
         assert (entry["action"], entry["limit"], entry["key"]) == ("reset", "api", "user:b")

@@ -126,7 +126,7 @@ def test_a_swapped_link_is_a_change(watched, tmp_path, eventually):
 
 def test_a_file_that_is_being_written_is_waited_for(watched, file, eventually, monkeypatch):
     """Half a file is not told of while the other half is on its way."""
-    monkeypatch.setattr(watching, "SETTLED", 2.0)  # longer than any machine stalls between two lines
+    monkeypatch.setattr(watching, "SETTLED", 5.0)  # longer than any machine stalls between two lines
     received = watched()
     with open(file, "w") as slow:
         for _ in range(20):

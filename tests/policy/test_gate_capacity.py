@@ -185,7 +185,7 @@ def test_machines_share_a_capacity_on_redis(valkey, mode):
     """Two gates on one server admit together what one does, and a refusal gives the limits' charges back."""
     limit = {"name": "own", "key": "user", "limit": "token bucket 60/h burst 60"}
     made = policy(limit, {**SHARED, "capacity": {"rate": "100/h", "window": "1h"}, "guarantee": {"acme": "40/h"}},
-                  name=f"capacity-{mode}", store=valkey.url, budget="30s")  # fmt: skip
+                  name=f"capacity-{mode}", store=f"{valkey.url}?timeout=30s", budget="30s")  # fmt: skip
 
     async def main() -> list[bool]:
         async with Gate(made) as first, Gate(made) as second:

@@ -186,7 +186,9 @@ def test_over_asgi():
 
 def test_on_redis(valkey):
     """Two gates on one server share the places of a rule; one round trip takes a place, another gives it back."""
-    policy = Policy.of(name="concurrent-on-redis", store=valkey.url, budget="30s", limits=[{"name": "busy", "concurrent": 2}])
+    policy = Policy.of(
+        name="concurrent-on-redis", store=f"{valkey.url}?timeout=30s", budget="30s", limits=[{"name": "busy", "concurrent": 2}]
+    )
 
     async def main():
         async with Gate(policy) as one, Gate(policy) as other:

@@ -130,8 +130,8 @@ def test_a_changed_budget_or_url_closes_the_old_connections(valkey, changed):
 
     def version(n: int) -> Policy:
         if changed == "budget":
-            return policy_of("a", limit="100/s", store=valkey.url, budget=f"{1000 + n}ms")
-        return policy_of("a", limit="100/s", store=f"{valkey.url}?prefix=p{n}", budget="1s")
+            return policy_of("a", limit="100/s", store=f"{valkey.url}?timeout=60s", budget=f"{30_000 + n}ms")
+        return policy_of("a", limit="100/s", store=f"{valkey.url}?timeout=60s&prefix=p{n}", budget="60s")
 
     with Gate(version(0)) as gate:
         for n in range(1, 20):
@@ -145,7 +145,7 @@ def test_a_changed_budget_or_url_closes_the_old_connections(valkey, changed):
 def test_the_old_store_stays_open_for_its_last_request(valkey):
     """A request that began before the reload settles on the store that charged it, which is closed after that."""
     rule = {"name": "a", "key": "ip", "limit": "fixed window 5/h", "charge": {"status": [401]}}
-    versions = [Policy.of(limits=[rule], store=f"{valkey.url}?prefix=last{n}", budget="1s") for n in range(2)]
+    versions = [Policy.of(limits=[rule], store=f"{valkey.url}?timeout=60s&prefix=last{n}", budget="60s") for n in range(2)]
     before = connections(valkey)
     with Gate(versions[0]) as gate:
         running = gate.ask(request())
@@ -161,7 +161,7 @@ def test_the_old_store_stays_open_for_its_last_request(valkey):
 
 def test_gates_of_handlers_follow_the_store_of_the_policy(valkey):
     """Limits of single handlers on the policy's store go on with it after a reload has changed it."""
-    versions = [policy_of("a", store=f"{valkey.url}?prefix=h{n}", budget="1s") for n in range(2)]
+    versions = [policy_of("a", store=f"{valkey.url}?timeout=60s&prefix=h{n}", budget="60s") for n in range(2)]
     with Gate(versions[0]) as gate:
         gates = HandlerGates(gate)
         limit = HandlerLimit("handler", "fixed window 5/h", "ip", {})
@@ -174,9 +174,9 @@ def test_gates_of_handlers_follow_the_store_of_the_policy(valkey):
 
 def test_a_rule_of_its_own_keeps_the_store_that_it_uses(valkey):
     """A gate of one rule, made before a reload, still has an open store."""
-    with Gate(policy_of("a", store=f"{valkey.url}?prefix=r0", budget="1s")) as gate:
+    with Gate(policy_of("a", store=f"{valkey.url}?timeout=60s&prefix=r0", budget="60s")) as gate:
         own = gate.for_rule("a")
-        gate.reload(policy_of("a", store=f"{valkey.url}?prefix=r1", budget="1s"))
+        gate.reload(policy_of("a", store=f"{valkey.url}?timeout=60s&prefix=r1", budget="60s"))
         assert own.ask(request()).decision.source == "store"
 
 

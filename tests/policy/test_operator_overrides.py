@@ -176,9 +176,9 @@ def test_every_gate_over_the_store_follows(kind, tmp_path):
         makes = {
             "memory": lambda: memory,
             "shared": lambda: SharedStore(tmp_path / "limits"),
-            "redis": lambda: RedisStore(server.url),
-            "leased": lambda: LeasedStore(RedisStore(server.url)),
-            "sharded": lambda: ShardedStore([RedisStore(server.url), RedisStore(f"{server.url}/1")]),
+            "redis": lambda: RedisStore(server.url, timeout="60s"),
+            "leased": lambda: LeasedStore(RedisStore(server.url, timeout="60s")),
+            "sharded": lambda: ShardedStore([RedisStore(f"{server.url}/{db}", timeout="60s") for db in range(2)]),
         }
         one, other = Gate(policy(), store=makes[kind]()), Gate(policy(), store=makes[kind]())
         stranger = Gate(policy("another"), store=makes[kind]())

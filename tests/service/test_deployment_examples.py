@@ -75,7 +75,7 @@ def test_a_replica_runs_as_the_manifest_says(tmp_path):
     arguments = manifest("StatefulSet", "valkey")["spec"]["template"]["spec"]["containers"][0]["args"]
     with Valkey(*arguments) as valkey:
         assert "redis://valkey:6379/0" in environment["LIMITKEEPER_STORE"]
-        environment["LIMITKEEPER_STORE"] = f"redis://127.0.0.1:{valkey.port}/0"
+        environment["LIMITKEEPER_STORE"] = f"redis://127.0.0.1:{valkey.port}/0?timeout=30s"
         with Running(policy=tmp_path / "limitkeeper.yaml", environment=environment) as one:
             for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
                 assert one.client.get(CONTAINER[probe]["httpGet"]["path"]).status_code == 200

@@ -117,12 +117,12 @@ def test_calls_errors_and_health(service):
 @pytest.mark.server
 def test_on_redis_and_without_it(limits):
     """Decisions are awaited and exact across services; a store that fails is UNAVAILABLE, and Envoy's failure mode decides."""
-    limits.with_name("limitkeeper.yaml").write_text(POLICY + "budget: 5s\n")
+    limits.with_name("limitkeeper.yaml").write_text(POLICY + "budget: 30s\n")
     valkey = Valkey()
     try:
         with (
-            serving(limits, "--store", valkey.url) as service,
-            serving(limits, "--store", valkey.url) as other,
+            serving(limits, "--store", f"{valkey.url}?timeout=30s") as service,
+            serving(limits, "--store", f"{valkey.url}?timeout=30s") as other,
             Client(service) as client,
             Client(other) as second,
         ):

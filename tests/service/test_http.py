@@ -355,14 +355,17 @@ def test_random_bytes_crash_nothing_and_leak_no_descriptor(service):
 @pytest.mark.slow
 def test_slow_clients_are_closed_and_harm_no_other(policy_file):
     """A request that does not arrive in time is answered 408; one connection too many gets an error; an idle one is closed."""
-    options = ("--request-timeout", "1s", "--idle-timeout", "2s", "--max-connections", "3")
-    with Running(*options, policy=policy_file) as service:
+    with Running("--max-connections", "3", policy=policy_file) as service:
+        others = [service.raw(service.http) for _ in range(3)]
+        with service.raw(service.http) as extra:
+            assert read_all(extra).startswith(b"HTTP/1.1 503")
+        for sock in others:
+            sock.close()
+    with Running("--request-timeout", "1s", "--idle-timeout", "2s", policy=policy_file) as service:
         slow = [service.raw(service.http) for _ in range(2)]
         for sock in slow:
             sock.sendall(b"POST /v1/check HTTP/1.1\r\nHost: a\r\nContent-Le")
         idle = service.raw(service.http)
-        with service.raw(service.http) as extra:
-            assert read_all(extra).startswith(b"HTTP/1.1 503")
         assert [read_all(sock).startswith(b"HTTP/1.1 408") for sock in slow] == [True, True]
         assert read_all(idle) == b""
         assert service.client.get("/healthz").status_code == 200

@@ -28,10 +28,10 @@ def test_mutual_tls(policy_file, certificates):
     options = ("--tls-cert", str(certificates / "server.pem"), "--tls-key", str(certificates / "server.key"))
     with Running(*options, "--tls-client-ca", files["ca.pem"], policy=policy_file) as service:
         context = ssl.create_default_context(cafile=files["ca.pem"])
-        with httpx.Client(verify=context) as stranger, pytest.raises(httpx.TransportError):
+        with httpx.Client(verify=context, timeout=60) as stranger, pytest.raises(httpx.TransportError):
             stranger.get(f"https://127.0.0.1:{service.http}/healthz")
         context.load_cert_chain(files["client.pem"], files["client.key"])
-        with httpx.Client(verify=context) as client:
+        with httpx.Client(verify=context, timeout=60) as client:
             assert client.get(f"https://127.0.0.1:{service.http}/healthz").status_code == 200
         tls = {
             "ssl": True,

@@ -12,7 +12,7 @@ from servers.valkey import Valkey
 
 POLICY = """
 name: remote
-budget: 500ms
+budget: 30s
 identify: {user: {header: X-User}}
 limits:
   - {name: checkout, match: POST /checkout, key: user, limit: fixed window 3/h align first, on_failure: closed}
@@ -39,8 +39,12 @@ def policy(tmp_path):
 def test_every_operation_over_redis(server, policy):
     """Hits, batches, matched requests, reservations that another service settles, over both protocols."""
     with (
-        Running("--store", server.url, policy=policy, environment={"LIMITKEEPER_SECRET": "0123456789abcdef"}) as service,
-        Running("--store", server.url, policy=policy, environment={"LIMITKEEPER_SECRET": "0123456789abcdef"}) as other,
+        Running(
+            "--store", f"{server.url}?timeout=30s", policy=policy, environment={"LIMITKEEPER_SECRET": "0123456789abcdef"}
+        ) as service,
+        Running(
+            "--store", f"{server.url}?timeout=30s", policy=policy, environment={"LIMITKEEPER_SECRET": "0123456789abcdef"}
+        ) as other,
     ):
         statuses = [one.post("/v1/check", limit="checkout", key="a").status_code for one in (service, other, service, other)]
         assert statuses == [200, 200, 200, 429]
@@ -60,7 +64,7 @@ def test_every_operation_over_redis(server, policy):
 @pytest.mark.parametrize("transaction", [False, True])
 def test_a_pipeline_is_one_call_of_the_store(server, policy, transaction):
     """300 hits, errors among them, are answered in order by a handful of commands to Redis."""
-    with Running("--store", server.url, policy=policy) as service:
+    with Running("--store", f"{server.url}?timeout=30s", policy=policy) as service:
         service.hit("tokens", "first")  # scripts are loaded
         calls = server.client().info("commandstats")
         before = sum(one["calls"] for name, one in calls.items() if "evalsha" in name)
@@ -76,7 +80,7 @@ def test_a_pipeline_is_one_call_of_the_store(server, policy, transaction):
 
 def test_a_failed_store_follows_each_rule(server, policy):
     """Closed refuses with 503, open allows, local admits its share; what no rule answers for is an error. Readiness shows it."""
-    with Running("--store", server.url, policy=policy) as service:
+    with Running("--store", f"{server.url}?timeout=30s", policy=policy) as service:
         assert service.post("/v1/check", limit="checkout", key="a").status_code == 200
         assert service.client.get("/readyz").json()["store"] == "ok"
         token = service.post("/v1/reserve", limit="tokens", key="a", cost=600).json()["token"]
@@ -110,7 +114,10 @@ def test_a_store_that_can_not_be_reached_at_the_start(policy):
 
 def test_replicas_follow_an_override_and_show_a_failed_store(server, policy):
     """An operator of one replica blocks a key on both; when the store is gone, both say so, and the known overrides stay."""
-    with Running("--store", server.url, policy=policy) as service, Running("--store", server.url, policy=policy) as other:
+    with (
+        Running("--store", f"{server.url}?timeout=30s", policy=policy) as service,
+        Running("--store", f"{server.url}?timeout=30s", policy=policy) as other,
+    ):
         put = httpx.put(f"{service.admin}/v1/overrides/open/bot_*", json={"limit": "blocked", "reason": "abuse"}, timeout=60)
         assert put.status_code == 200
         assert service.post("/v1/check", limit="open", key="bot_1").status_code == 429

@@ -37,7 +37,7 @@ def test_the_script_answers_as_the_source(valkey: Valkey, steps, guarantees, wei
     clock = ManualClock(1000.0)
     options = {"guarantees": guarantees, "weights": weights, "window": window}
     here = FairShare("70/s", clock=clock, **options)
-    with RedisStore(valkey.url, clock=clock) as store:
+    with RedisStore(valkey.url, timeout="60s", clock=clock) as store:
         there = FairShare("70/s", store=store, **options)
         for tenant, cost, pause_us, call in steps:
             clock.advance(pause_us / 1e6)
@@ -49,7 +49,7 @@ def test_two_clients_share_one_capacity(valkey: Valkey, kind):
     """Two stores on one server admit together what one FairShare admits, on the server's time."""
     with valkey.client() as client:
         client.flushall()
-    shares = [FairShare("10/h", store=RedisStore(valkey.url), name="one", window="1h") for _ in range(2)]
+    shares = [FairShare("10/h", store=RedisStore(valkey.url, timeout="60s"), name="one", window="1h") for _ in range(2)]
 
     async def hits() -> int:
         return sum([(await share.ahit("a")).allowed for _ in range(10) for share in shares])
@@ -72,7 +72,7 @@ def test_a_lost_script_is_loaded_again(valkey: Valkey):
 
 def test_a_server_that_lost_a_part_of_the_state_goes_on(valkey: Valkey):
     """When the server has evicted the finish times, backlogs count as drained; nothing hangs."""
-    with RedisStore(valkey.url, prefix="evicted") as store, valkey.client() as client:
+    with RedisStore(valkey.url, prefix="evicted", timeout="60s") as store, valkey.client() as client:
         share = FairShare("1000/s", store=store, window="1s")
         assert share.hit("a", 300).allowed
         assert share.hit("b", 100).allowed

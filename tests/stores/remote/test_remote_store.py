@@ -142,7 +142,7 @@ def test_a_guard_answers_while_the_service_is_away(policy: str) -> None:
 def test_a_killed_service_is_unavailable_and_returns(policy: str) -> None:
     """After kill -9 calls raise StoreUnavailable within the budget, sync and async; after a restart the same store goes on."""
     with Running(policy=policy) as running:
-        store = RemoteStore(url_of(running, timeout="5s"))
+        store = RemoteStore(url_of(running, timeout="20s"))
         limiter, tasks = Limiter(TokenBucket("5/h"), store, name="killed"), AsyncLimiter(TokenBucket("5/h"), store, name="killed")
         assert limiter.hit("k").remaining == 4
         running.process.send_signal(signal.SIGKILL)
