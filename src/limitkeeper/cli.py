@@ -269,7 +269,7 @@ def run_keys(args: argparse.Namespace) -> int:
     from getpass import getuser
 
     from .clock import SYSTEM
-    from .policy.stored_keys import StoredKeys, keys_text, open_shared_store
+    from .policy.key_inspection import StoredKeys, keys_text, open_shared_store
     from .service.audit_log import AuditLog
 
     policy = load_policy_with_rule(args.policy, args.limit)

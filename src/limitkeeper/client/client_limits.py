@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, Protocol
 from ..algorithms import Limit
 from ..clock import SYSTEM, Clock
 from ..concurrency import Dependencies, Dependency
-from ..concurrency.dependency_caps import parse_cap
+from ..concurrency.dependency_rate_caps import parse_cap
 from ..decision import Decision
 from ..errors import ConfigurationError, RateLimited
 from ..limiter import AsyncLimiter, Limiter
@@ -31,10 +31,10 @@ from ..wait_queue import AsyncEvent, Event, FifoGate
 from .adaptive_throttle import AdaptiveThrottle
 from .errors import ClientClosed, RetriesExhausted, Throttled
 from .learned_quota import ONE_REQUEST, Costs, LearnedQuota
-from .limiter_pair import Charge, LimiterPair
 from .response_fields import NO_HINTS, Quota, ServerHints, read_hints
 from .retry import Retry
 from .spend_guard import SpendGuard
+from .sync_and_async_limiter import Charge, LimiterPair
 
 #: Hosts whose quota is kept; the oldest that are idle make room.
 MAX_HOSTS = 10_000

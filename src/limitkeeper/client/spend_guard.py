@@ -21,7 +21,7 @@ from ..rate import MAX_COUNT, Duration
 from ..stores import Store
 from ..stores.sans_io import Call, Plan, arun, run
 from .errors import BudgetSpent
-from .limiter_pair import Charge, LimiterPair
+from .sync_and_async_limiter import Charge, LimiterPair
 
 Amount = str | int | Decimal
 

@@ -3,11 +3,11 @@
 from ..errors import BulkheadFull
 from .adaptive_bulkhead import AIMD, AdaptiveBulkhead, AdaptiveCall, Gradient2
 from .bulkhead import Bulkhead
-from .dependency_caps import Dependencies, Dependency, DependencyCap
+from .dependency_rate_caps import Dependencies, Dependency, DependencyCap
 from .distributed_bulkhead import DistributedBulkhead
 from .load_shedder import LoadShedder
+from .paced_executor import Shaper
 from .shape import ShapedIterator, shape
-from .shaper import Shaper
 
 __all__ = [
     "AIMD",

@@ -18,7 +18,7 @@ from ..algorithms.limit import Limit
 from ..rate import Rate
 
 if TYPE_CHECKING:
-    from ..concurrency.dependency_caps import DependencyCap
+    from ..concurrency.dependency_rate_caps import DependencyCap
     from .request_context import RequestContext
 
 #: The limits of one rule, charged together; () is "unlimited".

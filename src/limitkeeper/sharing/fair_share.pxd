@@ -1,9 +1,9 @@
 # C declarations of fair_share.py.
 from limitkeeper.decision cimport Decision
-from limitkeeper.sharing.weighted_fair_queueing cimport Answer, FairQueue
+from limitkeeper.sharing.weighted_fair_admission cimport Answer, FairAdmission
 
 cdef class MemoryBackend:
-    cdef readonly FairQueue queue
+    cdef readonly FairAdmission queue
     cdef object _now_us, _lock
     cdef long long _start_us
     cdef object __weakref__

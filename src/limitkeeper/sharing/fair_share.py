@@ -3,7 +3,7 @@
     share = FairShare("350/s", guarantees={"acme": "200/s"}, weights={"gold": 3})
     share.hit("acme")
 
-`weighted_fair_queueing.py` has the rule and its bounds. State is in this process, in a file (`file_fair_share.py`) that the
+`weighted_fair_admission.py` has the rule and its bounds. State is in this process, in a file (`file_fair_share.py`) that the
 processes of a host share, or in Redis (`redis_fair_share.py`). All FairShares on one store with the same name, rates, weights and
 window share one capacity; with other rates they start afresh, because finish times mean nothing under other weights.
 """
@@ -23,11 +23,11 @@ except ModuleNotFoundError:
 if cython.compiled:
     from cython.cimports.limitkeeper.decision import Decision, filled
     from cython.cimports.limitkeeper.monotonic import monotonic_us
-    from cython.cimports.limitkeeper.sharing.weighted_fair_queueing import Answer, FairQueue
+    from cython.cimports.limitkeeper.sharing.weighted_fair_admission import Answer, FairAdmission
 else:
     from ..clock import monotonic_us
     from ..decision import Decision, filled
-    from .weighted_fair_queueing import Answer, FairQueue
+    from .weighted_fair_admission import Answer, FairAdmission
 
 from ..clock import SYSTEM, Clock, SystemClock
 from ..errors import ConfigurationError, InvalidCost, InvalidLimit
@@ -40,7 +40,7 @@ from ..stores.memory import MemoryStore
 from ..stores.urls import store_from_url
 
 ONE: object = 1
-#: An Answer of weighted_fair_queueing.py as Python values.
+#: An Answer of weighted_fair_admission.py as Python values.
 AnswerFields = tuple[bool, int, int, int]
 
 
@@ -66,7 +66,7 @@ class MemoryBackend:
 
     local = True
 
-    def __init__(self, queue: FairQueue, clock: Clock) -> None:
+    def __init__(self, queue: FairAdmission, clock: Clock) -> None:
         self.queue = queue
         self._now_us = None if isinstance(clock, SystemClock) else clock.now_us  # None: the monotonic clock, read without a call
         self._start_us = -1  # of the first call: a double holds microseconds since 1970, but not fractions of them
@@ -143,14 +143,14 @@ class FairShare:
         per_us = self.total.count / self.total.period
         self.size = max(2.0, per_us * self.window_us)
         reserved = {tenant: rate.count / rate.period for tenant, rate in self.guarantees.items()}
-        queue = FairQueue(per_us, self.size, float(self.window_us), self.weights, reserved)
+        queue = FairAdmission(per_us, self.size, float(self.window_us), self.weights, reserved)
         self._limit = int(self.size / 2 + 1e-9)
         self._limits = {tenant: int(max(self.size / 2, rate * self.window_us) + 1e-9) for tenant, rate in reserved.items()}
         self._owns_store = isinstance(store, str)
         self._backend: Backend = MemoryBackend(queue, clock) if store is None else self._in_store(store, queue)
         self._memory = self._backend if isinstance(self._backend, MemoryBackend) else None
 
-    def _in_store(self, store: Store | str, queue: FairQueue) -> Backend:
+    def _in_store(self, store: Store | str, queue: FairAdmission) -> Backend:
         opened = store_from_url(store) if isinstance(store, str) else store
         while isinstance(opened, (GuardedStore, LeasedStore)):
             opened = opened.inner

@@ -20,7 +20,7 @@ from zlib import crc32
 from ..errors import StoreUnavailable
 from ..stores.shared import SharedStore
 from .fair_share import AnswerFields
-from .weighted_fair_queueing import FairQueue
+from .weighted_fair_admission import FairAdmission
 
 HEADER = struct.Struct("<4Q")
 NUMBERS = struct.Struct("<qdddqq")
@@ -33,7 +33,7 @@ class FileBackend:
 
     local = True
 
-    def __init__(self, store: SharedStore, name: str, queue: FairQueue) -> None:
+    def __init__(self, store: SharedStore, name: str, queue: FairAdmission) -> None:
         self.store, self.queue = store, queue
         self._revision = self._start_us = -1
         self._fresh = queue.dump()

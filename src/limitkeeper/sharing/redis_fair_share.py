@@ -11,7 +11,7 @@ from importlib.resources import files
 from ..errors import StoreUnavailable
 from ..stores.redis import RedisStore
 from .fair_share import AnswerFields
-from .weighted_fair_queueing import FairQueue
+from .weighted_fair_admission import FairAdmission
 
 #: The numbers of a call, and of its reply, as in lua/fair_share.lua.
 SETTINGS, ANSWER = struct.Struct(">4d"), struct.Struct(">4q")
@@ -27,7 +27,7 @@ class RedisBackend:
 
     local = False
 
-    def __init__(self, store: RedisStore, name: str, queue: FairQueue) -> None:
+    def __init__(self, store: RedisStore, name: str, queue: FairAdmission) -> None:
         self.store, self._script = store, script()
         self._settings = queue.rate, queue.size, queue.window
         both = b"\x92" + packed_map(queue.weights) + packed_list(queue.guarantees)

@@ -3,7 +3,7 @@
 
 A request holds its place in the pod from its begin until the last call has been answered, as a thread of a blocking server does.
 A caller that has given up does not stop it: what waits in a queue or runs is worked off for nobody. With that and retries,
-cascades appear by themselves. A pool that slows with concurrency follows the universal scalability law (plan/scalability.py):
+cascades appear by themselves. A pool that slows with concurrency follows the universal scalability law (plan/scalability_law.py):
 
     time = drawn time · (1 + σ(n − 1) + κn(n − 1))                     n: requests in this pod at the begin of the work
 """

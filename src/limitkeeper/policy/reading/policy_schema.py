@@ -9,7 +9,7 @@ import os
 from itertools import pairwise
 
 from ...algorithms.limit import Limit
-from ...concurrency.dependency_caps import DependencyCap
+from ...concurrency.dependency_rate_caps import DependencyCap
 from ..model import Exemption, Headers, Match, PenaltyBoxConfig, RetryAmplification, When
 from .diagnostics import SCHEMA, Invalid, ParseContext, bounded_text
 from .identities import IDENTIFY, NETWORKS

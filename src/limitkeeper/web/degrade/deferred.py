@@ -29,7 +29,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...clock import SYSTEM, Clock
-from ...concurrency.shaper import Shaper
+from ...concurrency.paced_executor import Shaper
 from ...errors import ConfigurationError, RateLimited
 from ...fork import reset_after_fork
 from ...policy.evaluation import Evaluation

@@ -1,4 +1,4 @@
-# C declarations of weighted_fair_queueing.py.
+# C declarations of weighted_fair_admission.py.
 from libc.math cimport ceil
 
 # allowed, remaining, retry_us, reset_us.
@@ -14,7 +14,7 @@ cdef class Tenant:
     cdef public double finish, full_at
     cdef public Py_ssize_t place
 
-cdef class FairQueue:
+cdef class FairAdmission:
     cdef public double rate, size, window, now, virtual, backlog
     cdef public long long weight
     cdef public Py_ssize_t left

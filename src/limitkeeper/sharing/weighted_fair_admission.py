@@ -1,4 +1,4 @@
-"""FairQueue: the virtual time of weighted fair queueing (Demers, Keshav, Shenker, 1989) as an admission test.
+"""FairAdmission: the virtual time of weighted fair queueing (Demers, Keshav, Shenker, 1989) as an admission test.
 
 What was admitted drains like the queues of a fluid server of rate C that serves all tenants with a backlog at once, by weight:
 
@@ -55,7 +55,7 @@ class Tenant:
 
 
 @cython.cclass
-class FairQueue:
+class FairAdmission:
     """The state of one capacity. `rate` and `guarantees` are in units per microsecond, `size` is B in units. `left` counts the
     tenants with a backlog; `ahead` is the frontier of a look ahead in the heap, None otherwise."""
 
