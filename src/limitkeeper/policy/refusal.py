@@ -102,7 +102,7 @@ def default_message(reason: str, retry_after: int | None) -> str:
 def call_message(refusal: Refusal, context: Any) -> None:
     """Replaces the message by that of the rule's callable, if it has one. Where it raises, or returns no text, the default
     stays."""
-    call: Any = refusal.rule.answer.message  # type: ignore[union-attr]
+    call: Any = None if refusal.rule is None else refusal.rule.answer.message
     if call is None or isinstance(call, str):
         return
     try:
