@@ -1,6 +1,6 @@
 """Refill first, then take: what the other order costs, in figures."""
 
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from refill_orders import RecomputeWhenEmpty, RefillFirst, StoredFirst
 
@@ -69,6 +69,7 @@ def test_where_nothing_is_stored_the_orders_agree():
     share=st.integers(0, 100),
     steps=st.lists(st.tuples(st.integers(0, 3_000_000), st.integers(1, 60), st.integers(0, 5_000_000)), min_size=1, max_size=25),
 )
+@example(limit=1, period_ns=1, extra=0, share=0, steps=[(0, 1, 1)])  # many permissions grow in a tick of the clock
 def test_limitkeeper_answers_as_the_exact_time_index_does(limit, period_ns, extra, share, steps):
     """Any rate, waits and permissions, positive and negative, are those of the model in fractions, to the nanosecond."""
     capacity = limit + extra

@@ -77,7 +77,8 @@ class Metrics:
         """Whole permissions available now; below zero when they are reserved ahead: −1 means that up to one is owed.
 
         Exact: a positive number comes from a peek. Debt does not show in a peek, so it is read from the store's own state
-        (at, taken, …), advanced to the moment of that peek by the algorithm itself: floor((full − taken) / unit).
+        (at, taken, …) at the moment of that peek: floor((full − max(0, taken − elapsed · gain)) / unit). Rejected: to give back
+        0, which rounds what is reserved ahead up to a tick of the clock.
         """
         limiter = self._rate_limiter.limiter
         now = limiter.peek(KEY)
@@ -87,8 +88,8 @@ class Metrics:
         limit = named.limit
         for key, state in limiter.store.items(named):
             if key == KEY:
-                taken: int = limit.give_back(state, now.start_us // limit.tick, 0, -1)[1]
-                return (limit.full - taken) // limit.unit
+                elapsed = max(0, now.start_us // limit.tick - state[0])
+                return int((limit.full - max(0, state[1] - elapsed * limit.gain)) // limit.unit)
         return 0
 
     @property
