@@ -243,7 +243,7 @@ def degraded_run(handler: str) -> list[str]:
     clock = ManualClock(1000.0)
     degrade = f", on_refusal: degrade {handler}" if handler else ""
     policy = Policy.read(f"limits: [{{name: search, key: ip, limit: sliding window log 3/10s{degrade}}}]")
-    shaper = Shaper("1/h", capacity=6)  # takes six, whenever its thread runs
+    shaper = Shaper("1/h", capacity=24)  # of which one client has six
     cache, deferred = StaleCache(clock=clock), DeferredRequests(shaper)
 
     def view(environ: Any, start_response: Any) -> list[bytes]:

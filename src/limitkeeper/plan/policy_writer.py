@@ -24,16 +24,24 @@ DEFAULT_CLASSES = ("public", "rest", "others", "anonymous")
 def policy_text(plan: Plan) -> str:
     """The policy file of a plan."""
     lines = [
-        f"# Written by `limitkeeper plan`: {rps(plan.limit)} of a ceiling. Check it with `limitkeeper policy check`, and begin",
+        f"# Written by `limitkeeper plan`, for {rps(plan.limit)} in all. Check it with `limitkeeper policy check`, and begin",
         "# with `on_refusal: shadow` on each rule: it counts what it would refuse, and refuses nothing.",
         f"name: {identifier(plan.name)}",
-        "store: memory://                  # several workers: shared:///path; several machines: redis://host",
+        store_line(plan),
     ]
     if plan.capacity is not None:
         lines += [f"instances: {plan.capacity.pods}", f"safe_concurrency: {plan.capacity.concurrency}"]
     lines += ["", "identify:                         # headers can be forged: name a verified source (jwt, certificate)"]
     lines += [f"  {name}: {source}" for name, source in identities(plan).items()]
     return "\n".join([*lines, "", "limits:", *rules(plan)]) + "\n"
+
+
+def store_line(plan: Plan) -> str:
+    """Several instances must share a store, which the planner can't know."""
+    pods = 1 if plan.capacity is None else plan.capacity.pods
+    if pods > 1:
+        return f"# store: redis://host             # write it before use: the {pods} instances must count together"
+    return "store: memory://                  # several workers: shared:///path; several machines: redis://host"
 
 
 def identifier(name: str) -> str:
