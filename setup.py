@@ -52,7 +52,7 @@ COMPILED = (
     "stores/leased/lease_cache",
     "stores/leased/store",
     "sharing/weighted_fair_admission",
-    "sharing/fair_share",
+    "sharing/tenant_fair_share",
     "policy/request_context",
     "policy/compiled_policy",
     "policy/refusal",

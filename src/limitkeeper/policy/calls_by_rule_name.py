@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from ..decision import Decision
 from ..errors import ConfigurationError, StoreError
 from ..stores.sans_io import Call, Plan
-from . import capacity
+from . import rule_fair_share
 from .compiled_policy import CompiledRule
 from .refusal import BLOCKED, blocked_decision
 from .shadow_rules import ask_shadow
@@ -51,7 +51,7 @@ def hit_rules(gate: Evaluator, hits: Sequence[RuleHit]) -> Plan[list[Evaluation]
 
 def without_limits(gate: Evaluator, evaluation: Evaluation) -> Plan[Evaluation]:
     """The evaluation of a rule that is unlimited, in shadow mode, or has a capacity."""
-    refused = yield from capacity.ask(gate, evaluation, None)
+    refused = yield from rule_fair_share.ask(gate, evaluation, None)
     return refused or (yield from ask_shadow(gate, gate._allow_unlimited(evaluation)))
 
 

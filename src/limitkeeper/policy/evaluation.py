@@ -49,7 +49,7 @@ from ..observe.events import PENALTY_BOX as PENALTY_BOX_EVENT
 from ..observe.offenders import Offenders
 from ..observe.snapshot import DECISION_BOUNDS_US, RESPONSE_BOUNDS_MS
 from ..stores.sans_io import Call, Plan, arun, run
-from . import capacity, idempotency, settlement
+from . import idempotency, rule_fair_share, settlement
 from .callback_errors import CallbackErrors
 from .model import DEGRADE, Policy
 from .on_failure import FailureAnswers
@@ -114,7 +114,7 @@ class Evaluation:
         self.shadow: list[ShadowRule] | None = None
         self.idempotent: list[idempotency.Mark] | None = None
         self.marks: list[idempotency.Mark] | None = None
-        self.capacity: list[capacity.CapacityClaim] | None = None
+        self.capacity: list[rule_fair_share.CapacityClaim] | None = None
         self.special = False
         self.matched: MatchedRules | None = None
         self.near_rule: CompiledRule | None = None  # counted as near its limit: once per rule
@@ -273,20 +273,20 @@ class Evaluator:
         try:
             yield from idempotency.find_marks(self, evaluation)
             if not evaluation.entries:
-                refused = yield from capacity.ask(self, evaluation, None)
+                refused = yield from rule_fair_share.ask(self, evaluation, None)
                 return refused or (yield from ask_shadow(self, self._allow_unlimited(evaluation)))
             decision = yield self._call(evaluation)
             waits = not decision.allowed and not self._on_failure.has_failed(decision) and may_wait(evaluation, decision)
             if waits and wait:
                 decision = yield from self._waiting.wait(self, evaluation, decision, in_thread)
             if self._on_failure.has_failed(decision):
-                return (yield from capacity.answer_failure(self, evaluation, decision))
+                return (yield from rule_fair_share.answer_failure(self, evaluation, decision))
             if not decision.allowed:
                 yield from idempotency.release_marks(self, evaluation)
                 return None if waits and not wait else self._refuse(evaluation, decision)
         except StoreError as error:
-            return (yield from capacity.answer_failure(self, evaluation, error))
-        refused = yield from capacity.ask(self, evaluation, decision)
+            return (yield from rule_fair_share.answer_failure(self, evaluation, error))
+        refused = yield from rule_fair_share.ask(self, evaluation, decision)
         if refused is not None:
             return refused
         yield from idempotency.make_marks(self, evaluation, decision)
@@ -336,7 +336,7 @@ class Evaluator:
             entries = rule.entries_for(context, key)
         evaluation.costs = []
         if rule.capacity is not None:
-            capacity.add(evaluation, rule, key, cost)
+            rule_fair_share.add(evaluation, rule, key, cost)
             return evaluation
         if rule.blocked is not None and entries is rule.blocked:
             block(evaluation, entries, key, cost)
@@ -352,7 +352,7 @@ class Evaluator:
     def _add(self, evaluation: Evaluation, rule: CompiledRule, context: RequestContext, key: str) -> cython.int:
         """Adds the entries of one rule; a rule in shadow mode, or with an idempotency key, is asked apart."""
         if rule.capacity is not None:
-            capacity.add(evaluation, rule, key, rule.cost_for(context))
+            rule_fair_share.add(evaluation, rule, key, rule.cost_for(context))
             return 0
         entries: tuple = rule.entries_for(context, key)  # type: ignore[type-arg]
         if not entries or evaluation.reason is BLOCKED:

@@ -26,7 +26,6 @@ from ..stores.guarded import GuardedStore
 from ..stores.sans_io import Plan, arun, run
 from ..stores.urls import masked
 from .application_overrides import HashOverrides
-from .capacity import RuleCapacity
 from .compiled_policy import CompiledPolicy, CompiledRule, Entry, identity_of, key_of
 from .evaluation import Evaluation, Evaluator
 from .explain import RuleExplanation, explain
@@ -35,6 +34,7 @@ from .model import Key, Policy
 from .penalty_box import PenaltyBox
 from .request_context import RequestContext
 from .retry_amplification import AttemptCounter
+from .rule_fair_share import RuleCapacity
 from .settlement import UNKNOWN
 from .store_lifetime import OpenedStore, PolicyVersion
 from .waiting_requests import WaitingRequests

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from .fair_share import FairShare
+from .tenant_fair_share import FairShare
 
 __all__ = ["FairShare"]

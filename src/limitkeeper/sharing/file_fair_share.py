@@ -19,7 +19,7 @@ from zlib import crc32
 
 from ..errors import StoreUnavailable
 from ..stores.shared import SharedStore
-from .fair_share import AnswerFields
+from .tenant_fair_share import AnswerFields
 from .weighted_fair_admission import FairAdmission
 
 HEADER = struct.Struct("<4Q")

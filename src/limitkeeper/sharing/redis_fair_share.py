@@ -10,7 +10,7 @@ from importlib.resources import files
 
 from ..errors import StoreUnavailable
 from ..stores.redis import RedisStore
-from .fair_share import AnswerFields
+from .tenant_fair_share import AnswerFields
 from .weighted_fair_admission import FairAdmission
 
 #: The numbers of a call, and of its reply, as in lua/fair_share.lua.

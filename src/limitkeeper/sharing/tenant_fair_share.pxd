@@ -1,4 +1,4 @@
-# C declarations of fair_share.py.
+# C declarations of tenant_fair_share.py.
 from limitkeeper.decision cimport Decision
 from limitkeeper.sharing.weighted_fair_admission cimport Answer, FairAdmission
 

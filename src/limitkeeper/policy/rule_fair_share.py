@@ -1,4 +1,4 @@
-"""`capacity`: one rate for all keys of a rule together, divided among them (sharing/fair_share.py).
+"""`capacity`: one rate for all keys of a rule together, divided among them (sharing/tenant_fair_share.py).
 
 A capacity is asked after the limits have allowed a request, so a client that has used up its quota is answered 429 and takes
 nothing of the capacity. A request that a capacity refuses is answered 503: the client is within its quotas, the service is full.
