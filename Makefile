@@ -56,7 +56,7 @@ PLAIN_RUN = LIMITKEEPER_EXPECT=plain PYTHONPATH=$(PLAIN) $(PYTEST) -n $(JOBS) --
 
 # Everything that guards behaviour, in less than 5 minutes on 2 cores.
 test: setup $(PLAIN)/.ready
-	LIMITKEEPER_EFFORT=0.1 $(COMPILED_RUN) -m "not slow" tests
+	LIMITKEEPER_EFFORT=0.05 $(COMPILED_RUN) -m "not slow" tests
 	LIMITKEEPER_EFFORT=0.05 $(PLAIN_RUN) -m "not slow" tests
 
 # The same with all matrices, fault runs and installations, on the compiled build; then the plain build with coverage.

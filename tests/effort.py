@@ -1,6 +1,6 @@
 """How many examples a property is tried on: LIMITKEEPER_EFFORT times the number that the test names; 20 times in a soak.
 
-`make test` sets 0.1 (0.05 on the plain build), `make test-all` 1.
+`make test` sets 0.05, `make test-all` 1.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, settings
 TIMES = 20.0 if os.environ.get("LIMITKEEPER_SOAK") == "1" else float(os.environ.get("LIMITKEEPER_EFFORT", "1"))
 
 
-def effort(examples: int, least: int = 10) -> Any:
+def effort(examples: int, least: int = 5) -> Any:
     """Settings for a property that is tried on so many examples."""
     return settings(max_examples=scaled(examples, least), deadline=None, suppress_health_check=list(HealthCheck))
 

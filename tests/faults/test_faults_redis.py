@@ -80,7 +80,7 @@ def test_a_fault_in_traffic_is_survived(lab, fault):
     assert tally.slow <= BUDGET + SLACK, f"{tally.longest:.3f} s in a call, threads woke {tally.late:.3f} s late"
     assert over(tally, LIMITS, fault.forgets, fault.jumps) == {}
     assert seen.felt, "the fault was not felt" if fault.cuts else "nobody was admitted while it lasted"
-    assert seen.recovery <= seen.watch.allows(RECOVERY), f"the machine was {seen.watch.late:.3f} s late"
+    assert seen.recovery <= seen.watch.allows(5 * RECOVERY), f"the machine was {seen.watch.late:.3f} s late"
     assert seen.admitted_again, "nobody was admitted any more after it was over"
 
 

@@ -44,7 +44,7 @@ def test_a_guard_answers_whatever_happens(fault):
     for mode, tally in tallies.items():
         assert tally.errors.total() == 0, mode.name
         assert counted(mode, fault, tally, seconds, 1).broken == [], mode.name
-        assert recoveries[mode] <= watch.allows(mode.recovery), f"{mode.name}, the machine was {watch.late:.3f} s late"
+        assert recoveries[mode] <= watch.allows(5 * mode.recovery), f"{mode.name}, the machine was {watch.late:.3f} s late"
     assert tallies[MODES["guarded, closed"]].alone.total() == 0
     assert tallies[MODES["guarded, open"]].alone.total() > 0
     assert tallies[MODES["guarded, local"]].alone.total() > 0
@@ -77,5 +77,5 @@ def test_a_lost_shard_takes_only_its_own_keys_with_it(valkey):
     assert tallies["safe"].errors.total() == 0
     assert {tallies["safe"].admitted[window] for window in windows} == {LIMITS["window"].capacity}
     assert over(tallies["safe"], LIMITS) == {}
-    assert recovery <= watch.allows(0.4), f"the machine was {watch.late:.3f} s late"
+    assert recovery <= watch.allows(5 * 0.4), f"the machine was {watch.late:.3f} s late"
     assert over(tallies["lost"], LIMITS, forgotten=1) == {}

@@ -236,7 +236,9 @@ def test_a_killed_worker_is_replaced_while_the_file_has_errors(limits):
             assert client.codes("a", 3) == [OK] * 3
         limits.write_text("domain: [")
         wait_for(lambda: len(children(service.process.pid)) == 2)
-        for pid in children(service.process.pid):
+        killed = set(children(service.process.pid))
+        for pid in killed:
             os.kill(pid, signal.SIGKILL)
+        wait_for(lambda: len(set(children(service.process.pid)) - killed) == 2)  # a dying worker resets what it has accepted
         with Client(service) as client:
             assert client.codes("a", 2) + client.codes("b", 1) == [OVER_LIMIT, OVER_LIMIT, OK]

@@ -15,6 +15,8 @@ from signal_storm import KINDS
 import limitkeeper
 from servers.valkey import Valkey
 
+#: The kinds that keep their state on a server.
+ON_REDIS = ("redis", "leased", "sharded", "guarded")
 SCRIPT = Path(__file__).with_name("signal_storm.py")
 
 
@@ -49,4 +51,4 @@ def test_a_storm_of_signals_leaves_a_store_intact(kind: str, interrupts: int, va
     """Calls interrupted at any moment: no crash, no wrong answer, no phantom waiter, no lock left behind."""
     with valkey.client() as client:
         client.flushall()
-    storm(kind, interrupts, str(tmp_path / "shared") if kind == "shared" else valkey.url)
+    storm(kind, interrupts, valkey.url if kind in ON_REDIS else str(tmp_path / "shared"))
