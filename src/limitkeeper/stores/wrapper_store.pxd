@@ -1,8 +1,5 @@
 # C declarations of wrapper_store.py.
-from limitkeeper.algorithms.claim cimport Claim, NamedLimit
-from limitkeeper.decision cimport Decision
-from limitkeeper.stores.contract cimport Store
+from limitkeeper.stores.contract cimport PlannedStore, Store
 
-cdef class WrapperStore(Store):
+cdef class WrapperStore(PlannedStore):
     cdef readonly Store inner
-    cpdef _decide(self, claims, max_wait_us, commit, remember, not_before_us)

@@ -1,13 +1,8 @@
-"""WrapperStore: base of the stores that wrap others. What only passes on is forwarded; the rest is a plan, written once.
-
-A subclass overrides the `plan_…` methods, which `sans_io` performs for sync and async callers, and methods that must not cost a
-plan's 0.4 µs a step. `plan_decide` may return the Decision itself where it needs no call.
-"""
+"""WrapperStore: base of the stores that wrap others: passes on to the store inside what a subclass does not override."""
 
 from __future__ import annotations
 
-from collections.abc import Coroutine, Iterable, Sequence
-from typing import Any, TypeVar
+from collections.abc import Iterable, Sequence
 
 try:
     import cython
@@ -16,17 +11,14 @@ except ModuleNotFoundError:
 
 from ..algorithms.claim import Claim, NamedLimit
 from ..clock import Clock
-from ..decision import STORE, Decision
-from .contract import Booking, KeyState, Store
-from .sans_io import Call, Left, Plan, arun, run
+from ..decision import Decision
+from .contract import KeyState, PlannedStore, Requests, Store
+from .sans_io import Call, Plan
 from .store_hash import StoreHash
-
-T = TypeVar("T")
-Requests = Sequence[Sequence[Claim]]
 
 
 @cython.cclass
-class WrapperStore(Store):
+class WrapperStore(PlannedStore):
     """A store around `inner`."""
 
     def __init__(self, inner: Store) -> None:
@@ -63,31 +55,11 @@ class WrapperStore(Store):
     def rate_items(self, limit: NamedLimit) -> Iterable[KeyState]:
         return self.inner.rate_items(limit)
 
-    # Plans -----------------------------------------------------------------------------------------------------
-
-    def plan_left(self) -> Left | None:
-        """The time in which the calls of a plan may begin; None: not bounded."""
-        return None
-
-    def run_plan(self, plan: Plan[T]) -> T:
-        return run(plan, left=self.plan_left())
-
-    async def arun_plan(self, plan: Plan[T]) -> T:
-        return await arun(plan, left=self.plan_left())
-
-    def plan_decide(
-        self, claims: Sequence[Claim], max_wait_us: int | None, commit: bool, remember: bool, not_before_us: int
-    ) -> Decision | Plan[Decision]:
-        raise NotImplementedError
-
     def plan_decide_many(self, asks: Requests, max_wait_us: int | None) -> Plan[list[Decision]]:
         return (yield Call(self.inner, "decide_many", (asks, max_wait_us)))  # type: ignore[no-any-return]
 
     def plan_give_back(self, claims: Sequence[Claim], charged_at: int, source: str) -> Plan[bool]:
         return (yield Call(self.inner, "give_back", (claims, charged_at, source)))  # type: ignore[no-any-return]
-
-    def plan_rebook(self, bookings: Sequence[Booking]) -> Plan[list[Decision | None]]:
-        raise NotImplementedError
 
     def plan_reset(self, claims: Sequence[Claim]) -> Plan[None]:
         yield Call(self.inner, "reset", (claims,))
@@ -97,74 +69,6 @@ class WrapperStore(Store):
 
     def plan_close(self) -> Plan[None]:
         yield Call(self.inner, "close")
-
-    # Sync and async --------------------------------------------------------------------------------------------
-
-    def decide(
-        self,
-        claims: Sequence[Claim],
-        max_wait_us: int | None = 0,
-        *,
-        commit: bool = True,
-        remember: bool = False,
-        not_before_us: int = 0,
-    ) -> Decision:
-        return self._decide(claims, max_wait_us, commit, remember, not_before_us)
-
-    def adecide(
-        self,
-        claims: Sequence[Claim],
-        max_wait_us: int | None = 0,
-        *,
-        commit: bool = True,
-        remember: bool = False,
-        not_before_us: int = 0,
-    ) -> Coroutine[Any, Any, Decision]:
-        return self._adecide(claims, max_wait_us, commit, remember, not_before_us)
-
-    @cython.ccall
-    @cython.annotation_typing(False)
-    def _decide(
-        self, claims: Sequence[Claim], max_wait_us: int | None, commit: bool, remember: bool, not_before_us: int
-    ) -> Decision:
-        found = self.plan_decide(claims, max_wait_us, commit, remember, not_before_us)
-        return found if isinstance(found, Decision) else self.run_plan(found)
-
-    async def _adecide(
-        self, claims: Sequence[Claim], max_wait_us: int | None, commit: bool, remember: bool, not_before_us: int
-    ) -> Decision:
-        found = self.plan_decide(claims, max_wait_us, commit, remember, not_before_us)
-        return found if isinstance(found, Decision) else await self.arun_plan(found)
-
-    def decide_many(self, asks: Requests, max_wait_us: int | None = 0) -> list[Decision]:
-        return self.run_plan(self.plan_decide_many(asks, max_wait_us))
-
-    async def adecide_many(self, asks: Requests, max_wait_us: int | None = 0) -> list[Decision]:
-        return await self.arun_plan(self.plan_decide_many(asks, max_wait_us))
-
-    def give_back(self, claims: Sequence[Claim], charged_at: int = -1, source: str = STORE) -> bool:
-        return self.run_plan(self.plan_give_back(claims, charged_at, source))
-
-    async def agive_back(self, claims: Sequence[Claim], charged_at: int = -1, source: str = STORE) -> bool:
-        return await self.arun_plan(self.plan_give_back(claims, charged_at, source))
-
-    def rebook(self, bookings: Sequence[Booking]) -> list[Decision | None]:
-        return self.run_plan(self.plan_rebook(bookings))
-
-    async def arebook(self, bookings: Sequence[Booking]) -> list[Decision | None]:
-        return await self.arun_plan(self.plan_rebook(bookings))
-
-    def reset(self, claims: Sequence[Claim]) -> None:
-        self.run_plan(self.plan_reset(claims))
-
-    async def areset(self, claims: Sequence[Claim]) -> None:
-        await self.arun_plan(self.plan_reset(claims))
-
-    def load(self, limit: NamedLimit, items: Iterable[KeyState]) -> None:
-        self.run_plan(self.plan_load(limit, items))
-
-    async def aload(self, limit: NamedLimit, items: Iterable[KeyState]) -> None:
-        await self.arun_plan(self.plan_load(limit, items))
 
     def close(self) -> None:
         self.run_plan(self.plan_close())

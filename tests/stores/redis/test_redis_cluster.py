@@ -20,7 +20,6 @@ from limitkeeper import AsyncLimiter, FixedWindow, Limiter, SlidingWindowLog, St
 from limitkeeper.clock import SYSTEM
 from limitkeeper.stores.redis import RedisStore
 from limitkeeper.stores.redis.cluster import slot_of
-from limitkeeper.stores.redis.script_request import DecideOptions
 from limitkeeper.testing import ManualClock, StoreContract
 from limitkeeper.testing.store_contract import MemoryStoreWithoutRebook
 from servers.cluster import Cluster
@@ -228,7 +227,7 @@ def test_a_caller_that_dies_between_the_steps_leaves_at_most_one_decision_charge
         limiter = Limiter({"user": TokenBucket("1/h", burst=3), "tenant": TokenBucket("1/h", burst=1)}, store=store)
         key = {"user": one, "tenant": other}
         assert limiter.hit(key)
-        plan = store._decide(limiter.claims(key), DecideOptions())
+        plan = store.plan_decide(limiter.claims(key), 0, True, False, 0)
         sent = next(plan)
         replies = store.pool.exchange(sent, SYSTEM.now_us() + 60_000_000)
         withdrawal = plan.send(replies)  # it dies before this travels

@@ -20,9 +20,9 @@ from ...algorithms.claim import Claim, NamedLimit
 from ...clock import SYSTEM
 from ...decision import Decision
 from ...errors import StoreTimeout, StoreUnavailable
-from ..contract import Store
+from ..contract import Requests, Store
 from ..sans_io import UNBOUNDED, Call, Plan, aperform_call, arun, perform_call, run
-from ..wrapper_store import Requests, WrapperStore, copy_states
+from ..wrapper_store import WrapperStore, copy_states
 
 T = TypeVar("T")
 #: Seconds after which an idle thread ends.

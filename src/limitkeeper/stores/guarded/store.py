@@ -27,9 +27,9 @@ from ...errors import ConfigurationError, StoreError, StoreUnavailable
 from ...fork import reset_after_fork
 from ...observe.events import GIVE_BACK_DROPPED, Publisher
 from ...rate import Duration, duration_us
-from ..contract import Booking, KeyState, Store
+from ..contract import Booking, KeyState, Requests, Store
 from ..sans_io import Call, Plan
-from ..wrapper_store import Requests, WrapperStore
+from ..wrapper_store import WrapperStore
 from .breaker import OPEN, Breaker
 from .deadline_store import DeadlineStore, StartThread, start_daemon
 from .fallback import FALLBACK_SOURCES, Fallback, make_fallback

@@ -33,9 +33,9 @@ from ...decision import STORE, Decision, Decisions
 from ...errors import ConfigurationError, StoreError
 from ...fork import reset_after_fork
 from ...rate import Duration, duration_us
-from ..contract import Booking, KeyState, Store, bounded_wait_us, checked, only_claims
+from ..contract import Booking, KeyState, Requests, Store, bounded_wait_us, checked, only_claims
 from ..sans_io import Call, Left, Plan, arun, left_of, run
-from ..wrapper_store import Requests, WrapperStore, copy_states
+from ..wrapper_store import WrapperStore, copy_states
 from .key_lease import Lease, LeaseTerms, Unspent
 from .lease_cache import LeaseCache
 from .lease_maintenance import Background, Maintenance, ThreadFactory

@@ -1,22 +1,23 @@
 """ServerStore: a store whose operations are requests to a server; the base class of RedisStore and RemoteStore.
 
 It has the connections of sync callers (`sync_connection.py`), the batches of each event loop (`batcher.py`), the budget of a
-call, and the server's time. What a request is and how it is sent is its `Route`'s part (`command_routing.py`).
+call, and the server's time. A `plan_…` method returns a Request where one will do, which is made without a plan; what it is and
+how it is sent is the `Route`'s part (`command_routing.py`).
 """
 
 from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Coroutine
-from typing import Any, NamedTuple
+from collections.abc import Callable, Coroutine, Iterable
+from typing import Any, NamedTuple, cast
 
-from ...algorithms.claim import NamedLimit
+from ...algorithms.claim import Claim, NamedLimit
 from ...clock import SYSTEM, Clock
 from ...decision import Decision
 from ...errors import ConfigurationError, StoreError
 from ...rate import Duration, duration_us
-from ..contract import Store
+from ..contract import Claims, KeyState, PlannedStore, checked
 from ..sans_io import Plan, T
 from .async_connection import AsyncConnections
 from .batcher import BatchersByLoop
@@ -36,6 +37,19 @@ class ServerClock(NamedTuple):
     asleep: Callable[..., Coroutine[Any, Any, None]]
 
 
+class FirstUse(NamedTuple):
+    """An operation on limits that have to be registered first: the plan that does it, once for all tasks that want it at the same
+    time, and what follows."""
+
+    limits: tuple[NamedLimit, ...]
+    register: Callable[[], Plan[None]]
+    then: Callable[[], Any]  # a plan or a request
+
+
+#: What a `plan_…` method of a ServerStore returns.
+Work = Plan[T] | Request[T] | FirstUse
+
+
 def checked_timeout(timeout: Duration) -> int:
     """A budget in microseconds."""
     found = duration_us(timeout)
@@ -51,7 +65,7 @@ def checked_connections(most: int | str | None) -> int:
     return int(most)
 
 
-class ServerStore(Store):
+class ServerStore(PlannedStore):
     """Requests over `pool` (sync) and over the connections that `connect` makes for an event loop, on the way of `route`."""
 
     can_rebook = True
@@ -90,7 +104,7 @@ class ServerStore(Store):
         if self._given_clock is not None:
             return self.given_us() or 0
         if self._server_time is None:
-            self._server_time = (self._run(self.server_us()), self._now_us())
+            self._server_time = (self.run_plan(self.server_us()), self._now_us())
         return self.estimated_us()
 
     def estimated_us(self) -> int:
@@ -120,13 +134,56 @@ class ServerStore(Store):
 
     # Calls -----------------------------------------------------------------------------------------------------
 
-    def _run(self, plan: Plan[T], long: bool = False) -> T:
-        """Performs a plan within the budget; a `long` one has it for each of its steps."""
-        return self.pool.run(plan, self._now_us() + self.timeout_us, self.timeout_us if long else 0)
+    def run_plan(self, plan: Work[T], long: bool = False, to_end: bool = False) -> T:
+        """Performs a plan or makes a request (if need be `to_end`) within the budget; a `long` plan has it for each step."""
+        deadline = self._now_us() + self.timeout_us
+        if isinstance(plan, FirstUse):
+            self.pool.run(plan.register(), deadline)
+            plan = cast(Plan[T] | Request[T], plan.then())
+        if isinstance(plan, Request):
+            return (self._call_to_end if to_end else self._call)(plan, deadline)
+        return self.pool.run(plan, deadline, self.timeout_us if long else 0)
 
-    async def _arun(self, plan: Plan[T], used: float = 0.0) -> T:
-        batcher = self.batchers.current()
-        return await batcher.connections.run(plan, batcher.deadline() - used)
+    async def arun_plan(self, plan: Work[T], to_end: bool = False) -> T:
+        """The same; requests of one iteration are sent in one batch."""
+        batcher, used = self.batchers.current(), 0.0
+        if isinstance(plan, FirstUse):
+            used = await batcher.run_once(plan.limits, plan.register)
+            plan = cast(Plan[T] | Request[T], plan.then())
+        if not isinstance(plan, Request):
+            return await batcher.connections.run(plan, batcher.deadline() - used)
+        await (batcher.submit_to_end if to_end else batcher.submit)(plan, used)
+        return plan.answer
+
+    def hit_request(self, named: NamedLimit, key: str, cost: int) -> Request[Decision] | None:
+        """A hit on one limit; None: only `decide` can make it."""
+        raise NotImplementedError
+
+    def decide_one(self, named: NamedLimit, key: str, cost: int, max_wait_us: int, commit: bool) -> Decision:
+        request = None if max_wait_us or not commit else self.hit_request(named, key, cost)
+        if request is None:
+            return self.decide([Claim(named, key, cost)], max_wait_us, commit=commit)
+        return self._seen(self._call(request, self._now_us() + self.timeout_us))
+
+    async def adecide_one(self, named: NamedLimit, key: str, cost: int, max_wait_us: int, commit: bool) -> Decision:
+        request = None if max_wait_us or not commit else self.hit_request(named, key, cost)
+        if request is None:
+            return await self.adecide([Claim(named, key, cost)], max_wait_us, commit=commit)
+        await self.batchers.current().submit(request)
+        return self._seen(request.answer)
+
+    def _decide(self, claims: Claims, max_wait_us: int | None, commit: bool, remember: bool, not_before_us: int) -> Decision:
+        plan: Any = self.plan_decide(checked(claims), max_wait_us, commit, remember, not_before_us)
+        return self._seen(self.run_plan(plan, to_end=max_wait_us != 0 and commit))
+
+    async def _adecide(
+        self, claims: Claims, max_wait_us: int | None, commit: bool, remember: bool, not_before_us: int
+    ) -> Decision:
+        plan: Any = self.plan_decide(checked(claims), max_wait_us, commit, remember, not_before_us)
+        return self._seen(await self.arun_plan(plan, to_end=max_wait_us != 0 and commit))
+
+    def load(self, limit: NamedLimit, items: Iterable[KeyState]) -> None:
+        self.run_plan(self.plan_load(limit, items), long=True)
 
     def _call(self, request: Request[T], deadline: int) -> T:
         """Hot path: one request to the only server, on an idle connection; a plan when that is not possible."""
@@ -164,9 +221,6 @@ class ServerStore(Store):
             if request.pending:
                 self.route.decode(request, record.reply)
             raise
-
-    def hit_nowait(self, named: NamedLimit, key: str, cost: int) -> Decision | None:
-        return None
 
     def close(self) -> None:
         self.pool.close()

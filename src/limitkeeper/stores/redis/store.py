@@ -4,20 +4,21 @@ One object serves sync and async callers. Sync callers take a connection each an
 an event loop share one, and their requests of one iteration are one script call (`batcher.py`). A call has one budget,
 `timeout`: it answers, or raises `StoreTimeout` (the outcome is unknown) or `StoreUnavailable`. What may have been executed is
 never sent again. Topologies are plans that sync and async callers share (`command_routing.py`, `sentinel.py`, `cluster.py`); only
-a decision that is one call to a known server has hot paths without a plan (`_call` here, `Batcher._execute`): a plan would cost
-2 µs of 17.
+an operation that is one call to a known server has hot paths without a plan (`ServerStore._call`, `Batcher._execute`): a plan
+would cost 2 µs of 17.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from itertools import groupby
 from random import Random
+from typing import Any
 
 from ...algorithms.claim import Claim, NamedLimit
 from ...clock import SYSTEM, Clock
-from ...decision import STORE, Decision
+from ...decision import Decision
 from ...rate import Duration
 from ..contract import Booking, bounded_wait_us, checked
 from ..sans_io import Plan
@@ -29,11 +30,12 @@ from .hash_in_store import RedisStoreHash
 from .key_names import KeyNames
 from .limit_and_state_codec import State, decode_item, entry_of, registered_entry
 from .redis_py_settings import AsyncClientPool, Client, ClientPool, ClientRoute, read_client
+from .request import Request
 from .resp import Reply, ReplyError, error_kind, require_hiredis
 from .script_builder import sha_of
 from .script_request import Claims, DecideOptions, encode_decide, encode_hit
 from .sentinel import Sentinels
-from .server_store import ServerStore, checked_connections, checked_timeout
+from .server_store import FirstUse, ServerStore, checked_connections, checked_timeout
 from .sync_connection import SyncPool
 
 ROUTES = {"single": Route, "sentinel": Sentinels, "cluster": Cluster}
@@ -90,69 +92,87 @@ class RedisStore(ServerStore):
 
     # Plans, the same for sync and async callers ----------------------------------------------------------------
 
-    def _unregistered(self, claims: Iterable[Claim]) -> list[NamedLimit]:
-        return [named for named in dict.fromkeys(claim.named for claim in claims) if registered_entry(self.names, named) is None]
+    def _first_use(self, claims: Iterable[Claim], given_us: int | None, then: Callable[[], Any]) -> Any:
+        """What `then` returns, after limits that are used for the first time are registered."""
+        claimed = dict.fromkeys(claim.named for claim in claims)
+        limits = tuple([named for named in claimed if registered_entry(self.names, named) is None])
+        return FirstUse(limits, lambda: self._register(limits, given_us), then) if limits else then()
 
     def _register(self, limits: Sequence[NamedLimit], given_us: int | None) -> Plan[None]:
-        """Registers limits before their first use. A limit is born when its limiter was made (by a given clock), or now."""
-        if limits:
-            born_us = [given_us if given_us is None else self._born_us.get(named, given_us) for named in limits]
-            requests = [script_request.RegisterRequest(self.names, *pair) for pair in zip(limits, born_us, strict=True)]
-            yield from self.route.execute_all(requests)
+        """A limit is born when its limiter was made (by a given clock), or now."""
+        born_us = [given_us if given_us is None else self._born_us.get(named, given_us) for named in limits]
+        requests = [script_request.RegisterRequest(self.names, *pair) for pair in zip(limits, born_us, strict=True)]
+        yield from self.route.execute_all(requests)
 
     def _spans_slots(self, claims: Claims) -> bool:
         return len(claims) > 1 and isinstance(self.route, Cluster) and len(groups_of(self.names, claims)) > 1
 
-    def _decide(self, claims: Claims, options: DecideOptions) -> Plan[Decision]:
-        """A decision that may take several calls: on limits to be registered first, or over several slots."""
-        yield from self._register(self._unregistered(claims), options.now_us)
-        if self._spans_slots(claims):
-            return (yield from CrossSlotDecision(self.route, self.names, claims, options).decide())
-        request = encode_decide(self.names, claims, options)
-        yield from self.route.execute_all([request])
-        return request.answer
+    def plan_decide(self, claims: Claims, max_wait_us: int | None, commit: bool, remember: bool, not_before_us: int) -> Any:
+        options = DecideOptions(bounded_wait_us(max_wait_us), commit, self.given_us(), not_before_us, remember)
+        registered = self.names.registered
+        for claim in claims:
+            if id(claim.named) not in registered:
+                return self._first_use(claims, options.now_us, lambda: self._decide_registered(claims, options))
+        return self._decide_registered(claims, options)
 
-    def _decide_many(self, many: Sequence[Claims], max_wait_us: int | None) -> Plan[list[Decision]]:
+    def _decide_registered(self, claims: Claims, options: DecideOptions) -> Request[Decision] | Plan[Decision]:
+        if self._spans_slots(claims):
+            return CrossSlotDecision(self.route, self.names, claims, options).decide()
+        return encode_decide(self.names, claims, options)
+
+    def plan_decide_many(self, asks: Sequence[Claims], max_wait_us: int | None) -> Any:
+        asked = [checked(claims) for claims in asks]
+        options = DecideOptions(bounded_wait_us(max_wait_us), now_us=self.given_us())
+        claims = (claim for claims in asked for claim in claims)
+        return self._first_use(claims, options.now_us, lambda: self._decide_many_registered(asked, options))
+
+    def _decide_many_registered(self, asks: Sequence[Claims], options: DecideOptions) -> Plan[list[Decision]]:
         """Decisions at one moment: one script call up to MAX_REQUESTS_AT_ONCE, beyond that several in one write. In a cluster, a
         decision that spans slots is made between those before it and those after it."""
-        checked_many = [checked(claims) for claims in many]
-        options = DecideOptions(bounded_wait_us(max_wait_us), now_us=self.given_us())
-        yield from self._register(self._unregistered(claim for claims in checked_many for claim in claims), options.now_us)
         found: list[Decision] = []
-        for spans, group in groupby(checked_many, self._spans_slots):
+        for spans, group in groupby(asks, self._spans_slots):
             if spans:
                 for claims in group:
-                    found.append((yield from self._decide(claims, options)))  # noqa: PERF401 - in a plan
+                    found.append((yield from CrossSlotDecision(self.route, self.names, claims, options).decide()))  # noqa: PERF401
             else:
                 requests = [encode_decide(self.names, claims, options) for claims in group]
                 yield from self.route.execute_all(requests, MAX_REQUESTS_AT_ONCE)
                 found += [request.answer for request in requests]
         return found
 
-    def _give_back(self, claims: Claims, charged_at: int) -> Plan[bool]:
-        if not claims:  # every limit was skipped
-            return True
+    def plan_give_back(self, claims: Claims, charged_at: int, source: str) -> Any:
         given_us = self.given_us()
-        yield from self._register(self._unregistered(claims), given_us)
-        groups = [group.claims for group in groups_of(self.names, claims)] if isinstance(self.route, Cluster) else [claims]
-        requests = [script_request.GiveBackRequest(self.names, group, charged_at, given_us) for group in groups]
+        return self._first_use(claims, given_us, lambda: self._give_back_registered(list(claims), charged_at, given_us))
+
+    def _give_back_registered(self, claims: Claims, charged_at: int, given_us: int | None) -> Request[bool] | Plan[bool]:
+        if claims and not self._spans_slots(claims):
+            return script_request.GiveBackRequest(self.names, claims, charged_at, given_us)
+        return self._give_back_by_slot(claims, charged_at, given_us)
+
+    def _give_back_by_slot(self, claims: Claims, charged_at: int, given_us: int | None) -> Plan[bool]:
+        groups = groups_of(self.names, claims)
+        requests = [script_request.GiveBackRequest(self.names, one.claims, charged_at, given_us) for one in groups]
         yield from self.route.execute_all(requests)
-        return any(request.answer for request in requests)
+        return not claims or any(request.answer for request in requests)  # no claims: every limit was skipped
 
-    def _rebook(self, bookings: Sequence[Booking]) -> Plan[list[Decision | None]]:
-        """Where bookings span slots of a cluster, those that leave are given back and the others keep their starts."""
+    def plan_rebook(self, bookings: Sequence[Booking]) -> Any:
         if self._spans_slots([claim for booking in bookings for claim in booking.claims]):
-            for booking in reversed(bookings):
-                if not booking.stays and not (yield from self._give_back(booking.claims, booking.charged_at)):
-                    script_request.mark_as_reset(booking.claims)
-            return [None] * len(bookings)
-        request = script_request.RebookRequest(self.names, bookings, self.given_us())
-        yield from self.route.execute_all([request])
-        return request.answer
+            return self._rebook_by_slot(bookings, self.given_us())
+        return script_request.RebookRequest(self.names, bookings, self.given_us())
 
-    def _reset(self, claims: Claims) -> Plan[None]:
+    def _rebook_by_slot(self, bookings: Sequence[Booking], given_us: int | None) -> Plan[list[Decision | None]]:
+        """Where bookings span slots of a cluster, those that leave are given back and the others keep their starts."""
+        for booking in reversed(bookings):
+            if not booking.stays and not (yield from self._give_back_by_slot(booking.claims, booking.charged_at, given_us)):
+                script_request.mark_as_reset(booking.claims)
+        return [None] * len(bookings)
+
+    def plan_reset(self, claims: Claims) -> Any:
         given_us = self.given_us()
-        yield from self._register([one for one in self._unregistered(claims) if one.limit.ramp > 0], given_us)
+        ramps = [claim for claim in claims if claim.named.limit.ramp > 0]
+        return self._first_use(ramps, given_us, lambda: self._reset_registered(claims, given_us))
+
+    def _reset_registered(self, claims: Claims, given_us: int | None) -> Plan[None]:
         by_key = {self.names.key(claim.named, claim.key): claim for claim in claims}
         yield from self.route.execute_all([script_request.ResetRequest(self.names, one, given_us) for one in by_key.values()])
 
@@ -171,14 +191,16 @@ class RedisStore(ServerStore):
             found.update(item for item in items if item is not None)
         return list(found.items())
 
-    def _load(self, limit: NamedLimit, items: Iterable[tuple[str, State]]) -> Plan[None]:
+    def plan_load(self, limit: NamedLimit, items: Iterable[tuple[str, State]]) -> Any:
         given_us = self.given_us()
-        yield from self._register(self._unregistered([Claim(limit, "", 0)]), given_us)
+        return self._first_use([Claim(limit, "", 0)], given_us, lambda: self._load_registered(limit, items, given_us))
+
+    def _load_registered(self, limit: NamedLimit, items: Iterable[tuple[str, State]], given_us: int | None) -> Plan[None]:
         requests = [script_request.LoadRequest(self.names, limit, key, state, given_us) for key, state in items]
         for at in range(0, len(requests), BATCH):
             yield from self.route.execute_all(requests[at : at + BATCH])
 
-    # Sync ------------------------------------------------------------------------------------------------------
+    # Limits ----------------------------------------------------------------------------------------------------
 
     def register(self, limit: NamedLimit) -> None:
         """Notes a limit. It is registered in Redis at its first use: the server may be away now."""
@@ -207,122 +229,30 @@ class RedisStore(ServerStore):
         raise_first([call])
         return call.reply
 
-    def decide_one(self, named: NamedLimit, key: str, cost: int, max_wait_us: int, commit: bool) -> Decision:
+    # Calls -----------------------------------------------------------------------------------------------------
+
+    def hit_request(self, named: NamedLimit, key: str, cost: int) -> Request[Decision] | None:
         found = self.names.registered.get(id(named))
-        if max_wait_us or not commit or found is None:
-            return self.decide([Claim(named, key, cost)], max_wait_us, commit=commit)
-        request = encode_hit(found[1], key, cost, None if self._given_clock is None else self.given_us())
-        return self._seen(self._call(request, self._now_us() + self.timeout_us))
-
-    def decide(
-        self, claims: Claims, max_wait_us: int | None = 0, *, commit: bool = True, remember: bool = False, not_before_us: int = 0
-    ) -> Decision:
-        claims = checked(claims)
-        options = DecideOptions(bounded_wait_us(max_wait_us), commit, self.given_us(), not_before_us, remember)
-        deadline = self._now_us() + self.timeout_us
-        if self._needs_plan(claims):
-            return self._seen(self.pool.run(self._decide(claims, options), deadline))
-        request = encode_decide(self.names, claims, options)
-        return self._seen((self._call_to_end if options.max_wait_us and commit else self._call)(request, deadline))
-
-    def _needs_plan(self, claims: Claims) -> bool:
-        registered = self.names.registered
-        for claim in claims:
-            if id(claim.named) not in registered and registered_entry(self.names, claim.named) is None:
-                return True
-        return self._spans_slots(claims)
-
-    def decide_many(self, asks: Sequence[Claims], max_wait_us: int | None = 0) -> list[Decision]:
-        return self._run(self._decide_many(asks, max_wait_us))
-
-    def give_back(self, claims: Claims, charged_at: int = -1, source: str = STORE) -> bool:
-        return self._run(self._give_back(list(claims), charged_at))
-
-    def rebook(self, bookings: Sequence[Booking]) -> list[Decision | None]:
-        return self._run(self._rebook(bookings))
-
-    def reset(self, claims: Claims) -> None:
-        self._run(self._reset(claims))
+        if found is None:
+            return None
+        return encode_hit(found[1], key, cost, None if self._given_clock is None else self.given_us())
 
     def forget(self, claims: Claims) -> None:
         keys = dict.fromkeys(self.names.key(claim.named, claim.key) for claim in claims)
-        self._run(self.route.query([RoutedCommand(["UNLINK", key], key) for key in keys]))
+        self.run_plan(self.route.query([RoutedCommand(["UNLINK", key], key) for key in keys]))
 
     def items(self, limit: NamedLimit) -> list[tuple[str, State]]:
-        return self._run(self._items(limit), long=True)
+        return self.run_plan(self._items(limit), long=True)
 
     def rate_items(self, limit: NamedLimit) -> list[tuple[str, State]]:
-        return self._run(self._items(limit, own=True), long=True)
-
-    def load(self, limit: NamedLimit, items: Iterable[tuple[str, State]]) -> None:
-        self._run(self._load(limit, items), long=True)
+        return self.run_plan(self._items(limit, own=True), long=True)
 
     def open_hash(self, name: str) -> RedisStoreHash | None:
         return None if self._passthrough else RedisStoreHash(self, name)  # a client may serve async callers only
 
     def run_script(self, source: bytes, keys: Sequence[bytes], args: Sequence[bytes]) -> Reply:
         """The reply of a Lua script that is none of this store's own, on keys of one slot."""
-        return self._run(self._script(source, keys, args))
-
-    # Async -----------------------------------------------------------------------------------------------------
-
-    async def _aregister(self, claims: Iterable[Claim], given_us: int | None = None) -> float:
-        """Registers limits before their first use, once for all tasks that use them then. Returns the seconds that it took."""
-        limits = self._unregistered(claims)
-        if not limits:
-            return 0.0
-        given_us = self.given_us() if given_us is None else given_us
-        return await self.batchers.current().run_once(tuple(limits), lambda: self._register(limits, given_us))
-
-    async def adecide_one(self, named: NamedLimit, key: str, cost: int, max_wait_us: int, commit: bool) -> Decision:
-        found = self.names.registered.get(id(named))
-        if max_wait_us or not commit or found is None:
-            return await self.adecide([Claim(named, key, cost)], max_wait_us, commit=commit)
-        request = encode_hit(found[1], key, cost, None if self._given_clock is None else self.given_us())
-        await self.batchers.current().submit(request)
-        return self._seen(request.answer)
-
-    async def adecide(
-        self, claims: Claims, max_wait_us: int | None = 0, *, commit: bool = True, remember: bool = False, not_before_us: int = 0
-    ) -> Decision:
-        claims = checked(claims)
-        options = DecideOptions(bounded_wait_us(max_wait_us), commit, self.given_us(), not_before_us, remember)
-        batcher, used = self.batchers.current(), 0.0
-        if self._needs_plan(claims):
-            used = await self._aregister(claims, options.now_us)
-            if self._spans_slots(claims):
-                return self._seen(await batcher.connections.run(self._decide(claims, options), batcher.deadline() - used))
-        request = encode_decide(self.names, claims, options)
-        if options.max_wait_us and commit:
-            await batcher.submit_to_end(request, used)
-        else:
-            await batcher.submit(request, used)
-        return self._seen(request.answer)
-
-    async def adecide_many(self, asks: Sequence[Claims], max_wait_us: int | None = 0) -> list[Decision]:
-        used = await self._aregister(claim for claims in asks for claim in claims)
-        return await self._arun(self._decide_many(asks, max_wait_us), used)
-
-    async def agive_back(self, claims: Claims, charged_at: int = -1, source: str = STORE) -> bool:
-        if not claims or self._needs_plan(claims):
-            used = await self._aregister(claims)
-            return await self._arun(self._give_back(list(claims), charged_at), used)
-        request = script_request.GiveBackRequest(self.names, claims, charged_at, self.given_us())
-        await self.batchers.current().submit(request)  # in a batch: later decisions come after it, whatever happens
-        return request.answer
-
-    async def arebook(self, bookings: Sequence[Booking]) -> list[Decision | None]:
-        if self._needs_plan([claim for booking in bookings for claim in booking.claims]):
-            return await self._arun(self._rebook(bookings))
-        request = script_request.RebookRequest(self.names, bookings, self.given_us())
-        await self.batchers.current().submit(request)
-        return request.answer
+        return self.run_plan(self._script(source, keys, args))
 
     async def arun_script(self, source: bytes, keys: Sequence[bytes], args: Sequence[bytes]) -> Reply:
-        return await self._arun(self._script(source, keys, args))
-
-    async def areset(self, claims: Claims) -> None:
-        await self._arun(self._reset(claims))
-
-    async def aload(self, limit: NamedLimit, items: Iterable[tuple[str, State]]) -> None:
-        await self._arun(self._load(limit, items))
+        return await self.arun_plan(self._script(source, keys, args))

@@ -14,10 +14,10 @@ from typing import Any
 
 from ...algorithms.claim import Claim, NamedLimit
 from ...clock import SYSTEM, Clock
-from ...decision import STORE, Decision
+from ...decision import Decision
 from ...errors import StoreError, StoreTimeout, StoreUnavailable
 from ...rate import Duration
-from ..contract import Booking, Claims, KeyState, bounded_wait_us, checked
+from ..contract import Booking, Claims, KeyState, Requests, bounded_wait_us, checked
 from ..redis.address import SERVICE, Address, Endpoint, read_url
 from ..redis.command_routing import MAX_REQUESTS, Route, RoutedCommand
 from ..redis.request import Request, T
@@ -186,7 +186,7 @@ class RemoteStore(ServerStore):
         body = self._head_now() + encode_json(arguments)
         return StoreRequest(operation, body, lambda reply: decode(json.loads(reply)))
 
-    def _hit(self, named: NamedLimit, key: str, cost: int) -> StoreRequest[Decision]:
+    def hit_request(self, named: NamedLimit, key: str, cost: int) -> StoreRequest[Decision]:
         known = self._limits.get(id(named))
         if known is None:
             if len(self._limits) >= MAX_CACHED:
@@ -195,14 +195,11 @@ class RemoteStore(ServerStore):
         body = messages.encode_hit(self._head_now(), known[1], key, cost)
         return StoreRequest(b"HIT", body, partial(messages.decode_hit_reply, named=named))
 
-    def _decide_request(
-        self, claims: Claims, max_wait_us: int | None, commit: bool, not_before_us: int
-    ) -> StoreRequest[Decision]:
-        asked = checked(claims)
-        arguments = ([claims_json(asked)], bounded_wait_us(max_wait_us), not_before_us, commit)
-        return self._request(b"DECIDE", arguments, lambda found: decided(asked, *found[0]))
+    def plan_decide(self, claims: Claims, max_wait_us: int | None, commit: bool, remember: bool, not_before_us: int) -> Any:
+        arguments = ([claims_json(claims)], bounded_wait_us(max_wait_us), not_before_us, commit)
+        return self._request(b"DECIDE", arguments, lambda found: decided(claims, *found[0]))
 
-    def _decide_many(self, asks: Sequence[Claims], max_wait_us: int | None) -> Plan[list[Decision]]:
+    def plan_decide_many(self, asks: Requests, max_wait_us: int | None) -> Plan[list[Decision]]:
         """One command, at one time; what is larger than MAX_REQUEST is split into several in one write."""
         asked, wait_us = [checked(claims) for claims in asks], bounded_wait_us(max_wait_us)
         requests = []
@@ -212,20 +209,20 @@ class RemoteStore(ServerStore):
         yield from self.route.execute_all(requests)
         return [decision for request in requests for decision in request.answer]
 
-    def _give_back_request(self, claims: Sequence[Claim], charged_at: int, source: str) -> StoreRequest[bool]:
+    def plan_give_back(self, claims: Sequence[Claim], charged_at: int, source: str) -> Any:
         asked = list(claims)
         return self._request(b"GIVE_BACK", (messages.charged_json(asked), charged_at, source), lambda found: given(asked, *found))
 
-    def _rebook_request(self, bookings: Sequence[Booking]) -> StoreRequest[list[Decision | None]]:
+    def plan_rebook(self, bookings: Sequence[Booking]) -> Any:
         some = list(bookings)
         return self._request(b"REBOOK", messages.bookings_json(some), lambda found: list(map(rebooked, some, found)))
 
-    def _keys(self, operation: bytes, claims: Claims) -> Plan[None]:
+    def plan_reset(self, claims: Claims, operation: bytes = b"RESET") -> Plan[None]:
         parts = in_parts(list(claims), lambda claim: len(claim.key) + 200)
         requests = [self._request(operation, claims_json(some), lambda _: None) for some in parts]
         yield from self._answers(requests)
 
-    def _load(self, limit: NamedLimit, items: Iterable[KeyState]) -> Plan[None]:
+    def plan_load(self, limit: NamedLimit, items: Iterable[KeyState]) -> Plan[None]:
         pairs = list(items)
         for key, _ in pairs:
             if type(key) is not str:
@@ -251,13 +248,6 @@ class RemoteStore(ServerStore):
         yield from self.route.execute_all(requests)
         return [request.answer for request in requests]
 
-    def _answer(self, request: StoreRequest[T]) -> T:
-        return self._call(request, self._now_us() + self.timeout_us)
-
-    async def _aanswer(self, request: StoreRequest[T]) -> T:
-        await self.batchers.current().submit(request)
-        return request.answer
-
     def server_us(self) -> Plan[int]:
         return (yield from self._answers([self._request(b"TIME", None, int)]))[0]
 
@@ -267,10 +257,10 @@ class RemoteStore(ServerStore):
         self._map_id, self._head = map_id, Head(map_id, None).encode()
 
     def exchange_map(self, message: dict[str, Any]) -> dict[str, Any]:
-        return self._answer(self._request(b"MAP", message, dict))
+        return self.run_plan(self._request(b"MAP", message, dict))
 
     async def aexchange_map(self, message: dict[str, Any]) -> dict[str, Any]:
-        return await self._aanswer(self._request(b"MAP", message, dict))
+        return await self.arun_plan(self._request(b"MAP", message, dict))
 
     @property
     def location(self) -> str:
@@ -291,79 +281,24 @@ class RemoteStore(ServerStore):
         request = self._request(b"HASH", arguments, lambda found: dict(found or ()))
         return self._call(request, self._now_us() + max(self.timeout_us, HASH_BUDGET_US))
 
-    # Sync ------------------------------------------------------------------------------------------------------
+    # Limits and keys -------------------------------------------------------------------------------------------
 
     def register(self, limit: NamedLimit) -> None:
         """A service registers a limit at its first use; with a given clock, as old as the limiter."""
         if self._given_clock is not None:
-            self._answer(self._request(b"REGISTER", limit_json(limit), lambda _: None))
+            self.run_plan(self._request(b"REGISTER", limit_json(limit), lambda _: None))
 
     def unregister(self, limit: NamedLimit) -> None:
         self._limits.pop(id(limit), None)
 
-    def decide_one(self, named: NamedLimit, key: str, cost: int, max_wait_us: int, commit: bool) -> Decision:
-        if max_wait_us or not commit:
-            return self.decide([Claim(named, key, cost)], max_wait_us, commit=commit)
-        return self._seen(self._answer(self._hit(named, key, cost)))
-
-    def decide(
-        self, claims: Claims, max_wait_us: int | None = 0, *, commit: bool = True, remember: bool = False, not_before_us: int = 0
-    ) -> Decision:
-        request, deadline = self._decide_request(claims, max_wait_us, commit, not_before_us), self._now_us() + self.timeout_us
-        return self._seen((self._call_to_end if max_wait_us != 0 and commit else self._call)(request, deadline))
-
-    def decide_many(self, asks: Sequence[Claims], max_wait_us: int | None = 0) -> list[Decision]:
-        return self._run(self._decide_many(asks, max_wait_us))
-
-    def give_back(self, claims: Claims, charged_at: int = -1, source: str = STORE) -> bool:
-        return self._answer(self._give_back_request(claims, charged_at, source))
-
-    def rebook(self, bookings: Sequence[Booking]) -> list[Decision | None]:
-        return self._answer(self._rebook_request(bookings))
-
-    def reset(self, claims: Claims) -> None:
-        self._run(self._keys(b"RESET", claims))
-
     def forget(self, claims: Claims) -> None:
-        self._run(self._keys(b"FORGET", claims), long=True)
+        self.run_plan(self.plan_reset(claims, b"FORGET"), long=True)
 
     def items(self, limit: NamedLimit) -> list[KeyState]:
-        return self._run(self._items(limit, False), long=True)
+        return self.run_plan(self._items(limit, False), long=True)
 
     def rate_items(self, limit: NamedLimit) -> list[KeyState]:
-        return self._run(self._items(limit, True), long=True)
-
-    def load(self, limit: NamedLimit, items: Iterable[KeyState]) -> None:
-        self._run(self._load(limit, items), long=True)
-
-    # Async -----------------------------------------------------------------------------------------------------
-
-    async def adecide_one(self, named: NamedLimit, key: str, cost: int, max_wait_us: int, commit: bool) -> Decision:
-        if max_wait_us or not commit:
-            return await self.adecide([Claim(named, key, cost)], max_wait_us, commit=commit)
-        return self._seen(await self._aanswer(self._hit(named, key, cost)))
-
-    async def adecide(
-        self, claims: Claims, max_wait_us: int | None = 0, *, commit: bool = True, remember: bool = False, not_before_us: int = 0
-    ) -> Decision:
-        request, batcher = self._decide_request(claims, max_wait_us, commit, not_before_us), self.batchers.current()
-        await (batcher.submit_to_end(request) if max_wait_us != 0 and commit else batcher.submit(request))
-        return self._seen(request.answer)
-
-    async def adecide_many(self, asks: Sequence[Claims], max_wait_us: int | None = 0) -> list[Decision]:
-        return await self._arun(self._decide_many(asks, max_wait_us))
-
-    async def agive_back(self, claims: Claims, charged_at: int = -1, source: str = STORE) -> bool:
-        return await self._aanswer(self._give_back_request(claims, charged_at, source))
-
-    async def arebook(self, bookings: Sequence[Booking]) -> list[Decision | None]:
-        return await self._aanswer(self._rebook_request(bookings))
-
-    async def areset(self, claims: Claims) -> None:
-        await self._arun(self._keys(b"RESET", claims))
-
-    async def aload(self, limit: NamedLimit, items: Iterable[KeyState]) -> None:
-        await self._arun(self._load(limit, items))
+        return self.run_plan(self._items(limit, True), long=True)
 
 
 # Replies -------------------------------------------------------------------------------------------------------------

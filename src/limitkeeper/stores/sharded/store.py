@@ -31,11 +31,11 @@ from ...clock import SYSTEM, Clock
 from ...decision import Decision
 from ...errors import ConfigurationError, StoreError, StoreTimeout, StoreUnavailable
 from ...rate import Duration, duration_us
-from ..contract import KeyState, Store, checked, only_claims
+from ..contract import KeyState, Requests, Store, checked, only_claims
 from ..leased import LeasedStore
 from ..sans_io import Call, Left, Plan, Recorded, aperform_call, arun, left_of, perform_call, run
 from ..store_hash import StoreHash
-from ..wrapper_store import Requests, WrapperStore
+from ..wrapper_store import WrapperStore
 from .membership import Listener, Membership, named_shards
 from .router import Router, Shard
 from .service_node_membership import FencedMembership
