@@ -17,8 +17,9 @@ Rejected: writing each protocol twice, once with `await`; a plan costs about 0.4
 from __future__ import annotations
 
 import asyncio
+import math
 import threading
-from collections.abc import Awaitable, Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol, TypeVar
@@ -76,9 +77,10 @@ class Pending:
 
     RECHECK_S = 0.1
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Clock = SYSTEM) -> None:
         self.value: Any = None
         self.done = False
+        self._clock = clock
         self._wakers: list[Callable[[], object]] = []
 
     def finish(self, value: object) -> None:
@@ -86,32 +88,37 @@ class Pending:
         self.done = True
         self.wake()
 
-    def wake(self) -> None:
-        """Wakes the waiters, once `done` is set."""
+    def wake(self) -> bool:
+        """Wakes the waiters, once `done` is set; False: one can't be woken any more."""
+        all_woken = True
         while self._wakers:
-            with suppress(IndexError, RuntimeError):  # another thread was quicker; the loop of a waiter is closed
+            try:
                 self._wakers.pop()()
+            except IndexError:  # another thread was quicker
+                pass
+            except RuntimeError:  # its event loop is closed
+                all_woken = False
+        return all_woken
 
     def result(self, timeout: float | None = None) -> Any:
         woken = WakeEvent()
-        self._wakers.append(woken.set)
-        end = None if timeout is None else SYSTEM.now_us() + timeout * 1e6
-        while not self.done:
-            left = self.RECHECK_S if end is None else min(self.RECHECK_S, (end - SYSTEM.now_us()) / 1e6)
-            if left <= 0:
-                return out_of_time()
-            woken.wait(left)
-        return self.value
+        for seconds in self._waits(timeout, woken.set):
+            self._clock.sleep(seconds, woken)
+        return self.value if self.done else out_of_time()
 
     async def aresult(self, timeout: float | None = None) -> Any:
         loop, woken = asyncio.get_running_loop(), asyncio.Event()
-        self._wakers.append(lambda: loop.call_soon_threadsafe(woken.set))
-        with suppress(TimeoutError):
-            async with asyncio.timeout(timeout):
-                while not self.done:
-                    with suppress(TimeoutError):
-                        await asyncio.wait_for(woken.wait(), self.RECHECK_S)
+        for seconds in self._waits(timeout, lambda: loop.call_soon_threadsafe(woken.set)):
+            await self._clock.asleep(seconds, woken)
         return self.value if self.done else out_of_time()
+
+    def _waits(self, timeout: float | None, waker: Callable[[], object]) -> Iterator[float]:
+        """How long a waiter waits before it looks again, until the value is there or the time is over."""
+        self._wakers.append(waker)
+        left = math.inf if timeout is None else timeout
+        while not self.done and left > 0:
+            yield min(self.RECHECK_S, left)
+            left -= self.RECHECK_S
 
     wait, await_ = result, aresult
 

@@ -21,7 +21,7 @@ from ...clock import SYSTEM
 from ...decision import Decision
 from ...errors import StoreTimeout, StoreUnavailable
 from ..contract import Requests, Store
-from ..sans_io import UNBOUNDED, Call, Plan, aperform_call, arun, perform_call, run
+from ..sans_io import UNBOUNDED, Call, Pending, Plan, aperform_call, arun, perform_call, run
 from ..wrapper_store import WrapperStore, copy_states
 
 T = TypeVar("T")
@@ -43,22 +43,14 @@ def start_daemon(target: Callable[[], object], name: str) -> threading.Thread:
     return thread
 
 
-class PooledCall:
-    """One call: in progress, done, or abandoned; the first of the last two stays."""
+class PooledCall(Pending):
+    """One call: in progress, done, or abandoned; the first of the last two stays. An error of the call is its `error`."""
 
-    __slots__ = ("abandoned", "answer", "begun", "call", "done", "error", "wake")
-
-    def __init__(self, call: Call, wake: Callable[[], object]) -> None:
+    def __init__(self, call: Call) -> None:
+        super().__init__()
         self.call = call
-        self.wake = wake
-        self.begun = self.done = self.abandoned = False
-        self.answer: Any = None
+        self.begun = self.abandoned = False
         self.error: BaseException | None = None
-
-    def result(self) -> Any:
-        if self.error is not None:
-            raise self.error
-        return self.answer
 
 
 class DeadlinePool:
@@ -85,37 +77,20 @@ class DeadlinePool:
         """Abandoned calls that are still in progress."""
         return self.hanging + len(self.tasks)
 
-    def run(self, call: Call, budget_us: int, probe: bool) -> Any:
+    def plan(self, call: Call, budget_us: int, probe: bool) -> Plan[Any]:
         """The answer of a call made by a thread; StoreTimeout when it takes longer than the budget."""
-        latch, deadline_us = threading.Lock(), SYSTEM.now_us() + budget_us
-        latch.acquire()
-        pooled = PooledCall(call, latch.release)
+        deadline_us, pooled = SYSTEM.now_us() + budget_us, PooledCall(call)
         self._submit(pooled, probe)
         try:  # starting a thread is in the budget too
-            in_time = latch.acquire(timeout=max(0, deadline_us - SYSTEM.now_us()) / 1e6)
+            yield Call(pooled, "result", (max(0, deadline_us - SYSTEM.now_us()) / 1e6,))
         except BaseException:
             self._abandon(pooled)
             raise
-        if not in_time and self._abandon(pooled):
+        if not pooled.done and self._abandon(pooled):
             raise timed_out(budget_us)
-        return pooled.result()
-
-    async def run_async(self, call: Call, budget_us: int, probe: bool) -> Any:
-        """The same, awaited: for a store whose async methods block."""
-        loop = asyncio.get_running_loop()
-        over = asyncio.Event()
-        pooled = PooledCall(call, lambda: loop.call_soon_threadsafe(over.set))
-        self._submit(pooled, probe)
-        try:
-            async with asyncio.timeout(budget_us / 1e6):
-                await over.wait()
-        except TimeoutError:
-            if self._abandon(pooled):
-                raise timed_out(budget_us) from None
-        except BaseException:
-            self._abandon(pooled)
-            raise
-        return pooled.result()
+        if pooled.error is not None:
+            raise pooled.error
+        return pooled.value
 
     def _submit(self, pooled: PooledCall, probe: bool) -> None:
         most = self.max_calls * (1 + probe)
@@ -181,26 +156,22 @@ class DeadlinePool:
 
     def _perform(self, pooled: PooledCall) -> None:
         try:
-            pooled.answer = perform_call(pooled.call)
+            pooled.value = perform_call(pooled.call)
         except BaseException as error:
             pooled.error = error
         with self.lock:
             pooled.done = True
             self.hanging -= pooled.abandoned
-        try:
-            if not pooled.abandoned:
-                pooled.wake()
-                return
-        except RuntimeError:  # the caller's event loop is closed
-            pass
+        if not pooled.abandoned and pooled.wake():
+            return
         if pooled.error is None:
             try:
-                run(give_back_late(pooled.call, pooled.answer))
+                run(give_back_late(pooled.call, pooled.value))
             except Exception:
                 self.lost += 1
 
     async def arun(self, call: Call, budget_us: int, probe: bool) -> Any:
-        """The same for a coroutine: it runs as a task, which goes on by itself when the deadline has passed."""
+        """As `plan`, for a coroutine: it runs as a task, which goes on by itself when the deadline has passed."""
         if self.abandoned >= self.max_calls * (1 + probe):
             raise all_hang(self.abandoned)
         abandoned = asyncio.Event()
@@ -270,12 +241,14 @@ class DeadlineStore(WrapperStore):
     def _perform(self, call: Call, probe: bool = False) -> Any:
         if call.method in UNBOUNDED:
             return perform_call(call)
-        return self.pool.run(call, self.budget_us, probe)
+        return run(self.pool.plan(call, self.budget_us, probe))
 
     async def _aperform(self, call: Call, probe: bool = False) -> Any:
         if call.method in UNBOUNDED:
             return await aperform_call(call)
-        return await (self.pool.arun if self.awaits else self.pool.run_async)(call, self.budget_us, probe)
+        if self.awaits:
+            return await self.pool.arun(call, self.budget_us, probe)
+        return await arun(self.pool.plan(call, self.budget_us, probe))
 
     def now_us(self) -> int:
         return self._perform(Call(self.inner, "now_us"))  # type: ignore[no-any-return]

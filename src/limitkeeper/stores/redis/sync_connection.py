@@ -26,7 +26,7 @@ from ...clock import Clock
 from ...errors import StoreError
 from ...fork import reset_after_fork
 from .. import sans_io
-from ..sans_io import Call, Plan, T
+from ..sans_io import Call, Plan, T, WakeEvent
 from .address import Endpoint, Login
 from .resolver import RESOLVER
 from .resp import (
@@ -263,24 +263,10 @@ class SyncConnection:
             self.close()
 
 
-class WaitingCaller(threading.Event):
-    """A caller that wants a connection: set when it has been given one. When a signal handler raises in the middle of `set`, an
-    Event may stay locked for ever; a bare lock does not."""
+class WaitingCaller(WakeEvent):
+    """A caller that wants a connection: set when it has been given one."""
 
-    def __init__(self) -> None:
-        self.connection: SyncConnection | None = None
-        self._unset = threading.Lock()
-        self._unset.acquire()
-
-    def set(self) -> None:
-        if self._unset.locked():
-            self._unset.release()
-
-    def wait(self, timeout: float | None = None) -> bool:
-        return self._unset.acquire(timeout=-1 if timeout is None else timeout)
-
-    def is_set(self) -> bool:
-        return not self._unset.locked()
+    connection: SyncConnection | None = None
 
 
 class ServerConnections(list[SyncConnection]):

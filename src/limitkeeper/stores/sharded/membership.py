@@ -11,7 +11,6 @@ are those of the old home's clock: shards whose clocks differ by d may grant rat
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 import logging
 import threading
@@ -24,7 +23,7 @@ from ...clock import Clock
 from ...errors import ConfigurationError, StoreError, StoreTimeout, StoreUnavailable
 from ..contract import KeyState, Store
 from ..leased import LeasedStore
-from ..sans_io import Plan, WakeEvent
+from ..sans_io import Pending, Plan
 from .hot_key_detector import HotKeys
 from .router import Router, Shard
 from .slots import Members, homes, slot_of
@@ -44,40 +43,6 @@ class Progress(NamedTuple):
 
 
 Listener = Callable[[Progress], object]
-
-
-class KeyGate:
-    """What callers of a key that is being moved wait at, sync and async."""
-
-    def __init__(self, shard: str, clock: Clock) -> None:
-        self.shard = shard
-        self._clock = clock
-        self._opened = WakeEvent()
-        self._lock = threading.Lock()
-        self._tasks: list[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = []
-
-    def open(self) -> None:
-        with self._lock:
-            self._opened.set()
-            tasks, self._tasks = self._tasks, []
-        for loop, event in tasks:
-            try:
-                loop.call_soon_threadsafe(event.set)
-            except RuntimeError:  # the loop is closed
-                pass
-
-    def wait_open(self, seconds: float) -> bool:
-        self._clock.sleep(seconds, self._opened)
-        return self._opened.is_set()
-
-    async def await_open(self, seconds: float) -> bool:
-        event = asyncio.Event()
-        with self._lock:
-            if self._opened.is_set():
-                return True
-            self._tasks.append((asyncio.get_running_loop(), event))
-        await self._clock.asleep(seconds, event)
-        return event.is_set()
 
 
 def drain(callers: Callable[[], int], seconds: float, clock: Clock) -> None:
@@ -302,7 +267,7 @@ class Membership:
     def _hand_over(self, copy: Copy, report: Callable[[int], None]) -> None:
         """One shard hands slots over: close the gate, wait for callers, copy, point, open, reset."""
         source, targets = copy.source, copy.targets
-        gate = KeyGate(source.name, self.clock)
+        gate = Pending(self.clock)  # what callers of these keys wait for
         copied = False
         try:
             self._close_gate(dict.fromkeys(targets, Shard(-1, source.name, 1.0, None, gate=gate)))
@@ -313,7 +278,7 @@ class Membership:
             copied = True
         finally:
             self._point(targets if copied else dict.fromkeys(targets, source))
-            gate.open()
+            gate.finish(None)
             copy.reset(new_homes=not copied)
 
     def _close_gate(self, gates: dict[int, Shard]) -> None:

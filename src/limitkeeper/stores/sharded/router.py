@@ -11,7 +11,6 @@ counter, and waits until the first is 0. Rejected: a lock around every decision 
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING
 
 try:
     import cython
@@ -25,11 +24,9 @@ from ...algorithms.claim import Claim, NamedLimit
 from ...decision import Decision
 from ...fork import reset_after_fork
 from ..contract import Store
+from ..sans_io import Pending
 from .hot_key_detector import HotKeys
 from .slots import slot_of
-
-if TYPE_CHECKING:
-    from .membership import KeyGate
 
 
 @cython.cclass
@@ -49,7 +46,7 @@ class Shard:
         weight: float,
         store: Store | None,
         hot_keys: HotKeys | None = None,
-        gate: KeyGate | None = None,
+        gate: Pending | None = None,
     ) -> None:
         self.number = number
         self.name = name

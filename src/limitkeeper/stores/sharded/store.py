@@ -339,9 +339,9 @@ class ShardedStore(WrapperStore):
             yield from self.membership.plan_recovery(shard, error, attempt)
             return
         pause_s = self.membership.pause_us / 1e6
-        if not (yield Call(shard.gate, "wait_open", (pause_s,))):
+        if (yield Call(shard.gate, "result", (pause_s,))) is not None:
             raise StoreTimeout(
-                f"shard {shard.gate.shard!r} is handing keys over, and this key had not arrived after {pause_s:g} s; "
+                f"shard {shard.name!r} is handing keys over, and this key had not arrived after {pause_s:g} s; "
                 "try again, or give ShardedStore a longer pause="
             )
 
