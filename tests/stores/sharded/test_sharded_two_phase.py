@@ -91,21 +91,31 @@ def test_shards_may_have_clocks_of_their_own(keys, sharded):
 
 
 def test_a_caller_in_between_moves_the_common_start(make, sharded, shards, keys):
-    """When another caller takes the start between peeking and charging, all move to the next one together."""
-    limits = {"user": "1/s", "tenant": LeakyBucketQueue("1 per 10s")}
+    """When another caller takes the common start before a shard is charged at it, all move to the next one together."""
+    limits = {"user": LeakyBucketQueue("1 per 4s"), "tenant": LeakyBucketQueue("1 per 10s")}
     limiter, other = make(limits, store=sharded), Limiter(limits, store=sharded)
     limiter.hit(keys)
     came = []
 
     def meanwhile(method):
         if method == "decide at" and not came:
-            came.append(other.reserve({"user": None, "tenant": keys["tenant"]}).wait)
+            came.append(0.0)
+            came.extend(other.reserve({"user": keys["user"], "tenant": None}).wait for _ in range(3))
 
     shards["left"].meanwhile = meanwhile
-    assert limiter.reserve(keys).wait == 20.0
-    assert came == [10.0]
+    assert limiter.reserve(keys).wait == 16.0
+    assert came == [0.0, 4.0, 8.0, 12.0]
     shards["left"].meanwhile = None
-    assert limiter.reserve(keys).wait == 30.0
+    assert limiter.reserve(keys).wait == 26.0
+
+
+def test_calls_that_take_longer_than_the_wait_find_a_common_start(make, sharded, shards, keys, clock):
+    """A start that is over by the time a shard is asked for it is now: shards whose calls take long don't chase one another."""
+    limiter = make({"user": "1000/s burst 2", "tenant": LeakyBucketQueue("1 per 25ms")}, store=sharded)
+    limiter.hit(keys)
+    for shard in shards.values():
+        shard.meanwhile = lambda method: clock.advance(0.01)
+    assert limiter.reserve(keys, max_wait=1)
 
 
 @pytest.mark.parametrize("error", [True, "slow"])

@@ -5,32 +5,25 @@ first node that answers, and again when a node is unreachable. MOVED, ASK and CL
 is sent again to the right node, within its budget. TRYAGAIN says that the slot moves and that some of the call's keys are not on
 this node, or are new; a call with one key never gets this error. Its requests are then sent again one by one, and a request of
 several keys is split by key, as a decision over several slots is.
-No script may touch two slots, so a decision over, say, a user and a tenant has two steps where one limit refuses:
-
-1. Every slot charges its own claims (one write per node). All of them allow it now: done, in one round trip.
-2. One refuses: those that were charged give it back and report what is there. Starts differ: those with an earlier one give back
-   and decide again, in one script call, not before the latest start of all; this is repeated until all have the same.
+No script may touch two slots, so a decision over, say, a user and a tenant has two phases (stores/two_phase_decision.py); one
+script call gives back and decides again.
 
 Where keys have several rates under one name, a peek comes first and finds a refusal, or the common start, without a charge:
 giving back is exact only for the caller's own rate.
-
-Between the two steps others may see the charge and be refused because of it, never admitted. A caller that dies in between
-leaves at most the costs of this one decision charged, in the slots that had allowed it: too strict, never too lax. Times are
-compared as waits, since every node has its own clock.
 """
 
 from __future__ import annotations
 
 from binascii import crc_hqx
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
 from random import Random
 
 from ...algorithms.claim import Claim
 from ...clock import SYSTEM, Clock
-from ...decision import Decision, Decisions
+from ...decision import Decision
 from ...errors import StoreError, StoreUnavailable
 from ..sans_io import Plan
+from ..two_phase_decision import Group, TwoPhaseDecision, group_claims
 from .address import Address, Endpoint
 from .command_routing import AGAIN, DONE, LATER, MAX_REQUESTS, Route, RoutedCommand, ScriptCall
 from .key_names import KeyNames
@@ -48,8 +41,6 @@ from .script_request import (
 )
 
 SLOTS = 16384
-#: How often a common start is looked for while other callers take theirs.
-ROUNDS = 12
 
 
 def slot_of(key: bytes) -> int:
@@ -177,105 +168,44 @@ class Cluster(Route):
             self._nodes.append(endpoint)
 
 
-@dataclass(slots=True)
-class SlotGroup:
-    """The claims of one slot, with their positions in the whole decision, and their latest decision."""
-
-    claims: list[Claim]
-    positions: list[int]
-    decision: Decision = field(init=False)
-    now_us: int | None = None  # the node's time when it was first asked
-    charged: bool = False
-
-    def wait_us(self, decision: Decision) -> int:
-        """The wait of a decision, counted from when the group was first asked."""
-        return decision.start_us - (self.now_us or 0)
-
-
-def groups_of(names: KeyNames, claims: Claims, by_key: bool = False) -> list[SlotGroup]:
+def groups_of(names: KeyNames, claims: Claims, by_key: bool = False) -> list[Group]:
     """Claims by slot (or by key), in order."""
-    found: dict[object, list[int]] = {}
-    for at, claim in enumerate(claims):
+
+    def place_of(claim: Claim) -> bytes | int:
         key = names.key(claim.named, claim.key)
-        found.setdefault(key if by_key else slot_of(key), []).append(at)
-    return [SlotGroup([claims[at] for at in positions], positions) for positions in found.values()]
+        return key if by_key else slot_of(key)
+
+    return group_claims(claims, place_of)
 
 
-class CrossSlotDecision:
-    """One decision over several slots (or `by_key`, over the keys of a slot that moves); `decide` is a plan."""
+class CrossSlotDecision(TwoPhaseDecision):
+    """One decision over several slots (or `by_key`, over the keys of a slot that moves)."""
 
     def __init__(self, route: Route, names: KeyNames, claims: Claims, options: DecideOptions, by_key: bool = False) -> None:
+        super().__init__(groups_of(names, claims, by_key), options.commit, options.not_before_us)
         self._route, self._names = route, names
         self._most = 1 if by_key else MAX_REQUESTS
         reserves = all(claim.named.limit.reserves for claim in claims)
         self._options = options if reserves else options._replace(max_wait_us=0)
-        self._groups = groups_of(names, claims, by_key)
-        self._several = any(entry_of(names, claim.named).without_fast_path for claim in claims)
+        self.peeks_first = any(entry_of(names, claim.named).without_fast_path for claim in claims)
 
-    def decide(self) -> Plan[Decision]:
-        groups, not_before_us = self._groups, [self._options.not_before_us] * len(self._groups)
-        if self._options.commit and self._several:
-            yield from self._update(groups, False, not_before_us, first=True)
-            if not all(group.decision.allowed for group in groups):
-                return self._joined(False)
-            latest = max(group.wait_us(group.decision) for group in groups)
-            not_before_us = [(group.now_us or 0) + latest for group in groups]
-        yield from self._update(groups, self._options.commit, not_before_us)
-        for _ in range(ROUNDS):
-            if not all(group.decision.allowed for group in groups):
-                yield from self._withdraw()
-                return self._joined(False)
-            waits = [group.wait_us(group.decision) for group in groups]
-            latest = max(waits)
-            early = [group for group, wait in zip(groups, waits, strict=True) if wait < latest]
-            if not early or not self._options.commit:
-                return self._joined(True)
-            yield from self._update(early, True, [(group.now_us or 0) + latest for group in early], undo=True)
-        yield from self._withdraw()
-        raise StoreUnavailable(f"no common start was found in {ROUNDS} rounds: too many callers use these keys; try again")
-
-    def _withdraw(self) -> Plan[None]:
-        """Gives back what was charged, and peeks at what is there then."""
-        charged = [group for group in self._groups if group.charged]
-        if charged:
-            yield from self._update(charged, False, [self._options.not_before_us] * len(charged), undo=True)
-
-    def _update(
-        self, groups: Sequence[SlotGroup], commit: bool, not_before_us: Sequence[int], undo: bool = False, first: bool = False
-    ) -> Plan[None]:
-        """Decides again for some groups (`undo`: after giving back). If one fails, the others give back what they charged.
-
-        Every charge remembers the states around it, so that it can be undone exactly."""
+    def ask(
+        self, groups: Sequence[Group], not_before_us: Sequence[int], commit: bool, undo: bool, first: bool
+    ) -> Plan[list[Decision | StoreError]]:
+        """Every charge remembers the states around it, so that it can be undone exactly."""
         options = self._options._replace(commit=commit, remember=commit, first=first)
         decides = [
             encode_decide(self._names, group.claims, options._replace(not_before_us=moment))
             for group, moment in zip(groups, not_before_us, strict=True)
         ]
-        backs = self._give_back(groups) if undo else []
+        backs = self._give_backs(groups) if undo else []
         requests = [one for pair in zip(backs, decides, strict=True) for one in pair] if undo else decides
         yield from self._route.execute(requests, self._most)
-        for group, request in zip(groups, decides, strict=True):
-            if request.error is None:
-                group.decision = request.answer
-                if group.now_us is None:
-                    group.now_us = group.decision.start_us - group.decision.wait_us
-            group.charged = request.error is None and commit and group.decision.allowed
-        failed = next((request.error for request in decides if request.error is not None), None)
-        if failed is not None:
-            charged = [group for group in self._groups if group.charged]
-            if charged:
-                yield from self._route.execute(self._give_back(charged), self._most)
-            raise failed
+        return [request.error or request.answer for request in decides]
 
-    def _give_back(self, groups: Sequence[SlotGroup]) -> list[GiveBackRequest]:
-        return [GiveBackRequest(self._names, group.claims, group.decision.start_us, self._options.now_us) for group in groups]
+    def give_back(self, groups: Iterable[Group]) -> Plan[None]:
+        yield from self._route.execute(self._give_backs(groups), self._most)
 
-    def _joined(self, allowed: bool) -> Decision:
-        parts: dict[int, Decision] = {}
-        for group in self._groups:
-            for position, part in zip(group.positions, group.decision.decisions, strict=True):
-                if allowed:
-                    fields = (part.limit, part.remaining, part.retry_us, part.reset_us, group.wait_us(part), part.start_us)
-                    part = Decision(True, *fields, part.name)
-                parts[position] = part
-        return Decisions.join([parts[position] for position in range(len(parts))])
+    def _give_backs(self, groups: Iterable[Group]) -> list[GiveBackRequest]:
+        charged = [(group.claims, group.decision.start_us) for group in groups if group.charged]
+        return [GiveBackRequest(self._names, claims, start_us, self._options.now_us) for claims, start_us in charged]

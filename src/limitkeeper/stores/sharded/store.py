@@ -35,11 +35,12 @@ from ..contract import KeyState, Requests, Store, checked, only_claims
 from ..leased import LeasedStore
 from ..sans_io import Call, Left, Plan, Recorded, aperform_call, arun, left_of, perform_call, run
 from ..store_hash import StoreHash
+from ..two_phase_decision import Group, group_claims
 from ..wrapper_store import WrapperStore
 from .membership import Listener, Membership, named_shards
 from .router import Router, Shard
 from .service_node_membership import FencedMembership
-from .two_phase_decision import ShardGroup, plan_decision, raise_failure
+from .two_phase_decision import CrossShardDecision, raise_failure
 
 T = TypeVar("T")
 #: `asyncio.to_thread`, or what runs blocking code like it.
@@ -381,10 +382,12 @@ class ShardedStore(WrapperStore):
     ) -> Plan[Decision]:
         shard = self.router.only_shard(asked)
         if shard is None:
-            joined, charges = yield from plan_decision(self._groups(asked), max_wait_us, commit, not_before_us)
-            for group, charge in charges:
-                self.router.copy_states([asked[position] for position in group.positions], group.claims)
-                self._remember_charge(joined, charge, group.claims)
+            groups = self._groups(asked)
+            joined = yield from CrossShardDecision(groups, max_wait_us, commit, not_before_us).decide()
+            for group in groups:
+                if group.charged:
+                    self.router.copy_states([asked[position] for position in group.positions], group.claims)
+                    self._remember_charge(joined, group.decision, group.claims)
             return joined
         home = self.router.lease_of_all(require_open(shard), asked)
         sent = self.router.copy_claims(asked, home)
@@ -430,14 +433,14 @@ class ShardedStore(WrapperStore):
             for claim in group.claims:
                 known = (charged_at, source, claim.limit.identity, claim.key)
                 charges.setdefault(self._charges.get(known, (charged_at, source)), []).append(claim)
-            calls += [Call(group.shard, "give_back", (some, *charge)) for charge, some in charges.items()]
+            calls += [Call(group.place, "give_back", (some, *charge)) for charge, some in charges.items()]
         answers = yield calls
         raise_failure(answers)
         return not asked or any(answers)
 
     def _plan_reset(self, asked: list[Claim]) -> Plan[None]:
         groups = self._groups(asked, leased=True)
-        raise_failure((yield [Call(group.shard, "reset", (group.claims,)) for group in groups]))
+        raise_failure((yield [Call(group.place, "reset", (group.claims,)) for group in groups]))
 
     def _plan_load(self, limit: NamedLimit, pairs: list[KeyState]) -> Plan[None]:
         by_home: dict[Shard, list[KeyState]] = {}
@@ -446,14 +449,18 @@ class ShardedStore(WrapperStore):
         limit_at = self.router.limit_at
         raise_failure((yield [Call(shard, "load", (limit_at(limit, shard), some)) for shard, some in by_home.items()]))
 
-    def _groups(self, asked: list[Claim], leased: bool = False) -> list[ShardGroup]:
-        """The claims by their shards, in the order in which these are first named; `leased`: hot ones through their leases."""
+    def _groups(self, asked: list[Claim], leased: bool = False) -> list[Group]:
+        """The claims by their shards, as these know them; `leased`: hot ones through their leases."""
         router: Router = self.router
-        positions: dict[Shard, list[int]] = {}
-        for i, claim in enumerate(asked):
+
+        def place_of(claim: Claim) -> Shard:
             shard = require_open(router.find(claim.key))
-            positions.setdefault(router.lease_of(shard, claim.key) if leased else shard, []).append(i)
-        return [ShardGroup(shard, router.copy_claims([asked[i] for i in some], shard), some) for shard, some in positions.items()]
+            return router.lease_of(shard, claim.key) if leased else shard
+
+        groups = group_claims(asked, place_of)
+        for group in groups:
+            group.claims = router.copy_claims(group.claims, group.place)
+        return groups
 
     def _remember_charge(self, joined: Decision, charge: Decision, claims: list[Claim]) -> None:
         """A charge with another start or source than the joined decision is given back with its own."""
