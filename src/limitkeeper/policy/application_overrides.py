@@ -28,7 +28,7 @@ from .identity.key_and_cache_bounds import MAX_KEY_LENGTH, remember
 from .model import BLOCKED, Limits
 
 if TYPE_CHECKING:
-    from ..stores.redis.hash_reader import RedisHash
+    from ..stores.redis import RedisStore
 
 log = logging.getLogger("limitkeeper")
 
@@ -127,7 +127,7 @@ class HashOverrides:
             raise ConfigurationError(f"refresh: {self.refresh_us} µs; write at least 10ms: the whole hash is read each time")
         if not self.hash:
             raise ConfigurationError("redis_hash: write the key of the hash, such as shop:limits")
-        _hash_of(self.url, self.hash)  # an invalid URL is an error now
+        _store_of(self.url)  # an invalid URL is an error now
 
     def begin(self) -> HashReader:
         """Starts reading, or shares the reader of the same hash."""
@@ -167,10 +167,15 @@ class HashOverrides:
         reader.stop()
 
 
-def _hash_of(url: str, name: str) -> RedisHash:
-    from ..stores.redis.hash_reader import RedisHash
+def _store_of(url: str) -> RedisStore:
+    """The store whose connections read a hash; `url` may have the options of wrappers."""
+    from ..stores.redis import RedisStore
+    from ..stores.redis.address import address_only
 
-    return RedisHash(url, name)
+    try:
+        return RedisStore(address_only(url), timeout=1)
+    except ModuleNotFoundError:
+        raise ConfigurationError("limits from a Redis hash need hiredis: pip install 'limitkeeper[redis]'") from None
 
 
 class HashReader(PeriodicThread):
@@ -184,17 +189,17 @@ class HashReader(PeriodicThread):
         self.users = 0
         self._parsed: dict[bytes, Limits] = {}  # by text: many keys share few limits
         self._invalid: set[tuple[bytes, bytes]] = set()  # fields that were logged
-        self._hash = _hash_of(*id[:2])
+        self._store = _store_of(id[0])
         super().__init__("limitkeeper overrides", id[3], start_thread, at_once=True)
 
     def stop(self, timeout: float = 2.0) -> None:  # the budget of one reading, and a second
         super().stop(timeout)
-        self._hash.close()
+        self._store.close()
 
     def work(self, woken: bool) -> None:
         """Reads the hash once. After an error the known limits stay."""
         try:
-            fields = self._hash.read()
+            fields = self._store.read_hash(self.id[1])
         except Exception as error:
             self.callback_errors.report("limits of single keys can't be read (%s); those known stay", error)
             return

@@ -2,7 +2,7 @@
 
     memory    a dict of the store; changes are announced to this process
     shared    a JSON file beside the store's file: written under a lock, replaced as a whole
-    redis     a Redis hash under the store's prefix (redis/hash_in_store.py)
+    redis     a Redis hash under the store's prefix (redis/server_store.py)
 
 For overrides and the audit log of operators: at most some hundred fields, which change rarely and are read as a whole. `polled`:
 other processes write it too, so a user reads it again at intervals. `quick`: reading waits for nothing outside this host.

@@ -27,6 +27,7 @@ from .resp import Reply
 from .sync_connection import MAX_CONNECTIONS, CallRecord, ServerConnections, SyncPool
 
 MAX_TIMEOUT_US = 86_400_000_000
+HASH_BUDGET_US = 1_000_000
 
 
 class ServerClock(NamedTuple):
@@ -134,9 +135,10 @@ class ServerStore(PlannedStore):
 
     # Calls -----------------------------------------------------------------------------------------------------
 
-    def run_plan(self, plan: Work[T], long: bool = False, to_end: bool = False) -> T:
-        """Performs a plan or makes a request (if need be `to_end`) within the budget; a `long` plan has it for each step."""
-        deadline = self._now_us() + self.timeout_us
+    def run_plan(self, plan: Work[T], long: bool = False, to_end: bool = False, least_us: int = 0) -> T:
+        """Performs a plan or makes a request (if need be `to_end`) within the budget, which is `least_us` or more; a `long` plan
+        has it for each step."""
+        deadline = self._now_us() + max(self.timeout_us, least_us)
         if isinstance(plan, FirstUse):
             self.pool.run(plan.register(), deadline)
             plan = cast(Plan[T] | Request[T], plan.then())
@@ -185,6 +187,13 @@ class ServerStore(PlannedStore):
     def load(self, limit: NamedLimit, items: Iterable[KeyState]) -> None:
         self.run_plan(self.plan_load(limit, items), long=True)
 
+    def open_hash(self, name: str) -> ServerHash | None:
+        return ServerHash(self, name)
+
+    def plan_hash(self, name: str, *change: str | None) -> Work[dict[str, str]]:
+        """Reads a hash; with a field and its value (None removes it), writes it."""
+        raise NotImplementedError
+
     def _call(self, request: Request[T], deadline: int) -> T:
         """Hot path: one request to the only server, on an idle connection; a plan when that is not possible."""
         if not self.route.decode(request, self._call_directly(request, deadline)):
@@ -229,3 +238,19 @@ class ServerStore(PlannedStore):
     async def aclose(self) -> None:
         self.close()
         await asyncio.sleep(0)  # transports end in the next iteration
+
+
+class ServerHash:
+    """A hash of short texts on the server (stores/store_hash.py). It has a budget of its own: that of a decision may be a few
+    milliseconds, and no caller waits for this."""
+
+    polled, quick = True, False
+
+    def __init__(self, store: ServerStore, name: str) -> None:
+        self._store, self._name = store, name
+
+    def read(self) -> dict[str, str]:
+        return self._store.run_plan(self._store.plan_hash(self._name), least_us=HASH_BUDGET_US)
+
+    def write(self, field: str, value: str | None) -> None:
+        self._store.run_plan(self._store.plan_hash(self._name, field, value), least_us=HASH_BUDGET_US)

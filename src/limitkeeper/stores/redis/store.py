@@ -26,8 +26,7 @@ from . import script_request
 from .address import read_url
 from .cluster import Cluster, CrossSlotDecision, groups_of
 from .command_routing import BATCH, MAX_REQUESTS_AT_ONCE, Route, RoutedCommand, raise_first
-from .hash_in_store import RedisStoreHash
-from .key_names import KeyNames
+from .key_names import KeyNames, key_bytes, key_text
 from .limit_and_state_codec import State, decode_item, entry_of, registered_entry
 from .redis_py_settings import AsyncClientPool, Client, ClientPool, ClientRoute, read_client
 from .request import Request
@@ -35,7 +34,7 @@ from .resp import Reply, ReplyError, error_kind, require_hiredis
 from .script_builder import sha_of
 from .script_request import Claims, DecideOptions, encode_decide, encode_hit
 from .sentinel import Sentinels
-from .server_store import FirstUse, ServerStore, checked_connections, checked_timeout
+from .server_store import FirstUse, ServerHash, ServerStore, checked_connections, checked_timeout
 from .sync_connection import SyncPool
 
 ROUTES = {"single": Route, "sentinel": Sentinels, "cluster": Cluster}
@@ -247,8 +246,23 @@ class RedisStore(ServerStore):
     def rate_items(self, limit: NamedLimit) -> list[tuple[str, State]]:
         return self.run_plan(self._items(limit, own=True), long=True)
 
-    def open_hash(self, name: str) -> RedisStoreHash | None:
-        return None if self._passthrough else RedisStoreHash(self, name)  # a client may serve async callers only
+    def open_hash(self, name: str) -> ServerHash | None:
+        return None if self._passthrough else super().open_hash(name)  # a client may serve async callers only
+
+    def plan_hash(self, name: str, *change: str | None) -> Plan[dict[str, str]]:
+        """A Redis hash, such as `limitkeeper:=overrides:shop`: no digest of a limit begins with "=", so no limit has this key."""
+        key = self.names.start + b"=" + key_bytes(name)
+        if not change:
+            found = yield from self.route.read_hashes([key])
+            return {key_text(field): key_text(value) for field, value in found[key].items()}
+        fields = [key_bytes(text) for text in change if text is not None]
+        yield from self.route.query([RoutedCommand(["HSET" if len(fields) > 1 else "HDEL", key, *fields], key)])
+        return {}
+
+    def read_hash(self, name: str) -> dict[bytes, bytes]:
+        """All fields of a hash of the application."""
+        key = key_bytes(name)
+        return dict(self.run_plan(self.route.read_hashes([key]))[key])
 
     def run_script(self, source: bytes, keys: Sequence[bytes], args: Sequence[bytes]) -> Reply:
         """The reply of a Lua script that is none of this store's own, on keys of one slot."""

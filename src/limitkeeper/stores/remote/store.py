@@ -32,7 +32,6 @@ from .messages import MAX_REQUEST, PREFIX, Head, MapId, claims_json, encode_json
 
 #: So many encoded limits are cached.
 MAX_CACHED = 4096
-HASH_BUDGET_US = 1_000_000
 
 
 class TooLarge(StoreError):
@@ -127,21 +126,6 @@ class ServiceRoute(Route):
         for request, one in zip(requests, some, strict=True):
             if not self.decode(request, one.reply):
                 request.error = one.error
-
-
-class RemoteHash:
-    """A hash in the store of a service (stores/store_hash.py)."""
-
-    polled, quick = True, False
-
-    def __init__(self, store: RemoteStore, name: str) -> None:
-        self._store, self._name = store, name
-
-    def read(self) -> dict[str, str]:
-        return self._store.call_hash(self._name)
-
-    def write(self, field: str, value: str | None) -> None:
-        self._store.call_hash(self._name, field, value)
 
 
 class RemoteStore(ServerStore):
@@ -271,15 +255,8 @@ class RemoteStore(ServerStore):
         login = self.address.login
         return RemoteStore(Address(address.kind, address.endpoints, login), timeout=self.timeout_us / 1e6, **self._options)
 
-    # Hashes ----------------------------------------------------------------------------------------------------
-
-    def open_hash(self, name: str) -> RemoteHash:
-        return RemoteHash(self, name)
-
-    def call_hash(self, *arguments: str | None) -> dict[str, str]:
-        """Reads or writes a hash. It has a budget of its own: that of a decision may be a few milliseconds."""
-        request = self._request(b"HASH", arguments, lambda found: dict(found or ()))
-        return self._call(request, self._now_us() + max(self.timeout_us, HASH_BUDGET_US))
+    def plan_hash(self, name: str, *change: str | None) -> StoreRequest[dict[str, str]]:
+        return self._request(b"HASH", (name, *change), lambda found: dict(found or ()))
 
     # Limits and keys -------------------------------------------------------------------------------------------
 
