@@ -80,7 +80,9 @@ def memory(url: str, parts: SplitResult, options: Options) -> Store:
 
 def shared(url: str, parts: SplitResult, options: Options) -> Store:
     if parts.netloc or len(parts.path) < 2:
-        raise ConfigurationError(f"{masked(url)}: expected an absolute path after three slashes, as in shared:///dev/shm/app.limits")
+        raise ConfigurationError(
+            f"{masked(url)}: expected an absolute path after three slashes, as in shared:///dev/shm/app.limits"
+        )
     only(options, ("max_keys", "log_entries"), url)
     kind = import_store("shared", "SharedStore", url)
     return kind(unquote(parts.path), **{name: number(name, value, url) for name, value in options.items()})  # type: ignore[no-any-return]

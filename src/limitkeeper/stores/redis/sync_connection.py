@@ -184,8 +184,8 @@ class SyncConnection:
             raise connect_error(error, endpoint) or error from None
 
     def send(self, data: bytes, deadline_us: int, record: CallRecord | None = None, due: int = 1) -> None:
-        """Writes all of the data, to which so many replies are due. OSError: nothing was sent. With a record, the connection stays
-        open when a signal handler raises after all was sent."""
+        """Writes all of the data, to which so many replies are due. OSError: nothing was sent. With a record, the connection
+        stays open when a signal handler raises after all was sent."""
         rest = data
         if record is not None:
             record.begin(self, len(data), due)
