@@ -122,7 +122,7 @@ def install(app: FastAPI) -> None:
     """Prepares an app for limits in dependencies: refusals in our format, fields on every response, settlement, and the refusals
     of limited routes in OpenAPI. Idempotent."""
     app.exception_handlers.setdefault(TooManyRequests, refusal_response)
-    if DependencyMiddleware not in [middleware.cls for middleware in app.user_middleware]:
+    if not any(getattr(middleware, "cls", None) is DependencyMiddleware for middleware in app.user_middleware):
         app.add_middleware(DependencyMiddleware)
         app.openapi = partial(describe_refusals, app, app.openapi)  # type: ignore[method-assign]
 
