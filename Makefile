@@ -13,6 +13,8 @@ JOBS := 3
 # Tests of pages, examples and conventions: the coverage of the package does not depend on them.
 IGNORED := $(addprefix --ignore=tests/,circuit_breaker conventions database demo docs first_programs shop)
 PIP := $(BIN)/python -m pip install -q --disable-pip-version-check
+# Python keeps what it compiles, also where the environment forbids it: every test process would compile all tests again.
+export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: setup test test-all lint format bench demo docs serve shop soak faults clean
 

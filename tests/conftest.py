@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import textwrap
 import time
 import zlib
 from collections.abc import Callable, Iterator
-from fnmatch import fnmatchcase
+from fnmatch import translate
 from pathlib import Path
 from typing import Any
 
@@ -100,8 +101,7 @@ def matches(path: Path, patterns: tuple[str, ...]) -> bool:
     return any(path.match(f"tests/{pattern}") for pattern in patterns)
 
 
-def is_slow(test_id: str) -> bool:
-    return any(fnmatchcase(test_id, f"tests/{pattern}{'' if '::' in pattern else '::*'}") for pattern in SLOW)
+SLOW_TESTS = re.compile("|".join(translate(f"tests/{pattern}{'' if '::' in pattern else '::*'}") for pattern in SLOW))
 
 
 def is_second_run() -> bool:
@@ -126,7 +126,7 @@ def is_beyond_the_sample(item: pytest.Item) -> bool:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Marks `slow` and `server`; the second run leaves out what is about a server."""
     for item in items:
-        if is_slow(item.nodeid) or is_beyond_the_sample(item):
+        if SLOW_TESTS.match(item.nodeid) or is_beyond_the_sample(item):
             item.add_marker(pytest.mark.slow)
         if SERVER_FIXTURES & set(getattr(item, "fixturenames", ())) or "_behind_" in item.name:
             item.add_marker(pytest.mark.server)

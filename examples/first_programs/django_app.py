@@ -13,7 +13,7 @@ settings.configure(
     ALLOWED_HOSTS=["*"],
     ROOT_URLCONF=__name__,
     SECRET_KEY="for this example only",
-    LIMITKEEPER={"STORE": "memory://"},  # several workers: "shared:///run/shop.limits" or "redis://…"
+    LIMITKEEPER={"STORE": "memory://"},  # several workers: "shared:///dev/shm/shop.limits" or "redis://…"
 )
 
 

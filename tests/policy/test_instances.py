@@ -198,7 +198,7 @@ def test_explain_shows_capacity_cuts_and_shares(tmp_path, capsys):
 
 @pytest.mark.parametrize(
     ("store", "severity"),
-    [("store: memory://\n", "warning"), ("", "note"), ("store: shared:///run/x\n", None), ("store: redis://h\n", None)],
+    [("store: memory://\n", "warning"), ("", "note"), ("store: shared:///dev/shm/x\n", None), ("store: redis://h\n", None)],
 )
 def test_several_instances_do_not_share_memory(store, severity, tmp_path):
     """With `instances` and memory:// each instance counts alone: a warning; a note where the store may be passed in Python."""

@@ -304,19 +304,24 @@ def test_websockets(store):
     assert refused.value.code == 1013
 
 
-def test_a_handler_for_refusals_of_ones_own(store):
-    """An app may answer refusals in its own words: the exception carries the evaluation."""
-    app = shop(store)
+@pytest.mark.parametrize("first", [False, True])
+def test_a_handler_for_refusals_of_ones_own(store, first):
+    """An app may answer refusals in its own words, whether it says so before or after `install`; the fields are added."""
+    app = shop(store, installed=not first)
 
     @app.exception_handler(TooManyRequests)
     async def busy(request: Request, refused: TooManyRequests) -> Response:
         assert refused.evaluation.refusal is not None
-        return PlainTextResponse(f"busy for {refused.evaluation.refusal.retry_after}", 503)
+        return PlainTextResponse(f"busy for {refused.evaluation.refusal.retry_after}", 503, {"Cache-Control": "max-age=1"})
 
+    install(app)
     http = client(app)
     for _ in range(10):
         http.post("/checkout")
-    assert (http.post("/checkout").status_code, http.post("/checkout").text) == (503, "busy for 1")
+    answer = http.post("/checkout")
+    assert (answer.status_code, answer.text) == (503, "busy for 1")
+    assert (answer.headers["retry-after"], answer.headers["x-ratelimit-remaining"]) == ("1", "0")
+    assert answer.headers["cache-control"] == "max-age=1"
 
 
 def test_mistakes_are_told_where_they_stand(store):

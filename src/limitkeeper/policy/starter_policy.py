@@ -11,7 +11,7 @@ STARTER_POLICY = """\
 #   limitkeeper policy check limitkeeper.yaml
 #   limitkeeper policy explain limitkeeper.yaml --request "POST /login ip=203.0.113.9"
 name: my-service                        # prefix of the state in the store
-store: memory://                        # one process. Several workers: shared:///run/my-service
+store: memory://                        # one process. Several workers: shared:///dev/shm/my-service
                                         # several machines: redis://localhost:6379, or ${REDIS_URL}
 # on_failure: open                      # with a remote store that fails: open, closed, or local 1/4
 

@@ -1,7 +1,7 @@
 """store_from_url: creates a store, and the wrappers around it, from a URL.
 
     memory://?max_keys=50000                                     in this process
-    shared:///run/app/limits?max_keys=…&log_entries=…            all processes of this host
+    shared:///dev/shm/app.limits?max_keys=…&log_entries=…        all processes of this host
     redis://host:6379/0   rediss://…   unix:///run/redis.sock    one server (also valkey://), with prefix=, timeout=, …
     redis+cluster://a,b,c   redis+sentinel://a,b/service         a cluster, or a primary found by Sentinel
     sharded+redis://a,b,c/0   sharded+limitkeeper://a,b,c        independent servers, or nodes of a service
@@ -33,7 +33,7 @@ Options = dict[str, str]
 
 
 def store_from_url(url: str) -> Store:
-    """Creates a store from its URL: "memory://", "shared:///run/limits", "redis://host/0?guard=local&share=1/4&lease=50", …"""
+    """Creates a store from its URL: "memory://", "shared:///dev/shm/a", "redis://host/0?guard=local&share=1/4&lease=50", …"""
     if not isinstance(url, str):
         raise ConfigurationError(f"a store's URL must be a string such as 'memory://', got {url!r}")
     try:
@@ -80,7 +80,9 @@ def memory(url: str, parts: SplitResult, options: Options) -> Store:
 
 def shared(url: str, parts: SplitResult, options: Options) -> Store:
     if parts.netloc or len(parts.path) < 2:
-        raise ConfigurationError(f"{masked(url)}: expected an absolute path after three slashes, as in shared:///run/app/limits")
+        raise ConfigurationError(
+            f"{masked(url)}: expected an absolute path after three slashes, as in shared:///dev/shm/app.limits"
+        )
     only(options, ("max_keys", "log_entries"), url)
     kind = import_store("shared", "SharedStore", url)
     return kind(unquote(parts.path), **{name: number(name, value, url) for name, value in options.items()})  # type: ignore[no-any-return]

@@ -23,7 +23,7 @@ from ..concurrency import AdaptiveBulkhead, AdaptiveCall, LoadShedder
 from ..concurrency.bulkhead import PlaceContext
 from ..errors import BulkheadFull, ConfigurationError
 from ..policy.evaluation import Evaluation
-from .degrade.reduced import evaluation_of
+from .degrade.reduced_response import evaluation_of
 from .headers import ASGIApp, Message, Receive, Scope, Send
 from .refusal_body import encode_json
 from .wsgi import Application, Environ, ExcInfo, StartResponse, Write, status_line

@@ -102,8 +102,12 @@ class DependencyMiddleware:
         scope[EVALUATIONS] = evaluations = RequestEvaluations(settles=True)
 
         def start(message: Message) -> Message:
-            """Replaces the fields of inner limits, since ours include them; the handler's own stay, and lists are joined."""
-            if not evaluations.all or not all(evaluation.allowed for evaluation in evaluations.all):
+            """Replaces the fields of inner limits, since ours include them; the handler's own stay, and lists are joined. The
+            response of an exception handler to a refusal gets the fields that it lacks."""
+            refused = next((evaluation for evaluation in evaluations.all if not evaluation.allowed), None)
+            if refused is not None and refused.degrade is None:
+                return {**message, "headers": merge(list(message.get("headers") or ()), fields(refused))}
+            if not evaluations.all or refused is not None:
                 return message
             added = evaluations.encoded_fields(scope)
             first: Evaluation | None = scope.get("limitkeeper")
@@ -117,8 +121,8 @@ class DependencyMiddleware:
 def install(app: FastAPI) -> None:
     """Prepares an app for limits in dependencies: refusals in our format, fields on every response, settlement, and the refusals
     of limited routes in OpenAPI. Idempotent."""
-    if TooManyRequests not in app.exception_handlers:
-        app.add_exception_handler(TooManyRequests, refusal_response)
+    app.exception_handlers.setdefault(TooManyRequests, refusal_response)
+    if not any(getattr(middleware, "cls", None) is DependencyMiddleware for middleware in app.user_middleware):
         app.add_middleware(DependencyMiddleware)
         app.openapi = partial(describe_refusals, app, app.openapi)  # type: ignore[method-assign]
 

@@ -72,7 +72,7 @@ def wsgi(app: App) -> Any:
 def flask(app: App) -> Any:
     from flask import Flask, request
 
-    from limitkeeper.web.degrade.flask import flask_cached
+    from limitkeeper.web.degrade.flask_handlers import flask_cached
     from limitkeeper.web.flask import RateLimit
 
     made = Flask("cached")
@@ -88,7 +88,7 @@ def django(app: App) -> Any:
     from django.http import HttpResponse
     from django.urls import re_path
 
-    from limitkeeper.web.degrade.django import django_cached, recorder
+    from limitkeeper.web.degrade.django_handlers import django_cached, recorder
 
     def view(request: Any) -> HttpResponse:
         text, headers = app.answer(request.headers.get("X-User"))

@@ -142,7 +142,7 @@ def test_memory_and_several_workers_do_not_go_together(policy, monkeypatch, said
     """Limits in memory and more than one worker: the limit is as many times what it says."""
     monkeypatch.setenv("WEB_CONCURRENCY", "4")
     assert ids(POLICY=policy(ONE), **said) == ["limitkeeper.W006"]
-    assert ids(POLICY=policy(ONE), STORE="shared:///run/limits") == []
+    assert ids(POLICY=policy(ONE), STORE="shared:///dev/shm/limits") == []
     monkeypatch.setenv("WEB_CONCURRENCY", "1")
     assert ids(POLICY=policy(ONE), **said) == []
 

@@ -504,7 +504,7 @@ def _check_options(parts: SplitResult, options: dict[str, str], text: str) -> No
         only(rest, ("max_keys",), text)
     elif parts.scheme == "shared":
         if parts.netloc or len(parts.path) < 2:
-            remedy = "write the file's absolute path after three slashes: shared:///run/app/limits"
+            remedy = "write the file's absolute path after three slashes: shared:///dev/shm/app.limits"
             raise ConfigurationError(f"the URL of a shared store has no path; {remedy}")
         only(rest, ("max_keys", "log_entries"), text)
     else:

@@ -87,7 +87,8 @@ class StoreHealth:
             opens = self.breaker.record_failure(now_us)
             self.opened += opens
         if opens:
-            log.warning("the guarded store %r fails; it is not called until a probe succeeds: %s", self.name, str(error))
+            holds = "until a probe succeeds it is not called, and on_failure decides (its default, open, admits without counting)"
+            log.warning("the guarded store %r fails; %s: %s", self.name, holds, str(error))
             self._publish(OPENED, error)
             if self._background:
                 self._start_prober()

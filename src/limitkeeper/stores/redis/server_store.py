@@ -220,13 +220,11 @@ class ServerStore(PlannedStore):
         outcome is known: the claims then show what was charged, and the caller gives it back."""
         record = CallRecord()
         try:
-            reply = self._call_directly(request, deadline, record)
-            if not self.route.decode(request, reply) and not record.raised:
+            if not self.route.decode(request, self._call_directly(request, deadline, record)):
                 self.pool.run(self.route.execute_all([request]), deadline, record=record)
-            if record.raised:
-                raise record.raised[0]
             return request.answer
         except BaseException:
+            record.finish(deadline)
             if request.pending:
                 self.route.decode(request, record.reply)
             raise

@@ -155,9 +155,9 @@ class RedisStore(ServerStore):
         return not claims or any(request.answer for request in requests)  # no claims: every limit was skipped
 
     def plan_rebook(self, bookings: Sequence[Booking]) -> Any:
-        if self._spans_slots([claim for booking in bookings for claim in booking.claims]):
-            return self._rebook_by_slot(bookings, self.given_us())
-        return script_request.RebookRequest(self.names, bookings, self.given_us())
+        claims, given_us = [claim for booking in bookings for claim in booking.claims], self.given_us()
+        rebook = self._rebook_by_slot if self._spans_slots(claims) else partial(script_request.RebookRequest, self.names)
+        return self._first_use(claims, given_us, partial(rebook, bookings, given_us))
 
     def _rebook_by_slot(self, bookings: Sequence[Booking], given_us: int | None) -> Plan[list[Decision | None]]:
         """Where bookings span slots of a cluster, those that leave are given back and the others keep their starts."""

@@ -97,14 +97,32 @@ def is_from_handler(error: BaseException) -> bool:
 
 
 class CallRecord:
-    """What is known of a call whose reply is received although signal handlers raise: the reply, and what they raised."""
+    """How far a call has come, so that its outcome can be learnt after a signal handler has raised anywhere in it."""
 
-    __slots__ = ("raised", "reply", "sent")
+    __slots__ = ("connection", "due", "reply", "sent", "size")
 
     def __init__(self) -> None:
-        self.reply: Reply = None
-        self.raised: list[BaseException] = []
+        self.begin(None, 0, 0)
+
+    def begin(self, connection: SyncConnection | None, size: int, due: int) -> None:
+        """So many bytes are being sent, and so many replies due."""
+        self.connection, self.size, self.due = connection, size, due
         self.sent: list[int] = []
+        self.reply: Reply = None
+
+    def finish(self, deadline_us: int) -> None:
+        """Receives the replies that are still due, and closes the connection: nobody else waits for it."""
+        connection = self.connection
+        if connection is None or not self.due or sum(self.sent) < self.size:
+            return
+        while self.due and not connection.is_closed:
+            try:
+                connection.receive_to_end(deadline_us, self)
+            except StoreError:
+                return
+            except BaseException:  # of a signal handler again; the first one's exception goes on
+                continue
+        connection.close()
 
 
 class SyncConnection:
@@ -127,6 +145,10 @@ class SyncConnection:
     @property
     def is_open(self) -> bool:
         return self._sock is not None
+
+    @property
+    def is_closed(self) -> bool:
+        return self._sock.fileno() < 0
 
     def open(self, login: Login, deadline_us: int) -> None:
         """Connects and logs in. Raises StoreUnavailable or StoreTimeout."""
@@ -161,12 +183,12 @@ class SyncConnection:
                 raise
             raise connect_error(error, endpoint) or error from None
 
-    def send(self, data: bytes, deadline_us: int, record: CallRecord | None = None) -> None:
-        """Writes all of the data. OSError: nothing was sent. With a record, a signal handler that raises when all was sent does
-        not end it."""
+    def send(self, data: bytes, deadline_us: int, record: CallRecord | None = None, due: int = 1) -> None:
+        """Writes all of the data, to which so many replies are due. OSError: nothing was sent. With a record, the connection
+        stays open when a signal handler raises after all was sent."""
         rest = data
         if record is not None:
-            record.sent.clear()
+            record.begin(self, len(data), due)
         try:
             while True:
                 try:
@@ -184,8 +206,7 @@ class SyncConnection:
                     raise timed_out(self.endpoint)
         except BaseException as error:
             if record is not None and sum(record.sent) == len(data):
-                record.raised.append(error)
-                return
+                raise
             self.close()
             if is_from_system(error) and len(rest) < len(data):
                 raise lost(self.endpoint, error) from None
@@ -221,8 +242,7 @@ class SyncConnection:
             raise
 
     def receive_to_end(self, deadline_us: int, record: CallRecord) -> Reply:
-        """As `receive`. A signal handler that raises does not end it: what has arrived is kept, and parsed again. Where one ends
-        it after all (in the jump to the next turn), it may be called again."""
+        """As `receive`. When a signal handler raises, what has arrived is kept: it may be called again."""
         received = self._received
         if not received:
             received.append(bytes(self._parser.data))
@@ -233,6 +253,7 @@ class SyncConnection:
                 reply = parser.gets()
                 if reply is not False:
                     record.reply, self._parser, self._received = reply, parser, []
+                    record.due -= 1
                     return reply
                 if not self.secure or not self._sock.pending():  # type: ignore[attr-defined]
                     left = deadline_us - self._now_us()
@@ -247,7 +268,7 @@ class SyncConnection:
                 if is_from_system(error) or isinstance(error, StoreError | ProtocolError):
                     self.close()
                     raise error if isinstance(error, StoreError) else lost(self.endpoint, error) from None
-                record.raised.append(error)
+                raise
 
     def close(self) -> None:
         if self._sock is not None:
@@ -386,14 +407,7 @@ class SyncPool:
         try:
             if not (connection.secure or connection.poll(0)):
                 connection.send(data, deadline_us, record)
-                while record is not None and record.reply is None:
-                    try:
-                        connection.receive_to_end(deadline_us, record)
-                    except StoreError:
-                        raise
-                    except BaseException as error:  # of a signal handler, where the function begins
-                        record.raised.append(error)
-                reply = connection.receive(deadline_us) if record is None else record.reply
+                reply = connection.receive(deadline_us) if record is None else connection.receive_to_end(deadline_us, record)
         except OSError as error:
             if is_from_system(error):
                 return None
@@ -442,7 +456,7 @@ class SyncPool:
         except StoreError as error:
             return Unsent(error)
         try:
-            connection.send(pack(commands), due_us, record)
+            connection.send(pack(commands), due_us, record, len(commands))
             return connection
         except StoreError as error:
             return error

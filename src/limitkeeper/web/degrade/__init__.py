@@ -1,7 +1,7 @@
 """Ready handlers of `on_refusal: degrade NAME`: the cached response, a response later, or a smaller response."""
 
-from .deferred import DeferredRequests
-from .reduced import is_reduced
+from .deferred_requests import DeferredRequests
+from .reduced_response import is_reduced
 from .stale_cache import StaleCache
 
 __all__ = ["DeferredRequests", "StaleCache", "is_reduced"]

@@ -37,7 +37,7 @@ from ...rate import Duration, duration_us
 from ..headers import ASGIApp, AsgiRequestContext, Message, Receive, Scope, Send
 from ..refusal_body import body
 from ..wsgi import EVALUATION, Application, Environ, ExcInfo, StartResponse, Write, WsgiRequestContext, status_line
-from .reduced import is_reduced
+from .reduced_response import is_reduced
 
 HeaderLines = list[tuple[str, str]]
 #: Status, headers and body.

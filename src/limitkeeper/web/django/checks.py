@@ -148,6 +148,6 @@ def check_memory(policy: Policy | None, several_workers: bool) -> Iterator[Check
     if several_workers and (isinstance(store, MemoryStore) or (isinstance(store, str) and store.startswith("memory:"))):
         yield CheckWarning(
             "The limits are kept in the memory of each worker: several workers admit several times the limit.",
-            hint='Set "STORE": "shared:///run/shop.limits" for the workers of one host, or "redis://…" for several.',
+            hint='Set "STORE": "shared:///dev/shm/shop.limits" for the workers of one host, or "redis://…" for several.',
             id="limitkeeper.W006",
         )

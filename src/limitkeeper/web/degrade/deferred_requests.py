@@ -50,7 +50,7 @@ from ..wsgi import (
     close_body,
     status_line,
 )
-from .reduced import DEFERRED
+from .reduced_response import DEFERRED
 from .stale_cache import HeaderLines, Response, refusal_of, send_response
 
 QUEUED, RUNNING, ENDED = "queued", "running", "ended"

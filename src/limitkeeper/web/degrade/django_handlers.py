@@ -19,8 +19,8 @@ from django.http.response import HttpResponseBase
 from django.utils.decorators import sync_and_async_middleware
 
 from ..django.middleware import DjangoRequestContext, refusal_response
-from .deferred import DeferredRequests, TooLarge, client_of, environ_size
-from .reduced import DEFERRED, server_values
+from .deferred_requests import DeferredRequests, TooLarge, client_of, environ_size
+from .reduced_response import DEFERRED, server_values
 from .stale_cache import Response, StaleCache
 
 GetResponse = Callable[[HttpRequest], HttpResponseBase | Awaitable[HttpResponseBase]]

@@ -14,12 +14,12 @@ try:
     from werkzeug.wrappers import Response
 except ModuleNotFoundError as error:
     raise ConfigurationError(
-        f"limitkeeper.web.degrade.flask needs {error.name}, which is not installed: pip install flask"
+        f"limitkeeper.web.degrade.flask_handlers needs {error.name}, which is not installed: pip install flask"
     ) from error
 
 from ..flask import refusal_exception
 from ..wsgi import WsgiRequestContext
-from .deferred import DeferredRequests
+from .deferred_requests import DeferredRequests
 from .stale_cache import StaleCache
 
 

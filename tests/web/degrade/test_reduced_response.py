@@ -51,7 +51,7 @@ def wsgi(_: Any) -> Any:
 def flask(_: Any) -> Any:
     from flask import Flask, abort, request
 
-    from limitkeeper.web.degrade.flask import flask_reduced
+    from limitkeeper.web.degrade.flask_handlers import flask_reduced
     from limitkeeper.web.flask import RateLimit
 
     app = Flask("reduced")
@@ -67,7 +67,7 @@ def django(_: Any) -> Any:
     from django.http import HttpResponse
     from django.urls import re_path
 
-    from limitkeeper.web.degrade.django import reduced
+    from limitkeeper.web.degrade.django_handlers import reduced
 
     urls = [re_path("^.*$", lambda request: HttpResponse(text_of(request)))]
     return django_site.handler(WSGIHandler, urls, {"POLICY": gate(reduced)})

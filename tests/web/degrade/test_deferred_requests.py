@@ -6,6 +6,7 @@ import asyncio
 import os
 import threading
 import time
+import weakref
 from typing import Any
 
 import httpx
@@ -19,7 +20,7 @@ from limitkeeper.policy.gate import Gate
 from limitkeeper.testing import ManualClock
 from limitkeeper.web.asgi import AsgiRequestContext
 from limitkeeper.web.degrade import DeferredRequests, is_reduced
-from limitkeeper.web.degrade.deferred import TooLarge, call_asgi, call_wsgi
+from limitkeeper.web.degrade.deferred_requests import TooLarge, call_asgi, call_wsgi
 
 POLICY = "limits: [{name: orders, match: POST /orders, limit: fixed window 1/h align first, on_refusal: degrade later}]"
 PATIENCE = 60
@@ -74,7 +75,7 @@ def wsgi(app: App) -> Any:
 def flask(app: App) -> Any:
     from flask import Flask, request
 
-    from limitkeeper.web.degrade.flask import flask_deferred
+    from limitkeeper.web.degrade.flask_handlers import flask_deferred
     from limitkeeper.web.flask import RateLimit
 
     made = Flask("deferred")
@@ -92,7 +93,7 @@ def django(app: App) -> Any:
     from django.urls import re_path
     from django.views.decorators.csrf import csrf_exempt
 
-    from limitkeeper.web.degrade.django import deferred_status, django_deferred
+    from limitkeeper.web.degrade.django_handlers import deferred_status, django_deferred
 
     @csrf_exempt
     def view(request: Any) -> HttpResponse:
@@ -115,6 +116,7 @@ class Client:
         app.policy = policy
         self.app, self.made, self.is_asgi = app, FRAMEWORKS[framework](app), framework == "asgi"
         self.runner = asyncio.Runner()
+        weakref.finalize(self, self.runner.close)
         self.address, self.headers = "127.0.0.1", {}
 
     def send(self, method: str, path: str, content: bytes = b"") -> httpx.Response:

@@ -2,7 +2,7 @@
 
     app = RateLimitMiddleware(inner, policy, handlers={"less": inner})          # ASGI and WSGI: the application itself
     handlers={"less": flask_reduced(app)}                                       # Flask
-    LIMITKEEPER = {…, "HANDLERS": {"less": "limitkeeper.web.degrade.django.reduced"}}
+    LIMITKEEPER = {…, "HANDLERS": {"less": "limitkeeper.web.degrade.django_handlers.reduced"}}
 
 `is_reduced(request)` is the flag that its views read: the evaluation of the request is a refusal, and yet the view runs.
 """
