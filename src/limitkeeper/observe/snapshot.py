@@ -6,6 +6,7 @@ cardinality is bounded by the policy.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import reduce
@@ -151,14 +152,23 @@ def total(snapshots: Sequence[Snapshot]) -> Snapshot:
         count, error = offenders.get((one.rule, one.key), (0, 0))
         offenders[one.rule, one.key] = count + one.count, error + one.error
     heaviest = sorted([Offender(*key, *counts) for key, counts in offenders.items()], key=lambda one: one.error - one.count)
-    decisions = [one.decisions for one in snapshots if one.decisions is not None]
     return replace(
         _summed(snapshots),
-        rules=tuple([_summed(found) for found in rules]),
-        decisions=reduce(add, decisions) if decisions else None,
+        rules=tuple([_total_rule(found) for found in rules]),
+        decisions=_total_histogram([one.decisions for one in snapshots]),
         offenders=tuple(heaviest[:10]),
         store=_total_guard([one.store for one in snapshots if one.store is not None]),
     )
+
+
+def _total_rule(found: Sequence[RuleSnapshot]) -> RuleSnapshot:
+    statuses: Counter[str] = sum([Counter(one.statuses) for one in found], Counter())
+    return replace(_summed(found), responses=_total_histogram([one.responses for one in found]), statuses=dict(statuses))
+
+
+def _total_histogram(found: Sequence[Histogram | None]) -> Histogram | None:
+    histograms = [one for one in found if one is not None]
+    return reduce(add, histograms) if histograms else None
 
 
 def _total_guard(found: Sequence[GuardStats]) -> GuardStats | None:
