@@ -416,6 +416,7 @@ def test_a_snapshot_survives_the_way_between_workers():
     both = total([one, one])
     assert (both.requests, both.rules[0].passed, both.rules[0].name) == (10, 6, "a")
     assert both.decisions == Histogram((1, 2), (2, 4, 6), 18.0)
+    assert (both.rules[0].responses, both.rules[0].statuses) == (Histogram((1, 2), (2, 0, 4), 9.0), {"2xx": 6})
     assert both.offenders == (Offender("a", "k", 8, 2),)
 
 

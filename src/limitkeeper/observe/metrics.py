@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .events import PENALTY_BOX
-from .snapshot import Histogram, Snapshot
+from .snapshot import Snapshot
 
 COUNTER, GAUGE, HISTOGRAM = "counter", "gauge", "histogram"
 STATES = ("closed", "half open", "open")
@@ -38,7 +38,6 @@ class MetricSpec:
     help: str
     labels: Labels
     read: Reader
-    unit: str = ""
     scale: float = 1.0
     largest: bool = False
 
@@ -49,14 +48,9 @@ class MetricSpec:
             for read, value in self.read(snapshot):
                 if value is not None:
                     labels = tuple([escape_unprintable(label) for label in read])
-                    found[labels] = self._join(found[labels], value) if labels in found else value
+                    known = found.get(labels)
+                    found[labels] = value if known is None else max(known, value) if self.largest else known + value
         return found
-
-    def _join(self, one: Value, other: Value) -> Value:
-        if self.kind == HISTOGRAM:
-            counts = tuple(a + b for a, b in zip(one.counts, other.counts, strict=True))
-            return Histogram(one.bounds, counts, one.sum + other.sum)
-        return max(one, other) if self.largest else one + other
 
 
 def escape_unprintable(text: str) -> str:
@@ -66,38 +60,22 @@ def escape_unprintable(text: str) -> str:
     return "".join([one if one.isprintable() or one == "\n" else one.encode("unicode_escape").decode("ascii") for one in text])
 
 
-def _of_policy(name: str) -> Reader:
-    return lambda snapshot: [((snapshot.policy,), getattr(snapshot, name))] if snapshot.policy else []
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """What a metric counts for: its labels, and of a snapshot the label values with the object that has the numbers."""
 
+    labels: Labels
+    find: Callable[[Snapshot], Iterable[tuple[Labels, Any]]]
 
-def _by_outcome(outcomes: dict[str, str]) -> Reader:
-    return lambda snapshot: [
-        ((snapshot.policy, outcome), getattr(snapshot, name)) for outcome, name in outcomes.items() if snapshot.policy
-    ]
+    def read(self, name: str) -> tuple[Labels, Reader]:
+        """Labels and reader of an attribute."""
+        return self.labels, lambda snapshot: [(labels, getattr(one, name)) for labels, one in self.find(snapshot)]
 
-
-def _of_rule(name: str) -> Reader:
-    return lambda snapshot: [((snapshot.policy, rule.name), getattr(rule, name)) for rule in snapshot.rules]
-
-
-def _by_rule(outcomes: dict[str, str]) -> Reader:
-    return lambda snapshot: [
-        ((snapshot.policy, rule.name, outcome), getattr(rule, name))
-        for rule in snapshot.rules
-        for outcome, name in outcomes.items()
-    ]
-
-
-def _of_bulkhead(name: str) -> Reader:
-    return lambda snapshot: [((one.name,), getattr(one, name)) for one in snapshot.bulkheads]
-
-
-def _of_budget(name: str) -> Reader:
-    return lambda snapshot: [((one.name,), getattr(one, name)) for one in snapshot.budgets]
-
-
-def _of_store(name: str) -> Reader:
-    return lambda snapshot: [] if snapshot.store is None else [((snapshot.policy,), getattr(snapshot.store, name))]
+    def split(self, label: str, names: dict[str, str]) -> tuple[Labels, Reader]:
+        """Labels and reader of several attributes, by the value of one more label."""
+        return (*self.labels, label), lambda snapshot: [
+            ((*labels, value), getattr(one, name)) for labels, one in self.find(snapshot) for value, name in names.items()
+        ]
 
 
 def _state(snapshot: Snapshot) -> Samples:
@@ -139,8 +117,11 @@ def offender_metric(most: int) -> MetricSpec:
     return MetricSpec("offender_refusals", GAUGE, text, ("policy", "rule", "key"), read)
 
 
-POLICY, RULE, OUTCOME, BULKHEAD = ("policy",), ("policy", "rule"), ("policy", "outcome"), ("bulkhead",)
-BUDGET = ("budget",)
+POLICY = Scope(("policy",), lambda snapshot: [((snapshot.policy,), snapshot)] if snapshot.policy else [])
+RULE = Scope(("policy", "rule"), lambda snapshot: [((snapshot.policy, rule.name), rule) for rule in snapshot.rules])
+STORE = Scope(("policy",), lambda snapshot: [] if snapshot.store is None else [((snapshot.policy,), snapshot.store)])
+BULKHEAD = Scope(("bulkhead",), lambda snapshot: [((one.name,), one) for one in snapshot.bulkheads])
+BUDGET = Scope(("budget",), lambda snapshot: [((one.name,), one) for one in snapshot.budgets])
 #: Attributes of `Snapshot` and `RuleSnapshot` by label value.
 REQUESTS = {"allowed": "allowed", "refused": "refused"}
 RELOADS = {"loaded": "reloads", "refused": "reloads_refused"}
@@ -149,52 +130,52 @@ WITHOUT_STORE = {"open": "failed_open", "closed": "failed_closed", "local": "fai
 
 # fmt: off
 METRICS: tuple[MetricSpec, ...] = (
-    MetricSpec("requests", COUNTER, "Requests that the gate decided: allowed, or refused.", OUTCOME, _by_outcome(REQUESTS)),
-    MetricSpec("exempt_requests", COUNTER, "Requests allowed because they are exempt.", POLICY, _of_policy("exempt")),
-    MetricSpec("unlimited_requests", COUNTER, "Requests allowed because no rule applies.", POLICY, _of_policy("unlimited")),
+    MetricSpec("requests", COUNTER, "Requests that the gate decided: allowed, or refused.", *POLICY.split("outcome", REQUESTS)),
+    MetricSpec("exempt_requests", COUNTER, "Requests allowed because they are exempt.", *POLICY.read("exempt")),
+    MetricSpec("unlimited_requests", COUNTER, "Requests allowed because no rule applies.", *POLICY.read("unlimited")),
     MetricSpec("penalty_box_requests", COUNTER, "Requests refused without asking the store: their client is in the penalty box.",
-               POLICY, _of_policy("penalty_box")),
-    MetricSpec("rule_decisions", COUNTER, "Decisions of a rule: passed, or refused.", (*RULE, "outcome"), _by_rule(DECISIONS)),
-    MetricSpec("near_limit", COUNTER, "Requests that passed with less than a fifth of the limit left.", RULE, _of_rule("near")),
-    MetricSpec("shadow_would_refuse", COUNTER, "Requests that a rule in shadow would refuse.", RULE, _of_rule("shadow_refused")),
-    MetricSpec("alerts", COUNTER, "How often the spending of a key crossed the rule's alert mark.", RULE, _of_rule("alerts")),
-    MetricSpec("waited", COUNTER, "Requests that passed after waiting their turn.", RULE, _of_rule("waited")),
-    MetricSpec("queue_full", COUNTER, "Requests refused because too many were waiting.", RULE, _of_rule("queue_full")),
-    MetricSpec("degraded", COUNTER, "Refused requests that a degrade handler answered.", RULE, _of_rule("degraded")),
-    MetricSpec("given_back", COUNTER, "Charges taken back because the outcome does not count.", RULE, _of_rule("given_back")),
-    MetricSpec("replayed", COUNTER, "Requests not charged: repetitions under one idempotency key.", RULE, _of_rule("replayed")),
+               *POLICY.read("penalty_box")),
+    MetricSpec("rule_decisions", COUNTER, "Decisions of a rule: passed, or refused.", *RULE.split("outcome", DECISIONS)),
+    MetricSpec("near_limit", COUNTER, "Requests that passed with less than a fifth of the limit left.", *RULE.read("near")),
+    MetricSpec("shadow_would_refuse", COUNTER, "Requests that a rule in shadow would refuse.", *RULE.read("shadow_refused")),
+    MetricSpec("alerts", COUNTER, "How often the spending of a key crossed the rule's alert mark.", *RULE.read("alerts")),
+    MetricSpec("waited", COUNTER, "Requests that passed after waiting their turn.", *RULE.read("waited")),
+    MetricSpec("queue_full", COUNTER, "Requests refused because too many were waiting.", *RULE.read("queue_full")),
+    MetricSpec("degraded", COUNTER, "Refused requests that a degrade handler answered.", *RULE.read("degraded")),
+    MetricSpec("given_back", COUNTER, "Charges taken back because the outcome does not count.", *RULE.read("given_back")),
+    MetricSpec("replayed", COUNTER, "Requests not charged: repetitions under one idempotency key.", *RULE.read("replayed")),
     MetricSpec("without_store", COUNTER, "Decisions made without the store because it failed, by answer: open, closed or local.",
-               (*RULE, "answer"), _by_rule(WITHOUT_STORE)),
-    MetricSpec("waiting", GAUGE, "Requests that wait for their turn now.", RULE, _of_rule("waiting")),
+               *RULE.split("answer", WITHOUT_STORE)),
+    MetricSpec("waiting", GAUGE, "Requests that wait for their turn now.", *RULE.read("waiting")),
     MetricSpec("responses", COUNTER, "Responses to requests that a rule allowed, by status class; refusals excluded.",
-               (*RULE, "status"), _statuses),
+               (*RULE.labels, "status"), _statuses),
     MetricSpec("response_seconds", HISTOGRAM, "Time from the decision to the response, of requests that a rule allowed.",
-               RULE, _of_rule("responses"), "seconds", 1e-3),
-    MetricSpec("decision_seconds", HISTOGRAM, "Duration of a decision.", POLICY, _of_policy("decisions"), "seconds", 1e-6),
-    MetricSpec("penalty_box_clients", GAUGE, "Clients in the penalty box now.", POLICY, _of_policy("penalty_box_clients")),
+               *RULE.read("responses"), scale=1e-3),
+    MetricSpec("decision_seconds", HISTOGRAM, "Duration of a decision.", *POLICY.read("decisions"), scale=1e-6),
+    MetricSpec("penalty_box_clients", GAUGE, "Clients in the penalty box now.", *POLICY.read("penalty_box_clients")),
     MetricSpec("attempts", COUNTER, "Requests that are not exempt, where the policy counts retry_amplification.",
-               POLICY, _of_policy("attempts")),
+               *POLICY.read("attempts")),
     MetricSpec("distinct_requests", COUNTER, "Estimate of how many attempts differ in client, method or path within a window.",
-               POLICY, _of_policy("distinct_requests")),
+               *POLICY.read("distinct_requests")),
     MetricSpec("top_offender_ratio", GAUGE, "Share of the policy's recent refusals caused by one key of this rule, at least.",
-               RULE, _top_offender_ratio, "ratio", largest=True),
+               RULE.labels, _top_offender_ratio, largest=True),
     MetricSpec("store_state", GAUGE, "Guarded stores in this state: closed (healthy), half_open, or open (not asked).",
                ("policy", "state"), _state),
-    MetricSpec("store_failures", COUNTER, "Calls to the store that failed, timeouts included.", POLICY, _of_store("failures")),
-    MetricSpec("store_timeouts", COUNTER, "Calls to the store that took longer than the budget.", POLICY, _of_store("timeouts")),
-    MetricSpec("store_opened", COUNTER, "How often the store's breaker opened.", POLICY, _of_store("opened")),
-    MetricSpec("store_probes", COUNTER, "Probes of a failed store.", POLICY, _of_store("probes")),
-    MetricSpec("bulkhead_size", GAUGE, "Calls that a bulkhead runs at a time.", BULKHEAD, _of_bulkhead("max_concurrent")),
-    MetricSpec("bulkhead_in_use", GAUGE, "Calls that run in a bulkhead now.", BULKHEAD, _of_bulkhead("in_use")),
-    MetricSpec("bulkhead_waiting", GAUGE, "Calls that wait for a place now.", BULKHEAD, _of_bulkhead("waiting")),
-    MetricSpec("bulkhead_permitted", COUNTER, "Calls that got a place.", BULKHEAD, _of_bulkhead("permitted")),
-    MetricSpec("bulkhead_rejected", COUNTER, "Calls that got no place.", BULKHEAD, _of_bulkhead("rejected")),
-    MetricSpec("budget_amount", GAUGE, "Budget of a spend guard for one window, for all processes.", BUDGET,
-               _of_budget("amount"), largest=True),
-    MetricSpec("budget_remaining", GAUGE, "What is left of the budget in this window, as of the last call.", BUDGET,
-               _of_budget("remaining"), largest=True),
-    MetricSpec("budget_alerts", COUNTER, "Alerts of a spend guard: its mark was crossed.", BUDGET, _of_budget("alerts")),
-    MetricSpec("budget_refused", COUNTER, "Calls that a spend guard refused.", BUDGET, _of_budget("refused")),
-    MetricSpec("reloads", COUNTER, "New versions of the policy: loaded, or refused.", OUTCOME, _by_outcome(RELOADS)),
+    MetricSpec("store_failures", COUNTER, "Calls to the store that failed, timeouts included.", *STORE.read("failures")),
+    MetricSpec("store_timeouts", COUNTER, "Calls to the store that took longer than the budget.", *STORE.read("timeouts")),
+    MetricSpec("store_opened", COUNTER, "How often the store's breaker opened.", *STORE.read("opened")),
+    MetricSpec("store_probes", COUNTER, "Probes of a failed store.", *STORE.read("probes")),
+    MetricSpec("bulkhead_size", GAUGE, "Calls that a bulkhead runs at a time.", *BULKHEAD.read("max_concurrent")),
+    MetricSpec("bulkhead_in_use", GAUGE, "Calls that run in a bulkhead now.", *BULKHEAD.read("in_use")),
+    MetricSpec("bulkhead_waiting", GAUGE, "Calls that wait for a place now.", *BULKHEAD.read("waiting")),
+    MetricSpec("bulkhead_permitted", COUNTER, "Calls that got a place.", *BULKHEAD.read("permitted")),
+    MetricSpec("bulkhead_rejected", COUNTER, "Calls that got no place.", *BULKHEAD.read("rejected")),
+    MetricSpec("budget_amount", GAUGE, "Budget of a spend guard for one window, for all processes.",
+               *BUDGET.read("amount"), largest=True),
+    MetricSpec("budget_remaining", GAUGE, "What is left of the budget in this window, as of the last call.",
+               *BUDGET.read("remaining"), largest=True),
+    MetricSpec("budget_alerts", COUNTER, "Alerts of a spend guard: its mark was crossed.", *BUDGET.read("alerts")),
+    MetricSpec("budget_refused", COUNTER, "Calls that a spend guard refused.", *BUDGET.read("refused")),
+    MetricSpec("reloads", COUNTER, "New versions of the policy: loaded, or refused.", *POLICY.split("outcome", RELOADS)),
 )
 # fmt: on

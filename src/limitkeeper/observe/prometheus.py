@@ -86,16 +86,5 @@ def buckets(histogram: Histogram, scale: float) -> list[tuple[str, float]]:
 def scrape(snapshots: Sequence[Snapshot]) -> tuple[bytes, str]:
     """The metrics of several snapshots together, in Prometheus' text format, and its content type."""
     registry = CollectorRegistry()
-    LimitkeeperCollector(*[TakenSnapshot(one) for one in snapshots], registry=registry)
+    LimitkeeperCollector(*snapshots, registry=registry)
     return generate_latest(registry), CONTENT_TYPE_LATEST
-
-
-class TakenSnapshot:
-    """A snapshot of a gate, as a source."""
-
-    def __init__(self, taken: Snapshot) -> None:
-        self.policy: object = taken.policy
-        self._taken = taken
-
-    def snapshot(self) -> Snapshot:
-        return self._taken

@@ -6,9 +6,12 @@ cardinality is bounded by the policy.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from functools import reduce
+from operator import add
+from typing import TYPE_CHECKING, Protocol, TypeVar, runtime_checkable
 
 from ..errors import ConfigurationError
 
@@ -32,6 +35,10 @@ class Histogram:
     @property
     def count(self) -> int:
         return sum(self.counts)
+
+    def __add__(self, other: Histogram) -> Histogram:
+        counts = tuple([one + more for one, more in zip(self.counts, other.counts, strict=True)])
+        return Histogram(self.bounds, counts, self.sum + other.sum)
 
     def cumulative(self) -> Iterator[tuple[int, int]]:
         """(upper bound, observations up to it); the unbounded bucket, whose value is `count`, is left out."""
@@ -128,26 +135,40 @@ class Snapshot:
     bulkheads: tuple[BulkheadSnapshot, ...] = ()
     budgets: tuple[BudgetSnapshot, ...] = ()
 
+    def snapshot(self) -> Snapshot:
+        """Itself: a snapshot is a source for sinks too."""
+        return self
+
+
+S = TypeVar("S", RuleSnapshot, Snapshot)
+
 
 def total(snapshots: Sequence[Snapshot]) -> Snapshot:
     """The sum of several processes that enforce one policy."""
-    first = snapshots[0]
-    rules = {one.name: [found for each in snapshots for found in each.rules if found.name == one.name] for one in first.rules}
-    summed = {field.name: sum([getattr(one, field.name) for one in snapshots]) for field in fields(first) if field.type == "int"}
+    names = [one.name for one in snapshots[0].rules]
+    rules = [[found for each in snapshots for found in each.rules if found.name == name] for name in names]
     offenders: dict[tuple[str, str], tuple[int, int]] = {}
     for one in [found for each in snapshots for found in each.offenders]:
         count, error = offenders.get((one.rule, one.key), (0, 0))
         offenders[one.rule, one.key] = count + one.count, error + one.error
     heaviest = sorted([Offender(*key, *counts) for key, counts in offenders.items()], key=lambda one: one.error - one.count)
-    decisions = [one.decisions for one in snapshots if one.decisions is not None]
     return replace(
-        first,
-        **summed,
-        rules=tuple([_total_rule(found) for found in rules.values()]),
-        decisions=_total_histogram(decisions) if decisions else None,
+        _summed(snapshots),
+        rules=tuple([_total_rule(found) for found in rules]),
+        decisions=_total_histogram([one.decisions for one in snapshots]),
         offenders=tuple(heaviest[:10]),
         store=_total_guard([one.store for one in snapshots if one.store is not None]),
     )
+
+
+def _total_rule(found: Sequence[RuleSnapshot]) -> RuleSnapshot:
+    statuses: Counter[str] = sum([Counter(one.statuses) for one in found], Counter())
+    return replace(_summed(found), responses=_total_histogram([one.responses for one in found]), statuses=dict(statuses))
+
+
+def _total_histogram(found: Sequence[Histogram | None]) -> Histogram | None:
+    histograms = [one for one in found if one is not None]
+    return reduce(add, histograms) if histograms else None
 
 
 def _total_guard(found: Sequence[GuardStats]) -> GuardStats | None:
@@ -158,14 +179,10 @@ def _total_guard(found: Sequence[GuardStats]) -> GuardStats | None:
     return type(worst)(worst.state, worst.since_us, *[sum(counts) for counts in zip(*[one[2:] for one in found], strict=True)])
 
 
-def _total_rule(found: Sequence[RuleSnapshot]) -> RuleSnapshot:
-    summed = {field.name: sum([getattr(one, field.name) for one in found]) for field in fields(found[0]) if field.type == "int"}
-    return replace(found[0], **summed)
-
-
-def _total_histogram(found: Sequence[Histogram]) -> Histogram:
-    counts = zip(*[one.counts for one in found], strict=True)
-    return Histogram(found[0].bounds, tuple([sum(some) for some in counts]), sum([one.sum for one in found]))
+def _summed(found: Sequence[S]) -> S:
+    """The first of them, with the sums of all counters."""
+    counters = [field.name for field in fields(found[0]) if field.type == "int"]
+    return replace(found[0], **{name: sum([getattr(one, name) for one in found]) for name in counters})
 
 
 @runtime_checkable

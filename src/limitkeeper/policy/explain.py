@@ -13,12 +13,9 @@ from typing import TYPE_CHECKING
 from ..algorithms.claim import Claim
 from ..decision import Decision
 from .burst_conflicts import BUCKETS, burst_of, shares_key
-from .compiled_policy import CompiledExemption, CompiledRule, Entry, MatchedRules, identity_of, key_of, key_without_names
-from .identity.client_ip import ClientIp
-from .identity.host_names_and_patterns import host_matches
-from .identity.paths import matches_exactly, normalize_path, readings
+from .compiled_policy import CompiledPolicy, CompiledRule, Entry, MatchedRules, identity_of, key_of, key_without_names
 from .model import BLOCKED, DEGRADE, LOCAL, SHADOW, WAIT, Capacity, Key, Policy, Rule, Tiers
-from .path_matcher import PathMatcher
+from .path_matcher import matching
 from .reading.diagnostics import shorten
 from .refusal import is_concurrent
 from .request_context import RequestContext
@@ -52,6 +49,11 @@ class RuleExplanation:
     cost: int = 1
     decision: Decision | None = None
     operator: str = ""  # what an operator has set for this key
+    exempted_by: str = ""  # the exemptions that hold
+
+    @property
+    def full_reason(self) -> str:
+        return f"{self.reason}: {self.exempted_by}" if self.exempted_by else self.reason
 
     @property
     def shadow(self) -> bool:
@@ -62,9 +64,12 @@ def explain(gate: Gate, request: RequestContext) -> list[RuleExplanation]:
     """Explains every rule of the gate's policy."""
     compiled = gate.compiled
     matched = compiled.match(request)
-    hits = [compiled.matcher.find(request.method, reading)[0] for reading in readings(request.path)]
-    hosts = {index: names for some in hits for index, names in some}
+    hosts: dict[int, list[str]] = {}
+    shape = compiled.find(request).shape
+    for pattern in (pattern for reading in shape.readings for pattern in matching(reading, shape.method, None)):
+        hosts.setdefault(pattern.rule, []).append(pattern.match.host)
     exempt = True if matched.exempt else compiled.exempted_rules(matched, request)
+    exemptions = ", ".join(exemptions_of(compiled, request))
     found = []
     for index, rule in enumerate(compiled.rules):
         exempted = exempt is True or (exempt and rule.name in exempt)  # type: ignore[operator]
@@ -72,7 +77,8 @@ def explain(gate: Gate, request: RequestContext) -> list[RuleExplanation]:
         key = None if reason else rule.key_for(request)
         if not isinstance(key, str):
             absent = f"no part of its key ({key_text(rule.config.key)}) is present"
-            found.append(RuleExplanation(rule.config, False, reason or absent))
+            by = exemptions if reason == EXEMPT else ""
+            found.append(RuleExplanation(rule.config, False, reason or absent, exempted_by=by))
             continue
         if rule.capacity is not None:
             cost, share = rule.cost_for(request), rule.capacity.share
@@ -90,13 +96,14 @@ def explain(gate: Gate, request: RequestContext) -> list[RuleExplanation]:
     return found
 
 
-def why_not(rule: CompiledRule, request: RequestContext, matched: MatchedRules, hosts: tuple[str, ...] | None) -> str:
+def why_not(rule: CompiledRule, request: RequestContext, matched: MatchedRules, hosts: list[str] | None) -> str:
     """Which part of a rule's `match` or `when` does not hold; "" when all of it does. `hosts` are the rule's hosts for the path;
     None: the path does not match."""
     if rule not in matched.rules:
-        if hosts:
-            return f"expected the host {' or '.join(hosts)}, got {request.host() or 'none'}"
-        return "method and path do not match" if hosts is None else EXEMPT
+        if hosts is None:
+            return "method and path do not match"
+        names = " or ".join(dict.fromkeys(hosts))
+        return EXEMPT if "" in hosts else f"expected the host {names}, got {request.host() or 'none'}"
     when = rule.config.when
     for name in when.present:
         if identity_of(rule.identities, request, name) is None:
@@ -118,7 +125,6 @@ class RequestExplanation:
         self.policy = policy
         self.request = request
         self.rules = rules
-        self.exemptions = list(matching_exemptions(policy, request))
         self.identities = {name: identity_of(dict(policy.identify), request, name) for name in policy.identify}
 
     @property
@@ -128,17 +134,13 @@ class RequestExplanation:
 
     def text(self) -> str:
         applying = [self._columns(one) for one in self.rules if one.applies]
-        others = [[one.rule.name, self._reason(one)] for one in self.rules if not one.applies]
+        others = [[one.rule.name, one.full_reason] for one in self.rules if not one.applies]
         identities = [[name, "absent" if value is None else shorten(str(value))] for name, value in self.identities.items()]
         lines = [f"{self.request.method} {self.request.path}", *table(identities), ""]
         lines += ["applies:", *table(applying)] if applying else ["no rule applies"]
         if others:
             lines += ["", "does not apply:", *table(others)]
         return "\n".join([*lines, *self._settings(), "", self._verdict()])
-
-    def _reason(self, one: RuleExplanation) -> str:
-        """Why a rule does not apply; with the exemptions that hold."""
-        return f"{EXEMPT}: {', '.join(self.exemptions)}" if one.reason == EXEMPT and self.exemptions else one.reason
 
     def _columns(self, one: RuleExplanation) -> list[str]:
         names = key_text(one.rule.key)
@@ -222,7 +224,7 @@ class RequestExplanation:
 
     def _rule_dict(self, one: RuleExplanation) -> dict[str, object]:
         if not one.applies:
-            return {"name": one.rule.name, "applies": False, "reason": self._reason(one)}
+            return {"name": one.rule.name, "applies": False, "reason": one.full_reason}
         decisions = one.decision.decisions if one.decision is not None else ()
         limits = [
             {
@@ -250,21 +252,15 @@ class RequestExplanation:
         }
 
 
-def matching_exemptions(policy: Policy, request: RequestContext) -> Iterator[str]:
+def exemptions_of(compiled: CompiledPolicy, request: RequestContext) -> Iterator[str]:
     """The exemptions that hold for a request, by their path in the policy, with their conditions; headers are secret."""
-    identities = dict(policy.identify)
-    ip = identities.get("ip")
-    address = ip if hasattr(ip, "address") else ClientIp()
-    hits, _ = PathMatcher([exemption.match for exemption in policy.exempt]).find(request.method, normalize_path(request.path))
-    for number, hosts in hits:
-        exemption = policy.exempt[number]
-        host = not hosts or any(host_matches(pattern, request.host()) for pattern in hosts)
-        exact = any(matches_exactly(match.path, request.path) for match in exemption.match if match.path)
-        if (
-            host
-            and (exact or not any(match.path for match in exemption.match))
-            and CompiledExemption(exemption).applies(identities, request, address)
-        ):
+    shape, header = compiled.find(request).shape, request.header("host")
+    hosts = compiled.patterns_of_header(header) if header else ()
+    readings = [{*matching(reading, shape.method, hosts)} - shape.inexact for reading in shape.readings]
+    matched = [{pattern.rule - len(compiled.rules) for pattern in patterns} for patterns in readings]
+    for number, exemption in enumerate(compiled.policy.exempt):
+        compiled_one = compiled.exemptions[number]
+        if all(number in some for some in matched) and compiled_one.applies(compiled.identities, request, compiled.client_ip):
             parts = [match.path or match.host or "every path" for match in exemption.match]
             parts += [*exemption.networks, *(f"header {name}" for name, _ in exemption.headers)]
             parts += [f"{name} = {' or '.join(values)}" for name, values in exemption.when.equals]

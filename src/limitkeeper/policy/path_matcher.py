@@ -21,8 +21,6 @@ from .model import Match
 
 #: A rule without methods does not match it: one message of a connection is no request.
 MESSAGE = "MESSAGE"
-#: (rule's index, hosts to compare; none: any host)
-Hit = tuple[int, tuple[str, ...]]
 
 
 class Pattern(NamedTuple):
@@ -115,19 +113,6 @@ class PathMatcher:
     def segments_of(self, path: str) -> list[str]:
         """As the function; the last one holds whatever is deeper than any rule, so that depth costs nothing."""
         return segments_of(path, self.depth)
-
-    def find(self, method: str, path: str) -> tuple[tuple[Hit, ...], dict[str, str]]:
-        """The rules that match a method and a normalised path, in order, for any host, and what their templates captured."""
-        segments = self.segments_of(path)
-        found: dict[int, tuple[str, ...]] = {}
-        captured: dict[str, str] = {}
-        for pattern in matching(self.walk(segments)[0], method, None):
-            host = pattern.match.host
-            hosts = found.get(pattern.rule, (host,))
-            found[pattern.rule] = () if not host or not hosts else (*hosts, host)
-            for depth, name in pattern.names:
-                captured[name] = segments[depth]
-        return tuple((index, tuple(dict.fromkeys(found[index]))) for index in sorted(found)), captured
 
     def walk(self, segments: list[str]) -> tuple[Shape, list[Node]]:
         """The pattern sets of a path, and the nodes where it ends."""

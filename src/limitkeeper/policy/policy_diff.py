@@ -76,7 +76,7 @@ Written = tuple[Any, MappingNode]
 def read_source_policy(path: str | Path) -> SourcePolicy:
     """Reads a policy file. Raises PolicyError with all errors."""
     policy, context = examine(path, keys_needed=False)
-    tree = parse_tree(open_source(path)[0], context)
+    tree = None if policy is None else parse_tree(open_source(path)[0], context)
     if policy is None or not isinstance(tree, MappingNode):
         raise context.policy_error()
     return SourcePolicy(policy, tree, tuple(sorted(context.secrets, key=len, reverse=True)))

@@ -30,9 +30,9 @@ from .gate import Gate
 from .model import Policy, RetryAfter, Rule
 from .one_line_request import parse_request
 from .reading.diagnostics import INVALID, Invalid, ParseContext, ParseError, TooManyErrors, did_you_mean, split_remedy
-from .reading.load import examine, open_source, parse_tree
+from .reading.load import examine, open_source, parse_source
 from .reading.nodes import Node, find_position
-from .reading.validators import AnyOf, Duration, Field, Fields, Integer, ListOf, ParsedFields, Text
+from .reading.validators import AnyOf, Duration, Field, Fields, Integer, ListOf, ParsedFields, Text, is_number
 from .refusal import PENALTY_BOX
 
 NEVER = "never"
@@ -83,10 +83,6 @@ def parse_retry(value: Any) -> int | str:
         return NEVER if value == NEVER else duration_us(value)
     except (InvalidLimit, ValueError, OverflowError):
         raise ParseError(f"expected a duration or never, got {value!r}", "write it like 200ms, 30s or never") from None
-
-
-def is_number(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 class NodeText(Text[Any]):
@@ -164,9 +160,8 @@ def run_policy_tests(path: str | Path) -> PolicyTestRun:
     """Reads a test file and runs its tests. Raises ConfigurationError only for a file that can't be read."""
     data, context = open_source(path, "policy test")
     run = PolicyTestRun(context)
-    tree = parse_tree(data, context)
+    found = parse_source(data, FILE, context)
     try:
-        found = INVALID if tree is None else FILE.parse(tree, context)
         policy = INVALID if found is INVALID or "policy" not in found.values else load_policy(found["policy"], context)
         if found is INVALID or policy is INVALID or context.failed:
             return run

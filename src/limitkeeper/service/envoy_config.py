@@ -18,11 +18,10 @@ from ..algorithms.claim import NamedLimit
 from ..algorithms.limit import Limit
 from ..algorithms.limit_parser import parse_limit
 from ..errors import ConfigurationError, InvalidLimit
-from ..policy.reading.diagnostics import INVALID, Invalid, ParseContext, ParseError, TooManyErrors, bounded_text
-from ..policy.reading.load import parse_tree
+from ..policy.reading.diagnostics import Invalid, ParseContext, ParseError, bounded_text
+from ..policy.reading.load import open_source, read_source
 from ..policy.reading.nodes import SourcePosition
 from ..policy.reading.validators import Boolean, Choice, Field, Fields, Integer, ListOf, ParsedFields, Text
-from ..policy.reading.yaml import MAX_BYTES
 from ..rate import MAX_COUNT, duration_us
 
 DAY = 86_400_000_000
@@ -215,11 +214,7 @@ def load_domains(path: str) -> dict[str, Domain]:
     """The domains of a file or folder, by name. Raises PolicyError with all errors of a file."""
     found: dict[str, Domain] = {}
     for file in config_files(path):
-        try:
-            with file.open("rb") as stream:
-                domain = read_domain(stream.read(MAX_BYTES + 1), str(file))
-        except OSError as error:
-            raise ConfigurationError(f"{file}: can't read the Envoy limits: {error.strerror}") from None
+        domain = read_domain(open_source(file, "Envoy limits")[0], str(file))
         if found.setdefault(domain.name, domain) is not domain:
             raise ConfigurationError(f"{file}: duplicate domain {domain.name!r}; write all its descriptors in one file")
     if not found:
@@ -228,13 +223,4 @@ def load_domains(path: str) -> dict[str, Domain]:
 
 
 def read_domain(data: bytes, file: str = "<text>") -> Domain:
-    context = ParseContext(file, data.decode("utf-8-sig", "replace").splitlines())
-    domain: Domain | Invalid = INVALID
-    try:
-        tree = parse_tree(data, context)
-        domain = INVALID if tree is None else DOMAIN.parse(tree, context)
-    except TooManyErrors:
-        pass
-    if domain is INVALID or context.failed:
-        raise context.policy_error()
-    return domain
+    return read_source(data, DOMAIN, ParseContext(file, data.decode("utf-8-sig", "replace").splitlines()))

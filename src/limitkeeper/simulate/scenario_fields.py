@@ -117,7 +117,7 @@ SERVICE_TIME: AnyOf[ServiceTime] = Fields(
     {},
     lambda fields, context: ServiceTime.of(fields.values),
     others=TIME,
-    check_key=check_time_name,
+    key=Text("a part of a service time", check_time_name),
     example="{p50: 20ms, p95: 60ms}",
 ).or_else("a service time", scalar=TIME.map(lambda time_us: ServiceTime(constant_us=time_us)))
 
@@ -130,7 +130,7 @@ PROFILE = Fields(
     {},
     lambda fields, context: sorted((parse_time(at), rate) for at, rate in fields.values.items()),
     others=RATE,
-    check_key=parse_time,
+    key=Text("a time", parse_time),
     minimum=1,
     example="{0s: 500/s, 60s: 20000/s}",
 )
@@ -185,7 +185,7 @@ REQUESTS = Fields(
     {},
     lambda fields, context: tuple(fields.values.items()),
     others=Number("a weight", 0, 1e9, share=True),
-    check_key=parse_endpoint,
+    key=ENDPOINT,
     minimum=1,
     example="{POST /checkout: 20%, GET /products: 80%}",
 ).or_else("requests", scalar=ENDPOINT.map(lambda one: ((one, 1.0),)))
@@ -337,7 +337,7 @@ def check_calls(services: Mapping[str, ServiceSettings], fields: ParsedFields, c
 
 
 def mapping_of(what: str, item: Validator[Any], minimum: int = 0) -> Fields[dict[str, Any]]:
-    return Fields(what, {}, as_dict, others=item, check_key=bounded_text, minimum=minimum)
+    return Fields(what, {}, as_dict, others=item, key=TEXT, minimum=minimum)
 
 
 LIMIT, ABOUT = Text("a limit", parse_single_limit, "token bucket 5/s burst 10"), Text("a string", str)

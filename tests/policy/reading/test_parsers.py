@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from limitkeeper import FixedWindow, TokenBucket
 from limitkeeper.policy.compiled_policy import join_key
 from limitkeeper.policy.model import Match, OnFailure, OnRefusal
-from limitkeeper.policy.path_matcher import PathMatcher
+from limitkeeper.policy.path_matcher import PathMatcher, matching
 from limitkeeper.policy.reading import value_parsers
 from limitkeeper.policy.reading.diagnostics import ParseError, did_you_mean, nearest
 from limitkeeper.policy.reading.semantic_checks import covers
@@ -206,8 +206,7 @@ REQUEST = st.tuples(METHODS, st.lists(st.sampled_from("abc"), max_size=4), st.sa
 
 def matches(match: Match, request: tuple[str, list[str], str]) -> bool:
     method, segments, host = request
-    hits, _ = PathMatcher([[match]]).find(method, "/" + "/".join(segments))
-    return bool(hits) and match.host in ("", host)
+    return any(matching(PathMatcher([[match]]).walk(segments)[0], method, (host,)))
 
 
 @given(wide=MATCHES, narrow=MATCHES, requests=st.lists(REQUEST, min_size=5, max_size=20))

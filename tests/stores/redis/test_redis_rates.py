@@ -355,7 +355,8 @@ def test_a_refund_that_is_the_first_call_of_a_rate_moves_waiters_up(valkey: Valk
     """The rate starts with `initial`, so it is registered before the waiters of another rate of its name are rebooked."""
     clock = ManualClock(NOON)
     with RedisStore(valkey.url, prefix=f"refund {next(_fresh)}", clock=clock, timeout="60s") as store:
-        one, other = (Limiter({"limit": TokenBucket(rate, burst=9, initial=3)}, store=store, name="api") for rate in ("1/s", "2/s"))
+        buckets = (TokenBucket(rate, burst=9, initial=3) for rate in ("1/s", "2/s"))
+        one, other = (Limiter({"limit": bucket}, store=store, name="api") for bucket in buckets)
         assert one.hit("k", 3)
         waiting = one.reserve("k", 2)
         assert waiting.wait == 2

@@ -56,15 +56,8 @@ def host_pattern(text: str) -> str:
     return f"*.{host}" if bare.startswith("*.") else host
 
 
-def host_matches(pattern: str, host: str) -> bool:
-    """Whether a canonical pattern matches a canonical host; "" matches any. `*.example.com` does not match example.com."""
-    if pattern[:2] == "*.":
-        return host.endswith(pattern[1:])
-    return not pattern or pattern == host
-
-
 def patterns_of(host: str) -> list[str]:
-    """All patterns that match a canonical host: itself, and one for each parent domain."""
+    """All patterns that match a canonical host: itself, and one for each parent domain (example.com is not `*.example.com`)."""
     labels = host.split(".")
     return [host, *("*." + ".".join(labels[i:]) for i in range(1, len(labels)))]
 

@@ -76,7 +76,10 @@ class Assembly:
             others = [name for name in ("guarantee", "share") if name in fields]
             message, remedy = "a part of a capacity, and this rule has none", "add capacity: 350/s"
         else:
-            wrong = {"on_refusal": fields.get("on_refusal", OnRefusal()).action == WAIT, "cost": is_settled(fields.get("cost"))}
+            wrong = {
+                "on_refusal": fields.get("on_refusal", OnRefusal()).action == WAIT,
+                "cost": fields.get("cost", Cost()).source == "response",
+            }
             others = [name for name in WITHOUT_CAPACITY if name in fields and wrong.get(name, True)]
             message, remedy = (
                 "about the limit of one key, and a capacity is one rate for all",
@@ -167,11 +170,6 @@ def all_limits(limit: Limits | Tiers | Invalid) -> Limits:
     if isinstance(limit, Tiers):
         return (*limit.otherwise, *(one for _, limits in limit.limits for one in limits))
     return () if limit is INVALID else limit
-
-
-def is_settled(cost: Cost | None) -> bool:
-    """Whether a cost is known only at the end of the response."""
-    return cost is not None and cost.source == "response"
 
 
 def counted(parts: int) -> str:

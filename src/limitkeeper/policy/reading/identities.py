@@ -47,18 +47,20 @@ CALLABLE: Text[Callable[..., object]] = Text(
     "package.module:attribute",
     accepts=callable,
 )
+STRING = Text("a string", bounded_text)
 NETWORKS = ListOf(Text("a network", parsers.parse_network, "10.0.0.0/8"), "networks")
 PROXIES = ListOf(Text("a network", parsers.parse_trusted_proxy, "10.0.0.0/8"), "networks", minimum=0)
-CLASSES = Fields("network", {}, as_pairs, others=NETWORKS, check_key=bounded_text, minimum=1, example="{internal: [10.1.0.0/16]}")
+CLASSES = Fields("network", {}, as_pairs, others=NETWORKS, key=STRING, minimum=1, example="{internal: [10.1.0.0/16]}")
 ALGORITHMS = ListOf(Text("an algorithm", bounded_text, "RS256"), "algorithms")
 VALUE = Text("a value", parsers.parse_value, "free", loose=True)
 NAME = Text("a name", bounded_text, "api_key")
 CAPTURE = Text("a captured name", lambda text: bounded_text(text).strip("{}"), "order_id")
-STRING = Text("a string", bounded_text)
+HEADER_NAME = Text("the name of a header", parsers.parse_header_name, texts=parsers.HEADER_NAMES)
+IDENTITY_NAME = Text("an identity", parsers.parse_identity_name, "user", texts=parsers.IDENTITY_NAMES)
 
 
 def header_field(description: str, example: str) -> Field:
-    return Field(Text("the name of a header", parsers.parse_header_name, example, texts=parsers.HEADER_NAMES), description)
+    return Field(replace(HEADER_NAME, example=example), description)
 
 
 JWT: Fields[ParsedFields] = Fields(
@@ -109,8 +111,7 @@ IDENTIFY: Fields[ParsedFields] = Fields(
     "identify",
     {},
     others=AnyOf("an identity", mapping=IDENTITY, accepts=lambda value: callable(getattr(value, "of", None))),
-    check_key=parsers.parse_identity_name,
-    keys=parsers.IDENTITY_NAMES,
+    key=IDENTITY_NAME,
     example="{user: {header: X-User}}",
 )
 

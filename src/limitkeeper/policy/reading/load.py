@@ -8,17 +8,22 @@ import os
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import TypeVar
 
 from ...errors import ConfigurationError
 from ..model import Policy
 from .assembly import Assembly
-from .diagnostics import INVALID, SYNTAX, WARNING, ParseContext, TooManyErrors
+from .diagnostics import INVALID, SYNTAX, WARNING, Invalid, ParseContext, TooManyErrors
 from .nodes import Node, SourceError, from_python
 from .policy_schema import POLICY
 from .semantic_checks import SemanticChecks
+from .validators import Validator
 from .yaml import MAX_BYTES, decode_text, parse_yaml
 
 log = logging.getLogger("limitkeeper")
+T = TypeVar("T")
+#: The bytes of a file, YAML text, or Python values.
+Source = bytes | str | Mapping[str, object]
 
 
 def load(path: str | Path) -> Policy:
@@ -31,17 +36,13 @@ def read(text: str, folder: Path | None = None) -> Policy:
     if not isinstance(text, str):
         raise ConfigurationError(f"expected the text of a policy, got {text!r:.60}; Policy.load(path) reads a file")
     context = ParseContext("<text>", text.splitlines(), folder or Path())
-    return _finish(_from_text(text, context, None), context)
+    return _finish(_assemble(text, context, None), context)
 
 
 def from_fields(fields: Mapping[str, object]) -> Policy:
     """Reads a policy that is written in Python."""
     context = ParseContext()
-    try:
-        return _finish(_from_tree(from_python(fields), context, None), context)
-    except SourceError as error:
-        context.error(error.position, error.message)
-        raise context.policy_error() from None
+    return _finish(_assemble(fields, context, None), context)
 
 
 def examine(path: str | Path, imports: bool = False, keys_needed: bool = True) -> tuple[Policy | None, ParseContext]:
@@ -49,7 +50,7 @@ def examine(path: str | Path, imports: bool = False, keys_needed: bool = True) -
     can't be read. Without `keys_needed`, a policy whose keys are missing identifies no token."""
     data, context = open_source(path)
     context.imports, context.keys_needed = imports, keys_needed
-    return _from_text(data, context, Path(path)), context
+    return _assemble(data, context, Path(path)), context
 
 
 def open_source(path: str | Path, noun: str = "policy") -> tuple[bytes, ParseContext]:
@@ -66,40 +67,52 @@ def open_source(path: str | Path, noun: str = "policy") -> tuple[bytes, ParseCon
     return data, ParseContext(str(path), data.decode("utf-8-sig", "replace").splitlines(), file.parent)
 
 
-def parse_tree(data: bytes | str, context: ParseContext) -> Node | None:
-    """The tree of a YAML text; None after adding its syntax errors, if it has no tree or too many of them."""
+def parse_tree(source: Source, context: ParseContext) -> Node | None:
+    """The tree of a source; None after adding its errors, if it has none."""
+    tree, errors = None, list[SourceError]()
     try:
-        tree, errors = parse_yaml(decode_text(data) if isinstance(data, bytes) else data)
+        if isinstance(source, Mapping):
+            tree = from_python(source)
+        else:
+            tree, errors = parse_yaml(decode_text(source) if isinstance(source, bytes) else source)
     except SourceError as error:
-        tree, errors = None, [error]
-    try:
-        for one in errors:
-            context.error(one.position, one.message, one.suggestion, one.text, SYNTAX)
-    except TooManyErrors:
-        return None
+        errors = [error]
+    for one in errors:
+        context.error(one.position, one.message, one.suggestion, one.text, SYNTAX)
     return tree
 
 
-def _from_text(data: bytes | str, context: ParseContext, source: Path | None) -> Policy | None:
-    tree = parse_tree(data, context)
-    policy = None if tree is None else _from_tree(tree, context, source)
-    return None if policy is None else replace(policy, version=_version(data))
-
-
-def _from_tree(tree: Node, context: ParseContext, source: Path | None) -> Policy | None:
+def parse_source(source: Source, validator: Validator[T], context: ParseContext) -> T | Invalid:
+    """What a validator reads from a source; INVALID after adding its errors."""
     try:
-        fields = POLICY.parse(tree, context)
-        if fields is INVALID:
-            return None
-        assembly = Assembly(fields, context, source)
+        tree = parse_tree(source, context)
+        return INVALID if tree is None else validator.parse(tree, context)
+    except TooManyErrors:
+        return INVALID
+
+
+def read_source(source: Source, validator: Validator[T], context: ParseContext) -> T:
+    """As `parse_source`; PolicyError with all errors."""
+    found = parse_source(source, validator, context)
+    if found is INVALID or context.failed:
+        raise context.policy_error()
+    return found
+
+
+def _assemble(source: Source, context: ParseContext, path: Path | None) -> Policy | None:
+    """The policy of a source; None: it has errors."""
+    fields = parse_source(source, POLICY, context)
+    if fields is INVALID:
+        return None
+    try:
+        assembly = Assembly(fields, context, path)
         SemanticChecks(assembly).run()
     except TooManyErrors:
         return None
-    return None if context.failed else assembly.policy
-
-
-def _version(data: bytes | str) -> str:
-    return hashlib.sha256(data if isinstance(data, bytes) else data.encode("utf-8", "surrogatepass")).hexdigest()[:12]
+    if context.failed or isinstance(source, Mapping):
+        return None if context.failed else assembly.policy
+    data = source if isinstance(source, bytes) else source.encode("utf-8", "surrogatepass")
+    return replace(assembly.policy, version=hashlib.sha256(data).hexdigest()[:12])
 
 
 def _finish(policy: Policy | None, context: ParseContext) -> Policy:

@@ -12,20 +12,11 @@ from ...algorithms.limit import Limit
 from ...concurrency.dependency_rate_caps import DependencyCap
 from ..model import Exemption, Headers, Match, PenaltyBoxConfig, RetryAmplification, When
 from .diagnostics import SCHEMA, Invalid, ParseContext, bounded_text
-from .identities import IDENTIFY, NETWORKS
+from .identities import HEADER_NAME, IDENTIFY, NETWORKS
 from .nodes import find_position
 from .rule_fields import HOST, KEY, MATCHES, ON_FAILURE, PATHS, PROBLEM, RULE, RULE_NAME, SAFE_CONCURRENCY, WHEN
 from .validators import AnyOf, Boolean, Choice, Duration, Field, Fields, Integer, ListOf, ParsedFields, Text, Url, as_pairs, is_a
-from .value_parsers import (
-    HEADER_NAMES,
-    parse_cap,
-    parse_field_name,
-    parse_header_name,
-    parse_rule_name,
-    parse_single_limit,
-    parse_store_url,
-)
-from .value_parsers import RULE_NAMES as RULE_NAMES_SCHEMA
+from .value_parsers import HEADER_NAMES, parse_cap, parse_field_name, parse_single_limit, parse_store_url
 
 _NO_HEADERS = Headers(wire="none", x=False, reset="off", success="never", partition=False, cors=False)
 SELECTORS = ("path", "match", "network", "header", "when")
@@ -47,8 +38,7 @@ HEADER_VALUES = Fields(
     {},
     as_pairs,
     others=HEADER_VALUE,
-    check_key=parse_header_name,
-    keys=HEADER_NAMES,
+    key=HEADER_NAME,
     minimum=1,
     example="{X-Probe: {env: PROBE_TOKEN}}",
 )
@@ -190,8 +180,7 @@ DEPENDENCIES = Fields(
     {},
     lambda fields, context: dict(as_pairs(fields, context)),
     others=CAP,
-    check_key=parse_rule_name,
-    keys=RULE_NAMES_SCHEMA,
+    key=RULE_NAME,
     example="{inventory: 300/s, payment: {rate: 200/s, concurrent: 40}}",
 )
 STORE = Url("the URL of a store", parse_store_url, "redis://localhost:6379 or memory://")

@@ -17,7 +17,7 @@ from ...rate import Rate
 from ..model import SHARE, SKIP, Capacity, Charge, Cost, Limits, Match, Once, OnFailure, OnRefusal, Overrides, RetryAfter, When
 from . import value_parsers as parsers
 from .diagnostics import INVALID, ParseContext, ParseError, bounded_text
-from .identities import CALLABLE, header_field
+from .identities import CALLABLE, IDENTITY_NAME, header_field
 from .nodes import ListNode, MappingNode, Node
 from .validators import (
     AnyOf,
@@ -34,13 +34,13 @@ from .validators import (
     Validator,
     as_pairs,
     is_a,
+    is_number,
 )
 
 MAX_COST = 1_000_000_000
 #: After so long a request no longer counts as concurrent, should its end never be known.
 HOLD_US = 60_000_000
 STRING = Text("a string", bounded_text, loose=True)
-IDENTITY_NAME = Text("an identity", parsers.parse_identity_name, "user", texts=parsers.IDENTITY_NAMES)
 METHODS = ListOf(Text("a method", parsers.parse_methods, "GET, HEAD"), "methods").map(lambda sets: frozenset[str]().union(*sets))
 HOST = Text("a host", parsers.parse_host, "api.example.com")
 PATH = Text("a path", parsers.parse_path, "/checkout")
@@ -72,8 +72,7 @@ WHEN = Fields(
     },
     _when,
     others=ListOf(STRING, "a value, or a list of them"),
-    check_key=parsers.parse_identity_name,
-    keys=parsers.IDENTITY_NAMES,
+    key=IDENTITY_NAME,
     minimum=1,
     example="{present: partner}",
 )
@@ -112,7 +111,7 @@ TIERS: Fields[ParsedFields] = Fields(
         "default": Field(LIMITS, "For values that are not listed; default: the limit of the identity's default."),
     },
     others=LIMITS,
-    check_key=bounded_text,
+    key=STRING,
 )
 LIMIT: AnyOf[Limits | ParsedFields] = AnyOf("a limit", scalar=LIMITS.scalar, items=LIMITS.items, mapping=TIERS)
 KEY_PART: Text[str | None] = Text("a string", bounded_text, accepts=lambda value: value is None, loose=True)
@@ -271,15 +270,11 @@ ALERT = Text(
     "a percentage",
     parsers.parse_percent,
     "80%",
-    accepts=lambda value: isinstance(value, (int, float)) and not isinstance(value, bool),
+    accepts=is_number,
     convert=_check_fraction,
     numbers={"type": "number", "minimum": 0.01, "maximum": 1},
 )
 PROBLEM = Field(Boolean(), "Refusals are application/problem+json.")
-
-
-def _concurrent(fields: ParsedFields, context: ParseContext) -> Limit:
-    return SlidingWindowLog(Rate(fields["max"], fields.get("hold", HOLD_US)))
 
 
 PLACES = Integer("requests at a time", 1, 1_000_000)
@@ -289,7 +284,7 @@ CONCURRENT = Fields(
         "max": Field(PLACES, "Requests of a key at a time.", True),
         "hold": Field(Duration("1s", "1d"), "A request that takes longer no longer counts; default 1min."),
     },
-    _concurrent,
+    lambda fields, context: SlidingWindowLog(Rate(fields["max"], fields.get("hold", HOLD_US))),
     example="40",
 ).or_else("a number of requests", scalar=PLACES.map(lambda most: SlidingWindowLog(Rate(most, HOLD_US))), accepts=is_a(Limit))
 RATE = Text("a rate", parsers.parse_rate_alone, "350/s", accepts=is_a(Rate))
@@ -302,10 +297,8 @@ CAPACITY = Fields(
     lambda fields, context: Capacity(fields["rate"], fields.get("window", 1_000_000)),
     example="350/s",
 ).or_else("a rate", scalar=RATE.map(Capacity), accepts=is_a(Capacity))
-GUARANTEE = Fields("guarantee", {}, as_pairs, others=RATE, check_key=bounded_text, minimum=1, example="{acme: 200/s}")
-SHARES = Fields(
-    "share", {}, as_pairs, others=Integer("a weight", 1, 1000), check_key=bounded_text, minimum=1, example="{acme: 3}"
-)
+GUARANTEE = Fields("guarantee", {}, as_pairs, others=RATE, key=STRING, minimum=1, example="{acme: 200/s}")
+SHARES = Fields("share", {}, as_pairs, others=Integer("a weight", 1, 1000), key=STRING, minimum=1, example="{acme: 3}")
 SAFE_CONCURRENCY = Field(Integer("concurrent requests", 1, 1_000_000), "Of one instance; larger bursts give a warning.")
 RULE_NAME = Text("a name", parsers.parse_rule_name, "checkout", loose=True, texts=parsers.RULE_NAMES)
 MESSAGE_TEXT = Text("a message", parsers.parse_message, '"Too many. Retry after {retry_after}s."')

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from copy import copy
 from dataclasses import KW_ONLY, dataclass, field, replace
 from datetime import timedelta
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeGuard, TypeVar
 
 from ...errors import ConfigurationError, InvalidLimit
 from ...rate import duration_us
@@ -84,6 +84,10 @@ def unchanged(value: Any) -> Any:
     return value
 
 
+def is_number(value: object) -> TypeGuard[float]:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
 def is_a(kind: type) -> Callable[[object], bool]:
     """Recognizes the values of a type, for `accepts`."""
     return lambda value: isinstance(value, kind)
@@ -129,9 +133,9 @@ class Text(Validator[T_co]):
         try:
             if self.accepts(value):
                 return self.convert(value)
-            if isinstance(value, (int, float)) and not isinstance(value, bool) and self.numbers is not None:
+            if is_number(value) and self.numbers is not None:
                 text = str(int(value)) if math.isfinite(value) and value == int(value) else text
-            elif not isinstance(value, str) and not (self.loose and is_loose(value)):
+            elif not isinstance(value, str) and not (self.loose and isinstance(value, (int, float)) and abs(value) <= MAX_LOOSE):
                 return self.reject(node, context)
             return self.parser(text)
         except ParseError as error:
@@ -141,10 +145,8 @@ class Text(Validator[T_co]):
 
 #: A number that is taken as its text.
 LOOSE_NUMBER = {"type": "number", "minimum": -MAX_LOOSE, "maximum": MAX_LOOSE}
-
-
-def is_loose(value: object) -> bool:
-    return isinstance(value, (bool, int, float)) and -MAX_LOOSE <= value <= MAX_LOOSE
+#: A key of a mapping that may be any text.
+ANY_KEY = Text("a key", str)
 
 
 class Url(Text[str]):
@@ -365,8 +367,7 @@ def as_pairs(fields: ParsedFields, context: ParseContext) -> Any:
 class Fields(Validator[T_co]):
     """A mapping of known fields. `build(fields, context)` makes the value.
 
-    others      validator of the values of any other key; `check_key` raises ParseError for a key that is not allowed
-    keys        the JSON Schema of such keys, where it rejects exactly what `check_key` does
+    others      validator of the values of any other key; `key` is that of the key itself
     one_of      exactly one of these fields must be there
     rules       more of the JSON Schema, which `build` checks too
     renamed     other names of fields, and what to write instead, for the error message
@@ -378,8 +379,7 @@ class Fields(Validator[T_co]):
     build: Callable[[ParsedFields, ParseContext], T_co | Invalid] = as_fields
     _: KW_ONLY
     others: Validator[object] | None = None
-    check_key: Callable[[str], object] = str
-    keys: Mapping[str, object] | None = None
+    key: Text[object] = ANY_KEY
     rules: Mapping[str, object] = field(default_factory=dict)
     one_of: tuple[str, ...] = ()
     renamed: Mapping[str, str] = field(default_factory=dict)
@@ -392,8 +392,6 @@ class Fields(Validator[T_co]):
         required = [name for name, one in self.specs.items() if one.required and not one.unless]
         options = [(name, *one.unless) for name, one in self.specs.items() if one.unless]
         either = [{"anyOf": [{"required": [name]} for name in names]} for names in options]
-        if self.check_key is bounded_text:
-            self.keys = {"maxLength": MAX_TEXT}
         self.schema = {
             **self.rules,
             "type": "object",
@@ -401,7 +399,7 @@ class Fields(Validator[T_co]):
             "additionalProperties": False if self.others is None else self.others.schema,
             "minProperties": self.minimum,
             "maxProperties": MAX_FIELDS,
-            **({"propertyNames": {"anyOf": [{"enum": list(self.specs)}, self.keys]}} if self.keys is not None else {}),
+            **({"propertyNames": {"anyOf": [{"enum": list(self.specs)}, self.key.texts]}} if self.key.texts is not None else {}),
             **({"required": required} if required else {}),
             **({"allOf": either} if either else {}),
             **({"oneOf": [{"required": [name]} for name in self.one_of]} if self.one_of else {}),
@@ -440,9 +438,9 @@ class Fields(Validator[T_co]):
             return context.error(key.position, f"unknown field {shorten(text)!r} in {self.name}", remedy, text, SCHEMA)
         value = self.others.parse(item, context)
         try:
-            self.check_key(text)
+            self.key.parser(text)
         except ParseError as error:
-            return context.parse_error(key, error, SEMANTIC if self.keys is None else SCHEMA)
+            return context.parse_error(key, error, SEMANTIC if self.key.texts is None else SCHEMA)
         return value
 
     def _check_presence(self, fields: ParsedFields, context: ParseContext) -> None:
