@@ -135,10 +135,9 @@ class ServerStore(PlannedStore):
 
     # Calls -----------------------------------------------------------------------------------------------------
 
-    def run_plan(self, plan: Work[T], long: bool = False, to_end: bool = False, least_us: int = 0) -> T:
-        """Performs a plan or makes a request (if need be `to_end`) within the budget, which is `least_us` or more; a `long` plan
-        has it for each step."""
-        deadline = self._now_us() + max(self.timeout_us, least_us)
+    def run_plan(self, plan: Work[T], long: bool = False, to_end: bool = False, budget_us: int = 0) -> T:
+        """Performs a plan or makes a request (if need be `to_end`) within the budget; a `long` plan has it for each step."""
+        deadline = self._now_us() + (budget_us or self.timeout_us)
         if isinstance(plan, FirstUse):
             self.pool.run(plan.register(), deadline)
             plan = cast(Plan[T] | Request[T], plan.then())
@@ -248,7 +247,11 @@ class ServerHash:
         self._store, self._name = store, name
 
     def read(self) -> dict[str, str]:
-        return self._store.run_plan(self._store.plan_hash(self._name), least_us=HASH_BUDGET_US)
+        return self._call()
 
     def write(self, field: str, value: str | None) -> None:
-        self._store.run_plan(self._store.plan_hash(self._name, field, value), least_us=HASH_BUDGET_US)
+        self._call(field, value)
+
+    def _call(self, *change: str | None) -> dict[str, str]:
+        store = self._store
+        return store.run_plan(store.plan_hash(self._name, *change), budget_us=max(store.timeout_us, HASH_BUDGET_US))
