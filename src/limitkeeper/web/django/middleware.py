@@ -135,6 +135,7 @@ def respond(gate: Gate, view: Handler, request: HttpRequest, *args: object, **na
     """Evaluates the request, calls the view or refuses, and settles. Where a degrade handler returns None, the view answers."""
     evaluation = record(request, gate.ask(DjangoRequestContext(request)))
     if evaluation.wait_us > 0 and has_disconnected(request.META):
+        evaluation.settle(UNKNOWN)
         return HttpResponse(status=GONE)
     if not evaluation.allowed:
         handler = evaluation.degrade
@@ -151,6 +152,8 @@ def respond(gate: Gate, view: Handler, request: HttpRequest, *args: object, **na
         raise
     settlement = settlement_of(evaluation, response, request)
     refusing = settlement.afford(settlement.size)
+    if refusing is None and settlement.holds_place:
+        settlement = settle_streamed(settlement, response)
     settlement.settle()
     return add_fields(request, response if refusing is None else refusal_response(refusing, request))
 
@@ -179,6 +182,8 @@ async def arespond(gate: Gate, view: Handler, request: HttpRequest, *args: objec
         raise
     settlement = settlement_of(evaluation, response, request)
     refusing = await settlement.aafford(settlement.size)
+    if refusing is None and settlement.holds_place:
+        settlement = settle_streamed(settlement, response)
     await settlement.asettle()
     return add_fields(request, response if refusing is None else refusal_response(refusing, request))
 
@@ -225,10 +230,18 @@ def settlement_of(evaluation: Evaluation, response: HttpResponseBase, request: H
     elif response.headers.get("Content-Length", "").isdecimal():
         settlement.size = int(response.headers["Content-Length"])  # a file, which the server may send itself
     else:
-        chunks = response.streaming_content
-        response.streaming_content = (AsyncSettlingBody if response.is_async else SettlingBody)(chunks, settlement)
-        return Settlement(())
+        return settle_streamed(settlement, response)
     return settlement
+
+
+def settle_streamed(settlement: Settlement, response: HttpResponseBase) -> Settlement:
+    """Leaves a settlement to the end of a streamed body, and returns an empty one for now."""
+    if not response.streaming:
+        return settlement
+    settlement.size = 0
+    kind = AsyncSettlingBody if response.is_async else SettlingBody
+    response.streaming_content = kind(response.streaming_content, settlement)
+    return Settlement(())
 
 
 def settle_rendered(settlement: Settlement, response: HttpResponse) -> None:
