@@ -64,6 +64,8 @@ SOCKETS = frozenset({"localhost", "<local>", "unix", "unix:"})
 #: The text of fields whose value is constant for a limit; and the names of such fields.
 CONSTANT: dict[tuple[bytes, bytes], tuple[str, str]] = {}
 CONSTANT_NAMES = frozenset({b"ratelimit-policy", b"x-ratelimit-limit", b"access-control-expose-headers"})
+#: Methods whose requests rarely have a body.
+BODILESS = frozenset({"GET", "HEAD", "OPTIONS"})
 #: The environ keys of header names that policies read.
 KEYS: dict[str, str] = {"content-type": "CONTENT_TYPE", "content-length": "CONTENT_LENGTH"}
 MAX_KEYS = 1000
@@ -108,6 +110,12 @@ class WsgiRequestContext(RequestContext):
     def differs(self, kind: str, name: str) -> bool:
         """The server has joined repeated lines of a header: the application sees the same value."""
         return kind == "query" and query_values(self.environ.get("QUERY_STRING") or "", name)[1]
+
+    def may_have_body(self) -> bool:
+        """HTTP/2 need not announce a body, and one that is not announced is not read here."""
+        announced = RequestContext.may_have_body(self) or bool(self.environ.get("CONTENT_LENGTH"))
+        unannounced = self.method not in BODILESS and self.environ.get("SERVER_PROTOCOL", "") >= "HTTP/2"
+        return RequestContext.may_have_body(self) if announced else unannounced
 
     def body(self) -> bytes | None:
         return read_input(self.environ)

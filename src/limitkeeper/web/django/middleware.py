@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from functools import partial
 from inspect import isawaitable
+from io import SEEK_END
 
 from asgiref.sync import async_to_sync, iscoroutinefunction, markcoroutinefunction, sync_to_async
 from django.core.exceptions import BadRequest, MiddlewareNotUsed, PermissionDenied, RequestDataTooBig, SuspiciousOperation
@@ -118,6 +119,18 @@ class DjangoRequestContext(WsgiRequestContext):
 
     def route(self) -> str | None:
         return getattr(self.raw.resolver_match, "route", None)
+
+    def may_have_body(self) -> bool:
+        """HTTP/2 need not announce a body. Under ASGI Django has read it into a file before."""
+        if "wsgi.input" in self.environ or self.environ.get("CONTENT_LENGTH"):
+            return super().may_have_body()
+        try:
+            position = self.raw._stream.tell()
+            end: int = self.raw._stream.seek(0, SEEK_END)
+            self.raw._stream.seek(position)
+        except ValueError:  # it was read, and closed
+            return True
+        return end > 0
 
     def body(self) -> bytes | None:
         """Django keeps a body that was read for the view. Without a length an ASGI server may send any number of bytes."""
