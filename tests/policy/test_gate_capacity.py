@@ -254,3 +254,27 @@ def test_explained(tmp_path, capsys):
     shown = capsys.readouterr().out
     assert "capacity 100/s (40/s guaranteed, and a share of 3)" in shown
     assert "50 of 50 left" in shown
+
+
+@pytest.mark.parametrize(("action", "passed"), [("closed", 0), ("local 1/2", 1)])
+@pytest.mark.parametrize("mode", ["ask", "aask"])
+def test_an_open_limit_does_not_open_the_capacity(action, passed, mode):
+    """While the store fails, a request that the capacity refuses is refused, and counted once, also where others fail open."""
+    capacity = {"name": "shared", "key": "user", "capacity": "2/min", "on_failure": action}
+    store = GuardedStore(
+        RedisStore("redis://127.0.0.1:1", timeout="50ms"), budget="1s", on_failure="closed", clock=ManualClock(NOON)
+    )
+    one = gate(capacity, {"name": "open", "limit": "100/s", "on_failure": "open"}, store=store, budget="1s")
+    assert admitted(one, "ann", 5, mode) == passed
+    counted = one.snapshot()
+    assert (counted.requests, counted.allowed, counted.refused) == (5, passed, 5 - passed)
+
+
+def test_a_refusal_is_counted_once():
+    """A request that only a capacity limits is counted once, and no rule in shadow mode is asked about a refused one."""
+    one = gate(SHARED, {"name": "tried", "limit": "1000/h", "on_refusal": "shadow"})
+    passed = admitted(one, "ann", 500)
+    counted = one.snapshot()
+    assert 0 < passed < 500
+    assert (counted.requests, counted.allowed, counted.refused) == (500, passed, 500 - passed)
+    assert counted.rules[1].passed == passed

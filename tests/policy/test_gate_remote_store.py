@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from gates import asked, key, passes, policy, request, rule
 
-from limitkeeper import LeasedStore, MemoryStore
+from limitkeeper import LeasedStore, MemoryStore, SlidingWindowLog
 from limitkeeper.algorithms.limit_parser import parse_limit
 from limitkeeper.policy import Gate
 from limitkeeper.policy.model import (
@@ -191,3 +191,19 @@ def test_a_store_near_by_that_fails_a_shadow_fails_nobody(mode):
     answer = asked(g, request(), mode)
     assert (answer.allowed, answer.shadows, answer.decision.remaining) == (True, (), 8)
     assert [(one.passed, one.shadow_refused) for one in g.snapshot().rules] == [(1, 0), (0, 0)]
+
+
+@pytest.mark.parametrize("mode", FAR)
+def test_a_local_share_of_requests_at_a_time(mode):
+    """While the store fails, a place in the local share is given back when its request ends, however it did."""
+    busy = rule("busy", (), concurrent=SlidingWindowLog("4/h"), key=key("user"), on_failure=OnFailure(LOCAL, "1/2"))
+    g, store = far_gate(busy, rule("rate", "fixed window 100/h", on_failure=OnFailure(LOCAL, "1/2")))
+    store.failing = {"decide", "decide_one"}
+    for outcome in (200, 500, 0):
+        running = [asked(g, request(user="a"), mode) for _ in range(2)]
+        assert [one.allowed for one in running] == [True, True]
+        assert asked(g, request(user="a"), mode).refusal.reason == "concurrent"
+        for one in running:
+            one.settle(outcome)
+            one.settle(outcome)  # once
+    assert "give_back" not in store.calls

@@ -124,3 +124,13 @@ def test_the_retry_of_one_user_is_not_that_of_another_at_the_same_address():
     assert (bob.refusal.reason, bob.refusal.retry_after) == ("penalty box", MINUTE)
     shared.clock.advance(MINUTE)
     assert asked(shared, request(user="bob")).allowed
+
+
+def test_the_box_names_the_longest_retry_of_a_rule():
+    """Of a rule with several limits that refuse, the box remembers the longest retry: a client that waits so long is admitted."""
+    short = PenaltyBoxConfig(parse_limit("fixed window 2/s"), MINUTE * 10**6, key("ip"))
+    g = gate(rule("all", "fixed window 5/h; fixed window 5/s", key=key("ip")), penalty_box=short)
+    wait = penalty(g)
+    assert wait == HOUR
+    g.clock.advance(wait)
+    assert asked(g, request()).allowed

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from io import BytesIO
 from typing import Any
 
+import httpx
 import pytest
 from django.http import HttpResponse
 from django.test import Client
@@ -19,7 +20,7 @@ from django_asgi import Handler, Urls, configure
 from fastapi import Body, Depends, FastAPI, Request
 from flask import Flask
 from flask import request as flask_request
-from servers_asgi import Uvicorn
+from servers_asgi import Hypercorn, Uvicorn
 from servers_wsgi import Waitress
 from starlette.applications import Starlette
 from starlette.datastructures import FormData, UploadFile
@@ -228,3 +229,27 @@ def test_django_under_asgi(store):
             assert answers[0].body == b'{"email": "ann"}'
         finally:
             server.close()
+
+
+def django_middleware_app(store: MemoryStore) -> Any:
+    return Handler(django_site(echo_view))
+
+
+@pytest.mark.parametrize("make", [asgi_app, starlette_app, django_middleware_app])
+def test_bodies_that_http_2_does_not_announce(make, store):
+    """Over HTTP/2 a body of another type shares the key of what is not read, whatever the method; without a body it is absent."""
+    site = {"POLICY": POLICY, "STORE": store}
+    with override_settings(LIMITKEEPER=site, MIDDLEWARE=["limitkeeper.web.django.RateLimitMiddleware"]):
+        server = Hypercorn(make(store), [])
+        methods = ["POST"] if make is starlette_app else ["POST", "DELETE", "BREW"]
+        found = []
+        for body in ([], [b"email=ann"]):
+            for method in methods:
+                with httpx.Client(http1=False, http2=True, timeout=90) as client:
+                    url = f"http://127.0.0.1:{server.port}/"
+                    found.append(
+                        client.request(method, url, content=iter(body), headers={"Content-Type": "text/plain"}).status_code
+                    )
+        server.close()
+    later = [429] * (len(methods) - 1)
+    assert found == [200, *later, 200, *later]  # by address, then by the key of what is not read

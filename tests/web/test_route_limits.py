@@ -360,3 +360,43 @@ def test_without_its_framework_a_module_says_what_to_install(python, framework):
     )
     message = rf"limitkeeper\.web\.{framework} needs {framework}[\w.]*, which is not installed: pip install {framework}\n"
     assert re.fullmatch(message, done.stdout), done.stdout + done.stderr
+
+
+def test_a_reload_without_a_rule_that_a_route_names(gate, caplog):
+    """The old version of the rule goes on limiting the route, and a log line says so; a version that has the rule replaces it."""
+    app = FastAPI()
+    install(app)
+    by_rule = RateLimit(policy=gate, rule="api")
+
+    @app.get("/")
+    async def home(request: Request) -> dict[str, str]:
+        await by_rule.check(request, key=request.query_params.get("user"))
+        return {}
+
+    client = TestClient(app)
+    assert client.get("/").status_code == 200
+    gate.reload(Policy.read("limits: [{name: site, key: ip, limit: 5/s}]"))
+    assert [client.get("/").status_code for _ in range(2)] == [200, 429]
+    assert [client.get("/?user=ann").status_code for _ in range(3)] == [200, 200, 429]
+    assert [line.getMessage() for line in caplog.records if "old version" in line.getMessage()] == [
+        "the policy 'limitkeeper' has no rule 'api'; it has: site; routes that name the rule are limited by its old version"
+    ]
+    gate.reload(Policy.read("limits: [{name: api, key: ip, limit: unlimited}]"))
+    assert client.get("/").status_code == 200
+
+
+@pytest.mark.parametrize("declared", [True, False])
+def test_a_limit_is_one_whichever_others_were_evaluated(declared):
+    """A limit of a route counts the same requests, also where other code checks another limit for some of them before."""
+    app = FastAPI()
+    sometimes, always = RateLimit("fixed window 100/h"), RateLimit("fixed window 2/h")
+
+    async def check(request: Request) -> None:
+        if "more" in request.query_params:
+            await sometimes.check(request)
+        if not declared:
+            await always.check(request)
+
+    app.get("/", dependencies=[Depends(check), *([Depends(always)] if declared else [])])(nothing)
+    client = TestClient(app)
+    assert [client.get(path).status_code for path in ("/", "/?more", "/", "/?more")] == [200, 200, 429, 429]

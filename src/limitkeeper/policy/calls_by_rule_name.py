@@ -52,7 +52,7 @@ def hit_rules(gate: Evaluator, hits: Sequence[RuleHit]) -> Plan[list[Evaluation]
 def without_limits(gate: Evaluator, evaluation: Evaluation) -> Plan[Evaluation]:
     """The evaluation of a rule that is unlimited, in shadow mode, or has a capacity."""
     refused = yield from rule_fair_share.ask(gate, evaluation, None)
-    return refused or (yield from ask_shadow(gate, gate._allow_unlimited(evaluation)))
+    return (yield from ask_shadow(gate, gate._allow_unlimited(evaluation))) if refused is None else refused
 
 
 def reserve_rule(gate: Evaluator, hit: RuleHit, max_wait_us: int) -> Plan[Evaluation]:

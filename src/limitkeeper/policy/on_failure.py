@@ -21,7 +21,7 @@ from ..stores.guarded.fallback import LocalShare
 from ..stores.guarded.share import parse_share
 from .compiled_policy import Entry
 from .model import CLOSED, LOCAL
-from .refusal import STORE, client_delay, refusal_without_limit
+from .refusal import STORE, client_delay, is_concurrent, refusal_without_limit
 
 if TYPE_CHECKING:
     from .evaluation import Evaluation, Evaluator
@@ -79,7 +79,14 @@ class FailureAnswers:
                 for (other, back), charged in zip(asked, parts[:-1], strict=False):
                     other.give_back(back, charged.start_us)
                 return gate._refuse(evaluation, Decisions.join([one.decide(claims, 0, False) for one, claims in asked]))
+        evaluation.needs_settlement = any(map(is_concurrent, evaluation.entries))
         return gate._allow(evaluation, Decisions.join(parts))
+
+    def leave(self, evaluation: Evaluation, decision: Decision) -> None:
+        """Ends a request that was decided here: it no longer counts as one of those that run at a time."""
+        for entry, key, part in zip(evaluation.entries, evaluation.keys, decision.decisions, strict=True):
+            if is_concurrent(entry):
+                self._share(entry.rule.on_failure.share).give_back([Claim(entry.named, key, 1)], part.start_us)
 
     def _refuse(self, gate: Evaluator, evaluation: Evaluation, entry: Entry, failure: Decision | StoreError) -> Evaluation:
         retry_us = failure.retry_us if isinstance(failure, Decision) and failure.retry_us > 0 else RETRY_US

@@ -22,7 +22,7 @@ from ..limiter_base import is_off
 from ..stores.memory import MemoryStore
 from .compiled_policy import key_of
 from .model import Policy
-from .refusal import PENALTY_BOX, refusal_without_limit
+from .refusal import PENALTY_BOX, part_retry_us, refusal_without_limit
 from .request_context import RequestContext
 
 if TYPE_CHECKING:
@@ -90,9 +90,12 @@ class PenaltyBox:
             self._until = {one: until for one, until in self._until.items() if until > now_us}
             self._offences = {one: offence for one, offence in self._offences.items() if offence[1] > now_us}
             self._retry_at = {one: at for one, at in self._retry_at.items() if at > now_us}
+        retries: dict[tuple[str, object], int] = {}  # of a rule with several limits the longest
         for entry, own, part in zip(evaluation.entries, evaluation.keys, decision.decisions, strict=True):
             if not part.allowed and len(self._retry_at) < MAX_CLIENTS:
-                self._retry_at[entry.rule.name, own] = now_us + part.retry_us
+                rule = (entry.rule.name, own)
+                retries[rule] = max(retries.get(rule, 0), now_us + part_retry_us(entry, part))
+        self._retry_at |= retries
         boxed, left_us = False, self._until.get(key, 0) - now_us
         if left_us > 0:  # a request that was under way: no second offence
             return left_us, False

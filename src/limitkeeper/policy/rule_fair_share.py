@@ -127,7 +127,7 @@ def ask(gate: Evaluator, evaluation: Evaluation, charged: Decision | None, store
 def answer_failure(gate: Evaluator, evaluation: Evaluation, failure: Decision | StoreError) -> Plan[Evaluation]:
     """The evaluation of a request while the store fails: that of its capacities, then of its limits."""
     refused = yield from ask(gate, evaluation, None, store_fails=True)
-    return refused or gate._on_failure.answer(gate, evaluation, failure)
+    return gate._on_failure.answer(gate, evaluation, failure) if refused is None else refused
 
 
 def _hit(gate: Evaluator, evaluation: Evaluation, one: CapacityClaim) -> Plan[Decision | None]:

@@ -95,7 +95,7 @@ def afford(evaluation: Evaluation, status: int, size: int) -> Plan[bool]:
         units = -(-size // entry.rule.cost.per)
         if entry.rule.cost.source == "response" and units > claim.cost and counts(entry.rule.charge, status, context):
             wanted[i] = units
-    if not wanted or not evaluation.allowed:
+    if not wanted or not evaluation.allowed or evaluation.decision is None or gate._on_failure.has_failed(evaluation.decision):
         return True
     extra = [Claim(claims[i].limit, claims[i].key, units - claims[i].cost) for i, units in wanted.items()]
     whole = [Claim(claim.limit, claim.key, wanted.get(i, 0)) for i, claim in enumerate(claims)]
@@ -129,6 +129,11 @@ def refuse_response(gate: Evaluator, evaluation: Evaluation, decision: Decision)
 def settle(evaluation: Evaluation, status: int, size: int) -> Plan[None]:
     """Settles once. If the store fails now, more is charged than was used: the strict side."""
     evaluation.needs_settlement = False
+    decision, on_failure = evaluation.decision, evaluation.gate._on_failure
+    if decision is not None and on_failure.has_failed(decision):
+        evaluation.context = None
+        on_failure.leave(evaluation, decision)
+        return
     refunds = refunds_of(evaluation, status, size) if evaluation.allowed else []
     evaluation.context = None
     store = evaluation.compiled.store

@@ -172,7 +172,7 @@ class RateLimit(RouteLimit):
             return unlimited_gate().ask(AsgiRequestContext(scope))
         evaluations = evaluations_of(scope)
         context = AsgiRequestContext(scope)
-        evaluation = await self.evaluate(connection, context, self._name_on(scope, len(evaluations.all) + 1), key)
+        evaluation = await self.evaluate(connection, context, self._name_on(scope), key)
         if not evaluation.allowed:
             if scope["type"] == "websocket":
                 raise WebSocketException(TRY_AGAIN_LATER, close_reason(evaluation))
@@ -198,14 +198,19 @@ class RateLimit(RouteLimit):
         """FastAPI copies the default of a parameter."""
         raise ConfigurationError("expected Depends(RateLimit(…)) as the default of a parameter, got RateLimit(…) alone")
 
-    def _name_on(self, scope: Scope, depth: int) -> str:
-        """The rule's name on the request's route."""
+    def _name_on(self, scope: Scope) -> str:
+        """The rule's name on the request's route, by the limit's place among the route's dependencies, or by its text where other
+        code checks it. Rejected: its place among the evaluations, since a client may choose which of them are made."""
         if self.name is not None:
             return self.name
         route = scope.get("route")
-        found = self.names.get((id(route), depth))
+        found = self.names.get(id(route))
         if found is None or found[0] is not route:
-            found = self.names[id(route), depth] = (route, route_name(scope, depth))
+            limits = limits_of(getattr(route, "dependant", None))
+            name = route_name(scope, limits.index(self) + 1 if self in limits else 1)
+            if self not in limits and self._rule is None:
+                name = located_name(name, str(self._limit.rule["limit"]))
+            found = self.names[id(route)] = (route, name)
         return found[1]
 
 

@@ -63,7 +63,7 @@ from .handler_limit import (
     shares_name,
 )
 from .headers import body, merge
-from .response_settlement import GONE, Settlement, SettlingBody, WatchedInput, detach_request
+from .response_settlement import GONE, UNKNOWN, Settlement, SettlingBody, WatchedInput, detach_request
 from .wsgi import (
     EVALUATION,
     Application,
@@ -246,6 +246,7 @@ def evaluate(gate: Gate) -> ResponseReturnValue | None:
         after_this_request(finish_response)
     environ[EVALUATIONS].append(evaluation)
     if evaluation.wait_us > 0 and has_disconnected(environ):
+        evaluation.settle(UNKNOWN)
         return "", GONE
     if evaluation.allowed:
         if evaluation.needs_settlement:
@@ -289,6 +290,10 @@ def settle(settlement: Settlement, response: Response) -> Evaluation | None:
         response.response = SettlingBody(cast(Iterable[bytes], response.response), settlement)
         return None
     refusing = settlement.afford(settlement.size)
+    if refusing is None and response.is_streamed and settlement.holds_place:
+        settlement.size = 0
+        response.response = SettlingBody(cast(Iterable[bytes], response.response), settlement)
+        return None
     settlement.settle()
     return refusing
 

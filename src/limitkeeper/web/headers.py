@@ -424,9 +424,6 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 ASGIApp = Callable[[Scope, Receive, Send], Awaitable[None]]
 
-
-#: Methods whose requests usually have a body.
-WITH_BODY = frozenset({"POST", "PUT", "PATCH"})
 #: Requests with more header lines are indexed by name.
 MANY_LINES = 100
 
@@ -503,10 +500,10 @@ class AsgiRequestContext(RequestContext):
         return found
 
     def may_have_body(self) -> bool:
-        """HTTP/2 and 3 need not announce a body."""
+        """HTTP/2 and 3 need not announce a body: there it is read."""
         if RequestContext.may_have_body(self) or self.header("content-length") is not None:
             return RequestContext.may_have_body(self)
-        return self.method in WITH_BODY and str(self.scope.get("http_version", "")) >= "2"
+        return str(self.scope.get("http_version", "")) >= "2" and self.body() != b""
 
     def body(self) -> bytes | None:
         """The body that `read_body` has left in the scope."""

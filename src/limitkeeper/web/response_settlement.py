@@ -73,6 +73,11 @@ class Settlement:
         self.size = 0
         self.settled = False
 
+    @property
+    def holds_place(self) -> bool:
+        """Whether a rule may count this request as running (`concurrent`): then it is settled at the end of a streamed body."""
+        return any(one.needs_settlement and one.compiled.concurrent for one in self.evaluations)
+
     def respond(self, status: int) -> None:
         """Reports the status to the gates, once. FAILED or UNKNOWN when no response began."""
         if not self.counted:

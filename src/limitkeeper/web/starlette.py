@@ -11,6 +11,7 @@ RateLimitMiddleware (asgi.py) can be named too, and is not evaluated again where
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable, Iterable
 from functools import wraps
 from inspect import iscoroutinefunction
@@ -67,6 +68,7 @@ from .response_settlement import GONE, UNKNOWN, detach_request, is_cancelled, ou
 
 E = TypeVar("E", bound=Handler)
 
+log = logging.getLogger("limitkeeper")
 #: The scope key of a request's RequestEvaluations.
 EVALUATIONS = "limitkeeper.evaluations"
 
@@ -106,14 +108,20 @@ class PolicyRule:
         self.gate()
 
     def gate(self, keyed: bool = False) -> Gate:
-        """A gate of that rule alone, on the same store; made again after a reload. `keyed`: by the key that the caller gives."""
+        """A gate of that rule alone, on the same store; made again after a reload. `keyed`: by the key that the caller gives.
+        Where the new version has no such rule, the old one stays in force: a route must not fail by a reload."""
         policy = self.policy_gate.policy
         if policy is not self._policy:
-            self._gates, self._policy = {}, policy
-        gate = self._gates.get(keyed)
-        if gate is None:
-            gate = self._gates[keyed] = self.policy_gate.for_rule(self.name, ((CALLER,),) if keyed else None)
-        return gate
+            try:
+                self._gates = {False: self.policy_gate.for_rule(self.name)}
+            except ConfigurationError as error:
+                if self._policy is None:
+                    raise
+                log.error("%s; routes that name the rule are limited by its old version", error)
+            self._policy = policy
+        if keyed and True not in self._gates:
+            self._gates[True] = self._gates[False].for_rule(self.name, ((CALLER,),))
+        return self._gates[keyed]
 
     def was_evaluated(self, scope: Scope) -> bool:
         """Whether the policy's middleware has evaluated this rule for this request."""
@@ -162,8 +170,8 @@ class RouteLimit:
             raise ConfigurationError(f"expected a limit or a rule of a policy; write {self.usage}")
         self.name = name
         self.default = default
-        #: FastAPI: rule names by route and depth, with the route itself, since an id may be used again.
-        self.names: dict[tuple[int, int], tuple[object, str]] = {}
+        #: FastAPI: rule names by route, with the route itself, since an id may be used again.
+        self.names: dict[int, tuple[object, str]] = {}
         opened = shared_store("memory://" if store is None and name is not None else store)
         if not isinstance(opened, (Store, NoneType)):
             raise ConfigurationError(f"expected a store or its URL, got store={store!r}")

@@ -4,7 +4,7 @@
 
 What the application returns goes to the server unchanged: nothing is buffered, a file wrapper stays one, `len()` and `close()`
 are the application's own. The body is wrapped, to count its bytes and to notice its end, only where settlement needs its length
-and that is not known before. A refusal calls no application and reads no body.
+and that is not known before, or a rule counts requests at a time. A refusal calls no application and reads no body.
 
 `X-Tenant` and `X_Tenant` are one key of an environ, HTTP_X_TENANT: a client that sends both could hide one behind the other.
 Servers that drop names with an underscore (waitress always, gunicorn by default, nginx too) prevent that; others can't.
@@ -43,7 +43,7 @@ from ..stores import Store
 from .field_names import SPELLING
 from .headers import text_fields
 from .refusal_body import body
-from .response_settlement import GONE, Settlement, SettlingBody, WatchedInput
+from .response_settlement import GONE, UNKNOWN, Settlement, SettlingBody, WatchedInput
 
 Environ = dict[str, Any]
 ExcInfo = tuple[type[BaseException], BaseException, TracebackType] | tuple[None, None, None]
@@ -64,6 +64,8 @@ SOCKETS = frozenset({"localhost", "<local>", "unix", "unix:"})
 #: The text of fields whose value is constant for a limit; and the names of such fields.
 CONSTANT: dict[tuple[bytes, bytes], tuple[str, str]] = {}
 CONSTANT_NAMES = frozenset({b"ratelimit-policy", b"x-ratelimit-limit", b"access-control-expose-headers"})
+#: Methods whose requests rarely have a body.
+BODILESS = frozenset({"GET", "HEAD", "OPTIONS"})
 #: The environ keys of header names that policies read.
 KEYS: dict[str, str] = {"content-type": "CONTENT_TYPE", "content-length": "CONTENT_LENGTH"}
 MAX_KEYS = 1000
@@ -108,6 +110,12 @@ class WsgiRequestContext(RequestContext):
     def differs(self, kind: str, name: str) -> bool:
         """The server has joined repeated lines of a header: the application sees the same value."""
         return kind == "query" and query_values(self.environ.get("QUERY_STRING") or "", name)[1]
+
+    def may_have_body(self) -> bool:
+        """HTTP/2 need not announce a body, and one that is not announced is not read here."""
+        announced = RequestContext.may_have_body(self) or bool(self.environ.get("CONTENT_LENGTH"))
+        unannounced = self.method not in BODILESS and self.environ.get("SERVER_PROTOCOL", "") >= "HTTP/2"
+        return RequestContext.may_have_body(self) if announced else unannounced
 
     def body(self) -> bytes | None:
         return read_input(self.environ)
@@ -271,6 +279,7 @@ class RateLimitMiddleware:
         evaluation.origin = "HTTP_ORIGIN" in environ
         if evaluation.wait_us > 0 and has_disconnected(environ):
             evaluation.count_response(GONE)
+            evaluation.settle(UNKNOWN)
             start_response(GONE_STATUS, [("Content-Length", "0")])
             return []
         if evaluation.needs_settlement and evaluation.allowed:
@@ -324,6 +333,9 @@ class RateLimitMiddleware:
             refusing = settlement.afford(settlement.size) if written == 0 else None
             if refusing is None:
                 start.release()
+                if settlement.holds_place and not isinstance(chunks, (list, tuple)):
+                    settlement.size = written
+                    return body
         except BaseException as error:  # the server has no body to close
             try:
                 settlement.settle(failed=isinstance(error, Exception))

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from functools import partial
 from inspect import isawaitable
+from io import SEEK_END
 
 from asgiref.sync import async_to_sync, iscoroutinefunction, markcoroutinefunction, sync_to_async
 from django.core.exceptions import BadRequest, MiddlewareNotUsed, PermissionDenied, RequestDataTooBig, SuspiciousOperation
@@ -119,6 +120,18 @@ class DjangoRequestContext(WsgiRequestContext):
     def route(self) -> str | None:
         return getattr(self.raw.resolver_match, "route", None)
 
+    def may_have_body(self) -> bool:
+        """HTTP/2 need not announce a body. Under ASGI Django has read it into a file before."""
+        if "wsgi.input" in self.environ or self.environ.get("CONTENT_LENGTH"):
+            return super().may_have_body()
+        try:
+            position = self.raw._stream.tell()
+            end: int = self.raw._stream.seek(0, SEEK_END)
+            self.raw._stream.seek(position)
+        except ValueError:  # it was read, and closed
+            return True
+        return end > 0
+
     def body(self) -> bytes | None:
         """Django keeps a body that was read for the view. Without a length an ASGI server may send any number of bytes."""
         length = self.environ.get("CONTENT_LENGTH") or ""
@@ -135,6 +148,7 @@ def respond(gate: Gate, view: Handler, request: HttpRequest, *args: object, **na
     """Evaluates the request, calls the view or refuses, and settles. Where a degrade handler returns None, the view answers."""
     evaluation = record(request, gate.ask(DjangoRequestContext(request)))
     if evaluation.wait_us > 0 and has_disconnected(request.META):
+        evaluation.settle(UNKNOWN)
         return HttpResponse(status=GONE)
     if not evaluation.allowed:
         handler = evaluation.degrade
@@ -151,6 +165,8 @@ def respond(gate: Gate, view: Handler, request: HttpRequest, *args: object, **na
         raise
     settlement = settlement_of(evaluation, response, request)
     refusing = settlement.afford(settlement.size)
+    if refusing is None and settlement.holds_place:
+        settlement = settle_streamed(settlement, response)
     settlement.settle()
     return add_fields(request, response if refusing is None else refusal_response(refusing, request))
 
@@ -179,6 +195,8 @@ async def arespond(gate: Gate, view: Handler, request: HttpRequest, *args: objec
         raise
     settlement = settlement_of(evaluation, response, request)
     refusing = await settlement.aafford(settlement.size)
+    if refusing is None and settlement.holds_place:
+        settlement = settle_streamed(settlement, response)
     await settlement.asettle()
     return add_fields(request, response if refusing is None else refusal_response(refusing, request))
 
@@ -225,10 +243,18 @@ def settlement_of(evaluation: Evaluation, response: HttpResponseBase, request: H
     elif response.headers.get("Content-Length", "").isdecimal():
         settlement.size = int(response.headers["Content-Length"])  # a file, which the server may send itself
     else:
-        chunks = response.streaming_content
-        response.streaming_content = (AsyncSettlingBody if response.is_async else SettlingBody)(chunks, settlement)
-        return Settlement(())
+        return settle_streamed(settlement, response)
     return settlement
+
+
+def settle_streamed(settlement: Settlement, response: HttpResponseBase) -> Settlement:
+    """Leaves a settlement to the end of a streamed body, and returns an empty one for now."""
+    if not response.streaming:
+        return settlement
+    settlement.size = 0
+    kind = AsyncSettlingBody if response.is_async else SettlingBody
+    response.streaming_content = kind(response.streaming_content, settlement)
+    return Settlement(())
 
 
 def settle_rendered(settlement: Settlement, response: HttpResponse) -> None:

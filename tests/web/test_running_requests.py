@@ -1,0 +1,101 @@
+"""Requests that `concurrent` counts: until a streamed body has ended, also one of known length; not where no handler ran."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from io import BytesIO
+from typing import Any
+from wsgiref.util import FileWrapper
+
+import pytest
+from django.core.handlers.wsgi import WSGIHandler
+from django.http import FileResponse
+from django.test.utils import override_settings
+from django.urls import path
+from django_asgi import Urls, configure
+from flask import Flask, send_file
+
+from limitkeeper import MemoryStore
+from limitkeeper.policy import Gate, Policy
+from limitkeeper.testing import ManualClock
+from limitkeeper.web import flask, wsgi
+
+configure()
+
+ONE = "limits: [{name: files, concurrent: 1}]"
+WAITS = ONE.replace("}]", "}, {name: pace, limit: 1/s burst 1, on_refusal: wait up to 10s}]")
+
+
+def plain_app(gate: Gate) -> Any:
+    def app(environ: Any, start_response: Any) -> Any:
+        start_response("200 OK", [("Content-Length", "9")])
+        return FileWrapper(BytesIO(b"a" * 9), 3)
+
+    return wsgi.RateLimitMiddleware(app, gate)
+
+
+def flask_app(gate: Gate, early: bool = True) -> Any:
+    app = Flask("files")
+    flask.RateLimit(app, gate, early=early)
+    app.get("/")(lambda: send_file(BytesIO(b"a" * 9), "text/plain"))
+    return app
+
+
+def late_flask_app(gate: Gate) -> Any:
+    return flask_app(gate, early=False)
+
+
+def django_app(gate: Gate) -> Any:
+    return WSGIHandler()
+
+
+@pytest.fixture(params=[plain_app, flask_app, late_flask_app, django_app])
+def make(request: pytest.FixtureRequest) -> Iterator[Any]:
+    """Makes an application of each framework, which sends a file of known length."""
+    urls = Urls([path("", lambda request: FileResponse(BytesIO(b"a" * 9), content_type="text/plain"))])
+    middleware = ["limitkeeper.web.django.RateLimitMiddleware"]
+
+    def made(gate: Gate) -> Any:
+        settings.enable()
+        return request.param(gate)
+
+    setting: dict[str, object] = {}
+    settings = override_settings(LIMITKEEPER=setting, MIDDLEWARE=middleware, ROOT_URLCONF=urls)
+    yield lambda gate: setting.update(POLICY=gate) or made(gate)
+    settings.disable()
+
+
+def call(app: Any, **more: object) -> tuple[int, Any]:
+    """The status, and the body, which is not read."""
+    statuses: list[int] = []
+    environ = {"REQUEST_METHOD": "GET", "PATH_INFO": "/", "SERVER_NAME": "shop", "SERVER_PORT": "80", "wsgi.url_scheme": "http"}
+    environ |= {"REMOTE_ADDR": "192.0.2.1", "wsgi.input": BytesIO(), **more}
+    body = app(environ, lambda status, headers, exc_info=None: statuses.append(int(status[:3])))
+    return statuses[-1], body
+
+
+def test_a_stream_of_known_length_counts_until_its_end(make):
+    """A second request is refused while the file of the first is being sent; its end, or its close, makes room."""
+    app = make(Gate(Policy.read(ONE), store=MemoryStore()))
+    for _ in range(2):
+        status, body = call(app)
+        assert (status, call(app)[0]) == (200, 503)
+        assert b"".join(body) == b"a" * 9
+        body.close()
+    status, body = call(app)
+    body.close()
+    assert (status, call(app)[0]) == (200, 200)
+
+
+def test_a_client_that_disconnected_while_it_waited_holds_no_place(make):
+    """The request of a client that is gone does not count as running, since its handler is not called."""
+    clock = ManualClock()
+    app = make(Gate(Policy.read(WAITS), store=MemoryStore(clock=clock)))
+    call(app)[1].close()
+    left, right = socket.socketpair()
+    left.close()
+    assert call(app, **{"gunicorn.socket": right})[0] == 499
+    right.close()
+    clock.advance(1)
+    assert call(app)[0] == 200
