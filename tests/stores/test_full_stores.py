@@ -318,3 +318,14 @@ def test_a_peek_on_an_overflow_cell_stores_nothing(kind: str, tmp_path: Path) ->
         empty, full = (Limiter({"limit": TokenBucket("3/h", initial=n)}, store=store, name="api") for n in (0, None))
         assert not empty.peek("new")
         assert full.peek("new").remaining == 3
+
+
+def test_resets_of_unknown_keys_never_exceed_max_keys(make):
+    """In a full store that has a key "" too, a reset of an unused key takes no cell."""
+    store = make(8)
+    limiter = Limiter(FixedWindow("5/d"), store=store)
+    for key in ("", *"abcdefg"):
+        limiter.hit(key)
+    for number in range(100):
+        limiter.reset(f"unknown {number}")
+    assert len(store) == 8

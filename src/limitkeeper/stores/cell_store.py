@@ -472,7 +472,7 @@ class CellStore(CellRates):
                 self.revision += 1
                 if not remember:
                     continue
-                if self.is_full(handle, "", needed, now_us):
+                if self.is_full(handle, claim.key, needed, now_us):
                     self.last_unmarked_reset(number)
                     continue
                 self.load_rates(handle, claim.key, now_us, False)
