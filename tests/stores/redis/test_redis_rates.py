@@ -349,3 +349,16 @@ def test_a_waiter_over_several_slots_from_before_a_reset_leaves_nothing(cluster:
         limiter.reset(key)
         assert not reserved[1].cancel()
         assert limiter.peek(key).remaining == limiter.peek("unseen").remaining
+
+
+def test_a_refund_that_is_the_first_call_of_a_rate_moves_waiters_up(valkey: Valkey) -> None:
+    """The rate starts with `initial`, so it is registered before the waiters of another rate of its name are rebooked."""
+    clock = ManualClock(NOON)
+    with RedisStore(valkey.url, prefix=f"refund {next(_fresh)}", clock=clock, timeout="60s") as store:
+        limits = [TokenBucket(rate, burst=9, initial=3) for rate in ("1/s", "2/s")]
+        one, other = (Limiter({"limit": limit}, store=store, name="api") for limit in limits)
+        assert one.hit("k", 3)
+        waiting = one.reserve("k", 2)
+        assert waiting.wait == 2
+        other.refund("k")
+        assert waiting.wait == 1

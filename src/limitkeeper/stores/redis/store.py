@@ -141,12 +141,14 @@ class RedisStore(ServerStore):
 
     def _rebook(self, bookings: Sequence[Booking]) -> Plan[list[Decision | None]]:
         """Where bookings span slots of a cluster, those that leave are given back and the others keep their starts."""
-        if self._spans_slots([claim for booking in bookings for claim in booking.claims]):
+        claims, given_us = [claim for booking in bookings for claim in booking.claims], self.given_us()
+        if self._spans_slots(claims):
             for booking in reversed(bookings):
                 if not booking.stays and not (yield from self._give_back(booking.claims, booking.charged_at)):
                     script_request.mark_as_reset(booking.claims)
             return [None] * len(bookings)
-        request = script_request.RebookRequest(self.names, bookings, self.given_us())
+        yield from self._register(self._unregistered(claims), given_us)
+        request = script_request.RebookRequest(self.names, bookings, given_us)
         yield from self.route.execute_all([request])
         return request.answer
 
