@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import subprocess
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Never
 
 import pytest
 
@@ -184,3 +184,23 @@ def test_bytes_of_a_reply_are_kept_though_a_handler_ends_the_read(valkey: Valkey
         connection.receive_to_end(deadline_us, record)
     assert connection.receive_to_end(deadline_us, record) == b"hello"
     connection.close()
+
+
+def test_a_handler_that_raises_between_sending_and_receiving_leaves_no_charge(
+    valkey: Valkey, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A waiting call on a new connection, which the pool opens by a plan, gives back what it has charged."""
+
+    def interrupted(*_: object) -> Never:
+        raise KeyboardInterrupt
+
+    with RedisStore(valkey.url, prefix="between", timeout="60s") as store:
+        limiter = Limiter(FixedWindow("1/400d"), store=store)
+        assert limiter.hit("k")
+        before = limiter.peek("k").reset_after
+        store.pool.close()
+        reads, read = iter([interrupted]), store.pool._read
+        monkeypatch.setattr(store.pool, "_read", lambda *args: next(reads, read)(*args))
+        with pytest.raises(KeyboardInterrupt):
+            limiter.reserve("k")
+        assert limiter.peek("k").reset_after <= before

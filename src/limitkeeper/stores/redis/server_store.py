@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 from ...algorithms.claim import NamedLimit
@@ -162,6 +163,8 @@ class ServerStore(Store):
             return request.answer
         except BaseException:
             if request.pending:
+                with suppress(StoreError):
+                    record.finish(deadline)
                 self.route.decode(request, record.reply)
             raise
 

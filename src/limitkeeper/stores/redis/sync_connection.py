@@ -99,12 +99,23 @@ def is_from_handler(error: BaseException) -> bool:
 class CallRecord:
     """What is known of a call whose reply is received although signal handlers raise: the reply, and what they raised."""
 
-    __slots__ = ("raised", "reply", "sent")
+    __slots__ = ("connection", "raised", "reply", "sent")
 
     def __init__(self) -> None:
+        self.connection: SyncConnection | None = None  # the one on which the call was sent
         self.reply: Reply = None
         self.raised: list[BaseException] = []
         self.sent: list[int] = []
+
+    def finish(self, deadline_us: int) -> None:
+        """Receives the reply of a call that was sent, unless it was received."""
+        while self.connection is not None and self.reply is None:
+            try:
+                self.connection.receive_to_end(deadline_us, self)
+            except StoreError:
+                raise
+            except BaseException as error:  # of a signal handler, where the function begins
+                self.raised.append(error)
 
 
 class SyncConnection:
@@ -166,7 +177,9 @@ class SyncConnection:
         not end it."""
         rest = data
         if record is not None:
+            record.connection = record.reply = None
             record.sent.clear()
+            record.connection = self
         try:
             while True:
                 try:
@@ -186,6 +199,8 @@ class SyncConnection:
             if record is not None and sum(record.sent) == len(data):
                 record.raised.append(error)
                 return
+            if record is not None:
+                record.connection = None
             self.close()
             if is_from_system(error) and len(rest) < len(data):
                 raise lost(self.endpoint, error) from None
@@ -245,6 +260,7 @@ class SyncConnection:
                 continue
             except BaseException as error:
                 if is_from_system(error) or isinstance(error, StoreError | ProtocolError):
+                    record.connection = None
                     self.close()
                     raise error if isinstance(error, StoreError) else lost(self.endpoint, error) from None
                 record.raised.append(error)
@@ -400,13 +416,8 @@ class SyncPool:
         try:
             if not (connection.secure or connection.poll(0)):
                 connection.send(data, deadline_us, record)
-                while record is not None and record.reply is None:
-                    try:
-                        connection.receive_to_end(deadline_us, record)
-                    except StoreError:
-                        raise
-                    except BaseException as error:  # of a signal handler, where the function begins
-                        record.raised.append(error)
+                if record is not None:
+                    record.finish(deadline_us)
                 reply = connection.receive(deadline_us) if record is None else record.reply
         except OSError as error:
             if is_from_system(error):
