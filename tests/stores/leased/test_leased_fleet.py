@@ -157,6 +157,26 @@ def test_a_saturated_bucket_is_used_up(nodes):
     assert len(later) + 1000 * 0.1 >= 0.995 * 3000
 
 
+@pytest.mark.parametrize("nodes", [1, 3])
+@pytest.mark.parametrize("longest", [0.01, 0.05, 1.0])
+@pytest.mark.parametrize("costs", [(1,), (1, 1, 2, 4)])
+def test_calls_that_may_wait_starve_nobody(nodes, longest, costs):
+    """Of 3000 calls in 3 s, one in twenty may wait; the nodes admit what refills, at the end as at the beginning."""
+    clock = ManualClock(BEGIN / SECOND)
+    parent = MemoryStore(clock=clock)
+    stores = [LeasedStore(parent, lease=20, life="400ms") for _ in range(nodes)]
+    limiters = [Limiter(TokenBucket("300/s burst 60"), store=store) for store in stores]
+    seconds = Counter()
+    for step in range(3000):
+        clock.advance(0.001)
+        store, limiter = stores[step % nodes], limiters[step % nodes]
+        store.tend()
+        cost = costs[step // nodes // 5 % len(costs)]
+        start = limiter.reserve("a", cost, longest).decision if step % 20 == 0 else limiter.hit("a", cost)
+        seconds[step // 1000] += cost * start.allowed
+    assert all(0.9 * 300 <= seconds[second] <= 60 + 300 + 120 for second in range(3)), seconds
+
+
 @pytest.mark.parametrize("nodes", [4, 16])
 def test_nodes_share_a_scarce_limit_evenly(nodes):
     """Under overload every node gets its part: the fairness of what each was admitted (Jain) is at least 0.95."""

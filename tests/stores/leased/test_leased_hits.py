@@ -252,6 +252,23 @@ def test_a_cancelled_hit_goes_back_into_the_hand_it_came_from(tally):
     assert [verb for verb, _ in tally.calls].count("give_back") == 0
 
 
+def test_a_wait_is_served_from_a_batch_that_begins_later(clock):
+    """It starts with the batch. A larger cost queues at the parent behind it, and gives nothing to the batch when it leaves."""
+    store = LeasedStore(MemoryStore(clock=clock), lease=4, life=1)
+    limiter = Limiter("100/s burst 10", store=store)
+    for _ in range(30):
+        refused = limiter.hit("a")
+        clock.advance(0.001)
+    assert (refused.allowed, refused.retry_after) == (False, 0.011)
+    soon, late = limiter.reserve("a", 2), limiter.reserve("a", 9)
+    assert (soon.decision.source, soon.wait, late.decision.source, late.wait) == ("lease", 0.01, "store", 0.1)
+    assert limiter.reserve("a", 1, max_wait=0.004).decision.retry_after == 0.006
+    clock.advance(0.01)
+    assert limiter.hit("a")
+    assert late.cancel()
+    assert store.leased(limiter.named[0], "a") == 1
+
+
 def test_those_who_may_wait_are_served_from_a_lease_as_well(tally, clock):
     """A key in demand is leased for acquire too; only who really has to wait stands in the parent's line."""
     store = LeasedStore(tally)

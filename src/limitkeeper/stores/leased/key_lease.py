@@ -24,7 +24,7 @@ except ModuleNotFoundError:
     from limitkeeper import _cython_shim as cython  # type: ignore[no-redef]
 
 from ...algorithms.claim import Claim, NamedLimit
-from ...algorithms.constants import UNKNOWN
+from ...algorithms.constants import TOP, UNKNOWN
 from ...algorithms.fixed_window import FixedWindow
 from ...algorithms.limit import Limit
 from ...decision import STORE
@@ -247,7 +247,8 @@ class Lease:
         """Takes back what a caller spent at `spent_us` if the batch may still be spent; returns how much it took."""
         if self.requested_us > spent_us and not self.terms.dated:
             return 0
-        return self.restore(now_us, charged_at if self.terms.dated else self.charged_at, cost)
+        own = self.terms.dated or spent_us > now_us  # a start to come goes back to the batch that begins then
+        return self.restore(now_us, charged_at if own else self.charged_at, cost)
 
     def has_room(self) -> bool:
         """Whether another batch may be fetched: when the one that is being spent runs low or tokens are scarce."""
@@ -272,13 +273,15 @@ class Lease:
         if self.left == 0:
             self.promote_next()
 
-    def take_unspent(self, now_us: cython.longlong, all_of_it: cython.bint = False) -> list[Unspent]:
-        """Takes out what may no longer be spent, or everything."""
+    def take_unspent(
+        self, now_us: cython.longlong, all_of_it: cython.bint = False, latest_us: cython.longlong = TOP
+    ) -> list[Unspent]:
+        """Takes out what may no longer be spent, or everything that begins by `latest_us`."""
         parts = []
-        if all_of_it or now_us >= self.next_end_us:
+        if (all_of_it and self.next_start_us <= latest_us) or now_us >= self.next_end_us:
             parts.append(self.next_part(self.next_left))
             self.next_left = self.next_end_us = 0
-        if all_of_it or now_us >= self.end_us:
+        if (all_of_it and self.start_us <= latest_us) or now_us >= self.end_us:
             parts.append(self.first_part(self.left))
             self.left = self.end_us = 0
             if self.next_left:

@@ -34,7 +34,7 @@ else:
 
 
 from ...algorithms.claim import Claim, NamedLimit
-from ...algorithms.constants import UNKNOWN
+from ...algorithms.constants import TOP, UNKNOWN
 from ...clock import SYSTEM
 from ...decision import STORE, Decision, Decisions
 from .key_lease import Lease, LeaseTerms, Unspent
@@ -253,6 +253,27 @@ class LeaseCache:
             until_us: cython.longlong = lease.refused_until(now_us, cost, True)
             return self.decision_of(lease.terms, lease, now_us, until_us, lease.refused_left) if until_us else None
 
+    def answer_ahead(self, claim: Claim, max_wait_us: int) -> Decision | None:
+        """The answer to a call that may wait, from a batch that begins later; None: no such batch holds enough. Given back, the
+        batch would be lost to the nodes that have reserved behind it."""
+        lease: Lease | None = self.find(claim.named, claim.key)
+        if lease is None or self.exact or claim.cost <= 0:
+            return None
+        with self.lock:
+            now_us: cython.longlong = self.now_us()
+            first: cython.bint = lease.left >= claim.cost and now_us < lease.start_us
+            start_us: cython.longlong = lease.start_us if first else lease.next_start_us
+            if not first and (lease.next_left < claim.cost or now_us >= start_us):
+                return None
+            if start_us - now_us > max_wait_us:
+                return self.decision_of(lease.terms, lease, now_us, start_us - max_wait_us, 0)
+            charged_at = lease.charged_at if first else lease.next_charged_at
+            lease.left -= claim.cost if first else 0
+            lease.next_left -= 0 if first else claim.cost
+            claim.reset_id = lease.reset_id
+            now: Decision = self.decision_of(lease.terms, lease, now_us, 0, 0)
+        return Decision(True, now.limit, now.remaining, 0, now.reset_us, start_us - now_us, charged_at, now.name, now.source)
+
     def notice_low(self, lease: Lease) -> None:
         """Has the background fetch the next batch of a lease."""
         lease.queued = True
@@ -331,10 +352,10 @@ class LeaseCache:
             parts = self.take_put_aside()
             self.unspent.extend(part for part in parts if part.lease.terms not in rates or key not in (None, part.lease.key))
 
-    def take_all(self, leases: Iterable[Lease | None]) -> list[Unspent]:
-        """Takes out everything that these leases hold."""
+    def take_all(self, leases: Iterable[Lease | None], latest_us: int = TOP) -> list[Unspent]:
+        """Takes out everything that these leases hold and that begins by `latest_us`."""
         with self.lock:
-            return [part for lease in leases if lease is not None for part in lease.take_unspent(0, True)]
+            return [part for lease in leases if lease is not None for part in lease.take_unspent(0, True, latest_us)]
 
     def take_everything(self) -> list[Unspent]:
         """Takes out everything that is held, with what was put aside. Every lease that holds something is due to be checked."""

@@ -172,8 +172,8 @@ class LeasedStore(WrapperStore):
         """A decision that leases do not answer."""
         waits = wait_us > 0 and not [claim for claim in claims if not claim.limit.limit.reserves]
         if waits and commit and len(claims) == 1:
-            decision = yield from self.decide_in_demand(claims[0])
-            if decision:
+            decision = self.cache.answer_ahead(claims[0], wait_us)
+            if decision is not None or (decision := (yield from self.decide_in_demand(claims[0]))):
                 return decision
         if waits or (self.cache.exact and len(claims) > 1):
             return (yield from self.pass_on(claims, wait_us, commit))
@@ -205,9 +205,10 @@ class LeasedStore(WrapperStore):
     def pass_on(
         self, claims: list[Claim], wait_us: int, commit: bool, remember: bool = False, not_before_us: int = 0
     ) -> Plan[Decision]:
-        """The parent's own answer to the claims, after what is held for their keys was given back."""
-        if commit:
-            held = self.cache.take_all([self.cache.find(claim.limit, claim.key) for claim in claims])
+        """The parent's own answer to the claims, after what is held for their keys was given back, but for batches that begin
+        later: those would be lost to the nodes that have reserved behind them."""
+        if commit and not self.cache.exact:  # which holds nothing
+            held = self.cache.take_all([self.cache.find(claim.limit, claim.key) for claim in claims], self.cache.now_us())
             yield from self.refill.give_back(held)
         return (yield from self.ask_parent(claims, wait_us, commit, remember, not_before_us))
 
