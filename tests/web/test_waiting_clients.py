@@ -273,3 +273,38 @@ def test_a_server_says_whether_a_client_is_still_there(closed, received):
     right.close()
     assert has_disconnected({"waitress.client_disconnected": lambda: closed}) == received
     assert not has_disconnected({})
+
+
+@pytest.mark.parametrize("is_far", [False, True])
+def test_a_task_that_is_cancelled_as_its_wait_ends_holds_no_place(is_far):
+    """In whichever iteration of the loop a request is cancelled, it no longer counts as one of those that run at a time."""
+    text = WAITS.replace("50ms", "10s").replace("}]", "}, {name: busy, concurrent: {max: 9, hold: 1h}}]")
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await asyncio.sleep(0)
+
+    async def cancelled_after(iterations: int) -> int:
+        held = HeldClock()
+        store = MemoryStore(clock=held)
+        gate = Gate(Policy.read(text), store=WrappedStore(store) if is_far else store, clock=held)
+        middleware = RateLimitMiddleware(app, gate)
+        forever = asyncio.Event()
+
+        async def receive() -> Any:
+            await forever.wait()
+
+        async def send(message: Any) -> None: ...
+
+        await middleware(scope_of("GET", "/", [], "192.0.2.1"), receive, send)
+        task = asyncio.ensure_future(middleware(scope_of("GET", "/", [], "192.0.2.1"), receive, send))
+        while not held.sleeps:
+            await asyncio.sleep(0)
+        held.advance(1)
+        for _ in range(iterations):
+            await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.wait({task})
+        found = Gate(gate.policy, store=store).explain(AsgiRequestContext(scope_of("GET", "/", [], "192.0.2.1")))
+        return found[1].decision.remaining
+
+    assert [driven(cancelled_after(iterations)) for iterations in range(25)] == [9] * 25

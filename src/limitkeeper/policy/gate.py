@@ -164,8 +164,8 @@ class Gate(Evaluator):
             raise
 
     async def _leave(self, task: asyncio.Task[Evaluation]) -> None:
-        """Ends a request that was cancelled: its decision is there after the budget, unless it waits in a queue."""
-        await asyncio.wait({task}, timeout=self.policy.budget_us / 1e6)
+        """Ends a request that was cancelled: its decision is there after the budget of each call, unless it waits in a queue."""
+        await asyncio.wait({task}, timeout=self.policy.budget_us / 1e6 if self.compiled.waits else None)
         task.cancel()
         with suppress(asyncio.CancelledError, LimitkeeperError):
             await (await task).asettle(UNKNOWN)

@@ -147,16 +147,25 @@ async def ask_connected(gate: Gate, context: AsgiRequestContext, receive: Receiv
     # A remote store has answered after the budget: what takes longer waits.
     delay = 0.0 if gate.store.local else gate.policy.budget_us / 1e6
     reading = asyncio.ensure_future(read_ahead(receive, read, delay))
+    goes_on = False
     try:
         await asyncio.wait({asking, reading}, return_when=asyncio.FIRST_COMPLETED)
-    finally:  # also where this task is cancelled
-        asking.cancel()
         reading.cancel()
-        await asyncio.wait({asking, reading})
-    gone = not reading.cancelled() and reading.exception() is None
-    if gone and not asking.cancelled() and asking.exception() is None:  # allowed in the moment in which its client disconnects
+        await asyncio.wait({reading})
+        goes_on = asking.done() and (reading.cancelled() or reading.exception() is not None)
+    finally:  # also where this task is cancelled
+        if not goes_on:
+            await asyncio.shield(asyncio.ensure_future(leave(asking, reading)))
+    return asking.result() if goes_on else None, receive_after(read, receive)
+
+
+async def leave(asking: asyncio.Task[Evaluation], reading: asyncio.Task[None]) -> None:
+    """Ends the evaluation of a request that is not handled: it leaves the queue, or was allowed at this moment."""
+    asking.cancel()
+    reading.cancel()
+    await asyncio.wait([asking, reading])
+    if not asking.cancelled() and asking.exception() is None:
         await asking.result().asettle(UNKNOWN)
-    return None if gone or asking.cancelled() else asking.result(), receive_after(read, receive)
 
 
 def receive_after(read: deque[Message], receive: Receive) -> Receive:
