@@ -274,9 +274,7 @@ class Evaluator:
             yield from idempotency.find_marks(self, evaluation)
             if not evaluation.entries:
                 refused = yield from rule_fair_share.ask(self, evaluation, None)
-                if refused is None:
-                    refused = yield from ask_shadow(self, self._allow_unlimited(evaluation))
-                return refused
+                return (yield from ask_shadow(self, self._allow_unlimited(evaluation))) if refused is None else refused
             decision = yield self._call(evaluation)
             waits = not decision.allowed and not self._on_failure.has_failed(decision) and may_wait(evaluation, decision)
             if waits and wait:
