@@ -10,6 +10,7 @@ from gates import MODES, asked, gate, key, request, rule
 
 from limitkeeper import MemoryStore, SlidingWindowLog
 from limitkeeper.policy import Gate, Policy
+from limitkeeper.policy.explain import RequestExplanation
 from limitkeeper.policy.reading.diagnostics import PolicyError
 from limitkeeper.testing import ManualClock
 from limitkeeper.web.asgi import RateLimitMiddleware
@@ -31,6 +32,15 @@ def test_a_full_rule_refuses_with_503(mode):
     running[0].settle(200)
     assert asked(busy, request(), mode).allowed
     assert not asked(busy, request(), mode).allowed
+
+
+def test_explained_as_it_is_answered():
+    """`explain` names the status and the retry of the response."""
+    busy = gate(rule("busy", (), concurrent=TWO), rule("rate", "100/h"))
+    running = [asked(busy, request()) for _ in range(2)]
+    assert all(running)
+    text = RequestExplanation(busy.policy, request(), busy.explain(request())).text()
+    assert text.endswith("→ refused by busy with 503: retry in 1 s")
 
 
 @pytest.mark.parametrize("outcome", [200, 404, 500, UNKNOWN])

@@ -281,12 +281,13 @@ def test_a_task_that_is_cancelled_as_its_wait_ends_holds_no_place(is_far):
     text = WAITS.replace("50ms", "10s").replace("}]", "}, {name: busy, concurrent: {max: 9, hold: 1h}}]")
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
-        await asyncio.sleep(0)
+        await send({"type": "http.response.start", "status": 200})
+        await send({"type": "http.response.body"})
 
     async def cancelled_after(iterations: int) -> int:
         held = HeldClock()
         store = MemoryStore(clock=held)
-        gate = Gate(Policy.read(text), store=WrappedStore(store) if is_far else store)
+        gate = Gate(Policy.read(text), store=WrappedStore(store) if is_far else store, clock=held)
         middleware = RateLimitMiddleware(app, gate)
         forever = asyncio.Event()
 
@@ -297,14 +298,15 @@ def test_a_task_that_is_cancelled_as_its_wait_ends_holds_no_place(is_far):
 
         await middleware(scope_of("GET", "/", [], "192.0.2.1"), receive, send)
         task = asyncio.ensure_future(middleware(scope_of("GET", "/", [], "192.0.2.1"), receive, send))
-        while not waiting(gate):
+        while not held.sleeps:
             await asyncio.sleep(0)
         held.advance(1)
         for _ in range(iterations):
             await asyncio.sleep(0)
         task.cancel()
-        await asyncio.wait({task})
+        while len(asyncio.all_tasks()) > 1:  # another task completes the settlement of a cancelled one
+            await asyncio.sleep(0)
         found = Gate(gate.policy, store=store).explain(AsgiRequestContext(scope_of("GET", "/", [], "192.0.2.1")))
         return found[1].decision.remaining
 
-    assert [driven(cancelled_after(iterations)) for iterations in range(25)] == [9] * 25
+    assert [driven(cancelled_after(iterations)) for iterations in range(40)] == [9] * 40

@@ -17,7 +17,7 @@ from .compiled_policy import CompiledPolicy, CompiledRule, Entry, MatchedRules, 
 from .model import BLOCKED, DEGRADE, LOCAL, SHADOW, WAIT, Capacity, Key, Policy, Rule, Tiers
 from .path_matcher import matching
 from .reading.diagnostics import shorten
-from .refusal import is_concurrent
+from .refusal import CAPACITY, QUOTA, is_concurrent, refusal_of, retry_of
 from .request_context import RequestContext
 
 if TYPE_CHECKING:
@@ -58,6 +58,12 @@ class RuleExplanation:
     @property
     def shadow(self) -> bool:
         return self.rule.on_refusal.action == SHADOW
+
+    @property
+    def retry_after(self) -> float:
+        """When to retry, in seconds, as the response says it."""
+        retry_us = retry_of(self.entries, self.decision) if self.decision is not None and not self.decision else 0
+        return inf if retry_us < 0 else retry_us / 1e6
 
 
 def explain(gate: Gate, request: RequestContext) -> list[RuleExplanation]:
@@ -190,7 +196,7 @@ class RequestExplanation:
         remaining = "; ".join(f"{each.remaining} of {each.limit} left" for each in one.decision.decisions)
         cost = "" if one.cost == 1 else f", costs {one.cost}"
         cut = f", burst cut to {found[0]} by {found[1]}" if (found := self._burst_cut(one)) else ""
-        refused = "" if one.decision else f", refused: {retry_text(one.decision.retry_after, one.rule)}"
+        refused = "" if one.decision else f", refused: {retry_text(one.retry_after, one.rule)}"
         local = one.rule.on_failure.action == LOCAL and self.policy.instances is not None
         share = f", local share {one.rule.on_failure.share}" if local else ""
         return remaining + cost + cut + share + (", in shadow" if one.shadow else "") + refused
@@ -199,16 +205,18 @@ class RequestExplanation:
         refusing = self.refusing
         if not refusing:
             return "→ allowed"
-        waits = [one.decision.retry_after for one in refusing if one.decision is not None]
+        waits = [one.retry_after for one in refusing]
         names, longest = ", ".join(one.rule.name for one in refusing), max(waits)
         actions = [one.rule.on_refusal for one in refusing]
-        if longest <= min(action.wait_us if action.action == WAIT else 0 for action in actions) / 1e6:
+        shortest = min(action.wait_us if action.action == WAIT else 0 for action in actions) / 1e6
+        if longest <= shortest:
             return f"→ waits {longest:.3g} s for {names}, then allowed"
-        when = retry_text(longest, *[one.rule for one in refusing])
+        when = retry_text(longest - shortest, *[one.rule for one in refusing])
         first, _ = max(zip(refusing, waits, strict=True), key=lambda pair: (pair[0].rule.priority, pair[1]))
         if first.rule.on_refusal.action == DEGRADE:
             return f"→ refused by {names}, answered by the handler of {first.rule.name}: {when}"
-        status = first.rule.answer.status or (429 if first.rule.capacity is None else 503)
+        assert first.decision is not None
+        status = refusal_of(first.entries, first.decision, QUOTA if first.rule.capacity is None else CAPACITY, 0).status
         return f"→ refused by {names} with {status}: {when}"
 
     def as_dict(self) -> dict[str, object]:

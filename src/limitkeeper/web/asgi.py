@@ -159,11 +159,11 @@ async def ask_connected(gate: Gate, context: AsgiRequestContext, receive: Receiv
     return asking.result() if goes_on else None, receive_after(read, receive)
 
 
-async def leave(asking: asyncio.Future[Evaluation], reading: asyncio.Future[None]) -> None:
+async def leave(asking: asyncio.Task[Evaluation], reading: asyncio.Task[None]) -> None:
     """Ends the evaluation of a request that is not handled: it leaves the queue, or was allowed at this moment."""
     asking.cancel()
     reading.cancel()
-    await asyncio.wait({asking, reading})
+    await asyncio.wait([asking, reading])
     if not asking.cancelled() and asking.exception() is None:
         await asking.result().asettle(UNKNOWN)
 
