@@ -51,7 +51,7 @@ COMPILED = (
     "stores/leased/key_lease",
     "stores/leased/lease_cache",
     "stores/leased/store",
-    "sharing/weighted_fair_admission",
+    "sharing/fair_admission_decision",
     "sharing/tenant_fair_share",
     "policy/request_context",
     "policy/compiled_policy",

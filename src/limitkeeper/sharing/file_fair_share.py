@@ -20,7 +20,7 @@ from zlib import crc32
 from ..errors import StoreUnavailable
 from ..stores.shared import SharedStore
 from .tenant_fair_share import AnswerFields
-from .weighted_fair_admission import FairAdmission
+from .fair_admission_decision import FairAdmission
 
 HEADER = struct.Struct("<4Q")
 NUMBERS = struct.Struct("<qdddqq")

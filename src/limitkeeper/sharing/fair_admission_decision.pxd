@@ -1,4 +1,4 @@
-# C declarations of weighted_fair_admission.py.
+# C declarations of fair_admission_decision.py.
 from libc.math cimport ceil
 
 # allowed, remaining, retry_us, reset_us.
