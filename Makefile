@@ -71,7 +71,7 @@ test: setup $(PLAIN)/.ready
 # The same with all matrices, fault runs and installations, on the compiled build; then the plain build with coverage.
 test-all: setup $(PLAIN)/.ready
 	@rm -f build/.coverage*
-	$(call run_tests,$(COMPILED),)
+	$(call run_tests,LIMITKEEPER_EFFORT=0.3 $(COMPILED),)
 	$(call run_tests,LIMITKEEPER_EFFORT=0.05 LIMITKEEPER_EXPECT=any $(UNCOMPILED),-m "not slow and not untraced" $(IGNORED) --cov --cov-append --cov-report=)
 	$(BIN)/coverage report --skip-covered --fail-under=$(COVERAGE)
 
