@@ -326,6 +326,29 @@ def test_settlement_of_websockets(store):
             socket.receive()
 
 
+def test_messages_of_a_long_connection_are_not_kept(store):
+    """A limit that a handler checks for each message of a websocket keeps no evaluation of earlier messages."""
+    app, talk = FastAPI(), RateLimit("fixed window 9/min", store=store)
+    install(app)
+
+    @app.websocket("/ws")
+    async def chat(socket: WebSocket) -> None:
+        await socket.accept()
+        while True:
+            await socket.receive_text()
+            await talk.check(socket)
+            await socket.send_json(len(socket.scope["limitkeeper.evaluations"].all))
+
+    with client(app).websocket_connect("/ws") as socket:
+        for _ in range(9):
+            socket.send_text("hello")
+            assert socket.receive_json() == 0
+        socket.send_text("hello")
+        with pytest.raises(WebSocketDisconnect) as refused:
+            socket.receive_json()
+        assert refused.value.code == 1013
+
+
 @pytest.mark.parametrize("first", [False, True])
 def test_a_handler_for_refusals_of_ones_own(store, first):
     """An app may answer refusals in its own words, whether it says so before or after `install`; the fields are added."""

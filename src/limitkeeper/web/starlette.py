@@ -230,7 +230,10 @@ class RouteLimit:
                 raise client_gone(connection)
         elif evaluation is None:
             evaluation = await gate.aask(context)
-        evaluations_of(scope).all.append(detach_request(evaluation, has_origin(scope)))
+        detach_request(evaluation, has_origin(scope))
+        accepted = isinstance(connection, WebSocket) and connection.application_state is WebSocketState.CONNECTED
+        if not accepted or evaluation.needs_settlement:  # a connection may have any number of messages
+            evaluations_of(scope).all.append(evaluation)
         if getattr(scope.get("limitkeeper"), "decision", None) is None:
             scope["limitkeeper"] = evaluation
         return evaluation
