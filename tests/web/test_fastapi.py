@@ -304,6 +304,51 @@ def test_websockets(store):
     assert refused.value.code == 1013
 
 
+def test_settlement_of_websockets(store):
+    """After `install`, a handshake is settled as a request is: outcomes that do not count are refunded, and places given back."""
+    app = FastAPI()
+    install(app)
+    limits = [RateLimit("fixed window 1/h", charge={"status": [401]}, store=store), RateLimit("9/h", concurrent=1, store=store)]
+
+    @app.websocket("/ws", dependencies=[Depends(limit) for limit in limits])
+    async def chat(socket: WebSocket) -> None:
+        await socket.accept()
+        await socket.send_text(await socket.receive_text())
+        await socket.close()
+
+    http = client(app)
+    for _ in range(2):
+        with http.websocket_connect("/ws") as socket:
+            with pytest.raises(WebSocketDisconnect), http.websocket_connect("/ws"):
+                pass
+            socket.send_text("hello")
+            assert socket.receive_text() == "hello"
+            socket.receive()
+
+
+def test_messages_of_a_long_connection_are_not_kept(store):
+    """A limit that a handler checks for each message of a websocket keeps no evaluation of earlier messages."""
+    app, talk = FastAPI(), RateLimit("fixed window 9/min", store=store)
+    install(app)
+
+    @app.websocket("/ws")
+    async def chat(socket: WebSocket) -> None:
+        await socket.accept()
+        while True:
+            await socket.receive_text()
+            await talk.check(socket)
+            await socket.send_json(len(socket.scope["limitkeeper.evaluations"].all))
+
+    with client(app).websocket_connect("/ws") as socket:
+        for _ in range(9):
+            socket.send_text("hello")
+            assert socket.receive_json() == 0
+        socket.send_text("hello")
+        with pytest.raises(WebSocketDisconnect) as refused:
+            socket.receive_json()
+        assert refused.value.code == 1013
+
+
 @pytest.mark.parametrize("first", [False, True])
 def test_a_handler_for_refusals_of_ones_own(store, first):
     """An app may answer refusals in its own words, whether it says so before or after `install`; the fields are added."""

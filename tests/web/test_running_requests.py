@@ -14,7 +14,7 @@ from django.http import FileResponse
 from django.test.utils import override_settings
 from django.urls import path
 from django_asgi import Urls, configure
-from flask import Flask, send_file
+from flask import Flask, request, send_file
 
 from limitkeeper import MemoryStore
 from limitkeeper.policy import Gate, Policy
@@ -99,3 +99,19 @@ def test_a_client_that_disconnected_while_it_waited_holds_no_place(make):
     right.close()
     clock.advance(1)
     assert call(app)[0] == 200
+
+
+@pytest.mark.parametrize("early", [True, False])
+def test_a_stream_that_is_dropped_gives_its_place_back(early):
+    """Where an after_request function of Flask raises, the body of the response is never sent: its request has ended."""
+    gate = Gate(Policy.read(ONE), store=MemoryStore(clock=ManualClock()))
+    app = flask_app(gate, early)
+
+    @app.after_request
+    def fails(response: Any) -> Any:
+        if "fail" in request.args:
+            raise ValueError("after")
+        return response
+
+    asked = [app.test_client().get(path, buffered=True).status_code for path in ("/?fail", "/", "/")]
+    assert asked == [500, 200, 200]

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from starlette.applications import Starlette
 from starlette.endpoints import HTTPEndpoint
-from starlette.exceptions import HTTPException
+from starlette.exceptions import HTTPException, WebSocketException
 from starlette.responses import JSONResponse, PlainTextResponse, StreamingResponse
 from starlette.routing import Mount, Route, WebSocketRoute
 from starlette.websockets import WebSocketDisconnect
@@ -228,6 +228,49 @@ def test_sockets_are_limited_at_the_handshake(store):
     with pytest.raises(WebSocketDisconnect) as closed, http.websocket_connect("/chat"):
         pass
     assert closed.value.code == 1013
+
+
+def denied(http: TestClient) -> int:
+    """The status, or the close code, with which a handshake is denied."""
+    with pytest.raises(WebSocketDisconnect) as closed, http.websocket_connect("/login"):
+        pass
+    return getattr(closed.value, "status_code", None) or closed.value.code
+
+
+async def close(websocket: Any) -> None:
+    await websocket.close(1008)
+
+
+async def deny(websocket: Any) -> None:
+    await websocket.send_denial_response(PlainTextResponse("no", 401))
+
+
+async def refuse(websocket: Any) -> None:
+    raise WebSocketException(1008)
+
+
+@pytest.mark.parametrize(("login", "code"), [(close, 1008), (deny, 401), (refuse, 1008)])
+def test_a_denied_handshake_of_an_endpoint_counts(store, login, code):
+    """Where failed logins count, a handshake that the endpoint denies is one, however it does so."""
+    login = limit("fixed window 2/h", charge={"status": [401, 403]}, store=store)(login)
+    http = client(Starlette(routes=[WebSocketRoute("/login", login)]))
+    assert [denied(http) for _ in range(3)] == [code, code, 1013]
+
+
+def test_bytes_of_a_websocket_endpoint(store):
+    """A cost by response size counts the bytes that a websocket endpoint sends."""
+
+    @limit("fixed window 10/h", cost={"response": "1kB", "estimate": 1}, store=store)
+    async def feed(websocket: Any) -> None:
+        await websocket.accept()
+        await websocket.send_text("x" * 9_500)
+        await websocket.close()
+
+    http = client(Starlette(routes=[WebSocketRoute("/login", feed)]))
+    with http.websocket_connect("/login") as socket:
+        assert len(socket.receive_text()) == 9_500
+        socket.receive()
+    assert denied(http) == 1013
 
 
 def cached(scope: Any, receive: Any, send: Any) -> Any:

@@ -346,23 +346,27 @@ def close_reason(evaluation: Evaluation) -> str:
     return evaluation.refusal.message.encode()[:MAX_REASON].decode(errors="ignore")
 
 
-class LimitedWebSocket:
-    """One accepted handshake: `receive` evaluates every message, `send` counts bytes and drops what follows a refusal's close.
+class SettlingWebSocket:
+    """`send` and `receive` of one websocket that report the outcome of its handshake, and the bytes sent, to a Settlement.
 
-    A refused message closes the connection with 1013. A message that has to wait is not received before its turn, so that
-    backpressure slows down a fast sender. Messages have the identity of their handshake. Outcomes of a handshake: 101, the status
-    with which the app denied it, 403 (closed, or returned without accepting), 500 (raised), unknown (the client disconnected).
+    `start` returns the message that accepts or denies the handshake; by default with the fields of the first evaluation.
+    Outcomes: 101, the status with which the app denied it, 403 (closed, or returned without accepting), 500 (raised), unknown
+    (the client disconnected). What follows a refusal's close is dropped.
     """
 
-    def __init__(self, gate: Gate, evaluation: Evaluation, scope: Scope, receive: Receive, send: Send) -> None:
-        self.gate = gate
-        self.evaluation = evaluation
-        self.settlement = Settlement([evaluation])
+    def __init__(
+        self,
+        evaluations: Sequence[Evaluation],
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+        start: Callable[[Message], Message] | None = None,
+    ) -> None:
+        self.settlement = Settlement(evaluations)
+        self.start = start
         self.scope = scope
         self._receive = receive
         self._send = send
-        self._undelivered: deque[Message] = deque()
-        self._identities = gate.message_identities(AsgiRequestContext(scope, MESSAGE))
         self.closed = False
         self.disconnected = False
 
@@ -370,8 +374,42 @@ class LimitedWebSocket:
         await self.settlement.run(lambda: app(self.scope, self.receive, self.send), CLOSED, lambda: self.disconnected)
 
     async def receive(self) -> Message:
-        message = self._undelivered.popleft() if self._undelivered else await self._receive()
+        message = await self._receive()
         self.disconnected = self.disconnected or message["type"] == "websocket.disconnect"
+        return message
+
+    async def send(self, message: Message) -> None:
+        kind = message["type"]
+        if self.closed:
+            return
+        if kind == "websocket.send":
+            text = message.get("text")
+            data = message.get("bytes") or b"" if text is None else text.encode("utf-8", "replace")
+            self.settlement.size += len(data)
+        elif kind in ("websocket.accept", "websocket.http.response.start") and not self.settlement.counted:
+            self.settlement.respond(outcome_after(self.disconnected, message.get("status", ACCEPTED)))
+            evaluations = self.settlement.evaluations
+            message = self.start(message) if self.start is not None else add_fields(message, fields(evaluations[0]))
+        elif kind == "websocket.close":
+            self.settlement.respond(outcome_after(self.disconnected, CLOSED))
+        await self._send(message)
+
+
+class LimitedWebSocket(SettlingWebSocket):
+    """One accepted handshake: `receive` evaluates every message.
+
+    A refused message closes the connection with 1013. A message that has to wait is not received before its turn, so that
+    backpressure slows down a fast sender. Messages have the identity of their handshake.
+    """
+
+    def __init__(self, gate: Gate, evaluation: Evaluation, scope: Scope, receive: Receive, send: Send) -> None:
+        super().__init__([evaluation], scope, receive, send)
+        self.gate = gate
+        self._undelivered: deque[Message] = deque()
+        self._identities = gate.message_identities(AsgiRequestContext(scope, MESSAGE))
+
+    async def receive(self) -> Message:
+        message = self._undelivered.popleft() if self._undelivered else await super().receive()
         if message["type"] != "websocket.receive" or not self.gate.compiled.limits_messages:
             return message
         if self.closed:
@@ -394,18 +432,3 @@ class LimitedWebSocket:
         self.closed = True
         await self._send({"type": "websocket.close", "code": TRY_AGAIN_LATER, "reason": reason})
         return {"type": "websocket.disconnect", "code": TRY_AGAIN_LATER, "reason": reason}
-
-    async def send(self, message: Message) -> None:
-        kind = message["type"]
-        if self.closed:
-            return
-        if kind == "websocket.send":
-            text = message.get("text")
-            data = message.get("bytes") or b"" if text is None else text.encode("utf-8", "replace")
-            self.settlement.size += len(data)
-        elif kind in ("websocket.accept", "websocket.http.response.start") and not self.settlement.counted:
-            self.settlement.respond(outcome_after(self.disconnected, message.get("status", ACCEPTED)))
-            message = add_fields(message, fields(self.evaluation))
-        elif kind == "websocket.close":
-            self.settlement.respond(outcome_after(self.disconnected, CLOSED))
-        await self._send(message)

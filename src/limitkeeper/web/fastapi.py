@@ -38,7 +38,18 @@ from ..policy.evaluation import Evaluation
 from ..policy.gate import Gate
 from ..policy.model import Policy
 from ..stores.memory import MemoryStore
-from .asgi import TRY_AGAIN_LATER, ASGIApp, AsgiRequestContext, Message, Receive, Scope, Send, SettlingSend, close_reason
+from .asgi import (
+    TRY_AGAIN_LATER,
+    ASGIApp,
+    AsgiRequestContext,
+    Message,
+    Receive,
+    Scope,
+    Send,
+    SettlingSend,
+    SettlingWebSocket,
+    close_reason,
+)
 from .handler_limit import DEPTH, Handler, combined_fields, located_name, rule_name
 from .headers import fields, merge
 from .refusal_body import body
@@ -96,7 +107,7 @@ class DependencyMiddleware:
         self.app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
+        if scope["type"] == "lifespan":
             await self.app(scope, receive, send)
             return
         scope[EVALUATIONS] = evaluations = RequestEvaluations(settles=True)
@@ -115,7 +126,10 @@ class DependencyMiddleware:
             own = [(name, value) for name, value in message.get("headers") or () if (name.lower(), value) not in inner]
             return {**message, "headers": merge(own, added)}
 
-        await SettlingSend(evaluations.all, scope, send, start).run(self.app, scope, receive)
+        if scope["type"] == "websocket":
+            await SettlingWebSocket(evaluations.all, scope, receive, send, start).run(self.app)
+        else:
+            await SettlingSend(evaluations.all, scope, send, start).run(self.app, scope, receive)
 
 
 def install(app: FastAPI) -> None:

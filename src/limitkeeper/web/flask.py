@@ -265,7 +265,7 @@ def finish_response(response: Response) -> Response:
     environ = request.environ
     evaluations: list[Evaluation] = environ[EVALUATIONS]
     first: Evaluation | None = environ.get(POLICY_EVALUATION)
-    settlements: list[Settlement] = environ.pop(SETTLEMENTS, [])
+    settlements: list[Settlement] = environ.get(SETTLEMENTS, [])
     for evaluation in evaluations:
         if evaluation.allowed:
             evaluation.count_response(response.status_code)
@@ -299,9 +299,10 @@ def settle(settlement: Settlement, response: Response) -> Evaluation | None:
 
 
 def settle_failed(error: BaseException | None) -> None:
-    """At teardown: settles what has no response, since the view raised."""
+    """At teardown: settles what has no response, since the view raised, or an after_request function, which drops the body."""
     for settlement in request.environ.pop(SETTLEMENTS, ()):
-        settlement.settle(failed=isinstance(error, Exception))
+        if error is not None or not settlement.counted:
+            settlement.settle(failed=isinstance(error, Exception))
 
 
 def exempt_endpoints(app: Flask) -> frozenset[str]:

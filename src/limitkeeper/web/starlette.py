@@ -41,7 +41,7 @@ from ..policy.identity.identify import Called
 from ..policy.identity.key_and_cache_bounds import hash_long
 from ..policy.model import Policy
 from ..stores import Store
-from .asgi import ACCEPTED, TRY_AGAIN_LATER, SettlingSend, ask_connected, close_reason, read_body
+from .asgi import ACCEPTED, CLOSED, TRY_AGAIN_LATER, SettlingSend, SettlingWebSocket, ask_connected, close_reason, read_body
 from .handler_limit import (
     CALLER,
     DEFAULT_NAME,
@@ -62,7 +62,7 @@ from .handler_limit import (
     shared_store,
     shares_name,
 )
-from .headers import ASGIApp, AsgiRequestContext, Fields, HeaderSend, Receive, Scope, Send, has_origin, merge
+from .headers import ASGIApp, AsgiRequestContext, Fields, HeaderSend, Receive, Scope, Send, add_fields, has_origin, merge
 from .refusal_body import body
 from .response_settlement import GONE, UNKNOWN, detach_request, is_cancelled, outcome_after, outcome_of
 
@@ -230,7 +230,10 @@ class RouteLimit:
                 raise client_gone(connection)
         elif evaluation is None:
             evaluation = await gate.aask(context)
-        evaluations_of(scope).all.append(detach_request(evaluation, has_origin(scope)))
+        detach_request(evaluation, has_origin(scope))
+        accepted = isinstance(connection, WebSocket) and connection.application_state is WebSocketState.CONNECTED
+        if not accepted or evaluation.needs_settlement:  # a connection may have any number of messages
+            evaluations_of(scope).all.append(evaluation)
         if getattr(scope.get("limitkeeper"), "decision", None) is None:
             scope["limitkeeper"] = evaluation
         return evaluation
@@ -300,7 +303,7 @@ class Limit(RouteLimit):
             async def call() -> object:
                 if not websocket:
                     return app
-                await app(scope, connection._receive, send)
+                await app(scope, connection._receive, connection._send)
                 return None
 
             response = cast("ASGIApp | None", await self.run(name, connection, call))
@@ -317,7 +320,8 @@ class Limit(RouteLimit):
         context = AsgiRequestContext(scope)
         evaluation = await self.evaluate(connection, context, name)
         if isinstance(connection, WebSocket):
-            return await run_websocket(evaluation, connection, call)
+            await run_websocket(evaluation, connection, call)
+            return None
         if not evaluation.allowed:
             return refusal_response(evaluation, context, scope)
         depth = len(evaluations_of(scope).all)
@@ -338,20 +342,29 @@ class Limit(RouteLimit):
 limit = Limit
 
 
-async def run_websocket(evaluation: Evaluation, websocket: WebSocket, call: Callable[[], Awaitable[object]]) -> object:
+async def run_websocket(evaluation: Evaluation, websocket: WebSocket, call: Callable[[], Awaitable[object]]) -> None:
+    """Runs a websocket endpoint: its outcome, and the bytes that it sends, are those of the middleware (asgi.py)."""
     if not evaluation.allowed:
         raise WebSocketException(TRY_AGAIN_LATER, close_reason(evaluation))
-    evaluation.count_response(ACCEPTED)
-    status = ACCEPTED
+    scope, own = websocket.scope, (websocket._receive, websocket._send)
+    settling = SettlingWebSocket(
+        [evaluation], scope, *own, lambda message: add_fields(message, evaluations_of(scope).encoded_fields(scope))
+    )
+    if websocket.application_state is WebSocketState.CONNECTED:  # a method that is given one message
+        settling.settlement.respond(ACCEPTED)
+
+    async def settled() -> None:
+        try:
+            await call()
+        except BaseException as error:
+            settling.settlement.respond(outcome_after(settling.disconnected, status_of(error)))
+            raise
+
+    websocket._receive, websocket._send = settling.receive, settling.send
     try:
-        return await call()
-    except BaseException as error:
-        status = status_of(error)
-        if status == UNKNOWN and websocket.application_state is WebSocketState.CONNECTED:
-            status = ACCEPTED
-        raise
+        await settling.settlement.run(settled, CLOSED, lambda: settling.disconnected)
     finally:
-        await asyncio.shield(asyncio.ensure_future(evaluation.asettle(status)))
+        websocket._receive, websocket._send = own
 
 
 def route_location(scope: Scope) -> str | None:
@@ -380,6 +393,8 @@ def status_of(error: BaseException) -> int:
     """The outcome of an endpoint that raised; a client that has disconnected gets no response."""
     if isinstance(error, (ClientDisconnect, WebSocketDisconnect)):
         return UNKNOWN
+    if isinstance(error, WebSocketException):
+        return CLOSED
     return error.status_code if isinstance(error, HTTPException) else outcome_of(error)
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import pickle
+from contextlib import nullcontext
 
 import pytest
 from django.core.exceptions import PermissionDenied
@@ -277,6 +279,26 @@ def test_a_template_response_is_settled_when_it_is_rendered():
     assert spent(view) == 1
     get(view).render()
     assert spent(view) == 12
+
+
+def test_a_template_that_fails_gives_its_place_back():
+    """A view whose template raises no longer counts as running; a rendered response can be pickled, for a cache."""
+    template = DjangoTemplates({"NAME": "dj", "DIRS": [], "APP_DIRS": False, "OPTIONS": {}}).from_string("{{ word }}")
+
+    @limit("9/min", concurrent=1)
+    def view(request):
+        return SimpleTemplateResponse(template, {"word": request.broken})
+
+    def fails():
+        raise ValueError("template")
+
+    for broken in (fails, "fine", "fine"):
+        request = RequestFactory().get("/")
+        request.broken = broken
+        response = view(request)
+        assert response.status_code == 200
+        with pytest.raises(ValueError) if broken is fails else nullcontext():
+            assert pickle.loads(pickle.dumps(response.render())).content == b"fine"
 
 
 def test_streams_are_settled_when_they_have_gone():

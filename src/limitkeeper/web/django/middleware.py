@@ -237,7 +237,7 @@ def settlement_of(evaluation: Evaluation, response: HttpResponseBase, request: H
         return Settlement(())
     if not response.streaming:
         if not getattr(response, "is_rendered", True):
-            response.add_post_render_callback(lambda rendered: settle_rendered(settlement, rendered))
+            response.render = partial(render_and_settle, settlement, response, response.render)
             return Settlement(())
         settlement.size = len(response.content)
     elif response.headers.get("Content-Length", "").isdecimal():
@@ -257,9 +257,18 @@ def settle_streamed(settlement: Settlement, response: HttpResponseBase) -> Settl
     return Settlement(())
 
 
-def settle_rendered(settlement: Settlement, response: HttpResponse) -> None:
+def render_and_settle(settlement: Settlement, response: HttpResponse, render: Callable[[], HttpResponse]) -> HttpResponse:
+    """Renders a TemplateResponse, and settles with its size; where its template fails, the outcome is that of a view's error."""
+    vars(response).pop("render", None)  # a cache pickles the response afterwards
+    try:
+        render()
+    except BaseException:
+        settlement.status = UNKNOWN
+        settlement.settle()
+        raise
     settlement.size = len(response.content)
     settlement.settle()
+    return response
 
 
 def settlement_of_error(evaluation: Evaluation, error: BaseException) -> Settlement:
