@@ -6,6 +6,7 @@ stops while the parent fills up) and spends everything, and all that still comes
 
 from __future__ import annotations
 
+import random
 from collections import Counter
 
 import pytest
@@ -239,3 +240,31 @@ def test_what_comes_back_late_is_at_most_what_a_node_held():
     store.tend()
     late = [fleet.tally.inner.decide_one(named, key, 1, 0, False).remaining for key in "ab"]
     assert sorted(late) == [0, 49]  # of the call that failed it is unknown whether it was executed: nothing comes back
+
+
+@pytest.mark.parametrize("rebooks", [False, True])
+def test_starts_that_are_given_up_on_one_node_destroy_no_token(rebooks):
+    """Of calls that wait beside hits on an overloaded bucket a third is cancelled: in the end the bucket and the lease have what
+    the others did not use."""
+    for seed in range(6):
+        chance = random.Random(seed)
+        fleet = Fleet(BUCKET, 1, lease=chance.choice([None, 5]))
+        if rebooks:  # the parent itself, not behind a Tally, which can't
+            fleet.stores = [LeasedStore(fleet.tally.inner, lease=fleet.stores[0].cache.fixed_batch or None)]
+            fleet.limiters = [Limiter(BUCKET, store=fleet.stores[0])]
+        limiter, begin_us, used, waiting = fleet.limiters[0], fleet.clock.now_us(), 0, []
+        for _ in range(300):
+            fleet.to(fleet.clock.now_us() + int(chance.expovariate(0.01)))
+            if chance.random() < 0.7:
+                used += fleet.hit(0)
+            elif reservation := limiter.reserve("k", max_wait=1):
+                used += 1
+                waiting.append(reservation)
+            waiting = [one for one in waiting if one.decision.start_us > fleet.clock.now_us()]
+            if waiting and chance.random() < 0.1:
+                assert waiting.pop(chance.randrange(len(waiting))).cancel()
+                used -= 1
+        lease = fleet.stores[0].cache.find(limiter.claims("k")[0].limit, "k")
+        held = lease.left + lease.next_left if lease else 0
+        missing = fleet.tally.inner.decide(limiter.claims("k", 0), commit=False).reset_us / 1000  # until it is full
+        assert used + held - missing == pytest.approx((fleet.clock.now_us() - begin_us) / 1000, abs=1.5), f"history {seed}"

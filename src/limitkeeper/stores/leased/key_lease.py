@@ -248,7 +248,40 @@ class Lease:
         if self.requested_us > spent_us and not self.terms.dated:
             return 0
         own = self.terms.dated or spent_us > now_us  # a start to come goes back to the batch that begins then
-        return self.restore(now_us, charged_at if own else self.charged_at, cost)
+        back = self.restore(now_us, charged_at if own else self.charged_at, cost)
+        return back if back or spent_us <= now_us else self.add_to_later(spent_us, cost)
+
+    def add_to_later(self, start_us: cython.longlong, cost: cython.longlong) -> int:
+        """Adds a start to come that was given up to what was spent of a batch that begins after it: the parent could give nothing
+        back, since that batch is reserved behind. It then ends one life after this start. Returns how much it took."""
+        back: cython.longlong = 0
+        end_us: cython.longlong = start_us + self.terms.life_us
+        if start_us < self.start_us < min(self.end_us, end_us):
+            back = min(cost, self.size - self.left)
+            self.left += back
+            self.end_us = min(self.end_us, end_us) if back else self.end_us
+        elif start_us < self.next_start_us < min(self.next_end_us, end_us):
+            back = min(cost, self.next_size - self.next_left)
+            self.next_left += back
+            self.next_end_us = min(self.next_end_us, end_us) if back else self.next_end_us
+        return back
+
+    def exchange(self, start_us: cython.longlong, charged_at: int, cost: cython.longlong) -> int:
+        """Keeps a start to come that was given up in the place of as much of a batch that begins after it; returns when that was
+        charged: it is reserved behind, so the parent can give it back."""
+        end_us: cython.longlong = start_us + self.terms.life_us
+        if start_us < self.next_start_us < min(self.next_end_us, end_us) and cost <= self.next_left:
+            self.next_end_us = min(self.next_end_us, end_us)
+            return int(self.next_charged_at)
+        if start_us < self.start_us < min(self.end_us, end_us) and cost <= self.left:
+            self.end_us = min(self.end_us, end_us)
+            return int(self.charged_at)
+        return charged_at
+
+    def charged_from(self, charged_at: int) -> bool:
+        """Whether a batch was charged at this start or a later one."""
+        first = charged_at <= self.charged_at and self.end_us > 0
+        return bool(first or (charged_at <= self.next_charged_at and self.next_end_us > 0))
 
     def has_room(self) -> bool:
         """Whether another batch may be fetched: when the one that is being spent runs low or tokens are scarce."""

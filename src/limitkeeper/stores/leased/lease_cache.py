@@ -329,6 +329,14 @@ class LeaseCache:
         with self.lock:
             return lease.put_back(self.now_us(), charged_at - self.clock_offset_us, charged_at, cost)
 
+    def exchange(self, lease: Lease | None, charged_at: int, cost: int) -> int:
+        """The start that is given back to the parent in the place of this one."""
+        start_us = charged_at - self.clock_offset_us
+        if lease is None or cost <= 0 or start_us <= self.now_us():
+            return charged_at
+        with self.lock:
+            return lease.exchange(start_us, charged_at, cost)
+
     def undo(self, charges: Iterable[tuple[list[Claim], Decision]]) -> None:
         """Undoes answers that leases gave: into the batch, or put aside for the parent."""
         for claims, decision in charges:

@@ -26,7 +26,7 @@ except ModuleNotFoundError:
     from limitkeeper import _cython_shim as cython  # type: ignore[no-redef]
 
 from ...algorithms.claim import Claim, NamedLimit
-from ...algorithms.constants import MAX_WAIT, UNKNOWN
+from ...algorithms.constants import MAX_WAIT, UNKNOWN, WAS_RESET
 from ...algorithms.limit import Limit as AnyLimit
 from ...clock import SYSTEM, Clock, SystemClock
 from ...decision import STORE, Decision, Decisions
@@ -388,8 +388,9 @@ class LeasedStore(WrapperStore):
             cost += amount_of(parts) - (cache.put_back(lease, charged_at, cost) if cost > 0 else 0)
             if cost or lease is None:
                 rest = claim if cost == claim.cost else Claim(claim.limit, claim.key, cost, claim.charged, claim.reset_id)
+                start_us = cache.exchange(lease, charged_at, cost)
                 try:
-                    found |= yield Call(self.parent, "give_back", (self.parent_claims([rest]), charged_at, source))
+                    found |= yield Call(self.parent, "give_back", (self.parent_claims([rest]), start_us, source))
                 except BaseException:
                     cache.restore(parts)
                     raise
@@ -403,9 +404,29 @@ class LeasedStore(WrapperStore):
         return self.derated is None and self.parent.can_rebook
 
     def plan_rebook(self, bookings: Sequence[Booking]) -> Plan[list[Decision | None]]:
-        for booking in bookings:
-            self.touch(booking.claims)
-        return (yield Call(self.parent, "rebook", (bookings,)))  # type: ignore[no-any-return]
+        """The parent rebooks what is charged behind all batches that are held. Of the others, those that leave give back, also to
+        these batches, and the rest keep their starts."""
+        found: list[Decision | None] = [None] * len(bookings)
+        order = [at for at, one in enumerate(bookings) if not self.has_batch_behind(one)]
+        if any(one.source == "lease" for one in bookings):  # charged with their batches: in the order of their starts
+            order.sort(key=lambda at: bookings[at].charged_at)
+        for one in bookings:
+            self.touch(one.claims)
+        if any(not bookings[at].stays for at in order):
+            decisions = yield Call(self.parent, "rebook", ([bookings[at] for at in order],))
+            for at, decision in zip(order, decisions, strict=True):
+                found[at] = decision
+        for at in reversed(range(len(bookings))):
+            claims, charged_at, _, stays, source = bookings[at]
+            if at not in order and not stays and not (yield from self.plan_give_back(claims, charged_at, source)):
+                for claim in claims:
+                    claim.reset_id = WAS_RESET
+        return found
+
+    def has_batch_behind(self, booking: Booking) -> bool:
+        """Whether a batch is held for a key of a booking and was charged at its start or a later one."""
+        leases = [self.cache.find(claim.limit, claim.key) for claim in booking.claims]
+        return any(lease is not None and lease.charged_from(booking.charged_at) for lease in leases)
 
     # State -----------------------------------------------------------------------------------------------------
 
