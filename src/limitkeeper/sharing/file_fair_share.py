@@ -19,8 +19,8 @@ from zlib import crc32
 
 from ..errors import StoreUnavailable
 from ..stores.shared import SharedStore
-from .tenant_fair_share import AnswerFields
 from .fair_admission_decision import FairAdmission
+from .tenant_fair_share import AnswerFields
 
 HEADER = struct.Struct("<4Q")
 NUMBERS = struct.Struct("<qdddqq")
