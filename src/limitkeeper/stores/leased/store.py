@@ -416,9 +416,9 @@ class LeasedStore(WrapperStore):
             decisions = yield Call(self.parent, "rebook", ([bookings[at] for at in order],))
             for at, decision in zip(order, decisions, strict=True):
                 found[at] = decision
-        for at in reversed(range(len(bookings))):
+        for at in sorted({*range(len(bookings))}.difference(order), reverse=True):
             claims, charged_at, _, stays, source = bookings[at]
-            if at not in order and not stays and not (yield from self.plan_give_back(claims, charged_at, source)):
+            if not stays and not (yield from self.plan_give_back(claims, charged_at, source)):
                 for claim in claims:
                     claim.reset_id = WAS_RESET
         return found

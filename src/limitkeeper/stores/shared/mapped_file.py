@@ -167,7 +167,7 @@ class MappedFile:
 
     def _differs(self, what: str) -> ConfigurationError:
         return ConfigurationError(
-            f"shared file {self.path!r} {what}; or delete the file while no process uses it, or give another path"
+            f"shared file {self.path!r} {what}; delete the file while no process uses it, or give another path"
         )
 
     def _take_over(self) -> None:
