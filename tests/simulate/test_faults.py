@@ -16,9 +16,9 @@ from limitkeeper.simulate.fault_schedule import Fault, Schedule, shrink
 from limitkeeper.simulate.history_check import broken_promises
 from limitkeeper.stores.guarded import fallback
 from limitkeeper.stores.leased.lease_refill import Refill
-from limitkeeper.stores.sharded import two_phase_decision
 from limitkeeper.stores.sharded.membership import Membership
 from limitkeeper.stores.sharded.shard_map import NodeMap
+from limitkeeper.stores.two_phase_decision import TwoPhaseDecision
 
 #: Schedules of each mode: two in `make test`, 16 (208 in all) in `make test-all`; `make soak` runs 10 000 by the command.
 FEW, MANY = 2, 16
@@ -55,10 +55,7 @@ MUTATIONS = {
         *("shared_limit(named.limit, self.share)", "named.limit"),
     ),
     "a closed guard that allows": ("guarded-closed", fallback.FailClosed, "decide_one", "cost == 0, size", "True, size"),
-    "a refused decision that gives nothing back": (
-        *("sharded-fixed", two_phase_decision, "charge"),
-        *("    yield from give_back(charges)\n    raise_failure", "    raise_failure"),
-    ),
+    "a refused decision that gives nothing back": ("sharded-fixed", TwoPhaseDecision, "_withdraw", "undo=True", "undo=False"),
     "a return that is made again when its reply is lost": (
         *("leased", Refill, "give_back", "for group, _, _ in calls for part in group)"),
         "for group, _, _ in [*calls, (group, 0, 0)] for part in group)",
