@@ -111,7 +111,7 @@ class CallRecord:
         self.reply: Reply = None
 
     def finish(self, deadline_us: int) -> None:
-        """Receives the replies that are still due, and closes the connection: nobody else waits for it."""
+        """Receives the replies that are still due, and closes the connection, which no other caller uses."""
         connection = self.connection
         if connection is None or not self.due or sum(self.sent) < self.size:
             return
