@@ -68,11 +68,11 @@ test: setup $(PLAIN)/.ready
 	$(call run_tests,LIMITKEEPER_EFFORT=0.05 $(COMPILED),-m "not slow")
 	$(call run_tests,LIMITKEEPER_EFFORT=0.05 LIMITKEEPER_EXPECT=plain $(UNCOMPILED),-m "not slow")
 
-# The same with all matrices, fault runs and installations, on the compiled build; then the plain build with coverage.
+# The same with all matrices, fault runs and installations, on the compiled build; then a sample on the plain build, for coverage.
 test-all: setup $(PLAIN)/.ready
 	@rm -f build/.coverage*
-	$(call run_tests,LIMITKEEPER_EFFORT=0.3 $(COMPILED),)
-	$(call run_tests,LIMITKEEPER_EFFORT=0.05 LIMITKEEPER_EXPECT=any $(UNCOMPILED),-m "not slow and not untraced" $(IGNORED) --cov --cov-append --cov-report=)
+	$(call run_tests,LIMITKEEPER_EFFORT=0.3 $(COMPILED),-m "not soak")
+	$(call run_tests,LIMITKEEPER_EFFORT=0.05 LIMITKEEPER_SAMPLE=3 LIMITKEEPER_EXPECT=any $(UNCOMPILED),-m "not slow and not untraced" $(IGNORED) --cov --cov-append --cov-report=)
 	$(BIN)/coverage report --skip-covered --fail-under=$(COVERAGE)
 
 lint: setup
@@ -110,7 +110,8 @@ shop: setup
 	@cd examples && exec ../$(BIN)/python -m shop.serve
 
 soak: setup
-	LIMITKEEPER_SOAK=1 $(PYTEST) -n 2 tests/laws tests/stores/test_signal_storm.py
+	LIMITKEEPER_SOAK=1 $(PYTEST) -n 2 tests/laws
+	$(PYTEST) -n 2 -m soak tests
 	LIMITKEEPER_SOAK=1 $(PYTEST) -n 2 tests/service -k "random_bytes or general_path or idle_connections"
 	$(BIN)/python tests/soak.py
 	$(BIN)/python -m limitkeeper.simulate.faults --count 10000

@@ -129,14 +129,22 @@ def is_beyond_the_sample(item: pytest.Item) -> bool:
     return not everywhere and zlib.crc32(str(parameters["case"]).encode()) % 7 != 0
 
 
+def is_left_out(item: pytest.Item) -> bool:
+    """Whether a run leaves out a test: the second one what is about a server, the one for coverage most cases of a test (with
+    LIMITKEEPER_SAMPLE=3 all but every third)."""
+    sample = int(os.environ.get("LIMITKEEPER_SAMPLE", "1"))
+    is_beyond = hasattr(item, "callspec") and zlib.crc32(item.nodeid.encode()) % sample != 0
+    return is_beyond or (is_second_run() and "_behind_" in item.name)
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Marks `slow` and `server`; the second run leaves out what is about a server."""
+    """Marks `slow` and `server`, and leaves out what this run does not try."""
     for item in items:
-        if SLOW_TESTS.match(item.nodeid) or is_beyond_the_sample(item):
+        if SLOW_TESTS.match(item.nodeid) or is_beyond_the_sample(item) or item.get_closest_marker("soak"):
             item.add_marker(pytest.mark.slow)
         if SERVER_FIXTURES & set(getattr(item, "fixturenames", ())) or "_behind_" in item.name:
             item.add_marker(pytest.mark.server)
-    left_out = [item for item in items if is_second_run() and "_behind_" in item.name]
+    left_out = [item for item in items if is_left_out(item)]
     if left_out:
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if item not in set(left_out)]

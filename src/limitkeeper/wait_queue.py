@@ -303,8 +303,8 @@ class WaitQueue:
                 waiter.wake()
 
     def _behind(self, waiters: Sequence[Waiter]) -> list[Waiter]:
-        """The waiters with a later start, or charged later, that share a key with those that leave, directly or through other
-        waiters."""
+        """The waiters charged later (or with a later start, where it is not known when those that leave were charged) that share
+        a key with them, directly or through other waiters. The start of one charged earlier does not depend on them."""
         store = self._store()
         if store is None or not store.can_rebook or not waiters:
             return []
@@ -318,7 +318,7 @@ class WaitQueue:
             grown = False
             for pair in tuple(shared):
                 for other in self._waiters.get(pair, ()):
-                    is_behind = other.decision.start_us >= first or other.arrival > oldest >= 0
+                    is_behind = other.arrival > oldest if oldest >= 0 else other.decision.start_us >= first
                     if id(other) not in seen and not other.is_last and is_behind:
                         seen.add(id(other))
                         found.append(other)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from contextlib import ExitStack
 from functools import cache
@@ -164,6 +165,58 @@ def test_wrappers_answer_as_the_model(kind: str) -> None:
         compare_with_the_model(STORES[kind], *drawn, False)
 
     law()
+
+
+@every_rule
+@pytest.mark.parametrize("kind", ["memory", "shared"])
+def test_cancelled_from_the_last_on_reservations_leave_nothing(kind: str, rule: type[Limit]) -> None:
+    """Reservations of several rates, cancelled from the last to the first: every rate answers as if they had never been made."""
+
+    @effort(150)
+    @given(rates_and_histories(rule, 4).filter(lambda drawn: len(drawn[0]) > 1), st.data())
+    def law(drawn: Any, data: st.DataObject) -> None:
+        some, history = drawn
+        with TemporaryDirectory() as folder:
+            played, without = (Played(STORES[kind], f"{folder}/{name}", some) for name in ("played", "without"))
+            with played.store, without.store:
+                for rate in range(len(some)):  # every rate is in use: a first use changes what is charged
+                    history.insert(0, Step(0, rate, "hit", 1))
+                for step in history:
+                    if step.what != "reserve":
+                        played.step(step)
+                        without.step(step)
+                made = [played.step(step._replace(after_us=0)) for step in history if step.what == "reserve"]
+                after = data.draw(st.just(0) | moments(some))
+                for one in (played, without):
+                    one.clock.advance(after / 1e6)
+                if after and any(part["allowed"] and part["wait"] * 1e6 <= after for part in made):
+                    return  # it has begun
+                for reservation in reversed(played.reserved):
+                    reservation.cancel()
+                for limiter, other in zip(played.limiters, without.limiters, strict=True):
+                    assert answer(limiter.peek("key")) == answer(other.peek("key")), made
+
+    law()
+
+
+@pytest.mark.parametrize("kind", ["memory", "shared", "leased", "guarded"])
+@pytest.mark.parametrize("rule", [TokenBucket, LeakyBucketQueue, FixedWindow], ids=lambda rule: rule.kind)
+def test_cancelled_in_any_order_reservations_leave_nothing(kind: str, rule: type[Limit], tmp_path: Any) -> None:
+    """Forty waiters of two rates that leave in random order: the others move up meanwhile, and in the end nothing is left."""
+    _, store, limiters = two_rates(kind, tmp_path, rule("10/s"), rule("20/s"))  # type: ignore[call-arg]
+    with store:
+        for number in range(10):
+            draw = random.Random(number)
+            key = f"key {number}"
+            for limiter in limiters:
+                while limiter.hit(key):
+                    pass
+            before = [answer(limiter.peek(key)) for limiter in limiters]
+            made = [draw.choice(limiters).reserve(key, max_wait=None) for _ in range(40)]
+            assert all(made)
+            for reservation in draw.sample(made, len(made)):
+                assert reservation.cancel()
+            assert [answer(limiter.peek(key)) for limiter in limiters] == before
 
 
 @pytest.mark.parametrize("kind", ["shared", "leased", "sharded", "guarded"])

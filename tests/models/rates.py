@@ -1,9 +1,9 @@
 """Several rates under one name, slowly: a model for each rate that is in use on a key.
 
 A call asks the model of its own rate. What it is admitted with is charged to the models of the other rates too: at the same start
-where it fits there, otherwise now, whatever that rate says. A rate that is new to a key begins with the largest amount that any
-of the others holds, from its first call on, admitted or refused. Four rates per key: a fifth takes the place of the one that is
-as new the soonest.
+where it fits there, otherwise whatever that rate says: in the window of that start, or as debt from now on. A rate that is new to
+a key begins with the largest amount that any of the others holds, from its first call on, admitted or refused. Four rates per
+key: a fifth takes the place of the one that is as new the soonest.
 
 A sliding log is different: what counts is when calls were made, which does not depend on the rate. One list serves all rates of a
 key; entries older than the longest window that has been used on it are gone as soon as another entry is added.
@@ -106,7 +106,7 @@ def charged_too(limit: Any, model: Any, now_us: int, start_us: int, cost: int) -
     tried = deepcopy(model)
     if tried.decide(now, cost, FOREVER, start).start == start:
         return tried
-    model.give_back(now, -cost, None, cost)
+    model.give_back(now, -cost, start, 0)
     return model
 
 

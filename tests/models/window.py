@@ -41,8 +41,10 @@ class FixedWindowModel(Terms):
         return sum(used for start, used in self.used.items() if now < start + self.window)
 
     def give_back(self, now: int, cost: int, charged_at: int | None, charged: int) -> None:
-        """A window that has ended gives nothing back; a refund goes to the window that is running."""
-        window = self.window_of(now if charged_at is None or cost < 0 else charged_at)
+        """A window that has ended gives nothing back; a refund goes to the window that is running, and so does what was settled
+        above its estimate. What another rate has admitted (`charged` is 0) is charged in the window of its start."""
+        is_now = charged_at is None or (cost < 0 and (charged or charged_at < now))
+        window = self.window_of(now if is_now else charged_at)
         if now < window + self.window:
             self.used[window] = max(0, self.used.get(window, 0) - cost)
         self.used = {start: used for start, used in self.used.items() if used}

@@ -10,6 +10,8 @@ from limitkeeper.plan import Slo, capacity
 from limitkeeper.policy import Policy
 from limitkeeper.simulate import Result, Scenario, Simulation
 
+pytestmark = pytest.mark.untraced
+
 
 @pytest.fixture(scope="module")
 def without() -> Result:
@@ -111,7 +113,9 @@ def test_two_regions_stay_within_the_bound_of_their_leases():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["layer_1", "layers_1_2", "layers_1_2_3"])
+@pytest.mark.parametrize(
+    "name", [*(pytest.param(name, marks=pytest.mark.soak) for name in ("layer_1", "layers_1_2")), "layers_1_2_3"]
+)
 def test_the_flash_sale_at_full_size_with_limits(name):
     """At 20 000 RPS the partner gets at most 400 + 200·T, and the objectives hold for everybody else."""
     result = Simulation(Scenario.load(FOLDER / f"{name}.yaml")).run()
@@ -131,7 +135,7 @@ def test_the_flash_sale_at_full_size_without_limits():
     assert sum(row["public.failed"] for row in late) > sum(row["public.ok"] for row in late)
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_one_looping_user_at_full_size():
     """At 20 000 RPS for one user, the user's checkout limit binds: 10 + 5·T."""
     result = Simulation(Scenario.load(FOLDER / "one_looping_user.yaml")).run()

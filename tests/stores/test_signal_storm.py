@@ -20,9 +20,7 @@ ON_REDIS = ("redis", "leased", "sharded", "guarded")
 SCRIPT = Path(__file__).with_name("signal_storm.py")
 
 
-#: The longest storm is for `make soak`.
-SOAK = os.environ.get("LIMITKEEPER_SOAK") == "1"
-INTERRUPTS = [200, pytest.param(1000, marks=pytest.mark.slow), *([10_000] if SOAK else [])]
+INTERRUPTS = [200, pytest.param(1000, marks=pytest.mark.slow), pytest.param(10_000, marks=pytest.mark.soak)]
 
 
 def storm(kind: str, interrupts: int, where: str, seed: int = 4, timeout: float = 280) -> None:

@@ -141,13 +141,13 @@ def seeded(limit: Limit, birth_us: I64, now_us: I64, amount: I64) -> State:
 @cython.exceptval(check=False)
 def charged_too(limit: Limit, a: I64, b: I64, c: I64, now_us: I64, start_us: I64, cost: I64) -> State:
     """The state of another rate after its name has admitted `cost` at `start_us`: charged at that start if it fits there,
-    otherwise charged now and over the limit."""
+    otherwise over the limit: in the window of that start, or as debt from now on."""
     now: I64 = now_us // limit.tick
     start: I64 = start_us // limit.tick
     answer: Answer = limit.rule(limit, a, b, c, now, start, cost, MAX_WAIT)
     if answer[3] == start:
         return (answer[0], answer[1], answer[2])
-    return limit.undo(limit, a, b, c, now, -cost, cost, -1)
+    return limit.undo(limit, a, b, c, now, -cost, 0, start)
 
 
 @cython.cfunc

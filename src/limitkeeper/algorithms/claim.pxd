@@ -14,5 +14,6 @@ cdef class Claim:
     cdef long long a, b, c, new_a, new_b, new_c
     cdef long long start, retry, remaining, reset
     cdef bint undoable
+    cdef public object others
     cdef void* cell
     cdef public long long reset_id

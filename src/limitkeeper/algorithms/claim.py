@@ -16,6 +16,8 @@ else:
 
 from .limit import StateData
 
+Others = tuple[tuple[int, ...], ...] | None
+
 
 @cython.cclass
 class NamedLimit:
@@ -55,8 +57,8 @@ class Claim:
 
     # The other fields belong to one decision: the state read (a, b, c), the state to write (new_…), its cell, and the result.
     # fmt: off
-    __slots__ = ("a", "b", "c", "cell", "charged", "cost", "key", "named", "new_a", "new_b", "new_c", "remaining", "reset",
-                 "reset_id", "retry", "start", "undoable")
+    __slots__ = ("a", "b", "c", "cell", "charged", "cost", "key", "named", "new_a", "new_b", "new_c", "others", "remaining",
+                 "reset", "reset_id", "retry", "start", "undoable")
     # fmt: on
 
     def __init__(self, limit: NamedLimit, key: str, cost: int = 1, charged: int = -1, reset_id: int = -1) -> None:
@@ -72,15 +74,17 @@ class Claim:
             self.a: Any = 0
             self.b = self.new_a = self.new_b = self.start = self.retry = self.remaining = self.reset = 0
             self.c = self.new_c = self.cell = self.a
+            self.others: Others = None  # of each other rate of the key its number, and its states before and after the charge
 
     @property
     def limit(self) -> NamedLimit:
         return self.named
 
-    def remember(self, before: StateData, after: StateData, start: int = 0) -> None:
+    def remember(self, before: StateData, after: StateData, others: Others, start: int = 0) -> None:
         """Sets the states before and after a charge that another process stored, for an exact undo, and its start (µs)."""
         self.a, self.b, self.c = before
         self.new_a, self.new_b, self.new_c = after
+        self.others = others
         self.start = start
         self.undoable = True
 
@@ -88,18 +92,20 @@ class Claim:
         """The start of a charge that was stored and is not undone (µs); −1 when there is none."""
         return self.start if self.undoable else -1
 
-    def remembered(self) -> tuple[StateData, StateData] | None:
-        """The states (before, after) of a stored charge, for an exact undo; None when they are not known."""
+    def remembered(self) -> tuple[StateData, StateData, Others] | None:
+        """The states (before, after, of other rates) of a stored charge, for an exact undo; None when they are not known."""
         if not self.undoable:
             return None
-        return (self.a, self.b, self.c), (self.new_a, self.new_b, self.new_c)
+        return (self.a, self.b, self.c), (self.new_a, self.new_b, self.new_c), self.others
 
     def charge(self) -> tuple[Any, ...]:
         """Everything that it knows of its charge, for `set_charge`."""
-        return self.reset_id, self.undoable, self.start, self.a, self.b, self.c, self.new_a, self.new_b, self.new_c
+        states = self.a, self.b, self.c, self.new_a, self.new_b, self.new_c
+        return self.reset_id, self.undoable, self.start, *states, self.others
 
     def set_charge(self, charge: tuple[Any, ...]) -> None:
-        self.reset_id, self.undoable, self.start, self.a, self.b, self.c, self.new_a, self.new_b, self.new_c = charge
+        self.reset_id, self.undoable, self.start, *states, self.others = charge
+        self.a, self.b, self.c, self.new_a, self.new_b, self.new_c = states
 
     def __repr__(self) -> str:
         return f"Claim({self.named!r}, {self.key!r}, {self.cost})"

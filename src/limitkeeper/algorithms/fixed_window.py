@@ -48,6 +48,19 @@ def window_of(limit: Limit, window: I64, used: I64, moment: I64) -> I64:
 
 
 @cython.cfunc
+@cython.inline
+@cython.nogil
+@cython.exceptval(check=False)
+def used_before(limit: Limit, window: I64, used: I64, opened: I64, now: I64) -> I64:
+    """`before` of a window that opens at `opened`, when `window` was the last one charged."""
+    if opened == window + limit.window:
+        return used
+    if window + limit.window <= now or used == 0:
+        return -3
+    return -1 if window > now else -2  # a gap: the use of the old window is no longer known
+
+
+@cython.cfunc
 @cython.nogil
 @cython.exceptval(check=False)
 def decide(limit: Limit, window: I64, used: I64, before: I64, now: I64, not_before: I64, cost: I64, max_wait: I64) -> Answer:
@@ -64,12 +77,7 @@ def decide(limit: Limit, window: I64, used: I64, before: I64, now: I64, not_befo
         filled: I64 = used
         past: I64 = before
         if opened != window:
-            if opened == window + size:
-                past = used
-            elif window + size <= now or used == 0:
-                past = -3
-            else:  # a gap: the use of the old window is no longer known
-                past = -1 if window > now else -2
+            past = used_before(limit, window, used, opened, now)
             filled = 0
         if filled + cost > limit.count:
             past = filled
@@ -103,13 +111,15 @@ def decide(limit: Limit, window: I64, used: I64, before: I64, now: I64, not_befo
 @cython.exceptval(check=False)
 def give_back(limit: Limit, window: I64, used: I64, before: I64, now: I64, cost: I64, charged: I64, charged_at: I64) -> State:
     size: I64 = limit.window
-    here: I64 = window_of(limit, window, used, now)
     if cost < 0:  # settled above its estimate: charge the current window, even above its count
         if -cost > TOP // 4:
             cost = -(TOP // 4)
-        if now >= window + size or used == 0:
-            return (here, -cost, 0)
-        if window > now and window - size <= now and before != -1 and before != -2:
+        # What another rate has admitted (`charged` is 0) is charged in the window of its start.
+        start: I64 = charged_at if charged == 0 and charged_at > now else now
+        if start >= window + size or used == 0:
+            opened: I64 = window_of(limit, window, used, start)
+            return (opened, -cost, used_before(limit, window, used, opened, now) if opened > now else 0)
+        if window > start and window - size <= start and before != -1 and before != -2:
             if before < 0:
                 before = 0
             return (window, used, before - cost if before < TOP // 2 else before)

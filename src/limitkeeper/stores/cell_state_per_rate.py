@@ -218,28 +218,40 @@ class CellRates(Store):
         return 0
 
     @cython.cfunc
-    def charge_others(
-        self, handle: LimitHandle, key: str, start_us: I64, cost: I64, now_us: I64, full: cython.bint
-    ) -> cython.int:
-        """Charges what this rate has admitted to the other rates of the key."""
+    def charge_others(self, handle: LimitHandle, key: str, start_us: I64, cost: I64, now_us: I64, full: cython.bint) -> tuple:  # type: ignore[type-arg]
+        """Charges what this rate has admitted to the other rates of the key. Returns the unit of each and its states before and
+        after, for an exact undo: a state does not tell where another rate's charge went, nor what was idle before its start."""
         n: cython.int = self.load_rates(handle, key, now_us, full)
         i: cython.int
+        changes: list[tuple[int, ...]] = []
         for i in range(n):
             if self.rates.unit[i] != handle.unit:
                 limit: Limit = self.limit_at(handle, self.rates.unit[i])
-                self.rates.a[i], self.rates.b[i], self.rates.c[i] = all_of.charged_too(
-                    limit, self.rates.a[i], self.rates.b[i], self.rates.c[i], now_us, start_us, cost
-                )
-        return self.save_rates(handle, key, now_us, full)
+                a: I64 = self.rates.a[i]
+                b: I64 = self.rates.b[i]
+                c: I64 = self.rates.c[i]
+                new: State = all_of.charged_too(limit, a, b, c, now_us, start_us, cost)
+                self.rates.a[i], self.rates.b[i], self.rates.c[i] = new
+                changes.append((self.rates.unit[i], a, b, c, new[0], new[1], new[2]))
+        self.save_rates(handle, key, now_us, full)
+        return tuple(changes)
 
     @cython.cfunc
-    def give_back_others(self, handle: LimitHandle, claim: Claim, charged_at: I64, now_us: I64, full: cython.bint) -> cython.int:
-        """Removes a charge of this rate from the other rates of the key."""
+    def give_back_others(
+        self, handle: LimitHandle, claim: Claim, charged_at: I64, now_us: I64, full: cython.bint, untouched: cython.bint
+    ) -> cython.int:
+        """Removes a charge of this rate from the other rates of the key. Where nothing was charged since (`untouched`), the
+        states before it are restored."""
+        changes: dict[int, tuple[int, ...]] = {change[0]: change for change in claim.others or ()} if untouched else {}
         n: cython.int = self.load_rates(handle, claim.key, now_us, full)
         i: cython.int
         for i in range(n):
             if self.rates.unit[i] != handle.unit:
                 limit: Limit = self.limit_at(handle, self.rates.unit[i])
+                change = changes.get(self.rates.unit[i])
+                if change is not None and tuple(change[4:]) == (self.rates.a[i], self.rates.b[i], self.rates.c[i]):
+                    self.rates.a[i], self.rates.b[i], self.rates.c[i] = change[1], change[2], change[3]
+                    continue
                 at: I64 = charged_at // limit.tick if charged_at >= 0 else -1
                 self.rates.a[i], self.rates.b[i], self.rates.c[i] = limit.undo(
                     limit, self.rates.a[i], self.rates.b[i], self.rates.c[i], now_us // limit.tick, claim.cost, claim.charged, at

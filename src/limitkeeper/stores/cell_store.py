@@ -246,8 +246,9 @@ class CellStore(CellRates):
                 claim = claims[i]
                 if claim.cost > 0:
                     handle: LimitHandle = self.handle_of(claim.named)
+                    claim.others = None
                     if self.put(handle, claim.key, claim.new_a, claim.new_b, claim.new_c, now_us, full):
-                        self.charge_others(handle, claim.key, start_us, claim.cost, now_us, full)
+                        claim.others = self.charge_others(handle, claim.key, start_us, claim.cost, now_us, full)
                     claim.undoable = True
         else:
             for i in range(n):
@@ -349,7 +350,7 @@ class CellStore(CellRates):
         if untouched:
             claim.undoable = False
         if not own or self.put(handle, claim.key, back[0], back[1], back[2], now_us, full):
-            self.give_back_others(handle, claim, charged_at, now_us, full)
+            self.give_back_others(handle, claim, charged_at, now_us, full, untouched)
         return 1
 
     @cython.cfunc

@@ -410,6 +410,7 @@ class MemoryStore(CellStore):
                 cell.a = claim.new_a
                 cell.b = claim.new_b
                 cell.c = claim.new_c
+                claim.others = None
                 claim.undoable = True
         self.revision += 1
         if self.calls & 63 == 0:

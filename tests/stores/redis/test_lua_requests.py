@@ -154,7 +154,7 @@ def test_none_starts_before_it_may(client: Any) -> None:
     expected = named.limit.decide((0, 0, 0), now_us, 2, 10**15, now_us + 5_000_000)
     assert (decision.wait, decision.start_us) == (5.0, expected[3])
     assert dict(store.items(named)) == {"a": expected[:3]}
-    assert claim.remembered() == ((0, 0, 0), expected[:3])
+    assert claim.remembered() == ((0, 0, 0), expected[:3], None)
 
 
 def test_what_was_charged_last_is_undone_exactly(client: Any) -> None:

@@ -78,7 +78,9 @@ def fork(work) -> int:
 
 
 @pytest.mark.untraced
-@pytest.mark.parametrize("kills", [20 if compiled else 10, pytest.param(1000 if compiled else 150, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "kills", [20 if compiled else 10, pytest.param(150, marks=pytest.mark.slow), pytest.param(1000, marks=pytest.mark.soak)]
+)
 def test_killed_writers_leave_an_exact_count(path, kills):
     """Writers are killed -9 at random instants; what the survivors find is what was admitted, up to the calls in flight."""
     store = SharedStore(path, max_keys=400, log_entries=4096, timeout=60)

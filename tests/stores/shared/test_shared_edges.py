@@ -79,6 +79,7 @@ def test_a_log_longer_than_its_places_is_taken_over_whole(path):
     assert Picture(path).problems == []
 
 
+@pytest.mark.untraced
 def test_a_peek_at_a_full_file_does_not_look_at_a_log_that_was_forgotten_meanwhile(path):
     """Keys that are as new are looked for before a log is read, never between reading it and answering."""
     clock = ManualClock()

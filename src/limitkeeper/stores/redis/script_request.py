@@ -36,6 +36,8 @@ _FOUR = struct.Struct("<4q")
 _CLAIM = struct.Struct("<BB7d")
 _CHARGE = struct.Struct("<ddB")
 _STATES = struct.Struct("<6d")
+#: A charge of another rate: its fingerprint, and its states before and after.
+_OTHER = struct.Struct("<7q")
 _DECIDE = struct.Struct("<BHBBdd")
 _GIVE_BACK = struct.Struct("<BHd")
 _REBOOK = struct.Struct("<BI")
@@ -105,9 +107,14 @@ class LimitSet:
                 i += 1
                 if claim.cost > 0:
                     states = (0,) * 6 if entry.limit.logs else numbers[i : i + 6]
-                    claim.remember(states[:3], states[3:], start_us)
+                    claim.remember(states[:3], states[3:], None, start_us)
                 i += 0 if entry.limit.logs else 6
-        return Decisions.join(parts, start_us - now_us if start_us >= 0 else 0), at + layout.size
+        at += layout.size
+        for claim in claims if with_states else ():
+            end = at + 1 + reply[at] * _OTHER.size
+            claim.others = tuple(_OTHER.iter_unpack(reply[at + 1 : end])) if end > at + 1 else None
+            at = end
+        return Decisions.join(parts, start_us - now_us if start_us >= 0 else 0), at
 
 
 def limit_set_of(names: KeyNames, claims: Claims) -> LimitSet:
@@ -223,9 +230,10 @@ def _encode_claims(parts: list[bytes], entries: Entries, claims: Claims, charges
         parts += more
         if charges:
             around = claim.remembered() if claim.cost == claim.charged and not entry.limit.logs else None
-            parts.append(_CHARGE.pack(claim.charged, claim.reset_id, around is not None))
+            others = (around[2] if around else None) or ()
+            parts.append(_CHARGE.pack(claim.charged, claim.reset_id, 0 if around is None else 1 + len(others)))
             if around is not None:
-                parts.append(_STATES.pack(*around[0], *around[1]))
+                parts += [_STATES.pack(*around[0], *around[1]), *(_OTHER.pack(*other) for other in others)]
     return keys
 
 

@@ -134,7 +134,7 @@ def claims_of(claims: Json, find: Callable[..., NamedLimit]) -> list[Claim]:
 def charge_json(claim: Claim) -> Json:
     """What a claim knows of its charge; the states of a log stay where they are."""
     charge = claim.charge()
-    return [*charge[:3], 0, 0, 0, 0, 0, 0] if claim.named.limit.logs else charge
+    return [*charge[:3], 0, 0, 0, 0, 0, 0, None] if claim.named.limit.logs else charge
 
 
 def set_charges(claims: Sequence[Claim], charges: Json) -> None:

@@ -235,5 +235,6 @@ def copy_state(into: Claim, claim: Claim) -> cython.int:
     into.new_a = claim.new_a
     into.new_b = claim.new_b
     into.new_c = claim.new_c
+    into.others = claim.others
     into.start = claim.start
     return 0

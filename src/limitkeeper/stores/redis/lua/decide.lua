@@ -88,11 +88,12 @@ end
 -- Writes what is charged; where nothing is, but with `commit`, a state whose dates moved back, and after a refusal the one that a
 -- new rate starts with on the key, so that the retry time of its first call holds (`first`: always, a charge may follow). Returns
 -- the reply: the common start; for each claim its start, retry, remaining, reset; with `remember` also the number of the key's
--- reset marker, and the states before and after the charge, for an exact undo.
+-- reset marker, and the states before and after the charge, for an exact undo; at the end for each claim the number of other rates
+-- that were charged, and of each its fingerprint and its states before and after.
 local function commit_claims(claims, start_us, commit, remember, first)
   local stored = start_us >= 0 and commit
   local n = #claims
-  local reply = { pack('<i8', start_us) }
+  local reply, others = { pack('<i8', start_us) }, ''
   for i = 1, n do
     local claim = claims[i]
     if stored and claim.cost > 0 then
@@ -111,10 +112,11 @@ local function commit_claims(claims, start_us, commit, remember, first)
       if not claim.rule.logs then
         text = text .. pack('<i8i8i8i8i8i8', claim.a, claim.b, claim.c, claim.new_a, claim.new_b, claim.new_c)
       end
+      others = others .. (claim.cost > 0 and claim.rates and charges_of_others(claim) or '\0')
     end
     reply[i + 1] = text
   end
-  return table.concat(reply)
+  return table.concat(reply) .. others
 end
 
 local function decide_request()

@@ -52,16 +52,22 @@ end
 
 ---- give_back
 local function fixed_window_give_back(size, count, aligned, _, window, used, before, now, cost, charged, charged_at)
-  local here = now
-  if aligned > 0 then
-    here = now - now % size
-  elseif used > 0 and now < window + size then
-    here = window
-  end
-  if cost < 0 then -- settled above its estimate: over the count of the window that is running
+  if cost < 0 then -- settled above its estimate: over the count of the window that is running; of another rate: in that of its start
     if -cost > 2251799813685247 then cost = -2251799813685247 end
-    if now >= window + size or used == 0 then return here, -cost, 0 end
-    if window > now and window - size <= now and before ~= -1 and before ~= -2 then
+    local start = charged == 0 and charged_at > now and charged_at or now
+    if start >= window + size or used == 0 then
+      local opened = start
+      if aligned > 0 then
+        opened = start - start % size
+      elseif used > 0 and start < window + size then
+        opened = window
+      end
+      if opened <= now then return opened, -cost, 0 end
+      if opened == window + size then return opened, -cost, used end
+      if window + size <= now or used == 0 then return opened, -cost, -3 end
+      return opened, -cost, window > now and -1 or -2
+    end
+    if window > start and window - size <= start and before ~= -1 and before ~= -2 then
       if before < 0 then before = 0 end
       return window, used, before < 4503599627370495 and before - cost or before
     end

@@ -1,6 +1,7 @@
 -- Gives charges back: the mirror of MemoryStore.give_back. A claim is followed by its whole charge, the number of the reset marker
--- that the charge saw (-1: unknown, -2: one that is gone), and, where they are known, the states before and after the charge: when
--- the state has not changed since, the one before is restored exactly. A charge from before a reset gives nothing back.
+-- that the charge saw (-1: unknown, -2: one that is gone), and, where they are known, the states before and after the charge, of
+-- other rates of the key too: when the state has not changed since, those before are restored exactly. A charge from before a reset
+-- gives nothing back.
 -- Reply: now, and how many claims gave back.
 local function give_back_claim(claim, charged_at_us)
   local seen = claim.seen_id
@@ -8,7 +9,8 @@ local function give_back_claim(claim, charged_at_us)
   if claim.cost == 0 or claim.cost > 0 and not claim.present then return 1 end
   local charged_at = charged_at_us >= 0 and in_ticks(claim, charged_at_us) or -1
   local a, b, c = claim.a, claim.b, claim.c
-  if claim.undoable and not claim.moved and a == claim.after_a and b == claim.after_b and c == claim.after_c then
+  local untouched = claim.undoable and not claim.moved and a == claim.after_a and b == claim.after_b and c == claim.after_c
+  if untouched then
     claim.undoable = false
     a, b, c = claim.before_a, claim.before_b, claim.before_c
   else
@@ -19,7 +21,7 @@ local function give_back_claim(claim, charged_at_us)
   local _, reset = peek(claim, a, b, c)
   if claim.rates then
     if claim.cost > 0 and not claim.own then a = false end -- of a rate that has no state nothing can be taken
-    give_back_rates(claim, charged_at_us)
+    give_back_rates(claim, charged_at_us, untouched)
   end
   write_state(claim, a, b, c, reset)
   return 1
@@ -34,6 +36,12 @@ local function next_charge()
     claim.undoable = true
     claim.before_a, claim.before_b, claim.before_c, claim.after_a, claim.after_b, claim.after_c, at =
       unpack('<dddddd', body, at)
+    claim.others = {}
+    for _ = 2, known do
+      local fingerprint, other = 0, {}
+      fingerprint, other[1], other[2], other[3], other[4], other[5], other[6], at = unpack('<i8i8i8i8i8i8i8', body, at)
+      claim.others[fingerprint] = other
+    end
   end
   return claim
 end

@@ -87,7 +87,8 @@ make_room = function(claim)
   table.remove(rates, gone)
 end
 
--- Charges the other rates of a claim's key at its start. One that has no room there is charged now, above what it admits.
+-- Charges the other rates of a claim's key at its start. One that has no room there is charged above what it admits, in the window
+-- of that start or now.
 charge_rates = function(claim)
   local rates, cost = claim.rates, claim.cost
   make_room(claim)
@@ -97,18 +98,36 @@ charge_rates = function(claim)
       local p, q, r, s, now, start = rate.p, rate.q, rate.r, rate.s, rate.now, in_ticks(rate, claim.start)
       local a, b, c, wait = rate.rule.decide(p, q, r, s, rate.a, rate.b, rate.c, now, start, cost, 4503599627370496)
       if wait < 0 or now + wait ~= start then
-        a, b, c = rate.rule.give_back(p, q, r, s, rate.a, rate.b, rate.c, now, -cost, cost, -1)
+        a, b, c = rate.rule.give_back(p, q, r, s, rate.a, rate.b, rate.c, now, -cost, 0, start)
       end
+      rate.before = { rate.a, rate.b, rate.c }
       rate.a, rate.b, rate.c = a, b, c
     end
   end
 end
 
-give_back_rates = function(claim, charged_at_us)
+-- The number of rates that were charged by a claim of another, and of each its fingerprint and its states before and after.
+charges_of_others = function(claim)
+  local found = {}
+  for i = 1, #claim.rates do
+    local rate = claim.rates[i]
+    if rate.before then
+      local a, b, c = rate.before[1], rate.before[2], rate.before[3]
+      found[#found + 1] = pack('<i8i8i8i8i8i8i8', rate.fingerprint, a, b, c, rate.a, rate.b, rate.c)
+    end
+  end
+  return pack('<B', #found) .. table.concat(found)
+end
+
+-- Removes a charge from the other rates. Where nothing was charged since (`untouched`), the states before it are restored.
+give_back_rates = function(claim, charged_at_us, untouched)
   if claim.cost < 0 then make_room(claim) end
   for i = 1, #claim.rates do
     local rate = claim.rates[i]
-    if rate ~= claim.own then
+    local other = untouched and claim.others[rate.fingerprint]
+    if other and rate.a == other[4] and rate.b == other[5] and rate.c == other[6] then
+      rate.a, rate.b, rate.c = other[1], other[2], other[3]
+    elseif rate ~= claim.own then
       local charged_at = charged_at_us >= 0 and in_ticks(rate, charged_at_us) or -1
       rate.a, rate.b, rate.c = rate.rule.give_back(
         rate.p, rate.q, rate.r, rate.s, rate.a, rate.b, rate.c, rate.now, claim.cost, claim.charged, charged_at)
