@@ -86,7 +86,7 @@ def test_the_body_of_a_request_that_waited_is_whole(framework, server, size, gat
     try:
         assert running.request("GET", "/first", [], b"", "").status == 200
         connection = begin(running, "/body", b"x" * size)
-        eventually(lambda: waiting(gate) == 1)
+        eventually(lambda: waiting(gate) == 1 and bool(held.sleeps))
         held.advance(1)
         reply = b""
         while b"}" not in reply and (data := connection.recv(65_536)):
