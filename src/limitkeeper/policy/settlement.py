@@ -13,6 +13,7 @@ request with estimate and size. Streams of unknown length are charged at their e
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ..algorithms.claim import Claim
@@ -67,14 +68,23 @@ def refund(rule: CompiledRule, claim: Claim, context: RequestContext | None, sta
     return [Claim(claim.limit, claim.key, change, claim.cost, claim.reset_id)] if change else []
 
 
+def charges_of(evaluation: Evaluation) -> Sequence[Decision]:
+    """For each claim of an evaluation, a decision with the time of its charge."""
+    decision = evaluation.decision
+    assert decision is not None
+    return decision.decisions if evaluation.wait_us else [decision] * len(evaluation.entries)
+
+
 def refunds_of(evaluation: Evaluation, status: int, size: int) -> list[Waiter]:
     """All refunds of an evaluation: its own claims, marks of refunded charges (a repetition will be the first), shadow rules."""
     context = evaluation.context
     found: list[Waiter] = []
     if evaluation.claims is not None and evaluation.decision is not None:
-        pairs = zip(evaluation.claims, evaluation.entries, strict=True)
-        claims = [one for claim, entry in pairs for one in refund(entry.compiled_rule, claim, context, status, size)]
-        found = [Waiter(claims, evaluation.decision, None)] if claims else []
+        charges: dict[int, tuple[Decision, list[Claim]]] = {}  # by time: after a wait some claims were charged later than others
+        for claim, entry, part in zip(evaluation.claims, evaluation.entries, charges_of(evaluation), strict=True):
+            for one in refund(entry.compiled_rule, claim, context, status, size):
+                charges.setdefault(part.start_us, (part, []))[1].append(one)
+        found = [Waiter(claims, part, None) for part, claims in charges.values()]
         for mark in evaluation.marks or ():
             if mark.decision is not None and not counts(mark.rule.config.charge, status, context):
                 found.append(Waiter([mark.claim], mark.decision, None))
