@@ -374,7 +374,7 @@ def test_bad_options_are_named():
     ):
         with pytest.raises(ConfigurationError, match=message):
             StaleCache(**options)
-    with pytest.raises(ConfigurationError, match="no identity 'nobody'; it has ip, tenant, user"):
+    with pytest.raises(ConfigurationError, match="no identity 'nobody'; it has account, ip, tenant, user"):
         kept(StaleCache(per=("nobody",)))
 
 
