@@ -78,6 +78,12 @@ class Settlement:
         """Whether a rule may count this request as running (`concurrent`): then it is settled at the end of a streamed body."""
         return any(one.needs_settlement and one.compiled.concurrent for one in self.evaluations)
 
+    @property
+    def costs_by_size(self) -> bool:
+        """Whether the size of the response is charged: then it may be refused before its first byte is sent."""
+        entries = [entry for one in self.evaluations if one.needs_settlement for entry in one.entries]
+        return any(entry.rule.cost.source == "response" for entry in entries)
+
     def respond(self, status: int) -> None:
         """Reports the status to the gates, once. FAILED or UNKNOWN when no response began."""
         if not self.counted:
