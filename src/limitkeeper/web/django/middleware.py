@@ -8,15 +8,19 @@ decisions of remote stores are awaited. `respond` and `arespond` serve the decor
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from functools import partial
 from inspect import isawaitable
 from io import SEEK_END
 
 from asgiref.sync import async_to_sync, iscoroutinefunction, markcoroutinefunction, sync_to_async
+from django.conf import settings
+from django.conf.urls.i18n import is_language_prefix_patterns_used
 from django.core.exceptions import BadRequest, MiddlewareNotUsed, PermissionDenied, RequestDataTooBig, SuspiciousOperation
 from django.http import Http404, HttpRequest, HttpResponse, RawPostDataException, UnreadablePostError
 from django.http.response import HttpResponseBase
-from django.urls import Resolver404, get_resolver, resolve
+from django.urls import Resolver404, ResolverMatch, get_resolver, resolve
+from django.utils.translation import get_language, get_language_from_path, get_language_from_request, override
 
 from ...policy.evaluation import Evaluation
 from ...policy.gate import Gate
@@ -83,23 +87,38 @@ class RateLimitMiddleware:
 
     def default_gate(self, limit: HandlerLimit, request: HttpRequest) -> Gate | None:
         """The gate of the default limit; None: no view is found, or it has a limit of its own."""
-        try:
-            found = resolve(request.path_info, getattr(request, "urlconf", None))
-        except Resolver404:
+        found = find_view(request)
+        if found is None or has_own_limit(found.func):
             return None
-        return None if has_own_limit(found.func) else self.gates.gate_for(limit, limit.name_at(found.route), request)
+        return self.gates.gate_for(limit, limit.name_at(location_of(request, found)), request)
 
     def is_exempt(self, request: HttpRequest) -> bool:
         """Whether the view is exempt. The views are loaded first, since loading them marks the exempt ones."""
-        urls = getattr(request, "urlconf", None)
         if not self._views_loaded:
-            self._views_loaded = get_resolver(urls).url_patterns is not None
-        if not EXEMPTED:
-            return False
-        try:
-            return bool(getattr(resolve(request.path_info, urls).func, EXEMPT, False))
-        except Resolver404:
-            return False
+            self._views_loaded = get_resolver(getattr(request, "urlconf", None)).url_patterns is not None
+        found = find_view(request) if EXEMPTED else None
+        return found is not None and bool(getattr(found.func, EXEMPT, False))
+
+
+def find_view(request: HttpRequest) -> ResolverMatch | None:
+    """The view of a request; None: there is none. URL patterns may depend on the language (`i18n_patterns`), which a middleware
+    below sets: that of the path, a cookie or a header, or the site's own. What is active here may be that of another request."""
+    languages = [get_language()]
+    if settings.USE_I18N:
+        languages += [get_language_from_request(request, check_path=True), settings.LANGUAGE_CODE]
+    for language in dict.fromkeys(languages):
+        with suppress(Resolver404), override(language):
+            return resolve(request.path_info, getattr(request, "urlconf", None))
+    return None
+
+
+def location_of(request: HttpRequest, found: ResolverMatch | None) -> str | None:
+    """The URL pattern of a view, the same in every language: otherwise a client would have a count for each."""
+    if found is None:
+        return None
+    prefixed, _ = is_language_prefix_patterns_used(getattr(request, "urlconf", settings.ROOT_URLCONF))
+    route: str = found.route
+    return route.removeprefix(f"{get_language_from_path(request.path_info)}/") if prefixed else route
 
 
 class DjangoRequestContext(WsgiRequestContext):
