@@ -10,7 +10,8 @@ import pytest
 from gates import asked, gate, key, policy, request, rule, until
 
 from limitkeeper import SlidingWindowLog
-from limitkeeper.policy.model import WAIT, Charge, OnRefusal
+from limitkeeper.policy.model import WAIT, Capacity, Charge, OnRefusal
+from limitkeeper.rate import Rate
 from limitkeeper.testing import ManualClock
 from stand_ins import HeldClock
 
@@ -281,17 +282,36 @@ def test_who_waits_is_none_of_those_that_run():
     asyncio.run(main())
 
 
+class LateClock(ManualClock):
+    """A clock whose sleepers wake up a millisecond late, as threads do."""
+
+    def sleep(self, seconds: float, wake: threading.Event | None = None) -> None:
+        super().sleep(seconds + 0.001, wake)
+
+
+def test_a_capacity_that_refuses_after_a_wait_takes_no_place():
+    """What was charged at the end of a wait is given back where a capacity refuses the request."""
+    clock = LateClock(1000)
+    mine = rule("mine", "1/s burst 1", key=key("user"), on_refusal=waiting(10_000))
+    running = rule("running", (), concurrent=SlidingWindowLog(1, per=60))
+    g = gate(mine, running, rule("full", (), capacity=Capacity(Rate(1, 60_000_000))), clock=clock)
+    asked(g, request(user="a")).settle(200)
+    refused = asked(g, request(user="a"))
+    assert (refused.wait_us, refused.refusal.violated) == (1_001_000, ("full",))
+    assert asked(g, request(user="b")).refusal.violated == ("full",)
+
+
 @pytest.mark.parametrize("shared", ["sliding window log 2/min", "fixed window 2/min", "token bucket 2/min"])
 def test_a_refund_after_a_wait_finds_each_charge(shared):
     """What was charged at the end of a wait, and what was reserved before, is given back where the outcome does not count."""
-    clock = ManualClock(60 * 1000)
+    clock = LateClock(60 * 1000)
     failures = Charge(statuses=((500, 599),))
     mine = rule("mine", "sliding window log 1/s", key=key("user"), on_refusal=waiting(2_000), charge=failures)
     g = gate(mine, rule("all", shared, charge=failures), clock=clock)
     asked(g, request(user="a")).settle(500)
     clock.advance(0.25)
     waited = asked(g, request(user="a"))
-    assert waited.wait_us == 750_000
+    assert waited.wait_us == 751_000
     waited.settle(200)
     assert asked(g, request(user="a"), "quick").allowed
 

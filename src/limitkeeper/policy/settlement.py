@@ -13,7 +13,6 @@ request with estimate and size. Streams of unknown length are charged at their e
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ..algorithms.claim import Claim
@@ -24,7 +23,7 @@ from ..stores.sans_io import Call, Plan
 from ..wait_queue import Waiter
 from .callback_errors import CallbackErrors, callback_name
 from .compiled_policy import CompiledRule
-from .idempotency import leave
+from .idempotency import charges_of, leave
 from .model import Charge
 from .request_context import RequestContext
 
@@ -68,23 +67,14 @@ def refund(rule: CompiledRule, claim: Claim, context: RequestContext | None, sta
     return [Claim(claim.limit, claim.key, change, claim.cost, claim.reset_id)] if change else []
 
 
-def charges_of(evaluation: Evaluation) -> Sequence[Decision]:
-    """For each claim of an evaluation, a decision with the time of its charge."""
-    decision = evaluation.decision
-    assert decision is not None
-    return decision.decisions if evaluation.wait_us else [decision] * len(evaluation.entries)
-
-
 def refunds_of(evaluation: Evaluation, status: int, size: int) -> list[Waiter]:
     """All refunds of an evaluation: its own claims, marks of refunded charges (a repetition will be the first), shadow rules."""
     context = evaluation.context
     found: list[Waiter] = []
     if evaluation.claims is not None and evaluation.decision is not None:
-        charges: dict[int, tuple[Decision, list[Claim]]] = {}  # by time: after a wait some claims were charged later than others
-        for claim, entry, part in zip(evaluation.claims, evaluation.entries, charges_of(evaluation), strict=True):
-            for one in refund(entry.compiled_rule, claim, context, status, size):
-                charges.setdefault(part.start_us, (part, []))[1].append(one)
-        found = [Waiter(claims, part, None) for part, claims in charges.values()]
+        pairs = enumerate(zip(evaluation.claims, evaluation.entries, strict=True))
+        back = [(i, one) for i, (claim, entry) in pairs for one in refund(entry.compiled_rule, claim, context, status, size)]
+        found = charges_of(evaluation, evaluation.decision, back)
         for mark in evaluation.marks or ():
             if mark.decision is not None and not counts(mark.rule.config.charge, status, context):
                 found.append(Waiter([mark.claim], mark.decision, None))
