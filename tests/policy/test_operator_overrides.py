@@ -94,6 +94,18 @@ def test_an_override_follows_the_law_of_several_rates():
     assert hits(g, "a", 1) == 0
 
 
+def test_a_rate_alone_has_the_algorithm_of_the_rule():
+    """So that what was used stays used; with the option of another algorithm it is that one."""
+    g = Gate(
+        Policy.of(limits=[{"name": "api", "key": "ip", "limit": "fixed window 2/h"}]), store=MemoryStore(clock=ManualClock())
+    )
+    assert hits(g, "a", 3) == 2
+    g.operator_overrides.put("api", "a", "5/h")
+    assert hits(g, "a", 9) == 3
+    g.operator_overrides.put("api", "b", "5/h burst 7")
+    assert hits(g, "b", 9) == 7
+
+
 def test_it_precedes_the_overrides_of_the_policy():
     """Those of the file, and of a callback."""
     limits = [{"name": "api", "key": "ip", "limit": "1/h", "override": {"a": "unlimited"}}]
