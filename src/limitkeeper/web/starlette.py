@@ -330,13 +330,13 @@ class Limit(RouteLimit):
         depth = len(evaluations_of(scope).all)
         try:
             response = await call()
+            finished = finish_response(evaluation, response, scope, len(evaluations_of(scope).all) == depth)
         except BaseException as error:
             evaluation.count_response(status_of(error) or GONE)
             known = isinstance(error, HTTPException)  # what a handler of other exceptions answers is not known here
             status = outcome_after(has_disconnected(connection), status_of(error)) if known else UNKNOWN
             await asyncio.shield(asyncio.ensure_future(evaluation.asettle(status)))
             raise
-        finished = finish_response(evaluation, response, scope, len(evaluations_of(scope).all) == depth)
         if isinstance(finished, SettlingResponse):
             finished.disconnected = has_disconnected(connection)
         return finished

@@ -22,6 +22,7 @@ from django.http.response import HttpResponseBase
 from django.urls import Resolver404, ResolverMatch, get_resolver, resolve
 from django.utils.translation import get_language, get_language_from_path, get_language_from_request, override
 
+from ...errors import ConfigurationError
 from ...policy.evaluation import Evaluation
 from ...policy.gate import Gate
 from ...policy.identity.body import MAX_BODY
@@ -179,10 +180,10 @@ def respond(gate: Gate, view: Handler, request: HttpRequest, *args: object, **na
         return add_fields(request, view(request, *args, **named) if degraded is None else degraded)
     try:
         response = view(request, *args, **named)
+        settlement = settlement_of(evaluation, response, request)
     except BaseException as error:
         settlement_of_error(evaluation, error).settle()
         raise
-    settlement = settlement_of(evaluation, response, request)
     refusing = settlement.afford(settlement.size)
     if refusing is None and settlement.holds_place:
         settlement = settle_streamed(settlement, response)
@@ -209,10 +210,10 @@ async def arespond(gate: Gate, view: Handler, request: HttpRequest, *args: objec
     try:
         response = view(request, *args, **named)
         response = await response if isawaitable(response) else response
+        settlement = settlement_of(evaluation, response, request)
     except BaseException as error:
         await settlement_of_error(evaluation, error).asettle()
         raise
-    settlement = settlement_of(evaluation, response, request)
     refusing = await settlement.aafford(settlement.size)
     if refusing is None and settlement.holds_place:
         settlement = settle_streamed(settlement, response)
@@ -249,6 +250,8 @@ def refusal_response(evaluation: Evaluation, request: HttpRequest) -> HttpRespon
 
 def settlement_of(evaluation: Evaluation, response: HttpResponseBase, request: HttpRequest) -> Settlement:
     """Counts a response. Returns its settlement if the size is known; otherwise an empty one: it is settled when it is."""
+    if not isinstance(response, HttpResponseBase):
+        raise ConfigurationError(f"expected an HttpResponse from a view under @limit, got {type(response).__name__}")
     evaluation.count_response(response.status_code)
     settlement = Settlement([evaluation], response.status_code, head=request.method == "HEAD")
     settlement.gone = getattr(request, "_limitkeeper_gone", False) or is_cancelled()
