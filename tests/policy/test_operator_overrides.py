@@ -275,6 +275,13 @@ def test_wrong_ones_are_refused():
     g.operator_overrides.put("api", "7", "5/s")  # a change of one that is there
 
 
+def test_a_rule_with_a_capacity_has_no_overrides():
+    """One that would have no effect is refused."""
+    g = Gate(Policy.of(limits=[{"name": "all", "key": "ip", "capacity": "5/s"}]), store=MemoryStore())
+    with pytest.raises(ConfigurationError, match="'all' has a capacity"):
+        g.operator_overrides.put("all", "a", "blocked")
+
+
 def test_a_long_key_is_hashed_as_requests_hash_theirs():
     """So that its override is found."""
     g = gate()

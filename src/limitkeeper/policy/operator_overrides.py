@@ -234,6 +234,9 @@ class OperatorOverrides:
             )
         if limits_of(limit) is None:
             raise InvalidLimit("limit is missing; write 'token bucket 5/s burst 10', 'unlimited' or 'blocked'")
+        rules = [one for gate in list(self._gates) for one in gate.compiled.rules if one.name == rule]
+        if any(one.config.capacity is not None for one in rules):
+            raise ConfigurationError(f"the rule {rule!r} has a capacity, no limits of keys; override the key in another rule")
         if ANY in key and (key.count(ANY) > MAX_STARS or len(key) > MAX_KEY_LENGTH):
             raise ConfigurationError(f"a pattern has at most {MAX_STARS} '*' and {MAX_KEY_LENGTH} characters, got {key[:60]!r}")
         if for_us is not None and not 0 < for_us <= MAX_DURATION_US:

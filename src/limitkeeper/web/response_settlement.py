@@ -203,8 +203,8 @@ class ClosingBody:
             self._settlement.settle()
 
     def __del__(self) -> None:
-        """Settles a body that was neither sent nor closed, when it is garbage: Django under ASGI drops the response of a view in a
-        thread whose client has disconnected. Its outcome is unknown."""
+        """Settles a body that was neither sent nor closed, when it is garbage: Django under ASGI drops the response of a view in
+        a thread whose client has disconnected. Its outcome is unknown."""
         if not self._settlement.settled:
             self._settlement.status = UNKNOWN
             self._settlement.settle()
