@@ -178,7 +178,7 @@ def test_over_asgi():
                 await middleware(scope, asyncio.Event().wait, send)
             except KeyError:
                 pass
-            return (sent[0]["status"], dict(sent[0]["headers"])) if sent else (500, {})
+            return sent[0]["status"], dict(sent[0]["headers"])
 
         running = [asyncio.create_task(call(number)) for number in range(2)]
         await asyncio.sleep(0.01)
@@ -188,7 +188,7 @@ def test_over_asgi():
         assert fields[b"ratelimit"] == b'"busy";r=0'
         for end in ends:
             end.set()
-        assert [status for status, _ in await asyncio.gather(*running)] == [200, 500]
+        assert [status for status, _ in await asyncio.gather(*running)] == [200, 200]  # one raises after its start
         assert (await call(2))[0] == 200
 
     asyncio.run(main())

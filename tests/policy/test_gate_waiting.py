@@ -9,7 +9,9 @@ import threading
 import pytest
 from gates import asked, gate, key, policy, request, rule, until
 
-from limitkeeper.policy.model import WAIT, OnRefusal
+from limitkeeper import SlidingWindowLog
+from limitkeeper.policy.model import WAIT, Capacity, Charge, OnRefusal
+from limitkeeper.rate import Rate
 from limitkeeper.testing import ManualClock
 from stand_ins import HeldClock
 
@@ -228,12 +230,15 @@ def test_a_reload_does_not_make_a_queue_longer():
     asyncio.run(main())
 
 
-CLOSING = ["fixed window 100/min", "fixed window 100/min align first", "leaky bucket queue 100/s capacity 200"]
+CLOSING = [
+    *("fixed window 100/min", "fixed window 100/min align first", "leaky bucket queue 100/s capacity 200"),
+    *("token bucket 1/s burst 3", "leaky bucket 1/s capacity 3", "sliding window log 3/s"),
+]
 
 
 @pytest.mark.parametrize("text", CLOSING)
 def test_who_waits_closes_nothing_to_others(text):
-    """A client that waits for its own bucket, beyond the end of a window that all share, holds up nobody else."""
+    """A client that waits for its own bucket holds up nobody else in a limit that all share."""
     clock = HeldClock(60 * 1000 + 55)
     mine = rule("mine", "1/s burst 1", key=key("user"), on_refusal=waiting(10_000))
     g = gate(mine, rule("all", text), clock=clock)
@@ -252,6 +257,63 @@ def test_who_waits_closes_nothing_to_others(text):
 
     asyncio.run(main())
     assert [(t.passed, t.refused, t.waiting) for t in g.snapshot().rules] == [(10, 0, 0), (10, 0, 0)]
+
+
+def test_who_waits_is_none_of_those_that_run():
+    """A request that waits takes no place of `concurrent` before it runs, and gives it back when it has ended."""
+    clock = HeldClock(1000)
+    mine = rule("mine", "1/s burst 1", key=key("user"), on_refusal=waiting(10_000))
+    g = gate(mine, rule("running", (), concurrent=SlidingWindowLog(1, per=60)), clock=clock)
+
+    async def main():
+        await (await g.aask(request(user="patient"))).asettle(200)
+        waiter = asyncio.ensure_future(g.aask(request(user="patient")))
+        await until(lambda: g.snapshot().rules[0].waiting == 1)
+        other = await g.aask(request(user="other"))
+        assert other.allowed
+        await other.asettle(200)
+        clock.advance(1)
+        waited = await asyncio.wait_for(waiter, 30)
+        assert waited.allowed
+        assert (await g.aask(request(user="third"))).refusal.status == 503
+        await waited.asettle(200)
+        assert (await g.aask(request(user="third"))).allowed
+
+    asyncio.run(main())
+
+
+class LateClock(ManualClock):
+    """A clock whose sleepers wake up a millisecond late, as threads do."""
+
+    def sleep(self, seconds: float, wake: threading.Event | None = None) -> None:
+        super().sleep(seconds + 0.001, wake)
+
+
+def test_a_capacity_that_refuses_after_a_wait_takes_no_place():
+    """What was charged at the end of a wait is given back where a capacity refuses the request."""
+    clock = LateClock(1000)
+    mine = rule("mine", "1/s burst 1", key=key("user"), on_refusal=waiting(10_000))
+    running = rule("running", (), concurrent=SlidingWindowLog(1, per=60))
+    g = gate(mine, running, rule("full", (), capacity=Capacity(Rate(1, 60_000_000))), clock=clock)
+    asked(g, request(user="a")).settle(200)
+    refused = asked(g, request(user="a"))
+    assert (refused.wait_us, refused.refusal.violated) == (1_001_000, ("full",))
+    assert asked(g, request(user="b")).refusal.violated == ("full",)
+
+
+@pytest.mark.parametrize("shared", ["sliding window log 2/min", "fixed window 2/min", "token bucket 2/min"])
+def test_a_refund_after_a_wait_finds_each_charge(shared):
+    """What was charged at the end of a wait, and what was reserved before, is given back where the outcome does not count."""
+    clock = LateClock(60 * 1000)
+    failures = Charge(statuses=((500, 599),))
+    mine = rule("mine", "sliding window log 1/s", key=key("user"), on_refusal=waiting(2_000), charge=failures)
+    g = gate(mine, rule("all", shared, charge=failures), clock=clock)
+    asked(g, request(user="a")).settle(500)
+    clock.advance(0.25)
+    waited = asked(g, request(user="a"))
+    assert waited.wait_us == 751_000
+    waited.settle(200)
+    assert asked(g, request(user="a"), "quick").allowed
 
 
 @pytest.mark.parametrize("mode", ["ask", "aask"])

@@ -94,6 +94,18 @@ def test_an_override_follows_the_law_of_several_rates():
     assert hits(g, "a", 1) == 0
 
 
+def test_a_rate_alone_has_the_algorithm_of_the_rule():
+    """So that what was used stays used; with the option of another algorithm it is that one."""
+    g = Gate(
+        Policy.of(limits=[{"name": "api", "key": "ip", "limit": "fixed window 2/h"}]), store=MemoryStore(clock=ManualClock())
+    )
+    assert hits(g, "a", 3) == 2
+    g.operator_overrides.put("api", "a", "5/h")
+    assert hits(g, "a", 9) == 3
+    g.operator_overrides.put("api", "b", "5/h burst 7")
+    assert hits(g, "b", 9) == 7
+
+
 def test_it_precedes_the_overrides_of_the_policy():
     """Those of the file, and of a callback."""
     limits = [{"name": "api", "key": "ip", "limit": "1/h", "override": {"a": "unlimited"}}]
@@ -261,6 +273,13 @@ def test_wrong_ones_are_refused():
     with pytest.raises(ConfigurationError, match="there are 1000 overrides; remove some"):
         g.operator_overrides.put("api", "one more", "5/s")
     g.operator_overrides.put("api", "7", "5/s")  # a change of one that is there
+
+
+def test_a_rule_with_a_capacity_has_no_overrides():
+    """One that would have no effect is refused."""
+    g = Gate(Policy.of(limits=[{"name": "all", "key": "ip", "capacity": "5/s"}]), store=MemoryStore())
+    with pytest.raises(ConfigurationError, match="'all' has a capacity"):
+        g.operator_overrides.put("all", "a", "blocked")
 
 
 def test_a_long_key_is_hashed_as_requests_hash_theirs():

@@ -83,6 +83,45 @@ def test_a_handler_that_raises_is_counted_as_500(gate_of, text):
         assert gate.snapshot().rules[0].statuses == statuses
 
 
+def test_a_response_whose_start_was_never_sent_is_a_500(gate_of):
+    """The start of a response whose size is charged waits for its first part; if the application raises before it, the server
+    answers 500, and that is the outcome."""
+    gate = gate_of(BYTES.replace("[{", "[{name: failed, key: ip, limit: 5/min, charge: {status: [5xx]}}, {"))
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await send(start(200))
+        raise ValueError("mine")
+
+    exchange = asked(gate, app)
+    assert (str(exchange.error), exchange.messages, used(gate)) == ("mine", [], 1)
+    assert gate.snapshot().rules[0].statuses == {"5xx": 1}
+
+
+@pytest.mark.parametrize("text", [LOGIN, "limits: [{name: running, key: ip, concurrent: 5}]"])
+def test_the_start_of_a_stream_is_sent_at_once(gate_of, text):
+    """A stream whose size is not charged begins when its application says so, not with its first part."""
+    begun = asyncio.Event()
+    went: list[str] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await send(start())
+        begun.set()
+        await asyncio.Event().wait()
+
+    async def main() -> None:
+        async def send(message: Any) -> None:
+            went.append(message["type"])
+
+        said = scope_of("GET", "/", [], "192.0.2.1")
+        task = asyncio.ensure_future(RateLimitMiddleware(app, policy=gate_of(text))(said, Exchange(b"").receive, send))
+        await begun.wait()
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+    driven(main())
+    assert went == ["http.response.start"]
+
+
 @pytest.mark.parametrize("text", [ONE, LOGIN])
 def test_a_client_that_went_away_is_counted_as_such(gate_of, text):
     """A request that is cancelled before its response is neither a success nor the application's error, and stays charged."""

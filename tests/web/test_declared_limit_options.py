@@ -387,3 +387,45 @@ def test_variables_belong_into_policies():
     """A URL with a variable, which only policy files replace, is an error that says so."""
     with pytest.raises(ConfigurationError, match=r"write os.environ\['REDIS_URL'\]"):
         Limiter("5/s", store="${REDIS_URL}")
+
+
+def test_limits_follow_a_reload_of_the_policy_whose_identities_they_use(store, caplog):
+    """A view's limit has the identities of the policy in force, and counts on; where one that it needs is gone, the old one."""
+    identify = {"user": {"header": "X-User"}, "ip": {"client_ip": {"trusted_proxies": ["127.0.0.0/8"]}}}
+    gate = Gate(Policy.of(identify=identify), store=store)
+    app = Flask("reloaded")
+    limits = flask.RateLimit(app, gate)
+    app.get("/user", endpoint="user")(limits.limit("fixed window 1/min", key="user")(lambda: "done"))
+    app.get("/ip", endpoint="ip")(limits.limit("fixed window 1/min", name="by-ip")(lambda: "done"))
+
+    def status(path: str, **headers: str) -> int:
+        named = {name.replace("_", "-"): value for name, value in headers.items()}
+        return app.test_client().get(path, headers=named).status_code
+
+    assert [status("/user", X_User="ann"), status("/ip", X_Forwarded_For="192.0.2.1")] == [200, 200]
+    gate.reload(Policy.of(identify={"user": {"header": "X-Account"}}))
+    assert [status("/user", X_Account=name) for name in ("ann", "ben")] == [429, 200]
+    assert [status("/ip", X_Forwarded_For=f"192.0.2.{n}") for n in (1, 2)] == [200, 429]
+    gate.reload(Policy.of())
+    assert [status("/user", X_Account=name) for name in ("ann", "eve")] == [429, 200]
+    assert "keeps the identities" in caplog.text
+
+
+@pytest.mark.parametrize("named", [False, True])
+def test_an_async_key_without_text_is_no_key(store, named):
+    """Where a key is "", the client's address counts, or the key of the rule that is named: no count for all such clients."""
+
+    async def user(request: Any) -> str:
+        return request.headers.get("X-User", "")
+
+    gate = Gate(Policy.of(limits=[{"name": "own", "key": "ip", "limit": "fixed window 1/min"}]), store=store)
+    rule: Any = {"policy": gate, "rule": "own"} if named else {"limit": "fixed window 1/min", "store": store}
+    app = FastAPI()
+    app.get("/", dependencies=[Depends(fastapi.RateLimit(**rule, key=user))])(lambda: "done")
+
+    async def status(address: str) -> int:
+        transport = httpx.ASGITransport(app, client=(address, 1))
+        async with httpx.AsyncClient(transport=transport, base_url="http://shop") as client:
+            return (await client.get("/")).status_code
+
+    assert [asyncio.run(status(address)) for address in ("192.0.2.1", "192.0.2.1", "192.0.2.2")] == [200, 429, 200]

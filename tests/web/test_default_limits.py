@@ -5,11 +5,13 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 import pytest
+from django.conf.urls.i18n import i18n_patterns
 from django.http import HttpResponse
 from django.test import Client
 from django.test.utils import override_settings
 from django.urls import path
 from django.utils.decorators import method_decorator
+from django.utils.translation import override
 from django.views import View
 from django_asgi import Urls, configure
 from fastapi import APIRouter, Depends, FastAPI, Request, WebSocket
@@ -17,7 +19,7 @@ from flask import Blueprint, Flask
 from starlette.applications import Starlette
 from starlette.endpoints import HTTPEndpoint
 from starlette.responses import PlainTextResponse
-from starlette.routing import Mount, Route, WebSocketRoute
+from starlette.routing import Host, Mount, Route, WebSocketRoute
 from starlette.websockets import WebSocketDisconnect
 from starlette_client import TestClient
 
@@ -85,6 +87,14 @@ def test_flask_configuration(store):
         flask.RateLimit(Flask("other"), default={"limit": ONE, "key_func": None})
 
 
+def test_a_blueprint_is_limited_before_it_is_registered(store):
+    """Flask reads the functions of a blueprint when it is registered: a limit afterwards is an error, not without effect."""
+    app, shop = Flask("late"), Blueprint("shop", __name__)
+    app.register_blueprint(shop)
+    with pytest.raises(AssertionError, match="can no longer be called"):
+        flask.RateLimit(app, store=store).limit(ONE)(shop)
+
+
 # Django -----------------------------------------------------------------------------------------------------------------
 
 
@@ -126,6 +136,19 @@ def test_django(store, policy):
         assert get("/none") == [404]
 
 
+@pytest.mark.parametrize("prefixed", [True, False])
+def test_django_in_every_language(store, prefixed):
+    """A view of `i18n_patterns` has one count for all languages, though LocaleMiddleware sets the language below."""
+    patterns = [*i18n_patterns(path("page", view), prefix_default_language=prefixed), path("plain", view)]
+    locale = "django.middleware.locale.LocaleMiddleware"
+    setting = {"DEFAULT": "fixed window 3/min", "STORE": store}
+    ours = ["limitkeeper.web.django.RateLimitMiddleware", locale]
+    own = "/en/page" if prefixed else "/page"
+    with override_settings(LIMITKEEPER=setting, MIDDLEWARE=ours, ROOT_URLCONF=Urls(patterns), LANGUAGE_CODE="en"), override("en"):
+        paths = (own, "/de/page", "/fr/page", own, "/de/page", "/plain")
+        assert [Client().get(one).status_code for one in paths] == [200, 200, 200, 429, 429, 200]
+
+
 # Starlette --------------------------------------------------------------------------------------------------------------
 
 
@@ -143,8 +166,10 @@ def test_starlette(store):
 
     own = starlette.limit(TWO, store=store)(ok)
     inner = [Route("/a", ok), WebSocketRoute("/talk", talk)]
-    app = Starlette(routes=[Route("/a", ok), Route("/own", own), Route("/class", Own), Mount("/inner", routes=inner)])
+    host = Host("other.test", Starlette(routes=[Route("/a", ok)]))
+    app = Starlette(routes=[host, Route("/a", ok), Route("/own", own), Route("/class", Own), Mount("/inner", routes=inner)])
     starlette.limit(ONE, store=store).default_for(app.routes)
+    assert statuses(app, *["http://other.test/a"] * 2) == [200, 429]
     assert statuses(app, "/a", "/a", "/inner/a", "/inner/a") == [200, 429, 200, 429]
     assert statuses(app, *["/own"] * 3) == statuses(app, *["/class"] * 3) == [200, 200, 429]
     with TestClient(app).websocket_connect("/inner/talk"):

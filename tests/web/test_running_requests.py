@@ -2,24 +2,32 @@
 
 from __future__ import annotations
 
+import gc
 import socket
 from collections.abc import Iterator
+from contextlib import suppress
 from io import BytesIO
 from typing import Any
 from wsgiref.util import FileWrapper
 
 import pytest
 from django.core.handlers.wsgi import WSGIHandler
-from django.http import FileResponse
+from django.http import FileResponse, StreamingHttpResponse
+from django.test import RequestFactory
 from django.test.utils import override_settings
 from django.urls import path
 from django_asgi import Urls, configure
 from flask import Flask, request, send_file
+from starlette.applications import Starlette
+from starlette.responses import PlainTextResponse
+from starlette.routing import Route
+from starlette_client import TestClient
 
-from limitkeeper import MemoryStore
+from limitkeeper import ConfigurationError, MemoryStore
 from limitkeeper.policy import Gate, Policy
 from limitkeeper.testing import ManualClock
-from limitkeeper.web import flask, wsgi
+from limitkeeper.web import flask, starlette, wsgi
+from limitkeeper.web.django import limit
 
 configure()
 
@@ -115,3 +123,35 @@ def test_a_stream_that_is_dropped_gives_its_place_back(early):
 
     asked = [app.test_client().get(path, buffered=True).status_code for path in ("/?fail", "/", "/")]
     assert asked == [500, 200, 200]
+
+
+def streamed(request: Any) -> StreamingHttpResponse:
+    return StreamingHttpResponse(iter([b"a"]))
+
+
+def no_response(request: Any) -> None:
+    """As a view that forgets to return one."""
+
+
+@pytest.mark.parametrize("view", [streamed, no_response])
+def test_a_view_whose_response_is_never_sent_gives_its_place_back(view):
+    """Django drops the response of a view in a thread whose client has disconnected, without closing it (ASGI); a view that
+    returns none has failed."""
+    options: Any = {"concurrent": 1, "name": "running"}
+    with override_settings(LIMITKEEPER={"STORE": MemoryStore()}):
+        with suppress(ConfigurationError):
+            limit("100/s", **options)(view)(RequestFactory().get("/"))
+        gc.collect()  # a response of Django refers to its body, and that to the response
+        assert limit("100/s", **options)(streamed)(RequestFactory().get("/")).status_code == 200
+
+
+def test_an_endpoint_without_a_response_gives_its_place_back():
+    """In Starlette, where a limit is around it: the server answers 500, and the request has ended."""
+    store = MemoryStore()
+
+    @starlette.limit("100/s", concurrent=1, name="running", store=store)
+    async def endpoint(request: Any) -> Any:
+        return None if "none" in request.query_params else PlainTextResponse("ok")
+
+    client = TestClient(Starlette(routes=[Route("/", endpoint)]), raise_server_exceptions=False)
+    assert [client.get(path).status_code for path in ("/?none", "/", "/")] == [500, 200, 200]

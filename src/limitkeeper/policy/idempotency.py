@@ -16,6 +16,7 @@ A request with the header costs two more calls of the store: one that looks for 
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable
 from hashlib import sha256
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -131,12 +132,22 @@ def make_marks(gate: Evaluator, evaluation: Evaluation, decision: Decision) -> P
         twins = [mark for mark, one in pairs if one.remaining < one.limit - 1 and not mark.rule.needs_settlement]
         replays = (yield Call(gate.store, "decide_many", ([mark.replays() for mark in twins], 0))) if twins else ()
         late = {id(mark.rule) for mark, one in zip(twins, replays, strict=True) if one.allowed}
-        claims = zip(gate._claims(evaluation), evaluation.entries, strict=True) if late else ()
-        back = [claim for claim, entry in claims if id(entry.compiled_rule) in late]
+        claims = enumerate(gate._claims(evaluation)) if late else ()
+        back = [(i, claim) for i, claim in claims if id(evaluation.entries[i].compiled_rule) in late]
         if back:
-            yield leave(gate.store, [Waiter(back, decision, None)])
+            yield leave(gate.store, charges_of(evaluation, decision, back))
     except StoreError as error:
         log.warning("marking an idempotency key in the store of %r failed: %s", gate.compiled.policy.name, error)
+
+
+def charges_of(evaluation: Evaluation, decision: Decision, claims: Iterable[tuple[int, Claim]]) -> list[Waiter]:
+    """What a request was charged, to be given back: `claims` with the indexes of their entries. After a wait some of them were
+    charged later than others (waiting_requests.py)."""
+    found: dict[int, tuple[Decision, list[Claim]]] = {}
+    for i, claim in claims:
+        part = decision.decisions[i] if evaluation.wait_us else decision
+        found.setdefault(part.start_us, (part, []))[1].append(claim)
+    return [Waiter(together, part, None) for part, together in found.values()]
 
 
 def leave(store: Store, charges: list[Waiter]) -> Call:

@@ -23,7 +23,7 @@ from ..errors import ConfigurationError, InvalidLimit
 from ..fork import reset_after_fork
 from ..periodic_thread import PeriodicThread
 from ..stores.store_hash import MemoryHash, StoreHash
-from .application_overrides import MAX_CACHED, limits_of
+from .application_overrides import MAX_CACHED, algorithm_of, limits_of
 from .callback_errors import CallbackErrors
 from .identity.key_and_cache_bounds import MAX_KEY_LENGTH, hash_long, remember
 from .model import Limits
@@ -84,6 +84,15 @@ def matches(pattern: str, key: str) -> bool:
     return True
 
 
+def rule_limits(text: str, algorithm: str) -> Limits:
+    """The limits of an override under a rule: a rate alone has the rule's algorithm; with an option of a token bucket, which the
+    rule's lacks, it is one."""
+    try:
+        return limits_of(text, algorithm) or ()
+    except InvalidLimit:
+        return limits_of(text) or ()
+
+
 class RuleOverrides:
     """The overrides of one rule, for `CompiledRule.entries_for`."""
 
@@ -122,7 +131,7 @@ class OperatorOverrides:
         self._hash, self._clock = hash, clock
         self._gates: WeakSet[Gate] = WeakSet()
         self._read: dict[str, str] = {}
-        self._rules: dict[str, RuleOverrides] = {}
+        self._rules: dict[str, list[OperatorOverride]] = {}
         self._ready = threading.Event()
         self._failing = self._closed = False
         self._reset_after_fork()
@@ -154,10 +163,11 @@ class OperatorOverrides:
 
     def _apply(self, gate: Gate, compiled: CompiledPolicy) -> None:
         for rule in compiled.rules:
-            found = self._rules.get(rule.name)
+            found, algorithm = self._rules.get(rule.name), algorithm_of(rule.config.limit)
             if found is not None:  # only then: it is a reference cycle
                 rule.register = gate.register_override
-            rule.operator_overrides = found
+            limited = [(one, rule_limits(one.limit, algorithm)) for one in found or ()]
+            rule.operator_overrides = RuleOverrides(limited, self._clock) if limited else None
 
     def refresh(self) -> None:
         """Reads the overrides, and applies them if they have changed."""
@@ -167,10 +177,9 @@ class OperatorOverrides:
             read = self._hash.read()
             if read != self._read:
                 self._read = read
-                by_rule: dict[str, list[tuple[OperatorOverride, Limits]]] = {}
+                self._rules = {}
                 for one in self._decoded(read):
-                    by_rule.setdefault(one.rule, []).append((one, limits_of(one.limit) or ()))
-                self._rules = {rule: RuleOverrides(found, self._clock) for rule, found in by_rule.items()}
+                    self._rules.setdefault(one.rule, []).append(one)
                 for gate in list(self._gates):
                     self._apply(gate, gate.compiled)
             self._ready.set()
@@ -225,6 +234,9 @@ class OperatorOverrides:
             )
         if limits_of(limit) is None:
             raise InvalidLimit("limit is missing; write 'token bucket 5/s burst 10', 'unlimited' or 'blocked'")
+        rules = [one for gate in list(self._gates) for one in gate.compiled.rules if one.name == rule]
+        if any(one.config.capacity is not None for one in rules):
+            raise ConfigurationError(f"the rule {rule!r} has a capacity, no limits of keys; override the key in another rule")
         if ANY in key and (key.count(ANY) > MAX_STARS or len(key) > MAX_KEY_LENGTH):
             raise ConfigurationError(f"a pattern has at most {MAX_STARS} '*' and {MAX_KEY_LENGTH} characters, got {key[:60]!r}")
         if for_us is not None and not 0 < for_us <= MAX_DURATION_US:

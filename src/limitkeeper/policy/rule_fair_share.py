@@ -24,8 +24,7 @@ from ..stores.contract import Store
 from ..stores.guarded import GuardedStore
 from ..stores.guarded.share import parse_share
 from ..stores.sans_io import Call, Plan
-from ..wait_queue import Waiter
-from .idempotency import leave, release_marks
+from .idempotency import charges_of, leave, release_marks
 from .model import CLOSED, DEGRADE, LOCAL, OPEN, Capacity, Rule
 from .refusal import CAPACITY, STORE, client_delay, refusal_by
 
@@ -142,7 +141,7 @@ def _give_back(gate: Evaluator, evaluation: Evaluation, charged: Decision | None
     """Gives back what the limits and the other capacities have charged. If the store fails now, it stays charged."""
     try:
         if charged is not None and evaluation.entries:
-            yield leave(gate.store, [Waiter(gate._claims(evaluation), charged, None)])
+            yield leave(gate.store, charges_of(evaluation, charged, enumerate(gate._claims(evaluation))))
         yield from release_marks(gate, evaluation)
         for one in taken:
             one.rule.passed -= 1

@@ -23,7 +23,7 @@ from ..stores.sans_io import Call, Plan
 from ..wait_queue import Waiter
 from .callback_errors import CallbackErrors, callback_name
 from .compiled_policy import CompiledRule
-from .idempotency import leave
+from .idempotency import charges_of, leave
 from .model import Charge
 from .request_context import RequestContext
 
@@ -72,9 +72,9 @@ def refunds_of(evaluation: Evaluation, status: int, size: int) -> list[Waiter]:
     context = evaluation.context
     found: list[Waiter] = []
     if evaluation.claims is not None and evaluation.decision is not None:
-        pairs = zip(evaluation.claims, evaluation.entries, strict=True)
-        claims = [one for claim, entry in pairs for one in refund(entry.compiled_rule, claim, context, status, size)]
-        found = [Waiter(claims, evaluation.decision, None)] if claims else []
+        pairs = enumerate(zip(evaluation.claims, evaluation.entries, strict=True))
+        back = [(i, one) for i, (claim, entry) in pairs for one in refund(entry.compiled_rule, claim, context, status, size)]
+        found = charges_of(evaluation, evaluation.decision, back)
         for mark in evaluation.marks or ():
             if mark.decision is not None and not counts(mark.rule.config.charge, status, context):
                 found.append(Waiter([mark.claim], mark.decision, None))

@@ -12,8 +12,10 @@ A request is refused at once with 503 where no place is left:
 One client has at most `per_client` of a rule's places (by default a quarter), or it could refuse all others; beyond that its
 requests are refused by its limit (429).
 
-A later start in a fixed window, or in a leaky bucket queue, closes the time before it to all other requests of that key. So
-limits of these kinds that did not refuse are asked after the wait; if one of them refuses then, the start is given back.
+A later start closes the time before it to other requests: in a fixed window or a leaky bucket queue wholly, in other limits in
+part; and a request that waits does not run (`concurrent`). So limits of these kinds that did not refuse are asked after the wait,
+and so are those of keys under which nothing refuses, which other clients may share; if one of them refuses then, the start is
+given back.
 """
 
 from __future__ import annotations
@@ -35,7 +37,7 @@ from ..stores.contract import Store
 from ..stores.sans_io import Call, Plan
 from ..wait_queue import Waiter
 from .compiled_policy import UNIDENTIFIED, CompiledRule, identity_of
-from .refusal import QUEUE_FULL, QUOTA
+from .refusal import QUEUE_FULL, QUOTA, is_concurrent
 from .request_context import RequestContext
 
 if TYPE_CHECKING:
@@ -130,7 +132,7 @@ class WaitingRequests:
         claims = gate._claims(evaluation)
         reserves = all(self._store.can_reserve(claim.limit) for claim in claims)
         limiter = self._reserving if reserves else self._polling
-        later = asked_after(claims, refused) if reserves else []
+        later = asked_after(evaluation, refused) if reserves else []
         first = [claim for i, claim in enumerate(claims) if i not in later]
         seconds, began_us = shortest_wait(rules), self._clock.now_us()
         reason = PLACES.take(places, threads)
@@ -143,6 +145,8 @@ class WaitingRequests:
                 left = min(seconds, shortest_wait([evaluation.entries[i].compiled_rule for i in later]))
                 left = max(0.0, left - (self._clock.now_us() - began_us) / 1e6)
                 decision = yield from self._ask_after(gate, evaluation, later, first, decision, left)
+            elif len(claims) > 1:
+                decision = join(decision, (), [])
         except RateLimited as error:
             count_full_bucket(evaluation, error.decision, [i for i in range(len(claims)) if i not in later], seconds)
             if not later or gate._on_failure.has_failed(error.decision):
@@ -170,7 +174,7 @@ class WaitingRequests:
                 return error.decision
             count_full_bucket(evaluation, error.decision, later, seconds)
             return (yield Call(self._store, "decide", (claims, 0)))  # type: ignore[no-any-return]
-        return rest if gate._on_failure.has_failed(rest) else join(start, rest.decisions, later)
+        return rest if gate._on_failure.has_failed(rest) else join(start, dated(rest.decisions, rest.start_us), later)
 
 
 def places_of(evaluation: Evaluation, refused: Decision) -> list[Place]:
@@ -202,10 +206,12 @@ def count_full_bucket(evaluation: Evaluation, refused: Decision, indexes: list[i
             evaluation.reason = QUEUE_FULL
 
 
-def asked_after(claims: list[Claim], refused: Decision) -> list[int]:
+def asked_after(evaluation: Evaluation, refused: Decision) -> list[int]:
     """Which claims are left out of the wait: they did not refuse, and a later start would close their limit to others."""
-    closing = [isinstance(claim.limit.limit, (FixedWindow, LeakyBucketQueue)) for claim in claims]
-    return [i for i, part in enumerate(refused.decisions) if closing[i] and part.allowed]
+    entries, keys = evaluation.entries, evaluation.keys
+    waiting = {key for key, part in zip(keys, refused.decisions, strict=True) if not part.allowed}
+    closing = [isinstance(entry.named.limit, (FixedWindow, LeakyBucketQueue)) or is_concurrent(entry) for entry in entries]
+    return [i for i, part in enumerate(refused.decisions) if part.allowed and (closing[i] or keys[i] not in waiting)]
 
 
 def shortest_wait(rules: Sequence[CompiledRule]) -> float:
@@ -215,11 +221,21 @@ def shortest_wait(rules: Sequence[CompiledRule]) -> float:
 
 
 def join(start: Decision, others: Sequence[Decision], later: list[int]) -> Decision:
-    """The decision of a wait and those of the claims left out of it, in the order of all claims; dated as the wait's."""
-    parts, rest = list(start.decisions), dict(zip(later, others, strict=True))
+    """The decision of a wait and those of the claims left out of it, in the order of all claims; dated as the wait's. Each part
+    has the time of its charge."""
+    parts, rest = dated(start.decisions, start.start_us), dict(zip(later, others, strict=True))
     joined = Decisions.join([rest[i] if i in rest else parts.pop(0) for i in range(len(parts) + len(rest))])
     fields = (joined.allowed, joined.limit, joined.remaining, joined.retry_us, joined.reset_us)
     return Decisions(joined.decisions, *fields, start.wait_us, start.start_us, joined.name, joined.source)
+
+
+def dated(parts: Sequence[Decision], start_us: int) -> list[Decision]:
+    """Decisions about claims that were charged together, at this time: a refund names it."""
+    times = [(part.retry_us, part.reset_us, part.wait_us, start_us) for part in parts]
+    return [
+        Decision(part.allowed, part.limit, part.remaining, *time, part.name, part.source)
+        for part, time in zip(parts, times, strict=True)
+    ]
 
 
 def may_wait(evaluation: Evaluation, decision: Decision) -> bool:

@@ -248,7 +248,8 @@ class SettlingSend:
     """A `send` that reports the status and the size of the response to a Settlement, and settles before the last byte is sent.
 
     `start` returns the start message to send; by default with the fields of the first evaluation. Without a Content-Length it is
-    sent with the first part of the body. Where the size is known then and can't be afforded, the refusal is sent instead.
+    sent with the first part of the body, if a rule charges its size. Where the size is known then and can't be afforded, the
+    refusal is sent instead.
     """
 
     def __init__(
@@ -270,12 +271,11 @@ class SettlingSend:
         kind = message["type"]
         settlement = self.settlement
         if kind == "http.response.start":
-            settlement.respond(outcome_after(self.disconnected or is_cancelled(), message["status"]))
             lengths = [
                 value for name, value in message.get("headers") or () if name.lower() == b"content-length" and value.isdigit()
             ]
             self.content_length = int(lengths[0]) if lengths else None
-            if self.content_length is None and any(one.needs_settlement for one in settlement.evaluations):
+            if self.content_length is None and settlement.costs_by_size:
                 self.held = message
             else:
                 await self.send_start(message, {})
@@ -298,6 +298,7 @@ class SettlingSend:
     async def send_start(self, start: Message, first: Message) -> None:
         """Sends the start of the response, or the refusal, before the first part of its body."""
         self.held = None
+        self.settlement.respond(outcome_after(self.disconnected or is_cancelled(), start["status"]))
         size = self.content_length
         if size is None:  # the first part of a stream is the least that it costs
             size = len(first.get("body", b"")) + (first.get("count") or 0)

@@ -167,9 +167,10 @@ class RateLimit:
                 own = name or rule_name(f"blueprint {view.name}", view.import_name)
                 shared = HandlerLimit(own, limit, key, options)
                 setattr(view, DEPTH, 1)
-                view.before_request_funcs.setdefault(None, []).insert(
-                    0, lambda: evaluate(gates_of(current_app).gate_for(shared, shared.name, request))
-                )
+                # Flask raises an error where the blueprint was registered before.
+                view.before_request(lambda: evaluate(gates_of(current_app).gate_for(shared, shared.name, request)))
+                functions = view.before_request_funcs[None]
+                functions.insert(0, functions.pop())
                 return view
             own = name or handler_name(view)
             return limit_view(view, HandlerLimit(own, limit, key, options, name is None and shares_name(view)))

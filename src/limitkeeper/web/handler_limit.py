@@ -14,6 +14,7 @@ pattern, Starlette's route). Rejected: numbering them, since the order in which 
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import replace
@@ -42,6 +43,8 @@ from ..stores import Store, store_from_url
 from ..stores.guarded import GuardedStore
 from ..stores.worker_warning import memory_store
 from .headers import text_fields
+
+log = logging.getLogger("limitkeeper")
 
 Handler = Callable[..., object]
 #: A limit as the policy reads it: a Limit, its text, several of them, or limits by identity.
@@ -291,6 +294,8 @@ class HandlerGates:
         #: Endpoints that the policy exempts; None: not looked up yet.
         self.exempt: frozenset[str] | None = None
         self._gates: dict[tuple[HandlerLimit, str], Gate] = {}
+        #: The policy whose identities each of them has.
+        self._policies: dict[Gate, Policy | None] = {}
         self._lock = Lock()
 
     def gate_for(self, limit: HandlerLimit, name: str, request: object = None) -> Gate:
@@ -304,16 +309,28 @@ class HandlerGates:
         limit = limit.chosen(request)
         if site is not None and isinstance(self.store, OpenedStore) and self.store is not site.opened_store:
             with self._lock:  # a reload has changed the store
-                self.store, self._gates = site.opened_store, {}
+                self.store, self._gates, self._policies = site.opened_store, {}, {}
+        policy = None if site is None else site.policy
+        gate = self._gates.get((limit, name))
+        if gate is None or self._policies.get(gate) is not policy:
+            with self._lock:
+                gate = self._make_gate(limit, name, policy)
+        return gate
+
+    def _make_gate(self, limit: HandlerLimit, name: str, site: Policy | None) -> Gate:
+        """The gate of a limit; a reload of the site's policy, whose identities it has, reloads it. Where the new version lacks
+        one of its key, the old one stays in force: a handler must not fail by a reload."""
         gate = self._gates.get((limit, name))
         if gate is None:
-            with self._lock:
-                gate = self._gates.get((limit, name))
-                if gate is None:
-                    policy = limit.policy(name, None if self.gate is None else self.gate.policy, self.ip)
-                    gate = self._gates[limit, name] = Gate(policy, store=self.store, handlers=self.handlers)
-                    if limit.on_breach is not None:
-                        gate.events.on("refused", limit.on_breach)
+            gate = self._gates[limit, name] = Gate(limit.policy(name, site, self.ip), store=self.store, handlers=self.handlers)
+            if limit.on_breach is not None:
+                gate.events.on("refused", limit.on_breach)
+        elif self._policies.get(gate) is not site:
+            try:
+                gate.reload(limit.policy(name, site, self.ip))
+            except ConfigurationError as error:
+                log.error("%s; the limit %r keeps the identities of the policy before", error, name)
+        self._policies[gate] = site
         return gate
 
     def close(self) -> None:

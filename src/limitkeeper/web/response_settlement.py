@@ -78,6 +78,12 @@ class Settlement:
         """Whether a rule may count this request as running (`concurrent`): then it is settled at the end of a streamed body."""
         return any(one.needs_settlement and one.compiled.concurrent for one in self.evaluations)
 
+    @property
+    def costs_by_size(self) -> bool:
+        """Whether the size of the response is charged: then it may be refused before its first byte is sent."""
+        entries = [entry for one in self.evaluations if one.needs_settlement for entry in one.entries]
+        return any(entry.rule.cost.source == "response" for entry in entries)
+
     def respond(self, status: int) -> None:
         """Reports the status to the gates, once. FAILED or UNKNOWN when no response began."""
         if not self.counted:
@@ -194,6 +200,13 @@ class ClosingBody:
             if close is not None:
                 close()
         finally:
+            self._settlement.settle()
+
+    def __del__(self) -> None:
+        """Settles a body that was neither sent nor closed, when it is garbage: Django under ASGI drops the response of a view in
+        a thread whose client has disconnected. Its outcome is unknown."""
+        if not self._settlement.settled:
+            self._settlement.status = UNKNOWN
             self._settlement.settle()
 
     def count(self, chunk: C) -> C:

@@ -37,8 +37,7 @@ from ..policy.callback_errors import check_parameters
 from ..policy.evaluation import Evaluation
 from ..policy.gate import Gate
 from ..policy.identity.body import BODY, BodyNeeded, check_size
-from ..policy.identity.identify import Called
-from ..policy.identity.key_and_cache_bounds import hash_long
+from ..policy.identity.identify import Called, trimmed
 from ..policy.model import Policy
 from ..stores import Store
 from .asgi import ACCEPTED, CLOSED, TRY_AGAIN_LATER, SettlingSend, SettlingWebSocket, ask_connected, close_reason, read_body
@@ -136,7 +135,7 @@ class RouteLimit:
 
     Args:
         limit: the text of one or several limits (`"5/s burst 10"`), or a callable that is given the request and returns it.
-        key: "ip", or a callable that is given the request (async too). Where it returns None, the client's address counts.
+        key: "ip", or a callable that is given the request (async too). Where it returns None or "", the client's address counts.
         name: limits of the same name and store are one; by default each route has its own.
         policy: a policy or gate, of which `rule` names a rule, whatever that matches; instead of `limit`.
         rule: the name of that rule.
@@ -212,13 +211,17 @@ class RouteLimit:
             key = await self._async_key(connection)  # type: ignore[assignment]
         elif key is None and self._rule is not None and self._rule_key is not None:
             key = self._rule_key.of(context)
-        gate = self._rule.gate(key is not None) if self._rule is not None else self._gates.gate_for(self._limit, name, connection)
+        caller = None if key is None else trimmed(str(key), None)
+        if self._rule is not None:
+            gate = self._rule.gate(caller is not None)
+        else:
+            gate = self._gates.gate_for(self._limit, name, connection)
         first: Evaluation | None = scope.get("limitkeeper")
         if self._rule is None and self._gates.ip is None and first is not None and first not in evaluations_of(scope).all:
             context.identities["ip"] = first.compiled.identities["ip"].of(context)  # the middleware's policy knows the proxies
         context.captured = {name: str(value) for name, value in connection.path_params.items()}
         if key is not None or self._async_key is not None:
-            context.identities[CALLER] = None if key is None else hash_long(str(key))
+            context.identities[CALLER] = caller
         try:
             evaluation = gate.ask_nowait(context)
         except BodyNeeded:
@@ -288,7 +291,7 @@ class Limit(RouteLimit):
         """Limits each of these routes, and of those that are mounted there, that has no limit of its own. Each counts
         separately, unless this limit has a name. `prefix` is where the routes are mounted."""
         for route in routes:
-            path: str = prefix + getattr(route, "path", "")
+            path: str = prefix + getattr(route, "path", getattr(route, "host", ""))
             if getattr(route, "routes", None):
                 self.default_for(route.routes, path)  # type: ignore[attr-defined]
             elif not (getattr(route, "endpoint", None) is None or has_own_limit(route.endpoint)):  # type: ignore[attr-defined]
@@ -327,13 +330,13 @@ class Limit(RouteLimit):
         depth = len(evaluations_of(scope).all)
         try:
             response = await call()
+            finished = finish_response(evaluation, response, scope, len(evaluations_of(scope).all) == depth)
         except BaseException as error:
             evaluation.count_response(status_of(error) or GONE)
             known = isinstance(error, HTTPException)  # what a handler of other exceptions answers is not known here
             status = outcome_after(has_disconnected(connection), status_of(error)) if known else UNKNOWN
             await asyncio.shield(asyncio.ensure_future(evaluation.asettle(status)))
             raise
-        finished = finish_response(evaluation, response, scope, len(evaluations_of(scope).all) == depth)
         if isinstance(finished, SettlingResponse):
             finished.disconnected = has_disconnected(connection)
         return finished

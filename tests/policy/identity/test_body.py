@@ -49,6 +49,7 @@ def email(body: bytes, kind: str = JSON, default: str | None = None, **headers: 
         (b'[{"email": "ann"}]', UNREADABLE),
         (b'{"email": "ann"', UNREADABLE),
         (b'{"email":' + b"[" * 50_000, UNREADABLE),
+        (b'{"email": %b, "email": %b}' % ((b'{"a":' * 600 + b"1" + b"}" * 600,) * 2), UNREADABLE),
         (b"\xff\xfe", UNREADABLE),
     ],
 )

@@ -170,6 +170,25 @@ def test_a_refused_request_is_accepted_and_runs_later(framework):
     assert (app.bodies, app.reduced) == ([b"a", b"b"], [False, False])
 
 
+@pytest.mark.parametrize(
+    ("framework", "status_path"), [*((one, "/deferred") for one in FRAMEWORKS), ("asgi", "/my shop/deferred")]
+)
+def test_a_mounted_application_has_its_status_path_below_the_mount_point(framework, status_path):
+    """A client that follows Location finds its response, also where the status path names the mount point (in ASGI, where the
+    path has it)."""
+    from starlette.applications import Starlette
+    from starlette.routing import Mount
+    from werkzeug.middleware.dispatcher import DispatcherMiddleware
+
+    client = Client(framework, App(status_path=status_path), POLICY.replace("POST /orders", "POST /*/orders"))
+    mounted, mount = client.made, "/my shop"
+    client.made = Starlette(routes=[Mount(mount, mounted)]) if client.is_asgi else DispatcherMiddleware(mounted, {mount: mounted})
+    client.send("POST", "/my%20shop/orders", b"a")
+    place = client.send("POST", "/my%20shop/orders", b"b").headers["Location"]
+    assert place.startswith("/my%20shop/deferred/")
+    assert client.wait(place).text == "done b"
+
+
 def test_a_full_queue_and_a_large_request_are_refused(framework):
     """With Retry-After, as without the handler."""
     app = App(capacity=1, max_body=5)

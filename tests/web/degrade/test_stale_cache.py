@@ -24,7 +24,7 @@ from limitkeeper.web.asgi import RateLimitMiddleware
 from limitkeeper.web.degrade import StaleCache, is_reduced
 
 POLICY = """
-identify: {user: {header: X-User}, tenant: {header: X-Tenant}}
+identify: {user: {header: X-User}, tenant: {header: X-Tenant}, account: {body: email}}
 limits: [{name: api, key: tenant, limit: fixed window 1/h align first, on_refusal: degrade cached}]
 """
 
@@ -170,6 +170,12 @@ def test_a_client_does_not_choose_the_shared_response(framework, header, clock):
     client = Client(framework, App(clock, shared=True))
     client.get(**{header: "5"})
     assert client.get(user="bob").status_code == 429
+
+
+def test_an_identity_of_the_body_is_no_part_of_the_key(framework, clock):
+    """A request that names the type of a body, and has none, is answered where the policy has an identity from the body."""
+    client = Client(framework, App(clock))
+    assert [client.get(Content_Type="application/json").status_code for _ in range(2)] == [200, 200]
 
 
 def test_a_request_with_a_body_is_not_answered_from_the_cache(framework, clock):
@@ -368,7 +374,7 @@ def test_bad_options_are_named():
     ):
         with pytest.raises(ConfigurationError, match=message):
             StaleCache(**options)
-    with pytest.raises(ConfigurationError, match="no identity 'nobody'; it has ip, tenant, user"):
+    with pytest.raises(ConfigurationError, match="no identity 'nobody'; it has account, ip, tenant, user"):
         kept(StaleCache(per=("nobody",)))
 
 

@@ -50,6 +50,8 @@ class BodyField(NamedIdentity):
         if not isinstance(pairs, tuple):
             return UNREADABLE
         values = [value for name, value in pairs if name == self.name]
+        if any(isinstance(value, (list, tuple)) for value in values):  # not compared: they may be nested deeply
+            return UNREADABLE
         if any(value != values[0] for value in values):
             return SEVERAL
         value = values[0] if values else None

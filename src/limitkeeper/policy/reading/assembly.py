@@ -8,7 +8,7 @@ from typing import Any
 
 from ...algorithms import TokenBucket
 from ...errors import ConfigurationError
-from ..application_overrides import CalledOverrides, HashOverrides
+from ..application_overrides import CalledOverrides, HashOverrides, algorithm_of
 from ..compiled_policy import join_key
 from ..model import LOCAL, WAIT, Answer, Capacity, Cost, Exemption, Limits, OnFailure, OnRefusal, Overrides, Policy, Rule, Tiers
 from .diagnostics import INVALID, Invalid, ParseContext, split_remedy
@@ -42,8 +42,7 @@ class Assembly:
             return INVALID
         if isinstance(limit, ParsedFields):
             limit = self._tiers(limit)
-        kinds = {type(one).kind for one in all_limits(limit)}
-        algorithm = kinds.pop() if len(kinds) == 1 else TokenBucket.kind
+        algorithm = TokenBucket.kind if limit is INVALID else algorithm_of(limit)
         override, overrides = self._override(fields, algorithm), self._overrides(fields, algorithm)
         if limit is INVALID or override is INVALID or overrides is INVALID:
             return INVALID
@@ -163,13 +162,6 @@ class Assembly:
 def same_fields(model: Any, fields: ParsedFields) -> dict[str, Any]:
     """The valid values of the fields that a class of the model has under the same name."""
     return {one.name: fields.values[one.name] for one in dataclasses.fields(model) if one.name in fields.values}
-
-
-def all_limits(limit: Limits | Tiers | Invalid) -> Limits:
-    """The limits of a rule, of all tiers."""
-    if isinstance(limit, Tiers):
-        return (*limit.otherwise, *(one for _, limits in limit.limits for one in limits))
-    return () if limit is INVALID else limit
 
 
 def counted(parts: int) -> str:

@@ -27,6 +27,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import quote
 
 from ...clock import SYSTEM, Clock
 from ...concurrency.paced_executor import Shaper
@@ -48,6 +49,7 @@ from ..wsgi import (
     Write,
     WsgiRequestContext,
     close_body,
+    decode_path,
     status_line,
 )
 from .reduced_response import DEFERRED
@@ -138,8 +140,9 @@ class DeferredRequests:
             if count + places <= 0:
                 del self._clients[entry.client]
 
-    def accept(self, entry: DeferredRequest, run: Callable[[], Response], size: int) -> Response | None:
-        """Queues a request that has a place, of `size` bytes; the response with its ticket. None: the queue is full."""
+    def accept(self, entry: DeferredRequest, run: Callable[[], Response], size: int, mount: str = "") -> Response | None:
+        """Queues a request that has a place, of `size` bytes; the response with its ticket. None: the queue is full. `mount` is
+        the path of the application at its server."""
         ticket = self._make_ticket()
         with self._lock:
             self._count(entry, 0, ENTRY_SIZE + size - entry.size)
@@ -154,7 +157,11 @@ class DeferredRequests:
             if isinstance(error, RateLimited):
                 return None
             raise
-        return self._pending(ticket, QUEUED, [("Location", f"{self.status_path}/{ticket}")])
+        return self._pending(ticket, QUEUED, [("Location", f"{quote(self._status_path_at(mount))}/{ticket}")])
+
+    def _status_path_at(self, mount: str) -> str:
+        """The status path as clients write it; it may name the mount point already."""
+        return self.status_path if self.status_path.startswith(mount + "/") else mount + self.status_path
 
     def _run(self, ticket: str, entry: DeferredRequest, run: Callable[[], Response]) -> None:
         entry.status = RUNNING
@@ -188,13 +195,13 @@ class DeferredRequests:
             self._bytes -= oldest.size
             del self._ended[ticket]
 
-    def has_status(self, path: str) -> bool:
-        """Whether a path is that of a ticket."""
-        return path.rpartition("/")[0] == self.status_path
+    def has_status(self, path: str, mount: str = "") -> bool:
+        """Whether a path is that of a ticket; it may begin with the mount point."""
+        return path.rpartition("/")[0] in (self.status_path, mount + self.status_path)
 
-    def find(self, path: str) -> Response | None:
+    def find(self, path: str, mount: str = "") -> Response | None:
         """The response to a request for the status of a ticket; None: the path is no such request."""
-        if not self.has_status(path):
+        if not self.has_status(path, mount):
             return None
         ticket = path.rpartition("/")[2]
         with self._lock:
@@ -212,7 +219,8 @@ class DeferredRequests:
 
     def asgi(self, app: ASGIApp) -> ASGIApp:
         async def with_status(scope: Scope, receive: Receive, send: Send) -> None:
-            found = self.find(scope["path"]) if scope["type"] == "http" and scope["method"] in ("GET", "HEAD") else None
+            asked = scope["type"] == "http" and scope["method"] in ("GET", "HEAD")
+            found = self.find(scope["path"], mount_of(scope)) if asked else None
             await (app(scope, receive, send) if found is None else send_response(found, scope, send))
 
         return with_status
@@ -223,7 +231,7 @@ class DeferredRequests:
             size = sum([len(name) + len(value) for name, value in scope["headers"]]) + len(scope.get("query_string", b""))
             size += len(scope["path"])
             most = self.body_size(context.header("content-length"))
-            fits = most <= self.max_body and not self.has_status(scope["path"])
+            fits = most <= self.max_body and not self.has_status(scope["path"], mount_of(scope))
             entry = self.reserve(size + most, client_of(evaluation, context)) if fits else None
             accepted = None if entry is None else await self.read_and_accept(entry, app, scope, receive, size)
             await send_response(accepted or refusal_of(evaluation, context), scope, send)
@@ -246,7 +254,7 @@ class DeferredRequests:
         def run() -> Response:
             return asyncio.run_coroutine_threadsafe(call_asgi(app, scope, sent, self.max_body), loop).result()
 
-        return self.accept(entry, run, size + len(sent))
+        return self.accept(entry, run, size + len(sent), mount_of(scope))
 
     def body_size(self, length: str | None) -> int:
         """The most bytes that are read of a body whose Content-Length is this."""
@@ -275,12 +283,18 @@ class DeferredRequests:
                 size = environ_size(environ) + len(sent)
                 entry = self.reserve(size, client_of(evaluation, context))
                 run = lambda: call_wsgi(app, environ, sent, self.max_body)  # noqa: E731
-                accepted = None if entry is None else self.accept(entry, run, size)
+                mount = decode_path(environ.get("SCRIPT_NAME", "")).rstrip("/")
+                accepted = None if entry is None else self.accept(entry, run, size, mount)
             status, lines, content = accepted or refusal_of(evaluation, context)
             start_response(status_line(status), lines)
             return [] if environ["REQUEST_METHOD"] == "HEAD" else [content]
 
         return handler
+
+
+def mount_of(scope: Scope) -> str:
+    """The path at which an ASGI application is mounted, which precedes its own paths."""
+    return str(scope.get("root_path") or "").rstrip("/")
 
 
 def client_of(evaluation: Evaluation, context: RequestContext) -> str | None:

@@ -58,7 +58,8 @@ def django_deferred(deferred: DeferredRequests) -> Callable[..., HttpResponse]:
                 run = lambda: call_view(request, view, deferred.max_body)  # noqa: E731
                 size = environ_size(request.META) + len(content)
                 entry = deferred.reserve(size, client_of(request.limitkeeper, DjangoRequestContext(request)))
-                accepted = None if entry is None else deferred.accept(entry, run, size)
+                mount = request.path.removesuffix(request.path_info)
+                accepted = None if entry is None else deferred.accept(entry, run, size, mount)
         if accepted is None:
             request.limitkeeper.declined = True
             return refusal_response(request.limitkeeper, request)

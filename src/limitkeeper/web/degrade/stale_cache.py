@@ -32,6 +32,8 @@ from ...errors import ConfigurationError
 from ...fork import reset_after_fork
 from ...policy.compiled_policy import identity_of
 from ...policy.evaluation import Evaluation
+from ...policy.identity.body import BodyField
+from ...policy.model import Identity
 from ...policy.request_context import RequestContext
 from ...rate import Duration, duration_us
 from ..headers import ASGIApp, AsgiRequestContext, Message, Receive, Scope, Send
@@ -130,7 +132,7 @@ class StaleCache:
         unknown = [name for name in names if name not in identities]
         if unknown:
             raise ConfigurationError(f"per: the policy has no identity {unknown[0]!r}; it has {', '.join(sorted(identities))}")
-        client: list[object] = [(name, identity_of(identities, context, name)) for name in names]
+        client: list[object] = [(name, identity_of(identities, context, name)) for name in names if has_no_body(identities[name])]
         if not self.shared and self.per is None:
             client += [[context.header(name) for name in CREDENTIALS], repr(context.certificate())]
         parts = [context.path, context.routed, query, [context.header(name) for name in NEGOTIATED], client]
@@ -328,6 +330,11 @@ def directives(text: str | None) -> dict[str, str]:
     """The directives of a Cache-Control field, in lower case, with their arguments."""
     parts = [part.partition("=") for part in (text or "")[:MAX_FIELD].split(",")]
     return {name.strip().lower(): value.strip().strip('"') for name, _, value in parts}
+
+
+def has_no_body(identity: Identity) -> bool:
+    """Whether an identity is not read from the body: requests with a body have no recorded responses."""
+    return not isinstance(identity, BodyField)
 
 
 def has_body(context: RequestContext) -> bool:

@@ -8,16 +8,21 @@ decisions of remote stores are awaited. `respond` and `arespond` serve the decor
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from functools import partial
 from inspect import isawaitable
 from io import SEEK_END
 
 from asgiref.sync import async_to_sync, iscoroutinefunction, markcoroutinefunction, sync_to_async
+from django.conf import settings
+from django.conf.urls.i18n import is_language_prefix_patterns_used
 from django.core.exceptions import BadRequest, MiddlewareNotUsed, PermissionDenied, RequestDataTooBig, SuspiciousOperation
 from django.http import Http404, HttpRequest, HttpResponse, RawPostDataException, UnreadablePostError
 from django.http.response import HttpResponseBase
-from django.urls import Resolver404, get_resolver, resolve
+from django.urls import Resolver404, ResolverMatch, get_resolver, resolve
+from django.utils.translation import get_language, get_language_from_path, get_language_from_request, override
 
+from ...errors import ConfigurationError
 from ...policy.evaluation import Evaluation
 from ...policy.gate import Gate
 from ...policy.identity.body import MAX_BODY
@@ -83,23 +88,38 @@ class RateLimitMiddleware:
 
     def default_gate(self, limit: HandlerLimit, request: HttpRequest) -> Gate | None:
         """The gate of the default limit; None: no view is found, or it has a limit of its own."""
-        try:
-            found = resolve(request.path_info, getattr(request, "urlconf", None))
-        except Resolver404:
+        found = find_view(request)
+        if found is None or has_own_limit(found.func):
             return None
-        return None if has_own_limit(found.func) else self.gates.gate_for(limit, limit.name_at(found.route), request)
+        return self.gates.gate_for(limit, limit.name_at(location_of(request, found)), request)
 
     def is_exempt(self, request: HttpRequest) -> bool:
         """Whether the view is exempt. The views are loaded first, since loading them marks the exempt ones."""
-        urls = getattr(request, "urlconf", None)
         if not self._views_loaded:
-            self._views_loaded = get_resolver(urls).url_patterns is not None
-        if not EXEMPTED:
-            return False
-        try:
-            return bool(getattr(resolve(request.path_info, urls).func, EXEMPT, False))
-        except Resolver404:
-            return False
+            self._views_loaded = get_resolver(getattr(request, "urlconf", None)).url_patterns is not None
+        found = find_view(request) if EXEMPTED else None
+        return found is not None and bool(getattr(found.func, EXEMPT, False))
+
+
+def find_view(request: HttpRequest) -> ResolverMatch | None:
+    """The view of a request; None: there is none. URL patterns may depend on the language (`i18n_patterns`), which a middleware
+    below sets: that of the path, a cookie or a header, or the site's own. What is active here may be that of another request."""
+    languages = [get_language()]
+    if settings.USE_I18N:
+        languages += [get_language_from_request(request, check_path=True), settings.LANGUAGE_CODE]
+    for language in dict.fromkeys(languages):
+        with suppress(Resolver404), override(language):
+            return resolve(request.path_info, getattr(request, "urlconf", None))
+    return None
+
+
+def location_of(request: HttpRequest, found: ResolverMatch | None) -> str | None:
+    """The URL pattern of a view, the same in every language: otherwise a client would have a count for each."""
+    if found is None:
+        return None
+    prefixed, _ = is_language_prefix_patterns_used(getattr(request, "urlconf", settings.ROOT_URLCONF))
+    route: str = found.route
+    return route.removeprefix(f"{get_language_from_path(request.path_info)}/") if prefixed else route
 
 
 class DjangoRequestContext(WsgiRequestContext):
@@ -160,10 +180,10 @@ def respond(gate: Gate, view: Handler, request: HttpRequest, *args: object, **na
         return add_fields(request, view(request, *args, **named) if degraded is None else degraded)
     try:
         response = view(request, *args, **named)
+        settlement = settlement_of(evaluation, response, request)
     except BaseException as error:
         settlement_of_error(evaluation, error).settle()
         raise
-    settlement = settlement_of(evaluation, response, request)
     refusing = settlement.afford(settlement.size)
     if refusing is None and settlement.holds_place:
         settlement = settle_streamed(settlement, response)
@@ -190,10 +210,10 @@ async def arespond(gate: Gate, view: Handler, request: HttpRequest, *args: objec
     try:
         response = view(request, *args, **named)
         response = await response if isawaitable(response) else response
+        settlement = settlement_of(evaluation, response, request)
     except BaseException as error:
         await settlement_of_error(evaluation, error).asettle()
         raise
-    settlement = settlement_of(evaluation, response, request)
     refusing = await settlement.aafford(settlement.size)
     if refusing is None and settlement.holds_place:
         settlement = settle_streamed(settlement, response)
@@ -230,6 +250,8 @@ def refusal_response(evaluation: Evaluation, request: HttpRequest) -> HttpRespon
 
 def settlement_of(evaluation: Evaluation, response: HttpResponseBase, request: HttpRequest) -> Settlement:
     """Counts a response. Returns its settlement if the size is known; otherwise an empty one: it is settled when it is."""
+    if not isinstance(response, HttpResponseBase):
+        raise ConfigurationError(f"expected an HttpResponse from a view under @limit, got {type(response).__name__}")
     evaluation.count_response(response.status_code)
     settlement = Settlement([evaluation], response.status_code, head=request.method == "HEAD")
     settlement.gone = getattr(request, "_limitkeeper_gone", False) or is_cancelled()

@@ -33,7 +33,7 @@ from ..handler_limit import (
     rule_name,
     shares_name,
 )
-from .middleware import EXEMPTED, arespond, respond
+from .middleware import EXEMPTED, arespond, location_of, respond
 from .settings import site_gates
 
 V = TypeVar("V", bound=Handler)
@@ -97,5 +97,5 @@ def limit_async(view: Handler, limit: HandlerLimit) -> Handler:
 
 def gate_for(limit: HandlerLimit, request: HttpRequest) -> Gate:
     """The gate of a view's limit; where views share a name, of the URL pattern that matched this request."""
-    pattern = getattr(getattr(request, "resolver_match", None), "route", None)
-    return site_gates().gate_for(limit, limit.name_at(pattern), request)
+    location = location_of(request, getattr(request, "resolver_match", None))
+    return site_gates().gate_for(limit, limit.name_at(location), request)
