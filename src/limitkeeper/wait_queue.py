@@ -66,6 +66,15 @@ class Waiter:
     def pairs(self) -> set[Pair]:
         return {(claim.limit.identity, claim.key) for claim in self.claims}
 
+    def charges(self) -> list[tuple[Sequence[Claim], int, str]]:
+        """Its claims with the start and the source of their charge. Of several limits that leases answered, each has its own: a
+        batch of a sliding log is given back to the time at which it was charged."""
+        parts = {part.name: part for part in self.decision.decisions} if self.decision.source == "lease" else {}
+        if len(parts) < 2:
+            return [(self.claims, self.decision.start_us, self.decision.source)]
+        charged = [(claim, parts[claim.limit.name]) for claim in self.claims]
+        return [([claim], part.start_us, part.source) for claim, part in charged]
+
     def start(self) -> tuple[int, int, Sequence[Claim], Decision]:
         return self.decision.start_us, self.arrival, self.claims, self.decision
 
@@ -282,15 +291,17 @@ class WaitQueue:
         else:
             apart += last
         for waiter in sorted(apart, key=lambda waiter: waiter.arrival, reverse=True):
-            if not (yield Call(store, "give_back", (waiter.claims, waiter.decision.start_us, waiter.decision.source))):
-                for claim in waiter.claims:
-                    claim.reset_id = WAS_RESET
+            for claims, start_us, source in waiter.charges():
+                if not (yield Call(store, "give_back", (claims, start_us, source))):
+                    for claim in claims:
+                        claim.reset_id = WAS_RESET
 
     def _bookings(self, waiters: Sequence[Waiter], staying: set[int]) -> list[tuple[Waiter, Booking]]:
         """The bookings of waiters, in the order in which they were charged: the last charge is undone first, and exactly."""
         return [
-            (one, Booking(one.claims, one.decision.start_us, one.deadline_us, id(one) in staying, one.decision.source))
+            (one, Booking(claims, start_us, one.deadline_us, id(one) in staying, source))
             for one in sorted(waiters, key=lambda waiter: (waiter.arrival, waiter.decision.start_us))
+            for claims, start_us, source in one.charges()
         ]
 
     def _move_up(self, order: Sequence[Waiter], decisions: Sequence[Decision | None]) -> None:

@@ -277,6 +277,25 @@ def test_a_cancelled_caller_leaves_no_charge_behind(hanging):
     assert asyncio.run(main()) == ([("a", 3)], 0)
 
 
+def test_a_caller_that_is_cancelled_in_any_iteration_leaves_no_charge_behind(hanging):
+    """Also in the one in which the store has answered."""
+    hanging.hangs = False
+
+    async def main():
+        limiter = AsyncLimiter(FixedWindow("10/400d"), store=GuardedStore(hanging, budget="60s", background=False))
+        for iterations in range(8):
+            task = asyncio.create_task(limiter.hit("a"))
+            for _ in range(iterations):
+                await asyncio.sleep(0)
+            task.cancel()
+            await asyncio.wait([task])
+            if not task.cancelled():  # its answer came first
+                await limiter.refund("a")
+            await soon(lambda: hanging.inner.decide(limiter.claims("a"), commit=False).remaining == 10)
+
+    asyncio.run(main())
+
+
 def test_a_loop_may_end_while_calls_hang(hanging):
     """asyncio.run ends although a call hangs, and a second one works on the same guard."""
     guard = GuardedStore(hanging, budget="5ms", failures=2)

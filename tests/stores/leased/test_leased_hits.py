@@ -252,6 +252,25 @@ def test_a_cancelled_hit_goes_back_into_the_hand_it_came_from(tally):
     assert [verb for verb, _ in tally.calls].count("give_back") == 0
 
 
+@pytest.mark.parametrize("waiting", [0, 1])
+def test_a_cancelled_charge_of_several_limits_goes_back_to_the_time_of_each(clock, waiting):
+    """A log's part goes back to the time at which its batch was charged, also when that has ended, and beside waiting calls."""
+    store = LeasedStore(MemoryStore(clock=clock), lease=10)
+    limiter = Limiter({"bucket": "token bucket 50/h burst 50", "log": "sliding window log 50/h"}, store=store)
+    for limit in limiter.named:  # a batch of 10 for each
+        store.decide_one(limit, "a", 1, 0, True)
+    clock.advance(0.01)
+    reservation = limiter.reserve("a", cost=3, max_wait=0)
+    assert reservation.decision.source == "lease"
+    later = [limiter.reserve("a", cost=40) for _ in range(waiting)]
+    clock.advance(0.2)
+    assert reservation.cancel()
+    for one in later:
+        one.cancel()
+    store.return_all()
+    assert [part.remaining for part in limiter.peek("a").decisions] == [49, 49]
+
+
 def test_a_wait_is_served_from_a_batch_that_begins_later(clock):
     """It starts with the batch. A larger cost queues at the parent behind it, and gives nothing to the batch when it leaves."""
     store = LeasedStore(MemoryStore(clock=clock), lease=4, life=1)

@@ -220,6 +220,32 @@ def test_no_slot_starts_before_it_may(cluster: Cluster) -> None:
         assert not store.decide(limiter.claims({"user": one, "tenant": other}), not_before_us=start_us)
 
 
+@pytest.mark.parametrize("method", ["acquire", "reserve"])
+def test_a_cancelled_task_gives_back_what_several_slots_charged(cluster: Cluster, method: str) -> None:
+    """A task that is cancelled in any iteration of a decision over two slots leaves both as they were."""
+
+    async def main() -> None:
+        keys = dict(zip(BOTH, apart(cluster, 2), strict=True))
+        async with fresh(cluster, clock=ManualClock(1000)) as store:
+            limiter = AsyncLimiter(BOTH, store=store)
+            await limiter.hit(keys)
+
+            async def call() -> Any:
+                return await getattr(limiter, method)(keys)
+
+            for iterations in range(12):
+                task = asyncio.ensure_future(call())
+                for _ in range(iterations):
+                    await asyncio.sleep(0)
+                task.cancel()
+                await asyncio.wait([task])
+                if not task.cancelled():  # its answer came first
+                    await limiter.refund(keys)
+            assert [part.remaining for part in (await limiter.peek(keys)).decisions] == [4, 7]
+
+    asyncio.run(main())
+
+
 def test_a_caller_that_dies_between_the_steps_leaves_at_most_one_decision_charged(cluster: Cluster) -> None:
     """The stated bound: its costs stay in the slots that had allowed it. Too strict by one decision, never too lax."""
     one, other, _ = apart(cluster)

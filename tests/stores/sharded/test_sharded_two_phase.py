@@ -165,21 +165,30 @@ def test_threads_never_get_more_than_the_limits(sharded, keys):
     assert total == 50
 
 
-def test_a_cancelled_task_gives_back_what_several_shards_charged(sharded, shards, keys):
-    """A task that is cancelled while it decides on two shards leaves both as they were."""
+@pytest.mark.parametrize("method", ["hit", "acquire", "reserve"])
+def test_a_cancelled_task_gives_back_once_what_several_shards_charged(clock, method):
+    """A task that is cancelled in any iteration of its decision on two shards leaves both as they were."""
 
-    async def main():
+    async def remaining_after(iterations):
+        sharded = ShardedStore({name: FarShard(clock) for name in ("left", "right")}, hot=False)
+        keys = {"user": key_on(sharded, "left"), "tenant": key_on(sharded, "right")}
         limiter = AsyncLimiter({"user": "5/h", "tenant": "5/h"}, store=sharded)
-        task = asyncio.ensure_future(limiter.hit(keys))
-        shards["right"].meanwhile = lambda method: task.cancel() if method == "decide" else None
+        await limiter.hit(keys, cost={"user": 3, "tenant": 3})
+
+        async def call():
+            return await getattr(limiter, method)(keys)
+
+        task = asyncio.ensure_future(call())
+        for _ in range(iterations):
+            await asyncio.sleep(0)
+        task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        shards["right"].meanwhile = None
         for _ in range(20):
             await asyncio.sleep(0)
         return [part.remaining for part in (await limiter.peek(keys)).decisions]
 
-    assert asyncio.run(main()) == [5, 5]
+    assert [asyncio.run(remaining_after(n)) for n in range(7)] == [[2, 2]] * 7
 
 
 def test_settling_a_decision_on_several_shards(make, sharded, keys):

@@ -19,7 +19,7 @@ from typing import Any, Protocol, TypeVar
 from ...algorithms.claim import Claim, NamedLimit
 from ...clock import SYSTEM
 from ...decision import Decision
-from ...errors import StoreTimeout, StoreUnavailable
+from ...errors import StoreError, StoreTimeout, StoreUnavailable
 from ..contract import Requests, Store
 from ..sans_io import UNBOUNDED, Call, Pending, Plan, aperform_call, arun, perform_call, run
 from ..wrapper_store import WrapperStore, copy_states
@@ -49,7 +49,7 @@ class PooledCall(Pending):
     def __init__(self, call: Call) -> None:
         super().__init__()
         self.call = call
-        self.begun = self.abandoned = False
+        self.begun = self.abandoned = self.undone = False
         self.error: BaseException | None = None
 
 
@@ -84,7 +84,11 @@ class DeadlinePool:
         try:  # starting a thread is in the budget too
             yield Call(pooled, "result", (max(0, deadline_us - SYSTEM.now_us()) / 1e6,))
         except BaseException:
-            self._abandon(pooled)
+            if not self._abandon(pooled):  # it was answered meanwhile
+                try:
+                    self._submit(PooledCall(Call(self, "undo", (pooled,))), probe)
+                except StoreError:
+                    self.lost += 1
             raise
         if not pooled.done and self._abandon(pooled):
             raise timed_out(budget_us)
@@ -162,9 +166,14 @@ class DeadlinePool:
         with self.lock:
             pooled.done = True
             self.hanging -= pooled.abandoned
-        if not pooled.abandoned and pooled.wake():
-            return
-        if pooled.error is None:
+        if pooled.abandoned or not pooled.wake():
+            self.undo(pooled)
+
+    def undo(self, pooled: PooledCall) -> None:
+        """Gives back, once, what a call charged whose caller has left."""
+        with self.lock:
+            undone, pooled.undone = pooled.undone, True
+        if pooled.error is None and not undone:
             try:
                 run(give_back_late(pooled.call, pooled.value))
             except Exception:
@@ -174,39 +183,37 @@ class DeadlinePool:
         """As `plan`, for a coroutine: it runs as a task, which goes on by itself when the deadline has passed."""
         if self.abandoned >= self.max_calls * (1 + probe):
             raise all_hang(self.abandoned)
-        abandoned = asyncio.Event()
-        task = asyncio.ensure_future(self._aperform(abandoned, call))
+        task = asyncio.ensure_future(aperform_call(call))
         try:
             await asyncio.wait({task}, timeout=budget_us / 1e6)
         except BaseException:
-            self._abandon_task(abandoned, task, budget_us)
+            self._abandon_task(call, task, budget_us)
             raise
         if not task.done():
-            self._abandon_task(abandoned, task, budget_us)
+            self._abandon_task(call, task, budget_us)
             raise timed_out(budget_us)
         return task.result()
 
-    def _abandon_task(self, abandoned: asyncio.Event, task: asyncio.Task[object], budget_us: int) -> None:
-        abandoned.set()
-        self.tasks.add(task)
-        cancelling = asyncio.get_running_loop().call_later(GRACE * budget_us / 1e6, task.cancel)
+    def _abandon_task(self, call: Call, task: asyncio.Task[object], budget_us: int) -> None:
+        undoing: asyncio.Task[object] = asyncio.ensure_future(self._undo(call, task))
+        self.tasks.add(undoing)
+        cancelling = asyncio.get_running_loop().call_later(GRACE * budget_us / 1e6, undoing.cancel)
 
-        def end(task: asyncio.Task[object]) -> None:
+        def end(undoing: asyncio.Task[object]) -> None:
             cancelling.cancel()
-            self.tasks.discard(task)
-            if not task.cancelled():
-                task.exception()  # retrieved, or asyncio logs that it never was
+            self.tasks.discard(undoing)
+            if not undoing.cancelled():
+                undoing.exception()  # retrieved, or asyncio logs that it never was
 
-        task.add_done_callback(end)
+        undoing.add_done_callback(end)
 
-    async def _aperform(self, abandoned: asyncio.Event, call: Call) -> object:
-        answer = await aperform_call(call)
-        if abandoned.is_set():
-            try:
-                await arun(give_back_late(call, answer))
-            except Exception:
-                self.lost += 1
-        return answer
+    async def _undo(self, call: Call, task: asyncio.Task[object]) -> None:
+        """Gives back what an abandoned call charges, or has charged in the iteration in which its caller was cancelled."""
+        answer = await task
+        try:
+            await arun(give_back_late(call, answer))
+        except Exception:
+            self.lost += 1
 
     def close(self) -> None:
         """Ends the idle threads; those that hang end when their call does."""

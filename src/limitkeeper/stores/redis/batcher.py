@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 
 from ...errors import ConfigurationError, StoreError, StoreUnavailable
 from ...fork import reset_after_fork
-from ..sans_io import Plan
+from ..sans_io import Plan, T
 from .address import Endpoint
 from .async_connection import AsyncConnections
 from .request import AnyRequest
@@ -85,6 +85,17 @@ class Batcher:
                 request.future = self.loop.create_future()
                 with suppress(asyncio.CancelledError, StoreError, ConfigurationError):
                     await request.future
+            raise
+
+    async def run_to_end(self, work: Coroutine[object, object, T]) -> T:
+        """As submit_to_end, for a decision that takes several requests."""
+        task = self.loop.create_task(work)
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            while not task.done():
+                with suppress(asyncio.CancelledError, StoreError, ConfigurationError):
+                    await asyncio.shield(task)
             raise
 
     async def run_once(self, key: Hashable, plan: Callable[[], Plan[None]]) -> float:

@@ -152,7 +152,8 @@ class ServerStore(PlannedStore):
             used = await batcher.run_once(plan.limits, plan.register)
             plan = cast(Plan[T] | Request[T], plan.then())
         if not isinstance(plan, Request):
-            return await batcher.connections.run(plan, batcher.deadline() - used)
+            work = batcher.connections.run(plan, batcher.deadline() - used)
+            return await (batcher.run_to_end(work) if to_end else work)
         await (batcher.submit_to_end if to_end else batcher.submit)(plan, used)
         return plan.answer
 

@@ -36,7 +36,7 @@ from ..leased import LeasedStore
 from ..sans_io import Call, Left, Plan, Recorded, aperform_call, arun, left_of, perform_call, run
 from ..store_hash import StoreHash
 from ..two_phase_decision import Group, group_claims
-from ..wrapper_store import WrapperStore
+from ..wrapper_store import WrapperStore, copy_states
 from .membership import Listener, Membership, named_shards
 from .router import Router, Shard
 from .service_node_membership import FencedMembership
@@ -280,8 +280,11 @@ class ShardedStore(WrapperStore):
             raise
         finally:
             router.leave(side)
-        plan = self.plan_decide(asked, max_wait_us, commit, remember, not_before_us)
-        return await self._finish(self.arun_plan(plan, called=shard is not None), asked)
+        copies = [Claim(claim.limit, claim.key, claim.cost, claim.charged) for claim in asked]
+        plan = self.plan_decide(copies, max_wait_us, commit, remember, not_before_us)
+        decision = await self._finish(self.arun_plan(plan, called=shard is not None), copies)
+        copy_states(asked, copies)
+        return decision
 
     def _decided(self, shard: Shard, asked: list[Claim], sent: list[Claim], decision: Decision) -> Decision:
         """Keeps the states of a charge and counts the hit."""
@@ -473,7 +476,8 @@ class ShardedStore(WrapperStore):
             self._charges.pop(next(iter(self._charges)), None)
 
     async def _finish(self, work: Coroutine[Any, Any, Decision], asked: list[Claim]) -> Decision:
-        """Completes a decision on several shards although its caller is cancelled, and then gives it back."""
+        """Completes a decision on several shards although its caller is cancelled, and then gives it back. `asked` are copies:
+        the caller gives back what its own claims have charged."""
         task = self._start_task(work)
         try:
             return await asyncio.shield(task)
