@@ -199,7 +199,7 @@ def test_cancelled_from_the_last_on_reservations_leave_nothing(kind: str, rule: 
     law()
 
 
-@pytest.mark.parametrize("kind", ["memory", "shared", "leased", "guarded"])
+@every_store
 @pytest.mark.parametrize("rule", [TokenBucket, LeakyBucketQueue, FixedWindow], ids=lambda rule: rule.kind)
 def test_cancelled_in_any_order_reservations_leave_nothing(kind: str, rule: type[Limit], tmp_path: Any) -> None:
     """Forty waiters of two rates that leave in random order: the others move up meanwhile, and in the end nothing is left."""

@@ -359,3 +359,17 @@ def only_claims(claims: Iterable[object]) -> None:
     for claim in claims:
         if not isinstance(claim, Claim):
             raise TypeError(f"expected a Claim, got {claim!r}")
+
+
+def listed_claims(claims: Sequence[Claim]) -> list[Claim]:
+    listed = list(claims)
+    only_claims(listed)
+    return listed
+
+
+def checked_pairs(items: Iterable[KeyState]) -> list[KeyState]:
+    pairs = list(items)
+    for key, _ in pairs:
+        if type(key) is not str:
+            raise TypeError(f"a key must be a str, not {type(key).__name__}: {key!r}")
+    return pairs

@@ -22,6 +22,7 @@ if cython.compiled:
 
 from ...algorithms.claim import Claim, NamedLimit
 from ...decision import Decision
+from ...errors import StoreUnavailable
 from ...fork import reset_after_fork
 from ..contract import Store
 from ..sans_io import Pending
@@ -238,3 +239,18 @@ def copy_state(into: Claim, claim: Claim) -> cython.int:
     into.others = claim.others
     into.start = claim.start
     return 0
+
+
+class ShardUnavailable(StoreUnavailable):
+    """A call of this shard failed, or (with `error` None) the slot of a key is being moved. Never leaves the store."""
+
+    def __init__(self, shard: Shard, error: StoreUnavailable | None = None) -> None:
+        super().__init__(str(error))
+        self.shard = shard
+        self.error = error
+
+
+def require_open(shard: Shard) -> Shard:
+    if shard.gate is not None:
+        raise ShardUnavailable(shard)
+    return shard

@@ -26,19 +26,19 @@ except ModuleNotFoundError:
     from limitkeeper import _cython_shim as cython  # type: ignore[no-redef]
 
 from ...algorithms.claim import Claim, NamedLimit
-from ...algorithms.constants import MAX_WAIT
+from ...algorithms.constants import MAX_WAIT, WAS_RESET
 from ...clock import SYSTEM, Clock
 from ...decision import Decision
 from ...errors import ConfigurationError, StoreError, StoreTimeout, StoreUnavailable
 from ...rate import Duration, duration_us
-from ..contract import KeyState, Requests, Store, checked, only_claims
+from ..contract import Booking, KeyState, Requests, Store, checked, checked_pairs, listed_claims
 from ..leased import LeasedStore
 from ..sans_io import Call, Left, Plan, Recorded, aperform_call, arun, left_of, perform_call, run
 from ..store_hash import StoreHash
 from ..two_phase_decision import Group, group_claims
 from ..wrapper_store import WrapperStore, copy_states
 from .membership import Listener, Membership, named_shards
-from .router import Router, Shard
+from .router import Router, Shard, ShardUnavailable, require_open
 from .service_node_membership import FencedMembership
 from .two_phase_decision import CrossShardDecision, raise_failure
 
@@ -50,15 +50,6 @@ log = logging.getLogger("limitkeeper")
 HOT = 1000
 #: How many charges whose start or source differs from that of their joined decision are remembered.
 MAX_CHARGES = 10_000
-
-
-class ShardUnavailable(StoreUnavailable):
-    """A call of this shard failed, or (with `error` None) the slot of a key is being moved. Never leaves the store."""
-
-    def __init__(self, shard: Shard, error: StoreUnavailable | None = None) -> None:
-        super().__init__(str(error))
-        self.shard = shard
-        self.error = error
 
 
 @cython.cclass
@@ -161,6 +152,10 @@ class ShardedStore(WrapperStore):
 
     def unregister(self, limit: NamedLimit) -> None:
         self.membership.unregister(limit)
+
+    @property
+    def can_rebook(self) -> bool:
+        return all(store.can_rebook for store in self.shards.values())
 
     def can_reserve(self, limit: NamedLimit) -> bool:
         return all(store.can_reserve(limit) for store in self.shards.values())
@@ -372,6 +367,12 @@ class ShardedStore(WrapperStore):
         asked = listed_claims(claims)
         return self._plan_retries(lambda: self._plan_give_back(asked, charged_at, source))
 
+    def plan_rebook(self, bookings: Sequence[Booking]) -> Plan[list[Decision | None]]:
+        """Each shard rebooks what is charged on it alone; bookings on several shards give back, or keep their starts."""
+        found: list[Decision | None] = [None] * len(bookings)
+        left = dict(enumerate(bookings))
+        return self._plan_retries(lambda: self._plan_rebook(left, found))
+
     def plan_reset(self, claims: Sequence[Claim]) -> Plan[None]:
         asked = listed_claims(claims)
         return self._plan_retries(lambda: self._plan_reset(asked))
@@ -440,6 +441,30 @@ class ShardedStore(WrapperStore):
         answers = yield calls
         raise_failure(answers)
         return not asked or any(answers)
+
+    def _plan_rebook(self, left: dict[int, Booking], found: list[Decision | None]) -> Plan[list[Decision | None]]:
+        places: dict[Shard | None, list[int]] = {}
+        for at, one in left.items():
+            asked = list(one.claims)
+            shard = self.router.only_shard(asked)
+            place = self.router.lease_of_all(require_open(shard), asked) if shard is not None else None
+            places.setdefault(place, []).append(at)
+        for place, some in places.items():
+            leaving = [at for at in some if not left[at].stays]
+            if place is None:
+                for at in reversed(leaving):
+                    claims, charged_at, *_, source = left[at]
+                    if not (yield from self._plan_give_back(list(claims), charged_at, source)):
+                        for claim in claims:
+                            claim.reset_id = WAS_RESET
+            elif leaving:
+                sent = [left[at]._replace(claims=self.router.copy_claims(list(left[at].claims), place)) for at in some]
+                for at, one, decision in zip(some, sent, (yield Call(place, "rebook", (sent,))), strict=True):
+                    self.router.copy_states(list(left[at].claims), list(one.claims))
+                    found[at] = decision
+            for at in some:
+                del left[at]  # done: a plan that is made again does not repeat it
+        return found
 
     def _plan_reset(self, asked: list[Claim]) -> Plan[None]:
         groups = self._groups(asked, leased=True)
@@ -560,23 +585,3 @@ class ShardedStore(WrapperStore):
 def resolved(call: Call) -> Call:
     """The call of a shard as one of its store; that of a gate stays as it is."""
     return call._replace(target=call.target.store) if isinstance(call.target, Shard) else call
-
-
-def require_open(shard: Shard) -> Shard:
-    if shard.gate is not None:
-        raise ShardUnavailable(shard)
-    return shard
-
-
-def listed_claims(claims: Sequence[Claim]) -> list[Claim]:
-    listed = list(claims)
-    only_claims(listed)
-    return listed
-
-
-def checked_pairs(items: Iterable[KeyState]) -> list[KeyState]:
-    pairs = list(items)
-    for key, _ in pairs:
-        if type(key) is not str:
-            raise TypeError(f"a key must be a str, not {type(key).__name__}: {key!r}")
-    return pairs
