@@ -50,6 +50,8 @@ SLOW = (
     "docs/test_docs.py::*[[]docs/policy-cli.md]",
     "docs/test_docs.py::*[[]docs/web/django.md]",
     "docs/test_docs.py::*[[]docs/flash-sale.md]",
+    "docs/test_docs.py::*[[]docs/fault-schedules.md]",
+    "docs/test_docs.py::*[[]docs/simulate.md]",
     "docs/test_tutorials_served.py",
     "faults/*.py",
     "laws/test_law_14_budgets.py::test_whatever_hangs*[[]b*",
@@ -87,15 +89,19 @@ SLOW = (
     "simulate/test_faults.py::test_a_seed_repeats*[[]g*",
     "simulate/test_simulate_report.py::test_a_page_opens*",
     "simulate/test_simulate_report.py::test_charts_are_written_as_png",
+    "stores/guarded/test_guarded_contract.py::TestGuardedAsyncStore*",
+    "stores/leased/test_leased_contract.py::TestLeasesOfFifty*",
     "stores/leased/test_leased_fleet.py",
     "stores/leased/test_leased_processes.py",
     "stores/redis/test_redis_cluster.py::test_a_node_that_hangs*",
     "stores/redis/test_redis_failures.py::test_no_answer_is_worth*",
     "stores/redis/test_redis_sentinel.py",
+    "stores/sharded/test_sharded_contract.py::TestHotShards*",
     "stores/test_signal_storm.py::*[[]redis-*",
     "stores/test_signal_storm.py::*[[]leased*",
     "stores/test_signal_storm.py::*[[]sharded-*",
     "stores/test_signal_storm.py::*[[]guarded-*",
+    "web/test_request_endings.py::test_the_endings_of_a_call[[]past its deadline, [ar]*",
 )
 #: Tests that start a real server process, by the fixture or helper that starts it.
 SERVER_FIXTURES = {"valkey", "server", "other_server", "network"}
