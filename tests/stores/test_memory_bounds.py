@@ -35,6 +35,7 @@ KINDS = [
 each = pytest.mark.parametrize("limit", KINDS, ids=str)
 
 
+@pytest.mark.untraced
 def test_a_million_fresh_keys_pass_by_an_exhausted_one(clock):
     """A flood of fresh keys neither grows the store beyond max_keys nor makes it forget the exhausted key."""
     store = MemoryStore(max_keys=10_000, clock=clock)
@@ -200,6 +201,7 @@ def test_memory_is_given_back_when_keys_are_idle(prefix, share, python):
     assert kept < taken * share
 
 
+@pytest.mark.untraced
 @pytest.mark.skipif(not os.path.exists("/proc/self/statm"), reason="reads the resident size from /proc")
 def test_a_store_that_is_dropped_frees_its_memory(python):
     """Making, filling and dropping stores over and over does not grow the process."""

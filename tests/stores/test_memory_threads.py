@@ -226,6 +226,7 @@ def test_children_of_many_forks_under_load_all_live(python):
     assert done.stdout.split() == ["True", "True"] * 20 + ["20"], done.stderr
 
 
+@pytest.mark.untraced
 def test_a_finaliser_that_moves_a_log_between_read_and_decision_is_harmless(python):
     """Several limits, one a log, one of another rate: a finaliser that hits while a state is read moves the log, and
     nothing breaks."""
