@@ -171,11 +171,12 @@ class WaitingLimiter(LimiterBase):
             waiter = self._enqueue(claims, MAX_WAIT, decision) or Waiter(claims, decision, None)
         yield from self._give_up(waiter, key, cost, waiter.decision)
 
-    async def _aabandon(self, claims: list[Claim], key: Key, cost: Cost) -> None:
-        """As `_abandon`. On a local store the tasks cancelled in one iteration of the loop leave together."""
+    async def _aabandon(self, claims: list[Claim], key: Key, cost: Cost, loop: asyncio.AbstractEventLoop) -> None:
+        """As `_abandon`. On a local store the tasks cancelled in one iteration of the loop leave together. `loop` is the
+        caller's: a task whose loop was closed is collected without a running one."""
         waiter = self._queue.find(claims)
         if waiter is not None and self.store.local and self.store.can_rebook:
-            self._queue.leave_soon(waiter, asyncio.get_running_loop())
+            self._queue.leave_soon(waiter, loop)
         else:
             await arun(self._abandon(claims, key, cost))
 
@@ -219,7 +220,7 @@ class WaitingLimiter(LimiterBase):
             if waiter is not None:
                 return await arun(self._wait(waiter, key, cost, loop))
         except BaseException:
-            await self._aabandon(claims, key, cost)
+            await self._aabandon(claims, key, cost, loop)
             raise
         if not decision:
             raise RateLimited(decision)
@@ -415,12 +416,12 @@ class AsyncLimiter(WaitingLimiter):
         `max_wait`."""
 
         async def make() -> AsyncReservation:
-            claims = self.claims(key, cost)
+            claims, loop = self.claims(key, cost), asyncio.get_running_loop()
             try:
                 decision, waiter = await self._areserve_start(claims, key, cost, self._max_wait_us(max_wait), remember=True)
                 return AsyncReservation(self, key, cost, claims, waiter, self._count(decision, key, cost))
             except BaseException:
-                await self._aabandon(claims, key, cost)
+                await self._aabandon(claims, key, cost, loop)
                 raise
 
         return PendingReservation(make)

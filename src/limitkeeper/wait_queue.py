@@ -217,7 +217,11 @@ class WaitQueue:
         store = self._store()
         if store is None or store.local:
             return self.leave(waiters)
-        departures = self.departures()
+        try:
+            departures = self.departures()
+        except RuntimeError:  # tasks that are collected after their loop was closed: no call can be awaited, their charges stay
+            self._remove(waiters)
+            return True
         departures.leaving += waiters
         departures.sent.clear()
         for waiter in waiters:

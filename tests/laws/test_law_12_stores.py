@@ -29,7 +29,8 @@ from limitkeeper import (
     SlidingWindowLog,
     TokenBucket,
 )
-from limitkeeper.stores.contract import Store
+from limitkeeper.algorithms.claim import Claim
+from limitkeeper.stores.contract import Booking, Store
 from limitkeeper.testing import ManualClock
 from limitkeeper.testing.admission_bounds import between, intervals
 from limitkeeper.testing.strategies import LIMITS, costs, limits, moments
@@ -514,3 +515,18 @@ def test_a_reset_is_forgotten_after_an_hour(kind: str, tmp_path: Any) -> None:
         clock.advance(3600)
         store.sweep()  # type: ignore[attr-defined]
         assert len(store) == 0  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("kind", ["memory", "shared"])
+def test_waiters_that_keep_their_starts_leave_the_log_of_a_longer_window_whole(kind: str, tmp_path: Any) -> None:
+    """One of two waiters leaves, the other can't move up before its deadline: what the longer window admitted still counts."""
+    clock, store, (long, short) = two_rates(kind, tmp_path, SlidingWindowLog("10/min"), SlidingWindowLog("1/s"))
+    with store:
+        long.hit("key", 7)
+        clock.advance(2)
+        short.hit("key")
+        waiting = [[Claim(short.named[0], "key", 1)] for _ in range(2)]
+        starts = [store.decide(claims, None).start_us for claims in waiting]
+        bookings = [Booking(waiting[i], starts[i], store.now_us(), stays=i == 1) for i in range(2)]
+        assert store.rebook(bookings) == [None, None]
+        assert long.peek("key").remaining == 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import time
 
 import pytest
@@ -15,6 +16,7 @@ from limitkeeper import (
     Limiter,
     MemoryStore,
     RateLimited,
+    RedisStore,
     SlidingWindowCounter,
     SlidingWindowLog,
     TokenBucket,
@@ -272,6 +274,26 @@ def test_a_loop_closed_too_early_does_not_keep_others_from_leaving(rounds):
         return limiter.waiting()
 
     assert (before, asyncio.run(come_and_go())) == (1, left)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("kind", ["memory", "redis"])
+def test_a_task_that_is_collected_after_its_loop_was_closed_waits_no_more(kind, request):
+    """Three tasks wait on a loop that is closed: collected, none is counted as waiting; a local store has their starts back."""
+    store = MemoryStore() if kind == "memory" else RedisStore(request.getfixturevalue("valkey").url, prefix="closed loop")
+    limiter = AsyncLimiter("1/h", store=store)
+    loop = asyncio.new_event_loop()
+    loop.run_until_complete(limiter.hit("a"))
+    tasks = [loop.create_task(limiter.acquire("a")) for _ in range(3)]
+    while limiter.waiting() < 3:
+        loop.run_until_complete(asyncio.sleep(0.001))
+    loop.close()
+    del tasks, loop
+    gc.collect()
+    assert limiter.waiting() == 0
+    if kind == "memory":
+        assert Limiter("1/h", store=store).peek("a").retry_after <= 3600
+    store.close()
 
 
 @pytest.mark.parametrize("every", [1, 2], ids=["all", "every second one"])

@@ -438,13 +438,14 @@ class CellStore(CellRates):
         """Replaces the state of this rate by one given as plain data: three integers, or the entries of a log."""
         self.unsettle()
         full: cython.bint = self.is_full(handle, key, 1, now_us)
+        self.load_rates(handle, key, now_us, full)
+        self.rates.reset_id = 0
         if handle.limit.logs:
             self.discard(handle, key)
+            self.save_rates(handle, key, now_us, full)  # the longest window used on the key, by which it is pruned
             for moment, cost in state[0]:
                 self.put(handle, key, moment, cost, 0, now_us, full)
             return
-        self.load_rates(handle, key, now_us, full)
-        self.rates.reset_id = 0
         self.set_rate(handle, state[0], state[1], state[2], now_us)
         self.save_rates(handle, key, now_us, full)
 

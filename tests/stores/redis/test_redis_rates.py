@@ -234,6 +234,22 @@ def test_waiters_move_up_on_a_key_with_several_rates(valkey: Valkey, leaving: in
             assert any(earlier)
 
 
+@pytest.mark.parametrize("other", ["1/min burst 2", "5/s burst 5"])
+def test_the_last_waiter_is_undone_exactly_where_the_others_keep_their_starts(valkey: Valkey, other: str) -> None:
+    """The waiter before it can't move up before its deadline: the states are those before the last charge."""
+    with fresh(valkey, ManualClock(NOON)) as store:
+        one, two = plans(limits=(TokenBucket("1/s burst 1"), TokenBucket(other)))
+        for rate in (two, one):
+            store.decide([Claim(rate, "key", 1)], None)
+        staying, leaving = [Claim(one, "key", 1)], [Claim(one, "key", 1)]
+        first_us = store.decide(staying, None, remember=True).start_us
+        before = [store.decide([Claim(rate, "key", 1)], commit=False) for rate in (one, two)]
+        last_us = store.decide(leaving, None, remember=True).start_us
+        bookings = [Booking(staying, first_us, store.now_us(), True), Booking(leaving, last_us, None, False)]
+        assert store.rebook(bookings) == [None, None]
+        assert [store.decide([Claim(rate, "key", 1)], commit=False) for rate in (one, two)] == before
+
+
 # Reset -------------------------------------------------------------------------------------------------------------------
 
 

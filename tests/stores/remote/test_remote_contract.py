@@ -11,6 +11,7 @@ from shards import SteadyClock
 from store_service import running
 
 from effort import scaled
+from limitkeeper import Limiter
 from limitkeeper.clock import Clock
 from limitkeeper.stores.remote import RemoteStore
 from limitkeeper.stores.sharded import ShardedStore
@@ -68,3 +69,14 @@ class TestShardedNodes(StoreContract):
     @pytest.mark.skip(reason="the clock is read once per shard: see TestShardedStore")
     def test_a_decision_reads_the_clock_once(self) -> None:
         """Said above."""
+
+
+def test_a_cancelled_charge_restores_all_rates_of_its_name(ports: list[int]) -> None:
+    """Two rates of one name: the service gives the charge of one back to both, and their states are those before it."""
+    with fresh_store(ports, ManualClock()) as store:
+        one, two = (Limiter({"plan": rate}, store=store, name="api") for rate in ("1/s burst 5", "1/min burst 20"))
+        two.hit("key")
+        one.hit("key", 5)
+        before = one.peek("key"), two.peek("key")
+        assert one.reserve("key").cancel() is True
+        assert (one.peek("key"), two.peek("key")) == before

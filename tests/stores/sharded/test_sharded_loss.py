@@ -159,3 +159,17 @@ def test_on_loss_has_two_words(shards):
     """What to do about a loss is one of two words."""
     with pytest.raises(ConfigurationError, match="'fail' or 'rehash'"):
         ShardedStore(shards, on_loss="open")
+
+
+@pytest.mark.parametrize("verb", ["cancel", "refund"])
+def test_what_gave_back_does_so_once_when_another_shard_is_lost_meanwhile(make, shards, verb):
+    """A charge on two shards, of which one is lost as it is given back, gives 3 back on the other, not 6."""
+    sharded = ShardedStore(shards, on_loss="rehash", hot=False)
+    limiter = make({"user": "token bucket 1/h burst 10", "tenant": "token bucket 1/h burst 10"}, store=sharded)
+    key = {"user": key_on(sharded, "a"), "tenant": key_on(sharded, "b")}
+    limiter.hit(key, 5)
+    reservation = limiter.reserve(key, 3)
+    shards["b"].failing.add("give_back")
+    reservation.cancel() if verb == "cancel" else limiter.refund(key, 3)
+    assert sharded.lost == ["b"]
+    assert limiter.peek({**key, "tenant": None}).remaining == 5

@@ -126,7 +126,7 @@ def claims_of(claims: Json, find: Callable[..., NamedLimit]) -> list[Claim]:
     for limit, key, cost, *charged in claims:
         claim = Claim(find(*limit), key, cost, *charged[:1])
         if charged:
-            claim.set_charge(tuple(charged[1]))
+            set_charges([claim], charged[1:])
         found.append(claim)
     return found
 
@@ -138,8 +138,8 @@ def charge_json(claim: Claim) -> Json:
 
 
 def set_charges(claims: Sequence[Claim], charges: Json) -> None:
-    for claim, charge in zip(claims, charges, strict=True):
-        claim.set_charge(tuple(charge))
+    for claim, (*charge, others) in zip(claims, charges, strict=True):
+        claim.set_charge((*charge, others and tuple(map(tuple, others))))  # JSON has no tuples
 
 
 def decision_json(made: Decision) -> Json:

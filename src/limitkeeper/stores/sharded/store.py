@@ -360,12 +360,12 @@ class ShardedStore(WrapperStore):
             for claims, decision in zip(asked, found, strict=True):
                 if decision:
                     with suppress(StoreError):
-                        yield from self._plan_give_back(claims, decision.start_us, decision.source)
+                        yield from self._plan_give_back(list(claims), [], decision.start_us, decision.source)
             raise
 
     def plan_give_back(self, claims: Sequence[Claim], charged_at: int, source: str) -> Plan[bool]:
-        asked = listed_claims(claims)
-        return self._plan_retries(lambda: self._plan_give_back(asked, charged_at, source))
+        left, found = listed_claims(claims), list[bool]()
+        return self._plan_retries(lambda: self._plan_give_back(left, found, charged_at, source))
 
     def plan_rebook(self, bookings: Sequence[Booking]) -> Plan[list[Decision | None]]:
         """Each shard rebooks what is charged on it alone; bookings on several shards give back, or keep their starts."""
@@ -430,17 +430,26 @@ class ShardedStore(WrapperStore):
                         found[i] = decision
         raise_failure(answers)
 
-    def _plan_give_back(self, asked: list[Claim], charged_at: int, source: str) -> Plan[bool]:
-        calls = []
+    def _plan_give_back(self, left: list[Claim], found: list[bool], charged_at: int, source: str) -> Plan[bool]:
+        """Claims that have given back go from `left`, their answers to `found`: a plan made again does not repeat them."""
+        calls, given = [], []
+        asked = list(left)
         for group in self._groups(asked, leased=True):
-            charges: dict[tuple[int, str], list[Claim]] = {}
-            for claim in group.claims:
+            charges: dict[tuple[int, str], list[int]] = {}
+            for i, claim in enumerate(group.claims):
                 known = (charged_at, source, claim.limit.identity, claim.key)
-                charges.setdefault(self._charges.get(known, (charged_at, source)), []).append(claim)
-            calls += [Call(group.place, "give_back", (some, *charge)) for charge, some in charges.items()]
+                charges.setdefault(self._charges.get(known, (charged_at, source)), []).append(i)
+            for charge, some in charges.items():
+                calls.append(Call(group.place, "give_back", ([group.claims[i] for i in some], *charge)))
+                given.append([asked[group.positions[i]] for i in some])
         answers = yield calls
+        for claims, answer in zip(given, answers, strict=True):
+            if not isinstance(answer, StoreError):
+                found.append(answer)
+                for claim in claims:
+                    left.remove(claim)
         raise_failure(answers)
-        return not asked or any(answers)
+        return not found or any(found)
 
     def _plan_rebook(self, left: dict[int, Booking], found: list[Decision | None]) -> Plan[list[Decision | None]]:
         places: dict[Shard | None, list[int]] = {}
@@ -454,16 +463,19 @@ class ShardedStore(WrapperStore):
             if place is None:
                 for at in reversed(leaving):
                     claims, charged_at, *_, source = left[at]
-                    if not (yield from self._plan_give_back(list(claims), charged_at, source)):
+                    rest = list(claims)
+                    left[at] = left[at]._replace(claims=rest)
+                    if not (yield from self._plan_give_back(rest, [], charged_at, source)):
                         for claim in claims:
                             claim.reset_id = WAS_RESET
+                    del left[at]
             elif leaving:
                 sent = [left[at]._replace(claims=self.router.copy_claims(list(left[at].claims), place)) for at in some]
                 for at, one, decision in zip(some, sent, (yield Call(place, "rebook", (sent,))), strict=True):
                     self.router.copy_states(list(left[at].claims), list(one.claims))
                     found[at] = decision
             for at in some:
-                del left[at]  # done: a plan that is made again does not repeat it
+                left.pop(at, None)  # done: a plan that is made again does not repeat it
         return found
 
     def _plan_reset(self, asked: list[Claim]) -> Plan[None]:

@@ -11,7 +11,6 @@ local function give_back_claim(claim, charged_at_us)
   local a, b, c = claim.a, claim.b, claim.c
   local untouched = claim.undoable and not claim.moved and a == claim.after_a and b == claim.after_b and c == claim.after_c
   if untouched then
-    claim.undoable = false
     a, b, c = claim.before_a, claim.before_b, claim.before_c
   else
     a, b, c = claim.rule.give_back(
