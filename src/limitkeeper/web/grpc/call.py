@@ -67,8 +67,8 @@ class GrpcRequestContext(RequestContext):
 
 
 class Connection:
-    """Peer and certificate of a call, read when it begins. A thread may outlive its call, and grpc.aio (1.85) then ends the
-    process with a segmentation fault where they are asked for."""
+    """Peer and certificate of a call, read when it begins. The peer of a call that is over is "", and the call has no address to
+    be limited by; where a thread asks for it, grpc.aio (1.85) may end the process with a segmentation fault."""
 
     __slots__ = ("_auth_context", "_peer")
 

@@ -24,7 +24,7 @@ from ...policy.model import Policy
 from ...stores.contract import Store
 from ..handler_limit import Handler
 from ..response_settlement import UNKNOWN
-from .call import AsyncHandlerContext, Call, Connection, GrpcRequestContext, HandlerContext, current_evaluation
+from .call import AsyncHandlerContext, Call, Connection, GrpcRequestContext, HandlerContext, current_evaluation, is_gone
 from .status_mapping import Code, refusal_status
 
 T = TypeVar("T")
@@ -149,6 +149,8 @@ class ThreadHandlerWrapper(HandlerWrapper):
     def respond(self, request: bytes | Iterator[bytes], servicer: grpc.ServicerContext) -> bytes | None:
         """Handles a call with one response."""
         context = self.begin(servicer)
+        if context is None:
+            return b""
         with context.call:
             message = self.read_request(request, context)
             evaluation = context.call.evaluation
@@ -157,6 +159,8 @@ class ThreadHandlerWrapper(HandlerWrapper):
     def stream(self, request: bytes | Iterator[bytes], servicer: grpc.ServicerContext) -> Iterator[bytes | None]:
         """Handles a call whose responses are a stream."""
         context = self.begin(servicer)
+        if context is None:
+            return
         with context.call:
             message = self.read_request(request, context)
             evaluation = context.call.evaluation
@@ -214,11 +218,14 @@ class ThreadHandlerWrapper(HandlerWrapper):
         context.send_fields()
         return data
 
-    def begin(self, servicer: grpc.ServicerContext) -> HandlerContext:
-        """Evaluates a call, unless it is over."""
+    def begin(self, servicer: grpc.ServicerContext) -> HandlerContext | None:
+        """Evaluates a call. None: it is over, and may have no peer any more."""
         if self.task is not None and self.task.done():
-            raise CallAborted("the client disconnected before the call began")
-        context = GrpcRequestContext("POST", self.path, servicer, Connection(servicer))
+            return None
+        connection = Connection(servicer)
+        if not connection.peer() or is_gone(servicer, None):
+            return None
+        context = GrpcRequestContext("POST", self.path, servicer, connection)
         evaluation = self.evaluate(context, servicer)
         context.identities |= self.gate.message_identities(context.message())
         return HandlerContext(servicer, Call(context, evaluation, servicer))
@@ -297,8 +304,11 @@ class TaskHandlerWrapper(HandlerWrapper):
         return data
 
     async def begin(self, servicer: grpc.aio.ServicerContext) -> AsyncHandlerContext:
-        """Evaluates a call; `current()` is its evaluation."""
-        context = GrpcRequestContext("POST", self.path, servicer)
+        """Evaluates a call; `current()` is its evaluation. One that is over may have no peer any more."""
+        connection = Connection(servicer)
+        if not connection.peer() or is_gone(servicer, None):
+            raise asyncio.CancelledError
+        context = GrpcRequestContext("POST", self.path, servicer, connection)
         evaluation = await self.evaluate(context, servicer)
         context.identities |= self.gate.message_identities(context.message())
         call = Call(context, evaluation, servicer)
