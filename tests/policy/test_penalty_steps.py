@@ -9,6 +9,7 @@ from limitkeeper import TokenBucket
 from limitkeeper.algorithms.limit_parser import parse_limit
 from limitkeeper.policy import Policy, PolicyError
 from limitkeeper.policy.model import PenaltyBoxConfig
+from limitkeeper.policy.penalty_box import sweep
 
 MINUTE, HOUR, DAY = 60, 3600, 86_400
 STEPS = PenaltyBoxConfig(parse_limit("fixed window 2/s"), MINUTE * 10**6, key("ip"), (HOUR * 10**6, DAY * 10**6))
@@ -134,3 +135,15 @@ def test_the_box_names_the_longest_retry_of_a_rule():
     assert wait == HOUR
     g.clock.advance(wait)
     assert asked(g, request()).allowed
+
+
+def test_a_sweep_while_threads_add():
+    """Entries that other threads add during a sweep do not interrupt it, and are kept."""
+    entries = dict.fromkeys(range(1000), True)
+
+    def is_over(value):
+        entries[len(entries) + 1000] = False  # as another thread may do here
+        return value
+
+    sweep(entries, is_over)
+    assert set(entries.values()) == {False}

@@ -13,7 +13,8 @@ time, and no remembered one is forgotten for it.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Hashable
+from typing import TYPE_CHECKING, TypeVar
 
 from ..algorithms.claim import NamedLimit
 from ..clock import Clock
@@ -27,6 +28,9 @@ from .request_context import RequestContext
 
 if TYPE_CHECKING:
     from .evaluation import Evaluation, Evaluator
+
+K = TypeVar("K", bound=Hashable)
+V = TypeVar("V")
 
 #: The most clients in the box, the most whose refusals are counted, and the most retries of rules that are remembered.
 MAX_CLIENTS = 100_000
@@ -87,9 +91,9 @@ class PenaltyBox:
         now_us = self._clock.now_us()
         if max(len(self._until), len(self._offences), len(self._retry_at)) >= MAX_CLIENTS and now_us >= self._swept_us + SWEEP_US:
             self._swept_us = now_us
-            self._until = {one: until for one, until in self._until.items() if until > now_us}
-            self._offences = {one: offence for one, offence in self._offences.items() if offence[1] > now_us}
-            self._retry_at = {one: at for one, at in self._retry_at.items() if at > now_us}
+            sweep(self._until, lambda until: until <= now_us)
+            sweep(self._offences, lambda offence: offence[1] <= now_us)
+            sweep(self._retry_at, lambda at: at <= now_us)
         retries: dict[tuple[str, object], int] = {}  # of a rule with several limits the longest
         for entry, own, part in zip(evaluation.entries, evaluation.keys, decision.decisions, strict=True):
             if not part.allowed and len(self._retry_at) < MAX_CLIENTS:
@@ -114,3 +118,10 @@ class PenaltyBox:
         if key in self._offences or len(self._offences) < MAX_CLIENTS:
             self._offences[key] = (step, now_us + penalty_us + self._steps_us[-1])
         return penalty_us
+
+
+def sweep(entries: dict[K, V], is_over: Callable[[V], bool]) -> None:
+    """Removes entries that are over. In place, from a copy: other threads add and remove meanwhile."""
+    for key, value in list(entries.items()):
+        if is_over(value):
+            entries.pop(key, None)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import queue
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from typing import Any
 
 import grpc
 import pytest
-from grpc_shop import Client, Shop, details, gate, refusal, rule, serving, trailing
+from grpc_shop import Client, Shop, details, gate, refusal, rule, serving, threads, trailing
 from signed_tokens import SECRET, token
 
 from limitkeeper import FixedWindow, MemoryStore, TokenBucket
@@ -29,6 +30,7 @@ from limitkeeper.policy.model import (
     RetryAfter,
 )
 from limitkeeper.testing import ManualClock
+from limitkeeper.web.grpc import RateLimitInterceptor
 from stand_ins import WrappedStore
 
 KINDS = ("threads", "tasks", "writing", "mixed")
@@ -333,3 +335,36 @@ def test_a_client_that_leaves_a_stream_is_settled(serve, eventually):
     stream.cancel()
     eventually(lambda: guarded.snapshot().rules[0].statuses == {"4xx": 1})
     assert guarded.snapshot().rules[0].given_back == 0
+
+
+class UntilOver(grpc.ServerInterceptor):
+    """Holds a call back until its client has gone."""
+
+    def __init__(self, eventually: Any) -> None:
+        self.eventually = eventually
+        self.responses: list[Any] = []
+
+    def intercept_service(self, continuation: Any, details: Any) -> Any:
+        handler = continuation(details)
+
+        def respond(request: bytes, context: Any) -> Any:
+            self.eventually(lambda: not context.is_active())
+            self.responses.append(handler.unary_unary(request, context))
+            return b""
+
+        return grpc.unary_unary_rpc_method_handler(respond)
+
+
+def test_a_call_that_is_over_before_its_evaluation_is_not_handled(clock, eventually):
+    """It may have no address any more: no handler runs, and no key is charged, nor that of clients without an address."""
+    guarded = gate(rule(FixedWindow("1/h"), key=(("ip",),)), clock=clock)
+    shop, held_back = Shop(), UntilOver(eventually)
+    server = grpc.server(ThreadPoolExecutor(2), interceptors=[held_back, RateLimitInterceptor(guarded)])
+    server.add_generic_rpc_handlers((shop.handlers(threads(shop)),))
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
+        assert refusal(lambda: Client(channel).pay("1", timeout=1)).code() is Code.DEADLINE_EXCEEDED
+        eventually(lambda: held_back.responses == [b""])
+    server.stop(None).wait(60)
+    assert (shop.calls, guarded.snapshot().requests) == ([], 0)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import ExitStack
 from typing import Any
 
@@ -10,9 +13,12 @@ import grpc
 import pytest
 from grpc_shop import Client, Shop, details, gate, refusal, rule, serving
 
-from limitkeeper import FixedWindow, SlidingWindowCounter, TokenBucket
+from limitkeeper import FixedWindow, SlidingWindowCounter, SlidingWindowLog, TokenBucket
 from limitkeeper.clock import SYSTEM, steady_us
+from limitkeeper.policy import WrittenRequest
 from limitkeeper.policy.model import WAIT, OnRefusal
+from limitkeeper.testing import ManualClock
+from limitkeeper.web.grpc.interceptors import evaluate_for_thread, waiting_loop
 
 KINDS = ("threads", "tasks", "mixed")
 Code = grpc.StatusCode
@@ -76,6 +82,42 @@ def test_a_deadline_ends_the_waiting(serve, held, eventually):
     held.advance(1)
     assert client.pay("3") == "paid 3"
     assert shop.read == [b"1", b"3"]
+
+
+@pytest.mark.parametrize("serve", ["threads", "mixed"], indirect=True)
+def test_a_call_that_ends_before_it_waits_is_not_asked_for_its_peer(serve, held, eventually):
+    """Where a call is over before its place in the queue is looked for, by its address, the server lives and serves the next."""
+    guarded = gate(rule(TokenBucket("1/s burst 1"), on_refusal=PATIENT), clock=held, waiting_threads=2)
+    _, client = serve(guarded)
+    client.pay("1")
+    goes_on = threading.Event()
+    waiting_loop().call_soon_threadsafe(goes_on.wait)
+    for _ in range(8):
+        assert refusal(lambda: client.pay("2", timeout=0.2)).code() is Code.DEADLINE_EXCEEDED
+    goes_on.set()
+    answered = asyncio.run_coroutine_threadsafe(asyncio.sleep(0.1), waiting_loop())
+    answered.result(60)
+    eventually(lambda: guarded.snapshot().rules[0].waiting == 0)
+    held.advance(1)
+    assert client.pay("3") == "paid 3"
+
+
+@pytest.mark.parametrize("steps", range(8))
+def test_a_call_that_is_cancelled_when_its_turn_comes_holds_no_place(steps):
+    """Whatever its evaluation has done when its thread stops waiting, a call is handed over, or holds no place."""
+    running = rule(TokenBucket("100/s"), concurrent=SlidingWindowLog("1/min"))
+    guarded = gate(running, clock=ManualClock())
+    answer = Future()
+
+    async def cancel_after() -> None:
+        evaluating = asyncio.ensure_future(evaluate_for_thread(guarded, WrittenRequest("POST", "/"), answer))
+        for _ in range(steps):
+            await asyncio.sleep(0)
+        answer.cancel()
+        await evaluating
+
+    asyncio.run(cancel_after())
+    assert guarded.ask(WrittenRequest("POST", "/")).allowed is answer.cancelled()
 
 
 def test_a_full_queue_is_unavailable(serve, held, eventually):

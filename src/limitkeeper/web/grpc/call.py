@@ -29,9 +29,14 @@ def current() -> Evaluation | None:
 
 
 class GrpcRequestContext(RequestContext):
-    """A call is a POST to its method's path; metadata are its headers, except binary ones. `raw` is the servicer context."""
+    """A call is a POST to its method's path; metadata are its headers, except binary ones. `raw` is the servicer context, which
+    also knows the `connection`, unless that was read before."""
 
-    __slots__ = ()
+    __slots__ = ("connection",)
+
+    def __init__(self, method: str, path: str, raw: Any = None, connection: Connection | None = None) -> None:
+        super().__init__(method, path, raw)
+        self.connection = raw if connection is None else connection
 
     def header(self, name: str) -> str | None:
         if name.endswith("-bin"):
@@ -45,10 +50,10 @@ class GrpcRequestContext(RequestContext):
         return kind == "header" and len({value for key, value in self.raw.invocation_metadata() or () if key == name}) > 1
 
     def peer(self) -> str | None:
-        return parse_peer(self.raw.peer())
+        return parse_peer(self.connection.peer())
 
     def certificate(self) -> Mapping[str, Any] | None:
-        auth = self.raw.auth_context() or {}
+        auth = self.connection.auth_context() or {}
         names = [decode(name) for name in auth.get("x509_subject_alternative_name", ())]
         subject = [decode(name) for name in auth.get("x509_subject", ())]
         subject = subject or [f"CN={decode(name)}" for name in auth.get("x509_common_name", ())]
@@ -56,9 +61,26 @@ class GrpcRequestContext(RequestContext):
 
     def message(self) -> GrpcRequestContext:
         """The context of one message of the call's stream, with the identities found so far."""
-        context = GrpcRequestContext(MESSAGE, self.path, self.raw)
+        context = GrpcRequestContext(MESSAGE, self.path, self.raw, self.connection)
         context.identities.update(self.identities)
         return context
+
+
+class Connection:
+    """Peer and certificate of a call, read when it begins. The peer of a call that is over is "", and the call has no address to
+    be limited by; where a thread asks for it, grpc.aio (1.85) may end the process with a segmentation fault."""
+
+    __slots__ = ("_auth_context", "_peer")
+
+    def __init__(self, servicer: grpc.ServicerContext) -> None:
+        self._peer: str | None = servicer.peer()
+        self._auth_context: Mapping[str, Any] | None = servicer.auth_context()
+
+    def peer(self) -> str | None:
+        return self._peer
+
+    def auth_context(self) -> Mapping[str, Any] | None:
+        return self._auth_context
 
 
 def decode(value: str | bytes) -> str:

@@ -11,7 +11,7 @@ import inspect
 import logging
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
-from concurrent.futures import CancelledError
+from concurrent.futures import CancelledError, Future
 from functools import cache
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
@@ -23,7 +23,8 @@ from ...policy.gate import Gate, gate_of
 from ...policy.model import Policy
 from ...stores.contract import Store
 from ..handler_limit import Handler
-from .call import AsyncHandlerContext, Call, GrpcRequestContext, HandlerContext, current_evaluation
+from ..response_settlement import UNKNOWN
+from .call import AsyncHandlerContext, Call, Connection, GrpcRequestContext, HandlerContext, current_evaluation, is_gone
 from .status_mapping import Code, refusal_status
 
 T = TypeVar("T")
@@ -93,7 +94,7 @@ class AsyncRateLimitInterceptor(Interceptor, grpc.aio.ServerInterceptor):  # typ
             return wrapper.make_handler(wrapper.stream)
         if inspect.iscoroutinefunction(wrapper.function):
             return wrapper.make_handler(wrapper.run if wrapper.response_streaming else wrapper.respond)
-        return ThreadHandlerWrapper(self.gate, handler_call_details.method, handler).wrapped()
+        return ThreadHandlerWrapper(self.gate, handler_call_details.method, handler, asyncio.current_task()).wrapped()
 
 
 class HandlerWrapper:
@@ -136,7 +137,11 @@ class HandlerWrapper:
 
 
 class ThreadHandlerWrapper(HandlerWrapper):
-    """One handler that runs in a thread."""
+    """One handler that runs in a thread; in grpc.aio, `task` ends with the call."""
+
+    def __init__(self, gate: Gate, path: str, handler: grpc.RpcMethodHandler, task: asyncio.Task[Any] | None = None) -> None:
+        super().__init__(gate, path, handler)
+        self.task = task
 
     def wrapped(self) -> grpc.RpcMethodHandler:
         return self.make_handler(self.stream if self.response_streaming else self.respond)
@@ -144,6 +149,8 @@ class ThreadHandlerWrapper(HandlerWrapper):
     def respond(self, request: bytes | Iterator[bytes], servicer: grpc.ServicerContext) -> bytes | None:
         """Handles a call with one response."""
         context = self.begin(servicer)
+        if context is None:
+            return b""
         with context.call:
             message = self.read_request(request, context)
             evaluation = context.call.evaluation
@@ -152,6 +159,8 @@ class ThreadHandlerWrapper(HandlerWrapper):
     def stream(self, request: bytes | Iterator[bytes], servicer: grpc.ServicerContext) -> Iterator[bytes | None]:
         """Handles a call whose responses are a stream."""
         context = self.begin(servicer)
+        if context is None:
+            return
         with context.call:
             message = self.read_request(request, context)
             evaluation = context.call.evaluation
@@ -209,9 +218,14 @@ class ThreadHandlerWrapper(HandlerWrapper):
         context.send_fields()
         return data
 
-    def begin(self, servicer: grpc.ServicerContext) -> HandlerContext:
-        """Evaluates a call."""
-        context = GrpcRequestContext("POST", self.path, servicer)
+    def begin(self, servicer: grpc.ServicerContext) -> HandlerContext | None:
+        """Evaluates a call. None: it is over, and may have no peer any more."""
+        if self.task is not None and self.task.done():
+            return None
+        connection = Connection(servicer)
+        if not connection.peer() or is_gone(servicer, None):
+            return None
+        context = GrpcRequestContext("POST", self.path, servicer, connection)
         evaluation = self.evaluate(context, servicer)
         context.identities |= self.gate.message_identities(context.message())
         return HandlerContext(servicer, Call(context, evaluation, servicer))
@@ -290,8 +304,11 @@ class TaskHandlerWrapper(HandlerWrapper):
         return data
 
     async def begin(self, servicer: grpc.aio.ServicerContext) -> AsyncHandlerContext:
-        """Evaluates a call; `current()` is its evaluation."""
-        context = GrpcRequestContext("POST", self.path, servicer)
+        """Evaluates a call; `current()` is its evaluation. One that is over may have no peer any more."""
+        connection = Connection(servicer)
+        if not connection.peer() or is_gone(servicer, None):
+            raise asyncio.CancelledError
+        context = GrpcRequestContext("POST", self.path, servicer, connection)
         evaluation = await self.evaluate(context, servicer)
         context.identities |= self.gate.message_identities(context.message())
         call = Call(context, evaluation, servicer)
@@ -325,14 +342,33 @@ def evaluate_waiting(gate: Gate, context: GrpcRequestContext, servicer: grpc.Ser
     """Evaluates a call that may wait; cancelled, with its place given back, when the client disconnects or its deadline passes.
 
     grpc.aio reports only deadlines to threads: there a disconnected client waits to the end."""
-    future = asyncio.run_coroutine_threadsafe(gate.aask(context, in_thread=True), waiting_loop())
-    if servicer.add_callback(future.cancel) is False:
-        future.cancel()
+    answer: Future[Evaluation] = Future()
+    asyncio.run_coroutine_threadsafe(evaluate_for_thread(gate, context, answer), waiting_loop())
+    if servicer.add_callback(answer.cancel) is False:
+        answer.cancel()
     remaining = servicer.time_remaining()
     try:
-        return future.result(remaining if remaining is not None and remaining < MAX_WAIT else None)
+        return answer.result(remaining if remaining is not None and remaining < MAX_WAIT else None)
     except TimeoutError:
-        future.cancel()
+        if not answer.cancel():  # its turn came at this moment
+            return answer.result()
         abort(servicer, Code.DEADLINE_EXCEEDED, "the deadline passed while the call waited")
     except CancelledError:
         abort(servicer, Code.CANCELLED, "the client disconnected while the call waited")
+
+
+async def evaluate_for_thread(gate: Gate, context: GrpcRequestContext, answer: Future[Evaluation]) -> None:
+    """Evaluates a call and hands the result over. If `answer` is cancelled first, the call leaves the queue; if its turn came at
+    this moment, it is settled here, since no handler will: it would hold its place under `concurrent`."""
+    asking = asyncio.ensure_future(gate.aask(context, in_thread=True))
+    loop = asyncio.get_running_loop()
+    answer.add_done_callback(lambda _: loop.call_soon_threadsafe(asking.cancel))
+    await asyncio.wait({asking})
+    error = None if asking.cancelled() else asking.exception()
+    if answer.set_running_or_notify_cancel():  # it can't be cancelled any more
+        if error is not None:
+            answer.set_exception(error)
+        else:
+            answer.set_result(asking.result())
+    elif error is None and not asking.cancelled():
+        await asking.result().asettle(UNKNOWN)
