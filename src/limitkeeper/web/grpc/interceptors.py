@@ -12,6 +12,7 @@ import logging
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from concurrent.futures import CancelledError, Future
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
@@ -164,10 +165,11 @@ class ThreadHandlerWrapper(HandlerWrapper):
         with context.call:
             message = self.read_request(request, context)
             evaluation = context.call.evaluation
-            responses = iter(self.run(evaluation, self.function_for(evaluation), message, context))
-            while (response := self.run(evaluation, next, responses, END)) is not END:
-                yield self.write_response(response, context)
-            context.send_fields()
+            with suppress(StreamEnded):
+                responses = iter(self.run(evaluation, self.function_for(evaluation), message, context))
+                while (response := self.run(evaluation, next, responses, END)) is not END:
+                    yield self.write_response(response, context)
+                context.send_fields()
 
     def evaluate(self, context: GrpcRequestContext, servicer: grpc.ServicerContext | HandlerContext) -> Evaluation:
         """Evaluates a call or message; ends the call where it is refused."""
@@ -181,6 +183,15 @@ class ThreadHandlerWrapper(HandlerWrapper):
     def refuse(self, evaluation: Evaluation, servicer: grpc.ServicerContext | HandlerContext) -> NoReturn:
         code, message, metadata = refusal_status(evaluation)
         servicer.set_trailing_metadata(metadata)
+        self.abort(servicer, code, message)
+
+    def abort(self, servicer: grpc.ServicerContext | HandlerContext, code: grpc.StatusCode, message: str) -> NoReturn:
+        """Ends the call. In grpc.aio a response of this stream may still be on its way, and `abort` would fail then and leave the
+        client waiting: the status is set, and sent when the stream ends."""
+        if self.task is not None and self.response_streaming and isinstance(servicer, HandlerContext):
+            servicer.set_code(code)
+            servicer.set_details(message)
+            raise StreamEnded(message)
         abort(servicer, code, message)
 
     def run(self, evaluation: Evaluation, function: Callable[..., T], *arguments: object) -> T:
@@ -205,13 +216,13 @@ class ThreadHandlerWrapper(HandlerWrapper):
         try:
             return self.deserialize(data)
         except Exception:
-            abort(context, Code.INTERNAL, "Exception deserializing request!")
+            self.abort(context, Code.INTERNAL, "Exception deserializing request!")
 
     def write_response(self, response: object, context: HandlerContext) -> bytes | None:
         try:
             data = self.serialize(response, context.call)
         except Exception:
-            abort(context, Code.INTERNAL, "Failed to serialize response!")
+            self.abort(context, Code.INTERNAL, "Failed to serialize response!")
         refusing = None if self.response_streaming else context.call.settlement.afford(len(data or b""))
         if refusing is not None:
             self.refuse(refusing, context)
@@ -318,6 +329,10 @@ class TaskHandlerWrapper(HandlerWrapper):
 
 class CallAborted(Exception):
     """The call is over. In some versions of grpc.aio `abort` does not raise in threads: no handler may run after it."""
+
+
+class StreamEnded(Exception):
+    """A stream of responses ends here, with the status that was set."""
 
 
 def abort(servicer: grpc.ServicerContext | HandlerContext, code: grpc.StatusCode, message: str) -> NoReturn:
