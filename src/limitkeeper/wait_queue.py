@@ -372,16 +372,14 @@ class WaitQueue:
 
 
 _queues: weakref.WeakKeyDictionary[Store, WaitQueue] = weakref.WeakKeyDictionary()
-_queues_lock = threading.Lock()
+_queues_lock = threading.RLock()  # a finaliser may come back while a queue is created
 
 
 def wait_queue_of(store: Store) -> WaitQueue:
     """The wait queue of a store, created on first use."""
     with _queues_lock:
         queue = _queues.get(store)
-        if queue is None:
-            queue = _queues[store] = WaitQueue(store)
-        return queue
+        return queue if queue is not None else _queues.setdefault(store, WaitQueue(store))
 
 
 class FifoGate:
@@ -421,7 +419,7 @@ class FifoGate:
 
 def _after_fork() -> None:
     global _queues_lock
-    _queues_lock = threading.Lock()
+    _queues_lock = threading.RLock()
 
 
 call_after_fork(_after_fork)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import socket
+import threading
 from collections.abc import Iterator
 from contextlib import suppress
 from io import BytesIO
@@ -28,6 +29,7 @@ from limitkeeper.policy import Gate, Policy
 from limitkeeper.testing import ManualClock
 from limitkeeper.web import flask, starlette, wsgi
 from limitkeeper.web.django import limit
+from limitkeeper.web.response_settlement import ClosingBody, Settlement
 
 configure()
 
@@ -134,7 +136,7 @@ def no_response(request: Any) -> None:
 
 
 @pytest.mark.parametrize("view", [streamed, no_response])
-def test_a_view_whose_response_is_never_sent_gives_its_place_back(view):
+def test_a_view_whose_response_is_never_sent_gives_its_place_back(view, eventually):
     """Django drops the response of a view in a thread whose client has disconnected, without closing it (ASGI); a view that
     returns none has failed."""
     options: Any = {"concurrent": 1, "name": "running"}
@@ -142,7 +144,26 @@ def test_a_view_whose_response_is_never_sent_gives_its_place_back(view):
         with suppress(ConfigurationError):
             limit("100/s", **options)(view)(RequestFactory().get("/"))
         gc.collect()  # a response of Django refers to its body, and that to the response
-        assert limit("100/s", **options)(streamed)(RequestFactory().get("/")).status_code == 200
+        again = limit("100/s", **options)(streamed)
+        eventually(lambda: again(RequestFactory().get("/")).status_code == 200)
+
+
+class LockedSettlement(Settlement):
+    """A settlement that needs a lock."""
+
+    lock = threading.Lock()
+
+    def settle(self, failed: bool = False) -> None:
+        with self.lock:
+            self.settled = True
+
+
+def test_a_body_that_is_collected_waits_for_no_lock(eventually):
+    """The thread that drops it may hold any lock: another one settles it."""
+    settlement = LockedSettlement([])
+    with settlement.lock:
+        ClosingBody(iter([]), settlement)
+    eventually(lambda: settlement.settled)
 
 
 def test_an_endpoint_without_a_response_gives_its_place_back():

@@ -7,7 +7,9 @@ unchanged and close what they wrap exactly once.
 from __future__ import annotations
 
 import asyncio
+from _thread import start_new_thread
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import suppress
 from typing import Any, Generic, TypeVar
 
 from ..policy.evaluation import Evaluation
@@ -204,10 +206,11 @@ class ClosingBody:
 
     def __del__(self) -> None:
         """Settles a body that was neither sent nor closed, when it is garbage: Django under ASGI drops the response of a view in
-        a thread whose client has disconnected. Its outcome is unknown."""
+        a thread whose client has disconnected. Its outcome is unknown. In a thread of its own: this one may hold any lock."""
         if not self._settlement.settled:
             self._settlement.status = UNKNOWN
-            self._settlement.settle()
+            with suppress(RuntimeError):  # the interpreter is ending
+                start_new_thread(self._settlement.settle, ())
 
     def count(self, chunk: C) -> C:
         self._settlement.size += byte_length(chunk)
