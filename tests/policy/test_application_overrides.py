@@ -216,8 +216,8 @@ def test_a_key_that_is_no_hash_is_told(hashed, eventually, caplog):
     hashed.client.set(hashed.name, "text")
     found = hashed()
     assert found.get("acme") is None
-    eventually(lambda: found.failures > 0)
-    assert "WRONGTYPE" in caplog.text
+    eventually(lambda: "WRONGTYPE" in caplog.text)
+    assert found.failures > 0
 
 
 def readers() -> list[threading.Thread]:
