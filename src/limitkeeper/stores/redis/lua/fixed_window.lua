@@ -56,12 +56,7 @@ local function fixed_window_give_back(size, count, aligned, _, window, used, bef
     if -cost > 2251799813685247 then cost = -2251799813685247 end
     local start = charged == 0 and charged_at > now and charged_at or now
     if start >= window + size or used == 0 then
-      local opened = start
-      if aligned > 0 then
-        opened = start - start % size
-      elseif used > 0 and start < window + size then
-        opened = window
-      end
+      local opened = aligned > 0 and start - start % size or start
       if opened <= now then return opened, -cost, 0 end
       if opened == window + size then return opened, -cost, used end
       if window + size <= now or used == 0 then return opened, -cost, -3 end
