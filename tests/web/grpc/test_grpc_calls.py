@@ -31,6 +31,7 @@ from limitkeeper.policy.model import (
 )
 from limitkeeper.testing import ManualClock
 from limitkeeper.web.grpc import RateLimitInterceptor
+from limitkeeper.web.grpc.call import HandlerContext
 from stand_ins import WrappedStore
 
 KINDS = ("threads", "tasks", "writing", "mixed")
@@ -158,13 +159,13 @@ def test_messages_of_a_stream_are_limited_where_a_rule_names_them(serve, clock):
 
 
 @pytest.mark.parametrize("serve", ["mixed"], indirect=True)
-def test_a_refusal_follows_a_response_that_is_still_on_its_way(serve, clock):
-    """A client gets all responses before it, and then the status."""
-    guarded = gate(rule(FixedWindow("4/h"), "messages", methods=["MESSAGE"]), clock=clock)
+def test_a_refusal_follows_a_response_that_is_still_on_its_way(serve, clock, monkeypatch):
+    """A client gets the responses before it, and then the status; `abort`, which fails while one is being sent, is not called."""
+    monkeypatch.setattr(HandlerContext, "abort", lambda *arguments: pytest.fail("a response may still be on its way"))
+    guarded = gate(rule(FixedWindow("2/h"), "messages", methods=["MESSAGE"]), clock=clock)
     _, client = serve(guarded)
-    large = "x" * 3_000_000
-    responses = client.method("Chat")(iter([large] * 5), timeout=60)
-    assert [len(next(responses)) for _ in range(4)] == [len("you said " + large)] * 4
+    responses = client.method("Chat")(iter("abc"), timeout=60)
+    assert [next(responses), next(responses)] == ["you said a", "you said b"]
     error = refusal(lambda: next(responses))
     assert error.code() is Code.RESOURCE_EXHAUSTED
     assert trailing(error)["retry-after"] == "3600"
