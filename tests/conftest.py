@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import re
 import subprocess
@@ -154,6 +155,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if left_out:
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if item not in set(left_out)]
+
+
+def pytest_collection() -> None:
+    gc.disable()  # collecting the tests only makes objects that stay
+
+
+def pytest_collection_finish() -> None:
+    """Leaves what exists by now out of later garbage collections: with all tests collected, one would take 0.3 s."""
+    gc.freeze()
+    gc.enable()
 
 
 def pytest_report_header() -> str:
