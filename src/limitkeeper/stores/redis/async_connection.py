@@ -23,6 +23,7 @@ from ..sans_io import Call, Plan, T
 from .address import Endpoint, Login
 from .resolver import RESOLVER
 from .resp import (
+    SHORT,
     Outcome,
     Parser,
     ProtocolError,
@@ -145,9 +146,13 @@ class AsyncConnection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self._last_read = self.loop.time()
+        parser = self._parser
         try:
-            self._parser.feed(data)
-            reply = self._parser.gets()
+            if SHORT.get(data[:5]) == len(data) and not (parser.data or parser.arrays):
+                reply: Reply = data[5:-2]  # hot path: one decision
+            else:
+                parser.feed(data)
+                reply = parser.gets()
             while reply is not False:
                 if not self._pending:
                     return self._end(lost(self.endpoint, "unexpected data"))
@@ -158,7 +163,7 @@ class AsyncConnection(asyncio.Protocol):
                 if len(first.replies) == first.count:
                     self._pending.popleft()
                     first.done(first.replies)
-                reply = self._parser.gets()
+                reply = parser.gets() if parser.data else False
         except TooManyConnections as error:
             self._end(error)
         except BaseException as error:  # replies that were taken in part can't be distinguished any more

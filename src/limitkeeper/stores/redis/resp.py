@@ -44,13 +44,13 @@ MAX_REPLY, MAX_LINE, MAX_DEPTH = 64 << 20, 64 << 10, 8
 
 class Parser:
     """Parses replies in time and memory that follow what has arrived. `feed` it bytes; `gets` returns a reply, or False when it
-    is incomplete. Error replies are `ReplyError` values. `data` is what is not parsed yet."""
+    is incomplete. Error replies are `ReplyError` values. `data` is what is not parsed yet, `arrays` what is incomplete."""
 
-    __slots__ = ("_arrays", "_size", "data")
+    __slots__ = ("_size", "arrays", "data")
 
     def __init__(self) -> None:
         self.data = bytearray()
-        self._arrays: list[tuple[list[Reply], int]] = []  # incomplete arrays with their lengths, the outermost first
+        self.arrays: list[tuple[list[Reply], int]] = []  # incomplete arrays with their lengths, the outermost first
         self._size = 0  # of the elements that these hold
 
     def feed(self, data: bytes) -> None:
@@ -59,7 +59,7 @@ class Parser:
             raise ProtocolError(f"a reply is larger than {MAX_REPLY} bytes")
 
     def gets(self) -> Reply:
-        data, arrays = self.data, self._arrays
+        data, arrays = self.data, self.arrays
         while (end := data.find(b"\r\n", 0, MAX_LINE)) >= 0:
             kind, line, used = data[:1], bytes(data[1:end]), end + 2
             try:
