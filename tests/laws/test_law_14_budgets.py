@@ -492,8 +492,8 @@ def test_any_bytes_are_replies_or_a_protocol_error_in_proportion_to_their_number
     parser = Parser()
     with contextlib.suppress(ProtocolError):
         parsed(parser, b"".join(parts), [])
-    assert len(parser._arrays) <= 9
-    assert sum(len(items) for items, _ in parser._arrays) + len(parser.data) <= sum(map(len, parts))
+    assert len(parser.arrays) <= 9
+    assert sum(len(items) for items, _ in parser.arrays) + len(parser.data) <= sum(map(len, parts))
 
 
 CORRUPT = {
