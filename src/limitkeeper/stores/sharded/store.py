@@ -1,7 +1,7 @@
 """ShardedStore: many stores as one, each key on one of them (sticky sharding).
 
 The key's text is hashed, so all limits of one key stay together and most decisions call one shard (slots.py). The route is
-compiled (router.py); claims on several shards are decided in two phases (two_phase_decision.py); shards are added and removed
+compiled (router.py); claims on several shards are decided in two phases (cross_shard_decision.py); shards are added and removed
 with their state (membership.py); a key with most of the traffic is leased from its shard (hot_key_detector.py and LeasedStore).
 
 Bound: no more than the limits admit, while membership is stable; for hot keys the bound of their leases. The keys of a lost
@@ -37,10 +37,10 @@ from ..sans_io import Call, Left, Plan, Recorded, aperform_call, arun, left_of, 
 from ..store_hash import StoreHash
 from ..two_phase_decision import Group, group_claims
 from ..wrapper_store import WrapperStore, copy_states
+from .cross_shard_decision import CrossShardDecision, raise_failure
 from .membership import Listener, Membership, named_shards
 from .router import Router, Shard, ShardUnavailable, require_open
 from .service_node_membership import FencedMembership
-from .two_phase_decision import CrossShardDecision, raise_failure
 
 T = TypeVar("T")
 #: `asyncio.to_thread`, or what runs blocking code like it.
