@@ -31,7 +31,8 @@ def compiled_list() -> tuple[str, ...]:
 
 def carries_the_header(path: Path) -> bool:
     """Whether a file imports cython at its top, in the form that does without it too."""
-    for node in ast.parse(path.read_text()).body:
+    text = path.read_text()
+    for node in ast.parse(text).body if "import cython" in text else ():
         if isinstance(node, ast.Try):
             names = [alias.name for step in node.body if isinstance(step, ast.Import) for alias in step.names]
             if names == ["cython"]:

@@ -171,17 +171,15 @@ def test_every_error_is_public():
 # Files
 
 
-@pytest.mark.parametrize("path", sorted([*SRC.rglob("*.py"), *SRC.rglob("*.pyx")]), ids=lambda path: str(path.relative_to(SRC)))
-def test_files_are_short(path):
+def test_files_are_short():
     """A source file has at most 600 lines, one object."""
     most = 600
-    assert len(path.read_text().splitlines()) <= most
+    assert [path for path in (*SRC.rglob("*.py"), *SRC.rglob("*.pyx")) if len(path.read_text().splitlines()) > most] == []
 
 
-@pytest.mark.parametrize("path", sorted(SRC.rglob("*.py")), ids=lambda path: str(path.relative_to(SRC)))
-def test_a_module_opens_by_saying_its_idea(path):
+def test_a_module_opens_by_saying_its_idea():
     """Every module has a docstring."""
-    assert ast.get_docstring(ast.parse(path.read_text()))
+    assert [path for path in SRC.rglob("*.py") if not ast.get_docstring(ast.parse(path.read_text()))] == []
 
 
 def test_names_are_nouns_of_the_domain():
