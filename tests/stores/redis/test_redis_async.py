@@ -20,7 +20,7 @@ from stand_ins import driven
 
 HUNDRED = TokenBucket("1/h", burst=100)
 #: What turns of a loop may take on top of a budget; how late the machine is comes on top of that.
-NOISE = 0.1
+NOISE = 0.5
 
 
 def calls(server: Valkey) -> dict[str, int]:

@@ -22,7 +22,7 @@ BUDGET = 0.3
 #: A budget that no busy machine uses up, where it is not the point: what is not there, or says so, says it at once.
 AMPLE = 60.0
 #: What turns of threads and loops may take on top of a budget; how late the machine is comes on top of that.
-NOISE = 0.1
+NOISE = 0.5
 Both = list[Callable[[], Any]]
 
 

@@ -28,7 +28,7 @@ from stand_ins import Loop
 MANY = TokenBucket("1/h", burst=1_000_000)
 BUDGET = 0.3
 #: What turns of threads and loops may take on top of a budget; how late the machine is comes on top of that.
-NOISE = 0.1
+NOISE = 0.5
 
 
 def hit_in_threads(limiter: Limiter, threads: int, each: int, key: Any = "k") -> list[Exception]:
