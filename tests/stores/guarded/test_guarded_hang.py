@@ -16,7 +16,7 @@ from limitkeeper.stores.guarded import GuardedStore
 from limitkeeper.stores.guarded.deadline_store import DeadlineStore, start_daemon
 
 #: What turns of threads and loops may take on top of a budget; how late the machine is comes on top of that.
-NOISE = 0.1
+NOISE = 0.5
 #: A breaker that has opened stays open for as long as a test lasts.
 NEVER = {"backoff": 600, "max_backoff": 600}
 #: A breaker that stays closed through many calls in vain: on a busy machine many of them are not begun in time.
@@ -141,6 +141,22 @@ def test_a_probe_gets_through_although_all_others_hang_for_ever(store, eventuall
     assert guard.stats().abandoned == 5
     hanging.gate.set()
     eventually(lambda: guard.stats().abandoned == 0)
+
+
+def test_a_probe_registers_limits_although_all_others_hang_for_ever(store, eventually):
+    """A limit that was made during the failure does not keep the guard from recovering."""
+    hanging = HangingStore(store)
+    guard = GuardedStore(hanging, budget="5ms", background=False, clock=store.clock, **LATE)
+    guard._store.pool.max_calls = 4
+    limiter = Limiter("1000/s", store=guard)
+    while guard.state != "open":
+        limiter.hit("a")
+    eventually(lambda: guard.stats().abandoned == 4)
+    Limiter("5/s", store=guard)
+    hanging.hangs = False
+    guard._store.budget_us = 60_000_000
+    assert guard.probe() is True
+    hanging.gate.set()
 
 
 def test_a_call_that_no_worker_has_begun_is_not_made(store, eventually):

@@ -261,7 +261,8 @@ class DeadlineStore(WrapperStore):
         return self._perform(Call(self.inner, "now_us"))  # type: ignore[no-any-return]
 
     def register(self, limit: NamedLimit) -> None:
-        self._perform(Call(self.inner, "register", (limit,)))
+        """In a worker that is kept for probes: after one a guard registers, though older calls may hang for ever."""
+        self._perform(Call(self.inner, "register", (limit,)), probe=True)
 
     def probe(self, claims: Sequence[Claim]) -> None:
         """Decides without charging, in a worker that is kept for this: it works also when all others hang."""
