@@ -20,7 +20,7 @@ from .algorithms.claim import Claim, NamedLimit
 from .algorithms.constants import MAX_WAIT
 from .algorithms.limit_parser import named_limits
 from .algorithms.no_key import NO_KEY
-from .decision import Decision
+from .decision import Decision, Decisions
 from .decorators import CostArgument, KeyArgument, limited, misplaced_argument, refuse_rate_as_key
 from .errors import ConfigurationError, RateLimited, StoreError
 from .limiter_base import Cost, Key, LimiterBase, checked_cost, is_off
@@ -243,7 +243,7 @@ class WaitingLimiter(LimiterBase):
                 else:
                     yield Call(clock, "sleep", (max(0, deadline - clock.now_us()) / 1e6, event))
                 if not event.is_set():
-                    raise RateLimited(self._count((yield from self._ask(key, cost, False)), key, cost))
+                    raise RateLimited(self._count(self._refuse_behind((yield from self._ask(key, cost, False))), key, cost))
             while True:
                 decision = yield from self._ask(key, cost)
                 if decision:
@@ -269,6 +269,14 @@ class WaitingLimiter(LimiterBase):
         if commit and self._publisher is not None and self._overflow != overflow:
             self.events.publish(OVERFLOW, self.name, key, cost, decision)
         return decision
+
+    def _refuse_behind(self, decision: Decision) -> Decision:
+        """The refusal of a call whose time is over before it is first: what its limits may have left is for those ahead of it."""
+        parts = decision.decisions if decision else ()
+        times = [(1, part.reset_us, 0, part.start_us) for part in parts]
+        both = zip(parts, times, strict=True)
+        refused = [Decision(False, part.limit, part.remaining, *time, part.name, part.source) for part, time in both]
+        return Decisions.join(refused) if refused else decision
 
     def _refuse_if_late(self, decision: Decision, deadline: int | None, now_us: int, key: Key, cost: Cost) -> None:
         """Raises RateLimited if the call can never be admitted, or not before the deadline."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 
 import pytest
 
 from limitkeeper import (
+    AsyncLimiter,
     FixedWindow,
     LeakyBucket,
     LeakyBucketQueue,
@@ -18,6 +20,7 @@ from limitkeeper import (
     TokenBucket,
 )
 from limitkeeper.testing import ManualClock
+from stand_ins import HeldClock
 
 RESERVING = [
     TokenBucket("5/s burst 10"),
@@ -201,3 +204,31 @@ def test_numbers_count_acquires(make, limit):
     with pytest.raises(RateLimited):
         limiter.acquire("a", cost=21, timeout=1)
     assert limiter.stats()[:3] == (2, 1, 0)
+
+
+@pytest.mark.parametrize(
+    "limits", [SlidingWindowCounter("10/min"), {"a": SlidingWindowCounter("10/min"), "b": TokenBucket("20/min")}]
+)
+def test_a_call_whose_time_is_over_before_it_is_first_is_told_of_a_refusal(limits):
+    """A small call waits behind a large one: what the limit has left is not for it, and its decision is a refusal."""
+    clock = HeldClock()
+    limiter = AsyncLimiter(limits, store=MemoryStore(clock=clock))
+
+    async def main():
+        await limiter.hit("a", cost=8)
+        ahead = asyncio.ensure_future(limiter.acquire("a", cost=5))
+        while not clock.sleeps:
+            await asyncio.sleep(0)
+        behind = asyncio.ensure_future(limiter.acquire("a", timeout=1))
+        while len(clock.sleeps) < 2:
+            await asyncio.sleep(0)
+        clock.advance(1)
+        with pytest.raises(RateLimited) as refused:
+            await behind
+        ahead.cancel()
+        return refused.value.decision
+
+    decision = asyncio.run(main())
+    assert not decision.allowed
+    assert decision.retry_after > 0
+    assert limiter.stats().allowed == 1

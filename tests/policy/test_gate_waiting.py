@@ -9,11 +9,11 @@ import threading
 import pytest
 from gates import asked, gate, key, policy, request, rule, until
 
-from limitkeeper import SlidingWindowLog
+from limitkeeper import MemoryStore, SlidingWindowLog
 from limitkeeper.policy.model import WAIT, Capacity, Charge, OnRefusal
 from limitkeeper.rate import Rate
 from limitkeeper.testing import ManualClock
-from stand_ins import HeldClock
+from stand_ins import HeldClock, WrappedStore
 
 RULES = [
     "token bucket 10/s burst 1",
@@ -99,6 +99,43 @@ def test_limits_that_can_not_be_reserved_are_waited_for_in_order(texts):
 
     asyncio.run(main())
     assert [(one.waited, one.waiting) for one in g.snapshot().rules] == [(3, 0)] * len(texts)
+
+
+class HoldingStore(WrappedStore):
+    """A remote store whose decisions, but no peeks, wait for `hold`."""
+
+    hold: asyncio.Event | None = None
+
+    async def adecide(self, claims, max_wait_us=0, commit=True, **options):
+        if commit and self.hold is not None:
+            await self.hold.wait()
+        return self.decide(claims, max_wait_us, commit=commit, **options)
+
+
+def test_a_request_whose_time_is_over_before_it_is_first_is_refused():
+    """What the limit has left then is for the request ahead, whose decision is on its way: nothing passes uncharged."""
+    clock = HeldClock(1000)
+    store = HoldingStore(MemoryStore(clock=clock))
+    g = gate(rule("all", COUNTER, on_refusal=waiting(2500)), store=store)
+
+    async def main():
+        assert await g.aask(request())
+        tasks = []
+        for sleeping in (1, 2):
+            tasks.append(asyncio.ensure_future(g.aask(request())))
+            await until(lambda sleeping=sleeping: len(clock.sleeps) == sleeping)
+        store.hold = asyncio.Event()
+        clock.advance(2.1)
+        await asyncio.sleep(0.01)
+        clock.advance(0.5)
+        behind = await tasks[1]
+        store.hold.set()
+        assert (behind.allowed, (await tasks[0]).allowed) == (False, True)
+        assert behind.refusal.status == 429
+
+    asyncio.run(main())
+    tally = g.snapshot().rules[0]
+    assert (tally.passed, tally.waited, tally.refused, tally.waiting) == (2, 1, 1, 0)
 
 
 def test_a_rule_that_rejects_is_not_waited_for():

@@ -94,7 +94,8 @@ class RequestContext:
         return bool(length.strip(" 0")) or self.header("transfer-encoding") is not None
 
     def body(self) -> bytes | None:
-        """The body, which the application can read again; None: it is larger than is read (identity/body.py)."""
+        """The body, which the application can read again; None: it is larger than is read (identity/body.py). Under ASGI this
+        raises unless a rule's `body` identity has read the body: a function of the application can't await it."""
         return b""
 
     def peer(self) -> str | None:

@@ -59,6 +59,10 @@ class RequestLimiter(WaitingLimiter):
         """Equal for the same limits and keys."""
         return frozenset((claim.limit.identity, claim.key) for claim in key)
 
+    def _refuse_behind(self, decision: Decision) -> Decision:
+        """An allowed decision, which charged nothing: the request is refused by the rules that refused it when it came."""
+        return decision
+
     def give_up(self, claims: list[Claim], start: Decision) -> Plan[bool]:
         key: Any = claims
         return self._give_up(Waiter(claims, start, None), key, 1, start)
@@ -148,6 +152,8 @@ class WaitingRequests:
             elif len(claims) > 1:
                 decision = join(decision, (), [])
         except RateLimited as error:
+            if error.decision:
+                return refused
             count_full_bucket(evaluation, error.decision, [i for i in range(len(claims)) if i not in later], seconds)
             if not later or gate._on_failure.has_failed(error.decision):
                 return error.decision

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
 import time
 from concurrent import futures
@@ -182,3 +183,28 @@ def test_clients_that_cancel_their_calls_do_not_lower_an_adaptive_limit():
             assert time.monotonic() < end
             time.sleep(0.005)
         assert adaptive.bulkhead.max_concurrent == 4
+
+
+class LateServer(ThreadServer):
+    """Its stream begins when the client has disconnected."""
+
+    def list(self, request: bytes, context: Any) -> Any:
+        self.started.release()
+        while context.is_active():
+            time.sleep(0.002)
+        yield request
+
+
+def test_a_stream_whose_client_has_disconnected_leaves_its_place_at_once(eventually):
+    """Not when its generator is collected: gRPC keeps the error of the call, and with it the frames that it passed."""
+    bulkhead = Bulkhead(1, 0)
+    policy = Policy.of(limits=[{"name": "api", "limit": "100/s"}])
+    gc.disable()
+    try:
+        with LateServer(bulkhead, policy) as running, grpc.insecure_channel(f"127.0.0.1:{running.port}") as channel:
+            listing = channel.unary_stream("/shop.Shop/List")(b"", timeout=PATIENCE)
+            assert running.started.acquire(timeout=PATIENCE)
+            listing.cancel()
+            eventually(lambda: bulkhead.in_use == 0)
+    finally:
+        gc.enable()

@@ -12,7 +12,7 @@ import logging
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from concurrent.futures import CancelledError, Future
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from functools import cache
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
@@ -165,8 +165,9 @@ class ThreadHandlerWrapper(HandlerWrapper):
         with context.call:
             message = self.read_request(request, context)
             evaluation = context.call.evaluation
-            with suppress(StreamEnded):
+            with suppress(StreamEnded), ExitStack() as ending:
                 responses = iter(self.run(evaluation, self.function_for(evaluation), message, context))
+                ending.callback(getattr(responses, "close", tuple))  # gRPC keeps its errors, and with them this frame
                 while (response := self.run(evaluation, next, responses, END)) is not END:
                     yield self.write_response(response, context)
                 context.send_fields()
