@@ -25,7 +25,7 @@ from ..periodic_thread import PeriodicThread
 from ..stores.guarded.deadline_store import StartThread, start_daemon
 from .callback_errors import CallbackErrors, callback_name, check_callback
 from .identity.key_and_cache_bounds import MAX_KEY_LENGTH, remember
-from .model import BLOCKED, Limits, Tiers
+from .model import BLOCKED, Blocked, Limits, Tiers
 
 if TYPE_CHECKING:
     from ..stores.redis import RedisStore
@@ -62,7 +62,7 @@ def limits_of(value: object, algorithm: str = TokenBucket.kind) -> Limits | None
 def algorithm_of(limit: Limits | Tiers) -> str:
     """The algorithm of a rate alone in the overrides of a rule: the rule's, where its limits have only one."""
     limits = (*limit.otherwise, *(one for _, some in limit.limits for one in some)) if isinstance(limit, Tiers) else limit
-    kinds = {type(one).kind for one in limits}
+    kinds = {type(one).kind for one in limits} - {Blocked.kind}
     return kinds.pop() if len(kinds) == 1 else TokenBucket.kind
 
 
