@@ -208,6 +208,17 @@ def test_nothing_is_given_back_under_a_blocked_limit(tmp_path, clock, shared):
         assert run(app.refund(app.checked_hit("tiers", "42"))) is True
 
 
+def test_a_capacity_in_shadow_mode_refuses_nobody(clock):
+    """A hit that a capacity in shadow mode would refuse is answered as allowed, in every protocol."""
+    policy = Policy.of(limits=[{"name": "cap", "key": "ip", "capacity": "4/s", "on_refusal": "shadow"}])
+    app = application(MemoryStore(clock=clock), clock, policy)
+    found = [app.hit_nowait("cap", "a") for _ in range(4)]
+    assert [one.shadows for one in found] == [(), (), ("cap",), ("cap",)]
+    for one in found:
+        assert b'"allowed":true' in shown(one)[1]
+        assert encoded(one).startswith(b"*5\r\n:1\r\n")
+
+
 def test_a_cost_that_no_capacity_holds_never_passes(clock):
     """A hit of any size under a capacity is answered, as under other limits: it never passes."""
     policy = Policy.of(limits=[{"name": "cap", "key": "ip", "capacity": "50/s"}])

@@ -116,6 +116,7 @@ def ask(gate: Evaluator, evaluation: Evaluation, charged: Decision | None, store
             one.rule.shadow_refused += 1
             evaluation.shadows = (*evaluation.shadows, one.rule.name)
             gate._publish(SHADOW, evaluation)
+            decision = Decision(True, decision.limit, decision.remaining, 0, decision.reset_us, name=decision.name)
         else:
             yield from _give_back(gate, evaluation, charged, taken)
             return _refuse(gate, evaluation, one, decision)
