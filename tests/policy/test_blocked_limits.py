@@ -106,3 +106,27 @@ def test_an_explanation_knows_a_key_that_an_operator_blocks():
         request = WrittenRequest("GET", "/")
         assert "refused by a with 429: never" in RequestExplanation(asked.policy, request, asked.explain(request)).text()
         assert asked.ask(WrittenRequest("GET", "/")).refusal.status == 429
+
+
+@pytest.mark.parametrize("limit", ["[blocked, 5/s]", "[5/s, 0/s]", "[0/s, 0/s]"])
+def test_a_list_with_a_blocked_limit_is_blocked(limit):
+    """Limits of a list are charged together, and nothing passes a limit of 0: in a rule, in a tier and of a key."""
+    rules = [
+        f"{{name: a, key: ip, limit: {limit}}}",
+        f"{{name: a, key: ip, limit: {{by: plan, free: {limit}}}}}",
+        f"{{name: a, key: ip, limit: 9/s, override: {{10.0.0.1: {limit}}}}}",
+    ]
+    for rule in rules:
+        assert not gate(rule).ask(WrittenRequest("GET", "/", peer="10.0.0.1")).allowed
+
+
+@pytest.mark.parametrize("value", ["0/s", "fixed window 0/min", "blocked", "0", ["5/s", "blocked"], ("0/s",)])
+def test_a_limit_of_zero_at_run_time(value):
+    """The application and operators block a key in the words of the file."""
+    rule = {"name": "a", "key": "ip", "limit": "9/s", "overrides": {"call": lambda key: value}}
+    asked = Gate(Policy.of(limits=[rule]), store=MemoryStore(clock=ManualClock()))
+    assert not asked.ask(WrittenRequest("GET", "/")).allowed
+    if isinstance(value, str):
+        operated = gate("{name: a, key: ip, limit: 9/s}")
+        operated.operator_overrides.put("a", "*", value)
+        assert not operated.ask(WrittenRequest("GET", "/")).allowed
