@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 
 from limitkeeper import MemoryStore
+from limitkeeper.algorithms.claim import Claim
 from limitkeeper.policy import Gate, Policy, PolicyError
+from limitkeeper.policy.explain import RequestExplanation
 from limitkeeper.policy.model import BLOCKED
 from limitkeeper.policy.one_line_request import WrittenRequest
 from limitkeeper.policy.reading.load import examine
@@ -63,3 +65,68 @@ def test_a_blocked_rule_cuts_no_burst(tmp_path):
     path = tmp_path / "policy.yaml"
     path.write_text("limits: [{name: closed, key: ip, limit: 0/s}, {name: open, key: ip, limit: 5/s burst 10}]\n")
     assert not examine(path)[1].diagnostics()
+
+
+def test_a_key_of_a_blocked_rule_can_have_a_rate():
+    """A rate alone, in the file or by an operator, is a token bucket where the rule blocks; blocked tiers name no algorithm."""
+    closed = gate("{name: beta, key: user, limit: blocked, override: {ann: 1/s}}")
+    closed.operator_overrides.put("beta", "ben", "2/s")
+    allowed = [closed.ask(WrittenRequest("GET", "/", headers={"X-User": user})).allowed for user in ("ann", "ann", "ben", "eve")]
+    assert allowed == [True, False, True, False]
+    tiers = Policy.read(
+        "identify: {plan: {header: X-Plan, default: free}}\n"
+        "limits: [{name: a, key: ip, limit: {by: plan, free: 0/s, pro: fixed window 5/min}, override: {10.0.0.1: 9/min}}]"
+    )
+    assert str(tiers.rules[0].override[0][1][0]) == "fixed window 9/min"
+
+
+@pytest.mark.parametrize(
+    ("rules", "verdict"),
+    [
+        ("{name: a, key: ip, limit: fixed window 1/d, status: 503}, {name: b, key: ip, limit: blocked}", "b with 429"),
+        ("{name: a, key: ip, capacity: 1/d, cost: 2}, {name: b, key: ip, limit: fixed window 1/d}", "b with 429"),
+    ],
+)
+def test_an_explanation_names_the_rule_that_refuses(rules, verdict):
+    """A blocked key is refused by its rule alone, and a capacity refuses only what the limits allow."""
+    asked = gate(rules)
+    asked.store.decide([Claim(one.named, "127.0.0.1") for rule in asked.compiled.rules for one in rule.default_entries], 0)
+    request = WrittenRequest("GET", "/", peer="127.0.0.1")
+    text = RequestExplanation(asked.policy, request, asked.explain(request)).text()
+    refusal = asked.ask(WrittenRequest("GET", "/", peer="127.0.0.1")).refusal
+    assert f"refused by {verdict}:" in text
+    assert f"{refusal.rule.name} with {refusal.status}" == verdict
+
+
+def test_an_explanation_knows_a_key_that_an_operator_blocks():
+    """A key is refused with 429 also where its rule is in shadow mode or counts requests at a time."""
+    for rule in ("{name: a, key: ip, limit: 5/s, on_refusal: shadow}", "{name: a, key: ip, concurrent: 3}"):
+        asked = gate(rule)
+        asked.operator_overrides.put("a", "*", "blocked")
+        request = WrittenRequest("GET", "/")
+        assert "refused by a with 429: never" in RequestExplanation(asked.policy, request, asked.explain(request)).text()
+        assert asked.ask(WrittenRequest("GET", "/")).refusal.status == 429
+
+
+@pytest.mark.parametrize("limit", ["[blocked, 5/s]", "[5/s, 0/s]", "[0/s, 0/s]"])
+def test_a_list_with_a_blocked_limit_is_blocked(limit):
+    """Limits of a list are charged together, and nothing passes a limit of 0: in a rule, in a tier and of a key."""
+    rules = [
+        f"{{name: a, key: ip, limit: {limit}}}",
+        f"{{name: a, key: ip, limit: {{by: plan, free: {limit}}}}}",
+        f"{{name: a, key: ip, limit: 9/s, override: {{10.0.0.1: {limit}}}}}",
+    ]
+    for rule in rules:
+        assert not gate(rule).ask(WrittenRequest("GET", "/", peer="10.0.0.1")).allowed
+
+
+@pytest.mark.parametrize("value", ["0/s", "fixed window 0/min", "blocked", "0", ["5/s", "blocked"], ("0/s",)])
+def test_a_limit_of_zero_at_run_time(value):
+    """The application and operators block a key in the words of the file."""
+    rule = {"name": "a", "key": "ip", "limit": "9/s", "overrides": {"call": lambda key: value}}
+    asked = Gate(Policy.of(limits=[rule]), store=MemoryStore(clock=ManualClock()))
+    assert not asked.ask(WrittenRequest("GET", "/")).allowed
+    if isinstance(value, str):
+        operated = gate("{name: a, key: ip, limit: 9/s}")
+        operated.operator_overrides.put("a", "*", value)
+        assert not operated.ask(WrittenRequest("GET", "/")).allowed

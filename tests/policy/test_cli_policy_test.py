@@ -142,6 +142,13 @@ def test_outcomes_costs_and_times(run):
     assert (code, out) == (0, ["one.yaml: 1 test, all passed"])
 
 
+def test_a_response_costs_its_estimate(run, tmp_path):
+    """A cost by response size is the estimate: no response has a size here."""
+    rule = "{name: bytes, key: ip, limit: fixed window 5/d, cost: {response: 1kB, estimate: 2}}"
+    (tmp_path / "bytes.yaml").write_text(f"limits: [{rule}]\n")
+    assert run("{request: GET /, times: 2}", "{request: GET /, refused_by: bytes}", policy="bytes.yaml")[0] == 0
+
+
 def test_the_penalty_box_can_be_expected(run, tmp_path):
     """A refusal by the penalty box is `refused_by: penalty box`."""
     box = "penalty_box: {after: fixed window 1/s, for: 1min}\nlimits: [{name: api, key: ip, limit: fixed window 1/s}]\n"

@@ -79,6 +79,10 @@ def test_a_key_is_named_with_its_identity_or_by_its_value():
     g.operator_overrides.put("api", "43", "blocked")
     asked = [g.ask(WrittenRequest(headers={"X-User": user}, peer="10.0.0.1")) for user in ("42", "43", "44")]
     assert [one.allowed for one in asked] == [False, False, True]
+    for pattern, limit in (("*", "9/h"), ("user:4*", "8/h"), ("premium_*", "7/h")):  # exact values precede patterns as well
+        g.operator_overrides.put("api", pattern, f"fixed window {limit} align first")
+    asked = [g.ask(WrittenRequest(headers={"X-User": user}, peer="10.0.0.1")) for user in ("42", "43", "44", "premium_4")]
+    assert [one.allowed and one.decision.limit for one in asked] == [False, False, 8, 7]
 
 
 # What holds

@@ -194,6 +194,42 @@ def test_reset_and_refund(app):
     assert run(app.peek(app.checked_hit("plans", "42", tier="pro"))).remaining == 10
 
 
+@pytest.mark.parametrize("shared", [False, True])
+def test_nothing_is_given_back_under_a_blocked_limit(tmp_path, clock, shared):
+    """A refund to a rule or tier that is blocked gives nothing back, on every store."""
+    limit = {"by": "plan", "bad": "blocked", "default": "5/s"}
+    rules = [{"name": "shut", "key": "user", "limit": "blocked"}, {"name": "tiers", "key": "user", "limit": limit}]
+    policy = Policy.of(identify={"user": {"header": "X-User"}, "plan": {"header": "X-Plan"}}, limits=rules)
+    store = SharedStore(tmp_path / "cells", clock=clock) if shared else MemoryStore(clock=clock)
+    with store:
+        app = application(store, clock, policy)
+        assert run(app.refund(app.checked_hit("shut", "42"))) is False
+        assert run(app.refund(app.checked_hit("tiers", "42", 1, "bad"))) is False
+        assert run(app.refund(app.checked_hit("tiers", "42"))) is True
+
+
+def test_a_capacity_in_shadow_mode_refuses_nobody(clock):
+    """A hit that a capacity in shadow mode would refuse is answered as allowed, in every protocol."""
+    policy = Policy.of(limits=[{"name": "cap", "key": "ip", "capacity": "4/s", "on_refusal": "shadow"}])
+    app = application(MemoryStore(clock=clock), clock, policy)
+    found = [app.hit_nowait("cap", "a") for _ in range(4)]
+    assert [one.shadows for one in found] == [(), (), ("cap",), ("cap",)]
+    for one in found:
+        assert b'"allowed":true' in shown(one)[1]
+        assert encoded(one).startswith(b"*5\r\n:1\r\n")
+
+
+def test_a_cost_that_no_capacity_holds_never_passes(clock):
+    """A hit of any size under a capacity is answered, as under other limits: it never passes."""
+    policy = Policy.of(limits=[{"name": "cap", "key": "ip", "capacity": "50/s"}])
+    app = application(MemoryStore(clock=clock), clock, policy)
+    for cost in (10**9 + 1, 10**30):
+        evaluations = run(app.hit_many([app.checked_hit("cap", "a", cost)]))
+        assert [(one.allowed, one.refusal.retry_after) for one in evaluations] == [(False, None)]
+        assert run(app.peek(app.checked_hit("cap", "a", cost))).retry_after == math.inf
+        assert run(app.refund(app.checked_hit("cap", "a", cost)))
+
+
 def test_a_queue_takes_no_refund(app):
     """The error names the remedy."""
     with pytest.raises(RequestError, match="cancel the reservation"):

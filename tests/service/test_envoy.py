@@ -163,6 +163,17 @@ def test_the_same_descriptor_twice_is_charged_twice(shop):
     assert shop.ask(IP, IP)[0] == OVER_LIMIT
 
 
+def test_the_same_descriptor_with_another_rate_is_charged_with_it(shop):
+    """The lower rate decides about both, whichever comes first."""
+    hourly = (IP, {"limit": {"requests_per_unit": 3, "unit": 3}})
+    for descriptors in ((IP, hourly), (hourly, IP)):
+        other = Shop()
+        assert other.ask(*descriptors) == (OK, [OK, OK], [1, 1])
+        assert other.ask(*descriptors)[0] == OVER_LIMIT
+    check = (IP, {"hits_addend": {"value": 0}})
+    assert shop.ask(check, (IP, {**hourly[1], **check[1]}))[0] == OK
+
+
 def test_hits_addend_of_request_and_descriptor(shop):
     """The descriptor's counts before the request's; 0 in the request means 1, 0 in the descriptor only asks."""
     assert shop.ask(IP, hits=2) == (OK, [OK], [1])

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import TYPE_CHECKING
@@ -25,20 +25,25 @@ from ..periodic_thread import PeriodicThread
 from ..stores.guarded.deadline_store import StartThread, start_daemon
 from .callback_errors import CallbackErrors, callback_name, check_callback
 from .identity.key_and_cache_bounds import MAX_KEY_LENGTH, remember
-from .model import BLOCKED, Limits, Tiers
+from .model import BLOCKED, BLOCKED_TEXT, Blocked, Limits, Tiers
 
 if TYPE_CHECKING:
     from ..stores.redis import RedisStore
 
 log = logging.getLogger("limitkeeper")
 
-UNLIMITED, BLOCKED_TEXTS = "unlimited", ("blocked", "0")
+UNLIMITED = "unlimited"
 #: How many keys' answers are remembered.
 MAX_CACHED = 16_384
 MAX_HASHES = 16
 MIN_REFRESH_US = 10_000
 #: The most invalid fields of one reading that are logged, and how much of each is shown.
 MAX_LOGGED, SHOWN = 10, 60
+
+
+def together(several: Sequence[Limits]) -> Limits:
+    """Limits that are charged together; blocked where one of them is."""
+    return BLOCKED if BLOCKED in several else tuple(one for limits in several for one in limits)
 
 
 def limits_of(value: object, algorithm: str = TokenBucket.kind) -> Limits | None:
@@ -49,10 +54,10 @@ def limits_of(value: object, algorithm: str = TokenBucket.kind) -> Limits | None
     if isinstance(value, Limit):
         return (value,)
     if isinstance(value, str):
-        text = value.strip().lower()
-        return () if text == UNLIMITED else BLOCKED if text in BLOCKED_TEXTS else tuple(parse_limits(value, algorithm))
+        unlimited, blocked = value.strip().lower() == UNLIMITED, BLOCKED_TEXT.fullmatch(value)
+        return () if unlimited else BLOCKED if blocked else tuple(parse_limits(value, algorithm))
     if isinstance(value, (list, tuple)) and value:
-        return tuple(one for part in value for one in (limits_of(part, algorithm) or ()))
+        return together([limits_of(part, algorithm) or () for part in value])
     raise InvalidLimit(
         f"expected a limit, got a {type(value).__name__}; "
         "write 'token bucket 5/s burst 10', a limit, 'unlimited', 'blocked' or None"
@@ -62,7 +67,7 @@ def limits_of(value: object, algorithm: str = TokenBucket.kind) -> Limits | None
 def algorithm_of(limit: Limits | Tiers) -> str:
     """The algorithm of a rate alone in the overrides of a rule: the rule's, where its limits have only one."""
     limits = (*limit.otherwise, *(one for _, some in limit.limits for one in some)) if isinstance(limit, Tiers) else limit
-    kinds = {type(one).kind for one in limits}
+    kinds = {type(one).kind for one in limits} - {Blocked.kind}
     return kinds.pop() if len(kinds) == 1 else TokenBucket.kind
 
 

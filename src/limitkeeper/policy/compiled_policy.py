@@ -203,7 +203,7 @@ class CompiledRule:
             self.capacity_entry = Entry(rule, NamedLimit(limiter, rule.name, TokenBucket(rule.capacity.rate)), rule.name, self)
         self.static_overrides = {key: self.entries_of(limits) for key, limits in rule.override}
         self.overrides: Overrides | None = rule.overrides
-        self.operator_overrides: Overrides | None = None  # those of operators, which take precedence; None: there are none
+        self.operator_overrides: Any = None  # the RuleOverrides of operators, which take precedence; None: there are none
         self.register: Callable[[CompiledRule, tuple[Entry, ...]], bool] | None = None  # the gate's, for overrides
         cost = rule.cost
         self.constant_cost = cost.units if cost.source in ("constant", "response") else -1
@@ -256,10 +256,10 @@ class CompiledRule:
 
     def operator_limits(self, key: str) -> Limits | None:
         """The limits that an operator has set for a key; the override may name the identity ("user:42") or its value alone."""
-        found = None if self.operator_overrides is None else self.operator_overrides.get(key)
-        if found is None and self.has_alternatives and self.operator_overrides is not None:
-            found = self.operator_overrides.get(key_without_names(self.identities, self.key, key))
-        return found
+        if self.operator_overrides is None:
+            return None
+        value = key_without_names(self.identities, self.key, key) if self.has_alternatives else key
+        return self.operator_overrides.get(key, value)  # type: ignore[no-any-return]
 
     def _blocked_entries(self) -> tuple[Entry, ...]:
         """One entry, which no store is asked about: it shows the rule's own limit."""

@@ -17,6 +17,7 @@ from .compiled_policy import CompiledPolicy, CompiledRule, Entry, MatchedRules, 
 from .model import BLOCKED, DEGRADE, LOCAL, SHADOW, WAIT, Capacity, Key, Policy, Rule, Tiers
 from .path_matcher import matching
 from .reading.diagnostics import shorten
+from .refusal import BLOCKED as BLOCKED_KEY
 from .refusal import CAPACITY, QUOTA, is_concurrent, refusal_of, retry_of
 from .request_context import RequestContext
 
@@ -135,8 +136,11 @@ class RequestExplanation:
 
     @property
     def refusing(self) -> list[RuleExplanation]:
-        """Rules that would refuse this request now."""
-        return [one for one in self.rules if one.decision is not None and not one.decision and not one.shadow]
+        """Rules that would refuse this request now: a blocked key alone; a capacity, where no limit refuses."""
+        found = [one for one in self.rules if one.decision is not None and not one.decision]
+        blocked = [one for one in found if one.decision is not None and not one.decision.limit]
+        limits = [one for one in found if one.rule.capacity is None and not one.shadow]
+        return blocked[:1] or limits or [one for one in found if not one.shadow][:1]
 
     def text(self) -> str:
         applying = [self._columns(one) for one in self.rules if one.applies]
@@ -216,7 +220,8 @@ class RequestExplanation:
         if first.rule.on_refusal.action == DEGRADE:
             return f"→ refused by {names}, answered by the handler of {first.rule.name}: {when}"
         assert first.decision is not None
-        status = refusal_of(first.entries, first.decision, QUOTA if first.rule.capacity is None else CAPACITY, 0).status
+        reason = BLOCKED_KEY if not first.decision.limit else QUOTA if first.rule.capacity is None else CAPACITY
+        status = refusal_of(first.entries, first.decision, reason, 0).status
         return f"→ refused by {names} with {status}: {when}"
 
     def as_dict(self) -> dict[str, object]:

@@ -7,6 +7,7 @@ limits under it. A YAML file and `Policy.of` give the same values, so `==` holds
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -43,6 +44,8 @@ class Blocked(FixedWindow):
 
 #: The limits of a blocked key. Every request is refused, and none is charged.
 BLOCKED: Limits = (Blocked("1/s"),)
+#: The texts of this limit: a count of 0 in any rate.
+BLOCKED_TEXT = re.compile(r"\s*(?:blocked|0|(?:[a-z ]+ )?0+ ?(?:/|per ) ?[a-z0-9 ]+)\s*", re.I)
 
 
 @dataclass(frozen=True, slots=True)

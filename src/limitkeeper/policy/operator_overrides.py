@@ -103,21 +103,21 @@ class RuleOverrides:
         self._patterns = sorted(patterns, key=lambda pair: (pair[0].key.count(ANY) - len(pair[0].key), pair[0].key))
         self._cached: dict[str, tuple[OperatorOverride, Limits] | None] = {}
 
-    def get(self, key: str) -> Limits | None:
+    def get(self, key: str, value: str) -> Limits | None:
+        """The limits of a key; `value` is the key without the names of its identities."""
         try:
             found = self._cached[key]
         except KeyError:
-            found = remember(self._cached, key, self._find(key), MAX_CACHED)
+            found = remember(self._cached, key, self._find(key, value), MAX_CACHED)
         if found is not None and not found[0].holds(self._clock.now_us()):
-            found = remember(self._cached, key, self._find(key), MAX_CACHED)
+            found = remember(self._cached, key, self._find(key, value), MAX_CACHED)
         return None if found is None else found[1]
 
-    def _find(self, key: str) -> tuple[OperatorOverride, Limits] | None:
+    def _find(self, key: str, value: str) -> tuple[OperatorOverride, Limits] | None:
         now_us = self._clock.now_us()
-        exact = self._exact.get(key)
-        if exact is not None and exact[0].holds(now_us):
-            return exact
-        return next((pair for pair in self._patterns if pair[0].holds(now_us) and matches(pair[0].key, key)), None)
+        pairs = [self._exact[one] for one in (key, value) if one in self._exact]
+        pairs += [pair for pair in self._patterns if matches(pair[0].key, key) or matches(pair[0].key, value)]
+        return next((pair for pair in pairs if pair[0].holds(now_us)), None)
 
     def close(self) -> None:
         """Nothing is open."""

@@ -34,6 +34,7 @@ from .reading.load import examine, open_source, parse_source
 from .reading.nodes import Node, find_position
 from .reading.validators import AnyOf, Duration, Field, Fields, Integer, ListOf, ParsedFields, Text, is_number
 from .refusal import PENALTY_BOX
+from .settlement import NOT_SENT
 
 NEVER = "never"
 
@@ -216,7 +217,7 @@ def ask_all(gate: Gate, step: Step) -> Iterator[str]:
     """Makes the requests of a step; for each what differs from the expectation, "" if nothing does."""
     for number in range(1, step.times + 1):
         evaluation = gate.ask(parse_request(step.node.text, gate.policy))
-        evaluation.settle(step.response)
+        evaluation.settle(step.response, NOT_SENT)
         wrong = difference(step, evaluation)
         yield f"request {number} of {step.times}: {wrong}" if wrong and step.times > 1 else wrong
 

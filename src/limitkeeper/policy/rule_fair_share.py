@@ -18,7 +18,7 @@ from ..clock import Clock
 from ..decision import Decision
 from ..errors import StoreError
 from ..observe.events import REFUSED, SHADOW, STORE_FAILED
-from ..rate import Rate
+from ..rate import MAX_COUNT, Rate
 from ..sharing import FairShare
 from ..stores.contract import Store
 from ..stores.guarded import GuardedStore
@@ -93,8 +93,9 @@ class CapacityClaim(NamedTuple):
 
 
 def add(evaluation: Evaluation, rule: CompiledRule, key: str, cost: int) -> None:
+    """Adds what a request asks of a capacity; more than MAX_COUNT units fit in none."""
     evaluation.special = True
-    evaluation.capacity = [*(evaluation.capacity or ()), CapacityClaim(rule, key, cost)]
+    evaluation.capacity = [*(evaluation.capacity or ()), CapacityClaim(rule, key, min(cost, MAX_COUNT))]
 
 
 def ask(gate: Evaluator, evaluation: Evaluation, charged: Decision | None, store_fails: bool = False) -> Plan[Evaluation | None]:
@@ -115,6 +116,7 @@ def ask(gate: Evaluator, evaluation: Evaluation, charged: Decision | None, store
             one.rule.shadow_refused += 1
             evaluation.shadows = (*evaluation.shadows, one.rule.name)
             gate._publish(SHADOW, evaluation)
+            decision = Decision(True, decision.limit, decision.remaining, 0, decision.reset_us, name=decision.name)
         else:
             yield from _give_back(gate, evaluation, charged, taken)
             return _refuse(gate, evaluation, one, decision)

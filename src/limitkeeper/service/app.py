@@ -31,10 +31,10 @@ from ..policy.compiled_policy import CompiledRule
 from ..policy.evaluation import Evaluation
 from ..policy.gate import Gate
 from ..policy.identity.key_and_cache_bounds import hash_long
-from ..policy.model import Limits, Rule, Tiers
+from ..policy.model import Blocked, Limits, Rule, Tiers
 from ..policy.refusal import BLOCKED, blocked_decision
 from ..policy.request_context import RequestContext, WrittenRequest, method_of
-from ..rate import Rate
+from ..rate import MAX_COUNT, Rate
 from ..stores.contract import Store
 from ..stores.guarded import GuardedStore
 from ..stores.sans_io import Call, Plan, arun, run
@@ -197,9 +197,9 @@ class Application:
     def refund(self, hit: RuleHit) -> Plan[bool]:
         """Gives units back that were not used, at most what was charged. False: nothing limits this key."""
         if hit[0].capacity is not None:
-            yield from hit[0].capacity.plan_call("refund", hit[1], hit[2])
+            yield from hit[0].capacity.plan_call("refund", hit[1], min(hit[2], MAX_COUNT))
             return True
-        claims = self._claims(hit)
+        claims = [claim for claim in self._claims(hit) if not isinstance(claim.limit.limit, Blocked)]
         try:
             for claim in claims:
                 refuse_refund(claim.limit.limit)

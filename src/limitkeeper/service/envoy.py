@@ -42,6 +42,11 @@ class Match:
     decision: Decision | None = None
 
     @property
+    def place(self) -> tuple[Any, str]:
+        """Where its state is."""
+        return self.named.identity, self.key  # type: ignore[union-attr]
+
+    @property
     def refuses(self) -> bool:
         return not (self.shadow or (self.decision.allowed if self.decision is not None else self.rate.unlimited))
 
@@ -140,13 +145,16 @@ class EnvoyTranslator:
             yield from self._ask(quota, True)
 
     def _ask(self, groups: list[list[Match]], commit: bool) -> Plan[None]:
-        """Decides each group on its own: one claim for each limit and key, with the sum of the costs; 0 asks for 1."""
+        """Decides each group on its own: one claim for each limit and key, with the sum of the costs; 0 asks for 1. Of several
+        rates of one limit and key (overrides in the request) the lowest is asked."""
         groups = [group for group in groups if group]
-        costs: list[dict[tuple[Any, str], int]] = [{} for _ in groups]
+        costs: list[dict[Any, Claim]] = [{} for _ in groups]
         for group, cost in zip(groups, costs, strict=True):
             for one in group:
-                cost[one.named, one.key] = cost.get((one.named, one.key), 0) + (one.hits or 1)
-        asks = [[Claim(named, key, checked_cost(units)) for (named, key), units in cost.items()] for cost in costs]
+                before = cost.get(one.place)
+                named, units = (one.named, 0) if before is None else (min(before.limit, one.named, key=rate_of), before.cost)
+                cost[one.place] = Claim(named, one.key, checked_cost(units + (one.hits or 1)))  # type: ignore[arg-type]
+        asks = [list(cost.values()) for cost in costs]
         decisions: list[Decision] = []
         if commit and asks:
             decisions = yield Call(self.app.store, "decide_many", (asks, 0))
@@ -155,7 +163,11 @@ class EnvoyTranslator:
         for group, cost, decision in zip(groups, costs, decisions, strict=True):
             parts = dict(zip(cost, available(decision).decisions, strict=True))
             for one in group:
-                one.decision = parts[one.named, one.key]
+                one.decision = parts[one.place]
+
+
+def rate_of(named: Any) -> float:
+    return named.limit.count / named.limit.period  # type: ignore[no-any-return]
 
 
 def refusing(found: Sequence[Match]) -> list[Match]:

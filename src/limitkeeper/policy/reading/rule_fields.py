@@ -14,6 +14,7 @@ from ...algorithms import TokenBucket
 from ...algorithms.limit import Limit
 from ...algorithms.sliding_log import SlidingWindowLog
 from ...rate import Rate
+from ..application_overrides import together
 from ..model import SHARE, SKIP, Capacity, Charge, Cost, Limits, Match, Once, OnFailure, OnRefusal, Overrides, RetryAfter, When
 from . import value_parsers as parsers
 from .diagnostics import INVALID, ParseContext, ParseError, bounded_text
@@ -87,7 +88,7 @@ def limits_by(algorithm: str = TokenBucket.kind) -> AnyOf[Limits]:
     """A limit or a list of them; `algorithm` is that of a rate alone."""
     parser = partial(parsers.parse_limits, default=algorithm)
     text = Text("a limit", parser, "token bucket 5/s burst 10", accepts=is_a(Limit), convert=lambda one: (one,))
-    items = ListOf(text, "a list of limits", single=False).map(lambda found: tuple(one for some in found for one in some))
+    items = ListOf(text, "a list of limits", single=False).map(together)
     return AnyOf("a limit", scalar=text, items=items)
 
 

@@ -21,6 +21,7 @@ from ...stores.urls import REDIS, WRAPPERS, WRAPPING, maker_of, masked, number, 
 from ..identity.host_names_and_patterns import host_pattern
 from ..model import (
     BLOCKED,
+    BLOCKED_TEXT,
     CLOSED,
     DEGRADE,
     LOCAL,
@@ -65,7 +66,6 @@ IDENTITY_NAMES = {"maxLength": 64, "pattern": rf"^{_NAME.pattern}$(?!\n)", "not"
 HEADER_NAMES = {"maxLength": 100, "pattern": rf"^{_TOKEN.pattern}$(?!\n)"}
 #: What no path of a request has unencoded: regular expressions, and the parameters of other routers (<int:id>, :id).
 _FOREIGN = re.compile(r"^<(?:\w+:)?(?P<name>\w+)>|[\[\]\\^|<>]|^:(?=\w)|^\.[+*]|^\(.*\)[+*?]$|\$$")
-_BLOCKED = re.compile(r"\s*(?:blocked|0|(?:[a-z ]+ )?0+ ?(?:/|per ) ?[a-z0-9 ]+)\s*", re.I)
 _OPTION = re.compile(r"^(?:unknown option '(\w+)'|(burst|initial|capacity|align)\b)")
 _TIME = r"(?P<time>(?!queue|per )\S+(?: (?!queue|per )[a-z]+)?)"
 _PLACES = r"(?: queue (?P<queue>\S+))?(?: per client (?P<client>\S+))?"
@@ -165,7 +165,7 @@ def parse_limits(text: str, default: str = TokenBucket.kind) -> Limits:
     """One limit, several separated by ';', "unlimited", or "blocked" (also "0/s")."""
     if text.strip().lower() == UNLIMITED:
         return ()
-    if _BLOCKED.fullmatch(text):
+    if BLOCKED_TEXT.fullmatch(text):
         return BLOCKED
     found, start = [], 0
     for piece in bounded_text(text).split(";"):
