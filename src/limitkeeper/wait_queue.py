@@ -283,7 +283,7 @@ class WaitQueue:
         with self.lock:
             last = [waiter for waiter in waiters if waiter.is_last]
             apart = [waiter for waiter in waiters if not waiter.is_last]
-            behind = self._behind([waiter for waiter in apart if min((claim.cost for claim in waiter.claims), default=0) > 0])
+            behind = self._behind([waiter for waiter in apart if max((claim.cost for claim in waiter.claims), default=0) > 0])
             self._remove(waiters)
             if behind:
                 last, apart = [*waiters, *behind], []
