@@ -144,6 +144,7 @@ class WaitQueue:
         self.lock = threading.RLock()
         self._waiters: dict[Pair, list[Waiter]] = {}
         self._leaving: list[Waiter] = []
+        self._leaving_in: asyncio.AbstractEventLoop | None = None  # where `_leave_all` is scheduled
         self._departures: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Departures] = weakref.WeakKeyDictionary()
 
     def departures(self) -> Departures:
@@ -345,8 +346,9 @@ class WaitQueue:
         """As leave, for a cancelled task: all tasks cancelled in one iteration of the loop leave in one call."""
         with self.lock:
             self._leaving.append(waiter)
-            if len(self._leaving) > 1:
+            if self._leaving_in is loop and not loop.is_closed():
                 return
+            self._leaving_in = loop  # another loop may have stopped before its call
         try:
             loop.call_soon(self._leave_all)
         except RuntimeError:  # the loop is closed
@@ -354,7 +356,7 @@ class WaitQueue:
 
     def _leave_all(self) -> None:
         with self.lock:
-            waiters, self._leaving = self._leaving, []
+            waiters, self._leaving, self._leaving_in = self._leaving, [], None
         if waiters:
             self.leave(waiters)
 
