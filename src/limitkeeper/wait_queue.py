@@ -403,16 +403,17 @@ class FifoGate:
             queue.append(event)
             return queue[0] is event
 
-    def leave(self, key: Hashable, event: Event) -> Event | None:
-        """Removes a waiter's event; returns the event that is first now, if that has changed."""
+    def leave(self, key: Hashable, event: Event) -> None:
+        """Removes a waiter's event and wakes the one that is first then. Called again after an interrupt it completes that."""
         with self.lock:
-            queue = self._queues[key]
-            first = queue[0]
-            queue.remove(event)
+            queue = self._queues.get(key) or deque([event])
+            is_behind = event in queue and queue[0] is not event
+            if event in queue:
+                queue.remove(event)
             if not queue:
-                del self._queues[key]
-                return None
-            return queue[0] if queue[0] is not first else None
+                self._queues.pop(key, None)
+            elif not is_behind:
+                queue[0].set()
 
     def waiting(self, key: Hashable = None) -> int:
         with self.lock:
