@@ -367,6 +367,15 @@ def test_cancelling_lets_those_behind_move_up_where_a_limit_cost_nothing(both):
     assert left(both) == [10, 1000]
 
 
+def test_settling_zero_before_the_start_leaves_the_limits_as_they_were(make):
+    """A reservation that waits for one limit and is settled with 0 leaves the other limit as it was before."""
+    limiter = make({"requests": SlidingWindowLog("2/min"), "tokens": TokenBucket("9/min")})
+    limiter.hit("a", cost=2)
+    before = limiter.peek("a").decisions
+    assert limiter.reserve("a", cost=2).settle(0) is True
+    assert limiter.peek("a").decisions == before
+
+
 def test_one_number_settles_all_that_were_charged_alike(both):
     """Where every limit was charged the same, one number is the truth for all."""
     both.reserve("a", cost=6).settle(2)
