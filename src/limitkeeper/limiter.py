@@ -233,10 +233,9 @@ class WaitingLimiter(LimiterBase):
         """For limits that can't reserve: waits in order of arrival, and decides again after `retry_after`."""
         clock, gate_key = self.store.clock, self._gate_key(key)
         deadline = None if timeout is None else clock.now_us() + duration_us(timeout)
-        first = gate.enter(gate_key, event)
-        waited = not first
+        waited = False
         try:
-            if not first:
+            if waited := not gate.enter(gate_key, event):
                 self._refuse_if_late((yield from self._ask(key, cost, False)), deadline, clock.now_us(), key, cost)
                 if deadline is None:
                     yield event  # type: ignore[misc]  # an event of the caller's kind
@@ -255,9 +254,11 @@ class WaitingLimiter(LimiterBase):
                 yield Call(clock, "sleep", (decision.retry_after,))
                 waited = True
         finally:
-            following = gate.leave(gate_key, event)
-            if following is not None:
-                following.set()
+            try:
+                gate.leave(gate_key, event)
+            except BaseException:  # of a signal handler: no other would have its turn
+                gate.leave(gate_key, event)
+                raise
 
     def _ask(self, key: Key, cost: Cost, commit: bool = True) -> Plan[Decision]:
         """One decision without a wait; `commit` False stores nothing."""

@@ -88,6 +88,8 @@ class Charge:
         change = [] if self._decided else self._differences(used)
         if self._decided:
             return False
+        if change and [claim.cost for claim in change] == [claim.cost for claim in self._claims]:
+            return (yield from self._cancel())  # which restores the states before the charge where that is possible
         self._decided = True
         arrival = BEGUN
         if self._waiter is not None:

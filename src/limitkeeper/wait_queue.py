@@ -144,6 +144,7 @@ class WaitQueue:
         self.lock = threading.RLock()
         self._waiters: dict[Pair, list[Waiter]] = {}
         self._leaving: list[Waiter] = []
+        self._leaving_in: asyncio.AbstractEventLoop | None = None  # where `_leave_all` is scheduled
         self._departures: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Departures] = weakref.WeakKeyDictionary()
 
     def departures(self) -> Departures:
@@ -283,7 +284,7 @@ class WaitQueue:
         with self.lock:
             last = [waiter for waiter in waiters if waiter.is_last]
             apart = [waiter for waiter in waiters if not waiter.is_last]
-            behind = self._behind([waiter for waiter in apart if min((claim.cost for claim in waiter.claims), default=0) > 0])
+            behind = self._behind([waiter for waiter in apart if max((claim.cost for claim in waiter.claims), default=0) > 0])
             self._remove(waiters)
             if behind:
                 last, apart = [*waiters, *behind], []
@@ -345,8 +346,9 @@ class WaitQueue:
         """As leave, for a cancelled task: all tasks cancelled in one iteration of the loop leave in one call."""
         with self.lock:
             self._leaving.append(waiter)
-            if len(self._leaving) > 1:
+            if self._leaving_in is loop and not loop.is_closed():
                 return
+            self._leaving_in = loop  # another loop may have stopped before its call
         try:
             loop.call_soon(self._leave_all)
         except RuntimeError:  # the loop is closed
@@ -354,7 +356,7 @@ class WaitQueue:
 
     def _leave_all(self) -> None:
         with self.lock:
-            waiters, self._leaving = self._leaving, []
+            waiters, self._leaving, self._leaving_in = self._leaving, [], None
         if waiters:
             self.leave(waiters)
 
@@ -401,16 +403,17 @@ class FifoGate:
             queue.append(event)
             return queue[0] is event
 
-    def leave(self, key: Hashable, event: Event) -> Event | None:
-        """Removes a waiter's event; returns the event that is first now, if that has changed."""
+    def leave(self, key: Hashable, event: Event) -> None:
+        """Removes a waiter's event and wakes the one that is first then. Called again after an interrupt it completes that."""
         with self.lock:
-            queue = self._queues[key]
-            first = queue[0]
-            queue.remove(event)
+            queue = self._queues.get(key) or deque([event])
+            is_behind = event in queue and queue[0] is not event
+            if event in queue:
+                queue.remove(event)
             if not queue:
-                del self._queues[key]
-                return None
-            return queue[0] if queue[0] is not first else None
+                self._queues.pop(key, None)
+            elif not is_behind:
+                queue[0].set()
 
     def waiting(self, key: Hashable = None) -> int:
         with self.lock:

@@ -13,6 +13,7 @@ from collections.abc import Callable
 import pytest
 
 from limitkeeper.concurrency import Bulkhead, BulkheadFull
+from limitkeeper.concurrency.bulkhead import PlaceWaiter
 from limitkeeper.errors import InvalidLimit
 from limitkeeper.observe.prometheus import LimitkeeperCollector
 from virtual_time import VirtualClock
@@ -238,6 +239,47 @@ def test_interrupted_thread(held):
     assert (raised, bulkhead.waiting) == ([True], 0)
     bulkhead.release()
     assert bulkhead.in_use == 0
+
+
+@pytest.mark.parametrize("method", ["_grant", "wake"])
+def test_an_interrupted_release_wakes_the_waiter(method, monkeypatch):
+    """A signal handler raises while a place is handed over: the waiter has it all the same."""
+    bulkhead = Bulkhead(1)
+    bulkhead.acquire()
+    waiting = threading.Thread(target=bulkhead.acquire, daemon=True)
+    waiting.start()
+    until(lambda: bulkhead.waiting)
+    with monkeypatch.context() as patch:
+
+        def interrupted(*_):
+            patch.undo()
+            raise KeyboardInterrupt
+
+        patch.setattr(Bulkhead if method == "_grant" else PlaceWaiter, method, interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            bulkhead.release()
+    until(lambda: not waiting.is_alive())
+    assert (bulkhead.in_use, bulkhead.waiting) == (1, 0)
+
+
+@pytest.mark.parametrize("method", ["_join", "_begin"])
+def test_an_interrupted_acquire_leaves_the_queue(method, monkeypatch):
+    """A signal handler raises after a caller has joined the queue, or was given its place: it waits no more, and holds none."""
+    bulkhead = Bulkhead(1, timeout=60)
+    bulkhead.acquire()
+    if method == "_begin":
+        threading.Thread(target=lambda: until(lambda: bulkhead.waiting) or bulkhead.release(), daemon=True).start()
+    with monkeypatch.context() as patch:
+        inner = getattr(Bulkhead, method)
+
+        def interrupted(*args):
+            inner(*args)
+            raise KeyboardInterrupt
+
+        patch.setattr(Bulkhead, method, interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            bulkhead.acquire()
+    assert (bulkhead.in_use, bulkhead.waiting) == (int(method == "_join"), 0)
 
 
 def test_an_exception_inside_gives_the_place_back():

@@ -349,6 +349,33 @@ def test_each_limit_is_settled_by_name(both):
     assert left(both) == [9, 575]
 
 
+@pytest.mark.parametrize("used", [{"tokens": 300}, {"requests": 1, "tokens": 300}, {"requests": 2, "tokens": 300}], ids=str)
+def test_what_is_given_back_of_one_limit_lets_those_behind_move_up(both, used):
+    """Those behind move up when one limit is settled below its estimate, whatever the others are settled with."""
+    first, second = (both.reserve("a", cost={"tokens": 1000}) for _ in range(2))
+    assert second.wait == 10.0
+    assert first.settle(used) is True
+    assert second.wait == 3.0
+
+
+def test_cancelling_lets_those_behind_move_up_where_a_limit_cost_nothing(both):
+    """Those behind a cancelled reservation move up also when it cost nothing of one of the limits."""
+    first, second = (both.reserve("a", cost={"requests": 0, "tokens": 1000}) for _ in range(2))
+    first.cancel()
+    assert second.wait == 0.0
+    second.cancel()
+    assert left(both) == [10, 1000]
+
+
+def test_settling_zero_before_the_start_leaves_the_limits_as_they_were(make):
+    """A reservation that waits for one limit and is settled with 0 leaves the other limit as it was before."""
+    limiter = make({"requests": SlidingWindowLog("2/min"), "tokens": TokenBucket("9/min")})
+    limiter.hit("a", cost=2)
+    before = limiter.peek("a").decisions
+    assert limiter.reserve("a", cost=2).settle(0) is True
+    assert limiter.peek("a").decisions == before
+
+
 def test_one_number_settles_all_that_were_charged_alike(both):
     """Where every limit was charged the same, one number is the truth for all."""
     both.reserve("a", cost=6).settle(2)

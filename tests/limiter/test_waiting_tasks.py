@@ -276,6 +276,34 @@ def test_a_loop_closed_too_early_does_not_keep_others_from_leaving(rounds):
     assert (before, asyncio.run(come_and_go())) == (1, left)
 
 
+def test_a_loop_that_stops_before_a_task_has_left_does_not_keep_others_from_leaving():
+    """A loop stops in the iteration in which a cancelled task leaves: the next task to leave, on another loop, leaves with it."""
+    limiter = AsyncLimiter("1/h")
+    loop = asyncio.new_event_loop()
+
+    async def wait_until_cancelled():
+        try:
+            await limiter.acquire("a")
+        finally:
+            loop.stop()
+
+    loop.run_until_complete(limiter.hit("a"))
+    task = loop.create_task(wait_until_cancelled())
+    loop.run_until_complete(turns())
+    task.cancel()
+    loop.run_forever()
+
+    async def come_and_go():
+        tasks, _ = await start_waiters(limiter, ["second"])
+        await gone(tasks)
+        await turns()
+        return limiter.waiting()
+
+    assert (task.cancelled(), asyncio.run(come_and_go())) == (True, 0)
+    assert asyncio.run(limiter.peek("a")).retry_after <= 3600
+    loop.close()
+
+
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("kind", ["memory", "redis"])
 def test_a_task_that_is_collected_after_its_loop_was_closed_waits_no_more(kind, request):

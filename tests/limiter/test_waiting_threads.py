@@ -233,6 +233,27 @@ def test_a_counter_thread_that_is_interrupted_lets_the_next_one_ask(start_waiter
     found.ended(("first", KeyboardInterrupt), ("second", True))
 
 
+@pytest.mark.parametrize("method", ["enter", "leave"])
+@pytest.mark.parametrize("after", [False, True], ids=["before it", "after it"])
+def test_a_counter_call_that_is_interrupted_keeps_no_other_from_its_turn(method, after, store, monkeypatch):
+    """A signal handler raises where a call enters or leaves the queue of its key: the queue is empty then."""
+    limiter = Limiter(SlidingWindowCounter("10/min"), store=store)
+    with monkeypatch.context() as patch:
+        inner = getattr(limiter._gate, method)
+
+        def interrupted(*args):
+            patch.undo()
+            if after:
+                inner(*args)
+            raise KeyboardInterrupt
+
+        patch.setattr(limiter._gate, method, interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            limiter.acquire("a")
+    assert limiter.waiting("a") == 0
+    assert limiter.acquire("a", timeout=0)
+
+
 def test_a_counter_deadline_before_the_promise_refuses_at_once(start_waiters):
     """On a sliding counter too, a deadline before the promised moment refuses at once, also behind others."""
     found = start_waiters(SlidingWindowCounter("1/s"))

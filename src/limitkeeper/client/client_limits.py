@@ -383,10 +383,9 @@ class ClientLimits:
         gate = self._gate if loop is None else self._gates.setdefault(loop, FifoGate())
         event: Event = WakeEvent() if loop is None else AsyncEvent()
         self._refuse_if_late(quota, quota.wait_us(self.clock.now_us(), costs), end_us)
-        first = gate.enter(quota.host, event)
         quota.join(1)
         try:
-            if not first:
+            if not gate.enter(quota.host, event):
                 yield from self._sleep(max(0, end_us - self.clock.now_us()), event, loop)
                 if not event.is_set():
                     self._refuse_if_late(quota, 1 + quota.wait_us(self.clock.now_us(), costs), 0)
@@ -403,9 +402,7 @@ class ClientLimits:
                     quota.spread(self.clock.now_us(), self._spread_us(1), self._draw())
         finally:
             quota.join(-1)
-            following = gate.leave(quota.host, event)
-            if following is not None:
-                following.set()
+            gate.leave(quota.host, event)
 
     def _refuse_if_late(self, quota: LearnedQuota, wait_us: int, end_us: int) -> None:
         now_us = self.clock.now_us()

@@ -28,6 +28,7 @@ from ..fork import reset_after_fork
 from ..observe.events import ALLOWED, BULKHEAD_KINDS, FINISHED, REFUSED, RESIZED, WAITED, Publisher
 from ..observe.snapshot import BulkheadSnapshot, Snapshot
 from ..rate import MAX_COUNT, Duration, duration_us
+from ..stores.sans_io import WakeEvent
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -49,7 +50,7 @@ class PlaceWaiter:
 
     def __init__(self, loop: asyncio.AbstractEventLoop | None) -> None:
         self.loop, self.thread, self.granted = loop, threading.get_ident(), False
-        self.event: Any = threading.Event() if loop is None else asyncio.Event()
+        self.event: Any = WakeEvent() if loop is None else asyncio.Event()
 
     def wait(self, timeout: float | None = None) -> object:
         return self.event.wait(timeout)
@@ -182,7 +183,7 @@ class Bulkhead(PlaceContext):
                 self.in_use += 1
                 self._permitted += 1
         if not free:
-            self._wait(self._join(PlaceWaiter(None)))
+            self._wait(PlaceWaiter(None))
         if self._listeners:
             self.events.publish(ALLOWED, self.name)
 
@@ -194,7 +195,7 @@ class Bulkhead(PlaceContext):
                 self.in_use += 1
                 self._permitted += 1
         if not free:
-            await self._await(self._join(PlaceWaiter(asyncio.get_running_loop())))
+            await self._await(PlaceWaiter(asyncio.get_running_loop()))
         if self._listeners:
             self.events.publish(ALLOWED, self.name)
 
@@ -208,8 +209,11 @@ class Bulkhead(PlaceContext):
         with self._lock:
             if self.in_use > 0:
                 self.in_use -= 1
-                if self._queue:
+                try:
                     self._grant()
+                except BaseException:  # of a signal handler: a waiter would never be woken
+                    self._grant()
+                    raise
             elif self._inherited:
                 self._inherited -= 1
             else:
@@ -227,13 +231,13 @@ class Bulkhead(PlaceContext):
 
     # Waiting ---------------------------------------------------------------------------------------------------
 
-    def _join(self, waiter: PlaceWaiter) -> PlaceWaiter:
+    def _join(self, waiter: PlaceWaiter) -> None:
         with self._lock:
             closed = self._timeout == 0 or (self.max_waiting is not None and len(self._queue) >= self.max_waiting)
             if not closed or self.in_use < self.max_concurrent:
                 self._queue[waiter] = None
                 self._grant()
-                return waiter
+                return
         raise self._rejected_call("is full")
 
     def _rejected_call(self, why: str) -> BulkheadFull:
@@ -245,35 +249,37 @@ class Bulkhead(PlaceContext):
 
     def _wait(self, waiter: PlaceWaiter) -> None:
         try:
+            self._join(waiter)
             if self._timeout is None:
                 waiter.event.wait()
             else:
                 self._clock.sleep(self._timeout, waiter.event)
+            self._begin(waiter)
         except BaseException:
             self._abandon(waiter)
             raise
-        self._begin(waiter)
 
     async def _await(self, waiter: PlaceWaiter) -> None:
         try:
+            self._join(waiter)
             if self._timeout is None:
                 await waiter.event.wait()
             else:
                 await self._clock.asleep(self._timeout, waiter.event)
+            self._begin(waiter)
         except BaseException:
             self._abandon(waiter)
             raise
-        self._begin(waiter)
 
     def _begin(self, waiter: PlaceWaiter) -> None:
         """After the wait: the waiter has a place, or its time is over."""
         with self._lock:
             granted = waiter.granted
+            self._queue.pop(waiter, None)
             if granted:
                 self._permitted += 1
                 self._waited += 1
             else:
-                self._queue.pop(waiter, None)
                 self._timed_out += 1
         if not granted:
             raise self._rejected_call(f"had no free place for {self._timeout:g} s")
@@ -290,13 +296,18 @@ class Bulkhead(PlaceContext):
                 self._grant()
 
     def _grant(self) -> None:
-        """Gives free places to the first waiters. The order of the steps matters where the garbage collector closes a waiter."""
-        while self._queue and self.in_use < self.max_concurrent:
+        """Gives free places to the first waiters. The order of the steps matters where the garbage collector closes a waiter, or
+        a signal handler raises: called again, it wakes a waiter that was given a place."""
+        while self._queue:
             waiter = next(iter(self._queue))
-            self.in_use += 1
-            waiter.granted = True
+            if not waiter.granted:
+                if self.in_use >= self.max_concurrent:
+                    return
+                self.in_use += 1
+                waiter.granted = True
+            woken = waiter.wake()
             self._queue.pop(waiter, None)
-            if not waiter.wake() and waiter.granted:
+            if not woken and waiter.granted:
                 waiter.granted = False
                 self.in_use -= 1
 
