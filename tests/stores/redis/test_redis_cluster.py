@@ -246,6 +246,28 @@ def test_a_cancelled_task_gives_back_what_several_slots_charged(cluster: Cluster
     asyncio.run(main())
 
 
+def test_logs_of_several_slots_get_back_what_was_charged(cluster: Cluster) -> None:
+    """Every node charges at its own time; settled, cancelled, or given up by a cancelled task, each log is as it was."""
+    keys = dict(zip("abc", apart(cluster), strict=True))
+    limits = dict.fromkeys(keys, SlidingWindowLog("100/d"))
+
+    async def give_up(limiter: AsyncLimiter) -> None:
+        task = asyncio.ensure_future(limiter.acquire(keys))
+        await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.wait([task])
+        if not task.cancelled():  # its answer came first
+            await limiter.refund(keys)
+
+    with fresh(cluster) as store:
+        limiter = Limiter(limits, store=store)
+        for _ in range(4):
+            assert limiter.reserve(keys, cost=3).settle(1)
+            assert limiter.reserve(keys, cost=3).cancel()
+            driven(give_up(AsyncLimiter(limits, store=store)))
+        assert [part.remaining for part in limiter.peek(keys).decisions] == [96, 96, 96]
+
+
 @pytest.mark.parametrize("method", ["acquire", "reserve"])
 def test_a_refused_task_that_is_cancelled_gives_back_once(cluster: Cluster, method: str) -> None:
     """One slot charges and the other refuses; a task that is cancelled meanwhile leaves both as they were."""
