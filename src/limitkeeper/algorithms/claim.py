@@ -92,6 +92,10 @@ class Claim:
         """The start of a charge that was stored and is not undone (µs); −1 when there is none."""
         return self.start if self.undoable else -1
 
+    def forget_charge(self) -> None:
+        """Notes that its charge is given back, or was refused: nobody gives it back any more."""
+        self.undoable = False
+
     def remembered(self) -> tuple[StateData, StateData, Others] | None:
         """The states (before, after, of other rates) of a stored charge, for an exact undo; None when they are not known."""
         if not self.undoable:

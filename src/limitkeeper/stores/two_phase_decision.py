@@ -100,8 +100,11 @@ class TwoPhaseDecision:
     def _withdraw(self) -> Plan[None]:
         """Gives back what was charged, and peeks at what is there then."""
         some = [group for group in self.groups if group.charged or group.decision is None]
-        if some:
-            yield from self._update(some, [self.not_before_us] * len(some), commit=False, undo=True)
+        try:
+            if some:
+                yield from self._update(some, [self.not_before_us] * len(some), commit=False, undo=True)
+        finally:
+            self._forget_charges()
 
     def _update(
         self, groups: Sequence[Group], not_before_us: Sequence[int], commit: bool, undo: bool = False, first: bool = False
@@ -111,8 +114,17 @@ class TwoPhaseDecision:
         self.take(groups, answers, not_before_us, commit)
         failed = next((answer for answer in answers if isinstance(answer, StoreError)), None)
         if failed is not None:
-            yield from self.give_back(self.groups)
+            try:
+                yield from self.give_back(self.groups)
+            finally:
+                self._forget_charges()
             raise failed
+
+    def _forget_charges(self) -> None:
+        """A caller that fails or is cancelled gives back what its claims show as charged: that would be a second time."""
+        for group in self.groups:
+            for claim in group.claims:
+                claim.forget_charge()
 
     def take(self, groups: Sequence[Group], answers: Sequence[object], not_before_us: Sequence[int], commit: bool) -> None:
         for group in groups:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 
 import pytest
 from leased_fleet import Tally
 
 from limitkeeper import (
+    AsyncLimiter,
     ConfigurationError,
     FixedWindow,
     LeakyBucketQueue,
@@ -250,6 +252,45 @@ def test_a_cancelled_hit_goes_back_into_the_hand_it_came_from(tally):
     assert reservation.cancel()
     assert [bool(limiter.hit("a")) for _ in range(6)] == [True] * 5 + [False]
     assert [verb for verb, _ in tally.calls].count("give_back") == 0
+
+
+class FarStore(MemoryStore):
+    """A MemoryStore whose answer arrives an iteration of the loop after it has charged."""
+
+    local = False
+
+    async def adecide(self, *args, **options):
+        await asyncio.sleep(0)
+        decision = self.decide(*args, **options)
+        await asyncio.sleep(0)
+        return decision
+
+
+@pytest.mark.parametrize("limits", [["500/h"], ["500/h", "fixed window 500/h"]], ids=["one", "two"])
+@pytest.mark.parametrize("method", ["hit", "acquire", "reserve"])
+def test_a_task_that_is_cancelled_at_any_time_loses_no_token(clock, method, limits):
+    """What the parent charges for a task that is gone, a batch included, is kept in the lease or goes back."""
+
+    async def charged_after(iterations):
+        parent = FarStore(clock=clock)
+        store = LeasedStore(parent, lease=20)
+        limiter, admitted = AsyncLimiter(limits, store=store), 0
+
+        async def call():
+            return await getattr(limiter, method)("a")
+
+        for _ in range(3):
+            task = asyncio.ensure_future(call())
+            for _ in range(iterations):
+                await asyncio.sleep(0)
+            task.cancel()
+            await asyncio.wait([task])
+            admitted += not task.cancelled()
+        await store.areturn_all()
+        left = Limiter(limits, store=parent).peek("a")
+        return {part.limit - part.remaining for part in left.decisions} == {admitted}
+
+    assert [asyncio.run(charged_after(iterations)) for iterations in range(12)] == [True] * 12
 
 
 @pytest.mark.parametrize("waiting", [0, 1])

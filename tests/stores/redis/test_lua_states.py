@@ -102,6 +102,18 @@ def test_a_key_outlives_the_ramp_of_its_limit(client: Any) -> None:
     assert 10_000 < client.pttl(store.names.key(one, "a")) <= 12_000
 
 
+@pytest.mark.parametrize("max_wait_us", [0, 1])
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_state_that_is_as_new_after_centuries_is_stored(client: Any, count: int, max_wait_us: int) -> None:
+    """A large bucket that fills slowly: 285 years are 2^53 µs, above which not every number of microseconds is a double."""
+    store = LuaStore(client)
+    some = [named(TokenBucket("7/d", burst=10**7), name) for name in "ab"[:count]]
+    for one in some:
+        store.register(one)
+    for _ in range(30):
+        assert store.decide([Claim(one, "a", 333_333) for one in some], max_wait_us)
+
+
 def test_made_up_times_are_kept_for_an_hour(client: Any) -> None:
     """On a clock of one's own a state can't tell when it will be as new, so it lives for an hour."""
     store, one = LuaStore(client, ManualClock(NOON)), named(TokenBucket("5/s"))

@@ -302,6 +302,21 @@ def test_two_successive_runs_work_and_leave_nothing_open(valkey: Valkey) -> None
     assert [str(one.message) for one in caught] == []
 
 
+def test_a_store_is_closed_although_a_loop_ended_while_it_connected(valkey: Valkey) -> None:
+    """The task that waited is never run again; closing the store raises nothing."""
+    loop = asyncio.new_event_loop()
+    with RedisStore(valkey.url, prefix="ended", timeout="60s") as store:
+        assert Limiter(HUNDRED, store=store).hit("k")
+        task = loop.create_task(AsyncLimiter(HUNDRED, store=store).hit("k"))
+        for _ in range(3):
+            loop.run_until_complete(asyncio.sleep(0))
+        batcher = store.batchers._batchers[loop]
+        assert batcher._unanswered
+        loop.close()
+    for one in (task, batcher.connections._starting, *[found._connecting for found in batcher.connections._open.values()]):
+        one._log_destroy_pending = False  # type: ignore[union-attr]
+
+
 def test_a_loop_that_was_closed_without_manners_costs_nothing(valkey: Valkey) -> None:
     """`loop.close()` alone: the connection is closed when the store next looks."""
     with warnings.catch_warnings(record=True) as caught:

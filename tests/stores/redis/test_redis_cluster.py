@@ -246,6 +246,52 @@ def test_a_cancelled_task_gives_back_what_several_slots_charged(cluster: Cluster
     asyncio.run(main())
 
 
+def test_logs_of_several_slots_get_back_what_was_charged(cluster: Cluster) -> None:
+    """Every node charges at its own time; settled, cancelled, or given up by a cancelled task, each log is as it was."""
+    keys = dict(zip("abc", apart(cluster), strict=True))
+    limits = dict.fromkeys(keys, SlidingWindowLog("100/d"))
+
+    async def give_up(limiter: AsyncLimiter) -> None:
+        task = asyncio.ensure_future(limiter.acquire(keys))
+        await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.wait([task])
+        if not task.cancelled():  # its answer came first
+            await limiter.refund(keys)
+
+    with fresh(cluster) as store:
+        limiter = Limiter(limits, store=store)
+        for _ in range(4):
+            assert limiter.reserve(keys, cost=3).settle(1)
+            assert limiter.reserve(keys, cost=3).cancel()
+            driven(give_up(AsyncLimiter(limits, store=store)))
+        assert [part.remaining for part in limiter.peek(keys).decisions] == [96, 96, 96]
+
+
+@pytest.mark.parametrize("method", ["acquire", "reserve"])
+def test_a_refused_task_that_is_cancelled_gives_back_once(cluster: Cluster, method: str) -> None:
+    """One slot charges and the other refuses; a task that is cancelled meanwhile leaves both as they were."""
+
+    async def main() -> None:
+        keys = dict(zip(BOTH, apart(cluster, 2), strict=True))
+        async with fresh(cluster, clock=ManualClock(1000)) as store:
+            limiter = AsyncLimiter(BOTH, store=store)
+            await limiter.hit(keys, cost={"user": 3, "tenant": 8})
+
+            async def call() -> Any:
+                return await getattr(limiter, method)(keys, 1, 0.25)
+
+            for iterations in range(1, 6):
+                task = asyncio.ensure_future(call())
+                for _ in range(iterations):
+                    await asyncio.sleep(0)
+                task.cancel()
+                await asyncio.wait([task])
+                assert [part.remaining for part in (await limiter.peek(keys)).decisions] == [2, 0]
+
+    asyncio.run(main())
+
+
 def test_a_caller_that_dies_between_the_steps_leaves_at_most_one_decision_charged(cluster: Cluster) -> None:
     """The stated bound: its costs stay in the slots that had allowed it. Too strict by one decision, never too lax."""
     one, other, _ = apart(cluster)
@@ -460,6 +506,10 @@ def test_a_node_that_dies_takes_only_its_own_slots_with_it(moving: Cluster) -> N
         limiter, tasks = Limiter(HUNDRED, store=store), AsyncLimiter(HUNDRED, store=store)
         for key in keys:
             limiter.hit(key)
+        both = {"user": keys[1], "tenant": keys[0]}
+        slow = dict.fromkeys(both, HUNDRED)
+        pair, pairs = Limiter(slow, store=store), AsyncLimiter(slow, store=store)
+        assert pair.hit(both, cost=9)
         lost = moving.nodes[moving.keeper(slot_of(store.names.key(limiter.named[0], keys[0])))]
         lost.kill()
         for call in (lambda key: limiter.hit(key), lambda key: driven(tasks.hit(key))):
@@ -468,6 +518,10 @@ def test_a_node_that_dies_takes_only_its_own_slots_with_it(moving: Cluster) -> N
                 call(keys[0])
             assert time.monotonic() - begun < AMPLE / 2
             assert [bool(call(key)) for key in keys[1:]] == [True, True]
+        for wait in (pair.acquire, pair.reserve, lambda key: driven(pairs.acquire(key))):
+            with pytest.raises(StoreError):
+                wait(both)
+            assert pair.peek({**both, "tenant": None}).remaining == 91  # given back once
 
         async def together() -> list[Any]:
             return await asyncio.gather(*[tasks.hit(key) for key in keys], return_exceptions=True)

@@ -16,9 +16,12 @@ after everything held for it was given back, so that nothing overtakes it.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import threading
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from typing import Any
 
 try:
     import cython
@@ -33,7 +36,7 @@ from ...decision import STORE, Decision, Decisions
 from ...errors import ConfigurationError, StoreError
 from ...fork import reset_after_fork
 from ...rate import Duration, duration_us
-from ..contract import Booking, KeyState, Requests, Store, bounded_wait_us, checked, only_claims
+from ..contract import Booking, Claims, KeyState, Requests, Store, bounded_wait_us, checked, only_claims
 from ..sans_io import Call, Left, Plan, arun, left_of, run
 from ..wrapper_store import WrapperStore, copy_states
 from .key_lease import Lease, LeaseTerms, Unspent
@@ -167,6 +170,32 @@ class LeasedStore(WrapperStore):
             return self.pass_on(asked, wait_us, commit, remember, not_before_us)
         decision = self.cache.answer(asked, wait_us, commit)
         return self.plan(asked, wait_us, commit) if decision is None else decision
+
+    async def _adecide(
+        self, claims: Claims, max_wait_us: int | None, commit: bool, remember: bool, not_before_us: int
+    ) -> Decision:
+        """A task that is cancelled is so when the outcome is known, and has given it back: the batch of a fetch stays here. A
+        charge that the claims show, of a call that may wait, is given back by the caller."""
+        found = self.plan_decide(claims, max_wait_us, commit, remember, not_before_us)
+        if isinstance(found, Decision):
+            return found
+        task = asyncio.ensure_future(self.arun_plan(found))
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            await self._finish(task)
+            decision = None if task.cancelled() or task.exception() else task.result()
+            if commit and decision and not (max_wait_us != 0 and [claim for claim in claims if claim.charged_at() >= 0]):
+                await self._finish(asyncio.ensure_future(self.agive_back(claims, decision.start_us, decision.source)))
+                for claim in claims:
+                    claim.forget_charge()
+            raise
+
+    async def _finish(self, task: asyncio.Future[Any]) -> None:
+        """Waits for a task to end, also when the caller is cancelled again."""
+        while not task.done():
+            with suppress(asyncio.CancelledError, StoreError, ConfigurationError):
+                await asyncio.shield(task)
 
     def plan(self, claims: list[Claim], wait_us: int, commit: bool) -> Plan[Decision]:
         """A decision that leases do not answer."""

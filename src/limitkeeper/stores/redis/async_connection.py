@@ -214,7 +214,8 @@ class AsyncConnection(asyncio.Protocol):
         if self._transport is not None and not self._transport.is_closing():
             self._transport.abort()
         for one in waiting:
-            one.done(outcome)
+            with suppress(*[RuntimeError] if self.loop.is_closed() else ()):  # of tasks that will never run again
+                one.done(outcome)
 
     def close(self) -> None:
         self._connecting.cancel()

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from binascii import crc_hqx
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from random import Random
 
 from ...algorithms.claim import Claim
@@ -41,6 +42,8 @@ from .script_request import (
 )
 
 SLOTS = 16384
+#: How many charges of logs whose start differs from that of their decision are noted.
+MAX_STARTS = 10_000
 
 
 def slot_of(key: bytes) -> int:
@@ -188,6 +191,19 @@ class CrossSlotDecision(TwoPhaseDecision):
         reserves = all(claim.named.limit.reserves for claim in claims)
         self._options = options if reserves else options._replace(max_wait_us=0)
         self.peeks_first = any(entry_of(names, claim.named).without_fast_path for claim in claims)
+
+    def decide(self) -> Plan[Decision]:
+        """Notes the starts of logs, whose entries are given back by them: a caller knows that of the decision, or the latest."""
+        joined = yield from super().decide()
+        starts, latest_us = self._names.starts, max(group.decision.start_us for group in self.groups)
+        for group in self.groups:
+            for claim in group.claims if group.charged else ():
+                for start_us in {joined.start_us, latest_us} - {group.decision.start_us} if claim.limit.limit.logs else ():
+                    starts[start_us, self._names.key(claim.limit, claim.key)] = group.decision.start_us
+        with suppress(RuntimeError):  # another thread has added one
+            while len(starts) > MAX_STARTS:
+                starts.pop(next(iter(starts)), None)
+        return joined
 
     def ask(
         self, groups: Sequence[Group], not_before_us: Sequence[int], commit: bool, undo: bool, first: bool

@@ -70,6 +70,8 @@ class KeyNames:
         # Registered limits by id(), which is cheaper than hashing; the values keep the objects alive, so ids stay unique.
         self.registered: dict[int, tuple[NamedLimit, LimitEntry]] = {}
         self.limit_sets: dict[tuple[int, ...], LimitSet] = {}
+        #: Of logs in decisions over several slots, which have clocks of their own: (start of the decision, key) -> its own start.
+        self.starts: dict[tuple[int, bytes], int] = {}
 
     def registry(self, named: NamedLimit) -> bytes:
         """The hash that describes a limit: its identity, its birth, its rates."""

@@ -26,7 +26,7 @@ _NEEDS = {"rebook": {"decide", "give_back"}, "hit_all": {"decide"}, "hit": {"dec
 _SERVER_TIME = {
     "time": "local time = call('TIME')\nnow_us = time[1] * 1000000 + time[2]",
     "now": "",
-    "ttl": "local ttl = (reset - reset % 1000) / 1000 + 1001",
+    "ttl": "local ttl = reset > 9e15 and 9e12 or (reset - reset % 1000) / 1000 + 1001",  # above 2^53 it would be no integer
 }
 _REQUEST_TIME = {"time": "", "now": "now_us, at = unpack('<d', body, at)", "ttl": "local ttl = 3600000"}
 

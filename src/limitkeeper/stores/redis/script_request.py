@@ -321,9 +321,11 @@ class GiveBackRequest(ScriptRequest[bool]):
     def __init__(self, names: KeyNames, claims: Claims, charged_at: int, now_us: int | None) -> None:
         self._arguments = (names, claims, charged_at, now_us)
         self.entries = [entry_of(names, claim.named) for claim in claims]
-        parts = [_GIVE_BACK.pack(OPERATIONS["give_back"], len(claims), charged_at)]
-        used = _parts_of("give_back", self.entries)
-        self._encode(used, _encode_claims(parts, self.entries, claims, charges=True), b"".join(parts), now_us)
+        parts = [b""]
+        keys = _encode_claims(parts, self.entries, claims, charges=True)
+        start_us = next((names.starts[charged_at, key] for key in keys if (charged_at, key) in names.starts), charged_at)
+        parts[0] = _GIVE_BACK.pack(OPERATIONS["give_back"], len(claims), start_us)
+        self._encode(_parts_of("give_back", self.entries), keys, b"".join(parts), now_us)
 
     def decode(self, reply: bytes, at: int) -> int:
         now_us, given = _TWO.unpack_from(reply, at)
