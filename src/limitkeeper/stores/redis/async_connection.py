@@ -218,8 +218,9 @@ class AsyncConnection(asyncio.Protocol):
                 one.done(outcome)
 
     def close(self) -> None:
-        self._connecting.cancel()
-        if self._transport is not None and self.loop.is_closed():  # its generators were not closed: nothing can be scheduled
+        if not self.loop.is_closed():
+            self._connecting.cancel()
+        elif self._transport is not None:  # its generators were not closed: nothing can be scheduled
             transport, self._transport = self._transport, None
             with suppress(Exception):
                 transport._call_connection_lost(None)  # type: ignore[attr-defined]
@@ -279,7 +280,7 @@ class AsyncConnections:
         return await outcome
 
     def close(self) -> None:
-        if self._starting is not None:
+        if self._starting is not None and not self.loop.is_closed():
             self._starting.cancel()
         for connection in (*self._open.values(), *self._silent):
             connection.close()
