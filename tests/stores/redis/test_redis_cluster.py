@@ -312,6 +312,40 @@ def test_a_caller_that_dies_between_the_steps_leaves_at_most_one_decision_charge
 # Slots that move, nodes that die
 
 
+@pytest.mark.untraced
+def test_a_handler_that_raises_in_a_decision_over_several_slots_leaves_no_charge(cluster: Cluster, python: Any) -> None:
+    """An interrupted `reserve` learns what it has charged on each node, and gives it back."""
+    done = python(f"""
+        import random, signal
+        from limitkeeper import Limiter, TokenBucket
+        from limitkeeper.stores.redis import RedisStore
+        class Interrupted(Exception): pass
+        def handler(*_): raise Interrupted
+        signal.signal(signal.SIGALRM, handler)
+        with RedisStore({cluster.url!r}, prefix="interrupted", timeout="50s") as store:
+            limits = {{name: TokenBucket("1/400d", burst=100_000) for name in ("user", "tenant")}}
+            limiter, keys = Limiter(limits, store=store), dict(zip(limits, {apart(cluster, 2)!r}))
+            limiter.hit(keys)
+            rng, charged, interrupts = random.Random(1), 1, 0
+            while interrupts < 200:
+                reserved = False
+                try:
+                    try:
+                        signal.setitimer(signal.ITIMER_REAL, rng.uniform(0.0001, 0.0012))
+                        reserved = limiter.reserve(keys, max_wait=5)
+                    finally:
+                        signal.setitimer(signal.ITIMER_REAL, 0)
+                except Interrupted:
+                    interrupts += 1
+                charged += bool(reserved)
+            print(*(part.limit - part.remaining - charged for part in limiter.peek(keys).decisions))
+    """)
+    assert done.returncode == 0, done.stderr
+    left = [int(units) for units in done.stdout.split()]
+    assert len(left) == 2
+    assert max(left) <= 4, "an interrupt after the call has returned, or a second one while it gives back, leaves a charge"
+
+
 @pytest.fixture(scope="module")
 def moving() -> Iterator[Cluster]:
     """A cluster to be disturbed; the tests that do so come last, and the one that kills a node is the last of them."""

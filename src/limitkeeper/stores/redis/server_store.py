@@ -7,9 +7,11 @@ how it is sent is the `Route`'s part (`command_routing.py`).
 
 from __future__ import annotations
 
+import _thread
 import asyncio
 import threading
 from collections.abc import Callable, Coroutine, Iterable
+from contextlib import suppress
 from typing import Any, NamedTuple, cast
 
 from ...algorithms.claim import Claim, NamedLimit
@@ -18,7 +20,7 @@ from ...decision import Decision
 from ...errors import ConfigurationError, StoreError
 from ...rate import Duration, duration_us
 from ..contract import Claims, KeyState, PlannedStore, checked
-from ..sans_io import Plan, T
+from ..sans_io import Pending, Plan, T
 from .async_connection import AsyncConnections
 from .batcher import BatchersByLoop
 from .command_routing import Route
@@ -143,6 +145,8 @@ class ServerStore(PlannedStore):
             plan = cast(Plan[T] | Request[T], plan.then())
         if isinstance(plan, Request):
             return (self._call_to_end if to_end else self._call)(plan, deadline)
+        if to_end and threading.current_thread() is threading.main_thread():
+            return self._run_to_end(plan, deadline)
         return self.pool.run(plan, deadline, self.timeout_us if long else 0)
 
     async def arun_plan(self, plan: Work[T], to_end: bool = False) -> T:
@@ -228,6 +232,32 @@ class ServerStore(PlannedStore):
             if request.pending:
                 self.route.decode(request, record.reply)
             raise
+
+    def _run_to_end(self, plan: Plan[T], deadline: int) -> T:
+        """Performs a plan that charges in a thread, where no signal handler runs. What one raises here goes on when the outcome
+        is known, as in `_call_to_end`. (A thread costs 0.1 ms, beside one round trip to each of several servers.)"""
+        pending, by_thread = Pending(), list[bool]()  # the first entry: whether the thread performs the plan, or nothing does
+
+        def work() -> None:
+            by_thread.append(True)
+            if by_thread[0]:
+                try:
+                    pending.finish(self.pool.run(plan, deadline))
+                except BaseException as error:
+                    pending.finish(error)
+
+        try:
+            _thread.start_new_thread(work, ())  # in C: a handler that raises in Thread.start leaves its lock broken
+            pending.result()
+        except BaseException:
+            by_thread.append(False)
+            while by_thread[0] and not pending.done:
+                with suppress(BaseException):  # of a signal handler again; the first one's exception goes on
+                    pending.result()
+            raise
+        if isinstance(pending.value, BaseException):
+            raise pending.value
+        return pending.value  # type: ignore[no-any-return]
 
     def close(self) -> None:
         self.pool.close()
