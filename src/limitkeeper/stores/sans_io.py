@@ -25,7 +25,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 from ..clock import SYSTEM, Clock
-from ..errors import StoreError, StoreTimeout
+from ..errors import ConfigurationError, StoreError, StoreTimeout
 
 T = TypeVar("T")
 #: Methods without a deadline.
@@ -286,3 +286,10 @@ async def arun(
             raised = error if plan.gi_frame is not None else None  # type: ignore[attr-defined]
             if raised is None:  # of the plan itself, which is over
                 raise
+
+
+async def finish(task: asyncio.Future[Any]) -> None:
+    """Waits for a task to end, also when the caller is cancelled again; what it raises is left to the task."""
+    while not task.done():
+        with suppress(asyncio.CancelledError, StoreError, ConfigurationError):
+            await asyncio.shield(task)
