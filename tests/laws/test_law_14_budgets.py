@@ -22,7 +22,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from shards import FarShard
 
-from fault_lab.scheduling_delay import Watch
+from fault_lab.scheduling_delay import WAKES, Watch
 from limitkeeper import AsyncLimiter, Limiter, LimitkeeperError, StoreTimeout, StoreUnavailable, compiled
 from limitkeeper.clock import SYSTEM
 from limitkeeper.policy import Gate, Policy, WrittenRequest
@@ -231,7 +231,7 @@ class Mode:
         used = time.process_time()
         with Watch() as watching:
             took = self.measure(self.limiter, CALLS[call])
-        return took - max(0.0, watching.late - (time.process_time() - used))
+        return took - WAKES * max(0.0, watching.late - (time.process_time() - used))
 
 
 MODES = ("threads", "tasks")
