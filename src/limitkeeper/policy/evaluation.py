@@ -267,7 +267,6 @@ class Evaluator:
 
     def _plan(self, evaluation: Evaluation, wait: bool, in_thread: bool = False) -> Plan[Evaluation | None]:
         """The whole evaluation. Without `wait`, the result of a request that would wait is None."""
-        decision: Decision
         waiting = self._waiting  # of the store that the evaluation began with: a reload may change it between two steps
         if evaluation.reason is BLOCKED:
             return self._refuse(evaluation, blocked_decision(evaluation))
