@@ -204,6 +204,10 @@ BROKEN = {
     "no rows": ("rps,p95_ms\n", "the table has no rows"),
     "no load": ("concurrency,p95_ms\n10,100\n", r"log\.txt:2: the row has no load"),
     "interrupted wrk": ("Running 30s test @ http://127.0.0.1/\n  2 threads and 64 connections\n", "no 'Requests/sec'"),
+    "a long line": ("1" * 200_000, "unknown format"),
+    "nested": ("[" * 60_000, "unknown format"),
+    "no time": ('{"duration_ms": 1, "time": NaN}\n', "unknown format"),
+    "the year 10000": ('{"duration_ms": 1, "time": "9999-12-31T23:59:59-01:00"}\n', "unknown format"),
     "columns": ("elapsed,label\n" + "1,a\n" * 3 + "1\n", r"log\.txt:5: expected 2 columns, got 1"),
 }
 
@@ -215,6 +219,18 @@ def test_broken_files_are_refused_with_place_and_remedy(name, tmp_path):
     file = tmp_path / "log.txt"
     file.write_text(text)
     with pytest.raises(ConfigurationError, match=message):
+        read_measurements(file)
+
+
+PACKED = gzip.compress(b"1\n" * 9, mtime=0)
+
+
+@pytest.mark.parametrize("data", [PACKED[:-9], PACKED[:12] + b"\xff" * 9, b"1\n" * 9], ids=["cut", "damaged", "plain"])
+def test_a_damaged_gz_file_is_refused_with_the_reason(data, tmp_path):
+    """One that is cut, damaged, or not compressed."""
+    file = tmp_path / "log.gz"
+    file.write_bytes(data)
+    with pytest.raises(ConfigurationError, match=r"log\.gz: can't read the file: "):
         read_measurements(file)
 
 

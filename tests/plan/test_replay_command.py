@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+from pathlib import Path
 
 import pytest
 
@@ -57,6 +58,13 @@ def test_the_text_says_who_when_and_by_which_rule(policy, log, capsys):
     assert "bob" not in out
     assert "1 of 37 lines were skipped" in out
     assert "access.jsonl:37" in out
+
+
+def test_control_characters_of_keys_are_shown_as_escapes(policy, log, capsys):
+    """A client chooses its key; the terminal must not obey it."""
+    Path(log).write_text(Path(log).read_text().replace('"ann"', '"a\\u001b[2Jnn"'))
+    assert main(["replay", log, "--policy", policy]) == 0
+    assert "    a\\x1b[2Jnn: 3 refused" in capsys.readouterr().out
 
 
 def test_shadow_rules_refuse_nobody(policy, log, capsys):

@@ -56,6 +56,12 @@ def test_the_keys_of_a_rule_are_listed(keys):
     assert "token bucket 1/d burst 8  4 of 8 left" in out.splitlines()[1]
 
 
+def test_control_characters_of_keys_are_shown_as_escapes(keys):
+    """A client chooses its key; the terminal of an operator must not obey it."""
+    ask(**{"a\x1b[2J\r\n\u202eb": 1})
+    assert keys("list", "api")[1].startswith("user:a\\x1b[2J \\u202eb  ")
+
+
 def test_a_list_is_bounded_and_filtered(keys):
     """--first bounds the list and says how many are left out; --match filters by pattern."""
     ask(a=1, b=2, c=3)

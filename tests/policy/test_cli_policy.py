@@ -445,3 +445,11 @@ def test_explain_honours_exemptions_of_the_address_that_is_given(written, capsys
     found = explained(capsys, file, "--request", request_line)
     assert found["by_name"]["api"]["applies"] is not allowed
     assert found["identities"]["class"] == ("inside" if allowed else None)
+
+
+def test_of_a_key_file_without_an_end_only_the_beginning_is_read(written, capsys):
+    """A policy from elsewhere may name any file; the check ends with an error, and does not use up the memory."""
+    os.truncate(written("", "endless"), 1 << 40)
+    user = "user: {jwt: {claim: sub, key_file: endless, algorithms: [RS256]}}"
+    assert main(["policy", "check", written(f"identify: {{{user}}}\n{GOOD}")]) == 1
+    assert "policy.yaml:1:47: error: the key is not an RSA key" in capsys.readouterr().out

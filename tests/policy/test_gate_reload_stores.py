@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 
@@ -15,6 +16,7 @@ from limitkeeper.stores import RedisStore
 from limitkeeper.stores.guarded import GuardedStore
 from limitkeeper.testing import ManualClock
 from limitkeeper.web.handler_limit import HandlerGates, HandlerLimit
+from virtual_time import VirtualClock
 
 
 def policy_of(*names: str, limit: str = "fixed window 5/min", **more: str) -> Policy:
@@ -223,3 +225,29 @@ def test_limits_that_the_store_has_no_room_for_refuse_the_reload():
         gate.reload(policy_of("b"))
     assert [(rule.name, rule.passed) for rule in gate.snapshot().rules] == [("a", 2)]
     assert gate.ask(request())
+
+
+def test_a_request_that_waits_during_a_reload_gives_back_to_the_store_that_charged_it(monkeypatch):
+    """Another rule's capacity refuses the request at the end of its wait; the new store has charges of its own under its key."""
+    clock = VirtualClock()
+    monkeypatch.setattr("limitkeeper.policy.store_lifetime.store_from_url", lambda url: MemoryStore(clock=clock))
+    rules = [
+        {"name": "waits", "key": "ip", "limit": "token bucket 1/s burst 1", "on_refusal": "wait up to 5s"},
+        {"name": "counts", "key": "ip", "limit": "fixed window 9/d"},
+        {"name": "shares", "key": "ip", "capacity": "1/h"},
+    ]
+
+    async def main():
+        gate = Gate(Policy.of(limits=rules), clock=clock)
+        rule, old = gate.compiled.rules_by_name["counts"], gate.store
+        assert (await gate.aask(request())).allowed
+        waiting = asyncio.ensure_future(gate.aask(request()))
+        await asyncio.sleep(0)
+        gate.reload(Policy.of(limits=rules, store="memory://?max_keys=1000"))
+        assert gate.hit_rule_nowait(gate.compiled.rules_by_name["counts"], "192.0.2.7", 3)
+        await clock.run_until(clock.now_us() + 1_000_000, lambda: asyncio.sleep(0.001))
+        assert (await waiting).refusal.reason == "capacity"
+        named = rule.default_entries[0].named
+        return [store.decide_one(named, "192.0.2.7", 0, 0, False).remaining for store in (old, gate.store)]
+
+    assert asyncio.run(main()) == [8, 6]

@@ -16,6 +16,7 @@ from typing import TextIO
 from ..errors import ConfigurationError
 from ..observe.key_hash import KeyHash
 from ..policy import Policy
+from ..policy.key_inspection import key_text
 from .capacity_formula import Capacity, capacity
 from .limit_plan import IDENTITIES, make_plan
 from .limit_shares import parse_amounts
@@ -187,7 +188,7 @@ def suggestions_text(found: Suggestions, hashed: bool, stage: str, notes: Sequen
     for one in found.suggestions:
         change = f" to {one.new}" if one.new and one.new != one.old else ""
         lines.append(f"{one.rule}: {one.action}{change}: {one.reason}.")
-        lines += [f"    would have refused {name}: {count} requests" for name, count in shown(one.refused, hashed)]
+        lines += [f"    would have refused {key_text(name)}: {count} requests" for name, count in shown(one.refused, hashed)]
     lines += [*notes, "", (found.diff or "No change is proposed.").rstrip("\n")]
     if found.diff and stage == "shadow":
         lines.append("\nNothing was changed. Lowered limits begin in shadow; use --stage force once they refuse as intended.")

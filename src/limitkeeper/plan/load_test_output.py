@@ -186,11 +186,11 @@ def read_summary(text: str, source: str, unit: str) -> tuple[str, list[LoadStep]
     if text.lstrip().startswith("{"):
         try:
             value = json.loads(text)
-        except ValueError:
+        except (ValueError, RecursionError):
             return None
         found = isinstance(value, dict) and isinstance(value.get("metrics"), dict)
         return ("k6 summary", read_k6_summary(value, source)) if found else None
-    header = next(csv.reader(text.splitlines()[:1]), [])
+    header = next(csv.reader(text[:65_536].splitlines()[:1]), [])
     if is_step_table(header):
         locust = {"user count", "request count"} & {name.lower() for name in header}
         return "locust statistics" if locust else "table of loads", read_step_table(text, source, unit)

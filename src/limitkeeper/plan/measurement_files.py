@@ -7,9 +7,12 @@ into the steps of a load–latency curve.
 
 from __future__ import annotations
 
+import csv
 import gzip
+import zlib
 from array import array
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -33,14 +36,16 @@ FORMATS = (
 )
 
 
-def open_text(path: str | Path) -> TextIO:
-    """A text file, decompressed if its name ends in .gz."""
+@contextmanager
+def open_text(path: str | Path) -> Iterator[TextIO]:
+    """A text file, decompressed if its name ends in .gz; what can't be read of it, or decompressed, is a ConfigurationError."""
     try:
-        if str(path).endswith(".gz"):
-            return gzip.open(path, "rt", encoding="utf-8", errors="replace")
-        return Path(path).open(encoding="utf-8", errors="replace")
-    except OSError as error:
-        raise ConfigurationError(f"{path}: can't read the file: {(error.strerror or str(error)).lower()}") from None
+        opened = gzip.open if str(path).endswith(".gz") else open
+        with opened(path, "rt", encoding="utf-8", errors="replace") as stream:
+            yield stream
+    except (OSError, EOFError, zlib.error, csv.Error) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise ConfigurationError(f"{path}: can't read the file: {reason.lower()}") from None
 
 
 class LogReader:
@@ -55,7 +60,7 @@ class LogReader:
 
     def __iter__(self) -> Iterator[LogEntry]:
         with open_text(self.path) as stream:
-            head = list(islice(stream, 20))
+            head = list(islice(iter(lambda: stream.readline(MAX_LINE), ""), 20))
             if not any(line.strip() for line in head):
                 raise ConfigurationError(f"{self.path}: the file is empty; expected {FORMATS}")
             found = find_parser(head, self.unit)
@@ -161,7 +166,7 @@ def read_measurements(
     """Reads a file of any supported format. `unit` is that of numbers without one; `keep` bounds the memory."""
     with open_text(path) as stream:
         head = stream.read(MAX_SUMMARY + 1)
-    summary = read_summary(head, str(path), unit) if head.strip() and len(head) <= MAX_SUMMARY else None
+        summary = read_summary(head, str(path), unit) if head.strip() and len(head) <= MAX_SUMMARY else None
     if summary is None:
         return read_log(LogReader(path, unit), window, keep)
     steps = summary[1]

@@ -14,6 +14,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from ..policy import Policy
+from ..policy.key_inspection import key_text
 from ..policy.model import SHADOW
 from .log_replay import Replayed
 
@@ -119,7 +120,7 @@ class ReplayReport:
             shadow = ", in shadow" if rule.shadow else ""
             found = str(rule.refusals) if rule.refusals.count else "none refused"
             lines.append(f"{name} ({rule.limit}{shadow}): {rule.asked:,} requests, {found}")
-            lines += [f"    {key}: {refusals}" for key, refusals in rule.worst(top)]
+            lines += [f"    {key_text(key)}: {refusals}" for key, refusals in rule.worst(top)]
             hidden = len(rule.keys) - top
             lines += [f"    and {hidden:,} more keys"] if hidden > 0 else []
         return "\n".join(lines)

@@ -11,6 +11,7 @@ import csv
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
@@ -18,6 +19,8 @@ from typing import Any
 from ..errors import ConfigurationError
 
 REFUSED_STATUS = 429
+#: In seconds since 1970: later times can't be shown.
+YEAR_10000 = 253_402_300_800
 _FACTORS = {"s": 1.0, "sec": 1.0, "seconds": 1.0, "ms": 1e-3, "millis": 1e-3, "milliseconds": 1e-3, "us": 1e-6, "ns": 1e-9}
 #: Names of durations, with the unit of those that have a fixed one without saying it.
 _DURATIONS = {"latency": "", "duration": "", "took": "", "time_taken": "", "response_time": ""}
@@ -83,16 +86,21 @@ def parse_time(text: object) -> float:
     """Seconds since 1970: a number (seconds, or milliseconds above 10¹¹), ISO 8601, or nginx's 10/Oct/2026:13:55:36 +0200."""
     word = str(text).strip()
     try:
+        seconds = _seconds(word)
+    except ValueError:
+        seconds = -1.0
+    if not 0 <= seconds < YEAR_10000:
+        raise MalformedLine(f"expected a time, got {word!r:.40}")
+    return seconds
+
+
+def _seconds(word: str) -> float:
+    with suppress(ValueError):
         number = float(word)
         return number / 1000 if number > 1e11 else number
-    except ValueError:
-        pass
-    try:
-        if "/" in word:
-            return datetime.strptime(word, "%d/%b/%Y:%H:%M:%S %z").timestamp()
-        found = datetime.fromisoformat(word.replace(",", "."))
-    except ValueError:
-        raise MalformedLine(f"expected a time, got {word!r:.40}") from None
+    if "/" in word:
+        return datetime.strptime(word, "%d/%b/%Y:%H:%M:%S %z").timestamp()
+    found = datetime.fromisoformat(word.replace(",", "."))
     return (found if found.tzinfo else found.replace(tzinfo=UTC)).timestamp()
 
 
@@ -155,7 +163,7 @@ def parse_json(line: str, unit: str) -> LogEntry:
     """A JSON object per line; k6's `--out json` too, of which only the points of http_req_duration are requests."""
     try:
         value = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise MalformedLine(f"expected a JSON object: {error}") from None
     if not isinstance(value, dict):
         raise MalformedLine(f"expected a JSON object, got {line!r:.40}")
@@ -168,8 +176,8 @@ def parse_k6_point(value: Mapping[str, Any]) -> LogEntry:
     data = value.get("data")
     if value.get("metric") != "http_req_duration" or value["type"] != "Point" or not isinstance(data, dict):
         return NOT_A_REQUEST
-    tags = data.get("tags") or {}
-    return entry_of({**tags, "time": data.get("time"), "duration": data.get("value")}, "ms")
+    tags = data.get("tags")
+    return entry_of({**(tags if isinstance(tags, dict) else {}), "time": data.get("time"), "duration": data.get("value")}, "ms")
 
 
 NOT_A_REQUEST = LogEntry()

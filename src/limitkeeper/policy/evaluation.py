@@ -267,7 +267,7 @@ class Evaluator:
 
     def _plan(self, evaluation: Evaluation, wait: bool, in_thread: bool = False) -> Plan[Evaluation | None]:
         """The whole evaluation. Without `wait`, the result of a request that would wait is None."""
-        decision: Decision
+        waiting = self._waiting  # of the store that the evaluation began with: a reload may change it between two steps
         if evaluation.reason is BLOCKED:
             return self._refuse(evaluation, blocked_decision(evaluation))
         try:
@@ -278,7 +278,7 @@ class Evaluator:
             decision = yield self._call(evaluation)
             waits = not decision.allowed and not self._on_failure.has_failed(decision) and may_wait(evaluation, decision)
             if waits and wait:
-                decision = yield from self._waiting.wait(self, evaluation, decision, in_thread)
+                decision = yield from waiting.wait(self, evaluation, decision, in_thread)
             if self._on_failure.has_failed(decision):
                 return (yield from rule_fair_share.answer_failure(self, evaluation, decision))
             if not decision.allowed:
@@ -434,8 +434,8 @@ class Evaluator:
         """As `_decide`, as a step of a plan."""
         if len(evaluation.entries) == 1 and not evaluation.needs_settlement:
             entry: Entry = evaluation.entries[0]
-            return Call(self.store, "decide_one", (entry.named, evaluation.keys[0], evaluation.costs[0], 0, True))  # type: ignore[index]
-        return Call(self.store, "decide", (self._claims(evaluation), 0))
+            return Call(evaluation.compiled.store, "decide_one", (entry.named, evaluation.keys[0], evaluation.costs[0], 0, True))  # type: ignore[index]
+        return Call(evaluation.compiled.store, "decide", (self._claims(evaluation), 0))
 
     # Results ---------------------------------------------------------------------------------------------------
 

@@ -32,6 +32,8 @@ MIN_INTERVAL_US = 10_000
 SETTLED, TRIES = 0.05, 20
 #: A file that changed so recently may change again with the same modification time.
 RECENT_US = 2_000_000
+#: So many bytes of a file are compared: a policy has fewer, and of a key fewer are read.
+MAX_READ = 1_000_000
 Stamp = tuple[int, int, int] | None
 #: In the place of a file's contents.
 MISSING = b""
@@ -138,7 +140,8 @@ class FileWatcher(PeriodicThread):
         found = {}
         for path in self._files():
             try:
-                found[path] = hashlib.sha256(path.read_bytes()).digest()
+                with path.open("rb") as file:
+                    found[path] = hashlib.sha256(file.read(MAX_READ)).digest()
             except OSError:
                 if path != self.path and path not in known:
                     found[path] = MISSING

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from ..algorithms.claim import Claim
 from ..errors import ConfigurationError
+from ..observe.metrics import escape_unprintable
 from ..stores import Store, store_from_url
 from ..stores.urls import masked
 from .compiled_policy import CompiledRule, Entry
@@ -77,10 +78,15 @@ def open_shared_store(url: str) -> Store:
     return store_from_url(url)
 
 
+def key_text(key: str) -> str:
+    """A key for a terminal: clients choose keys, so control characters are shown as escapes."""
+    return escape_unprintable(shorten(key))
+
+
 def keys_text(keys: Sequence[StoredKey], more: int = 0) -> str:
     """One line per key, and how many more there are."""
     rows = [
-        [shorten(one.key), one.limit, f"{one.remaining} of {one.of} left", f"as new in {ceil(one.reset_after):,} s"]
+        [key_text(one.key), one.limit, f"{one.remaining} of {one.of} left", f"as new in {ceil(one.reset_after):,} s"]
         for one in keys
     ]
     lines = [line.removeprefix("  ") for line in table(rows)]

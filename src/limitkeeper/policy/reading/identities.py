@@ -244,7 +244,8 @@ class Identities:
         try:
             path = Path(os.path.abspath(self.context.folder / value))  # the working directory may change later
             self.context.files.append(path)
-            return path.read_bytes()[:100_000]
+            with path.open("rb") as file:
+                return file.read(100_000)
         except (OSError, ValueError) as error:
             reason = getattr(error, "strerror", None) or str(error)
             message = f"can't read {value!r}: {self.context.folder / value}: {reason.lower()}"
