@@ -403,7 +403,7 @@ class Evaluator:
                     return store.decide_checked(matched.claims, matched.names, 0, True, 0)  # type: ignore[arg-type]
             finally:
                 self._busy = False
-        return self.store.decide(self._claims(evaluation), 0)
+        return evaluation.compiled.store.decide(self._claims(evaluation), 0)
 
     @cython.cfunc
     def _fill_claims(self, evaluation: Evaluation, matched: MatchedRules) -> cython.bint:
@@ -431,11 +431,12 @@ class Evaluator:
         return matched.claims is not None
 
     def _call(self, evaluation: Evaluation) -> Call:
-        """As `_decide`, as a step of a plan."""
+        """As `_decide`, as a step of a plan; by the store of the request's version, which a reload may have replaced."""
         if len(evaluation.entries) == 1 and not evaluation.needs_settlement:
             entry: Entry = evaluation.entries[0]
-            return Call(self.store, "decide_one", (entry.named, evaluation.keys[0], evaluation.costs[0], 0, True))  # type: ignore[index]
-        return Call(self.store, "decide", (self._claims(evaluation), 0))
+            arguments = (entry.named, evaluation.keys[0], evaluation.costs[0], 0, True)  # type: ignore[index]
+            return Call(evaluation.compiled.store, "decide_one", arguments)
+        return Call(evaluation.compiled.store, "decide", (self._claims(evaluation), 0))
 
     # Results ---------------------------------------------------------------------------------------------------
 
@@ -520,10 +521,9 @@ class Evaluator:
                     self.offenders.offer(rule.name, key)
                     spread_us = max(spread_us, rule.spread_us)
                     last = rule
-        retry_us: cython.longlong = max(decision.retry_us, penalty_us) if decision.retry_us >= 0 else decision.retry_us
-        if self.compiled.concurrent:
-            retry_us = retry_of(evaluation.entries, decision)
-            retry_us = max(retry_us, penalty_us) if retry_us >= 0 else retry_us
+        concurrent: cython.bint = evaluation.compiled.concurrent
+        retry_us: cython.longlong = retry_of(evaluation.entries, decision) if concurrent else decision.retry_us
+        retry_us = max(retry_us, penalty_us) if retry_us >= 0 else retry_us
         earliest_us: cython.longlong = decision.start_us - decision.wait_us + retry_us
         delay_us: cython.longlong = client_delay(evaluation, earliest_us, spread_us) if spread_us else 0
         if len(evaluation.entries) == 1:

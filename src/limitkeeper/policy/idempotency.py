@@ -80,12 +80,12 @@ def find_marks(gate: Evaluator, evaluation: Evaluation) -> Plan[None]:
     seen: list[Decision] = []
     try:
         for one in asked:
-            seen += [(yield Call(gate.store, "decide", ([one.claim], 0), {"commit": False}))]
+            seen += [(yield Call(evaluation.compiled.store, "decide", ([one.claim], 0), {"commit": False}))]
         if any(gate._on_failure.has_failed(mark) for mark in seen):
             raise StoreUnavailable("the store could not say whether a request is a repetition")
         again = [i for i, mark in enumerate(seen) if mark.allowed and mark.remaining < mark.limit]
         if again:
-            decisions = yield Call(gate.store, "decide_many", ([asked[i].repetition() for i in again], 0))
+            decisions = yield Call(evaluation.compiled.store, "decide_many", ([asked[i].repetition() for i in again], 0))
             repeated = dict(zip(again, decisions, strict=True))
     except StoreError:
         for one in asked:
@@ -116,7 +116,7 @@ def release_marks(gate: Evaluator, evaluation: Evaluation) -> Plan[None]:
     for mark in evaluation.marks or ():
         if mark.decision is not None:
             mark.rule.replayed -= 1
-            yield Call(gate.store, "give_back", (mark.repetition(), mark.decision.start_us, mark.decision.source))
+            yield Call(evaluation.compiled.store, "give_back", (mark.repetition(), mark.decision.start_us, mark.decision.source))
 
 
 def make_marks(gate: Evaluator, evaluation: Evaluation, decision: Decision) -> Plan[None]:
@@ -126,16 +126,16 @@ def make_marks(gate: Evaluator, evaluation: Evaluation, decision: Decision) -> P
     if not marks:
         return
     try:
-        made = yield Call(gate.store, "decide_many", ([[mark.claim] for mark in marks], 0))
+        made = yield Call(evaluation.compiled.store, "decide_many", ([[mark.claim] for mark in marks], 0))
         pairs = [(mark, one) for mark, one in zip(marks, made, strict=True) if one.allowed]
         evaluation.marks = [mark._replace(decision=one) for mark, one in pairs]
         twins = [mark for mark, one in pairs if one.remaining < one.limit - 1 and not mark.rule.needs_settlement]
-        replays = (yield Call(gate.store, "decide_many", ([mark.replays() for mark in twins], 0))) if twins else ()
+        replays = (yield Call(evaluation.compiled.store, "decide_many", ([mark.replays() for mark in twins], 0))) if twins else ()
         late = {id(mark.rule) for mark, one in zip(twins, replays, strict=True) if one.allowed}
         claims = enumerate(gate._claims(evaluation)) if late else ()
         back = [(i, claim) for i, claim in claims if id(evaluation.entries[i].compiled_rule) in late]
         if back:
-            yield leave(gate.store, charges_of(evaluation, decision, back))
+            yield leave(evaluation.compiled.store, charges_of(evaluation, decision, back))
     except StoreError as error:
         log.warning("marking an idempotency key in the store of %r failed: %s", gate.compiled.policy.name, error)
 

@@ -143,7 +143,7 @@ def _give_back(gate: Evaluator, evaluation: Evaluation, charged: Decision | None
     """Gives back what the limits and the other capacities have charged. If the store fails now, it stays charged."""
     try:
         if charged is not None and evaluation.entries:
-            yield leave(gate.store, charges_of(evaluation, charged, enumerate(gate._claims(evaluation))))
+            yield leave(evaluation.compiled.store, charges_of(evaluation, charged, enumerate(gate._claims(evaluation))))
         yield from release_marks(gate, evaluation)
         for one in taken:
             one.rule.passed -= 1

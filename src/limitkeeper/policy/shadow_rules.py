@@ -29,7 +29,7 @@ def ask_shadow(gate: Evaluator, evaluation: Evaluation) -> Plan[Evaluation]:
     Each is a decision of its own, all in one call. A store that fails refuses no request here."""
     if evaluation.shadow:
         try:
-            decisions = yield Call(gate.store, "decide_many", ([claims for _, claims, _ in evaluation.shadow], 0))
+            decisions = yield Call(evaluation.compiled.store, "decide_many", ([claims for _, claims, _ in evaluation.shadow], 0))
         except StoreError:
             return evaluation
         evaluation.shadow = [one._replace(decision=made) for one, made in zip(evaluation.shadow, decisions, strict=True)]
