@@ -185,7 +185,8 @@ def test_a_request_with_a_body_is_not_answered_from_the_cache(framework, clock):
     assert [client.get(Content_Length=length).status_code for length in ("5", "0")] == [429, 200]
 
 
-def test_a_response_that_was_made_from_a_body_is_not_recorded(clock):
+@pytest.mark.parametrize("framework", ["asgi", "django"])
+def test_a_response_that_was_made_from_a_body_is_not_recorded(framework, clock):
     """HTTP/2 has bodies without a Content-Length: a client could choose the response that others get from a shared cache."""
     cache = StaleCache(shared=True, clock=clock)
 
@@ -195,13 +196,27 @@ def test_a_response_that_was_made_from_a_body_is_not_recorded(clock):
         await send({"type": "http.response.body", "body": content or b"nothing"})
 
     gate = Gate(Policy.read("limits: [{name: all, limit: 100/s}]"))
-    app = RateLimitMiddleware(cache.asgi(echo), gate)
+    app = RateLimitMiddleware(cache.asgi(echo), gate) if framework == "asgi" else echo_in_django(cache, gate)
     sizes = []
     for content in (b"chosen", b""):
         exchange = Exchange(content)
         asyncio.run(app(scope_of("GET", "/search", [], "192.0.2.1"), exchange.receive, exchange.send))
         sizes.append(len(cache._responses))
     assert sizes == [0, 1]
+
+
+def echo_in_django(cache: StaleCache, gate: Gate) -> Any:
+    import django_site
+    from django.core.handlers.asgi import ASGIHandler
+    from django.http import HttpResponse
+    from django.urls import re_path
+
+    from limitkeeper.web.degrade.django_handlers import recorder
+
+    global record
+    record = recorder(cache)
+    urls = [re_path("^.*$", lambda request: HttpResponse(request.body or b"nothing"))]
+    return django_site.handler(ASGIHandler, urls, {"POLICY": gate}, (django_site.OURS, f"{__name__}.record"))
 
 
 def test_an_application_that_rewrites_the_path_does_not_change_the_key(clock):

@@ -338,7 +338,8 @@ def has_no_body(identity: Identity) -> bool:
 
 
 def has_body(context: RequestContext) -> bool:
-    return (context.header("content-length") or "0") != "0" or context.header("transfer-encoding") is not None
+    """Under ASGI the body of HTTP/2 that no header announces is not read here: `StaleCache.asgi` notices it."""
+    return RequestContext.may_have_body(context) if isinstance(context, AsgiRequestContext) else context.may_have_body()
 
 
 def may_use(context: RequestContext) -> bool:
