@@ -12,6 +12,7 @@ import pytest
 from asgi_loop import Exchange, scope_of
 from hypothesis import given
 from hypothesis import strategies as st
+from signed_tokens import SECRET, token
 
 from limitkeeper import MemoryStore
 from limitkeeper.errors import ConfigurationError
@@ -247,6 +248,21 @@ def test_a_response_may_be_shared_or_kept_per_identity(framework, clock):
         client = Client(framework, App(clock, **options))
         client.get(user="ann")
         assert client.get(user="bob").text == "ann 1"
+
+
+@pytest.mark.parametrize(("options", "header"), [({"per": ("user",)}, "Authorization"), ({}, "X-Token")])
+@pytest.mark.parametrize("default", [None, "anonymous"])
+def test_tokens_that_the_policy_can_not_verify_share_no_response(options, header, default, clock):
+    """The application may verify them: its keys were changed before those of the policy."""
+    verifier = {"claim": "sub", "key": SECRET, "algorithms": ["HS256"], "header": header}
+    rule = {"name": "api", "key": "ip", "limit": "fixed window 1/h align first", "on_refusal": "degrade cached"}
+    policy = Policy.of(identify={"user": {"jwt": verifier, "default": default}}, limits=[rule])
+    app = App(clock, **options)
+    app.gate = lambda handler: Gate(policy, store=MemoryStore(clock=clock), handlers={"cached": handler})  # type: ignore[method-assign]
+    client = Client("asgi", app)
+    new = {name: token("another secret that is long enough", sub=name)["Authorization"] for name in ("ann", "bob")}
+    answers = [client.get(user=name, **{header.replace("-", "_"): new[name]}) for name in ("ann", "bob", "ann")]
+    assert [(one.status_code, one.text[:3]) for one in answers] == [(200, "ann"), (429, '{"c'), (200, "ann")]
 
 
 def test_head_gets_the_headers_only(framework, clock):
