@@ -7,9 +7,10 @@ import logging
 import time
 
 import pytest
-from gates import request
+from gates import request, until
 
 from limitkeeper import ConfigurationError, MemoryStore
+from limitkeeper.algorithms.claim import Claim
 from limitkeeper.policy import Policy
 from limitkeeper.policy.gate import Gate
 from limitkeeper.stores import RedisStore
@@ -192,6 +193,37 @@ def test_memory_is_found_again():
     gate.reload(policy_of("a"))
     assert not gate.ask(request())
     gate.close()
+
+
+@pytest.mark.parametrize("path", ["/shadow", "/full"])
+def test_a_request_that_waits_stays_with_its_store(path):
+    """A request waits while a reload changes the store: a rule in shadow mode charges the old one, and what a capacity refuses is
+    given back there."""
+    rules = [
+        {"name": "api", "key": "ip", "limit": "20/s burst 1", "on_refusal": "wait up to 30s"},
+        {"name": "running", "key": "ip", "concurrent": 5},
+        {"name": "shadow", "match": "/shadow", "key": "ip", "limit": "fixed window 9/day", "on_refusal": "shadow"},
+        {"name": "capacity", "match": "/full", "key": "ip", "capacity": "1/s", "cost": 100},
+    ]
+
+    def left(gate: Gate) -> list[int]:
+        claims = [Claim(rule.default_entries[0].named, "192.0.2.7", 0) for rule in gate.compiled.rules[1:3]]
+        return [part.remaining for part in gate.store.decide(claims, 0, commit=False).decisions]
+
+    async def main() -> None:
+        gate = Gate(Policy.of(limits=rules))
+        (await gate.aask(request("GET /"))).settle(200)
+        waiting = asyncio.ensure_future(gate.aask(request(f"GET {path}")))
+        await until(lambda: gate.compiled.rules[0].waiting.count)
+        gate.reload(Policy.of(limits=rules, store="memory://?max_keys=50"))
+        evaluation = await waiting
+        assert evaluation.allowed == (path == "/shadow")
+        evaluation.settle(200)
+        assert left(gate) == [5, 9]
+        gate.reload(Policy.of(limits=rules))
+        assert left(gate) == [5, 8 if evaluation.allowed else 9]
+
+    asyncio.run(main())
 
 
 def test_a_given_store_gets_the_new_budget():

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 from typing import Any
 
 import pytest
+from app_under_test import until
 
 from limitkeeper import MemoryStore
 from limitkeeper.policy import Evaluation, Gate, Policy, WrittenRequest
@@ -132,3 +134,19 @@ def test_a_passage_that_owes_keeps_its_facts(gate):
     free = Evaluation(gate, gate.compiled)
     free.context = WrittenRequest("GET", "/")
     assert detach_request(free, True).context is None
+
+
+def test_a_body_that_is_garbage_settles_before_its_store_is_closed(tmp_path):
+    """A reload has changed the store, and the last request of the old version is in a reference cycle that nobody refers to."""
+
+    def policy(name: str) -> Policy:
+        return Policy.of(store=f"shared://{tmp_path}/{name}", limits=[{"name": "running", "concurrent": 1}])
+
+    with Gate(policy("old")) as gate, Gate(policy("old")) as other:
+        body = SettlingBody(Chunks(), Settlement([gate.ask(WrittenRequest())]))
+        cycle: list[Any] = [body]
+        cycle.append(cycle)
+        gate.reload(policy("new"))
+        del body, cycle
+        gc.collect()
+        until(lambda: other.ask(WrittenRequest()), "the place was not given back")

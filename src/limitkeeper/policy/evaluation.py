@@ -267,7 +267,7 @@ class Evaluator:
 
     def _plan(self, evaluation: Evaluation, wait: bool, in_thread: bool = False) -> Plan[Evaluation | None]:
         """The whole evaluation. Without `wait`, the result of a request that would wait is None."""
-        waiting = self._waiting  # of the store that the evaluation began with: a reload may change it between two steps
+        decision: Decision
         if evaluation.reason is BLOCKED:
             return self._refuse(evaluation, blocked_decision(evaluation))
         try:
@@ -278,7 +278,7 @@ class Evaluator:
             decision = yield self._call(evaluation)
             waits = not decision.allowed and not self._on_failure.has_failed(decision) and may_wait(evaluation, decision)
             if waits and wait:
-                decision = yield from waiting.wait(self, evaluation, decision, in_thread)
+                decision = yield from self._waiting.wait(self, evaluation, decision, in_thread)
             if self._on_failure.has_failed(decision):
                 return (yield from rule_fair_share.answer_failure(self, evaluation, decision))
             if not decision.allowed:
@@ -403,7 +403,7 @@ class Evaluator:
                     return store.decide_checked(matched.claims, matched.names, 0, True, 0)  # type: ignore[arg-type]
             finally:
                 self._busy = False
-        return self.store.decide(self._claims(evaluation), 0)
+        return evaluation.compiled.store.decide(self._claims(evaluation), 0)
 
     @cython.cfunc
     def _fill_claims(self, evaluation: Evaluation, matched: MatchedRules) -> cython.bint:
@@ -431,10 +431,11 @@ class Evaluator:
         return matched.claims is not None
 
     def _call(self, evaluation: Evaluation) -> Call:
-        """As `_decide`, as a step of a plan."""
+        """As `_decide`, as a step of a plan; by the store of the request's version, which a reload may have replaced."""
         if len(evaluation.entries) == 1 and not evaluation.needs_settlement:
             entry: Entry = evaluation.entries[0]
-            return Call(evaluation.compiled.store, "decide_one", (entry.named, evaluation.keys[0], evaluation.costs[0], 0, True))  # type: ignore[index]
+            arguments = (entry.named, evaluation.keys[0], evaluation.costs[0], 0, True)  # type: ignore[index]
+            return Call(evaluation.compiled.store, "decide_one", arguments)
         return Call(evaluation.compiled.store, "decide", (self._claims(evaluation), 0))
 
     # Results ---------------------------------------------------------------------------------------------------
@@ -520,10 +521,9 @@ class Evaluator:
                     self.offenders.offer(rule.name, key)
                     spread_us = max(spread_us, rule.spread_us)
                     last = rule
-        retry_us: cython.longlong = max(decision.retry_us, penalty_us) if decision.retry_us >= 0 else decision.retry_us
-        if self.compiled.concurrent:
-            retry_us = retry_of(evaluation.entries, decision)
-            retry_us = max(retry_us, penalty_us) if retry_us >= 0 else retry_us
+        concurrent: cython.bint = evaluation.compiled.concurrent
+        retry_us: cython.longlong = retry_of(evaluation.entries, decision) if concurrent else decision.retry_us
+        retry_us = max(retry_us, penalty_us) if retry_us >= 0 else retry_us
         earliest_us: cython.longlong = decision.start_us - decision.wait_us + retry_us
         delay_us: cython.longlong = client_delay(evaluation, earliest_us, spread_us) if spread_us else 0
         if len(evaluation.entries) == 1:

@@ -130,6 +130,8 @@ class WaitingRequests:
 
     def wait(self, gate: Evaluator, evaluation: Evaluation, refused: Decision, in_thread: bool) -> Plan[Decision]:
         """Waits for the start of a refused request; the decision that allowed it, or that refused it in the end."""
+        if evaluation.compiled.store is not self._store:  # a reload has changed the store since
+            return (yield from WaitingRequests(evaluation.compiled.store, self._clock).wait(gate, evaluation, refused, in_thread))
         places = places_of(evaluation, refused)
         rules = [rule for rule, _ in places]
         threads = gate.compiled.policy.waiting_threads if in_thread else None

@@ -20,6 +20,10 @@ FAILED = 500
 #: How a response of UNKNOWN outcome is counted: its client disconnected before it began (nginx's number for it).
 GONE = 499
 
+#: The versions of policies that unsettled bodies need, by the settlement's id. A body that is garbage in a reference cycle is
+#: settled by its finalizer; its store, if it were garbage in the same cycle, could be closed before that.
+unsettled: dict[int, list[object]] = {}
+
 C = TypeVar("C", bound=str | bytes | memoryview)
 
 
@@ -139,6 +143,7 @@ class Settlement:
         if self.settled:
             return []
         self.settled = True
+        unsettled.pop(id(self), None)
         outcome = outcome_after(self.gone, FAILED if failed and not self.gone else self.status)
         self.respond(outcome)
         for evaluation in self.evaluations:
@@ -195,6 +200,7 @@ class ClosingBody:
         self._settlement = settlement
         self._next: Any = None
         self._close: Callable[[], object] | None = getattr(chunks, "close", None)
+        unsettled[id(settlement)] = [one.compiled.version for one in settlement.evaluations]
 
     def close(self) -> None:
         close, self._close = self._close, None

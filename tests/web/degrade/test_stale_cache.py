@@ -12,6 +12,7 @@ import pytest
 from asgi_loop import Exchange, scope_of
 from hypothesis import given
 from hypothesis import strategies as st
+from signed_tokens import SECRET, token
 
 from limitkeeper import MemoryStore
 from limitkeeper.errors import ConfigurationError
@@ -185,7 +186,8 @@ def test_a_request_with_a_body_is_not_answered_from_the_cache(framework, clock):
     assert [client.get(Content_Length=length).status_code for length in ("5", "0")] == [429, 200]
 
 
-def test_a_response_that_was_made_from_a_body_is_not_recorded(clock):
+@pytest.mark.parametrize("framework", ["asgi", "django"])
+def test_a_response_that_was_made_from_a_body_is_not_recorded(framework, clock):
     """HTTP/2 has bodies without a Content-Length: a client could choose the response that others get from a shared cache."""
     cache = StaleCache(shared=True, clock=clock)
 
@@ -195,13 +197,27 @@ def test_a_response_that_was_made_from_a_body_is_not_recorded(clock):
         await send({"type": "http.response.body", "body": content or b"nothing"})
 
     gate = Gate(Policy.read("limits: [{name: all, limit: 100/s}]"))
-    app = RateLimitMiddleware(cache.asgi(echo), gate)
+    app = RateLimitMiddleware(cache.asgi(echo), gate) if framework == "asgi" else echo_in_django(cache, gate)
     sizes = []
     for content in (b"chosen", b""):
         exchange = Exchange(content)
         asyncio.run(app(scope_of("GET", "/search", [], "192.0.2.1"), exchange.receive, exchange.send))
         sizes.append(len(cache._responses))
     assert sizes == [0, 1]
+
+
+def echo_in_django(cache: StaleCache, gate: Gate) -> Any:
+    import django_site
+    from django.core.handlers.asgi import ASGIHandler
+    from django.http import HttpResponse
+    from django.urls import re_path
+
+    from limitkeeper.web.degrade.django_handlers import recorder
+
+    global record
+    record = recorder(cache)
+    urls = [re_path("^.*$", lambda request: HttpResponse(request.body or b"nothing"))]
+    return django_site.handler(ASGIHandler, urls, {"POLICY": gate}, (django_site.OURS, f"{__name__}.record"))
 
 
 def test_an_application_that_rewrites_the_path_does_not_change_the_key(clock):
@@ -232,6 +248,21 @@ def test_a_response_may_be_shared_or_kept_per_identity(framework, clock):
         client = Client(framework, App(clock, **options))
         client.get(user="ann")
         assert client.get(user="bob").text == "ann 1"
+
+
+@pytest.mark.parametrize(("options", "header"), [({"per": ("user",)}, "Authorization"), ({}, "X-Token")])
+@pytest.mark.parametrize("default", [None, "anonymous"])
+def test_tokens_that_the_policy_can_not_verify_share_no_response(options, header, default, clock):
+    """The application may verify them: its keys were changed before those of the policy."""
+    verifier = {"claim": "sub", "key": SECRET, "algorithms": ["HS256"], "header": header}
+    rule = {"name": "api", "key": "ip", "limit": "fixed window 1/h align first", "on_refusal": "degrade cached"}
+    policy = Policy.of(identify={"user": {"jwt": verifier, "default": default}}, limits=[rule])
+    app = App(clock, **options)
+    app.gate = lambda handler: Gate(policy, store=MemoryStore(clock=clock), handlers={"cached": handler})  # type: ignore[method-assign]
+    client = Client("asgi", app)
+    new = {name: token("another secret that is long enough", sub=name)["Authorization"] for name in ("ann", "bob")}
+    answers = [client.get(user=name, **{header.replace("-", "_"): new[name]}) for name in ("ann", "bob", "ann")]
+    assert [(one.status_code, one.text[:3]) for one in answers] == [(200, "ann"), (429, '{"c'), (200, "ann")]
 
 
 def test_head_gets_the_headers_only(framework, clock):

@@ -6,10 +6,11 @@
 
 Recorded are complete responses to GET with status 200, without Set-Cookie and without `Vary: *`, of which neither the request's
 nor the response's Cache-Control forbids it (no-store, no-cache; private with `per` and in a shared cache; Authorization in a
-shared cache, RFC 9111). They are
-kept per client: the key holds the value of every identity of the policy and the credentials of the request (Authorization,
-Cookie, X-Api-Key, a client certificate), which the application may know the client by though the policy does not, so that no
-client gets the response to another. With `per=("tenant",)` it holds these identities only, with `shared=True` none. Requests with
+shared cache, RFC 9111). They are kept per client: the key holds the value of every identity of the policy and the credentials of
+the request (Authorization, Cookie, X-Api-Key, the headers of tokens, a client certificate), which the application may know the
+client by though the policy does not, so that no client gets the response to another. With `per=("tenant",)` it holds these
+identities only, and the credentials where one of them is absent (a token that the policy can't verify); with `shared=True` none.
+Requests with
 a body are neither recorded nor answered: the response may depend on it. A response is served while it is at most `max_stale`
 older than its freshness (s-maxage, max-age, or 0), with `must-revalidate` only while it is fresh; Age and Cache-Status
 (RFC 9211) say so. Without a response the request is refused as by any other rule. The least recently used ones are dropped
@@ -33,6 +34,7 @@ from ...fork import reset_after_fork
 from ...policy.compiled_policy import identity_of
 from ...policy.evaluation import Evaluation
 from ...policy.identity.body import BodyField
+from ...policy.identity.jwt import Jwt
 from ...policy.model import Identity
 from ...policy.request_context import RequestContext
 from ...rate import Duration, duration_us
@@ -132,9 +134,13 @@ class StaleCache:
         unknown = [name for name in names if name not in identities]
         if unknown:
             raise ConfigurationError(f"per: the policy has no identity {unknown[0]!r}; it has {', '.join(sorted(identities))}")
-        client: list[object] = [(name, identity_of(identities, context, name)) for name in names if has_no_body(identities[name])]
-        if not self.shared and self.per is None:
-            client += [[context.header(name) for name in CREDENTIALS], repr(context.certificate())]
+        values = {name: identity_of(identities, context, name) for name in names if has_no_body(identities[name])}
+        client: list[object] = [*values.items()]
+        absent = any(value == getattr(identities[name], "default", None) for name, value in values.items())
+        if not self.shared and (self.per is None or absent):
+            tokens = sorted({one.verifier.header or "" for one in identities.values() if isinstance(one, Jwt)})
+            sent = [context.header(name.strip().lower()) for name in (*CREDENTIALS, *tokens)]
+            client += [sent, repr(context.certificate())]
         parts = [context.path, context.routed, query, [context.header(name) for name in NEGOTIATED], client]
         return hashlib.sha256(json.dumps(parts).encode()).digest()
 
@@ -338,7 +344,8 @@ def has_no_body(identity: Identity) -> bool:
 
 
 def has_body(context: RequestContext) -> bool:
-    return (context.header("content-length") or "0") != "0" or context.header("transfer-encoding") is not None
+    """Under ASGI the body of HTTP/2 that no header announces is not read here: `StaleCache.asgi` notices it."""
+    return RequestContext.may_have_body(context) if isinstance(context, AsgiRequestContext) else context.may_have_body()
 
 
 def may_use(context: RequestContext) -> bool:
