@@ -20,8 +20,6 @@ import asyncio
 import logging
 import threading
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
-from typing import Any
 
 try:
     import cython
@@ -37,7 +35,7 @@ from ...errors import ConfigurationError, StoreError
 from ...fork import reset_after_fork
 from ...rate import Duration, duration_us
 from ..contract import Booking, Claims, KeyState, Requests, Store, bounded_wait_us, checked, only_claims
-from ..sans_io import Call, Left, Plan, arun, left_of, run
+from ..sans_io import Call, Left, Plan, arun, finish, left_of, run
 from ..wrapper_store import WrapperStore, copy_states
 from .key_lease import Lease, LeaseTerms, Unspent
 from .lease_cache import LeaseCache
@@ -183,19 +181,12 @@ class LeasedStore(WrapperStore):
         try:
             return await asyncio.shield(task)
         except asyncio.CancelledError:
-            await self._finish(task)
-            decision = None if task.cancelled() or task.exception() else task.result()
+            decision = await finish(task)
             if commit and decision and not (max_wait_us != 0 and [claim for claim in claims if claim.charged_at() >= 0]):
-                await self._finish(asyncio.ensure_future(self.agive_back(claims, decision.start_us, decision.source)))
+                await finish(asyncio.ensure_future(self.agive_back(claims, decision.start_us, decision.source)))
                 for claim in claims:
                     claim.forget_charge()
             raise
-
-    async def _finish(self, task: asyncio.Future[Any]) -> None:
-        """Waits for a task to end, also when the caller is cancelled again."""
-        while not task.done():
-            with suppress(asyncio.CancelledError, StoreError, ConfigurationError):
-                await asyncio.shield(task)
 
     def plan(self, claims: list[Claim], wait_us: int, commit: bool) -> Plan[Decision]:
         """A decision that leases do not answer."""

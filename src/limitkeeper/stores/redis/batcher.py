@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 
 from ...errors import ConfigurationError, StoreError, StoreUnavailable
 from ...fork import reset_after_fork
-from ..sans_io import Plan, T
+from ..sans_io import Plan, T, finish
 from .address import Endpoint
 from .async_connection import AsyncConnections
 from .request import AnyRequest
@@ -93,9 +93,7 @@ class Batcher:
         try:
             return await asyncio.shield(task)
         except asyncio.CancelledError:
-            while not task.done():
-                with suppress(asyncio.CancelledError, StoreError, ConfigurationError):
-                    await asyncio.shield(task)
+            await finish(task)
             raise
 
     async def run_once(self, key: Hashable, plan: Callable[[], Plan[None]]) -> float:
