@@ -165,7 +165,7 @@ def test_threads_never_get_more_than_the_limits(sharded, keys):
     assert total == 50
 
 
-@pytest.mark.parametrize("method", ["hit", "acquire", "reserve"])
+@pytest.mark.parametrize("method", ["hit", "peek", "acquire", "reserve"])
 def test_a_cancelled_task_gives_back_once_what_several_shards_charged(clock, method):
     """A task that is cancelled in any iteration of its decision on two shards leaves both as they were."""
 
@@ -182,8 +182,8 @@ def test_a_cancelled_task_gives_back_once_what_several_shards_charged(clock, met
         for _ in range(iterations):
             await asyncio.sleep(0)
         task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
+        await asyncio.gather(task, return_exceptions=True)
+        assert task.cancelled() or method == "peek"  # which takes fewer iterations
         for _ in range(20):
             await asyncio.sleep(0)
         return [part.remaining for part in (await limiter.peek(keys)).decisions]

@@ -277,7 +277,8 @@ class ShardedStore(WrapperStore):
             router.leave(side)
         copies = [Claim(claim.limit, claim.key, claim.cost, claim.charged) for claim in asked]
         plan = self.plan_decide(copies, max_wait_us, commit, remember, not_before_us)
-        decision = await self._finish(self.arun_plan(plan, called=shard is not None), copies)
+        work = self.arun_plan(plan, called=shard is not None)
+        decision = await (self._finish(work, copies) if commit else work)
         copy_states(asked, copies)
         return decision
 
