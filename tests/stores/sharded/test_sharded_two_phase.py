@@ -118,6 +118,17 @@ def test_calls_that_take_longer_than_the_wait_find_a_common_start(make, sharded,
     assert limiter.reserve(keys, max_wait=1)
 
 
+def test_limits_with_coarse_ticks_find_a_common_start(make, sharded, keys, clock):
+    """A limit that counts in ticks of 10 µs rounds the common start down; that is no other start, and nothing is lost."""
+    limiter = make({"user": "token bucket 1/day burst 100000", "tenant": "40/s burst 1"}, store=sharded)
+    assert limiter.limits["user"].tick == 10
+    clock.advance(0.000003)
+    limiter.hit(keys)
+    clock.advance(0.000001)
+    assert [limiter.reserve(keys).wait for _ in range(3)] == [0.024999, 0.049999, 0.074999]
+    assert remaining(limiter, keys)[0] == 99996
+
+
 @pytest.mark.parametrize("error", [True, "slow"])
 def test_a_shard_that_fails_leaves_the_other_uncharged(make, sharded, shards, keys, error):
     """One shard grants and the next can't be reached: the first gets its charge back, and the error is the caller's."""
