@@ -202,6 +202,20 @@ def test_a_cancelled_task_gives_back_once_what_several_shards_charged(clock, met
     assert [asyncio.run(remaining_after(n)) for n in range(7)] == [[2, 2]] * 7
 
 
+def test_two_decisions_with_one_start_give_back_their_own_entries():
+    """A log gives back the entry of its charge's own start, though another decision with that start had another one there."""
+    left, right = ManualClock(1000), ManualClock(1005)
+    sharded = ShardedStore({"left": FarShard(left), "right": FarShard(right)}, hot=False)
+    keys = {"user": key_on(sharded, "left"), "tenant": key_on(sharded, "right")}
+    limiter = Limiter({"user": SlidingWindowLog("50/h"), "tenant": SlidingWindowLog("5/h")}, store=sharded)
+    first = limiter.reserve(keys, 2)
+    right.advance(5)
+    second = limiter.reserve(keys)
+    assert first.decision.start_us == second.decision.start_us
+    first.cancel()
+    assert remaining(limiter, keys) == [49, 4]
+
+
 def test_settling_a_decision_on_several_shards(make, sharded, keys):
     """What was not used goes back to each shard; what was used above the estimate is charged on each."""
     limiter = make({"user": "100/h", "tenant": "100/h"}, store=sharded)

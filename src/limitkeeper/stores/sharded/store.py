@@ -439,7 +439,12 @@ class ShardedStore(WrapperStore):
             charges: dict[tuple[int, str], list[int]] = {}
             for i, claim in enumerate(group.claims):
                 known = (charged_at, source, claim.limit.identity, claim.key)
-                charges.setdefault(self._charges.get(known, (charged_at, source)), []).append(i)
+                charge = self._charges.get(known)
+                if charge is None:
+                    charge = (charged_at, source)
+                elif claim.charged_at() >= 0:  # its own start: two decisions may have the same joined one
+                    charge = (claim.charged_at(), charge[1])
+                charges.setdefault(charge, []).append(i)
             for charge, some in charges.items():
                 calls.append(Call(group.place, "give_back", ([group.claims[i] for i in some], *charge)))
                 given.append([asked[group.positions[i]] for i in some])
