@@ -28,9 +28,9 @@ from .observe.events import GIVE_BACK_FAILED, OVERFLOW, WAITED
 from .rate import Duration, duration_us
 from .reservation import AsyncReservation, PendingReservation, Reservation
 from .stores import Store
-from .stores.sans_io import Call, Plan, WakeEvent, arun, run
+from .stores.sans_io import Call, CallToEnd, Plan, WakeEvent, arun, run
 from .stores.urls import open_store
-from .wait_queue import AsyncEvent, Event, FifoGate, Waiter, WaitQueue, refunded, wait_queue_of
+from .wait_queue import BEGUN, AsyncEvent, Event, FifoGate, Waiter, WaitQueue, refunded, wait_queue_of
 
 #: The compiled method, unbound: `super().hit` makes an awaited hit a fifth slower.
 _hit = LimiterBase.hit
@@ -122,7 +122,7 @@ class WaitingLimiter(LimiterBase):
         if self.store.local:
             return self._reserve_start(claims, key, cost, max_wait_us, remember)
         if max_wait_us == 0:
-            return await self._adecide_claims(claims, 0), None
+            return await arun(self._decide_now(claims, key, cost)), None
         async with self._queue.departures().decision():
             decision = await self._adecide_claims(claims, max_wait_us)
             return decision, self._enqueue(claims, max_wait_us, decision)
@@ -266,10 +266,31 @@ class WaitingLimiter(LimiterBase):
         if is_off() or not claims:
             return self._unlimited()
         overflow = self._overflow
-        decision: Decision = yield Call(self.store, "decide", (claims,), {"commit": commit})
+        if commit:
+            decision = yield from self._decide_now(claims, key, cost)
+        else:
+            decision = yield Call(self.store, "decide", (claims,), {"commit": False})
         if commit and self._publisher is not None and self._overflow != overflow:
             self.events.publish(OVERFLOW, self.name, key, cost, decision)
         return decision
+
+    def _decide_now(self, claims: Sequence[Claim], key: Key, cost: Cost) -> Plan[Decision]:
+        """One decision without a wait. A task that is cancelled meanwhile gives back what a remote store has charged."""
+        if is_off() or not claims:
+            return self._unlimited()
+        if self.store.local:
+            return (yield Call(self.store, "decide", (claims,)))  # type: ignore[no-any-return]
+        call = CallToEnd(self.store, "decide", (claims,))
+        try:
+            return (yield call)  # type: ignore[no-any-return]
+        except BaseException:
+            if call.answer:
+                try:
+                    yield from self._give_up(Waiter(claims, call.answer, None, BEGUN), key, cost, call.answer)
+                finally:
+                    for claim in claims:
+                        claim.forget_charge()  # the caller would give it back again
+            raise
 
     def _refuse_behind(self, decision: Decision) -> Decision:
         """The refusal of a call whose time is over before it is first: what its limits may have left is for those ahead of it."""

@@ -63,6 +63,10 @@ class Waiter:
         self.wake: Callable[[], None] | None = None
         self.kind = kind_of(claims, decision)
 
+    def is_past(self, now_us: int) -> bool:
+        """Whether it is a reservation whose start has passed."""
+        return not self.asleep and not self.is_last and self.decision.start_us <= now_us
+
     def pairs(self) -> set[Pair]:
         return {(claim.limit.identity, claim.key) for claim in self.claims}
 
@@ -160,10 +164,12 @@ class WaitQueue:
         now_us = waiter.decision.start_us - waiter.decision.wait_us
         with self.lock:
             vacant: list[Waiter] = []
+            queues = [self._waiters.get(pair, ()) for pair in waiter.pairs()]
+            past = [other for queue in queues for other in itertools.takewhile(lambda other: other.is_past(now_us), queue)]
+            if past:
+                self._remove(past)  # from the queues of all their keys
             for pair in waiter.pairs():
                 queue = self._waiters.setdefault(pair, [])
-                while queue and not queue[0].asleep and not queue[0].is_last and queue[0].decision.start_us <= now_us:
-                    queue.pop(0)
                 at = len(queue)
                 while at and queue[at - 1].decision.start_us > waiter.decision.start_us:
                     at -= 1

@@ -325,6 +325,34 @@ def test_on_redis(valkey):
         store.close()
 
 
+def test_cancelled_tasks_leave_no_place_on_redis(valkey):
+    """Cancelled while it takes a place, or while it releases one, a task leaves none behind."""
+
+    async def cancelled(work, turns):
+        task = asyncio.create_task(work)
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+    async def check() -> None:
+        for turns in range(1, 6):
+            one = bulkhead(40, store, f"cancelled {turns}", ttl="1h")
+            for _ in range(5):
+                await cancelled(one.aacquire(), turns)
+                while one.in_use:
+                    await one.arelease()
+                await one.aacquire()
+                await cancelled(one.arelease(), turns)
+            await one.aacquire()
+            await one.arelease()
+            assert one.taken() == one.in_use == 0
+            one.close()
+
+    with RedisStore(f"redis://127.0.0.1:{valkey.port}", timeout="60s") as store:
+        asyncio.run(check())
+
+
 def test_renewal_on_redis(valkey):
     """A place on Redis is renewed by the background thread for as long as it is held."""
     store = RedisStore(valkey.url, timeout="60s")

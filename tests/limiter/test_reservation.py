@@ -541,3 +541,22 @@ def test_an_interrupted_task_gives_its_start_back():
         assert (await limiter.peek("a")).retry_after == 3600
 
     asyncio.run(main())
+
+
+class LateClock(MemoryStore):
+    """A store whose estimate of the time is behind its decisions, as that of a server is."""
+
+    def now_us(self) -> int:
+        return super().now_us() - 10_000
+
+
+def test_a_past_reservation_leaves_the_queues_of_all_its_keys(clock):
+    """A waiter on one of its keys forgets a reservation that has begun: cancelling that is no error, and gives it back."""
+    limiter = Limiter({"a": "1/s burst 1", "b": "1/s burst 1"}, store=LateClock(clock=clock))
+    both, one = {"a": "x", "b": "y"}, {"a": "x", "b": None}
+    assert limiter.hit(both)
+    begun = limiter.reserve(both)
+    clock.advance(1.005)
+    assert limiter.reserve(one).cancel()
+    assert begun.cancel()
+    assert limiter.hit(both)

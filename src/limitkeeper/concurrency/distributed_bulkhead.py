@@ -239,12 +239,19 @@ class DistributedBulkhead(PlaceContext):
 
     def _free(self, place: Place) -> Plan[None]:
         try:
-            yield Call(self.store, "give_back", (place.claims, place.dated_us, place.source))
+            yield Call(self, "give_back", (place,))
         except StoreError as error:
             log.warning("bulkhead %r: a place could not be given back, it is free after its ttl: %s", self.name, error)
             self.events.publish(GIVE_BACK_FAILED, self.name, error=error)
         finally:
             self._wake()
+
+    def give_back(self, place: Place) -> None:
+        self.store.give_back(*place)
+
+    async def agive_back(self, place: Place) -> None:
+        """Goes on when the caller is cancelled."""
+        await asyncio.shield(self.store.agive_back(*place))
 
     def renew(self) -> int:
         """Renews the places that were dated a third of the ttl ago or earlier; how many. The background thread calls it."""

@@ -25,7 +25,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 from ..clock import SYSTEM, Clock
-from ..errors import ConfigurationError, StoreError, StoreTimeout
+from ..errors import StoreError, StoreTimeout
 
 T = TypeVar("T")
 #: Methods without a deadline.
@@ -39,6 +39,12 @@ class Call(NamedTuple):
     method: str
     args: tuple[Any, ...] = ()
     kwargs: Mapping[str, object] = MappingProxyType({})
+
+
+class CallToEnd(Call):
+    """A call whose answer is in `answer` also when an async caller is cancelled meanwhile: that goes on once it is known."""
+
+    answer: Any = None
 
 
 class Recorded(list[Call]):
@@ -189,6 +195,23 @@ async def aperform_call(call: Call) -> Any:
     return await getattr(call.target, "a" + call.method)(*call.args, **call.kwargs)
 
 
+async def finish(task: asyncio.Future[Any]) -> Any:
+    """The answer of a task, None if it fails. It is waited for also when the caller is cancelled again."""
+    while not task.done():
+        with suppress(asyncio.CancelledError):
+            await asyncio.wait([task])
+    return None if task.cancelled() or task.exception() else task.result()
+
+
+async def aperform_to_end(call: CallToEnd, perform: Callable[[Call], Awaitable[object]]) -> object:
+    task = asyncio.ensure_future(perform(call))
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        call.answer = await finish(task)
+        raise
+
+
 def in_time(perform: Callable[[Call], T], left: Left) -> Callable[[Call], T]:
     """`perform`, which makes no call when no time is left."""
 
@@ -273,7 +296,7 @@ async def arun(
             step = plan.send(answer) if raised is None else plan.throw(raised)
             raised = None
             if isinstance(step, Call):
-                answer = await perform(step)
+                answer = await (aperform_to_end(step, perform) if isinstance(step, CallToEnd) else perform(step))
             elif isinstance(step, list):
                 answer = [await attempt(step[0])] if len(step) == 1 else await asyncio.gather(*map(attempt, step))
             elif isinstance(step, Pause):
@@ -286,10 +309,3 @@ async def arun(
             raised = error if plan.gi_frame is not None else None  # type: ignore[attr-defined]
             if raised is None:  # of the plan itself, which is over
                 raise
-
-
-async def finish(task: asyncio.Future[Any]) -> None:
-    """Waits for a task to end, also when the caller is cancelled again; what it raises is left to the task."""
-    while not task.done():
-        with suppress(asyncio.CancelledError, StoreError, ConfigurationError):
-            await asyncio.shield(task)

@@ -33,15 +33,16 @@ class Group:
     positions: list[int]
     decision: Any = None  # the latest of its place; None: not asked since it gave back
     now_us: int | None = None  # the place's time when it was first asked
-    start_us: int = 0  # of the latest decision; where it needed no wait, not later than it was asked for
+    start_us: int = 0  # of the latest decision; where it needed no wait, or was rounded, as it was asked for
     charged: bool = False
 
     def take(self, decision: Decision, not_before_us: int, commit: bool) -> None:
         self.decision, self.charged, self.start_us = decision, commit and decision.allowed, decision.start_us
         if self.now_us is None:
             self.now_us = decision.start_us - decision.wait_us
-        elif not decision.wait_us:  # a call takes its time: later places would never catch up
-            self.start_us = min(decision.start_us, not_before_us)
+        elif not decision.wait_us or decision.start_us < not_before_us:
+            # A call takes its time: later places would never catch up. And coarse ticks round a start down.
+            self.start_us = not_before_us
 
     def wait_us(self, start_us: int) -> int:
         """The wait for a start, counted from when the place was first asked."""

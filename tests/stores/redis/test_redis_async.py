@@ -192,6 +192,31 @@ def test_who_is_cancelled_on_the_way_disturbs_no_other(valkey: Valkey) -> None:
     run(work)
 
 
+@pytest.mark.parametrize("limit", ["token bucket 1/day burst 100", "sliding window counter 100/day"])
+@pytest.mark.parametrize("method", ["acquire", "reserve"])
+def test_who_is_cancelled_without_a_wait_gives_back(valkey: Valkey, limit: str, method: str) -> None:
+    """An acquire or reserve that is decided without a wait is given back as well, when its task is cancelled on the way."""
+
+    async def asked(limiter: AsyncLimiter, longest: int) -> None:
+        await getattr(limiter, method)("k", 3, longest)
+
+    async def work() -> None:
+        async with RedisStore(valkey.url, prefix=f"no wait {method}", timeout="60s") as store:
+            for longest in (0, 60):
+                limiter = await warm(AsyncLimiter({"a": limit, "b": limit}, store=store, name=str(longest)))
+                given_up = 0
+                for some in range(1, 8):
+                    task = asyncio.ensure_future(asked(limiter, longest))
+                    for _ in range(some):
+                        await asyncio.sleep(0)
+                    task.cancel()
+                    given_up += isinstance((await asyncio.gather(task, return_exceptions=True))[0], asyncio.CancelledError)
+                assert given_up
+                assert (await limiter.peek("k")).remaining == 100 - 3 * (7 - given_up)
+
+    run(work)
+
+
 def test_those_behind_a_cancelled_waiter_move_up(valkey: Valkey) -> None:
     """Law 8 on a store far away: five tasks wait in line, the third leaves, and those behind it start one turn earlier."""
 

@@ -220,6 +220,19 @@ def test_no_slot_starts_before_it_may(cluster: Cluster) -> None:
         assert not store.decide(limiter.claims({"user": one, "tenant": other}), not_before_us=start_us)
 
 
+def test_two_decisions_with_one_start_give_back_their_own_entries(cluster: Cluster) -> None:
+    """A log gives back the entry of the claim's own start, though another decision with the same one had another start there."""
+    keys = dict(zip(("user", "tenant"), apart(cluster, 2), strict=True))
+    with fresh(cluster, clock=ManualClock(1000)) as store:
+        limiter = Limiter({"user": SlidingWindowLog("5/h"), "tenant": SlidingWindowLog("5/h")}, store=store)
+        claims = limiter.claims(keys, 2)
+        start_us = store.decide(claims, None).start_us
+        for claim in claims:
+            store.names.starts[start_us, store.names.key(claim.limit, claim.key)] = start_us - 5  # of the other
+        store.give_back(claims, start_us)
+        assert [part.remaining for part in limiter.peek(keys).decisions] == [5, 5]
+
+
 @pytest.mark.parametrize("method", ["acquire", "reserve"])
 def test_a_cancelled_task_gives_back_what_several_slots_charged(cluster: Cluster, method: str) -> None:
     """A task that is cancelled in any iteration of a decision over two slots leaves both as they were."""

@@ -181,8 +181,7 @@ class LeasedStore(WrapperStore):
         try:
             return await asyncio.shield(task)
         except asyncio.CancelledError:
-            await finish(task)
-            decision = None if task.cancelled() or task.exception() else task.result()
+            decision = await finish(task)
             if commit and decision and not (max_wait_us != 0 and [claim for claim in claims if claim.charged_at() >= 0]):
                 await finish(asyncio.ensure_future(self.agive_back(claims, decision.start_us, decision.source)))
                 for claim in claims:

@@ -323,7 +323,9 @@ class GiveBackRequest(ScriptRequest[bool]):
         self.entries = [entry_of(names, claim.named) for claim in claims]
         parts = [b""]
         keys = _encode_claims(parts, self.entries, claims, charges=True)
-        start_us = next((names.starts[charged_at, key] for key in keys if (charged_at, key) in names.starts), charged_at)
+        found = [(claim.charged_at(), names.starts.get((charged_at, key), -1)) for claim, key in zip(claims, keys, strict=True)]
+        # Two decisions over several slots may have one start on a key: a claim that shows its own knows better.
+        start_us = next((noted if own < 0 else own for own, noted in found if noted >= 0), charged_at)
         parts[0] = _GIVE_BACK.pack(OPERATIONS["give_back"], len(claims), start_us)
         self._encode(_parts_of("give_back", self.entries), keys, b"".join(parts), now_us)
 

@@ -180,13 +180,13 @@ class ServerStore(PlannedStore):
 
     def _decide(self, claims: Claims, max_wait_us: int | None, commit: bool, remember: bool, not_before_us: int) -> Decision:
         plan: Any = self.plan_decide(checked(claims), max_wait_us, commit, remember, not_before_us)
-        return self._seen(self.run_plan(plan, to_end=max_wait_us != 0 and commit))
+        return self._seen(self.run_plan(plan, to_end=commit and (remember or max_wait_us != 0)))
 
     async def _adecide(
         self, claims: Claims, max_wait_us: int | None, commit: bool, remember: bool, not_before_us: int
     ) -> Decision:
         plan: Any = self.plan_decide(checked(claims), max_wait_us, commit, remember, not_before_us)
-        return self._seen(await self.arun_plan(plan, to_end=max_wait_us != 0 and commit))
+        return self._seen(await self.arun_plan(plan, to_end=commit and (remember or max_wait_us != 0)))
 
     def load(self, limit: NamedLimit, items: Iterable[KeyState]) -> None:
         self.run_plan(self.plan_load(limit, items), long=True)

@@ -277,7 +277,7 @@ class ShardedStore(WrapperStore):
             router.leave(side)
         copies = [Claim(claim.limit, claim.key, claim.cost, claim.charged) for claim in asked]
         plan = self.plan_decide(copies, max_wait_us, commit, remember, not_before_us)
-        decision = await self._finish(self.arun_plan(plan, called=shard is not None), copies)
+        decision = await self._finish(self.arun_plan(plan, called=shard is not None), copies if commit else [])
         copy_states(asked, copies)
         return decision
 
@@ -437,8 +437,9 @@ class ShardedStore(WrapperStore):
         for group in self._groups(asked, leased=True):
             charges: dict[tuple[int, str], list[int]] = {}
             for i, claim in enumerate(group.claims):
-                known = (charged_at, source, claim.limit.identity, claim.key)
-                charges.setdefault(self._charges.get(known, (charged_at, source)), []).append(i)
+                noted = self._charges.get((charged_at, source, claim.limit.identity, claim.key), (charged_at, source))
+                own_us = claim.charged_at() if noted[0] != charged_at else -1  # two decisions may have the same joined start
+                charges.setdefault((own_us if own_us >= 0 else noted[0], noted[1]), []).append(i)
             for charge, some in charges.items():
                 calls.append(Call(group.place, "give_back", ([group.claims[i] for i in some], *charge)))
                 given.append([asked[group.positions[i]] for i in some])
@@ -531,7 +532,7 @@ class ShardedStore(WrapperStore):
     async def _undo(self, task: asyncio.Task[Decision], asked: list[Claim]) -> None:
         try:
             decision = await task
-            if decision:
+            if decision and asked:  # a peek charges nothing
                 await self.agive_back(asked, decision.start_us, decision.source)
         except StoreError as error:
             log.warning("a cancelled decision could not be given back: %s", error)
