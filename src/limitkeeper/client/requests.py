@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Mapping
+from time import monotonic
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -87,10 +88,13 @@ class RequestsSender:
         timeout = (left if connect is None else min(left, connect), left if read is None else min(left, read))
         return self._adapter.send(request, timeout=timeout, **self._options)
 
-    def drain(self, request: requests.PreparedRequest, response: requests.Response) -> requests.Response:
+    def drain(self, request: requests.PreparedRequest, response: requests.Response, left: float) -> requests.Response:
         """Reads up to MAX_KEPT bytes of a refusal, and closes it; `content` and `json()` still work."""
+        kept, end = b"", monotonic() + left
+        read = getattr(response.raw, "read1", response.raw.read)  # urllib3 1 has no read1
         try:
-            kept = response.raw.read(MAX_KEPT, decode_content=True)
+            while len(kept) < MAX_KEPT and monotonic() < end and (part := read(MAX_KEPT - len(kept), decode_content=True)):
+                kept += part
         except Exception:  # of urllib3: the body is cut off, or wrongly compressed
             kept = b""
         response.close()
