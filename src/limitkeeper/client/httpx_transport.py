@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
-from time import monotonic
 from typing import Any
 
+from ..clock import steady_us
 from ..stores.sans_io import arun, run
 from .client_limits import Attempt, CallInfo, ClientLimits, ClientRates, Settlement, UsageReader, client_limits
 from .response_fields import relevant_fields
@@ -140,11 +140,11 @@ class SyncTransport(HttpxSender):
         return self._transport.handle_request(self._in_time(request, left))
 
     def drain(self, request: Any, response: Any, left: float) -> Any:
-        kept, end = bytearray(), monotonic() + left
+        kept, end_us = bytearray(), steady_us() + int(left * 1e6)
         try:
             for chunk in response.stream:
                 kept += chunk
-                if len(kept) >= MAX_KEPT or monotonic() >= end:
+                if len(kept) >= MAX_KEPT or steady_us() >= end_us:
                     break
         except self.library.TransportError:
             pass
