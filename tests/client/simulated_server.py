@@ -48,7 +48,7 @@ class SimulatedServer:
             await self.clock.asleep(self.latency)
         return reply
 
-    async def adrain(self, request: str, response: Reply) -> Reply:
+    async def adrain(self, request: str, response: Reply, left: float) -> Reply:
         return response
 
     async def call(self, limits: ClientLimits, request: str = "") -> Reply:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import importlib
 import random
+import socket
 import sys
+import threading
 import time
+from contextlib import suppress
 from datetime import UTC, datetime
 from email.utils import format_datetime
 
@@ -138,6 +141,26 @@ def test_a_refusal_without_end(limits_of):
             with pytest.raises(RetriesExhausted) as caught:
                 HttpxKind().call(limits_of(retry=Retry(attempts=2)), "GET", server.url)
             assert len(caught.value.response.content) == (0 if headers else 65536)
+
+
+def test_a_refusal_that_comes_slowly(kind):
+    """A refusal whose body comes byte by byte does not hold the call longer than its total time."""
+
+    def drip(server):
+        connection = server.accept()[0]
+        with connection, suppress(OSError):
+            connection.recv(65536)
+            connection.sendall(b"HTTP/1.1 429 Too Many Requests\r\nContent-Length: 1000\r\n\r\n")
+            for _ in range(600):
+                connection.sendall(b"x")
+                time.sleep(0.05)
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        threading.Thread(target=drip, args=(server,), daemon=True).start()
+        began = time.monotonic()
+        with pytest.raises(RetriesExhausted, match="time"):
+            kind.call(ClientLimits(total="500ms", retry=Retry(base="10s")), "GET", f"http://127.0.0.1:{server.getsockname()[1]}")
+    assert time.monotonic() - began < 10
 
 
 def test_reset_connections(kind, limits_of):

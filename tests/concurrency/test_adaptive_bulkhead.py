@@ -254,6 +254,15 @@ def test_the_decorator_and_async_calls():
     assert adaptive.bulkhead.max_concurrent == 2
 
 
+def test_a_share_is_counted_when_it_is_taken():
+    """Threads that find the limit used up at the same time get no more than their partition's share."""
+    adaptive = AdaptiveBulkhead(Fixed(10), partitions={"live": 0.2})
+    for _ in range(10):
+        adaptive.call().__enter__()
+    assert [adaptive._take("live") for _ in range(3)] == [True, True, False]
+    assert adaptive.bulkhead.in_use == 12
+
+
 def test_partitions():
     """Below the limit every partition passes; at the limit only those below their share."""
     adaptive = AdaptiveBulkhead(Fixed(10), partitions={"live": 0.7, "batch": 0.3})

@@ -113,6 +113,34 @@ def test_resizing_counts_what_is_held(shared_store):
     assert not holder.try_acquire()
 
 
+def test_a_smaller_size_renews_what_is_held(clock, shared_store):
+    """A process that knows a smaller size than others renews all its places: they stay taken for the others."""
+    one, other = bulkhead(100, shared_store, ttl="30s"), bulkhead(100, shared_store, ttl="30s")
+    for _ in range(50):
+        one.acquire()
+        other.acquire()
+    other.resize(2)
+    for _ in range(4):
+        clock.advance(10)
+        assert (one.renew(), other.renew()) == (50, 50)
+        assert not one.try_acquire()
+
+
+@pytest.mark.parametrize("size", [4, 6])
+def test_renewal_in_a_full_log(clock, tmp_path, size):
+    """A shared file that has room for no further entry renews the places all the same."""
+    with SharedStore(tmp_path / "limits", clock=clock, log_entries=4) as store:
+        holder, other = bulkhead(size, store, ttl="30s"), bulkhead(size, store, ttl="30s")
+        for _ in range(4):
+            assert holder.try_acquire()
+            clock.advance(0.001)
+        assert not other.try_acquire()
+        for _ in range(4):
+            clock.advance(10)
+            assert holder.renew() == 4
+        assert other.taken() == 4
+
+
 def test_full_without_waiting(shared_store):
     """With no queue or no time a full bulkhead refuses at once."""
     for options in ({"max_waiting": 0}, {"timeout": 0}):

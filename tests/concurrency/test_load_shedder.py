@@ -97,6 +97,19 @@ def test_idle_time_counts(clock):
     assert shedder.level == 0
 
 
+def test_idle_time_after_an_overload_counts(clock):
+    """The interval before the idle time was overloaded: its level is raised, and falls with the idle intervals after it."""
+    shedder = LoadShedder(Bulkhead(10, max_waiting=0), clock=clock, patience=3)
+    running = admitted(shedder, "normal", 100)
+    clock.advance(60)
+    assert not admitted(shedder, "background")  # long calls still run: nothing is calm
+    assert shedder.level == 1
+    end(running)
+    clock.advance(60)
+    assert admitted(shedder, "background")
+    assert shedder.level == 0
+
+
 def test_fluctuating_load_does_not_flap(clock):
     """A load that changes between idle and full every interval changes the level twice in `patience` intervals at most."""
     shedder, changes = LoadShedder(Bulkhead(10, max_waiting=0), clock=clock), 0

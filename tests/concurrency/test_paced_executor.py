@@ -13,7 +13,7 @@ from concurrent.futures import CancelledError
 
 import pytest
 
-from limitkeeper import InvalidLimit, LeakyBucketQueue, Limiter, MemoryStore, RateLimited, StoreUnavailable
+from limitkeeper import GuardedStore, InvalidLimit, LeakyBucketQueue, Limiter, MemoryStore, RateLimited, StoreUnavailable
 from limitkeeper.concurrency import Shaper
 from limitkeeper.testing import ManualClock
 from stand_ins import NOON, HeldClock, WrappedStore
@@ -256,6 +256,15 @@ def test_a_store_that_fails_fails_the_call():
         assert isinstance(failed.exception(30), StoreUnavailable)
         store.failing.clear()
         assert shaper.submit(int).result(30) == 0
+
+
+def test_a_store_that_refuses_fails_the_call():
+    """A guarded store that fails closed refuses: the call has the refusal as its result, and the worker goes on."""
+    inner = WrappedStore(MemoryStore(clock=ManualClock(NOON)), local=True)
+    inner.failing.add("decide")
+    store = GuardedStore(inner, on_failure="closed")
+    with Shaper("10/s", store=store) as shaper:
+        assert [type(shaper.submit(int).exception(30)) for _ in range(3)] == [RateLimited] * 3
 
 
 def test_a_shaper_without_a_reference_drains_and_ends_its_threads(held, eventually, begun):

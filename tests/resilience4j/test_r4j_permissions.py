@@ -7,6 +7,7 @@ import pytest
 from limitkeeper import ConfigurationError, InvalidCost, InvalidLimit, MemoryStore, RateLimited
 from limitkeeper.resilience4j import RateLimiter, RateLimiterConfig, RequestNotPermitted
 from limitkeeper.testing import ManualClock, unlimited
+from stand_ins import WrappedStore
 
 
 @pytest.fixture
@@ -276,6 +277,38 @@ def test_a_changed_limit_keeps_what_is_missing(make):
     assert available(limiter) == 16
     limiter.change_limit_for_period(5)
     assert available(limiter) == 1
+
+
+def test_a_change_loses_no_permission_that_is_taken_meanwhile(clock):
+    """Every call that a change makes to the store may be followed by another caller's."""
+    taken = []
+
+    class Busy(WrappedStore):
+        def decide(self, claims, max_wait_us=0, **options):
+            decision = super().decide(claims, max_wait_us, **options)
+            self.take()
+            return decision
+
+        def items(self, limit):
+            found = super().items(limit)
+            self.take()
+            return found
+
+        def take(self):
+            if changing:
+                taken.append(other.acquire_permission())
+
+    changing = False
+    store = MemoryStore(clock=clock)
+    limiter = RateLimiter("busy", RateLimiterConfig(10, "1h", 0), store=Busy(store))
+    other = RateLimiter("busy", RateLimiterConfig(20, "1h", 0), store=store)
+    limiter.acquire_permission(4)
+    changing = True
+    limiter.change_limit_for_period(20)
+    changing = False
+    assert all(taken)
+    assert taken
+    assert limiter.metrics.available_permissions == 16 - len(taken)
 
 
 def test_a_changed_limit_counts_from_the_moment_of_the_change(make, clock):

@@ -69,10 +69,13 @@ class AiohttpSender:
         async with asyncio.timeout(left):
             return await self._handler(request)
 
-    async def adrain(self, request: aiohttp.ClientRequest, response: aiohttp.ClientResponse) -> aiohttp.ClientResponse:
+    async def adrain(
+        self, request: aiohttp.ClientRequest, response: aiohttp.ClientResponse, left: float
+    ) -> aiohttp.ClientResponse:
         """Reads a refusal of up to MAX_KEPT bytes, so that `text()` and `json()` still work, and releases its connection."""
         if response.content_length is not None and response.content_length <= MAX_KEPT:
             with suppress(aiohttp.ClientError, TimeoutError):
-                await response.read()
+                async with asyncio.timeout(left):
+                    await response.read()
         response.close()
         return response

@@ -71,7 +71,8 @@ class CallInfo(NamedTuple):
 
 
 class Sender(Protocol):
-    """What a translator offers to the plan: `send` and `drain` for sync callers, with an `a` in front for async ones."""
+    """What a translator offers to the plan: `send` and `drain` for sync callers, with an `a` in front for async ones. Both are
+    given the seconds that are left of the call's total time."""
 
     failures: tuple[type[Exception], ...]  # of the network, DNS included
     unsent: tuple[type[Exception], ...]  # those of `failures` before anything was sent
@@ -246,7 +247,8 @@ class ClientLimits:
                     raise made.failure
                 return response
             if made.failure is None:
-                response = yield Call(sender, "drain", (request, response))
+                left = max(0, end_us - self.clock.now_us()) / 1e6
+                response = yield Call(sender, "drain", (request, response, left))
             reason = self._give_up(number, delay_us, end_us, info.host)
             if reason and made.failure is not None:
                 made.failure.add_note(f"limitkeeper: gave up after {number} attempts ({reason})")

@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
+from ..clock import steady_us
 from ..stores.sans_io import arun, run
 from .client_limits import Attempt, CallInfo, ClientLimits, ClientRates, Settlement, UsageReader, client_limits
 from .response_fields import relevant_fields
@@ -138,12 +139,12 @@ class SyncTransport(HttpxSender):
     def send(self, request: Any, left: float) -> Any:
         return self._transport.handle_request(self._in_time(request, left))
 
-    def drain(self, request: Any, response: Any) -> Any:
-        kept = bytearray()
+    def drain(self, request: Any, response: Any, left: float) -> Any:
+        kept, end_us = bytearray(), steady_us() + int(left * 1e6)
         try:
             for chunk in response.stream:
                 kept += chunk
-                if len(kept) >= MAX_KEPT:
+                if len(kept) >= MAX_KEPT or steady_us() >= end_us:
                     break
         except self.library.TransportError:
             pass
@@ -182,14 +183,15 @@ class AsyncTransport(HttpxSender):
     async def asend(self, request: Any, left: float) -> Any:
         return await self._transport.handle_async_request(self._in_time(request, left))
 
-    async def adrain(self, request: Any, response: Any) -> Any:
+    async def adrain(self, request: Any, response: Any, left: float) -> Any:
         kept = bytearray()
         try:
-            async for chunk in response.stream:
-                kept += chunk
-                if len(kept) >= MAX_KEPT:
-                    break
-        except self.library.TransportError:
+            async with asyncio.timeout(left):
+                async for chunk in response.stream:
+                    kept += chunk
+                    if len(kept) >= MAX_KEPT:
+                        break
+        except (self.library.TransportError, TimeoutError):
             pass
         finally:
             await response.stream.aclose()

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
+from ..clock import steady_us
 from ..errors import ConfigurationError
 from ..stores.sans_io import run
 from .client_limits import CallInfo, ClientLimits, ClientRates, Settlement, client_limits
@@ -87,10 +88,13 @@ class RequestsSender:
         timeout = (left if connect is None else min(left, connect), left if read is None else min(left, read))
         return self._adapter.send(request, timeout=timeout, **self._options)
 
-    def drain(self, request: requests.PreparedRequest, response: requests.Response) -> requests.Response:
+    def drain(self, request: requests.PreparedRequest, response: requests.Response, left: float) -> requests.Response:
         """Reads up to MAX_KEPT bytes of a refusal, and closes it; `content` and `json()` still work."""
+        kept, end_us = b"", steady_us() + int(left * 1e6)
+        read = getattr(response.raw, "read1", response.raw.read)  # urllib3 1 has no read1
         try:
-            kept = response.raw.read(MAX_KEPT, decode_content=True)
+            while len(kept) < MAX_KEPT and steady_us() < end_us and (part := read(MAX_KEPT - len(kept), decode_content=True)):
+                kept += part
         except Exception:  # of urllib3: the body is cut off, or wrongly compressed
             kept = b""
         response.close()

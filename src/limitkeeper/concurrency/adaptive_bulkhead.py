@@ -169,19 +169,19 @@ class AdaptiveCall:
         """Its response time says nothing (a cached answer, an early error), nor does a timeout or a cancellation that ends it."""
         self._ignored = True
 
-    def _begin(self) -> Self:
-        self._began_us, self._in_flight = self._adaptive._begin(self._partition)
+    def _begin(self, counted: bool) -> Self:
+        self._began_us, self._in_flight = self._adaptive._begin(self._partition, counted)
         return self
 
     def __enter__(self) -> Self:
-        if not self._adaptive._take(self._partition):
+        if not (taken := self._adaptive._take(self._partition)):
             self._adaptive.bulkhead.acquire()
-        return self._begin()
+        return self._begin(taken)
 
     async def __aenter__(self) -> Self:
-        if not self._adaptive._take(self._partition):
+        if not (taken := self._adaptive._take(self._partition)):
             await self._adaptive.bulkhead.aacquire()
-        return self._begin()
+        return self._begin(taken)
 
     def __exit__(self, kind: type[BaseException] | None, *exc: Any) -> None:
         dropped = self._dropped or (not self._ignored and kind is not None and issubclass(kind, DROPS))
@@ -239,19 +239,20 @@ class AdaptiveBulkhead:
         return decorated(function, lambda args, kwargs: self.call())  # type: ignore[no-any-return]
 
     def _take(self, partition: str | None) -> bool:
-        """Takes a place of the partition's share, where the limit is used up."""
+        """Takes a place of the partition's share, where the limit is used up, and counts it in the same step."""
         bulkhead = self.bulkhead
         with bulkhead._lock:
-            taken = partition in self.busy and self.busy[partition] < self.guaranteed(partition)
-            if taken and bulkhead.in_use >= bulkhead.max_concurrent:
+            if partition is None or partition not in self.busy or bulkhead.in_use < bulkhead.max_concurrent:
+                return False
+            if taken := self.busy[partition] < self.guaranteed(partition):
+                self.busy[partition] += 1
                 bulkhead.in_use += 1
                 bulkhead._permitted += 1
-                return True
-        return False
+            return taken
 
-    def _begin(self, partition: str | None) -> tuple[int, int]:
+    def _begin(self, partition: str | None, counted: bool = False) -> tuple[int, int]:
         with self.bulkhead._lock:
-            if partition in self.busy:
+            if not counted and partition in self.busy:
                 self.busy[partition] += 1
             return self._clock.now_us(), self.bulkhead.in_use
 

@@ -7,8 +7,9 @@ counts what is held, and a rate that is never reached renews:
 
     renew, every ttl / 3:  add an entry dated now, whatever the size; then give the old one back
 
-The count is therefore never too low, and for a moment one too high. While the store can't be reached for longer than the ttl,
-places of running calls expire.
+The count is therefore never too low, and for a moment one too high. (In a shared file whose log is full the old entry goes first;
+another process may take its room, until the next renewal that finds some.) While the store can't be reached for longer than the
+ttl, places of running calls expire.
 
 The first waiter of a process asks the store again every `poll`, and at once when this process releases a place; the others wait
 behind it in FIFO order. Processes do not queue for each other. Rejected: a Lua script over a sorted set, a second mechanism, and
@@ -32,7 +33,7 @@ from ..fork import reset_after_fork
 from ..observe.events import ALLOWED, BULKHEAD_KINDS, FINISHED, GIVE_BACK_FAILED, REFUSED, RESIZED, Publisher
 from ..observe.snapshot import BulkheadSnapshot, Snapshot
 from ..periodic_thread import PeriodicThread
-from ..rate import Duration, Rate, duration_us
+from ..rate import MAX_COUNT, Duration, Rate, duration_us
 from ..stores import Store, store_from_url
 from ..stores.sans_io import Call, Plan, arun, run
 from .bulkhead import Bulkhead, PlaceContext, PlaceWaiter, checked_size
@@ -102,6 +103,7 @@ class DistributedBulkhead(PlaceContext):
         self._gate = Bulkhead(1, behind, timeout, name=name, clock=self._clock)  # held by the waiter that asks the store
         self._permitted = self._rejected = self._inherited = 0
         self._renewal: Renewal | None = None
+        self._renewing_limit = self._named(MAX_COUNT)  # whatever the size here and in other processes
         self._set_size(checked_size(max_concurrent, "max_concurrent", 1))
         self._clear()
         reset_after_fork(self)
@@ -120,7 +122,6 @@ class DistributedBulkhead(PlaceContext):
     def _set_size(self, size: int) -> None:
         self.max_concurrent = size
         self._limit = self._named(size)
-        self._renewing_limit = self._named(3 * size + 16)
 
     def _named(self, count: int) -> NamedLimit:
         named = NamedLimit(self.name, "bulkhead", SlidingWindowLog(Rate(count, self._ttl_us)))
@@ -267,10 +268,15 @@ class DistributedBulkhead(PlaceContext):
                 self._renewing += 1
             try:
                 later = yield from self._ask(self._renewing_limit)
+                full = later is None
+                if full:
+                    yield from self._free(place)
+                    later = yield from self._ask(self._renewing_limit)
                 if later is not None:
                     old, place = place, later
                     renewed += 1
-                    yield from self._free(old)
+                    if not full:
+                        yield from self._free(old)
             except StoreError as error:
                 log.warning("bulkhead %r: a place could not be renewed: %s", self.name, error)
             finally:

@@ -2,7 +2,8 @@
 
     load   of an interval: mean of in_use / ((1 − reserve) · size), as the calls that came in it found it
     level  how many of the lowest classes are shed: + 1 after an interval with load ≥ high,
-           − 1 after `patience` intervals in a row with load ≤ low, otherwise unchanged (hysteresis)
+           − 1 after `patience` intervals in a row with load ≤ low, otherwise unchanged (hysteresis); intervals without a call
+           have the load that the next call finds
 
 The highest class is never shed by level, and only it uses the reserve: `reserve · size` places stay free of all others. A level
 rises within one interval and falls slowly: a level that is lowered too early brings the overload back. Rejected: shedding at
@@ -112,10 +113,10 @@ class LoadShedder:
         now_us = self._clock.now_us()
         if now_us >= self._end_us and self._asked:
             mean, empty = self._sum / self._asked, (now_us - self._end_us) // self._interval_us
-            self._calm = self._calm + 1 + empty if mean <= self.low else 0
+            self._calm = (self._calm + 1 if mean <= self.low else 0) + (empty if load <= self.low else 0)
             if mean >= self.high:
                 self.level = min(self.level + 1, len(self._rank) - 1)
-            elif self._calm >= self.patience:
+            if self._calm >= self.patience:
                 self.level = max(0, self.level - self._calm // self.patience)
                 self._calm = 0
             self._sum, self._asked, self._end_us = 0.0, 0, now_us + self._interval_us

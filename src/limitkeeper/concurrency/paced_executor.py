@@ -18,7 +18,6 @@ from concurrent.futures import Executor, Future
 from typing import Any, ParamSpec, TypeVar
 
 from ..algorithms import Limit
-from ..errors import StoreError
 from ..fork import reset_after_fork
 from ..observe.events import Publisher
 from ..stores import Store
@@ -53,13 +52,13 @@ class ShapedCall(Future[T]):
 
 def _work(queue: PacedQueue[ShapedCall[Any]]) -> None:
     """A worker; it has no reference to the shaper, which may be garbage collected. A call for which the store can't decide a
-    start fails with the store's error."""
+    start fails with the store's error, or with its refusal (a guarded store that fails closed)."""
     while True:
         try:
             call = queue.get()
         except QueueClosed:
             return
-        except StoreError as error:
+        except Exception as error:  # the worker goes on with the next call
             first = queue.remove()
             if first is not None and first.set_running_or_notify_cancel():
                 first.set_exception(error)

@@ -318,8 +318,9 @@ class RateLimiter:
             full = old.initial_permits == old.permit_capacity
             initial = new.permit_capacity if full else min(old.initial_permits, new.permit_capacity)
             self._current = Current.of(self.name, new.replace(initial_permits=initial), self.store)
-            named = self.limiter.named[0]
-            self.store.load(named, list(self.store.items(named)))  # the new rate's first use is this moment
+            claims = self.limiter.claims(KEY, 1) if any(self.store.items(self.limiter.named[0])) else []
+            if claims and (first := self.store.decide(claims, remember=True)):  # the new rate's first use is this moment
+                self.store.give_back(claims, first.start_us, first.source)
 
     # Results ---------------------------------------------------------------------------------------------------
 

@@ -47,7 +47,7 @@ else:
 
 from ...clock import Clock
 from ...errors import ConfigurationError, StoreError
-from ...rate import Duration, duration_us
+from ...rate import MAX_COUNT, Duration, duration_us
 from ..cell_state_per_rate import UnitStates
 from ..cell_store import turnover_us
 from ..store_hash import FileHash
@@ -174,7 +174,7 @@ class SharedStore(CellStore):
         limit, file = named.limit, self._file
         if file is None:
             raise self._closed_error()
-        if limit.logs and limit.count > file.log_entries:
+        if limit.logs and file.log_entries < limit.count < MAX_COUNT:  # MAX_COUNT is not meant to be reached
             log.warning(
                 "%s: %s keeps at most %d entries of %s at a time, and refuses what does not fit; log_entries=%d keeps more",
                 self.path, named.limiter, file.log_entries, limit, min(limit.count, 4096),
