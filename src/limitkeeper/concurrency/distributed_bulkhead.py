@@ -251,8 +251,11 @@ class DistributedBulkhead(PlaceContext):
         self.store.give_back(*place)
 
     async def agive_back(self, place: Place) -> None:
-        """Goes on when the caller is cancelled."""
-        await asyncio.shield(self.store.agive_back(*place))
+        """Goes on when the caller is cancelled. On a local store it needs no loop: a task may be collected after its own."""
+        if self.store.local:
+            self.store.give_back(*place)
+        else:
+            await asyncio.shield(self.store.agive_back(*place))
 
     def renew(self) -> int:
         """Renews the places that were dated a third of the ttl ago or earlier; how many. The background thread calls it."""
