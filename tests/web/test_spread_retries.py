@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import closing
+
 import asgi_apps
 import pytest
 import wsgi_apps
@@ -25,15 +27,15 @@ def test_every_framework_sends_the_same_wait(app):
     """Retry-After, the RateLimit field and the message of each of 20 clients are those that a bare gate gives."""
     bare = gate()
     bare.ask(WrittenRequest("GET", "/a", peer="10.0.0.0"))
-    running = app.make(gate())
-    running.request("GET", "/a", [], b"", "10.0.0.0")
     waits = []
-    for n in range(20):
-        wait = bare.ask(WrittenRequest("GET", "/a", peer=f"10.0.0.{n}")).refusal.retry_after
-        answer = running.request("GET", "/a", [], b"", f"10.0.0.{n}")
-        assert answer.field("Retry-After") == str(wait)
-        assert answer.field("RateLimit") == f'"api";r=0;t={wait}'
-        assert f"Retry after {wait}s." in answer.body.decode()
-        waits.append(wait)
+    with closing(app.make(gate())) as running:
+        running.request("GET", "/a", [], b"", "10.0.0.0")
+        for n in range(20):
+            wait = bare.ask(WrittenRequest("GET", "/a", peer=f"10.0.0.{n}")).refusal.retry_after
+            answer = running.request("GET", "/a", [], b"", f"10.0.0.{n}")
+            assert answer.field("Retry-After") == str(wait)
+            assert answer.field("RateLimit") == f'"api";r=0;t={wait}'
+            assert f"Retry after {wait}s." in answer.body.decode()
+            waits.append(wait)
     assert min(waits) >= 60
     assert len(set(waits)) > 5
