@@ -171,6 +171,10 @@ class ServerStore(PlannedStore):
             return self.decide([Claim(named, key, cost)], max_wait_us, commit=commit)
         return self._seen(self._call(request, self._now_us() + self.timeout_us))
 
+    def hit_nowait(self, named: NamedLimit, key: str, cost: int) -> Decision | None:
+        """None: a server is always waited for."""
+        return None
+
     async def adecide_one(self, named: NamedLimit, key: str, cost: int, max_wait_us: int, commit: bool) -> Decision:
         request = None if max_wait_us or not commit else self.hit_request(named, key, cost)
         if request is None:
