@@ -48,8 +48,10 @@ class HeldClock(ManualClock):
     async def asleep(self, seconds: float, wake: asyncio.Event | None = None) -> None:
         end = self.now_us() + round(seconds * 1_000_000)
         self.sleeps.append(seconds)
+        iterations = 0
         while self.now_us() < end and not (wake is not None and wake.is_set()):
-            await asyncio.sleep(0)
+            iterations += 1
+            await asyncio.sleep(0 if iterations < 1000 else 0.001)  # a busy loop could keep other threads from running
 
 
 class WrappedStore(Store):

@@ -44,7 +44,7 @@ def test_a_call_waits_its_turn(serve, held, eventually, limit):
     shop, client = serve(guarded)
     client.pay("1")
     waiting = client.method("Pay").future("2")  # without a deadline
-    eventually(lambda: guarded.snapshot().rules[0].waiting == 1)
+    eventually(lambda: guarded.snapshot().rules[0].waiting == 1 and held.sleeps)
     assert shop.calls == ["Pay"]
     held.advance(2)
     assert waiting.result(60) == "paid 2"
@@ -60,9 +60,9 @@ def test_a_client_that_goes_away_gives_its_place_back(serve, held, eventually):
     first = client.method("Pay").future("2", timeout=60)
     eventually(lambda: guarded.snapshot().rules[0].waiting == 1)
     second = client.method("Pay").future("3", timeout=60)
-    eventually(lambda: guarded.snapshot().rules[0].waiting == 2)
+    eventually(lambda: guarded.snapshot().rules[0].waiting == 2 == len(held.sleeps))
     first.cancel()
-    eventually(lambda: guarded.snapshot().rules[0].waiting == 1)
+    eventually(lambda: guarded.snapshot().rules[0].waiting == 1 and len(held.sleeps) == 3)
     held.advance(1)
     assert second.result(60) == "paid 3"
     assert shop.read == [b"1", b"3"]
@@ -128,7 +128,7 @@ def test_a_full_queue_is_unavailable(serve, held, eventually):
     waiting = []
     for i in (1, 2):
         waiting.append(client.method("Pay").future("2", timeout=60))
-        eventually(lambda many=i: guarded.snapshot().rules[0].waiting == many)
+        eventually(lambda many=i: guarded.snapshot().rules[0].waiting == many == len(held.sleeps))
     error = refusal(client.pay)
     assert (error.code(), details(error)["ErrorInfo"].reason) == (Code.UNAVAILABLE, "QUEUE_FULL")
     assert "QuotaFailure" not in details(error)
@@ -143,7 +143,7 @@ def test_messages_wait_too(serve, held, eventually):
     _, client = serve(guarded)
     responses = client.method("Chat")(iter("ab"), timeout=60)
     assert next(responses) == "you said a"
-    eventually(lambda: guarded.snapshot().rules[0].waiting == 1)
+    eventually(lambda: guarded.snapshot().rules[0].waiting == 1 and held.sleeps)
     held.advance(1)
     assert list(responses) == ["you said b"]
 
