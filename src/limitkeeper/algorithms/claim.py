@@ -93,7 +93,7 @@ class Claim:
         return self.start if self.undoable else -1
 
     def forget_charge(self) -> None:
-        """Notes that its charge is given back, or was refused: nobody gives it back any more."""
+        """Notes that its charge is given back, or was refused: it must not be given back again."""
         self.undoable = False
 
     def remembered(self) -> tuple[StateData, StateData, Others] | None:
