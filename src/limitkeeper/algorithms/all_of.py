@@ -14,6 +14,8 @@ other rate had not counted, and two rates used in turn then admitted almost ever
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 try:
     import cython
 except ModuleNotFoundError:
@@ -178,6 +180,23 @@ def fields_of(claim: Claim, now_us: I64) -> Fields:
 def join_results(claims: list, now_us: I64, start_us: I64) -> Decision:
     """Joins the results of all claims into one Decision; for claims that were not stored, call `peek_claim` before."""
     return join_claims(claims, now_us, start_us, new_decisions(names_of(claims)))
+
+
+def join_replies(claims: Sequence[Claim], numbers: tuple, positions: tuple, now_us: I64, start_us: I64) -> Decision:
+    """Joins the results of a server. `numbers` has, from the position of each claim: its start (or REFUSED, NEVER), the
+    microseconds to the retry, what remains, and the microseconds to the reset."""
+    asked: list = list(claims)
+    claim: Claim
+    i: cython.Py_ssize_t
+    at: cython.Py_ssize_t
+    for i in range(len(asked)):
+        claim = asked[i]
+        at = positions[i]
+        claim.start = numbers[at]
+        claim.retry = now_us + numbers[at + 1]
+        claim.remaining = numbers[at + 2]
+        claim.reset = now_us + numbers[at + 3]
+    return join_results(asked, now_us, start_us)
 
 
 @cython.cfunc

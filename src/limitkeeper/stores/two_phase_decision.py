@@ -4,6 +4,9 @@
 2. One refuses: those that were charged give back and are peeked at; the limit with the longest retry decides. Starts differ:
    those with an earlier one give back and are charged again, not before the latest start of all, until all have the same.
 
+Where a wait is allowed, the first attempt asks for now; only what has to wait looks for a common start, and in one process one
+after the other on a key: callers that do it at once push each other back, in another order at each place.
+
 Places may have clocks of their own: starts are compared as waits since each place was first asked. Between the two steps others
 may see a charge and be refused because of it, never admitted. What is charged in some places only, because the caller died in
 between or a place failed while it gave back, is at most the cost of this one decision: too strict, never too lax.
@@ -11,17 +14,64 @@ between or a place failed while it gave back, is at most the cost of this one de
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import threading
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from ..algorithms.claim import Claim
+from ..clock import Clock
 from ..decision import Decision, Decisions
 from ..errors import StoreError, StoreUnavailable
-from .sans_io import Plan
+from ..fork import reset_after_fork
+from .sans_io import Pause, Pending, Plan
 
-#: How often a common start is looked for while other callers take theirs.
-ROUNDS = 12
+#: The rounds of each attempt to find a common start, while other processes take theirs. Between two attempts all is given back,
+#: for a random part of a pause (seconds) that doubles each time. Windows that are reserved far ahead need many rounds.
+ROUNDS, FIRST_PAUSE = (3, 3, 3, 3, 12), 0.008
+#: Seconds after which a decision does not wait for the one before it any more: its task may never run again.
+LONGEST_WAIT = 1.0
+
+
+class QueuedDecision(Pending):
+    """One decision in the queues of its keys: those behind it wait until it has ended."""
+
+    def result(self, timeout: float | None = None) -> Any:
+        return super().result(LONGEST_WAIT if timeout is None else min(timeout, LONGEST_WAIT))
+
+    async def aresult(self, timeout: float | None = None) -> Any:
+        return await super().aresult(LONGEST_WAIT if timeout is None else min(timeout, LONGEST_WAIT))
+
+    wait, await_ = result, aresult
+
+
+class DecisionQueues:
+    """The last decision in the queue of each key. The lock is re-entrant: the garbage collector may end a decision anywhere."""
+
+    def __init__(self) -> None:
+        self._reset_after_fork()
+        reset_after_fork(self)
+
+    def _reset_after_fork(self) -> None:
+        self._lock = threading.RLock()
+        self._last: dict[Hashable, QueuedDecision] = {}
+
+    def join(self, keys: Iterable[Hashable], queued: QueuedDecision) -> list[QueuedDecision]:
+        """Joins all queues at once; the decisions before it."""
+        with self._lock:
+            before = dict.fromkeys(self._last[key] for key in keys if key in self._last)
+            self._last.update(dict.fromkeys(keys, queued))
+        return list(before)
+
+    def leave(self, keys: Iterable[Hashable], queued: QueuedDecision) -> None:
+        with self._lock:
+            for key in keys:
+                if self._last.get(key) is queued:
+                    del self._last[key]
+        queued.finish(None)
+
+
+QUEUES = DecisionQueues()
 
 
 @dataclass(slots=True, eq=False)
@@ -63,8 +113,18 @@ class TwoPhaseDecision:
     #: Whether a peek comes first and finds a refusal, or the common start, without a charge.
     peeks_first = False
 
-    def __init__(self, groups: Sequence[Group], commit: bool, not_before_us: int) -> None:
-        self.groups, self.commit, self.not_before_us = groups, commit, not_before_us
+    def __init__(
+        self,
+        groups: Sequence[Group],
+        max_wait_us: int | None,
+        commit: bool,
+        not_before_us: int,
+        clock: Clock,
+        draw: Callable[[], float],
+    ) -> None:
+        """`clock` is that of the wait for other callers; `draw` returns random parts of a pause."""
+        self.groups, self.max_wait_us, self.commit, self.not_before_us = groups, max_wait_us, commit, not_before_us
+        self.clock, self.draw = clock, draw
 
     def ask(
         self, groups: Sequence[Group], not_before_us: Sequence[int], commit: bool, undo: bool, first: bool
@@ -77,8 +137,42 @@ class TwoPhaseDecision:
         """Gives back the charges of groups. A place that fails at it keeps its charge."""
         raise NotImplementedError
 
+    def queue_of(self, group: Group, claim: Claim) -> Hashable:
+        """The queue that a claim waits in."""
+        raise NotImplementedError
+
     def decide(self) -> Plan[Decision]:
+        max_wait_us = self.max_wait_us
+        if max_wait_us == 0 or not self.commit or self.not_before_us:
+            return (yield from self._decide())
+        self.max_wait_us = 0
+        decision = yield from self._decide()
+        if decision.allowed:
+            return decision
+        self.max_wait_us, queued = max_wait_us, QueuedDecision(self.clock)
+        waits = decision.retry_us >= 0  # what can never fit is refused at once
+        keys = [self.queue_of(group, claim) for group in self.groups for claim in group.claims if waits]
+        try:
+            for before in QUEUES.join(keys, queued):  # noqa: UP028  # `yield from` a list can't be sent an answer
+                yield before
+            return (yield from self._decide())
+        finally:
+            QUEUES.leave(keys, queued)
+
+    def _decide(self) -> Plan[Decision]:
+        for attempt, rounds in enumerate(ROUNDS):
+            if attempt:
+                yield Pause(FIRST_PAUSE * 2 ** (attempt - 1) * self.draw())
+            if (decision := (yield from self._look_for_start(rounds))) is not None:
+                return decision
+            yield from self._withdraw()
+        raise StoreUnavailable(f"no common start was found in {sum(ROUNDS)} rounds: too many callers use these keys; try again")
+
+    def _look_for_start(self, rounds: int) -> Plan[Decision | None]:
+        """The decision; None, with something charged: there was no common start in so many rounds."""
         groups, not_before_us = self.groups, [self.not_before_us] * len(self.groups)
+        for group in groups:
+            group.now_us = None
         if self.commit and self.peeks_first:
             yield from self._update(groups, not_before_us, commit=False, first=True)
             if not all(group.decision for group in groups):
@@ -86,7 +180,7 @@ class TwoPhaseDecision:
             latest_us = max(group.wait_us(group.start_us) for group in groups)
             not_before_us = [(group.now_us or 0) + latest_us for group in groups]
         yield from self._update(groups, not_before_us, self.commit)
-        for _ in range(ROUNDS):
+        for _ in range(rounds):
             if not all(group.decision for group in groups):
                 yield from self._withdraw()
                 return self._joined(False)
@@ -95,8 +189,7 @@ class TwoPhaseDecision:
             if not early or not self.commit:
                 return self._joined(True)
             yield from self._update(early, [(group.now_us or 0) + latest_us for group in early], commit=True, undo=True)
-        yield from self._withdraw()
-        raise StoreUnavailable(f"no common start was found in {ROUNDS} rounds: too many callers use these keys; try again")
+        return None
 
     def _withdraw(self) -> Plan[None]:
         """Gives back what was charged, and peeks at what is there then."""

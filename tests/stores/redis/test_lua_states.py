@@ -249,12 +249,13 @@ def test_several_limits_of_which_some_meet_another_rate(client: Any) -> None:
 
 
 def test_a_state_of_a_rate_that_no_registry_knows_counts_as_used_up(client: Any) -> None:
-    """When the registry is gone, an old state is not forgiven: the key starts empty, and fills up as the new rate says."""
-    store = LuaStore(client)
+    """When the registry is gone, an old state of another process is not forgiven: the key starts empty, and fills up as the new
+    rate says."""
+    store, other = LuaStore(client), LuaStore(client)
     old, new = named(TokenBucket("5/s burst 10")), named(TokenBucket("1/h burst 3"))
-    store.register(old)
-    assert store.decide([Claim(old, "a", 1)])
-    client.delete(store.names.registry(old))
+    other.register(old)
+    assert other.decide([Claim(old, "a", 1)])
+    client.delete(other.names.registry(old))
     assert store.decide([Claim(new, "a", 1)]).remaining == 0
     assert store.decide([Claim(new, "b", 1)]).remaining == 2
 

@@ -14,8 +14,10 @@ from typing import Any
 import pytest
 
 from fault_lab.scheduling_delay import Watch
-from limitkeeper import AsyncLimiter, FixedWindow, Limiter, StoreTimeout, StoreUnavailable, TokenBucket
+from limitkeeper import AsyncLimiter, FixedWindow, Limiter, RateLimited, StoreTimeout, StoreUnavailable, TokenBucket
+from limitkeeper.clock import SystemClock
 from limitkeeper.stores.redis import RedisStore
+from servers.faketime import FaketimeValkey
 from servers.valkey import Valkey
 from stand_ins import driven
 
@@ -435,3 +437,47 @@ def test_a_first_use_by_many_tasks_registers_the_limit_once(valkey: Valkey, meth
         client.config_resetstat()
         assert [one for one in driven(together()) if isinstance(one, Exception)] == []
         assert client.info("commandstats")["cmdstat_hsetnx"]["calls"] == 3
+
+
+class SlowClock(SystemClock):
+    """A machine whose clock is an hour behind the server's."""
+
+    def now_us(self) -> int:
+        return super().now_us() - 3_600_000_000
+
+
+@pytest.mark.parametrize("timeout", [60, 0.01])
+def test_a_timeout_does_not_depend_on_the_servers_clock(valkey: Valkey, timeout: float) -> None:
+    """A waiter on a limit that can't reserve is served when its timeout allows it, and refused when not, though the server's
+    clock is an hour ahead."""
+
+    async def work() -> bool:
+        async with RedisStore(valkey.url, prefix=f"timeout {timeout}", timeout="60s", budget_clock=SlowClock()) as store:
+            limiter = AsyncLimiter("sliding window counter 1 per 200ms", store=store)
+            async with RedisStore(valkey.url, prefix=store.names.prefix, timeout="60s") as other:
+                await AsyncLimiter("sliding window counter 1 per 200ms", store=other).acquire("k")
+            try:
+                return bool(await limiter.acquire("k", timeout=timeout))
+            except RateLimited:
+                return False
+
+    assert run(work) == (timeout == 60)
+
+
+@pytest.mark.usefixtures("needs_faketime")
+def test_a_waiter_that_moves_up_does_not_wait_for_a_clock_that_went_back() -> None:
+    """The server's clock goes back by an hour while two wait, and the first leaves: the second is served at its start."""
+
+    async def work(server: FaketimeValkey) -> None:
+        async with RedisStore(server.url, timeout="60s") as store:
+            limiter = await warm(AsyncLimiter("1/s burst 1", store=store))
+            await limiter.hit("k")
+            first, second = [asyncio.ensure_future(limiter.acquire("k")) for _ in range(2)]
+            await turns()
+            server.step(-3600)
+            await limiter.hit("another key")
+            first.cancel()
+            await asyncio.wait_for(second, 60)
+
+    with FaketimeValkey() as server:
+        run(lambda: work(server))

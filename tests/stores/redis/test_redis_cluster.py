@@ -6,7 +6,8 @@ import asyncio
 import itertools
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -31,6 +32,7 @@ _fresh = itertools.count()
 AMPLE = 60.0
 HUNDRED = TokenBucket("1/h", burst=100)
 BOTH = {"user": TokenBucket("1/s", burst=5), "tenant": TokenBucket("2/s", burst=8)}
+BOTH_SLOW = {"user": TokenBucket("1/d", burst=5), "tenant": TokenBucket("2/d", burst=8)}
 
 
 @pytest.fixture(scope="module")
@@ -202,6 +204,24 @@ def test_a_common_start_over_several_slots(cluster: Cluster) -> None:
         assert limiter.reserve({"user": one, "tenant": other}, max_wait=10).wait == 5.0
 
 
+def test_tasks_that_wait_at_once_for_several_slots_get_starts_one_after_the_other(cluster: Cluster) -> None:
+    """Keys that are free some microseconds apart: each of ten tasks gets the next common start, and no start is left out."""
+    clock = ManualClock(1000)
+    one, other, _ = apart(cluster)
+    limits = {"user": TokenBucket("10/s", burst=1), "tenant": TokenBucket("10/s", burst=1)}
+
+    async def waits(store: RedisStore) -> list[float]:
+        limiter = AsyncLimiter(limits, store=store)
+        await limiter.hit({"user": one, "tenant": None})
+        clock.advance(0.000037)
+        await limiter.hit({"user": None, "tenant": other})
+        both = {"user": one, "tenant": other}
+        return [found.wait for found in await asyncio.gather(*[limiter.reserve(both) for _ in range(10)])]
+
+    with fresh(cluster, clock=clock) as store:
+        assert sorted(asyncio.run(waits(store))) == [round(0.1 * number, 1) for number in range(1, 11)]
+
+
 def test_no_slot_starts_before_it_may(cluster: Cluster) -> None:
     """`not_before_us` holds in every slot, for sync and async callers, and the charge remembers the states around it."""
     clock = ManualClock(1000)
@@ -366,6 +386,12 @@ def moving() -> Iterator[Cluster]:
         yield started
 
 
+def wait_until(true: Callable[[], object]) -> None:
+    end = time.monotonic() + AMPLE
+    while not true():
+        assert time.monotonic() < end, "never happened"
+
+
 def move(cluster: Cluster, slot: int, source: int, target: int, finish: bool = True) -> None:
     """Moves a slot with its keys; not finished, both nodes are in the middle of it."""
     ids = [cluster.node_id(number) for number in range(len(cluster.nodes))]
@@ -416,6 +442,50 @@ def test_a_node_that_hangs_costs_a_new_store_a_part_of_the_budget(moving: Cluste
         hangs.thaw()
 
 
+def test_a_task_does_not_wait_for_a_node_that_hangs(moving: Cluster) -> None:
+    """Hits of one iteration of a loop are answered as their nodes answer, not when the last of them does."""
+    keys = apart(moving)
+
+    async def work() -> None:
+        async with RedisStore(moving.url, timeout=AMPLE) as store:
+            limiter = AsyncLimiter(HUNDRED, store=store)
+            for key in keys:
+                await limiter.hit(key)
+            hangs = next(node for node in moving.nodes if owns(node, slot_of(keys[0].encode())))
+            hangs.freeze()
+            try:
+                first, *others = [asyncio.ensure_future(limiter.hit(key)) for key in keys]
+                assert all(await asyncio.wait_for(asyncio.gather(*others), AMPLE / 2))
+                assert not first.done()
+            finally:
+                hangs.thaw()
+            assert await first
+
+    asyncio.run(work())
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_the_nodes_of_a_cluster_are_known_when_its_only_seed_hangs(moving: Cluster, mode: str) -> None:
+    """Callers whose budget is used up forget no node: keys of the others are decided."""
+    seed, other = moving.nodes[:2]
+    lost, kept = [next(key for key in map(str, itertools.count()) if owns(node, slot_of(key.encode()))) for node in (seed, other)]
+    with RedisStore(f"redis+cluster://127.0.0.1:{seed.port}", timeout="200ms", prefix=f"seed {mode}") as store:
+        limiter, tasks = Limiter(HUNDRED, store=store), AsyncLimiter(HUNDRED, store=store)
+
+        def hit(key: str) -> bool | None:
+            with suppress(StoreError):
+                return bool(limiter.hit(key) if mode == "sync" else driven(tasks.hit(key)))
+            return None
+
+        wait_until(lambda: hit(lost) and hit(kept))
+        seed.freeze()
+        try:
+            assert [hit(lost) for _ in range(3)] == [None] * 3
+            wait_until(lambda: hit(kept))
+        finally:
+            seed.thaw()
+
+
 @pytest.fixture
 def halfway(moving: Cluster) -> Iterator[tuple[Cluster, int, int, int]]:
     """A slot that moves for the whole test, with the node that it leaves and the one that it comes to; moved at the end."""
@@ -453,7 +523,7 @@ def test_a_decision_over_two_keys_of_a_moving_slot(halfway: Halfway, mode: str) 
     """New keys, keys on either node, one of two that has moved: TRYAGAIN until the move is over, and decided all the same."""
     cluster, _, source, target = halfway
     with fresh_moving(cluster) as store:
-        limiter, tasks = Limiter(BOTH, store=store), AsyncLimiter(BOTH, store=store)
+        limiter, tasks = Limiter(BOTH_SLOW, store=store), AsyncLimiter(BOTH_SLOW, store=store)
 
         def hit(key: str) -> Any:
             return limiter.hit(key) if mode == "sync" else driven(tasks.hit(key))

@@ -188,6 +188,17 @@ def test_a_rate_of_another_process_is_learnt_from_the_registry(valkey: Valkey) -
         store.close()
 
 
+def test_a_rate_of_this_process_is_known_when_the_registry_is_gone(valkey: Valkey) -> None:
+    """After a server has lost its data, who changes to a larger rate of the same process has what that leaves, not nothing."""
+    with fresh(valkey, ManualClock(NOON)) as store, valkey.client() as client:
+        small, large = [Limiter(f"1/h burst {size}", store=store, name="plans") for size in (10, 100)]
+        small.hit("ann")
+        large.hit("bob")
+        client.flushall()
+        small.hit("ann", 3)
+        assert large.hit("ann").remaining == 96
+
+
 def test_no_key_is_lost_when_a_name_is_handed_over(valkey: Valkey) -> None:
     """`items` has every key of the name under any of its rates, those too that only another rate has used."""
     for small, large in (

@@ -9,7 +9,16 @@ import threading
 import pytest
 from shards import FarShard, key_on
 
-from limitkeeper import AsyncLimiter, FixedWindow, LeakyBucketQueue, Limiter, SlidingWindowLog, StoreTimeout, StoreUnavailable
+from limitkeeper import (
+    AsyncLimiter,
+    FixedWindow,
+    LeakyBucketQueue,
+    LeasedStore,
+    Limiter,
+    SlidingWindowLog,
+    StoreTimeout,
+    StoreUnavailable,
+)
 from limitkeeper.stores.sharded import ShardedStore
 from limitkeeper.testing import ManualClock
 
@@ -55,6 +64,29 @@ def test_what_one_refuses_none_has_charged(make, sharded, shards, keys, narrow):
     assert (bool(refused), refused.name) == (False, narrow)
     assert [bool(part) for part in refused.decisions] == [name != narrow for name in limits]
     assert [sorted(sharded.items(one)) for one in limiter.named] == before
+
+
+@pytest.mark.parametrize("ending", ["refused", "cancelled"])
+def test_leases_of_several_limits_get_back_what_a_call_took(shards, clock, ending):
+    """A decision that another shard refuses, or that is cancelled, gives a log and a window of leases back all they gave."""
+    sharded = ShardedStore({**shards, "left": LeasedStore(shards["left"], lease=20, life="1s")}, hot=False)
+    keys = dict.fromkeys(("window", "log"), key_on(sharded, "left")) | {"tenant": key_on(sharded, "right")}
+    limits = {"window": FixedWindow("100/h"), "log": SlidingWindowLog("100/h"), "tenant": FixedWindow("1/h")}
+    limiter = Limiter(limits, store=sharded, name="leased")
+    alone = {**keys, "tenant": None}
+    for _ in range(25):
+        assert limiter.hit(alone)
+        clock.advance(0.001)
+        sharded.shards["left"].tend()
+    for _ in range(10):
+        if ending == "cancelled":
+            assert limiter.reserve(keys, max_wait=0).cancel()
+        else:
+            assert not limiter.hit(keys, cost={"tenant": 5})
+        clock.advance(0.001)
+        sharded.shards["left"].tend()
+    sharded.shards["left"].return_all()
+    assert remaining(limiter, alone) == [75, 75]
 
 
 def test_the_longest_retry_speaks(make, sharded, keys):
@@ -238,3 +270,32 @@ def test_many_decisions_keep_their_order_around_one_that_spans(make, sharded, ke
     alone = {**keys, "tenant": None}
     assert [bool(one) for one in limiter.hit_many([alone, keys, alone, keys])] == [True, True, False, False]
     assert remaining(limiter, keys) == [0, 1]
+
+
+class DistantShard(FarShard):
+    """A shard whose answer to a task comes some iterations of the loop later, the first one last."""
+
+    async def adecide(self, claims, max_wait_us=0, **options):
+        decision = self.decide(claims, max_wait_us, **options)
+        for _ in range(max(1, 9 - len(self.calls))):
+            await asyncio.sleep(0)
+        return decision
+
+    async def agive_back(self, claims, charged_at=-1, source="store"):
+        await asyncio.sleep(0)
+        return self.give_back(claims, charged_at, source)
+
+
+def test_tasks_that_wait_at_once_get_starts_one_after_the_other(clock):
+    """Keys that are free some microseconds apart: each of six tasks gets the next common start, and no start is left out."""
+    sharded = ShardedStore({name: DistantShard(clock) for name in ("left", "right")}, hot=False)
+    keys = {"user": key_on(sharded, "left"), "tenant": key_on(sharded, "right")}
+    limiter = AsyncLimiter({"user": "token bucket 10/s burst 1", "tenant": "token bucket 10/s burst 1"}, store=sharded)
+
+    async def waits():
+        await limiter.hit({**keys, "tenant": None})
+        clock.advance(0.000037)
+        await limiter.hit({**keys, "user": None})
+        return [found.wait for found in await asyncio.gather(*[limiter.reserve(keys) for _ in range(6)])]
+
+    assert sorted(asyncio.run(waits())) == [0.1, 0.2, 0.3, 0.4, 0.5, 0.6]

@@ -148,8 +148,9 @@ class AsyncConnection(asyncio.Protocol):
         self._last_read = self.loop.time()
         parser = self._parser
         try:
-            if SHORT.get(data[:5]) == len(data) and not (parser.data or parser.arrays):
-                reply: Reply = data[5:-2]  # hot path: one decision
+            short = SHORT.get(data[:5])
+            if short and short[0] == len(data) and not (parser.data or parser.arrays):
+                reply: Reply = data[short[1] : -2]  # hot path: one decision
             else:
                 parser.feed(data)
                 reply = parser.gets()

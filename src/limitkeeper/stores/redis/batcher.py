@@ -208,18 +208,26 @@ class Batcher:
             await self.connections.run(self.store.route.all_endpoints(), deadline)
 
     async def _run_plan(self, requests: Requests, deadline: float) -> None:
+        """Has requests executed, those of each server by a plan of their own: none waits for another server's replies."""
         pending = [request for request in requests if request.pending]
         try:
-            await self.connections.run(self.store.route.execute(pending), deadline)
+            groups = await self.connections.run(self.store.route.by_server(pending), deadline)
+            await asyncio.gather(*[self._run_group(group, deadline) for group in groups])
         except (StoreError, ConfigurationError) as error:
             _resolve(pending, error)
         except BaseException as error:
             _resolve(requests, StoreUnavailable(f"{self.store.route.address}: {error!r}"))
             raise
-        else:
-            for request in pending:
-                _resolve([request], request.error)
         _resolve(requests, None)
+
+    async def _run_group(self, requests: Requests, deadline: float) -> None:
+        try:
+            await self.connections.run(self.store.route.execute(requests), deadline)
+        except (StoreError, ConfigurationError) as error:
+            _resolve(requests, error)
+        else:
+            for request in requests:
+                _resolve([request], request.error)
 
 
 def _resolve(requests: Requests, error: BaseException | None) -> None:

@@ -15,7 +15,7 @@ giving back is exact only for the caller's own rate.
 from __future__ import annotations
 
 from binascii import crc_hqx
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from contextlib import suppress
 from random import Random
 
@@ -84,6 +84,14 @@ class Cluster(Route):
                 self._slots = []
                 raise NotYet(f"{self.address}: no node serves slot {slot}")
 
+    def by_server(self, requests: Sequence[AnyRequest]) -> Plan[list[list[AnyRequest]]]:
+        if not self._slots:
+            yield from self._read_map()
+        slots, found = self._slots, dict[Endpoint | None, list[AnyRequest]]()
+        for request in requests:
+            found.setdefault(slots[slot_of(request.keys[0])], []).append(request)
+        return list(found.values())
+
     def all_endpoints(self) -> Plan[list[Endpoint]]:
         yield from self._read_map()
         return list({endpoint: None for endpoint in self._slots if endpoint is not None})
@@ -97,8 +105,7 @@ class Cluster(Route):
                 self._decode_map(reply, node)
                 return
             failures.append(f"{node}: {reply}")
-            if node in self._nodes:
-                self._nodes.remove(node)
+            self._ask_last(node)
         raise StoreUnavailable(f"{self.address}: no node returned the map of slots ({'; '.join(failures)})")
 
     def _decode_map(self, ranges: Reply, source: Endpoint) -> None:
@@ -166,9 +173,12 @@ class Cluster(Route):
     def on_unreachable(self, endpoint: Endpoint | None) -> None:
         """The node may have been replaced: the map is read again, from another node first."""
         self._slots = []
-        if endpoint in self._nodes:
-            self._nodes.remove(endpoint)
-            self._nodes.append(endpoint)
+        self._ask_last(endpoint)
+
+    def _ask_last(self, node: Endpoint | None) -> None:
+        """Asks the other nodes first. None is forgotten: it may be the caller that has no time left."""
+        nodes = [one for one in self._nodes if one != node]
+        self._nodes = nodes if node is None or len(nodes) == len(self._nodes) else [*nodes, node]
 
 
 def groups_of(names: KeyNames, claims: Claims, by_key: bool = False) -> list[Group]:
@@ -185,12 +195,15 @@ class CrossSlotDecision(TwoPhaseDecision):
     """One decision over several slots (or `by_key`, over the keys of a slot that moves)."""
 
     def __init__(self, route: Route, names: KeyNames, claims: Claims, options: DecideOptions, by_key: bool = False) -> None:
-        super().__init__(groups_of(names, claims, by_key), options.commit, options.not_before_us)
-        self._route, self._names = route, names
+        max_wait_us = options.max_wait_us if all(claim.named.limit.reserves for claim in claims) else 0
+        groups = groups_of(names, claims, by_key)
+        super().__init__(groups, max_wait_us, options.commit, options.not_before_us, route.clock, route.random)
+        self._route, self._names, self._options = route, names, options
         self._most = 1 if by_key else MAX_REQUESTS
-        reserves = all(claim.named.limit.reserves for claim in claims)
-        self._options = options if reserves else options._replace(max_wait_us=0)
         self.peeks_first = any(entry_of(names, claim.named).without_fast_path for claim in claims)
+
+    def queue_of(self, group: Group, claim: Claim) -> Hashable:
+        return id(self._route), self._names.key(claim.named, claim.key)
 
     def decide(self) -> Plan[Decision]:
         """Notes the starts of logs, whose entries are given back by them: a caller knows that of the decision, or the latest."""
@@ -209,7 +222,7 @@ class CrossSlotDecision(TwoPhaseDecision):
         self, groups: Sequence[Group], not_before_us: Sequence[int], commit: bool, undo: bool, first: bool
     ) -> Plan[list[Decision | StoreError]]:
         """Every charge remembers the states around it, so that it can be undone exactly."""
-        options = self._options._replace(commit=commit, remember=commit, first=first)
+        options = self._options._replace(max_wait_us=self.max_wait_us or 0, commit=commit, remember=commit, first=first)
         decides = [
             encode_decide(self._names, group.claims, options._replace(not_before_us=moment))
             for group, moment in zip(groups, not_before_us, strict=True)

@@ -79,8 +79,8 @@ class Route:
     def __init__(self, address: Address, clock: Clock = SYSTEM, rng: Random | None = None) -> None:
         self.address = address
         self.login = address.login
-        self._now_us = clock.now_us
-        self._random = (rng or random).random  # the module's generator is seeded again in a forked child
+        self.clock, self._now_us = clock, clock.now_us
+        self.random = (rng or random).random  # the module's generator is seeded again in a forked child
         #: The one server that holds everything, when there is one and it is known: calls to it need no plan.
         self.direct: Endpoint | None = address.endpoints[0]
         #: From this moment `all_endpoints` confirms it.
@@ -101,6 +101,11 @@ class Route:
         (server,) = yield from self.all_endpoints()
         for command in some:
             command.endpoint = server
+
+    def by_server(self, requests: Sequence[Any]) -> Plan[list[list[Any]]]:
+        """Requests by the server that answers them, in order."""
+        return [list(requests)]
+        yield []
 
     def all_endpoints(self) -> Plan[list[Endpoint]]:
         """All servers that hold keys."""
@@ -234,7 +239,7 @@ class Route:
             elif waiting:
                 longest = min(LONGEST_PAUSE, FIRST_PAUSE * 2 ** min(pauses, 9))
                 pauses += 1
-                if not (yield Pause(longest * (1 + self._random()) / 2)):
+                if not (yield Pause(longest * (1 + self.random()) / 2)):
                     return
 
     def _attempt(self, waiting: Sequence[RoutedCommand], reconnect: bool) -> Plan[list[tuple[RoutedCommand, str]]]:

@@ -5,8 +5,9 @@ other number, each of these is an integer below 2^53, and a double is read in on
 writing (µs) and the rule's three integers, 40 bytes; a log as its header and its entries.
 
 The fingerprint is 52 bits of the limit's canonical text. A key on which several rates of one name are in use holds a block for
-each, with the numbers of that rate, so that any script can read it (`lua/rates.lua`). Only a value of 40 bytes
-that another rate has written needs the registry: the entry that meets it notes that rate's numbers and sends them from then on.
+each, with the numbers of that rate, so that any script can read it (`lua/rates.lua`). Only for a value of 40 bytes that another
+rate has written does the entry that meets it note that rate's numbers, of this process or of the registry, and send them from
+then on.
 """
 
 from __future__ import annotations
@@ -112,7 +113,17 @@ class LimitEntry:
     def needs_registry(self, raw: bytes) -> bool:
         """Whether a value that could not be read was written by a rate that this limit has not met yet."""
         written_by = int(_HEADER.unpack_from(raw)[0])
-        return written_by >= 0 and written_by != self.fingerprint and written_by not in self.met
+        return self._is_unmet(written_by) and self.rate({}, written_by) is None
+
+    def _is_unmet(self, print_: int) -> bool:
+        return print_ >= 0 and print_ != self.fingerprint and print_ not in self.met
+
+    def rate(self, registry: Registry, print_: int) -> Limit | None:
+        """The limit of this name with a fingerprint: one that is used here or is in the registry; None when neither has it."""
+        for other in list(self.names.entries.values()):
+            if other.fingerprint == print_ and other.registry == self.registry:
+                return other.limit
+        return rate_of(registry, print_)
 
     def meet(self, raw: bytes, registry: Registry) -> None:
         """Learns from a value that the fast path could not read: the rate that wrote it."""
@@ -121,10 +132,10 @@ class LimitEntry:
             return
         self.is_plain, self.without_fast_path = False, DECISIONS_WITHOUT_FAST_PATH
         self.names.limit_sets.clear()
-        if self.needs_registry(raw):
+        if self._is_unmet(written_by):
             while len(self.met) >= MAX_MET:
                 self.met.pop(next(iter(self.met)), None)
-            limit = rate_of(registry, written_by)
+            limit = self.rate(registry, written_by)
             self.met[written_by] = _RATE.pack(written_by, *((0.0,) * 5 if limit is None else numbers_of(limit)))
 
     def forget_unknown(self) -> None:
@@ -216,7 +227,7 @@ def decode_item(
     entry: LimitEntry, redis_key: bytes, value: bytes, registry: Registry, now_us: int, own: bool = False
 ) -> tuple[str, State] | None:
     """(key, state under this limit) of a stored value: its own, or that of a rate that is new to the key (`own`: None). None: no
-    state. A rate that the registry does not have counts as fully used."""
+    state. A rate that neither this process nor the registry has counts as fully used."""
     limit = entry.limit
     rates, whole = decode_value(limit, value)
     if not rates:
@@ -228,7 +239,7 @@ def decode_item(
     if state is None:
         amount = 0
         for print_, held in rates:
-            other = rate_of(registry, print_)
+            other = entry.rate(registry, print_)
             amount = max(amount, limit.capacity if other is None else other.used(held, now_us // other.tick))  # type: ignore[arg-type]
         state = seeded(limit, int(registry.get(b"birth", now_us)), now_us, amount)
     return key, state

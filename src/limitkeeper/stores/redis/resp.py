@@ -36,8 +36,8 @@ ProtocolError: type[Exception] = getattr(hiredis, "ProtocolError", _Missing)
 pack_command: Callable[[tuple[bytes | str, ...]], bytes] = getattr(hiredis, "pack_command", lambda command: b"")
 
 
-#: First bytes of a bulk string of 10 to 99 bytes -> the length of the whole reply.
-SHORT = {b"$%d\r\n" % size: size + 7 for size in range(10, 100)}
+#: First five bytes of a bulk string of 10 to 999 bytes -> the length of the whole reply, and where its content begins.
+SHORT = {(b"$%d\r\n" % size)[:5]: (size + len(b"$%d\r\n\r\n" % size), len(b"$%d\r\n" % size)) for size in range(10, 1000)}
 #: Most bytes of one reply (each element counts as 256 more) and of one line, and the deepest nesting of arrays.
 MAX_REPLY, MAX_LINE, MAX_DEPTH = 64 << 20, 64 << 10, 8
 

@@ -12,11 +12,13 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import Any, NamedTuple
 
+from ...algorithms.all_of import join_replies
 from ...algorithms.claim import Claim, NamedLimit
 from ...algorithms.constants import WAS_RESET
-from ...decision import Decision, Decisions
+from ...decision import Decision
 from ...errors import ConfigurationError
 from ..contract import Booking
 from .key_names import MAX_KEY, RESERVED, KeyNames, join_parts, key_bytes, key_text, tag
@@ -69,10 +71,18 @@ class DecideOptions(NamedTuple):
         return self.commit and not (self.max_wait_us or self.not_before_us or self.remember)
 
 
+def _layout_of(sizes: Sequence[int]) -> tuple[struct.Struct, tuple[int, ...]]:
+    """A start and then so many numbers for each limit: their format, and the position of the first of each."""
+    return struct.Struct(f"<{1 + sum(sizes)}q"), tuple(accumulate(sizes[:-1], initial=1))
+
+
 class LimitSet:
     """The limits of a decision: the encoded parts that are the same for every call on them."""
 
-    __slots__ = ("entries", "files", "heads", "hit_all", "hit_parts", "is_plain", "nameds", "parts", "reply", "reply_with_states")
+    # fmt: off
+    __slots__ = ("entries", "files", "heads", "hit_all", "hit_parts", "is_plain", "nameds", "parts", "with_states",
+                 "without_states")
+    # fmt: on
 
     def __init__(self, entries: Entries, nameds: Sequence[NamedLimit]) -> None:
         self.entries, self.nameds = entries, nameds
@@ -82,8 +92,8 @@ class LimitSet:
         self.is_plain = len(entries) <= _MAX_UNPACKED and all(entry.is_plain for entry in entries)
         self.hit_parts = self.files | {"hit_all"}
         self.hit_all = self.encode_hit([1] * len(entries))
-        self.reply = struct.Struct("<q" + "4q" * len(entries))
-        self.reply_with_states = struct.Struct("<q" + "".join("5q" if entry.limit.logs else "11q" for entry in entries))
+        self.without_states = _layout_of([4] * len(entries))
+        self.with_states = _layout_of([5 if entry.limit.logs else 11 for entry in entries])
 
     def encode_hit(self, costs: Sequence[int]) -> bytes:
         pairs = zip(self.entries, costs, strict=True)
@@ -91,30 +101,24 @@ class LimitSet:
 
     def decode(self, reply: bytes, at: int, claims: Claims, now_us: int, with_states: bool) -> tuple[Decision, int]:
         """The Decision at a position of a reply, and where it ends. `with_states`: the claims remember the states."""
-        layout = self.reply_with_states if with_states else self.reply
+        layout, positions = self.with_states if with_states else self.without_states
         numbers = layout.unpack_from(reply, at)
-        start_us, parts, i = numbers[0], [], 1
-        for entry, claim in zip(self.entries, claims, strict=True):
-            start, retry_us, left, reset_us = numbers[i : i + 4]
-            if start >= 0:
-                parts.append(Decision(True, entry.capacity, left, 0, reset_us, start - now_us, start, entry.name))
-            else:
-                never = -1 if start != -1 else retry_us
-                parts.append(Decision(False, entry.capacity, left, never, reset_us, 0, now_us, entry.name))
-            i += 4
-            if with_states:
-                claim.reset_id = numbers[i]
-                i += 1
-                if claim.cost > 0:
-                    states = (0,) * 6 if entry.limit.logs else numbers[i : i + 6]
-                    claim.remember(states[:3], states[3:], None, start_us)
-                i += 0 if entry.limit.logs else 6
+        decision = join_replies(claims, numbers, positions, now_us, numbers[0])
         at += layout.size
-        for claim in claims if with_states else ():
+        return decision, self._decode_states(reply, at, claims, numbers) if with_states else at
+
+    def _decode_states(self, reply: bytes, at: int, claims: Claims, numbers: tuple[int, ...]) -> int:
+        """Has claims remember their charges: reset marker, states before and after, and those of other rates from `at` on."""
+        for entry, claim, i in zip(self.entries, claims, self.with_states[1], strict=True):
+            claim.reset_id = numbers[i + 4]
+            if claim.cost > 0:
+                a, b, c, new_a, new_b, new_c = (0,) * 6 if entry.limit.logs else numbers[i + 5 : i + 11]
+                claim.remember((a, b, c), (new_a, new_b, new_c), None, numbers[0])
+        for claim in claims:
             end = at + 1 + reply[at] * _OTHER.size
             claim.others = tuple(_OTHER.iter_unpack(reply[at + 1 : end])) if end > at + 1 else None
             at = end
-        return Decisions.join(parts, start_us - now_us if start_us >= 0 else 0), at
+        return at
 
 
 def limit_set_of(names: KeyNames, claims: Claims) -> LimitSet:

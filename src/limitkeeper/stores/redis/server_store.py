@@ -33,7 +33,8 @@ HASH_BUDGET_US = 1_000_000
 
 
 class ServerClock(NamedTuple):
-    """The clock of a store: its time is an estimate of the server's; it sleeps in real time."""
+    """The clock of a store, for timeouts and sleeps: this machine's, because the server's may differ and be set (`now_us` of the
+    store estimates it)."""
 
     now_us: Callable[[], int]
     sleep: Callable[..., None]
@@ -90,7 +91,7 @@ class ServerStore(PlannedStore):
         self._given_lock = threading.Lock()
         self._given_shift_us = self._given_last_us = 0
         self._server_time: tuple[int, int] | None = None  # the server's time when it was last seen, and ours then
-        self._clock: Clock = clock or ServerClock(self.estimated_us, budget_clock.sleep, budget_clock.asleep)
+        self._clock: Clock = clock or ServerClock(budget_clock.now_us, budget_clock.sleep, budget_clock.asleep)
 
     # Time ------------------------------------------------------------------------------------------------------
 
@@ -108,12 +109,8 @@ class ServerStore(PlannedStore):
             return self.given_us() or 0
         if self._server_time is None:
             self._server_time = (self.run_plan(self.server_us()), self._now_us())
-        return self.estimated_us()
-
-    def estimated_us(self) -> int:
-        """The server's time as far as it is known; this machine's until the first reply."""
-        seen = self._server_time
-        return self._now_us() if seen is None else seen[0] + self._now_us() - seen[1]
+        server_us, seen_us = self._server_time
+        return server_us + self._now_us() - seen_us
 
     def given_us(self) -> int | None:
         """The time that a request carries, of the `clock` given; None: the server's time counts. It never goes back."""

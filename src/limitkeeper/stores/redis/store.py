@@ -26,7 +26,7 @@ from . import script_request
 from .address import read_url
 from .cluster import Cluster, CrossSlotDecision, groups_of
 from .command_routing import BATCH, MAX_REQUESTS_AT_ONCE, Route, RoutedCommand, raise_first
-from .key_names import KeyNames, key_bytes, key_text
+from .key_names import KeyNames, key_bytes
 from .limit_and_state_codec import State, decode_item, entry_of, registered_entry
 from .redis_py_settings import AsyncClientPool, Client, ClientPool, ClientRoute, read_client
 from .request import Request
@@ -254,7 +254,7 @@ class RedisStore(ServerStore):
         key = self.names.start + b"=" + key_bytes(name)
         if not change:
             found = yield from self.route.read_hashes([key])
-            return {key_text(field): key_text(value) for field, value in found[key].items()}
+            return {field.decode("utf-8", "replace"): value.decode("utf-8", "replace") for field, value in found[key].items()}
         fields = [key_bytes(text) for text in change if text is not None]
         yield from self.route.query([RoutedCommand(["HSET" if len(fields) > 1 else "HDEL", key, *fields], key)])
         return {}

@@ -229,8 +229,8 @@ class SyncConnection:
                     continue
                 if not received:
                     raise lost(self.endpoint, None)
-                if first and SHORT.get(received[:5]) == len(received):
-                    reply = received[5:-2]
+                if first and (short := SHORT.get(received[:5])) and short[0] == len(received):
+                    reply = received[short[1] : -2]
                 else:
                     parser.feed(received)
                     reply = parser.gets()

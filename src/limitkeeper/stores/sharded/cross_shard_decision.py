@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import random
+from collections.abc import Hashable, Iterable, Sequence
+from random import Random
 from typing import Any
 
+from ...algorithms.claim import Claim
+from ...clock import Clock
 from ...errors import StoreError
+from ..contract import charges_of
 from ..sans_io import Call, Plan, Recorded, UntilRefused
 from ..two_phase_decision import Group, TwoPhaseDecision
 
@@ -13,10 +18,15 @@ from ..two_phase_decision import Group, TwoPhaseDecision
 class CrossShardDecision(TwoPhaseDecision):
     """One decision; the places of its groups are shards."""
 
-    def __init__(self, groups: Sequence[Group], max_wait_us: int | None, commit: bool, not_before_us: int) -> None:
-        super().__init__(groups, commit, not_before_us)
+    def __init__(
+        self, groups: Sequence[Group], max_wait_us: int | None, commit: bool, not_before_us: int, clock: Clock, rng: Random | None
+    ) -> None:
         reserves = all(group.place.store.can_reserve(claim.limit) for group in groups for claim in group.claims)
-        self._max_wait_us = max_wait_us if reserves else 0  # a limit that can't reserve makes all of them decide for now
+        # A limit that can't reserve makes all of them decide for now.
+        super().__init__(groups, max_wait_us if reserves else 0, commit, not_before_us, clock, (rng or random).random)
+
+    def queue_of(self, group: Group, claim: Claim) -> Hashable:
+        return id(group.place), claim.named, claim.key
 
     def ask(
         self, groups: Sequence[Group], not_before_us: Sequence[int], commit: bool, undo: bool, first: bool
@@ -24,7 +34,7 @@ class CrossShardDecision(TwoPhaseDecision):
         if undo:
             yield from self.give_back(groups)
         calls = (UntilRefused if commit else Recorded)(
-            Call(group.place, "decide", (group.claims, self._max_wait_us), {"commit": commit, "not_before_us": moment})
+            Call(group.place, "decide", (group.claims, self.max_wait_us), {"commit": commit, "not_before_us": moment})
             for group, moment in zip(groups, not_before_us, strict=True)
         )
         try:
@@ -36,7 +46,7 @@ class CrossShardDecision(TwoPhaseDecision):
 
     def give_back(self, groups: Iterable[Group]) -> Plan[None]:
         charged = [group for group in groups if group.charged]
-        calls = [Call(one.place, "give_back", (one.claims, one.decision.start_us, one.decision.source)) for one in charged]
+        calls = [Call(one.place, "give_back", charge) for one in charged for charge in charges_of(one.claims, one.decision)]
         for group in charged:
             group.charged = False
         if calls:

@@ -8,7 +8,7 @@ from limitkeeper.stores.wrapper_store cimport WrapperStore
 cdef class ShardedStore(WrapperStore):
     cdef readonly Router router
     cdef readonly object membership
-    cdef object _clock, _run_in_thread
+    cdef object _clock, _rng, _run_in_thread
     cdef dict _charges
     cdef set _tasks
     cdef object __weakref__

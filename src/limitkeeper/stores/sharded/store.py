@@ -31,7 +31,7 @@ from ...clock import SYSTEM, Clock
 from ...decision import Decision
 from ...errors import ConfigurationError, StoreError, StoreTimeout, StoreUnavailable
 from ...rate import Duration, duration_us
-from ..contract import Booking, KeyState, Requests, Store, checked, checked_pairs, listed_claims
+from ..contract import Booking, KeyState, Requests, Store, charges_of, checked, checked_pairs, listed_claims
 from ..leased import LeasedStore
 from ..sans_io import Call, Left, Plan, Recorded, aperform_call, arun, left_of, perform_call, run
 from ..store_hash import StoreHash
@@ -59,8 +59,8 @@ class ShardedStore(WrapperStore):
     `weights` gives shards another share than 1. `on_loss` "fail" raises StoreUnavailable for the keys of a shard that can't be
     reached, "rehash" sends them to the next shard. `hot` is from how many hits a second on a key is leased from a remote shard
     (True: 1000, False: never); `lease` and `life` are the LeasedStore's. `pause` is how long a decision waits for a key that
-    is being moved. `clock` measures the budget, the pause and the leases, and `run_in_thread` runs the changes of membership that
-    async callers make: for tests and simulations.
+    is being moved. `clock` measures the budget, the pause and the leases, `run_in_thread` runs the changes of membership that
+    async callers make, and `rng` (a random.Random) draws pauses: for tests and simulations.
     """
 
     @cython.annotation_typing(False)
@@ -76,6 +76,7 @@ class ShardedStore(WrapperStore):
         pause: Duration = 5,
         clock: Clock = SYSTEM,
         run_in_thread: RunInThread = asyncio.to_thread,
+        rng: Any = None,
     ) -> None:
         if on_loss not in ("fail", "rehash"):
             raise ConfigurationError(f"on_loss={on_loss!r}: expected 'fail' or 'rehash'")
@@ -90,7 +91,7 @@ class ShardedStore(WrapperStore):
         self.membership: Membership = kind(
             self.router, shards, weights or {}, on_loss == "rehash", rate, make_lease, duration_us(pause), clock
         )
-        self._clock = clock
+        self._clock, self._rng = clock, rng
         self._run_in_thread = run_in_thread
         self._charges: dict[tuple[int, str, tuple[str, str, str], str], tuple[int, str]] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -358,9 +359,9 @@ class ShardedStore(WrapperStore):
             return decisions
         except BaseException:  # no caller is answered: what was charged goes back, where that is possible
             for claims, decision in zip(asked, found, strict=True):
-                if decision:
+                for some, at_us, source in charges_of(claims, decision) if decision else ():
                     with suppress(StoreError):
-                        yield from self._plan_give_back(list(claims), [], decision.start_us, decision.source)
+                        yield from self._plan_give_back(list(some), [], at_us, source)
             raise
 
     def plan_give_back(self, claims: Sequence[Claim], charged_at: int, source: str) -> Plan[bool]:
@@ -387,7 +388,7 @@ class ShardedStore(WrapperStore):
         shard = self.router.only_shard(asked)
         if shard is None:
             groups = self._groups(asked)
-            joined = yield from CrossShardDecision(groups, max_wait_us, commit, not_before_us).decide()
+            joined = yield from CrossShardDecision(groups, max_wait_us, commit, not_before_us, self._clock, self._rng).decide()
             for group in groups:
                 if group.charged:
                     self.router.copy_states([asked[position] for position in group.positions], group.claims)
@@ -505,11 +506,10 @@ class ShardedStore(WrapperStore):
 
     def _remember_charge(self, joined: Decision, charge: Decision, claims: list[Claim]) -> None:
         """A charge with another start or source than the joined decision is given back with its own."""
-        if (joined.start_us, joined.source) == (charge.start_us, charge.source):
-            return
-        for claim in claims:
-            known = (joined.start_us, joined.source, claim.limit.identity, claim.key)
-            self._charges[known] = (charge.start_us, charge.source)
+        for some, start_us, source in charges_of(claims, charge):
+            for claim in some if (joined.start_us, joined.source) != (start_us, source) else ():
+                known = (joined.start_us, joined.source, claim.limit.identity, claim.key)
+                self._charges[known] = (start_us, source)
         while len(self._charges) > MAX_CHARGES:
             self._charges.pop(next(iter(self._charges)), None)
 
@@ -532,8 +532,8 @@ class ShardedStore(WrapperStore):
     async def _undo(self, task: asyncio.Task[Decision], asked: list[Claim]) -> None:
         try:
             decision = await task
-            if decision and asked:  # a peek charges nothing
-                await self.agive_back(asked, decision.start_us, decision.source)
+            for charge in charges_of(asked, decision) if decision and asked else ():  # a peek charges nothing
+                await self.agive_back(*charge)
         except StoreError as error:
             log.warning("a cancelled decision could not be given back: %s", error)
 

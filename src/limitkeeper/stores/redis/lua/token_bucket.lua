@@ -94,7 +94,7 @@ local function token_bucket_give_back(gain, unit, full, capacity, at, taken, til
     local paid = charged_at + (whole - rest) / gain
     if rest > 0 then paid = paid + 1 end
     if charged_at > now then
-      if till <= paid then -- the last start to come was this one
+      if till > charged_at and till <= paid then -- the last start to come was this one; before it: made as debt
         whole = (charged - cost) * unit
         rest = whole % gain
         till = charged_at + (whole - rest) / gain
