@@ -150,6 +150,45 @@ def test_leases_admit_what_an_exact_store_admits(rule, rate, limits, load):
     assert len(report.admitted) + in_hand >= 0.99 * central(chosen, arrivals)
 
 
+@pytest.mark.parametrize("costs", [(1,), (1, 2, 5)])
+@pytest.mark.parametrize("nodes", [1, 3])
+def test_calls_that_wait_for_several_limits_use_up_a_saturated_bucket(nodes, costs):
+    """Every fifth call may wait 20 ms for its two limits; the nodes admit the rate, but for what is in hand at the end."""
+    clock, order = ManualClock(BEGIN), random.Random(nodes)
+    parent = MemoryStore(clock=clock)
+    stores = [LeasedStore(parent) for _ in range(nodes)]
+    limiters = [Limiter({"one": BUCKET, "two": BUCKET}, store=store, name="several") for store in stores]
+    admitted, end = 0, clock.now_us() + SECOND
+    while clock.now_us() < end:
+        clock.advance(order.expovariate(2000 / sum(costs) * len(costs)))
+        limiter, cost = order.choice(limiters), order.choice(costs)
+        admitted += cost * bool(limiter.reserve("k", cost, max_wait=0.02 if order.random() < 0.2 else 0))
+        for store in stores:
+            store.tend()
+    assert admitted + 1000 * 0.1 >= 0.99 * (100 + 1000)
+
+
+def test_waiters_of_several_batches_keep_their_start_when_another_leaves():
+    """A start in the batches of two limits can't move up as one: it stays where it is, and is of both limits."""
+    clock = ManualClock(BEGIN)
+    store = LeasedStore(MemoryStore(clock=clock))
+    limiter = Limiter({"one": BUCKET, "two": BUCKET}, store=store, name="several")
+    waiting = []
+    for _ in range(4000):
+        clock.advance(0.0005)
+        limiter.hit("k")
+        store.tend()
+        if clock.now_us() > (BEGIN + 1) * SECOND:
+            waiting = [limiter.reserve("k", cost, max_wait=0.1) for cost in (1, 2, 1)]
+        if waiting and all(one.wait and one.decision.source == "lease" for one in waiting):
+            break
+    assert [one.decision.source for one in waiting] == ["lease"] * 3
+    starts = [one.decision for one in waiting]
+    store.return_all()
+    assert waiting[0].cancel()
+    assert [one.decision for one in waiting] == starts
+
+
 @every_size
 def test_a_saturated_bucket_is_used_up(nodes):
     """At 2 × load the nodes together admit the rate, but for what is in hand or reserved at the end: rate × life at most."""

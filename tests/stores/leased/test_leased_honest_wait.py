@@ -11,8 +11,19 @@ from typing import Any, NamedTuple
 import pytest
 from leased_fleet import Fleet
 
-from limitkeeper import Decision, LeakyBucket, Limiter, SlidingWindowCounter, SlidingWindowLog, TokenBucket
+from limitkeeper import (
+    Decision,
+    LeakyBucket,
+    LeasedStore,
+    Limiter,
+    MemoryStore,
+    SlidingWindowCounter,
+    SlidingWindowLog,
+    TokenBucket,
+)
 from limitkeeper.algorithms import FixedWindow, Limit
+from limitkeeper.testing import ManualClock
+from stand_ins import NOON
 
 LIMITS: list[Limit] = [
     TokenBucket("100/s burst 10"),
@@ -119,3 +130,28 @@ def test_one_node_with_cost_1_is_told_no_later_than_needed() -> None:
         played = Played(told)
         if played.last.retry_us > 1 and told.limit.reserves:
             assert not played.again_after(played.last.retry_us - 1), f"history {seed}"
+
+
+def test_a_wait_is_served_from_the_batch_that_it_fetched() -> None:
+    """A refused wait that comes again at its time has a batch reserved ahead, and starts with it, not behind it."""
+    clock = ManualClock(NOON)
+    parent, rule = MemoryStore(clock=clock), TokenBucket("54/min burst 3")
+    Limiter(rule, store=parent).hit("key", 3)
+    limiter = Limiter(rule, store=LeasedStore(parent, lease=5, life="1s"))
+    refused = limiter.reserve("key", max_wait=1)
+    assert not refused
+    clock.advance(refused.decision.retry_after)
+    assert limiter.reserve("key", max_wait=1).wait == 1.0
+
+
+@pytest.mark.parametrize("lease", [None, 2])
+def test_a_refusal_is_not_kept_when_another_rate_of_the_name_charges(lease: int | None) -> None:
+    """What one rate is admitted with is charged to the other too: that one's known refusal is no longer true."""
+    clock = ManualClock(NOON)
+    store = LeasedStore(MemoryStore(clock=clock), lease=lease)
+    large, small = (Limiter(rule, store=store, name="plan") for rule in ("5/s burst 4", "3/s burst 1"))
+    assert small.hit("key")
+    assert not small.hit("key")
+    assert large.hit("key")
+    clock.advance(small.hit("key").retry_after)
+    assert small.hit("key")

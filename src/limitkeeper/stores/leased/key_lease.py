@@ -160,6 +160,23 @@ class Lease:
         second: cython.longlong = self.next_left if now_us < self.next_end_us and now_us >= self.next_start_us else 0
         return first if first > second else second
 
+    def earliest(self, from_us: cython.longlong, cost: cython.longlong) -> int:
+        """When one batch can be spent for a cost, `from_us` or later; TOP: none."""
+        found: cython.longlong = TOP
+        if self.left >= cost and from_us < self.end_us:
+            found = max(from_us, self.start_us)
+        if self.next_left >= cost and from_us < self.next_end_us:
+            found = min(found, max(from_us, self.next_start_us))
+        return found
+
+    def take_at(self, at_us: cython.longlong, cost: cython.longlong) -> int:
+        """Spends a cost of the batch that `earliest` found; returns when that was charged."""
+        if self.left >= cost and self.start_us <= at_us < self.end_us:
+            self.left -= cost
+            return int(self.charged_at)
+        self.next_left -= cost
+        return int(self.next_charged_at)
+
     @cython.cfunc
     @cython.nogil
     @cython.exceptval(check=False)

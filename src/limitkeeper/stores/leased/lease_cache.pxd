@@ -20,7 +20,7 @@ cdef class LeaseCache:
     cdef Decision spend_or_refuse(self, NamedLimit named, str key, long long cost, long long max_wait_us, bint commit)
     cdef Decision decision_of(self, LeaseTerms terms, Lease lease, long long now_us, long long until_us, long long more)
     cdef bint trusts_refusal(self, Lease lease, long long now_us)
-    cdef Decision answer_all(self, list claims, bint commit)
+    cdef Decision answer_all(self, list claims, bint may_wait, bint commit)
 
 cdef inline Decision blank_leased(LeaseCache cache, LeaseTerms terms):
     """A Decision to be filled in, as `blank` in cell_store.pxd; its source is set once, when it is made."""

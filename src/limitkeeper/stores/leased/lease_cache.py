@@ -175,9 +175,9 @@ class LeaseCache:
         return decision
 
     @cython.cfunc
-    def answer_all(self, claims: list, commit: cython.bint) -> Decision | None:  # type: ignore[type-arg]
-        """The answer for several limits, when all of them hold enough, or one is known to refuse and none may refuse for
-        longer, as far as is known; otherwise None."""
+    def answer_all(self, claims: list, may_wait: cython.bint, commit: cython.bint) -> Decision | None:  # type: ignore[type-arg]
+        """The answer for several limits, when all of them hold enough, or one is known to refuse (a call that may not wait) and
+        none may refuse for longer, as far as is known; otherwise None."""
         i: cython.Py_ssize_t
         claim: Claim
         lease: Lease
@@ -211,7 +211,7 @@ class LeaseCache:
                 lease.last_used_us = now_us
                 if not short and not unknown:
                     lease.take(now_us, claim.cost)
-        if unknown:
+        if unknown or (short and may_wait):
             return None
         parts = []
         for i in range(len(claims)):
@@ -233,9 +233,9 @@ class LeaseCache:
         decision: Decision | None = None
         if len(claims) == 1:
             decision = self.answer_one(claim.named, claim.key, claim.cost, max_wait_us, commit)
-        elif not max_wait_us and not self.exact:
+        elif not self.exact:
             with self.lock:
-                decision = self.answer_all(claims, commit)
+                decision = self.answer_all(claims, max_wait_us > 0, commit)
         if decision is not None and commit and decision.allowed:
             for claim in claims:
                 lease: Lease | None = self.find(claim.named, claim.key)
@@ -253,26 +253,35 @@ class LeaseCache:
             until_us: cython.longlong = lease.refused_until(now_us, cost, True)
             return self.decision_of(lease.terms, lease, now_us, until_us, lease.refused_left) if until_us else None
 
-    def answer_ahead(self, claim: Claim, max_wait_us: int) -> Decision | None:
-        """The answer to a call that may wait, from a batch that begins later; None: no such batch holds enough. Given back, the
-        batch would be lost to the nodes that have reserved behind it."""
-        lease: Lease | None = self.find(claim.named, claim.key)
-        if lease is None or self.exact or claim.cost <= 0:
+    def answer_ahead(self, claims: list[Claim], max_wait_us: int) -> Decision | None:
+        """The answer to a call that may wait, at the first time at which one batch of each lease holds enough; None: there is
+        none. Given back, the batches would be lost to the nodes that have reserved behind them."""
+        found = [lease for claim in claims if (lease := self.find(claim.named, claim.key)) is not None]
+        if self.exact or len(found) < len(claims) or min([claim.cost for claim in claims]) <= 0:
             return None
+        parts = []
         with self.lock:
             now_us: cython.longlong = self.now_us()
-            first: cython.bint = lease.left >= claim.cost and now_us < lease.start_us
-            start_us: cython.longlong = lease.start_us if first else lease.next_start_us
-            if not first and (lease.next_left < claim.cost or now_us >= start_us):
+            firsts = [lease.earliest(now_us, claim.cost) for lease, claim in zip(found, claims, strict=True)]
+            start_us = max(firsts)
+            late = start_us - now_us > max_wait_us
+            ends = max([lease.earliest(start_us, claim.cost) for lease, claim in zip(found, claims, strict=True)]) > start_us
+            if start_us == TOP or (ends and not late):  # a batch ends before the others begin
                 return None
-            if start_us - now_us > max_wait_us:
-                return self.decision_of(lease.terms, lease, now_us, start_us - max_wait_us, 0)
-            charged_at = lease.charged_at if first else lease.next_charged_at
-            lease.left -= claim.cost if first else 0
-            lease.next_left -= 0 if first else claim.cost
-            claim.reset_id = lease.reset_id
-            now: Decision = self.decision_of(lease.terms, lease, now_us, 0, 0)
-        return Decision(True, now.limit, now.remaining, 0, now.reset_us, start_us - now_us, charged_at, now.name, now.source)
+            for claim, lease, first_us in zip(claims, found, firsts, strict=True):
+                charged_at = -1 if late else lease.take_at(start_us, claim.cost)
+                until_us = first_us - max_wait_us if first_us - now_us > max_wait_us else 0
+                part: Decision = self.decision_of(lease.terms, lease, now_us, until_us, 0)
+                if not late:
+                    claim.reset_id = lease.reset_id
+                    times = (0, part.reset_us, start_us - now_us, charged_at)
+                    part = Decision(True, part.limit, part.remaining, *times, part.name, part.source)
+                parts.append(part)
+        one = Decisions.join(parts)
+        if late or len(parts) == 1:
+            return one
+        times = (0, one.reset_us, one.wait_us, start_us + self.clock_offset_us)  # the parts have the times of their charges
+        return Decisions(parts, True, one.limit, one.remaining, *times, one.name, one.source)
 
     def notice_low(self, lease: Lease) -> None:
         """Has the background fetch the next batch of a lease."""
@@ -348,17 +357,30 @@ class LeaseCache:
 
     def drop(self, named: NamedLimit, key: str | None = None) -> None:
         """Forgets what every rate of the name holds or put aside for a key (None: all keys): its charges are gone."""
-        terms: LeaseTerms = self.terms_of(named)
         with self.lock:
-            rates = [terms]
-            if terms.has_siblings:
-                rates = [other for other in self.terms.values() if other.named.identity == named.identity]
+            rates = self.rates_of(named)
             for rate in rates:
                 for lease in list(rate.leases.values()) if key is None else [rate.leases.get(key)]:
                     if lease is not None:
                         lease.drop()
             parts = self.take_put_aside()
             self.unspent.extend(part for part in parts if part.lease.terms not in rates or key not in (None, part.lease.key))
+
+    def rates_of(self, named: NamedLimit) -> list[LeaseTerms]:
+        """The terms of every rate of the name."""
+        terms: LeaseTerms = self.terms_of(named)
+        if not terms.has_siblings:
+            return [terms]
+        return [other for other in list(self.terms.values()) if other.named.identity == named.identity]
+
+    def forget_refusals(self, named: NamedLimit, key: str, others: bool = False) -> None:
+        """Forgets what is known to be refused for a key that was changed at the parent: by every rate of the name, or by the
+        others than this one."""
+        terms: LeaseTerms
+        for terms in self.rates_of(named):
+            lease: Lease | None = terms.leases.get(key)
+            if lease is not None and not (others and terms.named == named):
+                lease.forget_refusal()
 
     def take_all(self, leases: Iterable[Lease | None], latest_us: int = TOP) -> list[Unspent]:
         """Takes out everything that these leases hold and that begins by `latest_us`."""

@@ -175,6 +175,8 @@ class Refill:
         start_us = now_us + wait_us if wait_us else sent_us
         cache.put_aside(lease, now_us)
         lease.refusals = 0
+        if lease.terms.has_siblings:  # they are charged with this batch too
+            cache.forget_refusals(lease.terms.named, lease.key, others=True)
         with cache.lock:
             lease.add_batch(size, start_us, end_us, decision.start_us, decision.source, sent_us, claim.reset_id)
         lease.adapt(size, want.size, wait_us, decision.remaining, cache.round_trip_us)

@@ -34,7 +34,7 @@ from ...decision import STORE, Decision, Decisions
 from ...errors import ConfigurationError, StoreError
 from ...fork import reset_after_fork
 from ...rate import Duration, duration_us
-from ..contract import Booking, Claims, KeyState, Requests, Store, bounded_wait_us, checked, only_claims
+from ..contract import Booking, Claims, KeyState, Requests, Store, bounded_wait_us, charges_of, checked, only_claims
 from ..sans_io import Call, Left, Plan, arun, finish, left_of, run
 from ..wrapper_store import WrapperStore, copy_states
 from .key_lease import Lease, LeaseTerms, Unspent
@@ -183,7 +183,8 @@ class LeasedStore(WrapperStore):
         except asyncio.CancelledError:
             decision = await finish(task)
             if commit and decision and not (max_wait_us != 0 and [claim for claim in claims if claim.charged_at() >= 0]):
-                await finish(asyncio.ensure_future(self.agive_back(claims, decision.start_us, decision.source)))
+                for charge in charges_of(claims, decision):
+                    await finish(asyncio.ensure_future(self.agive_back(*charge)))
                 for claim in claims:
                     claim.forget_charge()
             raise
@@ -191,9 +192,12 @@ class LeasedStore(WrapperStore):
     def plan(self, claims: list[Claim], wait_us: int, commit: bool) -> Plan[Decision]:
         """A decision that leases do not answer."""
         waits = wait_us > 0 and not [claim for claim in claims if not claim.limit.limit.reserves]
-        if waits and commit and len(claims) == 1:
-            decision = self.cache.answer_ahead(claims[0], wait_us)
-            if decision is not None or (decision := (yield from self.decide_in_demand(claims[0]))):
+        if waits and commit:
+            decision = self.cache.answer_ahead(claims, wait_us)
+            if decision is None and len(claims) == 1:
+                found = yield from self.decide_in_demand(claims[0])
+                decision = found or self.cache.answer_ahead(claims, wait_us)  # what it fetched may begin later
+            if decision is not None:
                 return decision
         if waits or (self.cache.exact and len(claims) > 1):
             return (yield from self.pass_on(claims, wait_us, commit))
@@ -332,6 +336,8 @@ class LeasedStore(WrapperStore):
     ) -> Decision:
         """Learns from the parent's decision about a key, and adds what is held to its answer."""
         now_us = self.refill.record_reply(decision, sent_us)
+        if decision.allowed and terms.has_siblings:
+            self.cache.forget_refusals(terms.named, key, others=True)
         if lease is None and not (self.cache.exact and (decision.allowed or decision.retry_us < 0)):
             lease = self.cache.add(terms, key, cost, now_us)
         if lease is None:
@@ -454,11 +460,10 @@ class LeasedStore(WrapperStore):
         """Forgets what is known to be refused for keys that are changed at the parent; with `drop` also what is held."""
         only_claims(claims)
         for claim in claims:
-            lease = self.cache.find(claim.limit, claim.key)
             if drop:
                 self.cache.drop(claim.limit, claim.key)
-            elif lease is not None:
-                lease.forget_refusal()
+            else:
+                self.cache.forget_refusals(claim.limit, claim.key)
 
     def parent_claims(self, claims: Sequence[Claim]) -> list[Claim]:
         """The claims on the limits that are charged at the parent."""
