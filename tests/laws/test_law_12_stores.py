@@ -530,3 +530,19 @@ def test_waiters_that_keep_their_starts_leave_the_log_of_a_longer_window_whole(k
         bookings = [Booking(waiting[i], starts[i], store.now_us(), stays=i == 1) for i in range(2)]
         assert store.rebook(bookings) == [None, None]
         assert long.peek("key").remaining == 1
+
+
+@every_store
+@pytest.mark.parametrize("rule", [TokenBucket, LeakyBucket], ids=lambda rule: rule.kind)
+def test_a_cancelled_charge_never_raises_what_another_rate_holds(kind: str, rule: type[Limit], tmp_path: Any) -> None:
+    """A start of the slow rate 50 minutes ahead is debt in the fast one, which has paid it: cancelled, it locks nobody out."""
+    clock, store, (slow, fast) = two_rates(kind, tmp_path, rule("1/min", 100), rule("10/s", 10))  # type: ignore[call-arg]
+    with store:
+        slow.hit("key", 100)
+        fast.hit("key")
+        clock.advance(5)
+        reservation = slow.reserve("key", 50)
+        clock.advance(6)
+        assert fast.hit("key").remaining == 9
+        assert reservation.cancel()
+        assert fast.hit("key").remaining >= 8

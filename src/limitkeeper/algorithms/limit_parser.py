@@ -67,7 +67,9 @@ def named_limits(limits: object, name: str | None) -> dict[str, Limit]:
         if len(found) < len(ones):
             raise ConfigurationError(f"duplicate limit in {'; '.join(names)}; give it once")
     else:
-        raise ConfigurationError(f"expected a limit, a text, or a mapping of names to limits, got {limits!r}")
+        raise ConfigurationError(
+            f"expected a limit, a text, or a mapping of names to limits, got {limits!r}; write '5/s burst 10'"
+        )
     if not found:
         raise ConfigurationError("a limiter needs at least one limit")
     for key, one in found.items():

@@ -123,7 +123,7 @@ def give_back(limit: Limit, at: I64, taken: I64, until: I64, now: I64, cost: I64
             back = back - behind if back > behind else 0
     paid: I64 = charged_at + (charged * limit.unit + limit.gain - 1) // limit.gain
     if charged_at > now:
-        if until <= paid:  # the last start to come was this one
+        if charged_at < until <= paid:  # the last start to come was this one; before it: this charge was made as debt
             until = charged_at + ((charged - cost) * limit.unit + limit.gain - 1) // limit.gain
     elif charged_at >= 0 and until == paid and taken - (until - now) * limit.gain <= limit.unit - limit.gain:
         until = 0  # the last start was this one, which has begun: with another to come, a token more would be missing
