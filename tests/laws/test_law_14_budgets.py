@@ -37,9 +37,9 @@ from limitkeeper.testing import ManualClock
 from stand_ins import NOON, WrappedStore
 
 BUDGET = 0.2
-#: Callers at the same moment; one after the other they would take twice what is allowed.
+#: Callers at the same moment; one after the other they would take longer than is allowed.
 CALLERS = 10
-LONGEST = 5 * BUDGET
+LONGEST = 7 * BUDGET
 LIMITS = {"a": "1000/h", "b": "token bucket 1000/min burst 500"}
 KEYS = {"a": "key", "b": "key"}
 Calls = dict[str, Callable[[Any], Any]]

@@ -401,7 +401,7 @@ def test_calls_that_meet_lose_nothing(lease, rules, rounds):
 
 def test_a_lone_node_over_redis_spends_all_of_two_limits(valkey):
     """Two limits in a tight loop, and hits beside reservations: what is admitted and what is left after close() are the limit."""
-    limits = {"a": TokenBucket("2000/h"), "b": FixedWindow("2000/d")}
+    limits = {"a": TokenBucket("2000/400d"), "b": FixedWindow("2000/400d")}  # real time: what the bucket gains is less than one
     store = LeasedStore(RedisStore(valkey.url, timeout="60s"))
     limiter, net = Limiter(limits, store=store, name="two"), 0
     for _ in range(300):
@@ -412,8 +412,7 @@ def test_a_lone_node_over_redis_spends_all_of_two_limits(valkey):
     with RedisStore(valkey.url, timeout="60s") as bare:
         left = [part.remaining for part in Limiter(limits, store=bare, name="two").peek("k").decisions]
     assert net == 900
-    assert left[1] == 2000 - net
-    assert left[0] - left[1] in (0, 1, 2)  # an hour's bucket gains one every 1.8 s
+    assert left == [2000 - net] * 2
 
 
 @pytest.mark.parametrize("rule", [SlidingWindowLog("100/h"), SlidingWindowCounter("100/h")], ids=lambda rule: rule.kind)

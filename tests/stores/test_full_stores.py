@@ -329,3 +329,34 @@ def test_resets_of_unknown_keys_never_exceed_max_keys(make):
     for number in range(100):
         limiter.reset(f"unknown {number}")
     assert len(store) == 8
+
+
+# Waiters on overflow cells
+
+
+def sharing(limiter: Limiter, key: str, used: int) -> str:
+    """Uses up a key's overflow cell; another key that shares it."""
+    assert limiter.hit(key, used)
+    return next(other for other in map(str, itertools.count()) if not limiter.peek(other, used))
+
+
+@pytest.mark.parametrize("rule", RULES[:4])
+def test_a_waiter_that_leaves_an_overflow_cell_takes_nothing_of_others_with_it(make, clock, rule):
+    """Two newcomers wait on one overflow cell, and those behind the one that leaves can't move up: all that stay keep what they
+    have charged, and the store keeps within max_keys."""
+    store = make(1)
+    limiter, known = Limiter(rule, store=store), Limiter("1/d", store=store)
+    known.hit("known")
+    other = sharing(limiter, "key", 5)
+    leaving = limiter.reserve("key", 2)
+    staying = [limiter.reserve(key, cost) for key, cost in ((other, 2), ("key", 1), (other, 4))]
+    before = limiter.peek(other)
+    assert leaving.cancel()
+    after = limiter.peek(other)
+    assert limiter.peek("key") == after
+    assert 0 <= before.reset_after - after.reset_after <= 24
+    assert len(store) == 1
+    if "window" in rule:
+        staying[2].cancel()
+        clock.advance(60)  # two and one begin
+        assert limiter.peek(other).remaining == 2

@@ -394,6 +394,8 @@ class CellStore(CellRates):
 
     def rebooked(self, bookings: list[Booking], now_us: int) -> list[Decision | None]:
         claims = {(claim.limit.identity, claim.key): claim for booking in bookings for claim in booking.claims}
+        if any(one.limit.limit.logs and not self.states(self.handle_of(one.limit), one.key) for one in claims.values()):
+            return self.put_back(bookings, [], now_us)  # a log in an overflow cell, which has the entries of other keys too
         saved = [(claim, *self.saved(self.handle_of(claim.limit), claim.key, now_us)) for claim in claims.values()]
         charges = [(claim, claim.charge()) for booking in bookings for claim in booking.claims]
         given = [
@@ -421,8 +423,9 @@ class CellStore(CellRates):
             handle: LimitHandle = self.handle_of(claim.limit)
             if log is not None:
                 self.replace(handle, claim.key, log, now_us)
+            full: cython.bint = self.is_full(handle, claim.key, 1, now_us)
             self.rates = rates
-            self.save_rates(handle, claim.key, now_us, False)
+            self.save_rates(handle, claim.key, now_us, full)
         for asked, charged_at, _, stays, _ in reversed(bookings):
             if not stays:
                 self.give_back_all(list(asked), charged_at, now_us)

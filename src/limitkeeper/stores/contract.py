@@ -315,6 +315,18 @@ class PlannedStore(Store):
         await self.arun_plan(self.plan_load(limit, items))
 
 
+def charges_of(claims: Sequence[Claim], decision: Decision) -> list[tuple[Sequence[Claim], int, str]]:
+    """What a decision charged, or some of it: claims with the start and the source of their charge, for `give_back`. Of several
+    limits that leases answered, each has its own: a batch of a sliding log is given back to the time at which it was charged."""
+    parts = decision.decisions if decision.source == "lease" else ()
+    if len(parts) < 2:
+        return [(claims, decision.start_us, decision.source)]
+    if len(claims) < len(parts):
+        named = {part.name: part for part in parts}
+        parts = tuple([named[claim.limit.name] for claim in claims])
+    return [([claim], part.start_us, part.source) for claim, part in zip(claims, parts, strict=True)]
+
+
 def bounded_wait_us(max_wait_us: int | None) -> int:
     """A wait in microseconds, at most MAX_WAIT; None means without bound."""
     if max_wait_us is None or max_wait_us > MAX_WAIT:

@@ -11,9 +11,10 @@ from random import Random
 import pytest
 from failing import FailingStore, HangingStore, HangingTasks
 
-from limitkeeper import AsyncLimiter, FixedWindow, Limiter, StoreTimeout
+from limitkeeper import AsyncLimiter, FixedWindow, LeasedStore, Limiter, SlidingWindowLog, StoreTimeout
 from limitkeeper.stores.guarded import GuardedStore
-from limitkeeper.stores.guarded.deadline_store import DeadlineStore, start_daemon
+from limitkeeper.stores.guarded.deadline_store import DeadlineStore, give_back_late, start_daemon
+from limitkeeper.stores.sans_io import Call, perform_call, run
 
 #: What turns of threads and loops may take on top of a budget; how late the machine is comes on top of that.
 NOISE = 0.5
@@ -478,3 +479,19 @@ def test_without_a_thread_for_a_call_the_fallback_answers_at_once(store):
         assert not limiter.hit("a")
         assert guard.stats().failures == 2
         assert limiter.hit("a")
+
+
+def test_a_late_answer_of_leases_gives_a_log_and_a_window_back(store, clock):
+    """What leases of several limits gave to a call whose caller has left goes back to the batch of each."""
+    leased = LeasedStore(store, lease=20, life="1s")
+    limiter = Limiter({"window": FixedWindow("100/h"), "log": SlidingWindowLog("100/h")}, store=leased)
+    for _ in range(25):
+        assert limiter.hit("a")
+        clock.advance(0.001)
+        leased.tend()
+    call = Call(leased, "decide", (limiter.claims("a"), 0), {"commit": True})
+    decision = perform_call(call)
+    assert decision.source == "lease"
+    run(give_back_late(call, decision))
+    leased.return_all()
+    assert [part.remaining for part in limiter.peek("a").decisions] == [75, 75]

@@ -315,3 +315,20 @@ def wait_until(condition: Callable[[], bool], seconds: float = 60) -> None:
     while not condition():
         assert time.monotonic() < end
         time.sleep(0.02)
+
+
+def test_a_null_in_the_place_of_an_answer_is_a_store_error() -> None:
+    """A server that answers null is none of ours: every call says so, with an error that a guard understands."""
+
+    def serve() -> None:
+        with server.accept()[0] as connection:
+            while connection.recv(65536):
+                connection.sendall(b"$-1\r\n")
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        threading.Thread(target=serve, daemon=True).start()
+        with RemoteStore(f"limitkeeper://127.0.0.1:{server.getsockname()[1]}?timeout=60s") as store:
+            limiter = Limiter("5/s", store=store)
+            for call in (limiter.hit, limiter.acquire, limiter.reset):
+                with pytest.raises(StoreUnavailable, match="unexpected reply"):
+                    call("a")

@@ -20,7 +20,7 @@ from ...algorithms.claim import Claim, NamedLimit
 from ...clock import SYSTEM
 from ...decision import Decision
 from ...errors import StoreError, StoreTimeout, StoreUnavailable
-from ..contract import Requests, Store
+from ..contract import Requests, Store, charges_of
 from ..sans_io import UNBOUNDED, Call, Pending, Plan, aperform_call, arun, perform_call, run
 from ..wrapper_store import WrapperStore, copy_states
 
@@ -301,8 +301,8 @@ def give_back_late(call: Call, answer: Any) -> Plan[None]:
     elif call.method == "decide_many":
         charged = call.args[0]
     for claims, decision in zip(charged, answer if isinstance(answer, list) else [answer], strict=False):
-        if decision:
-            yield Call(call.target, "give_back", (claims, decision.start_us, decision.source))
+        for charge in charges_of(claims, decision) if decision else ():
+            yield Call(call.target, "give_back", charge)
 
 
 def timed_out(budget_us: int) -> StoreTimeout:

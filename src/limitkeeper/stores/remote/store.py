@@ -125,7 +125,7 @@ class ServiceRoute(Route):
         yield from self.send(some)
         for request, one in zip(requests, some, strict=True):
             if not self.decode(request, one.reply):
-                request.error = one.error
+                request.error = one.error or StoreUnavailable(f"{one.endpoint} gave an unexpected reply: {one.reply!r}")
 
 
 class RemoteStore(ServerStore):
