@@ -327,3 +327,16 @@ def test_fork_with_running_calls():
             os._exit(0 if good and adaptive.busy == {"live": 0} and adaptive.bulkhead.in_use == 0 else 1)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     assert adaptive.busy == {"live": 0}
+
+
+def test_an_algorithm_that_raises_keeps_no_place():
+    """The error of an application's own algorithm reaches the caller, whose place is free afterwards."""
+
+    class Broken(Fixed):
+        def update(self, seconds: float, in_flight: int, dropped: bool) -> float:
+            raise ZeroDivisionError
+
+    adaptive = AdaptiveBulkhead(Broken(1))
+    with pytest.raises(ZeroDivisionError), adaptive.call():
+        pass
+    assert adaptive.bulkhead.in_use == 0

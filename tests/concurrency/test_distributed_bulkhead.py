@@ -11,10 +11,20 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from random import Random
 
 import pytest
 
-from limitkeeper import BulkheadFull, ConfigurationError, InvalidLimit, MemoryStore, RedisStore, SharedStore, StoreUnavailable
+from limitkeeper import (
+    BulkheadFull,
+    ConfigurationError,
+    GuardedStore,
+    InvalidLimit,
+    MemoryStore,
+    RedisStore,
+    SharedStore,
+    StoreUnavailable,
+)
 from limitkeeper.concurrency import DistributedBulkhead
 from stand_ins import WrappedStore
 
@@ -61,6 +71,42 @@ def test_places_heal_after_the_ttl(clock, shared_store):
     assert not alive.try_acquire()
     clock.advance(0.000_001)
     assert alive.try_acquire()
+
+
+def test_places_are_renewed_after_the_clock_went_back(clock, store, monkeypatch):
+    """A server whose clock goes back dates the places of running calls in the future; they are renewed all the same."""
+    holder = bulkhead(2, store, ttl="30s")
+    holder.acquire()
+    monkeypatch.setattr(WrappedStore, "now_us", lambda wrapped: clock.now_us() - 3_600_000_000)
+    holder.store = WrappedStore(store)
+    assert holder.renew() == 1
+
+
+class Draws(Random):
+    """A generator of these numbers."""
+
+    def __init__(self, *numbers: float) -> None:
+        super().__init__()
+        self.numbers = list(numbers)
+
+    def random(self) -> float:
+        return self.numbers.pop(0)
+
+
+def test_a_guard_that_refuses_a_renewal_costs_no_place(clock, store):
+    """While a guard lets only some calls through, a place that it refuses to renew is not given back: the call still runs."""
+    wrapped = WrappedStore(store)
+    guard = GuardedStore(wrapped, on_failure="closed", failures=1, clock=clock, rng=Draws(0, 1, 0, 1))
+    holder = bulkhead(1, guard, ttl="30s")
+    holder.acquire()
+    clock.advance(10)
+    wrapped.failing = {"decide"}
+    assert not bulkhead(1, guard).try_acquire()
+    wrapped.failing = set()
+    assert guard.probe()
+    clock.advance(0.5)
+    assert holder.renew() == 0
+    assert not bulkhead(1, store, ttl="30s").try_acquire()
 
 
 def test_held_places_are_renewed(clock, shared_store):

@@ -9,7 +9,7 @@ import os
 import random
 import threading
 import weakref
-from concurrent.futures import CancelledError
+from concurrent.futures import CancelledError, wait
 
 import pytest
 
@@ -364,3 +364,14 @@ def test_every_call_that_was_taken_and_not_cancelled_runs_once():
     shaper.shutdown()
     assert sorted(ran) == sorted(taken)
     assert shaper.queued == 0
+
+
+def test_a_cancelled_call_is_done_for_those_that_wait_for_it():
+    """`concurrent.futures.wait` returns for a call that was cancelled in the queue, by its caller or by a shutdown."""
+    shaper = Shaper("1/h")
+    first, second, third = (shaper.submit(int) for _ in range(3))
+    assert first.result(30) == 0
+    assert second.cancel()
+    assert wait([second], timeout=30).not_done == set()
+    shaper.shutdown(cancel_futures=True)
+    assert wait([third], timeout=30).not_done == set()

@@ -183,3 +183,27 @@ def test_fair_shares_of_one_name_on_one_store_share_a_capacity(clock):
     assert first.hit("a", 50).allowed
     assert not second.hit("a").allowed
     assert other.hit("a", 100).allowed
+
+
+def test_a_cost_of_nothing_is_never_refused(clock):
+    """A tenant that holds more than its share, because others came, is refused one unit, and a cost of 0 is allowed."""
+    share = make(clock)
+    for tenant in TENANTS:
+        while share.hit(tenant):
+            pass
+    assert not share.hit("a")
+    assert share.hit("a", 0).allowed
+    assert share.peek("a", 0).retry_after == 0.0
+
+
+@pytest.mark.parametrize("in_store", [False, True])
+def test_a_clock_that_goes_back_locks_nobody_out(in_store):
+    """After a step of an hour back a refused tenant is admitted at `retry_after`, and nothing is granted by the step."""
+    clock = ManualClock(10_000.0)
+    share = FairShare("10/s", store=MemoryStore(clock=clock)) if in_store else make(clock, "10/s")
+    assert sum(share.hit("a").allowed for _ in range(20)) == 5
+    clock.advance(-3600)
+    refused = share.hit("a")
+    assert not refused
+    clock.advance(refused.retry_after)
+    assert share.hit("a").allowed

@@ -91,3 +91,35 @@ def test_an_idle_capacity_expires(valkey: Valkey):
             assert share.hit("a", 100).allowed
             assert all(client.pttl(key) > 0 for key in share._backend._keys)
             clock.advance(1)
+
+
+def test_a_clock_that_goes_back_locks_nobody_out(valkey: Valkey):
+    """After a step of an hour back (another primary, NTP) a refused tenant is admitted at `retry_after`, as before."""
+    with valkey.client() as client:
+        client.flushall()
+    clocks = ManualClock(10_000.0), ManualClock(6_400.0)
+    before, after = [FairShare("10/s", store=RedisStore(valkey.url, timeout="60s", clock=clock), name="one") for clock in clocks]
+    assert sum(before.hit("a").allowed for _ in range(20)) == 5
+    refused = after.hit("a")
+    assert not refused
+    clocks[1].advance(refused.retry_after)
+    assert after.hit("a").allowed
+    for share in (before, after):
+        share._backend.close()
+
+
+def test_a_share_may_have_any_name(valkey: Valkey):
+    """A name that no UTF-8 encodes is a name, as for limiters."""
+    with RedisStore(valkey.url, timeout="60s") as store:
+        assert FairShare("10/s", store=store, name="\ud800").hit("a").allowed
+
+
+def test_a_cost_of_nothing_is_never_refused(valkey: Valkey):
+    """As in memory: a tenant that holds more than its share is refused one unit, and a cost of 0 is allowed."""
+    with RedisStore(valkey.url, timeout="60s", clock=ManualClock(1000.0)) as store:
+        share = FairShare("100/s", store=store, name="nothing")
+        for tenant in TENANTS:
+            while share.hit(tenant):
+                pass
+        assert not share.hit(TENANTS[0])
+        assert share.hit(TENANTS[0], 0).allowed

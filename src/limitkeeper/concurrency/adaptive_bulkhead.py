@@ -258,13 +258,15 @@ class AdaptiveBulkhead:
 
     def _end(self, partition: str | None, began_us: int, in_flight: int, dropped: bool, ignored: bool) -> None:
         now_us = self._clock.now_us()
-        with self.bulkhead._lock:
-            if partition is not None and self.busy.get(partition):
-                self.busy[partition] -= 1
-            size = None if ignored else self._sample(now_us, max(1, now_us - began_us), in_flight, dropped)
-        if size is not None and size != self.bulkhead.max_concurrent:
-            self.bulkhead.resize(size)
-        self.bulkhead.release()
+        try:
+            with self.bulkhead._lock:
+                if partition is not None and self.busy.get(partition):
+                    self.busy[partition] -= 1
+                size = None if ignored else self._sample(now_us, max(1, now_us - began_us), in_flight, dropped)
+            if size is not None and size != self.bulkhead.max_concurrent:
+                self.bulkhead.resize(size)
+        finally:  # also when an algorithm of the application raises
+            self.bulkhead.release()
 
     def _sample(self, now_us: int, took_us: int, in_flight: int, dropped: bool) -> int | None:
         """Adds a call to the window; the new size at the window's end."""

@@ -44,11 +44,12 @@ KEY = "places"
 
 
 class Place(NamedTuple):
-    """A place in the store: its charge, the time of its entry (µs, the store's clock), and who granted it."""
+    """A place in the store: its charge, the time of its entry (µs, the store's clock), and who granted it, or refused it."""
 
     claims: list[Claim]
     dated_us: int
     source: str = STORE
+    granted: bool = True
 
 
 class Renewal(PeriodicThread):
@@ -220,7 +221,7 @@ class DistributedBulkhead(PlaceContext):
 
     def _try_take(self) -> Plan[bool]:
         place = yield from self._ask(self._limit)
-        if place is None:
+        if not place.granted:
             return False
         with self._lock:
             self._held.append(place)
@@ -228,7 +229,7 @@ class DistributedBulkhead(PlaceContext):
                 self._renewal = Renewal(self, self._ttl_us // 3)
         return True
 
-    def _ask(self, limit: NamedLimit) -> Plan[Place | None]:
+    def _ask(self, limit: NamedLimit) -> Plan[Place]:
         claims = [Claim(limit, KEY, 1)]
         try:
             decision = yield Call(self.store, "decide", (claims, 0), {"remember": True})
@@ -236,7 +237,7 @@ class DistributedBulkhead(PlaceContext):
             if claims[0].charged_at() >= 0:
                 yield from self._free(Place(claims, claims[0].charged_at()))
             raise
-        return Place(claims, decision.start_us, decision.source) if decision.allowed else None
+        return Place(claims, decision.start_us, decision.source, decision.allowed)
 
     def _free(self, place: Place) -> Plan[None]:
         try:
@@ -248,34 +249,35 @@ class DistributedBulkhead(PlaceContext):
             self._wake()
 
     def give_back(self, place: Place) -> None:
-        self.store.give_back(*place)
+        self.store.give_back(*place[:3])
 
     async def agive_back(self, place: Place) -> None:
         """Goes on when the caller is cancelled. On a local store it needs no loop: a task may be collected after its own."""
         if self.store.local:
-            self.store.give_back(*place)
+            self.store.give_back(*place[:3])
         else:
-            await asyncio.shield(self.store.agive_back(*place))
+            await asyncio.shield(self.store.agive_back(*place[:3]))
 
     def renew(self) -> int:
-        """Renews the places that were dated a third of the ttl ago or earlier; how many. The background thread calls it."""
+        """Renews the places that were dated a third of the ttl ago or earlier, or (the store's clock went back) as far ahead; how
+        many. The background thread calls it."""
         return run(self._renew())
 
     def _renew(self) -> Plan[int]:
-        renewed, due_us = 0, self.store.now_us() - self._ttl_us // 3
+        renewed, now_us, age_us = 0, self.store.now_us(), self._ttl_us // 3
         for _ in range(len(self._held)):
             with self._lock:
-                if not self._held or self._held[0].dated_us > due_us:
+                if not self._held or abs(now_us - self._held[0].dated_us) < age_us:
                     break
                 place = self._held.popleft()
                 self._renewing += 1
             try:
                 later = yield from self._ask(self._renewing_limit)
-                full = later is None
+                full = not later.granted and later.source == STORE  # no guard whose store fails
                 if full:
                     yield from self._free(place)
                     later = yield from self._ask(self._renewing_limit)
-                if later is not None:
+                if later.granted:
                     old, place = place, later
                     renewed += 1
                     if not full:

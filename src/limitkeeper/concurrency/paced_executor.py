@@ -29,7 +29,8 @@ T = TypeVar("T")
 
 
 class ShapedCall(Future[T]):
-    """The future of a call; cancelling it takes the call out of the queue, and those behind move up."""
+    """The future of a call; cancelling it takes the call out of the queue, and those behind move up. Who takes a cancelled call
+    out of the queue (a worker, `cancel`, `shutdown`) also wakes those that wait for it (`concurrent.futures.wait`)."""
 
     def __init__(self, queue: PacedQueue[ShapedCall[Any]], call: Callable[[], T]) -> None:
         super().__init__()
@@ -38,8 +39,8 @@ class ShapedCall(Future[T]):
 
     def cancel(self) -> bool:
         cancelled = super().cancel()
-        if cancelled and self.entry is not None:
-            self._queue.remove(self.entry)
+        if cancelled and self.entry is not None and self._queue.remove(self.entry) is not None:
+            self.set_running_or_notify_cancel()
         return cancelled
 
     def run(self) -> None:
@@ -153,7 +154,8 @@ class Shaper(Executor):
         self._queue.close()
         if cancel_futures:
             for call in self._queue.clear():
-                call.cancel()
+                if call.cancel():
+                    call.set_running_or_notify_cancel()
         if wait:
             for thread in self._threads:
                 thread.join()

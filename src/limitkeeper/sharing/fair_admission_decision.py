@@ -278,7 +278,7 @@ class FairAdmission:
                 full_at = full_at + cost / guarantee
                 tenant.full_at = full_at
                 reserved -= cost
-        elif cost <= free + 1e-9:
+        elif cost == 0 or cost <= free + 1e-9:
             if commit and cost > 0:
                 queued += cost
                 self._charge(tenant, name, weight, cost)

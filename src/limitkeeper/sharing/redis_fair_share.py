@@ -32,7 +32,8 @@ class RedisBackend:
         self._settings = queue.rate, queue.size, queue.window
         both = b"\x92" + packed_map(queue.weights) + packed_list(queue.guarantees)
         self._shares = [both] if queue.weights or queue.guarantees else []
-        key = f"{{{store.names.prefix}:share:{hashlib.sha256(name.encode()).hexdigest()[:24]}}}"
+        digest = hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()[:24]
+        key = f"{{{store.names.prefix}:share:{digest}}}"
         self._keys = [f"{key}:clock".encode(), f"{key}:finish".encode()]
 
     def _args(self, tenant: str, cost: int, operation: str) -> list[bytes]:

@@ -81,7 +81,11 @@ class MemoryBackend:
         now_us: cython.longlong = monotonic_us() if self._now_us is None else self._now_us()
         if self._start_us < 0:
             self._start_us = now_us
-        return cython.cast(cython.double, now_us - self._start_us)  # type: ignore[no-any-return]
+        elapsed: cython.double = cython.cast(cython.double, now_us - self._start_us)
+        if elapsed < self.queue.now:  # the clock went back: time continues from where it was
+            elapsed = self.queue.now
+            self._start_us = now_us - cython.cast(cython.longlong, int(elapsed))
+        return elapsed
 
     @cython.ccall
     def decide(self, tenant: str, cost: cython.longlong, commit: cython.bint) -> Answer:

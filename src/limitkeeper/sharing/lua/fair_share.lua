@@ -98,6 +98,9 @@ local function serve(s, till, rate)
   s.now = till
 end
 
+if clock_us - start < state.now then -- the server's clock went back: time continues from where it was
+  start, renew = clock_us - state.now, 0
+end
 while state.now < clock_us - start do
   local rate, till = segment(state, clock_us - start)
   serve(state, till, rate)
@@ -145,7 +148,7 @@ else
       full_at[tenant] = full
       reserved = reserved - cost
     end
-  elseif cost <= left + 1e-9 then
+  elseif cost == 0 or cost <= left + 1e-9 then
     if operation == 'hit' and cost > 0 then
       if finish == 0 then
         state.weight = state.weight + weight
