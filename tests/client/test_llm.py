@@ -22,6 +22,7 @@ from limitkeeper import ConfigurationError, MemoryStore, SlidingWindowLog
 from limitkeeper.client import BudgetSpent, ClientLimits, Retry, SpendGuard, TokenMeter
 from limitkeeper.client import httpx as our_httpx
 from limitkeeper.client.llm import MAX_BODY, MAX_LINE
+from limitkeeper.concurrency import Dependencies
 from stand_ins import NOON
 
 PATHS = ("/v1/chat/completions", "/v1/responses", "/v1/messages")
@@ -248,3 +249,16 @@ def test_a_limit_that_the_meter_does_not_measure_is_an_error():
         ConfigurationError, match="nothing called 'tpm'; name it one of input_tokens, output_tokens, requests, tokens"
     ):
         ClientLimits({"requests": "10/min", "tpm": "50/min"}, meter=TokenMeter())
+
+
+def test_dependencies_with_a_meter():
+    """The names of dependencies are not units of a meter: both may be given."""
+    limits = ClientLimits(Dependencies({"llm": "10/s"}), meter=TokenMeter(), spend=SpendGuard("1"))
+    assert limits.waiting() == 0
+
+
+@pytest.mark.parametrize("prices", ["3", ("3",), {"input": "3"}, 3, "315", ("3", "15", "1")])
+def test_prices_are_two(prices):
+    """Other shapes are named, with what to write."""
+    with pytest.raises(ConfigurationError, match=r"prices: expected two prices \(input, output\), got "):
+        TokenMeter(prices=prices)

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, generate_latest
 
-from limitkeeper import ConfigurationError, InvalidCost, MemoryStore, RateLimited, RedisStore
+from limitkeeper import ConfigurationError, InvalidCost, MemoryStore, RateLimited, RedisStore, StoreUnavailable
 from limitkeeper.client import BudgetSpent, SpendGuard
 from limitkeeper.observe.prometheus import LimitkeeperCollector
 from limitkeeper.testing import ManualClock
@@ -165,3 +165,46 @@ def test_bad_budgets(make, message):
     """A budget that cannot be counted is an error with the remedy."""
     with pytest.raises(ConfigurationError, match=message):
         make()
+
+
+class AlertFails(MemoryStore):
+    """A store whose first decision about the alert ends with an exception."""
+
+    local = False
+    error: BaseException | None = None
+
+    def fail_once(self, named):
+        error = self.error
+        if named.limiter == "spend.alert" and error is not None:
+            self.error = None
+            raise error
+
+    def decide_one(self, named, *args):
+        self.fail_once(named)
+        return super().decide_one(named, *args)
+
+    async def adecide_one(self, named, *args):
+        self.fail_once(named)
+        return super().decide_one(named, *args)
+
+
+def test_a_store_that_fails_at_the_alert_delays_it(spend):
+    """The call whose alert fails has its charge and goes on; the next call publishes the alert."""
+    store = AlertFails(clock=ManualClock(NOON))
+    guard, alerts = SpendGuard("10", unit="1", store=store), []
+    guard.events.on("alert", alerts.append)
+    store.error = StoreUnavailable("no reply")
+    spend(guard, "8")
+    assert (guard.remaining, alerts) == (2, [])
+    spend(guard, "1")
+    assert (guard.remaining, len(alerts)) == (1, 1)
+
+
+def test_a_call_that_is_interrupted_at_the_alert_spends_nothing(spend):
+    """Its caller has no charge to settle, so the amount is given back."""
+    store = AlertFails(clock=ManualClock(NOON))
+    guard = SpendGuard("10", unit="1", store=store)
+    store.error = KeyboardInterrupt()
+    with pytest.raises(KeyboardInterrupt):
+        spend(guard, "8")
+    spend(guard, "10")

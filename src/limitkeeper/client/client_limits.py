@@ -168,7 +168,7 @@ class ClientLimits:
         owner = self._pair.sync.store if self._pair else self._dependencies.store if self._dependencies else None
         self.clock: Clock = clock or (owner.clock if owner is not None else SYSTEM)
         self._names = frozenset(self._pair.sync.limits) if self._pair else frozenset()
-        if meter is not None and isinstance(limits, Mapping):
+        if meter is not None and isinstance(limits, Mapping) and self._dependencies is None:
             measured = sorted({"requests", *meter.estimate(b"")} - {"spend"})
             for given in limits:
                 if given not in measured:

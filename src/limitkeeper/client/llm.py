@@ -18,6 +18,7 @@ import zlib
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
+from ..errors import ConfigurationError
 from .client_limits import Amounts
 from .spend_guard import Amount, decimal
 
@@ -57,6 +58,8 @@ class TokenMeter:
         estimate: Callable[[bytes], int] | None = None,
     ) -> None:
         self._default_output, self._estimate = default_output, estimate
+        if not isinstance(prices, (tuple, list)) or len(prices) != 2:
+            raise ConfigurationError(f"prices: expected two prices (input, output), got {prices!r}; write prices=('3', '15')")
         self._prices = decimal(prices[0]), decimal(prices[1])
 
     def estimate(self, body: bytes) -> Amounts:

@@ -11,18 +11,20 @@ first process that sees the mark crossed takes the only unit of a second window.
 
 from __future__ import annotations
 
+import logging
 from decimal import ROUND_CEILING, Decimal, InvalidOperation
 
 from ..algorithms import FixedWindow
-from ..errors import ConfigurationError, InvalidCost, RateLimited
+from ..errors import ConfigurationError, InvalidCost, RateLimited, StoreError
 from ..observe.events import ALERT, BUDGET_KINDS, REFUSED, Publisher
 from ..observe.snapshot import BudgetSnapshot, Snapshot
 from ..rate import MAX_COUNT, Duration
 from ..stores import Store
-from ..stores.sans_io import Call, Plan, arun, run
+from ..stores.sans_io import Call, CallToEnd, Plan, arun, run
 from .errors import BudgetSpent
 from .sync_and_async_limiter import Charge, LimiterPair
 
+log = logging.getLogger("limitkeeper")
 Amount = str | int | Decimal
 
 
@@ -111,9 +113,19 @@ class SpendGuard:
         if units:
             self._left, self._reset_us = decision.remaining, now_us + decision.reset_us
         if units and self._left <= self._mark and now_us >= self._alerted_us:
-            self._alerted_us = self._reset_us
-            if (yield Call(self._alerts, "hit", (self.name,))):
-                self._count(ALERT, units, decision)
+            call, first = CallToEnd(self._alerts, "hit", (self.name,)), False
+            try:
+                first = yield call
+                self._alerted_us = self._reset_us
+            except StoreError as error:  # the next call asks again; this one has its charge
+                log.warning("the alert of %r: %s", self.name, error)
+            except BaseException:  # the caller has no charge
+                first = call.answer
+                yield Call(charge, "cancel")
+                raise
+            finally:
+                if first:
+                    self._count(ALERT, units, decision)
         return charge
 
     def _count(self, kind: str, units: int, decision: object) -> None:
