@@ -258,3 +258,30 @@ def test_a_request_that_is_cancelled_while_the_store_decides_gives_its_place_bac
         assert not (await busy.aask(request())).allowed
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize("pro", ["unlimited", "100/s; fixed window 1000/h", "100/s; sliding window log 1000/h"])
+def test_tiers_with_different_numbers_of_limits_share_the_places(pro):
+    """All requests of a key count together, however many limits the tier of each has; only those that run count."""
+    text = f"""
+    identify: {{plan: {{header: plan, default: free}}}}
+    limits:
+      - {{name: busy, key: everyone, limit: {{by: plan, free: 100/s, pro: "{pro}"}}, concurrent: {{max: 2, hold: 1min}}}}
+    """
+    busy = Gate(Policy.read(text), store=MemoryStore(clock=ManualClock()))
+    for plans in (["free", "pro", "free", "pro"], ["pro", "pro", "free", "pro"], ["free", "free", "pro", "free"]):
+        asking = [asked(busy, request(plan=plan)) for plan in plans]
+        assert [one.allowed for one in asking] == [True, True, False, False]
+        for one in asking:
+            one.settle(200)
+
+
+def test_places_outlast_a_reload_that_adds_a_limit():
+    """Requests that run are counted by the new version, whose rule has one limit more."""
+    text = "limits: [{name: busy, limit: 100/s, concurrent: 2}]"
+    busy = Gate(Policy.read(text), store=MemoryStore(clock=ManualClock()))
+    running = [asked(busy, request()) for _ in range(2)]
+    busy.reload(Policy.read(text.replace("100/s", "100/s; fixed window 1000/h")))
+    assert not asked(busy, request())
+    running[0].settle(200)
+    assert asked(busy, request())

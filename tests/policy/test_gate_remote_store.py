@@ -6,6 +6,7 @@ import pytest
 from gates import asked, key, passes, policy, request, rule
 
 from limitkeeper import LeasedStore, MemoryStore, SlidingWindowLog
+from limitkeeper.algorithms.claim import Claim
 from limitkeeper.algorithms.limit_parser import parse_limit
 from limitkeeper.policy import Gate
 from limitkeeper.policy.model import (
@@ -14,6 +15,7 @@ from limitkeeper.policy.model import (
     SHADOW,
     WAIT,
     Charge,
+    Cost,
     Exemption,
     Match,
     Once,
@@ -95,8 +97,8 @@ def test_a_failure_is_counted_as_the_request_that_it_was(mode):
     assert (free.allowed, free.decision, free.entries, free.needs_settlement, free.context) == (True, None, [], False, None)
     shared = [asked(g, request(user="a", tenant="t"), mode) for _ in range(3)]
     assert [(one.allowed, one.decision.limit, one.decision.remaining, one.needs_settlement) for one in shared] == [
-        (True, 2, 1, False),
-        (True, 2, 0, False),
+        (True, 2, 1, True),
+        (True, 2, 0, True),
         (False, 2, 0, False),
     ]
     assert shared[2].refusal.rule.name == "local"
@@ -207,3 +209,22 @@ def test_a_local_share_of_requests_at_a_time(mode):
             one.settle(outcome)
             one.settle(outcome)  # once
     assert "give_back" not in store.calls
+
+
+@pytest.mark.parametrize("mode", FAR)
+def test_a_local_share_is_settled_by_outcome_and_size(mode):
+    """While the store fails, an outcome that does not count is refunded to the share, and a size is settled there."""
+    half = OnFailure(LOCAL, "1/2")
+    login = rule("login", "fixed window 4/h", key=key("user"), on_failure=half, charge=Charge(((401, 401),)))
+    size = rule("size", "fixed window 40/h", on_failure=half, cost=Cost("response", 5))
+    g, store = far_gate(login, size)
+    store.failing = {"decide", "decide_one"}
+    for outcome, weight, left in ((200, 1, (2, 19)), (500, 3, (2, 16)), (401, 1, (1, 15)), (0, 0, (0, 10)), (200, 1, (0, 10))):
+        one = asked(g, request(user="a"), mode)
+        one.settle(outcome, weight)
+        shares = g._on_failure._share("1/2")
+        asks = [([Claim(entry.named, own, 0)], 0, False) for entry, own in zip(one.entries, one.keys, strict=True)]
+        assert tuple(shares.decide(*ask).remaining for ask in asks) == left
+    assert one.refusal.rule.name == "login"
+    assert "give_back" not in store.calls
+    assert g.snapshot().rules[0].given_back == 2

@@ -545,3 +545,17 @@ def test_waiting_requests_hold_few_threads(threads):
         thread.join(30)
     assert [evaluation.allowed for evaluation in done] == [True] * threads
     assert sum(g.snapshot().rules[0].queue_full for g in gates) == 2
+
+
+@pytest.mark.parametrize("mode", ["ask", "aask"])
+@pytest.mark.parametrize("slow", ["token bucket 100/day burst 100", "leaky bucket 100/day capacity 100"])
+def test_refunds_of_requests_that_waited_reach_a_slow_bucket(slow, mode):
+    """Requests that another rule delayed are refunded whole where their outcome does not count, also in a bucket that refills in
+    hours."""
+    failures = rule("failures", slow, key=key("user"), charge=Charge(((401, 401),)))
+    g = gate(rule("smooth", "5/s burst 1", key=key("user"), on_refusal=waiting(2000)), failures)
+    passed = [asked(g, request(user="a"), mode) for _ in range(10)]
+    assert [one.wait_us > 0 for one in passed] == [False] + [True] * 9
+    for one in passed:
+        one.settle(200)
+    assert asked(g, request(user="a"), mode).decision.decisions[1].remaining == 99

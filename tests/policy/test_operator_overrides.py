@@ -210,6 +210,16 @@ def test_every_gate_over_the_store_follows(kind, tmp_path):
             assert stranger.operator_overrides.all() == []
 
 
+@pytest.mark.server
+def test_bytes_that_are_no_text_hide_no_override():
+    """Other programs may write to the hash of a server: what is no override is skipped."""
+    with Valkey() as server, Gate(policy(), store=RedisStore(server.url, timeout="60s")) as one:
+        one.operator_overrides.put("api", "a", "blocked")
+        server.client().hset("limitkeeper:=overrides:shop", mapping={b"\xff": b"{}", b'["api", "b"]': b"\xff"})
+        assert [each.key for each in one.operator_overrides.all()] == ["a"]
+        assert one.operator_overrides.remove("api", "a")
+
+
 def test_a_reload_keeps_them():
     """Also where the policy names another rule first; a rule that is gone takes its overrides along."""
     g = gate()
@@ -252,6 +262,7 @@ def test_while_the_store_fails_the_known_ones_stay(caplog):
     kept.failing = False
     kept.write('["api", "b"]', '{"limit": "no such limit"}')
     kept.write("nonsense", "nonsense")
+    kept.write("[" * 100_000, "[" * 100_000)
     kept.write('["api", "c"]', '{"limit": "blocked", "until_us": "soon"}')
     overrides.refresh()
     assert hits(g, "c", 3) == 2

@@ -36,10 +36,7 @@ def cuts(other: Rule, rule: Rule) -> bool:
         return False
     if not rule.cost.source == other.cost.source == "constant":
         return False
-    mine, its = rule.match or (Match(),), other.match or (Match(),)
-    if all(any(covers(wide, narrow) for wide in its) for narrow in mine):
-        return True
-    return len(other.key) < len(rule.key) and any(meet(one, another) for one in mine for another in its)
+    return on_all_routes(other, rule) or (len(other.key) < len(rule.key) and meet_somewhere(rule, other))
 
 
 def meet(one: Match, other: Match) -> bool:
@@ -52,6 +49,11 @@ def meet(one: Match, other: Match) -> bool:
 def meet_somewhere(one: Rule, other: Rule) -> bool:
     """Whether some request matches both rules."""
     return any(meet(mine, its) for mine in one.match or (Match(),) for its in other.match or (Match(),))
+
+
+def on_all_routes(other: Rule, rule: Rule) -> bool:
+    """Whether every request that `rule` matches is one that `other` matches."""
+    return all(any(covers(wide, narrow) for wide in other.match or (Match(),)) for narrow in rule.match or (Match(),))
 
 
 def covers(wide: Match, narrow: Match) -> bool:

@@ -228,10 +228,11 @@ class CompiledRule:
         """The entries of these limits. They are cached, because a NamedLimit remembers its handle in the store."""
         found = self._blocked_entries() if limits == BLOCKED else self.entries_by_limits.get(limits)
         if found is None:
-            every = limits if self.config.concurrent is None else (*limits, self.config.concurrent)
-            labels = [self.name, *(f"{self.name}.{i}" for i in range(2, len(every) + 1))]
-            named = [(label, NamedLimit(self.limiter, label, limit)) for label, limit in zip(labels, every, strict=False)]
-            found = tuple(Entry(self.config, limit, label, self) for label, limit in named)
+            labels = [self.name, *(f"{self.name}.{i}" for i in range(2, len(limits) + 2))]
+            named = [NamedLimit(self.limiter, label, limit) for label, limit in zip(labels, limits, strict=False)]
+            if self.config.concurrent is not None:  # one state, whatever limits precede it
+                named += [NamedLimit(self.limiter, f"{self.name} concurrent", self.config.concurrent)]
+            found = tuple([Entry(self.config, one, label, self) for label, one in zip(labels, named, strict=False)])
             remember(self.entries_by_limits, limits, found, MAX_ENTRIES)
             for limit in limits if self.total_concurrency else ():
                 if isinstance(limit, BUCKETS) and limit.capacity > self.total_concurrency:

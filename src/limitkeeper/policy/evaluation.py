@@ -302,6 +302,7 @@ class Evaluator:
         evaluation.began_us = monotonic_us()
         evaluation.context = context
         matched: MatchedRules = compiled.match(context)
+        evaluation.matched = matched
         if matched.exempt or limiter_base.off:
             return evaluation
         exempted: object = None
@@ -309,7 +310,6 @@ class Evaluator:
             exempted = compiled.exempted_rules(matched, context)
             if exempted is True:
                 return evaluation
-        evaluation.matched = matched
         evaluation.costs = []
         i: cython.Py_ssize_t
         rule: CompiledRule

@@ -4,7 +4,8 @@
     closed   refuses it (503), until the store is asked again
     local    decides on a declared share, in the memory of this process
 
-One closed rule is enough to refuse. The shares of all local rules are charged together, or not at all.
+One closed rule is enough to refuse. The shares of all local rules are charged together, or not at all; they are settled as the
+store's charges are (settlement.py).
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from ..stores.guarded.fallback import LocalShare
 from ..stores.guarded.share import parse_share
 from .compiled_policy import Entry
 from .model import CLOSED, LOCAL
-from .refusal import STORE, client_delay, is_concurrent, refusal_without_limit
+from .refusal import STORE, client_delay, refusal_without_limit
 
 if TYPE_CHECKING:
     from .evaluation import Evaluation, Evaluator
@@ -79,14 +80,13 @@ class FailureAnswers:
                 for (other, back), charged in zip(asked, parts[:-1], strict=False):
                     other.give_back(back, charged.start_us)
                 return gate._refuse(evaluation, Decisions.join([one.decide(claims, 0, False) for one, claims in asked]))
-        evaluation.needs_settlement = any(map(is_concurrent, evaluation.entries))
+        evaluation.claims = [claim for _, claims in asked for claim in claims]
+        evaluation.needs_settlement = any(entry.compiled_rule.needs_settlement for entry in evaluation.entries)
         return gate._allow(evaluation, Decisions.join(parts))
 
-    def leave(self, evaluation: Evaluation, decision: Decision) -> None:
-        """Ends a request that was decided here: it no longer counts as one of those that run at a time."""
-        for entry, key, part in zip(evaluation.entries, evaluation.keys, decision.decisions, strict=True):
-            if is_concurrent(entry):
-                self._share(entry.rule.on_failure.share).give_back([Claim(entry.named, key, 1)], part.start_us)
+    def give_back(self, entry: Entry, claims: list[Claim], charged: Decision) -> None:
+        """Gives back what was charged to the share of a rule, also after the store has recovered."""
+        self._share(entry.rule.on_failure.share).give_back(claims, charged.start_us)
 
     def _refuse(self, gate: Evaluator, evaluation: Evaluation, entry: Entry, failure: Decision | StoreError) -> Evaluation:
         retry_us = failure.retry_us if isinstance(failure, Decision) and failure.retry_us > 0 else RETRY_US

@@ -11,6 +11,7 @@ from urllib.parse import parse_qsl
 
 from ..errors import ConfigurationError
 from .identity.addresses import read_address
+from .identity.paths import application_path
 from .model import Policy
 from .reading.diagnostics import did_you_mean
 from .request_context import WrittenRequest
@@ -27,16 +28,17 @@ def parse_request(text: str, policy: Policy) -> WrittenRequest:
     method = words.pop(0) if words and not words[0].startswith("/") and "=" not in words[0] else "GET"
     if not words or not words[0].startswith("/"):
         raise ConfigurationError(f"{text!r} has no path; {EXAMPLE}")
-    path, _, query = words.pop(0).partition("?")
+    path, _, asked = words.pop(0).partition("?")
     parts: dict[str, dict[str, str]] = {kind: {} for kind in ("header", "query", "cookie", "identity", "connection")}
-    parts["query"].update(reversed(parse_qsl(query, keep_blank_values=True)))
+    parts["query"].update(reversed(parse_qsl(asked, keep_blank_values=True)))
     for word in words:
         _add_word(parts, word, policy)
     if parts["cookie"]:
         parts["header"]["cookie"] = "; ".join(f"{name}={value}" for name, value in parts["cookie"].items())
     ip = parts["identity"].get("ip", "")
     peer = parts["connection"].get("peer") or (ip if read_address(ip) else "127.0.0.1")
-    return WrittenRequest(method, path, headers=parts["header"], query=parts["query"], peer=peer, identities=parts["identity"])
+    headers, query, identities = parts["header"], parts["query"], parts["identity"]
+    return WrittenRequest(method, application_path(path), headers=headers, query=query, peer=peer, identities=identities)
 
 
 def _add_word(parts: dict[str, dict[str, str]], word: str, policy: Policy) -> None:

@@ -203,7 +203,7 @@ class OperatorOverrides:
                     raise TypeError(f"fields of other types than expected: {text:.200}")
                 limits_of(one.limit)
                 found.append(one)
-            except (ValueError, TypeError) as error:  # written by another version of this package
+            except (ValueError, TypeError, RecursionError) as error:  # written by another version of this package
                 self.callback_errors.report("an override of operators is skipped: %s", error)
         return found
 

@@ -19,6 +19,15 @@ NOTHING: dict[str, str] = {}
 MAX_QUERY, PARAMETERS = 16_384, 1000
 #: Methods that need no normalisation.
 USUAL = frozenset({"GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS"})
+#: Parameters of a Content-Type that name a charset in which ASCII text has one spelling.
+PLAIN_CHARSETS = frozenset({"charset=utf-8", "charset=utf8", "charset=us-ascii", "charset=iso-8859-1"})
+
+
+def names_other_charset(content_type: str) -> bool:
+    """Whether a Content-Type names a charset in which one text may have many spellings (UTF-7, ISO-2022), and that applications
+    obey where UTF-8 is read here: Django for the query (WSGI), Django REST framework for the body."""
+    parts = content_type.lower().replace('"', "").replace(" ", "").split(";")[1:]
+    return any("charset" in part and part not in PLAIN_CHARSETS for part in parts)
 
 
 def method_of(word: str) -> str:

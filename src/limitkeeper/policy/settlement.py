@@ -131,8 +131,9 @@ def settle(evaluation: Evaluation, status: int, size: int) -> Plan[None]:
     evaluation.needs_settlement = False
     decision, on_failure = evaluation.decision, evaluation.gate._on_failure
     if decision is not None and on_failure.has_failed(decision):
+        for entry, claim, part in zip(evaluation.entries, evaluation.claims or (), decision.decisions, strict=True):
+            on_failure.give_back(entry, refund(entry.compiled_rule, claim, evaluation.context, status, size), part)
         evaluation.context = None
-        on_failure.leave(evaluation, decision)
         return
     refunds = refunds_of(evaluation, status, size) if evaluation.allowed else []
     evaluation.context = None

@@ -12,10 +12,10 @@ A request is refused at once with 503 where no place is left:
 One client has at most `per_client` of a rule's places (by default a quarter), or it could refuse all others; beyond that its
 requests are refused by its limit (429).
 
-A later start closes the time before it to other requests: in a fixed window or a leaky bucket queue wholly, in other limits in
-part; and a request that waits does not run (`concurrent`). So limits of these kinds that did not refuse are asked after the wait,
-and so are those of keys under which nothing refuses, which other clients may share; if one of them refuses then, the start is
-given back.
+Only the limits that refused are charged at a later start; the others are asked after the wait, and if one of them refuses then,
+the start is given back. A later start closes the time before it to other requests: in a fixed window or a leaky bucket queue
+wholly, in other limits in part. A request that waits does not run (`concurrent`). And a bucket keeps charges with later starts
+until it has refilled, in a slow one for hours: refunds of earlier ones would be lost there.
 """
 
 from __future__ import annotations
@@ -25,7 +25,6 @@ from threading import RLock
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..algorithms.claim import Claim
-from ..algorithms.fixed_window import FixedWindow
 from ..algorithms.leaky_queue import LeakyBucketQueue
 from ..algorithms.token_bucket import TokenBucket
 from ..clock import Clock
@@ -37,7 +36,7 @@ from ..stores.contract import Store
 from ..stores.sans_io import Call, Plan
 from ..wait_queue import Waiter
 from .compiled_policy import UNIDENTIFIED, CompiledRule, identity_of
-from .refusal import QUEUE_FULL, QUOTA, is_concurrent
+from .refusal import QUEUE_FULL, QUOTA
 from .request_context import RequestContext
 
 if TYPE_CHECKING:
@@ -138,7 +137,7 @@ class WaitingRequests:
         claims = gate._claims(evaluation)
         reserves = all(self._store.can_reserve(claim.limit) for claim in claims)
         limiter = self._reserving if reserves else self._polling
-        later = asked_after(evaluation, refused) if reserves else []
+        later = asked_after(refused) if reserves else []
         first = [claim for i, claim in enumerate(claims) if i not in later]
         seconds, began_us = shortest_wait(rules), self._clock.now_us()
         reason = PLACES.take(places, threads)
@@ -214,12 +213,9 @@ def count_full_bucket(evaluation: Evaluation, refused: Decision, indexes: list[i
             evaluation.reason = QUEUE_FULL
 
 
-def asked_after(evaluation: Evaluation, refused: Decision) -> list[int]:
-    """Which claims are left out of the wait: they did not refuse, and a later start would close their limit to others."""
-    entries, keys = evaluation.entries, evaluation.keys
-    waiting = {key for key, part in zip(keys, refused.decisions, strict=True) if not part.allowed}
-    closing = [isinstance(entry.named.limit, (FixedWindow, LeakyBucketQueue)) or is_concurrent(entry) for entry in entries]
-    return [i for i, part in enumerate(refused.decisions) if part.allowed and (closing[i] or keys[i] not in waiting)]
+def asked_after(refused: Decision) -> list[int]:
+    """Which claims are left out of the wait: those that did not refuse."""
+    return [i for i, part in enumerate(refused.decisions) if part.allowed]
 
 
 def shortest_wait(rules: Sequence[CompiledRule]) -> float:

@@ -75,6 +75,32 @@ def test_a_field_of_a_form(body, expected):
     assert email(body, FORM) == expected
 
 
+@pytest.mark.parametrize(
+    ("body", "value"),
+    [
+        (b"email=ann;x=1", SEVERAL),
+        (b"email=ann;", SEVERAL),
+        (b";email=ann", SEVERAL),
+        (b"x=1;email=ben&email=ann", SEVERAL),
+        (b"email=ann&email;x=1", SEVERAL),
+        (b"email=ann&note=a;b", "ann"),
+        (b"email=ann%3Bx", "ann;x"),
+    ],
+)
+def test_a_form_whose_fields_a_semicolon_may_separate_has_one_reading_or_shares_a_key(body, value):
+    """python-multipart before 0.0.30, which Starlette and FastAPI use, splits forms at `;` too; others do not."""
+    assert email(body, FORM) == value
+
+
+@pytest.mark.parametrize("charset", ["utf-7", '"UTF-16"', "iso2022_jp", "utf-8; charset*0=utf-7", "x; Charset=utf-8"])
+@pytest.mark.parametrize("kind", [FORM, "application/json"])
+def test_bodies_in_another_charset_share_one_key(kind, charset):
+    """An application that obeys the charset (Django REST framework) reads many spellings of one text: `+AGE-nn` is `ann`."""
+    assert email(b'{"email": "+AGE-nn"}', f"{kind}; charset={charset}") == UNREADABLE
+    assert email(b"", f"{kind}; charset={charset}") is None
+    assert email(b'{"email": "ann"}', 'application/json; Charset="UTF-8"; version=1') == "ann"
+
+
 @pytest.mark.parametrize("kind", ["multipart/form-data; boundary=x", "text/plain", "", "application/json, text/plain"])
 def test_other_types_share_one_key(kind):
     """A body that is not read here, which the application may read, does not evade the limit; no body is no identity."""

@@ -189,8 +189,30 @@ def test_a_long_claim_is_hashed(verifier):
     assert Jwt("sub", verifier).of(bearing(signed(sub="x" * 1_000))).startswith("sha256:")
 
 
-def test_a_long_header_is_ignored(verifier, monkeypatch):
-    """A header of more than MAX_LENGTH is ignored, even with a valid signature."""
+@pytest.mark.parametrize("junk", ["", "    ", ",,,,", "\t\t\t\t", "!" * 4 * MAX_LENGTH, "é" * 4])
+@pytest.mark.parametrize("space", [" ", " " * 2 * MAX_LENGTH], ids=len)
+def test_what_applications_ignore_in_a_header_hides_no_token(verifier, junk, space):
+    """A client can add it to its token: FastAPI strips spaces, and many libraries skip what is not base64 in a signature."""
+    token = signed()
+    assert Jwt("sub", verifier).of(bearing(f"{token[:-20]}{junk}{token[-20:]}", f"Bearer{space}")) == "ann"
+    assert Jwt("sub", verifier).of(bearing(f"{token[:-20]}{junk}{token[-19:]}", f"Bearer{space}")) is None
+
+
+def test_what_follows_the_padding_of_a_signature_hides_no_token(verifier):
+    """Many libraries do not read it."""
+    assert Jwt("sub", verifier).of(bearing(signed() + "==" + "A" * 2 * MAX_LENGTH)) == "ann"
+
+
+@pytest.mark.parametrize("before", ["", "a=1,token=a.b.c; ", "token=a.b.c; "])
+@pytest.mark.parametrize("after", ["", "; b=2,token=a.b.d", ", b=2"])
+def test_what_looks_like_a_cookie_hides_no_token(moment, before, after):
+    """An application separates cookies by semicolons, and takes the last one of a name; a comma may join two Cookie headers."""
+    user = Jwt("sub", Verifier(PUBLIC, ("RS256",), header=None, cookie="token", now_us=moment.now_us))
+    assert user.of(WrittenRequest(headers={"Cookie": f"{before}token={signed()}{after}"})) == "ann"
+
+
+def test_a_long_token_is_ignored(verifier, monkeypatch):
+    """A token of more than MAX_LENGTH is ignored, even with a valid signature."""
     token = signed(junk="x" * MAX_LENGTH)
     monkeypatch.setattr(jwt, "decode", None)
     assert Jwt("sub", verifier).of(bearing(token)) is None

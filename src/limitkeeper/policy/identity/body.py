@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 
-from ..request_context import RequestContext, query_values
+from ..request_context import RequestContext, names_other_charset, query_values
 from .identify import SEVERAL, NamedIdentity, trimmed
 
 MAX_BODY = 65_536
@@ -29,9 +29,10 @@ class BodyField(NamedIdentity):
     """The value of a field of the body, a string or an integer, as the client wrote it."""
 
     def of(self, request: RequestContext) -> str | None:
-        kind = (request.header("content-type") or "").partition(";")[0].strip().lower()
+        content_type = request.header("content-type") or ""
+        kind = content_type.partition(";")[0].strip().lower()
         is_json = kind == "application/json" or (kind.startswith("application/") and kind.endswith("+json"))
-        if not (is_json or kind == FORM) or request.header("content-encoding"):
+        if not (is_json or kind == FORM) or request.header("content-encoding") or names_other_charset(content_type):
             return UNREADABLE if request.may_have_body() else self.default
         body = request.body()
         if not body:
@@ -39,7 +40,11 @@ class BodyField(NamedIdentity):
         return self._of_json(body) if is_json else self._of_form(body)
 
     def _of_form(self, body: bytes) -> str | None:
-        value, several = query_values(body.decode("latin-1"), self.name, MAX_BODY)
+        """Some parsers (python-multipart before 0.0.30) separate fields by `;` too: both readings must agree."""
+        text = body.decode("latin-1")
+        value, several = query_values(text, self.name, MAX_BODY)
+        if ";" in text:
+            several = several or query_values(text.replace(";", "&"), self.name, MAX_BODY) != (value, False)
         return SEVERAL if several else trimmed(value, self.default)
 
     def _of_json(self, body: bytes) -> str | None:

@@ -120,9 +120,9 @@ class Cookie(NamedIdentity):
         return trimmed(unquote_cookie(found.pop().strip()), self.default) if found else self.default
 
 
-def cookie_pattern(name: str) -> re.Pattern[str]:
-    """Finds the values of a cookie in a Cookie header, as they are written."""
-    return re.compile(rf"(?:^|[;,])\s*{re.escape(name)}\s*=([^;,]*)")
+def cookie_pattern(name: str, between: str = ";,") -> re.Pattern[str]:
+    """Finds the values of a cookie in a Cookie header, as they are written, `between` any of these characters."""
+    return re.compile(rf"(?:^|[{between}])\s*{re.escape(name)}\s*=([^{between}]*)")
 
 
 def unquote_cookie(value: str) -> str:

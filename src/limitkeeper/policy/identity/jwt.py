@@ -4,9 +4,9 @@ The claims of a token count only if a known key signed it with one of the named 
 ones (without them, tokens for other services count too), and it is within its validity period. A signature is verified once
 (50 µs for RS256) and cached by the token's SHA-256 until it expires; the period is compared each time. Invalid tokens have a
 cache of their own, so a flood of them evicts no valid one. Of one request at most two tokens of a header and two of a cookie are
-verified: an application takes the first or the last one. A key is a shared secret, one or several PEM keys in sequence, or a JSON
-Web Key Set ({"keys": [{"kty": …}, …]}), for a key rotation. PyJWT parses the keys and verifies; it is imported when the first key
-is read.
+verified: an application takes the first or the last one; and where these are invalid, the header without junk, and two cookies
+between commas. A key is a shared secret, one or several PEM keys in sequence, or a JSON Web Key Set ({"keys": [{"kty": …}, …]}),
+for a key rotation. PyJWT parses the keys and verifies; it is imported when the first key is read.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from base64 import urlsafe_b64decode
+from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from hashlib import sha256
@@ -35,6 +35,7 @@ MAX_LINES, MAX_SCANNED = 3, 65_536
 MAX_VALID, MAX_INVALID = 4_096, 256
 _CHECKS = {"verify_exp": False, "verify_nbf": False, "verify_iat": False, "verify_sub": False, "verify_jti": False}
 _NO_END = 1 << 62
+_BASE64URL = re.compile("[A-Za-z0-9_-]*").fullmatch
 FAMILIES = {
     "HS": "a shared secret",
     "RS": "an RSA key",
@@ -84,7 +85,7 @@ class Verifier:
     cookie: str | None = None
     _keys: tuple[Key, ...] = field(init=False, repr=False, compare=False)
     _name: str = field(init=False, repr=False, compare=False)
-    _cookie: re.Pattern[str] | None = field(init=False, repr=False, compare=False)
+    _cookies: tuple[re.Pattern[str], ...] = field(init=False, repr=False, compare=False)
     _valid: dict[bytes, CachedToken] = field(init=False, repr=False, compare=False, default_factory=dict)
     _invalid: dict[bytes, None] = field(init=False, repr=False, compare=False, default_factory=dict)
 
@@ -93,8 +94,10 @@ class Verifier:
             raise ConfigurationError(f"algorithms: write a list, such as [{self.algorithms}]")
         object.__setattr__(self, "algorithms", tuple(self.algorithms))
         object.__setattr__(self, "_name", (self.header or "").strip().lower())
-        object.__setattr__(self, "_cookie", None if self.cookie is None else cookie_pattern(self.cookie))
-        if not self._name and self._cookie is None:
+        # Applications separate cookies by semicolons alone; commas may be those of several Cookie headers.
+        patterns = () if self.cookie is None else (cookie_pattern(self.cookie, ";"), cookie_pattern(self.cookie))
+        object.__setattr__(self, "_cookies", patterns)
+        if not self._name and not patterns:
             raise ConfigurationError("a token needs a header or a cookie; write header: Authorization, or cookie: session")
         object.__setattr__(self, "_keys", read_keys(self.key, self.algorithms))
 
@@ -108,9 +111,13 @@ class Verifier:
             # No token has a comma: these are several header lines, of which an application may take the first or the last.
             lines = (*value[:MAX_SCANNED].split(",", MAX_LINES)[:MAX_LINES], value.rpartition(",")[2])
             claims = self._first_valid([bare_token(line.strip()) for line in lines])
-        if claims is None and self._cookie is not None:
-            cookies = self._cookie.findall(request.header("cookie") or "")
+        if value and claims is None:
+            claims = self._claims(without_junk(value))
+        for pattern in self._cookies if claims is None else ():
+            cookies = pattern.findall(request.header("cookie") or "")
             claims = self._first_valid([bare_token(unquote_cookie(cookie.strip())) for cookie in cookies[:1] + cookies[1:][-1:]])
+            if claims is not None:
+                break
         return claims
 
     def _first_valid(self, texts: list[str]) -> Claims | None:
@@ -161,9 +168,25 @@ class MissingVerifier(Verifier):
 def bare_token(value: str) -> str:
     """A header's value without "Bearer"; any whitespace may follow that, as for applications that split the header."""
     if value[:6].lower() == "bearer":
-        words = value[: MAX_LENGTH + 64].split(None, 2)
+        words = value.split(None, 2)
         return words[1] if len(words) > 1 and len(words[0]) == 6 else value
     return value
+
+
+def without_junk(value: str) -> str:
+    """The token of a header without what many libraries ignore in its signature: all that is not base64, such as spaces and
+    commas, and all that follows the padding. A client can add it to a valid token. "": there is none, or no token."""
+    words = value.split(None, 1)
+    text = words[1] if len(words) > 1 and words[0].lower() == "bearer" else value
+    signed, _, signature = text.strip().rpartition(".")
+    if len(signed) > MAX_LENGTH or _BASE64URL(signature) is not None:
+        return ""
+    data = signature.encode("utf-8", "surrogatepass")
+    try:
+        found = urlsafe_b64decode(data + b"=" * (-len(data) % 4))
+    except ValueError:
+        return ""
+    return f"{signed}.{urlsafe_b64encode(found).rstrip(b'=').decode()}"
 
 
 def signing_key(keys: tuple[Key, ...], algorithms: tuple[str, ...], token: str) -> Key | None:

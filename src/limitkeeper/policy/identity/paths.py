@@ -27,6 +27,7 @@ ROUNDS = 3
 _clean = re.compile(r"(?:/[a-z0-9_~@$!*'()+,=:&-][a-z0-9_~@$!*'()+,=:&.-]*)+").fullmatch
 _NESTED = re.compile(rb"%(?:25)+(?=[0-9a-fA-F]{2})")
 _ESCAPE = re.compile("%[0-9a-fA-F]{2}")
+_ENCODED_SLASH = re.compile(rb"%(?=2[fF])")
 #: Rejected: urllib's unquote_to_bytes, which takes 50 ms for a path of 60 000 bare percent signs.
 _ENCODED = re.compile(rb"%([0-9a-fA-F]{2})")
 _BYTES = {(high + low).encode(): bytes.fromhex(high + low) for high in hexdigits for low in hexdigits}
@@ -61,6 +62,18 @@ def readings(path: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys([*found, *(one.casefold().rstrip("/") or "/" for one in (texts[0], path))]))
 
 
+def mounted_path(path: str, root: str) -> tuple[str, str | None]:
+    """The whole path of a request below a mount point, which servers and frameworks may have left out, and the whole path that
+    the application may route instead, if there is one. Quart removes the mount point from every path that begins with it, and
+    slashes after it: below /api it routes `/apicheckout`, `/api//checkout` and `http://host/api/checkout` to checkout."""
+    root = root.rstrip("/")
+    is_below = path.startswith(root) and path[len(root) : len(root) + 1] in ("", "/")
+    whole = path if is_below else root + path
+    own = path if path[:1] == "/" else _path_of_url(_CONTROL.sub("", path))
+    routed = f"{root}/{own[len(root) :].lstrip('/')}" if own.startswith(root) else whole
+    return whole, routed if routed.rstrip("/") != whole.rstrip("/") else None
+
+
 def segments_of(path: str, most: int = -1) -> list[str]:
     """The segments of a path or a template: "/" has none. With `most`, the last one holds all that follow."""
     stripped = path.strip("/")
@@ -93,6 +106,13 @@ def canonical_value(text: str) -> str:
         number = _EXACT.create_decimal(text.replace("_", ""))
         return text if not number.is_finite() else format(number.normalize(_EXACT), "f") if number else "0"
     return text if found is None else "-".join(found.groups())
+
+
+def application_path(path: bytes | str) -> str:
+    """The path of a request target as servers hand it to an application: decoded once. An encoded slash stays encoded, because
+    some applications route by it: `readings` has both."""
+    data = path if isinstance(path, bytes) else path.encode("utf-8", "surrogatepass")
+    return decode_percent(_ENCODED_SLASH.sub(b"%25", data)).decode("utf-8", "replace")
 
 
 def decode_percent(data: bytes) -> bytes:

@@ -39,10 +39,10 @@ def read(text: str, folder: Path | None = None) -> Policy:
     return _finish(_assemble(text, context, None), context)
 
 
-def from_fields(fields: Mapping[str, object]) -> Policy:
+def from_fields(fields: Mapping[str, object], warn: bool = True) -> Policy:
     """Reads a policy that is written in Python."""
     context = ParseContext()
-    return _finish(_assemble(fields, context, None), context)
+    return _finish(_assemble(fields, context, None), context, warn)
 
 
 def examine(path: str | Path, imports: bool = False, keys_needed: bool = True) -> tuple[Policy | None, ParseContext]:
@@ -115,10 +115,10 @@ def _assemble(source: Source, context: ParseContext, path: Path | None) -> Polic
     return replace(assembly.policy, version=hashlib.sha256(data).hexdigest()[:12])
 
 
-def _finish(policy: Policy | None, context: ParseContext) -> Policy:
+def _finish(policy: Policy | None, context: ParseContext, warn: bool = True) -> Policy:
     if policy is None:
         raise context.policy_error()
     for one in context.diagnostics():
-        if one.severity == WARNING:
+        if warn and one.severity == WARNING:
             log.warning("%s: %s", one.location, one.full_message)
     return policy

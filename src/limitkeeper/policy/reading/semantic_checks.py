@@ -13,7 +13,7 @@ from ...algorithms.limit import Limit
 from ...errors import ConfigurationError
 from ...rate import Rate
 from ...stores.guarded.share import parse_share
-from ..burst_conflicts import BUCKETS, burst_of, covers, cuts, meet_somewhere, overlap
+from ..burst_conflicts import BUCKETS, burst_of, covers, cuts, meet_somewhere, on_all_routes, overlap
 from ..identity.addresses import read_address
 from ..identity.body import BodyField
 from ..identity.client_ip import ClientIp
@@ -95,6 +95,8 @@ class SemanticChecks:
             if rule.once is not None:
                 labels[f"{rule.name} once"] = f"the idempotency keys of rule {rule.name!r}"
                 labels[f"{rule.name} replays"] = f"the repetitions of rule {rule.name!r}"
+            if rule.concurrent is not None:
+                labels[f"{rule.name} concurrent"] = f"the running requests of rule {rule.name!r}"
         seen: dict[str, ParsedFields] = {}
         for fields in self.assembly.rule_fields:
             name, position = fields.get("name", ""), fields.at("name").position
@@ -375,7 +377,8 @@ class SemanticChecks:
                     message = f"{text!r} may be starved: rule {other.name!r} admits {float(min(rates)):g}/s, {left}"
                     remedy = "give it a guarantee or a share, if its limit is a promise"
                     self.context.warning(fields.at("capacity").position, message, remedy)
-            for key, rate in promised.items():
+            always = on_all_routes(other, rule) and other.when in (When(), rule.when) and other.on_refusal.action != SHADOW
+            for key, rate in promised.items() if always else ():
                 own = dict(other.override).get(
                     key.removeprefix(f"{identity}:"), () if isinstance(other.limit, Tiers) else other.limit
                 )
