@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import ssl
 from math import inf
+from types import SimpleNamespace
 
 import httpx
 import pytest
 import redis
 from running import Running
 
+from limitkeeper import SlidingWindowLog
+from limitkeeper.algorithms.claim import Claim, NamedLimit
 from limitkeeper.errors import ConfigurationError
-from limitkeeper.service.access import Access
+from limitkeeper.service.access import Access, Token
+from limitkeeper.service.app import RequestError
 from limitkeeper.service.client import Client
+from limitkeeper.service.reservation_tokens import ReservationTokens
+from limitkeeper.service.scoped import ScopedApplication
 from limitkeeper.service.settings import load
 
 GATEWAY, VIEWER, ADMIN, SHOP = (f"{name}-0123456789abcdef" for name in ("gateway", "viewer", "admin", "shop"))
@@ -89,6 +95,16 @@ def test_a_token_of_some_limits_reaches_no_others(scoped):
     assert send(scoped, SHOP, "PUT", "/v1/overrides/tokens/b", admin=True, limit="blocked").status_code == 403
     assert send(scoped, SHOP, "PUT", "/v1/overrides/plenty/c", admin=True, limit="blocked").status_code == 200
     assert send(scoped, SHOP, "DELETE", "/v1/overrides/plenty/c", admin=True).json() == {"removed": True}
+
+
+@pytest.mark.parametrize("limit", ["checkouts", "nothing"])
+def test_a_mistake_names_no_limits_that_a_token_may_not_use(scoped, limit):
+    """Neither where the unknown name is one of the token's pattern, nor elsewhere; on every port."""
+    override, key = f"/v1/overrides/{limit}/b", {"limit": limit, "key": "b"}
+    found = [send(scoped, SHOP, method, override, admin=True, limit="blocked").text for method in ("GET", "PUT", "DELETE")]
+    found += [send(scoped, SHOP, "POST", path, admin=path == "/v1/reset", **key).text for path in ("/v1/check", "/v1/reset")]
+    found += [send(scoped, SHOP, "GET", f"/v1/limits/{limit}/b", admin=True).text]
+    assert [one for one in found if "dark" in one or "tokens" in one] == []
 
 
 @pytest.mark.parametrize("kind", ["http", "redis"])
@@ -254,3 +270,14 @@ def test_a_token_file_is_enough_beyond_loopback(tmp_path):
     assert [one.name for one in access.tokens] == ["token", "gateway", "viewer", "admin", "shop"]
     assert access.find(b"0123456789abcdef").scopes == {"check", "inspect", "operate"}
     assert access.find(None) is access.find(b"") is None
+
+
+def test_a_restricted_token_settles_the_places_of_its_own_limit():
+    """A rule with `concurrent` alone keeps its state under another name than its own; its token is one of the rule."""
+    places = Claim(NamedLimit("served", "busy concurrent", SlidingWindowLog("2/min")), "a", 1)
+    app = SimpleNamespace(_tokens=ReservationTokens(b"secret" * 8, 60_000_000))
+    made = app._tokens.issue([places], None)
+    own, other = (ScopedApplication(app, Token(name, b"", limits=(name,))) for name in ("busy", "other"))
+    assert own.charged(made).claims[0].key == "a"
+    with pytest.raises(RequestError, match="it may not use 'busy'"):
+        other.charged(made)

@@ -423,9 +423,11 @@ def test_a_snapshot_survives_the_way_between_workers():
 def test_the_audit_log_is_bounded():
     """The oldest entries go."""
     times = iter(range(1, 10_000))
-    log = AuditLog(MemoryHash(), lambda: next(times))
+    kept = MemoryHash()
+    log = AuditLog(kept, lambda: next(times))
     for i in range(MAX_ENTRIES + 50):
         log.record("me", "reset", key=f"{i}", reason="x" * 1000)
+    kept.write("of another program", "[" * 100_000)
     entries = log.entries()
     assert (len(entries), entries[0]["key"], entries[-1]["key"]) == (MAX_ENTRIES, f"{MAX_ENTRIES + 49}", "50")
     assert len(entries[0]["reason"]) == 300

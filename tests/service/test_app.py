@@ -356,6 +356,34 @@ def test_a_reservation_is_settled_once(app):
     assert run(app.peek(app.checked_hit("tokens", "42"))).remaining == 575
 
 
+def test_a_reservation_of_a_rule_in_shadow_mode_is_settled_too(clock):
+    """Otherwise shadow mode would count the estimates, and show refusals that the real rule will not make."""
+    llm = {"name": "llm", "key": "ip", "limit": "token bucket 1/h burst 1000", "on_refusal": "shadow"}
+    app = application(MemoryStore(clock=clock), clock, Policy.of(limits=[llm]))
+    first, second = (run(app.reserve(app.checked_hit("llm", "42", 600))) for _ in range(2))
+    assert [one.evaluation.shadows for one in (first, second)] == [(), ("llm",)]
+    assert run(app.settle(first.token, 100)) is run(app.settle(second.token, 100)) is True
+    assert run(app.peek(app.checked_hit("llm", "42"))).remaining == 900
+
+
+def test_a_settled_reservation_leaves_its_place_among_requests_at_a_time(clock):
+    """Its request has ended, whatever it cost."""
+    uploads = {"name": "uploads", "key": "ip", "limit": "fixed window 10/h", "concurrent": {"max": 1, "hold": "10min"}}
+    app = application(MemoryStore(clock=clock), clock, Policy.of(limits=[uploads]))
+    for left in (9, 8):
+        reserved = run(app.reserve(app.checked_hit("uploads", "42")))
+        assert not run(app.reserve(app.checked_hit("uploads", "42"))).token
+        assert run(app.settle(reserved.token, 1)) is True
+        assert [one.remaining for _, one in run(app.inspect(app.checked_hit("uploads", "42")))] == [left, 1]
+
+
+def test_the_token_of_many_limits_under_a_long_key_can_be_settled(clock):
+    """The longest key, of characters outside the basic plane."""
+    limit = "; ".join(f"fixed window {count}/h" for count in range(1, 13))
+    app = application(MemoryStore(clock=clock), clock, Policy.of(limits=[{"name": "many", "key": "ip", "limit": limit}]))
+    assert run(app.settle(run(app.reserve(app.checked_hit("many", "\U0001f600" * 256))).token, 0)) is True
+
+
 def test_settling_above_the_estimate_charges_the_difference(app):
     """The bucket goes into debt."""
     reserved = run(app.reserve(app.checked_hit("tokens", "42", 900)))

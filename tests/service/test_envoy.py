@@ -261,6 +261,18 @@ def test_a_new_version_keeps_the_state_of_its_limits(shop):
     assert shop.ask(IP) == (OK, [OK], [1])
 
 
+def test_no_old_limit_is_remembered_beyond_a_new_version(shop):
+    """A watcher's thread replaces the limits while a request is matched: the next one is decided by the new ones."""
+
+    class Replaced(dict):
+        def get(self, name):
+            shop.translator.replace({"shop": read_domain(SHOP.replace("requests_per_unit: 3", "requests_per_unit: 1").encode())})
+            return self[name]
+
+    shop.translator.domains = Replaced(shop.translator.domains)
+    assert [shop.ask([("ip", "1")])[0] for _ in range(2)] == [OK, OVER_LIMIT]
+
+
 def test_header_fields_can_be_switched_off():
     """`headers: off` in the domain."""
     shop = Shop("headers: off\n" + SHOP)

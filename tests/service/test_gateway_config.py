@@ -13,10 +13,11 @@ import pytest
 from gateway_servers import Client, application, check_command, each_gateway, environment, gateway, in_folder, need
 from running import Running
 
+from limitkeeper import MemoryStore
 from limitkeeper.cli import main
 from limitkeeper.errors import ConfigurationError
-from limitkeeper.policy import Policy
-from limitkeeper.service.gateway_config import WRITERS, Gateway
+from limitkeeper.policy import Gate, Policy, WrittenRequest
+from limitkeeper.service.gateway_config import WRITERS, Gateway, cautions, limited_paths
 from servers.valkey import free_port
 
 ROOT = Path(__file__).parents[2]
@@ -206,6 +207,64 @@ def test_what_reads_otherwise_behind_a_gateway(tmp_path, capsys):
     assert "'caller' reads a client certificate" in found
     assert main(["policy", "export", "caddy", str(EXAMPLE)]) == 0
     assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
+    ("said", "caution"),
+    [
+        ("exempt: [{network: 127.0.0.0/8}]", "'ip' trusts no proxy"),
+        ("exempt: [{when: {class: a}, limits: [a]}]", "'class' trusts no proxy"),
+        ("penalty_box: {after: 9/min, for: 1min}", "'ip' trusts no proxy"),
+        ("x: {when: {class: a}}", "'class' trusts no proxy"),
+        ("x: {limit: {by: class, a: unlimited, default: 5/s}}", "'class' trusts no proxy"),
+        ("x: {key: [user, mail]}", "'mail' reads the body"),
+        ("x: {concurrent: 3}", "rule 'a': a gateway does not say when a request ends"),
+    ],
+)
+def test_an_address_that_no_key_names_is_reported_too(said, caution):
+    """Behind a gateway whose address is exempt, or of a class that has no limit, nobody would be limited."""
+    identify = "{user: {header: X-User}, class: {network: {a: 127.0.0.0/8}, default: b}, mail: {body: mail}}"
+    more, rule = ("", said.removeprefix("x: ")) if said.startswith("x: ") else (said, "{}")
+    rule = "{name: a, " + ("" if "key" in rule else "key: user, ") + ("" if "limit:" in rule else "limit: 5/s, ") + rule[1:]
+    policy = Policy.read(f"identify: {identify}\n{more}\nlimits: [{rule}]")
+    assert [one.startswith(caution) for one in cautions(policy)] == [True]
+
+
+@pytest.mark.parametrize(
+    ("template", "path"),
+    [
+        ("/%7Ebob/**", "/~bob/x"),
+        ("/people/me%40home", "/people/me@home"),
+        ("/file%20", "/file"),
+        ("/a%2Fb/{id}", "/a/b/7"),
+        ("/Straße", "/STRASSE"),
+        ("/x/%2e/y", "/x/y"),
+    ],
+)
+def test_a_path_that_a_rule_encodes_is_asked_about(template, path):
+    """Rules' paths are normalized as requests' are, so a plain path may match one that is written otherwise."""
+    policy = Policy.of(limits=[{"name": "a", "match": template, "limit": "1/h"}])
+    assert Gate(policy, store=MemoryStore()).ask(WrittenRequest(path=path)).entries
+    assert re.fullmatch(limited_paths(policy), path, re.I)
+
+
+def test_a_message_of_a_function_needs_all_headers():
+    """It may read any of them."""
+    text = "limits: [{name: a, limit: 5/s, message: {call: 'shop.messages:too_many'}}]"
+    assert Gateway.of(Policy.read(text), "h:1", "h:2", "h:3").headers is None
+
+
+@pytest.mark.parametrize("name", GATEWAYS)
+def test_the_names_that_a_policy_gives_to_fields(name):
+    """A gateway passes on the fields that the service sends, under the policy's own names."""
+    names = "{limit: X-Quota, remaining: X-Quota-Left, reset: X-Quota-Reset, retry_after: X-Wait}"
+    policy = Policy.read(f"headers: {{reset: delta, names: {names}}}\nlimits: [{{name: a, limit: 5/s}}]")
+    text = written(name, policy, {"service": 1, "application": 2, "listen": 3}).lower()
+    assert "x-ratelimit" not in text
+    assert all(field in text for field in ("x-quota", "x-quota-left", "x-quota-reset"))
+    if name == "nginx":
+        assert "auth_request_set $limitkeeper_x_wait $upstream_http_x_wait;" in text
+        assert "add_header x-wait $limitkeeper_x_wait always;" in text
 
 
 @each_gateway(*GATEWAYS)

@@ -60,6 +60,7 @@ from .http_routes import (
     shown_match,
     shown_state,
 )
+from .scoped import ScopedApplication
 from .worker_peers import WorkerPeers, decode, encode
 
 #: Asset -> the distribution and file that it comes from; "" is this package.
@@ -255,9 +256,7 @@ class AdminRouter:
             log.warning("the audit log can't be written (%s): %s by %r", error, action, token.name)
 
     def _check_limit(self, token: Token, limit: object) -> None:
-        self.app.rule(limit)
-        if not token.allows(str(limit)):
-            raise RequestError(FORBIDDEN, f"the token {token.name!r} is restricted to {', '.join(token.limits)}")
+        ScopedApplication(self.app, token).rule(limit)
 
     async def _try(self, request: Request, token: Token) -> Response:
         asked = json_object(request.body)

@@ -31,6 +31,7 @@ from ..policy.compiled_policy import CompiledRule
 from ..policy.evaluation import Evaluation
 from ..policy.gate import Gate
 from ..policy.identity.key_and_cache_bounds import hash_long
+from ..policy.identity.paths import application_path
 from ..policy.model import Blocked, Limits, Rule, Tiers
 from ..policy.refusal import BLOCKED, blocked_decision
 from ..policy.request_context import RequestContext, WrittenRequest, method_of
@@ -106,10 +107,14 @@ class Application:
             raise RequestError(INVALID, "limit is missing")
         rule: CompiledRule | None = self.gate.compiled.rules_by_name.get(name) if isinstance(name, str) else None
         if rule is None:
-            names = list(self.gate.compiled.rules_by_name)
+            names = [name for name in self.gate.compiled.rules_by_name if self.allows(name)]
             shown = ", ".join(names[:20]) + (", …" if len(names) > 20 else "") or "none"
             raise RequestError(UNKNOWN_LIMIT, f"unknown limit {short(name)}; the policy {self.gate.policy.name!r} has: {shown}")
         return rule
+
+    def allows(self, limit: str) -> bool:
+        """Whether this application may use a limit, and name it."""
+        return True
 
     def hit_nowait(self, limit: str, key: str, cost: int = 1, tier: str | None = None) -> Evaluation | None:
         """A hit of a limit under a key; None: perform `hit_many`. The hot path of the transports, which pass checked types."""
@@ -167,16 +172,21 @@ class Application:
             raise RequestError(INVALID, str(error)) from None
         if not evaluation.allowed:
             return Reserved(evaluation, "")
-        return Reserved(evaluation, self._tokens.issue(evaluation.claims or (), evaluation.decision))
+        claims, decision = evaluation.claims, evaluation.decision
+        for _, charged, decision in evaluation.shadow or ():  # settled as other charges are
+            claims = charged if decision and not GuardedStore.answered_here(decision) else None
+        return Reserved(evaluation, self._tokens.issue(claims or (), decision, hit[0].config.concurrent))
 
     def settle(self, token: str, used: int) -> Plan[bool]:
-        """Sets the actual cost of a reservation: gives the rest back, or charges the difference. The first settle or cancel
-        decides; False: it was settled before, or its key was reset. After a failure of the store the charge stays."""
+        """Sets the actual cost of a reservation: gives the rest back, or charges the difference; its place among requests at a
+        time is given back. The first settle or cancel decides; False: it was settled before, or its key was reset. After a
+        failure of the store the charge stays."""
         charged = self.charged(token)
         first = available((yield Call(self.store, "decide_one", (self._settled, charged.id, 1, 0, True))))
         if not first.allowed:
             return False
-        back = [Claim(one.limit, one.key, one.cost - used, one.cost, one.reset_id) for one in charged.claims]
+        pairs = zip(charged.claims, charged.places, strict=True)
+        back = [Claim(one.limit, one.key, one.cost - used * (not place), one.cost, one.reset_id) for one, place in pairs]
         back = [one for one in back if one.cost or self.store.local]  # for 0, a local store is asked whether the key was reset
         if not back:
             return True
@@ -317,7 +327,7 @@ def request_context(fields: object) -> WrittenRequest:
     if not isinstance(headers, Mapping) or not all(isinstance(value, str) for value in headers.values()):
         raise RequestError(INVALID, "request.headers: expected an object of strings; join several lines of one header with ', '")
     path, _, query = path.partition("?")
-    context = WrittenRequest(method, path, headers=headers, query=query, peer=client)
+    context = WrittenRequest(method, application_path(path), headers=headers, query=query, peer=client)
     context.method = method_of(method)  # a request, whatever its method: not a message, which fewer rules limit
     return context
 

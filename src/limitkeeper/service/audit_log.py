@@ -33,7 +33,7 @@ class AuditLog:
         """The newest first; what is no entry (other programs may write to the store) is left out."""
         found = []
         for _, text in sorted(self._hash.read().items(), reverse=True):
-            with suppress(ValueError):
+            with suppress(ValueError, RecursionError):
                 entry = json.loads(text)
                 found += [entry] if isinstance(entry, dict) else []
         return found

@@ -85,6 +85,7 @@ class EnvoyTranslator:
             raise RequestError(INVALID, "domain: expected a string, got an empty one; set `domain` in Envoy's filter")
         if not 0 < len(request.descriptors) <= MAX_CHECKS:
             raise RequestError(INVALID, f"descriptors: expected 1 to {MAX_CHECKS}, got {len(request.descriptors)}")
+        known = self._known  # before the domains: a thread may replace both
         domain = self.domains.get(request.domain)
         if domain is None:
             return response([None] * len(request.descriptors), False)
@@ -94,7 +95,7 @@ class EnvoyTranslator:
         one = found[0]
         plain = len(found) == 1 and 0 < len(data) <= LONGEST_KNOWN and not request.descriptors[0].HasField("limit")
         if plain and one is not None and one.named is not None and one.hits:
-            remember(self._known, data, (one, one.named, domain.headers), MAX_KNOWN)
+            remember(known, data, (one, one.named, domain.headers), MAX_KNOWN)
         yield from self._decide([one for one in found if one is not None])
         return response(found, domain.headers)
 

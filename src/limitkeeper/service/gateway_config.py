@@ -19,12 +19,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from ..errors import ConfigurationError
+from ..policy.identity.body import BodyField
 from ..policy.identity.client_ip import ClientIp
 from ..policy.identity.identify import Called, Certificate, Cookie, Header, Network
 from ..policy.identity.jwt import Jwt
-from ..policy.identity.paths import segments_of
-from ..policy.model import Identity, Match, Policy
-from ..web.field_names import SPELLING
+from ..policy.identity.paths import normalize_path, segments_of
+from ..policy.model import Identity, Match, Policy, Tiers
+from ..web.field_names import SPELLING, WORDS
 from ..web.headers import DRAFTS
 from . import gateway_templates as templates
 from .settings import Address
@@ -41,12 +42,13 @@ UNAVAILABLE = '{"code": "RATE_LIMITED", "message": "Try again later."}'
 @dataclass(frozen=True)
 class Gateway:
     """What a gateway needs to know. `limited`: a regular expression of the paths that rules match, None: all. `headers`: the
-    request headers that the policy reads, None: any. `fields`: the response fields that the policy sends."""
+    request headers that the policy reads, None: any. `retry_after` and `fields`: the response fields that the policy sends."""
 
     policy: str
     limited: str | None
     headers: tuple[str, ...] | None
     address_header: str
+    retry_after: str
     fields: tuple[str, ...]
     service: Address
     application: Address
@@ -55,12 +57,14 @@ class Gateway:
 
     @staticmethod
     def of(policy: Policy, service: str, application: str, listen: str, fail_open: bool = True) -> Gateway:
+        retry_after, *fields = response_fields(policy)
         return Gateway(
             re.sub(r"[^\w .-]", "?", policy.name),
             limited_paths(policy),
             read_headers(policy),
             address_header(policy),
-            response_fields(policy),
+            retry_after,
+            tuple(fields),
             address("--service", service),
             address("--application", application),
             address("--listen", listen),
@@ -91,10 +95,14 @@ def limited_paths(policy: Policy) -> str | None:
 
 def template_pattern(template: str) -> str:
     """A template as a regular expression that all four engines (PCRE, RE2, Go, Python) read alike; it needs `(?i)`."""
-    parts = segments_of(template)
+    parts, found = segments_of(template), []
     rest = "(?:/.*)?" if parts[-1:] == ["**"] else "/?"
-    open_ = ("*", "{")
-    return "".join("/[^/]+" if part.startswith(open_) else "/" + literal(part) for part in parts if part != "**") + rest
+    for part in parts:
+        if part.startswith(("*", "{")):
+            found += ["[^/]+"] if part != "**" else []
+        else:  # as the policy reads it: `%7Ebob` is "~bob"
+            found += [literal(one) for one in segments_of(normalize_path("/" + part))]
+    return "".join("/" + one for one in found) + rest
 
 
 def literal(segment: str) -> str:
@@ -110,7 +118,7 @@ def read_headers(policy: Policy) -> tuple[str, ...] | None:
             return None
         names += identity_headers(identity)
     for rule in policy.rules:
-        if rule.cost.call is not None or rule.charge.call is not None:
+        if any(callable(one) for one in (rule.cost.call, rule.charge.call, rule.answer.message)):
             return None
         names += [rule.cost.name] if rule.cost.source == "header" else []
         names += [rule.once.header] if rule.once is not None else []
@@ -120,11 +128,15 @@ def read_headers(policy: Policy) -> tuple[str, ...] | None:
 
 
 def header_name(name: str) -> str:
+    return forwarded(name).title()
+
+
+def forwarded(name: str) -> str:
     if re.fullmatch(r"[A-Za-z0-9-]+", name) is None:
         raise ConfigurationError(
             f"header {name!r}: gateways forward only names of letters, digits and '-'; rename it in the policy"
         )
-    return name.title()
+    return name
 
 
 def identity_headers(identity: Identity) -> list[str]:
@@ -156,20 +168,39 @@ def addresses(policy: Policy) -> list[ClientIp]:
 
 def cautions(policy: Policy) -> Iterator[str]:
     """What the policy would read otherwise behind a gateway."""
-    for name in sorted({name for rule in policy.rules for part in rule.key for name in part} & set(policy.identify)):
+    for name in sorted(used_identities(policy) & set(policy.identify)):
         identity = policy.identify[name]
-        if isinstance(identity, ClientIp) and not identity.trusted_proxies:
+        address = identity.ip if isinstance(identity, Network) else identity
+        if isinstance(address, ClientIp) and not address.trusted_proxies:
             yield f"{name!r} trusts no proxy, so all clients would have the gateway's address; set trusted_proxies: [its address]"
         elif isinstance(identity, Certificate):
             yield f"{name!r} reads a client certificate, which a gateway does not pass on: it would be absent"
+        elif isinstance(identity, BodyField):
+            yield f"{name!r} reads the body, which a gateway does not pass on: it would be absent"
+    for rule in policy.rules:
+        if rule.concurrent is not None:
+            yield f"rule {rule.name!r}: a gateway does not say when a request ends: each counts as running for its whole hold"
+
+
+def used_identities(policy: Policy) -> set[str]:
+    """The identities that keys, conditions, tiers and exemptions of a policy name; networks of exemptions are those of `ip`."""
+    keys = [rule.key for rule in policy.rules] + [one.key for one in (policy.penalty_box,) if one is not None]
+    found = {name for key in keys for part in key for name in part}
+    for when in [*(rule.when for rule in policy.rules), *(one.when for one in policy.exempt)]:
+        found |= {*when.present, *when.absent, *(name for name, _ in when.equals)}
+    found |= {rule.limit.by for rule in policy.rules if isinstance(rule.limit, Tiers)}
+    found |= {name for rule in policy.rules if rule.once is not None for name in rule.once.bind}
+    return found | {"ip" for one in policy.exempt if one.networks}
 
 
 def response_fields(policy: Policy) -> tuple[str, ...]:
+    """The fields of responses under the policy's own names; the first is Retry-After, which only refusals have."""
     headers = policy.headers
-    names = list(DRAFTS[headers.wire][1])
+    names = [b"retry-after", *DRAFTS[headers.wire][1]]
     names += [b"x-ratelimit-limit", b"x-ratelimit-remaining"] if headers.x else []
     names += [b"x-ratelimit-reset"] if headers.reset != "off" else []
-    return tuple(SPELLING[name] for name in names)
+    own = {WORDS[word]: forwarded(name) for word, name in headers.names}
+    return tuple(own.get(name) or SPELLING[name] for name in names)
 
 
 # Writers -------------------------------------------------------------------------------------------------------------
@@ -193,13 +224,14 @@ def nginx(gateway: Gateway) -> str:
         asks = fill(templates.NGINX_MAP, limited=gateway.limited, plain=PLAIN)
     passed = "" if names is None else "proxy_pass_request_headers off;\n"
     passed += "\n".join(f"proxy_set_header {name} $http_{variable(name)};" for name in names or ())
-    fields = ("Retry-After", *gateway.fields)
+    fields = (gateway.retry_after, *gateway.fields)
     return fill(
         templates.NGINX,
         asks=asks,
         skip='if ($limitkeeper_asks = "") { return 204; }   # no rule is about this path' if asks else "",
         headers=passed,
         set="\n".join(f"auth_request_set $limitkeeper_{variable(name)} $upstream_http_{variable(name)};" for name in fields),
+        retry=f"add_header {gateway.retry_after} $limitkeeper_{variable(gateway.retry_after)} always;",
         add="\n".join(f"add_header {name} $limitkeeper_{variable(name)} always;" for name in gateway.fields),
         down="error_page 502 503 504 = @limitkeeper_down;   # the service is down or late: let requests pass"
         if gateway.fail_open

@@ -63,7 +63,7 @@ http {
 
         location @limited {
             default_type application/json;
-            add_header Retry-After $limitkeeper_retry_after always;
+            <<retry>>
             <<add>>
             add_header Cache-Control no-store always;
             if ($limitkeeper_status = 503) { return 503 '<<unavailable>>\\n'; }

@@ -24,6 +24,7 @@ from ..decision import Decision
 from ..errors import StoreError
 from ..policy.calls_by_rule_name import RuleHit
 from ..policy.evaluation import Evaluation
+from ..policy.identity.paths import application_path
 from ..policy.request_context import RequestContext
 from ..stores.guarded.breaker import CLOSED, HALF_OPEN, OPEN
 from ..web.headers import AsgiRequestContext, fields
@@ -228,7 +229,7 @@ class Router:
                 headers = [(b"host", host), *[field for field in headers if field[0] != b"host"]]
         scope: Fields = {"method": method.decode("latin-1").upper(), "headers": headers, "client": request.peer}
         asked, _, scope["query_string"] = uri.partition(b"?")
-        scope["path"] = unquote(asked.decode("latin-1"))
+        scope["path"] = application_path(asked)
         return self._match(AsgiRequestContext(scope), lambda evaluation: auth_response(evaluation, request, deny))
 
     def _ready(self) -> Response:

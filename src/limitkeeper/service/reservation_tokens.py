@@ -1,7 +1,7 @@
 """Reservation tokens: what was charged, authenticated, so that any worker can settle it.
 
     token = base64url(payload + HMAC-SHA-256(key, payload)[:16])     key = HMAC-SHA-512(secret, "reservation")
-    payload = JSON [id, expiry, start, source, [[limiter, limit name, limit, key, cost, reset number], …]]   times in µs
+    payload = JSON [id, expiry, start, source, [[limiter, limit name, limit, key, cost, reset number, place], …]]   times in µs
 
 A token is authenticated, not encrypted: its holder can read the key that it sent. It names the limit as it was when it was
 charged, so a reload of the policy in between does not matter. Rejected: a table of open reservations, which every worker would
@@ -21,13 +21,14 @@ from secrets import token_hex
 from typing import NamedTuple
 
 from ..algorithms.claim import Claim, NamedLimit
+from ..algorithms.limit import Limit
 from ..algorithms.limit_parser import parse_limit
 from ..clock import utc_us
 from ..decision import Decision
 
 MAC = 16
-#: The longest token that is read: the keys of a policy have at most 256 characters.
-MAX_TOKEN = 16_384
+#: The longest token that is read: each limit has a key of at most 256 characters, of at most 12 bytes in JSON.
+MAX_TOKEN = 65_536
 
 
 class InvalidToken(ValueError):
@@ -35,12 +36,14 @@ class InvalidToken(ValueError):
 
 
 class Charged(NamedTuple):
-    """An authenticated charge: its id, start and source, and its claims; none when nothing was charged."""
+    """An authenticated charge: its id, start and source, and its claims; none when nothing was charged. `places`: for each claim,
+    whether it is a place among requests at a time, which ends with the reservation."""
 
     id: str
     start_us: int
     source: str
     claims: list[Claim]
+    places: list[bool]
 
 
 class ReservationTokens:
@@ -50,10 +53,14 @@ class ReservationTokens:
         self._key = hmac.digest(secret, b"reservation", "sha512")  # other uses of the secret (SHA-256) show no part of it
         self.ttl_us, self._now_us = ttl_us, now_us
 
-    def issue(self, claims: Sequence[Claim], decision: Decision | None) -> str:
-        """The token of a charge. It expires `ttl_us` after its start, which is at most `ttl_us` from now."""
+    def issue(self, claims: Sequence[Claim], decision: Decision | None, concurrent: Limit | None = None) -> str:
+        """The token of a charge; claims of the limit `concurrent` are places. It expires `ttl_us` after its start, which is at
+        most `ttl_us` from now."""
         wait_us, start_us, source = (decision.wait_us, decision.start_us, decision.source) if decision else (0, -1, "store")
-        charges = [[*one.limit.identity[:2], str(one.limit.limit), one.key, one.cost, one.reset_id] for one in claims]
+        charges = [
+            [*one.limit.identity[:2], str(one.limit.limit), one.key, one.cost, one.reset_id, one.limit.limit is concurrent]
+            for one in claims
+        ]
         expiry = self._now_us() + wait_us + self.ttl_us
         payload = json.dumps([token_hex(12), expiry, start_us, source, charges], separators=(",", ":")).encode()
         return urlsafe_b64encode(payload + self._mac(payload)).decode().rstrip("=")
@@ -73,7 +80,7 @@ class ReservationTokens:
         if expiry <= self._now_us():
             raise InvalidToken("this token has expired; its charge stays")
         claims = [Claim(named_limit(*charge[:3]), charge[3], charge[4], -1, charge[5]) for charge in charges]
-        return Charged(identifier, start_us, source, claims)
+        return Charged(identifier, start_us, source, claims, [any(charge[6:]) for charge in charges])
 
     def _mac(self, payload: bytes) -> bytes:
         return hmac.digest(self._key, payload, "sha256")[:MAC]

@@ -33,8 +33,11 @@ class ScopedApplication(Application):
             FORBIDDEN, f"the token {self._token.name!r} is restricted to the limits {', '.join(self._token.limits)}; {what}"
         )
 
+    def allows(self, limit: str) -> bool:
+        return self._token.allows(limit)
+
     def _check(self, limit: str) -> None:
-        if not self._token.allows(limit):
+        if not self.allows(limit):
             raise self._refuse(f"it may not use {limit[:80]!r}")
 
     def rule(self, name: object) -> CompiledRule:
@@ -45,7 +48,7 @@ class ScopedApplication(Application):
     def charged(self, token: str) -> Charged:
         found = super().charged(token)
         for claim in found.claims[:1]:
-            self._check(claim.limit.name)
+            self._check(claim.limit.name.removesuffix(" concurrent"))  # the state of a rule that limits nothing else
         return found
 
     def hit_nowait(self, limit: str, key: str, cost: int = 1, tier: str | None = None) -> Evaluation | None:
@@ -63,7 +66,7 @@ class ScopedApplication(Application):
         return super().throttle(key, max_burst, count, period, quantity)
 
     def limits(self) -> list[dict[str, Any]]:
-        return [one for one in super().limits() if self._token.allows(one["name"])]
+        return [one for one in super().limits() if self.allows(one["name"])]
 
 
 class ScopedRouter(Router):
