@@ -26,6 +26,7 @@ from starlette.applications import Starlette
 from starlette.datastructures import FormData, UploadFile
 from starlette.responses import Response
 from starlette.routing import Route
+from wsgi_apps import environ_of
 
 from limitkeeper import MemoryStore
 from limitkeeper.policy import Policy
@@ -253,3 +254,24 @@ def test_bodies_that_http_2_does_not_announce(make, store):
         server.close()
     later = [429] * (len(methods) - 1)
     assert found == [200, *later, 200, *later]  # by address, then by the key of what is not read
+
+
+def test_an_unannounced_body_to_flask(store):
+    """A server that ends the input itself (gunicorn) need not announce a body over HTTP/2: Flask reads it, so it counts."""
+    app = Flask("shop")
+    limits = flask.RateLimit(app, store=store)
+
+    @app.post("/")
+    @limits.limit("fixed window 1/min", key="account", identify=IDENTIFY)
+    def login() -> Any:
+        return flask_request.get_json()["email"]
+
+    def post() -> str:
+        statuses: list[str] = []
+        environ = environ_of("POST", "/", **{"wsgi.input": BytesIO(b'{"email": "ann"}'), "CONTENT_TYPE": JSON})
+        environ |= {"wsgi.input_terminated": True, "SERVER_PROTOCOL": "HTTP/2"}
+        environ.pop("CONTENT_LENGTH", None)
+        app(environ, lambda status, headers, exc_info=None: statuses.append(status[:3]))
+        return statuses[0]
+
+    assert [post() for _ in range(2)] == ["200", "429"]

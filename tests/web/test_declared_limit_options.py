@@ -4,18 +4,22 @@ listeners of refusals, and the switch."""
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import Any
 
 import httpx
 import pytest
 from fastapi import Depends, FastAPI
 from flask import Flask
+from starlette.applications import Starlette
+from starlette.routing import Route
+from starlette_client import TestClient
 
 from limitkeeper import ConfigurationError, FixedWindow, InvalidLimit, Limiter, MemoryStore
 from limitkeeper.observe.events import Event
 from limitkeeper.policy import Gate, Policy, RequestContext, WrittenRequest
 from limitkeeper.testing import ManualClock
-from limitkeeper.web import fastapi, flask
+from limitkeeper.web import fastapi, flask, starlette
 from limitkeeper.web.asgi import RateLimitMiddleware as AsgiMiddleware
 from limitkeeper.web.handler_limit import MAX_CHOICES
 from limitkeeper.web.wsgi import RateLimitMiddleware as WsgiMiddleware
@@ -409,6 +413,52 @@ def test_limits_follow_a_reload_of_the_policy_whose_identities_they_use(store, c
     gate.reload(Policy.of())
     assert [status("/user", X_Account=name) for name in ("ann", "eve")] == [429, 200]
     assert "keeps the identities" in caplog.text
+
+
+@pytest.mark.parametrize("site", [FlaskSite, FastApiSite])
+def test_a_limit_from_a_callable_gives_no_warning(store, site, caplog):
+    """Also where the callable returns no limit; the same limit without a callable gives one."""
+    assert site(plan_limit, store).statuses(1, X_Plan="staff") == [200]
+    assert "limits nothing" not in caplog.text
+    site("unlimited", store)
+    assert "limits nothing" in caplog.text
+
+
+def no_parameter():
+    return {}
+
+
+def one_parameter(id: int):
+    return {}
+
+
+async def awaited(request):
+    return {}
+
+
+def served_by_fastapi(handler):
+    app = FastAPI()
+    app.get("/{id}")(fastapi.limit(handler))
+
+
+def served_by_starlette(handler):
+    app = Starlette(routes=[Route("/{id}", starlette.limit(handler))])
+    TestClient(app).get("/3")
+
+
+def served_by_flask(handler, path="/<id>"):
+    app = Flask("bare")
+    app.testing = True
+    app.get(path)(flask.RateLimit(app).limit(handler))
+    app.test_client().get("/3")
+
+
+@pytest.mark.parametrize("handler", [no_parameter, one_parameter, awaited])
+@pytest.mark.parametrize("serve", [served_by_fastapi, served_by_starlette, served_by_flask, partial(served_by_flask, path="/3")])
+def test_a_decorator_without_parentheses_is_an_error(serve, handler):
+    """Whether the handler could choose a limit, by its parameters, or not."""
+    with pytest.raises(ConfigurationError, match=r'write @limit\("5/s burst 10"\), with parentheses'):
+        serve(handler)
 
 
 @pytest.mark.parametrize("named", [False, True])

@@ -183,7 +183,7 @@ def test_starlette(store):
 
 
 def test_fastapi(store):
-    """A default dependency of the app does not apply where the route, its router or a decorator has a limit."""
+    """A default of the app does not apply where the route, its router, the place that includes it or a decorator has a limit."""
     app = FastAPI(dependencies=[Depends(fastapi.RateLimit(ONE, store=store, default=True))])
     fastapi.install(app)
     two = fastapi.RateLimit(TWO, store=store)
@@ -194,8 +194,11 @@ def test_fastapi(store):
     app.get("/decorated")(fastapi.limit(TWO, store=store)(ok_handler))
     router.get("/tea")(ok_handler)
     app.include_router(router)
+    plain = APIRouter(prefix="/included")
+    plain.get("/tea")(ok_handler)
+    app.include_router(plain, dependencies=[Depends(two)])
     assert statuses(app, "/a", "/a", "/b", "/b") == [200, 429, 200, 429]
-    for path_ in ("/own", "/decorated", "/router/tea"):
+    for path_ in ("/own", "/decorated", "/router/tea", "/included/tea"):
         assert statuses(app, *[path_] * 3) == [200, 200, 429], path_
 
 

@@ -446,6 +446,21 @@ def test_routes_that_one_function_made_do_not_share(store):
         assert [client(app).request(method, path).status_code for _ in range(2)] == [200, 429], path
 
 
+def test_places_that_include_one_router_do_not_share(store):
+    """Nor do routers whose routes have the same paths, where the key has the route."""
+    app, router = FastAPI(), APIRouter()
+    each = RateLimit("fixed window 1/min", name="each", key=["ip", "route"], store=store)
+    router.get("/{item}", dependencies=[Depends(RateLimit("fixed window 1/min", store=store))])(prüfen)
+    for prefix in ("/v1", "/v2"):
+        app.include_router(router, prefix=prefix)
+    for prefix in ("/users", "/orders"):
+        other = APIRouter()
+        other.get("/")(prüfen)
+        app.include_router(other, prefix=prefix, dependencies=[Depends(each)])
+    for path in ("/v1/7", "/v2/7", "/users/", "/orders/"):
+        assert [client(app).get(path).status_code for _ in range(2)] == [200, 429], path
+
+
 async def plain() -> str:
     return ""
 

@@ -63,9 +63,27 @@ def test_a_configured_mount_point_is_part_of_the_path(gate):
     assert labels(gate, WsgiRequestContext(environ("/checkout", "", HTTP_SCRIPT_NAME="/zz"))) == {"checkout", "any"}
 
 
-def test_a_prefix_without_a_slash_hides_no_path(gate):
-    """Quart removes its root path from /zzcheckout as well, and routes checkout."""
+@pytest.mark.parametrize("root", ["/zz", "/zz/"])
+@pytest.mark.parametrize(
+    "path", ["/zz/checkout", "/checkout", "/zzcheckout", "/zz//checkout", "http://x/zz/checkout", "x:/z\nzcheckout"]
+)
+def test_no_spelling_of_a_root_path_hides_a_path(gate, path, root):
+    """Quart removes its root path from all of these but the second, and routes checkout; rules match the whole path."""
+    scope = {"type": "http", "method": "GET", "root_path": root, "query_string": b"", "headers": [], "client": None}
+    assert labels(gate, AsgiRequestContext({**scope, "path": path})) == {"mounted", "any"}
+
+
+@pytest.mark.parametrize("path", ["/zz/healthz", "/zzhealthz", "/zz//healthz", "http://x/zz/healthz"])
+def test_an_exemption_holds_for_one_spelling_of_a_root_path(gate, path):
+    """The other ones are limited: another framework may route them to another handler."""
     scope = {"type": "http", "method": "GET", "root_path": "/zz", "query_string": b"", "headers": [], "client": None}
-    assert labels(gate, AsgiRequestContext({**scope, "path": "/zzcheckout"})) == {"checkout", "any"}
-    assert labels(gate, AsgiRequestContext({**scope, "path": "/zz/checkout"})) == {"mounted", "any"}
-    assert labels(gate, AsgiRequestContext({**scope, "path": "/checkout"})) == {"mounted", "any"}
+    assert labels(gate, AsgiRequestContext({**scope, "path": path})) == (set() if path == "/zz/healthz" else {"any"})
+
+
+@pytest.mark.parametrize("path", ["/zz//t/;a", "/zz//t/%0a", "/zzt/;a"])
+def test_slashes_after_a_root_path_hide_no_odd_segment(path):
+    """Quart ignores the slashes and takes the odd segment for a value."""
+    limits = [{"name": "tenant", "match": "/zz/t/{tenant}", "limit": "9999/s"}]
+    scope = {"type": "http", "method": "GET", "root_path": "/zz", "query_string": b"", "headers": [], "client": None}
+    with Gate(Policy.of(limits=limits), store=MemoryStore(clock=ManualClock())) as gate:
+        assert labels(gate, AsgiRequestContext({**scope, "path": path})) == {"tenant"}

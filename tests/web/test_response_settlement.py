@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from io import BytesIO
 from typing import Any
 
 import pytest
@@ -10,7 +11,14 @@ from app_under_test import until
 
 from limitkeeper import MemoryStore
 from limitkeeper.policy import Evaluation, Gate, Policy, WrittenRequest
-from limitkeeper.web.response_settlement import AsyncSettlingBody, Settlement, SettlingBody, byte_length, detach_request
+from limitkeeper.web.response_settlement import (
+    AsyncSettlingBody,
+    Settlement,
+    SettlingBody,
+    WatchedInput,
+    byte_length,
+    detach_request,
+)
 from stand_ins import driven
 
 BYTES = "{name: bytes, key: ip, limit: fixed window 100/min, cost: {response: 1B, estimate: 1}}"
@@ -150,3 +158,15 @@ def test_a_body_that_is_garbage_settles_before_its_store_is_closed(tmp_path):
         del body, cycle
         gc.collect()
         until(lambda: other.ask(WrittenRequest()), "the place was not given back")
+
+
+@pytest.mark.parametrize(("sent", "gone"), [(b"one\ntwo\nthree", False), (b"one\ntwo\n", True), (b"one\ntw", True), (b"", True)])
+@pytest.mark.parametrize("size", [None, -1, 64])
+def test_a_body_that_is_read_by_lines_has_ended_with_its_last_byte(sent, gone, size):
+    """A line with its end does not say that the client has disconnected; a part of one does, and an early end."""
+    settlement = Settlement([])
+    body = WatchedInput(BytesIO(sent), "13", settlement)
+    assert body.readline(0) == b""
+    assert (body.readline(size), settlement.gone) == (sent[:4], not sent)
+    assert b"".join(body) == sent[4:]
+    assert settlement.gone == gone

@@ -117,6 +117,33 @@ def test_a_route_limit_knows_the_proxies_of_the_middleware(clock):
     assert asked(client, "203.0.113.1", "203.0.113.1", "203.0.113.1", "203.0.113.2") == [200, 200, 429, 200]
 
 
+@pytest.mark.parametrize("framework", ["fastapi", "starlette"])
+def test_every_route_limit_knows_the_proxies_where_no_rule_applies(framework):
+    """Also the second one of a route, which finds the first one's evaluation in the scope."""
+    policy = Policy.of(identify={"ip": {"client_ip": PROXIES}}, limits=[{"name": "other", "match": "/other", "limit": "1/h"}])
+    app = FastAPI()
+    limits = [Depends(RateLimit("fixed window 9/h")), Depends(RateLimit(RULE))]
+    app.get("/", dependencies=limits)(nothing)
+    if framework == "starlette":
+        home = limit("fixed window 9/h")(limit(RULE)(lambda request: JSONResponse({})))
+        app = Starlette(routes=[Route("/", home)])
+    app.add_middleware(RateLimitMiddleware, policy=policy)
+    client = TestClient(app, client=("10.0.0.2", 50_000))
+    assert asked(client, "203.0.113.1", "203.0.113.1", "203.0.113.1", "203.0.113.2") == [200, 200, 429, 200]
+
+
+def test_a_rule_that_a_rewritten_path_would_match_was_not_evaluated(store):
+    """Where code between the middleware and the route changes the path, the rule that the route names is evaluated there."""
+    gate = Gate(Policy.of(limits=[{"name": "report", "match": "/report", "key": "ip", "limit": RULE}]), store=store)
+    routes = Starlette(routes=[Route("/report", limit(policy=gate, rule="report")(lambda request: JSONResponse({})))])
+
+    async def without_version(scope, receive, send):
+        await routes({**scope, "path": scope["path"].removeprefix("/v1")}, receive, send)
+
+    client = TestClient(RateLimitMiddleware(without_version, gate), client=("192.0.2.1", 50_000))
+    assert [client.get(path).status_code for path in ("/report", "/v1/report", "/v1/report", "/report")] == [200, 200, 429, 429]
+
+
 def test_a_wrong_limit_is_named_as_it_was_declared():
     """An error of a handler's limit names what the application wrote, not a place in a policy that it does not have."""
     unit = "limit: '5/sek': unknown unit 'sek'; use one of"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import socket
 import threading
@@ -13,7 +14,7 @@ from wsgiref.util import FileWrapper
 
 import pytest
 from django.core.handlers.wsgi import WSGIHandler
-from django.http import FileResponse, StreamingHttpResponse
+from django.http import FileResponse, HttpResponse, StreamingHttpResponse
 from django.test import RequestFactory
 from django.test.utils import override_settings
 from django.urls import path
@@ -25,11 +26,13 @@ from starlette.routing import Route
 from starlette_client import TestClient
 
 from limitkeeper import ConfigurationError, MemoryStore
-from limitkeeper.policy import Gate, Policy
+from limitkeeper.policy import Gate, Policy, WrittenRequest
 from limitkeeper.testing import ManualClock
 from limitkeeper.web import flask, starlette, wsgi
 from limitkeeper.web.django import limit
+from limitkeeper.web.django.middleware import arespond
 from limitkeeper.web.response_settlement import ClosingBody, Settlement
+from stand_ins import WrappedStore
 
 configure()
 
@@ -133,6 +136,59 @@ def streamed(request: Any) -> StreamingHttpResponse:
 
 def no_response(request: Any) -> None:
     """As a view that forgets to return one."""
+
+
+class HangingStore(WrappedStore):
+    """A store far away whose second decision is never answered: that on the size of a response."""
+
+    asked: asyncio.Event
+
+    async def adecide(self, *args: Any, **options: Any) -> Any:
+        if "decide" in self.calls:
+            self.asked.set()
+            await asyncio.Event().wait()
+        return self.decide(*args, **options)
+
+
+def test_a_client_that_disconnects_while_its_size_is_charged_holds_no_place():
+    """Django cancels the task: the response is not sent, and its request has ended."""
+    store = HangingStore(MemoryStore())
+    size = "{name: size, limit: fixed window 100/h, cost: {response: 1B}}"
+    gate = Gate(Policy.read(f"limits: [{{name: running, concurrent: 1}}, {size}]\nbudget: 60s"), store=store)
+    refused = []
+
+    async def view(request: Any) -> HttpResponse:
+        return HttpResponse(b"a" * 9)
+
+    async def main() -> None:
+        store.asked = asyncio.Event()
+        task = asyncio.ensure_future(arespond(gate, view, RequestFactory().get("/")))
+        await store.asked.wait()
+        refused.append(not gate.ask(WrittenRequest("GET", "/")))
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
+
+    asyncio.run(main())
+    assert refused == [True]
+    assert gate.ask(WrittenRequest("GET", "/"))
+
+
+def test_a_settlement_of_several_limits_that_is_cancelled_settles_all_of_them():
+    """A client that disconnects while the first is settled (Starlette cancels its stream) keeps no place of the others."""
+    gates = [Gate(Policy.read(ONE + "\nbudget: 60s"), store=WrappedStore(MemoryStore())) for _ in range(3)]
+
+    async def main() -> None:
+        settlement = Settlement([await gate.aask(WrittenRequest("GET", "/")) for gate in gates])
+        task = asyncio.ensure_future(settlement.asettle())
+        for _ in gates:
+            await asyncio.sleep(0)
+            task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
+        assert [(await gate.aask(WrittenRequest("GET", "/"))).allowed for gate in gates] == [True] * 3
+
+    asyncio.run(main())
 
 
 @pytest.mark.parametrize("view", [streamed, no_response])

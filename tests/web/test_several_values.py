@@ -6,11 +6,14 @@ from typing import Any
 
 import pytest
 from asgi_loop import Exchange, scope_of
+from django.core.handlers.wsgi import WSGIRequest
+from django_asgi import configure
 from wsgi_apps import environ_of
 
 from limitkeeper import MemoryStore
 from limitkeeper.policy import Policy
 from limitkeeper.policy.gate import Gate
+from limitkeeper.policy.identity.identify import SEVERAL
 from limitkeeper.web.asgi import RateLimitMiddleware
 from limitkeeper.web.wsgi import WsgiRequestContext
 from stand_ins import driven
@@ -101,3 +104,17 @@ def test_who_tells_two_costs_pays_the_most(store):
     ):
         gate = Gate(Policy.read(f"name: {kind}\nlimits: [{cost % (kind, name)}]"), store=store)
         assert statuses(gate, "/", sent * 3) == [200, 200, 429]
+
+
+def test_a_charset_makes_no_new_client(gate):
+    """Django reads a query in the charset of the Content-Type: in UTF-7 or ISO-2022 an API key has any number of spellings."""
+    configure()
+    kinds = ["text/plain; charset=utf-7", "text/plain; charset=iso2022_jp", "text/plain; charset=UTF-8", ""]
+    queries = ["api_key=+AGE-bc", "api_key=a%1b%28%42bc", "api_key=abc", "api_key=abc"]
+    pairs = zip(kinds, queries, strict=True)
+    environs = [{**environ_of("GET", f"/query?{query}"), "CONTENT_TYPE": kind} for kind, query in pairs]
+    assert [WSGIRequest(environ).GET["api_key"] for environ in environs] == ["abc"] * 4
+    identity = gate.policy.identify["key"]
+    assert [identity.of(WsgiRequestContext(environ)) for environ in environs] == [SEVERAL, SEVERAL, "abc", "abc"]
+    environs[0]["QUERY_STRING"] = ""
+    assert identity.of(WsgiRequestContext(environs[0])) is None

@@ -85,7 +85,7 @@ def test_clients_behind_an_unknown_socket_share(waitress_serves, monkeypatch, ca
     path = waitress_serves("10.0.0.0/8")
     assert [ask(path, f"192.0.2.{number}") for number in range(3)] == [200, 429, 429]
     assert client_ip.unknown_peers.count == 3
-    assert [record.message.count("trusted_proxies: [unix]") for record in caplog.records] == [1]
+    assert sum(record.message.count("trusted_proxies: [unix]") for record in caplog.records) == 1
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,8 @@ from fastapi import Request as FastApiRequest
 from servers_asgi import Hypercorn, Uvicorn, Wire
 from servers_wsgi import Waitress
 from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.middleware.base import BaseHTTPMiddleware
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse
 from starlette.routing import Route
@@ -95,6 +97,65 @@ def test_the_body_of_a_request_that_waited_is_whole(framework, server, size, gat
         assert b'"length":%d' % size in reply.replace(b" ", b"")
     finally:
         running.close()
+
+
+def test_a_body_that_comes_in_parts_reaches_a_request_that_waited_through_a_middleware(gate, held):
+    """The `receive` of Starlette's BaseHTTPMiddleware loses a message where it is cancelled: the application has it, whole."""
+
+    async def pass_on(request: Request, call_next: Any) -> Any:
+        return await call_next(request)
+
+    async def size(request: Request) -> PlainTextResponse:
+        return PlainTextResponse(str(len(await request.body())))
+
+    wrapped = [Middleware(BaseHTTPMiddleware, dispatch=pass_on), Middleware(RateLimitMiddleware, policy=gate)]
+    app = Starlette(routes=[Route("/", size, methods=["POST"])], middleware=wrapped)
+    parts: asyncio.Queue[Any] = asyncio.Queue()
+    sent = []
+
+    async def send(message: Any) -> None:
+        sent.append(message.get("body", b""))
+
+    async def main() -> None:
+        gate.ask(AsgiRequestContext(scope_of("POST", "/", [], "192.0.2.1")))
+        task = asyncio.ensure_future(app(scope_of("POST", "/", [], "192.0.2.1"), parts.get, send))
+        parts.put_nowait({"type": "http.request", "body": b"one", "more_body": True})
+        while not (waiting(gate) and held.sleeps):
+            await asyncio.sleep(0.001)
+        held.advance(1)
+        while waiting(gate):
+            await asyncio.sleep(0.001)
+        parts.put_nowait({"type": "http.request", "body": b"two", "more_body": False})
+        await asyncio.wait_for(task, 30)
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+
+    asyncio.run(main())
+    assert b"".join(sent) == b"6"
+
+
+def test_a_request_that_waited_can_ask_whether_its_client_has_disconnected(gate, held):
+    """Starlette's `is_disconnected` cancels a `receive` that does not return at once."""
+
+    async def until_gone(request: Request) -> PlainTextResponse:
+        while not await request.is_disconnected():
+            await asyncio.sleep(0.001)
+        return PlainTextResponse("gone")
+
+    app = RateLimitMiddleware(Starlette(routes=[Route("/", until_gone, methods=["POST"])]), gate)
+
+    async def main() -> None:
+        gate.ask(AsgiRequestContext(scope_of("POST", "/", [], "192.0.2.1")))
+        exchange = Exchange(b"x")
+        task = asyncio.ensure_future(app(scope_of("POST", "/", [], "192.0.2.1"), exchange.receive, exchange.send))
+        while not (waiting(gate) and held.sleeps):
+            await asyncio.sleep(0.001)
+        held.advance(1)
+        while waiting(gate):
+            await asyncio.sleep(0.001)
+        exchange.over.set()
+        await asyncio.wait_for(task, 30)
+
+    asyncio.run(main())
 
 
 async def exchange_with(app: Any, gate_waits: Callable[[], bool], gone: bool, clock: HeldClock, body: bytes) -> Exchange:

@@ -21,6 +21,7 @@ from limitkeeper.policy import Policy
 from limitkeeper.policy.gate import Gate
 from limitkeeper.policy.identity.jwt import Jwt, Verifier
 from limitkeeper.web.asgi import RateLimitMiddleware
+from stand_ins import WrappedStore
 
 CONNECT = "limits: [{name: connect, match: GET /chat, key: ip, limit: fixed window 2/h}]"
 MESSAGES = "limits: [{name: talk, match: MESSAGE /chat, key: ip, limit: fixed window 3/h, message: Slow down.}]"
@@ -239,3 +240,31 @@ def test_behind_a_server(server, gate_of):
         assert asyncio.run(talk()) == (1013, 429)
     finally:
         running.close()
+
+
+@pytest.mark.parametrize("iterations", range(1, 12))
+def test_a_cancelled_receive_loses_no_message(iterations):
+    """An app that stops waiting while a remote store settles a message gets it on its next call."""
+    text = "budget: 60s\nlimits: [{name: talk, match: MESSAGE /chat, key: ip, limit: 100/s, charge: {status: [401]}}]"
+    gate = Gate(Policy.read(text), store=WrappedStore(MemoryStore()))
+    came: list[Any] = [{"type": "websocket.connect"}, {"type": "websocket.receive", "text": "a"}]
+    got = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await receive()
+        first = asyncio.ensure_future(receive())
+        for _ in range(iterations):
+            await asyncio.sleep(0)
+        first.cancel()
+        await asyncio.wait({first})
+        message = await receive() if first.cancelled() else first.result()
+        got.append(message.get("text"))
+
+    async def receive() -> Any:
+        return came.pop(0) if came else {"type": "websocket.disconnect"}
+
+    async def send(message: Any) -> None: ...
+
+    scope = {"type": "websocket", "path": "/chat", "headers": [], "query_string": b"", "client": ("192.0.2.1", 50000)}
+    asyncio.run(RateLimitMiddleware(app, gate)(scope, receive, send))
+    assert got == ["a"]

@@ -142,11 +142,11 @@ async def ask_connected(gate: Gate, context: AsgiRequestContext, receive: Receiv
     the queue is given back. Returns with it the `receive` of the application, which first has what was read meanwhile."""
     if not gate.compiled.waits:
         return await gate.aask(context), receive
-    read: deque[Message] = deque()
+    ahead = ReadAhead(receive)
     asking = asyncio.ensure_future(gate.aask(context))
     # A remote store has answered after the budget: what takes longer waits.
     delay = 0.0 if gate.store.local else gate.policy.budget_us / 1e6
-    reading = asyncio.ensure_future(read_ahead(receive, read, delay))
+    reading = asyncio.ensure_future(ahead.read(delay))
     goes_on = False
     try:
         await asyncio.wait({asking, reading}, return_when=asyncio.FIRST_COMPLETED)
@@ -156,7 +156,8 @@ async def ask_connected(gate: Gate, context: AsgiRequestContext, receive: Receiv
     finally:  # also where this task is cancelled
         if not goes_on:
             await asyncio.shield(asyncio.ensure_future(leave(asking, reading)))
-    return asking.result() if goes_on else None, receive_after(read, receive)
+        ahead.end_with(asyncio.current_task())
+    return asking.result() if goes_on else None, ahead.receive
 
 
 async def leave(asking: asyncio.Task[Evaluation], reading: asyncio.Task[None]) -> None:
@@ -202,22 +203,54 @@ async def read_body(scope: Scope, receive: Receive) -> Receive:
 read_bytes = 0
 
 
-async def read_ahead(receive: Receive, read: deque[Message], delay: float) -> None:
-    """Reads until the client disconnects, and returns then. What is beyond the bounds is left to the application."""
-    global read_bytes
-    size = beyond = 0
-    try:
-        await asyncio.sleep(delay)
-        while size <= MIN_READ_AHEAD or (size <= MAX_READ_AHEAD and read_bytes <= TOTAL_READ_AHEAD):
-            read.append(await receive())
-            if read[-1]["type"].endswith(".disconnect"):
-                return
-            size += len(read[-1].get("body", b"")) + MESSAGE_SIZE
-            read_bytes += max(0, size - MIN_READ_AHEAD) - beyond
-            beyond = max(0, size - MIN_READ_AHEAD)
-        await asyncio.Event().wait()
-    finally:
-        read_bytes -= beyond
+class ReadAhead:
+    """The messages of a client that are read while its request waits; `receive` is that of the application, which has them first.
+
+    A `receive` that is under way when the wait ends is not cancelled, but left to the application: that of another middleware
+    (Starlette's BaseHTTPMiddleware) would lose its message, a part of the body."""
+
+    def __init__(self, receive: Receive) -> None:
+        self._receive = receive
+        self._read: deque[Message] = deque()
+        self._under_way: asyncio.Future[Message] | None = None
+
+    async def read(self, delay: float) -> None:
+        """Reads until the client disconnects, and returns then. What is beyond the bounds is left to the application."""
+        global read_bytes
+        size = beyond = 0
+        try:
+            await asyncio.sleep(delay)
+            while size <= MIN_READ_AHEAD or (size <= MAX_READ_AHEAD and read_bytes <= TOTAL_READ_AHEAD):
+                self._under_way = asyncio.ensure_future(self._receive())
+                message = await self._next(self._under_way)
+                self._read.append(message)
+                if message["type"].endswith(".disconnect"):
+                    return
+                size += len(message.get("body", b"")) + MESSAGE_SIZE
+                read_bytes += max(0, size - MIN_READ_AHEAD) - beyond
+                beyond = max(0, size - MIN_READ_AHEAD)
+            await asyncio.Event().wait()
+        finally:
+            read_bytes -= beyond
+
+    async def _next(self, under_way: asyncio.Future[Message]) -> Message:
+        """The message of a `receive` that is under way; it stays so where this one is cancelled. At once where it is there:
+        Starlette's `is_disconnected` does not wait."""
+        if not under_way.done():
+            await asyncio.wait({under_way})
+        self._under_way = None
+        return under_way.result()
+
+    async def receive(self) -> Message:
+        if self._read:
+            return self._read.popleft()
+        return await (self._receive() if self._under_way is None else self._next(self._under_way))
+
+    def end_with(self, task: asyncio.Task[Any] | None) -> None:
+        """Cancels a `receive` that is still under way at the end of the request's task."""
+        under_way = self._under_way
+        if under_way is not None and task is not None:
+            task.add_done_callback(lambda _: under_way.cancel())
 
 
 async def refuse(evaluation: Evaluation, scope: Scope, receive: Receive, send: Send) -> None:
@@ -421,10 +454,10 @@ class LimitedWebSocket(SettlingWebSocket):
             evaluation = self.gate.ask_nowait(context)
             if evaluation is None:
                 evaluation = await self.gate.aask(context)
+            await evaluation.asettle(200)
         except BaseException:  # the app stopped waiting: its next `receive` returns this message first
             self._undelivered.appendleft(message)
             raise
-        await evaluation.asettle(200)
         return message if evaluation.allowed else await self.close(evaluation)
 
     async def close(self, evaluation: Evaluation) -> Message:

@@ -17,10 +17,11 @@ response.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache, partial, wraps
 from inspect import Parameter, iscoroutinefunction, signature
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, TypeVar, cast
+from weakref import WeakSet
 
 from ..errors import ConfigurationError
 
@@ -50,7 +51,8 @@ from .asgi import (
     SettlingWebSocket,
     close_reason,
 )
-from .handler_limit import DEPTH, Handler, combined_fields, located_name, rule_name
+from .found_route import found_route
+from .handler_limit import DEPTH, PARENTHESES, Handler, check_order, combined_fields, count_limit, located_name, rule_name
 from .headers import fields, merge
 from .refusal_body import body
 from .starlette import EVALUATIONS, RequestEvaluations, RouteLimit, evaluations_of, route_location
@@ -59,6 +61,10 @@ E = TypeVar("E", bound=Handler)
 
 #: Fields that are lists, to which other dependencies may have added members.
 JOINED = ("Access-Control-Expose-Headers", "Vary")
+#: The routes of an app with those of included routers, which newer versions of FastAPI keep apart.
+iter_routes = getattr(fastapi.routing, "iter_route_contexts", iter)
+#: Apps whose routes were checked.
+_checked: WeakSet[Any] = WeakSet()
 
 
 REFUSAL_RESPONSES: dict[int | str, dict[str, Any]] = {
@@ -107,6 +113,12 @@ class DependencyMiddleware:
         self.app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            check_routes(scope.get("app"))
+        except ConfigurationError as error:
+            if scope["type"] == "lifespan":  # a server may take the exception alone for an app without lifespan
+                await send({"type": "lifespan.startup.failed", "message": str(error)})
+            raise
         if scope["type"] == "lifespan":
             await self.app(scope, receive, send)
             return
@@ -144,7 +156,7 @@ def install(app: FastAPI) -> None:
 def describe_refusals(app: FastAPI, generate: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     """The OpenAPI description, with the refusal of each limited route that does not describe its own."""
     schema = generate()
-    for route in getattr(fastapi.routing, "iter_route_contexts", iter)(app.routes):
+    for route in iter_routes(app.routes):
         if limits_of(getattr(route, "dependant", None)):
             operations = schema["paths"].get(getattr(route, "path_format", None), {})
             for method in getattr(route, "methods", None) or ():
@@ -179,10 +191,10 @@ class RateLimit(RouteLimit):
     ) -> Evaluation:
         """Evaluates the limit within another dependency or a handler; `key` replaces its key: `check(request, key=user.id)`."""
         scope = connection.scope
+        check_routes(scope.get("app"))
         if key is None and self.was_evaluated(scope):
-            known: Evaluation = scope["limitkeeper"]
-            return known
-        if self.default and self._is_replaced(scope.get("route")):
+            return cast(Evaluation, evaluations_of(scope).by_policy(scope))
+        if self.default and self._is_replaced(found_route(scope)):
             return unlimited_gate().ask(AsgiRequestContext(scope))
         evaluations = evaluations_of(scope)
         context = AsgiRequestContext(scope)
@@ -217,7 +229,7 @@ class RateLimit(RouteLimit):
         code checks it. Rejected: its place among the evaluations, since a client may choose which of them are made."""
         if self.name is not None:
             return self.name
-        route = scope.get("route")
+        route = found_route(scope)
         found = self.names.get(id(route))
         if found is None or found[0] is not route:
             limits = limits_of(getattr(route, "dependant", None))
@@ -237,6 +249,11 @@ class limit(RateLimit):  # noqa: N801  # a decorator
         if isinstance(endpoint, type) or not callable(endpoint):
             raise ConfigurationError(f"expected a function under @limit, got {endpoint!r}; as a dependency write RateLimit(…)")
         return add_dependency(endpoint, self._evaluate)
+
+    @property
+    def __signature__(self) -> object:
+        """FastAPI reads this of an endpoint, and of a dependency."""
+        raise ConfigurationError(f"expected a function under @limit, got none; {PARENTHESES}; as a dependency write RateLimit(…)")
 
     async def _evaluate(self, connection: HTTPConnection, response: Response) -> Evaluation:
         return await self.check(connection, response)
@@ -266,7 +283,7 @@ def add_dependency(endpoint: E, dependency: Callable[..., object]) -> E:
         own = signature(endpoint)
     by_kind = sorted([*own.parameters.values(), added], key=lambda one: one.kind)
     limited.__signature__ = own.replace(parameters=by_kind)
-    setattr(limited, DEPTH, depth)
+    count_limit(limited, endpoint)
     return limited  # type: ignore[no-any-return]
 
 
@@ -289,6 +306,20 @@ def count_routes(app: object, endpoint: object) -> int:
     """How many routes of an app have an endpoint, as far as visible: included routers may hide theirs."""
     routes = getattr(app, "routes", None) or ()
     return sum(getattr(route, "endpoint", None) is endpoint or count_routes(route, endpoint) for route in routes)
+
+
+def all_endpoints(app: object) -> Iterator[object]:
+    """The endpoints of an app's routes, of routers that it includes, and of apps that are mounted there."""
+    for route in iter_routes(getattr(app, "routes", None) or ()):
+        yield getattr(route, "endpoint", None)
+        yield from all_endpoints(getattr(route, "original_route", route))
+
+
+def check_routes(app: object) -> None:
+    """Checks once that no route of an app was declared below its limit."""
+    if app is not None and app not in _checked:
+        check_order(all_endpoints(app))
+        _checked.add(app)
 
 
 def current(connection: HTTPConnection) -> Evaluation | None:

@@ -39,7 +39,6 @@ try:
 except ModuleNotFoundError as error:
     raise ConfigurationError(f"limitkeeper.web.flask needs {error.name}, which is not installed: pip install flask") from error
 
-from ..policy.callback_errors import check_callback
 from ..policy.evaluation import Evaluation
 from ..policy.gate import Gate, gate_of
 from ..policy.identity.body import MAX_BODY
@@ -49,6 +48,7 @@ from ..stores.urls import store_from_url
 from .handler_limit import (
     DEPTH,
     EXEMPT,
+    PARENTHESES,
     ClientAddress,
     Handler,
     HandlerGates,
@@ -56,7 +56,10 @@ from .handler_limit import (
     Key,
     LimitSource,
     RuleOptions,
+    check_choice,
+    check_order,
     combined_fields,
+    count_limit,
     handler_name,
     has_own_limit,
     rule_name,
@@ -125,6 +128,8 @@ class RateLimit:
             app.before_request(partial(evaluate_policy, gates.gate))
         if gates.default is not None:
             app.before_request(partial(evaluate_default, gates, gates.default))
+        elif gates.gate is None:
+            app.before_request(prepare)
         app.teardown_request(settle_failed)
 
     def _make_gates(self, app: Flask, policy: PolicySource | None) -> HandlerGates:
@@ -159,10 +164,13 @@ class RateLimit:
         with limits of one `name` share them. All other fields of a rule are options (cost=, message=, on_refusal=, …).
         """
 
-        if callable(limit):  # also a view: `@limits.limit` without a limit
-            check_callback(limit, "request", option="limit")
+        if callable(limit):
+            check_choice(limit)
 
-        def decorate(view: V) -> V:
+        def decorate(*views: V, **arguments: object) -> V:
+            if len(views) != 1 or arguments:  # Flask calls it as a view
+                raise ConfigurationError(f"expected a view under @limit, got none; {PARENTHESES}")
+            view = views[0]
             if isinstance(view, Blueprint):
                 own = name or rule_name(f"blueprint {view.name}", view.import_name)
                 shared = HandlerLimit(own, limit, key, options)
@@ -199,7 +207,7 @@ def limit_view(view: View, limit: HandlerLimit) -> View:
         response = evaluate(gates_of(current_app).gate_for(limit, limit.name_at(request.endpoint), request))
         return current_app.ensure_sync(view)(*args, **named) if response is None else response
 
-    setattr(limited, DEPTH, getattr(view, DEPTH, 0) + 1)
+    count_limit(limited, view)
     return cast(View, limited)
 
 
@@ -213,7 +221,8 @@ class FlaskRequestContext(WsgiRequestContext):
 
     def body(self) -> bytes | None:
         if self.raw.content_length is None or self.raw.content_length > MAX_BODY:
-            return b"" if not self.raw.content_length and "HTTP_TRANSFER_ENCODING" not in self.environ else None
+            unannounced = self.environ.get("wsgi.input_terminated") or "HTTP_TRANSFER_ENCODING" in self.environ  # HTTP/2 too
+            return None if self.raw.content_length or unannounced else b""
         found: bytes = self.raw.get_data()
         return found or urlencode(list(self.raw.form.items(multi=True))).encode()  # a form that was parsed from the stream
 
@@ -306,10 +315,16 @@ def settle_failed(error: BaseException | None) -> None:
             settlement.settle(failed=isinstance(error, Exception))
 
 
+def prepare() -> None:
+    """A before_request function: checks the views at the first request."""
+    exempt_endpoints(current_app)
+
+
 def exempt_endpoints(app: Flask) -> frozenset[str]:
     """The exempt endpoints, looked up at the first request: Flask adds no views later. A blueprint's include nested ones."""
     gates = gates_of(app)
     if gates.exempt is None:
+        check_order(app.view_functions.values())
         blueprints = tuple([f"{name}." for name, one in app.blueprints.items() if getattr(one, EXEMPT, False)])
         gates.exempt = frozenset(
             endpoint

@@ -15,15 +15,17 @@ pattern, Starlette's route). Rejected: numbering them, since the order in which 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from copy import copy
 from dataclasses import replace
 from functools import lru_cache, wraps
 from hashlib import sha256
+from inspect import isfunction
 from threading import Lock
 from typing import Any, TypedDict, cast
 from uuid import UUID
-from weakref import WeakValueDictionary
+from weakref import WeakSet, WeakValueDictionary
 
 from ..algorithms.limit import Limit
 from ..errors import ConfigurationError
@@ -35,6 +37,7 @@ from ..policy.identity.client_ip import ClientIp
 from ..policy.identity.identify import RequestPart
 from ..policy.model import Headers, Identity, Policy
 from ..policy.reading.diagnostics import PolicyError, did_you_mean, shorten
+from ..policy.reading.load import from_fields
 from ..policy.reading.rule_fields import RULE
 from ..policy.refusal import Refusal
 from ..policy.request_context import RequestContext
@@ -115,6 +118,7 @@ EXEMPTED = "exempt_when"
 MAX_CHOICES = 256
 #: Methods that `per_method` distinguishes; all others together are one, since clients can send any.
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
+PARENTHESES = 'write @limit("5/s burst 10"), with parentheses'
 #: The handler attribute that counts its limits; `functools.wraps` copies it from one decorator to the next.
 DEPTH = "limitkeeper_limits"
 EXEMPT = "limitkeeper_exempt"
@@ -133,6 +137,7 @@ class HandlerLimit:
         "choices",
         "choose",
         "declared_by",
+        "dynamic",
         "exempt_when",
         "headers",
         "identify",
@@ -169,8 +174,9 @@ class HandlerLimit:
         self.choose: Callable[..., Limit | str | None] | None = None
         self.choices: dict[object, HandlerLimit] = {}
         self.rule["limit"] = limit
+        self.dynamic = callable(limit)
         if callable(limit):
-            check_callback(limit, "request", option="limit")
+            check_choice(limit)
             self.choose = limit
             self.rule["limit"] = "unlimited"
         if callable(key):
@@ -259,7 +265,8 @@ class HandlerLimit:
         """The policy of this rule; errors name the declaration, since there is no file in which to find `limits[0].limit`."""
         try:
             limits = [{**self.rule, "name": name, "key": key}]
-            return Policy.of(identify=identify, instances=instances, headers=self.headers, limits=limits)
+            fields = {"identify": identify, "instances": instances, "headers": self.headers, "limits": limits}
+            return from_fields(fields, warn=not (self.dynamic and self.rule["limit"] == "unlimited"))
         except PolicyError as error:
             found = [f"{one.location.removeprefix('limits[0].')}: {one.full_message}" for one in error.errors]
             shown = f"{self.declared_by}({shorten(repr(self.rule['limit']))})"
@@ -401,6 +408,14 @@ def request_message(message: Callable[..., object]) -> Callable[[Refusal, Reques
     return of_request
 
 
+def check_choice(limit: Callable[..., object]) -> None:
+    """ConfigurationError for a callable that can't choose a limit: mostly a handler, under a decorator without parentheses."""
+    try:
+        check_callback(limit, "request", option="limit")
+    except ConfigurationError as error:
+        raise ConfigurationError(f"{error}; if it is a handler, {PARENTHESES}") from None
+
+
 def default_limit(given: LimitSource | Mapping[str, object] | None) -> HandlerLimit | None:
     """The limit of handlers that have none of their own: a limit, or the arguments of `limit`, as {"limit": "50/h", "key": …}.
     Each handler counts separately, unless there is a name."""
@@ -409,6 +424,34 @@ def default_limit(given: LimitSource | Mapping[str, object] | None) -> HandlerLi
     options: dict[str, Any] = dict(given) if isinstance(given, Mapping) and "limit" in given else {"limit": given}
     limit, key, name = options.pop("limit"), options.pop("key", "ip"), options.pop("name", None)
     return HandlerLimit(name or DEFAULT_NAME, limit, key, cast(RuleOptions, options), name is None, "default")
+
+
+#: Functions to which a limit was added, which they themselves do not have.
+_without_limit: WeakSet[Handler] = WeakSet()
+
+
+def count_limit(limited: object, handler: Handler) -> None:
+    """Records that `limited` is a handler with one more limit."""
+    setattr(limited, DEPTH, getattr(handler, DEPTH, 0) + 1)
+    with suppress(TypeError):  # an object that can't be hashed, or referenced weakly
+        _without_limit.update((handler, *wrapped_by(handler)))
+
+
+def wrapped_by(handler: object) -> Iterator[Handler]:
+    """The functions under the decorators of a handler."""
+    while (handler := getattr(handler, "__wrapped__", None)) is not None:
+        yield cast(Handler, handler)
+
+
+def check_order(handlers: Iterable[object]) -> None:
+    """ConfigurationError for a handler of an application that was registered before its limit was added, and so never has it.
+    One whose name still refers to it was not decorated: another application may have it with a limit."""
+    functions = [one for one in handlers if isfunction(one)]
+    within = {inner for one in functions for inner in wrapped_by(one)}
+    for one in functions:
+        if one in _without_limit and one not in within and one.__globals__.get(one.__name__) is not one:
+            got = f"expected {one.__name__!r} to be registered with its limit, got it without: the limit is above the route"
+            raise ConfigurationError(f"{got}; write @limit(…) below @app.get(…) or @app.route(…)")
 
 
 def has_own_limit(handler: object) -> bool:

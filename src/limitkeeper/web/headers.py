@@ -40,10 +40,12 @@ else:
     from ..policy.request_context import RequestContext
 
 from ..policy.identity.body import BODY, BodyNeeded
+from ..policy.identity.paths import mounted_path
 from ..policy.model import Headers
 from ..policy.refusal import Refusal
 from ..policy.request_context import NOTHING, USUAL, method_of, query_values
 from .field_names import CUSTOM_NAMES, EXPOSE, FAMILIES, FAMILY, SPELLING, VARY, custom_names, rename
+from .found_route import found_route
 from .refusal_body import body
 
 __all__ = ["body", "fields", "merge", "text_fields"]
@@ -439,10 +441,8 @@ class AsgiRequestContext(RequestContext):
         path = known["path"]
         root = known.get("root_path")
         self.routed = None
-        if root and not is_below(path, root):
-            if path.startswith(root):  # /apicheckout below /api: Quart takes the rest for its path
-                self.routed = path[len(root) :]
-            path = root + path
+        if root:
+            path, self.routed = mounted_path(path, root)
         if method is None:
             method = known.get("method", "GET")
             if method not in USUAL:
@@ -496,8 +496,7 @@ class AsgiRequestContext(RequestContext):
         return self._by_name.get(name, ())
 
     def route(self) -> str | None:
-        found: str | None = getattr(self.scope.get("route"), "path", None)
-        return found
+        return getattr(found_route(self.scope), "path", None)
 
     def may_have_body(self) -> bool:
         """HTTP/2 and 3 need not announce a body: there it is read."""
@@ -523,12 +522,6 @@ class AsgiRequestContext(RequestContext):
         if not tls or tls.get("client_cert_error") or not tls.get("client_cert_name"):
             return None
         return {"subject": tls["client_cert_name"], "san": list(tls.get("client_cert_san") or ())}
-
-
-def is_below(path: str, root: str) -> bool:
-    """Whether a path already starts with its mount point; servers and frameworks differ in that."""
-    root = root.rstrip("/")
-    return path.startswith(root) and path[len(root) : len(root) + 1] in ("", "/")
 
 
 def admit(ask_nowait: Callable[[RequestContext], Evaluation | None], scope: Scope, send: Send) -> HeaderSend | None:

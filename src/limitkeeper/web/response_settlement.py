@@ -122,8 +122,7 @@ class Settlement:
             evaluation.settle(status, size)
 
     async def asettle(self, failed: bool = False) -> None:
-        for evaluation, status, size in self._finish(failed):
-            await evaluation.asettle(status, size)
+        await settle_all(self._finish(failed))
 
     async def run(self, handler: Callable[[], Awaitable[None]], outcome: int, disconnected: Callable[[], bool]) -> None:
         """Runs a handler, and settles however it ends; `outcome` is that of a handler which returned without a response."""
@@ -152,6 +151,16 @@ class Settlement:
         return [(one, outcome, 0 if self.head else self.size) for one in self.evaluations if one.needs_settlement]
 
 
+async def settle_all(found: list[tuple[Evaluation, int, int]]) -> None:
+    """Settles evaluations with their status and size, one after the other; all of them, also where this task is cancelled."""
+    if found:
+        evaluation, status, size = found[0]
+        try:
+            await evaluation.asettle(status, size)
+        finally:
+            await settle_all(found[1:])
+
+
 class WatchedInput:
     """`wsgi.input` that notices a client which disconnects before `left` bytes have come."""
 
@@ -160,7 +169,7 @@ class WatchedInput:
         self._left = int(left) if left and left.isdecimal() and len(left) < 19 else 0
         self._settlement = settlement
 
-    def _watch(self, read: Callable[[int], bytes], size: int | None) -> bytes:
+    def _watch(self, read: Callable[[int], bytes], size: int | None, line: bool = False) -> bytes:
         size = -1 if size is None else size
         try:
             data = read(size)
@@ -168,7 +177,8 @@ class WatchedInput:
             self._settlement.gone = True
             raise
         self._left -= len(data)
-        if self._left > 0 and size and (size < 0 or not data):
+        whole_line = line and data.endswith(b"\n")  # more may follow
+        if self._left > 0 and size and not whole_line and (size < 0 or not data):
             self._settlement.gone = True
         return data
 
@@ -176,7 +186,7 @@ class WatchedInput:
         return self._watch(self._stream.read, size)
 
     def readline(self, size: int | None = -1) -> bytes:
-        return self._watch(self._stream.readline, size or -1)
+        return self._watch(self._stream.readline, size, line=True)
 
     def readlines(self, hint: int | None = -1) -> list[bytes]:
         return list(self)

@@ -41,10 +41,11 @@ from ..policy.identity.identify import Called, trimmed
 from ..policy.model import Policy
 from ..stores import Store
 from .asgi import ACCEPTED, CLOSED, TRY_AGAIN_LATER, SettlingSend, SettlingWebSocket, ask_connected, close_reason, read_body
+from .found_route import found_route
 from .handler_limit import (
     CALLER,
     DEFAULT_NAME,
-    DEPTH,
+    PARENTHESES,
     ClientAddress,
     Handler,
     HandlerGates,
@@ -54,6 +55,7 @@ from .handler_limit import (
     RuleOptions,
     caller_identity,
     combined_fields,
+    count_limit,
     handler_name,
     has_own_limit,
     located_name,
@@ -75,11 +77,17 @@ EVALUATIONS = "limitkeeper.evaluations"
 class RequestEvaluations:
     """The evaluations of one request by its route's limits. `settles`: a middleware settles them with the response."""
 
-    __slots__ = ("all", "settles")
+    __slots__ = ("_by_policy", "all", "settles")
 
     def __init__(self, settles: bool = False) -> None:
         self.all: list[Evaluation] = []
         self.settles = settles
+        self._by_policy: tuple[Evaluation | None, ...] = ()
+
+    def by_policy(self, scope: Scope) -> Evaluation | None:
+        """The evaluation of the policy's middleware, whose place in the scope the first limit may take."""
+        self._by_policy = self._by_policy or (scope.get("limitkeeper"),)
+        return self._by_policy[0]
 
     def fields(self, scope: Scope) -> list[tuple[str, str]]:
         """The fields of all these limits, and of the policy's middleware."""
@@ -123,11 +131,11 @@ class PolicyRule:
         return self._gates[keyed]
 
     def was_evaluated(self, scope: Scope) -> bool:
-        """Whether the policy's middleware has evaluated this rule for this request."""
-        evaluation: Evaluation | None = scope.get("limitkeeper")
-        if evaluation is None or evaluation.gate is not self.policy_gate:
+        """Whether the policy's middleware has evaluated this rule for this request, by the path that it had there."""
+        evaluation = evaluations_of(scope).by_policy(scope)
+        if evaluation is None or evaluation.gate is not self.policy_gate or evaluation.matched is None:
             return False
-        return any(rule.name == self.name for rule in evaluation.compiled.match(AsgiRequestContext(scope)).rules)
+        return any(rule.name == self.name for rule in evaluation.matched.rules)
 
 
 class RouteLimit:
@@ -216,9 +224,9 @@ class RouteLimit:
             gate = self._rule.gate(caller is not None)
         else:
             gate = self._gates.gate_for(self._limit, name, connection)
-        first: Evaluation | None = scope.get("limitkeeper")
-        if self._rule is None and self._gates.ip is None and first is not None and first not in evaluations_of(scope).all:
-            context.identities["ip"] = first.compiled.identities["ip"].of(context)  # the middleware's policy knows the proxies
+        by_policy = evaluations_of(scope).by_policy(scope)
+        if self._rule is None and self._gates.ip is None and by_policy is not None:
+            context.identities["ip"] = by_policy.compiled.identities["ip"].of(context)  # this policy knows the proxies
         context.captured = {name: str(value) for name, value in connection.path_params.items()}
         if key is not None or self._async_key is not None:
             context.identities[CALLER] = caller
@@ -267,7 +275,9 @@ class Limit(RouteLimit):
 
     usage = '@limit("5/s burst 10"), or name a rule: @limit(policy=gate, rule="checkout")'
 
-    def __call__(self, endpoint: E) -> E:
+    def __call__(self, endpoint: E, *arguments: object) -> E:
+        if arguments:  # Starlette calls it as an ASGI application
+            raise ConfigurationError(f"expected a function under @limit, got none; {PARENTHESES}")
         if isinstance(endpoint, type) or not callable(endpoint):
             raise ConfigurationError(f"expected a function or method under @limit, got {endpoint!r}: put it on its methods")
         own = self.name or handler_name(endpoint)
@@ -284,7 +294,7 @@ class Limit(RouteLimit):
             location = route_location(connection.scope) if per_location else None
             return await self.run(own if location is None else located_name(own, location), connection, call)
 
-        setattr(limited, DEPTH, getattr(endpoint, DEPTH, 0) + 1)
+        count_limit(limited, endpoint)
         return limited  # type: ignore[return-value]
 
     def default_for(self, routes: Iterable[BaseRoute], prefix: str = "") -> None:
@@ -372,7 +382,7 @@ async def run_websocket(evaluation: Evaluation, websocket: WebSocket, call: Call
 
 def route_location(scope: Scope) -> str | None:
     """The location of the endpoint of a request: `POST /orders/{order}`. Not the path, which clients choose."""
-    route = scope.get("route")
+    route = found_route(scope)
     path = getattr(route, "path", None)
     if path is None:
         return None

@@ -38,7 +38,7 @@ else:
 from ..policy.gate import Gate, gate_of
 from ..policy.identity.body import BODY, MAX_BODY
 from ..policy.model import Policy
-from ..policy.request_context import NOTHING, USUAL, method_of, query_values
+from ..policy.request_context import NOTHING, USUAL, method_of, names_other_charset, query_values
 from ..stores import Store
 from .field_names import SPELLING
 from .headers import text_fields
@@ -108,8 +108,10 @@ class WsgiRequestContext(RequestContext):
         return query_values(self.environ.get("QUERY_STRING") or "", name)[0]
 
     def differs(self, kind: str, name: str) -> bool:
-        """The server has joined repeated lines of a header: the application sees the same value."""
-        return kind == "query" and query_values(self.environ.get("QUERY_STRING") or "", name)[1]
+        """The server has joined repeated lines of a header: the application sees the same value. Django reads a query in the
+        charset of the Content-Type."""
+        query = self.environ.get("QUERY_STRING") or "" if kind == "query" else ""
+        return query != "" and (names_other_charset(self.environ.get("CONTENT_TYPE") or "") or query_values(query, name)[1])
 
     def may_have_body(self) -> bool:
         """HTTP/2 need not announce a body, and one that is not announced is not read here."""

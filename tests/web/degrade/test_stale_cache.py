@@ -23,6 +23,7 @@ from limitkeeper.policy.request_context import WrittenRequest
 from limitkeeper.testing import ManualClock
 from limitkeeper.web.asgi import RateLimitMiddleware
 from limitkeeper.web.degrade import StaleCache, is_reduced
+from limitkeeper.web.headers import AsgiRequestContext
 
 POLICY = """
 identify: {user: {header: X-User}, tenant: {header: X-Tenant}, account: {body: email}}
@@ -263,6 +264,24 @@ def test_tokens_that_the_policy_can_not_verify_share_no_response(options, header
     new = {name: token("another secret that is long enough", sub=name)["Authorization"] for name in ("ann", "bob")}
     answers = [client.get(user=name, **{header.replace("-", "_"): new[name]}) for name in ("ann", "bob", "ann")]
     assert [(one.status_code, one.text[:3]) for one in answers] == [(200, "ann"), (429, '{"c'), (200, "ann")]
+
+
+@pytest.mark.parametrize(("options", "user"), [({"per": ("user",)}, "cookie"), ({"per": ("user",)}, "header"), ({}, "header")])
+def test_clients_with_several_values_of_an_identity_share_no_response(options, user, clock):
+    """Such requests share one key of a limit; the application knows each of them by one of the values."""
+    policy = Policy.of(identify={"user": {user: "user"}}, limits=[{"name": "api", "limit": "1/h"}])
+    made = Gate(policy, store=MemoryStore(clock=clock)).ask(WrittenRequest())
+    ann, bob = (
+        AsgiRequestContext(
+            scope_of(
+                "GET", "/", [("cookie", f"user={name}") if user == "cookie" else ("user", name) for name in names], "192.0.2.1"
+            )
+        )
+        for names in (("old", "ann"), ("old", "bob"))
+    )
+    cache = StaleCache(clock=clock, **options)
+    cache.keep(ann, "", made, [], b"of ann")
+    assert (cache.find(ann, "", made) is None, cache.find(bob, "", made)) == (False, None)
 
 
 def test_head_gets_the_headers_only(framework, clock):

@@ -9,12 +9,11 @@ nor the response's Cache-Control forbids it (no-store, no-cache; private with `p
 shared cache, RFC 9111). They are kept per client: the key holds the value of every identity of the policy and the credentials of
 the request (Authorization, Cookie, X-Api-Key, the headers of tokens, a client certificate), which the application may know the
 client by though the policy does not, so that no client gets the response to another. With `per=("tenant",)` it holds these
-identities only, and the credentials where one of them is absent (a token that the policy can't verify); with `shared=True` none.
-Requests with
-a body are neither recorded nor answered: the response may depend on it. A response is served while it is at most `max_stale`
-older than its freshness (s-maxage, max-age, or 0), with `must-revalidate` only while it is fresh; Age and Cache-Status
-(RFC 9211) say so. Without a response the request is refused as by any other rule. The least recently used ones are dropped
-beyond `max_bytes`.
+identities only, and the credentials where one of them is absent (a token that the policy can't verify) or has several values;
+with `shared=True` none. Requests with a body are neither recorded nor answered: the response may depend on it. A response is
+served while it is at most `max_stale` older than its freshness (s-maxage, max-age, or 0), with `must-revalidate` only while
+it is fresh; Age and Cache-Status (RFC 9211) say so. Without a response the request is refused as by any other rule.
+The least recently used ones are dropped beyond `max_bytes`.
 
 Rejected: revalidating in the background. A request that the limit refuses must not cost the application anything.
 """
@@ -34,6 +33,7 @@ from ...fork import reset_after_fork
 from ...policy.compiled_policy import identity_of
 from ...policy.evaluation import Evaluation
 from ...policy.identity.body import BodyField
+from ...policy.identity.identify import SEVERAL, Header
 from ...policy.identity.jwt import Jwt
 from ...policy.model import Identity
 from ...policy.request_context import RequestContext
@@ -136,10 +136,11 @@ class StaleCache:
             raise ConfigurationError(f"per: the policy has no identity {unknown[0]!r}; it has {', '.join(sorted(identities))}")
         values = {name: identity_of(identities, context, name) for name in names if has_no_body(identities[name])}
         client: list[object] = [*values.items()]
-        absent = any(value == getattr(identities[name], "default", None) for name, value in values.items())
-        if not self.shared and (self.per is None or absent):
+        unclear = any(value in (SEVERAL, getattr(identities[name], "default", None)) for name, value in values.items())
+        if not self.shared and (self.per is None or unclear):
             tokens = sorted({one.verifier.header or "" for one in identities.values() if isinstance(one, Jwt)})
-            sent = [context.header(name.strip().lower()) for name in (*CREDENTIALS, *tokens)]
+            written = [one.name for one in (identities[name] for name in names) if isinstance(one, Header)]
+            sent = [context.header(name.strip().lower()) for name in (*CREDENTIALS, *tokens, *written)]
             client += [sent, repr(context.certificate())]
         parts = [context.path, context.routed, query, [context.header(name) for name in NEGOTIATED], client]
         return hashlib.sha256(json.dumps(parts).encode()).digest()

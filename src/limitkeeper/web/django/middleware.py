@@ -31,6 +31,7 @@ from ..handler_limit import EXEMPT, Handler, HandlerLimit, combined_fields, has_
 from ..headers import body, merge
 from ..response_settlement import (
     GONE,
+    NOT_SENT,
     UNKNOWN,
     AsyncSettlingBody,
     Settlement,
@@ -214,7 +215,12 @@ async def arespond(gate: Gate, view: Handler, request: HttpRequest, *args: objec
     except BaseException as error:
         await settlement_of_error(evaluation, error).asettle()
         raise
-    refusing = await settlement.aafford(settlement.size)
+    try:
+        refusing = await settlement.aafford(settlement.size)
+    except BaseException:  # cancelled, and not sent: its request has ended
+        settlement.size = NOT_SENT
+        await settlement.asettle()
+        raise
     if refusing is None and settlement.holds_place:
         settlement = settle_streamed(settlement, response)
     await settlement.asettle()
