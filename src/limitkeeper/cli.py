@@ -459,7 +459,7 @@ def add_suggest(parser: argparse.ArgumentParser) -> None:
     source.add_argument("--log", metavar="FILE", help="access log with times")
     source.add_argument("--metrics", metavar="URL_OR_FILE", help="Prometheus text of a running service")
     parser.add_argument("--slo", default="p95=800ms,p99=2s", metavar="SLO")
-    parser.add_argument("--ceiling", type=float, metavar="RPS", help="measured ceiling × margin, for limits without a key")
+    parser.add_argument("--ceiling", metavar="RPS", help="measured ceiling × margin, for limits without a key")
     parser.add_argument(
         "--stage", choices=("shadow", "force"), default="shadow", help="shadow: beside the old limits; force: instead of them"
     )

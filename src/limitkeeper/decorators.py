@@ -89,6 +89,17 @@ def refuse_rate_as_key(key: object) -> None:
         raise ConfigurationError(f"key={key!r} is a limit, not a key: all calls would share one key of that name; {remedy}")
 
 
+def refuse_name_as_key(function: Any, key: object) -> None:
+    """Refuses a constant key that is the name of a parameter."""
+    try:
+        names = inspect.signature(function).parameters if isinstance(key, str) else ()
+    except (TypeError, ValueError):  # no function, or a builtin without a signature
+        return
+    if key in names:
+        got = f"key={key!r} is one key for all calls, and the name of a parameter"
+        raise ConfigurationError(f"expected a key of each call, got {got}; write key=lambda {', '.join(names)}: {key}")
+
+
 def reads_as_limit(text: str) -> bool:
     try:
         return bool(parse_limits(text))
@@ -118,6 +129,7 @@ def check_callback(function: Any, callback: object, what: str) -> None:
 
 def limited(limiter: WaitingLimiter, function: Any, key: KeyArgument, cost: CostArgument, timeout: Duration | None) -> Any:
     """Wraps `function` in a function of the same kind that acquires first."""
+    refuse_name_as_key(function, key)
     check_callback(function, key, "key")
     check_callback(function, cost, "cost")
 

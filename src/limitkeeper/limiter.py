@@ -151,7 +151,9 @@ class WaitingLimiter(LimiterBase):
             wake.clear()
             if waiter.interrupted:
                 raise CancelledError("another thread or task interrupted the wait")
-            left_us = max(0, waiter.decision.start_us - self.store.now_us()) if moved else waiter.decision.wait_us
+            left_us = waiter.decision.wait_us
+            if moved:  # a server's clock may have gone back since
+                left_us = min(left_us, max(0, waiter.decision.start_us - self.store.now_us()))
             yield Call(self.store.clock, "sleep", (left_us / 1e6, wake))
             if not wake.is_set():
                 break
@@ -197,7 +199,7 @@ class WaitingLimiter(LimiterBase):
             return run(self._acquire_in_order(key, cost, timeout, self._gate, WakeEvent()))
         claims = self.claims(key, cost)
         try:
-            decision, waiter = self._reserve_start(claims, key, cost, self._max_wait_us(timeout))
+            decision, waiter = self._reserve_start(claims, key, cost, self._max_wait_us(timeout, "timeout"))
             self._count(decision, key, cost)
             if waiter is not None:
                 return run(self._wait(waiter, key, cost))
@@ -215,7 +217,7 @@ class WaitingLimiter(LimiterBase):
             return await arun(self._acquire_in_order(key, cost, timeout, gate, AsyncEvent()))
         claims = self.claims(key, cost)
         try:
-            decision, waiter = await self._areserve_start(claims, key, cost, self._max_wait_us(timeout))
+            decision, waiter = await self._areserve_start(claims, key, cost, self._max_wait_us(timeout, "timeout"))
             self._count(decision, key, cost)
             if waiter is not None:
                 return await arun(self._wait(waiter, key, cost, loop))
@@ -232,7 +234,7 @@ class WaitingLimiter(LimiterBase):
     def _acquire_in_order(self, key: Key, cost: Cost, timeout: Duration | None, gate: FifoGate, event: Event) -> Plan[Decision]:
         """For limits that can't reserve: waits in order of arrival, and decides again after `retry_after`."""
         clock, gate_key = self.store.clock, self._gate_key(key)
-        deadline = None if timeout is None else clock.now_us() + duration_us(timeout)
+        deadline = None if timeout is None else clock.now_us() + duration_us(timeout, "timeout")
         waited = False
         try:
             if waited := not gate.enter(gate_key, event):
@@ -306,10 +308,10 @@ class WaitingLimiter(LimiterBase):
         if not decision and (never or (deadline is not None and now_us + decision.retry_us > deadline)):
             raise RateLimited(self._count(decision, key, cost))
 
-    def _max_wait_us(self, max_wait: Duration | None) -> int:
+    def _max_wait_us(self, max_wait: Duration | None, name: str = "max_wait") -> int:
         if not self._reserves:
             return 0
-        return MAX_WAIT if max_wait is None else min(MAX_WAIT, duration_us(max_wait))
+        return MAX_WAIT if max_wait is None else min(MAX_WAIT, duration_us(max_wait, name))
 
     # Decorating ------------------------------------------------------------------------------------------------
 
@@ -384,6 +386,13 @@ class Limiter(WaitingLimiter):
 
     def __exit__(self, *exc: object) -> None:
         """An exception gives nothing back."""
+
+    async def __aenter__(self) -> Never:
+        """Always a TypeError: waiting would block the event loop."""
+        raise TypeError("expected `with` around a Limiter, got `async with`; write AsyncLimiter(…)")
+
+    async def __aexit__(self, *exc: object) -> None:
+        """Never called."""
 
 
 class AsyncLimiter(WaitingLimiter):

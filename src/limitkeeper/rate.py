@@ -185,9 +185,9 @@ def exact_us(value: Duration, text: object = None) -> Fraction:
     return Fraction(float.__repr__(value)) * 1_000_000 if isinstance(value, float) else Fraction(value) * 1_000_000
 
 
-def duration_us(value: Duration) -> int:
-    """Converts a duration to whole microseconds, rounded up; raises InvalidLimit for a negative one."""
-    exact = exact_us(value)
+def duration_us(value: Duration, name: str = "") -> int:
+    """Converts a duration to whole microseconds, rounded up; raises InvalidLimit for a negative one. `name` is the argument's."""
+    exact = exact_us(value, f"{name}={value!r}" if name else None)
     if exact < 0:
-        raise InvalidLimit(f"a duration must be at least 0, got {value!r}")
+        raise InvalidLimit(f"{name or 'a duration'} must be at least 0, got {value!r}")
     return -int(-exact // 1)

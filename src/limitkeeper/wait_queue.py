@@ -27,7 +27,7 @@ from .algorithms.claim import Claim
 from .algorithms.constants import WAS_RESET
 from .decision import Decision
 from .fork import call_after_fork, reset_after_fork
-from .stores.contract import Booking, Store
+from .stores.contract import Booking, Store, charges_of
 from .stores.sans_io import Call, Plan, arun, run
 
 Identity = tuple[str, str, str]
@@ -71,13 +71,8 @@ class Waiter:
         return {(claim.limit.identity, claim.key) for claim in self.claims}
 
     def charges(self) -> list[tuple[Sequence[Claim], int, str]]:
-        """Its claims with the start and the source of their charge. Of several limits that leases answered, each has its own: a
-        batch of a sliding log is given back to the time at which it was charged."""
-        parts = {part.name: part for part in self.decision.decisions} if self.decision.source == "lease" else {}
-        if len(parts) < 2:
-            return [(self.claims, self.decision.start_us, self.decision.source)]
-        charged = [(claim, parts[claim.limit.name]) for claim in self.claims]
-        return [([claim], part.start_us, part.source) for claim, part in charged]
+        """Its claims with the start and the source of their charge."""
+        return charges_of(self.claims, self.decision)
 
     def start(self) -> tuple[int, int, Sequence[Claim], Decision]:
         return self.decision.start_us, self.arrival, self.claims, self.decision
@@ -291,6 +286,7 @@ class WaitQueue:
             last = [waiter for waiter in waiters if waiter.is_last]
             apart = [waiter for waiter in waiters if not waiter.is_last]
             behind = self._behind([waiter for waiter in apart if max((claim.cost for claim in waiter.claims), default=0) > 0])
+            behind = [waiter for waiter in behind if len(waiter.charges()) == 1]  # several batches can't move up together
             self._remove(waiters)
             if behind:
                 last, apart = [*waiters, *behind], []

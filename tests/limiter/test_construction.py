@@ -14,6 +14,7 @@ from limitkeeper import (
     Limiter,
     MemoryStore,
     RateLimited,
+    SlidingWindowCounter,
     TokenBucket,
     store_from_url,
 )
@@ -227,3 +228,25 @@ def test_rate_limited_is_what_refused_waits_raise(make):
     limiter.hit("a")
     with pytest.raises(RateLimited):
         limiter.acquire("a", timeout=0)
+
+
+def test_async_with_a_sync_limiter_names_the_async_one(store):
+    """Waiting would block the event loop."""
+
+    async def main():
+        async with Limiter("5/s", store=store):
+            pass
+
+    with pytest.raises(TypeError, match="write AsyncLimiter"):
+        asyncio.run(main())
+
+
+def test_messages_name_the_argument_or_an_example(store):
+    """A duration that is none is named by its argument; what is no limit gets an example of one."""
+    for limit in (SlidingWindowCounter("1/min"), "5/s"):
+        with pytest.raises(ValueError, match="timeout='soon'"):
+            Limiter(limit, store=store).acquire("a", timeout="soon")
+    with pytest.raises(ValueError, match="max_wait='soon'"):
+        Limiter("5/s", store=store).reserve("a", max_wait="soon")
+    with pytest.raises(ConfigurationError, match="got 5; write '5/s burst 10'"):
+        Limiter(5)  # type: ignore[arg-type]

@@ -283,3 +283,12 @@ def test_recursion_asks_every_time(limiter):
 
     with pytest.raises(RateLimited):
         down(2)
+
+
+def test_the_name_of_a_parameter_is_no_key(limiter):
+    """It would be one key for all calls; any other text is a constant key."""
+    with pytest.raises(ConfigurationError, match="write key=lambda user: user"):
+        limiter.limit(key="user")(lambda user: user)
+    with pytest.raises(ConfigurationError, match="write key=lambda page, user: user"):
+        limiter.limit(key="user")(lambda page, user: user)
+    limiter.limit(key="users")(lambda user: user)

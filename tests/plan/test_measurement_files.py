@@ -199,6 +199,8 @@ BROKEN = {
     "all failed": ('{"duration_ms": 1, "status": 503}\n', "all 1 requests failed or were refused"),
     "falling loads": ("rps,p95_ms\n100,200\n300,250\n200,240\n", r"log\.txt:4: the load falls from 300 RPS to 200 RPS.*sort"),
     "equal loads": ("rps,p95_ms\n100,200\n100,250\n", r"log\.txt:3: the load falls from 100 RPS to 100 RPS"),
+    "not finite": ("rps,p95_ms\n100,200\nnan,250\n", r"log\.txt:3: expected a number in column 'rps' of at least 0, got 'nan'"),
+    "endless": ("rps,p95_ms\n100,inf\n", r"log\.txt:2: expected a number in column 'p95_ms' of at least 0, got 'inf'"),
     "no number": ("rps,p95_ms\n100,fast\n", r"log\.txt:2: expected a number in column 'p95_ms', got 'fast'"),
     "falling users": ("users,throughput,p95_ms\n20,90,200\n10,50,100\n", r"log\.txt:3: the concurrency falls from 20 to 10"),
     "no rows": ("rps,p95_ms\n", "the table has no rows"),

@@ -169,6 +169,8 @@ def test_suggest_prints_a_diff_and_writes_elsewhere(examples, tmp_path, capsys):
     found = json.loads(capsys.readouterr().out)
     assert "u99" not in json.dumps(found["suggestions"])
     assert main(["plan", "suggest", "--policy", policy, "--log", log, "--write-policy", policy, "--overwrite"]) == 2
+    for ceiling in ("nan", "-5", "many"):
+        assert main(["plan", "suggest", "--policy", policy, "--log", log, "--ceiling", ceiling]) == 2
     assert "never changed by this command" in capsys.readouterr().err
 
 

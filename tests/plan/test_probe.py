@@ -149,6 +149,8 @@ def test_an_interrupted_probe_keeps_its_steps():
         ("http://10.0.0.7/", {}, "is not this machine"),
         ("ftp://127.0.0.1/", {}, "expected an HTTP URL"),
         ("127.0.0.1:8000", {}, "expected an HTTP URL"),
+        ("http://127.0.0.1:99999/", {}, "expected an HTTP URL"),
+        ("http://[::1/", {}, "expected an HTTP URL"),
         ("http://127.0.0.1/", {"max_rate": 50_000}, "max_rate must be above 0 and at most 10000"),
         ("http://127.0.0.1/", {"start": 0}, "start must be above 0"),
         ("http://127.0.0.1/", {"factor": 1}, "factor must be above 1"),

@@ -216,9 +216,10 @@ def test_what_is_no_metrics_page_is_refused(tmp_path):
     page.write_text("up 1\n")
     with pytest.raises(ConfigurationError, match="no rule of limitkeeper"):
         read_metrics(str(page))
-    page.write_text("up {{{\n")
-    with pytest.raises(ConfigurationError, match="not Prometheus text"):
-        read_metrics(str(page))
+    for text in ("up {{{\n", 'limitkeeper_response_seconds_bucket{rule="api"} 5\n'):
+        page.write_text(text)
+        with pytest.raises(ConfigurationError, match="not Prometheus text"):
+            read_metrics(str(page))
     with pytest.raises(ConfigurationError, match="can't read the metrics"):
         read_metrics(str(tmp_path / "none"))
     with pytest.raises(ConfigurationError, match="can't read the metrics"):

@@ -120,6 +120,7 @@ def test_charts_are_written_as_png(files):
     found = sorted((files / "png").iterdir())
     assert len(found) == 6
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in found)
+    assert main(["simulate", str(files / "first.yaml"), "--duration", "2s", "--png", str(files / "first.yaml" / "png")]) == 2
 
 
 def test_mistakes_end_with_a_code(files, capsys):

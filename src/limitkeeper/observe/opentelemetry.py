@@ -93,7 +93,7 @@ def attributes_of(evaluation: Evaluation) -> dict[str, AttributeValue]:
         if refusal.retry_after is not None:
             found["limitkeeper.retry_after"] = refusal.retry_after
     if decision is not None:  # a second limit of a rule has a name of its own
-        rules = (entry.rule.name for entry in evaluation.entries if entry.label == decision.name)
+        rules = (entry.rule.name for entry in evaluation.entries if entry.named.name == decision.name)
         found.setdefault("limitkeeper.rule", next(rules, str(decision.name)))
         found["limitkeeper.limit"] = decision.limit
         found["limitkeeper.remaining"] = decision.remaining

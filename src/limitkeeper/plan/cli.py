@@ -26,7 +26,7 @@ from .measured_capacity import Analysis, analyze
 from .measurement_files import LogReader, read_measurements
 from .policy_writer import policy_text
 from .probe import Probe, ProbeSettings
-from .quantities import duration_text, rps, seconds_of
+from .quantities import duration_text, number_of, rps, seconds_of
 from .replay_report import CSV_HEADER, READ_AHEAD, ReplayReport
 from .report import Report
 from .request_log import LogEntry
@@ -167,16 +167,17 @@ def write(path: str, text: str, overwrite: bool) -> None:
 def run_suggest(args: argparse.Namespace) -> int:
     if args.write_policy and os.path.realpath(args.write_policy) == os.path.realpath(args.policy):
         raise ConfigurationError("the policy in force is never changed by this command; write the proposal to another file")
-    notes: Sequence[str] = ()
+    given, notes = args.ceiling, list[str]()
+    ceiling = None if given is None else float(number_of(given, "ceiling", "write measured RPS, as in 350"))
     if args.log:
         reader = LogReader(args.log)
-        found = suggest_from_log(args.policy, collected(reader), ceiling=args.ceiling, stage=args.stage)
+        found = suggest_from_log(args.policy, collected(reader), ceiling=ceiling, stage=args.stage)
         notes = reader.notes()
     else:
         from .prometheus import read_metrics
 
         metrics = read_metrics(args.metrics)
-        found = suggest_from_metrics(args.policy, metrics, slo=Slo.of(args.slo), ceiling=args.ceiling, stage=args.stage)
+        found = suggest_from_metrics(args.policy, metrics, slo=Slo.of(args.slo), ceiling=ceiling, stage=args.stage)
     print(suggestions_json(found, args.hash_keys) if args.json else suggestions_text(found, args.hash_keys, args.stage, notes))
     if args.write_policy:
         write(args.write_policy, found.after, args.overwrite)

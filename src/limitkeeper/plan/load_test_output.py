@@ -14,7 +14,7 @@ from typing import Any
 
 from ..errors import ConfigurationError
 from .load_latency_curve import LoadStep
-from .request_log import unit_factor
+from .request_log import MalformedLine, parse_number, unit_factor
 
 _DURATION = re.compile(r"([\d.]+)\s*(us|µs|ms|s|m|h)\b")
 _SECONDS = {"us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
@@ -144,9 +144,9 @@ def step_of_row(row: Row, place: str, line: int, unit: str) -> LoadStep:
 
     def cell(name: str) -> float:
         try:
-            return float(row[name])
-        except ValueError:
-            raise ConfigurationError(f"{place}: expected a number in column {name!r}, got {row[name]!r}; correct it") from None
+            return parse_number(row[name], f"a number in column {name!r}")
+        except MalformedLine as error:
+            raise ConfigurationError(f"{place}: {error}; correct it") from None
 
     percents = {name: found for name in row if row[name] and (found := percent_of(name))}
     percentiles = {percent: cell(name) * unit_factor(word or unit) for name, (percent, word) in percents.items()}

@@ -15,6 +15,7 @@ from operator import itemgetter
 
 from ..errors import ConfigurationError
 from ..policy import Gate, Policy, WrittenRequest
+from ..policy.identity.paths import application_path
 from ..policy.model import SHADOW, OnRefusal, Rule
 from ..stores import MemoryStore
 from ..testing import ManualClock
@@ -99,7 +100,7 @@ def replay(entries: Iterable[LogEntry], policy: Policy) -> dict[str, RuleReplay]
 def outcomes(gate: Gate, entry: LogEntry) -> Iterator[Outcome]:
     """Decides a request, and says which of its rules refuse."""
     given = {name: entry.fields[name] for name in gate.policy.identify if name in entry.fields and name != "ip"}
-    request = WrittenRequest(entry.method, entry.path, peer=entry.ip or "127.0.0.1", identities=given)
+    request = WrittenRequest(entry.method, application_path(entry.path), peer=entry.ip or "127.0.0.1", identities=given)
     matched = gate.compiled.match(request)
     evaluation = gate.ask(request)
     violated = () if evaluation.refusal is None else evaluation.refusal.violated

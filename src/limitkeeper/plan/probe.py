@@ -57,8 +57,12 @@ class ProbeSettings:
 
     def check(self) -> None:
         """Raises ConfigurationError for a URL that is not this machine's, and for unbounded loads."""
-        parts = urlsplit(self.url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
+        try:
+            parts = urlsplit(self.url)
+            valid = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+        except ValueError:  # a port above 65535, a bracket that is not closed
+            valid = False
+        if not valid or not parts.hostname:
             raise ConfigurationError(f"expected an HTTP URL, got {self.url!r}; write it like http://127.0.0.1:8000/products")
         if not self.allow_remote and not is_loopback(parts.hostname):
             raise ConfigurationError(

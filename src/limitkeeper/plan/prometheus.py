@@ -64,7 +64,7 @@ def add(rule: RuleMetrics, name: str, labels: Mapping[str, str], value: float) -
     elif name == "shadow_would_refuse_total":
         rule.shadow_refused += value
     elif name == "response_seconds_bucket":
-        bound = float(labels["le"])
+        bound = float(labels.get("le", ""))
         rule.buckets[bound] = rule.buckets.get(bound, 0.0) + value
 
 

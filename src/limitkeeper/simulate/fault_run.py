@@ -163,15 +163,24 @@ class FaultRun:
     def leases(self, node: Node, **options: Any) -> LeasedStore:
         return LeasedStore(self.client(node), life=self.life, clock=node.clock, **options)
 
+    def random_of(self, node: Node) -> Random:
+        return Random(f"{self.schedule.seed} {node.process}")
+
     def guard(self, node: Node, store: Store, on_failure: str) -> GuardedStore:
         share = len(self.schedule.nodes) if on_failure == "local" else None
         times = {"backoff": "20ms", "max_backoff": "400ms", "ramp": "200ms"}
-        rng = Random(f"{self.schedule.seed} {node.process}")
+        rng = self.random_of(node)
         return GuardedStore(store, self.timeout_s, on_failure, share, clock=node.clock, rng=rng, background=True, **times)  # type: ignore[arg-type]
 
     def shards(self, node: Node, on_loss: str = "fail", hot: bool | int = False, fences: bool = False) -> ShardedStore:
         stores = {name: self.client(node, name, fences) for name in self.schedule.servers[:2]}
-        options = {"life": self.life, "pause": 0.5, "clock": node.clock, "run_in_thread": run_in_thread}
+        options = {
+            "life": self.life,
+            "pause": 0.5,
+            "clock": node.clock,
+            "run_in_thread": run_in_thread,
+            "rng": self.random_of(node),
+        }
         return ShardedStore(stores, on_loss=on_loss, hot=hot, **options)  # type: ignore[arg-type]
 
     def crash(self, node: Node) -> None:

@@ -26,7 +26,10 @@ def import_figure() -> Any:
 def write_png(report: Report, folder: Path, titles: Container[str] | None = None) -> list[Path]:
     """One file per kind of chart (of those in `titles`), with the runs side by side, two in a row."""
     figure_class = import_figure()
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigurationError(f"{folder}: can't make the folder: {(error.strerror or str(error)).lower()}") from None
     found = []
     for charts in report.charts():
         title = charts[0][1].title
