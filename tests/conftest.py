@@ -23,6 +23,7 @@ from effort import scaled
 from fault_lab.scheduling_delay import Watch
 from limitkeeper import AsyncLimiter, Limiter, MemoryStore
 from limitkeeper.testing import ManualClock
+from servers.faketime import faketime_library
 from servers.valkey import Valkey
 from stand_ins import NOON, Driven, HeldClock, WrappedStore
 
@@ -247,3 +248,9 @@ def valkey() -> Iterator[Valkey]:
     """One empty server for the whole run of this worker; tests use key prefixes of their own, or flush it."""
     with Valkey() as server:
         yield server
+
+
+@pytest.fixture
+def needs_faketime() -> None:
+    if faketime_library() is None or os.environ.get("LIMITKEEPER_TEST_REDIS_SERVER"):
+        pytest.skip("clocks are stepped with libfaketime (pip install libfaketime), and with the wheel's Valkey only")

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 
 import pytest
 
-from servers.faketime import faketime_library
 from servers.proxy import Proxy
 from servers.valkey import Valkey
 from servers.versions import KNOWN, program_of
@@ -35,9 +33,3 @@ def other_server(request: pytest.FixtureRequest) -> Iterator[Valkey]:
         pytest.skip(KNOWN[request.param])
     with Valkey(program=program) as own:
         yield own
-
-
-@pytest.fixture
-def needs_faketime() -> None:
-    if faketime_library() is None or os.environ.get("LIMITKEEPER_TEST_REDIS_SERVER"):
-        pytest.skip("clocks are stepped with libfaketime (pip install libfaketime), and with the wheel's Valkey only")
