@@ -199,9 +199,9 @@ def test_a_forked_child_has_nobody_waiting():
     assert os.waitstatus_to_exitcode(status) == 0
 
 
-def test_a_changed_timeout_leaves_those_who_wait_alone():
+def test_a_changed_timeout_leaves_those_who_wait_alone(held):
     """Who waits already keeps its place."""
-    limiter = RateLimiter("backend", RateLimiterConfig(10, "1s", "10s", initial_permits=0))
+    limiter = RateLimiter("backend", RateLimiterConfig(10, "1s", "10s", initial_permits=0), store=MemoryStore(clock=held))
     got = []
     thread = threading.Thread(target=lambda: got.append(limiter.acquire_permission(2)))
     thread.start()
@@ -209,6 +209,7 @@ def test_a_changed_timeout_leaves_those_who_wait_alone():
     limiter.change_timeout_duration(0)
     limiter.change_limit_for_period(9)
     assert limiter.metrics.number_of_waiting_threads == 1
+    held.advance(0.2)
     thread.join(60)
     assert got == [True]
 

