@@ -13,7 +13,7 @@ import pytest
 from limitkeeper.errors import ConfigurationError
 from limitkeeper.policy import Gate, Policy
 from limitkeeper.service.app import MAX_CHECKS, MAX_RATES, Application, RequestError, decision_of, request_context
-from limitkeeper.service.http_routes import shown
+from limitkeeper.service.http_routes import Request, Router, shown
 from limitkeeper.service.resp import encoded
 from limitkeeper.stores import MemoryStore
 from limitkeeper.stores.sans_io import arun, run
@@ -60,6 +60,27 @@ def test_a_described_request_is_no_message(clock):
         request_context({"path": "/", "method": method, "client": "192.0.2.1"}) for method in ("MESSAGE", "message", "Message")
     ]
     assert [bool(app.match_nowait(one)) for one in requests] == [True, True, False]
+
+
+@pytest.mark.parametrize("asked_by", ["gateway", "caller"])
+@pytest.mark.parametrize("kind", ["application/json", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x"])
+def test_an_identity_of_a_body_that_the_service_does_not_have_is_absent(clock, asked_by, kind):
+    """Requests that announce a body are counted by the next identity of the key, each client on its own."""
+    limits = [{"name": "login", "match": "POST /login", "key": "account | ip", "limit": "fixed window 2/h"}]
+    policy = Policy.of(name="test", identify={"account": {"body": "email"}}, limits=limits)
+    router = Router(application(MemoryStore(clock=clock), clock, policy))
+
+    def status(client: str) -> int:
+        headers = {"content-type": kind, "content-length": "20"}
+        if asked_by == "gateway":
+            named = {"x-forwarded-uri": "/login", "x-forwarded-method": "POST", **headers}
+            lines = [(name.encode(), value.encode()) for name, value in named.items()]
+            return router.respond(Request(b"GET", b"/auth", lines, b"", True, False, (client, 1)))[0]
+        described = {"request": {"method": "POST", "path": "/login", "headers": headers, "client": client}}
+        return router.respond(Request(b"POST", b"/v1/check", [], json.dumps(described).encode(), True, False, None))[0]
+
+    assert [status("192.0.2.1") for _ in range(3)] == [200, 200, 429]
+    assert status("192.0.2.2") == 200
 
 
 def test_a_retry_includes_penalty_and_spread(clock):

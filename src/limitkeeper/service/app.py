@@ -306,6 +306,15 @@ def decision_of(evaluation: Evaluation) -> Decision:
     return Decision(True, shadow.limit, shadow.remaining, 0, shadow.reset_us, 0, shadow.start_us, shadow.name)
 
 
+class DescribedRequest(WrittenRequest):
+    """A request that a caller describes, without its body, whatever its headers announce."""
+
+    __slots__ = ()
+
+    def may_have_body(self) -> bool:
+        return False
+
+
 def request_context(fields: object) -> WrittenRequest:
     """The context of a request that a caller describes: method, path (with its query), headers, client (an IP address)."""
     if not isinstance(fields, Mapping):
@@ -327,7 +336,7 @@ def request_context(fields: object) -> WrittenRequest:
     if not isinstance(headers, Mapping) or not all(isinstance(value, str) for value in headers.values()):
         raise RequestError(INVALID, "request.headers: expected an object of strings; join several lines of one header with ', '")
     path, _, query = path.partition("?")
-    context = WrittenRequest(method, application_path(path), headers=headers, query=query, peer=client)
+    context = DescribedRequest(method, application_path(path), headers=headers, query=query, peer=client)
     context.method = method_of(method)  # a request, whatever its method: not a message, which fewer rules limit
     return context
 

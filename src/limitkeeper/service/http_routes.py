@@ -66,6 +66,18 @@ class Request(NamedTuple):
         return next((value for one, value in self.headers if one == name), None)
 
 
+class GatewayRequest(AsgiRequestContext):
+    """The request that a gateway asks about. Its body stays there, whatever its headers announce."""
+
+    __slots__ = ()
+
+    def may_have_body(self) -> bool:
+        return False
+
+    def body(self) -> bytes | None:
+        return b""
+
+
 class Router:
     """The routes over an Application. `token`: what clients must present, None: nothing. `any_host`: a token is checked."""
 
@@ -230,7 +242,7 @@ class Router:
         scope: Fields = {"method": method.decode("latin-1").upper(), "headers": headers, "client": request.peer}
         asked, _, scope["query_string"] = uri.partition(b"?")
         scope["path"] = application_path(asked)
-        return self._match(AsgiRequestContext(scope), lambda evaluation: auth_response(evaluation, request, deny))
+        return self._match(GatewayRequest(scope), lambda evaluation: auth_response(evaluation, request, deny))
 
     def _ready(self) -> Response:
         if self.app.draining:

@@ -12,6 +12,7 @@ from grpc_shop import Client, Shop, gate, refusal, rule, serving
 
 from limitkeeper import ConfigurationError, FixedWindow
 from limitkeeper.policy.gate import Gate
+from limitkeeper.policy.identity.body import BodyField
 from limitkeeper.policy.identity.identify import Certificate
 from limitkeeper.policy.model import Policy
 from limitkeeper.web.grpc import AsyncRateLimitInterceptor, GrpcRequestContext, RateLimitInterceptor, current
@@ -42,6 +43,11 @@ def facts(metadata=(), auth=None):
     said = {"invocation_metadata": metadata, "auth_context": auth or {}, "peer": "ipv4:192.0.2.1:55"}
     context = SimpleNamespace(**{name: (lambda value=value: value) for name, value in said.items()})
     return GrpcRequestContext("POST", "/shop.Shop/Pay", context)
+
+
+def test_an_identity_of_a_body_is_absent():
+    """Messages are not read for identities, also where a client's metadata announce a body."""
+    assert BodyField("email").of(facts((("content-type", "application/grpc"), ("content-length", "5")))) is None
 
 
 def test_metadata_of_the_same_name_are_joined():

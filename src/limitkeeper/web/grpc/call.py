@@ -49,6 +49,10 @@ class GrpcRequestContext(RequestContext):
     def differs(self, kind: str, name: str) -> bool:
         return kind == "header" and len({value for key, value in self.raw.invocation_metadata() or () if key == name}) > 1
 
+    def may_have_body(self) -> bool:
+        """Messages are not read for identities, whatever the metadata announce."""
+        return False
+
     def peer(self) -> str | None:
         return parse_peer(self.connection.peer())
 
