@@ -11,7 +11,8 @@ from django.test import RequestFactory
 from django.test.utils import override_settings
 from django_asgi import configure
 from fastapi import Depends, FastAPI
-from flask import Flask
+from flask import Flask, send_file
+from flask import Response as FlaskResponse
 from grpc_shop import Client, Shop, refusal, rule, serving
 from grpc_shop import gate as grpc_gate
 from starlette.applications import Starlette
@@ -231,6 +232,47 @@ def test_flask(kind, gate, store):
     assert [(one.status_code, len(one.data)) for one in answers] == [(200, LARGE), (429, len("later, bytes"))]
     assert answers[1].headers["Retry-After"]
     assert used(store, gate) == 61
+
+
+@pytest.mark.parametrize("kind", ["early", "late", "view"])
+def test_a_stream_of_known_length_in_flask(kind, gate, store):
+    """A stream that announces its length is charged, or refused, before it is sent."""
+    app = Flask("shop")
+    limits = FlaskRateLimit(app, store=store) if kind == "view" else FlaskRateLimit(app, policy=gate, early=kind == "early")
+    view = limits.limit(**ROUTE) if kind == "view" else lambda view: view
+    stream = lambda: FlaskResponse((b"x" * 1000 for _ in range(LARGE // 1000)), headers={"Content-Length": str(LARGE)})  # noqa: E731
+    app.add_url_rule("/", "big", view(stream))
+    http = app.test_client()
+    answers = [http.get("/") for _ in range(2)]
+    assert [one.status_code for one in answers] == [200, 429]
+    assert len(answers[0].data) == LARGE
+    assert used(store, gate) == 61
+
+
+@pytest.mark.parametrize("kind", ["late", "view"])
+def test_a_file_that_has_not_changed_costs_no_size_in_flask(kind, gate, store, tmp_path):
+    """A 304 keeps the length of the file, which is not sent."""
+    path = tmp_path / "file"
+    path.write_bytes(b"x" * LARGE)
+    app = Flask("shop")
+    limits = FlaskRateLimit(app, store=store) if kind == "view" else FlaskRateLimit(app, policy=gate, early=False)
+    view = limits.limit(**ROUTE) if kind == "view" else lambda view: view
+    app.add_url_rule("/", "file", view(lambda: send_file(path)))
+    http = app.test_client()
+    first = http.get("/")
+    again = http.get("/", headers={"If-None-Match": first.headers["ETag"]})
+    assert (first.status_code, again.status_code, used(store, gate)) == (200, 304, 60)
+
+
+def test_a_response_that_one_limit_of_a_flask_view_refuses_costs_no_other_limit_its_size(store):
+    """The estimates stay charged, since the view has run."""
+    app = Flask("shop")
+    small = Gate(Policy.read(MANY.replace("100/day", "50/day").replace("bytes", "site")), store=store)
+    limits = FlaskRateLimit(app, policy=small, early=False)
+    app.add_url_rule("/", "big", limits.limit(**ROUTE)(lambda: "x" * LARGE))
+    assert app.test_client().get("/").status_code == 429
+    assert used(store, small) == 1
+    assert used(store, Gate(Policy.read(MANY), store=store)) == 1
 
 
 @pytest.mark.parametrize("asynchronous", [True, False])

@@ -82,8 +82,8 @@ V = TypeVar("V", bound=Handler | Blueprint)
 View = TypeVar("View", bound=Handler)
 PolicySource = Policy | Gate | str | Path
 
-#: The environ keys of the evaluations within a request, and of their settlements that are still open.
-EVALUATIONS, SETTLEMENTS = "limitkeeper.evaluations", "limitkeeper.settlements"
+#: The environ keys of the evaluations within a request, and of the settlement of those that need one.
+EVALUATIONS, SETTLEMENT = "limitkeeper.evaluations", "limitkeeper.settlement"
 #: The environ key of the evaluation by the middleware around the application.
 POLICY_EVALUATION = "limitkeeper.policy_evaluation"
 
@@ -260,9 +260,7 @@ def evaluate(gate: Gate) -> ResponseReturnValue | None:
         return "", GONE
     if evaluation.allowed:
         if evaluation.needs_settlement:
-            settlement = Settlement([evaluation], head=request.method == "HEAD")
-            environ.setdefault(SETTLEMENTS, []).append(settlement)
-            environ["wsgi.input"] = WatchedInput(environ["wsgi.input"], environ.get("CONTENT_LENGTH"), settlement)
+            settle_later(evaluation, environ)
         return None
     if evaluation.degrade is not None:
         response: ResponseReturnValue = current_app.ensure_sync(evaluation.degrade)()
@@ -270,19 +268,27 @@ def evaluate(gate: Gate) -> ResponseReturnValue | None:
     raise refusal_exception(evaluation)
 
 
+def settle_later(evaluation: Evaluation, environ: Environ) -> None:
+    """Adds an evaluation to those that the request settles together: a response that one of them refuses costs none its size."""
+    found: Settlement | None = environ.get(SETTLEMENT)
+    if found is None:
+        found = environ[SETTLEMENT] = Settlement((), head=request.method == "HEAD")
+        environ["wsgi.input"] = WatchedInput(environ["wsgi.input"], environ.get("CONTENT_LENGTH"), found)
+    found.evaluations = (*found.evaluations, evaluation)
+
+
 def finish_response(response: Response) -> Response:
     """Adds the fields to the response, counts it, and settles, now or at the end of its body."""
     environ = request.environ
     evaluations: list[Evaluation] = environ[EVALUATIONS]
     first: Evaluation | None = environ.get(POLICY_EVALUATION)
-    settlements: list[Settlement] = environ.get(SETTLEMENTS, [])
+    settlement: Settlement | None = environ.get(SETTLEMENT)
     for evaluation in evaluations:
         if evaluation.allowed:
             evaluation.count_response(response.status_code)
-    answered = response
-    for settlement in settlements:
-        settlement.status, settlement.counted = answered.status_code, True
-        refusing = settle(settlement, answered)
+    if settlement is not None:
+        settlement.status, settlement.counted = response.status_code, True
+        refusing = settle(settlement, response)
         if refusing is not None:
             response = current_app.make_response(current_app.handle_user_exception(refusal_exception(refusing)))
     fields = combined_fields(evaluations if first is None else [first, *evaluations])
@@ -291,28 +297,27 @@ def finish_response(response: Response) -> Response:
 
 
 def settle(settlement: Settlement, response: Response) -> Evaluation | None:
-    """Settles at once where the size is known, otherwise at the end of the body. Returns the evaluation that refuses the size."""
-    if not response.is_streamed:
-        settlement.size = sum(map(len, response.iter_encoded()))
-    elif response.direct_passthrough and response.content_length is not None:
-        settlement.size = response.content_length  # a file, which the server may send itself
-    else:
+    """Settles at once a body in one piece, and a file, which the server may send itself; a stream at its end. Returns the
+    evaluation that refuses the size, where that is known now."""
+    size: int | None = response.content_length
+    if response.status_code in (204, 304):  # whatever length they announce
+        size = 0
+    elif not response.is_streamed:
+        size = sum(map(len, response.iter_encoded()))
+    refusing = settlement.afford(size) if size is not None else None
+    if refusing is None and response.is_streamed and (not response.direct_passthrough or size is None or settlement.holds_place):
         response.response = SettlingBody(cast(Iterable[bytes], response.response), settlement)
         return None
-    refusing = settlement.afford(settlement.size)
-    if refusing is None and response.is_streamed and settlement.holds_place:
-        settlement.size = 0
-        response.response = SettlingBody(cast(Iterable[bytes], response.response), settlement)
-        return None
+    settlement.size = size or 0
     settlement.settle()
     return refusing
 
 
 def settle_failed(error: BaseException | None) -> None:
     """At teardown: settles what has no response, since the view raised, or an after_request function, which drops the body."""
-    for settlement in request.environ.pop(SETTLEMENTS, ()):
-        if error is not None or not settlement.counted:
-            settlement.settle(failed=isinstance(error, Exception))
+    settlement: Settlement | None = request.environ.pop(SETTLEMENT, None)
+    if settlement is not None and (error is not None or not settlement.counted):
+        settlement.settle(failed=isinstance(error, Exception))
 
 
 def prepare() -> None:
