@@ -61,6 +61,26 @@ def test_a_response_that_crosses_the_mark_alerts(mode):
     assert len(heard) == 1
 
 
+@pytest.mark.parametrize("mode", MODES)
+def test_a_response_of_known_size_that_crosses_the_mark_alerts(mode):
+    """A size that is charged before the response is sent alerts as one that is charged afterwards: once."""
+    gate = gate_of(BYTES)
+    alerts = []
+    for _ in range(14):
+        evaluation = received(gate, WrittenRequest(), mode)
+        assert asyncio.run(evaluation.aafford(200, 7_000)) if mode == "aask" else evaluation.afford(200, 7_000)
+        asyncio.run(evaluation.asettle(200, 7_000)) if mode == "aask" else evaluation.settle(200, 7_000)
+        alerts.append(gate.snapshot().rules[0].alerts)
+    assert alerts == [0] * 11 + [1] * 3  # 12 × 7 kB
+
+
+def test_a_rule_without_a_mark_does_not_alert_of_a_response_of_known_size():
+    """No alert level is no level of 0."""
+    gate = gate_of(BYTES.replace(", alert: 80%", ""))
+    assert gate.ask(WrittenRequest()).afford(200, 90_000)
+    assert gate.snapshot().rules[0].alerts == 0
+
+
 def test_a_request_that_crosses_the_mark_alerts_once_with_its_response():
     """What the estimate crossed is not told of again when the rest is charged."""
     gate = gate_of(BYTES.replace("{response: 1kB}", "{response: 1kB, estimate: 80}"))

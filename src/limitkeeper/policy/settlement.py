@@ -22,7 +22,7 @@ from ..errors import StoreError
 from ..stores.sans_io import Call, Plan
 from ..wait_queue import Waiter
 from .callback_errors import CallbackErrors, callback_name
-from .compiled_policy import CompiledRule
+from .compiled_policy import CompiledRule, Entry
 from .idempotency import charges_of, leave
 from .model import Charge
 from .request_context import RequestContext
@@ -102,7 +102,9 @@ def afford(evaluation: Evaluation, status: int, size: int) -> Plan[bool]:
     try:
         decision = yield Call(evaluation.compiled.store, "decide", (extra, 0))
         if decision.allowed or gate._on_failure.has_failed(decision):
-            for i, units in () if gate._on_failure.has_failed(decision) else wanted.items():
+            parts = () if gate._on_failure.has_failed(decision) else decision.decisions
+            for (i, units), part in zip(wanted.items(), parts, strict=False):
+                alert_crossed(evaluation, evaluation.entries[i], part, units - claims[i].cost)
                 claims[i] = Claim(claims[i].limit, claims[i].key, units, units, claims[i].reset_id)
             return True
         decision = yield Call(evaluation.compiled.store, "decide", (whole, 0), {"commit": False})
@@ -157,7 +159,12 @@ def alert(evaluation: Evaluation, refunds: list[Waiter]) -> Plan[None]:
     claims = [Claim(entry.named, key, 0) for entry, key, _ in raised]
     decision = yield Call(evaluation.compiled.store, "decide", (claims, 0), {"commit": False})
     for (entry, key, before), after in zip(raised, decision.decisions, strict=True):
-        level = after.limit * entry.compiled_rule.alert
-        used = after.limit - after.remaining
-        if before.limit - before.remaining < level <= used and used - extra[entry.named, key] < level:
-            evaluation.gate._alert(evaluation, entry, after.limit - after.remaining, after.limit)
+        if before.limit - before.remaining < after.limit * entry.compiled_rule.alert:
+            alert_crossed(evaluation, entry, after, extra[entry.named, key])
+
+
+def alert_crossed(evaluation: Evaluation, entry: Entry, after: Decision, extra: int) -> None:
+    """Alerts where an extra charge, after which the key is in this state, has raised its use across the rule's alert level."""
+    level, used = after.limit * entry.compiled_rule.alert, after.limit - after.remaining
+    if entry.compiled_rule.alert >= 0 and used - extra < level <= used:
+        evaluation.gate._alert(evaluation, entry, used, after.limit)
