@@ -4,11 +4,13 @@ listeners of refusals, and the switch."""
 from __future__ import annotations
 
 import asyncio
+from enum import StrEnum
 from functools import partial
 from typing import Any
 
 import httpx
 import pytest
+from django.utils.safestring import SafeString
 from fastapi import Depends, FastAPI
 from flask import Flask
 from starlette.applications import Starlette
@@ -226,6 +228,18 @@ def test_a_callable_makes_the_message(site):
     shop.statuses(1)
     fields, body = shop.answer(**{"X-Name": "Ann"})
     assert body == {"code": "RATE_LIMITED", "message": f"Ann, wait {fields['retry-after']} s: 1 a minute."}
+
+
+class Wording(StrEnum):
+    SLOWLY = "Slowly, please."
+
+
+@pytest.mark.parametrize("text", [Wording.SLOWLY, SafeString("Slowly, please.")], ids=["enum", "SafeString"])
+def test_a_message_may_be_of_a_subclass_of_str(site, text):
+    """A member of an enum, and what Django's templates render, are texts."""
+    shop = site("fixed window 1/min", message=lambda refusal, request: text)
+    shop.statuses(1)
+    assert shop.answer()[1]["message"] == "Slowly, please."
 
 
 @pytest.mark.parametrize("message", [lambda refusal, request: 1 / 0, lambda refusal, request: None], ids=["raises", "None"])

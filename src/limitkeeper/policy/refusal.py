@@ -113,7 +113,7 @@ def call_message(refusal: Refusal, context: Any) -> None:
         )
         return
     if isinstance(text, str):
-        refusal.message = text
+        refusal.message = str.__str__(text)  # of a subclass (Django's SafeString, an enum): compiled code takes `str` alone
     else:
         callback_errors.report("%s: expected a string, got %s", callback_name(call), type(text).__name__)
 

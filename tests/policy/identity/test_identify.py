@@ -8,7 +8,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from limitkeeper import MemoryStore
 from limitkeeper.errors import ConfigurationError
+from limitkeeper.policy import Gate, Policy
 from limitkeeper.policy.callback_errors import CallbackErrors
 from limitkeeper.policy.identity.client_ip import ClientIp
 from limitkeeper.policy.identity.host_names_and_patterns import host_of, host_pattern, patterns_of
@@ -93,6 +95,20 @@ def test_a_callback_identifies():
     assert Called(lambda facts: facts.header("x-user")).of(with_header(x_user="ann")) == "ann"
     assert Called(lambda facts: 42).of(WrittenRequest()) == "42"
     assert Called(lambda facts: None, default="all").of(WrittenRequest()) == "all"
+
+
+class Marked(str):
+    """A text whose methods return its own class, as those of markupsafe's Markup do."""
+
+    def strip(self, chars: str | None = None) -> Marked:
+        return Marked(super().strip(chars))
+
+
+def test_a_callback_may_return_a_subclass_of_str():
+    """Its text is a key as any other."""
+    limits = [{"name": "a", "key": "user", "limit": "1/h"}]
+    gate = Gate(Policy.of(identify={"user": {"call": lambda facts: Marked("ann")}}, limits=limits), store=MemoryStore())
+    assert [gate.ask(WrittenRequest()).allowed for _ in range(2)] == [True, False]
 
 
 @pytest.mark.parametrize("answer", [True, 1.5, ["ann"], b"ann", ZeroDivisionError])

@@ -175,7 +175,7 @@ class Called:
         if isinstance(value, int) and not isinstance(value, bool):
             value = str(value)
         if value is None or isinstance(value, str):
-            return trimmed(value, self.default)
+            return trimmed(value and str.__str__(value), self.default)  # compiled code takes no subclass of `str`
         self.errors.report("%s: expected a string, got %s: it is absent", callback_name(self.call), type(value).__name__)
         return self.default
 
