@@ -8,7 +8,7 @@ from gates import MODES, asked, gate, key, passes, request, rule
 from limitkeeper import TokenBucket
 from limitkeeper.algorithms.limit_parser import parse_limit
 from limitkeeper.policy import Policy, PolicyError
-from limitkeeper.policy.model import PenaltyBoxConfig
+from limitkeeper.policy.model import Exemption, PenaltyBoxConfig, When
 from limitkeeper.policy.penalty_box import sweep
 
 MINUTE, HOUR, DAY = 60, 3600, 86_400
@@ -125,6 +125,20 @@ def test_the_retry_of_one_user_is_not_that_of_another_at_the_same_address():
     assert (bob.refusal.reason, bob.refusal.retry_after) == ("penalty box", MINUTE)
     shared.clock.advance(MINUTE)
     assert asked(shared, request(user="bob")).allowed
+
+
+@pytest.mark.parametrize("said", [{"when": When(absent=("partner",))}, {"exempt": True}], ids=["when", "exempt"])
+def test_the_box_names_no_retry_of_a_rule_that_does_not_apply(said):
+    """A request that a rule does not limit is sent the end of the penalty, though others of its key are refused for longer."""
+    exempt = (Exemption(when=When(present=("partner",)), rules=("daily",)),) if said.pop("exempt", False) else ()
+    shared = gate(rule("daily", "fixed window 1/day", key=key("ip"), **said), penalty_box=STEPS, exempt=exempt)
+    for _ in range(5):
+        ann = asked(shared, request())
+    assert ann.refusal.retry_after > HOUR
+    partner = asked(shared, request(partner="acme"))
+    assert (partner.refusal.reason, partner.refusal.retry_after) == ("penalty box", MINUTE)
+    shared.clock.advance(MINUTE)
+    assert asked(shared, request(partner="acme")).allowed
 
 
 def test_the_box_names_the_longest_retry_of_a_rule():

@@ -14,7 +14,7 @@ time, and no remembered one is forgotten for it.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..algorithms.claim import NamedLimit
 from ..clock import Clock
@@ -72,13 +72,15 @@ class PenaltyBox:
         if until <= now_us:
             self._until.pop(key, None)
             return None
-        if matched.exempt or (matched.exemptions and compiled.exempted_rules(matched, context) is True):
+        exempted: Any = matched.exempt or compiled.exempted_rules(matched, context)
+        if exempted is True:
             return None
         self.refused += 1
         if gate._attempts is not None:
             gate._attempts.count(compiled, context)
         gate.offenders.offer(PENALTY_BOX, str(key))
-        retry_at = max([until, *(self._retry_at.get((rule.name, rule.key_for(context)), 0) for rule in matched.rules)])
+        rules = [rule for rule in matched.rules if not (exempted and rule.name in exempted) and rule.applies(context)]
+        retry_at = max([until, *(self._retry_at.get((rule.name, rule.key_for(context)), 0) for rule in rules)])
         return gate._refuse_boxed(refusal_without_limit(PENALTY_BOX, 429, retry_at - now_us))
 
     def count(self, evaluation: Evaluation, decision: Decision) -> tuple[int, bool]:
