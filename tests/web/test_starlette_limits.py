@@ -9,7 +9,7 @@ import pytest
 from starlette.applications import Starlette
 from starlette.endpoints import HTTPEndpoint
 from starlette.exceptions import HTTPException, WebSocketException
-from starlette.responses import JSONResponse, PlainTextResponse, StreamingResponse
+from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Mount, Route, WebSocketRoute
 from starlette.websockets import WebSocketDisconnect
 from starlette_client import TestClient
@@ -199,6 +199,29 @@ def test_what_the_outcome_decides_is_settled(store):
     assert len(http.get("/export").content) == 7000
     assert http.get("/export").headers["x-ratelimit-remaining"] == "2"
     assert http.get("/export").status_code == 429
+
+
+@pytest.mark.parametrize("options", [{}, {"charge": {"status": [401]}}, {"cost": {"response": "1kB"}}], ids=str)
+def test_a_decorator_above_the_limit_may_change_the_response(store, options):
+    """What a limit returns is the endpoint's response for the code around it, also where the limit is settled."""
+
+    @limit("fixed window 2/min", name="outer", store=MemoryStore(), **options)
+    @limit("fixed window 1/min", store=store, **options)
+    async def login(request: Any) -> Any:
+        return PlainTextResponse("who?", 200)
+
+    async def tagged(request: Any) -> Any:
+        response = await login(request)
+        assert isinstance(response, Response)
+        response.headers["X-Tag"] = f"was {response.status_code}"
+        response.set_cookie("seen", "yes")
+        response.status_code = 401 if response.status_code == 200 else response.status_code
+        return response
+
+    http = client(Starlette(routes=[Route("/login", tagged)]))
+    first, second = [http.get("/login") for _ in range(2)]
+    assert (first.status_code, first.text, first.headers["x-tag"], first.cookies["seen"]) == (401, "who?", "was 200", "yes")
+    assert (second.status_code, second.headers["x-tag"]) == (429, "was 429")
 
 
 def test_a_failing_endpoint_is_counted_as_such(store):

@@ -422,7 +422,7 @@ def refusal_response(evaluation: Evaluation, context: AsgiRequestContext, scope:
 
 def finish_response(evaluation: Evaluation, response: object, scope: Scope, innermost: bool) -> ASGIApp:
     """The endpoint's response with the fields; settled when it has been sent, where that is needed."""
-    if not isinstance(response, Response):
+    if not isinstance(response, Response) or isinstance(response, SettlingResponse):
         if not callable(response):
             kind = type(response).__name__
             raise ConfigurationError(f"expected a Response from an endpoint under @limit, got {kind}; in FastAPI use RateLimit")
@@ -436,12 +436,28 @@ def finish_response(evaluation: Evaluation, response: object, scope: Scope, inne
 
 
 class SettlingResponse:
-    """A response that adds its evaluation's fields, and settles it when it has been sent."""
+    """A response that adds its evaluation's fields, and settles it when it has been sent. For decorators above the limit it is
+    the endpoint's response: attributes and class (headers, set_cookie, …) are those of that one."""
+
+    app: ASGIApp
+    evaluation: Evaluation
+    disconnected: bool
 
     def __init__(self, app: ASGIApp, evaluation: Evaluation) -> None:
-        self.app = app
-        self.evaluation = evaluation
-        self.disconnected = False
+        vars(self).update(app=app, evaluation=evaluation, disconnected=False)
+
+    @property  # type: ignore[misc]  # read-only
+    def __class__(self) -> type:
+        return self.app.__class__
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self.app, name)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if name in vars(self):
+            vars(self)[name] = value
+        else:
+            setattr(self.app, name, value)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if self.evaluation.needs_settlement and self.evaluation.allowed:
