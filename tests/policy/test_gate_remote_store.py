@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from gates import asked, key, passes, policy, request, rule
 
-from limitkeeper import LeasedStore, MemoryStore, SlidingWindowLog
+from limitkeeper import LeasedStore, MemoryStore, SlidingWindowLog, StoreUnavailable
 from limitkeeper.algorithms.claim import Claim
 from limitkeeper.algorithms.limit_parser import parse_limit
 from limitkeeper.policy import Gate
@@ -166,6 +166,15 @@ def test_a_store_known_to_be_dead_is_answered_at_once(action, passed):
     answer = asked(g, request(), "quick")
     assert (answer.allowed, answer.decision) == (passed, None)
     assert passed or answer.refusal.reason == "store"
+
+
+@pytest.mark.parametrize("action", ["open", CLOSED, LOCAL])
+def test_a_store_that_fails_is_not_explained_as_a_refusal(action):
+    """What a limit has left is not known then: the explanation is an error that names the rule's `on_failure`."""
+    g, store = far_gate(rule("all", "9/s", on_failure=OnFailure(action)))
+    store.failing = {"decide"}
+    with pytest.raises(StoreUnavailable, match=f"could not be asked; on_failure of 'all' is {action}"):
+        g.explain(request())
 
 
 @pytest.mark.parametrize("verb", ["decide", "decide_many"])

@@ -10,10 +10,11 @@ import pytest
 from gates import asked, gate, key, policy, request, rule, until
 
 from limitkeeper import MemoryStore, SlidingWindowLog
+from limitkeeper.policy.explain import RequestExplanation
 from limitkeeper.policy.model import WAIT, Capacity, Charge, OnRefusal
 from limitkeeper.rate import Rate
 from limitkeeper.testing import ManualClock
-from stand_ins import HeldClock, WrappedStore
+from stand_ins import NOON, HeldClock, WrappedStore
 
 RULES = [
     "token bucket 10/s burst 1",
@@ -26,6 +27,18 @@ RULES = [
 def waiting(wait_ms, queue=100):
     """All places may be taken by one client: most tests have only one."""
     return OnRefusal(WAIT, wait_us=wait_ms * 1000, queue=queue, per_client=queue)
+
+
+@pytest.mark.parametrize("text", ["fixed window 2/min", "sliding window log 2/min", "sliding window counter 2/min"])
+def test_a_refusal_is_explained_with_the_retry_that_is_sent(text):
+    """A wait is a part of the retry only where the limits can be charged at a later start."""
+    g = gate(rule("all", text, on_refusal=waiting(5000)), clock=ManualClock(NOON))
+    for _ in range(2):
+        g.ask(request())
+    explained = RequestExplanation(g.policy, request(), g.explain(request()))
+    refused = g.ask(request())
+    assert refused.refusal is not None
+    assert explained.text().endswith(f"→ refused by all with 429: retry in {refused.refusal.retry_after} s")
 
 
 @pytest.mark.parametrize("text", RULES)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from ..algorithms.claim import Claim
 from ..decision import Decision
+from ..errors import StoreUnavailable
 from .burst_conflicts import BUCKETS, burst_of, shares_key
 from .compiled_policy import CompiledPolicy, CompiledRule, Entry, MatchedRules, identity_of, key_of, key_without_names
 from .model import BLOCKED, DEGRADE, LOCAL, SHADOW, WAIT, Capacity, Key, Policy, Rule, Tiers
@@ -51,6 +52,7 @@ class RuleExplanation:
     decision: Decision | None = None
     operator: str = ""  # what an operator has set for this key
     exempted_by: str = ""  # the exemptions that hold
+    reserves: bool = True  # whether its limits can be charged at a later start
 
     @property
     def full_reason(self) -> str:
@@ -68,7 +70,7 @@ class RuleExplanation:
 
 
 def explain(gate: Gate, request: RequestContext) -> list[RuleExplanation]:
-    """Explains every rule of the gate's policy."""
+    """Explains every rule of the gate's policy. StoreUnavailable where the store can't be asked: what is left is not known."""
     compiled = gate.compiled
     matched = compiled.match(request)
     hosts: dict[int, list[str]] = {}
@@ -95,11 +97,15 @@ def explain(gate: Gate, request: RequestContext) -> list[RuleExplanation]:
         cost = rule.cost_for(request) if entries else 1
         claims = [Claim(entry.named, key, cost) for entry in entries]
         decision = gate.store.decide(claims, 0, commit=False) if claims and entries is not rule.blocked else None
+        if decision is not None and gate._on_failure.has_failed(decision):
+            action = rule.config.on_failure.action
+            raise StoreUnavailable(f"the store could not be asked; on_failure of {rule.name!r} is {action}")
         if entries and decision is None:
             decision = Decision(False, 0, 0, -1, name=rule.name)
         limits = rule.operator_limits(key)
         operator = "" if limits is None else "blocked by an operator" if limits == BLOCKED else "override of an operator"
-        found.append(RuleExplanation(rule.config, True, "", key, entries, cost, decision, operator))
+        reserves = all(gate.store.can_reserve(claim.limit) for claim in claims)
+        found.append(RuleExplanation(rule.config, True, "", key, entries, cost, decision, operator, reserves=reserves))
     return found
 
 
@@ -215,6 +221,8 @@ class RequestExplanation:
         shortest = min(action.wait_us if action.action == WAIT else 0 for action in actions) / 1e6
         if longest <= shortest:
             return f"→ waits {longest:.3g} s for {names}, then allowed"
+        if not all(one.reserves for one in self.rules if not one.shadow):  # then a wait is no part of the retry
+            shortest = 0.0
         when = retry_text(longest - shortest, *[one.rule for one in refusing])
         first, _ = max(zip(refusing, waits, strict=True), key=lambda pair: (pair[0].rule.priority, pair[1]))
         if first.rule.on_refusal.action == DEGRADE:
