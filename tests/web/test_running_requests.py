@@ -222,6 +222,22 @@ def test_a_body_that_is_collected_waits_for_no_lock(eventually):
     eventually(lambda: settlement.settled)
 
 
+def test_a_response_that_a_decorator_replaces_gives_its_place_back(eventually):
+    """A Starlette endpoint whose response is not sent, since code above its limit makes another one, no longer runs."""
+
+    @starlette.limit("1000/s", concurrent={"max": 1, "hold": "1h"}, store=MemoryStore())
+    async def endpoint(request: Any) -> Any:
+        return PlainTextResponse("done")
+
+    async def replaced(request: Any) -> Any:
+        response = await endpoint(request)
+        return PlainTextResponse(response.body.upper()) if response.status_code == 200 else response
+
+    http = TestClient(Starlette(routes=[Route("/", replaced)]))
+    assert http.get("/").text == "DONE"
+    eventually(lambda: http.get("/").status_code == 200)
+
+
 def test_an_endpoint_without_a_response_gives_its_place_back():
     """In Starlette, where a limit is around it: the server answers 500, and the request has ended."""
     store = MemoryStore()

@@ -12,7 +12,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from _thread import start_new_thread
 from collections.abc import Awaitable, Callable, Iterable
+from contextlib import suppress
 from functools import wraps
 from inspect import iscoroutinefunction
 from types import NoneType
@@ -458,6 +460,13 @@ class SettlingResponse:
             vars(self)[name] = value
         else:
             setattr(self.app, name, value)
+
+    def __del__(self) -> None:
+        """Settles a response that was not sent, since other code has replaced it, when it is garbage. Its outcome is unknown. In
+        a thread of its own: this one may hold any lock."""
+        if self.evaluation.needs_settlement:
+            with suppress(RuntimeError):  # the interpreter is ending
+                start_new_thread(self.evaluation.settle, (UNKNOWN,))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if self.evaluation.needs_settlement and self.evaluation.allowed:
