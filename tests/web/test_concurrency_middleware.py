@@ -74,6 +74,29 @@ def test_the_request_beyond_the_bulkhead_is_answered_503():
     asyncio.run(run())
 
 
+def test_a_background_task_after_a_response_holds_no_place(clock):
+    """The application goes on when its response has ended; its place is free, and its response time has been measured."""
+
+    async def run() -> None:
+        inner, ended, adaptive = Held(), asyncio.Event(), AdaptiveBulkhead(AIMD(1, 1, 1), clock=clock)
+        inner.go.set()
+
+        async def with_task(scope: Any, receive: Any, send: Any) -> None:
+            await inner(scope, receive, send)
+            await ended.wait()
+
+        for app in (AsgiConcurrencyMiddleware(with_task, Bulkhead(1, 0)), AsgiConcurrencyMiddleware(with_task, adaptive)):
+            tasks = [asyncio.create_task(inner.request(app)) for _ in range(2)]
+            await settle_loop()
+            ended.set()
+            await asyncio.gather(*tasks)
+            ended.clear()
+        assert inner.statuses == [200] * 4
+        assert adaptive.bulkhead.in_use == 0
+
+    asyncio.run(run())
+
+
 def test_a_waiting_request_runs_when_its_turn_comes_and_a_cancelled_one_leaves():
     """No place is lost."""
 

@@ -31,6 +31,8 @@ from .wsgi import Application, Environ, ExcInfo, StartResponse, Write, status_li
 log = logging.getLogger("limitkeeper")
 
 Limit: TypeAlias = PlaceContext | AdaptiveBulkhead | LoadShedder
+#: Messages that send a part of a response's body.
+BODIES = frozenset({"http.response.body", "http.response.pathsend", "http.response.zerocopysend"})
 #: Statuses of responses that say that the server is overloaded.
 DROPPED = frozenset({503, 504})
 
@@ -129,9 +131,11 @@ class AsgiConcurrencyMiddleware(ConcurrencyLimit):
                 if message["type"] == "http.response.start":
                     report(call, message["status"])
                 await send(message)
+                if message["type"] in BODIES and not message.get("more_body", False):
+                    await stack.aclose()  # the response has ended; background tasks may follow
 
             with ignoring_cancellation(call):
-                await self.app(scope, receive, reporting if isinstance(call, AdaptiveCall) else send)
+                await self.app(scope, receive, reporting)
 
     async def refuse(self, scope: Scope, send: Send) -> None:
         content = self.content()
