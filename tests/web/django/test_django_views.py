@@ -281,6 +281,26 @@ def test_a_template_response_is_settled_when_it_is_rendered():
     assert spent(view) == 12
 
 
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_a_template_response_that_cannot_be_afforded_is_not_sent(asynchronous):
+    """Its refusal is sent instead, and its estimate stays charged."""
+    template = DjangoTemplates({"NAME": "own", "DIRS": [], "APP_DIRS": False, "OPTIONS": {}}).from_string("{{ word }}")
+
+    def view(request):
+        return SimpleTemplateResponse(template, {"word": "x" * 900})
+
+    async def async_view(request):
+        return view(request)
+
+    limited = limit(**BYTES, name="page")(async_view if asynchronous else view)
+    with override_settings(ROOT_URLCONF=Urls([path("", limited)])):
+        answers = [Client().get("/") for _ in range(2)]
+    assert [answer.status_code for answer in answers] == [200, 429]
+    assert answers[1].json()["code"] == "RATE_LIMITED"
+    assert answers[1].headers["Retry-After"]
+    assert spent(limited) == 902
+
+
 def test_a_template_that_fails_gives_its_place_back():
     """A view whose template raises no longer counts as running; a rendered response can be pickled, for a cache."""
     template = DjangoTemplates({"NAME": "dj", "DIRS": [], "APP_DIRS": False, "OPTIONS": {}}).from_string("{{ word }}")

@@ -265,7 +265,7 @@ def settlement_of(evaluation: Evaluation, response: HttpResponseBase, request: H
         return Settlement(())
     if not response.streaming:
         if not getattr(response, "is_rendered", True):
-            response.render = partial(render_and_settle, settlement, response, response.render)
+            response.render = partial(render_and_settle, settlement, response, request, response.render)
             return Settlement(())
         settlement.size = len(response.content)
     elif response.headers.get("Content-Length", "").isdecimal():
@@ -285,18 +285,22 @@ def settle_streamed(settlement: Settlement, response: HttpResponseBase) -> Settl
     return Settlement(())
 
 
-def render_and_settle(settlement: Settlement, response: HttpResponse, render: Callable[[], HttpResponse]) -> HttpResponse:
-    """Renders a TemplateResponse, and settles with its size; where its template fails, the outcome is that of a view's error."""
+def render_and_settle(
+    settlement: Settlement, response: HttpResponse, request: HttpRequest, render: Callable[[], HttpResponse]
+) -> HttpResponseBase:
+    """Renders a TemplateResponse, and settles with its size, or returns the refusal of it. Where its template fails, the outcome
+    is that of a view's error."""
     vars(response).pop("render", None)  # a cache pickles the response afterwards
     try:
-        render()
+        rendered = render()
     except BaseException:
         settlement.status = UNKNOWN
         settlement.settle()
         raise
-    settlement.size = len(response.content)
+    settlement.status, settlement.size = rendered.status_code, len(rendered.content)
+    refusing = settlement.afford(settlement.size)
     settlement.settle()
-    return response
+    return rendered if refusing is None else add_fields(request, refusal_response(refusing, request))
 
 
 def settlement_of_error(evaluation: Evaluation, error: BaseException) -> Settlement:
