@@ -272,6 +272,22 @@ def test_what_is_left_is_what_was_not_charged(wrapper, valkey):
     law()
 
 
+def test_an_interrupted_reservation_of_which_leases_hold_a_part_is_given_back_once():
+    """Law 13: 20 of one of two limits are leased, and a reservation of 7 of both is interrupted after the parent has charged
+    the rest: no more is left than before."""
+    clock = ManualClock(NOON)
+    store, (parent,) = leased(clock, 20)
+    one = Limiter({"one": FixedWindow("100/d")}, store=store, name="n")
+    both = Limiter({"one": FixedWindow("100/d"), "two": FixedWindow("100/d")}, store=store, name="n")
+    assert one.hit("key")
+    parent.after = KeyboardInterrupt()
+    with pytest.raises(KeyboardInterrupt):
+        both.reserve("key", 7, 0)
+    assert store.leased(one.named[0], "key") == 19
+    store.return_all()
+    assert [part.remaining for part in both.peek("key").decisions] == [99, 93]
+
+
 @pytest.mark.parametrize("nodes", [1, 3])
 @given(
     rule=st.sampled_from([TokenBucket("50/s burst 20"), LeakyBucket("50/s", capacity=20), TokenBucket("200/s burst 100")]),
