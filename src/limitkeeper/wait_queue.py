@@ -25,6 +25,7 @@ from contextlib import asynccontextmanager, nullcontext, suppress
 
 from .algorithms.claim import Claim
 from .algorithms.constants import WAS_RESET
+from .clock import SystemClock
 from .decision import Decision
 from .fork import call_after_fork, reset_after_fork
 from .stores.contract import Booking, Store, charges_of
@@ -100,6 +101,15 @@ class Waiter:
         self.arrival, self.claims, self.decision, self.until_us = start
         if moved and self.wake is not None:
             self.wake()
+
+
+def sleeper_us(store: Store, decision: Decision | None = None) -> int:
+    """The time on the clock on which callers sleep: now, when a decision has just been made. A server's clock, or a shard's, may
+    differ from this machine's, which is read. A given clock is the store's, and is read once for each decision."""
+    clock = store.clock
+    if isinstance(clock, SystemClock):
+        return clock.now_us()
+    return store.now_us() if decision is None else decision.start_us - decision.wait_us
 
 
 def kind_of(claims: Sequence[Claim], decision: Decision) -> Hashable:
@@ -311,7 +321,7 @@ class WaitQueue:
         if len(bookings) > 1:
             decisions = yield Call(store, "rebook", ([booking for _, booking in bookings],))
             with self.lock:
-                self._move_up([waiter for waiter, _ in bookings], decisions, store.clock.now_us())
+                self._move_up([waiter for waiter, _ in bookings], decisions, store)
         else:
             apart += last
         for waiter in sorted(apart, key=lambda waiter: waiter.arrival, reverse=True):
@@ -328,13 +338,13 @@ class WaitQueue:
             for claims, start_us, source in one.charges()
         ]
 
-    def _move_up(self, order: Sequence[Waiter], decisions: Sequence[Decision | None], now_us: int) -> None:
+    def _move_up(self, order: Sequence[Waiter], decisions: Sequence[Decision | None], store: Store) -> None:
         for waiter, decision in zip(order, decisions, strict=True):
             if decision is None:
                 continue
             moved = decision.start_us != waiter.decision.start_us
             waiter.decision, waiter.kind = decision, kind_of(waiter.claims, decision)
-            waiter.until_us = now_us + decision.wait_us
+            waiter.until_us = sleeper_us(store, decision) + decision.wait_us
             if moved and waiter.wake is not None:
                 waiter.wake()
 
