@@ -418,7 +418,7 @@ class CellStore(CellRates):
         return found
 
     def is_on_overflow_cell(self, claim: Claim, now_us: int) -> bool:
-        """Whether a key is decided on an overflow cell: it has none of its own, and the store is full or was so at its last call."""
+        """Whether a key is decided on an overflow cell: it has no other, and the store is full, or was at its last call."""
         handle: LimitHandle = self.handle_of(claim.limit)
         if self.states(handle, claim.key):
             return False
