@@ -30,7 +30,7 @@ from .reservation import AsyncReservation, PendingReservation, Reservation
 from .stores import Store
 from .stores.sans_io import Call, CallToEnd, Plan, WakeEvent, arun, run
 from .stores.urls import open_store
-from .wait_queue import BEGUN, AsyncEvent, Event, FifoGate, Waiter, WaitQueue, refunded, wait_queue_of
+from .wait_queue import BEGUN, AsyncEvent, Event, FifoGate, Waiter, WaitQueue, refunded, sleeper_us, wait_queue_of
 
 #: The compiled method, unbound: `super().hit` makes an awaited hit a fifth slower.
 _hit = LimiterBase.hit
@@ -136,7 +136,7 @@ class WaitingLimiter(LimiterBase):
         if not decision.wait_us:
             return None
         deadline = None if max_wait_us >= MAX_WAIT else decision.start_us - decision.wait_us + max_wait_us
-        waiter = Waiter(claims, decision, deadline)
+        waiter = Waiter(claims, decision, deadline, until_us=sleeper_us(self.store, decision) + decision.wait_us)
         self._queue.join(waiter)
         return waiter
 
@@ -147,14 +147,10 @@ class WaitingLimiter(LimiterBase):
         event = weakref.ref(wake)  # a task whose loop was closed can be collected, and gives its start back
         waiter.asleep, waiter.wake = True, wake.set if loop is None else lambda: _wake(loop, event())
         while True:
-            moved = wake.is_set()
             wake.clear()
             if waiter.interrupted:
                 raise CancelledError("another thread or task interrupted the wait")
-            left_us = waiter.decision.wait_us
-            if moved:  # a server's clock may have gone back since
-                left_us = min(left_us, max(0, waiter.decision.start_us - self.store.now_us()))
-            yield Call(self.store.clock, "sleep", (left_us / 1e6, wake))
+            yield Call(self.store.clock, "sleep", (waiter.left_us(sleeper_us(self.store)) / 1e6, wake))
             if not wake.is_set():
                 break
         self._queue.done(waiter)

@@ -25,6 +25,7 @@ from contextlib import asynccontextmanager, nullcontext, suppress
 
 from .algorithms.claim import Claim
 from .algorithms.constants import WAS_RESET
+from .clock import SystemClock
 from .decision import Decision
 from .fork import call_after_fork, reset_after_fork
 from .stores.contract import Booking, Store, charges_of
@@ -49,12 +50,24 @@ Event = threading.Event | AsyncEvent
 
 
 class Waiter:
-    """A start in the future: the charged claims, the decision, and a function that wakes the caller when the start moves up."""
+    """A start in the future: the charged claims, the decision, the start on the clock on which the caller sleeps (`until_us`),
+    and a function that wakes the caller when the start moves up."""
 
-    __slots__ = ("arrival", "asleep", "claims", "deadline_us", "decision", "interrupted", "is_last", "kind", "own_claims", "wake")
+    # fmt: off
+    __slots__ = ("arrival", "asleep", "claims", "deadline_us", "decision", "interrupted", "is_last", "kind", "own_claims",
+                 "until_us", "wake")
+    # fmt: on
 
-    def __init__(self, claims: Sequence[Claim], decision: Decision, deadline_us: int | None, arrival: int | None = None) -> None:
+    def __init__(
+        self,
+        claims: Sequence[Claim],
+        decision: Decision,
+        deadline_us: int | None,
+        arrival: int | None = None,
+        until_us: int = 0,
+    ) -> None:
         self.arrival = next(_arrivals) if arrival is None else arrival  # the order in which charges were made
+        self.until_us = until_us
         self.claims, self.decision, self.deadline_us = claims, decision, deadline_us
         self.own_claims = claims  # those that it was made of: waiters exchange their charges
         self.asleep = False
@@ -67,6 +80,11 @@ class Waiter:
         """Whether it is a reservation whose start has passed."""
         return not self.asleep and not self.is_last and self.decision.start_us <= now_us
 
+    def left_us(self, now_us: int) -> int:
+        """The rest of the wait at this time of the caller's clock, no more than the whole wait if that clock went back. (The
+        decision's `start_us` may be the time of another clock: a server's, a shard's, that of a share.)"""
+        return min(self.decision.wait_us, max(0, self.until_us - now_us))
+
     def pairs(self) -> set[Pair]:
         return {(claim.limit.identity, claim.key) for claim in self.claims}
 
@@ -74,15 +92,24 @@ class Waiter:
         """Its claims with the start and the source of their charge."""
         return charges_of(self.claims, self.decision)
 
-    def start(self) -> tuple[int, int, Sequence[Claim], Decision]:
-        return self.decision.start_us, self.arrival, self.claims, self.decision
+    def start(self) -> tuple[int, Sequence[Claim], Decision, int]:
+        return self.arrival, self.claims, self.decision, self.until_us
 
-    def move_to(self, start: tuple[int, int, Sequence[Claim], Decision]) -> None:
+    def move_to(self, start: tuple[int, Sequence[Claim], Decision, int]) -> None:
         """Takes a start, and the charge made for it."""
-        moved = start[0] != self.decision.start_us
-        _, self.arrival, self.claims, self.decision = start
+        moved = start[2].start_us != self.decision.start_us
+        self.arrival, self.claims, self.decision, self.until_us = start
         if moved and self.wake is not None:
             self.wake()
+
+
+def sleeper_us(store: Store, decision: Decision | None = None) -> int:
+    """The time on the clock on which callers sleep: now, when a decision has just been made. A server's clock, or a shard's, may
+    differ from this machine's, which is read. A given clock is the store's, and is read once for each decision."""
+    clock = store.clock
+    if isinstance(clock, SystemClock):
+        return clock.now_us()
+    return store.now_us() if decision is None else decision.start_us - decision.wait_us
 
 
 def kind_of(claims: Sequence[Claim], decision: Decision) -> Hashable:
@@ -294,7 +321,7 @@ class WaitQueue:
         if len(bookings) > 1:
             decisions = yield Call(store, "rebook", ([booking for _, booking in bookings],))
             with self.lock:
-                self._move_up([waiter for waiter, _ in bookings], decisions)
+                self._move_up([waiter for waiter, _ in bookings], decisions, store)
         else:
             apart += last
         for waiter in sorted(apart, key=lambda waiter: waiter.arrival, reverse=True):
@@ -311,12 +338,13 @@ class WaitQueue:
             for claims, start_us, source in one.charges()
         ]
 
-    def _move_up(self, order: Sequence[Waiter], decisions: Sequence[Decision | None]) -> None:
+    def _move_up(self, order: Sequence[Waiter], decisions: Sequence[Decision | None], store: Store) -> None:
         for waiter, decision in zip(order, decisions, strict=True):
             if decision is None:
                 continue
             moved = decision.start_us != waiter.decision.start_us
             waiter.decision, waiter.kind = decision, kind_of(waiter.claims, decision)
+            waiter.until_us = sleeper_us(store, decision) + decision.wait_us
             if moved and waiter.wake is not None:
                 waiter.wake()
 

@@ -167,3 +167,13 @@ def test_reset_gives_a_ramping_bucket_what_an_unseen_key_has(make, clock):
     limiter.reset("a")
     assert limiter.peek("a").remaining == 15
     assert limiter.peek("unseen").remaining == 15
+
+
+def test_those_that_wait_move_up_after_a_refund_of_a_log_without_entries(make):
+    """A refund of a bucket's key and of a log's key that has no entry: the reservation behind it on the bucket moves up."""
+    limiter = make({"bucket": TokenBucket("1/s burst 2"), "log": SlidingWindowLog("10/min")})
+    limiter.hit({"bucket": "a", "log": "b"}, cost=2)
+    reservation = limiter.reserve({"bucket": "a", "log": "b"})
+    assert reservation.wait == 1.0
+    limiter.refund({"bucket": "a", "log": "unseen"})
+    assert reservation.wait == 0.0

@@ -240,6 +240,31 @@ def test_entering_waits_its_turn(make, clock):
         assert clock.now_us() == before + 600_000
 
 
+def test_entering_later_waits_for_the_rest(make, clock):
+    """Entered 3 s after it was made, a reservation whose wait is 5 s waits 2 s; entered after its start, not at all."""
+    limiter = make(TokenBucket("1/s burst 1"))
+    reservations = [limiter.reserve("a") for _ in range(6)]
+    begin_us = clock.now_us()
+    clock.advance(3)
+    for reservation in reversed(reservations):
+        with reservation:
+            assert clock.now_us() - begin_us == 5_000_000
+
+
+@pytest.mark.parametrize("cost", [3, 2], ids=["exchanged", "rebooked"])
+def test_entering_later_waits_for_the_start_that_it_has_moved_up_to(make, clock, cost):
+    """Moved up at 1 s to a start at `cost` seconds and entered at 1.5 s, a reservation waits for the rest."""
+    limiter = make(TokenBucket("1/s burst 3"))
+    begin_us = clock.now_us()
+    limiter.hit("a", 3)
+    first, second = limiter.reserve("a", 3), limiter.reserve("a", cost)
+    clock.advance(1)
+    first.cancel()
+    clock.advance(0.5)
+    with second:
+        assert clock.now_us() - begin_us == cost * 1_000_000
+
+
 def test_a_reservation_further_away_than_max_wait_is_refused(make):
     """Refused is falsy, carries its decision, and took nothing."""
     limiter = make("5/s burst 10")

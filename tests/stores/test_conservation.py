@@ -36,6 +36,10 @@ from limitkeeper import (
 from limitkeeper.algorithms import Limit
 from limitkeeper.algorithms.claim import Claim
 from limitkeeper.stores import Store
+from limitkeeper.stores.leased import key_lease
+from limitkeeper.stores.leased.key_lease import Unspent
+from limitkeeper.stores.leased.lease_refill import Want
+from limitkeeper.stores.sans_io import run
 from limitkeeper.testing import ManualClock
 from stand_ins import NOON, WrappedStore
 
@@ -270,6 +274,57 @@ def test_what_is_left_is_what_was_not_charged(wrapper, valkey):
             assert left == replayed
 
     law()
+
+
+def test_an_interrupted_reservation_of_which_leases_hold_a_part_is_given_back_once():
+    """Law 13: 20 of one of two limits are leased, and a reservation of 7 of both is interrupted after the parent has charged
+    the rest: no more is left than before."""
+    clock = ManualClock(NOON)
+    store, (parent,) = leased(clock, 20)
+    one = Limiter({"one": FixedWindow("100/d")}, store=store, name="n")
+    both = Limiter({"one": FixedWindow("100/d"), "two": FixedWindow("100/d")}, store=store, name="n")
+    assert one.hit("key")
+    parent.after = KeyboardInterrupt()
+    with pytest.raises(KeyboardInterrupt):
+        both.reserve("key", 7, 0)
+    assert store.leased(one.named[0], "key") == 19
+    store.return_all()
+    assert [part.remaining for part in both.peek("key").decisions] == [99, 93]
+
+
+@pytest.mark.parametrize("rule", [FixedWindow("100/d"), SlidingWindowLog("100/d")], ids=str)
+def test_a_batch_that_is_fetched_twice_is_not_lost(rule):
+    """Law 13: the background of threads and that of an event loop both fetch for a lease that runs low: what has no place in it
+    goes back."""
+    store = LeasedStore(MemoryStore(clock=ManualClock(NOON)), lease=5)
+    limiter = Limiter(rule, store=store)
+    assert all(limiter.hit("key") for _ in range(4))
+    lease = store.cache.find(limiter.named[0], "key")
+    for _ in range(2):
+        run(store.refill.fetch([Want(lease, 1, 5)]))
+    assert store.leased(limiter.named[0], "key") == 6
+    store.return_all()
+    assert limiter.peek("key").remaining == 96
+
+
+def test_what_is_spent_while_a_batch_is_taken_out_is_not_given_back(monkeypatch):
+    """Law 13: making the object for a part of a batch may let another thread run, which hits meanwhile: it does not spend that
+    part."""
+    store = LeasedStore(MemoryStore(clock=ManualClock(NOON)), lease=5)
+    limiter = Limiter("fixed window 100/d", store=store)
+    assert limiter.hit("key")
+    allowed = []
+
+    def make(lease: Any, amount: int, *fields: Any) -> Unspent:
+        if amount and not allowed:
+            allowed.append(limiter.hit("key").allowed)
+        return Unspent(lease, amount, *fields)
+
+    monkeypatch.setattr(key_lease, "Unspent", make)
+    store.return_all()
+    assert allowed == [True]
+    store.return_all()  # what that hit has fetched
+    assert limiter.peek("key").remaining == 98
 
 
 @pytest.mark.parametrize("nodes", [1, 3])

@@ -394,8 +394,8 @@ class CellStore(CellRates):
 
     def rebooked(self, bookings: list[Booking], now_us: int) -> list[Decision | None]:
         claims = {(claim.limit.identity, claim.key): claim for booking in bookings for claim in booking.claims}
-        if any(one.limit.limit.logs and not self.states(self.handle_of(one.limit), one.key) for one in claims.values()):
-            return self.put_back(bookings, [], now_us)  # a log in an overflow cell, which has the entries of other keys too
+        if any(one.limit.limit.logs and self.is_on_overflow_cell(one, now_us) for one in claims.values()):
+            return self.put_back(bookings, [], now_us)  # a log there has the entries of other keys too
         saved = [(claim, *self.saved(self.handle_of(claim.limit), claim.key, now_us)) for claim in claims.values()]
         charges = [(claim, claim.charge()) for booking in bookings for claim in booking.claims]
         given = [
@@ -416,6 +416,13 @@ class CellStore(CellRates):
                 return self.put_back(bookings, saved, now_us)
             found.append(decision)
         return found
+
+    def is_on_overflow_cell(self, claim: Claim, now_us: int) -> bool:
+        """Whether a key is decided on an overflow cell: it has no other, and the store is full, or was at its last call."""
+        handle: LimitHandle = self.handle_of(claim.limit)
+        if self.states(handle, claim.key):
+            return False
+        return bool(self.is_full(handle, claim.key, 1, now_us) or self.load_rates(handle, claim.key, now_us, False))
 
     def put_back(self, bookings: list[Booking], saved: list[tuple[Claim, Any, Any]], now_us: int) -> list[Decision | None]:
         """Undoes a rebooking that would delay a waiter: restores the states and gives back only the leaving bookings."""

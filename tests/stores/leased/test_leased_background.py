@@ -10,12 +10,14 @@ import statistics
 import threading
 import time
 import weakref
+from collections import deque
 from contextlib import suppress
 
 import pytest
 from leased_fleet import Tally
 
 from limitkeeper import AsyncLimiter, LeasedStore, Limiter, MemoryStore, StoreUnavailable, TokenBucket
+from limitkeeper.stores.sans_io import run
 
 PLENTY = "100000/s burst 100000"
 
@@ -198,6 +200,34 @@ def test_a_failing_parent_does_not_end_the_background(eventually, caplog, capsys
         assert all(limiter.hit("a") for _ in range(100))
     assert "Traceback" not in caplog.text + capsys.readouterr().err
     assert "nobody answers" in caplog.text
+
+
+class Taken:
+    """Not empty when it is asked once; a moment later another thread has taken all."""
+
+    asked = 0
+
+    def __bool__(self):
+        self.asked += 1
+        return self.asked == 1
+
+
+class TakenDeque(Taken, deque):
+    pass
+
+
+class TakenList(Taken, list):
+    pass
+
+
+def test_what_another_thread_has_taken_does_not_end_the_background(clock):
+    """The last lease that runs low, and the last that is to be checked, are taken by another thread after they were seen."""
+    store = LeasedStore(MemoryStore(clock=clock), lease=5)
+    store.cache.due = TakenDeque()
+    run(store.maintenance.attempt_round())
+    assert store.failures == 0
+    store.cache.due, store.cache.checks = deque(), TakenList()
+    assert store.maintenance.pause_s() is None
 
 
 def test_a_failure_reaches_all_who_waited_for_the_batch(eventually):

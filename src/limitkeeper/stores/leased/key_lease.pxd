@@ -30,3 +30,4 @@ cdef class Lease:
     cdef void swap(self) noexcept nogil
     cdef void promote_next(self) noexcept nogil
     cdef long long refused_until(self, long long now_us, long long cost, bint fresh) noexcept nogil
+    cdef list take_parts(self, long long first, long long second)

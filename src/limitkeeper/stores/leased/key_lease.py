@@ -234,20 +234,31 @@ class Lease:
         if self.left == 0 and self.next_left > 0:
             self.promote_next()
 
-    def first_part(self, amount: int) -> Unspent:
-        return Unspent(self, amount, self.size, self.charged_at, SOURCES[self.source], self.reset_id)
-
-    def next_part(self, amount: int) -> Unspent:
-        return Unspent(self, amount, self.next_size, self.next_charged_at, SOURCES[self.next_source], self.reset_id)
+    @cython.cfunc
+    def take_parts(self, first: cython.longlong, second: cython.longlong) -> list[Unspent]:
+        """Takes amounts out of the two batches. They are taken before their parts are made: making an object may let another
+        thread run, which would spend them too. An empty batch stays in its place, so that `restore` finds it."""
+        size: cython.longlong = self.size
+        charged_at: cython.longlong = self.charged_at
+        source: cython.longlong = self.source
+        next_size: cython.longlong = self.next_size
+        next_charged_at: cython.longlong = self.next_charged_at
+        next_source: cython.longlong = self.next_source
+        reset_id: cython.longlong = self.reset_id
+        self.left -= first
+        self.next_left -= second
+        parts: list[Unspent] = []
+        if first:
+            parts.append(Unspent(self, first, size, charged_at, SOURCES[source], reset_id))
+        if second:
+            parts.append(Unspent(self, second, next_size, next_charged_at, SOURCES[next_source], reset_id))
+        return parts
 
     def withdraw(self, now_us: cython.longlong, most: cython.longlong) -> list[Unspent]:
         """Takes as much as is held, up to `most`."""
         found: cython.longlong = min(self.held(now_us), most)
         first: cython.longlong = min(found, self.left) if self.start_us <= now_us < self.end_us else 0
-        parts = [part for part in (self.first_part(first), self.next_part(found - first)) if part.amount]
-        self.left -= first  # an empty batch stays in its place, so that `restore` finds it
-        self.next_left -= found - first
-        return parts
+        return self.take_parts(first, found - first)
 
     def restore(self, now_us: cython.longlong, charged_at: cython.longlong, cost: cython.longlong) -> int:
         """Takes back what was withdrawn from the batch charged at `charged_at` while that may be spent; returns how much."""
@@ -305,6 +316,11 @@ class Lease:
         self.promote_if_empty()
         return bool(self.next_left == 0 and (self.scarce or self.left <= max(0, self.low_mark)))
 
+    def make_room(self) -> list[Unspent]:
+        """Takes out the second batch if both hold something, so that another can be added: the background of threads and that of
+        an event loop may fetch for one lease, and a caller may put back while a batch is being fetched."""
+        return self.take_parts(0, self.next_left if self.left else 0)
+
     def add_batch(
         self, size: int, start_us: int, end_us: int, charged_at: int, source: str, requested_us: int, reset_id: int
     ) -> None:
@@ -327,16 +343,16 @@ class Lease:
         self, now_us: cython.longlong, all_of_it: cython.bint = False, latest_us: cython.longlong = TOP
     ) -> list[Unspent]:
         """Takes out what may no longer be spent, or everything that begins by `latest_us`."""
-        parts = []
-        if (all_of_it and self.next_start_us <= latest_us) or now_us >= self.next_end_us:
-            parts.append(self.next_part(self.next_left))
-            self.next_left = self.next_end_us = 0
-        if (all_of_it and self.start_us <= latest_us) or now_us >= self.end_us:
-            parts.append(self.first_part(self.left))
-            self.left = self.end_us = 0
-            if self.next_left:
-                self.promote_next()
-        return [part for part in parts if part.amount]
+        second: cython.bint = (all_of_it and self.next_start_us <= latest_us) or now_us >= self.next_end_us
+        first: cython.bint = (all_of_it and self.start_us <= latest_us) or now_us >= self.end_us
+        if second:
+            self.next_end_us = 0
+        if first:
+            self.end_us = 0
+        parts = self.take_parts(self.left if first else 0, self.next_left if second else 0)
+        if first:
+            self.promote_if_empty()
+        return parts[::-1]  # the later charge is given back first
 
     def drop(self) -> None:
         """Forgets the batches and the refusal, because the charges were deleted at the parent."""

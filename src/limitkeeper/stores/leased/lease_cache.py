@@ -14,6 +14,7 @@ import itertools
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 
 try:
     import cython
@@ -392,7 +393,24 @@ class LeaseCache:
         return self.take_put_aside() + self.take_all(dict.fromkeys(lease for _, _, lease in list(self.checks)))
 
     def take_put_aside(self) -> list[Unspent]:
-        return [self.unspent.popleft() for _ in range(len(self.unspent))]
+        parts: list[Unspent] = []
+        for _ in range(len(self.unspent)):
+            with suppress(IndexError):  # another thread takes them too
+                parts.append(self.unspent.popleft())
+        return parts
+
+    def take_due(self) -> Lease | None:
+        """The next lease that the background is to fetch for."""
+        with suppress(IndexError):  # another thread was quicker
+            lease: Lease = self.due.popleft()
+            lease.queued = False
+            return lease
+        return None
+
+    def next_check_us(self) -> int | None:
+        """When the next lease is to be checked; None: there is none. A slice: another thread may take the last meanwhile."""
+        first = self.checks[:1]
+        return first[0][0] if first else None
 
     def check_at(self, lease: Lease, at_us: int) -> None:
         """Schedules a check of a lease, at this time or before."""
@@ -402,9 +420,13 @@ class LeaseCache:
 
     def check(self, now_us: int, budget: int) -> None:
         """Makes scheduled checks, at most so many."""
-        while self.checks and budget > 0 and self.checks[0][0] <= now_us:
+        while budget > 0:
             budget -= 1
-            at_us, _, lease = heapq.heappop(self.checks)
+            with self.lock:
+                next_us = self.next_check_us()
+                if next_us is None or next_us > now_us:
+                    return
+                at_us, _, lease = heapq.heappop(self.checks)
             if at_us == lease.check_us:  # otherwise it was checked before
                 lease.check_us = 0
                 self.check_lease(lease, now_us)

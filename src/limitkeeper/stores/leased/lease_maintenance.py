@@ -44,9 +44,7 @@ class Maintenance:
         yield from self.refill.give_back(cache.take_put_aside())
         while cache.due and not self.closed:
             wants: list[Want] = []
-            while cache.due and len(wants) < MAX_FETCHED:
-                lease = cache.due.popleft()
-                lease.queued = False
+            while len(wants) < MAX_FETCHED and (lease := cache.take_due()) is not None:
                 if lease.fetching() is None and lease.has_room() and cache.find(lease.terms.named, lease.key) is lease:
                     wants.append(Want(lease, 1, lease.next_batch(now_us, 1, cache.round_trip_us)))
             if wants:
@@ -56,7 +54,7 @@ class Maintenance:
     def pause_s(self) -> float | None:
         """Seconds until there is something to do; None: nothing until the background is woken."""
         cache = self.cache
-        at_us = cache.checks[0][0] if cache.checks else None
+        at_us = cache.next_check_us()
         if cache.due or cache.unspent:
             at_us = self.paused_until_us
         return None if at_us is None else max(0, at_us - cache.now_us()) / 1e6

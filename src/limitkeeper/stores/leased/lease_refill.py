@@ -178,6 +178,7 @@ class Refill:
         if lease.terms.has_siblings:  # they are charged with this batch too
             cache.forget_refusals(lease.terms.named, lease.key, others=True)
         with cache.lock:
+            cache.unspent.extend(lease.make_room())
             lease.add_batch(size, start_us, end_us, decision.start_us, decision.source, sent_us, claim.reset_id)
         lease.adapt(size, want.size, wait_us, decision.remaining, cache.round_trip_us)
         lease.set_low_mark(cache.round_trip_us)

@@ -362,7 +362,9 @@ class LeasedStore(WrapperStore):
                 usable = 0 < claim.cost <= claim.limit.limit.capacity and not (commit and lease and lease.terms.dated)
                 taken.append(cache.withdraw(lease, claim.cost) if usable and commit else [])
                 held.append(amount_of(taken[-1]) if commit or not usable else cache.held(lease))
-            rest = [less(claim, amount) for claim, amount in zip(claims, held, strict=True)]
+            rest = claims
+            if any(held):  # copies: of an interrupted call, the caller would give back what leases have taken back
+                rest = [Claim(one.named, one.key, max(0, one.cost - amount)) for one, amount in zip(claims, held, strict=True)]
             decision = yield from self.ask_parent(rest, 0, commit)
         finally:
             if not decision:
@@ -371,7 +373,10 @@ class LeasedStore(WrapperStore):
             return (yield from self.decide_several(claims, commit))
         if commit:
             for claim, asked, parts in zip(claims, rest, taken, strict=True):
-                claim.reset_id = parts[0].reset_id if parts else asked.reset_id
+                if parts:
+                    claim.reset_id = parts[0].reset_id
+                else:
+                    copy_states([claim], [asked])
             self.notice_demand(claims, decision)
         if commit and decision:
             return decision
