@@ -28,6 +28,7 @@ from .algorithms.constants import WAS_RESET
 from .clock import SystemClock
 from .decision import Decision
 from .fork import call_after_fork, reset_after_fork
+from .later_starts import LaterStarts
 from .stores.contract import Booking, Store, charges_of
 from .stores.sans_io import Call, Plan, arun, run
 
@@ -169,6 +170,7 @@ class WaitQueue:
         """Starts empty."""
         self.lock = threading.RLock()
         self._waiters: dict[Pair, list[Waiter]] = {}
+        self._later = LaterStarts()
         self._leaving: list[Waiter] = []
         self._leaving_in: asyncio.AbstractEventLoop | None = None  # where `_leave_all` is scheduled
         self._departures: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Departures] = weakref.WeakKeyDictionary()
@@ -185,6 +187,7 @@ class WaitQueue:
         """Adds a waiter in order of starts; removes reservations at the front whose start has passed."""
         now_us = waiter.decision.start_us - waiter.decision.wait_us
         with self.lock:
+            self._later.add(waiter.claims, waiter.decision)
             vacant: list[Waiter] = []
             queues = [self._waiters.get(pair, ()) for pair in waiter.pairs()]
             past = [other for queue in queues for other in itertools.takewhile(lambda other: other.is_past(now_us), queue)]
@@ -315,6 +318,8 @@ class WaitQueue:
             behind = self._behind([waiter for waiter in apart if max((claim.cost for claim in waiter.claims), default=0) > 0])
             behind = [waiter for waiter in behind if len(waiter.charges()) == 1]  # several batches can't move up together
             self._remove(waiters)
+            if self._later:  # a store that has made a decision knows the time without a call
+                self._mark_begun(waiters, behind, store.now_us())
             if behind:
                 last, apart = [*waiters, *behind], []
             bookings = self._bookings(last, {id(waiter) for waiter in behind})
@@ -329,6 +334,14 @@ class WaitQueue:
                 if not (yield Call(store, "give_back", (claims, start_us, source))):
                     for claim in claims:
                         claim.reset_id = WAS_RESET
+
+    def _mark_begun(self, leaving: Sequence[Waiter], behind: Sequence[Waiter], now_us: int) -> None:
+        """Has the claims that are given back say where no other charge is to come."""
+        for waiter in (*leaving, *behind):
+            waiter.claims = self._later.mark(waiter.claims, now_us, waiter.decision.start_us)
+        for waiter in leaving:
+            if not behind or waiter.decision.start_us > now_us:
+                self._later.forget(waiter.claims)
 
     def _bookings(self, waiters: Sequence[Waiter], staying: set[int]) -> list[tuple[Waiter, Booking]]:
         """The bookings of waiters, in the order in which they were charged: the last charge is undone first, and exactly."""
@@ -345,6 +358,7 @@ class WaitQueue:
             moved = decision.start_us != waiter.decision.start_us
             waiter.decision, waiter.kind = decision, kind_of(waiter.claims, decision)
             waiter.until_us = sleeper_us(store, decision) + decision.wait_us
+            self._later.add(waiter.claims, decision)
             if moved and waiter.wake is not None:
                 waiter.wake()
 

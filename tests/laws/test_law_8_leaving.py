@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Awaitable, Callable, Iterator
+from fractions import Fraction
 from itertools import count, product
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from limitkeeper import (
     SlidingWindowLog,
     TokenBucket,
 )
+from limitkeeper.algorithms.claim import Claim
 from limitkeeper.stores import Store
 from limitkeeper.stores.redis import RedisStore
 from limitkeeper.testing import ManualClock
@@ -332,3 +334,91 @@ def test_in_any_history_order_holds_and_what_left_is_available_again(number: int
         asyncio.run(main())
 
     law()
+
+
+@pytest.mark.parametrize(
+    ("tokens", "requests", "least"),
+    [
+        (LeakyBucket("50000/min", capacity=20_000), None, 200),  # 134 where estimates are held back until they are paid
+        (LeakyBucket("50000/min", capacity=20_000), TokenBucket("60/min burst 1"), 110),  # 33 there
+        (TokenBucket("50000/min"), TokenBucket("60/min burst 1"), 110),
+    ],
+    ids=["own starts", "starts of another limit", "of a token bucket"],
+)
+def test_estimates_that_are_settled_below_cost_no_throughput(
+    tokens: Any, requests: Any, least: int, make_store: MakeStore
+) -> None:
+    """20 tasks reserve 4500 tokens, run for 5 s and settle 300, for two minutes: what they do not use is used by others."""
+
+    async def main() -> None:
+        clock = VirtualClock()
+        limits = {"tokens": tokens} | ({"requests": requests} if requests else {})
+        limiter = AsyncLimiter(limits, store=make_store(clock))
+        begun_us, calls = clock.now_us(), 0
+
+        async def one() -> None:
+            nonlocal calls
+            while True:
+                async with limiter.reserve("k", cost={"tokens": 4500}) as reservation:
+                    await clock.asleep(5)
+                    await reservation.settle({"tokens": 300})
+                    calls += 1
+
+        tasks = [asyncio.ensure_future(one()) for _ in range(20)]
+        await clock.run_until(begun_us + 120 * SECOND, settled(limiter))
+        assert calls >= least
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+        await limiter.store.aclose()
+
+    asyncio.run(main())
+
+
+CHARGES = st.one_of(
+    st.tuples(st.sampled_from(["reserve", "foreign"]), st.integers(1, 10), st.integers(0, 40)),
+    st.tuples(st.sampled_from(["settle", "cancel", "foreign back"]), st.integers(0, 9), st.integers(0, 9)),
+    st.tuples(st.just("advance"), st.integers(0, 30), st.just(0)),
+    st.tuples(st.just("hit"), st.integers(1, 4), st.just(0)),
+)
+
+
+@effort(400)
+@given(st.sampled_from([TokenBucket("10/s burst 10"), LeakyBucket("3/s", capacity=10)]), st.lists(CHARGES, max_size=40))
+def test_what_is_given_back_leaves_enough_for_every_start_to_come(limit: Any, steps: list[tuple[str, int, int]]) -> None:
+    """Reservations that are settled and cancelled in any order, beside charges that another process made and that this one does
+    not know of: the bucket is never fuller than those that are still to start leave it."""
+    clock = ManualClock(NOON)
+    store = MemoryStore(clock=clock)
+    limiter = Limiter({"bucket": limit, "other": TokenBucket("10/s burst 1")}, store=store, name="n")
+    named = limiter.named[0]
+    mine: list[tuple[Any, int]] = []
+    foreign: list[tuple[Claim, int]] = []
+    settled_early: list[tuple[int, int]] = []
+    for step, number, late in steps:
+        if step == "reserve":
+            if reservation := limiter.reserve("k", cost={"bucket": number}, max_wait=10):
+                mine.append((reservation, number))
+        elif step == "foreign":
+            claims = [Claim(named, "k", number)]
+            decision = store.decide(claims, 10 * SECOND, not_before_us=clock.now_us() + late * SECOND // 10)
+            foreign += [(Claim(named, "k", number), decision.start_us)] if decision else []
+        elif step == "hit":
+            limiter.hit("k", cost={"bucket": number})
+        elif step == "advance":
+            clock.advance(number / 10)
+        elif step == "foreign back" and foreign:
+            claim, start_us = foreign.pop(number % len(foreign))
+            store.give_back([claim], start_us)
+        elif step in ("settle", "cancel") and mine:
+            reservation, cost = mine.pop(number % len(mine))
+            used = min(late, cost) if step == "settle" else 0
+            reservation.settle({"bucket": used, "other": int(used > 0)})
+            settled_early += [(reservation.decision.start_us, used)] if used else []
+        starts = [(one.decision.start_us, cost) for one, cost in mine] + [(start_us, claim.cost) for claim, start_us in foreign]
+        starts += settled_early
+        full_at = Fraction(clock.now_us())
+        for start_us, cost in sorted(one for one in starts if one[0] > clock.now_us()):
+            full_at = max(full_at, Fraction(start_us)) + cost * Fraction(limit.period, limit.count)
+        decision = store.decide([Claim(named, "k", 0)], commit=False)
+        assert decision.reset_us >= full_at - clock.now_us() - 1

@@ -279,10 +279,10 @@ def test_what_is_read_of_waiting_requests_is_bounded(gate, held, requests, part,
         await gate.aask(AsgiRequestContext(scope_of("GET", "/", [], "192.0.2.1")))
         scopes = [scope_of("POST", "/", [], "192.0.2.1") for _ in range(requests)]
         tasks = [asyncio.ensure_future(app(scope, endless, Exchange(b"").send)) for scope in scopes]
-        before = -1
-        while read != before or waiting(gate) < requests:
-            before = read
-            await asyncio.sleep(0.01)
+        before, quiet = -1, 0
+        while quiet < 100:
+            quiet, before = quiet + 1 if read == before and waiting(gate) == requests else 0, read
+            await asyncio.sleep(0)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)

@@ -49,4 +49,5 @@ class LeakyBucket(Limit):
         self.rule = twin.rule
         self.undo = twin.undo
         self.usage = twin.usage
+        self.sums_later_starts = True
         self._seal(f"{self.kind} {self.rate} capacity {self.capacity}")

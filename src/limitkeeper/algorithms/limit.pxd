@@ -8,7 +8,7 @@ ctypedef I64 (*Used)(Limit, I64, I64, I64, I64) noexcept nogil
 
 cdef class Limit:
     cdef readonly long long count, period, capacity, tick, window, gain, unit, full, horizon, drained, initial, ramp
-    cdef readonly bint reserves, logs, refunds, aligned, bounded, fine, even
+    cdef readonly bint reserves, logs, refunds, aligned, bounded, fine, even, sums_later_starts
     cdef readonly str text
     cdef readonly object rate
     cdef Decide rule

@@ -14,8 +14,11 @@
 Time is counted in ticks of 1, 10, 100 … µs, the smallest for which every product stays below 2^53 (Lua's doubles agree bit for
 bit). A rate of `count` per `period` is kept as `gain` per tick against `unit` per token, reduced by their gcd: 3/s is 3 against
 1 000 000 and no fraction is lost. The state is three integers whose meaning each algorithm defines; a state equal to that of an
-unseen key may be dropped. Rejected: one float per key (two machines round it differently), and absolute GCRA times scaled by the
-count (1.8e15 µs times a count exceed 2^53).
+unseen key may be dropped. `sums_later_starts`: the third integer grows with every charge that has a later start; a charge that is
+given back while it is as this charge left it is given back from the one before (`later_starts.py`).
+
+Rejected: one float per key (two machines round it differently), and absolute GCRA times scaled by the count (1.8e15 µs times a
+count exceed 2^53).
 """
 
 from __future__ import annotations
@@ -50,8 +53,8 @@ class Limit:
 
     # fmt: off
     __slots__ = ("_sealed", "aligned", "bounded", "capacity", "count", "drained", "even", "fine", "full", "gain", "horizon",
-                 "initial", "logs", "period", "ramp", "rate", "refunds", "reserves", "rule", "text", "tick", "undo", "unit",
-                 "usage", "window")
+                 "initial", "logs", "period", "ramp", "rate", "refunds", "reserves", "rule", "sums_later_starts", "text", "tick",
+                 "undo", "unit", "usage", "window")
     # fmt: on
 
     def __init__(self) -> None:
@@ -69,7 +72,7 @@ class Limit:
         self.capacity = self.initial = self.count
         self.gain = self.unit = self.full = self.horizon = self.drained = self.ramp = 0
         self.reserves = self.refunds = True
-        self.logs = self.aligned = self.bounded = False
+        self.logs = self.aligned = self.bounded = self.sums_later_starts = False
         if not cython.compiled:
             self.rule: Callable[..., Answer]
             self.undo: Callable[..., State]

@@ -173,6 +173,7 @@ class TokenBucket(Limit):
         self.rule = decide
         self.undo = give_back
         self.usage = used
+        self.sums_later_starts = True
         words = f"{self.kind} {self.rate} burst {self.capacity}"
         self._seal(words if self.initial == self.capacity else f"{words} initial {self.initial}")
 

@@ -14,8 +14,8 @@ requests are refused by its limit (429).
 
 Only the limits that refused are charged at a later start; the others are asked after the wait, and if one of them refuses then,
 the start is given back. A later start closes the time before it to other requests: in a fixed window or a leaky bucket queue
-wholly, in other limits in part. A request that waits does not run (`concurrent`). And a bucket keeps charges with later starts
-until it has refilled, in a slow one for hours: refunds of earlier ones would be lost there.
+wholly, in other limits in part. A request that waits does not run (`concurrent`). And a bucket holds
+tokens back for later starts, also those of other processes: refunds of earlier charges would be lost there.
 """
 
 from __future__ import annotations

@@ -344,7 +344,11 @@ class CellStore(CellRates):
             if untouched:  # unchanged since the charge: restore the state before it
                 back = (claim.a, claim.b, claim.c)
             else:
-                back = limit.undo(limit, state[0], state[1], state[2], now_us // tick, claim.cost, claim.charged, at)
+                until: I64 = state[2]
+                charged: I64 = claim.charged
+                if limit.sums_later_starts and claim.undoable and until == claim.new_c:
+                    until, charged = claim.c, 0  # which this charge has no part in
+                back = limit.undo(limit, state[0], state[1], until, now_us // tick, claim.cost, charged, at)
             if stamp == self.revision:
                 break
         if untouched:

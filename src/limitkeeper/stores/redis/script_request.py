@@ -233,7 +233,7 @@ def _encode_claims(parts: list[bytes], entries: Entries, claims: Claims, charges
         parts.append(_CLAIM.pack(entry.rule.code, extras, entry.fingerprint, claim.cost, *entry.numbers))
         parts += more
         if charges:
-            around = claim.remembered() if claim.cost == claim.charged and not entry.limit.logs else None
+            around = None if entry.limit.logs else claim.remembered()
             others = (around[2] if around else None) or ()
             parts.append(_CHARGE.pack(claim.charged, claim.reset_id, 0 if around is None else 1 + len(others)))
             if around is not None:

@@ -9,12 +9,16 @@ local function give_back_claim(claim, charged_at_us)
   if claim.cost == 0 or claim.cost > 0 and not claim.present then return 1 end
   local charged_at = charged_at_us >= 0 and in_ticks(claim, charged_at_us) or -1
   local a, b, c = claim.a, claim.b, claim.c
-  local untouched = claim.undoable and not claim.moved and a == claim.after_a and b == claim.after_b and c == claim.after_c
+  local known = claim.undoable and not claim.moved
+  local untouched = known and claim.cost == claim.charged and a == claim.after_a and b == claim.after_b and c == claim.after_c
   if untouched then
     a, b, c = claim.before_a, claim.before_b, claim.before_c
   else
-    a, b, c = claim.rule.give_back(
-      claim.p, claim.q, claim.r, claim.s, a, b, c, claim.now, claim.cost, claim.charged, charged_at)
+    local charged = claim.charged
+    if claim.rule.sums_later_starts and known and c == claim.after_c then
+      c, charged = claim.before_c, 0 -- which this charge has no part in
+    end
+    a, b, c = claim.rule.give_back(claim.p, claim.q, claim.r, claim.s, a, b, c, claim.now, claim.cost, charged, charged_at)
     if claim.rule.logs and b > 0 then c = claim.rule.add(claim.longest, c, now_us, a, b) end
   end
   local _, reset = peek(claim, a, b, c)

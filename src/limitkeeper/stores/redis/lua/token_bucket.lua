@@ -2,7 +2,7 @@
 -- `till` is `until` there, a word that Lua keeps. Answers are distances from now. `drained` guards C's integers only.
 
 ---- traits
-reserves = true, paces = true
+reserves = true, paces = true, sums_later_starts = true
 
 ---- decide
 local function token_bucket(gain, unit, full, capacity, at, taken, till, now, not_before, cost, max_wait)
