@@ -453,6 +453,8 @@ class SettlingResponse:
         return self.app.__class__
 
     def __getattr__(self, name: str) -> object:
+        if "app" not in vars(self):  # a copy that is being made
+            raise AttributeError(name)
         return getattr(self.app, name)
 
     def __setattr__(self, name: str, value: object) -> None:
@@ -464,7 +466,7 @@ class SettlingResponse:
     def __del__(self) -> None:
         """Settles a response that was not sent, since other code has replaced it, when it is garbage. Its outcome is unknown. In
         a thread of its own: this one may hold any lock."""
-        if self.evaluation.needs_settlement:
+        if "app" in vars(self) and self.evaluation.needs_settlement:
             with suppress(RuntimeError):  # the interpreter is ending
                 start_new_thread(self.evaluation.settle, (UNKNOWN,))
 
