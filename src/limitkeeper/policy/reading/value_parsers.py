@@ -210,7 +210,9 @@ def explain_algorithm(limit: str, algorithm: str) -> tuple[str, str]:
         return f"{UNLIMITED!r} can't be combined", f"write {UNLIMITED} alone, or a limit"
     if algorithm in ("unlimted", "none", "off", "no limit", "infinite", "∞"):
         return f"{algorithm!r} is not a limit", f"write {UNLIMITED}"
-    known = algorithm if algorithm in ALGORITHMS else nearest(algorithm, ALGORITHMS)
+    known = algorithm if algorithm in ALGORITHMS else nearest(algorithm, (*ALGORITHMS, str(BLOCKED[0]), UNLIMITED))
+    if known in (str(BLOCKED[0]), UNLIMITED):
+        return f"unknown limit {shorten(algorithm)!r}", f"did you mean {known!r}?"
     if known is not None and not any(character.isdigit() for character in limit):
         return f"{shorten(limit)!r} has no rate", f"write it like {known} 5/s"
     several = beginning_with(algorithm)
@@ -515,7 +517,10 @@ def _check_options(parts: SplitResult, options: dict[str, str], text: str) -> No
         if "unix" not in parts.scheme and not parts.netloc:
             raise ConfigurationError(f"{parts.scheme}:// has no host; write it like redis://localhost:6379")
     if parts.netloc:
-        _ = parts.hostname, parts.port if "," not in parts.netloc else None  # raises ValueError for an invalid port
+        try:
+            _ = parts.hostname, parts.port if "," not in parts.netloc else None
+        except ValueError:
+            raise ConfigurationError("port: expected a number from 1 to 65535; write it like redis://localhost:6379") from None
     for name in ("max_keys", "log_entries", *(("lease",) if options.get("lease") != "auto" else ())):
         if name in options:
             number(name, options[name], text)
