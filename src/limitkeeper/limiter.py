@@ -345,6 +345,9 @@ class Limiter(WaitingLimiter):
 
     __slots__ = ()
 
+    def __init__(self, limits: Limits, store: Store | str | None = None, name: str | None = None) -> None:
+        super().__init__(limits, store, name)  # here, so that Python's error for an unknown argument names this class
+
     def acquire(self, key: Key = NO_KEY, cost: Cost = 1, timeout: Duration | None = None) -> Decision:
         """Waits until the cost is admitted: one decision, one sleep. Raises `RateLimited` at once if the wait would exceed
         `timeout`; None waits without bound."""

@@ -54,7 +54,8 @@ def store_from_url(url: str) -> Store:
         return wrapped(store, wrapping, url)
     except (ConfigurationError, InvalidLimit) as error:
         store.close()
-        raise ConfigurationError(f"{masked(url)}: {error}") from None
+        message = str(error).removeprefix(f"{masked(url)}: ")
+        raise ConfigurationError(f"{masked(url)}: {message}") from None
 
 
 def open_store(store: Store | str | None) -> Store:

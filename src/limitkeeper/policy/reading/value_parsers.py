@@ -17,7 +17,8 @@ from ...algorithms.limit_parser import beginning_with, parse_limit
 from ...errors import ConfigurationError, InvalidLimit
 from ...rate import WRITE, Rate, duration_us, parse_rate
 from ...stores.guarded.share import parse_share
-from ...stores.urls import REDIS, WRAPPERS, WRAPPING, maker_of, masked, number, only, options_of
+from ...stores.memory import MemoryStore
+from ...stores.urls import REDIS, WRAPPERS, WRAPPING, maker_of, masked, number, only, options_of, wrapped
 from ..identity.host_names_and_patterns import host_pattern
 from ..model import (
     BLOCKED,
@@ -524,7 +525,9 @@ def _check_options(parts: SplitResult, options: dict[str, str], text: str) -> No
     for name in ("max_keys", "log_entries", *(("lease",) if options.get("lease") != "auto" else ())):
         if name in options:
             number(name, options[name], text)
+    wrapped(MemoryStore(), {name: value for name, value in options.items() if name in WRAPPING}, text).close()
     if parts.scheme in REDIS:
         from ...stores.redis.address import address_only, read_url
+        from ...stores.redis.server_store import checked_timeout
 
-        read_url(address_only(text))
+        checked_timeout(read_url(address_only(text)).options.get("timeout", "1s"))

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, cast
 from ...algorithms.claim import Claim, NamedLimit
 from ...clock import SYSTEM, Clock
 from ...decision import Decision
-from ...errors import ConfigurationError, StoreError
+from ...errors import ConfigurationError, InvalidLimit, StoreError
 from ...rate import Duration, duration_us
 from ..contract import Claims, KeyState, PlannedStore, checked
 from ..sans_io import Pending, Plan, T
@@ -56,7 +56,10 @@ Work = Plan[T] | Request[T] | FirstUse
 
 def checked_timeout(timeout: Duration) -> int:
     """A budget in microseconds."""
-    found = duration_us(timeout)
+    try:
+        found = duration_us(timeout)
+    except InvalidLimit as error:
+        raise ConfigurationError(f"timeout: {error}") from None
     if not 0 < found <= MAX_TIMEOUT_US:
         raise ConfigurationError(f"timeout: expected more than 0 and at most a day, got {timeout!r}")
     return found
