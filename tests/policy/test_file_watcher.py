@@ -151,7 +151,7 @@ def test_other_files_are_watched_too(watched, file, tmp_path, eventually):
 
 @pytest.mark.parametrize("name", ["limitkeeper.yaml", "jwt.pub"])
 def test_a_file_that_may_be_read_later_is_a_change(watched, file, tmp_path, eventually, caplog, monkeypatch, name):
-    """Permissions that come after a new version of a file, or of a key, change no modification time: it is loaded all the same."""
+    """Permissions that come after a new version of a file, or of a key, change no modification time: it is loaded anyway."""
     (tmp_path / "jwt.pub").write_text("key 1")
     received = watched(more=lambda: [tmp_path / "jwt.pub"], utc_us=lambda: 0)
     opened, denied = Path.open, {str(tmp_path / name)}
