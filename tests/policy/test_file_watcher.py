@@ -149,6 +149,50 @@ def test_other_files_are_watched_too(watched, file, tmp_path, eventually):
     assert received.seen == ["one"]
 
 
+@pytest.mark.parametrize("name", ["limitkeeper.yaml", "jwt.pub"])
+def test_a_file_that_may_be_read_later_is_a_change(watched, file, tmp_path, eventually, caplog, monkeypatch, name):
+    """Permissions that come after a new version of a file, or of a key, change no modification time: it is loaded anyway."""
+    (tmp_path / "jwt.pub").write_text("key 1")
+    received = watched(more=lambda: [tmp_path / "jwt.pub"], utc_us=lambda: 0)
+    opened, denied = Path.open, {str(tmp_path / name)}
+
+    def open_file(path, mode="r", *arguments, **options):
+        if str(path) in denied and mode == "rb":
+            raise PermissionError(13, "Permission denied")
+        return opened(path, mode, *arguments, **options)
+
+    monkeypatch.setattr(Path, "open", open_file)
+    replaced(tmp_path / name, "two")
+    eventually(lambda: "can't be read" in caplog.text)
+    time.sleep(0.2)
+    assert received.seen == []
+    denied.clear()
+    eventually(lambda: received.seen == [file.read_text()])
+    assert caplog.text.count("can't be read") == 1
+
+
+def test_a_folder_changes_with_the_names_in_it(tmp_path, eventually):
+    """Files that are added, removed and renamed are changes, also of the first one, and so is a changed text."""
+    folder = tmp_path / "limits"
+    folder.mkdir()
+    (folder / "b.yaml").write_text("b")
+    found = lambda: {one.name: one.read_text() for one in folder.iterdir()}  # noqa: E731
+    seen = []
+    watch = FileWatcher(folder, lambda: seen.append(found()), SOON, more=lambda: list(folder.iterdir()))
+    try:
+        replaced(tmp_path / "c.yaml", "c")
+        os.replace(tmp_path / "c.yaml", folder / "c.yaml")
+        eventually(lambda: seen[-1:] == [{"b.yaml": "b", "c.yaml": "c"}])
+        os.replace(folder / "b.yaml", folder / "d.yaml")
+        eventually(lambda: seen[-1:] == [{"d.yaml": "b", "c.yaml": "c"}])
+        (folder / "c.yaml").write_text("changed")
+        eventually(lambda: seen[-1:] == [{"d.yaml": "b", "c.yaml": "changed"}])
+        (folder / "c.yaml").unlink()
+        eventually(lambda: seen[-1:] == [{"d.yaml": "b"}])
+    finally:
+        watch.stop()
+
+
 def test_a_listener_that_raises_is_logged_and_told_of_the_next_change(file, eventually, caplog):
     """The watch goes on."""
     seen = []

@@ -198,6 +198,29 @@ def test_a_changed_file_is_reloaded_and_one_with_errors_is_not(service, limits):
             time.sleep(0.05)
 
 
+@pytest.mark.slow
+@pytest.mark.server
+def test_files_of_a_folder_are_added_and_renamed(limits, tmp_path):
+    """A new file limits its domain, and changes are loaded also when the first file has another name."""
+    folder = tmp_path / "domains"
+    folder.mkdir()
+    other = folder / "b.yaml"
+    other.write_text(LIMITS.replace("shop", "other"))
+    arguments = ("--grpc", "127.0.0.1:0", "--envoy", str(folder))
+    with Running(*arguments, policy=limits.with_name("limitkeeper.yaml")) as service, Client(service) as client:
+        assert client.codes("a", 4) == [OK] * 4  # no such domain
+        os.replace(limits, folder / "c.yaml")
+        deadline = time.monotonic() + 60
+        while client.codes("a", 1) == [OK]:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        os.replace(other, folder / "d.yaml")
+        (folder / "c.yaml").write_text(LIMITS.replace("3}", "1000000}"))
+        while client.codes("a", 1) == [OVER_LIMIT]:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+
+
 @pytest.mark.server
 def test_workers_share_the_port_and_exact_limits(limits):
     """Each connection goes to one of them."""

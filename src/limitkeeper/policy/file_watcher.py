@@ -2,7 +2,8 @@
 
 A thread reads inode, size and modification time of the files each second, and the contents when they differ. So editors may save
 in place or rename a new file over the old one, and Kubernetes may swap the link to a folder. A file that is being written is
-waited for; a missing one changes nothing. SIGHUP loads the file at once, changed or not.
+waited for; a missing one changes nothing, and one that can't be read is tried again. SIGHUP loads the file at once, changed or
+not. A folder changes with the names of its files.
 
 Rejected: inotify and its siblings, which miss network file systems and swapped links, and would be one more dependency to save
 one `stat` per second.
@@ -40,7 +41,7 @@ MISSING = b""
 
 
 class FileWatcher(PeriodicThread):
-    """Calls `on_change()` in its own thread when a file, or one of the files that `more()` returns, has changed.
+    """Calls `on_change()` in its own thread when a file (or folder), or one of the files that `more()` returns, has changed.
 
     What it raises goes to `on_error`, or is logged. The `files` of that error are watched too: a missing one may be created.
     `hang_up=True` also handles SIGHUP where that is possible: in the main thread, on systems that have it (`hangs_up`).
@@ -64,6 +65,7 @@ class FileWatcher(PeriodicThread):
             raise ConfigurationError(f"interval: {interval!r} is too short; write at least 10ms")
         self._on_change, self._on_error, self._more, self._sleep, self._utc_us = on_change, on_error, more, sleep, utc_us
         self._missing_before = False
+        self._unread: list[Path] = []
         self._wanted: tuple[Path, ...] = ()
         self._stamps: dict[Path, Stamp] | None = None
         self._contents = self._read()
@@ -107,9 +109,12 @@ class FileWatcher(PeriodicThread):
         self._missing_before = gone
         contents = self._read(self._contents)
         known, self._contents = self._contents, {**self._contents, **contents}
+        before, self._unread = self._unread, [path for path in stamps if stamps[path] and not contents.get(path)]
+        for path in set(self._unread).difference(before):
+            log.warning("%s can't be read: the version loaded from it stays in force", path)
         now = self._utc_us()
         recent = any(stamp is not None and abs(now - stamp[0] // 1000) < RECENT_US for stamp in stamps.values())
-        self._stamps = None if recent else stamps
+        self._stamps = None if recent or self._unread else stamps  # permissions are no part of a stamp
         if self.path not in contents:
             return False
         return asked or self.path not in known or any(known.get(path, new) != new != MISSING for path, new in contents.items())
@@ -140,8 +145,7 @@ class FileWatcher(PeriodicThread):
         found = {}
         for path in self._files():
             try:
-                with path.open("rb") as file:
-                    found[path] = hashlib.sha256(file.read(MAX_READ)).digest()
+                found[path] = hashlib.sha256(_content(path)).digest()
             except OSError:
                 if path != self.path and path not in known:
                     found[path] = MISSING
@@ -182,3 +186,11 @@ def _stamp(path: Path) -> Stamp:
     except OSError:
         return None
     return found.st_mtime_ns, found.st_size, found.st_ino
+
+
+def _content(path: Path) -> bytes:
+    """The bytes of a file that are compared; of a folder, the names in it."""
+    if path.is_dir():
+        return b"\0".join(sorted(os.listdir(os.fsencode(path))))
+    with path.open("rb") as file:
+        return file.read(MAX_READ)

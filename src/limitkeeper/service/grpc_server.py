@@ -66,8 +66,8 @@ class GrpcListener:
         except LimitkeeperError as error:
             self._refuse_reload(error)
         if settings.watch:
-            first, more = config_files(self._path)[0], lambda: config_files(self._path)
-            self._watcher = FileWatcher(first, self._reload, on_error=self._refuse_reload, more=more, hang_up=True)
+            path, more = self._path, lambda: config_files(self._path)
+            self._watcher = FileWatcher(path, self._reload, on_error=self._refuse_reload, more=more, hang_up=True)
 
     def stop_accepting(self) -> None:
         self._stopping.set()

@@ -290,7 +290,9 @@ def finish_response(response: Response) -> Response:
         settlement.status, settlement.counted = response.status_code, True
         refusing = settle(settlement, response)
         if refusing is not None:
+            close = response.close
             response = current_app.make_response(current_app.handle_user_exception(refusal_exception(refusing)))
+            response.call_on_close(close)  # of the one that is not sent: its file, its stream
     fields = combined_fields(evaluations if first is None else [first, *evaluations])
     response.headers = Headers(merge(list(response.headers), fields))
     return response

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import pickle
 from contextlib import nullcontext
+from io import BytesIO
 
 import pytest
 from django.core.exceptions import PermissionDenied
-from django.http import Http404, HttpResponse, StreamingHttpResponse
+from django.http import FileResponse, Http404, HttpResponse, StreamingHttpResponse
 from django.template.backends.django import DjangoTemplates
 from django.template.response import SimpleTemplateResponse
 from django.test import Client, RequestFactory
@@ -299,6 +300,24 @@ def test_a_template_response_that_cannot_be_afforded_is_not_sent(asynchronous):
     assert answers[1].json()["code"] == "RATE_LIMITED"
     assert answers[1].headers["Retry-After"]
     assert spent(limited) == 902
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_a_response_that_is_refused_for_its_size_is_closed(asynchronous):
+    """A file that the view has opened is closed when the refusal has been sent."""
+    opened = []
+
+    def view(request):
+        opened.append(BytesIO(b"x" * 1001))
+        return FileResponse(opened[0])
+
+    async def async_view(request):
+        return view(request)
+
+    limited = limit(**BYTES, name="file")(async_view if asynchronous else view)
+    with override_settings(ROOT_URLCONF=Urls([path("", limited)])):
+        assert Client().get("/").status_code == 429
+    assert opened[0].closed
 
 
 def test_a_template_that_fails_gives_its_place_back():

@@ -469,6 +469,22 @@ def test_a_view_may_degrade(app, limits):
 # Settling
 
 
+def test_a_response_that_is_refused_for_its_size_is_closed(app, store):
+    """What the view leaves to the end of its response is done when the refusal has been sent."""
+    closed = []
+
+    @app.get("/large")
+    @RateLimit(app, store=store).limit("fixed window 1000/min", cost={"response": "1B", "estimate": 1})
+    def large():
+        response = Response(iter([b"x" * 1001]), headers={"Content-Length": "1001"})
+        response.call_on_close(lambda: closed.append("large"))
+        return response
+
+    with app.test_client().get("/large") as answer:  # and closes it, as servers do
+        assert answer.status_code == 429
+    assert closed == ["large"]
+
+
 @pytest.fixture
 def shop(app, store):
     """Views whose limits are settled by outcome and by size."""

@@ -189,7 +189,7 @@ def respond(gate: Gate, view: Handler, request: HttpRequest, *args: object, **na
     if refusing is None and settlement.holds_place:
         settlement = settle_streamed(settlement, response)
     settlement.settle()
-    return add_fields(request, response if refusing is None else refusal_response(refusing, request))
+    return add_fields(request, response if refusing is None else refusal_instead_of(response, refusing, request))
 
 
 async def arespond(gate: Gate, view: Handler, request: HttpRequest, *args: object, **named: object) -> HttpResponseBase:
@@ -224,7 +224,7 @@ async def arespond(gate: Gate, view: Handler, request: HttpRequest, *args: objec
     if refusing is None and settlement.holds_place:
         settlement = settle_streamed(settlement, response)
     await settlement.asettle()
-    return add_fields(request, response if refusing is None else refusal_response(refusing, request))
+    return add_fields(request, response if refusing is None else refusal_instead_of(response, refusing, request))
 
 
 def record(request: HttpRequest, evaluation: Evaluation) -> Evaluation:
@@ -252,6 +252,14 @@ def refusal_response(evaluation: Evaluation, request: HttpRequest) -> HttpRespon
     response.headers["Content-Length"] = str(len(content))
     response._has_been_logged = True  # otherwise Django logs each refusal, and mails each 503 to the administrators
     return response
+
+
+def refusal_instead_of(response: HttpResponseBase, evaluation: Evaluation, request: HttpRequest) -> HttpResponse:
+    """The refusal of a response that is not sent. What that one closes (files, streams) is closed with it: its own `close` would
+    report the end of the request too early."""
+    refusal = refusal_response(evaluation, request)
+    refusal._resource_closers.extend(response._resource_closers)
+    return refusal
 
 
 def settlement_of(evaluation: Evaluation, response: HttpResponseBase, request: HttpRequest) -> Settlement:
@@ -300,7 +308,7 @@ def render_and_settle(
     settlement.status, settlement.size = rendered.status_code, len(rendered.content)
     refusing = settlement.afford(settlement.size)
     settlement.settle()
-    return rendered if refusing is None else add_fields(request, refusal_response(refusing, request))
+    return rendered if refusing is None else add_fields(request, refusal_instead_of(rendered, refusing, request))
 
 
 def settlement_of_error(evaluation: Evaluation, error: BaseException) -> Settlement:
