@@ -40,6 +40,9 @@ class LaterStarts:
             if before <= now_us // claim.limit.limit.tick:  # the first of a new `until`
                 known = OrderedDict({before: 0})
             if known is not None and before in known:
+                while next(reversed(known)) != before:  # of charges that were given back: they would hide this one
+                    known.popitem()
+                _drop_begun(known, now_us)
                 known[until] = max(known[before], decision.start_us)
                 self._known[claim.limit, claim.key] = known
                 if len(self._known) > MAX_KEYS:
@@ -47,13 +50,8 @@ class LaterStarts:
 
     def begun(self, claim: Claim, now_us: int) -> int:
         """The `until` that only counts charges that have begun; −1: none is known."""
-        known, found = self._known.get((claim.limit, claim.key)), -1
-        while known and known[next(iter(known))] <= now_us:
-            found, last_us = known.popitem(last=False)
-        if known is not None and found >= 0:  # the last one stays
-            known[found] = last_us
-            known.move_to_end(found, last=False)
-        return found
+        known = self._known.get((claim.limit, claim.key))
+        return -1 if known is None else _drop_begun(known, now_us)
 
     def forget(self, claims: Sequence[Claim]) -> None:
         """Forgets the `until` of these charges, which are given back."""
@@ -82,3 +80,14 @@ class LaterStarts:
             claim = Claim(claim.limit, claim.key, claim.cost, claim.charged, claim.reset_id)
             claim.remember((-1, -1, 0), (-1, -1, begun), None, start_us)  # no state has the times −1: nothing is restored
         return claim
+
+
+def _drop_begun(known: OrderedDict[int, int], now_us: int) -> int:
+    """Forgets each `until` whose last start has passed but for the last of them, and returns that one; −1: there is none."""
+    found, last_us = -1, 0
+    while known and known[next(iter(known))] <= now_us:
+        found, last_us = known.popitem(last=False)
+    if found >= 0:
+        known[found] = last_us
+        known.move_to_end(found, last=False)
+    return found

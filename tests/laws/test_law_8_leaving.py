@@ -422,3 +422,29 @@ def test_what_is_given_back_leaves_enough_for_every_start_to_come(limit: Any, st
             full_at = max(full_at, Fraction(start_us)) + cost * Fraction(limit.period, limit.count)
         decision = store.decide([Claim(named, "k", 0)], commit=False)
         assert decision.reset_us >= full_at - clock.now_us() - 1
+
+
+def test_starts_that_were_cancelled_do_not_hide_one_that_has_begun() -> None:
+    """What a call did not use is given back once all starts have begun, though later ones with other costs were cancelled."""
+    clock = ManualClock(NOON)
+    limiter = Limiter(TokenBucket("10/s burst 10"), store=MemoryStore(clock=clock))
+    limiter.hit("k", cost=10)
+    first, second, third = (limiter.reserve("k", cost=cost) for cost in (8, 3, 6))
+    second.cancel()  # the third moves up
+    third.cancel()
+    limiter.reserve("k", cost=3)
+    clock.advance(1.1)  # the last start; the third one's was at 1.4 s
+    first.settle(4)
+    assert limiter.peek("k").reset_after == pytest.approx(0.6)
+
+
+def test_a_key_on_which_calls_always_wait_needs_no_more_memory_with_time() -> None:
+    """Of a bucket with 20 waiters at all times, as many starts are known after a thousand calls as there are waiters."""
+    clock = ManualClock(NOON)
+    limiter = Limiter(TokenBucket("10/s burst 1"), store=MemoryStore(clock=clock))
+    for _ in range(20):
+        limiter.reserve("k")
+    for _ in range(1000):
+        limiter.reserve("k")
+        clock.advance(0.1)
+    assert [len(known) for known in limiter._queue._later._known.values()] == [21]
