@@ -36,7 +36,7 @@ from limitkeeper.stores.redis.script_request import RegisterRequest
 from limitkeeper.testing import ManualClock
 from stand_ins import NOON, WrappedStore
 
-BUDGET = 0.2
+BUDGET = 0.4
 #: Callers at the same moment; one after the other they would take longer than is allowed.
 CALLERS = 10
 LONGEST = 7 * BUDGET
