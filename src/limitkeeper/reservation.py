@@ -4,13 +4,15 @@
         r.settle(425)                                                # gives 75 back; an exception gives all back
 
 The first settle or cancel counts, later ones do nothing and return False; if neither is called, the whole charge stays. After a
-`reset` of the key they do nothing and return False: the charge is gone. Settling above the estimate always succeeds, as debt. A
+`reset` of the key they do nothing and return False: the charge is gone. So they do in a forked child: the charge is the parent's,
+and `sys.exit` in the child's copy of the block must not give it back. Settling above the estimate always succeeds, as debt. A
 store error while giving back is published as an event instead of raised, because it must not hide the caller's own exception.
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Callable, Coroutine, Generator, Mapping
 from typing import TYPE_CHECKING, Any, Self
 
@@ -33,7 +35,7 @@ class Charge:
     ) -> None:
         self._limiter, self._key, self._cost, self._claims = limiter, key, cost, claims
         self._waiter, self._decision = waiter, decision
-        self._decided = not decision
+        self._decided, self._process = not decision, os.getpid()
         self._free = is_off()  # limiting was turned off: nothing was charged
 
     @property
@@ -86,7 +88,7 @@ class Charge:
 
     def _settle(self, used: int | Mapping[str, int]) -> Plan[bool]:
         change = [] if self._decided else self._differences(used)
-        if self._decided:
+        if self._decided or self._process != os.getpid():
             return False
         if change and [claim.cost for claim in change] == [claim.cost for claim in self._claims]:
             return (yield from self._cancel())  # which restores the states before the charge where that is possible
@@ -101,7 +103,7 @@ class Charge:
         return (yield from self._limiter._give_up(waiter, self._key, self._cost, self.decision))
 
     def _cancel(self) -> Plan[bool]:
-        if self._decided:
+        if self._decided or self._process != os.getpid():
             return False
         waiter, self._decision, self._waiter, self._decided = self._waiter, self.decision, None, True
         if self._free:

@@ -6,10 +6,11 @@ import gc
 import os
 import sys
 import threading
+from contextlib import suppress
 
 import pytest
 
-from limitkeeper import fork
+from limitkeeper import Limiter, SharedStore, fork
 
 pytestmark = [
     pytest.mark.skipif(not hasattr(os, "fork"), reason="this platform does not fork"),
@@ -77,3 +78,20 @@ def test_an_error_of_one_reset_does_not_stop_the_others(capfd, monkeypatch):
     assert in_child(lambda: calls) == "['first', 'second']"
     assert "broken reset" in capfd.readouterr().err
     assert len(kept) == 2
+
+
+def test_a_reservation_belongs_to_the_process_that_made_it(tmp_path):
+    """In a forked child a reservation of the parent can be neither settled nor cancelled, also where `sys.exit` leaves its
+    block: the parent is using it."""
+    limiter = Limiter("fixed window 100/400d", store=SharedStore(tmp_path / "limits"))
+    with limiter.reserve("u", cost=60) as reservation:
+
+        def leave():
+            with suppress(SystemExit), reservation:
+                sys.exit()
+            return reservation.settle(1), reservation.cancel(), limiter.peek("u").remaining
+
+        assert in_child(leave) == "(False, False, 40)"
+        assert limiter.peek("u").remaining == 40
+        assert reservation.settle(30)
+    assert limiter.peek("u").remaining == 70

@@ -7,7 +7,7 @@ from math import inf
 
 import pytest
 from fair_share_traffic import admitted, jain, max_min, per_second
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from effort import effort
@@ -82,19 +82,21 @@ def test_the_bound_and_the_guarantees_hold_in_every_interval(demands, guarantees
     steps=st.lists(st.tuples(st.sampled_from(TENANTS), st.integers(1, 40), st.integers(0, 300_000)), min_size=1, max_size=60),
     guarantees=st.dictionaries(st.sampled_from(TENANTS), st.sampled_from(["7/s", "20/s"])),
     weights=st.dictionaries(st.sampled_from(TENANTS), st.integers(1, 4)),
+    rate=st.sampled_from(["90/s", "97/s", "9999/min", "1000000/min"]),
 )
-def test_a_refused_call_is_admitted_when_it_was_promised(steps, guarantees, weights):
-    """With no other traffic the same call is refused 2 µs before `retry_after` and admitted at it."""
+@example([(tenant, 16667, 50_000) for tenant in "bdbdbd"] * 5 + [("b", 25000, 0)], {}, {"b": 3}, "1000000/min")
+def test_a_refused_call_is_admitted_when_it_was_promised(steps, guarantees, weights, rate):
+    """With no other traffic the same call is refused 1 µs before `retry_after` and admitted at it."""
     clock = ManualClock(50.0)
-    share = make(clock, "90/s", guarantees=guarantees, weights=weights)
+    share = make(clock, rate, guarantees=guarantees, weights=weights)
     for tenant, cost, pause_us in steps:
         clock.advance(pause_us / 1e6)
         decision = share.hit(tenant, cost)
         assert decision.remaining <= decision.limit
         if not decision and decision.retry_after < inf:
-            clock.advance(max(0.0, (decision.retry_us - 2) / 1e6))
-            assert decision.retry_us <= 2 or not share.peek(tenant, cost)
-            clock.advance(min(decision.retry_us, 2) / 1e6)
+            clock.advance((decision.retry_us - 1) / 1e6)
+            assert decision.retry_us == 1 or not share.peek(tenant, cost)
+            clock.advance(1e-6)
             assert share.peek(tenant, cost)
 
 

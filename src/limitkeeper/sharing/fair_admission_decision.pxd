@@ -15,7 +15,7 @@ cdef class Tenant:
     cdef public Py_ssize_t place
 
 cdef class FairAdmission:
-    cdef public double rate, size, window, now, virtual, backlog
+    cdef public double rate, size, window, rounding, now, virtual, backlog
     cdef public long long weight
     cdef public Py_ssize_t left
     cdef public dict weights, guarantees, tenants

@@ -61,12 +61,13 @@ class FairAdmission:
 
     if not cython.compiled:
         # fmt: off
-        __slots__ = ("ahead", "backlog", "guaranteed", "guarantees", "heap", "left", "now", "rate", "saved", "size", "tenants",
-                     "virtual", "weight", "weights", "window")
+        __slots__ = ("ahead", "backlog", "guaranteed", "guarantees", "heap", "left", "now", "rate", "rounding", "saved", "size",
+                     "tenants", "virtual", "weight", "weights", "window")
         # fmt: on
 
     def __init__(self, rate: float, size: float, window: float, weights: dict[str, int], guarantees: dict[str, float]) -> None:
         self.rate, self.size, self.window = rate, size, window
+        self.rounding = 1e-9 + 1e-12 * size  # errors of doubles, in units: more than those of a long history of charges
         self.weights, self.guarantees = weights, guarantees
         self.guaranteed = [Tenant(name, weights.get(name, 1), guarantee) for name, guarantee in guarantees.items()]
         self.ahead: list[tuple[float, int]] | None = None
@@ -273,19 +274,19 @@ class FairAdmission:
         reserved: cython.double = (now + self.window - full_at) * guarantee
         free: cython.double = self._free(queued)
         allowed: cython.bint = True
-        if guarantee > 0.0 and cost <= reserved + 1e-9:
+        if guarantee > 0.0 and cost <= reserved + self.rounding:
             if commit:
                 full_at = full_at + cost / guarantee
                 tenant.full_at = full_at
                 reserved -= cost
-        elif cost == 0 or cost <= free + 1e-9:
+        elif cost == 0 or cost <= free + self.rounding:
             if commit and cost > 0:
                 queued += cost
                 self._charge(tenant, name, weight, cost)
                 free = self._free(queued)
         else:
             allowed = False
-        left: cython.double = max(reserved, free, 0.0) + 1e-9
+        left: cython.double = max(reserved, free, 0.0) + self.rounding
         drained: cython.double = self.backlog / self.rate
         reset: cython.longlong = whole(drained if drained > full_at - now else full_at - now)
         retry: cython.longlong = 0 if allowed else self._retry(tenant, weight, cost, full_at, guarantee)
@@ -302,7 +303,7 @@ class FairAdmission:
     def _free(self, queued: cython.double) -> cython.double:
         """What a tenant with this backlog may add now."""
         room: cython.double = self.size - self.backlog
-        own: cython.double = self.size / 2 if queued <= 0.0 else (room - queued) / 2  # (B − others − 2·own) / 2
+        own: cython.double = self.size / 2 if queued <= self.rounding else (room - queued) / 2  # (B − others − 2·own) / 2
         return own if own < room else room
 
     @cython.cfunc
@@ -353,12 +354,12 @@ class FairAdmission:
         """Microseconds until this cost is admitted if no other request comes; NEVER when it can't be."""
         at: cython.double = -1.0
         now: cython.double = self.now
-        if guarantee > 0.0 and cost <= guarantee * self.window + 1e-9:
+        if guarantee > 0.0 and cost <= guarantee * self.window + self.rounding:
             at = full_at + cost / guarantee - self.window
         if cost <= self.size / 2:
             share_at: cython.double = self._share_at(tenant, weight, cost, at)
             at = share_at if at < 0.0 or share_at < at else at
-        return NEVER if at < 0.0 else max(1, whole(at - now - 1e-6))
+        return NEVER if at < 0.0 else max(1, whole(at - now - self.rounding / 2 / self.rate))
 
     @cython.cfunc
     def _share_at(self, tenant: Tenant, weight: cython.longlong, cost: cython.longlong, before: cython.double) -> cython.double:

@@ -305,6 +305,82 @@ def test_no_answer_is_worth_more_than_the_budget(answer: bytes, error: type[Stor
         impostor.close()
 
 
+class WrongTopology(Impostor):
+    """Answers every command with `answer`, but PING as Redis does."""
+
+    def _talk(self, caller: socket.socket) -> None:
+        with caller:
+            caller.settimeout(0.05)
+            while not self.ended:
+                try:
+                    asked = caller.recv(65536)
+                    if not asked:
+                        return
+                    caller.sendall(b"+PONG\r\n" if b"PING" in asked else self.answer)
+                except TimeoutError:
+                    continue
+                except OSError:
+                    return
+
+
+@pytest.mark.parametrize("scheme", ["redis+sentinel", "redis+cluster"])
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b":5\r\n",
+        b"$-1\r\n",
+        b"*0\r\n",
+        b"*1\r\n*2\r\n:0\r\n:1\r\n",
+        b"*2\r\n$1\r\na\r\n$3\r\nxyz\r\n",
+        b"*2\r\n$9\r\n127.0.0.1\r\n$6\r\n999999\r\n",
+        b"*2\r\n$1\r\n\xff\r\n$2\r\n99\r\n",
+        b"*1\r\n*3\r\n:0\r\n:16383\r\n*2\r\n$9\r\n127.0.0.1\r\n:999999\r\n",
+        b"*1\r\n*3\r\n:0\r\n:99999\r\n*2\r\n$9\r\n127.0.0.1\r\n:7\r\n",
+        b"-MOVED 12\r\n",
+        b"-ASK x y\r\n",
+    ],
+)
+def test_a_topology_that_makes_no_sense_is_an_error_of_the_store(scheme: str, answer: bytes) -> None:
+    """A Sentinel or a node whose reply has another shape: StoreError, sync and async, which a guard takes for a failure."""
+    impostor = WrongTopology(answer)
+    try:
+        path = "/main" if scheme == "redis+sentinel" else ""
+        with RedisStore(f"{scheme}://127.0.0.1:{impostor.port}{path}", timeout=BUDGET) as store:
+            with pytest.raises(StoreError):
+                Limiter(HUNDRED, store=store).hit("k")
+            with pytest.raises(StoreError):
+                driven(AsyncLimiter(HUNDRED, store=store).hit("k"))
+    finally:
+        impostor.close()
+
+
+SLOTS = b"*1\r\n*3\r\n:0\r\n:16383\r\n*2\r\n$9\r\n127.0.0.1\r\n:%d\r\n"
+
+
+@pytest.mark.parametrize("error", [b"MOVED", b"MOVED 12", b"MOVED 99999 h:1", b"MOVED 12 h:x", b"ASK 12 foo", b"ASK 12 h:999999"])
+def test_a_redirection_that_makes_no_sense_is_an_error_of_the_store(error: bytes) -> None:
+    """A node that sends callers to no node: StoreError."""
+
+    class Redirecting(WrongTopology):
+        def __init__(self) -> None:
+            super().__init__(b"-%s\r\n" % error)
+
+        def _talk(self, caller: socket.socket) -> None:
+            caller.settimeout(AMPLE)
+            asked = caller.recv(65536)
+            caller.sendall(b"+PONG\r\n")
+            with caller:
+                while asked := caller.recv(65536):
+                    caller.sendall(SLOTS % self.port if b"SLOTS" in asked else self.answer)
+
+    impostor = Redirecting()
+    try:
+        with RedisStore(f"redis+cluster://127.0.0.1:{impostor.port}", timeout=BUDGET) as store, pytest.raises(StoreError):
+            Limiter(HUNDRED, store=store).hit("k")
+    finally:
+        impostor.close()
+
+
 def test_an_unknown_host_name_is_unavailable() -> None:
     """A host that can't be found is StoreUnavailable."""
     with RedisStore("redis://no-such-host.invalid", timeout="5s") as store:

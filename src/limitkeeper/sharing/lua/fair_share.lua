@@ -8,6 +8,7 @@
 local call = redis.call
 local tenant, cost, operation = ARGV[1], tonumber(ARGV[2]), ARGV[3]
 local rate_of_all, size, window, clock_us = struct.unpack('>dddd', ARGV[4])
+local rounding = 1e-9 + 1e-12 * size
 local weight, guarantee, full, format = 1, 0, 0, '>ddddddd'
 local weights, guaranteed, guarantees, full_at
 if ARGV[5] then
@@ -140,15 +141,15 @@ else
   if full < now then full = now end
   local reserved = (now + window - full) * guarantee
   local room = size - state.backlog
-  local left = queued <= 0 and size / 2 or (room - queued) / 2
+  local left = queued <= rounding and size / 2 or (room - queued) / 2
   if room < left then left = room end
-  if guarantee > 0 and cost <= reserved + 1e-9 then
+  if guarantee > 0 and cost <= reserved + rounding then
     if operation == 'hit' then
       full = full + cost / guarantee
       full_at[tenant] = full
       reserved = reserved - cost
     end
-  elseif cost == 0 or cost <= left + 1e-9 then
+  elseif cost == 0 or cost <= left + rounding then
     if operation == 'hit' and cost > 0 then
       if finish == 0 then
         state.weight = state.weight + weight
@@ -162,7 +163,7 @@ else
     end
   else
     local at = -1
-    if guarantee > 0 and cost <= guarantee * window + 1e-9 then at = full + cost / guarantee - window end
+    if guarantee > 0 and cost <= guarantee * window + rounding then at = full + cost / guarantee - window end
     if cost <= size / 2 then
       local s = {now = now, virtual = state.virtual, backlog = state.backlog, weight = state.weight, passed = state.passed}
       local share_at
@@ -186,9 +187,9 @@ else
       until share_at
       if at < 0 or share_at < at then at = share_at end
     end
-    allowed, retry = 0, at < 0 and -1 or math.max(1, math.ceil(at - now - 1e-6))
+    allowed, retry = 0, at < 0 and -1 or math.max(1, math.ceil(at - now - rounding / 2 / rate_of_all))
   end
-  remaining = math.floor(math.max(reserved, left, 0) + 1e-9)
+  remaining = math.floor(math.max(reserved, left, 0) + rounding)
   reset = math.ceil(math.max(full - now, state.backlog / rate_of_all))
 end
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 from binascii import crc_hqx
 from collections.abc import Hashable, Iterable, Sequence
 from contextlib import suppress
+from functools import partial
 from random import Random
 
 from ...algorithms.claim import Claim
@@ -29,7 +30,7 @@ from .address import Address, Endpoint
 from .command_routing import AGAIN, DONE, LATER, MAX_REQUESTS, Route, RoutedCommand, ScriptCall
 from .key_names import KeyNames
 from .limit_and_state_codec import entry_of
-from .resp import NotYet, Reply, ask, error_kind
+from .resp import NotYet, Reply, ask, decode_endpoint, decode_reply, error_kind
 from .script_request import (
     AnyRequest,
     Claims,
@@ -54,6 +55,30 @@ def slot_of(key: bytes) -> int:
         if end > begin + 1:
             key = key[begin + 1 : end]
     return crc_hqx(key, 0) % SLOTS
+
+
+def decode_map(ranges: Reply, source: Endpoint) -> tuple[list[Endpoint | None], list[Endpoint]]:
+    """The node of each slot, and all nodes, from the reply of one to CLUSTER SLOTS."""
+    slots: list[Endpoint | None] = [None] * SLOTS
+    nodes = {source: None}
+    for first, last, primary, *_ in ranges:
+        node = decode_endpoint(primary[0] or source.host, primary[1])
+        slots[checked_slot(first) : checked_slot(last) + 1] = [node] * (last - first + 1)
+        nodes[node] = None
+    return slots, list(nodes)
+
+
+def decode_redirection(text: str, source: Endpoint | None) -> tuple[int, Endpoint]:
+    """The slot and the node of a MOVED or ASK; a node without a host is at that of the `source`."""
+    _, slot, where = text.split(" ", 3)[:3]
+    host, _, port = where.rpartition(":")
+    return checked_slot(int(slot)), decode_endpoint(host or (source.host if source else ""), port)
+
+
+def checked_slot(slot: int) -> int:
+    if not 0 <= slot < SLOTS:
+        raise ValueError(f"no slot: {slot}")
+    return slot
 
 
 class KeysApart(StoreUnavailable):
@@ -101,32 +126,28 @@ class Cluster(Route):
         nodes = list(dict.fromkeys([*self._nodes, *self.address.endpoints]))
         for at, node in enumerate(nodes):
             reply = yield from ask(node, self.login, ["CLUSTER", "SLOTS"], share=min(4, len(nodes) - at))
-            if not isinstance(reply, Exception):
-                self._decode_map(reply, node)
-                return
+            try:
+                if not isinstance(reply, Exception):
+                    self._slots, self._nodes = decode_reply(reply, partial(decode_map, source=node), node)
+                    return
+            except StoreUnavailable as error:
+                reply = error
             failures.append(f"{node}: {reply}")
             self._ask_last(node)
         raise StoreUnavailable(f"{self.address}: no node returned the map of slots ({'; '.join(failures)})")
 
-    def _decode_map(self, ranges: Reply, source: Endpoint) -> None:
-        slots: list[Endpoint | None] = [None] * SLOTS
-        nodes = {source: None}
-        for first, last, primary, *_ in ranges:
-            node = Endpoint((primary[0] or b"").decode() or source.host, int(primary[1]))
-            slots[first : last + 1] = [node] * (last - first + 1)
-            nodes[node] = None
-        self._slots, self._nodes = slots, list(nodes)
-
     def on_error(self, command: RoutedCommand, error: Exception) -> str:
         kind = error_kind(error)
         if kind in ("MOVED", "ASK"):
-            _, slot, where = str(error).split(" ", 3)[:3]
-            host, _, port = where.rpartition(":")
-            node = Endpoint(host or (command.endpoint.host if command.endpoint else ""), int(port))
+            try:
+                slot, node = decode_reply(str(error), partial(decode_redirection, source=command.endpoint), command.endpoint)
+            except StoreUnavailable as unexpected:
+                command.error = unexpected
+                return DONE
             command.endpoint = node
             command.asking = kind == "ASK"
             if kind == "MOVED" and self._slots:
-                self._slots[int(slot)] = node
+                self._slots[slot] = node
             return AGAIN
         if kind in ("CLUSTERDOWN", "LOADING", "READONLY", "MASTERDOWN"):
             self._slots = []

@@ -21,7 +21,20 @@ from ...errors import StoreError, StoreTimeout, StoreUnavailable
 from ..sans_io import Call, Pause, Plan
 from .address import Address, Endpoint
 from .limit_and_state_codec import Registries
-from .resp import Command, NotYet, Outcome, Reply, ReplyError, Unsent, error_kind, error_of, exchange, pack_command, unavailable
+from .resp import (
+    Command,
+    NotYet,
+    Outcome,
+    Reply,
+    ReplyError,
+    Unsent,
+    decode_reply,
+    error_kind,
+    error_of,
+    exchange,
+    pack_command,
+    unavailable,
+)
 from .script_builder import script_of
 from .script_request import AnyRequest, decode_call, encode_call
 
@@ -197,8 +210,9 @@ class Route:
 
     def server_us(self) -> Plan[int]:
         """The server's time in microseconds."""
-        ((seconds, us),) = yield from self.query([RoutedCommand(["TIME"])])
-        return int(seconds) * 1_000_000 + int(us)
+        (reply,) = yield from self.query([RoutedCommand(["TIME"])])
+        seconds, us = decode_reply(reply, lambda pair: (int(pair[0]), int(pair[1])), self.address)
+        return seconds * 1_000_000 + us
 
     def scan(self, pattern: bytes) -> Plan[list[bytes]]:
         """The keys that match a pattern, on all servers."""
@@ -207,8 +221,9 @@ class Route:
             cursor = None
             while cursor != b"0":
                 command: Command = ["SCAN", cursor or b"0", "MATCH", pattern, "COUNT", b"%d" % BATCH]
-                ((cursor, keys),) = yield from self.query([RoutedCommand(command, endpoint=server)])
-                found.update(dict.fromkeys(keys))
+                (reply,) = yield from self.query([RoutedCommand(command, endpoint=server)])
+                cursor, keys = decode_reply(reply, lambda pair: (bytes(pair[0]), dict.fromkeys(pair[1])), server)
+                found.update(keys)
         return list(found)
 
     def query(self, some: Sequence[RoutedCommand]) -> Plan[list[Reply]]:

@@ -10,7 +10,7 @@ in less time than hiredis.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 try:
     import hiredis
@@ -25,6 +25,7 @@ from .address import Endpoint, Login
 Command = Sequence[bytes | str]
 #: A parsed reply: bytes, int, None, a ReplyError, or a list of these.
 Reply = Any
+T = TypeVar("T")
 
 
 class _Missing(Exception):
@@ -130,6 +131,21 @@ def ask(endpoint: Endpoint, login: Login, command: Command, share: int = 1) -> P
     """The reply of one server to one command, or the error."""
     (outcome,) = yield [exchange(endpoint, login, [command], share)]
     return outcome[0] if isinstance(outcome, list) else error_of(outcome)
+
+
+def decode_reply(reply: Reply, decode: Callable[[Reply], T], source: object) -> T:
+    """What `decode` makes of a reply; StoreUnavailable where the reply has another shape than it expects."""
+    try:
+        return decode(reply)
+    except (TypeError, ValueError, LookupError, AttributeError, OverflowError):
+        raise StoreUnavailable(f"{source} gave an unexpected reply: {str(reply)[:200]!r}") from None
+
+
+def decode_endpoint(host: bytes | str, port: bytes | int | str) -> Endpoint:
+    """A server that another one names; ValueError when it can't be one."""
+    if not 0 < int(port) < 65536:
+        raise ValueError(f"no port: {port!r}")
+    return Endpoint(host if isinstance(host, str) else host.decode(), int(port))
 
 
 #: Kind of an error reply, or words in it -> what to do about it.

@@ -19,7 +19,7 @@ from ...errors import StoreUnavailable
 from ..sans_io import Plan
 from .address import Address, Endpoint
 from .command_routing import LATER, Route, RoutedCommand
-from .resp import ask, error_kind
+from .resp import ask, decode_endpoint, decode_reply, error_kind
 
 #: A Sentinel confirms the primary every so many microseconds.
 CONFIRM_US = 250_000
@@ -75,12 +75,17 @@ class Sentinels(Route):
         reply = yield from ask(sentinel, self.address.sentinels, ["SENTINEL", "GET-MASTER-ADDR-BY-NAME", service], share)
         if isinstance(reply, Exception):
             return str(reply)
-        return Endpoint(reply[0].decode(), int(reply[1])) if reply else f"it knows no service {service!r}"
+        if reply is None:
+            return f"it knows no service {service!r}"
+        try:
+            return decode_reply(reply, lambda named: decode_endpoint(*named), sentinel)
+        except StoreUnavailable as error:
+            return str(error)
 
     def _is_primary(self, server: Endpoint, share: int = 1) -> Plan[object]:
         """Whether a server takes itself for a primary: True, or what it says instead."""
         role = yield from ask(server, self.login, ["ROLE"], share)
-        return True if not isinstance(role, Exception) and role[0] == b"master" else role
+        return True if isinstance(role, list) and role[:1] == [b"master"] else role
 
     def _ask_last(self, sentinel: Endpoint) -> None:
         if sentinel in self._sentinels:
