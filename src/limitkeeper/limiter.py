@@ -13,6 +13,7 @@ import weakref
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence, Sized
 from concurrent.futures import CancelledError
 from contextlib import nullcontext
+from functools import partial
 from typing import Any, NamedTuple, Never, TypeVar
 
 from .algorithms import Limit
@@ -166,7 +167,7 @@ class WaitingLimiter(LimiterBase):
             if start_us < 0:
                 return
             decision = Decision(True, start_us=start_us, wait_us=max(0, start_us - self.store.now_us()))
-            waiter = self._enqueue(claims, MAX_WAIT, decision) or Waiter(claims, decision, None)
+            waiter = self._enqueue(claims, MAX_WAIT, decision) or Waiter(claims, decision, None, BEGUN)
         yield from self._give_up(waiter, key, cost, waiter.decision)
 
     async def _aabandon(self, claims: list[Claim], key: Key, cost: Cost, loop: asyncio.AbstractEventLoop) -> None:
@@ -174,7 +175,7 @@ class WaitingLimiter(LimiterBase):
         caller's: a task whose loop was closed is collected without a running one."""
         waiter = self._queue.find(claims)
         if waiter is not None and self.store.local and self.store.can_rebook:
-            self._queue.leave_soon(waiter, loop)
+            self._queue.leave_soon(waiter, loop, partial(self._give_back_failed, key, cost, waiter.decision))
         else:
             await arun(self._abandon(claims, key, cost))
 
@@ -184,9 +185,12 @@ class WaitingLimiter(LimiterBase):
         try:
             return (yield Call(self._queue, "leave", ([waiter],)))  # type: ignore[no-any-return]
         except StoreError as error:
-            log.warning("giving back to %r failed: %s", self.name, error)
-            self.events.publish(GIVE_BACK_FAILED, self.name, key, cost, decision, error)
+            self._give_back_failed(key, cost, decision, error)
         return True
+
+    def _give_back_failed(self, key: Key, cost: Cost, decision: Decision, error: StoreError) -> None:
+        log.warning("giving back to %r failed: %s", self.name, error)
+        self.events.publish(GIVE_BACK_FAILED, self.name, key, cost, decision, error)
 
     # Acquiring -------------------------------------------------------------------------------------------------
 

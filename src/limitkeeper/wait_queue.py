@@ -23,10 +23,11 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Hashable, Sequence
 from contextlib import asynccontextmanager, nullcontext, suppress
 
-from .algorithms.claim import Claim
+from .algorithms.claim import Claim, charge_numbers
 from .algorithms.constants import WAS_RESET
 from .clock import SystemClock
 from .decision import Decision
+from .errors import StoreError
 from .fork import call_after_fork, reset_after_fork
 from .later_starts import LaterStarts
 from .stores.contract import Booking, Store, charges_of
@@ -34,7 +35,6 @@ from .stores.sans_io import Call, Plan, arun, run
 
 Identity = tuple[str, str, str]
 Pair = tuple[Identity, str]
-_arrivals = itertools.count()
 #: The arrival of a charge that has begun: before all that wait.
 BEGUN = -1
 #: Seconds for which a new decision is held back so that a call that gives back can precede it.
@@ -67,7 +67,9 @@ class Waiter:
         arrival: int | None = None,
         until_us: int = 0,
     ) -> None:
-        self.arrival = next(_arrivals) if arrival is None else arrival  # the order in which charges were made
+        if arrival is None:  # the order in which charges were made
+            arrival = max([claim.number for claim in claims], default=0) or next(charge_numbers)
+        self.arrival = arrival
         self.until_us = until_us
         self.claims, self.decision, self.deadline_us = claims, decision, deadline_us
         self.own_claims = claims  # those that it was made of: waiters exchange their charges
@@ -116,6 +118,11 @@ def sleeper_us(store: Store, decision: Decision | None = None) -> int:
 def kind_of(claims: Sequence[Claim], decision: Decision) -> Hashable:
     """Waiters of one kind can exchange their starts: same cost of the same keys, with no reset between their charges."""
     return (decision.source, *[(claim.limit, claim.key, claim.cost, claim.reset_id) for claim in claims])
+
+
+def by_charge(waiter: Waiter) -> tuple[int, int]:
+    """Sorts waiters in the order in which they were charged; charges that have begun by their starts."""
+    return waiter.arrival, waiter.decision.start_us
 
 
 def refunded(claims: Sequence[Claim]) -> Waiter:
@@ -171,7 +178,7 @@ class WaitQueue:
         self.lock = threading.RLock()
         self._waiters: dict[Pair, list[Waiter]] = {}
         self._later = LaterStarts()
-        self._leaving: list[Waiter] = []
+        self._leaving: list[tuple[Waiter, Callable[[StoreError], None]]] = []
         self._leaving_in: asyncio.AbstractEventLoop | None = None  # where `_leave_all` is scheduled
         self._departures: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Departures] = weakref.WeakKeyDictionary()
 
@@ -329,7 +336,7 @@ class WaitQueue:
                 self._move_up([waiter for waiter, _ in bookings], decisions, store)
         else:
             apart += last
-        for waiter in sorted(apart, key=lambda waiter: waiter.arrival, reverse=True):
+        for waiter in sorted(apart, key=by_charge, reverse=True):
             for claims, start_us, source in waiter.charges():
                 if not (yield Call(store, "give_back", (claims, start_us, source))):
                     for claim in claims:
@@ -347,7 +354,7 @@ class WaitQueue:
         """The bookings of waiters, in the order in which they were charged: the last charge is undone first, and exactly."""
         return [
             (one, Booking(claims, start_us, one.deadline_us, id(one) in staying, source))
-            for one in sorted(waiters, key=lambda waiter: (waiter.arrival, waiter.decision.start_us))
+            for one in sorted(waiters, key=by_charge)
             for claims, start_us, source in one.charges()
         ]
 
@@ -386,10 +393,11 @@ class WaitQueue:
                         shared |= other.pairs()
         return found
 
-    def leave_soon(self, waiter: Waiter, loop: asyncio.AbstractEventLoop) -> None:
-        """As leave, for a cancelled task: all tasks cancelled in one iteration of the loop leave in one call."""
+    def leave_soon(self, waiter: Waiter, loop: asyncio.AbstractEventLoop, failed: Callable[[StoreError], None]) -> None:
+        """As leave, for a cancelled task: all tasks cancelled in one iteration of the loop leave in one call. `failed` is called
+        for each of them if the store fails then."""
         with self.lock:
-            self._leaving.append(waiter)
+            self._leaving.append((waiter, failed))
             if self._leaving_in is loop and not loop.is_closed():
                 return
             self._leaving_in = loop  # another loop may have stopped before its call
@@ -400,9 +408,13 @@ class WaitQueue:
 
     def _leave_all(self) -> None:
         with self.lock:
-            waiters, self._leaving, self._leaving_in = self._leaving, [], None
-        if waiters:
-            self.leave(waiters)
+            leaving, self._leaving, self._leaving_in = self._leaving, [], None
+        try:
+            if leaving:
+                self.leave([waiter for waiter, _ in leaving])
+        except StoreError as error:
+            for _, failed in leaving:
+                failed(error)
 
     def waiting(self, identities: set[Identity], keys: set[str] | None = None) -> int:
         """The number of callers that sleep for one of these limits (and keys)."""

@@ -340,3 +340,14 @@ def test_an_algorithm_that_raises_keeps_no_place():
     with pytest.raises(ZeroDivisionError), adaptive.call():
         pass
     assert adaptive.bulkhead.in_use == 0
+
+
+def test_a_clock_that_goes_back_does_not_hold_the_limit():
+    """After a step of an hour back the limit follows the responses as soon as without it."""
+    clock = ManualClock(10_000)
+    bulkhead = AdaptiveBulkhead(AIMD(initial=50, timeout="100ms", window="1s"), clock=clock)
+    clock.advance(-3600)
+    for _ in range(200):
+        with bulkhead.call():
+            clock.advance(1)
+    assert bulkhead.bulkhead.max_concurrent < 50

@@ -110,6 +110,16 @@ def test_idle_time_after_an_overload_counts(clock):
     assert shedder.level == 0
 
 
+def test_a_clock_that_goes_back_does_not_hold_the_level(clock):
+    """After a step of an hour back an idle service recovers as soon as without it."""
+    shedder = overloaded(clock)
+    clock.advance(-3600)
+    for _ in range(40):
+        end(admitted(shedder, "critical"))
+        clock.advance(1)
+    assert shedder.level == 0
+
+
 def test_fluctuating_load_does_not_flap(clock):
     """A load that changes between idle and full every interval changes the level twice in `patience` intervals at most."""
     shedder, changes = LoadShedder(Bulkhead(10, max_waiting=0), clock=clock), 0

@@ -64,7 +64,7 @@ class Rule:
     """A rule played from its pure functions, with the same face as a model."""
 
     def __init__(self, limit: Limit, birth: int = 0) -> None:
-        self.limit = limit
+        self.limit, self.birth = limit, birth
         self.state = limit.new(birth * limit.tick)
 
     def decide(self, now: int, cost: int, max_wait: int, not_before: int = 0) -> tuple[Any, ...]:
@@ -75,6 +75,11 @@ class Rule:
         at = -1 if charged_at is None else charged_at
         self.state = self.limit.give_back(tuple(self.state), now, cost, at, charged)
 
+    def sweep(self, now: int) -> None:
+        """Drops a state that says it is as new, as stores do."""
+        if not self.limit.logs and self.look(now)[1] <= now:
+            self.state = self.limit.new(self.birth * self.limit.tick)
+
     def look(self, now: int) -> tuple[int, int]:
         """Remaining and reset, nothing being taken."""
         return tuple(self.limit.decide(tuple(self.state), now, 0, 0)[5:])  # type: ignore[return-value]
@@ -83,8 +88,8 @@ class Rule:
 class Played:
     """A trace played on a rule. `admitted` and `returned` are what law 3 is about; `charges` is what can be given back."""
 
-    def __init__(self, limit: Limit, trace: list[Any]) -> None:
-        self.limit = limit
+    def __init__(self, limit: Limit, trace: list[Any], swept: bool = False) -> None:
+        self.limit, self.swept = limit, swept
         self.now = BEGIN_US // limit.tick
         self.rule = Rule(limit, self.now)
         self.charges: list[tuple[int, int]] = []
@@ -93,6 +98,8 @@ class Played:
         self.begin()
         for step in trace:
             self.step(step)
+            if swept:
+                self.rule.sweep(self.now)
 
     def begin(self) -> None:
         """Hook for subclasses."""

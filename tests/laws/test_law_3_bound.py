@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pure_traces import Played, with_traces
+from pure_traces import Decide, GiveBack, Played, with_traces
 
 from effort import effort
 from limitkeeper import FixedWindow, Limit, Limiter, MemoryStore, SlidingWindowLog
@@ -19,9 +19,10 @@ every_rule = pytest.mark.parametrize("rule", list(LIMITS), ids=lambda rule: rule
 
 
 def check(limit: Limit, trace: list[Any]) -> None:
-    """Plays the trace, then takes all that there is, unit by unit and in the largest pieces."""
-    for cost in {1, limit.capacity}:
-        played = Played(limit, trace)
+    """Plays the trace, then takes all that there is, unit by unit and in the largest pieces; a store may have dropped states
+    that say they are as new."""
+    for cost, swept in ((1, False), (1, True), (limit.capacity, True)):
+        played = Played(limit, trace, swept)
         played.saturate(cost)
         check_bound(limit, played.admitted, played.returned)
 
@@ -148,3 +149,13 @@ def test_a_window_is_not_forgotten_while_reservations_ahead_are_cancelled() -> N
         for reservation in reversed(ahead):
             reservation.cancel()
         assert not limiter.hit("a")
+
+
+@pytest.mark.parametrize("align", ["clock", "first"])
+def test_a_window_is_not_forgotten_while_two_processes_cancel(align: Any) -> None:
+    """Reserved in the next two windows by two processes, which cancel in order: the running window counts on, and is kept."""
+    limit = FixedWindow("10/h", align=align)
+    played = Played(limit, [Decide(8, 0), Decide(5, 10**12), Decide(7, 10**12), GiveBack(1), GiveBack(0)], swept=True)
+    assert played.rule.look(played.now)[1] > played.now
+    played.saturate(1, 20)
+    check_bound(limit, played.admitted, played.returned)

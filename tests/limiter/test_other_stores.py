@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from limitkeeper import AsyncLimiter, InvalidCost, Limiter, MemoryStore, StoreUnavailable
+from limitkeeper import AsyncLimiter, InvalidCost, Limiter, MemoryStore, SharedStore, StoreUnavailable
 
 
 def test_a_failing_store_does_not_hide_the_callers_exception(make, wrapped):
@@ -142,3 +142,26 @@ def test_those_behind_a_cancelled_reservation_are_not_hurt_by_a_bare_store(make,
     first, second = limiter.reserve("a"), limiter.reserve("a")
     assert first.cancel() is True
     assert second.wait in (1.0, 2.0)
+
+
+def test_a_failing_store_is_an_event_for_cancelled_tasks(tmp_path):
+    """Tasks that leave a local store which fails: an event for each of them, and no exception in the event loop."""
+
+    async def leave():
+        store, published, raised = SharedStore(tmp_path / "limits"), [], []
+        asyncio.get_running_loop().set_exception_handler(lambda loop, context: raised.append(context))
+        limiter = AsyncLimiter("1/h", store=store)
+        limiter.events.on("give back failed", published.append)
+        await limiter.hit("a")
+        tasks = [asyncio.create_task(limiter.acquire("a", cost=1)) for _ in range(3)]
+        while limiter.waiting() < 3:
+            await asyncio.sleep(0)
+        store.close()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        return [event.key for event in published], raised
+
+    assert asyncio.run(leave()) == (["a", "a", "a"], [])

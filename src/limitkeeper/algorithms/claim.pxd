@@ -16,4 +16,4 @@ cdef class Claim:
     cdef bint undoable
     cdef public object others
     cdef void* cell
-    cdef public long long reset_id
+    cdef public long long reset_id, number

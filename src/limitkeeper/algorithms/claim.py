@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import count
 from typing import Any
 
 try:
@@ -16,6 +17,8 @@ else:
 
 from .limit import StateData
 
+#: The order of charges in this process.
+charge_numbers = count(1)
 Others = tuple[tuple[int, ...], ...] | None
 
 
@@ -53,12 +56,13 @@ class NamedLimit:
 class Claim:
     """`cost` units of `limit` for `key`. `charged` is the whole charge when only a part of it is given back. `reset_id` is set
     by a charge: the number of the key's last reset (0: none), so that a charge from before a reset gives nothing back. UNKNOWN:
-    not a charge, or one whose store does not say."""
+    not a charge, or one whose store does not say. `number` orders charges that other processes stored by when their answers came;
+    0: none."""
 
     # The other fields belong to one decision: the state read (a, b, c), the state to write (new_…), its cell, and the result.
     # fmt: off
-    __slots__ = ("a", "b", "c", "cell", "charged", "cost", "key", "named", "new_a", "new_b", "new_c", "others", "remaining",
-                 "reset", "reset_id", "retry", "start", "undoable")
+    __slots__ = ("a", "b", "c", "cell", "charged", "cost", "key", "named", "new_a", "new_b", "new_c", "number", "others",
+                 "remaining", "reset", "reset_id", "retry", "start", "undoable")
     # fmt: on
 
     def __init__(self, limit: NamedLimit, key: str, cost: int = 1, charged: int = -1, reset_id: int = -1) -> None:
@@ -69,6 +73,7 @@ class Claim:
         self.cost = cost
         self.charged = cost if charged < 0 else charged
         self.reset_id = reset_id
+        self.number = 0
         self.undoable = False  # whether (a, b, c) and (new_…) are the states before and after a stored charge
         if not cython.compiled:
             self.a: Any = 0
@@ -82,6 +87,8 @@ class Claim:
 
     def remember(self, before: StateData, after: StateData, others: Others, start: int = 0) -> None:
         """Sets the states before and after a charge that another process stored, for an exact undo, and its start (µs)."""
+        if not self.undoable:
+            self.number = next(charge_numbers)
         self.a, self.b, self.c = before
         self.new_a, self.new_b, self.new_c = after
         self.others = others
@@ -108,6 +115,8 @@ class Claim:
         return self.reset_id, self.undoable, self.start, *states, self.others
 
     def set_charge(self, charge: tuple[Any, ...]) -> None:
+        if not self.undoable:
+            self.number = next(charge_numbers)
         self.reset_id, self.undoable, self.start, *states, self.others = charge
         self.a, self.b, self.c, self.new_a, self.new_b, self.new_c = states
 

@@ -128,13 +128,14 @@ def give_back(limit: Limit, window: I64, used: I64, before: I64, now: I64, cost:
         charged_at = now
     if charged_at >= window and charged_at < window + size and now < window + size:
         used = used - cost if used > cost else 0
-        if used == 0 and window > now:  # the reserved window is empty again: restore the one before it
+        while used == 0 and window > now:  # the reserved window is empty again: restore the one before it that is not
             if before == -3:
                 return (0, 0, 0)
             if before == -2:
                 return (now - now % size if limit.aligned else now, limit.count, 0)
             window -= size
-            return (window, before if before >= 0 else limit.count, 0 if window <= now else -1)
+            used = before if before >= 0 else limit.count
+            before = 0 if window <= now else -1
     elif before > 0 and charged_at < window and charged_at >= window - size and now < window:
         before = before - cost if before > cost else 0
     return (window, used, before)

@@ -275,7 +275,8 @@ class AdaptiveBulkhead:
         self._most = max(self._most, in_flight)
         self._dropped = self._dropped or dropped
         algorithm = self.algorithm
-        if now_us < self._window_end_us or (self._samples < algorithm.least_samples and not self._dropped):
+        is_within = 0 < self._window_end_us - now_us <= algorithm.window_us  # more is left when the clock went back
+        if is_within or (self._samples < algorithm.least_samples and not self._dropped):
             return None
         limit = algorithm.update(self._sum_us / self._samples / 1e6, self._most, self._dropped)
         self._samples, self._sum_us, self._most, self._dropped = 0, 0, 0, False

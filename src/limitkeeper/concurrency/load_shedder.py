@@ -111,8 +111,9 @@ class LoadShedder:
     def _observe(self, load: float) -> None:
         """Adds the load that a call found; at the end of an interval the level follows its mean."""
         now_us = self._clock.now_us()
-        if now_us >= self._end_us and self._asked:
-            mean, empty = self._sum / self._asked, (now_us - self._end_us) // self._interval_us
+        left_us = self._end_us - now_us
+        if not 0 < left_us <= self._interval_us and self._asked:  # more than an interval is left when the clock went back
+            mean, empty = self._sum / self._asked, max(0, -left_us // self._interval_us)
             self._calm = (self._calm + 1 if mean <= self.low else 0) + (empty if load <= self.low else 0)
             if mean >= self.high:
                 self.level = min(self.level + 1, len(self._rank) - 1)

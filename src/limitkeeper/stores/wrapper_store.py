@@ -84,3 +84,4 @@ def copy_states(into: Sequence[Claim], claims: Sequence[Claim], logs: bool = Tru
         states = claim.remembered()
         if states is not None and (logs or not claim.limit.limit.logs):
             target.remember(*states, claim.charged_at())
+            target.number = claim.number

@@ -14,7 +14,16 @@ from typing import Any
 import pytest
 
 from fault_lab.scheduling_delay import Watch
-from limitkeeper import AsyncLimiter, FixedWindow, Limiter, RateLimited, StoreTimeout, StoreUnavailable, TokenBucket
+from limitkeeper import (
+    AsyncLimiter,
+    FixedWindow,
+    Limiter,
+    RateLimited,
+    SlidingWindowLog,
+    StoreTimeout,
+    StoreUnavailable,
+    TokenBucket,
+)
 from limitkeeper.clock import SystemClock
 from limitkeeper.stores.redis import RedisStore
 from servers.faketime import FaketimeValkey
@@ -482,3 +491,29 @@ def test_a_waiter_that_moves_up_does_not_wait_for_a_clock_that_went_back() -> No
 
     with FaketimeValkey() as server:
         run(lambda: work(server))
+
+
+def test_decisions_in_flight_are_given_back_from_the_last_one_on(valkey: Valkey) -> None:
+    """Two tasks are cancelled while their answers arrive, the later one first: nothing stays charged for them."""
+
+    async def pairs() -> list[tuple[int, ...]]:
+        limits = {"bucket": TokenBucket("1/h", burst=2), "log": SlidingWindowLog("2/12h")}
+        left: list[tuple[int, ...]] = []
+        async with RedisStore(valkey.url, timeout=60) as store:
+            limiter = AsyncLimiter(limits, store=store)
+            await limiter.hit("warm")
+            for n in range(300):
+                first = asyncio.create_task(limiter.acquire(f"k{n}", cost={"bucket": 2, "log": 2}))
+                await asyncio.sleep(0)
+                second = asyncio.create_task(limiter.acquire(f"k{n}"))
+                end = time.perf_counter() + n % 30 * 2e-5
+                while time.perf_counter() < end:
+                    await asyncio.sleep(0)
+                second.cancel()
+                first.cancel()
+                answers = await asyncio.gather(first, second, return_exceptions=True)
+                used = 0 if isinstance(answers[0], asyncio.CancelledError) else 2
+                left.append(tuple(one.remaining + used for one in (await limiter.peek(f"k{n}")).decisions))
+        return left
+
+    assert set(run(pairs)) == {(2, 2)}

@@ -71,11 +71,12 @@ local function fixed_window_give_back(size, count, aligned, _, window, used, bef
   if charged_at < 0 then charged_at = now end
   if charged_at >= window and charged_at < window + size and now < window + size then
     used = used > cost and used - cost or 0
-    if used == 0 and window > now then -- the reservation ahead is gone: back to the window before it
+    while used == 0 and window > now do -- the reservation ahead is gone: back to the window before it that is not empty
       if before == -3 then return 0, 0, 0 end
       if before == -2 then return aligned > 0 and now - now % size or now, count, 0 end
       window = window - size
-      return window, before >= 0 and before or count, window <= now and 0 or -1
+      used = before >= 0 and before or count
+      before = window <= now and 0 or -1
     end
   elseif before > 0 and charged_at < window and charged_at >= window - size and now < window then
     before = before > cost and before - cost or 0
