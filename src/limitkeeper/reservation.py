@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Callable, Coroutine, Generator, Mapping
+from concurrent.futures import CancelledError
 from typing import TYPE_CHECKING, Any, Self
 
 from .algorithms.claim import Claim
@@ -21,7 +22,7 @@ from .decision import Decision
 from .errors import ConfigurationError, RateLimited
 from .limiter_base import Cost, Key, checked_cost, is_off
 from .stores.sans_io import Plan, arun, run
-from .wait_queue import BEGUN, Waiter
+from .wait_queue import BEGUN, Waiter, sleeper_us
 
 if TYPE_CHECKING:
     from .limiter import WaitingLimiter
@@ -35,7 +36,7 @@ class Charge:
     ) -> None:
         self._limiter, self._key, self._cost, self._claims = limiter, key, cost, claims
         self._waiter, self._decision = waiter, decision
-        self._decided, self._process = not decision, os.getpid()
+        self._decided, self._process, self._cancelled = not decision, os.getpid(), False
         self._free = is_off()  # limiting was turned off: nothing was charged
 
     @property
@@ -105,6 +106,8 @@ class Charge:
     def _cancel(self) -> Plan[bool]:
         if self._decided or self._process != os.getpid():
             return False
+        self._cancelled = True
+        self.interrupt()
         waiter, self._decision, self._waiter, self._decided = self._waiter, self.decision, None, True
         if self._free:
             return True
@@ -112,13 +115,20 @@ class Charge:
         return (yield from self._limiter._give_up(waiter, self._key, self._cost, self._decision))
 
     def _enter(self, loop: asyncio.AbstractEventLoop | None = None) -> Plan[Self]:
-        """Waits for the start; raises RateLimited if it was refused. After an exception the caller cancels."""
+        """Waits for the start; raises RateLimited if it was refused, and CancelledError if it was cancelled, also meanwhile by
+        another thread or task: nothing is charged then. After an exception the caller cancels."""
         if not self._decision:
             raise RateLimited(self._decision)
         if self._waiter is not None:
             self._decision = yield from self._limiter._wait(self._waiter, self._key, self._cost, loop)
             self._waiter = None
+        if self._cancelled:
+            raise CancelledError("the reservation was cancelled before its start")
         return self
+
+    def _left_us(self) -> int:
+        """Microseconds until the start, which may have moved up."""
+        return 0 if self._waiter is None else self._waiter.left_us(sleeper_us(self._limiter.store))
 
 
 class Reservation(Charge):

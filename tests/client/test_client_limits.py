@@ -14,7 +14,16 @@ from hypothesis import strategies as st
 from simulated_server import Lost, Reply, SimulatedServer, turns
 
 from effort import scaled
-from limitkeeper import AsyncLimiter, ConfigurationError, Limiter, MemoryStore, RateLimited, SlidingWindowLog
+from limitkeeper import (
+    AsyncLimiter,
+    ConfigurationError,
+    FixedWindow,
+    Limiter,
+    MemoryStore,
+    RateLimited,
+    SlidingWindowLog,
+    TokenBucket,
+)
 from limitkeeper.client import ClientClosed, ClientLimits, RetriesExhausted, Retry
 from limitkeeper.client.adaptive_throttle import AdaptiveThrottle
 from limitkeeper.client.learned_quota import LearnedQuota
@@ -496,5 +505,32 @@ def test_a_late_waiter_is_refused_at_once():
         with pytest.raises(RateLimited) as caught:
             await server.call(limits)
         assert (caught.value.retry_after, clock.now_us()) == (30, begun)
+
+    on_virtual_time(main)
+
+
+@pytest.mark.parametrize("total", ["600s", "60s"], ids=["cancelled", "refused"])
+def test_a_call_that_is_never_sent_costs_no_own_limit(total):
+    """Cancelled or refused while it waits for the server's quota, after its start of the own limits: it gives that back."""
+
+    async def main(clock, begun):
+        sent = []
+
+        def answer(request):
+            sent.append(request)
+            return Reply(200, {"ratelimit-policy": '"b";q=3;w=300', "ratelimit": f'"b";r={max(0, 3 - len(sent))};t=300'})
+
+        store = MemoryStore(clock=clock)
+        rates = {"calls": TokenBucket("20/s", burst=1), "day": FixedWindow("100/d")}
+        limits = ClientLimits(rates, store=store, name="own", clock=clock, total=total)
+        server = SimulatedServer(clock, answer)
+        await server.call(limits, "first")
+        tasks = [asyncio.create_task(server.call(limits, str(i))) for i in range(12)]
+        await clock.run_until(begun + 2 * S, turns)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        own = Limiter(rates, store=store, name="own").peek(server.host)
+        assert 100 - own.decisions[1].remaining == len(sent) == 3
 
     on_virtual_time(main)

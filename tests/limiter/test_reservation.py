@@ -568,6 +568,48 @@ def test_an_interrupted_task_gives_its_start_back():
     asyncio.run(main())
 
 
+def test_a_wait_that_another_thread_cancels_runs_no_block(held, eventually):
+    """`cancel` by another thread gives the start back and ends the wait: nothing runs that is not charged."""
+    limiter = Limiter("1/h", MemoryStore(clock=held))
+    limiter.hit("a")
+    waited, behind = limiter.reserve("a"), limiter.reserve("a")
+    ends = []
+
+    def wait() -> None:
+        try:
+            with waited:
+                ends.append("ran")
+        except CancelledError:
+            ends.append("cancelled")
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    eventually(lambda: limiter.waiting() == 1)
+    assert waited.cancel()
+    thread.join(30)
+    assert ends == ["cancelled"]
+    assert behind.wait == 3600
+
+
+def test_a_wait_that_another_task_cancels_runs_no_block():
+    """As for a thread; and a reservation that was cancelled before can't be entered."""
+
+    async def main() -> None:
+        limiter = AsyncLimiter("1/h", MemoryStore(clock=VirtualClock()))
+        reservations = [await limiter.reserve("a"), await limiter.reserve("a")]
+        waiting = asyncio.ensure_future(reservations[1].__aenter__())
+        await asyncio.sleep(0)
+        for one in reservations:
+            assert await one.cancel()
+        with pytest.raises(CancelledError):
+            await waiting
+        with pytest.raises(CancelledError):
+            await reservations[0].__aenter__()
+        assert (await limiter.peek("a")).remaining == 1
+
+    asyncio.run(main())
+
+
 class LateClock(MemoryStore):
     """A store whose estimate of the time is behind its decisions, as that of a server is."""
 

@@ -84,3 +84,18 @@ def test_async_calls_answer_as_sync_ones(seed):
             assert getattr(here, call)(tenant, cost) == await getattr(there, f"a{call}")(tenant, cost)
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize(("rate", "window"), [("30/min", "1s"), ("59/min", "1s"), ("5/s", "100ms")])
+def test_a_guarantee_of_less_than_one_request_per_window_holds(rate, window):
+    """A guarantee always holds one request: beside a flood of many tenants the tenant gets all of it."""
+    clock = ManualClock(1000.0)
+    share = FairShare("10/s", guarantees={"acme": rate}, window=window, clock=clock)
+    count, period = rate.split("/")
+    per_request = {"min": 60.0, "s": 1.0}[period] / int(count)
+    for number in range(50):
+        for tenant in range(100):
+            share.hit(f"t{number % 4}-{tenant}")
+        assert share.hit("acme").allowed
+        assert share.peek("acme").limit >= 1
+        clock.advance(per_request + 1e-6)

@@ -14,6 +14,7 @@ import asyncio
 import random
 import weakref
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from decimal import Decimal
 from typing import Any, NamedTuple, Protocol
 
@@ -22,7 +23,7 @@ from ..clock import SYSTEM, Clock
 from ..concurrency import Dependencies, Dependency
 from ..concurrency.dependency_rate_caps import parse_cap
 from ..decision import Decision
-from ..errors import ConfigurationError, RateLimited
+from ..errors import ConfigurationError, RateLimited, StoreError
 from ..limiter import AsyncLimiter, Limiter
 from ..rate import Duration, duration_us
 from ..stores import MemoryStore, Store
@@ -211,9 +212,13 @@ class ClientLimits:
         quota = known[0]
         if quota.waiting or ((quota.allowances or quota.not_before_us) and quota.wait_us(now_us)):
             return 0
-        if self._pair is not None and not self._pair.hit(host if self._key is None else self._key(request)):
+        key = host if self._key is None else self._key(request)
+        if self._pair is not None and not self._pair.hit(key):
             return 0
-        return max(0, quota.take(now_us))
+        number = quota.take(now_us)
+        if number <= 0 and self._pair is not None:  # another thread has taken the last of the quota: `send` charges again
+            self._pair.refund(key)
+        return max(0, number)
 
     def end_plain(self, host: str, number: int, status: int, fields: Mapping[str, str]) -> bool:
         """Ends a call of `start_nowait` whose response says nothing about limits; False: `send` looks at it."""
@@ -337,17 +342,25 @@ class ClientLimits:
     def _start(self, request: Any, quota: LearnedQuota, end_us: int, loop: Loop) -> Plan[int]:
         """Waits for the learned quota and the own limits; returns the number of the call."""
         now_us = self.clock.now_us()
-        if self._pair is not None:
-            if quota.waiting or quota.wait_us(now_us):
-                yield from self._wait_for_quota(quota, ONE_REQUEST, end_us, loop, take=False)
-                now_us = self.clock.now_us()
-            key = quota.host if self._key is None else self._key(request)
-            if not self._pair.hit_first or not self._pair.hit(key):
-                yield Call(self._pair, "acquire", (key, 1, max(0, end_us - now_us) / 1e6))
-                if self._closed:
-                    raise ClientClosed("the limits of this client were closed while a call waited")
-                now_us = self.clock.now_us()
-        if not quota.waiting and (number := quota.take(now_us)) > 0:
+        if self._pair is None:
+            return (yield from self._take_quota(quota, end_us, loop))
+        if quota.waiting or quota.wait_us(now_us):
+            yield from self._wait_for_quota(quota, ONE_REQUEST, end_us, loop, take=False)
+            now_us = self.clock.now_us()
+        key = quota.host if self._key is None else self._key(request)
+        if not self._pair.hit_first or not self._pair.hit(key):
+            yield Call(self._pair, "acquire", (key, 1, max(0, end_us - now_us) / 1e6))
+        try:
+            if self._closed:
+                raise ClientClosed("the limits of this client were closed while a call waited")
+            return (yield from self._take_quota(quota, end_us, loop))
+        except BaseException:  # cancelled, or too late: the call is not sent
+            with suppress(StoreError):
+                yield Call(self._pair, "refund", (key,))
+            raise
+
+    def _take_quota(self, quota: LearnedQuota, end_us: int, loop: Loop) -> Plan[int]:
+        if not quota.waiting and (number := quota.take(self.clock.now_us())) > 0:
             return number
         return (yield from self._wait_for_quota(quota, ONE_REQUEST, end_us, loop))
 

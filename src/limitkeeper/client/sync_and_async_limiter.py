@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ..limiter import AsyncLimiter, Limiter, Limits
+from ..limiter_base import is_off
 from ..rate import Duration
 from ..reservation import AsyncReservation, Reservation
 from ..stores import Store
+from ..wait_queue import Waiter, refunded
 
 Used = int | Mapping[str, int]
 
@@ -45,6 +47,16 @@ class LimiterPair:
         reservation = await self.async_.reserve(key, cost, max_wait)
         await reservation.__aenter__()
         return Charge(reservation, cost)
+
+    def refund(self, key: str) -> None:
+        """Gives back one unit of each limit that takes refunds, for a call that was not sent."""
+        self.sync._queue.leave([self._refunded(key)])
+
+    async def arefund(self, key: str) -> None:
+        await self.sync._queue.aleave([self._refunded(key)])
+
+    def _refunded(self, key: str) -> Waiter:
+        return refunded([claim for claim in self.sync.claims(key) if claim.limit.limit.refunds and not is_off()])
 
     async def aclose(self) -> None:
         if self.sync._owns_store:

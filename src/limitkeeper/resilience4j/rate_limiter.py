@@ -37,6 +37,8 @@ Permits = int | Callable[..., int]
 KEY = "permissions"
 #: The answer of a reservation whose wait would be longer than the timeout.
 REFUSED = -1
+#: Seconds after which a caller that waits with a `cancel` event looks whether its start has moved up.
+POLL = 0.05
 
 
 class RequestNotPermitted(RateLimited):
@@ -220,8 +222,8 @@ class RateLimiter:
         if not reservation:
             raise RateLimited(reservation.decision)
         try:
-            if reservation.wait:
-                self._sleep(reservation.wait, cancel)
+            while (left_us := reservation._left_us()) > 0:  # an event that the caller sets can't say that the start has moved up
+                self._sleep(min(left_us / 1e6, POLL), cancel)
         except BaseException:
             reservation.cancel()
             raise
