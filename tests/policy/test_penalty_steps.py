@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from gates import MODES, asked, gate, key, passes, request, rule
 
-from limitkeeper import TokenBucket
+from limitkeeper import MemoryStore, TokenBucket
 from limitkeeper.algorithms.limit_parser import parse_limit
 from limitkeeper.policy import Policy, PolicyError
 from limitkeeper.policy.explain import RequestExplanation
@@ -177,3 +177,14 @@ def test_explain_names_the_penalty():
     assert RequestExplanation(g.policy, other, g.explain(other)).text().endswith("→ allowed")
     g.clock.advance(MINUTE)
     assert RequestExplanation(g.policy, request(), g.explain(request())).text().endswith("→ allowed")
+
+
+def test_refusals_of_other_clients_box_nobody():
+    """When more clients are refused than are counted, a further client is refused by its limits alone."""
+    g = growing_gate()
+    g._penalty_box._store = MemoryStore(10, g.clock)
+    for client in range(2000):
+        passes(g, 2, peer=f"192.0.{client >> 8}.{client & 255}")
+    for client in range(100):
+        assert passes(g, 2, peer=f"198.51.100.{client}") == [True, False]
+        assert asked(g, request(peer=f"198.51.100.{client}")).refusal.reason == "quota"

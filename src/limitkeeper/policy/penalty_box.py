@@ -112,7 +112,9 @@ class PenaltyBox:
         boxed, left_us = False, self._until.get(key, 0) - now_us
         if left_us > 0:  # a request that was under way: no second offence
             return left_us, False
-        if not self._store.decide_one(self._limit, str(key), 1, 0, True).allowed and len(self._until) < MAX_CLIENTS:
+        shared = self._store.overflow  # counts decisions on cells that clients share: refusals of others box nobody
+        allowed = self._store.decide_one(self._limit, str(key), 1, 0, True).allowed
+        if not allowed and self._store.overflow == shared and len(self._until) < MAX_CLIENTS:
             boxed, left_us = True, self._penalty(key, now_us)
             self._until[key] = now_us + left_us
         return max(0, left_us), boxed
