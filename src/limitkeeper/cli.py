@@ -21,7 +21,8 @@ import json
 import os
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, replace
 from io import TextIOWrapper
 from typing import TYPE_CHECKING, TextIO
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from .policy.explain import RequestExplanation
     from .policy.gate import Gate
     from .policy.model import Policy
+    from .stores import Store
 
 OK, ERRORS, USAGE = 0, 1, 2
 #: Time limit of a remote store in `explain`: an operator has more time than a request.
@@ -174,7 +176,6 @@ def run_explain(args: argparse.Namespace) -> int:
     if policy is None:
         print_diagnostics(context.diagnostics(), sys.stderr)
         return ERRORS
-    sys.path.insert(0, os.getcwd())
     explanation = explain_request(policy, args.request, args.store)
     print(to_json(explanation.as_dict()) if args.json else explanation.text())
     return OK
@@ -182,7 +183,6 @@ def run_explain(args: argparse.Namespace) -> int:
 
 def explain_request(policy: Policy, line: str, url: str | None) -> RequestExplanation:
     from .policy.explain import RequestExplanation
-    from .policy.gate import Gate
     from .policy.one_line_request import parse_request
     from .stores import MemoryStore, store_from_url
 
@@ -191,13 +191,24 @@ def explain_request(policy: Policy, line: str, url: str | None) -> RequestExplan
         warnings.simplefilter("ignore")  # warnings about several workers do not concern this process
         store = MemoryStore() if url is None else store_from_url(url or policy.store)
     try:
-        patient = replace(policy, budget_us=max(policy.budget_us, BUDGET_US))
-        with Gate(patient, store=store, imports=False) as gate:
-            gate.store = store  # without the guard: a store that fails is an error here, not a decision
-            wait_for_overrides(gate)
+        with open_gate(policy, store) as gate:
             return RequestExplanation(policy, request, gate.explain(request))
     finally:
         store.close()
+
+
+@contextmanager
+def open_gate(policy: Policy, store: Store) -> Iterator[Gate]:
+    """A gate that has read all overrides. Its store has no guard: one that fails is an error here, not a decision."""
+    from .policy.gate import Gate
+
+    sys.path.insert(0, os.getcwd())
+    patient = replace(policy, budget_us=max(policy.budget_us, BUDGET_US))
+    with Gate(patient, store=store, imports=False) as gate:
+        gate.store = store
+        gate.operator_overrides.refresh()
+        wait_for_overrides(gate)
+        yield gate
 
 
 def wait_for_overrides(gate: Gate) -> None:
@@ -273,8 +284,8 @@ def run_keys(args: argparse.Namespace) -> int:
     from .service.audit_log import AuditLog
 
     policy = load_policy_with_rule(args.policy, args.limit)
-    with open_shared_store(args.store or policy.store) as store:
-        keys = StoredKeys(policy, args.limit, store)
+    with open_shared_store(args.store or policy.store) as store, open_gate(policy, store) as gate:
+        keys = StoredKeys(gate.compiled.rules_by_name[args.limit], store)
         if args.action == "reset":
             keys.reset(args.key)
             log = store.open_hash(f"audit:{policy.name}")

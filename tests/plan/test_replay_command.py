@@ -13,7 +13,7 @@ from limitkeeper.cli import main
 from limitkeeper.plan import replay_report
 from limitkeeper.plan.log_replay import decided, in_time
 from limitkeeper.plan.replay_report import ReplayReport
-from limitkeeper.plan.request_log import LogEntry
+from limitkeeper.plan.request_log import LogEntry, parse_nginx
 from limitkeeper.policy import Policy
 
 POLICY = """\
@@ -122,3 +122,10 @@ def test_requests_are_ordered_among_those_read_ahead():
     """A log that is out of order by less than the read-ahead is replayed in order of time."""
     times = [3.5, 1.5, 2.5, 5.5, 4.5, 6.5]
     assert [time for time, _ in in_time([LogEntry(time) for time in times], read_ahead=3)] == sorted(times)
+
+
+def test_the_cost_of_a_log_line_is_linear_in_its_length():
+    """A client writes a part of the line, its User-Agent; a run of letters of 200 kB, which took minutes, takes no time."""
+    line = '192.0.2.1 - - [10/Oct/2025:13:55:36 +0000] "GET / HTTP/1.1" 200 5 "-" "' + "a1.-" * 50_000 + '" rt=0.25 tenant="b c"'
+    entry = parse_nginx(line, "s")
+    assert (entry.duration, entry.fields) == (0.25, {"rt": "0.25", "tenant": "b c"})

@@ -92,6 +92,17 @@ def test_a_reset_key_starts_as_new(keys):
     ask(a=4, paul=8)
 
 
+def test_an_override_at_run_time_is_shown_and_reset(keys):
+    """`show` and `reset` include the limits that an operator has set for the key, of another algorithm than the rule's."""
+    assert keys("override", "api", "user:a", "fixed window 2/d", "--policy", "limitkeeper.yaml")[0] == 0
+    ask(a=2)
+    assert ("fixed window 2/d", 0) in [
+        (one["limit"], one["remaining"]) for one in json.loads(keys("show", "api", "user:a", "--json")[1])
+    ]
+    keys("reset", "api", "user:a")
+    ask(a=2)
+
+
 def test_mistakes(keys, capsys):
     """An unknown rule, a store in the memory of another process and a missing policy are errors that say what to write."""
     for words, message in (
@@ -111,9 +122,12 @@ def test_keys_in_redis(keys, tmp_path):
         write_policy(tmp_path, f"{url}\nbudget: 30s")
         ask(a=1, b=4)
         write_policy(tmp_path, "memory://")
+        keys("override", "api", "user:b", "fixed window 9/d", "--store", url, "--policy", "limitkeeper.yaml")
+        assert "fixed window 9/d" in keys("show", "api", "user:b", "--store", url)[1]
+        keys("override", "api", "user:b", "--remove", "--store", url, "--policy", "limitkeeper.yaml")
         assert [one["key"] for one in json.loads(keys("list", "api", "--json", "--store", url)[1])] == ["user:b", "user:a"]
         keys("reset", "api", "user:b", "--store", url)
         assert json.loads(keys("show", "api", "user:b", "--json", "--store", url)[1])[0]["remaining"] == 4
         with closing(store_from_url(url)) as store:
-            (entry,) = AuditLog(store.open_hash("audit:limitkeeper"), lambda: 0).entries()
+            entry = AuditLog(store.open_hash("audit:limitkeeper"), lambda: 0).entries()[0]
         assert (entry["action"], entry["limit"], entry["key"]) == ("reset", "api", "user:b")

@@ -245,3 +245,21 @@ def test_a_store_that_fails_leaves_nothing_of_a_rule_in_shadow_to_settle(mode):
             assert evaluation.allowed
             evaluation.settle(200)
         assert {compiled_rule.name: compiled_rule.given_back for compiled_rule in gate.compiled.rules} == {"real": 2, "trial": 1}
+
+
+@pytest.mark.parametrize(("charge", "wait"), [("", 60), (", charge: {status: 4xx}", 3), (", concurrent: 1", 60)])
+def test_the_retry_of_a_response_refused_by_its_size_holds_for_all_limits(charge, wait):
+    """The same request passes after the retry: other limits, which this request has used up, count; refunded charges do not."""
+    requests = "{name: requests, key: ip, limit: token bucket 1/min burst 2" + charge + "}"
+    size = "{name: bytes, key: ip, limit: token bucket 10/s burst 100, cost: {response: 1kB, estimate: 1}}"
+    gate = gate_of(f"limits: [{requests}, {size}]")
+    first = gate.ask(WrittenRequest())
+    assert first.afford(200, 60_000)
+    first.settle(200, 60_000)
+    second = gate.ask(WrittenRequest())
+    assert not second.afford(200, 60_000)
+    assert second.refusal.retry_after == wait
+    gate.clock.advance(wait)
+    last = gate.ask(WrittenRequest())
+    assert last.allowed
+    assert last.afford(200, 60_000)

@@ -278,3 +278,17 @@ def test_twins_get_back_no_more_than_repetitions_may_take(mode):
     store.inner.decide([Claim(g.compiled.rules[0].default_entries[0].replays, "a", 3)])  # all repetitions are taken
     one_inside_another(g, store, mode)
     assert g.explain(request(user="a"))[0].decision.remaining == 1
+
+
+def test_explain_knows_repetitions():
+    """`explain` says that a repetition passes and costs nothing, as often as it is asked; beyond its replays it is refused."""
+    g = gate(rule("pay", "fixed window 1/h", key=key("user"), once=Once("idempotency-key", replays=1)))
+    assert g.explain(request(**SAID))[0].cost == 1
+    assert passes(g, 1, **SAID) == [True]
+    for _ in range(3):
+        (explained,) = g.explain(request(**SAID))
+        assert (explained.decision.allowed, explained.decision.remaining, explained.cost) == (True, 0, 0)
+    assert not g.explain(request(user="a"))[0].decision.allowed
+    assert passes(g, 1, **SAID) == [True]
+    assert not g.explain(request(**SAID))[0].decision.allowed
+    assert passes(g, 1, **SAID) == [False]

@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 from gates import MODES, asked, gate, key, passes, request, rule
 
-from limitkeeper import TokenBucket
+from limitkeeper import MemoryStore, TokenBucket
 from limitkeeper.algorithms.limit_parser import parse_limit
 from limitkeeper.policy import Policy, PolicyError
+from limitkeeper.policy.explain import RequestExplanation
 from limitkeeper.policy.model import Exemption, PenaltyBoxConfig, When
 from limitkeeper.policy.penalty_box import sweep
 
@@ -161,3 +162,29 @@ def test_a_sweep_while_threads_add():
 
     sweep(entries, is_over)
     assert set(entries.values()) == {False}
+
+
+def test_explain_names_the_penalty():
+    """`explain` says that the penalty box refuses, and when to retry, as the response does; it counts nothing."""
+    g = growing_gate()
+    penalty(g)
+    counted = g.snapshot()
+    explained = RequestExplanation(g.policy, request(), g.explain(request()))
+    assert explained.text().splitlines()[-1] == "→ refused by the penalty box with 429: retry in 60 s"
+    assert (explained.as_dict()["allowed"], explained.as_dict()["penalty"]) == (False, 60)
+    assert g.snapshot() == counted
+    other = request(peer="192.0.2.8")
+    assert RequestExplanation(g.policy, other, g.explain(other)).text().endswith("→ allowed")
+    g.clock.advance(MINUTE)
+    assert RequestExplanation(g.policy, request(), g.explain(request())).text().endswith("→ allowed")
+
+
+def test_refusals_of_other_clients_box_nobody():
+    """When more clients are refused than are counted, a further client is refused by its limits alone."""
+    g = growing_gate()
+    g._penalty_box._store = MemoryStore(10, g.clock)
+    for client in range(2000):
+        passes(g, 2, peer=f"192.0.{client >> 8}.{client & 255}")
+    for client in range(100):
+        assert passes(g, 2, peer=f"198.51.100.{client}") == [True, False]
+        assert asked(g, request(peer=f"198.51.100.{client}")).refusal.reason == "quota"

@@ -215,6 +215,30 @@ def test_reset_and_refund(app):
     assert run(app.peek(app.checked_hit("plans", "42", tier="pro"))).remaining == 10
 
 
+@pytest.mark.parametrize("limit", ["fixed window 2/d align first", "100/s; token bucket 2/d", "sliding window log 2/d"])
+def test_a_reset_includes_an_override_that_only_another_worker_has_used(tmp_path, clock, limit):
+    """A reset deletes the state of a key's override at run time, whatever its algorithm, in a worker that has not used it."""
+    first, second = (application(SharedStore(tmp_path / "cells", clock=clock), clock) for _ in range(2))
+    first.gate.operator_overrides.put("checkout", "42", limit)
+    second.gate.operator_overrides.refresh()
+    assert [hit(first, "checkout").allowed for _ in range(3)] == [True, True, False]
+    run(second.reset("checkout", "42"))
+    assert hit(first, "checkout").allowed
+
+
+def test_a_reset_includes_the_override_of_the_application(tmp_path, clock):
+    """So it is for overrides that the application's function returns, also where an operator's override precedes them."""
+    limits = [{"name": "api", "key": "user | ip", "limit": "100/s", "overrides": {"call": lambda key: "fixed window 1/d"}}]
+    policy = Policy.of(name="test", identify={"user": {"header": "X-User"}}, limits=limits)
+    first, second = (application(SharedStore(tmp_path / "cells", clock=clock), clock, policy) for _ in range(2))
+    assert [hit(first, "api", "user:42").allowed for _ in range(2)] == [True, False]
+    second.gate.operator_overrides.put("api", "42", "5/s")
+    run(second.reset("api", "user:42"))
+    second.gate.operator_overrides.remove("api", "42")
+    first.gate.operator_overrides.refresh()
+    assert hit(first, "api", "user:42").allowed
+
+
 @pytest.mark.parametrize("shared", [False, True])
 def test_nothing_is_given_back_under_a_blocked_limit(tmp_path, clock, shared):
     """A refund to a rule or tier that is blocked gives nothing back, on every store."""

@@ -313,3 +313,24 @@ def test_grpc_calls(kind, clock):
         error = refusal(lambda: client.pay("1"))
         assert (error.code(), error.details()) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "Too many requests. Retry after 3600s.")
     assert guarded.explain(WrittenRequest("POST", "/"))[0].decision.remaining == 3
+
+
+@pytest.mark.parametrize("kind", ["late", "view", "django"])
+def test_a_refusal_by_size_that_is_not_degraded_says_when_to_retry(kind, store):
+    """Where a degrade handler can't answer any more, the refusal has Retry-After, and caches do not store it."""
+    route = {**ROUTE, "on_refusal": "degrade cheap"}
+    handlers = {"cheap": lambda *_: "cheap"}
+    if kind == "django":
+        view = limited_django.limit(**route)(lambda request: HttpResponse(b"x" * LARGE))
+        with override_settings(LIMITKEEPER={"STORE": store, "HANDLERS": handlers}):
+            answers = [view(RequestFactory().get("/", REMOTE_ADDR="192.0.2.1")) for _ in range(2)]
+    else:
+        app = Flask("shop")
+        gate = Gate(Policy.of(limits=[{**route, "key": "ip"}]), store=store, handlers=handlers)
+        given: Any = {"store": store, "handlers": handlers} if kind == "view" else {"policy": gate, "early": False}
+        limits = FlaskRateLimit(app, **given)
+        app.add_url_rule("/", "big", (limits.limit(**route) if kind == "view" else lambda view: view)(lambda: "x" * LARGE))
+        answers = [app.test_client().get("/") for _ in range(2)]
+    assert [one.status_code for one in answers] == [200, 429]
+    assert int(answers[1].headers["Retry-After"]) > 0
+    assert answers[1].headers["Cache-Control"] == "no-store"

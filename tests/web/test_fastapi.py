@@ -286,6 +286,23 @@ def test_degrade(store):
     assert [http.get("/").text for _ in range(2)] == ['"today\'s"', "yesterday's"]
 
 
+def test_without_install_a_rule_that_degrades_refuses_and_says_when_to_retry(store):
+    """No degrade handler is called then: the response is a refusal with its fields."""
+    from limitkeeper.policy.model import DEGRADE, OnRefusal
+
+    app = FastAPI()
+    degrade = OnRefusal(DEGRADE, handler=PlainTextResponse("yesterday's"))
+
+    @app.get("/", dependencies=[Depends(RateLimit("1/min", on_refusal=degrade, store=store))])
+    async def home() -> str:
+        return "today's"
+
+    http = client(app)
+    refused = [http.get("/") for _ in range(2)][1]
+    assert refused.status_code == 429
+    assert (refused.headers["retry-after"], refused.headers["cache-control"]) == ("60", "no-store")
+
+
 def test_websockets(store):
     """On a websocket route the dependency refuses the handshake."""
     app = FastAPI()

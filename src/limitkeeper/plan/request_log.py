@@ -37,7 +37,7 @@ _QUOTED = r'"((?:[^"\\]|\\.)*)"'
 _NGINX = re.compile(rf"(?P<ip>\S+) \S+ (?P<user>\S+) \[(?P<time>[^\]]{{1,40}})\] {_QUOTED} (?P<status>\d{{3}}) (?P<rest>.*)")
 _UVICORN = re.compile(r"(?P<head>.{0,80}?)\[?(?P<ip>[0-9a-fA-F.:]{2,45})\]?:\d+ - " + _QUOTED + r" (?P<status>\d{3})(?P<rest>.*)")
 _TIMESTAMP = re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)?")
-_FIELD = re.compile(r'([A-Za-z_][\w.-]*)=("[^"]*"|\S+)')
+_FIELD = re.compile(r'(?<![\w.-])([A-Za-z_][\w.-]*)=("[^"]*"|\S+)')  # names begin a run: its other characters are not tried
 
 
 class MalformedLine(ValueError):

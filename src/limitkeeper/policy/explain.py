@@ -15,11 +15,12 @@ from ..decision import Decision
 from ..errors import StoreUnavailable
 from .burst_conflicts import BUCKETS, burst_of, shares_key
 from .compiled_policy import CompiledPolicy, CompiledRule, Entry, MatchedRules, identity_of, key_of, key_without_names
+from .idempotency import is_repetition, mark_of
 from .model import BLOCKED, DEGRADE, LOCAL, SHADOW, WAIT, Capacity, Key, Policy, Rule, Tiers
 from .path_matcher import matching
 from .reading.diagnostics import shorten
 from .refusal import BLOCKED as BLOCKED_KEY
-from .refusal import CAPACITY, QUOTA, is_concurrent, refusal_of, retry_of
+from .refusal import CAPACITY, PENALTY_BOX, QUOTA, is_concurrent, refusal_of, retry_of
 from .request_context import RequestContext
 
 if TYPE_CHECKING:
@@ -52,6 +53,7 @@ class RuleExplanation:
     decision: Decision | None = None
     operator: str = ""  # what an operator has set for this key
     exempted_by: str = ""  # the exemptions that hold
+    penalty_us: int = 0  # when to retry, where the client is in the penalty box of this process
     reserves: bool = True  # whether its limits can be charged at a later start
 
     @property
@@ -79,6 +81,8 @@ def explain(gate: Gate, request: RequestContext) -> list[RuleExplanation]:
         hosts.setdefault(pattern.rule, []).append(pattern.match.host)
     exempt = True if matched.exempt else compiled.exempted_rules(matched, request)
     exemptions = ", ".join(exemptions_of(compiled, request))
+    box = gate._penalty_box
+    _, penalty_us = (None if box is None else box.penalty_of(compiled, request)) or (None, 0)
     found = []
     for index, rule in enumerate(compiled.rules):
         exempted = exempt is True or (exempt and rule.name in exempt)  # type: ignore[operator]
@@ -87,14 +91,17 @@ def explain(gate: Gate, request: RequestContext) -> list[RuleExplanation]:
         if not isinstance(key, str):
             absent = f"no part of its key ({key_text(rule.config.key)}) is present"
             by = exemptions if reason == EXEMPT else ""
-            found.append(RuleExplanation(rule.config, False, reason or absent, exempted_by=by))
+            found.append(RuleExplanation(rule.config, False, reason or absent, exempted_by=by, penalty_us=penalty_us))
             continue
         if rule.capacity is not None:
             cost, share = rule.cost_for(request), rule.capacity.share
-            found.append(RuleExplanation(rule.config, True, "", key, (rule.capacity_entry,), cost, share.peek(key, cost)))
+            peek = share.peek(key, cost)
+            found.append(RuleExplanation(rule.config, True, "", key, (rule.capacity_entry,), cost, peek, penalty_us=penalty_us))
             continue
         entries = rule.entries_for(request, key)
         cost = rule.cost_for(request) if entries else 1
+        mark = None if rule.shadow or entries is rule.blocked else mark_of(rule, request, entries, key, cost)
+        cost = 0 if is_repetition(gate.store, mark) else cost
         claims = [Claim(entry.named, key, cost) for entry in entries]
         decision = gate.store.decide(claims, 0, commit=False) if claims and entries is not rule.blocked else None
         if decision is not None and gate._on_failure.has_failed(decision):
@@ -105,7 +112,8 @@ def explain(gate: Gate, request: RequestContext) -> list[RuleExplanation]:
         limits = rule.operator_limits(key)
         operator = "" if limits is None else "blocked by an operator" if limits == BLOCKED else "override of an operator"
         reserves = all(gate.store.can_reserve(claim.limit) for claim in claims)
-        found.append(RuleExplanation(rule.config, True, "", key, entries, cost, decision, operator, reserves=reserves))
+        explained = RuleExplanation(rule.config, True, "", key, entries, cost, decision, operator, "", penalty_us, reserves)
+        found.append(explained)
     return found
 
 
@@ -139,6 +147,11 @@ class RequestExplanation:
         self.request = request
         self.rules = rules
         self.identities = {name: identity_of(dict(policy.identify), request, name) for name in policy.identify}
+
+    @property
+    def penalty_us(self) -> int:
+        """When to retry, where the client is in the penalty box, which refuses before any rule; otherwise 0."""
+        return max((one.penalty_us for one in self.rules), default=0)
 
     @property
     def refusing(self) -> list[RuleExplanation]:
@@ -212,6 +225,8 @@ class RequestExplanation:
         return remaining + cost + cut + share + (", in shadow" if one.shadow else "") + refused
 
     def _verdict(self) -> str:
+        if self.penalty_us:
+            return f"→ refused by the {PENALTY_BOX} with 429: {retry_text(self.penalty_us / 1e6)}"
         refusing = self.refusing
         if not refusing:
             return "→ allowed"
@@ -238,7 +253,8 @@ class RequestExplanation:
             "request": {"method": self.request.method, "path": self.request.path},
             "policy": self.policy.name,
             "identities": self.identities,
-            "allowed": not self.refusing,
+            "allowed": not self.refusing and not self.penalty_us,
+            "penalty": self.penalty_us / 1e6,
             "settings": self._settings()[1:],
             "rules": [self._rule_dict(one) for one in self.rules],
         }
@@ -290,7 +306,7 @@ def exemptions_of(compiled: CompiledPolicy, request: RequestContext) -> Iterator
 
 def retry_text(seconds: float, *rules: Rule) -> str:
     """When to retry; the longest spread of the refusing rules follows the earliest moment."""
-    spread_s = max(rule.retry_after.spread_us for rule in rules) / 1e6
+    spread_s = max((rule.retry_after.spread_us for rule in rules), default=0) / 1e6
     spread = f", spread over {spread_s:g} s" if spread_s else ""
     return "never" if seconds == inf else f"retry in {max(1, ceil(seconds))} s{spread}"
 

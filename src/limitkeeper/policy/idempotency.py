@@ -27,6 +27,7 @@ from ..stores.contract import Store
 from ..stores.sans_io import Call, Plan
 from ..wait_queue import Waiter, wait_queue_of
 from .compiled_policy import CompiledRule, Entry, escape_part, identity_of, join_key
+from .request_context import RequestContext
 
 if TYPE_CHECKING:
     from .evaluation import Evaluation, Evaluator
@@ -53,21 +54,39 @@ class Mark(NamedTuple):
         return [self.claim, *self.replays()]
 
 
-def add(evaluation: Evaluation, rule: CompiledRule, entries: tuple[Entry, ...], key: str, cost: int) -> bool:
-    """Adds a rule whose mark is looked for before it is charged; False when the request has no idempotency key."""
-    once, context = rule.config.once, evaluation.context
-    assert once is not None
-    assert context is not None
-    assert rule.idempotent is not None
-    value = context.header(once.header)
-    if not value:
-        return False
+def mark_of(rule: CompiledRule, context: RequestContext, entries: tuple[Entry, ...], key: str, cost: int) -> Mark | None:
+    """The mark of a request; None when it has no idempotency key."""
+    once = rule.config.once
+    value = None if once is None else context.header(once.header)
+    if once is None or rule.idempotent is None or not value:
+        return None
     bound = [identity_of(rule.identities, context, name) for name in once.bind]
     used_for = join_key([value, context.method, context.path, *bound])
     claim = Claim(rule.idempotent, f"{escape_part(key)}|{sha256(used_for.encode('utf-8', 'surrogatepass')).hexdigest()}", 1)
+    return Mark(rule, claim, entries, key, cost)
+
+
+def add(evaluation: Evaluation, rule: CompiledRule, entries: tuple[Entry, ...], key: str, cost: int) -> bool:
+    """Adds a rule whose mark is looked for before it is charged; False when the request has no idempotency key."""
+    assert evaluation.context is not None
+    mark = mark_of(rule, evaluation.context, entries, key, cost)
+    if mark is None:
+        return False
     evaluation.special = True
-    evaluation.idempotent = [*(evaluation.idempotent or ()), Mark(rule, claim, entries, key, cost)]
+    evaluation.idempotent = [*(evaluation.idempotent or ()), mark]
     return True
+
+
+def is_found(mark: Decision) -> bool:
+    """Whether a mark that was looked for was made before, and has repetitions left."""
+    return mark.allowed and mark.remaining < mark.limit
+
+
+def is_repetition(store: Store, mark: Mark | None) -> bool:
+    """Whether a request would be a repetition now; stores nothing."""
+    if mark is None or not is_found(store.decide([mark.claim], 0, commit=False)):
+        return False
+    return store.decide(mark.repetition(), 0, commit=False).allowed
 
 
 def find_marks(gate: Evaluator, evaluation: Evaluation) -> Plan[None]:
@@ -83,7 +102,7 @@ def find_marks(gate: Evaluator, evaluation: Evaluation) -> Plan[None]:
             seen += [(yield Call(evaluation.compiled.store, "decide", ([one.claim], 0), {"commit": False}))]
         if any(gate._on_failure.has_failed(mark) for mark in seen):
             raise StoreUnavailable("the store could not say whether a request is a repetition")
-        again = [i for i, mark in enumerate(seen) if mark.allowed and mark.remaining < mark.limit]
+        again = [i for i, mark in enumerate(seen) if is_found(mark)]
         if again:
             decisions = yield Call(evaluation.compiled.store, "decide_many", ([asked[i].repetition() for i in again], 0))
             repeated = dict(zip(again, decisions, strict=True))

@@ -15,8 +15,6 @@ from ..stores import Store, store_from_url
 from ..stores.urls import masked
 from .compiled_policy import CompiledRule, Entry
 from .explain import limit_text, table
-from .identity.client_ip import ClientIp
-from .model import Policy
 from .reading.diagnostics import shorten
 
 #: The most keys of a limit that are read: each costs one call of the store.
@@ -37,37 +35,40 @@ class StoredKey(NamedTuple):
 class StoredKeys:
     """The keys of one rule. A rule with tiers or overrides has several limits, and a key may have state under each."""
 
-    def __init__(self, policy: Policy, rule: str, store: Store) -> None:
-        self.store = store
-        config = next(one for one in policy.rules if one.name == rule)
-        if config.capacity is not None:
-            raise ConfigurationError(f"the rule {rule!r} divides a capacity among its keys, and keeps no limit for each of them")
-        compiled = CompiledRule(policy.name, config, {"ip": ClientIp(), **policy.identify})
-        every = [entry for some in compiled.entries_by_limits.values() for entry in some]
-        self.entries = list({(entry.label, entry.named.limit): entry for entry in every}.values())
+    def __init__(self, rule: CompiledRule, store: Store) -> None:
+        self.rule, self.store = rule, store
+        if rule.config.capacity is not None:
+            raise ConfigurationError(
+                f"the rule {rule.name!r} divides a capacity among its keys, and keeps no limit for each of them"
+            )
 
     def list(self, pattern: str = "*") -> list[StoredKey]:
         """The keys that match a pattern; those with the smallest part left come first."""
         found = [
             self._peek(entry, key)
-            for entry in self.entries
+            for entry in distinct([entry for some in self.rule.entries_by_limits.values() for entry in some])
             for key in islice((key for key, _ in self.store.rate_items(entry.named) if fnmatchcase(key, pattern)), MAX_KEYS)
         ]
         return sorted(found, key=lambda one: (one.remaining / one.of, -one.reset_after, one.key))
 
     def show(self, key: str) -> Sequence[StoredKey]:
-        """The state of one key under each limit of the rule."""
-        return [self._peek(entry, key) for entry in self.entries]
+        """The state of one key under each limit of the rule, those of overrides at run time included."""
+        return [self._peek(entry, key) for entry in distinct(self.rule.all_entries(key))]
 
     def reset(self, key: str) -> None:
         """Deletes the state of a key under all limits of the rule, those of overrides at run time included."""
-        if self.entries:
-            self.store.reset([Claim(one.named, key) for one in {one.named.identity: one for one in self.entries}.values()])
+        entries = {one.named.identity: one for one in self.rule.all_entries(key)}
+        if entries:
+            self.store.reset([Claim(one.named, key) for one in entries.values()])
 
     def _peek(self, entry: Entry, key: str) -> StoredKey:
         decision = self.store.decide([Claim(entry.named, key)], 0, commit=False)
         retry_after = None if decision.retry_after == inf else decision.retry_after
         return StoredKey(key, limit_text(entry), decision.remaining, decision.limit, retry_after, decision.reset_after)
+
+
+def distinct(entries: list[Entry]) -> list[Entry]:
+    return list({(entry.label, entry.named.limit): entry for entry in entries}.values())
 
 
 def open_shared_store(url: str) -> Store:

@@ -21,7 +21,7 @@ from ..clock import Clock
 from ..decision import Decision
 from ..limiter_base import is_off
 from ..stores.memory import MemoryStore
-from .compiled_policy import key_of
+from .compiled_policy import CompiledPolicy, key_of
 from .model import Policy
 from .refusal import PENALTY_BOX, part_retry_us, refusal_without_limit
 from .request_context import RequestContext
@@ -60,9 +60,20 @@ class PenaltyBox:
 
     def refuse(self, gate: Evaluator, context: RequestContext) -> Evaluation | None:
         """The refusal of a client in the box; None for all others, and for exempt requests."""
+        penalty = self.penalty_of(gate.compiled, context)
+        if penalty is None:
+            return None
+        key, retry_us = penalty
+        self.refused += 1
+        if gate._attempts is not None:
+            gate._attempts.count(gate.compiled, context)
+        gate.offenders.offer(PENALTY_BOX, str(key))
+        return gate._refuse_boxed(refusal_without_limit(PENALTY_BOX, 429, retry_us))
+
+    def penalty_of(self, compiled: CompiledPolicy, context: RequestContext) -> tuple[object, int] | None:
+        """The key of a request whose client is in the box, and when to retry, in microseconds. Counts nothing."""
         if not self._until or is_off():
             return None
-        compiled = gate.compiled
         matched = compiled.match(context)  # before identities are computed: those of the path need the captured segments
         key = key_of(compiled.identities, context, self.config.key)
         until = self._until.get(key)
@@ -75,13 +86,9 @@ class PenaltyBox:
         exempted: Any = matched.exempt or compiled.exempted_rules(matched, context)
         if exempted is True:
             return None
-        self.refused += 1
-        if gate._attempts is not None:
-            gate._attempts.count(compiled, context)
-        gate.offenders.offer(PENALTY_BOX, str(key))
         rules = [rule for rule in matched.rules if not (exempted and rule.name in exempted) and rule.applies(context)]
         retry_at = max([until, *(self._retry_at.get((rule.name, rule.key_for(context)), 0) for rule in rules)])
-        return gate._refuse_boxed(refusal_without_limit(PENALTY_BOX, 429, retry_at - now_us))
+        return key, retry_at - now_us
 
     def count(self, evaluation: Evaluation, decision: Decision) -> tuple[int, bool]:
         """Counts a refusal by rules. Returns the rest of the client's penalty in microseconds, and whether it begins now."""
@@ -105,7 +112,9 @@ class PenaltyBox:
         boxed, left_us = False, self._until.get(key, 0) - now_us
         if left_us > 0:  # a request that was under way: no second offence
             return left_us, False
-        if not self._store.decide_one(self._limit, str(key), 1, 0, True).allowed and len(self._until) < MAX_CLIENTS:
+        shared = self._store.overflow  # counts decisions on cells that clients share: refusals of others box nobody
+        allowed = self._store.decide_one(self._limit, str(key), 1, 0, True).allowed
+        if not allowed and self._store.overflow == shared and len(self._until) < MAX_CLIENTS:
             boxed, left_us = True, self._penalty(key, now_us)
             self._until[key] = now_us + left_us
         return max(0, left_us), boxed

@@ -6,8 +6,8 @@ outcome (the client disconnected before the response began) stays charged: other
 would never be charged for a failed login. Refunds go to the store that charged, also when the policy has another one by now.
 
 A size that is known before the first byte goes (`Content-Length`, a whole body) is charged then (`afford`). A response that its
-limit can't hold is not sent: it is refused, its estimate stays charged, since its handler has run, and the retry is that of a
-request with estimate and size. Streams of unknown length are charged at their end, beyond the limit if need be.
+limit can't hold is not sent: it is refused, its estimate stays charged, since its handler has run, and the retry is that of the
+same request and size under all its limits. Streams of unknown length are charged at their end, beyond the limit if need be.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from .callback_errors import CallbackErrors, callback_name
 from .compiled_policy import CompiledRule, Entry
 from .idempotency import charges_of, leave
 from .model import Charge
+from .refusal import is_concurrent
 from .request_context import RequestContext
 
 if TYPE_CHECKING:
@@ -49,6 +50,11 @@ def counts(charge: Charge, status: int, context: RequestContext | None) -> bool:
             callback_errors.report("%s raised %s: the request counts", name, type(error).__name__, raised=error)
             return True
     return not charge.statuses or any(low <= status <= high for low, high in charge.statuses)
+
+
+def is_returned(entry: Entry, status: int, context: RequestContext | None) -> bool:
+    """Whether the settlement returns the whole charge: a place among requests at a time, or an outcome that does not count."""
+    return is_concurrent(entry) or not counts(entry.rule.charge, status, context)
 
 
 def refund(rule: CompiledRule, claim: Claim, context: RequestContext | None, status: int, size: int) -> list[Claim]:
@@ -98,7 +104,10 @@ def afford(evaluation: Evaluation, status: int, size: int) -> Plan[bool]:
     if not wanted or not evaluation.allowed or evaluation.decision is None or gate._on_failure.has_failed(evaluation.decision):
         return True
     extra = [Claim(claims[i].limit, claims[i].key, units - claims[i].cost) for i, units in wanted.items()]
-    whole = [Claim(claim.limit, claim.key, wanted.get(i, 0)) for i, claim in enumerate(claims)]
+    whole = [
+        Claim(claim.limit, claim.key, wanted.get(i, 0 if is_returned(entry, status, context) else claim.cost))
+        for i, (claim, entry) in enumerate(zip(claims, evaluation.entries, strict=True))
+    ]
     try:
         decision = yield Call(evaluation.compiled.store, "decide", (extra, 0))
         if decision.allowed or gate._on_failure.has_failed(decision):
@@ -110,7 +119,7 @@ def afford(evaluation: Evaluation, status: int, size: int) -> Plan[bool]:
         decision = yield Call(evaluation.compiled.store, "decide", (whole, 0), {"commit": False})
     except StoreError:
         return True
-    if decision.allowed or gate._on_failure.has_failed(decision):
+    if gate._on_failure.has_failed(decision) or all(decision.decisions[i].allowed for i in wanted):
         return True
     yield from settle(evaluation, status, NOT_SENT)
     evaluation.context = context

@@ -224,8 +224,7 @@ class Application:
     def reset(self, limit: object, key: object) -> Plan[None]:
         """Deletes the state of a key, under all tiers and overrides of the limit."""
         rule, text, _, _ = self.checked_hit(limit, key)
-        entries = [entry for some in list(rule.entries_by_limits.values()) for entry in some]
-        named = {entry.named.identity: entry.named for entry in entries}
+        named = {entry.named.identity: entry.named for entry in rule.all_entries(text)}
         if named:
             yield Call(self.store, "reset", ([Claim(one, text) for one in named.values()],))
 

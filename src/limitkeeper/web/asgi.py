@@ -367,9 +367,8 @@ async def refuse_websocket(evaluation: Evaluation, scope: Scope, receive: Receiv
     if "websocket.http.response" not in (scope.get("extensions") or {}):
         await send({"type": "websocket.close", "code": TRY_AGAIN_LATER, "reason": close_reason(evaluation)})
         return
+    evaluation.declined = True
     start, content = refusal_response(evaluation, scope)
-    if evaluation.degrade is not None and evaluation.refusal.retry_after is not None:
-        start["headers"] += [(b"retry-after", b"%d" % evaluation.refusal.retry_after), (b"cache-control", b"no-store")]
     await send({"type": "websocket.http.response.start", **start})
     await send({"type": "websocket.http.response.body", "body": content})
 

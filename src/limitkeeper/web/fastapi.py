@@ -202,6 +202,7 @@ class RateLimit(RouteLimit):
         if not evaluation.allowed:
             if scope["type"] == "websocket":
                 raise WebSocketException(TRY_AGAIN_LATER, close_reason(evaluation))
+            evaluation.declined = not evaluations.settles  # without `install` no degrade handler is called
             raise TooManyRequests(evaluation, context.header("accept"), dict(combined_fields([evaluation])))
         if evaluation.needs_settlement and not evaluations.settles:
             raise ConfigurationError("a cost or charge that depends on the response needs limitkeeper.web.fastapi.install(app)")

@@ -371,6 +371,7 @@ def exception_class(status: int) -> type[RefusalException]:
 
 def refusal_exception(evaluation: Evaluation) -> RefusalException:
     assert evaluation.refusal is not None
+    evaluation.declined = True
     return exception_class(evaluation.refusal.status)(evaluation)
 
 

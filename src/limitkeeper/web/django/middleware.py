@@ -246,6 +246,7 @@ def add_fields(request: HttpRequest, response: HttpResponseBase) -> HttpResponse
 
 def refusal_response(evaluation: Evaluation, request: HttpRequest) -> HttpResponse:
     assert evaluation.refusal is not None
+    evaluation.declined = True
     kind, content = body(evaluation, request.META.get("HTTP_ACCEPT"))
     sent = b"" if request.method == "HEAD" else content
     response = HttpResponse(sent, content_type=kind.decode("ascii"), status=evaluation.refusal.status)

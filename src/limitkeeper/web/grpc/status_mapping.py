@@ -73,6 +73,7 @@ def refusal_status(evaluation: Evaluation) -> tuple[grpc.StatusCode, str, Metada
     """(code, message, trailing metadata) of a refused call."""
     refusal = evaluation.refusal
     assert refusal is not None
+    evaluation.declined = True
     code = Code.UNAVAILABLE if refusal.status >= 500 else Code.RESOURCE_EXHAUSTED
     message = shorten(refusal.message)
     status = status_pb2.Status(code=code.value[0], message=message)
