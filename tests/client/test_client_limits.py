@@ -522,7 +522,7 @@ def test_a_call_that_is_never_sent_costs_no_own_limit(total):
 
         store = MemoryStore(clock=clock)
         rates = {"calls": TokenBucket("20/s", burst=1), "day": FixedWindow("100/d")}
-        limits = ClientLimits(rates, store=store, name="own", clock=clock, total=total)
+        limits = ClientLimits(rates, store=store, name="own", key=lambda request: "k", clock=clock, total=total)
         server = SimulatedServer(clock, answer)
         await server.call(limits, "first")
         tasks = [asyncio.create_task(server.call(limits, str(i))) for i in range(12)]
@@ -530,7 +530,7 @@ def test_a_call_that_is_never_sent_costs_no_own_limit(total):
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        own = Limiter(rates, store=store, name="own").peek(server.host)
+        own = Limiter(rates, store=store, name="own").peek("k")
         assert 100 - own.decisions[1].remaining == len(sent) == 3
 
     on_virtual_time(main)

@@ -401,6 +401,18 @@ def test_a_reservation_is_settled_once(app):
     assert run(app.peek(app.checked_hit("tokens", "42"))).remaining == 575
 
 
+@pytest.mark.parametrize("kind", ["memory", "shared"])
+def test_settlements_in_a_full_store_are_made_once(clock, tmp_path, kind):
+    """Ids of settled tokens fill the store: every further token is settled all the same, and a second time by no call."""
+    shared = SharedStore(tmp_path / "limits", max_keys=50, clock=clock) if kind == "shared" else None
+    app = application(shared or MemoryStore(max_keys=50, clock=clock), clock)
+    for _ in range(3000):
+        reserved = run(app.reserve(app.checked_hit("tokens", "42", 100)))
+        assert run(app.settle(reserved.token, 0)) is True
+        assert run(app.settle(reserved.token, 0)) is False
+    assert run(app.peek(app.checked_hit("tokens", "42"))).remaining == 1000
+
+
 def test_a_reservation_of_a_rule_in_shadow_mode_is_settled_too(clock):
     """Otherwise shadow mode would count the estimates, and show refusals that the real rule will not make."""
     llm = {"name": "llm", "key": "ip", "limit": "token bucket 1/h burst 1000", "on_refusal": "shadow"}

@@ -88,14 +88,16 @@ def test_async_calls_answer_as_sync_ones(seed):
 
 @pytest.mark.parametrize(("rate", "window"), [("30/min", "1s"), ("59/min", "1s"), ("5/s", "100ms")])
 def test_a_guarantee_of_less_than_one_request_per_window_holds(rate, window):
-    """A guarantee always holds one request: beside a flood of many tenants the tenant gets all of it."""
+    """A guarantee holds two requests at least: beside a flood of many tenants a tenant that asks once a second, or as often as
+    its guarantee says, gets all of it."""
     clock = ManualClock(1000.0)
     share = FairShare("10/s", guarantees={"acme": rate}, window=window, clock=clock)
     count, period = rate.split("/")
-    per_request = {"min": 60.0, "s": 1.0}[period] / int(count)
-    for number in range(50):
+    per_us = int(count) / {"min": 60e6, "s": 1e6}[period]
+    got = 0
+    for number in range(120):
         for tenant in range(100):
             share.hit(f"t{number % 4}-{tenant}")
-        assert share.hit("acme").allowed
-        assert share.peek("acme").limit >= 1
-        clock.advance(per_request + 1e-6)
+        got += share.hit("acme").allowed
+        clock.advance(min(1.0, 1e-6 / per_us))
+    assert got >= min(120, int(per_us * clock.now_us() - 1000e6 * per_us) - 2)

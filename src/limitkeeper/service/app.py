@@ -47,6 +47,8 @@ INVALID, UNKNOWN_LIMIT, INVALID_TOKEN, FORBIDDEN = "invalid", "unknown_limit", "
 #: The most checks of one call, and the most rates of CL.THROTTLE that are remembered.
 MAX_CHECKS, MAX_RATES = 1000, 1000
 THROTTLE = "cl.throttle"
+#: Settled tokens that a process remembers while its store is full; beyond it the oldest are forgotten.
+MAX_SETTLED_HERE = 100_000
 #: The Decision of a call that nothing limits: translators show its limit and remaining amount as null.
 UNLIMITED = Decision(True, -1, -1)
 
@@ -81,6 +83,7 @@ class Application:
         self._settled = NamedLimit("reservations", "settled", once)
         self.leaving: set[Any] = set()  # tasks of requests that wait in a queue, and may leave it
         self.rates: dict[tuple[int, int, int], NamedLimit] = {}
+        self._settled_here: dict[str, None] = {}  # while the store was full
         self.store.register(self._settled)
 
     @property
@@ -182,8 +185,9 @@ class Application:
         time is given back. The first settle or cancel decides; False: it was settled before, or its key was reset. After a
         failure of the store the charge stays."""
         charged = self.charged(token)
+        overflow = self.store.overflow
         first = available((yield Call(self.store, "decide_one", (self._settled, charged.id, 1, 0, True))))
-        if not first.allowed:
+        if not (first.allowed if self.store.overflow == overflow else self._is_first_here(charged.id)):
             return False
         pairs = zip(charged.claims, charged.places, strict=True)
         back = [Claim(one.limit, one.key, one.cost - used * (not place), one.cost, one.reset_id) for one, place in pairs]
@@ -192,6 +196,15 @@ class Application:
             return True
         made = Decision(True, start_us=charged.start_us, source=charged.source)
         return bool((yield Call(wait_queue_of(self.store), "leave", ([Waiter(back, made, None)],))))
+
+    def _is_first_here(self, token_id: str) -> bool:
+        """Whether this process has not settled a token before. It decides while the store is full: an overflow cell that others
+        have used says nothing about this token. A token may then be settled once in each worker."""
+        is_first = token_id not in self._settled_here
+        self._settled_here[token_id] = None
+        if len(self._settled_here) > MAX_SETTLED_HERE:
+            del self._settled_here[next(iter(self._settled_here))]
+        return is_first
 
     def charged(self, token: str) -> Charged:
         """What a reservation token names; the first of its claims has the name of the limit."""

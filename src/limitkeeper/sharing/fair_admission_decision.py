@@ -9,12 +9,12 @@ What was admitted drains like the queues of a fluid server of rate C that serves
 
 A tenant that always asks keeps a backlog, so it is served at its weighted max-min share; what others do not use is divided among
 those that ask. The second condition (the dynamic threshold of Choudhury and Hahne, 1998) leaves room for tenants that come later:
-n greedy tenants hold B / (n + 1) each. A guarantee is a token bucket of its own (rate g, size max(1, g · window)), asked first;
+n greedy tenants hold B / (n + 1) each. A guarantee is a token bucket of its own (rate g, size max(2, g · window)), asked first;
 while it refills, the fluid server is slower by g, and a full one lends g to the others.
 
-Admitted in any interval T ≤ C · T + B + Σ max(1, g · window). State: t, V, Σ q, Σ w, one F per tenant with a backlog (at most
-e · B), and the time at which each guarantee is full. Tenants with a backlog are a binary heap by F, and each knows its place in it, so a
-charge moves one tenant: O(log n). Looking ahead (a peek, the wait of a refusal) walks the heap in order without changing it.
+Admitted in any interval T ≤ C · T + B + Σ max(2, g · window). State: t, V, Σ q, Σ w, one F per tenant with a backlog (at most
+e · B), and the time at which each guarantee is full. Tenants with a backlog are a binary heap by F, and each knows its place in
+it, so a charge moves one tenant: O(log n). Looking ahead (a peek, the wait of a refusal) walks the heap without changing it.
 Numbers are doubles, in the order of operations of `fair_share.lua`, which is compared with `==`.
 Rejected: a bucket per tenant (the sum of the buckets bounds nothing), shares per round from the demand of the last round (a new
 tenant waits for a round, and waits can't be predicted).
@@ -272,7 +272,7 @@ class FairAdmission:
         full_at: cython.double = tenant.full_at if known else 0.0
         full_at = full_at if full_at > now else now
         window: cython.double = (
-            max(self.window, 1.0 / guarantee) if guarantee > 0.0 else self.window
+            max(self.window, 2.0 / guarantee) if guarantee > 0.0 else self.window
         )  # it holds one unit at least
         reserved: cython.double = (now + window - full_at) * guarantee
         free: cython.double = self._free(queued)
@@ -357,7 +357,7 @@ class FairAdmission:
         """Microseconds until this cost is admitted if no other request comes; NEVER when it can't be."""
         at: cython.double = -1.0
         now: cython.double = self.now
-        window: cython.double = max(self.window, 1.0 / guarantee) if guarantee > 0.0 else self.window
+        window: cython.double = max(self.window, 2.0 / guarantee) if guarantee > 0.0 else self.window
         if guarantee > 0.0 and cost <= guarantee * window + self.rounding:
             at = full_at + cost / guarantee - window
         if cost <= self.size / 2:

@@ -149,7 +149,7 @@ class FairShare:
         reserved = {tenant: rate.count / rate.period for tenant, rate in self.guarantees.items()}
         queue = FairAdmission(per_us, self.size, float(self.window_us), self.weights, reserved)
         self._limit = int(self.size / 2 + 1e-9)
-        self._limits = {tenant: int(max(1, self.size / 2, rate * self.window_us) + 1e-9) for tenant, rate in reserved.items()}
+        self._limits = {tenant: int(max(2, self.size / 2, rate * self.window_us) + 1e-9) for tenant, rate in reserved.items()}
         self._owns_store = isinstance(store, str)
         self._backend: Backend = MemoryBackend(queue, clock) if store is None else self._in_store(store, queue)
         self._memory = self._backend if isinstance(self._backend, MemoryBackend) else None

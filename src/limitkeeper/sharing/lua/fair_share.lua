@@ -139,7 +139,7 @@ if operation == 'refund' then
   if cost > 0 and guarantee > 0 then full_at[tenant] = full - cost / guarantee end
 else
   if full < now then full = now end
-  local window = guarantee > 0 and math.max(window, 1 / guarantee) or window -- it holds one unit at least
+  local window = guarantee > 0 and math.max(window, 2 / guarantee) or window -- it holds two units
   local reserved = (now + window - full) * guarantee
   local room = size - state.backlog
   local left = queued <= rounding and size / 2 or (room - queued) / 2
@@ -200,7 +200,7 @@ if operation ~= 'peek' then
     lowest = state.virtual -- no tenant ends before
   end
   local longest = window
-  for _, name in ipairs(guaranteed or {}) do longest = math.max(longest, 1 / guarantees[name]) end
+  for _, name in ipairs(guaranteed or {}) do longest = math.max(longest, 2 / guarantees[name]) end
   local ttl = math.floor(4 * longest / 1000) + 60000
   if charged then
     call('ZADD', KEYS[2], charged, tenant) -- the server writes a number with all its digits
