@@ -395,7 +395,7 @@ def test_a_memory_full_of_those_shut_out_is_not_searched_for_every_refusal(monke
     """When as many as can be remembered are shut out, others are refused by their limits; those whose time is over make room."""
     monkeypatch.setattr("limitkeeper.policy.penalty_box.MAX_CLIENTS", 3)
     g = gate(
-        rule("all", "fixed window 1/h", key=key("ip")), penalty_box=PenaltyBoxConfig(parse_limit("fixed window 1/h"), 10_000_000)
+        rule("all", "fixed window 1/h", key=key("ip")), penalty_box=PenaltyBoxConfig(parse_limit("fixed window 1/5s"), 10_000_000)
     )
     for host in range(5):
         assert passes(g, 4, peer=f"192.0.2.{host}") == [True, False, False, False]
