@@ -404,5 +404,5 @@ def test_a_memory_full_of_those_shut_out_is_not_searched_for_every_refusal(monke
     assert passes(g, 20, peer="192.0.2.4") == [False] * 20
     assert g._penalty_box._until is searched
     g.clock.advance(10)
-    assert passes(g, 2, peer="192.0.2.4") == [False] * 2
+    assert passes(g, 3, peer="192.0.2.4") == [False] * 3
     assert (len(g._penalty_box), g.snapshot().penalty_box) == (1, 4)
